@@ -1,0 +1,109 @@
+"""Builds the extensions; everything else about the package is in pyproject.toml.
+
+SHMRING_SANITIZE=address|thread|undefined adds a sanitizer (build with --force, CONTRIBUTING.md shows how).
+"""
+
+import os
+import sys
+from glob import glob
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+# No FMA contraction and no value-changing shortcuts: the same bits on every instruction set. Without errno and
+# trap bookkeeping the loops of src/kernels_loop.h vectorise; -fno-strict-aliasing because they load user buffers.
+COMPILE_ARGS = [
+    "-O3",
+    "-std=c11",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+]
+SANITIZERS = {
+    "address": ["-fsanitize=address,undefined"],
+    "thread": ["-fsanitize=thread"],
+    "undefined": ["-fsanitize=undefined"],
+}
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "initializedcheck": False,
+    "cdivision": True,
+    "embedsignature": True,
+    "binding": True,
+}
+MACROS = [("_GNU_SOURCE", None)]  # futexes and robust mutexes under -std=c11
+HEADERS = sorted(glob("src/*.h"))
+KERNELS = "sr_kernels"
+
+
+def sanitizer_args() -> list[str]:
+    name = os.environ.get("SHMRING_SANITIZE", "")
+    if not name:
+        return []
+    if name not in SANITIZERS:
+        raise SystemExit(f"SHMRING_SANITIZE={name}: choose one of {', '.join(SANITIZERS)}")
+    return [*SANITIZERS[name], "-g", "-fno-omit-frame-pointer"]
+
+
+def kernels_library() -> tuple[str, dict[str, object]]:
+    """The kernels as a static library: two extensions link them, they are compiled once."""
+    source = "src/kernels.c"
+    return KERNELS, {
+        "sources": [source],
+        "obj_deps": {source: HEADERS},
+        "include_dirs": ["src"],
+        "macros": MACROS,
+        "cflags": [*COMPILE_ARGS, *(sanitizer_args() or ["-g0"])],
+    }
+
+
+def extension(name: str) -> Extension:
+    path = name.replace(".", "/")
+    return Extension(
+        name,
+        [f"{path}.pyx"],
+        include_dirs=["src"],
+        define_macros=MACROS,
+        depends=[*HEADERS, "src/kernels.c"],
+        extra_compile_args=[*COMPILE_ARGS, *(sanitizer_args() or ["-g0"])],
+        extra_link_args=["-pthread", *sanitizer_args()],  # glibc before 2.34 keeps robust mutexes apart
+    )
+
+
+class BuildExtensions(build_ext):
+    """Translates the Cython sources and builds the kernels first, only when extensions are really built."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or 2
+
+    def run(self) -> None:
+        if sys.platform != "linux":
+            raise SystemExit(f"shmring runs on Linux only (memfd, futexes); this is {sys.platform}")
+        if self.distribution.has_c_libraries():
+            self.run_command("build_clib")
+        # Into build/, so that no generated C lies beside the sources or slips into the sdist.
+        translated = cythonize(self.extensions, build_dir="build/cython", compiler_directives=DIRECTIVES)
+        sources = {extension.name: extension.sources for extension in translated}
+        for ext in self.extensions:
+            ext.sources = sources[ext.name]
+        super().run()
+
+
+# While the sources land one by one; goes away with the first complete tree.
+EXTENSIONS = [
+    name
+    for name in ("shmring._engine", "shmring.comm", "shmring._kernels")
+    if os.path.exists(name.replace(".", "/") + ".pyx")
+]
+
+setup(
+    libraries=[kernels_library()] if os.path.exists("src/kernels.c") else [],
+    ext_modules=[extension(name) for name in EXTENSIONS],
+    cmdclass={"build_ext": BuildExtensions},
+)
