@@ -1,0 +1,91 @@
+/* Reduction loops: dst = src[0] op src[1] op ... on plain memory, for every dtype and op, one set per
+ * instruction set. Owns the lists of dtypes and ops. Knows nothing of ranks, segments or Python. */
+#ifndef SHMRING_KERNELS_H
+#define SHMRING_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+/* The numbers travel in the fingerprint of a call: append, never reorder. */
+enum sr_dtype {
+    SR_BOOL, SR_I8, SR_U8, SR_I16, SR_U16, SR_I32, SR_U32, SR_I64, SR_U64,
+    SR_F16, SR_BF16, SR_F32, SR_F64, SR_C64, SR_C128, SR_F8_E4M3FN, SR_F8_E5M2, SR_DTYPES
+};
+enum sr_op {
+    SR_SUM, SR_PROD, SR_MIN, SR_MAX, SR_AVG, SR_BAND, SR_BOR, SR_BXOR, SR_LAND, SR_LOR, SR_LXOR, SR_OPS
+};
+
+extern const uint8_t sr_dtype_nbytes[SR_DTYPES];
+extern const char *const sr_dtype_name[SR_DTYPES]; /* NumPy's: "bool", "int8", ..., "float8_e5m2" */
+extern const char *const sr_op_name[SR_OPS];       /* "sum", ..., "lxor" */
+
+/* dst[d][i] = src[0][i] op src[1][i] op ... op src[nsrc-1][i], folded in that order, for every d < ndst.
+ *
+ * Bit d of `stream`: dst[d] is written by streaming stores inside, in whole lines, and by ordinary ones at its
+ * ragged edges; if stream != 0 the kernel ends with its own store fence, as release alone does not order them.
+ * A dst may be the very same pointer as any src (in place); otherwise all are disjoint. Nothing needs to be
+ * aligned. nsrc >= 1, 1 <= ndst <= 32, count >= 0. `divisor`: SR_AVG divides the sum by it before the one
+ * rounding; the others ignore it. 16/8-bit floats are folded in fp32 over all sources and rounded once. With
+ * one source the logical ops still give 0 or 1, and SR_AVG still divides. */
+typedef void sr_fold_fn(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc,
+                        size_t count, uint32_t divisor);
+
+/* Copies nbytes between disjoint places; stream != 0: streaming stores and a final fence, as above. */
+typedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream);
+
+struct sr_kernels {
+    const char *isa;
+    sr_fold_fn *fold[SR_DTYPES][SR_OPS]; /* NULL where the op has no meaning for the dtype */
+    sr_copy_fn *copy;
+};
+
+/* NULL or "": the best that this CPU and its operating system support. A name: that one, or NULL if it is unknown
+ * or unsupported here. Asks the CPU anew each time (slow under a hypervisor): call it once and keep the result. */
+const struct sr_kernels *sr_kernels_find(const char *isa);
+
+/* The i-th name of those supported here, best first ("avx512", "avx2", "sse2" | "neon" | "scalar"); NULL past the
+ * end. */
+const char *sr_kernels_isas(int i);
+
+/* The caller's flush-to-zero, rounding and trap modes, set aside while kernels run: they promise IEEE defaults.
+ * A register read and a compare when the modes are the default already. */
+struct sr_float_env {
+    uint32_t saved;
+};
+
+#if defined(__x86_64__)
+/* MXCSR without its sticky exception flags: all traps masked, round to nearest, no FTZ, no DAZ. */
+#define SR_MXCSR_MODES 0xffc0u
+#define SR_MXCSR_DEFAULT 0x1f80u
+
+static inline struct sr_float_env sr_float_env_enter(void) {
+    struct sr_float_env env = {_mm_getcsr()};
+    if ((env.saved & SR_MXCSR_MODES) != SR_MXCSR_DEFAULT) _mm_setcsr(SR_MXCSR_DEFAULT);
+    return env;
+}
+
+static inline void sr_float_env_leave(struct sr_float_env env) {
+    if ((env.saved & SR_MXCSR_MODES) != SR_MXCSR_DEFAULT) _mm_setcsr(env.saved);
+}
+#elif defined(__aarch64__)
+/* FPCR's default is all zero: round to nearest, no flush, no default NaN, no traps. */
+static inline struct sr_float_env sr_float_env_enter(void) {
+    uint64_t fpcr;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+    if ((uint32_t)fpcr != 0) __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
+    return (struct sr_float_env){(uint32_t)fpcr};
+}
+
+static inline void sr_float_env_leave(struct sr_float_env env) {
+    if (env.saved != 0) __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)env.saved) : "memory");
+}
+#else
+static inline struct sr_float_env sr_float_env_enter(void) { return (struct sr_float_env){0}; }
+static inline void sr_float_env_leave(struct sr_float_env env) { (void)env; }
+#endif
+
+#endif
