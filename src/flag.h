@@ -1,0 +1,151 @@
+/* Publish and wait: the only file with memory orders, pauses and futexes.
+   May know: layout.h. Every publish names the wait that it pairs with; TSan proves the pairs in tests/c. */
+#ifndef SR_FLAG_H
+#define SR_FLAG_H
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "layout.h"
+
+static inline void sr_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb");
+#endif
+}
+
+static inline uint64_t sr_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* ---- flags ---------------------------------------------------------------------------------------------- */
+
+/* P: pairs with every A below; all that the caller wrote before is seen by who sees the value. */
+static inline uint64_t sr_flag_load(const sr_flag *flag) /* A1 */
+{
+    return atomic_load_explicit((sr_flag *)flag, memory_order_acquire);
+}
+
+static inline bool sr_flag_reached(const sr_flag *flag, uint64_t target) /* A2 */
+{
+    return (int64_t)(sr_flag_load(flag) - target) >= 0;
+}
+
+/* For values that nobody sleeps on: credits, first values. Pairs with A1, A2. */
+static inline void sr_flag_set(sr_flag *flag, uint64_t value)
+{
+    atomic_store_explicit(flag, value, memory_order_release);
+}
+
+static inline void sr_bell_ring(struct sr_bell *bell)
+{
+    atomic_store_explicit(&bell->sleepers, 0, memory_order_relaxed);
+    syscall(SYS_futex, &bell->sleepers, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+}
+
+/* P1, pairs with A1, A2, S2. The locked exchange orders the flag before the look at the bell (the sleeper does
+   the same the other way round in S1, S2), so one of the two always sees the other. */
+static inline void sr_flag_publish(sr_flag *flag, uint64_t value, struct sr_bell *own_bell)
+{
+    atomic_exchange_explicit(flag, value, memory_order_seq_cst);
+    if (__builtin_expect(atomic_load_explicit(&own_bell->sleepers, memory_order_seq_cst) != 0, 0))
+        sr_bell_ring(own_bell);
+}
+
+static inline bool sr_flag_spin(const sr_flag *flag, uint64_t target, int pauses)
+{
+    for (int i = 0; i < pauses; i++) {
+        if (sr_flag_reached(flag, target))
+            return true;
+        sr_pause();
+    }
+    return sr_flag_reached(flag, target);
+}
+
+static inline void sr_yield(void) { sched_yield(); }
+
+/* Sleeps until the owner of the flag rings its bell, at most `limit_ns`; also returns on signals and for no reason. */
+static inline void sr_flag_sleep(const sr_flag *flag, uint64_t target, struct sr_bell *owner_bell, uint64_t limit_ns)
+{
+    struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
+    atomic_exchange_explicit(&owner_bell->sleepers, 1, memory_order_seq_cst); /* S1 */
+    uint64_t value = atomic_load_explicit((sr_flag *)flag, memory_order_seq_cst); /* S2, pairs with P1 */
+    if ((int64_t)(value - target) < 0)
+        syscall(SYS_futex, &owner_bell->sleepers, FUTEX_WAIT, 1, &limit, NULL, 0);
+}
+
+/* ---- the abort word: set once, read by every wait --------------------------------------------------------- */
+
+static inline uint64_t sr_abort_pack(enum sr_cause cause, int culprit, int reporter)
+{
+    return (uint64_t)cause | (uint64_t)culprit << 8 | (uint64_t)reporter << 24;
+}
+
+static inline enum sr_cause sr_abort_cause(uint64_t word) { return (enum sr_cause)(word & 0xff); }
+static inline int sr_abort_culprit(uint64_t word) { return (int)(word >> 8 & 0xffff); }
+static inline int sr_abort_reporter(uint64_t word) { return (int)(word >> 24 & 0xffff); }
+
+/* The first to come decides what everybody raises. The reporter's sr_report is written before. */
+static inline void sr_abort_set(struct sr_header *header, uint64_t word)
+{
+    uint64_t none = SR_NO_ABORT;
+    atomic_compare_exchange_strong_explicit(&header->abort, &none, word, memory_order_seq_cst, memory_order_acquire);
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------- */
+
+/* Looks only: a plain load of the word that the kernel marks when the parked thread of its owner is gone. */
+static inline bool sr_life_died(const struct sr_life *life)
+{
+    return (atomic_load_explicit(&((struct sr_life *)life)->holder, memory_order_acquire) & FUTEX_OWNER_DIED) != 0;
+}
+
+static inline enum sr_state sr_life_state(const struct sr_life *life)
+{
+    return (enum sr_state)atomic_load_explicit(&((struct sr_life *)life)->state, memory_order_acquire);
+}
+
+static inline void sr_life_set_state(struct sr_life *life, enum sr_state state)
+{
+    atomic_store_explicit(&life->state, (uint32_t)state, memory_order_seq_cst);
+}
+
+/* The parked thread's whole life (the kernel's robust futex interface: Documentation/locking/robust-futex-ABI):
+   registers `holder` with the kernel, takes it, and sleeps until *leave is set; then lets go in order. A list
+   entry of our own instead of a robust pthread mutex, because its futex word is then ours to lay out and read. */
+static inline void sr_life_hold(struct sr_life *life, _Atomic uint32_t *leave)
+{
+    struct robust_list entry;
+    struct robust_list_head head = {{&entry}, (long)((char *)&life->holder - (char *)&entry), NULL};
+    entry.next = &head.list;
+    syscall(SYS_set_robust_list, &head, sizeof head);
+    atomic_store_explicit(&life->holder, (uint32_t)syscall(SYS_gettid), memory_order_release);
+    while (atomic_load_explicit(leave, memory_order_acquire) == 0)
+        syscall(SYS_futex, leave, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
+    atomic_store_explicit(&life->holder, 0, memory_order_release);
+    syscall(SYS_set_robust_list, NULL, sizeof head);
+}
+
+static inline bool sr_life_is_held(const struct sr_life *life)
+{
+    return atomic_load_explicit(&((struct sr_life *)life)->holder, memory_order_acquire) != 0;
+}
+
+static inline void sr_life_leave(_Atomic uint32_t *leave)
+{
+    atomic_store_explicit(leave, 1, memory_order_release);
+    syscall(SYS_futex, leave, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+#endif

@@ -1,0 +1,153 @@
+/* THE picture of the shared segment: every structure in it, who writes (W) and who reads (R) each field.
+   May know: the standard headers. Atomic fields are touched only through flag.h. */
+#ifndef SR_LAYOUT_H
+#define SR_LAYOUT_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Words: *rank*, a process (or thread) of the communicator; *lane*, a rank's part of the segment;
+   *staging ring*, the part of a lane through which data pass; *slot*, the piece of it that holds one chunk;
+   *chunk*, what a slot takes; *slice*, the part of a chunk that one rank reduces; *position*, a count of
+   ring bytes since the beginning, never reset, the same on all ranks for the same chunk.
+
+     0                  +----------------------------------------------+
+                        | sr_header                                    |  geometry, the abort word
+     4096               +----------------------------------------------+
+                        | sr_lane of rank 0: call lines, counters,     |  each line by one writer
+                        |   bell, life, flight records                 |
+                        | sr_lane of rank 1 ...                        |
+     page-aligned       +----------------------------------------------+
+                        | staging ring of rank 0  (ring_nbytes)        |  allocated before its first touch
+                        | staging ring of rank 1 ...                   |
+                        +----------------------------------------------+                                  */
+
+#define SR_MAGIC 0x676e69726d687331u /* "1shmring" */
+#define SR_PAGE 4096u
+#define SR_LINE 128u            /* two cache lines: the adjacent-line prefetcher pairs them */
+#define SR_PAYLOAD_NBYTES 48u   /* of a call line: what a tiny message may weigh */
+#define SR_RECORDS 64u          /* flight records a rank, a power of two */
+#define SR_REASON_NBYTES 192u
+#define SR_MAX_RANKS 4096u      /* culprit and reporter have 16 bits each in the abort word */
+
+typedef _Atomic uint64_t sr_flag; /* monotonic, compared by signed difference, so that it may wrap */
+
+/* Begins every collective: one cache line that says "I am at call seq, and this is what I call". Two lines
+   alternate: a rank publishes call k+2 only after it has seen everyone's k+1, so nobody still reads k. */
+struct sr_call_line {
+    sr_flag seq;                              /* W owner, last; R all */
+    uint64_t fingerprint;                     /* W owner before seq; R all: equal on all ranks or Mismatch */
+    unsigned char payload[SR_PAYLOAD_NBYTES]; /* W owner before seq; R all: a tiny message or sr_descriptor */
+} __attribute__((aligned(128)));
+
+/* Payload of a call line whose data are larger than the line. */
+struct sr_descriptor {
+    uint32_t x_block, out_block;    /* shared blocks where x and out lie; 0: private memory */
+    uint64_t x_offset, out_offset;  /* bytes from the owner's part of the block */
+    uint32_t far;                   /* rank 0's word: the cores are far apart; holds from the next call on */
+    uint32_t ping;                  /* rank 0's word: measure the distance again in this call */
+};
+
+/* What a rank tells of its progress. */
+enum sr_progress {
+    SR_STAGED,   /* ring position up to which it has staged its input */
+    SR_REDUCED,  /* ring position up to which it has reduced its slices */
+    SR_COPIED,   /* ring position up to which it needs nobody's staging any more: credit for the writers */
+    SR_FINISHED, /* seq of the last call after which it is done with the others' memory */
+    SR_PINGED,   /* round trips begun (rank 0) or answered (others) */
+    SR_PROGRESSES
+};
+
+struct sr_counter {
+    sr_flag value; /* W owner; R all */
+} __attribute__((aligned(128)));
+
+/* Rung by the owner after each publish when somebody sleeps on one of its flags. */
+struct sr_bell {
+    _Atomic uint32_t sleepers; /* W sleepers set 1, the owner sets 0 and wakes; the futex word */
+} __attribute__((aligned(128)));
+
+enum sr_state { SR_ABSENT, SR_JOINED, SR_CLOSED };
+
+/* Tells the living from the dead: the owner's parked thread holds `holder` as a robust futex for life. */
+struct sr_life {
+    _Atomic uint32_t holder; /* W parked thread: its tid; the kernel sets FUTEX_OWNER_DIED; R all */
+    _Atomic uint32_t state;  /* W owner: enum sr_state; R all */
+    int32_t pid;             /* W owner before state; R all */
+    uint32_t reserved;
+    uint64_t start_time;     /* W owner before state: field 22 of /proc/PID/stat; R all */
+} __attribute__((aligned(128)));
+
+/* What a rank called last: read by others for error messages, by tools from outside. */
+struct sr_record {
+    uint64_t seq;      /* W owner; R others once they know that the owner stands still */
+    uint64_t count;    /* elements */
+    uint32_t root;
+    uint8_t kind, dtype, op, algorithm;
+    uint8_t invalid;   /* the call was refused with an error on its own rank */
+    uint8_t order;     /* 1: Fortran order in more than one dimension */
+    uint8_t reserved[38];
+};
+
+/* Who gave up, and why; filled before the abort word is set. */
+struct sr_report {
+    uint64_t seq;                  /* W owner; R all after the abort word names the owner as reporter */
+    char reason[SR_REASON_NBYTES]; /* zero-terminated UTF-8 */
+    uint8_t reserved[56];
+};
+
+struct sr_lane {
+    struct sr_call_line line[2];
+    struct sr_counter progress[SR_PROGRESSES]; /* by enum sr_progress */
+    struct sr_bell bell;
+    struct sr_life life;
+    struct sr_report report;
+    struct sr_record record[SR_RECORDS];
+} __attribute__((aligned(4096)));
+
+enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED };
+
+struct sr_header {
+    uint64_t magic;       /* W rank 0 before anyone maps; R all */
+    uint32_t nranks;      /* W rank 0 ...; R all */
+    uint32_t forced_path; /* W rank 0 ...: 0 measured, 1 near, 2 far; R all */
+    uint64_t ring_nbytes; /* W rank 0 ...: of one staging ring, a power of two; R all */
+    uint64_t forced_chunk_nbytes, forced_depth; /* W rank 0 ...: 0 as the engine chooses; R all */
+    uint64_t first_seq;   /* W rank 0 ...: where sequence numbers and positions begin; R all */
+    /* Sticky, set once by compare-and-swap: cause 8 bits | culprit 16 | reporter 16 (see flag.h). W anyone; R all */
+    sr_flag abort __attribute__((aligned(128)));
+};
+
+_Static_assert(sizeof(struct sr_call_line) == SR_LINE, "a call line owns its pair of cache lines");
+_Static_assert(offsetof(struct sr_call_line, payload) + SR_PAYLOAD_NBYTES == 64, "a call line is one cache line");
+_Static_assert(sizeof(struct sr_descriptor) <= SR_PAYLOAD_NBYTES, "a descriptor travels in a call line");
+_Static_assert(sizeof(struct sr_counter) == SR_LINE, "a counter owns its pair of cache lines");
+_Static_assert(sizeof(struct sr_record) == 64, "a flight record is one cache line");
+_Static_assert(sizeof(struct sr_report) == 256, "a report is four cache lines");
+_Static_assert(sizeof(struct sr_lane) == 2 * SR_PAGE, "a lane is two pages");
+_Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
+_Static_assert((SR_RECORDS & (SR_RECORDS - 1)) == 0, "records are found by masking seq");
+
+static inline struct sr_lane *sr_layout_lane(void *segment, int rank)
+{
+    return (struct sr_lane *)((char *)segment + SR_PAGE) + rank;
+}
+
+/* Bytes before the first staging ring: what is allocated when a communicator begins. */
+static inline size_t sr_layout_control_nbytes(int nranks)
+{
+    return SR_PAGE + (size_t)nranks * sizeof(struct sr_lane);
+}
+
+static inline size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)
+{
+    return sr_layout_control_nbytes(nranks) + (size_t)rank * ring_nbytes;
+}
+
+static inline size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes)
+{
+    return sr_layout_ring_offset(nranks, ring_nbytes, nranks);
+}
+
+#endif
