@@ -11,8 +11,8 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# No FMA contraction and no value-changing shortcuts: the same bits on every instruction set. Without errno and
-# trap bookkeeping the loops of src/kernels_loop.h vectorise; -fno-strict-aliasing because they load user buffers.
+# No FMA contraction and nothing that changes values: the same bits on every instruction set. Without errno
+# and trap bookkeeping the reduction loops vectorise; -fno-strict-aliasing because they load users' buffers.
 COMPILE_ARGS = [
     "-O3",
     "-std=c11",
