@@ -1,0 +1,171 @@
+"""The settings that come from the environment: the one place that reads SHMRING_* variables.
+
+Each is checked here, so that a typing mistake is an error that names the variable, not a slow or a
+hanging job. May know: the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SEGMENTS = ("memfd", "posix")
+ALGORITHMS = ("auto", "direct", "ring", "tree", "master")
+PATHS = ("auto", "near", "far")
+ISAS = ("auto", "avx512", "avx2", "sse2", "neon", "scalar")  # as sr_kernels_isas() names them
+MIN_KEY_CHARACTERS = 16
+MAX_RANKS = 4096  # SR_MAX_RANKS
+CACHE_LINE_NBYTES = 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What SHMRING_* asks for; None or "auto": not asked for."""
+
+    rank: int | None = None
+    size: int | None = None
+    addr: str | None = None
+    port: int | None = None
+    key: bytes | None = field(default=None, repr=False)
+    node: str | None = None
+    timeout_s: float = 1800.0
+    segment: str = "memfd"
+    chunk_nbytes: int | None = None
+    depth: int | None = None
+    isa: str = "auto"
+    algorithm: str = "auto"
+    path: str = "auto"
+    trace: str | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Read and check every variable; ValueError names the first that is wrong."""
+
+        def read(name: str, parse: Callable[[str, str], T], default: T) -> T:
+            # An empty variable counts as unset: `SHMRING_CHUNK= python …` is how shells take one away.
+            text = environ.get(name, "").strip()
+            return parse(name, text) if text else default
+
+        settings = cls(
+            rank=read("SHMRING_RANK", _integer(0, MAX_RANKS - 1), None),
+            size=read("SHMRING_SIZE", _integer(1, MAX_RANKS), None),
+            addr=read("SHMRING_ADDR", _text(256), None),
+            port=read("SHMRING_PORT", _integer(1, 65535), None),
+            key=_key(environ),
+            node=read("SHMRING_NODE", _text(64), None),
+            timeout_s=read("SHMRING_TIMEOUT", _seconds, 1800.0),
+            segment=read("SHMRING_SEGMENT", _choice(SEGMENTS), "memfd"),
+            chunk_nbytes=read("SHMRING_CHUNK", _size(64, 1 << 30), None),
+            depth=read("SHMRING_DEPTH", _integer(2, 4096), None),
+            isa=read("SHMRING_ISA", _choice(ISAS), "auto"),
+            algorithm=read("SHMRING_ALGORITHM", _choice(ALGORITHMS), "auto"),
+            path=read("SHMRING_PATH", _choice(PATHS), "auto"),
+            trace=read("SHMRING_TRACE", _text(4096), None),
+        )
+        settings._check_rank_and_size()
+        return settings
+
+    def _check_rank_and_size(self) -> None:
+        if (self.rank is None) != (self.size is None):
+            missing, there = ("RANK", "SIZE") if self.rank is None else ("SIZE", "RANK")
+            raise ValueError(
+                f"SHMRING_{there} is set but SHMRING_{missing} is not: set both (shmrun does) or neither"
+            )
+        if self.rank is not None and self.size is not None and self.rank >= self.size:
+            raise ValueError(
+                f"SHMRING_RANK is {self.rank}; allowed: 0 to {self.size - 1}, as SHMRING_SIZE is {self.size}"
+            )
+
+
+def _wrong(name: str, text: str, allowed: str) -> ValueError:
+    return ValueError(f"{name} is {text!r}; allowed: {allowed}")
+
+
+def _integer(least: int, most: int) -> Callable[[str, str], int | None]:
+    def parse(name: str, text: str) -> int:
+        if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
+            raise _wrong(name, text, f"a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def _size(least: int, most: int) -> Callable[[str, str], int | None]:
+    def parse(name: str, text: str) -> int:
+        digits, factor = text, 1
+        if text[-1:].upper() in ("K", "M"):
+            digits, factor = text[:-1], {"K": 1 << 10, "M": 1 << 20}[text[-1:].upper()]
+        nbytes = int(digits) * factor if digits.isascii() and digits.isdigit() else 0
+        if not least <= nbytes <= most or nbytes % CACHE_LINE_NBYTES:
+            raise _wrong(name, text, f"{least} to {most} bytes in 64s, such as 65536, 64K or 1M")
+        return nbytes
+
+    return parse
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds <= 1e9:  # also refuses nan
+        raise _wrong(name, text, "seconds, more than 0 (such as 0.5 or 1800)")
+    return seconds
+
+
+def _choice(allowed: tuple[str, ...]) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        if text.lower() not in allowed:
+            raise _wrong(name, text, ", ".join(allowed))
+        return text.lower()
+
+    return parse
+
+
+def _text(most: int) -> Callable[[str, str], str | None]:
+    def parse(name: str, text: str) -> str:
+        if len(text.encode("utf-8", "surrogateescape")) > most or not text.isprintable():
+            raise _wrong(name, text[:64], f"printable text of at most {most} bytes")
+        return text
+
+    return parse
+
+
+def _key(environ: Mapping[str, str]) -> bytes | None:
+    """The shared secret, from SHMRING_KEY or the file that SHMRING_KEY_FILE names; never shown."""
+    text, path = environ.get("SHMRING_KEY", "").strip(), environ.get("SHMRING_KEY_FILE", "").strip()
+    if text and path:
+        raise ValueError("SHMRING_KEY and SHMRING_KEY_FILE are both set: set one of them")
+    name = "SHMRING_KEY"
+    if path:
+        text, name = _read_key_file(path), f"the key in SHMRING_KEY_FILE ({path})"
+    if not text:
+        return None
+    if not MIN_KEY_CHARACTERS <= len(text) <= 1024:
+        raise ValueError(
+            f"{name} has {len(text)} characters; allowed: {MIN_KEY_CHARACTERS} to 1024 "
+            '(make one: python -c "import secrets; print(secrets.token_hex())")'
+        )
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _read_key_file(path: str) -> str:
+    try:
+        status = os.stat(path)  # before opening: a pipe would wait for its writer
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise ValueError(
+                f"SHMRING_KEY_FILE is {path!r} with mode {stat.S_IMODE(status.st_mode):04o} and owner "
+                f"{status.st_uid}; allowed: a file of your own with mode 0600 (chmod 600 {path})"
+            )
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            text = file.read(4096).strip()
+    except OSError as error:
+        raise ValueError(f"SHMRING_KEY_FILE is {path!r}, which cannot be read: {error.strerror}") from error
+    if not text:
+        raise ValueError(f"SHMRING_KEY_FILE is {path!r}, which is empty")
+    return text
