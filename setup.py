@@ -62,11 +62,10 @@ def kernels_library() -> tuple[str, dict[str, object]]:
     }
 
 
-def extension(name: str) -> Extension:
-    path = name.replace(".", "/")
+def extension(path: str) -> Extension:
     return Extension(
-        name,
-        [f"{path}.pyx"],
+        path.removesuffix(".pyx").replace("/", "."),
+        [path],
         include_dirs=["src"],
         define_macros=MACROS,
         depends=[*HEADERS, "src/kernels.c"],
@@ -95,15 +94,9 @@ class BuildExtensions(build_ext):
         super().run()
 
 
-# While the sources land one by one; goes away with the first complete tree.
-EXTENSIONS = [
-    name
-    for name in ("shmring._engine", "shmring.comm", "shmring._kernels")
-    if os.path.exists(name.replace(".", "/") + ".pyx")
-]
-
 setup(
+    # While the sources land one by one; goes away with the first complete tree.
     libraries=[kernels_library()] if os.path.exists("src/kernels.c") else [],
-    ext_modules=[extension(name) for name in EXTENSIONS],
+    ext_modules=[extension(path) for path in sorted(glob("shmring/*.pyx"))],
     cmdclass={"build_ext": BuildExtensions},
 )

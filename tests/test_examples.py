@@ -1,0 +1,68 @@
+"""The examples run as the README says and their own checks pass. May know: examples/, the command line."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+DIGITS = str(EXAMPLES / "train_digits.py")
+WATCHDOG_S = 120
+
+
+def run(*command, **environment):
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_S,
+    )
+
+
+def shmrun(nprocs, *command, **environment):
+    return run("-m", "shmring.run", "-n", str(nprocs), *command, **environment)
+
+
+def assert_trained(done):
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(re.search(r"^accuracy ([\d.]+)", done.stdout, re.MULTILINE)[1]) >= 0.95
+    assert "weights bit-identical on all ranks: yes" in done.stdout
+    assert float(re.search(r"one-rank run: ([\d.e+-]+)", done.stdout)[1]) <= 1e-5
+
+
+def test_two_ranks_train_what_one_would():
+    done = shmrun(2, DIGITS)
+    assert_trained(done)
+    assert "2 rank(s)" in done.stdout
+    assert "samples/s" in done.stdout
+    assert "training: 100%" in done.stderr
+
+
+def test_uneven_shards_train_what_one_would():
+    # 3 ranks share batches of 50, whose last one of an epoch has 37.
+    assert_trained(shmrun(3, DIGITS, "--batch", "50", "--hidden", "32"))
+
+
+def test_runs_alone():
+    done = run(DIGITS, "--epochs", "30")
+    assert_trained(done)
+    assert "1 rank(s)" in done.stdout
+
+
+def test_plain_lines_without_tqdm(tmp_path):
+    (tmp_path / "tqdm.py").write_text("raise ImportError")
+    done = run(DIGITS, "--epochs", "30", PYTHONPATH=str(tmp_path))
+    assert_trained(done)
+    assert "epoch 30/30" in done.stderr
+
+
+def test_a_failed_check_is_a_failed_run():
+    done = shmrun(2, DIGITS, "--epochs", "0")
+    assert done.returncode != 0
+    assert "FAILED" in done.stdout + done.stderr

@@ -1,0 +1,202 @@
+"""Who may know whom, and the other rules of the house that a machine can check.
+
+May know: the checkout's files; it reads them and imports nothing of shmring.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+if not (ROOT / "src").is_dir():
+    pytest.skip("needs the checkout", allow_module_level=True)
+
+# THE table: a file or module, and which neighbours it may know; standard headers and libraries are free.
+# A new file is entered here first.
+C_HOUSE = {
+    "layout.h": set(),
+    "flag.h": {"layout.h"},
+    "schedule.h": set(),
+    "kernels.h": set(),
+    "kernels_loop.h": set(),
+    "kernels.c": {"kernels.h", "kernels_loop.h"},
+}
+SRC = set(C_HOUSE)
+HOUSE = {
+    "errors": set(),
+    "limits": set(),
+    "settings": {"errors"},
+    "memory": {"errors", "limits"},
+    "buffers": {"errors"},
+    "bootstrap": {"errors", "limits", "settings"},
+    "_kernels": {"kernels.h"},
+    "_group": SRC,
+    "_schedules": {*SRC, "_group"},
+    "_pipelines": {*SRC, "_group", "_schedules"},
+    "_engine": {*SRC, "_group", "_pipelines", "_schedules"},
+    "comm": {"_engine", "bootstrap", "buffers", "errors", "limits", "memory", "settings"},
+    "launch": {"bootstrap", "errors", "limits", "settings", "__init__"},
+    "run": {"launch", "bootstrap", "errors", "limits", "settings", "__init__"},
+    "__init__": {"bootstrap", "comm", "errors", "launch"},
+}
+# What only one place may do: pattern, where it is allowed, why.
+ONLY_IN = [
+    (
+        r"memory_order_|__atomic_|__sync_|\batomic_(load|store|exchange|fetch|compare|thread_fence)|"
+        r"futex|_mm_pause|sched_yield",
+        {"src/flag.h"},
+        "memory orders, pauses and futexes are flag.h's",
+    ),
+    (r"_mm\w*_stream_|_mm_sfence", {"src/kernels"}, "streaming stores and their fence are the kernels'"),
+]
+MAX_LINES = 600
+MAX_LINE_LENGTH = 120  # C and Cython; ruff keeps Python to 110
+# Put together here, so that this file does not find itself.
+MACHINE_PATH = re.compile(r"(?<![\w.$}/-])/(?:" + "|".join(["work", "home", "root", "Users"]) + r")\b")
+
+
+def files(*folders, suffixes):
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def without_comments(path):
+    text = path.read_text()
+    if path.suffix in {".c", ".h"}:
+        return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+    return re.sub(r"#[^\n]*", "", text)
+
+
+C_FILES = files("src", suffixes={".c", ".h"})
+MODULES = files("shmring", suffixes={".py", ".pyx", ".pxd", ".pyi"})
+SOURCES = [
+    *C_FILES,
+    *MODULES,
+    *files("tests", "bench", "examples", ".ci", suffixes={".py", ".c", ".h", ".pyx", ".sh"}),
+    ROOT / "setup.py",
+]
+
+
+def modules_in_python(tree):
+    """Modules of the package that a Python file imports, wherever in the file it does so."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "shmring":
+                    yield alias.name.partition(".")[2].partition(".")[0] or "__init__"
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                yield from [module.partition(".")[0]] if module else package_names(node.names)
+            elif module.partition(".")[0] == "shmring":
+                inner = module.partition(".")[2].partition(".")[0]
+                yield from [inner] if inner else package_names(node.names)
+
+
+def package_names(aliases):
+    """`from . import a`: the module a if there is one, else a public name of the package."""
+    return [alias.name if alias.name in HOUSE else "__init__" for alias in aliases]
+
+
+def neighbours_in_cython(text):
+    for name in re.findall(r'cdef extern from "([^"]+)"', text):
+        yield name
+    for name in re.findall(r"^\s*from\s+(?:shmring)?\.(\w+)\s+c?import\b", text, re.MULTILINE):
+        yield name
+    for names in re.findall(r"^\s*from\s+(?:\.|shmring)\s+c?import\s+([\w, ]+)", text, re.MULTILINE):
+        yield from (name if name in HOUSE else "__init__" for name in re.findall(r"\w+", names))
+    for name in re.findall(r"^\s*c?import\s+shmring(?:\.(\w+))?", text, re.MULTILINE):
+        yield name or "__init__"
+    for name in re.findall(r'^\s*include\s+"([^"]+)"', text, re.MULTILINE):
+        yield Path(name).stem
+
+
+def neighbours(path):
+    if path.suffix in {".py", ".pyi"}:
+        return set(modules_in_python(ast.parse(path.read_text())))
+    return set(neighbours_in_cython(path.read_text()))
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=name_of)
+def test_c_files_include_only_what_they_may_know(path):
+    assert path.name in C_HOUSE, f"{name_of(path)} is not in the house: enter it in C_HOUSE"
+    included = set(re.findall(r'#\s*include\s+"([^"]+)"', path.read_text()))
+    assert included <= C_HOUSE[path.name] | {path.name}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_modules_know_only_whom_they_may(path):
+    assert path.stem in HOUSE, f"{name_of(path)} is not in the house: enter it in HOUSE"
+    standard = {name for name in neighbours(path) if name.endswith(".h") and name not in C_HOUSE}
+    assert neighbours(path) - standard <= HOUSE[path.stem] | {path.stem}
+
+
+def test_house_has_no_circles():
+    # The package's face may know everyone; launch and run use it as any user does.
+    known = {name: {n for n in may if n in HOUSE and n != "__init__"} for name, may in HOUSE.items()}
+    while known:
+        ready = {name for name, may in known.items() if not may}
+        assert ready, f"these know each other in a circle: {sorted(known)}"
+        known = {name: may - ready for name, may in known.items() if name not in ready}
+
+
+@pytest.mark.parametrize(("pattern", "places", "reason"), ONLY_IN, ids=[why for _, _, why in ONLY_IN])
+def test_what_only_one_place_may_do(pattern, places, reason):
+    for path in [*C_FILES, *files("shmring", suffixes={".py", ".pyx", ".pxd"})]:
+        if not name_of(path).startswith(tuple(places)):
+            found = re.search(pattern, without_comments(path))
+            assert not found, f"{name_of(path)}: {found[0]}: {reason}"
+
+
+def reads_of_environment(tree):
+    """Names of SHMRING_ variables that are read (not set) in a Python file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            owner, key = node.value, node.slice
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.func, (ast.Attribute, ast.Name)):
+            owner, key = node.func, node.args[0]
+        else:
+            continue
+        reads = re.search(r"environ(\.get|\.pop)?$|getenv$", ast.unparse(owner))
+        if reads and isinstance(key, ast.Constant) and str(key.value).startswith("SHMRING_"):
+            yield key.value
+
+
+def test_only_settings_reads_shmring_variables():
+    for path in files("shmring", suffixes={".py"}):
+        if path.stem != "settings":
+            assert not list(reads_of_environment(ast.parse(path.read_text()))), name_of(path)
+    for path in [*C_FILES, *files("shmring", suffixes={".pyx", ".pxd"})]:
+        assert not re.search(r"getenv|environ\b", without_comments(path)), name_of(path)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_files_stay_readable(path):
+    assert "utils" not in path.stem, "a name that says nothing"
+    lines = path.read_text().splitlines()
+    assert len(lines) < MAX_LINES
+    long = [number for number, line in enumerate(lines, 1) if len(line) > MAX_LINE_LENGTH]
+    assert not long, f"lines longer than {MAX_LINE_LENGTH}: {long}"
+
+
+def test_nothing_names_the_machine_it_was_written_on():
+    texts = [path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".in", ".py"}]
+    for path in [*SOURCES, *texts, ROOT / ".ci" / "run"]:
+        found = MACHINE_PATH.search(path.read_text())
+        assert not found, f"{name_of(path)}: {found[0]}"
+
+
+@pytest.mark.parametrize("command", ["ruff check .", "mypy"])
+def test_lint_and_types(command):
+    tool, *arguments = command.split()
+    pytest.importorskip(tool)
+    done = subprocess.run([sys.executable, "-m", tool, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

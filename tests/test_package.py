@@ -1,0 +1,125 @@
+"""The package as an installed thing: version, types, what importing it costs. May know: the public API."""
+
+import ast
+import importlib
+import importlib.metadata
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shmring
+
+PACKAGE = Path(shmring.__file__).parent
+ROOT = Path(__file__).resolve().parent.parent
+EXTENSIONS = ["_engine", "_kernels", "comm"]
+# Heavy or unneeded before the first rank is started.
+LATE = {
+    "argparse",
+    "asyncio",
+    "cloudpickle",
+    "concurrent",
+    "email",
+    "hmac",
+    "logging",
+    "multiprocessing",
+    "socket",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "torch",
+    "tqdm",
+}
+
+
+def test_version_is_the_distributions():
+    try:
+        installed = importlib.metadata.version("shmring")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("not installed: imported from the checkout")
+    assert shmring.__version__ == installed
+
+
+def test_version_is_written_once():
+    files = [ROOT / "pyproject.toml", ROOT / "setup.py", *PACKAGE.glob("*.py"), *PACKAGE.glob("*.pyx")]
+    places = [path.name for path in files if path.exists() and f'"{shmring.__version__}"' in path.read_text()]
+    assert places == ["__init__.py"]
+
+
+def test_is_marked_as_typed():
+    assert (PACKAGE / "py.typed").exists()
+
+
+def test_every_public_name_is_there():
+    for name in shmring.__all__:
+        assert getattr(shmring, name) is not None
+    assert set(shmring.__all__) <= set(dir(shmring))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = shmring.no_such_name
+
+
+def defined_names(body):
+    """Names that a stub's body defines or imports under a public name."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def own_names(module):
+    """Public names that the extension defines itself: what it imports from elsewhere is not its face."""
+    for name, value in vars(module).items():
+        home = getattr(value, "__module__", module.__name__)
+        if not name.startswith("_") and not inspect.ismodule(value) and home == module.__name__:
+            yield name
+
+
+def public(names):
+    return {name for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_stub_names_what_the_extension_exports(name):
+    module = importlib.import_module(f"shmring.{name}")
+    stub = ast.parse((PACKAGE / f"{name}.pyi").read_text())
+    stubbed = public(defined_names(stub.body))
+    assert stubbed <= set(vars(module)), "in the stub only"
+    functions_and_classes = {n for n in own_names(module) if callable(getattr(module, n))}
+    assert functions_and_classes <= stubbed, "missing in the stub"
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            members = vars(getattr(module, node.name))
+            assert public(defined_names(node.body)) == public(members), node.name
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_every_public_callable_has_a_docstring(name):
+    module = importlib.import_module(f"shmring.{name}")
+    for attribute in own_names(module):
+        if callable(getattr(module, attribute)):
+            assert getattr(module, attribute).__doc__, attribute
+
+
+def modules_after(statements):
+    code = f"import sys; {statements}; print(' '.join(sys.modules))"
+    return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+
+
+def test_import_brings_in_nothing_that_is_not_needed_yet():
+    brought = modules_after("import numpy, shmring") - modules_after("import numpy")
+    assert not {name for name in brought if name.partition(".")[0] in LATE}
+
+
+def test_readme_has_the_two_commands_that_the_gate_runs():
+    text = (ROOT / "README.md").read_text()
+    commands = dict(re.findall(r"<!-- command (\d) -->\n```sh\n(.+)\n```", text))
+    assert commands == {
+        "1": "pip install '.[examples]' && shmrun -n 2 examples/train_digits.py",
+        "2": "pip install -e '.[test]' && pytest",
+    }
