@@ -1,12 +1,15 @@
 """What the kernel lets this process have: CPUs (affinity and cgroup quota) and memory (cgroups and host).
 
-Owns every read of cgroup files and /proc/meminfo. May know: nothing.
+Owns every read of cgroup files and /proc/meminfo, and the words for a limit that was met. May know: errors.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
+
+from .errors import Error, OutOfMemory
 
 MIB = 1 << 20
 _UNLIMITED = 1 << 62  # version 1 writes "no limit" as 2**63 rounded down to a page
@@ -61,6 +64,29 @@ class MemoryLimits:
         inactive = statistics.get(prefix + "inactive_file", 0)
         active = statistics.get(prefix + "active_file", 0)
         return max((used or 0) - inactive - active // 2, 0)
+
+
+def explain(error: OSError, doing: str) -> Error:
+    """The Error that says which limit was met while `doing` something, and the way out."""
+    code = error.errno
+    if code == errno.EMFILE:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return Error(
+            f"{doing} failed: this process has all the {soft} descriptors open that it may have; "
+            f"raise the limit (ulimit -n, at most {hard} without root) or close some"
+        )
+    if code == errno.ENFILE:
+        return Error(f"{doing} failed: this host has no descriptors left; raise sysctl fs.file-max")
+    if code == errno.EFBIG:
+        return Error(f"{doing} failed: it is above the file size limit of this process; raise it (ulimit -f)")
+    if code == errno.ENOMEM:
+        return OutOfMemory(
+            f"{doing} failed: the kernel has no memory or address space for it; look at the limits "
+            "ulimit -v, sysctl vm.max_map_count and vm.overcommit_memory"
+        )
+    return Error(f"{doing} failed: {error.strerror or error} ({errno.errorcode.get(code or 0, code)})")
 
 
 def _host_headroom() -> Headroom:

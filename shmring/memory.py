@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable
 
 from .errors import Error, OutOfMemory
-from .limits import MIB, Headroom, MemoryLimits
+from .limits import MIB, Headroom, MemoryLimits, explain
 
 SHM_DIRECTORY = "/dev/shm"
 
@@ -129,29 +129,6 @@ class Mapping:
 
     def __repr__(self) -> str:
         return f"<Mapping of {self.nbytes} bytes at {self.address:#x}>"
-
-
-def explain(error: OSError, doing: str) -> Error:
-    """The Error that says which limit was met while `doing` something, and the way out."""
-    code = error.errno
-    if code == errno.EMFILE:
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return Error(
-            f"{doing} failed: this process has all the {soft} descriptors open that it may have; "
-            f"raise the limit (ulimit -n, at most {hard} without root) or close some"
-        )
-    if code == errno.ENFILE:
-        return Error(f"{doing} failed: this host has no descriptors left; raise sysctl fs.file-max")
-    if code == errno.EFBIG:
-        return Error(f"{doing} failed: it is above the file size limit of this process; raise it (ulimit -f)")
-    if code == errno.ENOMEM:
-        return OutOfMemory(
-            f"{doing} failed: the kernel has no memory or address space for it; look at the limits "
-            "ulimit -v, sysctl vm.max_map_count and vm.overcommit_memory"
-        )
-    return Error(f"{doing} failed: {error.strerror or error} ({errno.errorcode.get(code or 0, code)})")
 
 
 def _open_memfd() -> int:

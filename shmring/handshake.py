@@ -1,0 +1,142 @@
+"""What two ranks say to each other before and after they trust each other: frames, proofs, errors.
+
+Pure functions over bytes; sockets live in bootstrap and links. Every frame is a packet of fixed layout,
+at most 256 bytes until both sides have proven that they hold the world's key. May know: errors.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from dataclasses import dataclass
+
+from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout
+
+MAGIC = b"shmring\x01"  # the last byte is the version of the protocol
+NONCE_NBYTES = 32
+NODE_NBYTES = 64
+UNPROVEN_NBYTES = 256  # read from a stranger at most
+FRAME_NBYTES = 2048  # read from a proven rank at most
+
+# Kinds of frames between proven ranks.
+READY, FAILED, GIVING_UP, DESCRIPTOR = 1, 2, 3, 4
+
+_HELLO = struct.Struct(f"!8sII{NONCE_NBYTES}s{NODE_NBYTES}s")
+_CHALLENGE = struct.Struct(f"!8sI{NONCE_NBYTES}s32s")
+_PROOF = struct.Struct("!8s32s")
+_FRAME = struct.Struct("!8sBBiqqH")
+_TRANSCRIPT = struct.Struct(f"!8s8sIII{NODE_NBYTES}s{NONCE_NBYTES}s{NONCE_NBYTES}s")
+_TEXT_NBYTES = 1024
+_UNKNOWN = -1
+
+# The number on the wire is the place in this tuple: append, never reorder.
+_ERRORS: tuple[type[Error], ...] = (Error, RankFailed, Timeout, Mismatch, Aborted, Closed, OutOfMemory)
+
+
+class BadFrame(Exception):
+    """A packet that is not what it should be; `version_differs`: it is another version's."""
+
+    def __init__(self, packet: bytes) -> None:
+        super().__init__(f"{len(packet)} bytes that are no frame of this protocol")
+        self.version_differs = packet[:7] == MAGIC[:7] and packet[7:8] != MAGIC[7:]
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a rank says of itself; only its proof makes it believed."""
+
+    rank: int
+    nprocs: int
+    nonce: bytes
+    node: str
+
+    def pack(self) -> bytes:
+        return _HELLO.pack(MAGIC, self.rank, self.nprocs, self.nonce, self.node.encode())
+
+    @classmethod
+    def unpack(cls, packet: bytes) -> Hello:
+        rank, nprocs, nonce, node = _unpack(_HELLO, packet)
+        return cls(rank, nprocs, nonce, node.rstrip(b"\0").decode("utf-8", "replace"))
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """Rank 0's answer: its own number of ranks, a fresh nonce and its proof."""
+
+    nprocs: int
+    nonce: bytes
+    proof: bytes
+
+    def pack(self) -> bytes:
+        return _CHALLENGE.pack(MAGIC, self.nprocs, self.nonce, self.proof)
+
+    @classmethod
+    def unpack(cls, packet: bytes) -> Challenge:
+        return cls(*_unpack(_CHALLENGE, packet))
+
+
+def pack_proof(proof: bytes) -> bytes:
+    return _PROOF.pack(MAGIC, proof)
+
+
+def unpack_proof(packet: bytes) -> bytes:
+    (proof,) = _unpack(_PROOF, packet)
+    return bytes(proof)
+
+
+def prove(key: bytes, world_id: str, role: bytes, hello: Hello, nprocs: int, nonce: bytes) -> bytes:
+    """HMAC-SHA256 over all that both sides said; `role` keeps one side's proof from serving the other."""
+    transcript = _TRANSCRIPT.pack(
+        MAGIC, role, hello.rank, hello.nprocs, nprocs, hello.node.encode(), hello.nonce, nonce
+    )
+    return hmac.digest(key, transcript + world_id.encode(), "sha256")
+
+
+def proves(claimed: bytes, expected: bytes) -> bool:
+    return hmac.compare_digest(claimed, expected)
+
+
+def pack_frame(kind: int, error: BaseException | None = None) -> bytes:
+    """A frame between proven ranks; a FAILED one carries the error in its own type."""
+    if error is None:
+        return _FRAME.pack(MAGIC, kind, 0, _UNKNOWN, _UNKNOWN, _UNKNOWN, 0)
+    if type(error) not in _ERRORS:  # such as KeyboardInterrupt: it ends rank 0, and so the others' wait
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        error = Aborted(f"rank 0 gave up: {reason}", rank=0, reason=reason)
+    assert isinstance(error, Error)
+    text = str(error).encode("utf-8", "replace")[:_TEXT_NBYTES]
+    wanted = getattr(error, "wanted_nbytes", None)
+    available = getattr(error, "available_nbytes", None)
+    head = _FRAME.pack(
+        MAGIC,
+        kind,
+        _ERRORS.index(type(error)),
+        _UNKNOWN if error.rank is None else error.rank,
+        _UNKNOWN if wanted is None else wanted,
+        _UNKNOWN if available is None else available,
+        len(text),
+    )
+    return head + text
+
+
+def unpack_frame(packet: bytes) -> tuple[int, Error | None]:
+    """(kind, the error that it carries)."""
+    if len(packet) < _FRAME.size:
+        raise BadFrame(packet)
+    kind, code, rank, wanted, available, text_nbytes = _unpack(_FRAME, packet[: _FRAME.size])
+    text = packet[_FRAME.size :]
+    if len(text) != text_nbytes or code >= len(_ERRORS):
+        raise BadFrame(packet)
+    if kind != FAILED:
+        return kind, None
+    error = _ERRORS[code](text.decode("utf-8", "replace"), rank=None if rank == _UNKNOWN else rank)
+    if isinstance(error, OutOfMemory):
+        error.wanted_nbytes = None if wanted == _UNKNOWN else wanted
+        error.available_nbytes = None if available == _UNKNOWN else available
+    return kind, error
+
+
+def _unpack(layout: struct.Struct, packet: bytes) -> tuple:  # type: ignore[type-arg]
+    if len(packet) != layout.size or packet[: len(MAGIC)] != MAGIC:
+        raise BadFrame(packet)
+    return layout.unpack(packet)[1:]
