@@ -2,7 +2,7 @@
 
 Rank 0 listens on an abstract Unix socket named after the world, so nothing is left in the file system.
 A connection must be of the same user (SO_PEERCRED) and hold the world's key (mutual HMAC) before it is
-listened to. May know: errors, settings, limits, handshake, links.
+listened to. May know: errors, settings, limits, launchers, handshake, links.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from . import handshake
 from .errors import Error, Mismatch, RankFailed, Timeout
 from .handshake import BadFrame, Challenge, Hello
+from .launchers import Job, find_job
 from .limits import explain
 from .links import Links
 from .settings import MAX_RANKS, Settings
@@ -60,6 +61,43 @@ class World:
 def world(nprocs: int) -> World:
     """A fresh world for `nprocs` ranks; pickle it to them, each joins with its own rank."""
     return World(id=secrets.token_hex(16), key=secrets.token_bytes(32), nprocs=nprocs)
+
+
+def world_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[World, int] | None:
+    """(world, rank) as the launcher of this process has them; None where no launcher is recognised.
+
+    Each call stands for one more world: the n-th call of a process meets the n-th of the other ranks.
+    """
+    settings = Settings.from_environment(environ)
+    job = find_job(settings, environ)
+    if job is None:
+        return None
+    if job.local_size != job.size:
+        raise _several_hosts(job, settings)
+    _calls[job.name] += 1
+    world_id = f"{job.name} #{_calls[job.name]}"
+    return World(world_id, settings.key or _common_key(world_id), job.size), job.rank
+
+
+_calls: collections.Counter[str] = collections.Counter()
+
+
+def _common_key(world_id: str) -> bytes:
+    # No secret: without one to be had, what protects a world within one host is that the kernel vouches
+    # for the other side's user (SO_PEERCRED), and processes of one user trust each other anyway. The key
+    # then only tells jobs apart.
+    return hashlib.sha256(f"shmring {os.geteuid()} {world_id}".encode()).digest()
+
+
+def _several_hosts(job: Job, settings: Settings) -> Error:
+    where = f"{job.launcher} runs this job's {job.size} ranks on several hosts"
+    if settings.key is None:
+        return Error(
+            f"{where}, and hosts trust each other only by a key: give the same one to all ranks through "
+            "SHMRING_KEY, or SHMRING_KEY_FILE (a file with mode 0600). Several hosts also need a later "
+            "version of shmring than this one"
+        )
+    return Error(f"{where}: this version of shmring cannot do that yet")
 
 
 def check_nprocs(nprocs: int) -> int:

@@ -114,9 +114,7 @@ class Links:
             if left_s <= 0:
                 raise Timeout("rank 0 did not send its descriptor in time", rank=0)
         try:
-            packet, fds, flags, _ = socket.recv_fds(
-                peer, handshake.FRAME_NBYTES, 1, socket.MSG_CMSG_CLOEXEC
-            )
+            packet, fds, flags, _ = socket.recv_fds(peer, handshake.FRAME_NBYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise _gone(0) from error
         return _take_descriptor(packet, fds, flags)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 SEGMENTS = ("memfd", "posix")
 ALGORITHMS = ("auto", "direct", "ring", "tree", "master")
@@ -41,12 +42,13 @@ class Settings:
     algorithm: str = "auto"
     path: str = "auto"
     trace: str | None = None
+    first_seq: int = 0  # where sequence numbers begin: lets tests run near the wrap of 32 and 64 bits
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
         """Read and check every variable; ValueError names the first that is wrong."""
 
-        def read(name: str, parse: Callable[[str, str], T], default: T) -> T:
+        def read(name: str, parse: Callable[[str, str], T], default: D) -> T | D:
             # An empty variable counts as unset: `SHMRING_CHUNK= python …` is how shells take one away.
             text = environ.get(name, "").strip()
             return parse(name, text) if text else default
@@ -66,6 +68,7 @@ class Settings:
             algorithm=read("SHMRING_ALGORITHM", _choice(ALGORITHMS), "auto"),
             path=read("SHMRING_PATH", _choice(PATHS), "auto"),
             trace=read("SHMRING_TRACE", _text(4096), None),
+            first_seq=read("SHMRING_FIRST_SEQ", _integer(0, (1 << 64) - 1), 0),
         )
         settings._check_rank_and_size()
         return settings
@@ -86,7 +89,7 @@ def _wrong(name: str, text: str, allowed: str) -> ValueError:
     return ValueError(f"{name} is {text!r}; allowed: {allowed}")
 
 
-def _integer(least: int, most: int) -> Callable[[str, str], int | None]:
+def _integer(least: int, most: int) -> Callable[[str, str], int]:
     def parse(name: str, text: str) -> int:
         if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
             raise _wrong(name, text, f"a whole number from {least} to {most}")
@@ -95,7 +98,7 @@ def _integer(least: int, most: int) -> Callable[[str, str], int | None]:
     return parse
 
 
-def _size(least: int, most: int) -> Callable[[str, str], int | None]:
+def _size(least: int, most: int) -> Callable[[str, str], int]:
     def parse(name: str, text: str) -> int:
         digits, factor = text, 1
         if text[-1:].upper() in ("K", "M"):
@@ -127,7 +130,7 @@ def _choice(allowed: tuple[str, ...]) -> Callable[[str, str], str]:
     return parse
 
 
-def _text(most: int) -> Callable[[str, str], str | None]:
+def _text(most: int) -> Callable[[str, str], str]:
     def parse(name: str, text: str) -> str:
         if len(text.encode("utf-8", "surrogateescape")) > most or not text.isprintable():
             raise _wrong(name, text[:64], f"printable text of at most {most} bytes")
