@@ -22,26 +22,43 @@ C_HOUSE = {
     "flag.h": {"layout.h"},
     "schedule.h": set(),
     "kernels.h": set(),
+    "kernels_item.h": {"kernels.h"},
     "kernels_loop.h": set(),
-    "kernels.c": {"kernels.h", "kernels_loop.h"},
+    "kernels.c": {"kernels.h", "kernels_item.h", "kernels_loop.h"},
 }
 SRC = set(C_HOUSE)
 HOUSE = {
+    # the cold path, from the ground up
     "errors": set(),
-    "limits": set(),
+    "buffers": set(),
+    "liveness": set(),
+    "ops": set(),
+    "processes": set(),
+    "relay": set(),
+    "limits": {"errors"},
     "settings": {"errors"},
+    "tuning": {"limits", "settings"},
     "memory": {"errors", "limits"},
-    "buffers": {"errors"},
-    "bootstrap": {"errors", "limits", "settings"},
+    "failures": {"errors", "liveness"},
+    # joining a world
+    "handshake": {"errors"},
+    "links": {"errors", "handshake", "limits"},
+    "launchers": {"errors", "settings"},
+    "bootstrap": {"errors", "handshake", "launchers", "limits", "links", "settings"},
+    # the engine
     "_kernels": {"kernels.h"},
     "_group": SRC,
     "_schedules": {*SRC, "_group"},
     "_pipelines": {*SRC, "_group", "_schedules"},
-    "_engine": {*SRC, "_group", "_pipelines", "_schedules"},
-    "comm": {"_engine", "bootstrap", "buffers", "errors", "limits", "memory", "settings"},
-    "launch": {"bootstrap", "errors", "limits", "settings", "__init__"},
-    "run": {"launch", "bootstrap", "errors", "limits", "settings", "__init__"},
-    "__init__": {"bootstrap", "comm", "errors", "launch"},
+    "_engine": {*SRC, "_group", "_pipelines", "errors", "failures", "liveness"},
+    # the communicator and what makes one
+    "arrays": {"_engine", "errors", "memory"},
+    "comm": {"_engine", "_group", "_pipelines", "arrays", "buffers", "errors", "memory"},
+    "joining": {"_engine", "bootstrap", "comm", "links", "liveness", "memory", "settings", "tuning"},
+    # starting ranks; users of the public API like anybody else
+    "launch": {"bootstrap", "errors", "processes", "settings", "__init__"},
+    "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
+    "__init__": {"bootstrap", "comm", "errors", "joining", "launch", "ops"},
 }
 # What only one place may do: pattern, where it is allowed, why.
 ONLY_IN = [
@@ -77,6 +94,7 @@ def without_comments(path):
 
 C_FILES = files("src", suffixes={".c", ".h"})
 MODULES = files("shmring", suffixes={".py", ".pyx", ".pxd", ".pyi"})
+MODULE_NAMES = {path.stem for path in MODULES}
 SOURCES = [
     *C_FILES,
     *MODULES,
@@ -85,25 +103,30 @@ SOURCES = [
 ]
 
 
+def imports_at_run_time(tree):
+    """Every import, wherever it stands, but those for types alone: they are not knowledge at run time."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield from imports_at_run_time(node)
+
+
 def modules_in_python(tree):
-    """Modules of the package that a Python file imports, wherever in the file it does so."""
-    for node in ast.walk(tree):
+    for node in imports_at_run_time(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.partition(".")[0] == "shmring":
-                    yield alias.name.partition(".")[2].partition(".")[0] or "__init__"
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if node.level:
-                yield from [module.partition(".")[0]] if module else package_names(node.names)
-            elif module.partition(".")[0] == "shmring":
-                inner = module.partition(".")[2].partition(".")[0]
-                yield from [inner] if inner else package_names(node.names)
+                package, _, module = alias.name.partition(".")
+                if package == "shmring":
+                    yield module.partition(".")[0] or "__init__"
+        elif node.level or (node.module or "").partition(".")[0] == "shmring":
+            module = (node.module or "") if node.level else node.module.partition(".")[2]
+            yield from [module.partition(".")[0]] if module else modules_named([a.name for a in node.names])
 
 
-def package_names(aliases):
+def modules_named(names):
     """`from . import a`: the module a if there is one, else a public name of the package."""
-    return [alias.name if alias.name in HOUSE else "__init__" for alias in aliases]
+    return [name if name in MODULE_NAMES else "__init__" for name in names]
 
 
 def neighbours_in_cython(text):
@@ -112,7 +135,7 @@ def neighbours_in_cython(text):
     for name in re.findall(r"^\s*from\s+(?:shmring)?\.(\w+)\s+c?import\b", text, re.MULTILINE):
         yield name
     for names in re.findall(r"^\s*from\s+(?:\.|shmring)\s+c?import\s+([\w, ]+)", text, re.MULTILINE):
-        yield from (name if name in HOUSE else "__init__" for name in re.findall(r"\w+", names))
+        yield from modules_named(re.findall(r"\w+", names))
     for name in re.findall(r"^\s*c?import\s+shmring(?:\.(\w+))?", text, re.MULTILINE):
         yield name or "__init__"
     for name in re.findall(r'^\s*include\s+"([^"]+)"', text, re.MULTILINE):
