@@ -1,0 +1,130 @@
+"""For every test: a watchdog that shows all stacks, and at the end nothing may be left behind.
+
+May know: nothing of shmring.
+"""
+
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+DEFAULT_LIMIT_S = 60
+PR_SET_CHILD_SUBREAPER = 36
+SHM = Path("/dev/shm")
+OUR_NAMES = ("shmring", "psm_", "sem.mp-")  # others on this machine use it as well
+# Python's own helpers, which live as long as the process that first needed them.
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "loky")
+
+os.environ["PYTHONFAULTHANDLER"] = "1"  # the watchdog asks children for their stacks by SIGABRT
+real_stderr = None
+
+
+def pytest_configure(config):
+    global real_stderr
+    config.addinivalue_line("markers", f"limit(seconds): watchdog of this test (default {DEFAULT_LIMIT_S} s)")
+    real_stderr = os.fdopen(os.dup(2), "w")  # pytest does not capture at this moment
+    # Ranks whose launcher was killed become our children, so that they cannot escape the check below.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def parents():
+    """pid → (parent's pid, state) of all processes."""
+    table = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        table[int(path.parent.name)] = int(fields[1]), fields[0]
+    return table
+
+
+def descendants():
+    """Living processes that come from this one."""
+    table, found = parents(), {os.getpid()}
+    while True:
+        more = {pid for pid, (parent, state) in table.items() if parent in found and state != "Z"} - found
+        if not more:
+            return found - {os.getpid()}
+        found |= more
+
+
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def left_running():
+    """Descendants that should have ended, by pid."""
+    table = parents()
+    left = {pid: command_of(pid) for pid in descendants()}
+    return {
+        pid: command
+        for pid, command in left.items()
+        if command
+        and not (table.get(pid, (0,))[0] == os.getpid() and any(helper in command for helper in HELPERS))
+    }
+
+
+def bite(name, limit_s):
+    print(f"\n{name} took longer than {limit_s} s; the stacks of all its processes:", file=real_stderr)
+    faulthandler.dump_traceback(real_stderr)
+    for pid in sorted(descendants()):
+        print(f"--- process {pid}: {command_of(pid)}", file=real_stderr, flush=True)
+        os.kill(pid, signal.SIGABRT)
+        time.sleep(0.2)
+    for pid in descendants():
+        os.kill(pid, signal.SIGKILL)
+    os._exit(70)
+
+
+@pytest.fixture(autouse=True)
+def watchdog(request):
+    """Ends the whole session when a test hangs: what a hanging rank holds, the next test would meet."""
+    marker = request.node.get_closest_marker("limit")
+    limit_s = marker.args[0] if marker else DEFAULT_LIMIT_S
+    dog = threading.Timer(limit_s, bite, (request.node.nodeid, limit_s))
+    dog.daemon = True
+    dog.start()
+    faulthandler.dump_traceback_later(limit_s + 10, exit=True, file=real_stderr)  # if nobody yields the GIL
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    dog.cancel()
+    dog.join()
+
+
+def our_descriptors():
+    """Segments and sockets: what shmring could leak."""
+    found = {}
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(path)
+        except OSError:
+            continue
+        if target.startswith(("/memfd:shmring", "/dev/shm/#", "socket:")):
+            found[int(path.name)] = target
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left():
+    """No name in /dev/shm, no process (nor an orphan), no segment and no socket outlives the tests."""
+    names, descriptors = set(SHM.iterdir()), our_descriptors()
+    yield
+    gc.collect()
+    until = time.monotonic() + 2
+    while left_running() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left_running(), "processes left running"
+    left = {path.name for path in set(SHM.iterdir()) - names if path.name.startswith(OUR_NAMES)}
+    assert not left, f"left in {SHM}: {left}"
+    leaked = {fd: target for fd, target in our_descriptors().items() if descriptors.get(fd) != target}
+    assert not leaked, f"descriptors left open: {leaked}"

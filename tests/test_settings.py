@@ -1,0 +1,145 @@
+"""Settings: what each SHMRING_* variable may be, and what is said when it is not. May know: settings."""
+
+import dataclasses
+import os
+
+import pytest
+
+from shmring.settings import Settings
+
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+def settings(**variables):
+    return Settings.from_environment({f"SHMRING_{name}": value for name, value in variables.items()})
+
+
+def test_nothing_set_gives_the_defaults():
+    assert settings() == Settings()
+    assert settings().timeout_s == 1800.0
+    assert settings().segment == "memfd"
+
+
+def test_empty_means_unset():
+    fields = ("RANK", "SIZE", "TIMEOUT", "CHUNK", "SEGMENT", "KEY", "KEY_FILE", "ISA")
+    assert settings(**dict.fromkeys(fields, "")) == Settings()
+
+
+def test_the_process_environment_is_the_default(monkeypatch):
+    monkeypatch.setenv("SHMRING_TIMEOUT", "2.5")
+    assert Settings.from_environment().timeout_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("CHUNK", "65536", "chunk_nbytes", 65536),
+        ("CHUNK", "64K", "chunk_nbytes", 65536),
+        ("CHUNK", "64k", "chunk_nbytes", 65536),
+        ("CHUNK", "1M", "chunk_nbytes", 1 << 20),
+        ("CHUNK", "64", "chunk_nbytes", 64),
+        ("DEPTH", "4", "depth", 4),
+        ("TIMEOUT", "0.5", "timeout_s", 0.5),
+        ("SEGMENT", "POSIX", "segment", "posix"),
+        ("ISA", "avx2", "isa", "avx2"),
+        ("ALGORITHM", "ring", "algorithm", "ring"),
+        ("PATH", "far", "path", "far"),
+        ("NODE", " a ", "node", "a"),
+        ("PORT", "29500", "port", 29500),
+        ("ADDR", "job 7", "addr", "job 7"),
+        ("KEY", KEY, "key", KEY.encode()),
+        ("TRACE", "/tmp/trace.json", "trace", "/tmp/trace.json"),
+    ],
+)
+def test_good_values_are_taken(name, text, field, value):
+    assert getattr(settings(**{name: text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"),
+    [
+        ("RANK", "-1", "whole number"),
+        ("RANK", "1.0", "whole number"),
+        ("RANK", "²", "whole number"),
+        ("SIZE", "0", "from 1"),
+        ("SIZE", "100000", "to 4096"),
+        ("PORT", "65536", "65535"),
+        ("TIMEOUT", "0", "seconds"),
+        ("TIMEOUT", "-3", "seconds"),
+        ("TIMEOUT", "nan", "seconds"),
+        ("TIMEOUT", "inf", "seconds"),
+        ("TIMEOUT", "soon", "seconds"),
+        ("SEGMENT", "mmap", "memfd, posix"),
+        ("CHUNK", "64G", "such as"),
+        ("CHUNK", "100", "in 64s"),
+        ("CHUNK", "M", "such as"),
+        ("CHUNK", "0", "such as"),
+        ("DEPTH", "1", "from 2"),
+        ("ISA", "mmx", "avx512"),
+        ("ALGORITHM", "magic", "direct"),
+        ("PATH", "middle", "near"),
+        ("NODE", "a\nb", "printable"),
+        ("NODE", "x" * 65, "64 bytes"),
+        ("KEY", "short", "16 to 1024"),
+    ],
+)
+def test_wrong_values_are_errors_that_name_variable_value_and_what_is_allowed(name, text, allowed):
+    with pytest.raises(ValueError, match=f"SHMRING_{name}") as caught:
+        settings(**{name: text})
+    assert allowed in str(caught.value)
+    assert name == "KEY" or repr(text[:64]) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"RANK": "0"}, "SHMRING_SIZE is not"),
+        ({"SIZE": "2"}, "SHMRING_RANK is not"),
+        ({"RANK": "2", "SIZE": "2"}, "allowed: 0 to 1"),
+        ({"KEY": KEY, "KEY_FILE": "/nowhere"}, "both set"),
+    ],
+)
+def test_variables_have_to_fit_together(variables, says):
+    with pytest.raises(ValueError, match=says):
+        settings(**variables)
+
+
+def test_key_is_never_shown():
+    assert KEY not in repr(settings(KEY=KEY))
+    with pytest.raises(ValueError, match="characters") as caught:
+        settings(KEY="secret?")
+    assert "secret?" not in str(caught.value)
+
+
+def test_key_file_of_ones_own_is_read(tmp_path):
+    path = tmp_path / "key"
+    path.write_text(KEY + "\n")
+    path.chmod(0o600)
+    assert settings(KEY_FILE=str(path)).key == KEY.encode()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_key_file_that_others_can_read_is_refused(tmp_path, mode):
+    path = tmp_path / "key"
+    path.write_text(KEY)
+    path.chmod(mode)
+    with pytest.raises(ValueError, match=f"{mode:04o}.*0600"):
+        settings(KEY_FILE=str(path))
+
+
+def test_key_file_that_is_missing_empty_or_no_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="cannot be read"):
+        settings(KEY_FILE=str(tmp_path / "missing"))
+    empty = tmp_path / "empty"
+    empty.touch(0o600)
+    with pytest.raises(ValueError, match="empty"):
+        settings(KEY_FILE=str(empty))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo, 0o600)  # reading it would wait for ever
+    with pytest.raises(ValueError, match="0600"):
+        settings(KEY_FILE=str(fifo))
+
+
+def test_settings_do_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings().depth = 3
