@@ -233,7 +233,7 @@ class _Host:
             ready = handshake.pack_frame(handshake.READY)
             for rank, connection in self._joined.items():
                 self._tell(rank, connection, ready)
-            links = Links(0, self._world.nprocs, dict(self._joined), marker=self._mark())
+            links = Links(0, self._world.nprocs, dict(sorted(self._joined.items())), marker=self._mark())
         except BaseException as error:
             frame = handshake.pack_frame(handshake.FAILED, error)
             for connection in self._joined.values():
@@ -259,7 +259,6 @@ class _Host:
                 raise _second_use(0) from error
             raise explain(error, "opening the meeting point of the ranks") from error
         self._listener.listen(min(self._most_strangers, 4096))
-        self._hear_strangers()
 
     def _mark(self) -> socket.socket:
         """A listening name that nobody answers at: it tells latecomers that the world has met."""
@@ -284,10 +283,10 @@ class _Host:
             self._turn_away(stranger, f"did not say who it is within {_HANDSHAKE_S:.0f} s")
         if now >= self._deadline:
             raise self._missing(f"did not come within {self._timeout_s:g} s")
+        self._hear_strangers()
         next_event = min([self._deadline, *(s.expires for s in self._strangers.values())])
         for key, _ in self._selector.select(min(next_event - now, _SELECT_S)):
             key.data()
-        self._hear_strangers()
 
     def _missing(self, what: str) -> Timeout:
         missing = [rank for rank in range(1, self._world.nprocs) if rank not in self._joined]

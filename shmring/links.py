@@ -113,11 +113,14 @@ class Links:
                 break
             if left_s <= 0:
                 raise Timeout("rank 0 did not send its descriptor in time", rank=0)
+        # Not socket.recv_fds: it drops its flags, and the descriptor would be inherited across exec.
+        room = socket.CMSG_SPACE(array.array("i").itemsize)
         try:
-            packet, fds, flags, _ = socket.recv_fds(peer, handshake.FRAME_NBYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            packet, rights, flags, _ = peer.recvmsg(handshake.FRAME_NBYTES, room, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise _gone(0) from error
-        return _take_descriptor(packet, fds, flags)
+        fds = array.array("i", b"".join(data for _, kind, data in rights if kind == socket.SCM_RIGHTS))
+        return _take_descriptor(packet, fds.tolist(), flags)
 
 
 def _take_descriptor(packet: bytes, fds: list[int], flags: int) -> int:

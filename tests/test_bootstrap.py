@@ -1,0 +1,330 @@
+"""Ranks meet: all of them, or one typed error for all. May know: bootstrap."""
+
+import os
+import pickle
+import signal
+import time
+
+import pytest
+from meeting import close, in_threads, joining, meet, nothing, python, soon
+
+from shmring import bootstrap, memory
+from shmring.bootstrap import World, join, world
+from shmring.errors import Error, Mismatch, Timeout
+
+# --- World ---
+
+
+def test_a_world_is_fresh_and_picklable_and_hides_its_key():
+    first, second = world(3), world(3)
+    assert first.id != second.id
+    assert first.key != second.key
+    assert len(first.key) == 32
+    assert pickle.loads(pickle.dumps(first)) == first
+    assert repr(first.key) not in repr(first)
+    assert first.key.hex() not in repr(first)
+
+
+@pytest.mark.parametrize("nprocs", ["2", 1.0, None])
+def test_nprocs_has_to_be_a_number(nprocs):
+    with pytest.raises(TypeError, match="nprocs is"):
+        world(nprocs)
+
+
+@pytest.mark.parametrize("nprocs", [0, -1, 4097])
+def test_nprocs_has_to_be_in_range(nprocs):
+    with pytest.raises(ValueError, match="allowed: 1 to 4096"):
+        world(nprocs)
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_rank_has_to_be_in_the_world(rank):
+    with pytest.raises(ValueError, match="ranks 0 to 1"):
+        join(world(2), rank, timeout_s=1)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
+def test_timeout_has_to_be_positive(timeout_s):
+    with pytest.raises(ValueError, match="more than 0"):
+        join(world(2), 0, timeout_s=timeout_s)
+
+
+def test_worlds_of_several_hosts_are_refused_for_now():
+    with pytest.raises(Error, match="hosts"):
+        World(id="x", key=bytes(32), nprocs=2, address="10.0.0.1:5000")
+
+
+# --- meeting ---
+
+
+@pytest.mark.parametrize("nprocs", [1, 2, 3, 8])
+def test_all_ranks_meet_and_know_their_place(nprocs):
+    links = meet(nprocs)
+    assert [(link.rank, link.size, link.local_rank, link.local_size) for link in links] == [
+        (rank, nprocs, rank, nprocs) for rank in range(nprocs)
+    ]
+    assert {(link.node, link.num_nodes) for link in links} == {(0, 1)}
+    close(links)
+
+
+def test_many_ranks_meet():
+    close(meet(48))
+
+
+def test_two_worlds_do_not_mix():
+    one, other = world(2), world(2)
+    links = in_threads(*(joining(meeting, rank) for meeting in (one, other) for rank in (0, 1)))
+    close(links)
+
+
+def test_processes_meet():
+    meeting = world(2)
+    code = """
+        import pickle, sys, time
+        from shmring.bootstrap import join
+        links = join(pickle.loads(bytes.fromhex(sys.argv[1])), 1, timeout_s=10)
+        fd = links.broadcast_descriptor(None, check=lambda: None, deadline=time.monotonic() + 10)
+        print(open(fd, "rb").read())
+        """
+    other = python(code, pickle.dumps(meeting).hex())
+    links = join(meeting, 0, timeout_s=10)
+    fd = memory.create(5, kind="memfd")
+    os.pwrite(fd, b"hello", 0)
+    assert links.broadcast_descriptor(fd, check=nothing, deadline=soon()) == fd
+    out, err = other.communicate(timeout=20)
+    assert out.strip() == b"b'hello'", err
+    os.close(fd)
+    links.close()
+
+
+def test_nothing_is_in_the_file_system():
+    before = set(os.listdir("."))
+    meeting = world(2)
+    links = in_threads(joining(meeting, 0), joining(meeting, 1))
+    name = bootstrap._meeting_point(meeting)[1:].decode()
+    with open("/proc/net/unix") as table:
+        paths = [line.split()[7] for line in table if name in line]
+    assert paths
+    assert all(path.startswith("@") for path in paths)  # abstract
+    assert set(os.listdir(".")) == before
+    close(links)
+
+
+def test_the_name_of_the_meeting_point_does_not_show_the_id():
+    meeting = world(2)
+    assert meeting.id.encode() not in bootstrap._meeting_point(meeting)
+
+
+# --- failing to meet ---
+
+
+def test_missing_ranks_are_named_to_all():
+    meeting = world(4)
+    begin = time.monotonic()
+    errors = in_threads(joining(meeting, 0, timeout_s=0.5), joining(meeting, 2, timeout_s=0.5))
+    assert time.monotonic() - begin < 3
+    for error in errors:
+        assert type(error) is Timeout
+        assert isinstance(error, TimeoutError)
+        assert "ranks 1, 3 of 4" in str(error)
+        assert error.rank == 1
+
+
+def test_a_rank_that_gives_up_first_learns_who_is_missing_and_takes_the_others_with_it():
+    meeting = world(3)
+    begin = time.monotonic()
+    errors = in_threads(joining(meeting, 0, timeout_s=30), joining(meeting, 1, timeout_s=0.3))
+    assert time.monotonic() - begin < 3
+    for error in errors:
+        assert type(error) is Timeout
+        assert "rank 2 of 3 did not come while rank 1 would wait" in str(error)
+
+
+def test_rank_0_missing_is_named():
+    with pytest.raises(Timeout, match=r"rank 0 of 2 did not come within 0\.2 s") as caught:
+        join(world(2), 1, timeout_s=0.2)
+    assert caught.value.rank == 0
+
+
+def test_another_key_is_an_error_there_and_does_not_disturb_the_rest():
+    meeting = world(2)
+    imposter = World(meeting.id, bytes(32), 2)
+    host, wrong, right = in_threads(
+        joining(meeting, 0), joining(imposter, 1), lambda: time.sleep(0.3) or join(meeting, 1, timeout_s=10)
+    )
+    assert type(wrong) is Error
+    assert "another key" in str(wrong)
+    close([host, right])
+
+
+def test_a_guest_does_not_believe_a_rank_0_with_another_key():
+    meeting = world(2)
+    host, guest = in_threads(joining(World(meeting.id, bytes(32), 2), 0, timeout_s=0.5), joining(meeting, 1))
+    assert type(guest) is Error
+    assert type(host) is Timeout
+    assert "hung up before it had proven" in str(host)
+
+
+def test_ranks_that_disagree_about_nprocs_all_say_so():
+    meeting = world(3)
+    smaller = World(meeting.id, meeting.key, 2)
+    errors = in_threads(
+        joining(meeting, 0), joining(meeting, 2), lambda: time.sleep(0.1) or join(smaller, 1, timeout_s=10)
+    )
+    for error in errors:
+        assert type(error) is Mismatch
+        assert "world of 3 ranks, rank 1 one of 2" in str(error)
+        assert error.rank == 1
+
+
+def test_a_rank_that_comes_twice_ends_it_for_all():
+    meeting = world(3)
+    errors = in_threads(joining(meeting, 0), joining(meeting, 1), joining(meeting, 1))
+    for error in errors:
+        assert type(error) is Error
+        assert "rank 1 joined twice" in str(error)
+        assert error.rank == 1
+
+
+def test_two_rank_0():
+    meeting = world(2)
+    outcomes = in_threads(
+        joining(meeting, 0), joining(meeting, 0), lambda: time.sleep(0.2) or join(meeting, 1, timeout_s=10)
+    )
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert [type(error) for error in errors] == [Error]
+    assert "single-use" in str(errors[0])
+    close(outcome for outcome in outcomes if outcome not in errors)
+
+
+def test_a_world_is_single_use_in_one_process():
+    meeting = world(2)
+    links = in_threads(joining(meeting, 0), joining(meeting, 1))
+    close(links)
+    for rank in (0, 1):
+        with pytest.raises(Error, match="single-use"):
+            join(meeting, rank, timeout_s=1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_latecomer_to_a_world_that_has_met_is_told_at_once(rank, monkeypatch):
+    meeting = world(2)
+    links = in_threads(joining(meeting, 0), joining(meeting, 1))
+    monkeypatch.setattr(bootstrap, "_used", [])  # as in another process
+    begin = time.monotonic()
+    with pytest.raises(Error, match="already met"):
+        join(meeting, rank, timeout_s=30)
+    assert time.monotonic() - begin < 5
+    close(links)
+
+
+def test_different_nodes_are_refused_for_now():
+    meeting = world(2)
+    errors = in_threads(joining(meeting, 0, node="a"), joining(meeting, 1, node="b"))
+    for error in errors:
+        assert type(error) is Error
+        assert "'a'" in str(error)
+        assert "'b'" in str(error)
+    close(in_threads(*(joining(meeting, rank, node="a") for rank in (0, 1))))
+
+
+def test_a_failed_meeting_closes_everything():
+    before = len(os.listdir("/proc/self/fd"))
+    meeting = world(3)
+    in_threads(joining(meeting, 0, timeout_s=0.2), joining(meeting, 1, timeout_s=0.2))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_waiting_costs_no_cpu():
+    meeting = world(2)
+    begin = time.process_time()
+    in_threads(joining(meeting, 0, timeout_s=0.5))
+    assert time.process_time() - begin < 0.2
+
+
+# --- deaths ---
+
+VISIT = """
+    import pickle, sys
+    from shmring.bootstrap import join
+    try:
+        join(pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2]), timeout_s=30)
+    except Exception as error:
+        print(type(error).__name__, error.rank, error, flush=True)
+    """
+
+
+def visitor(meeting, rank):
+    return python(VISIT, pickle.dumps(meeting).hex(), str(rank))
+
+
+def wait_for_connections(meeting, count):
+    """Until so many connections to the meeting point stand."""
+    name = "@" + bootstrap._meeting_point(meeting)[1:].decode()
+    until = soon()
+    while time.monotonic() < until:
+        with open("/proc/net/unix") as table:
+            if sum(line.endswith(name + "\n") for line in table) > count:  # the listener is one
+                return
+        time.sleep(0.01)
+    raise AssertionError("nobody came")
+
+
+def test_rank_0_killed_while_ranks_meet_is_noticed_at_once():
+    meeting = world(4)
+    host = visitor(meeting, 0)
+    others = [visitor(meeting, rank) for rank in (1, 2)]
+    wait_for_connections(meeting, 2)
+    host.kill()
+    begin = time.monotonic()
+    for other in others:
+        out, err = other.communicate(timeout=20)
+        assert out.startswith(b"RankFailed 0 rank 0 ended"), err
+    assert time.monotonic() - begin < 3
+    host.communicate()
+
+
+def test_a_rank_killed_while_ranks_meet_is_named_to_all():
+    meeting = world(4)
+    host, other, doomed = (visitor(meeting, rank) for rank in (0, 1, 3))
+    wait_for_connections(meeting, 2)
+    time.sleep(0.1)  # for the proofs
+    doomed.kill()
+    begin = time.monotonic()
+    for process in (host, other):
+        out, err = process.communicate(timeout=20)
+        assert out.startswith(b"RankFailed 3 rank 3 ended"), err
+    assert time.monotonic() - begin < 3
+    doomed.communicate()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_ends_the_wait(rank):
+    code = """
+        import sys, threading, time
+        from shmring.bootstrap import join, world
+        print("waiting", flush=True)
+        try:
+            join(world(2), int(sys.argv[1]), timeout_s=60)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        """
+    process = python(code, str(rank))
+    assert process.stdout.readline() == b"waiting\n"
+    time.sleep(0.3)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert out == b"interrupted\n"
+    assert time.monotonic() - begin < 2
+
+
+def test_ctrl_c_on_rank_0_is_told_to_the_others():
+    meeting = world(3)
+    host, guest = visitor(meeting, 0), visitor(meeting, 1)
+    wait_for_connections(meeting, 1)
+    time.sleep(0.1)
+    host.send_signal(signal.SIGINT)
+    out, err = guest.communicate(timeout=20)
+    assert out.startswith(b"Aborted 0 rank 0 gave up: KeyboardInterrupt"), err
+    host.communicate()

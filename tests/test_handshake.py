@@ -1,0 +1,201 @@
+"""Nobody gets in without the key; strangers only cost time. May know: bootstrap, handshake."""
+
+import contextlib
+import os
+import pickle
+import socket
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meeting import close, in_threads, joining, knock, python
+
+from shmring import bootstrap, handshake
+from shmring.bootstrap import join, world
+from shmring.errors import Error, Mismatch, OutOfMemory, RankFailed, Timeout
+from shmring.handshake import Hello
+
+
+def speak(stranger, *packets):
+    """What rank 0 answers to the last of the packets; None for silence, b"" where it hung up."""
+    answer = None
+    with stranger:
+        stranger.settimeout(3)
+        for packet in packets:
+            try:
+                stranger.send(packet)
+                answer = stranger.recv(4096)
+            except TimeoutError:
+                return None
+            except OSError:
+                return b""
+    return answer
+
+
+def test_another_version_is_named():
+    meeting = world(2)
+    done = in_threads(
+        joining(meeting, 0, timeout_s=0.6), lambda: speak(knock(meeting), b"shmring\x02" + bytes(100))
+    )
+    assert done[1] == handshake.MAGIC
+    assert type(done[0]) is Timeout
+
+
+# --- strangers ---
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"x",
+        b"\0" * 256,
+        b"\xff" * 4096,
+        handshake.MAGIC,
+        handshake.pack_proof(bytes(32)),
+        pickle.dumps(print),
+    ],
+)
+def test_strangers_that_talk_nonsense_are_turned_away(packet):
+    meeting = world(2)
+    host, answer, guest = in_threads(
+        joining(meeting, 0),
+        lambda: speak(knock(meeting), packet),
+        lambda: time.sleep(0.2) or join(meeting, 1, timeout_s=10),
+    )
+    assert answer == b""
+    close([host, guest])
+
+
+def test_a_stranger_without_the_key_gets_no_further_than_the_challenge():
+    meeting = world(2)
+    hello = Hello(1, 2, bytes(32), "").pack()
+    host, answer, guest = in_threads(
+        joining(meeting, 0),
+        lambda: speak(knock(meeting), hello, handshake.pack_proof(bytes(32))),
+        lambda: time.sleep(0.2) or join(meeting, 1, timeout_s=10),
+    )
+    assert answer == b""
+    close([host, guest])
+
+
+def test_rank_0s_own_proof_cannot_be_sent_back_to_it():
+    meeting = world(2)
+
+    def reflect():
+        with knock(meeting) as stranger:
+            stranger.settimeout(3)
+            stranger.send(Hello(1, 2, bytes(32), "").pack())
+            challenge = handshake.Challenge.unpack(stranger.recv(4096))
+            stranger.send(handshake.pack_proof(challenge.proof))
+            return stranger.recv(4096)
+
+    host, answer, guest = in_threads(
+        joining(meeting, 0), reflect, lambda: time.sleep(0.2) or join(meeting, 1, timeout_s=10)
+    )
+    assert answer == b""
+    close([host, guest])
+
+
+def test_silent_strangers_hold_nobody_up():
+    meeting = world(2)
+    silent = []
+
+    def flood():
+        silent.extend(knock(meeting) for _ in range(15))
+        return join(meeting, 1, timeout_s=10)
+
+    begin = time.monotonic()
+    host, guest = in_threads(joining(meeting, 0), flood)
+    assert time.monotonic() - begin < 3
+    close([host, guest, *silent])
+
+
+def test_a_flood_of_silent_strangers_only_delays(monkeypatch):
+    monkeypatch.setattr(bootstrap, "_HANDSHAKE_S", 0.2)
+    meeting = world(2)
+    silent = []
+
+    def flood():
+        silent.append(knock(meeting))
+        for _ in range(100):  # more than rank 0 hears at once
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stranger.setblocking(False)
+            silent.append(stranger)
+            try:
+                stranger.connect(bootstrap._meeting_point(meeting))
+            except BlockingIOError:
+                break
+        return join(meeting, 1, timeout_s=20)
+
+    host, guest = in_threads(joining(meeting, 0, timeout_s=20), flood)
+    close([host, guest, *silent])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs the right to become another user")
+def test_another_user_is_turned_away_even_with_the_key():
+    meeting = world(2)
+
+    def other_user():
+        knock(meeting).close()
+        code = """
+            import os, pickle, sys
+            meeting = pickle.loads(bytes.fromhex(sys.argv[1]))
+            from shmring import bootstrap
+            point = bootstrap._meeting_point(meeting)
+            bootstrap._meeting_point = lambda world, suffix=b"": point + suffix
+            os.setuid(65534)
+            try:
+                bootstrap.join(meeting, 1, timeout_s=1)
+            except Exception as error:
+                print(type(error).__name__, error)
+            """
+        return python(code, pickle.dumps(meeting).hex()).communicate(timeout=20)
+
+    host, (out, err) = in_threads(joining(meeting, 0, timeout_s=2), other_user)
+    assert b"another user (uid 0" in out, err
+    assert type(host) is Timeout
+    assert "another user (uid 65534)" in str(host)
+
+
+@given(st.binary(max_size=400))
+def test_no_packet_confuses_the_parsers(packet):
+    for parse in (Hello.unpack, handshake.Challenge.unpack, handshake.unpack_proof, handshake.unpack_frame):
+        for whole in (packet, handshake.MAGIC + packet):
+            with contextlib.suppress(handshake.BadFrame):
+                parse(whole)
+
+
+@given(st.binary(min_size=116, max_size=116))
+def test_every_claim_can_be_checked(body):
+    hello = Hello.unpack((handshake.MAGIC + body)[: len(Hello(0, 0, bytes(32), "").pack())])
+    if len(hello.node.encode()) <= handshake.NODE_NBYTES:
+        handshake.prove(bytes(32), "id", b"guest", hello, 2, bytes(32))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Error("text", rank=3),
+        Timeout("late ü", rank=0),
+        RankFailed("gone", rank=7),
+        Mismatch("differs"),
+        OutOfMemory("full", wanted_nbytes=1 << 40, available_nbytes=0),
+        Error("long " * 1000),
+    ],
+)
+def test_errors_arrive_in_their_own_type(error):
+    kind, there = handshake.unpack_frame(handshake.pack_frame(handshake.FAILED, error))
+    assert kind == handshake.FAILED
+    assert type(there) is type(error)
+    assert there.rank == error.rank
+    assert str(error).startswith(str(there))
+    if isinstance(error, OutOfMemory):
+        assert (there.wanted_nbytes, there.available_nbytes) == (1 << 40, 0)
+
+
+def test_before_trust_little_is_parsed_and_nothing_unpickled():
+    assert max(len(Hello(0, 0, bytes(32), "").pack()), len(handshake.pack_proof(bytes(32)))) <= 256
+    for module in ("handshake", "links", "bootstrap"):
+        with open(os.path.join(os.path.dirname(bootstrap.__file__), f"{module}.py")) as source:
+            assert "pickle." not in source.read()

@@ -1,0 +1,157 @@
+"""Descriptors travel from rank 0 to all, or the reason why not. May know: links, bootstrap."""
+
+import contextlib
+import os
+import resource
+import time
+
+import pytest
+from meeting import close, in_threads, meet, nothing, soon
+
+from shmring import memory
+from shmring.errors import Aborted, Error, OutOfMemory, RankFailed, Timeout
+
+# --- descriptors ---
+
+
+def broadcasting(links, fd=None, *, check=nothing, deadline=None):
+    return lambda: links.broadcast_descriptor(fd, check=check, deadline=deadline or soon())
+
+
+def test_a_descriptor_reaches_all_as_one_of_their_own():
+    links = meet(4)
+    fd = memory.create(4096, kind="memfd")
+    fds = in_threads(broadcasting(links[0], fd), *(broadcasting(link) for link in links[1:]))
+    assert fds[0] == fd
+    assert len(set(fds)) == 4
+    for other in fds[1:]:
+        assert os.path.sameopenfile(fd, other)
+        assert not os.get_inheritable(other)
+    for one in fds:
+        os.close(one)
+    close(links)
+
+
+def test_descriptors_arrive_in_order():
+    links = meet(3)
+    fds = [memory.create(4096 * (at + 1), kind="memfd") for at in range(20)]
+    for fd in fds:
+        links[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
+    for link in links[1:]:
+        for at in range(20):
+            got = link.broadcast_descriptor(None, check=nothing, deadline=soon())
+            assert os.fstat(got).st_size == 4096 * (at + 1)
+            os.close(got)
+    for fd in fds:
+        os.close(fd)
+    close(links)
+
+
+def test_rank_0_has_to_give_one():
+    links = meet(2)
+    with pytest.raises(ValueError, match="rank 0"):
+        links[0].broadcast_descriptor(None, check=nothing, deadline=soon())
+    close(links)
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ("no memory here", Error),
+        (OutOfMemory("full", wanted_nbytes=5), OutOfMemory),
+        (KeyboardInterrupt(), Aborted),
+        (ValueError("odd"), Aborted),
+    ],
+)
+def test_rank_0_tells_why_there_is_none(told, kind):
+    links = meet(3)
+    links[0].fail_descriptor(told)
+    for link in links[1:]:
+        with pytest.raises(kind) as caught:
+            link.broadcast_descriptor(None, check=nothing, deadline=soon())
+        assert type(caught.value) is kind
+    close(links)
+
+
+def test_the_check_is_called_often_and_may_raise():
+    links = meet(2)
+    begin = time.monotonic()
+
+    def check():
+        if time.monotonic() - begin > 0.1:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        links[1].broadcast_descriptor(None, check=check, deadline=soon())
+    assert time.monotonic() - begin < 1
+    close(links)
+
+
+def test_the_deadline_holds():
+    links = meet(2)
+    with pytest.raises(Timeout, match="rank 0") as caught:
+        links[1].broadcast_descriptor(None, check=nothing, deadline=time.monotonic() + 0.1)
+    assert caught.value.rank == 0
+    close(links)
+
+
+def test_a_receiver_that_never_takes_them_is_named_by_the_deadline():
+    links = meet(2)
+    fd = memory.create(4096, kind="memfd")
+
+    def never_taken():
+        while True:
+            links[0].broadcast_descriptor(fd, check=nothing, deadline=time.monotonic() + 0.1)
+
+    with pytest.raises(Timeout, match="rank 1 did not take") as caught:
+        never_taken()
+    assert caught.value.rank == 1
+    os.close(fd)
+    close(links)
+
+
+def test_a_closed_peer_is_a_failed_rank():
+    links = meet(3)
+    fd = memory.create(4096, kind="memfd")
+    links[2].close()
+    with pytest.raises(RankFailed) as caught:
+        links[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
+    assert caught.value.rank == 2
+    links[0].close()
+    os.close(links[1].broadcast_descriptor(None, check=nothing, deadline=soon()))  # that one was sent
+    with pytest.raises(RankFailed) as caught:
+        links[1].broadcast_descriptor(None, check=nothing, deadline=soon())
+    assert caught.value.rank == 2  # rank 0 could still tell why
+    with pytest.raises(RankFailed) as caught:
+        links[1].broadcast_descriptor(None, check=nothing, deadline=soon())
+    assert caught.value.rank == 0
+    os.close(fd)
+    close(links)
+
+
+def test_no_room_for_a_descriptor_says_so():
+    links = meet(2)
+    fd = memory.create(4096, kind="memfd")
+    links[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    blockers, limit = [], max(map(int, os.listdir("/proc/self/fd"))) + 8
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                blockers.append(os.dup(fd))
+        with pytest.raises(Error, match="ulimit -n"):
+            links[1].broadcast_descriptor(None, check=nothing, deadline=soon())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for blocker in (*blockers, fd):
+            os.close(blocker)
+    close(links)
+
+
+def test_closing_twice_is_fine_and_closes_everything():
+    before = len(os.listdir("/proc/self/fd"))
+    links = meet(3)
+    close(links)
+    close(links)
+    assert len(os.listdir("/proc/self/fd")) == before
