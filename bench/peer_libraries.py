@@ -1,0 +1,191 @@
+"""How each contestant's library is joined and called, inside the rank processes.
+
+Owns one class a library. Runs in the contestant's own interpreter: it may import numpy and, when a rank
+joins, that one library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Seat:
+    """Where a rank sits: what it was told on its command line."""
+
+    rank: int
+    size: int
+    folder: Path
+    probe: Path | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be reduced, and how."""
+
+    variant: str
+    nbytes: int
+    dtype: np.dtype[Any]
+    written: bool
+    keywords: dict[str, str]
+
+    @property
+    def count(self) -> int:
+        return self.nbytes // self.dtype.itemsize
+
+    def private(self) -> tuple[Array, Array]:
+        """x and y in ordinary memory."""
+        return np.empty(self.count, self.dtype), np.empty(self.count, self.dtype)
+
+
+@dataclass
+class Prepared:
+    """The arrays and the call of one variant at one size."""
+
+    x: Array
+    y: Array
+    call: str
+    names: dict[str, Any]
+    release: Callable[[], None] = field(default=lambda: None)
+
+    @property
+    def in_place(self) -> bool:
+        return self.y is self.x
+
+
+class Library:
+    """How one library joins and is called; subclasses are the contestants."""
+
+    # Threads that the library starts when it joins stay on the rank's CPU too.
+    pinned_with_its_threads = True
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+
+    def token(self) -> str | None:
+        """What rank 0 hands to the others before they join."""
+        return None
+
+    def join(self, token: str | None) -> None:
+        raise NotImplementedError
+
+    def prepare(self, job: Job) -> Prepared:
+        raise NotImplementedError
+
+    def versions(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def leave(self) -> None:
+        raise NotImplementedError
+
+
+class Mpi(Library):
+    """Any MPI, through mpi4py: comm.Allreduce(x, y), whose op is SUM if none is named."""
+
+    def join(self, token: str | None) -> None:
+        from mpi4py import MPI
+
+        self.mpi = MPI
+        self.comm = MPI.COMM_WORLD
+        if (self.comm.rank, self.comm.size) != (self.seat.rank, self.seat.size):
+            raise RuntimeError(f"launched as rank {self.seat.rank} of {self.seat.size}, "
+                               f"but MPI says {self.comm.rank} of {self.comm.size}")
+
+    def versions(self) -> dict[str, str]:
+        import mpi4py
+
+        library = self.mpi.Get_library_version().rstrip("\0").splitlines()[0].strip()
+        return {"library": library, "mpi4py": mpi4py.__version__}
+
+    def prepare(self, job: Job) -> Prepared:
+        x, y = job.private()
+        if job.variant == "blocking":
+            return Prepared(x, y, "f(x, y)", {"f": self.comm.Allreduce, "x": x, "y": y})
+        request = self.comm.Allreduce_init(x, y)
+        names = {"start_it": request.Start, "wait": request.Wait}
+        return Prepared(x, y, "start_it(); wait()", names, request.Free)
+
+    def leave(self) -> None:
+        self.mpi.Finalize()
+
+
+class Gloo(Library):
+    """torch.distributed; it has no out-of-place form, and is not charged for a copy."""
+
+    # Two threads serve each call; from 64 KiB on it is faster when they may leave the caller's CPU.
+    pinned_with_its_threads = False
+
+    def join(self, token: str | None) -> None:
+        import torch
+        import torch.distributed
+
+        torch.set_num_threads(1)
+        self.torch = torch
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{self.seat.folder}/rendezvous", rank=self.seat.rank,
+            world_size=self.seat.size)
+
+    def versions(self) -> dict[str, str]:
+        return {"library": "Gloo of torch " + self.torch.__version__}
+
+    def prepare(self, job: Job) -> Prepared:
+        x, _ = job.private()
+        tensor = self.torch.from_numpy(x)
+        return Prepared(x, x, "f(t)", {"f": self.torch.distributed.all_reduce, "t": tensor})
+
+    def leave(self) -> None:
+        self.torch.distributed.destroy_process_group()
+
+
+class Shmring(Library):
+    """shmring through its public contract alone."""
+
+    def token(self) -> str | None:
+        import pickle
+
+        import shmring
+
+        return pickle.dumps(shmring.world(self.seat.size)).hex()
+
+    def join(self, token: str | None) -> None:
+        import pickle
+
+        import shmring
+
+        assert token is not None
+        self.module = shmring
+        # Our own rank 0 made this pickle, and the socket lies in a folder that only this user may enter.
+        self.comm = shmring.init(pickle.loads(bytes.fromhex(token)), rank=self.seat.rank)
+
+    def versions(self) -> dict[str, str]:
+        return {"library": "shmring " + self.module.__version__, "file": str(self.module.__file__)}
+
+    def prepare(self, job: Job) -> Prepared:
+        if job.variant == "zero-copy":
+            x, y = self.comm.empty(job.count, job.dtype), self.comm.empty(job.count, job.dtype)
+        else:
+            x, y = job.private()
+        if job.variant == "plan":
+            return Prepared(x, y, "f()", {"f": self.comm.plan("all_reduce", x, out=y, **job.keywords)})
+        arguments = "".join(f", {name}={value!r}" for name, value in job.keywords.items())
+        return Prepared(x, y, f"f(x, out=y{arguments})", {"f": self.comm.all_reduce, "x": x, "y": y})
+
+    def facts(self) -> dict[str, Any]:
+        plain = (str, int, float)
+        return {key: value for key, value in dict(self.comm.stats()).items() if isinstance(value, plain)}
+
+    def leave(self) -> None:
+        self.comm.close()
+
+
+LIBRARIES: dict[str, type[Library]] = {"mpi": Mpi, "gloo": Gloo, "shmring": Shmring}

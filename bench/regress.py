@@ -1,0 +1,162 @@
+"""Is this working tree slower than an older revision? python bench/regress.py BASE [--ratio 1.15]
+
+Builds BASE and the working tree beside each other, runs them in turn, and exits 1 if the median of the paired
+ratios of any size is beyond the stated one. Owns the building and the verdict; knows crew and interleave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from arguments import comma_separated, parse_size
+from contestants import shmring
+from crew import Crew
+from interleave import Cell, Match, Sample
+from probe import Probe, compile_probe
+from progress import Progress
+from tables import aligned, format_bytes, format_us
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCHES = 3
+DEFAULT_SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20]
+
+Key = tuple[int, str, str]  # bytes, variant, distance
+
+
+def build(source: Path, target: Path) -> None:
+    """Installs the package of a source folder into a folder of its own."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps",
+           "--disable-pip-version-check", "--target", str(target), str(source)]
+    subprocess.run(pip, check=True, cwd=target.parent)
+
+
+def git(*arguments: str) -> bytes:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True).stdout
+
+
+def sources_of(revision: str, folder: Path) -> Path:
+    """The files of one revision."""
+    with tarfile.open(fileobj=io.BytesIO(git("archive", "--format=tar", revision))) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def sources_as_they_are(folder: Path) -> Path:
+    """The files of the working tree, new ones too; a copy, since building must not touch the tree."""
+    names = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").decode().split("\0")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def paired_ratios(samples: Iterable[Sample]) -> dict[Key, list[float]]:
+    """Working tree / base, one ratio for each round in which both were measured at one distance."""
+    by_round: dict[tuple[Key, int], dict[str, float]] = defaultdict(dict)
+    for sample in samples:
+        if sample.distance != "mixed":
+            key = (sample.nbytes, sample.variant, sample.distance)
+            by_round[key, sample.round][sample.contestant] = sample.us
+    ratios: dict[Key, list[float]] = defaultdict(list)
+    for (key, _), us in by_round.items():
+        if len(us) == 2:
+            ratios[key].append(us["work"] / us["base"])
+    return dict(ratios)
+
+
+def too_slow(ratios: dict[Key, list[float]], limit: float) -> list[Key]:
+    return [key for key, values in ratios.items() if statistics.median(values) > limit]
+
+
+def table(samples: list[Sample], ratios: dict[Key, list[float]], limit: float) -> str:
+    rows = [["bytes", "variant", "distance", "base µs", "work µs", "work / base", "rounds", ""]]
+    slow = set(too_slow(ratios, limit))
+    for key in sorted(ratios):
+        us = {name: statistics.median(sample.us for sample in samples if sample.contestant == name
+                                      and (sample.nbytes, sample.variant, sample.distance) == key)
+              for name in ("base", "work")}
+        nbytes, variant, distance = key
+        rows.append([format_bytes(nbytes), variant, distance, format_us(us["base"]), format_us(us["work"]),
+                     f"{statistics.median(ratios[key]):.3f}", str(len(ratios[key])),
+                     "TOO SLOW" if key in slow else ""])
+    return aligned(rows)
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("base", help="the revision to compare with: main, HEAD~1, a commit")
+    add("--ratio", type=float, default=1.15, help="work / base at most (%(default)s)")
+    add("--ranks", type=int, default=2, help="%(default)s")
+    add("--rounds", type=int, default=5, help=f"in each of {LAUNCHES} launches (%(default)s)")
+    add("--sizes", type=comma_separated(parse_size), default=DEFAULT_SIZES, help="default 8,4K,64K,1M,16M")
+    return parser.parse_args(arguments)
+
+
+def check_build(crew: Crew, path: Path) -> None:
+    ran = Path(crew.versions["file"])
+    if not ran.is_relative_to(path):
+        raise SystemExit(f"{crew.contestant.name} ran {ran}, not the build in {path}")
+
+
+def play_launch(builds: dict[str, Path], rounds: range, options: argparse.Namespace, library: Path | None,
+                progress: Progress) -> list[Sample]:
+    """Some rounds with the same processes."""
+    cpus = sorted(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        crews = {}
+        for name, path in builds.items():
+            crews[name] = stack.enter_context(Crew(shmring(name, path), options.ranks, cpus, library))
+            check_build(crews[name], path)
+        match = Match(crews, Probe(library), progress.say)
+        for round_number in rounds:
+            for nbytes in options.sizes:
+                for sample in match.play_block(round_number, Cell(nbytes, written=False)):
+                    progress.advance(1, sample.round_trip_ns[1])
+        if match.problems:
+            raise SystemExit("\n".join(match.problems))
+        return match.samples
+
+
+def measure(builds: dict[str, Path], options: argparse.Namespace, library: Path | None) -> list[Sample]:
+    """Several launches: where a process's memory happens to lie is worth some percent for all its life."""
+    samples: list[Sample] = []
+    with Progress("regress") as progress:
+        variants = len(shmring().variants)
+        progress.total(LAUNCHES * options.rounds * len(options.sizes) * len(builds) * variants)
+        for launch in range(LAUNCHES):
+            rounds = range(launch * options.rounds, (launch + 1) * options.rounds)
+            samples += play_launch(builds, rounds, options, library, progress)
+    return samples
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    with tempfile.TemporaryDirectory(prefix="shmring-regress-") as name:
+        folder = Path(name)
+        builds = {"base": folder / "base", "work": folder / "work"}
+        build(sources_of(options.base, folder / "base-source"), builds["base"])
+        build(sources_as_they_are(folder / "work-source"), builds["work"])
+        samples = measure(builds, options, compile_probe(folder))
+    ratios = paired_ratios(samples)
+    print(table(samples, ratios, options.ratio))
+    slow = too_slow(ratios, options.ratio)
+    print(f"{len(slow)} of {len(ratios)} beyond {options.ratio:g}")
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
