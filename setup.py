@@ -84,8 +84,7 @@ class BuildExtensions(build_ext):
     def run(self) -> None:
         if sys.platform != "linux":
             raise SystemExit(f"shmring runs on Linux only (memfd, futexes); this is {sys.platform}")
-        if self.distribution.has_c_libraries():
-            self.run_command("build_clib")
+        self.run_command("build_clib")
         # Into build/, so that no generated C lies beside the sources or slips into the sdist.
         translated = cythonize(self.extensions, build_dir="build/cython", compiler_directives=DIRECTIVES)
         sources = {extension.name: extension.sources for extension in translated}
@@ -95,8 +94,7 @@ class BuildExtensions(build_ext):
 
 
 setup(
-    # While the sources land one by one; goes away with the first complete tree.
-    libraries=[kernels_library()] if os.path.exists("src/kernels.c") else [],
+    libraries=[kernels_library()],
     ext_modules=[extension(path) for path in sorted(glob("shmring/*.pyx"))],
     cmdclass={"build_ext": BuildExtensions},
 )
