@@ -1,0 +1,162 @@
+"""What several ranks print, as it comes out on a terminal and in a log. May know: relay."""
+
+import fcntl
+import os
+
+import pytest
+
+from shmring import relay
+
+
+class Place:
+    """A terminal or a log that streams of ranks end in."""
+
+    def __init__(self, tty, prefix=True):
+        self.read_fd, self.write_fd = os.pipe()
+        fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, 1 << 20)  # nobody reads while it is written
+        self.screen = relay.Screen(tty)
+        self.prefix = prefix
+        self.streams = [self.stream(rank) for rank in range(2)]
+
+    def stream(self, rank):
+        prefix = relay.rank_prefix(rank, 2, colour=False) if self.prefix else b""
+        return relay.Stream(self.screen, self.write_fd, prefix, live=rank == 0)
+
+    def printed(self, *pieces):
+        """The output after each (rank, bytes) has been fed."""
+        for rank, data in pieces:
+            self.streams[rank].feed(data)
+        os.write(self.write_fd, b"$")
+        return os.read(self.read_fd, 1 << 20)[:-1].decode()
+
+    def close(self):
+        os.close(self.read_fd)
+        os.close(self.write_fd)
+
+
+@pytest.fixture
+def log():
+    place = Place(tty=False)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def terminal():
+    place = Place(tty=True)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def plain():
+    place = Place(tty=False, prefix=False)
+    yield place
+    place.close()
+
+
+@pytest.mark.parametrize("place", ["log", "terminal"])
+def test_lines_carry_their_rank(place, request):
+    place = request.getfixturevalue(place)
+    assert place.printed((0, b"a\nb\n"), (1, b"c\n")) == "0| a\n0| b\n1| c\n"
+
+
+def test_in_a_log_lines_stay_whole(log):
+    assert log.printed((0, b"half"), (1, b"other\n"), (0, b" line\n")) == "1| other\n0| half line\n"
+
+
+def test_on_a_terminal_the_unfinished_line_of_rank_0_moves_down(terminal):
+    assert terminal.printed((0, b"name? ")) == "0| name? "
+    assert terminal.printed((1, b"news\n")) == "\r\x1b[K1| news\n0| name? "
+    assert terminal.printed((0, b"yes\n")) == "\r\x1b[K0| name? yes\n"
+    assert terminal.printed((1, b"more\n")) == "1| more\n"
+
+
+def test_unfinished_lines_of_other_ranks_wait(terminal, log):
+    for place in (terminal, log):
+        assert place.printed((1, b"50%\r60%\r")) == ""
+        assert place.printed((1, b"100%\n")) == "1| 100%\n"
+
+
+def test_a_progress_bar_is_drawn_at_once_on_a_terminal(terminal):
+    assert terminal.printed((0, b"\r 0%")) == "0|  0%"
+    assert terminal.printed((0, b"\r50%")) == "\r\x1b[K0| 50%"
+    assert terminal.printed((1, b"news\n")) == "\r\x1b[K1| news\n0| 50%"
+    assert terminal.printed((0, b"\r100%\n")) == "\r\x1b[K0| 100%\n"
+
+
+def test_a_progress_bar_is_passed_on_at_once_in_a_log_too(log):
+    assert log.printed((0, b"\r 0%")) == "0|  0%"
+    assert log.printed((0, b"\r50%")) == "\r0| 50%"
+    assert log.printed((0, b"\r100%\n")) == "\r0| 100%\n"
+    assert log.printed((0, b"next\n")) == "0| next\n"
+
+
+def test_a_progress_bar_in_a_log_ends_for_other_ranks_lines(log):
+    assert log.printed((0, b"\r 0%"), (1, b"news\n"), (0, b"\r50%")) == "0|  0%\n1| news\n0| 50%"
+    assert log.printed((1, b"more\n")) == "\n1| more\n"
+    log.streams[0].close()
+    assert log.printed() == ""  # the bar has been printed already
+
+
+def test_long_bars_do_not_grow_the_memory(log):
+    for percent in range(1000):
+        log.streams[0].feed(b"\r%100d" % percent)
+        log.printed()
+    assert len(log.streams[0].rest) < 200
+
+
+def test_without_prefix_lines_are_unchanged(plain):
+    assert plain.printed((0, b"a\r\nb\n"), (1, b"10%\r20%\r\n")) == "a\r\nb\n10%\r20%\r\n"
+
+
+def test_windows_line_ends(log):
+    assert log.printed((1, b"a\r\nb\r\n")) == "1| a\n1| b\n"
+
+
+def test_empty_lines_and_broken_text(log):
+    log.streams[1].feed(b"\n\xff\n")
+    assert os.read(log.read_fd, 100) == b"1| \n1| \xff\n"
+    assert list(log.streams[1].tail) == ["", "\ufffd"]
+
+
+def test_a_last_line_without_an_end_gets_one(log):
+    log.streams[1].feed(b"last words")
+    log.streams[1].close()
+    log.streams[1].close()
+    assert log.printed() == "1| last words\n"
+
+
+def test_endless_lines_are_cut(log):
+    log.streams[1].feed(b"x" * 70_000)
+    assert len(os.read(log.read_fd, 1 << 20)) == 70_004
+    assert log.streams[1].rest == b""
+
+
+def test_the_tail_is_what_was_left_on_the_lines(log):
+    log.streams[0].feed(b"\r10%\r20%\nTraceback\n  File\n")
+    assert list(log.streams[0].tail) == ["20%", "Traceback", "  File"]
+    log.printed()
+    log.streams[0].feed(b"line\n" * 1000)
+    assert len(log.streams[0].tail) == 200
+
+
+def test_the_unfinished_line_is_ended_before_something_else_is_printed(terminal):
+    terminal.streams[0].feed(b"50%")
+    terminal.screen.finish()
+    terminal.screen.finish()
+    assert terminal.printed() == "0| 50%\n"
+
+
+def test_prefixes_are_aligned_and_coloured():
+    assert relay.rank_prefix(3, 10, colour=False) == b"3| "
+    assert relay.rank_prefix(3, 11, colour=False) == b" 3| "
+    assert relay.rank_prefix(0, 2, colour=True) == b"\x1b[36m0|\x1b[0m "
+
+
+def test_one_screen_for_one_place(tmp_path):
+    with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
+        first, second = relay.screens(out.fileno(), err.fileno())
+        assert first is not second
+        first, second = relay.screens(out.fileno(), out.fileno())
+        assert first is second
