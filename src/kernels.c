@@ -1,13 +1,53 @@
-/* The lists of dtypes and ops, the element arithmetic, the table for each instruction set, and the choice among
- * them. Knows nothing of ranks, segments or Python. Build with -ffp-contract=off: no result may be fused. */
+/* The lists of dtypes and ops, what streaming and many sources need around the loops, and the choice of an
+ * instruction set. Knows nothing of ranks, segments or Python.
+ * Build with -O3, and with -ffp-contract=off: a product and a sum fused would change bits on some machines. */
 #include "kernels.h"
 
 #include <float.h>
 #include <string.h>
 
+#include "kernels_item.h"
+
 #if FLT_EVAL_METHOD != 0
 #error "results must not depend on excess precision"
 #endif
+
+#define SR_LINE_NBYTES 64
+
+/* Sources folded in one go, each read in step with the others. More are folded group by group, tile by tile, the
+ * accumulators staying in a tile in the L1 cache. */
+#define SR_FUSED_SOURCES 8
+#define SR_TILE_NBYTES 4096
+
+/* Streamed results wait here until they are whole lines, where dsts lie differently within theirs. */
+#define SR_STAGE_NBYTES 1024
+
+/* What a run is to do: fold src[0..nsrc) over count items. Offsets are in bytes. */
+struct sr_work {
+    char *const *dst;
+    const char *const *src;
+    const char *from; /* accumulators that come before src[0], or NULL */
+    char *to;         /* takes the accumulators, instead of the dsts; or NULL */
+    size_t dst_offset;
+    size_t src_offset;
+    size_t count;
+    int ndst;
+    int nsrc;
+    uint32_t stream;
+    uint32_t divisor;
+};
+typedef void sr_run_fn(const struct sr_work *work);
+
+/* Streams the whole lines of dst, stores its ragged edges; no fence. */
+typedef void sr_stream_fn(char *dst, const char *src, size_t nbytes);
+
+/* One dtype and op for one instruction set, as seen from here. */
+struct sr_runner {
+    sr_run_fn *run;
+    sr_stream_fn *stream;
+    size_t item_nbytes;
+    size_t acc_nbytes;
+};
 
 const uint8_t sr_dtype_nbytes[SR_DTYPES] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16, 1, 1};
 
@@ -16,201 +56,213 @@ const char *const sr_dtype_name[SR_DTYPES] = {
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
 };
 
-const char *const sr_op_name[SR_OPS] = {"sum",  "prod", "min",  "max",  "avg", "band",
-                                        "bor",  "bxor", "land", "lor",  "lxor"};
+const char *const sr_op_name[SR_OPS] = {"sum", "prod", "min",  "max", "avg",  "band",
+                                        "bor", "bxor", "land", "lor", "lxor"};
 
-/* ---- small floats: S sign bit, exponent, M mantissa bits, bias B; all arithmetic on 32-bit lanes ---- */
+static inline size_t sr_lesser(size_t a, size_t b) { return a < b ? a : b; }
 
-static inline float sr_float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+static inline uint32_t sr_is_streamed(uint32_t stream, int d) { return stream >> (d < 31 ? d : 31) & 1; }
+
+static inline size_t sr_offset_in_line(const char *at) { return (uintptr_t)at & (SR_LINE_NBYTES - 1); }
+
+/* Streaming stores are not ordered by the release that publishes the data. */
+static inline void sr_store_fence(void) {
+#if defined(__x86_64__)
+    _mm_sfence();
+#else
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+#endif
 }
 
-static inline uint32_t sr_bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-struct sr_small_float {
-    int mantissa;      /* explicit bits */
-    int bias;
-    uint32_t sign;     /* the sign bit */
-    uint32_t top;      /* the smallest magnitude that is not finite: infinity, or NaN where there is none */
-    uint32_t nan;      /* the magnitude of the NaN that is written */
-};
-static const struct sr_small_float sr_f16 = {10, 15, 0x8000, 0x7c00, 0x7e00};
-static const struct sr_small_float sr_e5m2 = {2, 15, 0x80, 0x7c, 0x7e};
-static const struct sr_small_float sr_e4m3fn = {3, 7, 0x80, 0x7f, 0x7f};
-
-static inline float sr_widen(uint32_t bits, struct sr_small_float f) {
-    uint32_t magnitude = bits & (f.sign - 1);
-    uint32_t sign = (bits & f.sign) ? 0x80000000u : 0;
-    uint32_t normal = (magnitude << (23 - f.mantissa)) + ((uint32_t)(127 - f.bias) << 23);
-    uint32_t special = (magnitude << (23 - f.mantissa)) | 0x7f800000u;
-    float ulp = sr_float_of((uint32_t)(127 + 1 - f.bias - f.mantissa) << 23);
-    uint32_t subnormal = sr_bits_of((float)(int32_t)magnitude * ulp);
-    uint32_t wide = magnitude < (1u << f.mantissa) ? subnormal : normal;
-    if (f.top == f.nan)
-        wide = magnitude == f.nan ? 0x7fc00000u : wide;
-    else
-        wide = magnitude >= f.top ? special : wide;
-    return sr_float_of(wide | sign);
-}
-
-static inline uint32_t sr_narrow(float value, struct sr_small_float f) {
-    int drop = 23 - f.mantissa;
-    uint32_t bits = sr_bits_of(value);
-    uint32_t magnitude = bits & 0x7fffffffu;
-    uint32_t sign = (bits >> 31) ? f.sign : 0;
-    uint32_t rebias = (uint32_t)(127 - f.bias) << 23;
-    uint32_t normal = (magnitude - rebias + ((1u << (drop - 1)) - 1) + ((magnitude >> drop) & 1)) >> drop;
-    /* Adding a float whose last bit weighs as much as the smallest subnormal rounds to a multiple of that. */
-    uint32_t magic = (uint32_t)(127 + 23 + 1 - f.bias - f.mantissa) << 23;
-    uint32_t subnormal = sr_bits_of(sr_float_of(magnitude) + sr_float_of(magic)) - magic;
-    uint32_t small = magnitude < ((uint32_t)(127 + 1 - f.bias) << 23) ? subnormal : normal;
-    small = magnitude >= rebias + (f.top << drop) ? f.top : small; /* also keeps `normal` from running over */
-    small = small > f.top ? f.top : small;
-    small = magnitude > 0x7f800000u ? f.nan : small;
-    return small | sign;
-}
-
-static inline float sr_widen_f16(uint16_t x) { return sr_widen(x, sr_f16); }
-static inline uint16_t sr_narrow_f16(float x) { return (uint16_t)sr_narrow(x, sr_f16); }
-static inline float sr_widen_e5m2(uint8_t x) { return sr_widen(x, sr_e5m2); }
-static inline uint8_t sr_narrow_e5m2(float x) { return (uint8_t)sr_narrow(x, sr_e5m2); }
-static inline float sr_widen_e4m3fn(uint8_t x) { return sr_widen(x, sr_e4m3fn); }
-static inline uint8_t sr_narrow_e4m3fn(float x) { return (uint8_t)sr_narrow(x, sr_e4m3fn); }
-static inline float sr_widen_bf16(uint16_t x) { return sr_float_of((uint32_t)x << 16); }
-static inline uint16_t sr_narrow_bf16(float x) {
-    uint32_t bits = sr_bits_of(x);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
-}
-
-typedef struct { float re, im; } sr_c64;
-typedef struct { double re, im; } sr_c128;
-
-#define SUM(a, b) ((a) + (b))
-#define PROD(a, b) ((a) * (b))
-#define AND(a, b) ((a) & (b))
-#define OR(a, b) ((a) | (b))
-#define XOR(a, b) ((a) ^ (b))
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
-#define MAX(a, b) ((a) > (b) ? (a) : (b))
-#define FMIN(a, b) (((a) < (b)) | ((a) != (a)) ? (a) : (b))
-#define FMAX(a, b) (((a) > (b)) | ((a) != (a)) ? (a) : (b))
-#define SAME(a) (a)
-#define TRUTH(a) ((a) != 0)
-#define CTRUTH(a) (((a).re != 0) | ((a).im != 0))
-#define MAGNITUDE16(a) (((a) & 0x7fff) != 0)
-#define MAGNITUDE8(a) (((a) & 0x7f) != 0)
-#define DIVIDED(a) ((a) / divisor)
-static inline sr_c64 sr_sum_c64(sr_c64 a, sr_c64 b) { return (sr_c64){a.re + b.re, a.im + b.im}; }
-static inline sr_c128 sr_sum_c128(sr_c128 a, sr_c128 b) { return (sr_c128){a.re + b.re, a.im + b.im}; }
-static inline sr_c64 sr_prod_c64(sr_c64 a, sr_c64 b) {
-    return (sr_c64){a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
-}
-static inline sr_c128 sr_prod_c128(sr_c128 a, sr_c128 b) {
-    return (sr_c128){a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
-}
-
-#define FOLD(name, T, A, LOAD, OP, STORE)                                                                     \
-    static void name(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc,           \
-                     size_t count, uint32_t whole) {                                                          \
-        (void)stream;                                                                                         \
-        typedef float divisor_type;                                                                           \
-        double divisor = whole;                                                                               \
-        (void)divisor, (void)sizeof(divisor_type);                                                            \
-        for (size_t i = 0; i < count; i++) {                                                                  \
-            T x;                                                                                              \
-            memcpy(&x, (const T *)src[0] + i, sizeof x);                                                      \
-            A acc = LOAD(x);                                                                                  \
-            for (int s = 1; s < nsrc; s++) {                                                                  \
-                memcpy(&x, (const T *)src[s] + i, sizeof x);                                                  \
-                acc = (A)OP(acc, (A)LOAD(x));                                                                 \
-            }                                                                                                 \
-            x = STORE(acc);                                                                                   \
-            for (int d = 0; d < ndst; d++) memcpy((T *)dst[d] + i, &x, sizeof x);                             \
-        }                                                                                                     \
+/* Any number of sources. */
+static void sr_fold_groups(const struct sr_runner *runner, struct sr_work w) {
+    if (w.nsrc <= SR_FUSED_SOURCES) {
+        runner->run(&w);
+        return;
     }
-#define F32_DIVIDED(a) ((a) / (float)divisor)
-#define F16_DIVIDED(a) sr_narrow_f16(F32_DIVIDED(a))
-#define BF16_DIVIDED(a) sr_narrow_bf16(F32_DIVIDED(a))
-#define E4M3FN_DIVIDED(a) sr_narrow_e4m3fn(F32_DIVIDED(a))
-#define E5M2_DIVIDED(a) sr_narrow_e5m2(F32_DIVIDED(a))
-#define C64_DIVIDED(a) ((sr_c64){(a).re / (float)divisor, (a).im / (float)divisor})
-#define C128_DIVIDED(a) ((sr_c128){(a).re / divisor, (a).im / divisor})
-#define ONE_F16(a) ((a) ? 0x3c00 : 0)
-#define ONE_BF16(a) ((a) ? 0x3f80 : 0)
-#define ONE_E4M3FN(a) ((a) ? 0x38 : 0)
-#define ONE_E5M2(a) ((a) ? 0x3c : 0)
-#define ONE_C64(a) ((sr_c64){(a), 0})
-#define ONE_C128(a) ((sr_c128){(a), 0})
-
-#define LOGICAL(tag, T, TRUE, ONE)                                                                            \
-    FOLD(tag##_land, T, int, TRUE, AND, ONE) FOLD(tag##_lor, T, int, TRUE, OR, ONE)                           \
-    FOLD(tag##_lxor, T, int, TRUE, XOR, ONE)
-#define UINT(tag, T)                                                                                          \
-    FOLD(tag##_sum, T, T, SAME, SUM, SAME) FOLD(tag##_prod, T, T, SAME, PROD, SAME)                           \
-    FOLD(tag##_band, T, T, SAME, AND, SAME) FOLD(tag##_bor, T, T, SAME, OR, SAME)                             \
-    FOLD(tag##_bxor, T, T, SAME, XOR, SAME) FOLD(tag##_min, T, T, SAME, MIN, SAME)                            \
-    FOLD(tag##_max, T, T, SAME, MAX, SAME) LOGICAL(tag, T, TRUTH, SAME)
-#define INT(tag, T) FOLD(tag##_min, T, T, SAME, MIN, SAME) FOLD(tag##_max, T, T, SAME, MAX, SAME)
-#define FLOAT(tag, T, A, LOAD, STORE, AVG, TRUE, ONE)                                                         \
-    FOLD(tag##_sum, T, A, LOAD, SUM, STORE) FOLD(tag##_prod, T, A, LOAD, PROD, STORE)                         \
-    FOLD(tag##_min, T, A, LOAD, FMIN, STORE) FOLD(tag##_max, T, A, LOAD, FMAX, STORE)                         \
-    FOLD(tag##_avg, T, A, LOAD, SUM, AVG) LOGICAL(tag, T, TRUE, ONE)
-#define COMPLEX(tag)                                                                                          \
-    FOLD(tag##_sum, sr_##tag, sr_##tag, SAME, sr_sum_##tag, SAME)                                             \
-    FOLD(tag##_prod, sr_##tag, sr_##tag, SAME, sr_prod_##tag, SAME)
-
-UINT(u8, uint8_t) UINT(u16, uint16_t) UINT(u32, uint32_t) UINT(u64, uint64_t)
-INT(i8, int8_t) INT(i16, int16_t) INT(i32, int32_t) INT(i64, int64_t)
-FLOAT(f32, float, float, SAME, SAME, F32_DIVIDED, TRUTH, SAME)
-FLOAT(f64, double, double, SAME, SAME, DIVIDED, TRUTH, SAME)
-FLOAT(f16, uint16_t, float, sr_widen_f16, sr_narrow_f16, F16_DIVIDED, MAGNITUDE16, ONE_F16)
-FLOAT(bf16, uint16_t, float, sr_widen_bf16, sr_narrow_bf16, BF16_DIVIDED, MAGNITUDE16, ONE_BF16)
-FLOAT(e4m3fn, uint8_t, float, sr_widen_e4m3fn, sr_narrow_e4m3fn, E4M3FN_DIVIDED, MAGNITUDE8, ONE_E4M3FN)
-FLOAT(e5m2, uint8_t, float, sr_widen_e5m2, sr_narrow_e5m2, E5M2_DIVIDED, MAGNITUDE8, ONE_E5M2)
-COMPLEX(c64) COMPLEX(c128)
-FOLD(c64_avg, sr_c64, sr_c64, SAME, sr_sum_c64, C64_DIVIDED)
-FOLD(c128_avg, sr_c128, sr_c128, SAME, sr_sum_c128, C128_DIVIDED)
-LOGICAL(c64, sr_c64, CTRUTH, ONE_C64) LOGICAL(c128, sr_c128, CTRUTH, ONE_C128)
-
-static void sr_copy_plain(void *dst, const void *src, size_t nbytes, uint32_t stream) {
-    (void)stream;
-    memcpy(dst, src, nbytes);
+    char tile[SR_TILE_NBYTES] __attribute__((aligned(SR_LINE_NBYTES)));
+    const size_t tile_count = SR_TILE_NBYTES / runner->acc_nbytes;
+    for (size_t i = 0; i < w.count; i += tile_count) {
+        struct sr_work part = w;
+        part.count = sr_lesser(tile_count, w.count - i);
+        part.src_offset += i * runner->item_nbytes;
+        part.dst_offset += i * runner->item_nbytes;
+        part.nsrc = SR_FUSED_SOURCES;
+        for (part.to = tile; w.src + w.nsrc - part.src > SR_FUSED_SOURCES; part.src += SR_FUSED_SOURCES) {
+            runner->run(&part);
+            part.from = tile;
+        }
+        part.to = NULL;
+        part.nsrc = (int)(w.src + w.nsrc - part.src);
+        runner->run(&part);
+    }
 }
 
-#define ROW_LOGICAL(tag) [SR_LAND] = tag##_land, [SR_LOR] = tag##_lor, [SR_LXOR] = tag##_lxor
-#define ROW_INT(u, i)                                                                                         \
-    {[SR_SUM] = u##_sum, [SR_PROD] = u##_prod, [SR_MIN] = i##_min, [SR_MAX] = i##_max, [SR_BAND] = u##_band,  \
-     [SR_BOR] = u##_bor, [SR_BXOR] = u##_bxor, ROW_LOGICAL(u)}
-#define ROW_FLOAT(tag)                                                                                        \
-    {[SR_SUM] = tag##_sum, [SR_PROD] = tag##_prod, [SR_MIN] = tag##_min, [SR_MAX] = tag##_max,                \
-     [SR_AVG] = tag##_avg, ROW_LOGICAL(tag)}
-#define ROW_COMPLEX(tag) {[SR_SUM] = tag##_sum, [SR_PROD] = tag##_prod, [SR_AVG] = tag##_avg, ROW_LOGICAL(tag)}
+/* How many bytes lie before the first line boundary of each streamed dst, if that is the same for all of them and a
+ * whole number of items; SR_LINE_NBYTES if not. */
+static size_t sr_common_head(const struct sr_runner *runner, const struct sr_work *w) {
+    size_t head = SR_LINE_NBYTES;
+    for (int d = 0; d < w->ndst; d++) {
+        if (!sr_is_streamed(w->stream, d)) continue;
+        const size_t own = -(uintptr_t)w->dst[d] & (SR_LINE_NBYTES - 1);
+        if (own % runner->item_nbytes != 0 || (head != SR_LINE_NBYTES && head != own)) return SR_LINE_NBYTES;
+        head = own;
+    }
+    return head;
+}
 
-static const struct sr_kernels sr_scalar = {
-    "scalar",
-    {
-        [SR_BOOL] = {[SR_SUM] = u8_lor, [SR_PROD] = u8_land, [SR_MIN] = u8_land, [SR_MAX] = u8_lor,
-                     [SR_BAND] = u8_land, [SR_BOR] = u8_lor, [SR_BXOR] = u8_lxor, ROW_LOGICAL(u8)},
-        [SR_I8] = ROW_INT(u8, i8), [SR_U8] = ROW_INT(u8, u8), [SR_I16] = ROW_INT(u16, i16),
-        [SR_U16] = ROW_INT(u16, u16), [SR_I32] = ROW_INT(u32, i32), [SR_U32] = ROW_INT(u32, u32),
-        [SR_I64] = ROW_INT(u64, i64), [SR_U64] = ROW_INT(u64, u64), [SR_F16] = ROW_FLOAT(f16),
-        [SR_BF16] = ROW_FLOAT(bf16), [SR_F32] = ROW_FLOAT(f32), [SR_F64] = ROW_FLOAT(f64),
-        [SR_C64] = ROW_COMPLEX(c64), [SR_C128] = ROW_COMPLEX(c128), [SR_F8_E4M3FN] = ROW_FLOAT(e4m3fn),
-        [SR_F8_E5M2] = ROW_FLOAT(e5m2),
-    },
-    sr_copy_plain,
-};
+/* All streamed dsts reach their lines' ends together: the run streams its blocks from registers. */
+static void sr_fold_in_step(const struct sr_runner *runner, struct sr_work w, size_t head_nbytes) {
+    const size_t line_count = SR_LINE_NBYTES / runner->item_nbytes;
+    const size_t head = sr_lesser(head_nbytes / runner->item_nbytes, w.count);
+    const size_t ends[3] = {head, w.count - (w.count - head) % line_count, w.count};
+    size_t begin = 0;
+    for (int part = 0; part < 3; begin = ends[part++]) {
+        if (begin == ends[part]) continue;
+        struct sr_work p = w;
+        p.stream = part == 1 ? w.stream : 0;
+        p.src_offset = p.dst_offset = begin * runner->item_nbytes;
+        p.count = ends[part] - begin;
+        sr_fold_groups(runner, p);
+    }
+}
 
-const char *sr_kernels_isas(int i) { return i == 0 ? sr_scalar.isa : NULL; }
+/* They do not: results go through a stage in the L1 cache, and each dst takes from it the lines that are complete.
+ * What is left of a line waits, for which the stage begins with the last line of the stage before. */
+static void sr_fold_staged(const struct sr_runner *runner, struct sr_work w) {
+    char stage[SR_LINE_NBYTES + SR_STAGE_NBYTES] __attribute__((aligned(SR_LINE_NBYTES)));
+    char *const fresh = stage + SR_LINE_NBYTES;
+    const size_t nbytes = w.count * runner->item_nbytes;
+    for (size_t begin = 0, end; begin < nbytes; begin = end) {
+        end = sr_lesser(begin + SR_STAGE_NBYTES, nbytes);
+        struct sr_work part = w;
+        part.dst = &fresh, part.ndst = 1, part.stream = 0;
+        part.src_offset = begin;
+        part.count = (end - begin) / runner->item_nbytes;
+        sr_fold_groups(runner, part);
+        for (int d = 0; d < w.ndst; d++) {
+            size_t from = begin, to = end;
+            if (sr_is_streamed(w.stream, d)) {
+                if (begin != 0) from -= sr_offset_in_line(w.dst[d] + begin);
+                if (end != nbytes) to -= sr_offset_in_line(w.dst[d] + end);
+                runner->stream(w.dst[d] + from, fresh + from - begin, to - from);
+            } else {
+                memcpy(w.dst[d] + from, fresh, to - from);
+            }
+        }
+        memcpy(stage, fresh + SR_STAGE_NBYTES - SR_LINE_NBYTES, SR_LINE_NBYTES);
+    }
+}
+
+/* Whatever is not a single run of ordinary stores. */
+static void sr_fold(const struct sr_runner *runner, const struct sr_work *w) {
+    if (w->stream == 0) {
+        sr_fold_groups(runner, *w);
+        return;
+    }
+    const size_t head_nbytes = sr_common_head(runner, w);
+    if (head_nbytes < SR_LINE_NBYTES)
+        sr_fold_in_step(runner, *w, head_nbytes);
+    else
+        sr_fold_staged(runner, *w);
+    sr_store_fence();
+}
+
+/* ---- the loops, once for each instruction set ---- */
+
+#if defined(__clang__)
+#define SR_ROLLED _Pragma("clang loop unroll(disable)")
+#define SR_VECTOR _Pragma("clang loop vectorize(assume_safety)")
+#define SR_KEEP_NEST()
+#else
+/* Unrolled early, a loop over a block's items would be lost to the vectoriser. */
+#define SR_ROLLED _Pragma("GCC unroll 1")
+#define SR_VECTOR _Pragma("GCC unroll 1")
+/* And jammed together for two sources at a time, so would the loop over a block's items. */
+#define SR_KEEP_NEST() __asm__ volatile("")
+#endif
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+
+#define SR_ISA sse2
+#define SR_TARGET
+#define SR_VECTOR_NBYTES 16
+#define SR_PUT(dst, block) _mm_storeu_si128((__m128i *)(dst), _mm_load_si128((const __m128i *)(block)))
+#define SR_STREAM(dst, block) _mm_stream_si128((__m128i *)(dst), _mm_loadu_si128((const __m128i *)(block)))
+#include "kernels_loop.h"
+
+#define SR_ISA avx2
+#define SR_TARGET __attribute__((target("avx2,f16c")))
+#define SR_VECTOR_NBYTES 32
+#define SR_PUT(dst, block) _mm256_storeu_si256((__m256i *)(dst), _mm256_load_si256((const __m256i *)(block)))
+#define SR_STREAM(dst, block) _mm256_stream_si256((__m256i *)(dst), _mm256_loadu_si256((const __m256i *)(block)))
+#include "kernels_loop.h"
+
+#define SR_ISA avx512
+#if defined(__clang__)
+#define SR_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c")))
+#else
+#define SR_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prefer-vector-width=512")))
+#endif
+#define SR_VECTOR_NBYTES 64
+#define SR_PUT(dst, block) _mm512_storeu_si512((void *)(dst), _mm512_load_si512((const void *)(block)))
+#define SR_STREAM(dst, block) _mm512_stream_si512((void *)(dst), _mm512_loadu_si512((const void *)(block)))
+/* GCC 12 fuses a complex product's alternating differences and sums even under -ffp-contract=off. AVX2 without FMA
+ * has nothing to fuse them to. */
+#define SR_UNFUSED(function) function##_avx2
+#include "kernels_loop.h"
+
+/* CPUID says what the CPU can do, XCR0 which registers the operating system saves: both must agree. */
+static int sr_cpu_has(const struct sr_kernels *kernels) {
+    unsigned eax, ebx, ecx, edx;
+    if (kernels == &sr_kernels_sse2) return 1;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return 0;
+    if (!(ecx & bit_OSXSAVE) || !(ecx & bit_AVX) || !(ecx & bit_F16C)) return 0;
+    unsigned xcr0, xcr0_high;
+    __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(xcr0_high) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
+    const unsigned avx_state = 0x06, avx512_state = 0xe6; /* XMM, YMM; and opmask, both halves of ZMM */
+    if (kernels == &sr_kernels_avx2) return (xcr0 & avx_state) == avx_state && (ebx & bit_AVX2);
+    const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    return (xcr0 & avx512_state) == avx512_state && (ebx & avx512) == avx512;
+}
+static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_avx512, &sr_kernels_avx2, &sr_kernels_sse2};
+
+#else
+/* 64-bit Arm has streaming stores only as a hint that its cores hardly take, so there they are ordinary ones. */
+#if defined(__aarch64__)
+#define SR_ISA neon
+#else
+#define SR_ISA scalar
+#endif
+#define SR_TARGET
+#define SR_VECTOR_NBYTES 16
+#define SR_PUT(dst, block) memcpy((dst), (block), 16)
+#define SR_STREAM(dst, block) memcpy((dst), (block), 16)
+#include "kernels_loop.h"
+
+static int sr_cpu_has(const struct sr_kernels *kernels) { return kernels != NULL; }
+#if defined(__aarch64__)
+static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_neon};
+#else
+static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_scalar};
+#endif
+#endif
+
+#define SR_BUILT (int)(sizeof sr_kernels_built / sizeof sr_kernels_built[0])
+
+const char *sr_kernels_isas(int i) {
+    for (int k = 0; k < SR_BUILT; k++)
+        if (sr_cpu_has(sr_kernels_built[k]) && i-- == 0) return sr_kernels_built[k]->isa;
+    return NULL;
+}
 
 const struct sr_kernels *sr_kernels_find(const char *isa) {
-    if (isa == NULL || isa[0] == '\0' || strcmp(isa, sr_scalar.isa) == 0) return &sr_scalar;
+    const int any = isa == NULL || isa[0] == '\0';
+    for (int k = 0; k < SR_BUILT; k++)
+        if ((any || strcmp(isa, sr_kernels_built[k]->isa) == 0) && sr_cpu_has(sr_kernels_built[k]))
+            return sr_kernels_built[k];
     return NULL;
 }

@@ -1,0 +1,136 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The kernels' table as tests and benchmarks see it. Nothing else imports this: the engine has its own copy."""
+# Owns nothing; knows src/kernels.h only. Memory comes as contiguous buffers of bytes (`array.view(numpy.uint8)`).
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport uint8_t, uint32_t
+
+cdef extern from "kernels.h" nogil:
+    enum:
+        SR_DTYPES
+        SR_OPS
+    ctypedef void sr_fold_fn(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc,
+                             size_t count, uint32_t divisor)
+    ctypedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream)
+    struct sr_kernels:
+        const char *isa
+        sr_fold_fn *fold[17][11]
+        sr_copy_fn *copy
+    const uint8_t sr_dtype_nbytes[]
+    const char *sr_dtype_name[]
+    const char *sr_op_name[]
+    const sr_kernels *sr_kernels_find(const char *isa)
+    const char *sr_kernels_isas(int i)
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    enum:
+        CLOCK_MONOTONIC
+    int clock_gettime(int clock, timespec *now)
+
+DEF MOST = 128
+
+
+def isas() -> list[str]:
+    """Names of the instruction sets that this machine supports, best first."""
+    names = []
+    while sr_kernels_isas(len(names)) is not NULL:
+        names.append(sr_kernels_isas(len(names)).decode())
+    return names
+
+
+def dtypes() -> dict[str, int]:
+    """Bytes of an item by dtype name."""
+    return {sr_dtype_name[i].decode(): sr_dtype_nbytes[i] for i in range(SR_DTYPES)}
+
+
+def ops(dtype: str) -> list[str]:
+    """Names of the ops that have a meaning for the dtype."""
+    cdef const sr_kernels *kernels = sr_kernels_find(NULL)
+    cdef int d = list(dtypes()).index(dtype)
+    return [sr_op_name[i].decode() for i in range(SR_OPS) if kernels.fold[d][i] is not NULL]
+
+
+cdef const sr_kernels *_find(str isa) except NULL:
+    cdef const sr_kernels *kernels = sr_kernels_find(isa.encode())
+    if kernels is NULL:
+        raise ValueError(f"{isa!r} is not among {isas()}")
+    return kernels
+
+
+cdef double _now() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return now.tv_sec + 1e-9 * now.tv_nsec
+
+
+cdef class _Pointers:
+    """The addresses of a few buffers, held for as long as this lives."""
+    cdef Py_buffer views[MOST]
+    cdef void *at[MOST]
+    cdef int count
+
+    def __cinit__(self, buffers, bint writable):
+        if len(buffers) > MOST:
+            raise ValueError(f"at most {MOST} buffers")
+        for buffer in buffers:
+            PyObject_GetBuffer(buffer, &self.views[self.count], PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
+            self.at[self.count] = self.views[self.count].buf
+            self.count += 1
+
+    cdef size_t nbytes(self) except? 0:
+        for i in range(self.count):
+            if self.views[i].len != self.views[0].len:
+                raise ValueError("buffers of different sizes")
+        return self.views[0].len
+
+    def __dealloc__(self):
+        for i in range(self.count):
+            PyBuffer_Release(&self.views[i])
+
+
+def fold(dtype: str, op: str, srcs, dsts, isa: str = "", divisor: int = 1, stream: int = 0, loops: int = 1) -> float:
+    """dsts[d] = srcs[0] op srcs[1] ... for every d; returns the seconds that `loops` of it took."""
+    cdef const sr_kernels *kernels = _find(isa)
+    cdef int d = list(dtypes()).index(dtype)
+    cdef int o = [sr_op_name[i].decode() for i in range(SR_OPS)].index(op)
+    cdef sr_fold_fn *function = kernels.fold[d][o]
+    if function is NULL:
+        raise ValueError(f"{op} has no meaning for {dtype}")
+    cdef _Pointers src = _Pointers(srcs, False)
+    cdef _Pointers dst = _Pointers(dsts, True)
+    if src.nbytes() != dst.nbytes():
+        raise ValueError("buffers of different sizes")
+    cdef size_t count = dst.nbytes() // sr_dtype_nbytes[d]
+    cdef uint32_t by = divisor, mask = stream
+    cdef long left = loops
+    cdef double start
+    with nogil:
+        start = _now()
+        while left > 0:
+            function(dst.at, dst.count, mask, <const void *const *>src.at, src.count, count, by)
+            left -= 1
+        start = _now() - start
+    return start
+
+
+def copy(dst, src, isa: str = "", stream: int = 0, loops: int = 1) -> float:
+    """dst = src; returns the seconds that `loops` of it took."""
+    cdef sr_copy_fn *function = _find(isa).copy
+    cdef _Pointers to = _Pointers([dst], True)
+    cdef _Pointers source = _Pointers([src], False)
+    if to.nbytes() != source.nbytes():
+        raise ValueError("buffers of different sizes")
+    cdef size_t nbytes = to.nbytes()
+    cdef uint32_t mask = stream
+    cdef long left = loops
+    cdef double start
+    with nogil:
+        start = _now()
+        while left > 0:
+            function(to.at[0], source.at[0], nbytes, mask)
+            left -= 1
+        start = _now() - start
+    return start

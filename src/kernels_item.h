@@ -1,0 +1,138 @@
+/* What one item of each dtype is: its type in memory, its accumulator, how the one becomes the other, and the ops
+ * on accumulators. Scalar C without branches, so that a compiler can turn a loop over it into vectors. */
+#ifndef SHMRING_KERNELS_ITEM_H
+#define SHMRING_KERNELS_ITEM_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* A caller's items may lie anywhere, and nothing is known of what else points there. */
+#define SR_ANYWHERE(T) typedef T T##_anywhere __attribute__((aligned(1), may_alias));
+SR_ANYWHERE(uint8_t) SR_ANYWHERE(uint16_t) SR_ANYWHERE(uint32_t) SR_ANYWHERE(uint64_t)
+SR_ANYWHERE(int8_t) SR_ANYWHERE(int16_t) SR_ANYWHERE(int32_t) SR_ANYWHERE(int64_t)
+SR_ANYWHERE(float) SR_ANYWHERE(double)
+typedef struct __attribute__((packed, may_alias)) { float re, im; } sr_c64, sr_c64_anywhere;
+typedef struct __attribute__((packed, may_alias)) { double re, im; } sr_c128, sr_c128_anywhere;
+
+/* ---- ops ---- (1u: two uint16 would be multiplied as int, and overflow) */
+#define SR_ADD(a, b) ((a) + (b))
+#define SR_MULTIPLY(a, b) ((a) * (b))
+#define SR_MULTIPLY_INT(a, b) (1u * (a) * (b))
+#define SR_LESSER(a, b) ((a) < (b) ? (a) : (b))
+#define SR_GREATER(a, b) ((a) > (b) ? (a) : (b))
+#define SR_AND(a, b) ((a) & (b))
+#define SR_OR(a, b) ((a) | (b))
+#define SR_XOR(a, b) ((a) ^ (b))
+
+/* As np.minimum and np.maximum: NaN if either is NaN. */
+#define SR_LESSER_OR_NAN(a, b) ((((a) < (b)) | ((a) != (a))) ? (a) : (b))
+#define SR_GREATER_OR_NAN(a, b) ((((a) > (b)) | ((a) != (a))) ? (a) : (b))
+
+static inline sr_c64 sr_multiply_c64(sr_c64 a, sr_c64 b) {
+    return (sr_c64){a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+}
+static inline sr_c128 sr_multiply_c128(sr_c128 a, sr_c128 b) {
+    return (sr_c128){a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+}
+
+/* ---- from memory to accumulator and back ---- */
+#define SR_AS_IS(x) (x)
+#define SR_IS_TRUE(x) ((x) != 0)
+#define SR_IS_TRUE_COMPLEX(x) (((x).re != 0) | ((x).im != 0))
+#define SR_IS_TRUE_16(x) (((x) & 0x7fffu) != 0)
+#define SR_IS_TRUE_8(x) (((x) & 0x7fu) != 0)
+
+/* 1.0 or 0.0 in a small float's bits, from an accumulator of 1 or 0. */
+#define SR_ONE_F16(x) ((x) * 0x3c00u)
+#define SR_ONE_BF16(x) ((x) * 0x3f80u)
+#define SR_ONE_E4M3FN(x) ((x) * 0x38u)
+#define SR_ONE_E5M2(x) ((x) * 0x3cu)
+#define SR_ONE_C64(x) ((sr_c64){(float)(x), 0})
+#define SR_ONE_C128(x) ((sr_c128){(double)(x), 0})
+
+static inline float sr_float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint32_t sr_bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float sr_widen_bf16(uint16_t x) { return sr_float_of((uint32_t)x << 16); }
+
+static inline uint16_t sr_narrow_bf16(float x) {
+    uint32_t bits = sr_bits_of(x);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+    uint32_t quiet_nan = (bits >> 16) | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+}
+
+/* The other small floats differ in a few numbers only. */
+struct sr_small_float {
+    int mantissa;  /* explicit bits */
+    int bias;
+    uint32_t sign; /* the sign bit */
+    uint32_t top;  /* the smallest magnitude that is no number: infinity, or NaN where there is no infinity */
+    uint32_t nan;  /* the quiet NaN's magnitude */
+};
+#define SR_SMALL_F16 ((struct sr_small_float){10, 15, 0x8000, 0x7c00, 0x7e00})
+#define SR_SMALL_E5M2 ((struct sr_small_float){2, 15, 0x80, 0x7c, 0x7e})
+#define SR_SMALL_E4M3FN ((struct sr_small_float){3, 7, 0x80, 0x7f, 0x7f})
+
+static inline float sr_widen(uint32_t bits, const struct sr_small_float f) {
+    int drop = 23 - f.mantissa;
+    uint32_t magnitude = bits & (f.sign - 1);
+    uint32_t sign = (bits & f.sign) * (0x80000000u / f.sign);
+    float ulp = sr_float_of((uint32_t)(128 - f.bias - f.mantissa) << 23); /* of the subnormals */
+    uint32_t subnormal = sr_bits_of((float)(int32_t)magnitude * ulp);
+    uint32_t normal = (magnitude << drop) + ((uint32_t)(127 - f.bias) << 23);
+    uint32_t special = f.top == f.nan ? 0x7fc00000u : (magnitude << drop) | 0x7f800000u;
+    if (f.top != f.nan) special |= (uint32_t)(magnitude > f.top) << 22; /* NaNs come out quiet, as from F16C */
+    uint32_t wide = magnitude < (1u << f.mantissa) ? subnormal : normal;
+    wide = magnitude >= f.top ? special : wide;
+    return sr_float_of(wide | sign);
+}
+
+/* To nearest even; what rounds beyond the largest number becomes `top`, as in ml_dtypes. */
+static inline uint32_t sr_narrow(float value, const struct sr_small_float f) {
+    int drop = 23 - f.mantissa;
+    uint32_t rebias = (uint32_t)(127 - f.bias) << 23;
+    uint32_t bits = sr_bits_of(value);
+    uint32_t magnitude = bits & 0x7fffffffu;
+    uint32_t sign = (bits >> 31) * f.sign;
+    uint32_t half = (1u << (drop - 1)) - 1 + ((magnitude >> drop) & 1);
+    uint32_t normal = (magnitude - rebias + half) >> drop;
+    normal = normal > f.top ? f.top : normal;
+    /* A float whose last bit weighs as much as the smallest subnormal: adding it rounds to multiples of that. */
+    uint32_t coarse = (uint32_t)(151 - f.bias - f.mantissa) << 23;
+    uint32_t subnormal = sr_bits_of(sr_float_of(magnitude) + sr_float_of(coarse)) - coarse;
+    uint32_t nan = f.nan | (f.top == f.nan ? 0 : (magnitude >> drop) & (f.sign - 1));
+    uint32_t small = magnitude < rebias + (1u << 23) ? subnormal : normal;
+    small = magnitude > 0x7f800000u ? nan : small;
+    return small | sign;
+}
+
+static inline float sr_widen_f16(uint16_t x) { return sr_widen(x, SR_SMALL_F16); }
+static inline float sr_widen_e5m2(uint8_t x) { return sr_widen(x, SR_SMALL_E5M2); }
+static inline float sr_widen_e4m3fn(uint8_t x) { return sr_widen(x, SR_SMALL_E4M3FN); }
+static inline uint16_t sr_narrow_f16(float x) { return (uint16_t)sr_narrow(x, SR_SMALL_F16); }
+static inline uint8_t sr_narrow_e5m2(float x) { return (uint8_t)sr_narrow(x, SR_SMALL_E5M2); }
+static inline uint8_t sr_narrow_e4m3fn(float x) { return (uint8_t)sr_narrow(x, SR_SMALL_E4M3FN); }
+
+/* SR_AVG: `divisor` is a name in scope where these are expanded. */
+#define SR_DIVIDED_F32(x) ((x) / (float)divisor)
+#define SR_DIVIDED_F64(x) ((x) / (double)divisor)
+#define SR_DIVIDED_F16(x) sr_narrow_f16(SR_DIVIDED_F32(x))
+#define SR_DIVIDED_BF16(x) sr_narrow_bf16(SR_DIVIDED_F32(x))
+#define SR_DIVIDED_E4M3FN(x) sr_narrow_e4m3fn(SR_DIVIDED_F32(x))
+#define SR_DIVIDED_E5M2(x) sr_narrow_e5m2(SR_DIVIDED_F32(x))
+
+/* The same bits as a division where the divisor is a power of two, and several times faster. */
+#define SR_SCALED_F32(x) ((x) * (1.0f / (float)divisor))
+#define SR_SCALED_F64(x) ((x) * (1.0 / (double)divisor))
+
+#endif

@@ -1,0 +1,314 @@
+/* The reduction loops, in plain C. kernels.c includes this once for each instruction set, with SR_ISA (the suffix of
+ * its names), SR_TARGET (function attribute), SR_VECTOR_NBYTES, SR_PUT and SR_STREAM (block stores) defined.
+ *
+ * A block is one vector register of output. A run goes block by block: load, widen and fold every source's items,
+ * narrow, and put the block to every destination, by an ordinary or a streaming store: each byte is read once and
+ * nothing goes through memory in between. All loops over a block have constant length; the compiler makes them one
+ * vector instruction. bench/bench_kernels.py shows what comes of it. */
+
+#define SR_JOIN_(stem, isa) stem##_##isa
+#define SR_JOIN(stem, isa) SR_JOIN_(stem, isa)
+#define SR_OF_ISA(stem) SR_JOIN(stem, SR_ISA)
+#define SR_INLINE SR_TARGET static inline __attribute__((always_inline))
+#define SR_RUN SR_TARGET static __attribute__((noinline))
+
+/* What makes one dtype and op: loops of `count` items, count a constant wherever they are used. */
+struct SR_OF_ISA(sr_item_loops) {
+    size_t nbytes;     /* of an item */
+    size_t acc_nbytes; /* of its accumulator */
+    void (*load)(void *acc, const void *src, size_t count);
+    void (*load_two)(void *acc, const void *src0, const void *src1, size_t count);
+    void (*add)(void *acc, const void *src, size_t count);
+    void (*store)(void *block, const void *acc, size_t count, uint32_t divisor);
+};
+
+SR_INLINE void SR_OF_ISA(sr_put)(char *dst, const char *block, size_t nbytes, uint32_t streaming) {
+    if (nbytes != SR_VECTOR_NBYTES)
+        memcpy(dst, block, nbytes);
+    else if (streaming)
+        SR_STREAM(dst, block);
+    else
+        SR_PUT(dst, block);
+}
+
+/* A line that is streamed in parts costs several times as much as a whole one, so the ragged edges are stored. */
+SR_TARGET static void SR_OF_ISA(sr_stream)(char *dst, const char *src, size_t nbytes) {
+    const size_t head = sr_lesser(-(uintptr_t)dst & (SR_LINE_NBYTES - 1), nbytes);
+    const size_t end = nbytes - (nbytes - head) % SR_LINE_NBYTES;
+    memcpy(dst, src, head);
+    for (size_t at = head; at < end; at += SR_VECTOR_NBYTES) SR_STREAM(dst + at, src + at);
+    memcpy(dst + end, src + end, nbytes - end);
+}
+
+/* Folds count items from item i of the work on, through at most one register of output. */
+SR_INLINE void SR_OF_ISA(sr_block)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item, size_t i,
+                                   size_t count) {
+    char acc[SR_VECTOR_NBYTES * 4] __attribute__((aligned(64)));
+    char block[SR_VECTOR_NBYTES] __attribute__((aligned(64)));
+    const size_t at = w.src_offset + i * item.nbytes;
+    int s = 0;
+    if (w.from != NULL)
+        memcpy(acc, w.from + i * item.acc_nbytes, count * item.acc_nbytes);
+    else if (w.nsrc > 1 && item.load_two != NULL)
+        item.load_two(acc, w.src[0] + at, w.src[1] + at, count), s = 2;
+    else
+        item.load(acc, w.src[0] + at, count), s = 1;
+    SR_ROLLED for (; s < w.nsrc; s++) {
+        SR_KEEP_NEST();
+        item.add(acc, w.src[s] + at, count);
+    }
+    if (w.to != NULL) {
+        memcpy(w.to + i * item.acc_nbytes, acc, count * item.acc_nbytes);
+        return;
+    }
+    item.store(block, acc, count, w.divisor);
+    SR_ROLLED for (int d = 0; d < w.ndst; d++)
+        SR_OF_ISA(sr_put)(w.dst[d] + w.dst_offset + i * item.nbytes, block, count * item.nbytes, sr_is_streamed(w.stream, d));
+}
+
+/* Whole blocks while they last; returns how many items are done. */
+SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item) {
+    const size_t step = SR_VECTOR_NBYTES / item.nbytes;
+    size_t i = 0;
+    SR_ROLLED for (; i + step <= w.count; i += step) SR_OF_ISA(sr_block)(w, item, i, step);
+    return i;
+}
+
+/* Fewer items than a block, in blocks of a half, a quarter, ...: at most one of each, so that a dozen items take
+ * a few nanoseconds. Where items are widened these would be much code for little, so there by eights and ones. */
+SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item, size_t i) {
+    const size_t step = SR_VECTOR_NBYTES / item.nbytes;
+    if (item.acc_nbytes > item.nbytes) {
+        for (; step > 8 && i + 8 <= w.count; i += 8) SR_OF_ISA(sr_block)(w, item, i, 8);
+        for (; i < w.count; i++) SR_OF_ISA(sr_block)(w, item, i, 1);
+        return;
+    }
+    const size_t left = w.count - i;
+    if (step > 32 && left & 32) SR_OF_ISA(sr_block)(w, item, i, 32), i += 32;
+    if (step > 16 && left & 16) SR_OF_ISA(sr_block)(w, item, i, 16), i += 16;
+    if (step > 8 && left & 8) SR_OF_ISA(sr_block)(w, item, i, 8), i += 8;
+    if (step > 4 && left & 4) SR_OF_ISA(sr_block)(w, item, i, 4), i += 4;
+    if (step > 2 && left & 2) SR_OF_ISA(sr_block)(w, item, i, 2), i += 2;
+    if (step > 1 && left & 1) SR_OF_ISA(sr_block)(w, item, i, 1);
+}
+
+/* The commonest shapes. With everything known, nothing is left in the loops but loads, the op and stores. */
+SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item) {
+    const char *const src[2] = {w.src[0], w.src[1]};
+    char *const dst[2] = {w.dst[0], w.dst[w.ndst - 1]};
+    struct sr_work two = w;
+    two.src = src, two.nsrc = 2, two.dst = dst, two.from = NULL, two.to = NULL;
+    /* Where items are widened the arithmetic hides the rest: one loop will do. */
+    if (item.acc_nbytes > item.nbytes) return SR_OF_ISA(sr_blocks)(two, item);
+    if (w.ndst == 1) {
+        two.ndst = 1;
+        if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item);
+        return two.stream = 1, SR_OF_ISA(sr_blocks)(two, item);
+    }
+    two.ndst = 2;
+    if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item);
+    if (w.stream == 3) return two.stream = 3, SR_OF_ISA(sr_blocks)(two, item);
+    return SR_OF_ISA(sr_blocks)(two, item);
+}
+
+/* ---- one dtype and op: its loops, its run, and the function that the table holds ---- */
+
+#define SR_ITEM_LOAD(tag, T, A, LOAD, OP)                                                                     \
+    SR_INLINE void SR_OF_ISA(tag##_load)(void *acc, const void *src, size_t count) {                          \
+        const T##_anywhere *x = src;                                                                          \
+        SR_VECTOR for (size_t i = 0; i < count; i++)((A##_anywhere *)acc)[i] = (A)LOAD(x[i]);                 \
+    }                                                                                                         \
+    SR_INLINE void SR_OF_ISA(tag##_load_two)(void *acc, const void *src0, const void *src1, size_t count) {   \
+        const T##_anywhere *x = src0, *y = src1;                                                              \
+        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                        \
+            const A a = (A)LOAD(x[i]), b = (A)LOAD(y[i]);                                                     \
+            ((A##_anywhere *)acc)[i] = (A)OP(a, b);                                                           \
+        }                                                                                                     \
+    }                                                                                                         \
+    SR_INLINE void SR_OF_ISA(tag##_add)(void *acc, const void *src, size_t count) {                           \
+        const T##_anywhere *x = src;                                                                          \
+        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                        \
+            const A a = ((A##_anywhere *)acc)[i], b = (A)LOAD(x[i]);                                          \
+            ((A##_anywhere *)acc)[i] = (A)OP(a, b);                                                           \
+        }                                                                                                     \
+    }
+
+#define SR_ITEM_STORE(tag, T, A, STORE)                                                                       \
+    SR_INLINE void SR_OF_ISA(tag##_store)(void *block, const void *acc, size_t count, uint32_t divisor) {     \
+        (void)divisor;                                                                                        \
+        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                        \
+            const A a = ((const A##_anywhere *)acc)[i];                                                       \
+            ((T##_anywhere *)block)[i] = (T)STORE(a);                                                         \
+        }                                                                                                     \
+    }
+
+#define SR_ITEM(tag, T, A)                                                                                    \
+    ((struct SR_OF_ISA(sr_item_loops)){sizeof(T), sizeof(A), SR_OF_ISA(tag##_load), SR_OF_ISA(tag##_load_two), \
+                                       SR_OF_ISA(tag##_add), SR_OF_ISA(tag##_store)})
+
+#define SR_ITEM_ANY(tag, T, A)                                                                                \
+    ((struct SR_OF_ISA(sr_item_loops)){sizeof(T), sizeof(A), SR_OF_ISA(tag##_load),                           \
+                                       sizeof(A) > sizeof(T) ? NULL : SR_OF_ISA(tag##_load_two),              \
+                                       SR_OF_ISA(tag##_add), SR_OF_ISA(tag##_store)})
+
+#define SR_ITEM_FOLD(tag, T, A)                                                                               \
+    SR_RUN size_t SR_OF_ISA(tag##_two_sources)(const struct sr_work *w) {                                     \
+        return SR_OF_ISA(sr_two_sources)(*w, SR_ITEM(tag, T, A));                                             \
+    }                                                                                                         \
+    SR_RUN size_t SR_OF_ISA(tag##_any_sources)(const struct sr_work *w) {                                     \
+        return SR_OF_ISA(sr_blocks)(*w, SR_ITEM_ANY(tag, T, A));                                              \
+    }                                                                                                         \
+    SR_RUN void SR_OF_ISA(tag##_remainder)(const struct sr_work *w, size_t done) {                            \
+        SR_OF_ISA(sr_remainder)(*w, SR_ITEM_ANY(tag, T, A), done);                                                \
+    }                                                                                                         \
+    SR_TARGET static void SR_OF_ISA(tag##_run)(const struct sr_work *w) {                                     \
+        size_t done = 0;                                                                                      \
+        if (w->count >= SR_VECTOR_NBYTES / sizeof(T)) {                                                       \
+            if (w->nsrc == 2 && w->ndst <= 2 && w->from == NULL && w->to == NULL)                             \
+                done = SR_OF_ISA(tag##_two_sources)(w);                                                       \
+            else                                                                                              \
+                done = SR_OF_ISA(tag##_any_sources)(w);                                                       \
+        }                                                                                                     \
+        if (done < w->count) SR_OF_ISA(tag##_remainder)(w, done);                                             \
+    }                                                                                                         \
+    static void SR_OF_ISA(tag)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc, \
+                               size_t count, uint32_t divisor) {                                              \
+        static const struct sr_runner runner = {SR_OF_ISA(tag##_run), SR_OF_ISA(sr_stream), sizeof(T),        \
+                                                sizeof(A)};                                                   \
+        const struct sr_work w = {(char *const *)dst, (const char *const *)src, NULL, NULL, 0, 0, count,      \
+                                  ndst, nsrc, stream, divisor};                                               \
+        if (stream == 0 && nsrc <= SR_FUSED_SOURCES)                                                          \
+            SR_OF_ISA(tag##_run)(&w);                                                                         \
+        else                                                                                                  \
+            sr_fold(&runner, &w);                                                                             \
+    }
+
+#define SR_FOLD(tag, T, A, LOAD, OP, STORE)                                                                   \
+    SR_ITEM_LOAD(tag, T, A, LOAD, OP) SR_ITEM_STORE(tag, T, A, STORE) SR_ITEM_FOLD(tag, T, A)
+
+/* ---- all of them ---- */
+
+#define SR_LOGICAL(tag, T, A, TRUTH, ONE)                                                                     \
+    SR_FOLD(tag##_land, T, A, TRUTH, SR_AND, ONE)                                                             \
+    SR_FOLD(tag##_lor, T, A, TRUTH, SR_OR, ONE)                                                               \
+    SR_FOLD(tag##_lxor, T, A, TRUTH, SR_XOR, ONE)
+
+#define SR_PLAIN(tag, T, OP) SR_FOLD(tag, T, T, SR_AS_IS, OP, SR_AS_IS)
+
+#define SR_MIN_MAX(tag, T) SR_PLAIN(tag##_min, T, SR_LESSER) SR_PLAIN(tag##_max, T, SR_GREATER)
+
+#define SR_INT(tag, T)                                                                                        \
+    SR_PLAIN(tag##_sum, T, SR_ADD) SR_PLAIN(tag##_prod, T, SR_MULTIPLY_INT) SR_PLAIN(tag##_band, T, SR_AND)   \
+    SR_PLAIN(tag##_bor, T, SR_OR) SR_PLAIN(tag##_bxor, T, SR_XOR) SR_MIN_MAX(tag, T)                          \
+    SR_LOGICAL(tag, T, T, SR_IS_TRUE, SR_AS_IS)
+
+#define SR_FLOAT(tag, T, A, LOAD, STORE, DIVIDED)                                                             \
+    SR_FOLD(tag##_sum, T, A, LOAD, SR_ADD, STORE)                                                             \
+    SR_FOLD(tag##_prod, T, A, LOAD, SR_MULTIPLY, STORE)                                                       \
+    SR_FOLD(tag##_min, T, A, LOAD, SR_LESSER_OR_NAN, STORE)                                                   \
+    SR_FOLD(tag##_max, T, A, LOAD, SR_GREATER_OR_NAN, STORE)                                                  \
+    SR_FOLD(tag##_avg, T, A, LOAD, SR_ADD, DIVIDED)
+
+/* clang-format off */
+SR_INT(u8, uint8_t)
+SR_INT(u16, uint16_t)
+SR_INT(u32, uint32_t)
+SR_INT(u64, uint64_t)
+SR_MIN_MAX(i8, int8_t)
+SR_MIN_MAX(i16, int16_t)
+SR_MIN_MAX(i32, int32_t)
+SR_MIN_MAX(i64, int64_t)
+SR_FLOAT(f32, float, float, SR_AS_IS, SR_AS_IS, SR_DIVIDED_F32)
+SR_FLOAT(f64, double, double, SR_AS_IS, SR_AS_IS, SR_DIVIDED_F64)
+SR_FLOAT(f16, uint16_t, float, sr_widen_f16, sr_narrow_f16, SR_DIVIDED_F16)
+SR_FLOAT(bf16, uint16_t, float, sr_widen_bf16, sr_narrow_bf16, SR_DIVIDED_BF16)
+SR_FLOAT(e4m3fn, uint8_t, float, sr_widen_e4m3fn, sr_narrow_e4m3fn, SR_DIVIDED_E4M3FN)
+SR_FLOAT(e5m2, uint8_t, float, sr_widen_e5m2, sr_narrow_e5m2, SR_DIVIDED_E5M2)
+SR_LOGICAL(f32, float, uint32_t, SR_IS_TRUE, (float))
+SR_LOGICAL(f64, double, uint64_t, SR_IS_TRUE, (double))
+SR_LOGICAL(f16, uint16_t, uint16_t, SR_IS_TRUE_16, SR_ONE_F16)
+SR_LOGICAL(bf16, uint16_t, uint16_t, SR_IS_TRUE_16, SR_ONE_BF16)
+SR_LOGICAL(e4m3fn, uint8_t, uint8_t, SR_IS_TRUE_8, SR_ONE_E4M3FN)
+SR_LOGICAL(e5m2, uint8_t, uint8_t, SR_IS_TRUE_8, SR_ONE_E5M2)
+SR_LOGICAL(c64, sr_c64, uint32_t, SR_IS_TRUE_COMPLEX, SR_ONE_C64)
+SR_LOGICAL(c128, sr_c128, uint64_t, SR_IS_TRUE_COMPLEX, SR_ONE_C128)
+#ifndef SR_UNFUSED
+#define SR_UNFUSED SR_OF_ISA
+SR_PLAIN(c64_prod, sr_c64, sr_multiply_c64)
+SR_PLAIN(c128_prod, sr_c128, sr_multiply_c128)
+#endif
+/* clang-format on */
+
+/* Complex numbers are added, and divided by a whole number, as twice as many real ones. */
+#define SR_AS_REAL(complex_op, real_op)                                                                       \
+    static void SR_OF_ISA(complex_op)(void *const *dst, int ndst, uint32_t stream, const void *const *src,    \
+                                      int nsrc, size_t count, uint32_t divisor) {                             \
+        SR_OF_ISA(real_op)(dst, ndst, stream, src, nsrc, 2 * count, divisor);                                 \
+    }
+SR_AS_REAL(c64_sum, f32_sum)
+SR_AS_REAL(c64_avg, f32_avg)
+SR_AS_REAL(c128_sum, f64_sum)
+SR_AS_REAL(c128_avg, f64_avg)
+
+SR_TARGET static void SR_OF_ISA(sr_copy)(void *dst, const void *src, size_t nbytes, uint32_t stream) {
+    if (stream == 0) {
+        memcpy(dst, src, nbytes);
+        return;
+    }
+    SR_OF_ISA(sr_stream)(dst, src, nbytes);
+    sr_store_fence();
+}
+
+#define SR_ROW_LOGICAL(tag)                                                                                   \
+    [SR_LAND] = SR_OF_ISA(tag##_land), [SR_LOR] = SR_OF_ISA(tag##_lor), [SR_LXOR] = SR_OF_ISA(tag##_lxor)
+#define SR_ROW_INT(u, tag)                                                                                    \
+    {                                                                                                         \
+        [SR_SUM] = SR_OF_ISA(u##_sum), [SR_PROD] = SR_OF_ISA(u##_prod), [SR_MIN] = SR_OF_ISA(tag##_min),      \
+        [SR_MAX] = SR_OF_ISA(tag##_max), [SR_BAND] = SR_OF_ISA(u##_band), [SR_BOR] = SR_OF_ISA(u##_bor),      \
+        [SR_BXOR] = SR_OF_ISA(u##_bxor), SR_ROW_LOGICAL(u)                                                    \
+    }
+#define SR_ROW_FLOAT(tag)                                                                                     \
+    {                                                                                                         \
+        [SR_SUM] = SR_OF_ISA(tag##_sum), [SR_PROD] = SR_OF_ISA(tag##_prod), [SR_MIN] = SR_OF_ISA(tag##_min),  \
+        [SR_MAX] = SR_OF_ISA(tag##_max), [SR_AVG] = SR_OF_ISA(tag##_avg), SR_ROW_LOGICAL(tag)                 \
+    }
+#define SR_ROW_COMPLEX(tag)                                                                                   \
+    {                                                                                                         \
+        [SR_SUM] = SR_OF_ISA(tag##_sum), [SR_PROD] = SR_UNFUSED(tag##_prod), [SR_AVG] = SR_OF_ISA(tag##_avg), \
+        SR_ROW_LOGICAL(tag)                                                                                   \
+    }
+#define SR_STRING_(word) #word
+#define SR_STRING(word) SR_STRING_(word)
+
+static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
+    .isa = SR_STRING(SR_ISA),
+    .copy = SR_OF_ISA(sr_copy),
+    .fold = {
+        [SR_BOOL] = {[SR_SUM] = SR_OF_ISA(u8_lor), [SR_PROD] = SR_OF_ISA(u8_land), [SR_MIN] = SR_OF_ISA(u8_land),
+                     [SR_MAX] = SR_OF_ISA(u8_lor), [SR_BAND] = SR_OF_ISA(u8_land), [SR_BOR] = SR_OF_ISA(u8_lor),
+                     [SR_BXOR] = SR_OF_ISA(u8_lxor), SR_ROW_LOGICAL(u8)},
+        [SR_I8] = SR_ROW_INT(u8, i8),
+        [SR_U8] = SR_ROW_INT(u8, u8),
+        [SR_I16] = SR_ROW_INT(u16, i16),
+        [SR_U16] = SR_ROW_INT(u16, u16),
+        [SR_I32] = SR_ROW_INT(u32, i32),
+        [SR_U32] = SR_ROW_INT(u32, u32),
+        [SR_I64] = SR_ROW_INT(u64, i64),
+        [SR_U64] = SR_ROW_INT(u64, u64),
+        [SR_F16] = SR_ROW_FLOAT(f16),
+        [SR_BF16] = SR_ROW_FLOAT(bf16),
+        [SR_F32] = SR_ROW_FLOAT(f32),
+        [SR_F64] = SR_ROW_FLOAT(f64),
+        [SR_C64] = SR_ROW_COMPLEX(c64),
+        [SR_C128] = SR_ROW_COMPLEX(c128),
+        [SR_F8_E4M3FN] = SR_ROW_FLOAT(e4m3fn),
+        [SR_F8_E5M2] = SR_ROW_FLOAT(e5m2),
+    },
+};
+
+#undef SR_ISA
+#undef SR_TARGET
+#undef SR_VECTOR_NBYTES
+#undef SR_PUT
+#undef SR_STREAM
+#undef SR_UNFUSED
