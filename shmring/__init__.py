@@ -1,3 +1,52 @@
-"""Collectives between Python processes at the speed of shared memory."""
+"""Collectives between Python processes at the speed of shared memory.
+
+    with shmring.init(world, rank) as comm:
+        comm.all_reduce(gradient)
+
+What is public is named here and imported when it is first used, so that `import shmring` stays light.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Comm": "comm",
+    "Plan": "comm",
+    "Op": "ops",
+    "World": "bootstrap",
+    "world": "bootstrap",
+    "init": "joining",
+    "spawn": "launch",
+    "Error": "errors",
+    "RankFailed": "errors",
+    "Timeout": "errors",
+    "Mismatch": "errors",
+    "Aborted": "errors",
+    "Closed": "errors",
+    "OutOfMemory": "errors",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    from .bootstrap import World, world
+    from .comm import Comm, Plan
+    from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout
+    from .joining import init
+    from .launch import spawn
+    from .ops import Op
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'shmring' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -22,6 +22,7 @@ SHM_DIRECTORY = "/dev/shm"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MFD_NOEXEC_SEAL = 0x0008  # Linux 6.3; with sysctl vm.memfd_noexec=2 the kernel insists on it
 _MADV_REMOVE = 9
+_MADV_POPULATE_WRITE = 23  # Linux 5.14
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
 # Pages are allocated piece by piece with a look at the limits before each: ranks that allocate at the
@@ -120,6 +121,11 @@ class Mapping:
         if first < last and _libc.madvise(self.address + first, last - first, _MADV_REMOVE):
             error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             raise explain(error, f"freeing {nbytes} bytes of shared memory") from error
+
+    def populate(self, offset: int = 0, nbytes: int | None = None) -> None:
+        """Map the pages of the range now instead of at first touch: a kindness, not a promise."""
+        nbytes = self.nbytes - offset if nbytes is None else nbytes
+        _libc.madvise(self.address + offset, nbytes, _MADV_POPULATE_WRITE)
 
     def close(self) -> None:
         """Unmap; a second call does nothing."""

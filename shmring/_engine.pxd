@@ -1,0 +1,27 @@
+# The engine of one communicator on one rank: runs pipelines, waits, and says what went wrong.
+# May know: _group, _pipelines.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from ._group cimport Call, Group
+
+
+cdef class Engine:
+    cdef Group g
+    cdef readonly object closed_because   # None while open, else the text of the Closed error
+    cdef readonly double timeout_s        # default of every call
+    cdef object segment                   # keeps the mapping alive
+    cdef bint busy, refused
+    cdef object leave_word
+    cdef object park_thread
+
+    cdef int drive(self, Call *c) except -1
+    cdef int refuse(self, int kind) except -1
+    cdef int complete(self, Call *c) except -1
+    cdef int surface(self, Call *c, int status) except -1
+    cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1
+    cdef int prepare_to_begin(self) except -1
+    cdef int call_tiny(self, int kind, size_t count, void *data, size_t nbytes, double timeout_s) except -1
+    cdef int settle(self) except -1
+    cdef int check_usable(self) except -1
+    cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept

@@ -1,0 +1,371 @@
+# What every pipeline stands on: the C rooms as Cython sees them, one communicator's state (Group), one
+# collective in progress (Call), and the steps that all of them share: the call line, slots and credit.
+# May know: src. Nothing here touches a Python object.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy
+
+
+cdef extern from "layout.h" nogil:
+    ctypedef struct sr_flag:
+        pass
+    cdef struct sr_call_line:
+        sr_flag seq
+        uint64_t fingerprint
+        unsigned char *payload
+    cdef struct sr_descriptor:
+        uint32_t x_block, out_block
+        uint64_t x_offset, out_offset
+        uint32_t far, ping
+    cdef struct sr_counter:
+        sr_flag value
+    cdef struct sr_bell:
+        pass
+    cdef struct sr_life:
+        int pid
+        uint64_t start_time
+    cdef struct sr_record:
+        uint64_t seq, count
+        uint32_t root
+        uint8_t kind, dtype, op, algorithm, invalid, order
+    cdef struct sr_report:
+        uint64_t seq
+        char *reason
+    cdef struct sr_lane:
+        sr_call_line *line
+        sr_counter *progress
+        sr_bell bell
+        sr_life life
+        sr_report report
+        sr_record *record
+    cdef struct sr_header:
+        uint64_t magic
+        uint32_t nranks, forced_path
+        uint64_t ring_nbytes, forced_chunk_nbytes, forced_depth, first_seq
+        sr_flag abort
+    cdef enum:
+        SR_PAGE, SR_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
+        SR_MAGIC
+        SR_STAGED, SR_REDUCED, SR_COPIED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
+        SR_ABSENT, SR_JOINED, SR_CLOSED
+        SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED
+    sr_lane *sr_layout_lane(void *segment, int rank)
+    size_t sr_layout_control_nbytes(int nranks)
+    size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)
+    size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes)
+
+
+cdef extern from "flag.h" nogil:
+    uint64_t sr_now_ns()
+    uint64_t sr_flag_load(const sr_flag *)
+    bint sr_flag_reached(const sr_flag *, uint64_t target)
+    void sr_flag_set(sr_flag *, uint64_t value)
+    void sr_flag_publish(sr_flag *, uint64_t value, sr_bell *own_bell)
+    bint sr_flag_spin(const sr_flag *, uint64_t target, int pauses)
+    void sr_flag_sleep(const sr_flag *, uint64_t target, sr_bell *owner_bell, uint64_t limit_ns)
+    void sr_bell_ring(sr_bell *)
+    void sr_yield()
+    uint64_t sr_abort_pack(int cause, int culprit, int reporter)
+    int sr_abort_cause(uint64_t word)
+    int sr_abort_culprit(uint64_t word)
+    int sr_abort_reporter(uint64_t word)
+    void sr_abort_set(sr_header *, uint64_t word)
+    bint sr_life_died(const sr_life *)
+    int sr_life_state(const sr_life *)
+    void sr_life_set_state(sr_life *, int state)
+    void sr_life_hold(sr_life *, sr_leave *leave)
+    bint sr_life_is_held(const sr_life *)
+    void sr_life_leave(sr_leave *leave)
+    ctypedef struct sr_leave "_Atomic uint32_t":
+        pass
+
+
+cdef extern from "kernels.h" nogil:
+    ctypedef void sr_fold_fn(void **dst, int ndst, uint32_t stream, const void **src, int nsrc,
+                             size_t count, uint32_t divisor) noexcept
+    ctypedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream) noexcept
+    cdef struct sr_kernels:
+        const char *isa
+        sr_fold_fn *fold[17][11]
+        sr_copy_fn *copy
+    cdef enum:
+        SR_DTYPES, SR_OPS, SR_SUM, SR_MIN, SR_AVG, SR_U8
+    const uint8_t *sr_dtype_nbytes
+
+
+cdef extern from "schedule.h" nogil:
+    size_t sr_slice_begin(size_t count, int n, int index)
+    size_t sr_slice_begin_grained(size_t count, int n, int index, size_t grain)
+    int sr_ring_to(int rank, int n)
+    int sr_ring_from(int rank, int n)
+    int sr_ring_reduce_slice(int rank, int n, int step)
+    int sr_ring_gather_slice(int rank, int n, int step)
+    int sr_tree_steps(int n)
+    int sr_tree_sends_to(int rank, int step)
+    int sr_tree_receives_from(int rank, int n, int step)
+
+
+cdef enum Status:
+    DONE         # the call is complete here
+    PROGRESSED   # step again
+    BLOCKED      # nothing to do before call.awaited.flag reaches its target
+    MISMATCHED   # call.awaited.rank calls something else
+    ABORTED      # the abort word is set
+    LATE         # call.awaited.rank did not come before the deadline
+    DEAD         # call.awaited.rank is gone
+    LEFT         # call.awaited.rank closed the communicator
+    SIGNALLED    # time to let Python look at its signals
+
+
+cdef enum Kind:
+    ALL_REDUCE, BROADCAST, BARRIER, ALLOCATE, PING, AGREE, NKINDS, INVALID = 63
+
+
+cdef enum Algorithm:
+    AUTO, RING, TREE, MASTER, DIRECT, NALGORITHMS
+
+
+cdef enum Path:      # what a call went through, for stats
+    TINY, SMALL, NEAR, FAR, ZERO_COPY, BY_RING, BY_TREE, BY_MASTER, NPATHS
+
+
+# One shared array's memory as this process maps it: `stride` bytes for each rank, in rank order.
+cdef struct Block:
+    uint32_t id
+    uintptr_t begin
+    size_t stride
+
+
+# Sizes at which one way of doing it overtakes another; set from shmring/tuning.py, alike on all ranks.
+cdef struct Tuning:
+    size_t small_nbytes              # up to here every rank folds everything from one slot a rank
+    size_t far_stream_nbytes         # far cores stage with streaming stores from here on
+    size_t medium_nbytes             # messages up to here go in medium chunks, larger ones in large chunks
+    size_t near_medium_chunk_nbytes, near_large_chunk_nbytes
+    size_t far_medium_chunk_nbytes, far_large_chunk_nbytes
+    size_t near_ring_nbytes, far_ring_nbytes
+    size_t lookahead                 # chunks staged ahead of the one that is being reduced
+    size_t zero_copy_nbytes          # zero-copy from here on when all arrays are shared
+    size_t stream_out_nbytes         # private results larger than this go past the cache
+    size_t zero_copy_stream_nbytes   # shared results, likewise
+    size_t ping_nbytes               # calls this large may begin with a new measurement of the distance
+    uint64_t ping_interval_ns
+
+
+cdef struct Stats:
+    uint64_t calls, bytes_sent, steps
+    uint64_t path[8]           # by enum Path
+    int last_path
+
+
+# One communicator's state on one rank. Private memory; what it points at is shared.
+cdef struct Group:
+    int rank, size
+    sr_header *header
+    sr_lane *me
+    sr_lane **lane             # by rank
+    unsigned char **ring       # by rank
+    const sr_kernels *kernels
+    uint64_t seq               # of the last call begun
+    uint64_t position          # where the next slot begins, see layout.h
+    uint64_t floor             # everyone must have copied up to here before the ring is written again
+    uint64_t credit            # up to here everyone else has copied, as last seen
+    uint64_t pings             # round trips so far, the same on all ranks
+    uint64_t pinged_ns         # when rank 0 measured last
+    uint64_t round_trip_ns     # as rank 0 measured it
+    uint32_t far, next_far     # in force; as measured, to be announced by rank 0
+    uint32_t announced_far     # rank 0's word in the lines of the current call
+    size_t ring_nbytes         # of the staging ring in use with the present distance, a power of two
+    int pauses
+    uint64_t yield_ns, sleep_ns, look_ns, signal_ns
+    const void **source        # scratch by rank, valid within one step
+    void **target              # scratch by rank, valid within one step
+    Block *block               # sorted by begin
+    int nblocks
+    Tuning tuning
+    Stats stats
+
+
+# How far one stage of a pipeline has come.
+cdef struct Head:
+    uint64_t position   # where its next slot begins, or lies at the earliest
+    size_t offset       # bytes of the message behind it
+
+
+cdef struct Awaited:
+    const sr_flag *flag
+    uint64_t target
+    int rank
+
+
+# One collective in progress: enter begins it, step moves it on; both return at once.
+cdef struct Call:
+    void (*enter)(Group *, Call *) noexcept nogil
+    int (*step)(Group *, Call *) noexcept nogil
+    # what is called
+    uint8_t kind, dtype, op, algorithm, order
+    int root
+    size_t count, itemsize, nbytes
+    uint64_t fingerprint
+    uint64_t timeout_ns
+    # where it lies
+    const unsigned char *x
+    unsigned char *out
+    uint32_t x_block, out_block
+    uint64_t x_offset, out_offset
+    # how far it is
+    uint64_t seq
+    uint64_t deadline_ns       # 0: nobody has waited long yet
+    Awaited awaited
+    int peer                   # next rank whose line is to be looked at
+    int fold_peer, copy_peer   # next ranks whose counters are to be looked at
+    bint lines_seen            # everyone's line is there and agrees
+    bint zero_copy             # as far as is known all arrays are shared
+    bint ping                  # the distance is being measured
+    int phase                  # of zero-copy: 0 working, 1 waiting for the others to be done
+    int round_trips            # of the measurement so far
+    size_t chunk_nbytes        # a multiple of itemsize
+    Head stage, fold, copy
+
+
+cdef inline void count_path(Group *g, int path) noexcept nogil:
+    g.stats.path[path] += 1
+    g.stats.last_path = path
+
+
+cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
+    cdef uint64_t what = c.kind | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12 | <uint64_t> c.algorithm << 16 | <uint64_t> c.order << 19
+    cdef uint64_t count = c.count ^ (<uint64_t> c.count >> 32) * <uint64_t> 0x9E3779B1
+    return what | <uint64_t> c.root << 20 | count << 32
+
+
+# ---- waiting -------------------------------------------------------------------------------------------------
+
+cdef inline int blocked_on(Call *c, const sr_flag *flag, uint64_t target, int rank) noexcept nogil:
+    c.awaited.flag = flag
+    c.awaited.target = target
+    c.awaited.rank = rank
+    return BLOCKED
+
+
+cdef inline sr_flag *counter(Group *g, int rank, int which) noexcept nogil:
+    return &g.lane[rank].progress[which].value
+
+
+cdef inline void publish(Group *g, int which, uint64_t value) noexcept nogil:
+    sr_flag_publish(&g.me.progress[which].value, value, &g.me.bell)
+
+
+# Everyone else's counter has reached the target; *peer remembers how many ranks are known to have.
+cdef inline bint all_reached(Group *g, int which, uint64_t target, int *peer) noexcept nogil:
+    while peer[0] < g.size:
+        if peer[0] != g.rank and not sr_flag_reached(counter(g, peer[0], which), target):
+            return False
+        peer[0] += 1
+    return True
+
+
+# ---- the call line -------------------------------------------------------------------------------------------
+
+cdef inline sr_call_line *own_line(Group *g, uint64_t seq) noexcept nogil:
+    return &g.me.line[seq & 1]
+
+
+cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
+    cdef sr_record *record = &g.me.record[c.seq & (SR_RECORDS - 1)]
+    record.seq = c.seq
+    record.count = c.count
+    record.root = <uint32_t> c.root
+    record.kind = c.kind
+    record.dtype = c.dtype
+    record.op = c.op
+    record.algorithm = c.algorithm
+    record.invalid = invalid
+    record.order = c.order
+
+
+cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
+    g.seq += 1
+    c.seq = g.seq
+    c.deadline_ns = 0
+    c.peer = 0
+    c.lines_seen = False
+    record_call(g, c, False)
+
+
+cdef inline void publish_line(Group *g, Call *c) noexcept nogil:
+    cdef sr_call_line *line = own_line(g, c.seq)
+    line.fingerprint = c.fingerprint
+    sr_flag_publish(&line.seq, c.seq, &g.me.bell)
+
+
+# DONE once everyone's line of this call is there and says the same.
+cdef inline int await_lines(Group *g, Call *c) noexcept nogil:
+    cdef sr_call_line *line
+    while c.peer < g.size:
+        if c.peer != g.rank:
+            line = &g.lane[c.peer].line[c.seq & 1]
+            if not sr_flag_reached(&line.seq, c.seq):
+                return blocked_on(c, &line.seq, c.seq, c.peer)
+            if line.fingerprint != c.fingerprint:
+                c.awaited.rank = c.peer
+                return MISMATCHED
+        c.peer += 1
+    c.lines_seen = True
+    return DONE
+
+
+cdef inline size_t whole_items(Call *c, size_t nbytes) noexcept nogil:
+    return nbytes - nbytes % c.itemsize if nbytes > c.itemsize else c.itemsize
+
+
+# ---- slots ---------------------------------------------------------------------------------------------------
+
+cdef inline uint64_t slot_nbytes(size_t nbytes) noexcept nogil:
+    return (nbytes + SR_LINE - 1) & ~<uint64_t> (SR_LINE - 1)
+
+
+# Where a slot of nbytes begins that lies at `position` or after it: no slot straddles the ring's end.
+cdef inline uint64_t slot_begin(Group *g, uint64_t position, size_t nbytes) noexcept nogil:
+    cdef uint64_t left = g.ring_nbytes - (position & (g.ring_nbytes - 1))
+    return position if slot_nbytes(nbytes) <= left else position + left
+
+
+cdef inline unsigned char *slot(Group *g, int rank, uint64_t begin) noexcept nogil:
+    return g.ring[rank] + (begin & (g.ring_nbytes - 1))
+
+
+# Nobody reads any more what lay in the ring where the bytes up to `end` will be written.
+cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
+    cdef uint64_t needed = end - g.ring_nbytes
+    cdef uint64_t seen
+    cdef int rank
+    if <int64_t> (g.floor - needed) > 0:
+        needed = g.floor
+    if <int64_t> (g.credit - needed) >= 0:
+        return True
+    g.credit = end
+    for rank in range(g.size):
+        if rank != g.rank:
+            seen = sr_flag_load(counter(g, rank, SR_COPIED))
+            if <int64_t> (seen - g.credit) < 0:
+                g.credit = seen
+    return <int64_t> (g.credit - needed) >= 0
+
+
+# For a rank that has nothing else to do: wait for the first rank that withholds credit.
+cdef inline int blocked_on_credit(Group *g, Call *c, uint64_t end) noexcept nogil:
+    cdef uint64_t needed = end - g.ring_nbytes
+    cdef int rank
+    if <int64_t> (g.floor - needed) > 0:
+        needed = g.floor
+    for rank in range(g.size):
+        if rank != g.rank and not sr_flag_reached(counter(g, rank, SR_COPIED), needed):
+            return blocked_on(c, counter(g, rank, SR_COPIED), needed, rank)
+    return PROGRESSED
+
+
+# The ring up to `position` is free as far as this rank is concerned. Published, since a writer may sleep on it.
+cdef inline void give_credit(Group *g, uint64_t position) noexcept nogil:
+    publish(g, SR_COPIED, position)

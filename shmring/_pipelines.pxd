@@ -1,0 +1,9 @@
+# The pipelines that the engine may run; each is an enter and a step, chosen by `choose_pipeline`.
+# May know: _group.
+
+from ._group cimport Call, Group
+
+cdef void choose_pipeline(Group *g, Call *c) noexcept nogil
+cdef void enter_ping(Group *g, Call *c) noexcept nogil
+cdef int step_ping_call(Group *g, Call *c) noexcept nogil
+cdef int step_settle(Group *g, Call *c) noexcept nogil

@@ -1,0 +1,153 @@
+"""Arrays in memory that every rank of the host maps, so that collectives on them copy nothing.
+
+A *block* is one collective allocation: a part for each rank, in rank order, then a page of which each rank
+owns one byte ("freed"). May know: errors, memory, engine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import memory
+from .errors import Error
+
+if TYPE_CHECKING:
+    from ._engine import Engine
+    from .links import Links
+
+PAGE_NBYTES = 4096
+
+
+class _Part:
+    """This rank's part of a block: what NumPy's arrays keep alive as their base."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
+
+
+class _Block:
+    """One allocation as this process maps it."""
+
+    def __init__(self, mapping: memory.Mapping, stride: int, rank: int, size: int) -> None:
+        self.mapping = mapping
+        self.stride = stride
+        self._rank = rank
+        flags = ctypes.c_uint8 * size
+        self._freed = flags.from_address(mapping.address + stride * size)
+        self.orphaned = False  # the communicator is closed: nobody but the own arrays needs the mapping
+
+    def free_own_part(self) -> None:
+        """The last array of this rank is gone: its pages go now, the addresses when no rank needs them."""
+        self._freed[self._rank] = 1
+        self.mapping.discard(self._rank * self.stride, self.stride)
+        if self.orphaned:
+            self.mapping.close()
+
+    def is_free(self) -> bool:
+        return all(self._freed)
+
+    def own_part_is_free(self) -> bool:
+        return bool(self._freed[self._rank])
+
+
+class Arrays:
+    """The shared blocks of one communicator on one rank."""
+
+    def __init__(self, engine: Engine, links: Links, kind: str) -> None:
+        self._engine = engine
+        self._links = links
+        self._kind = kind
+        self._blocks: dict[int, _Block] = {}
+        self._last_id = 0
+
+    def empty(self, shape: Any, dtype: Any, timeout_s: float) -> np.ndarray:
+        """Collective: an array of zeros of the same shape and dtype on every rank."""
+        dtype, shape = np.dtype(dtype), _shape(shape)
+        if dtype.hasobject:
+            raise TypeError(f"dtype {dtype} holds Python objects, which cannot live in shared memory")
+        nbytes = math.prod(shape) * dtype.itemsize
+        self._engine.announce_allocation(nbytes, timeout_s)
+        if nbytes == 0:
+            return np.zeros(shape, dtype)
+        self._sweep()
+        block = self._allocate(nbytes, time.monotonic() + timeout_s)
+        self._last_id += 1
+        self._blocks[self._last_id] = block
+        self._tell_engine()
+        part = _Part(block.mapping.address + self._engine.rank * block.stride, nbytes)
+        weakref.finalize(part, block.free_own_part).atexit = False
+        return np.asarray(part).view(dtype).reshape(shape)
+
+    def close(self) -> None:
+        """The communicator ends; arrays that are still used keep their own mapping."""
+        for block in self._blocks.values():
+            block.orphaned = True
+            if block.own_part_is_free():
+                block.mapping.close()
+        self._blocks.clear()
+
+    def _allocate(self, nbytes: int, deadline: float) -> _Block:
+        """Rank 0 makes the memory, everyone maps it; when one cannot, all raise and nothing is left."""
+        size = self._engine.size
+        stride = -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
+        total = stride * size + -(-size // PAGE_NBYTES) * PAGE_NBYTES
+        fd = self._share(lambda: self._create(total), deadline)
+        mapping, failure = None, None
+        try:
+            mapping = memory.Mapping(fd, total)
+            mapping.populate(self._engine.rank * stride, stride)
+        except Error as error:
+            failure = error
+        finally:
+            os.close(fd)
+        if not self._engine.all_agree(failure is None):
+            if mapping is not None:
+                mapping.close()
+            raise failure or Error(f"another rank could not map {total} bytes of shared arrays; see its own error")
+        assert mapping is not None
+        return _Block(mapping, stride, self._engine.rank, size)
+
+    def _create(self, nbytes: int) -> int:
+        fd = memory.create(nbytes, kind=self._kind)
+        try:
+            memory.allocate(fd, 0, nbytes, purpose="shared arrays")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _share(self, create: Callable[[], int], deadline: float) -> int:
+        """A descriptor that rank 0 creates, on every rank; what it raises instead, all raise."""
+        if self._engine.rank != 0:
+            return self._links.broadcast_descriptor(None, check=self._engine.check, deadline=deadline)
+        try:
+            fd = create()
+        except BaseException as error:
+            self._links.fail_descriptor(error)
+            raise
+        return self._links.broadcast_descriptor(fd, check=self._engine.check, deadline=deadline)
+
+    def _sweep(self) -> None:
+        """Unmap blocks that every rank has freed. Only here, between calls: a line may name any other."""
+        for number in [number for number, block in self._blocks.items() if block.is_free()]:
+            block = self._blocks.pop(number)
+            self._tell_engine()
+            block.mapping.close()
+
+    def _tell_engine(self) -> None:
+        self._engine.set_blocks([(n, block.mapping.address, block.stride) for n, block in self._blocks.items()])
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    lengths = tuple(int(n) for n in shape) if np.iterable(shape) else (int(shape),)
+    if any(n < 0 for n in lengths):
+        raise ValueError(f"shape {lengths} has a negative length")
+    return lengths

@@ -1,0 +1,150 @@
+"""Arrays that refuse the buffer protocol: `__array_interface__` (ml_dtypes) and DLPack (torch, JAX) on the CPU.
+
+The fast way, the buffer protocol, is in comm.pyx; this is the slow one and the words for what cannot be taken.
+May know: nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Contiguous memory: where, how many elements of which NumPy dtype name, and what keeps it alive."""
+
+    address: int
+    count: int
+    dtype: str
+    readonly: bool
+    fortran: bool
+    owner: object
+
+
+def take(x: Any, what: str) -> Buffer:
+    """The memory of any array that is not taken by the buffer protocol; TypeError or ValueError otherwise."""
+    if isinstance(x, (bool, int, float, complex, str, bytes)) or x is None:
+        raise TypeError(f"{what} is {x!r:.60}; pass an array, for a single number np.array(value), which is 0-d")
+    interface = getattr(x, "__array_interface__", None)
+    if interface is not None:
+        return _from_interface(x, interface, what)
+    if hasattr(x, "__dlpack__"):
+        return _from_dlpack(x, what)
+    raise TypeError(
+        f"{what} is a {type(x).__name__}; pass something with the buffer protocol, __array_interface__ or DLPack "
+        "on the CPU, such as np.asarray(...)"
+    )
+
+
+def explain_refusal(x: Any, what: str, writable: bool, error: BaseException) -> Exception:
+    """Why the buffer protocol refused x, as the error to raise; None of the slow ways would help."""
+    flags = getattr(x, "flags", None)
+    if flags is not None and not (flags["C_CONTIGUOUS"] or flags["F_CONTIGUOUS"]):
+        return not_contiguous(what, x)
+    if writable and flags is not None and not flags["WRITEABLE"]:
+        return read_only(what)
+    return ValueError(f"{what} cannot be used: {error}")
+
+
+def not_contiguous(what: str, x: Any) -> ValueError:
+    strides = getattr(x, "strides", "unknown")
+    return ValueError(
+        f"{what} is not contiguous in memory (strides {strides}); pass np.ascontiguousarray({what}) and, for a "
+        "result in place, copy it back"
+    )
+
+
+def read_only(what: str) -> ValueError:
+    return ValueError(f"{what} is read-only and would be written to; pass out= or a writable copy ({what}.copy())")
+
+
+def unsupported_dtype(what: str, dtype: str, allowed: tuple[str, ...]) -> TypeError:
+    return TypeError(f"{what} has dtype {dtype}, which cannot be used here; allowed: {', '.join(allowed)}")
+
+
+def _from_interface(x: Any, interface: dict[str, Any], what: str) -> Buffer:
+    dtype = getattr(x, "dtype", None)
+    name = getattr(dtype, "name", None) or interface["typestr"]
+    if not getattr(dtype, "isnative", True):
+        raise TypeError(f"{what} is not in this machine's byte order; pass {what}.astype({what}.dtype.newbyteorder('='))")
+    address, readonly = interface["data"]
+    count = _product(interface["shape"])
+    itemsize = int(interface["typestr"][2:])
+    c_order, f_order = _orders(interface["shape"], interface.get("strides"), itemsize)
+    if not (c_order or f_order):
+        raise not_contiguous(what, x)
+    return Buffer(address, count, str(name), bool(readonly), not c_order, x)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def _orders(shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int) -> tuple[bool, bool]:
+    """Whether memory of this shape and strides (bytes) is contiguous in C order, in Fortran order."""
+    if strides is None or 0 in shape:
+        return True, len(shape) <= 1
+    found = []
+    for axes in (reversed(range(len(shape))), range(len(shape))):
+        expected, contiguous = itemsize, True
+        for axis in axes:
+            contiguous = contiguous and (shape[axis] == 1 or strides[axis] == expected)
+            expected *= shape[axis]
+        found.append(contiguous)
+    return found[0], found[1]
+
+
+# ---- DLPack, version 0 of its ABI: https://dmlc.github.io/dlpack/latest/c_api.html -------------------------------
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_CPU = 1
+_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool", 10: "float8_e4m3fn", 12: "float8_e5m2"}
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+def _from_dlpack(x: Any, what: str) -> Buffer:
+    device = x.__dlpack_device__()
+    if int(device[0]) != _CPU:
+        raise TypeError(f"{what} is not in this machine's memory but on device {device}; move it to the CPU first")
+    try:
+        capsule = x.__dlpack__()
+    except (BufferError, RuntimeError) as error:
+        raise TypeError(f"{what} cannot be used: {error}") from error
+    # The capsule stays unconsumed: its own destructor frees the tensor's description when the owner goes.
+    tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
+    code, bits = tensor.dtype.code, tensor.dtype.bits
+    kind = _CODES.get(code, f"dlpack type {code} of ")
+    name = kind if code in (6, 10, 12) else f"{kind}{bits}"
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else None
+    c_order, f_order = _orders(shape, strides, 1)
+    if not (c_order or f_order):
+        raise not_contiguous(what, x)
+    return Buffer((tensor.data or 0) + tensor.byte_offset, _product(shape), name, False, not c_order, (x, capsule))

@@ -1,0 +1,456 @@
+# Comm and Plan: from Python's arguments to the pointers of a call. The three steps are always the same: take
+# the buffers, describe the call, let the engine drive it. May know: engine, buffers, arrays, memory, errors.
+
+import os
+
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release,
+    PyObject_CheckBuffer, PyObject_GetBuffer,
+)
+from libc.stdint cimport uint64_t, uintptr_t
+from libc.string cimport memset
+
+from ._engine cimport Engine
+from ._group cimport ALL_REDUCE, BARRIER, BROADCAST, SR_PAYLOAD_NBYTES, Call, fingerprint_of
+from ._pipelines cimport choose_pipeline
+
+from . import _engine, buffers, memory
+from .arrays import Arrays
+from .errors import Closed
+
+
+cdef dict OP_NUMBERS = {name: number for number, name in enumerate(_engine.OPS)}
+cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(_engine.DTYPES)}
+cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(_engine.ALGORITHMS)}
+
+
+# ---- operands ------------------------------------------------------------------------------------------------
+
+# The dtype's number from a buffer's format, -1 if there is none. Sizes decide where C leaves them open.
+cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
+    cdef char kind
+    if format == NULL:
+        return 2
+    if format[0] in b"@=<":   # the machines that shmring runs on are little-endian
+        format += 1
+    kind = format[0]
+    if kind == b"Z" and format[1] != 0 and format[2] == 0:
+        return 13 if format[1] == b"f" else 14 if format[1] == b"d" else -1
+    if kind == 0 or format[1] != 0:
+        return -1
+    if kind == b"f":
+        return 11
+    if kind == b"d":
+        return 12
+    if kind == b"e":
+        return 9
+    if kind == b"?":
+        return 0
+    if kind in b"bhilqn":
+        return 1 if itemsize == 1 else 3 if itemsize == 2 else 5 if itemsize == 4 else 7
+    if kind in b"BHILQN":
+        return 2 if itemsize == 1 else 4 if itemsize == 2 else 6 if itemsize == 4 else 8
+    return -1
+
+
+# Fills the operand; what it returns has to live as long as the operand is used.
+cdef object take(Operand *operand, object x, bint writable, str what):
+    cdef int flags = PyBUF_FORMAT | PyBUF_ANY_CONTIGUOUS
+    cdef int dtype
+    operand.held = False
+    if not PyObject_CheckBuffer(x):
+        return take_slowly(operand, x, writable, what)
+    if writable:
+        flags |= PyBUF_WRITABLE
+    try:
+        PyObject_GetBuffer(x, &operand.view, flags)
+    except (BufferError, ValueError, TypeError) as error:
+        if str(getattr(x, "dtype", "")) in DTYPE_NUMBERS and "buffer" in str(error):
+            return take_slowly(operand, x, writable, what)   # ml_dtypes: a dtype the protocol has no letter for
+        raise buffers.explain_refusal(x, what, writable, error) from None
+    operand.held = True
+    dtype = dtype_of_format(operand.view.format, operand.view.itemsize)
+    if dtype < 0:
+        PyBuffer_Release(&operand.view)
+        operand.held = False
+        name = str(getattr(x, "dtype", "")) or "of another kind"
+        if name in DTYPE_NUMBERS:
+            return take_slowly(operand, x, writable, what)
+        raise buffers.unsupported_dtype(what, name, _engine.DTYPES)
+    operand.data = <unsigned char *> operand.view.buf
+    operand.itemsize = operand.view.itemsize
+    operand.count = operand.view.len // operand.view.itemsize
+    operand.dtype = dtype
+    operand.fortran = operand.view.ndim > 1 and not PyBuffer_IsContiguous(&operand.view, b"C")
+    return None
+
+
+cdef object take_slowly(Operand *operand, object x, bint writable, str what):
+    taken = buffers.take(x, what)
+    if taken.dtype not in DTYPE_NUMBERS:
+        raise buffers.unsupported_dtype(what, taken.dtype, _engine.DTYPES)
+    if writable and taken.readonly:
+        raise buffers.read_only(what)
+    operand.data = <unsigned char *> <uintptr_t> taken.address
+    operand.count = taken.count
+    operand.dtype = DTYPE_NUMBERS[taken.dtype]
+    operand.itemsize = _engine.DTYPE_NBYTES[operand.dtype]
+    operand.fortran = taken.fortran
+    return taken
+
+
+cdef inline void release(Operand *operand) noexcept:
+    if operand.held:
+        PyBuffer_Release(&operand.view)
+        operand.held = False
+
+
+cdef int check_out(Operand *x, Operand *out) except -1:
+    if out.dtype != x.dtype or out.count != x.count:
+        raise ValueError(
+            f"out is {_engine.DTYPES[out.dtype]}[{out.count}], x is {_engine.DTYPES[x.dtype]}[{x.count}]: "
+            "dtype and count must be the same")
+    if out.fortran != x.fortran:
+        raise ValueError("out and x differ in memory order (C and Fortran); give both the same")
+    cdef size_t nbytes = x.count * x.itemsize
+    if out.data != x.data and out.data < x.data + nbytes and x.data < out.data + nbytes:
+        raise ValueError("out and x overlap in part; out must be x itself or disjoint from it")
+    return 0
+
+
+# ---- the communicator ----------------------------------------------------------------------------------------
+
+cdef class Comm:
+    """One rank's place in a group of ranks, and the collectives between them.
+
+    Made by `shmring.init` or `shmring.spawn`; a context manager. Every collective is called by all ranks, in the
+    same order, with matching arguments. Results are the same bits on every rank: values are folded in rank order.
+    Errors: TypeError or ValueError for an argument that is wrong here (the others get `Mismatch`), else one of
+    `shmring.Error`, the same on every rank and final for this communicator.
+    """
+
+    def __init__(self, Engine engine, links, segment, int fd, settings):
+        self.engine = engine
+        self.links = links
+        self.segment = segment
+        self.fd = fd
+        self.default_algorithm = ALGORITHM_NUMBERS[settings.algorithm]
+        self.default_timeout_ns = timeout_ns_of(engine.timeout_s)
+        self.arrays = Arrays(engine, links, settings.segment)
+        self.staging_ready = engine.size == 1
+
+    @property
+    def rank(self):
+        """This rank's number, 0 to size - 1."""
+        return self.links.rank
+
+    @property
+    def size(self):
+        """How many ranks there are."""
+        return self.links.size
+
+    @property
+    def local_rank(self):
+        """This rank's number among the ranks of its host."""
+        return self.links.local_rank
+
+    @property
+    def local_size(self):
+        """How many ranks share this host's memory."""
+        return self.links.local_size
+
+    @property
+    def node(self):
+        """This host's number, 0 to num_nodes - 1."""
+        return self.links.node
+
+    @property
+    def num_nodes(self):
+        """How many hosts there are."""
+        return self.links.num_nodes
+
+    # -- collectives --
+
+    def all_reduce(self, x, op="sum", *, out=None, algorithm=None, timeout=None):
+        """Combine x of all ranks elementwise, for every rank: in place, or into `out`.
+
+        x: any contiguous array, the same dtype and number of elements on every rank. op: a name or `shmring.Op`.
+        out: same dtype and count, x itself or disjoint from it. algorithm: "auto" or "direct" (folded in rank
+        order), "ring" (Patarasuk and Yuan 2009, 2(N-1)/N of x sent per rank), "tree" (binomial), "master"
+        (reduce to rank 0, broadcast); ring and tree fold, and round 8/16-bit floats, in an order of their own.
+        timeout: seconds. Arrays from `empty` and its kin on all ranks are reduced without a copy.
+        """
+        cdef Call c
+        cdef Operand a, b
+        a.held = b.held = False
+        try:
+            kept = self.describe_all_reduce(&c, &a, &b, x, op, out, algorithm, timeout)
+            self.drive(&c)
+        finally:
+            release(&a)
+            release(&b)
+
+    def broadcast(self, x, root=0, *, out=None, timeout=None):
+        """root's x for every rank: in place, or into `out`.
+
+        x: any contiguous array, the same dtype and number of elements on every rank; it may be read-only on the
+        root, which is the only rank whose values are read. timeout: seconds.
+        """
+        cdef Call c
+        cdef Operand a, b
+        a.held = b.held = False
+        try:
+            kept = self.describe_broadcast(&c, &a, &b, x, root, out, timeout)
+            self.drive(&c)
+        finally:
+            release(&a)
+            release(&b)
+
+    def barrier(self, *, timeout=None):
+        """Return when every rank has called it. timeout: seconds."""
+        cdef Call c
+        self.describe_barrier(&c, timeout)
+        self.engine.drive(&c)
+
+    def plan(self, str kind, x=None, **keywords):
+        """The call `kind` with its arguments checked once and x pinned: a callable that runs it, again and again.
+
+        Local; takes the same arguments as the method of that name. What lies in x is read at each call.
+        """
+        return Plan(self, kind, x, keywords)
+
+    # -- arrays that all ranks map --
+
+    def empty(self, shape, dtype="float64", *, timeout=None):
+        """Collective: an array in memory that every rank of the host maps; collectives on it copy nothing.
+
+        shape and dtype are the same on every rank, and each has an array of its own. It reads as zeros. Freed when
+        the last reference goes, also after the communicator is closed. Raises OutOfMemory, on every rank alike.
+        """
+        return self.arrays.empty(shape, dtype, timeout_s_of(self.engine.timeout_s, timeout))
+
+    def zeros(self, shape, dtype="float64", *, timeout=None):
+        """Collective: `empty`, with the promise that it holds zeros."""
+        return self.empty(shape, dtype, timeout=timeout)
+
+    def full(self, shape, fill_value, dtype=None, *, timeout=None):
+        """Collective: `empty`, filled with `fill_value`; its dtype unless one is given."""
+        import numpy as np
+
+        array = self.empty(shape, np.asarray(fill_value).dtype if dtype is None else dtype, timeout=timeout)
+        array[...] = fill_value
+        return array
+
+    def copy_of(self, a, *, timeout=None):
+        """Collective: an `empty` of a's shape and dtype that holds a copy of it."""
+        import numpy as np
+
+        a = np.asarray(a)
+        array = self.empty(a.shape, a.dtype, timeout=timeout)
+        array[...] = a
+        return array
+
+    # -- the rest --
+
+    def stats(self):
+        """Counters of this rank since it joined, and what the engine knows of the machine.
+
+        `calls`; `bytes_sent`, payload that this rank put where others read it; `steps` of ring and tree calls;
+        `paths`, calls by the path they took; `path`, that of the last one; `distance` ("near" or "far") and
+        `round_trip_ns` between the cores, as rank 0 measured it; `isa` of the reduction loops.
+        """
+        return self.engine.stats()
+
+    def abort(self, str reason):
+        """Give up: every rank's present or next call raises `Aborted` with this reason."""
+        self.engine.abort(reason)
+
+    def close(self):
+        """Leave. Local; ranks that still call the communicator get RankFailed. Closing twice is harmless."""
+        if self.engine.closed_because is not None:
+            return
+        self.engine.close()
+        self.forget()
+
+    cdef int forget(self) except -1:
+        self.arrays.close()
+        self.links.close()
+        self.close_descriptor()
+        self.staging_ready = True
+        return 0
+
+    cdef int close_descriptor(self) except -1:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        return 0
+
+    def _disown(self):
+        """In a forked child: descriptors go, shared memory stays untouched."""
+        if self.engine.closed_because is None:
+            self.engine.disown()
+            self.links.close()
+            self.close_descriptor()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if error is not None and self.engine.closed_because is None and self.engine.abort_report() is None:
+            # The others must not wait for a rank that has left in the middle.
+            self.engine.abort(f"{kind.__name__} in rank {self.rank}: {error}"[:150])
+        self.close()
+
+    def __del__(self):
+        try:
+            self.close()
+        except Exception:   # in the middle of a call of another thread, or of the interpreter's end
+            pass
+
+    def __repr__(self):
+        state = "" if self.engine.closed_because is None else ", closed"
+        return f"<shmring.Comm rank {self.rank} of {self.size}{state}>"
+
+    # -- from arguments to a call --
+
+    cdef int drive(self, Call *c) except -1:
+        if c.nbytes > SR_PAYLOAD_NBYTES and not self.staging_ready:
+            self.allocate_staging()
+        return self.engine.drive(c)
+
+    cdef int allocate_staging(self) except -1:
+        """This rank's staging ring gets its pages before it is first touched."""
+        if self.engine.closed_because is not None:
+            return 0   # drive says so
+        offset, nbytes = self.engine.own_ring()
+        try:
+            memory.allocate(self.fd, offset, nbytes, purpose="a staging ring")
+            self.segment.populate(offset, nbytes)
+        except BaseException as error:
+            self.engine.abort(f"rank {self.rank} has no memory for its staging ring: {error}")
+            raise
+        self.close_descriptor()
+        self.staging_ready = True
+        return 0
+
+    cdef object describe_all_reduce(self, Call *c, Operand *a, Operand *b, object x, object op, object out,
+                                    object algorithm, object timeout):
+        try:
+            kept = self.describe(c, ALL_REDUCE, a, b, x, out, True, timeout)
+            number = OP_NUMBERS.get(op)
+            if number is None:
+                raise ValueError(f"op is {op!r}; allowed: {', '.join(OP_NUMBERS)}")
+            c.op = number
+            if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
+                raise TypeError(f"op {op} has no meaning for {_engine.DTYPES[c.dtype]}")
+            c.algorithm = self.default_algorithm
+            if algorithm is not None:
+                c.algorithm = algorithm_number(algorithm)
+            c.fingerprint = fingerprint_of(c)
+            choose_pipeline(&self.engine.g, c)
+            return kept
+        except (TypeError, ValueError):
+            self.engine.refuse(ALL_REDUCE)
+            raise
+
+    cdef object describe_broadcast(self, Call *c, Operand *a, Operand *b, object x, object root, object out,
+                                   object timeout):
+        try:
+            if not isinstance(root, int) or not 0 <= root < self.engine.g.size:
+                raise ValueError(f"root is {root!r}; the ranks are 0 to {self.engine.g.size - 1}")
+            kept = self.describe(c, BROADCAST, a, b, x, out, root != self.engine.g.rank, timeout)
+            c.root = root
+            c.fingerprint = fingerprint_of(c)
+            choose_pipeline(&self.engine.g, c)
+            return kept
+        except (TypeError, ValueError):
+            self.engine.refuse(BROADCAST)
+            raise
+
+    cdef int describe_barrier(self, Call *c, object timeout) except -1:
+        memset(c, 0, sizeof(Call))
+        c.kind = BARRIER
+        try:
+            c.timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+        except (TypeError, ValueError):
+            self.engine.refuse(BARRIER)
+            raise
+        c.fingerprint = fingerprint_of(c)
+        choose_pipeline(&self.engine.g, c)
+        return 0
+
+    # What all calls on an array and an optional `out` have in common.
+    cdef object describe(self, Call *c, int kind, Operand *a, Operand *b, object x, object out, bint writes,
+                         object timeout):
+        memset(c, 0, sizeof(Call))
+        kept = take(a, x, writes and out is None, "x")
+        c.x = a.data
+        c.out = a.data
+        if out is not None and out is not x:
+            kept = (kept, take(b, out, True, "out"))
+            check_out(a, b)
+            c.out = b.data
+        c.kind = kind
+        c.dtype = a.dtype
+        c.order = a.fortran
+        c.count = a.count
+        c.itemsize = a.itemsize
+        c.nbytes = a.count * a.itemsize
+        c.timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+        if self.engine.g.nblocks > 0 and c.nbytes >= self.engine.g.tuning.zero_copy_nbytes:
+            if self.engine.find_block(c.x, c.nbytes, &c.x_block, &c.x_offset):
+                self.engine.find_block(c.out, c.nbytes, &c.out_block, &c.out_offset)
+        return kept
+
+
+cdef class Plan:
+    """A collective with its arguments checked and its arrays pinned; each call is the bare collective."""
+
+    def __init__(self, Comm comm, str kind, x, dict keywords):
+        self.a.held = self.b.held = False
+        self.comm = comm
+        if comm.engine.closed_because is not None:
+            raise Closed(comm.engine.closed_because, rank=comm.rank)
+        self.describe(kind, x, **keywords)
+        if self.c.nbytes > SR_PAYLOAD_NBYTES and not comm.staging_ready:
+            comm.allocate_staging()
+
+    def describe(self, kind, x, op="sum", *, root=0, out=None, algorithm=None, timeout=None):
+        if kind == "all_reduce":
+            self.kept = self.comm.describe_all_reduce(&self.c, &self.a, &self.b, x, op, out, algorithm, timeout)
+        elif kind == "broadcast":
+            self.kept = self.comm.describe_broadcast(&self.c, &self.a, &self.b, x, root, out, timeout)
+        elif kind == "barrier":
+            self.comm.describe_barrier(&self.c, timeout)
+        else:
+            raise ValueError(f"kind is {kind!r}; allowed: all_reduce, broadcast, barrier")
+        self.arrays = (x, out)
+
+    def __call__(self):
+        """Run the collective once."""
+        self.comm.engine.drive(&self.c)
+
+    def __dealloc__(self):
+        release(&self.a)
+        release(&self.b)
+
+
+# ---- small arguments -----------------------------------------------------------------------------------------
+
+cdef int algorithm_number(object algorithm) except -1:
+    number = ALGORITHM_NUMBERS.get(algorithm)
+    if number is None:
+        raise ValueError(f"algorithm is {algorithm!r}; allowed: {', '.join(ALGORITHM_NUMBERS)}")
+    return number
+
+
+cdef double timeout_s_of(double default_s, object timeout) except -1:
+    cdef double seconds = default_s if timeout is None else timeout
+    if not seconds > 0:
+        raise ValueError(f"timeout is {timeout!r}; it must be more than 0 seconds")
+    return seconds
+
+
+cdef uint64_t timeout_ns_of(object timeout) except? 0:
+    cdef double seconds = timeout_s_of(0, timeout)
+    return <uint64_t> (min(seconds, 1e9) * 1e9)

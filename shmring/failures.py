@@ -1,0 +1,79 @@
+"""From the abort word and the flight records to the exception that every rank raises. May know: errors, liveness."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import liveness
+from .errors import Aborted, Error, Mismatch, RankFailed, Timeout
+
+if TYPE_CHECKING:
+    from ._engine import Engine
+
+REDUCTIONS = ("all_reduce",)
+ROOTED = ("broadcast",)
+
+
+def describe_call(record: dict[str, Any] | None) -> str:
+    """As a person would write it: all_reduce(float32[1024], sum)."""
+    if record is None:
+        return "nothing yet"
+    kind = record["kind"]
+    if record["invalid"]:
+        return f"{kind} with arguments that it refused"
+    if kind == "barrier":
+        return "barrier()"
+    if kind == "allocate":
+        return f"empty({record['count']} bytes)"
+    words = [f"{record['dtype']}[{record['count']}]"]
+    if kind in REDUCTIONS:
+        words.append(record["op"])
+    if kind in ROOTED:
+        words.append(f"root={record['root']}")
+    if record["order"] == "F":
+        words.append("order F")
+    if record["algorithm"] != "auto":
+        words.append(f"algorithm={record['algorithm']}")
+    return f"{kind}({', '.join(words)})"
+
+
+def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
+    """Who did not come, and what it did last."""
+    last = engine.last_seq_of(rank)
+    state = liveness.state(*engine.life_of(rank))
+    first = engine.first_seq
+    if last - first <= 0:
+        did = "it has called nothing yet"
+    else:
+        did = f"its last call was {describe_call(engine.record_of(rank, last))} #{last - first}"
+    return f"did not come within {timeout_s:g} s; {did}; it is {state}"
+
+
+def raise_aborted(engine: Engine, seq: int | None) -> NoReturn:
+    """Raises what the abort word says: the same on every rank."""
+    report = engine.abort_report()
+    if report is None:
+        raise Error("the communicator stopped without saying why", rank=engine.rank)
+    cause, culprit, failed_seq, reason = report
+    number = failed_seq - engine.first_seq
+    own = engine.record_of(engine.rank, failed_seq)
+    op = own["kind"] if own else None
+    if cause == "mismatch":
+        raise _mismatch(engine, failed_seq, number, op)
+    if cause == "failed":
+        host = socket.gethostname()
+        text = f"rank {culprit} on {host} failed: {reason}; this communicator is over, join a new world"
+        raise RankFailed(text, rank=culprit, op=op, seq=number, host=host, cause=reason)
+    if cause == "timed out":
+        text = f"rank {culprit} {reason}; a longer wait is timeout= or SHMRING_TIMEOUT"
+        raise Timeout(text, rank=culprit, op=op, seq=number)
+    text = f"rank {culprit} gave up: {reason}"
+    raise Aborted(text, rank=culprit, op=op, seq=number, reason=reason)
+
+
+def _mismatch(engine: Engine, seq: int, number: int, op: str | None) -> Mismatch:
+    calls = tuple(describe_call(engine.record_of(rank, seq)) for rank in range(engine.size))
+    told = "; ".join(f"rank {rank} called {call}" for rank, call in enumerate(calls))
+    text = f"the ranks' calls do not match in call #{number}: {told}"
+    return Mismatch(text, rank=engine.rank, op=op, seq=number, calls=calls)

@@ -1,0 +1,52 @@
+"""What /proc says of a process: whether it is still the one that joined, and how it ended. May know: nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+
+_EXITING = 0x4  # PF_EXITING in the flags of /proc/PID/stat
+_PATIENCE_S = 0.05  # a dying process shows it in /proc within microseconds of its robust futexes
+
+
+def start_time(pid: int) -> int:
+    """Field 22 of /proc/PID/stat: with the pid it names one process for ever. 0: not to be seen."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def state(pid: int, start: int) -> str:
+    """One readable word on a process that is late."""
+    fields = _stat(pid)
+    if fields is None or int(fields[19]) != start:
+        return "gone"
+    words = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "t": "traced", "Z": "dead"}
+    return words.get(fields[0], fields[0])
+
+
+def how_it_ended(pid: int, start: int) -> str:
+    """Why the parked thread of a rank is gone: the process died, or became another program."""
+    if pid == os.getpid():
+        return "ended without closing the communicator (a thread of this process)"
+    until = time.monotonic() + _PATIENCE_S
+    while not _is_dead(pid, start):
+        if time.monotonic() > until:
+            return f"process {pid} lives, but without its communicator (execve?)"
+        time.sleep(0.0002)
+    return f"process {pid} died"
+
+
+def _is_dead(pid: int, start: int) -> bool:
+    fields = _stat(pid)
+    if fields is None or fields[0] in "ZX":
+        return True
+    return int(fields[19]) != start or bool(int(fields[6]) & _EXITING)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields after the command's name, which may hold anything."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None

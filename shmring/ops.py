@@ -1,0 +1,19 @@
+"""The reductions by name. May know: nothing."""
+
+import enum
+
+
+class Op(enum.StrEnum):
+    """How values are combined; every call also takes the plain string."""
+
+    SUM = "sum"
+    PROD = "prod"
+    MIN = "min"
+    MAX = "max"
+    AVG = "avg"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+    LAND = "land"
+    LOR = "lor"
+    LXOR = "lxor"
