@@ -68,17 +68,12 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 class Bench:
-    """One case in a worker process: the ranks, started once, and their facts."""
+    """One case in a worker process: the ranks, started once, and what is known of them."""
 
-    def __init__(self, case: Case) -> None:
-        cpus = sorted(os.sched_getaffinity(0))
-        library = compile_probe(install_peers.default_folder())
-        self.case = case
-        self.round_trip_ns = Probe(library).round_trip_ns(cpus[:case.ranks])
-        self.crew = Crew(shmring(), case.ranks, cpus, library)
+    def __init__(self, case: Case, crew: Crew, round_trip_ns: float) -> None:
+        self.case, self.crew, self.round_trip_ns = case, crew, round_trip_ns
         keywords = {"algorithm": case.algorithm} if case.algorithm else {}
-        self.crew.prepare(case.variant, case.nbytes, written=case.written, dtype=case.dtype,
-                          keywords=keywords)
+        crew.prepare(case.variant, case.nbytes, written=case.written, dtype=case.dtype, keywords=keywords)
         self.time_loops(1)
 
     def time_loops(self, loops: int) -> float:
@@ -95,6 +90,15 @@ class Bench:
                 "core_round_trip_ns": round(self.round_trip_ns, 1)}
 
 
+def run_in_worker(runner: Any, case: Case) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    library = compile_probe(install_peers.default_folder())
+    round_trip_ns = Probe(library).round_trip_ns(cpus[:case.ranks])
+    with Crew(shmring(), case.ranks, cpus, library) as crew:
+        bench = Bench(case, crew, round_trip_ns)
+        runner.bench_time_func(case.name, bench.time_loops, metadata=bench.metadata())
+
+
 def main() -> None:
     runner = pyperf.Runner(add_cmdline_args=pass_options_on)
     add_options(runner.argparser)
@@ -103,11 +107,9 @@ def main() -> None:
     options.inherit_environ = [*(options.inherit_environ or []), *PASSED_ON, *shmring_variables]
     for index, case in enumerate(cases(options)):
         if options.worker and options.worker_task == index:
-            bench = Bench(case)
-            with bench.crew:
-                runner.bench_time_func(case.name, bench.time_loops, metadata=bench.metadata())
+            run_in_worker(runner, case)
         else:
-            runner.bench_time_func(case.name, float)  # the manager never calls it: its workers do
+            runner.bench_time_func(case.name, float)  # never called here: the manager has workers for it
 
 
 if __name__ == "__main__":
