@@ -7,6 +7,7 @@ import os
 import sys
 from glob import glob
 
+import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -36,7 +37,7 @@ DIRECTIVES = {
     "embedsignature": True,
     "binding": True,
 }
-MACROS = [("_GNU_SOURCE", None)]  # futexes and robust mutexes under -std=c11
+MACROS = [("_GNU_SOURCE", None), ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]  # futexes and robust mutexes under -std=c11
 HEADERS = sorted(glob("src/*.h"))
 KERNELS = "sr_kernels"
 
@@ -66,7 +67,7 @@ def extension(path: str) -> Extension:
     return Extension(
         path.removesuffix(".pyx").replace("/", "."),
         [path],
-        include_dirs=["src"],
+        include_dirs=["src", numpy.get_include()],
         define_macros=MACROS,
         depends=[*HEADERS, "src/kernels.c"],
         extra_compile_args=[*COMPILE_ARGS, *(sanitizer_args() or ["-g0"])],

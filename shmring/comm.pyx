@@ -10,15 +10,20 @@ from cpython.buffer cimport (
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport memset
 
+cimport numpy as cnp
+
 from ._engine cimport Engine
-from ._group cimport ALL_REDUCE, BARRIER, BROADCAST, SR_PAYLOAD_NBYTES, Call, fingerprint_of
+from ._group cimport *
 from ._pipelines cimport choose_pipeline
 
 from . import _engine, buffers, memory
 from .arrays import Arrays
 from .errors import Closed
 
+cnp.import_array()
 
+
+cdef str SUM = "sum"   # the literal that is the default of op: the same object, so identity is enough
 cdef dict OP_NUMBERS = {name: number for number, name in enumerate(_engine.OPS)}
 cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(_engine.DTYPES)}
 cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(_engine.ALGORITHMS)}
@@ -26,30 +31,57 @@ cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(_engin
 
 # ---- operands ------------------------------------------------------------------------------------------------
 
+# NumPy's type numbers, 0 to 23, as ours; -1: not one that can be reduced.
+cdef int[24] DTYPE_OF_NUMPY = [
+    SR_BOOL, SR_I8, SR_U8, SR_I16, SR_U16, SR_I32, SR_U32, SR_I64, SR_U64, SR_I64, SR_U64, SR_F32, SR_F64, -1,
+    SR_C64, SR_C128, -1, -1, -1, -1, -1, -1, -1, SR_F16,
+]
+
+
+# Straight from the array's own fields: its buffer export alone takes longer than a tiny all-reduce. False: this
+# is no plain ndarray that can be used as it is, and one of the slower ways has to take it or say why not.
+cdef inline bint take_ndarray(Operand *operand, object x, bint writable) noexcept:
+    cdef int flags, number
+    if not cnp.PyArray_CheckExact(x):
+        return False
+    number = cnp.PyArray_TYPE(<cnp.ndarray> x)
+    flags = cnp.PyArray_FLAGS(<cnp.ndarray> x)
+    if number >= 24 or DTYPE_OF_NUMPY[number] < 0 or not flags & (cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_F_CONTIGUOUS):
+        return False
+    if cnp.PyArray_ISBYTESWAPPED(<cnp.ndarray> x) or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
+        return False
+    operand.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> x)
+    operand.count = cnp.PyArray_SIZE(<cnp.ndarray> x)
+    operand.dtype = DTYPE_OF_NUMPY[number]
+    operand.itemsize = sr_dtype_nbytes[operand.dtype]
+    operand.fortran = not flags & cnp.NPY_ARRAY_C_CONTIGUOUS
+    return True
+
+
 # The dtype's number from a buffer's format, -1 if there is none. Sizes decide where C leaves them open.
 cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
     cdef char kind
     if format == NULL:
-        return 2
+        return SR_U8
     if format[0] in b"@=<":   # the machines that shmring runs on are little-endian
         format += 1
     kind = format[0]
     if kind == b"Z" and format[1] != 0 and format[2] == 0:
-        return 13 if format[1] == b"f" else 14 if format[1] == b"d" else -1
+        return SR_C64 if format[1] == b"f" else SR_C128 if format[1] == b"d" else -1
     if kind == 0 or format[1] != 0:
         return -1
     if kind == b"f":
-        return 11
+        return SR_F32
     if kind == b"d":
-        return 12
+        return SR_F64
     if kind == b"e":
-        return 9
+        return SR_F16
     if kind == b"?":
-        return 0
+        return SR_BOOL
     if kind in b"bhilqn":
-        return 1 if itemsize == 1 else 3 if itemsize == 2 else 5 if itemsize == 4 else 7
+        return SR_I8 if itemsize == 1 else SR_I16 if itemsize == 2 else SR_I32 if itemsize == 4 else SR_I64
     if kind in b"BHILQN":
-        return 2 if itemsize == 1 else 4 if itemsize == 2 else 6 if itemsize == 4 else 8
+        return SR_U8 if itemsize == 1 else SR_U16 if itemsize == 2 else SR_U32 if itemsize == 4 else SR_U64
     return -1
 
 
@@ -58,6 +90,8 @@ cdef object take(Operand *operand, object x, bint writable, str what):
     cdef int flags = PyBUF_FORMAT | PyBUF_ANY_CONTIGUOUS
     cdef int dtype
     operand.held = False
+    if take_ndarray(operand, x, writable):
+        return None
     if not PyObject_CheckBuffer(x):
         return take_slowly(operand, x, writable, what)
     if writable:
@@ -337,10 +371,7 @@ cdef class Comm:
                                     object algorithm, object timeout):
         try:
             kept = self.describe(c, ALL_REDUCE, a, b, x, out, True, timeout)
-            number = OP_NUMBERS.get(op)
-            if number is None:
-                raise ValueError(f"op is {op!r}; allowed: {', '.join(OP_NUMBERS)}")
-            c.op = number
+            c.op = SR_SUM if op is SUM else op_number(op)
             if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
                 raise TypeError(f"op {op} has no meaning for {_engine.DTYPES[c.dtype]}")
             c.algorithm = self.default_algorithm
@@ -387,7 +418,9 @@ cdef class Comm:
         c.x = a.data
         c.out = a.data
         if out is not None and out is not x:
-            kept = (kept, take(b, out, True, "out"))
+            kept_out = take(b, out, True, "out")
+            if kept_out is not None:
+                kept = (kept, kept_out)
             check_out(a, b)
             c.out = b.data
         c.kind = kind
@@ -436,6 +469,13 @@ cdef class Plan:
 
 
 # ---- small arguments -----------------------------------------------------------------------------------------
+
+cdef int op_number(object op) except -1:
+    number = OP_NUMBERS.get(op) if isinstance(op, str) else None
+    if number is None:
+        raise ValueError(f"op is {op!r}; allowed: {', '.join(OP_NUMBERS)}")
+    return number
+
 
 cdef int algorithm_number(object algorithm) except -1:
     number = ALGORITHM_NUMBERS.get(algorithm)

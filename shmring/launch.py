@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -30,8 +30,10 @@ _EXIT_S = 5.0  # for a rank to exit after it has reported
 _TERMINATE_S = 2.0  # from SIGTERM to SIGKILL
 _LOOK_S = 0.05  # a dead rank's children can hold its sentinel open, so exit codes are also polled
 
-# A message is its body's length in 8 bytes, its kind in 1, and the body.
-_HEAD_NBYTES = 9
+# A message is a mark in 1 byte, its body's length in 8, its kind in 1, and the body. A rank sends the mark
+# ahead, as soon as it runs.
+_MARK = b"r"
+_HEAD_NBYTES = 10
 _CALL, _RETURNED, _RAISED = 0, 1, 2
 
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -242,7 +244,7 @@ class _Reporter:
 
     def _send(self, kind: int, body: bytes) -> None:
         self._done = True
-        for part in (_head(kind, body), body):
+        for part in (_head(kind, body)[len(_MARK) :], body):
             rest = memoryview(part)
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
@@ -251,6 +253,7 @@ class _Reporter:
 def _run_rank(ticket: _Ticket, connection: Connection) -> None:
     """The target of a rank's process."""
     _tie_to_launcher(ticket.launcher_pid)
+    os.write(connection.fileno(), _MARK)
     reporter = _Reporter(connection, ticket.rank)
     with contextlib.suppress(BrokenPipeError, ConnectionError):  # the launcher lost interest
         try:
@@ -279,7 +282,7 @@ def _tie_to_launcher(launcher_pid: int) -> None:
 
 
 def _head(kind: int, body: bytes) -> bytes:
-    return len(body).to_bytes(_HEAD_NBYTES - 1, "little") + bytes([kind])
+    return _MARK + len(body).to_bytes(8, "little") + bytes([kind])
 
 
 def _receive_call(fd: int) -> _Call:
@@ -300,6 +303,11 @@ class _Inbox:
         self._head = b""
         self._filled = 0
 
+    @property
+    def begun(self) -> bool:
+        """The other side runs."""
+        return bool(self._head)
+
     def read(self, fd: int) -> bool:
         """Read once; False at the other side's end. BlockingIOError where nothing is there."""
         if len(self._head) < _HEAD_NBYTES:
@@ -307,7 +315,7 @@ class _Inbox:
             self._head += part
             got = len(part)
             if len(self._head) == _HEAD_NBYTES:
-                self.body = bytearray(int.from_bytes(self._head[:-1], "little"))
+                self.body = bytearray(int.from_bytes(self._head[len(_MARK) : -1], "little"))
         else:
             got = os.readv(fd, [memoryview(self.body)[self._filled :]])
             self._filled += got
@@ -450,8 +458,8 @@ class _Launch:
         rank.settled = True
         assert rank.process.exitcode is not None
         words = describe_exit(rank.process.exitcode)
-        if rank.process.exitcode == 1 and rank.unsent:
-            words += ' before fn was called (a script needs `if __name__ == "__main__":` around spawn)'
+        if rank.process.exitcode == 1 and not rank.inbox.begun:
+            words += ' before it could begin (a script needs `if __name__ == "__main__":` around spawn)'
         self.failures[rank.rank] = _Failure(words, ended=True)
         self._selector.unregister(rank.process.sentinel)
 
@@ -467,8 +475,13 @@ class _Launch:
 
     def _wait_for_exits(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s
-        for rank in self._ranks:
-            rank.process.join(max(0.0, until - time.monotonic()))
+        while True:
+            running = [rank.process for rank in self._ranks if rank.process.exitcode is None]
+            left_s = until - time.monotonic()
+            if not running or left_s <= 0:
+                return
+            # Not join(), which waits for the sentinel: a rank's own children may hold that open.
+            wait([process.sentinel for process in running], min(left_s, _LOOK_S))
 
 
 def _unpickled_result(rank: int, blob: bytearray) -> Any:
