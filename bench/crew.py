@@ -7,6 +7,7 @@ peer_rank.py.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -26,6 +27,14 @@ START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 60.0
 # Time for all ranks to wake up and come to the start line before the timed loop.
 START_LINE_NS = 1_000_000
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """In the child: a rank that hangs in a call would not notice that whoever told it what to do is gone."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 class ContestantFailed(Exception):
@@ -86,7 +95,7 @@ class Crew:
             for command in commands:
                 self._processes.append(subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                    start_new_session=True))
+                    start_new_session=True, preexec_fn=_end_with_parent))
 
     def _meet(self, listener: socket.socket) -> list[dict[str, Any]]:
         listener.settimeout(0.2)
