@@ -1,0 +1,534 @@
+"""spawn: results by rank, the first cause in its own type, nobody left behind. May know: the API, launch."""
+
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shmring
+from shmring import launch
+
+METHODS = ("fork", "spawn", "forkserver")
+
+
+@pytest.fixture(params=METHODS)
+def method(request):
+    return request.param
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Short graces, for tests in which they run out."""
+    monkeypatch.setattr(launch, "_GRACE_S", 0.2)
+    monkeypatch.setattr(launch, "_TERMINATE_S", 0.2)
+    monkeypatch.setattr(launch, "_EXIT_S", 0.2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    """spawn leaves no child process, no thread and (fork server apart) no descriptor."""
+    threads = threading.active_count()
+    yield
+    assert threading.active_count() == threads
+    # A fork server whose launcher was killed takes a moment to notice.
+    wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/stat") if is_living_rank(path)])
+
+
+def is_living_rank(stat):
+    try:
+        command = (stat.parent / "cmdline").read_bytes()
+        _, _, rest = stat.read_text().rpartition(")")
+    except OSError:
+        return False
+    state, parent = rest.split()[:2]
+    return state != "Z" and int(parent) == os.getpid() and b"pytest" in command
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition, limit_s=10):
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, "it did not come true"
+        time.sleep(0.01)
+
+
+# --- what ranks run; at the top of the module, as other processes look for them there ---
+
+
+def place(comm, *args, **kwargs):
+    return comm.rank, comm.size, args, kwargs
+
+
+def total(comm, value):
+    x = np.full(1000, comm.rank + value, dtype="f8")
+    comm.all_reduce(x)
+    return x
+
+
+def large(comm, x):
+    return x + comm.rank
+
+
+def own_view(comm):
+    x = comm.zeros(1000, "i4")
+    x += comm.rank
+    return x  # in memory that is gone when the rank has ended
+
+
+class OddError(Exception):
+    """Comes back only if its __init__ is not taken at its word."""
+
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
+
+class DetailedError(Exception):
+    def __init__(self, detail):
+        super().__init__(detail)
+        self.detail = detail
+
+
+def fail(comm, what, who=1):
+    """Rank `who` fails in some way, while the others wait for it in a collective."""
+    if comm.rank == who:
+        if what == "value":
+            raise ValueError("bad value")
+        if what == "detailed":
+            raise DetailedError({"loss": 3})
+        if what == "odd":
+            raise OddError(5, "odd one")
+        if what == "lock":
+            raise DetailedError(threading.Lock())
+        if what == "chained":
+            try:
+                raise KeyError("first")
+            except KeyError as error:
+                raise ValueError("second") from error
+        if what == "result":
+            return threading.Lock()
+        if what == "sys.exit":
+            sys.exit(7)
+        if what == "interrupt":
+            raise KeyboardInterrupt
+        if what == "_exit":
+            os._exit(3)
+        if what == "_exit 0":
+            os._exit(0)
+        if what == "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "SIGSEGV":
+            faulthandler.disable()  # no stack in the tests' output
+            ctypes.string_at(0)
+        if what == "own error":
+            raise shmring.Error("about rank 0", rank=0)
+    comm.barrier()
+    return None
+
+
+def translate(comm):
+    """Others wrap what they see of rank 1's failure."""
+    if comm.rank == 1:
+        time.sleep(0.1)
+        os._exit(9)
+    try:
+        comm.barrier()
+    except shmring.RankFailed as error:
+        raise ValueError("my own words") from error
+
+
+def hang(comm, who=1, *, stop=False, ignore=False):
+    if comm.rank == who:
+        if ignore:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if stop:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while True:
+            time.sleep(1)
+
+
+def hang_when_another_fails(comm):
+    if comm.rank == 1:
+        raise ValueError("first")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(1)
+
+
+def leave_a_child(comm):
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    return os.getpid()
+
+
+def nest(comm):
+    return shmring.spawn(place, 2, args=(comm.rank,), method="fork")
+
+
+def start_thread_that_stays(comm):
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    return comm.rank
+
+
+# --- results ---
+
+
+def test_results_come_by_rank(method):
+    got = shmring.spawn(place, 3, ("a",), {"b": 1}, method=method)
+    assert got == [(rank, 3, ("a",), {"b": 1}) for rank in range(3)]
+
+
+def test_ranks_compute_together():
+    for x in shmring.spawn(total, 2, args=(1.5,)):
+        np.testing.assert_array_equal(x, np.full(1000, 4.0))
+
+
+def test_one_rank_is_a_process_too():
+    assert shmring.spawn(place, 1) == [(0, 1, (), {})]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_large_arguments_and_results_do_not_block(method):
+    x = np.arange(4 << 20, dtype="f8")  # 32 MiB, far beyond any pipe
+    for rank, y in enumerate(shmring.spawn(large, 3, args=(x,), method=method)):
+        np.testing.assert_array_equal(y[:: 1 << 16], x[:: 1 << 16] + rank)
+
+
+def test_results_may_lie_in_shared_memory():
+    for rank, x in enumerate(shmring.spawn(own_view, 2)):
+        np.testing.assert_array_equal(x, np.full(1000, rank, "i4"))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_closures_and_lambdas_travel(method):
+    pytest.importorskip("cloudpickle")
+    y = 10
+    assert shmring.spawn(lambda comm, x: x + y + comm.rank, 2, args=(1,), method=method) == [11, 12]
+
+
+def test_without_cloudpickle_a_lambda_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(launch, "_cloudpickle", lambda: None)
+    with pytest.raises(TypeError, match="pip install cloudpickle"):
+        shmring.spawn(lambda comm: None, 2, method="spawn")
+    assert shmring.spawn(lambda comm: comm.rank, 2, method="fork") == [0, 1]
+
+
+def test_spawn_works_from_a_thread(method):
+    got = []
+    thread = threading.Thread(target=lambda: got.append(shmring.spawn(place, 2, method=method)))
+    thread.start()
+    thread.join()
+    assert [rank for rank, *_ in got[0]] == [0, 1]
+
+
+def test_ranks_can_spawn():
+    assert [[args for _, _, args, _ in inner] for inner in shmring.spawn(nest, 2)] == [[(0,)] * 2, [(1,)] * 2]
+
+
+def test_no_descriptor_stays():
+    shmring.spawn(place, 2, method="fork")
+    before = os.listdir("/proc/self/fd")
+    shmring.spawn(place, 2, method="fork")
+    with pytest.raises(ValueError, match="bad"):
+        shmring.spawn(fail, 2, ("value",), method="fork")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_the_start_method_stays_unchosen():
+    code = """
+        import multiprocessing, shmring
+        def place(comm): return comm.rank
+        assert shmring.spawn(place, 2) == [0, 1]
+        multiprocessing.set_start_method("spawn")
+        """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=50)
+
+
+# --- arguments ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"nprocs": 0}, ValueError, "allowed: 1 to"),
+        ({"nprocs": "2"}, TypeError, "nprocs is '2'"),
+        ({"nprocs": 2.0}, TypeError, "nprocs is 2.0"),
+        ({"nprocs": 2, "timeout": 0}, ValueError, "more than 0"),
+        ({"nprocs": 2, "timeout": -1}, ValueError, "more than 0"),
+        ({"nprocs": 2, "method": "thread"}, ValueError, "fork, spawn, forkserver"),
+        ({"nprocs": 2, "fn": 3}, TypeError, "callable"),
+    ],
+)
+def test_wrong_arguments_are_errors_before_anything_starts(arguments, error, says):
+    with pytest.raises(error, match=says):
+        shmring.spawn(arguments.pop("fn", place), **arguments)
+
+
+# --- failures ---
+
+
+def failure(what, nprocs=3, *, method="fork", **arguments):
+    with pytest.raises((Exception, SystemExit)) as caught:
+        shmring.spawn(fail, nprocs, (what,), method=method, **arguments)
+    return caught.value
+
+
+def test_an_exception_comes_back_in_its_own_type_with_rank_and_traceback(method):
+    error = failure("value", method=method)
+    assert type(error) is ValueError
+    assert str(error) == "bad value"
+    assert error.rank == 1
+    assert "Raised in rank 1:" in error.__notes__[0]
+    assert 'raise ValueError("bad value")' in error.__notes__[0]
+
+
+def test_the_note_holds_what_led_to_it():
+    assert "KeyError: 'first'" in failure("chained").__notes__[0]
+
+
+def test_an_exceptions_own_attributes_come_along():
+    error = failure("detailed")
+    assert type(error) is DetailedError
+    assert error.detail == {"loss": 3}
+
+
+@pytest.mark.parametrize(
+    ("what", "words"), [("odd", "OddError: odd one"), ("lock", "DetailedError: <unlocked")]
+)
+def test_exceptions_that_cannot_travel_become_words(what, words):
+    error = failure(what)
+    assert type(error) is RuntimeError
+    assert words in str(error)
+    assert error.rank == 1
+    assert "Raised in rank 1:" in error.__notes__[0]
+
+
+def test_results_that_cannot_travel_are_named():
+    error = failure("result")
+    assert type(error) is RuntimeError
+    assert "rank 1 returned a lock that cannot be pickled" in str(error)
+    assert error.rank == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [
+        ("SIGKILL", "killed by SIGKILL"),
+        ("SIGSEGV", "killed by SIGSEGV"),
+        ("_exit", "exit status 3"),
+        ("_exit 0", "exit status 0"),
+        ("sys.exit", "SystemExit: 7"),
+        ("interrupt", "KeyboardInterrupt"),
+    ],
+)
+def test_a_rank_that_ends_without_an_answer_is_a_failed_rank(what, cause):
+    error = failure(what)
+    assert type(error) is shmring.RankFailed
+    assert error.rank == 1
+    assert error.cause == cause
+    assert f"rank 1 ended: {cause}" in str(error)
+
+
+def test_how_a_rank_died_is_known_under_every_method(method):
+    assert failure("SIGKILL", 2, method=method).cause == "killed by SIGKILL"
+
+
+def test_what_the_survivors_make_of_it_does_not_hide_the_cause():
+    for _ in range(5):
+        with pytest.raises(shmring.RankFailed) as caught:
+            shmring.spawn(translate, 3)
+        assert (caught.value.rank, caught.value.cause) == (1, "exit status 9")
+
+
+def test_a_collectives_error_keeps_the_rank_that_it_is_about():
+    error = failure("own error")
+    assert type(error) is shmring.Error
+    assert error.rank == 0
+    assert "Raised in rank 1:" in error.__notes__[0]
+
+
+def test_survivors_that_do_not_end_are_killed(impatient):
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="first"):
+        shmring.spawn(hang_when_another_fails, 2)
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("how", [{}, {"stop": True}, {"ignore": True}])
+def test_the_timeout_bounds_the_run(impatient, how):
+    begin = time.monotonic()
+    with pytest.raises(shmring.Timeout, match=r"rank 1 of 2 did not finish within 1 s") as caught:
+        shmring.spawn(hang, 2, kwargs=how, timeout=1)
+    assert time.monotonic() - begin < 4
+    assert caught.value.rank == 1
+
+
+def test_a_rank_that_stays_after_its_result_is_stopped(impatient):
+    assert shmring.spawn(start_thread_that_stays, 2) == [0, 1]
+
+
+def test_a_ranks_own_child_does_not_hold_up_the_launcher():
+    begin = time.monotonic()
+    try:
+        ranks = shmring.spawn(leave_a_child, 2, method="fork")
+        assert time.monotonic() - begin < 5
+        assert not any(map(is_alive, ranks))
+    finally:
+        for path in Path("/proc").glob("[0-9]*/stat"):  # those that we adopted
+            if is_living_rank(path):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                os.waitpid(int(path.parent.name), 0)
+
+
+def test_a_rank_killed_from_outside_is_named(tmp_path):
+    def pid_then_hang(comm):
+        (tmp_path / str(comm.rank)).write_text(str(os.getpid()))
+        comm.barrier()
+        hang(comm)
+
+    def kill():
+        wait_until(lambda: (tmp_path / "1").exists() and (tmp_path / "1").read_text())
+        os.kill(int((tmp_path / "1").read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(shmring.RankFailed) as caught:
+        shmring.spawn(pid_then_hang, 2, method="fork")
+    killer.join()
+    assert (caught.value.rank, caught.value.cause) == (1, "killed by SIGKILL")
+
+
+# --- the launcher's end ---
+
+LAUNCHER = r"""
+import os, sys, time
+import shmring
+
+def wait(comm):
+    os.write(1, b"%d\n" % os.getpid())
+    comm.barrier()
+    time.sleep(100)
+
+if __name__ == "__main__":
+    try:
+        shmring.spawn(wait, 3, method=sys.argv[1])
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def launcher(tmp_path, method):
+    """A launcher of three sleeping ranks, and their pids."""
+    script = tmp_path / "launcher.py"
+    script.write_text(LAUNCHER)
+    process = subprocess.Popen(
+        [sys.executable, str(script), method], stdout=subprocess.PIPE, start_new_session=True, text=True
+    )
+    return process, [int(process.stdout.readline()) for _ in range(3)]
+
+
+def test_ranks_die_with_a_killed_launcher(tmp_path, method):
+    process, ranks = launcher(tmp_path, method)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(map(is_alive, ranks)))
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["launcher", "terminal"])
+def test_ctrl_c_stops_the_ranks_and_raises(tmp_path, send):
+    process, ranks = launcher(tmp_path, "fork")
+    begin = time.monotonic()
+    send(process.pid, signal.SIGINT)
+    assert "interrupted" in process.stdout.read()
+    assert process.wait(20) == 0
+    assert time.monotonic() - begin < 5
+    assert not any(map(is_alive, ranks))
+    process.stdout.close()
+
+
+def test_everybody_killed_at_once_leaves_nothing(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    process, ranks = launcher(tmp_path, "fork")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not any(map(is_alive, ranks)))
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "shmring" in name]
+    process.stdout.close()
+
+
+# --- scripts, sessions, notebooks ---
+
+SESSION = """
+import shmring
+offset = 5
+def work(comm):
+    return comm.rank + offset
+print(shmring.spawn(work, 2, method={method!r}))
+"""
+
+
+@pytest.mark.parametrize("method", [None, "spawn", "forkserver"])
+def test_functions_of_a_session_without_a_file(method):
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION.format(method=method)], capture_output=True, text=True, timeout=50
+    )
+    assert done.stdout.strip() == "[5, 6]", done.stderr
+
+
+@pytest.mark.parametrize("default", ["fork", "spawn"])
+def test_functions_of_a_script_from_standard_input(default):
+    script = f"import multiprocessing\nmultiprocessing.set_start_method({default!r})\n"
+    script += SESSION.format(method=None)
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=50)
+    assert done.stdout.strip() == "[5, 6]", done.stderr
+
+
+def test_sessions_without_cloudpickle_fork():
+    code = "import sys\nsys.modules['cloudpickle'] = None\n" + SESSION.format(method=None)
+    code = "import multiprocessing\nmultiprocessing.set_start_method('spawn')\n" + code
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.stdout.strip() == "[5, 6]", done.stderr
+
+
+def test_a_script_without_a_main_guard_is_told(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SESSION.format(method="spawn"))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+
+
+def test_failures_are_ordered_by_cause_then_time():
+    consequence = shmring.RankFailed("other", rank=2)
+    wrapped = ValueError("mine")
+    wrapped.__cause__ = consequence
+    assert (
+        launch._tier(ValueError("x"), 0) < launch._tier(shmring.Mismatch("x"), 0) < launch._tier(wrapped, 0)
+    )
+    assert launch._tier(consequence, 0) == launch._tier(wrapped, 0)
+    loop = ValueError("loop")
+    loop.__context__ = loop
+    assert launch._tier(loop, 0) == launch._tier(ValueError("x"), 0)
+
+
+def test_what_travels_is_words_even_if_nothing_else_can():
+    sent = pickle.loads(pickle.dumps(launch._failure_of(OddError(1, "words"), 3)))
+    assert str(sent.exception(3)).endswith("OddError: words")
