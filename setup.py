@@ -48,7 +48,7 @@ def sanitizer_args() -> list[str]:
         return []
     if name not in SANITIZERS:
         raise SystemExit(f"SHMRING_SANITIZE={name}: choose one of {', '.join(SANITIZERS)}")
-    return [*SANITIZERS[name], "-g", "-fno-omit-frame-pointer"]
+    return [*SANITIZERS[name], "-O1", "-g", "-fno-omit-frame-pointer"]
 
 
 def kernels_library() -> tuple[str, dict[str, object]]:
