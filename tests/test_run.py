@@ -1,0 +1,499 @@
+"""shmrun: what it starts, passes on, reports, returns, and that nothing stays. May know: run."""
+
+import contextlib
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from shmring import run
+
+QUIET = {"OMP_NUM_THREADS": "1"}
+os.environ.pop("PYTHONUNBUFFERED", None)  # a developer may have it; shmrun sets it where it is not set
+HEAD = """
+import os, signal, sys, time
+rank = int(os.environ["SHMRING_RANK"])
+
+def ready():
+    os.write(1, b"pid %d\\n" % os.getpid())
+
+"""
+
+
+def command(tmp_path, code, *options, nprocs=2, arguments=()):
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + textwrap.dedent(code))
+    return [sys.executable, "-m", "shmring.run", "-n", str(nprocs), *options, str(script), *arguments]
+
+
+@pytest.fixture
+def shmrun(tmp_path):
+    """Runs code as a script under shmrun to its end."""
+
+    def run_code(code, *options, nprocs=2, arguments=(), **environment):
+        return subprocess.run(
+            command(tmp_path, code, *options, nprocs=nprocs, arguments=arguments),
+            capture_output=True,
+            text=True,
+            timeout=50,
+            env={**os.environ, **QUIET, **environment},
+        )
+
+    return run_code
+
+
+@contextlib.contextmanager
+def started(tmp_path, code, *options, nprocs=2, **arguments):
+    """shmrun running code whose ranks each call ready(): (process, pids)."""
+    process = subprocess.Popen(
+        command(tmp_path, code, "--no-prefix", *options, nprocs=nprocs),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **QUIET},
+        **arguments,
+    )
+    with process:
+        pids = [int(process.stdout.readline().split()[1]) for _ in range(nprocs)]
+        yield process, pids
+        process.kill()
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition, limit_s=10):
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, "it did not come true"
+        time.sleep(0.01)
+
+
+# --- starting ---
+
+
+def test_ranks_compute_together(shmrun):
+    done = shmrun(
+        """
+        import numpy, shmring
+        with shmring.init() as comm:
+            x = numpy.full(10, comm.rank + 1.0)
+            comm.all_reduce(x)
+            print(comm.rank, comm.size, x[0])
+        with shmring.init() as again:
+            again.barrier()
+        """,
+        nprocs=3,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0| 0 3 6.0", "1| 1 3 6.0", "2| 2 3 6.0"]
+
+
+def test_arguments_reach_the_script_untouched(shmrun):
+    arguments = ("-n", "7", "--grace", "x", "--", "-m", "a b")
+    done = shmrun("print(sys.argv[1:], __name__)", arguments=arguments)
+    assert done.stdout.splitlines()[0].endswith(f"{list(arguments)} __main__")
+
+
+def test_modules_run_too(tmp_path):
+    (tmp_path / "a_module.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    done = subprocess.run(
+        [sys.executable, "-m", "shmring.run", "-n", "1", "-m", "a_module", "-x"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert done.stdout == "0| __main__ ['-x']\n", done.stderr
+
+
+def test_the_key_is_in_no_command_line(shmrun):
+    done = shmrun(
+        """
+        key = os.environ["SHMRING_KEY"]
+        assert len(key) == 64
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                assert key.encode() not in open(f"/proc/{pid}/cmdline", "rb").read()
+            except OSError:
+                pass
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_run_is_a_world_of_its_own(shmrun):
+    code = "print(os.environ['SHMRING_ADDR'], os.environ['SHMRING_KEY'])"
+    first, second = (set(shmrun(code, "--no-prefix").stdout.splitlines()) for _ in range(2))
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
+def test_a_key_file_of_the_caller_does_not_get_in_the_way(shmrun, tmp_path):
+    path = tmp_path / "key"
+    path.write_text("0123456789abcdef")
+    path.chmod(0o600)
+    code = "import shmring\nshmring.init().close()"
+    assert shmrun(code, SHMRING_KEY_FILE=str(path)).returncode == 0
+
+
+def test_cpus_are_shared_out_unless_the_user_has(shmrun):
+    code = "print(os.environ['OMP_NUM_THREADS'])"
+    done = shmrun(code, OMP_NUM_THREADS="")
+    threads = max(1, run.usable_cpus() // 2)
+    assert set(done.stdout.splitlines()) == {f"0| {threads}", f"1| {threads}"}
+    assert re.fullmatch(
+        rf"shmrun: 2 ranks on \d+ usable CPU\(s\): OMP_NUM_THREADS={threads}.*\n", done.stderr
+    )
+    done = shmrun(code, OMP_NUM_THREADS="3")
+    assert set(done.stdout.splitlines()) == {"0| 3", "1| 3"}
+    assert done.stderr == ""
+
+
+def test_auto_is_one_rank_for_each_usable_cpu():
+    assert run._nprocs("auto") == run.usable_cpus()
+
+
+def test_rank_0_reads_standard_input(tmp_path):
+    done = subprocess.run(
+        command(tmp_path, "print(repr(sys.stdin.read()))"),
+        input="text",
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert sorted(done.stdout.splitlines()) == ["0| 'text'", "1| ''"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "required: -n, SCRIPT"),
+        (["-n", "2"], "SCRIPT"),
+        (["script.py"], "required: -n"),
+        (["-n", "0", "x.py"], "allowed: 1 to"),
+        (["-n", "two", "x.py"], "'two'"),
+        (["-n", "2", "no-such-script.py"], "there is no script 'no-such-script.py'"),
+        (["-n", "2", "--grace", "-1", "x.py"], "--grace"),
+        (["-n", "2", "--no-such-option", "x.py"], "usage: shmrun -n 4 script.py"),
+    ],
+)
+def test_bad_usage_is_one_helpful_line_and_2(arguments, says):
+    done = subprocess.run(
+        [sys.executable, "-m", "shmring.run", *arguments], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("shmrun: ")
+    assert says in done.stderr
+
+
+def test_a_wrong_setting_is_said_once(shmrun):
+    done = shmrun("import shmring; shmring.init()", SHMRING_DEPTH="deep")
+    assert done.returncode == 2
+    assert done.stderr == "shmrun: SHMRING_DEPTH is 'deep'; allowed: a whole number from 2 to 4096\n"
+
+
+# --- output ---
+
+
+def test_lines_are_passed_on_with_their_rank(shmrun):
+    done = shmrun("print('out', rank); print('err', rank, file=sys.stderr)")
+    assert sorted(done.stdout.splitlines()) == ["0| out 0", "1| out 1"]
+    assert sorted(done.stderr.splitlines()) == ["0| err 0", "1| err 1"]
+
+
+def test_without_prefix(shmrun):
+    done = shmrun("print('out', rank)", "--no-prefix")
+    assert sorted(done.stdout.splitlines()) == ["out 0", "out 1"]
+
+
+def test_much_output_arrives_whole(shmrun):
+    done = shmrun("for line in range(20000): print('line', line)", PYTHONUNBUFFERED="")
+    for rank in "01":
+        lines = [line for line in done.stdout.splitlines() if line.startswith(rank)]
+        assert lines == [f"{rank}| line {at}" for at in range(20000)]
+
+
+def test_lines_come_at_once(tmp_path):
+    with started(tmp_path, "ready(); print('now'); time.sleep(100)", nprocs=1) as (process, _):
+        assert process.stdout.readline() == "now\n"
+
+
+def on_a_terminal(arguments, **environment):
+    """What shmrun shows where stdout and stderr are a terminal of 60 columns."""
+    shown = b""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(environment)
+        os.execv(arguments[0], arguments)
+    with contextlib.suppress(OSError):  # EIO: its end
+        while True:
+            shown += os.read(terminal, 4096)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
+
+
+def test_on_a_terminal_prefixes_have_colours_and_bars_their_width(tmp_path):
+    code = """
+        print(os.environ["COLUMNS"])
+        if rank == 0:
+            sys.stderr.write("\\r50%")
+            time.sleep(0.3)
+            sys.stderr.write("\\r100%\\n")
+        """
+    environment = {"TERM": "xterm", "COLUMNS": "60", **QUIET}
+    environment.pop("COLUMNS")
+    status, shown = on_a_terminal(command(tmp_path, code), **environment)
+    assert status == 0
+    assert "\x1b[36m0|\x1b[0m 50%" in shown
+    assert re.search(r"\r\x1b\[K\x1b\[36m0\|\x1b\[0m 100%\r\n", shown)
+    _, shown = on_a_terminal(command(tmp_path, code), NO_COLOR="1", **environment)
+    assert "0| 50%" in shown
+
+
+def test_nobody_reading_any_more_ends_it_quietly(tmp_path):
+    line = " ".join(command(tmp_path, "while True: print('line')"))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} | head -n 3; exit ${{PIPESTATUS[0]}}"], capture_output=True, timeout=50
+    )
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert done.stdout.count(b"\n") == 3
+    assert b"Traceback" not in done.stderr.replace(b"| Traceback", b"")
+
+
+# --- failures ---
+
+
+def test_the_first_failure_is_reported_last_and_alone(shmrun):
+    begin = time.monotonic()
+    done = shmrun(
+        """
+        if rank == 1:
+            time.sleep(0.2)
+            sys.exit(1 / 0)
+        time.sleep(100)
+        """,
+        nprocs=3,
+    )
+    assert time.monotonic() - begin < 20
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("shmrun:") :].splitlines()
+    assert report[0] == "shmrun: rank 1 of 3 failed first: exit status 1; the end of its stderr:"
+    assert report[1] == "Traceback (most recent call last):"
+    assert report[-1] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "says"),
+    [
+        ("sys.exit(7)", 7, "exit status 7, without a word on stderr"),
+        ("os._exit(3)", 3, "exit status 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL (out of memory?)"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "killed by SIGTERM"),
+        ("sys.exit('last words')", 1, "exit status 1; the end of its stderr:\nlast words\n"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_first_failing_rank(shmrun, how, status, says):
+    done = shmrun(f"if rank == 1: {how}\ntime.sleep(100)")
+    assert done.returncode == status
+    assert f"rank 1 of 2 failed first: {says}" in done.stderr
+
+
+def test_a_rank_that_ends_early_in_peace_is_fine(shmrun):
+    done = shmrun("if rank == 0: time.sleep(0.3); print('done')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0| done\n", "")
+
+
+def test_what_others_say_of_a_failure_is_not_the_failure(shmrun):
+    code = """
+        import shmring
+        comm = shmring.init()
+        if rank == 1:
+            try:
+                raise ValueError("the cause")
+            finally:
+                sys.stderr.flush()
+                comm.close()
+                time.sleep(0.3)  # the others are faster
+        comm.barrier()
+        """
+    done = shmrun(code, nprocs=3)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ValueError: the cause"
+    done = shmrun(
+        "import shmring\ncomm = shmring.init()\nif rank == 1: os._exit(9)\ncomm.barrier()", nprocs=3
+    )
+    assert done.returncode == 9
+    assert "rank 1 of 3 failed first: exit status 9" in done.stderr
+
+
+def test_ranks_that_do_not_end_are_killed_after_the_grace(shmrun):
+    code = """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if rank == 1:
+            time.sleep(0.5)
+            sys.exit(4)
+        time.sleep(100)
+        """
+    begin = time.monotonic()
+    done = shmrun(code, "--grace", "0.3")
+    assert done.returncode == 4
+    assert time.monotonic() - begin < 20
+
+
+def test_ranks_may_use_the_grace(shmrun):
+    code = """
+        def save(*_):
+            time.sleep(0.2)
+            print("saved")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        if rank == 1:
+            time.sleep(0.5)
+            sys.exit(4)
+        time.sleep(100)
+        """
+    done = shmrun(code)
+    assert done.returncode == 4
+    assert "0| saved" in done.stdout
+
+
+# --- signals and deaths ---
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_forwarded_and_end_it(tmp_path, number):
+    with started(tmp_path, "ready(); time.sleep(100)") as (process, pids):
+        process.send_signal(number)
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 128 + number
+        assert err.splitlines()[-1] == f"shmrun: stopped by {signal.Signals(number).name}"
+        assert not any(map(is_alive, pids))
+
+
+def test_ranks_that_handle_the_signal_end_it_well(tmp_path):
+    code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nready()\ntime.sleep(100)"
+    with started(tmp_path, code) as (process, _):
+        process.terminate()
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+
+
+def test_a_second_ctrl_c_kills(tmp_path):
+    code = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nready()\ntime.sleep(100)"
+    with started(tmp_path, code, "--grace", "60") as (process, pids):
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert all(map(is_alive, pids))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert time.monotonic() - begin < 20
+
+
+def test_user_signals_only_pass_through(tmp_path):
+    code = "signal.signal(signal.SIGUSR1, lambda *_: print('seen'))\nready()\ntime.sleep(1)"
+    with started(tmp_path, code) as (process, _):
+        process.send_signal(signal.SIGUSR1)
+        out, _ = process.communicate(timeout=20)
+        assert (out, process.returncode) == ("seen\nseen\n", 0)
+
+
+def test_ranks_die_with_a_killed_shmrun(tmp_path):
+    with started(tmp_path, "ready(); time.sleep(100)", nprocs=3) as (process, pids):
+        process.kill()
+        process.wait()
+        wait_until(lambda: not any(map(is_alive, pids)))
+
+
+def test_everybody_killed_at_once_leaves_nothing(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    code = "import shmring\ncomm = shmring.init()\ncomm.barrier()\nready()\ntime.sleep(100)"
+    with started(tmp_path, code) as (process, pids):
+        for pid in (process.pid, *pids):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, pids)))
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "shmring" in name]
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_the_ranks_own_children_are_swept(tmp_path, end):
+    code = f"""
+        child = os.fork()
+        if child == 0:
+            time.sleep(100)
+        os.write(1, b"pid %d\\n" % child)
+        time.sleep(0.5)
+        {end}
+        """
+    with started(tmp_path, code, "--grace", "0.3") as (process, children):
+        process.communicate(timeout=20)
+        wait_until(lambda: not any(map(is_alive, children)))
+
+
+def test_a_rank_that_cannot_be_started_is_named(tmp_path, monkeypatch, capfd):
+    real, count = subprocess.Popen, []
+
+    def popen(*arguments, **options):
+        count.append(1)
+        if len(count) == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(run.subprocess, "Popen", popen)
+    monkeypatch.setattr(run._Run, "_catch_signals", lambda self: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert run.main(command(tmp_path, "time.sleep(100)")[3:]) == 1
+    assert "rank 1 of 2 could not be started: " in capfd.readouterr().err
+
+
+def test_last_words_are_the_last_traceback_with_what_led_to_it():
+    class Rank:
+        class err:
+            tail = ()
+
+    def words(text):
+        Rank.err.tail = textwrap.dedent(text).strip("\n").splitlines()
+        return run._last_words(Rank), run._is_consequence(Rank)
+
+    own = """
+        log line
+        Traceback (most recent call last):
+          File "x"
+        OldError: an old one, that was only printed
+        log line
+        Traceback (most recent call last):
+          File "y"
+        ValueError: mine
+        """
+    assert words(own) == (["Traceback (most recent call last):", '  File "y"', "ValueError: mine"], False)
+    chained = """
+        Traceback (most recent call last):
+          File "x"
+        shmring.errors.RankFailed: rank 2 is gone
+
+        The above exception was the direct cause of the following exception:
+
+        Traceback (most recent call last):
+          File "y"
+        ValueError: mine
+        """
+    lines, consequence = words(chained)
+    assert len(lines) == 9
+    assert consequence
+    assert words("Traceback (most recent call last):\n  x\nshmring.errors.Timeout: rank 1")[1] is False
+    assert words("only a line") == (["only a line"], False)
