@@ -10,6 +10,7 @@ cdef class Engine:
     cdef Group g
     cdef readonly object closed_because   # None while open, else the text of the Closed error
     cdef readonly double timeout_s        # default of every call
+    cdef uint64_t first_user_seq
     cdef object segment                   # keeps the mapping alive
     cdef bint busy, refused
     cdef object leave_word
@@ -20,8 +21,8 @@ cdef class Engine:
     cdef int complete(self, Call *c) except -1
     cdef int surface(self, Call *c, int status) except -1
     cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1
-    cdef int prepare_to_begin(self) except -1
-    cdef int call_tiny(self, int kind, size_t count, void *data, size_t nbytes, double timeout_s) except -1
-    cdef int settle(self) except -1
+    cdef int prepare_to_begin(self, uint64_t timeout_ns) except -1
+    cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s) except -1
+    cdef int settle(self, uint64_t timeout_ns) except -1
     cdef int check_usable(self) except -1
     cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept

@@ -4,7 +4,7 @@
 import threading
 
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
@@ -201,7 +201,7 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
 cdef class Engine:
     """One communicator's state on one rank, over a segment that `format_segment` has begun.
 
-    `segment` has `.address` and `.nbytes` and is kept alive; `patience` says how to wait (see shmring/tuning.py).
+    `segment` has `.address` and `.nbytes` and is kept alive.
     """
 
     def __cinit__(self, segment, int rank, int size, **_):
@@ -227,7 +227,7 @@ cdef class Engine:
         g.size = size
         g.me = g.lane[rank]
 
-    def __init__(self, segment, int rank, int size, *, str isa, dict tuning, dict patience, double timeout_s):
+    def __init__(self, segment, int rank, int size, *, str isa, dict tuning, double timeout_s):
         cdef Group *g = &self.g
         self.segment = segment
         self.timeout_s = timeout_s
@@ -240,10 +240,7 @@ cdef class Engine:
         g.position = g.floor = g.credit = g.pings = first_position(g.seq)
         g.far = g.next_far = g.header.forced_path == 2
         g.tuning = tuning
-        g.pauses = patience["pauses"]
-        g.yield_ns = patience["yield_ns"]
-        g.sleep_ns = patience["sleep_ns"]
-        g.look_ns = patience["look_ns"]
+        self.be_patient(pauses=20, yield_ns=200_000, sleep_ns=4_000_000, look_ns=100_000)
         g.ring_nbytes = g.tuning.far_ring_nbytes if g.far else g.tuning.near_ring_nbytes
         if max(g.tuning.far_ring_nbytes, g.tuning.near_ring_nbytes) > g.header.ring_nbytes:
             raise ValueError("the staging rings of this communicator are smaller than its tuning needs")
@@ -254,6 +251,13 @@ cdef class Engine:
         free(self.g.source)
         free(self.g.target)
         free(self.g.block)
+
+    def be_patient(self, *, int pauses, uint64_t yield_ns, uint64_t sleep_ns, uint64_t look_ns):
+        """How to wait from now on: pauses, then yields, then sleep, with a look at all else now and then."""
+        self.g.pauses = pauses
+        self.g.yield_ns = yield_ns
+        self.g.sleep_ns = sleep_ns
+        self.g.look_ns = look_ns
 
     # -- life --
 
@@ -304,11 +308,11 @@ cdef class Engine:
             failures.raise_aborted(self, None)
         return 0
 
-    cdef int prepare_to_begin(self) except -1:
+    cdef int prepare_to_begin(self, uint64_t timeout_ns) except -1:
         if self.closed_because is not None or self.busy or sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
             self.check_usable()
         if self.refused:
-            self.settle()
+            self.settle(timeout_ns)
         return 0
 
     cdef int drive(self, Call *c) except -1:
@@ -316,7 +320,7 @@ cdef class Engine:
         cdef Group *g = &self.g
         cdef sr_float_env env
         cdef int status = BLOCKED
-        self.prepare_to_begin()
+        self.prepare_to_begin(c.timeout_ns)
         self.busy = True
         env = sr_float_env_enter()
         try:
@@ -384,7 +388,7 @@ cdef class Engine:
         cdef Call c
         cdef Group *g = &self.g
         memset(&c, 0, sizeof(c))
-        self.prepare_to_begin()
+        self.prepare_to_begin(<uint64_t> (self.timeout_s * 1e9))
         c.kind = kind
         g.seq += 1
         c.seq = g.seq
@@ -396,13 +400,13 @@ cdef class Engine:
         return 0
 
     # Before the next line may be published everyone's line of the refused call must have been seen.
-    cdef int settle(self) except -1:
+    cdef int settle(self, uint64_t timeout_ns) except -1:
         cdef Call c
         memset(&c, 0, sizeof(c))
         c.kind = INVALID
         c.fingerprint = fingerprint_of(&c)
         c.seq = self.g.seq
-        c.timeout_ns = <uint64_t> (self.timeout_s * 1e9)
+        c.timeout_ns = timeout_ns
         c.step = step_settle
         self.busy = True
         try:
@@ -417,12 +421,12 @@ cdef class Engine:
         self.check_usable()
 
     # A tiny call of the engine's own: start-up and agreements.
-    cdef int call_tiny(self, int kind, size_t count, void *data, size_t nbytes, double timeout_s) except -1:
+    cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s) except -1:
         cdef Call c
         memset(&c, 0, sizeof(c))
         c.kind = kind
         c.dtype = SR_U8
-        c.op = SR_MIN
+        c.op = op
         c.count = count
         c.itemsize = 1
         c.nbytes = nbytes
@@ -434,18 +438,30 @@ cdef class Engine:
 
     def broadcast_word(self, uint64_t word):
         """Rank 0's word, on every rank."""
-        self.call_tiny(BROADCAST, sizeof(word), &word, sizeof(word), self.timeout_s)
+        self.call_tiny(BROADCAST, SR_SUM, sizeof(word), &word, sizeof(word), self.timeout_s)
         return word
 
     def all_agree(self, bint yes):
         """Whether every rank says yes."""
         cdef uint8_t answer = yes
-        self.call_tiny(ALL_REDUCE, 1, &answer, 1, self.timeout_s)
+        self.call_tiny(ALL_REDUCE, SR_MIN, 1, &answer, 1, self.timeout_s)
         return bool(answer)
+
+    def union(self, bytes bits):
+        """The bits that any rank has set, as an int."""
+        cdef unsigned char[SR_PAYLOAD_NBYTES] part
+        cdef size_t begin, nbytes
+        result = b""
+        for begin in range(0, len(bits), SR_PAYLOAD_NBYTES):
+            nbytes = min(<size_t> SR_PAYLOAD_NBYTES, len(bits) - begin)
+            memcpy(part, <const char *> bits + begin, nbytes)
+            self.call_tiny(ALL_REDUCE, SR_BOR, nbytes, part, nbytes, self.timeout_s)
+            result += part[:nbytes]
+        return int.from_bytes(result, "little")
 
     def announce_allocation(self, size_t nbytes, double timeout_s):
         """Every rank is about to allocate as much; Mismatch when they differ."""
-        self.call_tiny(ALLOCATE, nbytes, NULL, 0, timeout_s)
+        self.call_tiny(ALLOCATE, SR_SUM, nbytes, NULL, 0, timeout_s)
 
     def own_ring(self):
         """(offset in the segment, bytes) of this rank's staging ring."""
@@ -468,6 +484,10 @@ cdef class Engine:
         g.far = g.next_far = self.broadcast_word(g.next_far)
         g.ring_nbytes = g.tuning.far_ring_nbytes if g.far else g.tuning.near_ring_nbytes
         g.floor = g.position
+
+    def open_for_calls(self):
+        """The start-up is over: calls are counted from here."""
+        self.first_user_seq = self.g.seq + 1
 
     # -- shared blocks --
 
@@ -521,9 +541,9 @@ cdef class Engine:
     def seq(self):
         return self.g.seq
 
-    @property
-    def first_seq(self):
-        return self.g.header.first_seq
+    def number_of(self, uint64_t seq):
+        """Which of the user's calls a sequence number means: the first is 1, the engine's own are 0 or less."""
+        return <int64_t> (seq - self.first_user_seq) + 1
 
     @property
     def isa(self):
@@ -536,7 +556,7 @@ cdef class Engine:
         self.give_up(SR_ABORTED, self.g.rank, self.g.seq, reason)
 
     def abort_report(self):
-        """(cause, culprit, reporter's seq, reason), or None while nobody has given up."""
+        """(cause, culprit, the reporter's sequence number, reason), or None while nobody has given up."""
         cdef uint64_t word = sr_flag_load(&self.g.header.abort)
         cdef int reporter = sr_abort_reporter(word)
         cdef sr_report *report

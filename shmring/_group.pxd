@@ -92,7 +92,7 @@ cdef extern from "kernels.h" nogil:
     cdef enum:
         SR_BOOL, SR_I8, SR_U8, SR_I16, SR_U16, SR_I32, SR_U32, SR_I64, SR_U64
         SR_F16, SR_BF16, SR_F32, SR_F64, SR_C64, SR_C128, SR_F8_E4M3FN, SR_F8_E5M2, SR_DTYPES
-        SR_SUM, SR_MIN, SR_AVG, SR_OPS
+        SR_SUM, SR_MIN, SR_AVG, SR_BOR, SR_OPS
     const uint8_t *sr_dtype_nbytes
 
 

@@ -16,6 +16,9 @@ cdef void enter_stepped(Group *g, Call *c) noexcept nogil:
     c.chunk_nbytes = g.header.forced_chunk_nbytes
     if c.chunk_nbytes == 0:
         c.chunk_nbytes = STEPPED_CHUNK_NBYTES
+    # A tree chunk has two slots, and as much may be skipped at the ring's end.
+    if c.chunk_nbytes > g.ring_nbytes // 4:
+        c.chunk_nbytes = g.ring_nbytes // 4
     c.chunk_nbytes = whole_items(c, c.chunk_nbytes)
     c.stage.position = c.fold.position = c.copy.position = g.position
     c.stage.offset = c.fold.offset = c.copy.offset = 0
@@ -83,18 +86,18 @@ cdef int step_ring(Group *g, Call *c) noexcept nogil:
             and has_credit(g, transfer_end(g, c, &c.stage))):
         send_transfer(g, c)
         return PROGRESSED
-    if sr_flag_reached(counter(g, source, SR_STAGED), transfer_end(g, c, &c.fold)):
-        receive_transfer(g, c, source)
-        if c.fold.offset < transfers:
-            return PROGRESSED
+    if c.fold.offset == transfers and c.stage.offset == transfers:
         g.position = c.fold.position
         g.stats.steps += 2 * <uint64_t> (g.size - 1)
         count_path(g, BY_RING)
         return DONE
-    if c.fold.offset == c.stage.offset:
-        # Everyone has received what was sent: the ring stands still until somebody sends.
+    if c.fold.offset == c.stage.offset or c.fold.offset == transfers:
+        # Everything that was sent here is received; what this rank still has to send lacks credit.
         return blocked_on_credit(g, c, transfer_end(g, c, &c.stage))
-    return blocked_on(c, counter(g, source, SR_STAGED), transfer_end(g, c, &c.fold), source)
+    if not sr_flag_reached(counter(g, source, SR_STAGED), transfer_end(g, c, &c.fold)):
+        return blocked_on(c, counter(g, source, SR_STAGED), transfer_end(g, c, &c.fold), source)
+    receive_transfer(g, c, source)
+    return PROGRESSED
 
 
 cdef void send_transfer(Group *g, Call *c) noexcept nogil:
@@ -140,16 +143,15 @@ cdef inline size_t tree_chunk(Call *c, Head *head) noexcept nogil:
 
 
 cdef inline uint64_t up_slot(Group *g, Call *c, Head *head) noexcept nogil:
-    return slot_begin(g, head.position, tree_chunk(c, head))
+    return slot_begin(g, head.position, 2 * slot_nbytes(tree_chunk(c, head)))
 
 
 cdef inline uint64_t down_slot(Group *g, Call *c, Head *head) noexcept nogil:
-    cdef size_t nbytes = tree_chunk(c, head)
-    return slot_begin(g, slot_begin(g, head.position, nbytes) + slot_nbytes(nbytes), nbytes)
+    return up_slot(g, c, head) + slot_nbytes(tree_chunk(c, head))
 
 
 cdef inline uint64_t tree_end(Group *g, Call *c, Head *head) noexcept nogil:
-    return down_slot(g, c, head) + slot_nbytes(tree_chunk(c, head))
+    return up_slot(g, c, head) + 2 * slot_nbytes(tree_chunk(c, head))
 
 
 cdef inline int tree_parent(int rank) noexcept nogil:

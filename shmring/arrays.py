@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import os
 import time
 import weakref
@@ -17,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import memory
-from .errors import Error
+from .errors import Error, OutOfMemory
 
 if TYPE_CHECKING:
     from ._engine import Engine
     from .links import Links
 
 PAGE_NBYTES = 4096
+_MOST_NBYTES = 1 << 56  # keeps every sum of sizes inside 64 bits
 
 
 class _Part:
@@ -42,10 +44,13 @@ class _Block:
         self._rank = rank
         flags = ctypes.c_uint8 * size
         self._freed = flags.from_address(mapping.address + stride * size)
+        self._pid = os.getpid()
         self.orphaned = False  # the communicator is closed: nobody but the own arrays needs the mapping
 
     def free_own_part(self) -> None:
         """The last array of this rank is gone: its pages go now, the addresses when no rank needs them."""
+        if os.getpid() != self._pid:
+            return  # a forked child drops its copy of the reference; the memory is the parent's
         self._freed[self._rank] = 1
         self.mapping.discard(self._rank * self.stride, self.stride)
         if self.orphaned:
@@ -68,15 +73,14 @@ class Arrays:
         self._blocks: dict[int, _Block] = {}
         self._last_id = 0
 
-    def empty(self, shape: Any, dtype: Any, timeout_s: float) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype, timeout_s: float) -> np.ndarray:
         """Collective: an array of zeros of the same shape and dtype on every rank."""
-        dtype, shape = np.dtype(dtype), _shape(shape)
-        if dtype.hasobject:
-            raise TypeError(f"dtype {dtype} holds Python objects, which cannot live in shared memory")
         nbytes = math.prod(shape) * dtype.itemsize
-        self._engine.announce_allocation(nbytes, timeout_s)
+        self._engine.announce_allocation(min(nbytes, _MOST_NBYTES), timeout_s)
         if nbytes == 0:
             return np.zeros(shape, dtype)
+        if nbytes > _MOST_NBYTES:
+            raise OutOfMemory(f"no machine has {nbytes} bytes for one array", wanted_nbytes=nbytes)
         self._sweep()
         block = self._allocate(nbytes, time.monotonic() + timeout_s)
         self._last_id += 1
@@ -146,8 +150,12 @@ class Arrays:
         self._engine.set_blocks([(n, block.mapping.address, block.stride) for n, block in self._blocks.items()])
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
-    lengths = tuple(int(n) for n in shape) if np.iterable(shape) else (int(shape),)
+def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """shape and dtype of a shared array as NumPy means them; TypeError or ValueError when it cannot be one."""
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise TypeError(f"dtype {dtype} holds Python objects, which cannot live in shared memory")
+    lengths = tuple(map(operator.index, shape)) if np.iterable(shape) else (operator.index(shape),)
     if any(n < 0 for n in lengths):
         raise ValueError(f"shape {lengths} has a negative length")
-    return lengths
+    return lengths, dtype

@@ -10,6 +10,8 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -25,7 +27,7 @@ class Buffer:
 
 def take(x: Any, what: str) -> Buffer:
     """The memory of any array that is not taken by the buffer protocol; TypeError or ValueError otherwise."""
-    if isinstance(x, (bool, int, float, complex, str, bytes)) or x is None:
+    if isinstance(x, (bool, int, float, complex, str, bytes, np.generic)) or x is None:
         raise TypeError(f"{what} is {x!r:.60}; pass an array, for a single number np.array(value), which is 0-d")
     interface = getattr(x, "__array_interface__", None)
     if interface is not None:
@@ -38,14 +40,26 @@ def take(x: Any, what: str) -> Buffer:
     )
 
 
-def explain_refusal(x: Any, what: str, writable: bool, error: BaseException) -> Exception:
-    """Why the buffer protocol refused x, as the error to raise; None of the slow ways would help."""
+def explain_refusal(x: Any, what: str, writable: bool, error: BaseException, allowed: tuple[str, ...]) -> Exception:
+    """Why the buffer protocol refused x, or gave a format that has no dtype: the error to raise."""
+    dtype = getattr(x, "dtype", None)
+    if isinstance(dtype, np.dtype):
+        if not dtype.isnative:
+            return wrong_byte_order(what)
+        if dtype.name not in allowed:
+            return unsupported_dtype(what, dtype, allowed)
     flags = getattr(x, "flags", None)
     if flags is not None and not (flags["C_CONTIGUOUS"] or flags["F_CONTIGUOUS"]):
         return not_contiguous(what, x)
-    if writable and flags is not None and not flags["WRITEABLE"]:
+    if writable and memoryview(x).readonly:
         return read_only(what)
     return ValueError(f"{what} cannot be used: {error}")
+
+
+def wrong_byte_order(what: str) -> TypeError:
+    return TypeError(
+        f"{what} is not in this machine's byte order; pass {what}.astype({what}.dtype.newbyteorder('='))"
+    )
 
 
 def not_contiguous(what: str, x: Any) -> ValueError:
@@ -57,25 +71,29 @@ def not_contiguous(what: str, x: Any) -> ValueError:
 
 
 def read_only(what: str) -> ValueError:
-    return ValueError(f"{what} is read-only and would be written to; pass out= or a writable copy ({what}.copy())")
+    return ValueError(
+        f"{what} is read-only and would be written to; pass out= or a writable copy (np.array({what}), bytearray)"
+    )
 
 
-def unsupported_dtype(what: str, dtype: str, allowed: tuple[str, ...]) -> TypeError:
-    return TypeError(f"{what} has dtype {dtype}, which cannot be used here; allowed: {', '.join(allowed)}")
+def unsupported_dtype(what: str, dtype: Any, allowed: tuple[str, ...]) -> TypeError:
+    hint = f"; {what}.view('int64') shares its memory" if getattr(dtype, "kind", "") in "mM" and dtype != "" else ""
+    return TypeError(f"{what} has dtype {dtype}, which cannot be used here; allowed: {', '.join(allowed)}{hint}")
 
 
 def _from_interface(x: Any, interface: dict[str, Any], what: str) -> Buffer:
     dtype = getattr(x, "dtype", None)
-    name = getattr(dtype, "name", None) or interface["typestr"]
-    if not getattr(dtype, "isnative", True):
-        raise TypeError(f"{what} is not in this machine's byte order; pass {what}.astype({what}.dtype.newbyteorder('='))")
+    if not hasattr(dtype, "name"):
+        dtype = np.dtype(interface["typestr"])
+    if not dtype.isnative:
+        raise wrong_byte_order(what)
     address, readonly = interface["data"]
     count = _product(interface["shape"])
     itemsize = int(interface["typestr"][2:])
     c_order, f_order = _orders(interface["shape"], interface.get("strides"), itemsize)
     if not (c_order or f_order):
         raise not_contiguous(what, x)
-    return Buffer(address, count, str(name), bool(readonly), not c_order, x)
+    return Buffer(address, count, dtype.name, bool(readonly), not c_order, x)
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -25,6 +25,7 @@ cdef class Comm:
     cdef bint staging_ready
 
     cdef int drive(self, Call *c) except -1
+    cdef int prepare_staging(self, Call *c) except -1
     cdef int allocate_staging(self) except -1
     cdef int forget(self) except -1
     cdef int close_descriptor(self) except -1

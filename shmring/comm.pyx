@@ -1,6 +1,7 @@
 # Comm and Plan: from Python's arguments to the pointers of a call. The three steps are always the same: take
 # the buffers, describe the call, let the engine drive it. May know: engine, buffers, arrays, memory, errors.
 
+import operator
 import os
 
 from cpython.buffer cimport (
@@ -18,6 +19,7 @@ from ._pipelines cimport choose_pipeline
 
 from . import _engine, buffers, memory
 from .arrays import Arrays
+from .arrays import check as check_array
 from .errors import Closed
 
 cnp.import_array()
@@ -99,18 +101,15 @@ cdef object take(Operand *operand, object x, bint writable, str what):
     try:
         PyObject_GetBuffer(x, &operand.view, flags)
     except (BufferError, ValueError, TypeError) as error:
-        if str(getattr(x, "dtype", "")) in DTYPE_NUMBERS and "buffer" in str(error):
-            return take_slowly(operand, x, writable, what)   # ml_dtypes: a dtype the protocol has no letter for
-        raise buffers.explain_refusal(x, what, writable, error) from None
+        if getattr(getattr(x, "dtype", None), "name", None) in DTYPE_NUMBERS and "buffer" in str(error):
+            return take_slowly(operand, x, writable, what)   # ml_dtypes: the protocol has no letter for them
+        raise buffers.explain_refusal(x, what, writable, error, _engine.DTYPES) from None
     operand.held = True
     dtype = dtype_of_format(operand.view.format, operand.view.itemsize)
     if dtype < 0:
-        PyBuffer_Release(&operand.view)
-        operand.held = False
-        name = str(getattr(x, "dtype", "")) or "of another kind"
-        if name in DTYPE_NUMBERS:
-            return take_slowly(operand, x, writable, what)
-        raise buffers.unsupported_dtype(what, name, _engine.DTYPES)
+        release(operand)
+        error = TypeError(f"elements of format {operand.view.format.decode()!r}")
+        raise buffers.explain_refusal(x, what, False, error, _engine.DTYPES)
     operand.data = <unsigned char *> operand.view.buf
     operand.itemsize = operand.view.itemsize
     operand.count = operand.view.len // operand.view.itemsize
@@ -218,7 +217,11 @@ cdef class Comm:
         cdef Operand a, b
         a.held = b.held = False
         try:
-            kept = self.describe_all_reduce(&c, &a, &b, x, op, out, algorithm, timeout)
+            try:
+                kept = self.describe_all_reduce(&c, &a, &b, x, op, out, algorithm, timeout)
+            except (TypeError, ValueError):
+                self.engine.refuse(ALL_REDUCE)
+                raise
             self.drive(&c)
         finally:
             release(&a)
@@ -234,7 +237,11 @@ cdef class Comm:
         cdef Operand a, b
         a.held = b.held = False
         try:
-            kept = self.describe_broadcast(&c, &a, &b, x, root, out, timeout)
+            try:
+                kept = self.describe_broadcast(&c, &a, &b, x, root, out, timeout)
+            except (TypeError, ValueError):
+                self.engine.refuse(BROADCAST)
+                raise
             self.drive(&c)
         finally:
             release(&a)
@@ -243,15 +250,20 @@ cdef class Comm:
     def barrier(self, *, timeout=None):
         """Return when every rank has called it. timeout: seconds."""
         cdef Call c
-        self.describe_barrier(&c, timeout)
+        try:
+            self.describe_barrier(&c, timeout)
+        except (TypeError, ValueError):
+            self.engine.refuse(BARRIER)
+            raise
         self.engine.drive(&c)
 
-    def plan(self, str kind, x=None, **keywords):
-        """The call `kind` with its arguments checked once and x pinned: a callable that runs it, again and again.
+    def plan(self, str kind, *arguments, **keywords):
+        """The call `kind` with its arguments checked once and its arrays pinned: a callable that runs it.
 
-        Local; takes the same arguments as the method of that name. What lies in x is read at each call.
+        kind: "all_reduce", "broadcast" or "barrier"; the arguments are those of the method of that name. Local:
+        a wrong argument is an error here and harms nobody. What lies in x is read anew at each call.
         """
-        return Plan(self, kind, x, keywords)
+        return Plan(self, kind, arguments, keywords)
 
     # -- arrays that all ranks map --
 
@@ -261,7 +273,13 @@ cdef class Comm:
         shape and dtype are the same on every rank, and each has an array of its own. It reads as zeros. Freed when
         the last reference goes, also after the communicator is closed. Raises OutOfMemory, on every rank alike.
         """
-        return self.arrays.empty(shape, dtype, timeout_s_of(self.engine.timeout_s, timeout))
+        try:
+            lengths, numpy_dtype = check_array(shape, dtype)
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+        except (TypeError, ValueError):
+            self.engine.refuse(ALLOCATE)
+            raise
+        return self.arrays.empty(lengths, numpy_dtype, timeout_s)
 
     def zeros(self, shape, dtype="float64", *, timeout=None):
         """Collective: `empty`, with the promise that it holds zeros."""
@@ -348,9 +366,13 @@ cdef class Comm:
     # -- from arguments to a call --
 
     cdef int drive(self, Call *c) except -1:
-        if c.nbytes > SR_PAYLOAD_NBYTES and not self.staging_ready:
-            self.allocate_staging()
+        self.prepare_staging(c)
         return self.engine.drive(c)
+
+    cdef inline int prepare_staging(self, Call *c) except -1:
+        if not self.staging_ready and (c.nbytes > SR_PAYLOAD_NBYTES or c.algorithm != AUTO):
+            self.allocate_staging()
+        return 0
 
     cdef int allocate_staging(self) except -1:
         """This rank's staging ring gets its pages before it is first touched."""
@@ -369,43 +391,32 @@ cdef class Comm:
 
     cdef object describe_all_reduce(self, Call *c, Operand *a, Operand *b, object x, object op, object out,
                                     object algorithm, object timeout):
-        try:
-            kept = self.describe(c, ALL_REDUCE, a, b, x, out, True, timeout)
-            c.op = SR_SUM if op is SUM else op_number(op)
-            if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
-                raise TypeError(f"op {op} has no meaning for {_engine.DTYPES[c.dtype]}")
-            c.algorithm = self.default_algorithm
-            if algorithm is not None:
-                c.algorithm = algorithm_number(algorithm)
-            c.fingerprint = fingerprint_of(c)
-            choose_pipeline(&self.engine.g, c)
-            return kept
-        except (TypeError, ValueError):
-            self.engine.refuse(ALL_REDUCE)
-            raise
+        kept = self.describe(c, ALL_REDUCE, a, b, x, out, True, timeout)
+        c.op = SR_SUM if op is SUM else op_number(op)
+        if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
+            raise TypeError(f"op {op} has no meaning for {_engine.DTYPES[c.dtype]}")
+        c.algorithm = self.default_algorithm
+        if algorithm is not None:
+            c.algorithm = algorithm_number(algorithm)
+        c.fingerprint = fingerprint_of(c)
+        choose_pipeline(&self.engine.g, c)
+        return kept
 
     cdef object describe_broadcast(self, Call *c, Operand *a, Operand *b, object x, object root, object out,
                                    object timeout):
-        try:
-            if not isinstance(root, int) or not 0 <= root < self.engine.g.size:
-                raise ValueError(f"root is {root!r}; the ranks are 0 to {self.engine.g.size - 1}")
-            kept = self.describe(c, BROADCAST, a, b, x, out, root != self.engine.g.rank, timeout)
-            c.root = root
-            c.fingerprint = fingerprint_of(c)
-            choose_pipeline(&self.engine.g, c)
-            return kept
-        except (TypeError, ValueError):
-            self.engine.refuse(BROADCAST)
-            raise
+        number = operator.index(root)
+        if not 0 <= number < self.engine.g.size:
+            raise ValueError(f"root is {root!r}; the ranks are 0 to {self.engine.g.size - 1}")
+        kept = self.describe(c, BROADCAST, a, b, x, out, number != self.engine.g.rank, timeout)
+        c.root = number
+        c.fingerprint = fingerprint_of(c)
+        choose_pipeline(&self.engine.g, c)
+        return kept
 
     cdef int describe_barrier(self, Call *c, object timeout) except -1:
         memset(c, 0, sizeof(Call))
         c.kind = BARRIER
-        try:
-            c.timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
-        except (TypeError, ValueError):
-            self.engine.refuse(BARRIER)
-            raise
+        c.timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
         c.fingerprint = fingerprint_of(c)
         choose_pipeline(&self.engine.g, c)
         return 0
@@ -439,25 +450,27 @@ cdef class Comm:
 cdef class Plan:
     """A collective with its arguments checked and its arrays pinned; each call is the bare collective."""
 
-    def __init__(self, Comm comm, str kind, x, dict keywords):
+    def __init__(self, Comm comm, str kind, tuple arguments, dict keywords):
         self.a.held = self.b.held = False
         self.comm = comm
         if comm.engine.closed_because is not None:
             raise Closed(comm.engine.closed_because, rank=comm.rank)
-        self.describe(kind, x, **keywords)
-        if self.c.nbytes > SR_PAYLOAD_NBYTES and not comm.staging_ready:
-            comm.allocate_staging()
+        kinds = {"all_reduce": self.plan_all_reduce, "broadcast": self.plan_broadcast, "barrier": self.plan_barrier}
+        if kind not in kinds:
+            raise ValueError(f"kind is {kind!r}; allowed: {', '.join(kinds)}")
+        kinds[kind](*arguments, **keywords)
+        comm.prepare_staging(&self.c)
 
-    def describe(self, kind, x, op="sum", *, root=0, out=None, algorithm=None, timeout=None):
-        if kind == "all_reduce":
-            self.kept = self.comm.describe_all_reduce(&self.c, &self.a, &self.b, x, op, out, algorithm, timeout)
-        elif kind == "broadcast":
-            self.kept = self.comm.describe_broadcast(&self.c, &self.a, &self.b, x, root, out, timeout)
-        elif kind == "barrier":
-            self.comm.describe_barrier(&self.c, timeout)
-        else:
-            raise ValueError(f"kind is {kind!r}; allowed: all_reduce, broadcast, barrier")
+    def plan_all_reduce(self, x, op="sum", *, out=None, algorithm=None, timeout=None):
         self.arrays = (x, out)
+        self.kept = self.comm.describe_all_reduce(&self.c, &self.a, &self.b, x, op, out, algorithm, timeout)
+
+    def plan_broadcast(self, x, root=0, *, out=None, timeout=None):
+        self.arrays = (x, out)
+        self.kept = self.comm.describe_broadcast(&self.c, &self.a, &self.b, x, root, out, timeout)
+
+    def plan_barrier(self, *, timeout=None):
+        self.comm.describe_barrier(&self.c, timeout)
 
     def __call__(self):
         """Run the collective once."""

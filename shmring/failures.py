@@ -42,11 +42,11 @@ def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
     """Who did not come, and what it did last."""
     last = engine.last_seq_of(rank)
     state = liveness.state(*engine.life_of(rank))
-    first = engine.first_seq
-    if last - first <= 0:
+    number = engine.number_of(last)
+    if number <= 0:
         did = "it has called nothing yet"
     else:
-        did = f"its last call was {describe_call(engine.record_of(rank, last))} #{last - first}"
+        did = f"its last call was {describe_call(engine.record_of(rank, last))} #{number}"
     return f"did not come within {timeout_s:g} s; {did}; it is {state}"
 
 
@@ -56,7 +56,7 @@ def raise_aborted(engine: Engine, seq: int | None) -> NoReturn:
     if report is None:
         raise Error("the communicator stopped without saying why", rank=engine.rank)
     cause, culprit, failed_seq, reason = report
-    number = failed_seq - engine.first_seq
+    number = engine.number_of(failed_seq)
     own = engine.record_of(engine.rank, failed_seq)
     op = own["kind"] if own else None
     if cause == "mismatch":

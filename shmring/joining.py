@@ -18,6 +18,7 @@ from .links import Links
 from .settings import Settings
 
 _FORCED_PATHS = {"auto": 0, "near": 1, "far": 2}
+_CPU_MASK_NBYTES = 1024  # 8192 CPUs, the most that Linux can be built for
 _open: weakref.WeakSet[Comm] = weakref.WeakSet()
 
 
@@ -59,13 +60,13 @@ def _begin(links: Links, settings: Settings, timeout_s: float) -> Comm:
             links.size,
             isa="" if settings.isa == "auto" else settings.isa,
             tuning=tuning.tuning(header["forced_chunk_nbytes"], header["forced_depth"]),
-            patience=tuning.patience(links.local_size),
             timeout_s=timeout_s,
         )
         engine.arrive(os.getpid(), liveness.start_time(os.getpid()))
         try:
-            engine.broadcast_word(0)
+            engine.be_patient(**tuning.patience(links.local_size, _allowed_cpus(engine)))
             engine.measure_distance()
+            engine.open_for_calls()
         except BaseException:
             engine.close()
             raise
@@ -73,6 +74,12 @@ def _begin(links: Links, settings: Settings, timeout_s: float) -> Comm:
         os.close(fd)
         raise
     return Comm(engine, links, segment, fd, settings)
+
+
+def _allowed_cpus(engine: Engine) -> int:
+    """How many CPUs the ranks may run on, all together. The first collective: it returns when all are there."""
+    mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
+    return engine.union(mask.to_bytes(_CPU_MASK_NBYTES, "little")).bit_count()
 
 
 def _share_segment(links: Links, settings: Settings, timeout_s: float) -> int:

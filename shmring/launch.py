@@ -28,7 +28,7 @@ _GRACE_S = 1.0  # after a failure, for the others to raise RankFailed and report
 _INTERRUPT_S = 0.3  # after Ctrl-C, for ranks that the terminal has interrupted as well
 _EXIT_S = 5.0  # for a rank to exit after it has reported
 _TERMINATE_S = 2.0  # from SIGTERM to SIGKILL
-_LOOK_S = 0.05  # a dead rank's children can hold its sentinel open, so exit codes are also polled
+_LOOK_S = 0.2  # a dead rank's children can hold its sentinel open, so exit codes are also polled
 
 # A message is a mark in 1 byte, its body's length in 8, its kind in 1, and the body. A rank sends the mark
 # ahead, as soon as it runs.

@@ -23,9 +23,9 @@ class Headroom:
     limit: str
 
 
-def usable_cpus() -> int:
-    """CPUs that this process can really keep busy: its affinity, cut by the cgroup quotas above it."""
-    cpus = float(len(os.sched_getaffinity(0)))
+def usable_cpus(allowed: int | None = None) -> int:
+    """CPUs that can really be kept busy: `allowed` (this process' affinity), cut by the cgroup quotas above it."""
+    cpus = float(len(os.sched_getaffinity(0)) if allowed is None else allowed)
     version, directories = _cgroup_directories("cpu")
     for directory in directories:
         quota = _cpu_quota(version, directory)

@@ -39,7 +39,8 @@ def die_with(pid: int, sentinel: int) -> None:
     Two signs, as other children of `pid` may hold the sentinel's other end open by accident.
     """
     watched = [sentinel]
-    with contextlib.suppress(OSError):  # gone already (the sentinel knows), or a kernel without pidfds
+    # Gone already, which the sentinel knows, or a kernel or a Python without pidfds.
+    with contextlib.suppress(OSError, AttributeError):
         watched.append(os.pidfd_open(pid))
 
     def watch() -> None:

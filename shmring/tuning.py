@@ -50,7 +50,7 @@ def ring_nbytes(settings: Settings) -> int:
 
 def _ring_for(chunk_nbytes: int, depth: int) -> int:
     slot_nbytes = -(-chunk_nbytes // LINE_NBYTES) * LINE_NBYTES
-    return 1 << (slot_nbytes * max(depth, 2) - 1).bit_length()
+    return max(4 * LINE_NBYTES, 1 << (slot_nbytes * max(depth, 2) - 1).bit_length())
 
 
 def tuning(forced_chunk_nbytes: int, forced_depth: int) -> dict[str, int]:
@@ -62,8 +62,11 @@ def tuning(forced_chunk_nbytes: int, forced_depth: int) -> dict[str, int]:
     return table
 
 
-def patience(nranks: int) -> dict[str, int]:
-    """How to wait: long pauses only when every rank has a CPU of its own, else the CPU is handed on at once."""
-    if nranks <= usable_cpus():
+def patience(nranks: int, allowed_cpus: int) -> dict[str, int]:
+    """How to wait: long pauses only when every rank has a CPU of its own, else the CPU is handed on at once.
+
+    `allowed_cpus` is how many CPUs the ranks may run on, all together: each may be pinned to one of them.
+    """
+    if nranks <= usable_cpus(allowed_cpus):
         return {"pauses": 1500, "yield_ns": 200_000, "sleep_ns": 4_000_000, "look_ns": 100_000}
     return {"pauses": 20, "yield_ns": 1_000_000, "sleep_ns": 4_000_000, "look_ns": 200_000}

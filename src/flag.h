@@ -48,9 +48,14 @@ static inline void sr_flag_set(sr_flag *flag, uint64_t value)
     atomic_store_explicit(flag, value, memory_order_release);
 }
 
+/* The bell's word is a generation, its lowest bit says that somebody sleeps. Ringing begins an even generation, so
+   that whoever is about to sleep on the old one does not, however many come and go in between. */
 static inline void sr_bell_ring(struct sr_bell *bell)
 {
-    atomic_store_explicit(&bell->sleepers, 0, memory_order_relaxed);
+    uint32_t old = atomic_load_explicit(&bell->sleepers, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(&bell->sleepers, &old, (old | 1) + 1, memory_order_seq_cst,
+                                                  memory_order_relaxed))
+        ;
     syscall(SYS_futex, &bell->sleepers, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
 }
 
@@ -59,7 +64,7 @@ static inline void sr_bell_ring(struct sr_bell *bell)
 static inline void sr_flag_publish(sr_flag *flag, uint64_t value, struct sr_bell *own_bell)
 {
     atomic_exchange_explicit(flag, value, memory_order_seq_cst);
-    if (__builtin_expect(atomic_load_explicit(&own_bell->sleepers, memory_order_seq_cst) != 0, 0))
+    if (__builtin_expect(atomic_load_explicit(&own_bell->sleepers, memory_order_seq_cst) & 1, 0))
         sr_bell_ring(own_bell);
 }
 
@@ -79,10 +84,10 @@ static inline void sr_yield(void) { sched_yield(); }
 static inline void sr_flag_sleep(const sr_flag *flag, uint64_t target, struct sr_bell *owner_bell, uint64_t limit_ns)
 {
     struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
-    atomic_exchange_explicit(&owner_bell->sleepers, 1, memory_order_seq_cst); /* S1 */
+    uint32_t generation = atomic_fetch_or_explicit(&owner_bell->sleepers, 1, memory_order_seq_cst) | 1; /* S1 */
     uint64_t value = atomic_load_explicit((sr_flag *)flag, memory_order_seq_cst); /* S2, pairs with P1 */
     if ((int64_t)(value - target) < 0)
-        syscall(SYS_futex, &owner_bell->sleepers, FUTEX_WAIT, 1, &limit, NULL, 0);
+        syscall(SYS_futex, &owner_bell->sleepers, FUTEX_WAIT, generation, &limit, NULL, 0);
 }
 
 /* ---- the abort word: set once, read by every wait --------------------------------------------------------- */

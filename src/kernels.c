@@ -196,6 +196,7 @@ static void sr_fold(const struct sr_runner *runner, const struct sr_work *w) {
 #define SR_ISA avx2
 #define SR_TARGET __attribute__((target("avx2,f16c")))
 #define SR_VECTOR_NBYTES 32
+#define SR_F16C
 #define SR_PUT(dst, block) _mm256_storeu_si256((__m256i *)(dst), _mm256_load_si256((const __m256i *)(block)))
 #define SR_STREAM(dst, block) _mm256_stream_si256((__m256i *)(dst), _mm256_loadu_si256((const __m256i *)(block)))
 #include "kernels_loop.h"
@@ -207,6 +208,7 @@ static void sr_fold(const struct sr_runner *runner, const struct sr_work *w) {
 #define SR_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prefer-vector-width=512")))
 #endif
 #define SR_VECTOR_NBYTES 64
+#define SR_F16C
 #define SR_PUT(dst, block) _mm512_storeu_si512((void *)(dst), _mm512_load_si512((const void *)(block)))
 #define SR_STREAM(dst, block) _mm512_stream_si512((void *)(dst), _mm512_loadu_si512((const void *)(block)))
 /* GCC 12 fuses a complex product's alternating differences and sums even under -ffp-contract=off. AVX2 without FMA

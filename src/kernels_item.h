@@ -38,17 +38,24 @@ static inline sr_c128 sr_multiply_c128(sr_c128 a, sr_c128 b) {
 /* ---- from memory to accumulator and back ---- */
 #define SR_AS_IS(x) (x)
 #define SR_IS_TRUE(x) ((x) != 0)
-#define SR_IS_TRUE_COMPLEX(x) (((x).re != 0) | ((x).im != 0))
 #define SR_IS_TRUE_16(x) (((x) & 0x7fffu) != 0)
 #define SR_IS_TRUE_8(x) (((x) & 0x7fu) != 0)
+#define SR_IS_TRUE_C64(x) (((x) & 0x7fffffff7fffffffu) != 0)
+#define SR_IS_TRUE_C128(x) (((x).re != 0) | ((x).im != 0))
 
-/* 1.0 or 0.0 in a small float's bits, from an accumulator of 1 or 0. */
-#define SR_ONE_F16(x) ((x) * 0x3c00u)
-#define SR_ONE_BF16(x) ((x) * 0x3f80u)
-#define SR_ONE_E4M3FN(x) ((x) * 0x38u)
-#define SR_ONE_E5M2(x) ((x) * 0x3cu)
-#define SR_ONE_C64(x) ((sr_c64){(float)(x), 0})
-#define SR_ONE_C128(x) ((sr_c128){(double)(x), 0})
+/* One or zero of the dtype, from an accumulator of 1 or 0. Small floats and complex64 as their bits. */
+#define SR_ONE_FLOAT(x) ((x) ? 1 : 0)
+#define SR_ONE_F16(x) ((x) ? 0x3c00u : 0)
+#define SR_ONE_BF16(x) ((x) ? 0x3f80u : 0)
+#define SR_ONE_E4M3FN(x) ((x) ? 0x38u : 0)
+#define SR_ONE_E5M2(x) ((x) ? 0x3cu : 0)
+#define SR_ONE_C64(x) ((x) ? (uint64_t)sr_one_c64 : 0)
+#define SR_ONE_C128(x) ((sr_c128){(x) ? 1 : 0, 0})
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+static const uint64_t sr_one_c64 = 0x3f800000u;
+#else
+static const uint64_t sr_one_c64 = (uint64_t)0x3f800000u << 32;
+#endif
 
 static inline float sr_float_of(uint32_t bits) {
     float value;
@@ -62,13 +69,12 @@ static inline uint32_t sr_bits_of(float value) {
     return bits;
 }
 
-static inline float sr_widen_bf16(uint16_t x) { return sr_float_of((uint32_t)x << 16); }
+static inline float sr_widen_bf16(uint32_t x) { return sr_float_of(x << 16); }
 
-static inline uint16_t sr_narrow_bf16(float x) {
+static inline uint32_t sr_narrow_bf16(float x) {
     uint32_t bits = sr_bits_of(x);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
-    uint32_t quiet_nan = (bits >> 16) | 0x40u;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+    uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1);
+    return (x != x ? bits | 0x400000u : rounded) >> 16;
 }
 
 /* The other small floats differ in a few numbers only. */
@@ -116,23 +122,15 @@ static inline uint32_t sr_narrow(float value, const struct sr_small_float f) {
     return small | sign;
 }
 
-static inline float sr_widen_f16(uint16_t x) { return sr_widen(x, SR_SMALL_F16); }
-static inline float sr_widen_e5m2(uint8_t x) { return sr_widen(x, SR_SMALL_E5M2); }
-static inline float sr_widen_e4m3fn(uint8_t x) { return sr_widen(x, SR_SMALL_E4M3FN); }
-static inline uint16_t sr_narrow_f16(float x) { return (uint16_t)sr_narrow(x, SR_SMALL_F16); }
-static inline uint8_t sr_narrow_e5m2(float x) { return (uint8_t)sr_narrow(x, SR_SMALL_E5M2); }
-static inline uint8_t sr_narrow_e4m3fn(float x) { return (uint8_t)sr_narrow(x, SR_SMALL_E4M3FN); }
+static inline float sr_widen_f16(uint32_t x) { return sr_widen(x, SR_SMALL_F16); }
+static inline float sr_widen_e5m2(uint32_t x) { return sr_widen(x, SR_SMALL_E5M2); }
+static inline float sr_widen_e4m3fn(uint32_t x) { return sr_widen(x, SR_SMALL_E4M3FN); }
+static inline uint32_t sr_narrow_f16(float x) { return sr_narrow(x, SR_SMALL_F16); }
+static inline uint32_t sr_narrow_e5m2(float x) { return sr_narrow(x, SR_SMALL_E5M2); }
+static inline uint32_t sr_narrow_e4m3fn(float x) { return sr_narrow(x, SR_SMALL_E4M3FN); }
 
 /* SR_AVG: `divisor` is a name in scope where these are expanded. */
 #define SR_DIVIDED_F32(x) ((x) / (float)divisor)
 #define SR_DIVIDED_F64(x) ((x) / (double)divisor)
-#define SR_DIVIDED_F16(x) sr_narrow_f16(SR_DIVIDED_F32(x))
-#define SR_DIVIDED_BF16(x) sr_narrow_bf16(SR_DIVIDED_F32(x))
-#define SR_DIVIDED_E4M3FN(x) sr_narrow_e4m3fn(SR_DIVIDED_F32(x))
-#define SR_DIVIDED_E5M2(x) sr_narrow_e5m2(SR_DIVIDED_F32(x))
-
-/* The same bits as a division where the divisor is a power of two, and several times faster. */
-#define SR_SCALED_F32(x) ((x) * (1.0f / (float)divisor))
-#define SR_SCALED_F64(x) ((x) * (1.0 / (double)divisor))
 
 #endif

@@ -9,7 +9,11 @@
 #define SR_JOIN_(stem, isa) stem##_##isa
 #define SR_JOIN(stem, isa) SR_JOIN_(stem, isa)
 #define SR_OF_ISA(stem) SR_JOIN(stem, SR_ISA)
+#ifdef __OPTIMIZE__
 #define SR_INLINE SR_TARGET static inline __attribute__((always_inline))
+#else
+#define SR_INLINE SR_TARGET static inline /* debug and sanitizer builds would take minutes */
+#endif
 #define SR_RUN SR_TARGET static __attribute__((noinline))
 
 /* What makes one dtype and op: loops of `count` items, count a constant wherever they are used. */
@@ -186,6 +190,94 @@ SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct 
 #define SR_FOLD(tag, T, A, LOAD, OP, STORE)                                                                   \
     SR_ITEM_LOAD(tag, T, A, LOAD, OP) SR_ITEM_STORE(tag, T, A, STORE) SR_ITEM_FOLD(tag, T, A)
 
+/* ---- floats of 16 and 8 bits: accumulators of a block in an order of its own ---- */
+
+/* A block is read as words of several items. Word i's k-th item goes to wide[k * words + i], so that neither widening
+ * nor narrowing moves anything between the lanes of a vector. */
+#define SR_SMALL_BLOCKS(tag, T, WIDEN, NARROW)                                                                \
+    SR_INLINE void SR_OF_ISA(tag##_widen)(float *wide, const void *items, size_t count) {                     \
+        enum { NBITS = 8 * sizeof(T), PER_WORD = 32 / NBITS };                                                \
+        const size_t words = count / PER_WORD;                                                                \
+        if (count == 1) *wide = WIDEN(*(const T##_anywhere *)items);                                          \
+        for (size_t k = 0; k < PER_WORD; k++)                                                                 \
+            SR_VECTOR for (size_t i = 0; i < words; i++) wide[k * words + i] =                                \
+                WIDEN(((const uint32_t_anywhere *)items)[i] >> k * NBITS & ((1u << NBITS) - 1));              \
+    }                                                                                                         \
+    SR_INLINE void SR_OF_ISA(tag##_narrow)(void *items, const float *wide, size_t count) {                    \
+        enum { NBITS = 8 * sizeof(T), PER_WORD = 32 / NBITS };                                                \
+        const size_t words = count / PER_WORD;                                                                \
+        if (count == 1) *(T##_anywhere *)items = (T)NARROW(*wide);                                            \
+        SR_VECTOR for (size_t i = 0; i < words; i++) {                                                        \
+            uint32_t word = NARROW(wide[i]);                                                                  \
+            word |= NARROW(wide[words + i]) << NBITS;                                                         \
+            if (PER_WORD == 4) word |= NARROW(wide[2 * words % count + i]) << 2 * NBITS % 32;                 \
+            if (PER_WORD == 4) word |= NARROW(wide[3 * words % count + i]) << 3 * NBITS % 32;                 \
+            ((uint32_t_anywhere *)items)[i] = word;                                                           \
+        }                                                                                                     \
+    }
+
+#ifdef SR_F16C
+SR_INLINE void SR_OF_ISA(f16_widen)(float *wide, const void *items, size_t count) {
+    if (count == 1) *wide = _cvtsh_ss(*(const uint16_t_anywhere *)items);
+#if SR_VECTOR_NBYTES == 64
+    for (; count >= 16; wide += 16, items = (const char *)items + 32, count -= 16)
+        _mm512_storeu_ps(wide, _mm512_cvtph_ps(_mm256_loadu_si256(items)));
+#endif
+    for (; count >= 8; wide += 8, items = (const char *)items + 16, count -= 8)
+        _mm256_storeu_ps(wide, _mm256_cvtph_ps(_mm_loadu_si128(items)));
+}
+
+/* To nearest even. A whole block is stored at once: it is loaded again at once, and two halves would stall that. */
+SR_INLINE void SR_OF_ISA(f16_narrow)(void *items, const float *wide, size_t count) {
+    if (count == 1) *(uint16_t_anywhere *)items = _cvtss_sh(*wide, 0);
+    if (count == 8) _mm_storeu_si128(items, _mm256_cvtps_ph(_mm256_loadu_ps(wide), 0));
+#if SR_VECTOR_NBYTES == 64
+    if (count == 32) {
+        const __m256i low = _mm512_cvtps_ph(_mm512_loadu_ps(wide), 0);
+        const __m256i high = _mm512_cvtps_ph(_mm512_loadu_ps(wide + 16), 0);
+        _mm512_storeu_si512(items, _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+    }
+#else
+    if (count == 16) {
+        const __m128i low = _mm256_cvtps_ph(_mm256_loadu_ps(wide), 0);
+        const __m128i high = _mm256_cvtps_ph(_mm256_loadu_ps(wide + 8), 0);
+        _mm256_storeu_si256(items, _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+    }
+#endif
+}
+#else
+SR_SMALL_BLOCKS(f16, uint16_t, sr_widen_f16, sr_narrow_f16)
+#endif
+SR_SMALL_BLOCKS(bf16, uint16_t, sr_widen_bf16, sr_narrow_bf16)
+SR_SMALL_BLOCKS(e4m3fn, uint8_t, sr_widen_e4m3fn, sr_narrow_e4m3fn)
+SR_SMALL_BLOCKS(e5m2, uint8_t, sr_widen_e5m2, sr_narrow_e5m2)
+
+#define SR_SMALL_FOLD(tag, op, T, OP, FINISH)                                                                 \
+    SR_INLINE void SR_OF_ISA(tag##_##op##_load)(void *acc, const void *src, size_t count) {                   \
+        SR_OF_ISA(tag##_widen)(acc, src, count);                                                              \
+    }                                                                                                         \
+    SR_INLINE void SR_OF_ISA(tag##_##op##_add)(void *acc, const void *src, size_t count) {                    \
+        float wide[SR_VECTOR_NBYTES / sizeof(T)];                                                             \
+        SR_OF_ISA(tag##_widen)(wide, src, count);                                                             \
+        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                        \
+            const float a = ((float_anywhere *)acc)[i], b = wide[i];                                          \
+            ((float_anywhere *)acc)[i] = OP(a, b);                                                            \
+        }                                                                                                     \
+    }                                                                                                         \
+    SR_INLINE void SR_OF_ISA(tag##_##op##_load_two)(void *acc, const void *src0, const void *src1,            \
+                                                    size_t count) {                                           \
+        SR_OF_ISA(tag##_##op##_load)(acc, src0, count);                                                       \
+        SR_OF_ISA(tag##_##op##_add)(acc, src1, count);                                                        \
+    }                                                                                                         \
+    SR_INLINE void SR_OF_ISA(tag##_##op##_store)(void *block, const void *acc, size_t count,                  \
+                                                 uint32_t divisor) {                                          \
+        float wide[SR_VECTOR_NBYTES / sizeof(T)];                                                             \
+        (void)divisor;                                                                                        \
+        SR_VECTOR for (size_t i = 0; i < count; i++) wide[i] = FINISH(((const float_anywhere *)acc)[i]);      \
+        SR_OF_ISA(tag##_narrow)(block, wide, count);                                                          \
+    }                                                                                                         \
+    SR_ITEM_FOLD(tag##_##op, T, float)
+
 /* ---- all of them ---- */
 
 #define SR_LOGICAL(tag, T, A, TRUTH, ONE)                                                                     \
@@ -202,14 +294,20 @@ SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct 
     SR_PLAIN(tag##_bor, T, SR_OR) SR_PLAIN(tag##_bxor, T, SR_XOR) SR_MIN_MAX(tag, T)                          \
     SR_LOGICAL(tag, T, T, SR_IS_TRUE, SR_AS_IS)
 
-#define SR_FLOAT(tag, T, A, LOAD, STORE, DIVIDED)                                                             \
-    SR_FOLD(tag##_sum, T, A, LOAD, SR_ADD, STORE)                                                             \
-    SR_FOLD(tag##_prod, T, A, LOAD, SR_MULTIPLY, STORE)                                                       \
-    SR_FOLD(tag##_min, T, A, LOAD, SR_LESSER_OR_NAN, STORE)                                                   \
-    SR_FOLD(tag##_max, T, A, LOAD, SR_GREATER_OR_NAN, STORE)                                                  \
-    SR_FOLD(tag##_avg, T, A, LOAD, SR_ADD, DIVIDED)
+#define SR_FLOAT(tag, T, DIVIDED)                                                                             \
+    SR_PLAIN(tag##_sum, T, SR_ADD)                                                                            \
+    SR_PLAIN(tag##_prod, T, SR_MULTIPLY)                                                                      \
+    SR_PLAIN(tag##_min, T, SR_LESSER_OR_NAN)                                                                  \
+    SR_PLAIN(tag##_max, T, SR_GREATER_OR_NAN)                                                                 \
+    SR_FOLD(tag##_avg, T, T, SR_AS_IS, SR_ADD, DIVIDED)
 
-/* clang-format off */
+#define SR_SMALL_FLOAT(tag, T)                                                                                \
+    SR_SMALL_FOLD(tag, sum, T, SR_ADD, SR_AS_IS)                                                              \
+    SR_SMALL_FOLD(tag, prod, T, SR_MULTIPLY, SR_AS_IS)                                                        \
+    SR_SMALL_FOLD(tag, min, T, SR_LESSER_OR_NAN, SR_AS_IS)                                                    \
+    SR_SMALL_FOLD(tag, max, T, SR_GREATER_OR_NAN, SR_AS_IS)                                                   \
+    SR_SMALL_FOLD(tag, avg, T, SR_ADD, SR_DIVIDED_F32)
+
 SR_INT(u8, uint8_t)
 SR_INT(u16, uint16_t)
 SR_INT(u32, uint32_t)
@@ -218,26 +316,25 @@ SR_MIN_MAX(i8, int8_t)
 SR_MIN_MAX(i16, int16_t)
 SR_MIN_MAX(i32, int32_t)
 SR_MIN_MAX(i64, int64_t)
-SR_FLOAT(f32, float, float, SR_AS_IS, SR_AS_IS, SR_DIVIDED_F32)
-SR_FLOAT(f64, double, double, SR_AS_IS, SR_AS_IS, SR_DIVIDED_F64)
-SR_FLOAT(f16, uint16_t, float, sr_widen_f16, sr_narrow_f16, SR_DIVIDED_F16)
-SR_FLOAT(bf16, uint16_t, float, sr_widen_bf16, sr_narrow_bf16, SR_DIVIDED_BF16)
-SR_FLOAT(e4m3fn, uint8_t, float, sr_widen_e4m3fn, sr_narrow_e4m3fn, SR_DIVIDED_E4M3FN)
-SR_FLOAT(e5m2, uint8_t, float, sr_widen_e5m2, sr_narrow_e5m2, SR_DIVIDED_E5M2)
-SR_LOGICAL(f32, float, uint32_t, SR_IS_TRUE, (float))
-SR_LOGICAL(f64, double, uint64_t, SR_IS_TRUE, (double))
+SR_FLOAT(f32, float, SR_DIVIDED_F32)
+SR_FLOAT(f64, double, SR_DIVIDED_F64)
+SR_SMALL_FLOAT(f16, uint16_t)
+SR_SMALL_FLOAT(bf16, uint16_t)
+SR_SMALL_FLOAT(e4m3fn, uint8_t)
+SR_SMALL_FLOAT(e5m2, uint8_t)
+SR_LOGICAL(f32, float, uint32_t, SR_IS_TRUE, SR_ONE_FLOAT)
+SR_LOGICAL(f64, double, uint64_t, SR_IS_TRUE, SR_ONE_FLOAT)
 SR_LOGICAL(f16, uint16_t, uint16_t, SR_IS_TRUE_16, SR_ONE_F16)
 SR_LOGICAL(bf16, uint16_t, uint16_t, SR_IS_TRUE_16, SR_ONE_BF16)
 SR_LOGICAL(e4m3fn, uint8_t, uint8_t, SR_IS_TRUE_8, SR_ONE_E4M3FN)
 SR_LOGICAL(e5m2, uint8_t, uint8_t, SR_IS_TRUE_8, SR_ONE_E5M2)
-SR_LOGICAL(c64, sr_c64, uint32_t, SR_IS_TRUE_COMPLEX, SR_ONE_C64)
-SR_LOGICAL(c128, sr_c128, uint64_t, SR_IS_TRUE_COMPLEX, SR_ONE_C128)
+SR_LOGICAL(c64, uint64_t, uint64_t, SR_IS_TRUE_C64, SR_ONE_C64)
+SR_LOGICAL(c128, sr_c128, uint64_t, SR_IS_TRUE_C128, SR_ONE_C128)
 #ifndef SR_UNFUSED
 #define SR_UNFUSED SR_OF_ISA
 SR_PLAIN(c64_prod, sr_c64, sr_multiply_c64)
 SR_PLAIN(c128_prod, sr_c128, sr_multiply_c128)
 #endif
-/* clang-format on */
 
 /* Complex numbers are added, and divided by a whole number, as twice as many real ones. */
 #define SR_AS_REAL(complex_op, real_op)                                                                       \
@@ -306,9 +403,11 @@ static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
     },
 };
 
+#undef SR_INLINE
 #undef SR_ISA
 #undef SR_TARGET
 #undef SR_VECTOR_NBYTES
 #undef SR_PUT
 #undef SR_STREAM
 #undef SR_UNFUSED
+#undef SR_F16C

@@ -65,7 +65,7 @@ struct sr_counter {
 
 /* Rung by the owner after each publish when somebody sleeps on one of its flags. */
 struct sr_bell {
-    _Atomic uint32_t sleepers; /* W sleepers set 1, the owner sets 0 and wakes; the futex word */
+    _Atomic uint32_t sleepers; /* generation | 1 if somebody sleeps; W sleepers, who rings; the futex word */
 } __attribute__((aligned(128)));
 
 enum sr_state { SR_ABSENT, SR_JOINED, SR_CLOSED };
