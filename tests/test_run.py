@@ -413,6 +413,21 @@ def test_user_signals_only_pass_through(tmp_path):
         assert (out, process.returncode) == ("seen\nseen\n", 0)
 
 
+def state_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_ctrl_z_stops_the_ranks_too(tmp_path):
+    with started(tmp_path, "ready(); time.sleep(1)") as (process, pids):
+        everybody = (process.pid, *pids)
+        process.send_signal(signal.SIGTSTP)
+        wait_until(lambda: all(state_of(pid) == "T" for pid in everybody))
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: not any(state_of(pid) == "T" for pid in everybody))
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+
+
 def test_ranks_die_with_a_killed_shmrun(tmp_path):
     with started(tmp_path, "ready(); time.sleep(100)", nprocs=3) as (process, pids):
         process.kill()
