@@ -232,25 +232,31 @@ static int sr_cpu_has(const struct sr_kernels *kernels) {
 }
 static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_avx512, &sr_kernels_avx2, &sr_kernels_sse2};
 
-#else
-/* 64-bit Arm has streaming stores only as a hint that its cores hardly take, so there they are ordinary ones. */
-#if defined(__aarch64__)
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+typedef __fp16 half_anywhere __attribute__((aligned(1), may_alias));
+
+/* Streaming is a hint here (STNP) that cores hardly heed, so those stores are ordinary ones as well. */
 #define SR_ISA neon
+#define SR_TARGET
+#define SR_VECTOR_NBYTES 16
+#define SR_PUT(dst, block) vst1q_u8((uint8_t *)(dst), vld1q_u8((const uint8_t *)(block)))
+#define SR_STREAM SR_PUT
+#include "kernels_loop.h"
+
+static int sr_cpu_has(const struct sr_kernels *kernels) { return kernels == &sr_kernels_neon; }
+static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_neon};
+
 #else
 #define SR_ISA scalar
-#endif
 #define SR_TARGET
 #define SR_VECTOR_NBYTES 16
 #define SR_PUT(dst, block) memcpy((dst), (block), 16)
-#define SR_STREAM(dst, block) memcpy((dst), (block), 16)
+#define SR_STREAM SR_PUT
 #include "kernels_loop.h"
 
-static int sr_cpu_has(const struct sr_kernels *kernels) { return kernels != NULL; }
-#if defined(__aarch64__)
-static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_neon};
-#else
+static int sr_cpu_has(const struct sr_kernels *kernels) { return kernels == &sr_kernels_scalar; }
 static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_scalar};
-#endif
 #endif
 
 #define SR_BUILT (int)(sizeof sr_kernels_built / sizeof sr_kernels_built[0])

@@ -245,6 +245,21 @@ SR_INLINE void SR_OF_ISA(f16_narrow)(void *items, const float *wide, size_t coun
     }
 #endif
 }
+#elif defined(__aarch64__)
+SR_INLINE void SR_OF_ISA(f16_widen)(float *wide, const void *items, size_t count) {
+    if (count == 1) *wide = *(const half_anywhere *)items;
+    if (count != 8) return;
+    const float16x8_t half = vreinterpretq_f16_u8(vld1q_u8(items));
+    vst1q_f32(wide, vcvt_f32_f16(vget_low_f16(half)));
+    vst1q_f32(wide + 4, vcvt_f32_f16(vget_high_f16(half)));
+}
+
+SR_INLINE void SR_OF_ISA(f16_narrow)(void *items, const float *wide, size_t count) {
+    if (count == 1) *(half_anywhere *)items = *wide;
+    if (count != 8) return;
+    const float16x8_t half = vcombine_f16(vcvt_f16_f32(vld1q_f32(wide)), vcvt_f16_f32(vld1q_f32(wide + 4)));
+    vst1q_u8(items, vreinterpretq_u8_f16(half));
+}
 #else
 SR_SMALL_BLOCKS(f16, uint16_t, sr_widen_f16, sr_narrow_f16)
 #endif

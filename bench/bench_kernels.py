@@ -1,0 +1,140 @@
+"""The reduction loops of one core against plain copying: python bench/bench_kernels.py [--dtype … --op … --isa …]
+
+A fold of nsrc sources into ndst destinations reads and writes nsrc + ndst arrays; the limit is the time that copying
+takes to read and write as many. All shapes of one size take turns, so the ratios come from the same moments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from arguments import comma_separated, parse_size
+
+from shmring import _kernels
+
+SAMPLE_S = 0.002
+LINE_NBYTES = 64
+SMALL_COUNTS = (1, 2, 3, 4, 7, 8, 12, 15, 16)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is folded into how many destinations, and how these are written."""
+
+    isa: str
+    dtype: str
+    op: str
+    nsrc: int
+    ndst: int
+    streamed: bool
+
+    def __str__(self) -> str:
+        stores = "streaming" if self.streamed else "ordinary"
+        return f"{self.isa:7} {self.dtype:13} {self.op:5} {self.nsrc:3}→{self.ndst} {stores:9}"
+
+
+def arrays_apart(number: int, nbytes: int) -> list[np.ndarray]:
+    """Arrays of ones (as bytes) that begin on lines of different places in their pages."""
+    stride = nbytes + 4 * LINE_NBYTES
+    pool = np.ones(number * stride + LINE_NBYTES, np.uint8)
+    first = -pool.ctypes.data % LINE_NBYTES
+    return [pool[first + i * stride :][:nbytes] for i in range(number)]
+
+
+def fold(shape: Shape, arrays: list[np.ndarray]) -> Callable[[int], float]:
+    srcs = arrays[: shape.nsrc]
+    dsts = arrays[shape.nsrc : shape.nsrc + shape.ndst]
+    stream = (1 << shape.ndst) - 1 if shape.streamed else 0
+    return lambda loops: _kernels.fold(shape.dtype, shape.op, srcs, dsts, shape.isa, shape.nsrc, stream, loops)
+
+
+def copies(shape: Shape, arrays: list[np.ndarray], streamed: bool) -> Callable[[int], float]:
+    """Reads and writes as many bytes as the fold does: half of its arrays copied to the other half."""
+    number = shape.nsrc + shape.ndst
+    pairs = [(arrays[2 * i + 1], arrays[2 * i]) for i in range(number // 2)]
+    if number % 2:
+        half = len(arrays[0]) // 2
+        pairs.append((arrays[number - 1][half : 2 * half], arrays[number - 1][:half]))
+    return lambda loops: sum(_kernels.copy(to, source, shape.isa, int(streamed), loops) for to, source in pairs)
+
+
+def loops_for(run: Callable[[int], float]) -> int:
+    """How many calls make a sample."""
+    loops = 1
+    while (seconds := run(loops)) < SAMPLE_S / 8:
+        loops *= 4
+    return max(1, round(loops * SAMPLE_S / seconds))
+
+
+def medians(contestants: list[Callable[[int], float]], rounds: int) -> list[float]:
+    """Seconds of one call of each, all in turn in every round."""
+    loops = [loops_for(run) for run in contestants]
+    samples = [[run(n) / n for run, n in zip(contestants, loops, strict=True)] for _ in range(rounds)]
+    return [statistics.median(column) for column in zip(*samples, strict=True)]
+
+
+def print_sizes(shapes: list[Shape], sizes: list[int], rounds: int) -> None:
+    """One line a shape and size: ns, GB/s read and written, and the ratio to both ways of copying."""
+    print(f"{'bytes':>10} {'shape':45} {'ns':>12} {'GB/s':>7} {'× memcpy':>9} {'× streamed copy':>16}")
+    for nbytes in sizes:
+        arrays = arrays_apart(max(s.nsrc + s.ndst for s in shapes), nbytes)
+        for shape in shapes:
+            contestants = [fold(shape, arrays), copies(shape, arrays, False), copies(shape, arrays, True)]
+            time_s, memcpy_s, streamed_s = medians(contestants, rounds)
+            rate = (shape.nsrc + shape.ndst) * nbytes / time_s / 1e9
+            print(f"{nbytes:10} {shape!s:45} {time_s * 1e9:12.1f} {rate:7.1f} {time_s / memcpy_s:9.2f} "
+                  f"{time_s / streamed_s:16.2f}")  # fmt: skip
+
+
+def print_small(isa: str, dtype: str, op: str, rounds: int) -> None:
+    """ns of calls with a handful of items, by items and sources."""
+    sources = (1, 2, 3, 4, 8)
+    print(f"\nns a call, {isa} {dtype} {op}, by items and sources\n{'':6}" + "".join(f"{n:8}" for n in sources))
+    for count in SMALL_COUNTS:
+        arrays = arrays_apart(max(sources) + 1, count * _kernels.dtypes()[dtype])
+        times = medians([fold(Shape(isa, dtype, op, n, 1, False), arrays) for n in sources], rounds)
+        print(f"{count:6}" + "".join(f"{t * 1e9:8.1f}" for t in times))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    isas, dtypes = _kernels.isas(), list(_kernels.dtypes())
+    parser.add_argument("--isa", type=comma_separated(str, isas), default=isas[:1], help=f"of {','.join(isas)}; or all")
+    parser.add_argument("--dtype", type=comma_separated(str, dtypes), default=["float32"], help=",".join(dtypes))
+    parser.add_argument("--op", type=comma_separated(str), help="default: sum; with --everything: all")
+    parser.add_argument("--sizes", type=comma_separated(parse_size), default=[16 << 10, 256 << 10, 4 << 20, 64 << 20])
+    parser.add_argument("--sources", type=comma_separated(int), default=[2])
+    parser.add_argument("--destinations", type=comma_separated(int), default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--small", action="store_true", help="calls with a handful of items instead")
+    parser.add_argument("--everything", action="store_true", help="all dtypes, ops and instruction sets at 64 KiB")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.everything:
+        arguments.isa, arguments.dtype = _kernels.isas(), list(_kernels.dtypes())
+        arguments.sizes, arguments.destinations = [64 << 10], [1]
+    shapes = [
+        Shape(isa, dtype, op, nsrc, ndst, streamed)
+        for dtype in arguments.dtype
+        for op in arguments.op or (_kernels.ops(dtype) if arguments.everything else ["sum"])
+        for isa in arguments.isa
+        for nsrc in arguments.sources
+        for ndst in arguments.destinations
+        for streamed in ([False] if arguments.everything else [False, True])
+    ]
+    if arguments.small:
+        for isa, dtype, op in dict.fromkeys((s.isa, s.dtype, s.op) for s in shapes):
+            print_small(isa, dtype, op, arguments.rounds)
+    else:
+        print_sizes(shapes, arguments.sizes, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
