@@ -128,3 +128,27 @@ def nothing_is_left():
     assert not left, f"left in {SHM}: {left}"
     leaked = {fd: target for fd, target in our_descriptors().items() if descriptors.get(fd) != target}
     assert not leaked, f"descriptors left open: {leaked}"
+
+
+@pytest.fixture(scope="module")
+def crews():
+    """Processes that are ranks, by how many they are: they serve all tests of a module."""
+    found = {}
+    yield found
+    for ranks in found.values():
+        ranks.__exit__()
+
+
+@pytest.fixture
+def world_of(crews):
+    """world_of(3, SHMRING_CHUNK=256) → Ranks (see ranks.py) that have just met in a new world."""
+    from ranks import Ranks
+
+    def meet(size, **how):
+        if size in crews and not crews[size].are_idle():
+            crews.pop(size).__exit__()
+        if size not in crews:
+            crews[size] = Ranks(size).__enter__()
+        return crews[size].meet(**how)
+
+    return meet

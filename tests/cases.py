@@ -1,0 +1,161 @@
+"""Cases for the tests of collectives: arrays in memory of every kind, what the result should be bit for bit,
+and rows that cover every pair of values. May know: what test_kernels knows of numbers, and the public API.
+"""
+
+import itertools
+import random
+import zlib
+
+import numpy as np
+from test_kernels import DTYPES, assert_same, expected, numbers
+
+from shmring import _engine, tuning
+
+__all__ = ["DTYPES", "assert_same", "expected", "numbers"]  # and what follows
+
+MEMORIES = ("private", "unaligned", "shared", "slice", "mixed")
+GUARD = 0xA5
+AROUND_NBYTES = 24  # on either side of a slice: no multiple of a cache line
+SMALL_NBYTES, ZERO_COPY_NBYTES = tuning.DEFAULTS["small_nbytes"], tuning.DEFAULTS["zero_copy_nbytes"]
+
+
+# ---- arrays -----------------------------------------------------------------------------------------------
+
+
+def rng_of(*what):
+    """The same random numbers for the same words, in every process."""
+    return np.random.default_rng(zlib.crc32(repr(what).encode()))
+
+
+def inputs(row, size):
+    """Each rank's values of a case."""
+    return [numbers(row["dtype"], count_of(row), rng_of(sorted(row.items()), rank)) for rank in range(size)]
+
+
+def count_of(row):
+    """Elements of a case whose size is a number of elements, or (bytes, elements more or less)."""
+    if isinstance(row["size"], int):
+        return row["size"]
+    nbytes, more = row["size"]
+    return max(0, nbytes // DTYPES[row["dtype"]].itemsize + more)
+
+
+class Placed:
+    """A copy of `values` in memory of a kind; collective for the kinds that are not private to a rank."""
+
+    def __init__(self, comm, values, memory):
+        around = AROUND_NBYTES if memory in ("slice", "unaligned") else 0
+        begin = around + (memory == "unaligned")
+        nbytes = values.nbytes + begin + around
+        room = comm.empty(nbytes, np.uint8) if memory in ("shared", "slice", "mixed") else None
+        if room is None or (memory == "mixed" and comm.rank % 2 == 1):
+            room = np.empty(nbytes, np.uint8)
+        room[...] = GUARD
+        self._around = room[:begin], room[begin + values.nbytes :]
+        self.array = room[begin : begin + values.nbytes].view(values.dtype).reshape(values.shape)
+        self.array[...] = values
+
+    def assert_surroundings(self):
+        for guard in self._around:
+            assert (guard == GUARD).all(), "written outside of the array"
+
+
+def same_bytes(a, b):
+    return a.tobytes() == b.tobytes()
+
+
+# ---- results ----------------------------------------------------------------------------------------------
+
+
+def all_reduced(name, op, arrays, algorithm="auto"):
+    """The fold of the ranks' arrays in the order, and with the roundings, of an algorithm."""
+    if len(arrays) > 1 and algorithm == "ring":
+        return _ring(name, op, arrays)
+    if len(arrays) > 1 and algorithm == "tree":
+        return _tree(name, op, arrays, 0)
+    return expected(name, op, arrays, len(arrays))
+
+
+def _ring(name, op, arrays):
+    """Slice j begins at rank j - 1 and goes down to rank j; each hop rounds."""
+    n = len(arrays)
+    out = np.empty_like(arrays[0])
+    for j, (begin, end) in enumerate(_engine.slice_bounds(len(out), n)):
+        partial = arrays[(j - 1) % n][begin:end]
+        for hop in range(2, n + 1):
+            own = arrays[(j - hop) % n][begin:end]
+            partial = expected(name, _hop(op, last=hop == n), [partial, own], n)
+        out[begin:end] = partial
+    return out
+
+
+def _tree(name, op, arrays, rank):
+    """A rank folds its own values, then its children's partial results, and rounds."""
+    n = len(arrays)
+    parts, step = [arrays[rank]], 1
+    while step < n and not rank & step:
+        if rank + step < n:
+            parts.append(_tree(name, op, arrays, rank + step))
+        step *= 2
+    return expected(name, _hop(op, last=rank == 0), parts, n)
+
+
+def _hop(op, *, last):
+    return "sum" if op == "avg" and not last else op
+
+
+def assert_all_reduced(results, row, arrays):
+    """Every rank has the same bits, and they are the right ones."""
+    want = all_reduced(row["dtype"], row["op"], arrays, row.get("algorithm", "auto"))
+    with np.errstate(all="ignore"):
+        assert_same(np.frombuffer(results[0], want.dtype), want.ravel(), row["op"], row)
+    for rank, result in enumerate(results):
+        assert result == results[0], f"rank {rank} has other bits than rank 0: {row}"
+
+
+# ---- rows -------------------------------------------------------------------------------------------------
+
+
+def pairwise(factors, allowed=lambda row: True, *, seed=1, tries=3):
+    """Rows {factor: value} in which any two values of two factors meet that `allowed` lets meet.
+
+    Greedy, after Cohen et al., "The AETG system", 1997: of a few rows the one that covers most is taken.
+    """
+    chance = random.Random(seed)
+    names = list(factors)
+    left = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(names, 2)
+        for x in factors[a]
+        for y in factors[b]
+        if allowed({a: x, b: y})
+    }
+    pairs = sorted(left, key=repr)
+    chance.shuffle(pairs)
+    place = {name: at for at, name in enumerate(names)}
+
+    def news(row, name, value):
+        """How many pairs a value would cover first, with what the row has."""
+        mine = (name, value)
+        return sum(
+            ((mine, item) if place[name] < place[item[0]] else (item, mine)) in left for item in row.items()
+        )
+
+    def candidate(first):
+        row = dict(first)
+        others = [name for name in names if name not in row]
+        chance.shuffle(others)
+        for name in others:
+            values = [value for value in factors[name] if allowed({**row, name: value})]
+            chance.shuffle(values)
+            row[name] = max(values, key=lambda value: news(row, name, value))
+        covered = left.intersection(itertools.combinations([(name, row[name]) for name in names], 2))
+        return len(covered), row, covered
+
+    rows = []
+    for pair in pairs:
+        if pair in left:
+            _, row, covered = max((candidate(pair) for _ in range(tries)), key=lambda found: found[0])
+            left -= covered
+            rows.append(row)
+    return rows

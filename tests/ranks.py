@@ -1,0 +1,188 @@
+"""Ranks for tests: processes (or threads) that stay, so that hundreds of cases share one start-up.
+
+`with Ranks(4) as ranks: ranks.meet(SHMRING_CHUNK=256); ranks(function, *args)` runs function(comm, *args) in
+every rank and returns the results by rank. May know: the public API of shmring.
+"""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+
+import shmring
+
+CALL_TIMEOUT_S = 20  # of the communicator: its own error comes first, and says more than
+ANSWER_S = 40  # how long the ranks may take in all before they are shown and killed
+PR_SET_PDEATHSIG = 1
+FORK = multiprocessing.get_context("fork")
+
+
+class Died:
+    """What a rank answered that was killed: its exit code, negative for a signal."""
+
+    def __init__(self, exitcode):
+        self.exitcode = exitcode
+
+    def __repr__(self):
+        return f"Died({self.exitcode})"
+
+
+class Ranks:
+    """A world of `size` ranks that do what they are told; `environ` goes to their environment."""
+
+    def __init__(self, size, *, threads=False):
+        self.size = size
+        self._threads = threads
+        self._environ = {}
+        self._owing = set()
+        self._pipes = []
+        self._ranks = []
+
+    def __enter__(self):
+        for rank in range(self.size):
+            ours, theirs = FORK.Pipe()
+            start = threading.Thread if self._threads else FORK.Process
+            self._ranks.append(start(target=_serve, args=(rank, theirs, self._threads)))
+            self._ranks[-1].start()
+            self._pipes.append(ours)
+            if not self._threads:
+                theirs.close()  # or the end of this rank would not be seen: its siblings would hold it open
+        return self
+
+    def __exit__(self, *_):
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        for rank in self._ranks:
+            rank.join(10)
+            if not self._threads and rank.is_alive():
+                rank.kill()
+                rank.join()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def meet(self, *, timeout_s=CALL_TIMEOUT_S, **environ):
+        """Every rank leaves its communicator, if it has one, and joins a new world with the others.
+
+        environ: the SHMRING_* variables that the ranks shall have now, and no others.
+        """
+        world = shmring.world(self.size)
+        self._environ = {name: str(value) for name, value in environ.items()}
+        self._order("meet", world, timeout_s, self._environ)
+        self._raise_first(self.answers())
+        return self
+
+    def are_idle(self):
+        """All live, and nobody owes an answer."""
+        return not self._owing and (self._threads or all(rank.is_alive() for rank in self._ranks))
+
+    def pid(self, rank):
+        return self._ranks[rank].pid
+
+    def kill(self, rank, sig=signal.SIGKILL):
+        os.kill(self.pid(rank), sig)
+
+    def begin(self, function, *args):
+        """Let every rank call function(comm, *args); `answers` waits for the results."""
+        self._order("call", function, args)
+
+    def _order(self, *order):
+        self._owing = set(range(self.size))
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send(order)
+
+    def answers(self, among=None):
+        """By rank: what each returned, the exception that it raised, or Died."""
+        until = time.monotonic() + ANSWER_S
+        return [self._answer(rank, until) for rank in (range(self.size) if among is None else among)]
+
+    def outcomes(self, function, *args):
+        """Like a call of this object, but exceptions are returned in place of results."""
+        self.begin(function, *args)
+        return self.answers()
+
+    def __call__(self, function, *args):
+        """The results of function(comm, *args) by rank; the first exception is raised."""
+        return self._raise_first(self.outcomes(function, *args))
+
+    def _answer(self, rank, until):
+        if not self._pipes[rank].poll(max(0.0, until - time.monotonic())):
+            self._show_and_kill()
+            raise AssertionError(f"rank {rank} of {self.size} has not answered within {ANSWER_S} s")
+        self._owing.discard(rank)
+        try:
+            return self._pipes[rank].recv()
+        except (EOFError, ConnectionResetError):
+            self._ranks[rank].join(5)
+            return Died(self._ranks[rank].exitcode)
+
+    def _raise_first(self, outcomes):
+        for rank, outcome in enumerate(outcomes):
+            if isinstance(outcome, (BaseException, Died)):
+                failure = outcome if isinstance(outcome, BaseException) else AssertionError(repr(outcome))
+                failure.add_note(
+                    f"in rank {rank} of {self.size} with {self._environ}; all: {outcomes!r:.1500}"
+                )
+                raise failure
+        return outcomes
+
+    def _show_and_kill(self):
+        if self._threads:
+            return
+        for sig in (signal.SIGABRT, signal.SIGKILL):  # the first shows where they are, through faulthandler
+            for rank in self._ranks:
+                if rank.is_alive():
+                    os.kill(rank.pid, sig)
+            time.sleep(0.5)
+
+
+def _serve(rank, pipe, in_thread):
+    """The life of one rank: does what comes through the pipe until None comes."""
+    if not in_thread:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    comm = None
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while (order := pipe.recv()) is not None:
+            try:
+                if order[0] == "meet":
+                    comm = _meet(comm, rank, *order[1:])
+                    answer = None
+                else:
+                    answer = order[1](comm, *order[2])
+            except BaseException as error:
+                answer = _without_frames(error)
+            _send(pipe, answer)
+    if comm is not None:
+        comm.close()
+    pipe.close()
+
+
+def _meet(comm, rank, world, timeout_s, environ):
+    if comm is not None:
+        comm.close()
+    for name in [name for name in os.environ if name.startswith("SHMRING_")]:
+        del os.environ[name]
+    os.environ.update(environ)
+    return shmring.init(world, rank=rank, timeout=timeout_s)
+
+
+def _without_frames(error):
+    """An exception that crosses a pipe, with its traceback as a note."""
+    error.add_note("".join(traceback.format_exception(error)))
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
+def _send(pipe, answer):
+    try:
+        pipe.send(answer)
+    except (OSError, EOFError):
+        raise
+    except Exception as error:
+        pipe.send(AssertionError(f"{answer!r:.300} cannot be sent: {error}"))

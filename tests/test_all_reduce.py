@@ -1,0 +1,277 @@
+"""all_reduce against NumPy in rank order, bit for bit: every pair of dtype, op, size, ranks, memory, path,
+segment, algorithm, chunk and instruction set, through rings so small that pipelines wrap many times.
+"""
+
+import ctypes
+import functools
+import math
+
+import numpy as np
+import pytest
+from cases import (
+    DTYPES,
+    MEMORIES,
+    SMALL_NBYTES,
+    ZERO_COPY_NBYTES,
+    Placed,
+    assert_all_reduced,
+    count_of,
+    inputs,
+    pairwise,
+    same_bytes,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks import Ranks
+
+from shmring import _engine
+
+RANKS = (1, 2, 3, 4, 5, 8)
+SIZES = (
+    0, 1, 2, 12, 13, (48, 0), (48, 1), (256, -1), (256, 1), (5000, 0),
+    (SMALL_NBYTES, -1), (SMALL_NBYTES, 0), (SMALL_NBYTES, 1), (20_000, 1), (64 << 10, 0), (150 << 10, 3),
+)  # fmt: skip
+FACTORS = {
+    "dtype": tuple(DTYPES),
+    "op": _engine.OPS,
+    "size": SIZES,
+    "memory": MEMORIES,
+    "out": (False, True),
+    "algorithm": _engine.ALGORITHMS,
+    "ranks": RANKS,
+    "chunk": (None, 256, 512, 1024, 4096),
+    "depth": (None, 2, 3, 16),
+    "path": ("auto", "near", "far"),
+    "segment": ("memfd", "posix"),
+    "isa": tuple(_engine.isas()),
+}
+
+
+def has_a_meaning(row):
+    if row.get("chunk", 1) is None and row.get("depth") is not None:
+        return False  # a depth alone fixes the chunk as well
+    return "op" not in row or "dtype" not in row or _engine.supported(row["dtype"], row["op"])
+
+
+@functools.cache
+def rows():
+    """All pairs three times over, each time in other company."""
+    return [row for seed in range(3) for row in pairwise(FACTORS, has_a_meaning, seed=seed)]
+
+
+def environment(row):
+    wanted = {name: row[name] for name in ("chunk", "depth", "path", "segment", "isa")}
+    return {f"SHMRING_{name.upper()}": value for name, value in wanted.items() if value is not None}
+
+
+def reduce_once(comm, row):
+    """One rank's part in a case: (the result's bytes, the path that the call took)."""
+    values = inputs(row, comm.size)[comm.rank]
+    x = Placed(comm, values, row["memory"])
+    out = Placed(comm, np.zeros_like(values), row["memory"]) if row["out"] else None
+    comm.all_reduce(x.array, row["op"], out=out and out.array, algorithm=row["algorithm"])
+    result = out or x
+    x.assert_surroundings()
+    result.assert_surroundings()
+    assert out is None or same_bytes(x.array, values), "x was written to, in spite of out"
+    return result.array.tobytes(), comm.stats()["path"]
+
+
+def path_of(row):
+    """The path that a case must have taken, where that does not depend on the machine."""
+    nbytes = count_of(row) * DTYPES[row["dtype"]].itemsize
+    small_nbytes = min(SMALL_NBYTES, row["chunk"] or SMALL_NBYTES)
+    if nbytes <= 48 and (row["algorithm"] == "auto" or nbytes == 0):
+        return {"tiny"}
+    if row["algorithm"] in ("ring", "tree", "master"):
+        return {row["algorithm"]}
+    if row["algorithm"] == "auto" and nbytes <= small_nbytes:
+        return {"small"}
+    if row["algorithm"] == "auto" and row["memory"] in ("shared", "slice") and nbytes >= ZERO_COPY_NBYTES:
+        return {"zero_copy"}
+    return {"near", "far"} if row["path"] == "auto" else {row["path"]}
+
+
+def test_the_rows_cover_every_pair():
+    few = {name: FACTORS[name] for name in ("dtype", "op", "ranks", "memory")}
+    found = pairwise(few, has_a_meaning)
+    for a in few:
+        for b in few:
+            want = {(x, y) for x in few[a] for y in few[b] if a != b and has_a_meaning({a: x, b: y})}
+            assert want <= {(row[a], row[b]) for row in found}
+    assert all(has_a_meaning(row) for row in found)
+
+
+@pytest.mark.limit(240)
+@pytest.mark.parametrize("size", RANKS)
+def test_all_reduce_is_numpy_in_rank_order(world_of, size):
+    for row in rows():
+        if row["ranks"] != size:
+            continue
+        results, paths = zip(*world_of(size, **environment(row))(reduce_once, row), strict=True)
+        assert_all_reduced(results, row, inputs(row, size))
+        assert size == 1 or set(paths) <= path_of(row), f"{paths}: {row}"
+
+
+# ---- sizes and shapes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("path", ["near", "far"])
+@pytest.mark.parametrize(("count", "memory"), [
+    (300 << 8, "private"), ((1 << 20) + 7, "private"), ((1 << 20) + 7, "slice"), ((17 << 20) // 4, "private"),
+    ((17 << 20) // 4, "shared"), ((17 << 20) // 4 + 1, "unaligned"),
+])  # fmt: skip
+def test_large_messages_with_the_settings_that_users_have(world_of, count, memory, path):
+    row = {"dtype": "float32", "op": "sum", "size": count, "memory": memory, "algorithm": "auto"}
+    ranks = world_of(2, SHMRING_PATH=path)
+    for out in (False, True):
+        case = {**row, "out": out}
+        results, paths = zip(*ranks(reduce_once, case), strict=True)
+        assert_all_reduced(results, case, inputs(case, 2))
+        assert set(paths) == {"zero_copy" if memory in ("shared", "slice") else path}
+
+
+def reduce_view(comm, row):
+    """As reduce_once, in place, on an array of any shape and order, or on a part of its first axis."""
+    values = inputs(row, comm.size)[comm.rank]
+    x = Placed(comm, values, row["memory"])
+    whole = x.array.reshape(row["shape"], order=row["order"])
+    begin, end = row["part"]
+    part = whole[begin:end] if whole.ndim else whole
+    assert part.size == 0 or np.shares_memory(part, x.array)
+    comm.all_reduce(part, row["op"])
+    x.assert_surroundings()
+    assert same_bytes(whole[:begin], values.reshape(row["shape"])[:begin]) if begin else True
+    return part.tobytes(order="A")
+
+
+@st.composite
+def views(draw):
+    dtype = draw(st.sampled_from(list(DTYPES)))
+    op = draw(st.sampled_from([op for op in _engine.OPS if _engine.supported(dtype, op)]))
+    shape = tuple(draw(st.lists(st.integers(0, 11), max_size=3)))
+    if draw(st.booleans()):
+        shape = (draw(st.integers(1, 3000)), *shape)
+    order = draw(st.sampled_from("CF"))
+    rows = shape[0] if shape else 0
+    begin = draw(st.integers(0, rows)) if order == "C" else 0
+    part = (begin, draw(st.integers(begin, rows)) if order == "C" else rows)
+    memory = draw(st.sampled_from(MEMORIES))
+    return {"dtype": dtype, "op": op, "shape": shape, "size": math.prod(shape), "order": order, "part": part,
+            "memory": memory}  # fmt: skip
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("chunk", [None, 512])
+def test_any_shape_order_view_and_memory(world_of, chunk):
+    ranks = world_of(3, **({} if chunk is None else {"SHMRING_CHUNK": chunk}))
+
+    @given(row=views())
+    @settings(max_examples=100, deadline=None)
+    def check(row):
+        arrays = [values.reshape(row["shape"], order=row["order"]) for values in inputs(row, ranks.size)]
+        if row["shape"]:
+            arrays = [array[slice(*row["part"])] for array in arrays]
+        assert_all_reduced(ranks(reduce_view, row), row, [array.ravel(order="A") for array in arrays])
+
+    check()
+
+
+# ---- many calls -------------------------------------------------------------------------------------------
+
+
+def mixed_run(comm, seed, ncalls):
+    """Calls of every kind in a row, checked here; returns the bytes that this rank staged."""
+    rng = np.random.default_rng(seed)
+    shared = comm.empty(8000, np.int64)
+    for call in range(ncalls):
+        kind = rng.choice(["all_reduce", "all_reduce", "all_reduce", "broadcast", "barrier", "shared"])
+        count = int(rng.choice([0, 1, 6, 7, 33, 200, 1000, 3000]))
+        algorithm = str(rng.choice(["auto", "auto", "ring", "direct", "master", "tree"]))
+        root, start = int(rng.integers(comm.size)), int(rng.integers(4000))
+        values = rng.integers(-(1 << 40), 1 << 40, (comm.size, max(count, 2000 if kind == "shared" else 0)))
+        if kind == "barrier":
+            comm.barrier()
+            continue
+        x = values[comm.rank].copy()
+        if kind == "shared":
+            x = shared[start : start + len(x)]
+            x[...] = values[comm.rank]
+        if kind == "broadcast":
+            comm.broadcast(x, root)
+        else:
+            comm.all_reduce(x, algorithm=algorithm)
+        want = values[root] if kind == "broadcast" else values.sum(axis=0)
+        assert (x == want).all(), f"call {call}: {kind}({count}, {algorithm=}, {root=})"
+    return comm.stats()["bytes_sent"]
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("first_seq", [0, (1 << 32) - 60, (1 << 63) - 60, (1 << 64) - 60, (1 << 64) - 1])
+def test_counters_wrap_in_the_middle_of_mixed_calls(world_of, size, first_seq):
+    # Positions of the staging rings begin at the same number, so they wrap as well.
+    ranks = world_of(size, SHMRING_FIRST_SEQ=first_seq, SHMRING_CHUNK=256, SHMRING_DEPTH=3)
+    sent = ranks(mixed_run, size, 200)
+    assert min(sent) > 8 * 4096
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_threads_can_be_ranks(seed):
+    with Ranks(3, threads=True) as ranks:
+        ranks.meet()
+        ranks(mixed_run, seed, 100)
+        for row in rows()[seed::100]:
+            row = {**row, "ranks": 3}
+            results, _ = zip(*ranks(reduce_once, row), strict=True)
+            assert_all_reduced(results, row, inputs(row, 3))
+
+
+# ---- what a caller relies on ------------------------------------------------------------------------------
+
+
+def reduce_rounded(comm, mode):
+    """With another rounding mode of this thread: (result, the mode afterwards)."""
+    libm = ctypes.CDLL("libm.so.6")
+    x = inputs({"dtype": "float32", "op": "sum", "size": 999}, comm.size)[comm.rank]
+    libm.fesetround(mode)
+    try:
+        comm.all_reduce(x)
+        return x.tobytes(), libm.fegetround()
+    finally:
+        libm.fesetround(0)
+
+
+def test_rounding_modes_are_set_aside_and_restored(world_of):
+    ranks = world_of(2)
+    row = {"dtype": "float32", "op": "sum", "size": 999}
+    for mode in (0x400, 0x800, 0xC00):  # x86: FE_DOWNWARD, FE_UPWARD, FE_TOWARDZERO
+        results = ranks(reduce_rounded, mode)
+        assert_all_reduced([result for result, _ in results], row, inputs(row, 2))
+        assert {after for _, after in results} == {mode}
+
+
+def default_algorithm(comm):
+    x = np.ones(1000)
+    comm.all_reduce(x)
+    return comm.stats()["path"], float(x[0])
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "master"])
+def test_the_environment_can_choose_the_algorithm(world_of, algorithm):
+    assert world_of(3, SHMRING_ALGORITHM=algorithm)(default_algorithm) == [(algorithm, 3.0)] * 3
+
+
+def forty(comm):
+    """Zero-copy with more ranks than a word of 32 bits has room for."""
+    x = comm.full(5000, comm.rank, np.int32)
+    comm.all_reduce(x)
+    y = np.full(5000, comm.rank, np.int32)
+    comm.all_reduce(y)
+    return int(x.min()), int(x.max()), int(y.min()), int(y.max())
+
+
+def test_forty_ranks():
+    with Ranks(40, threads=True) as ranks:
+        assert set(ranks.meet()(forty)) == {(780,) * 4}
