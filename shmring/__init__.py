@@ -27,7 +27,23 @@ _HOMES = {
     "OutOfMemory": "errors",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = [
+    "Aborted",
+    "Closed",
+    "Comm",
+    "Error",
+    "Mismatch",
+    "Op",
+    "OutOfMemory",
+    "Plan",
+    "RankFailed",
+    "Timeout",
+    "World",
+    "__version__",
+    "init",
+    "spawn",
+    "world",
+]
 
 if TYPE_CHECKING:
     from .bootstrap import World, world

@@ -183,16 +183,21 @@ cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
 cdef enum:
     SIGNAL_INTERVAL_NS = 5000000
     BRIEF_NBYTES = 16384        # calls this small are over sooner than the GIL is let go and taken again
-    BRIEF_PAUSES = 60
 
 
-# A short try with the GIL held.
+# A short try with the GIL held: pauses when every rank has a CPU, else a yield or two for those awaited.
 cdef int try_briefly(Group *g, Call *c) noexcept nogil:
+    cdef int yields = 0
     cdef int status = PROGRESSED
     while status == PROGRESSED:
         status = c.step(g, c)
-        if status == BLOCKED and sr_flag_spin(c.awaited.flag, c.awaited.target, BRIEF_PAUSES):
-            status = PROGRESSED
+        if status == BLOCKED:
+            if sr_flag_spin(c.awaited.flag, c.awaited.target, g.brief_pauses):
+                status = PROGRESSED
+            elif yields < g.brief_yields:
+                sr_yield()
+                yields += 1
+                status = PROGRESSED
     return status
 
 
@@ -240,7 +245,8 @@ cdef class Engine:
         g.position = g.floor = g.credit = g.pings = first_position(g.seq)
         g.far = g.next_far = g.header.forced_path == 2
         g.tuning = tuning
-        self.be_patient(pauses=20, yield_ns=200_000, sleep_ns=4_000_000, look_ns=100_000)
+        self.be_patient(pauses=20, brief_pauses=0, brief_yields=0, yield_ns=200_000, sleep_ns=4_000_000,
+                        look_ns=100_000)
         g.ring_nbytes = g.tuning.far_ring_nbytes if g.far else g.tuning.near_ring_nbytes
         if max(g.tuning.far_ring_nbytes, g.tuning.near_ring_nbytes) > g.header.ring_nbytes:
             raise ValueError("the staging rings of this communicator are smaller than its tuning needs")
@@ -252,9 +258,15 @@ cdef class Engine:
         free(self.g.target)
         free(self.g.block)
 
-    def be_patient(self, *, int pauses, uint64_t yield_ns, uint64_t sleep_ns, uint64_t look_ns):
-        """How to wait from now on: pauses, then yields, then sleep, with a look at all else now and then."""
+    def be_patient(self, *, int pauses, int brief_pauses, int brief_yields, uint64_t yield_ns, uint64_t sleep_ns,
+                   uint64_t look_ns):
+        """How to wait from now on: pauses, then yields, then sleep, with a look at all else now and then.
+
+        brief_pauses and brief_yields are for small calls, before the GIL is let go.
+        """
         self.g.pauses = pauses
+        self.g.brief_pauses = brief_pauses
+        self.g.brief_yields = brief_yields
         self.g.yield_ns = yield_ns
         self.g.sleep_ns = sleep_ns
         self.g.look_ns = look_ns

@@ -179,7 +179,7 @@ cdef struct Group:
     uint32_t far, next_far     # in force; as measured, to be announced by rank 0
     uint32_t announced_far     # rank 0's word in the lines of the current call
     size_t ring_nbytes         # of the staging ring in use with the present distance, a power of two
-    int pauses
+    int pauses, brief_pauses, brief_yields
     uint64_t yield_ns, sleep_ns, look_ns, signal_ns
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step

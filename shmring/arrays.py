@@ -1,7 +1,7 @@
 """Arrays in memory that every rank of the host maps, so that collectives on them copy nothing.
 
 A *block* is one collective allocation: a part for each rank, in rank order, then a page of which each rank
-owns one byte ("freed"). May know: errors, memory, engine.
+owns one byte ("freed"). May know: errors, memory; it is handed an engine.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import memory
 from .errors import Error, OutOfMemory
@@ -32,7 +33,12 @@ class _Part:
     """This rank's part of a block: what NumPy's arrays keep alive as their base."""
 
     def __init__(self, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (nbytes,),
+            "data": (address, False),
+        }
 
 
 class _Block:
@@ -73,14 +79,17 @@ class Arrays:
         self._blocks: dict[int, _Block] = {}
         self._last_id = 0
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype, timeout_s: float) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout_s: float) -> NDArray[Any]:
         """Collective: an array of zeros of the same shape and dtype on every rank."""
         nbytes = math.prod(shape) * dtype.itemsize
         self._engine.announce_allocation(min(nbytes, _MOST_NBYTES), timeout_s)
         if nbytes == 0:
             return np.zeros(shape, dtype)
         if nbytes > _MOST_NBYTES:
-            raise OutOfMemory(f"no machine has {nbytes} bytes for one array", wanted_nbytes=nbytes)
+            raise OutOfMemory(
+                f"a shared array of shape {shape} and dtype {dtype} has {nbytes} bytes, more than any machine has",
+                wanted_nbytes=nbytes,
+            )
         self._sweep()
         block = self._allocate(nbytes, time.monotonic() + timeout_s)
         self._last_id += 1
@@ -115,7 +124,10 @@ class Arrays:
         if not self._engine.all_agree(failure is None):
             if mapping is not None:
                 mapping.close()
-            raise failure or Error(f"another rank could not map {total} bytes of shared arrays; see its own error")
+            raise failure or Error(
+                f"another rank than {self._engine.rank} could not map the {total} bytes of a shared array: "
+                "its own error says why and what to do"
+            )
         assert mapping is not None
         return _Block(mapping, stride, self._engine.rank, size)
 
@@ -147,15 +159,18 @@ class Arrays:
             block.mapping.close()
 
     def _tell_engine(self) -> None:
-        self._engine.set_blocks([(n, block.mapping.address, block.stride) for n, block in self._blocks.items()])
+        table = [(number, block.mapping.address, block.stride) for number, block in self._blocks.items()]
+        self._engine.set_blocks(table)
 
 
-def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """shape and dtype of a shared array as NumPy means them; TypeError or ValueError when it cannot be one."""
+def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """shape and dtype of a shared array as NumPy means them; TypeError or ValueError if there is none."""
     dtype = np.dtype(dtype)
     if dtype.hasobject:
-        raise TypeError(f"dtype {dtype} holds Python objects, which cannot live in shared memory")
+        raise TypeError(
+            f"dtype {dtype} holds Python objects, which cannot live in shared memory; give a dtype of numbers"
+        )
     lengths = tuple(map(operator.index, shape)) if np.iterable(shape) else (operator.index(shape),)
     if any(n < 0 for n in lengths):
-        raise ValueError(f"shape {lengths} has a negative length")
+        raise ValueError(f"shape is {lengths}; its lengths must be 0 or more")
     return lengths, dtype

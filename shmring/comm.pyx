@@ -55,7 +55,7 @@ cdef inline bint take_ndarray(Operand *operand, object x, bint writable) noexcep
     operand.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> x)
     operand.count = cnp.PyArray_SIZE(<cnp.ndarray> x)
     operand.dtype = DTYPE_OF_NUMPY[number]
-    operand.itemsize = sr_dtype_nbytes[operand.dtype]
+    operand.itemsize = cnp.PyArray_ITEMSIZE(<cnp.ndarray> x)
     operand.fortran = not flags & cnp.NPY_ARRAY_C_CONTIGUOUS
     return True
 

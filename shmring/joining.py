@@ -1,6 +1,6 @@
 """From a world to a communicator: meet, share the segment, begin the engine.
 
-May know: bootstrap, memory, settings, tuning, liveness, engine, comm.
+May know: bootstrap, links, memory, settings, tuning, liveness, engine, comm.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
     timeout_s = settings.timeout_s if timeout is None else float(timeout)
     if world is None:
         if rank is not None:
-            raise ValueError("rank= needs a world: shmring.init(world, rank=...)")
+            raise ValueError(
+            f"rank is {rank} but there is no world: give both, shmring.init(world, rank={rank}), or neither"
+        )
         world, rank = world_from_environment() or (World(id="alone", key=bytes(32), nprocs=1), 0)
         if world.nprocs == 1:
             world = World(id=os.urandom(16).hex(), key=bytes(32), nprocs=1)
     elif rank is None:
-        raise ValueError("which rank is this? shmring.init(world, rank=...)")
+        raise ValueError("a world needs this process' rank in it: shmring.init(world, rank=...)")
     links = join(world, rank, timeout_s=timeout_s)
     try:
         comm = _begin(links, settings, timeout_s)
@@ -77,20 +79,21 @@ def _begin(links: Links, settings: Settings, timeout_s: float) -> Comm:
 
 
 def _allowed_cpus(engine: Engine) -> int:
-    """How many CPUs the ranks may run on, all together. The first collective: it returns when all are there."""
+    """How many CPUs the ranks may run on, all together. The first collective: all are there after it."""
     mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
     return engine.union(mask.to_bytes(_CPU_MASK_NBYTES, "little")).bit_count()
 
 
 def _share_segment(links: Links, settings: Settings, timeout_s: float) -> int:
+    deadline = time.monotonic() + timeout_s
     if links.rank != 0:
-        return links.broadcast_descriptor(None, check=_nothing_to_check, deadline=time.monotonic() + timeout_s)
+        return links.broadcast_descriptor(None, check=_nothing_to_check, deadline=deadline)
     try:
         fd = _create_segment(links.size, settings)
     except BaseException as error:
         links.fail_descriptor(error)
         raise
-    return links.broadcast_descriptor(fd, check=_nothing_to_check, deadline=time.monotonic() + timeout_s)
+    return links.broadcast_descriptor(fd, check=_nothing_to_check, deadline=deadline)
 
 
 def _create_segment(size: int, settings: Settings) -> int:

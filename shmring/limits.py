@@ -24,7 +24,7 @@ class Headroom:
 
 
 def usable_cpus(allowed: int | None = None) -> int:
-    """CPUs that can really be kept busy: `allowed` (this process' affinity), cut by the cgroup quotas above it."""
+    """CPUs that can really be kept busy: `allowed` (this process' affinity), cut by the cgroups' quotas."""
     cpus = float(len(os.sched_getaffinity(0)) if allowed is None else allowed)
     version, directories = _cgroup_directories("cpu")
     for directory in directories:

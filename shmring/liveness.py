@@ -1,4 +1,7 @@
-"""What /proc says of a process: whether it is still the one that joined, and how it ended. May know: nothing."""
+"""What /proc says of a process: whether it is still the one that joined, and how it ended.
+
+May know: nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,15 @@ import time
 
 _EXITING = 0x4  # PF_EXITING in the flags of /proc/PID/stat
 _PATIENCE_S = 0.05  # a dying process shows it in /proc within microseconds of its robust futexes
+
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in the kernel",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "dead",
+}
 
 
 def start_time(pid: int) -> int:
@@ -20,8 +32,7 @@ def state(pid: int, start: int) -> str:
     fields = _stat(pid)
     if fields is None or int(fields[19]) != start:
         return "gone"
-    words = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "t": "traced", "Z": "dead"}
-    return words.get(fields[0], fields[0])
+    return _STATES.get(fields[0], fields[0])
 
 
 def how_it_ended(pid: int, start: int) -> str:

@@ -18,13 +18,13 @@ DEFAULTS: dict[str, int] = {
     "small_nbytes": 8 * KIB,
     "far_stream_nbytes": 2 * KIB,
     "medium_nbytes": 256 * KIB,
-    "near_medium_chunk_nbytes": 16 * KIB,
-    "near_large_chunk_nbytes": 256 * KIB,
+    "near_medium_chunk_nbytes": 512 * KIB,
+    "near_large_chunk_nbytes": 512 * KIB,
     "far_medium_chunk_nbytes": 64 * KIB,
     "far_large_chunk_nbytes": 1 * MIB,
     "near_ring_nbytes": 2 * MIB,
     "far_ring_nbytes": 4 * MIB,
-    "lookahead": 2,
+    "lookahead": 4,
     "zero_copy_nbytes": 8 * KIB,
     "stream_out_nbytes": 16 * MIB,
     "zero_copy_stream_nbytes": 16 * MIB,
@@ -68,5 +68,5 @@ def patience(nranks: int, allowed_cpus: int) -> dict[str, int]:
     `allowed_cpus` is how many CPUs the ranks may run on, all together: each may be pinned to one of them.
     """
     if nranks <= usable_cpus(allowed_cpus):
-        return {"pauses": 1500, "yield_ns": 200_000, "sleep_ns": 4_000_000, "look_ns": 100_000}
-    return {"pauses": 20, "yield_ns": 1_000_000, "sleep_ns": 4_000_000, "look_ns": 200_000}
+        return {"pauses": 1500, "brief_pauses": 60, "brief_yields": 0, "yield_ns": 200_000, "sleep_ns": 4_000_000, "look_ns": 100_000}
+    return {"pauses": 20, "brief_pauses": 5, "brief_yields": 2, "yield_ns": 1_000_000, "sleep_ns": 4_000_000, "look_ns": 200_000}
