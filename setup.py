@@ -37,7 +37,10 @@ DIRECTIVES = {
     "embedsignature": True,
     "binding": True,
 }
-MACROS = [("_GNU_SOURCE", None), ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]  # futexes and robust mutexes under -std=c11
+MACROS = [
+    ("_GNU_SOURCE", None),  # futexes and robust mutexes under -std=c11
+    ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
+]
 HEADERS = sorted(glob("src/*.h"))
 KERNELS = "sr_kernels"
 
