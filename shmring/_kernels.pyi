@@ -1,0 +1,32 @@
+"""The kernels' table as tests and benchmarks see it: memory comes as contiguous buffers of bytes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+_Bytes = NDArray[Any] | bytearray | memoryview
+
+def isas() -> list[str]:
+    """Names of the instruction sets that this machine supports, best first."""
+
+def dtypes() -> dict[str, int]:
+    """Bytes of an item by dtype name."""
+
+def ops(dtype: str) -> list[str]:
+    """Names of the ops that have a meaning for the dtype."""
+
+def fold(
+    dtype: str,
+    op: str,
+    srcs: Sequence[_Bytes],
+    dsts: Sequence[_Bytes],
+    isa: str = "",
+    divisor: int = 1,
+    stream: int = 0,
+    loops: int = 1,
+) -> float:
+    """dsts[d] = srcs[0] op srcs[1] ... for every d; returns the seconds that `loops` of it took."""
+
+def copy(dst: _Bytes, src: _Bytes, isa: str = "", stream: int = 0, loops: int = 1) -> float:
+    """dst = src; returns the seconds that `loops` of it took."""

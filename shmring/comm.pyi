@@ -1,0 +1,203 @@
+"""Comm and Plan: the collectives as Python sees them."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeVar, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+from typing_extensions import Buffer
+
+from ._engine import Engine, _Stats
+from .links import Links
+from .memory import Mapping
+from .ops import Op
+from .settings import Settings
+
+class _ArrayInterface(Protocol):  # ml_dtypes' arrays
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+class _DLPack(Protocol):  # torch, JAX; on the CPU
+    def __dlpack__(self) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+_Array = NDArray[Any] | Buffer | _ArrayInterface | _DLPack  # contiguous
+_Shape = SupportsIndex | Sequence[SupportsIndex]
+_Algorithm = Literal["auto", "direct", "ring", "tree", "master"]
+_OpName = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor"]
+
+class Comm:
+    """One rank's place in a group of ranks, and the collectives between them."""
+
+    def __init__(
+        self, engine: Engine, links: Links, segment: Mapping, fd: int, settings: Settings
+    ) -> None: ...
+    @property
+    def rank(self) -> int:
+        """This rank's number, 0 to size - 1."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among the ranks of its host."""
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks share this host's memory."""
+
+    @property
+    def node(self) -> int:
+        """This host's number, 0 to num_nodes - 1."""
+
+    @property
+    def num_nodes(self) -> int:
+        """How many hosts there are."""
+
+    def all_reduce(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Array | None = None,
+        algorithm: _Algorithm | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Combine x of all ranks elementwise, for every rank: in place, or into `out`."""
+
+    def broadcast(
+        self,
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: _Array | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """root's x for every rank: in place, or into `out`."""
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        """Return when every rank has called it."""
+
+    @overload
+    def plan(
+        self,
+        kind: Literal["all_reduce"],
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Array | None = None,
+        algorithm: _Algorithm | None = None,
+        timeout: float | None = None,
+    ) -> Plan:
+        """The call `kind` with its arguments checked once and its arrays pinned: a callable that runs it."""
+
+    @overload
+    def plan(
+        self,
+        kind: Literal["broadcast"],
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: _Array | None = None,
+        timeout: float | None = None,
+    ) -> Plan: ...
+    @overload
+    def plan(self, kind: Literal["barrier"], *, timeout: float | None = None) -> Plan: ...
+    @overload
+    def empty(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:
+        """Collective: an array in memory that every rank of the host maps; collectives on it copy nothing."""
+
+    @overload
+    def empty(
+        self, shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar], *, timeout: float | None = None
+    ) -> NDArray[_Scalar]: ...
+    @overload
+    def empty(self, shape: _Shape, dtype: DTypeLike, *, timeout: float | None = None) -> NDArray[Any]: ...
+    @overload
+    def zeros(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:
+        """Collective: `empty`, with the promise that it holds zeros."""
+
+    @overload
+    def zeros(
+        self, shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar], *, timeout: float | None = None
+    ) -> NDArray[_Scalar]: ...
+    @overload
+    def zeros(self, shape: _Shape, dtype: DTypeLike, *, timeout: float | None = None) -> NDArray[Any]: ...
+    @overload
+    def full(
+        self,
+        shape: _Shape,
+        fill_value: Any,
+        dtype: type[_Scalar] | np.dtype[_Scalar],
+        *,
+        timeout: float | None = None,
+    ) -> NDArray[_Scalar]:
+        """Collective: `empty`, filled with `fill_value`; its dtype unless one is given."""
+
+    @overload
+    def full(
+        self, shape: _Shape, fill_value: Any, dtype: DTypeLike | None = None, *, timeout: float | None = None
+    ) -> NDArray[Any]: ...
+    @overload
+    def copy_of(self, a: NDArray[_Scalar], *, timeout: float | None = None) -> NDArray[_Scalar]:
+        """Collective: an `empty` of a's shape and dtype that holds a copy of it."""
+
+    @overload
+    def copy_of(self, a: ArrayLike, *, timeout: float | None = None) -> NDArray[Any]: ...
+    def stats(self) -> _Stats:
+        """Counters of this rank since it joined, and what the engine knows of the machine."""
+
+    def abort(self, reason: str) -> None:
+        """Give up: every rank's present or next call raises `Aborted` with this reason."""
+
+    def close(self) -> None:
+        """Leave. Local; ranks that still call the communicator get RankFailed."""
+
+    def _disown(self) -> None:
+        """In a forked child: descriptors go, shared memory stays untouched."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+    def __del__(self) -> None: ...
+
+class Plan:
+    """A collective with its arguments checked and its arrays pinned; each call is the bare collective."""
+
+    def __init__(
+        self, comm: Comm, kind: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None: ...
+    def plan_all_reduce(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Array | None = None,
+        algorithm: _Algorithm | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """For Plan itself."""
+
+    def plan_broadcast(
+        self,
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: _Array | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """For Plan itself."""
+
+    def plan_barrier(self, *, timeout: float | None = None) -> None:
+        """For Plan itself."""
+
+    def __call__(self) -> None:
+        """Run the collective once."""
