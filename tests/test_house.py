@@ -26,7 +26,6 @@ C_HOUSE = {
     "kernels_loop.h": set(),
     "kernels.c": {"kernels.h", "kernels_item.h", "kernels_loop.h"},
 }
-SRC = set(C_HOUSE)
 HOUSE = {
     # the cold path, from the ground up
     "errors": set(),
@@ -36,27 +35,27 @@ HOUSE = {
     "processes": set(),
     "relay": set(),
     "limits": {"errors"},
-    "settings": {"errors"},
+    "settings": set(),
     "tuning": {"limits", "settings"},
     "memory": {"errors", "limits"},
     "failures": {"errors", "liveness"},
     # joining a world
     "handshake": {"errors"},
     "links": {"errors", "handshake", "limits"},
-    "launchers": {"errors", "settings"},
+    "launchers": {"settings"},
     "bootstrap": {"errors", "handshake", "launchers", "limits", "links", "settings"},
     # the engine
     "_kernels": {"kernels.h"},
-    "_group": SRC,
-    "_schedules": {*SRC, "_group"},
-    "_pipelines": {*SRC, "_group", "_schedules"},
-    "_engine": {*SRC, "_group", "_pipelines", "errors", "failures", "liveness"},
+    "_group": {"flag.h", "kernels.h", "layout.h", "schedule.h"},
+    "_schedules": {"_group"},
+    "_pipelines": {"_group", "_schedules"},
+    "_engine": {"kernels.h", "_group", "_pipelines", "errors", "failures", "liveness"},
     # the communicator and what makes one
-    "arrays": {"_engine", "errors", "memory"},
+    "arrays": {"errors", "memory"},
     "comm": {"_engine", "_group", "_pipelines", "arrays", "buffers", "errors", "memory"},
     "joining": {"_engine", "bootstrap", "comm", "links", "liveness", "memory", "settings", "tuning"},
     # starting ranks; users of the public API like anybody else
-    "launch": {"bootstrap", "errors", "processes", "settings", "__init__"},
+    "launch": {"bootstrap", "errors", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
     "__init__": {"bootstrap", "comm", "errors", "joining", "launch", "ops"},
 }
