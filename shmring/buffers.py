@@ -1,7 +1,7 @@
-"""Arrays that refuse the buffer protocol: `__array_interface__` (ml_dtypes) and DLPack (torch, JAX) on the CPU.
+"""Arrays that refuse the buffer protocol: `__array_interface__` (ml_dtypes) and DLPack (torch, JAX).
 
-The fast way, the buffer protocol, is in comm.pyx; this is the slow one and the words for what cannot be taken.
-May know: nothing.
+The fast way, the buffer protocol, is in comm.pyx; this is the slow one, and the words for what cannot
+be taken. May know: nothing.
 """
 
 from __future__ import annotations
@@ -28,19 +28,24 @@ class Buffer:
 def take(x: Any, what: str) -> Buffer:
     """The memory of any array that is not taken by the buffer protocol; TypeError or ValueError otherwise."""
     if isinstance(x, (bool, int, float, complex, str, bytes, np.generic)) or x is None:
-        raise TypeError(f"{what} is {x!r:.60}; pass an array, for a single number np.array(value), which is 0-d")
+        raise TypeError(
+            f"{what} is {x!r:.60}, which is no array; for a single number pass a 0-d array, "
+            "made before as a = np.array(value)"
+        )
     interface = getattr(x, "__array_interface__", None)
     if interface is not None:
         return _from_interface(x, interface, what)
     if hasattr(x, "__dlpack__"):
         return _from_dlpack(x, what)
     raise TypeError(
-        f"{what} is a {type(x).__name__}; pass something with the buffer protocol, __array_interface__ or DLPack "
-        "on the CPU, such as np.asarray(...)"
+        f"{what} is a {type(x).__name__}; pass an array (of NumPy, or with the buffer protocol, "
+        "__array_interface__ or DLPack), made before as a = np.asarray(...)"
     )
 
 
-def explain_refusal(x: Any, what: str, writable: bool, error: BaseException, allowed: tuple[str, ...]) -> Exception:
+def explain_refusal(
+    x: Any, what: str, writable: bool, error: BaseException, allowed: tuple[str, ...]
+) -> Exception:
     """Why the buffer protocol refused x, or gave a format that has no dtype: the error to raise."""
     dtype = getattr(x, "dtype", None)
     if isinstance(dtype, np.dtype):
@@ -48,12 +53,25 @@ def explain_refusal(x: Any, what: str, writable: bool, error: BaseException, all
             return wrong_byte_order(what)
         if dtype.name not in allowed:
             return unsupported_dtype(what, dtype, allowed)
-    flags = getattr(x, "flags", None)
-    if flags is not None and not (flags["C_CONTIGUOUS"] or flags["F_CONTIGUOUS"]):
+    contiguous, readonly = _flags(x)
+    if not contiguous:
         return not_contiguous(what, x)
-    if writable and memoryview(x).readonly:
+    if writable and readonly:
         return read_only(what)
+    if isinstance(error, TypeError):
+        return TypeError(f"{what} cannot be used: {error}; the dtypes allowed are {', '.join(allowed)}")
     return ValueError(f"{what} cannot be used: {error}")
+
+
+def _flags(x: Any) -> tuple[bool, bool]:
+    """Whether x is contiguous, and read-only; (True, False) where it does not even say that."""
+    if isinstance(x, np.ndarray):
+        return x.flags.c_contiguous or x.flags.f_contiguous, not x.flags.writeable
+    try:
+        view = memoryview(x)
+    except (BufferError, TypeError, ValueError):  # closed or released
+        return True, False
+    return view.contiguous, view.readonly
 
 
 def wrong_byte_order(what: str) -> TypeError:
@@ -65,28 +83,36 @@ def wrong_byte_order(what: str) -> TypeError:
 def not_contiguous(what: str, x: Any) -> ValueError:
     strides = getattr(x, "strides", "unknown")
     return ValueError(
-        f"{what} is not contiguous in memory (strides {strides}); pass np.ascontiguousarray({what}) and, for a "
-        "result in place, copy it back"
+        f"{what} is not contiguous in memory (strides {strides}); pass a = np.ascontiguousarray({what}) and, "
+        "for a result in place, copy it back"
     )
 
 
 def read_only(what: str) -> ValueError:
+    way_out = "" if what == "out" else "out= or "
     return ValueError(
-        f"{what} is read-only and would be written to; pass out= or a writable copy (np.array({what}), bytearray)"
+        f"{what} is read-only and would be written to; pass {way_out}a writable copy, a = np.array({what})"
     )
 
 
 def unsupported_dtype(what: str, dtype: Any, allowed: tuple[str, ...]) -> TypeError:
-    hint = f"; {what}.view('int64') shares its memory" if getattr(dtype, "kind", "") in "mM" and dtype != "" else ""
-    return TypeError(f"{what} has dtype {dtype}, which cannot be used here; allowed: {', '.join(allowed)}{hint}")
+    if getattr(dtype, "kind", None) in ("m", "M"):
+        way_out = f"{what}.view('int64') shares its memory"
+    else:
+        way_out = f"convert it first, {what}.astype(...)"
+    return TypeError(
+        f"{what} has dtype {dtype}, which cannot be used here; {way_out}; allowed: {', '.join(allowed)}"
+    )
 
 
 def _from_interface(x: Any, interface: dict[str, Any], what: str) -> Buffer:
-    dtype = getattr(x, "dtype", None)
+    dtype: Any = getattr(x, "dtype", None)
     if not hasattr(dtype, "name"):
         dtype = np.dtype(interface["typestr"])
     if not dtype.isnative:
         raise wrong_byte_order(what)
+    if not isinstance(interface.get("data"), tuple):  # an image of PIL: bytes made for the occasion
+        raise TypeError(f"{what} is a {type(x).__name__} that does not say where it lies; pass np.array(...)")
     address, readonly = interface["data"]
     count = _product(interface["shape"])
     itemsize = int(interface["typestr"][2:])
@@ -117,7 +143,7 @@ def _orders(shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: i
     return found[0], found[1]
 
 
-# ---- DLPack, version 0 of its ABI: https://dmlc.github.io/dlpack/latest/c_api.html -------------------------------
+# ---- DLPack, version 0 of its ABI: https://dmlc.github.io/dlpack/latest/c_api.html -------------------------
 
 
 class _Device(ctypes.Structure):
@@ -141,7 +167,16 @@ class _Tensor(ctypes.Structure):
 
 
 _CPU = 1
-_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool", 10: "float8_e4m3fn", 12: "float8_e5m2"}
+_CODES = {
+    0: "int",
+    1: "uint",
+    2: "float",
+    4: "bfloat",
+    5: "complex",
+    6: "bool",
+    10: "float8_e4m3fn",
+    12: "float8_e5m2",
+}
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
 _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
@@ -150,7 +185,10 @@ _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 def _from_dlpack(x: Any, what: str) -> Buffer:
     device = x.__dlpack_device__()
     if int(device[0]) != _CPU:
-        raise TypeError(f"{what} is not in this machine's memory but on device {device}; move it to the CPU first")
+        raise TypeError(
+            f"{what} is not in this machine's memory but on DLPack's device {tuple(map(int, device))}; "
+            "move it to the CPU first"
+        )
     try:
         capsule = x.__dlpack__()
     except (BufferError, RuntimeError) as error:
@@ -165,4 +203,5 @@ def _from_dlpack(x: Any, what: str) -> Buffer:
     c_order, f_order = _orders(shape, strides, 1)
     if not (c_order or f_order):
         raise not_contiguous(what, x)
-    return Buffer((tensor.data or 0) + tensor.byte_offset, _product(shape), name, False, not c_order, (x, capsule))
+    address = (tensor.data or 0) + tensor.byte_offset
+    return Buffer(address, _product(shape), name, False, not c_order, (x, capsule))
