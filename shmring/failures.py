@@ -1,8 +1,12 @@
-"""From the abort word and the flight records to the exception that every rank raises. May know: errors, liveness."""
+"""From the abort word and the flight records to the exception that every rank raises.
+
+May know: errors, liveness; it is handed an engine.
+"""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import liveness
@@ -13,9 +17,10 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("all_reduce",)
 ROOTED = ("broadcast",)
+_OVER = "this communicator is over, join a new world"
 
 
-def describe_call(record: dict[str, Any] | None) -> str:
+def describe_call(record: Mapping[str, Any] | None) -> str:
     """As a person would write it: all_reduce(float32[1024], sum)."""
     if record is None:
         return "nothing yet"
@@ -39,22 +44,23 @@ def describe_call(record: dict[str, Any] | None) -> str:
 
 
 def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
-    """Who did not come, and what it did last."""
+    """What became of a rank that call `seq` waited for in vain, and what it did last."""
     last = engine.last_seq_of(rank)
-    state = liveness.state(*engine.life_of(rank))
-    number = engine.number_of(last)
+    number, awaited = engine.number_of(last), engine.number_of(seq)
+    call = f"call #{awaited}" if awaited > 0 else "the start"
+    missed = f"did not come to {call}" if number < awaited else f"came to {call} but did not go on"
     if number <= 0:
         did = "it has called nothing yet"
     else:
         did = f"its last call was {describe_call(engine.record_of(rank, last))} #{number}"
-    return f"did not come within {timeout_s:g} s; {did}; it is {state}"
+    return f"{missed} within {timeout_s:g} s; {did}; it is {liveness.state(*engine.life_of(rank))}"
 
 
 def raise_aborted(engine: Engine, seq: int | None) -> NoReturn:
     """Raises what the abort word says: the same on every rank."""
     report = engine.abort_report()
     if report is None:
-        raise Error("the communicator stopped without saying why", rank=engine.rank)
+        raise Error(f"the communicator stopped without saying why; {_OVER}", rank=engine.rank)
     cause, culprit, failed_seq, reason = report
     number = engine.number_of(failed_seq)
     own = engine.record_of(engine.rank, failed_seq)
@@ -63,17 +69,25 @@ def raise_aborted(engine: Engine, seq: int | None) -> NoReturn:
         raise _mismatch(engine, failed_seq, number, op)
     if cause == "failed":
         host = socket.gethostname()
-        text = f"rank {culprit} on {host} failed: {reason}; this communicator is over, join a new world"
+        text = f"rank {culprit} on {host} failed: {reason}; {_OVER}"
         raise RankFailed(text, rank=culprit, op=op, seq=number, host=host, cause=reason)
     if cause == "timed out":
-        text = f"rank {culprit} {reason}; a longer wait is timeout= or SHMRING_TIMEOUT"
+        text = f"rank {culprit} {reason}; {_OVER}; to wait longer set timeout= or SHMRING_TIMEOUT (seconds)"
         raise Timeout(text, rank=culprit, op=op, seq=number)
-    text = f"rank {culprit} gave up: {reason}"
+    text = f"rank {culprit} gave up: {reason}; {_OVER}"
     raise Aborted(text, rank=culprit, op=op, seq=number, reason=reason)
 
 
 def _mismatch(engine: Engine, seq: int, number: int, op: str | None) -> Mismatch:
     calls = tuple(describe_call(engine.record_of(rank, seq)) for rank in range(engine.size))
-    told = "; ".join(f"rank {rank} called {call}" for rank, call in enumerate(calls))
-    text = f"the ranks' calls do not match in call #{number}: {told}"
+    callers: dict[str, list[int]] = {}
+    for rank, call in enumerate(calls):
+        callers.setdefault(call, []).append(rank)
+    told = "; ".join(f"{_named(ranks)} called {call}" for call, ranks in callers.items())
+    must = "every rank has to make the same calls in the same order"
+    text = f"the ranks' calls do not match in call #{number}: {told}; {must}"
     return Mismatch(text, rank=engine.rank, op=op, seq=number, calls=calls)
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
