@@ -87,7 +87,8 @@ class Arrays:
             return np.zeros(shape, dtype)
         if nbytes > _MOST_NBYTES:
             raise OutOfMemory(
-                f"a shared array of shape {shape} and dtype {dtype} has {nbytes} bytes, more than any machine has",
+                f"a shared array of shape {shape} and dtype {dtype} would have {nbytes} bytes, "
+                "more than any machine; give a smaller shape",
                 wanted_nbytes=nbytes,
             )
         self._sweep()
@@ -125,7 +126,7 @@ class Arrays:
             if mapping is not None:
                 mapping.close()
             raise failure or Error(
-                f"another rank than {self._engine.rank} could not map the {total} bytes of a shared array: "
+                f"a rank other than {self._engine.rank} could not map the {total} bytes of a shared array: "
                 "its own error says why and what to do"
             )
         assert mapping is not None

@@ -33,9 +33,7 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
     timeout_s = settings.timeout_s if timeout is None else float(timeout)
     if world is None:
         if rank is not None:
-            raise ValueError(
-            f"rank is {rank} but there is no world: give both, shmring.init(world, rank={rank}), or neither"
-        )
+            raise ValueError(f"rank is {rank}, of no world: give both, shmring.init(world, rank={rank})")
         world, rank = world_from_environment() or (World(id="alone", key=bytes(32), nprocs=1), 0)
         if world.nprocs == 1:
             world = World(id=os.urandom(16).hex(), key=bytes(32), nprocs=1)
