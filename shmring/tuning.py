@@ -41,7 +41,7 @@ def forced_chunk_nbytes(settings: Settings) -> int:
 
 
 def ring_nbytes(settings: Settings) -> int:
-    """Of one rank's staging ring as it is laid out: whole pages, a power of two, room for what any path uses."""
+    """Of one rank's staging ring as it is laid out: whole pages, a power of two, room for any path."""
     chunk_nbytes = forced_chunk_nbytes(settings)
     if not chunk_nbytes:
         return max(DEFAULTS["near_ring_nbytes"], DEFAULTS["far_ring_nbytes"])
@@ -57,7 +57,8 @@ def tuning(forced_chunk_nbytes: int, forced_depth: int) -> dict[str, int]:
     """The table for a communicator whose chunks and rings were fixed, or not (0), by rank 0."""
     table = dict(DEFAULTS)
     if forced_chunk_nbytes:
-        table["near_ring_nbytes"] = table["far_ring_nbytes"] = _ring_for(forced_chunk_nbytes, forced_depth or 4)
+        nbytes = _ring_for(forced_chunk_nbytes, forced_depth or 4)
+        table["near_ring_nbytes"] = table["far_ring_nbytes"] = nbytes
         table["small_nbytes"] = min(table["small_nbytes"], forced_chunk_nbytes)
     return table
 
@@ -68,5 +69,19 @@ def patience(nranks: int, allowed_cpus: int) -> dict[str, int]:
     `allowed_cpus` is how many CPUs the ranks may run on, all together: each may be pinned to one of them.
     """
     if nranks <= usable_cpus(allowed_cpus):
-        return {"pauses": 1500, "brief_pauses": 60, "brief_yields": 0, "yield_ns": 200_000, "sleep_ns": 4_000_000, "look_ns": 100_000}
-    return {"pauses": 20, "brief_pauses": 5, "brief_yields": 2, "yield_ns": 1_000_000, "sleep_ns": 4_000_000, "look_ns": 200_000}
+        return {
+            "pauses": 1500,
+            "brief_pauses": 60,
+            "brief_yields": 0,
+            "yield_ns": 200_000,
+            "sleep_ns": 4_000_000,
+            "look_ns": 100_000,
+        }
+    return {
+        "pauses": 20,
+        "brief_pauses": 5,
+        "brief_yields": 2,
+        "yield_ns": 1_000_000,
+        "sleep_ns": 4_000_000,
+        "look_ns": 200_000,
+    }
