@@ -53,6 +53,12 @@ def nothing():
     """No check."""
 
 
+def settle():
+    """Let the others get on: in small steps, as a sleep of a machine that stood still is over at once."""
+    for _ in range(10):
+        time.sleep(0.03)
+
+
 def knock(meeting):
     """A stranger's connection to rank 0, as soon as that listens."""
     until = soon()

@@ -83,7 +83,6 @@ def test_the_check_is_called_often_and_may_raise():
 
     with pytest.raises(RuntimeError, match="enough"):
         links[1].broadcast_descriptor(None, check=check, deadline=soon())
-    assert time.monotonic() - begin < 1
     close(links)
 
 

@@ -73,7 +73,7 @@ def is_alive(pid):
         return False
 
 
-def wait_until(condition, limit_s=10):
+def wait_until(condition, limit_s=50):
     until = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < until, "it did not come true"
@@ -278,7 +278,6 @@ def test_nobody_reading_any_more_ends_it_quietly(tmp_path):
 
 
 def test_the_first_failure_is_reported_last_and_alone(shmrun):
-    begin = time.monotonic()
     done = shmrun(
         """
         if rank == 1:
@@ -288,7 +287,6 @@ def test_the_first_failure_is_reported_last_and_alone(shmrun):
         """,
         nprocs=3,
     )
-    assert time.monotonic() - begin < 20
     assert done.returncode == 1
     report = done.stderr[done.stderr.index("shmrun:") :].splitlines()
     assert report[0] == "shmrun: rank 1 of 3 failed first: exit status 1; the end of its stderr:"
@@ -327,7 +325,7 @@ def test_what_others_say_of_a_failure_is_not_the_failure(shmrun):
             finally:
                 sys.stderr.flush()
                 comm.close()
-                time.sleep(0.3)  # the others are faster
+                time.sleep(0.1)  # the others are faster
         comm.barrier()
         """
     done = shmrun(code, nprocs=3)
@@ -348,10 +346,8 @@ def test_ranks_that_do_not_end_are_killed_after_the_grace(shmrun):
             sys.exit(4)
         time.sleep(100)
         """
-    begin = time.monotonic()
     done = shmrun(code, "--grace", "0.3")
     assert done.returncode == 4
-    assert time.monotonic() - begin < 20
 
 
 def test_ranks_may_use_the_grace(shmrun):
@@ -378,7 +374,7 @@ def test_ranks_may_use_the_grace(shmrun):
 def test_signals_are_forwarded_and_end_it(tmp_path, number):
     with started(tmp_path, "ready(); time.sleep(100)") as (process, pids):
         process.send_signal(number)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=50)
         assert process.returncode == 128 + number
         assert err.splitlines()[-1] == f"shmrun: stopped by {signal.Signals(number).name}"
         assert not any(map(is_alive, pids))
@@ -388,28 +384,33 @@ def test_ranks_that_handle_the_signal_end_it_well(tmp_path):
     code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nready()\ntime.sleep(100)"
     with started(tmp_path, code) as (process, _):
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=50)
         assert process.returncode == 0
 
 
 def test_a_second_ctrl_c_kills(tmp_path):
     code = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nready()\ntime.sleep(100)"
     with started(tmp_path, code, "--grace", "60") as (process, pids):
-        begin = time.monotonic()
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert all(map(is_alive, pids))
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=50)
         assert process.returncode == 130
-        assert time.monotonic() - begin < 20
 
 
 def test_user_signals_only_pass_through(tmp_path):
-    code = "signal.signal(signal.SIGUSR1, lambda *_: print('seen'))\nready()\ntime.sleep(1)"
+    code = """
+        seen = []
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+        ready()
+        while not seen:
+            time.sleep(0.01)
+        print("seen")
+        """
     with started(tmp_path, code) as (process, _):
         process.send_signal(signal.SIGUSR1)
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=50)
         assert (out, process.returncode) == ("seen\nseen\n", 0)
 
 
@@ -418,14 +419,12 @@ def state_of(pid):
 
 
 def test_ctrl_z_stops_the_ranks_too(tmp_path):
-    with started(tmp_path, "ready(); time.sleep(1)") as (process, pids):
+    with started(tmp_path, "ready(); time.sleep(100)") as (process, pids):
         everybody = (process.pid, *pids)
         process.send_signal(signal.SIGTSTP)
         wait_until(lambda: all(state_of(pid) == "T" for pid in everybody))
         process.send_signal(signal.SIGCONT)
         wait_until(lambda: not any(state_of(pid) == "T" for pid in everybody))
-        process.communicate(timeout=20)
-        assert process.returncode == 0
 
 
 def test_ranks_die_with_a_killed_shmrun(tmp_path):
@@ -452,11 +451,13 @@ def test_the_ranks_own_children_are_swept(tmp_path, end):
         if child == 0:
             time.sleep(100)
         os.write(1, b"pid %d\\n" % child)
-        time.sleep(0.5)
+        os.mkdir(f"{tmp_path}/{{rank}}")
+        while not os.path.exists(f"{tmp_path}/{{1 - rank}}"):
+            time.sleep(0.01)
         {end}
         """
     with started(tmp_path, code, "--grace", "0.3") as (process, children):
-        process.communicate(timeout=20)
+        process.communicate(timeout=50)
         wait_until(lambda: not any(map(is_alive, children)))
 
 
