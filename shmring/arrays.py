@@ -16,12 +16,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import memory
 from .errors import Error, OutOfMemory
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ._engine import Engine
     from .links import Links
 
