@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("all_reduce",)
 ROOTED = ("broadcast",)
+_NOTHING = "nothing yet"
 _OVER = "this communicator is over, join a new world"
 
 
 def describe_call(record: Mapping[str, Any] | None) -> str:
     """As a person would write it: all_reduce(float32[1024], sum)."""
     if record is None:
-        return "nothing yet"
+        return _NOTHING
     kind = record["kind"]
     if record["invalid"]:
         return f"{kind} with arguments that it refused"
@@ -83,10 +84,14 @@ def _mismatch(engine: Engine, seq: int, number: int, op: str | None) -> Mismatch
     callers: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):
         callers.setdefault(call, []).append(rank)
-    told = "; ".join(f"{_named(ranks)} called {call}" for call, ranks in callers.items())
+    told = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
     must = "every rank has to make the same calls in the same order"
     text = f"the ranks' calls do not match in call #{number}: {told}; {must}"
     return Mismatch(text, rank=engine.rank, op=op, seq=number, calls=calls)
+
+
+def _did(call: str) -> str:
+    return "had not come yet" if call == _NOTHING else f"called {call}"
 
 
 def _named(ranks: list[int]) -> str:
