@@ -38,7 +38,9 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
         if world.nprocs == 1:
             world = World(id=os.urandom(16).hex(), key=bytes(32), nprocs=1)
     elif not isinstance(world, World):
-        raise TypeError(f"world is {world!r:.60}; make one with shmring.world(nprocs) and give it to every rank")
+        raise TypeError(
+            f"world is {world!r:.60}; make one with shmring.world(nprocs) and give it to every rank"
+        )
     elif rank is None:
         raise ValueError("a world needs this process' rank in it: shmring.init(world, rank=...)")
     links = join(world, rank, timeout_s=timeout_s)
