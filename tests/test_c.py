@@ -1,0 +1,92 @@
+"""The C programs under tests/c: flags, call lines, schedules and life; ranks are threads (or a forked process)
+over plain memory. Each runs plain, under ThreadSanitizer, and under AddressSanitizer with UBSan.
+
+May know: the checkout's C sources; it imports nothing of shmring.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPILER = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+if COMPILER is None or not (ROOT / "src").is_dir():
+    pytest.skip("needs a C compiler and the checkout", allow_module_level=True)
+
+PROGRAMS = ("flag", "call_line", "schedule", "life")
+SANITIZERS = {
+    "plain": [],
+    "thread": ["-fsanitize=thread"],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+}
+COMPILE = [COMPILER, "-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fno-omit-frame-pointer", "-pthread"]
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+# Threads are joined before the end, so nothing is gained by ThreadSanitizer's last second of looking.
+OPTIONS = {"TSAN_OPTIONS": "atexit_sleep_ms=0", "ASAN_OPTIONS": "detect_leaks=0"}
+LIMIT_S = 300  # the programs' own watchdogs are quicker: 100 s a test
+
+
+def compile_c(source, program, *flags):
+    command = [*COMPILE, *flags, f"-I{ROOT / 'src'}", str(source), "-o", str(program)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def run_c(*command):
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **OPTIONS}, timeout=LIMIT_S
+    )
+
+
+@functools.cache
+def how_to_run(sanitizer, folder):
+    """What goes before a sanitized program's name here, as a tuple; a string says why none can run."""
+    source, program = folder / "nothing.c", folder / f"nothing_{sanitizer}"
+    source.write_text("int main(void) { return 0; }\n")
+    built = compile_c(source, program, *SANITIZERS[sanitizer])
+    if built.returncode != 0:
+        return f"no library of this sanitizer: {built.stderr.strip().splitlines()[-1]}"
+    # ThreadSanitizer before GCC 14 finds no room for itself where addresses are too random.
+    ran = None
+    for prefix in ((), ("setarch", "-R")):
+        if prefix and not shutil.which(prefix[0]):
+            continue
+        ran = run_c(*prefix, program)
+        if ran.returncode == 0:
+            return prefix
+    return f"its library does not start here: {ran.stderr.strip().splitlines()[-1:]}"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("c")
+
+
+def build(name, sanitizer, folder, *flags):
+    """The command that runs a program of tests/c."""
+    prefix = how_to_run(sanitizer, folder)
+    if isinstance(prefix, str):
+        pytest.skip(prefix)
+    program = folder / "_".join([name, sanitizer, *(flag.strip("-") for flag in flags)])
+    built = compile_c(ROOT / f"tests/c/test_{name}.c", program, *WARNINGS, *SANITIZERS[sanitizer], *flags)
+    assert built.returncode == 0, built.stderr
+    return *prefix, program
+
+
+@pytest.mark.limit(LIMIT_S + 60)
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_c_program_ends_well(name, sanitizer, folder):
+    ran = run_c(*build(name, sanitizer, folder))
+    reached = ran.stdout.splitlines()[-1:]
+    assert ran.returncode == 0, f"ended with {ran.returncode} in {reached}:\n{ran.stderr}"
+
+
+@pytest.mark.limit(LIMIT_S + 60)
+def test_one_call_line_instead_of_two_is_reported_as_a_race(folder):
+    ran = run_c(*build("call_line", "thread", folder, "-DONE_LINE"))
+    assert ran.returncode != 0
+    assert "data race" in ran.stderr
