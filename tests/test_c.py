@@ -1,4 +1,4 @@
-"""The C programs under tests/c: flags, call lines, schedules and life; ranks are threads (or a forked process)
+"""The C programs under tests/c: flags, call lines, schedules, life; ranks are threads (or a forked process)
 over plain memory. Each runs plain, under ThreadSanitizer, and under AddressSanitizer with UBSan.
 
 May know: the checkout's C sources; it imports nothing of shmring.
