@@ -21,7 +21,7 @@ cdef class Engine:
     cdef int complete(self, Call *c) except -1
     cdef int surface(self, Call *c, int status) except -1
     cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1
-    cdef int prepare_to_begin(self, uint64_t timeout_ns) except -1
+    cdef int prepare_to_begin(self, Call *c) except -1
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s) except -1
     cdef int settle(self, uint64_t timeout_ns) except -1
     cdef int check_usable(self) except -1

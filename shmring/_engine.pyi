@@ -1,4 +1,4 @@
-"""The engine of one communicator on one rank, and the tables and schedules that Python reads from C."""
+"""The engine of one communicator on one rank, and the tables that Python reads from C."""
 
 from typing import Literal, Protocol, TypedDict
 
@@ -7,12 +7,6 @@ class _Segment(Protocol):
     def address(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-
-class _Header(TypedDict):
-    nranks: int
-    ring_nbytes: int
-    forced_chunk_nbytes: int
-    forced_depth: int
 
 class _Record(TypedDict):
     seq: int
@@ -50,39 +44,6 @@ def supported(dtype: str, op: str) -> bool:
 
 def isas() -> list[str]:
     """Instruction sets that this machine supports, best first."""
-
-def ring_schedule(size: int) -> list[tuple[int, int, int]]:
-    """[(step, rank, slice sent to rank - 1), ...] of the reducing half of the ring."""
-
-def tree_schedule(size: int) -> list[tuple[int, int, int]]:
-    """[(step, sender, receiver), ...] on the way up; the way down is its mirror image."""
-
-def slice_bounds(count: int, size: int) -> list[tuple[int, int]]:
-    """Where each slice of the ring begins and ends: they differ by at most one element."""
-
-def control_nbytes(nranks: int) -> int:
-    """Bytes of a segment before its staging rings."""
-
-def segment_nbytes(nranks: int, ring_nbytes: int) -> int:
-    """Bytes of a whole segment."""
-
-def ring_offset(nranks: int, ring_nbytes: int, rank: int) -> int:
-    """Where in the segment the staging ring of a rank begins."""
-
-def format_segment(
-    address: int,
-    nranks: int,
-    ring_nbytes: int,
-    *,
-    forced_path: int = 0,
-    forced_chunk_nbytes: int = 0,
-    forced_depth: int = 0,
-    first_seq: int = 0,
-) -> None:
-    """Writes the header and every lane's first values into zeroed memory, before anyone else maps it."""
-
-def header_of(address: int) -> _Header:
-    """What rank 0 wrote into the header of a segment."""
 
 class Engine:
     """One communicator's state on one rank, over a segment that `format_segment` has begun."""

@@ -30,7 +30,7 @@ cdef extern from "kernels.h" nogil:
 DTYPES = tuple(sr_dtype_name[i].decode() for i in range(SR_DTYPES))
 DTYPE_NBYTES = tuple(sr_dtype_nbytes[i] for i in range(SR_DTYPES))
 OPS = tuple(sr_op_name[i].decode() for i in range(SR_OPS))
-KINDS = ("all_reduce", "broadcast", "barrier", "allocate", "ping", "agree")
+KINDS = ("all_reduce", "broadcast", "barrier", "empty", "ping", "agree")
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct")
 PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master")
 CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED}
@@ -52,81 +52,14 @@ def isas():
     return names
 
 
-# ---- schedules, for tests and models ---------------------------------------------------------------------------
-
-def ring_schedule(int size):
-    """[(step, rank, slice sent to rank - 1), ...] of the reducing half of the ring."""
-    return [(step, rank, sr_ring_reduce_slice(rank, size, step)) for step in range(1, size) for rank in range(size)]
-
-
-def tree_schedule(int size):
-    """[(step, sender, receiver), ...] on the way up; the way down is its mirror image."""
-    return [(step, rank, sr_tree_sends_to(rank, step)) for step in range(sr_tree_steps(size)) for rank in range(size)
-            if sr_tree_sends_to(rank, step) >= 0]
-
-
-def slice_bounds(size_t count, int size):
-    """Where each slice of the ring begins and ends: they differ by at most one element."""
-    return [(sr_slice_begin(count, size, i), sr_slice_begin(count, size, i + 1)) for i in range(size)]
-
-
-# ---- the segment as rank 0 begins it ---------------------------------------------------------------------------
-
-def control_nbytes(int nranks):
-    return sr_layout_control_nbytes(nranks)
-
-
-def segment_nbytes(int nranks, size_t ring_nbytes):
-    return sr_layout_segment_nbytes(nranks, ring_nbytes)
-
-
-def ring_offset(int nranks, size_t ring_nbytes, int rank):
-    return sr_layout_ring_offset(nranks, ring_nbytes, rank)
-
-
-def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, int forced_path=0,
-                   size_t forced_chunk_nbytes=0, size_t forced_depth=0, uint64_t first_seq=0):
-    """Writes the header and every lane's first values into fresh, zeroed memory, before anyone else maps it."""
-    cdef sr_header *header = <sr_header *> address
-    cdef sr_lane *lane
-    cdef int rank, which, i
-    header.nranks = nranks
-    header.ring_nbytes = ring_nbytes
-    header.forced_path = forced_path
-    header.forced_chunk_nbytes = forced_chunk_nbytes
-    header.forced_depth = forced_depth
-    header.first_seq = first_seq
-    for rank in range(nranks):
-        lane = sr_layout_lane(header, rank)
-        for which in range(SR_PROGRESSES):
-            sr_flag_set(&lane.progress[which].value, first_position(first_seq))
-        sr_flag_set(&lane.progress[SR_FINISHED].value, first_seq)
-        for i in range(2):
-            # One call back, so that no line says that a call has been reached before it has.
-            sr_flag_set(&lane.line[i].seq, first_seq - 1)
-        for i in range(SR_RECORDS):
-            lane.record[i].kind = INVALID
-    header.magic = SR_MAGIC
-
-
-def header_of(uintptr_t address):
-    """What rank 0 wrote into the header of a segment."""
-    cdef sr_header *header = <sr_header *> address
-    if header.magic != SR_MAGIC:
-        raise ValueError("this is not a segment of this version of shmring")
-    return {"nranks": header.nranks, "ring_nbytes": header.ring_nbytes,
-            "forced_chunk_nbytes": header.forced_chunk_nbytes, "forced_depth": header.forced_depth}
-
-
-# Positions begin with the sequence numbers, so that a test near the wrap of one is near the wrap of both.
-cdef inline uint64_t first_position(uint64_t first_seq) noexcept:
-    return first_seq & ~<uint64_t> (SR_PAGE - 1)
-
-
 # ---- waiting ---------------------------------------------------------------------------------------------------
 
 cdef int run_steps(Group *g, Call *c) noexcept nogil:
     cdef int status
+    if c.interrupted:
+        status = wait_long(g, c)
+        if status != PROGRESSED:
+            return status
     while True:
         status = c.step(g, c)
         if status == PROGRESSED:
@@ -141,21 +74,24 @@ cdef int run_steps(Group *g, Call *c) noexcept nogil:
 
 # Yields, then sleeps; now and then looks at whatever may end the wait otherwise. PROGRESSED: the flag is there.
 cdef int wait_long(Group *g, Call *c) noexcept nogil:
-    cdef uint64_t begin = sr_now_ns()
-    cdef uint64_t now = begin
-    cdef uint64_t next_look = begin + g.look_ns
+    cdef uint64_t now = sr_now_ns()
+    cdef uint64_t next_look = now + g.look_ns
     cdef int status
     if c.deadline_ns == 0:
-        c.deadline_ns = begin + c.timeout_ns
+        c.deadline_ns = now + c.timeout_ns
+    if not c.interrupted:
+        c.wait_begin_ns = now
+    c.interrupted = False
     while not sr_flag_reached(c.awaited.flag, c.awaited.target):
         if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
             return ABORTED
         if now >= next_look:
             status = look_around(g, c, now)
             if status != PROGRESSED:
+                c.interrupted = status == SIGNALLED
                 return status
             next_look = now + g.look_ns
-        if now - begin < g.yield_ns:
+        if now - c.wait_begin_ns < g.yield_ns:
             sr_yield()
         else:
             sr_flag_sleep(c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell, g.sleep_ns)
@@ -317,14 +253,18 @@ cdef class Engine:
         if self.busy:
             raise RuntimeError("another thread is inside a call of this communicator; give each thread its own")
         if sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
-            failures.raise_aborted(self, None)
+            failures.raise_aborted(self)
         return 0
 
-    cdef int prepare_to_begin(self, uint64_t timeout_ns) except -1:
+    cdef int prepare_to_begin(self, Call *c) except -1:
         if self.closed_because is not None or self.busy or sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
+            if self.closed_because is None and not self.busy:
+                # What would have been called is part of what the others say of a mismatch.
+                c.seq = self.g.seq + 1
+                record_call(&self.g, c, False)
             self.check_usable()
         if self.refused:
-            self.settle(timeout_ns)
+            self.settle(c.timeout_ns)
         return 0
 
     cdef int drive(self, Call *c) except -1:
@@ -332,7 +272,7 @@ cdef class Engine:
         cdef Group *g = &self.g
         cdef sr_float_env env
         cdef int status = BLOCKED
-        self.prepare_to_begin(c.timeout_ns)
+        self.prepare_to_begin(c)
         self.busy = True
         env = sr_float_env_enter()
         try:
@@ -378,7 +318,7 @@ cdef class Engine:
             self.give_up(SR_RANK_FAILED, culprit, seq, cause)
         elif status == LEFT:
             self.give_up(SR_RANK_FAILED, culprit, seq, "closed the communicator while others still called it")
-        failures.raise_aborted(self, seq)
+        failures.raise_aborted(self)
         return 0
 
     cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1:
@@ -400,8 +340,9 @@ cdef class Engine:
         cdef Call c
         cdef Group *g = &self.g
         memset(&c, 0, sizeof(c))
-        self.prepare_to_begin(<uint64_t> (self.timeout_s * 1e9))
         c.kind = kind
+        c.timeout_ns = <uint64_t> (self.timeout_s * 1e9)
+        self.prepare_to_begin(&c)
         g.seq += 1
         c.seq = g.seq
         record_call(g, &c, True)
@@ -500,6 +441,7 @@ cdef class Engine:
     def open_for_calls(self):
         """The start-up is over: calls are counted from here."""
         self.first_user_seq = self.g.seq + 1
+        memset(&self.g.stats, 0, sizeof(Stats))
 
     # -- shared blocks --
 
@@ -523,6 +465,7 @@ cdef class Engine:
         cdef Group *g = &self.g
         cdef uintptr_t begin = <uintptr_t> address
         cdef uintptr_t part
+        cdef size_t stride
         cdef int low = 0, high = g.nblocks, middle
         while low < high:
             middle = (low + high) // 2
@@ -533,7 +476,8 @@ cdef class Engine:
         if low == 0:
             return False
         part = g.block[low - 1].begin + <uintptr_t> g.rank * g.block[low - 1].stride
-        if begin < part or begin - part > g.block[low - 1].stride or nbytes > g.block[low - 1].stride - (begin - part):
+        stride = g.block[low - 1].stride
+        if begin < part or begin - part > stride or nbytes > stride - (begin - part):
             return False
         block[0] = g.block[low - 1].id
         offset[0] = begin - part

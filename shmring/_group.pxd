@@ -85,10 +85,13 @@ cdef extern from "kernels.h" nogil:
     ctypedef void sr_fold_fn(void **dst, int ndst, uint32_t stream, const void **src, int nsrc,
                              size_t count, uint32_t divisor) noexcept
     ctypedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream) noexcept
+    ctypedef void sr_copy_two_fn(void *dst0, const void *src0, uint32_t stream0, void *dst1, const void *src1,
+                                 uint32_t stream1, size_t nbytes) noexcept
     cdef struct sr_kernels:
         const char *isa
         sr_fold_fn *fold[17][11]
         sr_copy_fn *copy
+        sr_copy_two_fn *copy_two
     cdef enum:
         SR_BOOL, SR_I8, SR_U8, SR_I16, SR_U16, SR_I32, SR_U32, SR_I64, SR_U64
         SR_F16, SR_BF16, SR_F32, SR_F64, SR_C64, SR_C128, SR_F8_E4M3FN, SR_F8_E5M2, SR_DTYPES
@@ -143,9 +146,7 @@ cdef struct Block:
 cdef struct Tuning:
     size_t small_nbytes              # up to here every rank folds everything from one slot a rank
     size_t far_stream_nbytes         # far cores stage with streaming stores from here on
-    size_t medium_nbytes             # messages up to here go in medium chunks, larger ones in large chunks
-    size_t near_medium_chunk_nbytes, near_large_chunk_nbytes
-    size_t far_medium_chunk_nbytes, far_large_chunk_nbytes
+    size_t chunk_nbytes              # what a slot takes
     size_t near_ring_nbytes, far_ring_nbytes
     size_t lookahead                 # chunks staged ahead of the one that is being reduced
     size_t zero_copy_nbytes          # zero-copy from here on when all arrays are shared
@@ -219,6 +220,8 @@ cdef struct Call:
     # how far it is
     uint64_t seq
     uint64_t deadline_ns       # 0: nobody has waited long yet
+    uint64_t wait_begin_ns     # of the long wait that is under way
+    bint interrupted           # ... and was left only to look at Python's signals
     Awaited awaited
     int peer                   # next rank whose line is to be looked at
     int fold_peer, copy_peer   # next ranks whose counters are to be looked at
@@ -231,13 +234,19 @@ cdef struct Call:
     Head stage, fold, copy
 
 
+# Positions begin with the sequence numbers, so that a test near the wrap of one is near the wrap of both.
+cdef inline uint64_t first_position(uint64_t first_seq) noexcept nogil:
+    return first_seq & ~<uint64_t> (SR_PAGE - 1)
+
+
 cdef inline void count_path(Group *g, int path) noexcept nogil:
     g.stats.path[path] += 1
     g.stats.last_path = path
 
 
 cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
-    cdef uint64_t what = c.kind | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12 | <uint64_t> c.algorithm << 16 | <uint64_t> c.order << 19
+    cdef uint64_t what = c.kind | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
+    what |= <uint64_t> c.algorithm << 16 | <uint64_t> c.order << 19
     cdef uint64_t count = c.count ^ (<uint64_t> c.count >> 32) * <uint64_t> 0x9E3779B1
     return what | <uint64_t> c.root << 20 | count << 32
 
@@ -293,6 +302,7 @@ cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     c.deadline_ns = 0
     c.peer = 0
     c.lines_seen = False
+    c.interrupted = False
     record_call(g, c, False)
 
 

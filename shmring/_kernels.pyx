@@ -12,10 +12,13 @@ cdef extern from "kernels.h" nogil:
     ctypedef void sr_fold_fn(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc,
                              size_t count, uint32_t divisor)
     ctypedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream)
+    ctypedef void sr_copy_two_fn(void *dst0, const void *src0, uint32_t stream0, void *dst1, const void *src1,
+                                 uint32_t stream1, size_t nbytes)
     struct sr_kernels:
         const char *isa
         sr_fold_fn *fold[17][11]
         sr_copy_fn *copy
+        sr_copy_two_fn *copy_two
     const uint8_t sr_dtype_nbytes[]
     const char *sr_dtype_name[]
     const char *sr_op_name[]
@@ -30,7 +33,8 @@ cdef extern from "<time.h>" nogil:
         CLOCK_MONOTONIC
     int clock_gettime(int clock, timespec *now)
 
-DEF MOST = 128
+cdef enum:
+    MOST = 128  # buffers in one call
 
 
 def isas() -> list[str]:
@@ -134,3 +138,12 @@ def copy(dst, src, isa: str = "", stream: int = 0, loops: int = 1) -> float:
             left -= 1
         start = _now() - start
     return start
+
+
+def copy_two(dsts, srcs, isa: str = "", streams=(0, 0)) -> None:
+    """dsts[0] = srcs[0] and dsts[1] = srcs[1], all of one size."""
+    cdef _Pointers to = _Pointers(dsts, True)
+    cdef _Pointers source = _Pointers(srcs, False)
+    if to.count != 2 or source.count != 2 or to.nbytes() != source.nbytes():
+        raise ValueError("two pairs of buffers of one size are needed")
+    _find(isa).copy_two(to.at[0], source.at[0], streams[0], to.at[1], source.at[1], streams[1], to.nbytes())

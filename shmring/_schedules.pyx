@@ -6,16 +6,10 @@ from libc.stdint cimport uint64_t
 from ._group cimport *
 
 
-cdef enum:
-    STEPPED_CHUNK_NBYTES = 128 << 10
-
-
 cdef void enter_stepped(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
     publish_line(g, c)
-    c.chunk_nbytes = g.header.forced_chunk_nbytes
-    if c.chunk_nbytes == 0:
-        c.chunk_nbytes = STEPPED_CHUNK_NBYTES
+    c.chunk_nbytes = g.tuning.chunk_nbytes
     # A tree chunk has two slots, and as much may be skipped at the ring's end.
     if c.chunk_nbytes > g.ring_nbytes // 4:
         c.chunk_nbytes = g.ring_nbytes // 4

@@ -1,4 +1,4 @@
-# May know: engine.
+# May know: _engine, _group.
 
 from libc.stdint cimport uint64_t
 

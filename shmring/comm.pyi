@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeVar, overload
+from typing import Any, Literal, NoReturn, Protocol, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -168,6 +168,7 @@ class Comm:
         traceback: TracebackType | None,
     ) -> None: ...
     def __del__(self) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
 
 class Plan:
     """A collective with its arguments checked and its arrays pinned; each call is the bare collective."""
@@ -175,29 +176,7 @@ class Plan:
     def __init__(
         self, comm: Comm, kind: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> None: ...
-    def plan_all_reduce(
-        self,
-        x: _Array,
-        op: Op | _OpName = "sum",
-        *,
-        out: _Array | None = None,
-        algorithm: _Algorithm | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        """For Plan itself."""
 
-    def plan_broadcast(
-        self,
-        x: _Array,
-        root: SupportsIndex = 0,
-        *,
-        out: _Array | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        """For Plan itself."""
-
-    def plan_barrier(self, *, timeout: float | None = None) -> None:
-        """For Plan itself."""
-
+    def __reduce__(self) -> NoReturn: ...
     def __call__(self) -> None:
         """Run the collective once."""

@@ -1,5 +1,6 @@
 # Comm and Plan: from Python's arguments to the pointers of a call. The three steps are always the same: take
-# the buffers, describe the call, let the engine drive it. May know: engine, buffers, arrays, memory, errors.
+# the buffers, describe the call, let the engine drive it. May know: engine, _group,
+# _pipelines, buffers, arrays, memory, errors.
 
 import operator
 import os
@@ -48,7 +49,9 @@ cdef inline bint take_ndarray(Operand *operand, object x, bint writable) noexcep
         return False
     number = cnp.PyArray_TYPE(<cnp.ndarray> x)
     flags = cnp.PyArray_FLAGS(<cnp.ndarray> x)
-    if number >= 24 or DTYPE_OF_NUMPY[number] < 0 or not flags & (cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_F_CONTIGUOUS):
+    if number >= 24 or DTYPE_OF_NUMPY[number] < 0:
+        return False
+    if not flags & (cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_F_CONTIGUOUS):
         return False
     if cnp.PyArray_ISBYTESWAPPED(<cnp.ndarray> x) or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
         return False
@@ -219,7 +222,7 @@ cdef class Comm:
         try:
             try:
                 kept = self.describe_all_reduce(&c, &a, &b, x, op, out, algorithm, timeout)
-            except (TypeError, ValueError):
+            except Exception:
                 self.engine.refuse(ALL_REDUCE)
                 raise
             self.drive(&c)
@@ -239,7 +242,7 @@ cdef class Comm:
         try:
             try:
                 kept = self.describe_broadcast(&c, &a, &b, x, root, out, timeout)
-            except (TypeError, ValueError):
+            except Exception:
                 self.engine.refuse(BROADCAST)
                 raise
             self.drive(&c)
@@ -252,7 +255,7 @@ cdef class Comm:
         cdef Call c
         try:
             self.describe_barrier(&c, timeout)
-        except (TypeError, ValueError):
+        except Exception:
             self.engine.refuse(BARRIER)
             raise
         self.engine.drive(&c)
@@ -276,7 +279,7 @@ cdef class Comm:
         try:
             lengths, numpy_dtype = check_array(shape, dtype)
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
-        except (TypeError, ValueError):
+        except Exception:
             self.engine.refuse(ALLOCATE)
             raise
         return self.arrays.empty(lengths, numpy_dtype, timeout_s)
@@ -289,7 +292,13 @@ cdef class Comm:
         """Collective: `empty`, filled with `fill_value`; its dtype unless one is given."""
         import numpy as np
 
-        array = self.empty(shape, np.asarray(fill_value).dtype if dtype is None else dtype, timeout=timeout)
+        if dtype is None:
+            try:
+                dtype = np.asarray(fill_value).dtype
+            except Exception:
+                self.engine.refuse(ALLOCATE)
+                raise
+        array = self.empty(shape, dtype, timeout=timeout)
         array[...] = fill_value
         return array
 
@@ -297,7 +306,11 @@ cdef class Comm:
         """Collective: an `empty` of a's shape and dtype that holds a copy of it."""
         import numpy as np
 
-        a = np.asarray(a)
+        try:
+            a = np.asarray(a)
+        except Exception:
+            self.engine.refuse(ALLOCATE)
+            raise
         array = self.empty(a.shape, a.dtype, timeout=timeout)
         array[...] = a
         return array
@@ -359,6 +372,9 @@ cdef class Comm:
         except Exception:   # in the middle of a call of another thread, or of the interpreter's end
             pass
 
+    def __reduce__(self):
+        raise TypeError("a communicator belongs to its process; send its World instead, and join it there")
+
     def __repr__(self):
         state = "" if self.engine.closed_because is None else ", closed"
         return f"<shmring.Comm rank {self.rank} of {self.size}{state}>"
@@ -394,7 +410,9 @@ cdef class Comm:
         kept = self.describe(c, ALL_REDUCE, a, b, x, out, True, timeout)
         c.op = SR_SUM if op is SUM else op_number(op)
         if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
-            raise TypeError(f"op {op} has no meaning for {_engine.DTYPES[c.dtype]}")
+            dtype = _engine.DTYPES[c.dtype]
+            known = [name for name in _engine.OPS if _engine.supported(dtype, name)]
+            raise TypeError(f"op {op} has no meaning for {dtype}, which has {', '.join(known)}")
         c.algorithm = self.default_algorithm
         if algorithm is not None:
             c.algorithm = algorithm_number(algorithm)
@@ -404,7 +422,10 @@ cdef class Comm:
 
     cdef object describe_broadcast(self, Call *c, Operand *a, Operand *b, object x, object root, object out,
                                    object timeout):
-        number = operator.index(root)
+        try:
+            number = operator.index(root)
+        except TypeError:
+            raise TypeError(f"root is {root!r}; it must be a whole number") from None
         if not 0 <= number < self.engine.g.size:
             raise ValueError(f"root is {root!r}; the ranks are 0 to {self.engine.g.size - 1}")
         kept = self.describe(c, BROADCAST, a, b, x, out, number != self.engine.g.rank, timeout)
@@ -455,22 +476,25 @@ cdef class Plan:
         self.comm = comm
         if comm.engine.closed_because is not None:
             raise Closed(comm.engine.closed_because, rank=comm.rank)
-        kinds = {"all_reduce": self.plan_all_reduce, "broadcast": self.plan_broadcast, "barrier": self.plan_barrier}
+        kinds = {"all_reduce": self._all_reduce, "broadcast": self._broadcast, "barrier": self._barrier}
         if kind not in kinds:
             raise ValueError(f"kind is {kind!r}; allowed: {', '.join(kinds)}")
         kinds[kind](*arguments, **keywords)
         comm.prepare_staging(&self.c)
 
-    def plan_all_reduce(self, x, op="sum", *, out=None, algorithm=None, timeout=None):
+    def _all_reduce(self, x, op="sum", *, out=None, algorithm=None, timeout=None):
         self.arrays = (x, out)
         self.kept = self.comm.describe_all_reduce(&self.c, &self.a, &self.b, x, op, out, algorithm, timeout)
 
-    def plan_broadcast(self, x, root=0, *, out=None, timeout=None):
+    def _broadcast(self, x, root=0, *, out=None, timeout=None):
         self.arrays = (x, out)
         self.kept = self.comm.describe_broadcast(&self.c, &self.a, &self.b, x, root, out, timeout)
 
-    def plan_barrier(self, *, timeout=None):
+    def _barrier(self, *, timeout=None):
         self.comm.describe_barrier(&self.c, timeout)
+
+    def __reduce__(self):
+        raise TypeError("a plan belongs to its process; make one from the communicator there")
 
     def __call__(self):
         """Run the collective once."""
@@ -491,14 +515,18 @@ cdef int op_number(object op) except -1:
 
 
 cdef int algorithm_number(object algorithm) except -1:
-    number = ALGORITHM_NUMBERS.get(algorithm)
+    number = ALGORITHM_NUMBERS.get(algorithm) if isinstance(algorithm, str) else None
     if number is None:
         raise ValueError(f"algorithm is {algorithm!r}; allowed: {', '.join(ALGORITHM_NUMBERS)}")
     return number
 
 
 cdef double timeout_s_of(double default_s, object timeout) except -1:
-    cdef double seconds = default_s if timeout is None else timeout
+    cdef double seconds
+    try:
+        seconds = default_s if timeout is None else timeout
+    except TypeError:
+        raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds") from None
     if not seconds > 0:
         raise ValueError(f"timeout is {timeout!r}; it must be more than 0 seconds")
     return seconds

@@ -30,7 +30,7 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
         return f"{kind} with arguments that it refused"
     if kind == "barrier":
         return "barrier()"
-    if kind == "allocate":
+    if kind == "empty":
         return f"empty({record['count']} bytes)"
     words = [f"{record['dtype']}[{record['count']}]"]
     if kind in REDUCTIONS:
@@ -57,7 +57,7 @@ def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
     return f"{missed} within {timeout_s:g} s; {did}; it is {liveness.state(*engine.life_of(rank))}"
 
 
-def raise_aborted(engine: Engine, seq: int | None) -> NoReturn:
+def raise_aborted(engine: Engine) -> NoReturn:
     """Raises what the abort word says: the same on every rank."""
     report = engine.abort_report()
     if report is None:
@@ -67,7 +67,7 @@ def raise_aborted(engine: Engine, seq: int | None) -> NoReturn:
     own = engine.record_of(engine.rank, failed_seq)
     op = own["kind"] if own else None
     if cause == "mismatch":
-        raise _mismatch(engine, failed_seq, number, op)
+        raise _mismatch(engine, culprit, failed_seq, number, op)
     if cause == "failed":
         host = socket.gethostname()
         text = f"rank {culprit} on {host} failed: {reason}; {_OVER}"
@@ -79,7 +79,7 @@ def raise_aborted(engine: Engine, seq: int | None) -> NoReturn:
     raise Aborted(text, rank=culprit, op=op, seq=number, reason=reason)
 
 
-def _mismatch(engine: Engine, seq: int, number: int, op: str | None) -> Mismatch:
+def _mismatch(engine: Engine, culprit: int, seq: int, number: int, op: str | None) -> Mismatch:
     calls = tuple(describe_call(engine.record_of(rank, seq)) for rank in range(engine.size))
     callers: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):
@@ -87,7 +87,7 @@ def _mismatch(engine: Engine, seq: int, number: int, op: str | None) -> Mismatch
     told = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
     must = "every rank has to make the same calls in the same order"
     text = f"the ranks' calls do not match in call #{number}: {told}; {must}"
-    return Mismatch(text, rank=engine.rank, op=op, seq=number, calls=calls)
+    return Mismatch(text, rank=culprit, op=op, seq=number, calls=calls)
 
 
 def _did(call: str) -> str:

@@ -11,7 +11,8 @@ import time
 import weakref
 
 from . import liveness, memory, tuning
-from ._engine import Engine, control_nbytes, format_segment, header_of, segment_nbytes
+from ._engine import Engine
+from ._layout import control_nbytes, format_segment, header_of, segment_nbytes
 from .bootstrap import World, join, world_from_environment
 from .comm import Comm
 from .links import Links

@@ -133,6 +133,9 @@ class Mapping:
         if address:
             _libc.munmap(address, self.nbytes)
 
+    def __del__(self) -> None:
+        self.close()
+
     def __repr__(self) -> str:
         return f"<Mapping of {self.nbytes} bytes at {self.address:#x}>"
 

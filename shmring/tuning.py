@@ -17,11 +17,7 @@ LINE_NBYTES = 128  # SR_LINE of src/layout.h: slots begin on it
 DEFAULTS: dict[str, int] = {
     "small_nbytes": 8 * KIB,
     "far_stream_nbytes": 2 * KIB,
-    "medium_nbytes": 256 * KIB,
-    "near_medium_chunk_nbytes": 512 * KIB,
-    "near_large_chunk_nbytes": 512 * KIB,
-    "far_medium_chunk_nbytes": 64 * KIB,
-    "far_large_chunk_nbytes": 1 * MIB,
+    "chunk_nbytes": 256 * KIB,
     "near_ring_nbytes": 2 * MIB,
     "far_ring_nbytes": 4 * MIB,
     "lookahead": 4,
@@ -37,7 +33,7 @@ def forced_chunk_nbytes(settings: Settings) -> int:
     """The chunk that the environment asks for, 0 when it leaves that to the engine."""
     if settings.chunk_nbytes is None and settings.depth is None:
         return 0
-    return settings.chunk_nbytes or DEFAULTS["near_large_chunk_nbytes"]
+    return settings.chunk_nbytes or DEFAULTS["chunk_nbytes"]
 
 
 def ring_nbytes(settings: Settings) -> int:
@@ -59,6 +55,7 @@ def tuning(forced_chunk_nbytes: int, forced_depth: int) -> dict[str, int]:
     if forced_chunk_nbytes:
         nbytes = _ring_for(forced_chunk_nbytes, forced_depth or 4)
         table["near_ring_nbytes"] = table["far_ring_nbytes"] = nbytes
+        table["chunk_nbytes"] = forced_chunk_nbytes
         table["small_nbytes"] = min(table["small_nbytes"], forced_chunk_nbytes)
     return table
 

@@ -80,7 +80,7 @@ static inline bool sr_flag_spin(const sr_flag *flag, uint64_t target, int pauses
 
 static inline void sr_yield(void) { sched_yield(); }
 
-/* Sleeps until the owner of the flag rings its bell, at most `limit_ns`; also returns on signals and for no reason. */
+/* Sleeps until the owner of the flag rings its bell, at most `limit_ns`; signals, and nothing at all, end it too. */
 static inline void sr_flag_sleep(const sr_flag *flag, uint64_t target, struct sr_bell *owner_bell, uint64_t limit_ns)
 {
     struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};

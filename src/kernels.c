@@ -14,10 +14,14 @@
 
 #define SR_LINE_NBYTES 64
 
-/* Sources folded in one go, each read in step with the others. More are folded group by group, tile by tile, the
- * accumulators staying in a tile in the L1 cache. */
-#define SR_FUSED_SOURCES 8
-#define SR_TILE_NBYTES 4096
+/* Sources folded in registers, each read in step with the others. More are folded group by group, tile by tile, the
+ * accumulators staying in a tile in the L1 cache, as one more source of the next group. */
+#define SR_FUSED_SOURCES 5
+#define SR_GROUP_SOURCES (SR_FUSED_SOURCES - 1)
+#define SR_TILE_NBYTES 8192
+
+/* Up to here even many sources are folded block by block at once: groups cost 25 ns. */
+#define SR_SHORT_NBYTES 1024
 
 /* Streamed results wait here until they are whole lines, where dsts lie differently within theirs. */
 #define SR_STAGE_NBYTES 1024
@@ -76,7 +80,7 @@ static inline void sr_store_fence(void) {
 
 /* Any number of sources. */
 static void sr_fold_groups(const struct sr_runner *runner, struct sr_work w) {
-    if (w.nsrc <= SR_FUSED_SOURCES) {
+    if (w.nsrc <= SR_FUSED_SOURCES || w.count * runner->item_nbytes <= SR_SHORT_NBYTES) {
         runner->run(&w);
         return;
     }
@@ -87,13 +91,15 @@ static void sr_fold_groups(const struct sr_runner *runner, struct sr_work w) {
         part.count = sr_lesser(tile_count, w.count - i);
         part.src_offset += i * runner->item_nbytes;
         part.dst_offset += i * runner->item_nbytes;
-        part.nsrc = SR_FUSED_SOURCES;
-        for (part.to = tile; w.src + w.nsrc - part.src > SR_FUSED_SOURCES; part.src += SR_FUSED_SOURCES) {
+        part.to = tile;
+        part.nsrc = 2 + (w.nsrc - 2) % SR_GROUP_SOURCES; /* the groups that follow are whole */
+        for (int left = w.nsrc - part.nsrc; left > 0; left -= SR_GROUP_SOURCES) {
             runner->run(&part);
             part.from = tile;
+            part.src += part.nsrc;
+            part.nsrc = SR_GROUP_SOURCES;
         }
         part.to = NULL;
-        part.nsrc = (int)(w.src + w.nsrc - part.src);
         runner->run(&part);
     }
 }
@@ -189,7 +195,7 @@ static void sr_fold(const struct sr_runner *runner, const struct sr_work *w) {
 #define SR_ISA sse2
 #define SR_TARGET
 #define SR_VECTOR_NBYTES 16
-#define SR_PUT(dst, block) _mm_storeu_si128((__m128i *)(dst), _mm_load_si128((const __m128i *)(block)))
+#define SR_PUT(dst, block) _mm_storeu_si128((__m128i *)(dst), _mm_loadu_si128((const __m128i *)(block)))
 #define SR_STREAM(dst, block) _mm_stream_si128((__m128i *)(dst), _mm_loadu_si128((const __m128i *)(block)))
 #include "kernels_loop.h"
 
@@ -197,19 +203,15 @@ static void sr_fold(const struct sr_runner *runner, const struct sr_work *w) {
 #define SR_TARGET __attribute__((target("avx2,f16c")))
 #define SR_VECTOR_NBYTES 32
 #define SR_F16C
-#define SR_PUT(dst, block) _mm256_storeu_si256((__m256i *)(dst), _mm256_load_si256((const __m256i *)(block)))
+#define SR_PUT(dst, block) _mm256_storeu_si256((__m256i *)(dst), _mm256_loadu_si256((const __m256i *)(block)))
 #define SR_STREAM(dst, block) _mm256_stream_si256((__m256i *)(dst), _mm256_loadu_si256((const __m256i *)(block)))
 #include "kernels_loop.h"
 
 #define SR_ISA avx512
-#if defined(__clang__)
 #define SR_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c")))
-#else
-#define SR_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prefer-vector-width=512")))
-#endif
 #define SR_VECTOR_NBYTES 64
 #define SR_F16C
-#define SR_PUT(dst, block) _mm512_storeu_si512((void *)(dst), _mm512_load_si512((const void *)(block)))
+#define SR_PUT(dst, block) _mm512_storeu_si512((void *)(dst), _mm512_loadu_si512((const void *)(block)))
 #define SR_STREAM(dst, block) _mm512_stream_si512((void *)(dst), _mm512_loadu_si512((const void *)(block)))
 /* GCC 12 fuses a complex product's alternating differences and sums even under -ffp-contract=off. AVX2 without FMA
  * has nothing to fuse them to. */

@@ -37,10 +37,15 @@ typedef void sr_fold_fn(void *const *dst, int ndst, uint32_t stream, const void 
 /* Copies nbytes between disjoint places; stream != 0: streaming stores and a final fence, as above. */
 typedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream);
 
+/* Two such copies of the same length in one loop, all four places disjoint. */
+typedef void sr_copy_two_fn(void *dst0, const void *src0, uint32_t stream0, void *dst1, const void *src1,
+                            uint32_t stream1, size_t nbytes);
+
 struct sr_kernels {
     const char *isa;
     sr_fold_fn *fold[SR_DTYPES][SR_OPS]; /* NULL where the op has no meaning for the dtype */
     sr_copy_fn *copy;
+    sr_copy_two_fn *copy_two;
 };
 
 /* NULL or "": the best that this CPU and its operating system support. A name: that one, or NULL if it is unknown

@@ -20,13 +20,14 @@
 struct SR_OF_ISA(sr_item_loops) {
     size_t nbytes;     /* of an item */
     size_t acc_nbytes; /* of its accumulator */
+    int is_loaded;     /* whether an accumulator is more than the item as it is */
     void (*load)(void *acc, const void *src, size_t count);
     void (*load_two)(void *acc, const void *src0, const void *src1, size_t count);
     void (*add)(void *acc, const void *src, size_t count);
-    void (*store)(void *block, const void *acc, size_t count, uint32_t divisor);
+    void (*store)(void *block, const void *acc, size_t count, uint32_t divisor); /* NULL: as it is */
 };
 
-SR_INLINE void SR_OF_ISA(sr_put)(char *dst, const char *block, size_t nbytes, uint32_t streaming) {
+SR_INLINE void SR_OF_ISA(sr_put)(char *dst, const char *block, size_t nbytes, int streaming) {
     if (nbytes != SR_VECTOR_NBYTES)
         memcpy(dst, block, nbytes);
     else if (streaming)
@@ -44,37 +45,47 @@ SR_TARGET static void SR_OF_ISA(sr_stream)(char *dst, const char *src, size_t nb
     memcpy(dst + end, src + end, nbytes - end);
 }
 
-/* Folds count items from item i of the work on, through at most one register of output. */
+/* Folds count items from item i of the work on, through at most one register of output. `known`: w.nsrc is a
+ * constant from 2 to SR_FUSED_SOURCES, and w.from is NULL. */
 SR_INLINE void SR_OF_ISA(sr_block)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item, size_t i,
-                                   size_t count) {
+                                   size_t count, int known) {
     char acc[SR_VECTOR_NBYTES * 4] __attribute__((aligned(64)));
     char block[SR_VECTOR_NBYTES] __attribute__((aligned(64)));
     const size_t at = w.src_offset + i * item.nbytes;
-    int s = 0;
-    if (w.from != NULL)
-        memcpy(acc, w.from + i * item.acc_nbytes, count * item.acc_nbytes);
-    else if (w.nsrc > 1 && item.load_two != NULL)
-        item.load_two(acc, w.src[0] + at, w.src[1] + at, count), s = 2;
-    else
-        item.load(acc, w.src[0] + at, count), s = 1;
-    SR_ROLLED for (; s < w.nsrc; s++) {
-        SR_KEEP_NEST();
-        item.add(acc, w.src[s] + at, count);
+    if (known) {
+        item.load_two(acc, w.src[0] + at, w.src[1] + at, count);
+        if (w.nsrc > 2) item.add(acc, w.src[2] + at, count);
+        if (w.nsrc > 3) item.add(acc, w.src[3] + at, count);
+        if (w.nsrc > 4) item.add(acc, w.src[4] + at, count);
+    } else {
+        int s = 0;
+        if (w.from != NULL)
+            memcpy(acc, w.from + i * item.acc_nbytes, count * item.acc_nbytes);
+        else if (w.nsrc > 1 && !item.is_loaded)
+            item.load_two(acc, w.src[0] + at, w.src[1] + at, count), s = 2;
+        else
+            item.load(acc, w.src[0] + at, count), s = 1;
+        SR_ROLLED for (; s < w.nsrc; s++) {
+            SR_KEEP_NEST();
+            item.add(acc, w.src[s] + at, count);
+        }
     }
     if (w.to != NULL) {
         memcpy(w.to + i * item.acc_nbytes, acc, count * item.acc_nbytes);
         return;
     }
-    item.store(block, acc, count, w.divisor);
-    SR_ROLLED for (int d = 0; d < w.ndst; d++)
-        SR_OF_ISA(sr_put)(w.dst[d] + w.dst_offset + i * item.nbytes, block, count * item.nbytes, sr_is_streamed(w.stream, d));
+    if (item.store != NULL) item.store(block, acc, count, w.divisor);
+    const char *const result = item.store != NULL ? block : acc;
+    int32_t stream = (int32_t)w.stream; /* the shift keeps bit 31 for whoever comes after it */
+    SR_ROLLED for (int d = 0; d < w.ndst; d++, stream >>= 1)
+        SR_OF_ISA(sr_put)(w.dst[d] + w.dst_offset + i * item.nbytes, result, count * item.nbytes, stream & 1);
 }
 
 /* Whole blocks while they last; returns how many items are done. */
-SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item) {
+SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item, int known) {
     const size_t step = SR_VECTOR_NBYTES / item.nbytes;
     size_t i = 0;
-    SR_ROLLED for (; i + step <= w.count; i += step) SR_OF_ISA(sr_block)(w, item, i, step);
+    SR_ROLLED for (; i + step <= w.count; i += step) SR_OF_ISA(sr_block)(w, item, i, step, known);
     return i;
 }
 
@@ -83,17 +94,17 @@ SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct SR_OF
 SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item, size_t i) {
     const size_t step = SR_VECTOR_NBYTES / item.nbytes;
     if (item.acc_nbytes > item.nbytes) {
-        for (; step > 8 && i + 8 <= w.count; i += 8) SR_OF_ISA(sr_block)(w, item, i, 8);
-        for (; i < w.count; i++) SR_OF_ISA(sr_block)(w, item, i, 1);
+        for (; step > 8 && i + 8 <= w.count; i += 8) SR_OF_ISA(sr_block)(w, item, i, 8, 0);
+        for (; i < w.count; i++) SR_OF_ISA(sr_block)(w, item, i, 1, 0);
         return;
     }
     const size_t left = w.count - i;
-    if (step > 32 && left & 32) SR_OF_ISA(sr_block)(w, item, i, 32), i += 32;
-    if (step > 16 && left & 16) SR_OF_ISA(sr_block)(w, item, i, 16), i += 16;
-    if (step > 8 && left & 8) SR_OF_ISA(sr_block)(w, item, i, 8), i += 8;
-    if (step > 4 && left & 4) SR_OF_ISA(sr_block)(w, item, i, 4), i += 4;
-    if (step > 2 && left & 2) SR_OF_ISA(sr_block)(w, item, i, 2), i += 2;
-    if (step > 1 && left & 1) SR_OF_ISA(sr_block)(w, item, i, 1);
+    if (step > 32 && left & 32) SR_OF_ISA(sr_block)(w, item, i, 32, 0), i += 32;
+    if (step > 16 && left & 16) SR_OF_ISA(sr_block)(w, item, i, 16, 0), i += 16;
+    if (step > 8 && left & 8) SR_OF_ISA(sr_block)(w, item, i, 8, 0), i += 8;
+    if (step > 4 && left & 4) SR_OF_ISA(sr_block)(w, item, i, 4, 0), i += 4;
+    if (step > 2 && left & 2) SR_OF_ISA(sr_block)(w, item, i, 2, 0), i += 2;
+    if (step > 1 && left & 1) SR_OF_ISA(sr_block)(w, item, i, 1, 0);
 }
 
 /* The commonest shapes. With everything known, nothing is left in the loops but loads, the op and stores. */
@@ -103,16 +114,32 @@ SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct 
     struct sr_work two = w;
     two.src = src, two.nsrc = 2, two.dst = dst, two.from = NULL, two.to = NULL;
     /* Where items are widened the arithmetic hides the rest: one loop will do. */
-    if (item.acc_nbytes > item.nbytes) return SR_OF_ISA(sr_blocks)(two, item);
+    if (item.acc_nbytes > item.nbytes) return SR_OF_ISA(sr_blocks)(two, item, 1);
     if (w.ndst == 1) {
         two.ndst = 1;
-        if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item);
-        return two.stream = 1, SR_OF_ISA(sr_blocks)(two, item);
+        if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item, 1);
+        return two.stream = 1, SR_OF_ISA(sr_blocks)(two, item, 1);
     }
     two.ndst = 2;
-    if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item);
-    if (w.stream == 3) return two.stream = 3, SR_OF_ISA(sr_blocks)(two, item);
-    return SR_OF_ISA(sr_blocks)(two, item);
+    if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item, 1);
+    if (w.stream == 3) return two.stream = 3, SR_OF_ISA(sr_blocks)(two, item, 1);
+    return SR_OF_ISA(sr_blocks)(two, item, 1);
+}
+
+/* A few sources are folded in registers. Accumulators that are but items are one more source. */
+SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item) {
+    if (item.is_loaded || w.nsrc > SR_GROUP_SOURCES + (w.from == NULL)) return SR_OF_ISA(sr_blocks)(w, item, 0);
+    const char *src[SR_FUSED_SOURCES] = {NULL};
+    int nsrc = 0;
+    if (w.from != NULL) src[nsrc++] = w.from;
+    for (int s = 0; s < w.nsrc; s++) src[nsrc++] = w.src[s] + w.src_offset;
+    struct sr_work few = w;
+    few.src = src, few.src_offset = 0, few.from = NULL;
+    if (nsrc == 1) return few.nsrc = 1, SR_OF_ISA(sr_blocks)(few, item, 0);
+    if (nsrc == 2) return few.nsrc = 2, SR_OF_ISA(sr_blocks)(few, item, 1);
+    if (nsrc == 3) return few.nsrc = 3, SR_OF_ISA(sr_blocks)(few, item, 1);
+    if (nsrc == 4) return few.nsrc = 4, SR_OF_ISA(sr_blocks)(few, item, 1);
+    return few.nsrc = 5, SR_OF_ISA(sr_blocks)(few, item, 1);
 }
 
 /* ---- one dtype and op: its loops, its run, and the function that the table holds ---- */
@@ -146,24 +173,19 @@ SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct 
         }                                                                                                     \
     }
 
-#define SR_ITEM(tag, T, A)                                                                                    \
-    ((struct SR_OF_ISA(sr_item_loops)){sizeof(T), sizeof(A), SR_OF_ISA(tag##_load), SR_OF_ISA(tag##_load_two), \
-                                       SR_OF_ISA(tag##_add), SR_OF_ISA(tag##_store)})
+#define SR_ITEM(tag, T, A, IS_LOADED, STORE)                                                                  \
+    ((struct SR_OF_ISA(sr_item_loops)){sizeof(T), sizeof(A), IS_LOADED, SR_OF_ISA(tag##_load),                \
+                                       SR_OF_ISA(tag##_load_two), SR_OF_ISA(tag##_add), STORE})
 
-#define SR_ITEM_ANY(tag, T, A)                                                                                \
-    ((struct SR_OF_ISA(sr_item_loops)){sizeof(T), sizeof(A), SR_OF_ISA(tag##_load),                           \
-                                       sizeof(A) > sizeof(T) ? NULL : SR_OF_ISA(tag##_load_two),              \
-                                       SR_OF_ISA(tag##_add), SR_OF_ISA(tag##_store)})
-
-#define SR_ITEM_FOLD(tag, T, A)                                                                               \
+#define SR_ITEM_FOLD(tag, T, A, IS_LOADED, STORE)                                                             \
     SR_RUN size_t SR_OF_ISA(tag##_two_sources)(const struct sr_work *w) {                                     \
-        return SR_OF_ISA(sr_two_sources)(*w, SR_ITEM(tag, T, A));                                             \
+        return SR_OF_ISA(sr_two_sources)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                           \
     }                                                                                                         \
     SR_RUN size_t SR_OF_ISA(tag##_any_sources)(const struct sr_work *w) {                                     \
-        return SR_OF_ISA(sr_blocks)(*w, SR_ITEM_ANY(tag, T, A));                                              \
+        return SR_OF_ISA(sr_any_sources)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                           \
     }                                                                                                         \
     SR_RUN void SR_OF_ISA(tag##_remainder)(const struct sr_work *w, size_t done) {                            \
-        SR_OF_ISA(sr_remainder)(*w, SR_ITEM_ANY(tag, T, A), done);                                                \
+        SR_OF_ISA(sr_remainder)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE), done);                              \
     }                                                                                                         \
     SR_TARGET static void SR_OF_ISA(tag##_run)(const struct sr_work *w) {                                     \
         size_t done = 0;                                                                                      \
@@ -181,14 +203,16 @@ SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct 
                                                 sizeof(A)};                                                   \
         const struct sr_work w = {(char *const *)dst, (const char *const *)src, NULL, NULL, 0, 0, count,      \
                                   ndst, nsrc, stream, divisor};                                               \
-        if (stream == 0 && nsrc <= SR_FUSED_SOURCES)                                                          \
+        if (stream == 0 && (nsrc <= SR_FUSED_SOURCES || count <= SR_SHORT_NBYTES / sizeof(T)))                \
             SR_OF_ISA(tag##_run)(&w);                                                                         \
         else                                                                                                  \
             sr_fold(&runner, &w);                                                                             \
     }
 
-#define SR_FOLD(tag, T, A, LOAD, OP, STORE)                                                                   \
-    SR_ITEM_LOAD(tag, T, A, LOAD, OP) SR_ITEM_STORE(tag, T, A, STORE) SR_ITEM_FOLD(tag, T, A)
+#define SR_FOLD(tag, T, A, LOAD, IS_LOADED, OP, STORE)                                                        \
+    SR_ITEM_LOAD(tag, T, A, LOAD, OP)                                                                         \
+    SR_ITEM_STORE(tag, T, A, STORE)                                                                           \
+    SR_ITEM_FOLD(tag, T, A, IS_LOADED, SR_OF_ISA(tag##_store))
 
 /* ---- floats of 16 and 8 bits: accumulators of a block in an order of its own ---- */
 
@@ -291,22 +315,25 @@ SR_SMALL_BLOCKS(e5m2, uint8_t, sr_widen_e5m2, sr_narrow_e5m2)
         SR_VECTOR for (size_t i = 0; i < count; i++) wide[i] = FINISH(((const float_anywhere *)acc)[i]);      \
         SR_OF_ISA(tag##_narrow)(block, wide, count);                                                          \
     }                                                                                                         \
-    SR_ITEM_FOLD(tag##_##op, T, float)
+    SR_ITEM_FOLD(tag##_##op, T, float, 1, SR_OF_ISA(tag##_##op##_store))
 
 /* ---- all of them ---- */
 
 #define SR_LOGICAL(tag, T, A, TRUTH, ONE)                                                                     \
-    SR_FOLD(tag##_land, T, A, TRUTH, SR_AND, ONE)                                                             \
-    SR_FOLD(tag##_lor, T, A, TRUTH, SR_OR, ONE)                                                               \
-    SR_FOLD(tag##_lxor, T, A, TRUTH, SR_XOR, ONE)
+    SR_FOLD(tag##_land, T, A, TRUTH, 1, SR_AND, ONE)                                                          \
+    SR_FOLD(tag##_lor, T, A, TRUTH, 1, SR_OR, ONE)                                                            \
+    SR_FOLD(tag##_lxor, T, A, TRUTH, 1, SR_XOR, ONE)
 
-#define SR_PLAIN(tag, T, OP) SR_FOLD(tag, T, T, SR_AS_IS, OP, SR_AS_IS)
+#define SR_PLAIN(tag, T, OP)                                                                                  \
+    SR_ITEM_LOAD(tag, T, T, SR_AS_IS, OP)                                                                     \
+    SR_ITEM_FOLD(tag, T, T, 0, NULL)
 
 #define SR_MIN_MAX(tag, T) SR_PLAIN(tag##_min, T, SR_LESSER) SR_PLAIN(tag##_max, T, SR_GREATER)
 
 #define SR_INT(tag, T)                                                                                        \
-    SR_PLAIN(tag##_sum, T, SR_ADD) SR_PLAIN(tag##_prod, T, SR_MULTIPLY_INT) SR_PLAIN(tag##_band, T, SR_AND)   \
-    SR_PLAIN(tag##_bor, T, SR_OR) SR_PLAIN(tag##_bxor, T, SR_XOR) SR_MIN_MAX(tag, T)                          \
+    SR_PLAIN(tag##_sum, T, SR_ADD)                                                                            \
+    SR_PLAIN(tag##_prod, T, SR_MULTIPLY_INT)                                                                  \
+    SR_MIN_MAX(tag, T)                                                                                        \
     SR_LOGICAL(tag, T, T, SR_IS_TRUE, SR_AS_IS)
 
 #define SR_FLOAT(tag, T, DIVIDED)                                                                             \
@@ -314,7 +341,7 @@ SR_SMALL_BLOCKS(e5m2, uint8_t, sr_widen_e5m2, sr_narrow_e5m2)
     SR_PLAIN(tag##_prod, T, SR_MULTIPLY)                                                                      \
     SR_PLAIN(tag##_min, T, SR_LESSER_OR_NAN)                                                                  \
     SR_PLAIN(tag##_max, T, SR_GREATER_OR_NAN)                                                                 \
-    SR_FOLD(tag##_avg, T, T, SR_AS_IS, SR_ADD, DIVIDED)
+    SR_FOLD(tag##_avg, T, T, SR_AS_IS, 0, SR_ADD, DIVIDED)
 
 #define SR_SMALL_FLOAT(tag, T)                                                                                \
     SR_SMALL_FOLD(tag, sum, T, SR_ADD, SR_AS_IS)                                                              \
@@ -351,25 +378,29 @@ SR_PLAIN(c64_prod, sr_c64, sr_multiply_c64)
 SR_PLAIN(c128_prod, sr_c128, sr_multiply_c128)
 #endif
 
-/* Complex numbers are added, and divided by a whole number, as twice as many real ones. */
-#define SR_AS_REAL(complex_op, real_op)                                                                       \
-    static void SR_OF_ISA(complex_op)(void *const *dst, int ndst, uint32_t stream, const void *const *src,    \
-                                      int nsrc, size_t count, uint32_t divisor) {                             \
-        SR_OF_ISA(real_op)(dst, ndst, stream, src, nsrc, 2 * count, divisor);                                 \
+/* Where an item is but so many smaller ones: the bytes of an integer, the reals of a complex number. */
+#define SR_AS_PARTS(op, part_op, parts)                                                                       \
+    static void SR_OF_ISA(op)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc,  \
+                              size_t count, uint32_t divisor) {                                               \
+        SR_OF_ISA(part_op)(dst, ndst, stream, src, nsrc, parts * count, divisor);                             \
     }
-SR_AS_REAL(c64_sum, f32_sum)
-SR_AS_REAL(c64_avg, f32_avg)
-SR_AS_REAL(c128_sum, f64_sum)
-SR_AS_REAL(c128_avg, f64_avg)
+#define SR_AS_BYTES(tag, nbytes)                                                                              \
+    SR_AS_PARTS(tag##_band, u8_band, nbytes)                                                                  \
+    SR_AS_PARTS(tag##_bor, u8_bor, nbytes)                                                                    \
+    SR_AS_PARTS(tag##_bxor, u8_bxor, nbytes)
 
-SR_TARGET static void SR_OF_ISA(sr_copy)(void *dst, const void *src, size_t nbytes, uint32_t stream) {
-    if (stream == 0) {
-        memcpy(dst, src, nbytes);
-        return;
-    }
-    SR_OF_ISA(sr_stream)(dst, src, nbytes);
-    sr_store_fence();
-}
+SR_PLAIN(u8_band, uint8_t, SR_AND)
+SR_PLAIN(u8_bor, uint8_t, SR_OR)
+SR_PLAIN(u8_bxor, uint8_t, SR_XOR)
+SR_AS_BYTES(u16, 2)
+SR_AS_BYTES(u32, 4)
+SR_AS_BYTES(u64, 8)
+SR_AS_PARTS(c64_sum, f32_sum, 2)
+SR_AS_PARTS(c64_avg, f32_avg, 2)
+SR_AS_PARTS(c128_sum, f64_sum, 2)
+SR_AS_PARTS(c128_avg, f64_avg, 2)
+
+#include "kernels_copy.h"
 
 #define SR_ROW_LOGICAL(tag)                                                                                   \
     [SR_LAND] = SR_OF_ISA(tag##_land), [SR_LOR] = SR_OF_ISA(tag##_lor), [SR_LXOR] = SR_OF_ISA(tag##_lxor)
@@ -395,6 +426,7 @@ SR_TARGET static void SR_OF_ISA(sr_copy)(void *dst, const void *src, size_t nbyt
 static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
     .isa = SR_STRING(SR_ISA),
     .copy = SR_OF_ISA(sr_copy),
+    .copy_two = SR_OF_ISA(sr_copy_two),
     .fold = {
         [SR_BOOL] = {[SR_SUM] = SR_OF_ISA(u8_lor), [SR_PROD] = SR_OF_ISA(u8_land), [SR_MIN] = SR_OF_ISA(u8_land),
                      [SR_MAX] = SR_OF_ISA(u8_lor), [SR_BAND] = SR_OF_ISA(u8_land), [SR_BOR] = SR_OF_ISA(u8_lor),

@@ -80,7 +80,7 @@ def _ring(name, op, arrays):
     """Slice j begins at rank j - 1 and goes down to rank j; each hop rounds."""
     n = len(arrays)
     out = np.empty_like(arrays[0])
-    for j, (begin, end) in enumerate(_engine.slice_bounds(len(out), n)):
+    for j, (begin, end) in enumerate(_layout.slice_bounds(len(out), n)):
         partial = arrays[(j - 1) % n][begin:end]
         for hop in range(2, n + 1):
             own = arrays[(j - hop) % n][begin:end]

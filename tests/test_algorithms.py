@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from cases import all_reduced, assert_all_reduced, inputs
 
-from shmring import _engine
+from shmring import _layout
 
 
 def simulate_ring(size):
     """Who holds which ranks' parts of each slice after the reducing half."""
     held = [[{rank} for _ in range(size)] for rank in range(size)]
     for step in range(1, size):
-        sent = [(rank, part) for at, rank, part in _engine.ring_schedule(size) if at == step]
+        sent = [(rank, part) for at, rank, part in _layout.ring_schedule(size) if at == step]
         for rank, part, parts in [(rank, part, set(held[rank][part])) for rank, part in sent]:
             assert not held[rank - 1][part] & parts, "something is added twice"
             held[rank - 1][part] |= parts
@@ -22,7 +22,7 @@ def simulate_ring(size):
 
 def test_the_published_ring_of_four_devices():
     """In step s device d sends slice (d + s) mod 4 to device d - 1, and ends owning slice d."""
-    schedule = _engine.ring_schedule(4)
+    schedule = _layout.ring_schedule(4)
     assert schedule == [(s, d, (d + s) % 4) for s in (1, 2, 3) for d in range(4)]
     held = simulate_ring(4)
     for device in range(4):
@@ -37,7 +37,7 @@ def test_any_ring_ends_with_each_rank_owning_its_slice(size):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 31, 32, 33, 1024])
 def test_the_tree_needs_log_steps_and_everybody_but_rank_0_sends_once(size):
-    schedule = _engine.tree_schedule(size)
+    schedule = _layout.tree_schedule(size)
     assert max(step for step, _, _ in schedule) + 1 == math.ceil(math.log2(size))
     assert sorted(sender for _, sender, _ in schedule) == list(range(1, size))
     held = [{rank} for rank in range(size)]
@@ -49,13 +49,13 @@ def test_the_tree_needs_log_steps_and_everybody_but_rank_0_sends_once(size):
 
 
 def test_1024_ranks_take_ten_steps_up():
-    assert max(step for step, _, _ in _engine.tree_schedule(1024)) == 9
+    assert max(step for step, _, _ in _layout.tree_schedule(1024)) == 9
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 1000, (1 << 33) + 5])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
 def test_slices_differ_by_at_most_one_element_and_leave_nothing_out(count, size):
-    bounds = _engine.slice_bounds(count, size)
+    bounds = _layout.slice_bounds(count, size)
     lengths = [end - begin for begin, end in bounds]
     assert [begin for begin, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
     assert bounds[-1][1] == count

@@ -23,7 +23,8 @@ C_HOUSE = {
     "schedule.h": set(),
     "kernels.h": set(),
     "kernels_item.h": {"kernels.h"},
-    "kernels_loop.h": set(),
+    "kernels_loop.h": {"kernels_copy.h"},
+    "kernels_copy.h": set(),
     "kernels.c": {"kernels.h", "kernels_item.h", "kernels_loop.h"},
 }
 HOUSE = {
@@ -49,11 +50,13 @@ HOUSE = {
     "_group": {"flag.h", "kernels.h", "layout.h", "schedule.h"},
     "_schedules": {"_group"},
     "_pipelines": {"_group", "_schedules"},
+    "_layout": {"_group"},
     "_engine": {"kernels.h", "_group", "_pipelines", "errors", "failures", "liveness"},
     # the communicator and what makes one
     "arrays": {"errors", "memory"},
     "comm": {"_engine", "_group", "_pipelines", "arrays", "buffers", "errors", "memory"},
-    "joining": {"_engine", "bootstrap", "comm", "links", "liveness", "memory", "settings", "tuning"},
+    "joining": {"_layout", "_engine", "bootstrap", "comm"}
+    | {"links", "liveness", "memory", "settings", "tuning"},
     # starting ranks; users of the public API like anybody else
     "launch": {"bootstrap", "errors", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},

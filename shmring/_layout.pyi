@@ -1,0 +1,39 @@
+"""The segment and the schedules as Python sees them."""
+
+from typing import TypedDict
+
+class _Header(TypedDict):
+    nranks: int
+    ring_nbytes: int
+    forced_chunk_nbytes: int
+    forced_depth: int
+
+def ring_schedule(size: int) -> list[tuple[int, int, int]]:
+    """[(step, rank, slice sent to rank - 1), ...] of the reducing half of the ring."""
+
+def tree_schedule(size: int) -> list[tuple[int, int, int]]:
+    """[(step, sender, receiver), ...] on the way up; the way down is its mirror image."""
+
+def slice_bounds(count: int, size: int) -> list[tuple[int, int]]:
+    """Where each slice of the ring begins and ends: they differ by at most one element."""
+
+def control_nbytes(nranks: int) -> int:
+    """Bytes of a segment before its staging rings."""
+
+def segment_nbytes(nranks: int, ring_nbytes: int) -> int:
+    """Bytes of a whole segment."""
+
+def format_segment(
+    address: int,
+    nranks: int,
+    ring_nbytes: int,
+    *,
+    forced_path: int = 0,
+    forced_chunk_nbytes: int = 0,
+    forced_depth: int = 0,
+    first_seq: int = 0,
+) -> None:
+    """Writes the header and every lane's first values into zeroed memory, before anyone else maps it."""
+
+def header_of(address: int) -> _Header:
+    """What rank 0 wrote into the header of a segment."""
