@@ -137,6 +137,10 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     return status
 
 
+cdef bytes reason_text(str reason):
+    return reason.encode("utf-8", "backslashreplace")[:SR_REASON_NBYTES - 1]
+
+
 # ---- the engine ------------------------------------------------------------------------------------------------
 
 cdef class Engine:
@@ -322,17 +326,8 @@ cdef class Engine:
         return 0
 
     cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1:
-        """Sets the abort word, once for all ranks, and wakes whoever sleeps."""
-        cdef Group *g = &self.g
-        cdef bytes text = reason.encode()[:SR_REASON_NBYTES - 1]
-        cdef int rank
-        if sr_flag_load(&g.header.abort) == SR_NO_ABORT:
-            g.me.report.seq = seq
-            memset(g.me.report.reason, 0, SR_REASON_NBYTES)
-            memcpy(g.me.report.reason, <const char *> text, len(text))
-            sr_abort_set(g.header, sr_abort_pack(cause, culprit, g.rank))
-        for rank in range(g.size):
-            sr_bell_ring(&g.lane[rank].bell)
+        cdef bytes text = reason_text(reason)
+        report_abort(self.g.header, cause, culprit, self.g.rank, seq, text, len(text))
         return 0
 
     cdef int refuse(self, int kind) except -1:

@@ -4,7 +4,7 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 
 cdef extern from "layout.h" nogil:
@@ -275,6 +275,20 @@ cdef inline bint all_reached(Group *g, int which, uint64_t target, int *peer) no
             return False
         peer[0] += 1
     return True
+
+
+# Sets the abort word, once for all ranks, and wakes whoever sleeps. text: at most SR_REASON_NBYTES - 1 bytes.
+cdef inline void report_abort(sr_header *header, int cause, int culprit, int reporter, uint64_t seq,
+                              const char *text, size_t text_nbytes) noexcept nogil:
+    cdef sr_report *report = &sr_layout_lane(header, reporter).report
+    cdef uint32_t rank
+    if sr_flag_load(&header.abort) == SR_NO_ABORT:
+        report.seq = seq
+        memset(report.reason, 0, SR_REASON_NBYTES)
+        memcpy(report.reason, text, text_nbytes)
+        sr_abort_set(header, sr_abort_pack(cause, culprit, reporter))
+    for rank in range(header.nranks):
+        sr_bell_ring(&sr_layout_lane(header, rank).bell)
 
 
 # ---- the call line -------------------------------------------------------------------------------------------

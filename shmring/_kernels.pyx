@@ -4,6 +4,7 @@
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint32_t
+from libc.string cimport memcpy
 
 cdef extern from "kernels.h" nogil:
     enum:
@@ -77,8 +78,8 @@ cdef class _Pointers:
     cdef int count
 
     def __cinit__(self, buffers, bint writable):
-        if len(buffers) > MOST:
-            raise ValueError(f"at most {MOST} buffers")
+        if not 0 < len(buffers) <= MOST:
+            raise ValueError(f"{len(buffers)} buffers; there must be 1 to {MOST}")
         for buffer in buffers:
             PyObject_GetBuffer(buffer, &self.views[self.count], PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
             self.at[self.count] = self.views[self.count].buf
@@ -120,21 +121,27 @@ def fold(dtype: str, op: str, srcs, dsts, isa: str = "", divisor: int = 1, strea
     return start
 
 
-def copy(dst, src, isa: str = "", stream: int = 0, loops: int = 1) -> float:
-    """dst = src; returns the seconds that `loops` of it took."""
-    cdef sr_copy_fn *function = _find(isa).copy
-    cdef _Pointers to = _Pointers([dst], True)
-    cdef _Pointers source = _Pointers([src], False)
-    if to.nbytes() != source.nbytes():
-        raise ValueError("buffers of different sizes")
-    cdef size_t nbytes = to.nbytes()
+cdef void _memcpy(void *dst, const void *src, size_t nbytes, uint32_t stream) noexcept nogil:
+    memcpy(dst, src, nbytes)
+
+
+def copy(dsts, srcs, isa: str = "", stream: int = 0, loops: int = 1) -> float:
+    """dsts[i] = srcs[i] for every i; returns the seconds that `loops` of it took. isa="memcpy" is the C library's."""
+    cdef sr_copy_fn *function = _memcpy if isa == "memcpy" else _find(isa).copy
+    cdef _Pointers to = _Pointers(dsts, True)
+    cdef _Pointers source = _Pointers(srcs, False)
+    for i in range(to.count):
+        if to.views[i].len != source.views[i].len:
+            raise ValueError("buffers of different sizes")
     cdef uint32_t mask = stream
     cdef long left = loops
     cdef double start
+    cdef int pair
     with nogil:
         start = _now()
         while left > 0:
-            function(to.at[0], source.at[0], nbytes, mask)
+            for pair in range(to.count):
+                function(to.at[pair], source.at[pair], to.views[pair].len, mask)
             left -= 1
         start = _now() - start
     return start

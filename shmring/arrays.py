@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import memory
-from .errors import Error, OutOfMemory
+from .errors import Error, OutOfMemory, RankFailed, Timeout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -144,14 +144,19 @@ class Arrays:
 
     def _share(self, create: Callable[[], int], deadline: float) -> int:
         """A descriptor that rank 0 creates, on every rank; what it raises instead, all raise."""
-        if self._engine.rank != 0:
-            return self._links.broadcast_descriptor(None, check=self._engine.check, deadline=deadline)
+        fd = None
+        if self._engine.rank == 0:
+            try:
+                fd = create()
+            except BaseException as error:
+                self._links.fail_descriptor(error)
+                raise
         try:
-            fd = create()
-        except BaseException as error:
-            self._links.fail_descriptor(error)
+            return self._links.broadcast_descriptor(fd, check=self._engine.check, deadline=deadline)
+        except (Timeout, RankFailed, KeyboardInterrupt) as error:
+            # Not everybody's: a descriptor may still be under way, so nothing may follow on these links.
+            self._engine.abort(f"{type(error).__name__} in rank {self._engine.rank} while sharing an array: {error}")
             raise
-        return self._links.broadcast_descriptor(fd, check=self._engine.check, deadline=deadline)
 
     def _sweep(self) -> None:
         """Unmap blocks that every rank has freed. Only here, between calls: a line may name any other."""

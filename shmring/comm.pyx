@@ -361,10 +361,13 @@ cdef class Comm:
         return self
 
     def __exit__(self, kind, error, traceback):
-        if error is not None and self.engine.closed_because is None and self.engine.abort_report() is None:
-            # The others must not wait for a rank that has left in the middle.
-            self.engine.abort(f"{kind.__name__} in rank {self.rank}: {error}"[:150])
-        self.close()
+        leaves_in_order = error is None or (kind is SystemExit and not error.code)
+        try:
+            if not leaves_in_order and self.engine.closed_because is None and self.engine.abort_report() is None:
+                # The others must not wait for a rank that has left in the middle.
+                self.engine.abort(f"{kind.__name__} in rank {self.rank}: {text_of(error)}"[:150])
+        finally:
+            self.close()
 
     def __del__(self):
         try:
@@ -425,7 +428,7 @@ cdef class Comm:
         try:
             number = operator.index(root)
         except TypeError:
-            raise TypeError(f"root is {root!r}; it must be a whole number") from None
+            raise TypeError(f"root is {root!r}; it must be an integer") from None
         if not 0 <= number < self.engine.g.size:
             raise ValueError(f"root is {root!r}; the ranks are 0 to {self.engine.g.size - 1}")
         kept = self.describe(c, BROADCAST, a, b, x, out, number != self.engine.g.rank, timeout)
@@ -506,6 +509,13 @@ cdef class Plan:
 
 
 # ---- small arguments -----------------------------------------------------------------------------------------
+
+cdef str text_of(object error):
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be had)"
+
 
 cdef int op_number(object op) except -1:
     number = OP_NUMBERS.get(op) if isinstance(op, str) else None

@@ -12,7 +12,7 @@ import weakref
 
 from . import liveness, memory, tuning
 from ._engine import Engine
-from ._layout import control_nbytes, format_segment, header_of, segment_nbytes
+from ._layout import abandon, control_nbytes, format_segment, header_of, segment_nbytes
 from .bootstrap import World, join, world_from_environment
 from .comm import Comm
 from .links import Links
@@ -58,27 +58,37 @@ def _begin(links: Links, settings: Settings, timeout_s: float) -> Comm:
     fd = _share_segment(links, settings, timeout_s)
     try:
         segment = memory.Mapping(fd, os.fstat(fd).st_size)
-        header = header_of(segment.address)
-        engine = Engine(
-            segment,
-            links.rank,
-            links.size,
-            isa="" if settings.isa == "auto" else settings.isa,
-            tuning=tuning.tuning(header["forced_chunk_nbytes"], header["forced_depth"]),
-            timeout_s=timeout_s,
-        )
-        engine.arrive(os.getpid(), liveness.start_time(os.getpid()))
         try:
-            engine.be_patient(**tuning.patience(links.local_size, _allowed_cpus(engine)))
-            engine.measure_distance()
-            engine.open_for_calls()
-        except BaseException:
-            engine.close()
+            engine = _start_engine(segment, links, settings, timeout_s)
+        except BaseException as error:
+            # The others have the segment too, and would wait for this rank.
+            abandon(segment.address, links.rank, f"{type(error).__name__} in rank {links.rank}: {error}")
             raise
     except BaseException:
         os.close(fd)
         raise
     return Comm(engine, links, segment, fd, settings)
+
+
+def _start_engine(segment: memory.Mapping, links: Links, settings: Settings, timeout_s: float) -> Engine:
+    header = header_of(segment.address)
+    engine = Engine(
+        segment,
+        links.rank,
+        links.size,
+        isa="" if settings.isa == "auto" else settings.isa,
+        tuning=tuning.tuning(header["forced_chunk_nbytes"], header["forced_depth"]),
+        timeout_s=timeout_s,
+    )
+    engine.arrive(os.getpid(), liveness.start_time(os.getpid()))
+    try:
+        engine.be_patient(**tuning.patience(links.local_size, _allowed_cpus(engine)))
+        engine.measure_distance()
+        engine.open_for_calls()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 def _allowed_cpus(engine: Engine) -> int:

@@ -81,10 +81,17 @@ SR_INLINE void SR_OF_ISA(sr_block)(const struct sr_work w, const struct SR_OF_IS
         SR_OF_ISA(sr_put)(w.dst[d] + w.dst_offset + i * item.nbytes, result, count * item.nbytes, stream & 1);
 }
 
-/* Whole blocks while they last; returns how many items are done. */
-SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item, int known) {
-    const size_t step = SR_VECTOR_NBYTES / item.nbytes;
+/* Whole blocks while they last; returns how many items are done. `by_lines`: as many at a time as make a line. */
+SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item, int known,
+                                      int by_lines) {
+    const size_t step = SR_VECTOR_NBYTES / item.nbytes, line = SR_LINE_NBYTES / item.nbytes;
     size_t i = 0;
+    SR_ROLLED for (; by_lines && line > step && i + line <= w.count; i += line) {
+        SR_OF_ISA(sr_block)(w, item, i, step, known);
+        SR_OF_ISA(sr_block)(w, item, i + step, step, known);
+        if (line > 2 * step) SR_OF_ISA(sr_block)(w, item, i + 2 * step, step, known);
+        if (line > 2 * step) SR_OF_ISA(sr_block)(w, item, i + 3 * step, step, known);
+    }
     SR_ROLLED for (; i + step <= w.count; i += step) SR_OF_ISA(sr_block)(w, item, i, step, known);
     return i;
 }
@@ -114,32 +121,32 @@ SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct 
     struct sr_work two = w;
     two.src = src, two.nsrc = 2, two.dst = dst, two.from = NULL, two.to = NULL;
     /* Where items are widened the arithmetic hides the rest: one loop will do. */
-    if (item.acc_nbytes > item.nbytes) return SR_OF_ISA(sr_blocks)(two, item, 1);
+    if (item.acc_nbytes > item.nbytes) return SR_OF_ISA(sr_blocks)(two, item, 1, 0);
     if (w.ndst == 1) {
         two.ndst = 1;
-        if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item, 1);
-        return two.stream = 1, SR_OF_ISA(sr_blocks)(two, item, 1);
+        if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item, 1, 1);
+        return two.stream = 1, SR_OF_ISA(sr_blocks)(two, item, 1, 1);
     }
     two.ndst = 2;
-    if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item, 1);
-    if (w.stream == 3) return two.stream = 3, SR_OF_ISA(sr_blocks)(two, item, 1);
-    return SR_OF_ISA(sr_blocks)(two, item, 1);
+    if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item, 1, 1);
+    if (w.stream == 3) return two.stream = 3, SR_OF_ISA(sr_blocks)(two, item, 1, 1);
+    return SR_OF_ISA(sr_blocks)(two, item, 1, 1);
 }
 
 /* A few sources are folded in registers. Accumulators that are but items are one more source. */
 SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item) {
-    if (item.is_loaded || w.nsrc > SR_GROUP_SOURCES + (w.from == NULL)) return SR_OF_ISA(sr_blocks)(w, item, 0);
+    if (item.is_loaded || w.nsrc > SR_GROUP_SOURCES + (w.from == NULL)) return SR_OF_ISA(sr_blocks)(w, item, 0, 0);
     const char *src[SR_FUSED_SOURCES] = {NULL};
     int nsrc = 0;
     if (w.from != NULL) src[nsrc++] = w.from;
     for (int s = 0; s < w.nsrc; s++) src[nsrc++] = w.src[s] + w.src_offset;
     struct sr_work few = w;
     few.src = src, few.src_offset = 0, few.from = NULL;
-    if (nsrc == 1) return few.nsrc = 1, SR_OF_ISA(sr_blocks)(few, item, 0);
-    if (nsrc == 2) return few.nsrc = 2, SR_OF_ISA(sr_blocks)(few, item, 1);
-    if (nsrc == 3) return few.nsrc = 3, SR_OF_ISA(sr_blocks)(few, item, 1);
-    if (nsrc == 4) return few.nsrc = 4, SR_OF_ISA(sr_blocks)(few, item, 1);
-    return few.nsrc = 5, SR_OF_ISA(sr_blocks)(few, item, 1);
+    if (nsrc == 1) return few.nsrc = 1, SR_OF_ISA(sr_blocks)(few, item, 0, 0);
+    if (nsrc == 2) return few.nsrc = 2, SR_OF_ISA(sr_blocks)(few, item, 1, 0);
+    if (nsrc == 3) return few.nsrc = 3, SR_OF_ISA(sr_blocks)(few, item, 1, 0);
+    if (nsrc == 4) return few.nsrc = 4, SR_OF_ISA(sr_blocks)(few, item, 1, 0);
+    return few.nsrc = 5, SR_OF_ISA(sr_blocks)(few, item, 1, 0);
 }
 
 /* ---- one dtype and op: its loops, its run, and the function that the table holds ---- */
