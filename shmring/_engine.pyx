@@ -99,10 +99,17 @@ cdef int wait_long(Group *g, Call *c) noexcept nogil:
     return PROGRESSED
 
 
+# Whether a dead rank has left this call undone: one that has done its part may end without closing.
+cdef inline bint is_missed(Group *g, Call *c, int rank) noexcept nogil:
+    if rank == c.awaited.rank:
+        return not sr_flag_reached(c.awaited.flag, c.awaited.target)
+    return not sr_flag_reached(&g.lane[rank].line[c.seq & 1].seq, c.seq)
+
+
 cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef int rank
     for rank in range(g.size):
-        if rank != g.rank and sr_life_died(&g.lane[rank].life):
+        if rank != g.rank and sr_life_died(&g.lane[rank].life) and is_missed(g, c, rank):
             c.awaited.rank = rank
             return DEAD
     if sr_life_state(&g.lane[c.awaited.rank].life) == SR_CLOSED:
