@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 from test_kernels import DTYPES, assert_same, expected, numbers
 
-from shmring import _engine, tuning
+from shmring import _layout, tuning
 
 __all__ = ["DTYPES", "assert_same", "expected", "numbers"]  # and what follows
 

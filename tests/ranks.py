@@ -70,11 +70,15 @@ class Ranks:
 
         environ: the SHMRING_* variables that the ranks shall have now, and no others.
         """
-        world = shmring.world(self.size)
         self._environ = {name: str(value) for name, value in environ.items()}
-        self._order("meet", world, timeout_s, self._environ)
-        self._raise_first(self.answers())
+        self._raise_first(self.try_to_meet(timeout_s=timeout_s))
         return self
+
+    def try_to_meet(self, *, timeout_s=CALL_TIMEOUT_S, of_rank=None):
+        """By rank: None, or the exception that joining raised. of_rank: {rank: its own variables}."""
+        world, of_rank = shmring.world(self.size), of_rank or {}
+        self._order(lambda rank: ("meet", world, timeout_s, self._environ | of_rank.get(rank, {})))
+        return self.answers()
 
     def are_idle(self):
         """All live, and nobody owes an answer."""
@@ -88,13 +92,13 @@ class Ranks:
 
     def begin(self, function, *args):
         """Let every rank call function(comm, *args); `answers` waits for the results."""
-        self._order("call", function, args)
+        self._order(lambda rank: ("call", function, args))
 
-    def _order(self, *order):
+    def _order(self, order_of):
         self._owing = set(range(self.size))
-        for pipe in self._pipes:
+        for rank, pipe in enumerate(self._pipes):
             with contextlib.suppress(BrokenPipeError):
-                pipe.send(order)
+                pipe.send(order_of(rank))
 
     def answers(self, among=None):
         """By rank: what each returned, the exception that it raised, or Died."""

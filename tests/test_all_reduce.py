@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import Ranks
 
+import shmring
 from shmring import _engine
 
 RANKS = (1, 2, 3, 4, 5, 8)
@@ -176,6 +177,35 @@ def test_any_shape_order_view_and_memory(world_of, chunk):
         assert_all_reduced(ranks(reduce_view, row), row, [array.ravel(order="A") for array in arrays])
 
     check()
+
+
+def reduce_gigabytes(comm, count, shared):
+    """Three marks, one of them beyond 4 GiB, and nothing else."""
+    x = comm.empty(count, "u1") if shared else np.zeros(count, "u1")
+    x[[0, 1 << 31, count - 1]] = comm.rank + 1
+    comm.all_reduce(x)
+    return x[[0, 1 << 31, count - 1]].tolist(), int(np.count_nonzero(x))
+
+
+@pytest.mark.soak
+@pytest.mark.limit(600)
+@pytest.mark.parametrize("shared", [False, True])
+def test_counts_beyond_4_gib(world_of, shared):
+    """Needs some 10 GiB of memory."""
+    ranks = world_of(2, timeout_s=300)
+    for marks, nonzero in ranks(reduce_gigabytes, (1 << 32) + 77, shared):
+        assert marks == [3, 3, 3]
+        assert nonzero == 3
+
+
+def counts_4_gib_apart(comm):
+    with pytest.raises(shmring.Mismatch):
+        comm.broadcast(np.zeros(77 + (comm.rank << 32), "?"))
+    return True
+
+
+def test_counts_that_differ_by_4_gib_do_not_match(world_of):
+    assert all(world_of(2)(counts_4_gib_apart))
 
 
 # ---- many calls -------------------------------------------------------------------------------------------

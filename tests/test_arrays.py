@@ -1,0 +1,407 @@
+"""Arrays that all ranks map: known in any view, mixed with private ones, given back, outliving the rest.
+
+What lies in /dev/shm, which descriptors and mappings are left is looked at here as well.
+"""
+
+import gc
+import os
+import signal
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from ranks import Died, Ranks
+
+import shmring
+
+MIB = 1 << 20
+LARGE = 24 * MIB
+
+
+def own_shared_nbytes():
+    """What this process has mapped of shared memory and touched."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssShmem:"):
+            return int(line.split()[1]) << 10
+    return pytest.skip("this kernel does not tell RssShmem")
+
+
+def resources():
+    """(descriptors, mappings of segments, children) of this process."""
+    fds = os.listdir("/proc/self/fd")
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return len(fds), sum("shmring" in line or "/dev/shm" in line for line in maps), len(children)
+
+
+# ---- making -----------------------------------------------------------------------------------------------
+
+
+def make_arrays(comm):
+    a = comm.empty((3, 4), "f4")
+    b = comm.zeros(7, np.int64)
+    c = comm.full((2, 2), 1.5)
+    d = comm.full(3, 7, "u1")
+    e = comm.copy_of(np.arange(6.0).reshape(2, 3)[:, ::2])
+    f = comm.empty((), ml_dtypes.bfloat16)
+    g = comm.empty((0, 5))
+    h = comm.copy_of([comm.rank, 2])
+    assert (a == 0).all()
+    assert (b == 0).all()
+    arrays = (a, b, c, d, e, f, g, h)
+    for array in arrays:
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+        assert array.flags.aligned
+        assert array.ctypes.data % 64 == 0 or array.size == 0
+        comm.all_reduce(array)
+    return [(array.shape, array.dtype.name, array.astype("f8").tolist()) for array in arrays]
+
+
+@pytest.mark.parametrize("segment", ["memfd", "posix"])
+def test_arrays_are_made_as_numpy_makes_them(world_of, segment):
+    for found in world_of(2, SHMRING_SEGMENT=segment)(make_arrays):
+        assert found == [
+            ((3, 4), "float32", np.zeros((3, 4)).tolist()),
+            ((7,), "int64", [0.0] * 7),
+            ((2, 2), "float64", [[3.0, 3.0]] * 2),
+            ((3,), "uint8", [14.0] * 3),
+            ((2, 2), "float64", [[0.0, 4.0], [6.0, 10.0]]),
+            ((), "bfloat16", 0.0),
+            ((0, 5), "float64", []),
+            ((2,), "int64", [1.0, 4.0]),
+        ]
+
+
+def make_in_a_world_of_one():
+    with shmring.init() as comm:
+        return comm.full(3, 2.0)
+
+
+def test_a_world_of_one_has_them_too():
+    x = make_in_a_world_of_one()
+    assert (x == 2.0).all()
+
+
+REFUSED = (
+    ("empty", (3, object), TypeError),
+    ("empty", (3, "no such type"), TypeError),
+    ("zeros", (-3,), ValueError),
+    ("empty", ((2, -1),), ValueError),
+    ("empty", (3.7,), TypeError),
+    ("empty", ("abc",), TypeError),
+    ("full", (3, object()), TypeError),
+    ("copy_of", ([{}, None],), TypeError),
+    ("empty", (3, "f4", -1.0), TypeError),  # timeout is a keyword
+)
+
+
+def refuse(comm):
+    for name, arguments, error in REFUSED:
+        with pytest.raises(error):
+            getattr(comm, name)(*arguments)
+    return float(comm.copy_of(np.ones(3)).sum())
+
+
+def test_what_cannot_be_made_is_refused_and_does_no_harm(world_of):
+    assert world_of(2)(refuse) == [3.0] * 2
+
+
+def make_on_rank_0(comm, name, arguments):
+    if comm.rank == 0:
+        getattr(comm, name)(*arguments)
+    else:
+        comm.empty(3)
+
+
+@pytest.mark.parametrize(("name", "arguments", "error"), REFUSED[:-1])
+def test_what_one_rank_cannot_make_is_a_mismatch_elsewhere(world_of, name, arguments, error):
+    own, other = world_of(2).outcomes(make_on_rank_0, name, arguments)
+    assert isinstance(own, error)
+    assert isinstance(other, shmring.Mismatch)
+    assert "refused" in other.calls[0]
+    assert other.calls[1] == "empty(24 bytes)"
+
+
+def different_sizes(comm):
+    with pytest.raises(shmring.Mismatch) as caught:
+        comm.empty(10 + comm.rank)
+    return caught.value.calls
+
+
+def test_ranks_that_want_different_sizes(world_of):
+    assert world_of(2)(different_sizes) == [("empty(80 bytes)", "empty(88 bytes)")] * 2
+
+
+def absurd(comm, shape):
+    with pytest.raises(shmring.OutOfMemory) as caught:
+        comm.empty(shape)
+    assert isinstance(caught.value, MemoryError)
+    x = comm.full(5000, 1.0)
+    comm.all_reduce(x)
+    return caught.value.wanted_nbytes, float(x[0])
+
+
+@pytest.mark.parametrize("segment", ["memfd", "posix"])
+@pytest.mark.parametrize("shape", [1 << 37, 1 << 45, 1 << 55, 1 << 59, 1 << 62, (1 << 40, 1 << 40)])
+def test_out_of_memory_on_all_ranks_alike_and_the_communicator_remains(world_of, shape, segment):
+    outcomes = world_of(3, SHMRING_SEGMENT=segment)(absurd, shape)
+    assert len(set(outcomes)) == 1
+    wanted, after = outcomes[0]
+    assert wanted >= 8 * np.prod(np.array(shape, object))
+    assert after == 3.0
+
+
+# ---- use --------------------------------------------------------------------------------------------------
+
+
+def paths_of_views(comm):
+    """Which ways of looking at a shared array are known for what they are."""
+    whole = comm.full((6, 50, 40), comm.rank + 1.0)
+    private = np.ones((50, 40))
+    views = {
+        "whole": whole,
+        "row": whole[3],
+        "rows": whole[1:4],
+        "flat": whole.ravel()[777:9_777],
+        "transposed": whole.T,
+        "other dtype": whole.view("i4"),
+        "ml_dtypes": whole.view(ml_dtypes.bfloat16),
+        "memoryview": memoryview(whole),
+        "reshaped": whole.reshape(-1, order="A"),
+        "private": private,
+        "mixed": whole[5] if comm.rank else private,
+        "different offsets": whole[comm.rank],
+        "out is private": (whole[2], private),
+        "x is private": (private, whole[2]),
+        "both": (whole[1], whole[4]),
+    }
+    found = {}
+    for name, view in views.items():
+        x, out = view if isinstance(view, tuple) else (view, None)
+        comm.all_reduce(x, "bor" if name == "other dtype" else "max", out=out)
+        found[name] = comm.stats()["path"]
+    return found
+
+
+def test_views_and_slices_are_recognised(world_of):
+    for found in world_of(2, SHMRING_PATH="near")(paths_of_views):
+        private = {name for name, path in found.items() if path == "near"}
+        assert private == {"private", "mixed", "out is private", "x is private"}
+        assert set(found.values()) == {"near", "zero_copy"}
+
+
+def reduce_mixed(comm):
+    """The same numbers whoever has shared and who private arrays."""
+    found = []
+    for pattern in range(1 << comm.size):
+        shared = comm.empty(4000)
+        x = shared if pattern >> comm.rank & 1 else np.empty(4000)
+        x[...] = np.arange(4000) * (comm.rank + 1)
+        comm.all_reduce(x)
+        found.append((comm.stats()["path"], bool((x == np.arange(4000) * 6).all())))
+    return found
+
+
+def test_shared_and_private_arrays_meet_in_one_call(world_of):
+    for found in world_of(3, SHMRING_PATH="far")(reduce_mixed):
+        assert found == [("far", True)] * 7 + [("zero_copy", True)]
+
+
+def written_at_once(comm):
+    """Everybody writes to its array as soon as a call is over, and that disturbs nobody."""
+    x, y = comm.empty(3000, "i8"), comm.empty(3000, "i8")
+    for turn in range(200):
+        x[...] = turn + comm.rank
+        comm.all_reduce(x, out=y)
+        x[...] = -1
+        assert (y == comm.size * turn + sum(range(comm.size))).all(), turn
+        comm.all_reduce(y, "max")
+        y[...] = -turn
+    return True
+
+
+def test_arrays_may_be_written_again_as_soon_as_the_call_returns(world_of):
+    for size in (2, 3, 5):
+        assert all(world_of(size)(written_at_once))
+
+
+# ---- giving back ------------------------------------------------------------------------------------------
+
+
+def give_back(comm):
+    """Own RssShmem: with an array, with a view of it only, without."""
+    comm.barrier()
+    before = own_shared_nbytes()
+    x = comm.full(LARGE, 1, "u1")
+    with_array = own_shared_nbytes() - before
+    view = x[5:10]
+    del x
+    gc.collect()
+    with_view = own_shared_nbytes() - before
+    assert (view == 1).all()
+    del view
+    gc.collect()
+    without = own_shared_nbytes() - before
+    comm.barrier()
+    return with_array, with_view, without
+
+
+@pytest.mark.parametrize("segment", ["memfd", "posix"])
+def test_memory_goes_with_the_last_reference(world_of, segment):
+    for with_array, with_view, without in world_of(2, SHMRING_SEGMENT=segment)(give_back):
+        assert with_array >= LARGE - MIB  # the kernel counts in batches
+        assert with_view >= LARGE - MIB
+        assert without < MIB
+
+
+def give_back_alone(comm):
+    """One rank lets go, the other does not: its own part goes, the other's stays as it is."""
+    before = own_shared_nbytes()
+    x = comm.full(LARGE, comm.rank, "u1")
+    if comm.rank == 0:
+        del x
+        gc.collect()
+    comm.barrier()
+    more = own_shared_nbytes() - before
+    y = comm.full(3000, 1.0)
+    comm.all_reduce(y)
+    assert comm.rank == 0 or (x == 1).all()
+    assert (y == 2).all()
+    return more
+
+
+def test_one_rank_gives_its_part_back_alone(world_of):
+    first, second = world_of(2)(give_back_alone)
+    assert first < MIB
+    assert second >= LARGE - MIB
+
+
+def allocate_often(comm, times):
+    kept = comm.empty(100)
+    comm.all_reduce(np.ones(1000))
+    before = resources()
+    for turn in range(times):
+        x = comm.empty(1500 + turn, "u1")
+        x[...] = 1
+        if turn % 100 == 0:
+            comm.all_reduce(x)
+            assert (x == comm.size).all()
+    del x
+    gc.collect()
+    comm.barrier()
+    comm.empty(1)
+    after = resources()
+    return before, after, float(kept.sum())
+
+
+@pytest.mark.parametrize("segment", ["memfd", "posix"])
+def test_a_thousand_allocations_leave_nothing(world_of, segment):
+    for before, after, _ in world_of(2, SHMRING_SEGMENT=segment)(allocate_often, 1000):
+        assert after[0] == before[0]
+        assert after[1] <= before[1] + 2
+
+
+def test_they_outlive_the_communicator(world_of):
+    ranks = world_of(2)
+    assert ranks(use_after_close) == [(LARGE, True)] * 2
+
+
+def use_after_close(comm):
+    before = own_shared_nbytes()
+    x = comm.full(LARGE, comm.rank + 1, "u1")
+    comm.barrier()
+    comm.close()
+    total = int(x.sum(dtype="i8"))
+    del x
+    gc.collect()
+    return total // (comm.rank + 1), own_shared_nbytes() - before < MIB
+
+
+def fork_with_array(comm):
+    """A forked child that lets go of the array, and one that writes to it."""
+    x = comm.full(50_000, 7.0)
+    for write in (False, True):
+        pid = os.fork()
+        if pid == 0:
+            if write:
+                x[0] = 8.0
+            del x
+            gc.collect()
+            os._exit(0)
+        os.waitpid(pid, 0)
+    comm.barrier()
+    comm.all_reduce(x)
+    return float(x[1])
+
+
+def test_a_forked_child_does_not_free_its_parents_arrays(world_of):
+    assert world_of(2)(fork_with_array) == [14.0] * 2
+
+
+def many_at_once(comm):
+    """Hundreds of arrays alive, freed in another order than they were made."""
+    rng = np.random.default_rng(7)
+    arrays = [comm.full(1100, i, "f8") for i in range(300)]
+    for i in rng.permutation(300)[:250]:
+        arrays[i] = None
+    more = [comm.full(1100, 1000 + i, "f8") for i in range(50)]
+    for i, array in enumerate(arrays + more):
+        if array is not None:
+            want = i if i < 300 else 1000 + i - 300
+            comm.all_reduce(array)
+            assert comm.stats()["path"] == "zero_copy"
+            assert (array == comm.size * want).all(), i
+    return True
+
+
+def test_hundreds_of_arrays_at_once(world_of):
+    assert all(world_of(2)(many_at_once))
+
+
+# ---- nothing left -----------------------------------------------------------------------------------------
+
+
+def named_in_shm():
+    return {path.name for path in Path("/dev/shm").iterdir() if "shmring" in path.name}
+
+
+def busy_with_arrays(comm, ready):
+    kept = comm.full(LARGE, 1, "u1")
+    private = np.ones(100_000)
+    while True:
+        comm.all_reduce(kept)
+        comm.all_reduce(private)
+        Path(ready).touch()
+
+
+@pytest.mark.parametrize("segment", ["memfd", "posix"])
+def test_nothing_is_left_when_everybody_is_killed(segment, tmp_path):
+    ready, names = tmp_path / "ready", named_in_shm()
+    with Ranks(3) as ranks:
+        ranks.meet(SHMRING_SEGMENT=segment)
+        ranks.begin(busy_with_arrays, str(ready))
+        while not ready.exists():
+            time.sleep(0.01)
+        assert named_in_shm() == names
+        for rank in range(3):
+            ranks.kill(rank, signal.SIGKILL)
+        assert all(isinstance(outcome, Died) for outcome in ranks.answers())
+    assert named_in_shm() == names
+
+
+def reopen(comm):
+    return resources()
+
+
+@pytest.mark.parametrize("segment", ["memfd", "posix"])
+def test_nothing_is_left_after_closing(world_of, segment):
+    ranks = world_of(2, SHMRING_SEGMENT=segment)
+    ranks(reopen)
+    before = ranks.meet(SHMRING_SEGMENT=segment)(reopen)
+    for _ in range(20):
+        ranks.meet(SHMRING_SEGMENT=segment)(make_arrays)
+    assert ranks.meet(SHMRING_SEGMENT=segment)(reopen) == before
+    assert not named_in_shm()

@@ -1,0 +1,239 @@
+"""Arrays of every make: what has the buffer protocol, ml_dtypes, __array_interface__ and DLPack exporters."""
+
+import array
+import ctypes
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import shmring
+
+
+class Interface:
+    """Has `__array_interface__` and nothing else."""
+
+    def __init__(self, source):
+        self._source = source
+        self.__array_interface__ = source.__array_interface__
+
+
+class DLPack:
+    """Has DLPack and nothing else, on whatever device it says."""
+
+    def __init__(self, source, device=(1, 0)):
+        self._source = source
+        self._device = device
+
+    def __dlpack__(self, **keywords):
+        return self._source.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self._device
+
+
+class Subclass(np.ndarray):
+    pass
+
+
+CTYPES = (
+    ctypes.c_bool,
+    ctypes.c_int8,
+    ctypes.c_uint8,
+    ctypes.c_short,
+    ctypes.c_uint16,
+    ctypes.c_int,
+    ctypes.c_uint32,
+    ctypes.c_long,
+    ctypes.c_longlong,
+    ctypes.c_uint64,
+    ctypes.c_size_t,
+    ctypes.c_float,
+    ctypes.c_double,
+)
+SMALL_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+NUMPY = (*"?bBhHiIlLqQefdFD", "intp", "uintp")
+
+
+def make(rank):
+    """name → (array, how to read it), three elements of rank + 1 each."""
+    ones, small = np.full(3, rank + 1), {name: np.dtype(getattr(ml_dtypes, name)) for name in SMALL_FLOATS}
+    made = {f"numpy {name}": ones.astype(name) for name in NUMPY}
+    made |= {f"array {code}": array.array(code, [rank + 1] * 3) for code in "bBhHiIlLqQfd"}
+    made |= {f"ctypes {kind.__name__}": (kind * 3)(*[rank + 1] * 3) for kind in CTYPES}
+    made |= {f"ml_dtypes {name}": ones.astype(dtype) for name, dtype in small.items()}
+    exported = ("bool", "uint8", "int64", "float16", "float32", "complex64")
+    made |= {f"interface {name}": Interface(ones.astype(name)) for name in exported}
+    made |= {f"dlpack {name}": DLPack(ones.astype(name)) for name in exported}
+    matrix = np.full((3, 2), rank + 1, "f4")
+    return made | {
+        "bytearray": bytearray([rank + 1] * 3),
+        "memoryview": memoryview(bytearray([rank + 1] * 3)),
+        "memoryview cast": memoryview(bytearray(ones.astype("f8").tobytes())).cast("d"),
+        "memoryview cast 2-d": memoryview(bytearray(matrix.tobytes())).cast("f", (3, 2)),
+        "ctypes matrix": ((ctypes.c_int * 2) * 3)(*[(ctypes.c_int * 2)(rank + 1, rank + 1)] * 3),
+        "dlpack matrix": DLPack(matrix.copy()),
+        "interface Fortran": Interface(np.asfortranarray(matrix)),
+        "subclass": ones.astype("f4").view(Subclass),
+        "record field": ones.astype([("a", "f4")])["a"],
+        "unaligned": np.frombuffer(bytearray(1) + bytearray(ones.astype("f4").tobytes()), "f4", offset=1),
+        "0-d": np.array(rank + 1.0),
+        "0-d ml_dtypes": np.array(rank + 1, small["bfloat16"]),
+        "empty": np.zeros((0, 3)),
+    }
+
+
+def numbers_in(buffer):
+    numbers = np.asarray(getattr(buffer, "_source", buffer)).ravel()
+    return (numbers.real if numbers.dtype.kind == "c" else numbers).astype("f8").tolist()
+
+
+def reduce_all_makes(comm):
+    """Each kind in place, and into a NumPy array of the same kind."""
+    found = {}
+    for name, x in make(comm.rank).items():
+        comm.all_reduce(x)
+        found[name] = numbers_in(x)
+    for name, x in make(comm.rank).items():
+        before, out = numbers_in(x), np.zeros_like(np.asarray(getattr(x, "_source", x)))
+        comm.all_reduce(x, out=out)
+        assert numbers_in(out) == found[name], name
+        assert numbers_in(x) == before, f"{name}: x was written to"
+    return found
+
+
+def test_arrays_of_every_make(world_of):
+    for found in world_of(2)(reduce_all_makes):
+        assert found == {name: [3.0] * len(numbers_in(x)) for name, x in make(0).items()} | {
+            name: [1.0] * 3 for name in found if "bool" in name or "?" in name
+        }
+
+
+def broadcast_all_makes(comm):
+    found = {}
+    for name, x in make(comm.rank).items():
+        comm.broadcast(x, 1)
+        found[name] = numbers_in(x)
+    return found
+
+
+def test_every_make_can_be_broadcast(world_of):
+    want = {name: numbers_in(x) for name, x in make(1).items()}
+    assert world_of(2)(broadcast_all_makes) == [want, want]
+
+
+def different_makes(comm):
+    """What fits one rank need not be what fits another, as long as dtype, count and order are the same."""
+    makes = [np.ones(1000, "u1"), bytearray(b"\1" * 1000), (ctypes.c_uint8 * 1000)(*[1] * 1000)]
+    x = makes[comm.rank]
+    comm.all_reduce(x)
+    shapes = [np.ones((10, 20)), np.ones(200), np.ones((2, 5, 20))]
+    comm.all_reduce(shapes[comm.rank])
+    return set(bytes(x)), float(shapes[comm.rank].sum())
+
+
+def test_ranks_may_pass_different_makes_and_shapes(world_of):
+    assert world_of(3)(different_makes) == [({3}, 600.0)] * 3
+
+
+def test_buffers_are_let_go_after_a_call():
+    with shmring.init() as comm:
+        x = bytearray(100)
+        comm.all_reduce(x)
+        with pytest.raises(ValueError, match="overlap"):
+            comm.all_reduce(memoryview(x)[:60], out=memoryview(x)[40:])
+        x.extend(b"grows")
+
+
+def map_file(comm, path):
+    x = np.memmap(path, "f4", "r+", shape=(3000,))
+    comm.all_reduce(x)
+    assert (x == comm.size).all()
+    comm.barrier()
+    x[...] = 5
+    x.flush()
+    comm.broadcast(np.memmap(path, "f4", "r", shape=(3000,)) if comm.rank == 0 else np.empty(3000, "f4"))
+
+
+def test_memory_mapped_files(world_of, tmp_path):
+    np.ones(3000, "f4").tofile(tmp_path / "numbers")
+    ranks = world_of(2)
+    ranks(map_own_file, str(tmp_path))
+
+
+def map_own_file(comm, folder):
+    path = f"{folder}/{comm.rank}"
+    np.ones(3000, "f4").tofile(path)
+    map_file(comm, path)
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_float))
+
+
+class Contrary:
+    """Says that it is contiguous nowhere."""
+
+    def __init__(self):
+        self._source = np.ones((4, 4), "f4")[:, ::2]
+        self.__array_interface__ = self._source.__array_interface__
+
+
+REFUSED = {
+    "text": (array.array("u", "abc"), TypeError, "format"),
+    "characters": ((ctypes.c_char * 3)(), TypeError, "format"),
+    "structures": ((Pair * 3)(), TypeError, "format"),
+    "strings": (np.array(["a", "b"]), TypeError, "dtype"),
+    "records": (np.zeros(3, "i4,f4"), TypeError, "dtype"),
+    "long double": (np.zeros(3, "g"), TypeError, "float128"),
+    "big endian": (np.zeros(3, ">f4"), TypeError, "newbyteorder"),
+    "dates": (np.zeros(3, "M8[s]"), TypeError, "int64"),
+    "objects": (np.zeros(3, object), TypeError, "object"),
+    "another float8": (np.zeros(3, ml_dtypes.float8_e4m3b11fnuz), TypeError, "float8_e4m3b11fnuz"),
+    "4 bits": (np.zeros(3, ml_dtypes.int4), TypeError, "int4"),
+    "a column": (np.zeros((3, 3))[:, 1], ValueError, "ascontiguousarray"),
+    "reversed": (np.zeros(9)[::-1], ValueError, "ascontiguousarray"),
+    "every other": (memoryview(bytearray(9))[::2], ValueError, "contiguous"),
+    "broadcast": (np.broadcast_to(np.zeros(1), (3,)), ValueError, "contiguous"),
+    "a column of bfloat16": (np.zeros((3, 3), ml_dtypes.bfloat16)[:, 1], ValueError, "ascontiguousarray"),
+    "a column's interface": (Contrary(), ValueError, "contiguous"),
+    "a column's DLPack": (DLPack(np.zeros((3, 3))[:, 1]), ValueError, "contiguous"),
+    "another device": (DLPack(np.zeros(3), device=(2, 0)), TypeError, "CPU"),
+    "bytes": (b"abc", ValueError, "read-only"),
+    "a view of bytes": (memoryview(b"abc"), ValueError, "read-only"),
+    "a list": ([1.0, 2.0], TypeError, "asarray"),
+    "nothing": (None, TypeError, "array"),
+    "a number": (1.0, TypeError, "0-d"),
+    "a NumPy number": (np.float32(1), TypeError, "0-d"),
+    "a double": (np.float64(1), TypeError, "0-d"),
+    "text itself": ("abc", TypeError, "array"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_used_is_refused_with_the_fix(name):
+    x, error, words = REFUSED[name]
+    with shmring.init() as comm:
+        with pytest.raises(error, match=words):
+            comm.all_reduce(x)
+        with pytest.raises(error, match=words):
+            comm.plan("all_reduce", x)
+        if x is not None:
+            with pytest.raises(error):
+                comm.broadcast(np.zeros(3), out=x)
+        comm.barrier()
+
+
+def test_what_is_read_only_is_refused_where_it_would_be_written():
+    frozen = np.zeros(3)
+    frozen.flags.writeable = False
+    frozen_small = np.zeros(3, ml_dtypes.bfloat16)
+    frozen_small.flags.writeable = False
+    with shmring.init() as comm:
+        for x in (frozen, frozen.view(Subclass), frozen_small, np.frombuffer(b"12345678")):
+            with pytest.raises(ValueError, match="read-only"):
+                comm.all_reduce(x)
+            with pytest.raises(ValueError, match="read-only"):
+                comm.all_reduce(x.copy(), out=x)
+            comm.all_reduce(x, out=x.copy())
+            comm.broadcast(x)
