@@ -28,5 +28,12 @@ def fold(
 ) -> float:
     """dsts[d] = srcs[0] op srcs[1] ... for every d; returns the seconds that `loops` of it took."""
 
-def copy(dst: _Bytes, src: _Bytes, isa: str = "", stream: int = 0, loops: int = 1) -> float:
-    """dst = src; returns the seconds that `loops` of it took."""
+def copy(
+    dsts: Sequence[_Bytes], srcs: Sequence[_Bytes], isa: str = "", stream: int = 0, loops: int = 1
+) -> float:
+    """dsts[i] = srcs[i] for every i; returns the seconds that `loops` of it took."""
+
+def copy_two(
+    dsts: Sequence[_Bytes], srcs: Sequence[_Bytes], isa: str = "", streams: tuple[int, int] = (0, 0)
+) -> None:
+    """dsts[0] = srcs[0] and dsts[1] = srcs[1] in one loop."""

@@ -155,7 +155,8 @@ class Arrays:
             return self._links.broadcast_descriptor(fd, check=self._engine.check, deadline=deadline)
         except (Timeout, RankFailed, KeyboardInterrupt) as error:
             # Not everybody's: a descriptor may still be under way, so nothing may follow on these links.
-            self._engine.abort(f"{type(error).__name__} in rank {self._engine.rank} while sharing an array: {error}")
+            name = type(error).__name__
+            self._engine.abort(f"{name} in rank {self._engine.rank} while sharing an array: {error}")
             raise
 
     def _sweep(self) -> None:
