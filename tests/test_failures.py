@@ -415,5 +415,5 @@ def test_threads_may_take_turns(world_of):
 def test_a_communicator_cannot_be_pickled():
     with shmring.init() as comm:
         for thing in (comm, comm.plan("barrier")):
-            with pytest.raises(TypeError):
+            with pytest.raises(TypeError, match="belongs to its process"):
                 pickle.dumps(thing)
