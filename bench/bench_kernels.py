@@ -1,7 +1,7 @@
-"""The reduction loops of one core against plain copying: python bench/bench_kernels.py [--dtype … --op … --isa …]
+"""The reduction loops of one core against plain copying: python bench/bench_kernels.py [--dtype … --isa …]
 
-A fold of nsrc sources into ndst destinations reads and writes nsrc + ndst arrays; the limit is the time that copying
-takes to read and write as many. All shapes of one size take turns, so the ratios come from the same moments.
+A fold of nsrc sources into ndst destinations reads and writes nsrc + ndst arrays; the limit is the time that
+copying takes to read and write as many. A fold and the copies take turns in one run.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from arguments import comma_separated, parse_size
@@ -18,6 +19,7 @@ from shmring import _kernels
 
 SAMPLE_S = 0.002
 LINE_NBYTES = 64
+SIZES = [16 << 10, 256 << 10, 4 << 20, 64 << 20]
 SMALL_COUNTS = (1, 2, 3, 4, 7, 8, 12, 15, 16)
 
 
@@ -49,17 +51,18 @@ def fold(shape: Shape, arrays: list[np.ndarray]) -> Callable[[int], float]:
     srcs = arrays[: shape.nsrc]
     dsts = arrays[shape.nsrc : shape.nsrc + shape.ndst]
     stream = (1 << shape.ndst) - 1 if shape.streamed else 0
-    return lambda loops: _kernels.fold(shape.dtype, shape.op, srcs, dsts, shape.isa, shape.nsrc, stream, loops)
+    return partial(_kernels.fold, shape.dtype, shape.op, srcs, dsts, shape.isa, shape.nsrc, stream)
 
 
 def copies(shape: Shape, arrays: list[np.ndarray], streamed: bool) -> Callable[[int], float]:
     """Reads and writes as many bytes as the fold does: half of its arrays copied to the other half."""
     number = shape.nsrc + shape.ndst
-    pairs = [(arrays[2 * i + 1], arrays[2 * i]) for i in range(number // 2)]
+    srcs, dsts = arrays[0 : number - 1 : 2], arrays[1:number:2]
     if number % 2:
         half = len(arrays[0]) // 2
-        pairs.append((arrays[number - 1][half : 2 * half], arrays[number - 1][:half]))
-    return lambda loops: sum(_kernels.copy(to, source, shape.isa, int(streamed), loops) for to, source in pairs)
+        srcs.append(arrays[number - 1][:half])
+        dsts.append(arrays[number - 1][half : 2 * half])
+    return partial(_kernels.copy, dsts, srcs, shape.isa if streamed else "memcpy", int(streamed))
 
 
 def loops_for(run: Callable[[int], float]) -> int:
@@ -70,16 +73,22 @@ def loops_for(run: Callable[[int], float]) -> int:
     return max(1, round(loops * SAMPLE_S / seconds))
 
 
+def sample(run: Callable[[int], float], loops: int) -> float:
+    """Seconds of one call, with the arrays where such calls leave them: streaming evicts them."""
+    run(1)
+    return run(loops) / loops
+
+
 def medians(contestants: list[Callable[[int], float]], rounds: int) -> list[float]:
     """Seconds of one call of each, all in turn in every round."""
     loops = [loops_for(run) for run in contestants]
-    samples = [[run(n) / n for run, n in zip(contestants, loops, strict=True)] for _ in range(rounds)]
+    samples = [[sample(run, n) for run, n in zip(contestants, loops, strict=True)] for _ in range(rounds)]
     return [statistics.median(column) for column in zip(*samples, strict=True)]
 
 
 def print_sizes(shapes: list[Shape], sizes: list[int], rounds: int) -> None:
     """One line a shape and size: ns, GB/s read and written, and the ratio to both ways of copying."""
-    print(f"{'bytes':>10} {'shape':45} {'ns':>12} {'GB/s':>7} {'× memcpy':>9} {'× streamed copy':>16}")
+    print(f"{'bytes':>10} {'shape':45} {'ns':>12} {'GB/s':>7} {'/ memcpy':>9} {'/ streamed copy':>16}")
     for nbytes in sizes:
         arrays = arrays_apart(max(s.nsrc + s.ndst for s in shapes), nbytes)
         for shape in shapes:
@@ -93,7 +102,8 @@ def print_sizes(shapes: list[Shape], sizes: list[int], rounds: int) -> None:
 def print_small(isa: str, dtype: str, op: str, rounds: int) -> None:
     """ns of calls with a handful of items, by items and sources."""
     sources = (1, 2, 3, 4, 8)
-    print(f"\nns a call, {isa} {dtype} {op}, by items and sources\n{'':6}" + "".join(f"{n:8}" for n in sources))
+    print(f"\nns a call, {isa} {dtype} {op}, by items and sources")
+    print(" " * 6 + "".join(f"{n:8}" for n in sources))
     for count in SMALL_COUNTS:
         arrays = arrays_apart(max(sources) + 1, count * _kernels.dtypes()[dtype])
         times = medians([fold(Shape(isa, dtype, op, n, 1, False), arrays) for n in sources], rounds)
@@ -101,17 +111,17 @@ def print_small(isa: str, dtype: str, op: str, rounds: int) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     isas, dtypes = _kernels.isas(), list(_kernels.dtypes())
-    parser.add_argument("--isa", type=comma_separated(str, isas), default=isas[:1], help=f"of {','.join(isas)}; or all")
-    parser.add_argument("--dtype", type=comma_separated(str, dtypes), default=["float32"], help=",".join(dtypes))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--isa", type=comma_separated(str, isas), default=isas[:1], help=",".join(isas))
+    parser.add_argument("--dtype", type=comma_separated(str, dtypes), default=["float32"])
     parser.add_argument("--op", type=comma_separated(str), help="default: sum; with --everything: all")
-    parser.add_argument("--sizes", type=comma_separated(parse_size), default=[16 << 10, 256 << 10, 4 << 20, 64 << 20])
+    parser.add_argument("--sizes", type=comma_separated(parse_size), default=SIZES)
     parser.add_argument("--sources", type=comma_separated(int), default=[2])
     parser.add_argument("--destinations", type=comma_separated(int), default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--small", action="store_true", help="calls with a handful of items instead")
-    parser.add_argument("--everything", action="store_true", help="all dtypes, ops and instruction sets at 64 KiB")
+    parser.add_argument("--everything", action="store_true", help="all dtypes, ops and ISAs at 64 KiB")
     return parser.parse_args()
 
 

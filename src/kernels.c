@@ -14,8 +14,9 @@
 
 #define SR_LINE_NBYTES 64
 
-/* Sources folded in registers, each read in step with the others. More are folded group by group, tile by tile, the
- * accumulators staying in a tile in the L1 cache, as one more source of the next group. */
+/* Sources folded in registers, each read in step with the others. More are folded group by group, tile by tile,
+ * the accumulators staying in a tile in the L1 cache, as one more source of the next group. Tuned with
+ * bench/bench_kernels.py --sources 8,16,64. */
 #define SR_FUSED_SOURCES 5
 #define SR_GROUP_SOURCES (SR_FUSED_SOURCES - 1)
 #define SR_TILE_NBYTES 8192
@@ -45,7 +46,18 @@ typedef void sr_run_fn(const struct sr_work *work);
 /* Streams the whole lines of dst, stores its ragged edges; no fence. */
 typedef void sr_stream_fn(char *dst, const char *src, size_t nbytes);
 
-/* One dtype and op for one instruction set, as seen from here. */
+/* What makes one dtype and op in the loops: `count` items, count being a constant wherever they are used. */
+struct sr_item {
+    size_t nbytes;
+    size_t acc_nbytes; /* of its accumulator */
+    int is_loaded;     /* whether an accumulator is more than the item as it is */
+    void (*load)(void *acc, const void *src, size_t count);
+    void (*load_two)(void *acc, const void *src0, const void *src1, size_t count);
+    void (*add)(void *acc, const void *src, size_t count);
+    void (*store)(void *block, const void *acc, size_t count, uint32_t divisor); /* NULL: as it is */
+};
+
+/* One dtype and op for one instruction set, as seen from outside of the loops. */
 struct sr_runner {
     sr_run_fn *run;
     sr_stream_fn *stream;
@@ -56,8 +68,9 @@ struct sr_runner {
 const uint8_t sr_dtype_nbytes[SR_DTYPES] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16, 1, 1};
 
 const char *const sr_dtype_name[SR_DTYPES] = {
-    "bool",    "int8",     "uint8",   "int16",   "uint16",    "int32",      "uint32",        "int64",       "uint64",
-    "float16", "bfloat16", "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+    "bool",    "int8",    "uint8",   "int16",     "uint16",     "int32",         "uint32",
+    "int64",   "uint64",  "float16", "bfloat16",  "float32",    "float64",       "complex64",
+    "complex128", "float8_e4m3fn", "float8_e5m2",
 };
 
 const char *const sr_op_name[SR_OPS] = {"sum", "prod", "min",  "max", "avg",  "band",
@@ -104,8 +117,8 @@ static void sr_fold_groups(const struct sr_runner *runner, struct sr_work w) {
     }
 }
 
-/* How many bytes lie before the first line boundary of each streamed dst, if that is the same for all of them and a
- * whole number of items; SR_LINE_NBYTES if not. */
+/* How many bytes lie before the first line boundary of each streamed dst, if that is the same for all of them and
+ * a whole number of items; SR_LINE_NBYTES if not. */
 static size_t sr_common_head(const struct sr_runner *runner, const struct sr_work *w) {
     size_t head = SR_LINE_NBYTES;
     for (int d = 0; d < w->ndst; d++) {
@@ -133,8 +146,8 @@ static void sr_fold_in_step(const struct sr_runner *runner, struct sr_work w, si
     }
 }
 
-/* They do not: results go through a stage in the L1 cache, and each dst takes from it the lines that are complete.
- * What is left of a line waits, for which the stage begins with the last line of the stage before. */
+/* They do not: results go through a stage in the L1 cache, and each dst takes the lines that are complete from it.
+ * What is left of a line waits, and so the stage begins with the last line of the stage before. */
 static void sr_fold_staged(const struct sr_runner *runner, struct sr_work w) {
     char stage[SR_LINE_NBYTES + SR_STAGE_NBYTES] __attribute__((aligned(SR_LINE_NBYTES)));
     char *const fresh = stage + SR_LINE_NBYTES;
@@ -161,16 +174,17 @@ static void sr_fold_staged(const struct sr_runner *runner, struct sr_work w) {
 }
 
 /* Whatever is not a single run of ordinary stores. */
-static void sr_fold(const struct sr_runner *runner, const struct sr_work *w) {
-    if (w->stream == 0) {
-        sr_fold_groups(runner, *w);
+static void sr_fold(const struct sr_runner *runner, struct sr_work w) {
+    if (w.ndst < 32) w.stream &= (1u << w.ndst) - 1;
+    if (w.stream == 0) {
+        sr_fold_groups(runner, w);
         return;
     }
-    const size_t head_nbytes = sr_common_head(runner, w);
+    const size_t head_nbytes = sr_common_head(runner, &w);
     if (head_nbytes < SR_LINE_NBYTES)
-        sr_fold_in_step(runner, *w, head_nbytes);
+        sr_fold_in_step(runner, w, head_nbytes);
     else
-        sr_fold_staged(runner, *w);
+        sr_fold_staged(runner, w);
     sr_store_fence();
 }
 
@@ -195,16 +209,16 @@ static void sr_fold(const struct sr_runner *runner, const struct sr_work *w) {
 #define SR_ISA sse2
 #define SR_TARGET
 #define SR_VECTOR_NBYTES 16
-#define SR_PUT(dst, block) _mm_storeu_si128((__m128i *)(dst), _mm_loadu_si128((const __m128i *)(block)))
-#define SR_STREAM(dst, block) _mm_stream_si128((__m128i *)(dst), _mm_loadu_si128((const __m128i *)(block)))
+#define SR_PUT(dst, block) _mm_storeu_si128((void *)(dst), _mm_loadu_si128((const void *)(block)))
+#define SR_STREAM(dst, block) _mm_stream_si128((void *)(dst), _mm_loadu_si128((const void *)(block)))
 #include "kernels_loop.h"
 
 #define SR_ISA avx2
 #define SR_TARGET __attribute__((target("avx2,f16c")))
 #define SR_VECTOR_NBYTES 32
 #define SR_F16C
-#define SR_PUT(dst, block) _mm256_storeu_si256((__m256i *)(dst), _mm256_loadu_si256((const __m256i *)(block)))
-#define SR_STREAM(dst, block) _mm256_stream_si256((__m256i *)(dst), _mm256_loadu_si256((const __m256i *)(block)))
+#define SR_PUT(dst, block) _mm256_storeu_si256((void *)(dst), _mm256_loadu_si256((const void *)(block)))
+#define SR_STREAM(dst, block) _mm256_stream_si256((void *)(dst), _mm256_loadu_si256((const void *)(block)))
 #include "kernels_loop.h"
 
 #define SR_ISA avx512
@@ -213,9 +227,12 @@ static void sr_fold(const struct sr_runner *runner, const struct sr_work *w) {
 #define SR_F16C
 #define SR_PUT(dst, block) _mm512_storeu_si512((void *)(dst), _mm512_loadu_si512((const void *)(block)))
 #define SR_STREAM(dst, block) _mm512_stream_si512((void *)(dst), _mm512_loadu_si512((const void *)(block)))
-/* GCC 12 fuses a complex product's alternating differences and sums even under -ffp-contract=off. AVX2 without FMA
- * has nothing to fuse them to. */
+/* GCC 12 fuses a complex product's alternating differences and sums even under -ffp-contract=off. AVX2 without
+ * FMA has nothing to fuse them to. */
 #define SR_UNFUSED(function) function##_avx2
+/* Two sources to ordinary stores: lines in two halves are 5 to 12 % faster from L3 and memory than whole ones on
+ * Zen 4, and as fast from L1 and L2; bench/bench_kernels.py --isa avx512,avx2. */
+#define SR_ORDINARY_PAIR(function) function##_avx2
 #include "kernels_loop.h"
 
 /* CPUID says what the CPU can do, XCR0 which registers the operating system saves: both must agree. */
@@ -232,7 +249,8 @@ static int sr_cpu_has(const struct sr_kernels *kernels) {
     const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
     return (xcr0 & avx512_state) == avx512_state && (ebx & avx512) == avx512;
 }
-static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_avx512, &sr_kernels_avx2, &sr_kernels_sse2};
+static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_avx512, &sr_kernels_avx2,
+                                                           &sr_kernels_sse2};
 
 #elif defined(__aarch64__)
 #include <arm_neon.h>

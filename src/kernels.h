@@ -25,12 +25,13 @@ extern const char *const sr_op_name[SR_OPS];       /* "sum", ..., "lxor" */
 
 /* dst[d][i] = src[0][i] op src[1][i] op ... op src[nsrc-1][i], folded in that order, for every d < ndst.
  *
- * Bit d of `stream`: dst[d] is written by streaming stores inside, in whole lines, and by ordinary ones at its
- * ragged edges; if stream != 0 the kernel ends with its own store fence, as release alone does not order them.
+ * Bit d of `stream`, bit 31 from dst[31] on: dst[d] is written by streaming stores inside, in whole lines, and by
+ * ordinary ones at its ragged edges; if any is, the kernel ends with its own store fence, as release alone does
+ * not order them. Fastest where all streamed dsts lie alike within their lines, as slots and shared arrays do.
  * A dst may be the very same pointer as any src (in place); otherwise all are disjoint. Nothing needs to be
- * aligned. nsrc >= 1, 1 <= ndst <= 32, count >= 0. `divisor`: SR_AVG divides the sum by it before the one
- * rounding; the others ignore it. 16/8-bit floats are folded in fp32 over all sources and rounded once. With
- * one source the logical ops still give 0 or 1, and SR_AVG still divides. */
+ * aligned. nsrc >= 1, ndst >= 1, count >= 0. `divisor`: SR_AVG divides the sum by it before the one rounding; the
+ * others ignore it. 16/8-bit floats are folded in fp32 over all sources and rounded once. With one source the
+ * logical ops still give 0 or 1, and SR_AVG still divides. */
 typedef void sr_fold_fn(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc,
                         size_t count, uint32_t divisor);
 
@@ -49,11 +50,10 @@ struct sr_kernels {
 };
 
 /* NULL or "": the best that this CPU and its operating system support. A name: that one, or NULL if it is unknown
- * or unsupported here. Asks the CPU anew each time (slow under a hypervisor): call it once and keep the result. */
+ * or unsupported here. Asks the CPU anew (slow under a hypervisor): call it once and keep the result. */
 const struct sr_kernels *sr_kernels_find(const char *isa);
 
-/* The i-th name of those supported here, best first ("avx512", "avx2", "sse2" | "neon" | "scalar"); NULL past the
- * end. */
+/* The i-th name of those supported here, best first ("avx512", "avx2", "sse2" | "neon" | "scalar"), then NULL. */
 const char *sr_kernels_isas(int i);
 
 /* The caller's flush-to-zero, rounding and trap modes, set aside while kernels run: they promise IEEE defaults.

@@ -1,5 +1,5 @@
-/* What one item of each dtype is: its type in memory, its accumulator, how the one becomes the other, and the ops
- * on accumulators. Scalar C without branches, so that a compiler can turn a loop over it into vectors. */
+/* What one item of each dtype is: its type in memory, its accumulator, how the one becomes the other, and the
+ * ops on accumulators. Scalar C without branches, so that a compiler can turn a loop over it into vectors. */
 #ifndef SHMRING_KERNELS_ITEM_H
 #define SHMRING_KERNELS_ITEM_H
 
@@ -113,7 +113,7 @@ static inline uint32_t sr_narrow(float value, const struct sr_small_float f) {
     uint32_t half = (1u << (drop - 1)) - 1 + ((magnitude >> drop) & 1);
     uint32_t normal = (magnitude - rebias + half) >> drop;
     normal = normal > f.top ? f.top : normal;
-    /* A float whose last bit weighs as much as the smallest subnormal: adding it rounds to multiples of that. */
+    /* A float whose last bit weighs as much as the smallest subnormal: adding it rounds to multiples of it. */
     uint32_t coarse = (uint32_t)(151 - f.bias - f.mantissa) << 23;
     uint32_t subnormal = sr_bits_of(sr_float_of(magnitude) + sr_float_of(coarse)) - coarse;
     uint32_t nan = f.nan | (f.top == f.nan ? 0 : (magnitude >> drop) & (f.sign - 1));

@@ -1,31 +1,23 @@
-/* The reduction loops, in plain C. kernels.c includes this once for each instruction set, with SR_ISA (the suffix of
- * its names), SR_TARGET (function attribute), SR_VECTOR_NBYTES, SR_PUT and SR_STREAM (block stores) defined.
+/* The reduction loops, in plain C. kernels.c includes this once for each instruction set, with SR_ISA (the suffix
+ * of its names), SR_TARGET (function attribute), SR_VECTOR_NBYTES, SR_PUT and SR_STREAM (block stores) defined.
  *
- * A block is one vector register of output. A run goes block by block: load, widen and fold every source's items,
- * narrow, and put the block to every destination, by an ordinary or a streaming store: each byte is read once and
- * nothing goes through memory in between. All loops over a block have constant length; the compiler makes them one
- * vector instruction. bench/bench_kernels.py shows what comes of it. */
+ * A block is one vector register of output. A run goes block by block: load, widen and fold all sources' items,
+ * narrow, and put the block to every destination by an ordinary or a streaming store; nothing goes through memory
+ * in between. A loop over a block has constant length, which compilers make one vector instruction of.
+ * bench/bench_kernels.py shows what comes of it. */
 
 #define SR_JOIN_(stem, isa) stem##_##isa
 #define SR_JOIN(stem, isa) SR_JOIN_(stem, isa)
 #define SR_OF_ISA(stem) SR_JOIN(stem, SR_ISA)
+#ifndef SR_ORDINARY_PAIR
+#define SR_ORDINARY_PAIR SR_OF_ISA
+#endif
 #ifdef __OPTIMIZE__
 #define SR_INLINE SR_TARGET static inline __attribute__((always_inline))
 #else
 #define SR_INLINE SR_TARGET static inline /* debug and sanitizer builds would take minutes */
 #endif
 #define SR_RUN SR_TARGET static __attribute__((noinline))
-
-/* What makes one dtype and op: loops of `count` items, count a constant wherever they are used. */
-struct SR_OF_ISA(sr_item_loops) {
-    size_t nbytes;     /* of an item */
-    size_t acc_nbytes; /* of its accumulator */
-    int is_loaded;     /* whether an accumulator is more than the item as it is */
-    void (*load)(void *acc, const void *src, size_t count);
-    void (*load_two)(void *acc, const void *src0, const void *src1, size_t count);
-    void (*add)(void *acc, const void *src, size_t count);
-    void (*store)(void *block, const void *acc, size_t count, uint32_t divisor); /* NULL: as it is */
-};
 
 SR_INLINE void SR_OF_ISA(sr_put)(char *dst, const char *block, size_t nbytes, int streaming) {
     if (nbytes != SR_VECTOR_NBYTES)
@@ -36,7 +28,7 @@ SR_INLINE void SR_OF_ISA(sr_put)(char *dst, const char *block, size_t nbytes, in
         SR_PUT(dst, block);
 }
 
-/* A line that is streamed in parts costs several times as much as a whole one, so the ragged edges are stored. */
+/* A line streamed in parts costs several times as much as a whole one, so the ragged edges are stored. */
 SR_TARGET static void SR_OF_ISA(sr_stream)(char *dst, const char *src, size_t nbytes) {
     const size_t head = sr_lesser(-(uintptr_t)dst & (SR_LINE_NBYTES - 1), nbytes);
     const size_t end = nbytes - (nbytes - head) % SR_LINE_NBYTES;
@@ -47,7 +39,7 @@ SR_TARGET static void SR_OF_ISA(sr_stream)(char *dst, const char *src, size_t nb
 
 /* Folds count items from item i of the work on, through at most one register of output. `known`: w.nsrc is a
  * constant from 2 to SR_FUSED_SOURCES, and w.from is NULL. */
-SR_INLINE void SR_OF_ISA(sr_block)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item, size_t i,
+SR_INLINE void SR_OF_ISA(sr_block)(const struct sr_work w, const struct sr_item item, size_t i,
                                    size_t count, int known) {
     char acc[SR_VECTOR_NBYTES * 4] __attribute__((aligned(64)));
     char block[SR_VECTOR_NBYTES] __attribute__((aligned(64)));
@@ -82,11 +74,11 @@ SR_INLINE void SR_OF_ISA(sr_block)(const struct sr_work w, const struct SR_OF_IS
 }
 
 /* Whole blocks while they last; returns how many items are done. `by_lines`: as many at a time as make a line. */
-SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item, int known,
+SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct sr_item item, int known,
                                       int by_lines) {
     const size_t step = SR_VECTOR_NBYTES / item.nbytes, line = SR_LINE_NBYTES / item.nbytes;
     size_t i = 0;
-    SR_ROLLED for (; by_lines && line > step && i + line <= w.count; i += line) {
+    for (; by_lines && line > step && i + line <= w.count; i += line) {
         SR_OF_ISA(sr_block)(w, item, i, step, known);
         SR_OF_ISA(sr_block)(w, item, i + step, step, known);
         if (line > 2 * step) SR_OF_ISA(sr_block)(w, item, i + 2 * step, step, known);
@@ -97,8 +89,8 @@ SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct SR_OF
 }
 
 /* Fewer items than a block, in blocks of a half, a quarter, ...: at most one of each, so that a dozen items take
- * a few nanoseconds. Where items are widened these would be much code for little, so there by eights and ones. */
-SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item, size_t i) {
+ * a few nanoseconds. Where items are widened that would be much code for little, so there by eights and ones. */
+SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct sr_item item, size_t i) {
     const size_t step = SR_VECTOR_NBYTES / item.nbytes;
     if (item.acc_nbytes > item.nbytes) {
         for (; step > 8 && i + 8 <= w.count; i += 8) SR_OF_ISA(sr_block)(w, item, i, 8, 0);
@@ -114,137 +106,147 @@ SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct SR_O
     if (step > 1 && left & 1) SR_OF_ISA(sr_block)(w, item, i, 1, 0);
 }
 
-/* The commonest shapes. With everything known, nothing is left in the loops but loads, the op and stores. */
-SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item) {
+/* What is known of a shape is passed as constants, and nothing of it is left in the loop. */
+SR_INLINE size_t SR_OF_ISA(sr_shape)(struct sr_work w, const struct sr_item item, int nsrc, int ndst,
+                                     uint32_t stream, int by_lines) {
+    w.nsrc = nsrc, w.ndst = ndst, w.stream = stream, w.from = NULL;
+    return SR_OF_ISA(sr_blocks)(w, item, 1, by_lines);
+}
+
+/* The commonest: two sources, one or two destinations. Where items are widened one loop will do for all of them,
+ * as the arithmetic hides the rest. */
+SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct sr_item item) {
     const char *const src[2] = {w.src[0], w.src[1]};
     char *const dst[2] = {w.dst[0], w.dst[w.ndst - 1]};
     struct sr_work two = w;
-    two.src = src, two.nsrc = 2, two.dst = dst, two.from = NULL, two.to = NULL;
-    /* Where items are widened the arithmetic hides the rest: one loop will do. */
-    if (item.acc_nbytes > item.nbytes) return SR_OF_ISA(sr_blocks)(two, item, 1, 0);
-    if (w.ndst == 1) {
-        two.ndst = 1;
-        if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item, 1, 1);
-        return two.stream = 1, SR_OF_ISA(sr_blocks)(two, item, 1, 1);
-    }
-    two.ndst = 2;
-    if (w.stream == 0) return two.stream = 0, SR_OF_ISA(sr_blocks)(two, item, 1, 1);
-    if (w.stream == 3) return two.stream = 3, SR_OF_ISA(sr_blocks)(two, item, 1, 1);
-    return SR_OF_ISA(sr_blocks)(two, item, 1, 1);
+    two.src = src, two.dst = dst, two.to = NULL;
+    if (item.acc_nbytes > item.nbytes) return SR_OF_ISA(sr_shape)(two, item, 2, w.ndst, w.stream, 0);
+    if (w.ndst == 1 && w.stream == 0) return SR_OF_ISA(sr_shape)(two, item, 2, 1, 0, 1);
+    if (w.ndst == 1) return SR_OF_ISA(sr_shape)(two, item, 2, 1, 1, 0);
+    if (w.stream == 0) return SR_OF_ISA(sr_shape)(two, item, 2, 2, 0, 1);
+    if (w.stream == 3) return SR_OF_ISA(sr_shape)(two, item, 2, 2, 3, 0);
+    return SR_OF_ISA(sr_shape)(two, item, 2, 2, w.stream, 0);
 }
 
 /* A few sources are folded in registers. Accumulators that are but items are one more source. */
-SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct SR_OF_ISA(sr_item_loops) item) {
-    if (item.is_loaded || w.nsrc > SR_GROUP_SOURCES + (w.from == NULL)) return SR_OF_ISA(sr_blocks)(w, item, 0, 0);
+SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct sr_item item) {
+    if (item.is_loaded || w.nsrc + (w.from != NULL) > SR_FUSED_SOURCES)
+        return SR_OF_ISA(sr_blocks)(w, item, 0, 0);
     const char *src[SR_FUSED_SOURCES] = {NULL};
     int nsrc = 0;
     if (w.from != NULL) src[nsrc++] = w.from;
     for (int s = 0; s < w.nsrc; s++) src[nsrc++] = w.src[s] + w.src_offset;
     struct sr_work few = w;
-    few.src = src, few.src_offset = 0, few.from = NULL;
-    if (nsrc == 1) return few.nsrc = 1, SR_OF_ISA(sr_blocks)(few, item, 0, 0);
-    if (nsrc == 2) return few.nsrc = 2, SR_OF_ISA(sr_blocks)(few, item, 1, 0);
-    if (nsrc == 3) return few.nsrc = 3, SR_OF_ISA(sr_blocks)(few, item, 1, 0);
-    if (nsrc == 4) return few.nsrc = 4, SR_OF_ISA(sr_blocks)(few, item, 1, 0);
-    return few.nsrc = 5, SR_OF_ISA(sr_blocks)(few, item, 1, 0);
+    few.src = src, few.src_offset = 0;
+    switch (nsrc) {
+    case 1: return SR_OF_ISA(sr_blocks)(w, item, 0, 0);
+    case 2: return SR_OF_ISA(sr_shape)(few, item, 2, w.ndst, w.stream, 0);
+    case 3: return SR_OF_ISA(sr_shape)(few, item, 3, w.ndst, w.stream, 0);
+    case 4: return SR_OF_ISA(sr_shape)(few, item, 4, w.ndst, w.stream, 0);
+    default: return SR_OF_ISA(sr_shape)(few, item, SR_FUSED_SOURCES, w.ndst, w.stream, 0);
+    }
 }
 
 /* ---- one dtype and op: its loops, its run, and the function that the table holds ---- */
 
-#define SR_ITEM_LOAD(tag, T, A, LOAD, OP)                                                                     \
-    SR_INLINE void SR_OF_ISA(tag##_load)(void *acc, const void *src, size_t count) {                          \
-        const T##_anywhere *x = src;                                                                          \
-        SR_VECTOR for (size_t i = 0; i < count; i++)((A##_anywhere *)acc)[i] = (A)LOAD(x[i]);                 \
-    }                                                                                                         \
-    SR_INLINE void SR_OF_ISA(tag##_load_two)(void *acc, const void *src0, const void *src1, size_t count) {   \
-        const T##_anywhere *x = src0, *y = src1;                                                              \
-        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                        \
-            const A a = (A)LOAD(x[i]), b = (A)LOAD(y[i]);                                                     \
-            ((A##_anywhere *)acc)[i] = (A)OP(a, b);                                                           \
-        }                                                                                                     \
-    }                                                                                                         \
-    SR_INLINE void SR_OF_ISA(tag##_add)(void *acc, const void *src, size_t count) {                           \
-        const T##_anywhere *x = src;                                                                          \
-        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                        \
-            const A a = ((A##_anywhere *)acc)[i], b = (A)LOAD(x[i]);                                          \
-            ((A##_anywhere *)acc)[i] = (A)OP(a, b);                                                           \
-        }                                                                                                     \
+#define SR_ITEM_LOAD(tag, T, A, LOAD, OP)                                                                    \
+    SR_INLINE void SR_OF_ISA(tag##_load)(void *acc, const void *src, size_t count) {                         \
+        const T##_anywhere *x = src;                                                                         \
+        SR_VECTOR for (size_t i = 0; i < count; i++)((A##_anywhere *)acc)[i] = (A)LOAD(x[i]);                \
+    }                                                                                                        \
+    SR_INLINE void SR_OF_ISA(tag##_load_two)(void *acc, const void *src0, const void *src1, size_t count) {  \
+        const T##_anywhere *x = src0, *y = src1;                                                             \
+        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                       \
+            const A a = (A)LOAD(x[i]), b = (A)LOAD(y[i]);                                                    \
+            ((A##_anywhere *)acc)[i] = (A)OP(a, b);                                                          \
+        }                                                                                                    \
+    }                                                                                                        \
+    SR_INLINE void SR_OF_ISA(tag##_add)(void *acc, const void *src, size_t count) {                          \
+        const T##_anywhere *x = src;                                                                         \
+        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                       \
+            const A a = ((A##_anywhere *)acc)[i], b = (A)LOAD(x[i]);                                         \
+            ((A##_anywhere *)acc)[i] = (A)OP(a, b);                                                          \
+        }                                                                                                    \
     }
 
-#define SR_ITEM_STORE(tag, T, A, STORE)                                                                       \
-    SR_INLINE void SR_OF_ISA(tag##_store)(void *block, const void *acc, size_t count, uint32_t divisor) {     \
-        (void)divisor;                                                                                        \
-        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                        \
-            const A a = ((const A##_anywhere *)acc)[i];                                                       \
-            ((T##_anywhere *)block)[i] = (T)STORE(a);                                                         \
-        }                                                                                                     \
+#define SR_ITEM_STORE(tag, T, A, STORE)                                                                      \
+    SR_INLINE void SR_OF_ISA(tag##_store)(void *block, const void *acc, size_t count, uint32_t divisor) {    \
+        (void)divisor;                                                                                       \
+        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                       \
+            const A a = ((const A##_anywhere *)acc)[i];                                                      \
+            ((T##_anywhere *)block)[i] = (T)STORE(a);                                                        \
+        }                                                                                                    \
     }
 
-#define SR_ITEM(tag, T, A, IS_LOADED, STORE)                                                                  \
-    ((struct SR_OF_ISA(sr_item_loops)){sizeof(T), sizeof(A), IS_LOADED, SR_OF_ISA(tag##_load),                \
-                                       SR_OF_ISA(tag##_load_two), SR_OF_ISA(tag##_add), STORE})
+#define SR_ITEM(tag, T, A, IS_LOADED, STORE)                                                                 \
+    ((struct sr_item){sizeof(T), sizeof(A), IS_LOADED, SR_OF_ISA(tag##_load), SR_OF_ISA(tag##_load_two),     \
+                      SR_OF_ISA(tag##_add), STORE})
 
-#define SR_ITEM_FOLD(tag, T, A, IS_LOADED, STORE)                                                             \
-    SR_RUN size_t SR_OF_ISA(tag##_two_sources)(const struct sr_work *w) {                                     \
-        return SR_OF_ISA(sr_two_sources)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                           \
-    }                                                                                                         \
-    SR_RUN size_t SR_OF_ISA(tag##_any_sources)(const struct sr_work *w) {                                     \
-        return SR_OF_ISA(sr_any_sources)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                           \
-    }                                                                                                         \
-    SR_RUN void SR_OF_ISA(tag##_remainder)(const struct sr_work *w, size_t done) {                            \
-        SR_OF_ISA(sr_remainder)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE), done);                              \
-    }                                                                                                         \
-    SR_TARGET static void SR_OF_ISA(tag##_run)(const struct sr_work *w) {                                     \
-        size_t done = 0;                                                                                      \
-        if (w->count >= SR_VECTOR_NBYTES / sizeof(T)) {                                                       \
-            if (w->nsrc == 2 && w->ndst <= 2 && w->from == NULL && w->to == NULL)                             \
-                done = SR_OF_ISA(tag##_two_sources)(w);                                                       \
-            else                                                                                              \
-                done = SR_OF_ISA(tag##_any_sources)(w);                                                       \
-        }                                                                                                     \
-        if (done < w->count) SR_OF_ISA(tag##_remainder)(w, done);                                             \
-    }                                                                                                         \
+#define SR_ITEM_FOLD(tag, T, A, IS_LOADED, STORE)                                                            \
+    SR_RUN size_t SR_OF_ISA(tag##_two_sources)(const struct sr_work *w) {                                    \
+        return SR_OF_ISA(sr_two_sources)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                          \
+    }                                                                                                        \
+    SR_RUN size_t SR_OF_ISA(tag##_any_sources)(const struct sr_work *w) {                                    \
+        return SR_OF_ISA(sr_any_sources)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                          \
+    }                                                                                                        \
+    SR_RUN void SR_OF_ISA(tag##_remainder)(const struct sr_work *w, size_t done) {                           \
+        SR_OF_ISA(sr_remainder)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE), done);                             \
+    }                                                                                                        \
+    SR_TARGET static void SR_OF_ISA(tag##_run)(const struct sr_work *w) {                                    \
+        size_t done = 0;                                                                                     \
+        if (w->count >= SR_VECTOR_NBYTES / sizeof(T)) {                                                      \
+            const int is_pair = w->nsrc == 2 && w->ndst <= 2 && w->from == NULL && w->to == NULL;            \
+            if (is_pair && w->stream == 0 && sizeof(A) == sizeof(T))                                         \
+                done = SR_ORDINARY_PAIR(tag##_two_sources)(w);                                               \
+            else if (is_pair)                                                                                \
+                done = SR_OF_ISA(tag##_two_sources)(w);                                                      \
+            else                                                                                             \
+                done = SR_OF_ISA(tag##_any_sources)(w);                                                      \
+        }                                                                                                    \
+        if (done < w->count) SR_OF_ISA(tag##_remainder)(w, done);                                            \
+    }                                                                                                        \
     static void SR_OF_ISA(tag)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc, \
-                               size_t count, uint32_t divisor) {                                              \
-        static const struct sr_runner runner = {SR_OF_ISA(tag##_run), SR_OF_ISA(sr_stream), sizeof(T),        \
-                                                sizeof(A)};                                                   \
-        const struct sr_work w = {(char *const *)dst, (const char *const *)src, NULL, NULL, 0, 0, count,      \
-                                  ndst, nsrc, stream, divisor};                                               \
-        if (stream == 0 && (nsrc <= SR_FUSED_SOURCES || count <= SR_SHORT_NBYTES / sizeof(T)))                \
-            SR_OF_ISA(tag##_run)(&w);                                                                         \
-        else                                                                                                  \
-            sr_fold(&runner, &w);                                                                             \
+                               size_t count, uint32_t divisor) {                                             \
+        static const struct sr_runner runner = {SR_OF_ISA(tag##_run), SR_OF_ISA(sr_stream), sizeof(T),       \
+                                                sizeof(A)};                                                  \
+        const struct sr_work w = {(char *const *)dst, (const char *const *)src, NULL, NULL, 0, 0, count,     \
+                                  ndst, nsrc, stream, divisor};                                              \
+        const int is_short = nsrc <= SR_FUSED_SOURCES || count * sizeof(T) <= SR_SHORT_NBYTES;               \
+        if (stream == 0 && is_short)                                                                         \
+            SR_OF_ISA(tag##_run)(&w);                                                                        \
+        else                                                                                                 \
+            sr_fold(&runner, w);                                                                             \
     }
 
-#define SR_FOLD(tag, T, A, LOAD, IS_LOADED, OP, STORE)                                                        \
-    SR_ITEM_LOAD(tag, T, A, LOAD, OP)                                                                         \
-    SR_ITEM_STORE(tag, T, A, STORE)                                                                           \
+#define SR_FOLD(tag, T, A, LOAD, IS_LOADED, OP, STORE)                                                       \
+    SR_ITEM_LOAD(tag, T, A, LOAD, OP)                                                                        \
+    SR_ITEM_STORE(tag, T, A, STORE)                                                                          \
     SR_ITEM_FOLD(tag, T, A, IS_LOADED, SR_OF_ISA(tag##_store))
 
 /* ---- floats of 16 and 8 bits: accumulators of a block in an order of its own ---- */
 
-/* A block is read as words of several items. Word i's k-th item goes to wide[k * words + i], so that neither widening
- * nor narrowing moves anything between the lanes of a vector. */
-#define SR_SMALL_BLOCKS(tag, T, WIDEN, NARROW)                                                                \
-    SR_INLINE void SR_OF_ISA(tag##_widen)(float *wide, const void *items, size_t count) {                     \
-        enum { NBITS = 8 * sizeof(T), PER_WORD = 32 / NBITS };                                                \
-        const size_t words = count / PER_WORD;                                                                \
-        if (count == 1) *wide = WIDEN(*(const T##_anywhere *)items);                                          \
-        for (size_t k = 0; k < PER_WORD; k++)                                                                 \
-            SR_VECTOR for (size_t i = 0; i < words; i++) wide[k * words + i] =                                \
-                WIDEN(((const uint32_t_anywhere *)items)[i] >> k * NBITS & ((1u << NBITS) - 1));              \
-    }                                                                                                         \
-    SR_INLINE void SR_OF_ISA(tag##_narrow)(void *items, const float *wide, size_t count) {                    \
-        enum { NBITS = 8 * sizeof(T), PER_WORD = 32 / NBITS };                                                \
-        const size_t words = count / PER_WORD;                                                                \
-        if (count == 1) *(T##_anywhere *)items = (T)NARROW(*wide);                                            \
-        SR_VECTOR for (size_t i = 0; i < words; i++) {                                                        \
-            uint32_t word = NARROW(wide[i]);                                                                  \
-            word |= NARROW(wide[words + i]) << NBITS;                                                         \
-            if (PER_WORD == 4) word |= NARROW(wide[2 * words % count + i]) << 2 * NBITS % 32;                 \
-            if (PER_WORD == 4) word |= NARROW(wide[3 * words % count + i]) << 3 * NBITS % 32;                 \
-            ((uint32_t_anywhere *)items)[i] = word;                                                           \
-        }                                                                                                     \
+/* A block is read as words of several items. Word i's k-th item goes to wide[k * words + i], so that neither
+ * widening nor narrowing moves anything between the lanes of a vector. */
+#define SR_SMALL_BLOCKS(tag, T, WIDEN, NARROW)                                                               \
+    SR_INLINE void SR_OF_ISA(tag##_widen)(float *wide, const void *items, size_t count) {                    \
+        enum { NBITS = 8 * sizeof(T), PER_WORD = 32 / NBITS };                                               \
+        const size_t words = count / PER_WORD;                                                               \
+        if (count == 1) *wide = WIDEN(*(const T##_anywhere *)items);                                         \
+        for (size_t k = 0; k < PER_WORD; k++)                                                                \
+            SR_VECTOR for (size_t i = 0; i < words; i++) wide[k * words + i] =                               \
+                WIDEN(((const uint32_t_anywhere *)items)[i] >> k * NBITS & ((1u << NBITS) - 1));             \
+    }                                                                                                        \
+    SR_INLINE void SR_OF_ISA(tag##_narrow)(void *items, const float *wide, size_t count) {                   \
+        enum { NBITS = 8 * sizeof(T), PER_WORD = 32 / NBITS };                                               \
+        const size_t words = count / PER_WORD;                                                               \
+        if (count == 1) *(T##_anywhere *)items = (T)NARROW(*wide);                                           \
+        SR_VECTOR for (size_t i = 0; i < words; i++) {                                                       \
+            uint32_t word = NARROW(wide[i]);                                                                 \
+            word |= NARROW(wide[words + i]) << NBITS;                                                        \
+            if (PER_WORD == 4) word |= NARROW(wide[2 * words % count + i]) << 2 * NBITS % 32;                \
+            if (PER_WORD == 4) word |= NARROW(wide[3 * words % count + i]) << 3 * NBITS % 32;                \
+            ((uint32_t_anywhere *)items)[i] = word;                                                          \
+        }                                                                                                    \
     }
 
 #ifdef SR_F16C
@@ -258,7 +260,7 @@ SR_INLINE void SR_OF_ISA(f16_widen)(float *wide, const void *items, size_t count
         _mm256_storeu_ps(wide, _mm256_cvtph_ps(_mm_loadu_si128(items)));
 }
 
-/* To nearest even. A whole block is stored at once: it is loaded again at once, and two halves would stall that. */
+/* To nearest even. A whole block is stored at once, as it is loaded at once again: halves would stall that. */
 SR_INLINE void SR_OF_ISA(f16_narrow)(void *items, const float *wide, size_t count) {
     if (count == 1) *(uint16_t_anywhere *)items = _cvtss_sh(*wide, 0);
     if (count == 8) _mm_storeu_si128(items, _mm256_cvtps_ph(_mm256_loadu_ps(wide), 0));
@@ -298,63 +300,63 @@ SR_SMALL_BLOCKS(bf16, uint16_t, sr_widen_bf16, sr_narrow_bf16)
 SR_SMALL_BLOCKS(e4m3fn, uint8_t, sr_widen_e4m3fn, sr_narrow_e4m3fn)
 SR_SMALL_BLOCKS(e5m2, uint8_t, sr_widen_e5m2, sr_narrow_e5m2)
 
-#define SR_SMALL_FOLD(tag, op, T, OP, FINISH)                                                                 \
-    SR_INLINE void SR_OF_ISA(tag##_##op##_load)(void *acc, const void *src, size_t count) {                   \
-        SR_OF_ISA(tag##_widen)(acc, src, count);                                                              \
-    }                                                                                                         \
-    SR_INLINE void SR_OF_ISA(tag##_##op##_add)(void *acc, const void *src, size_t count) {                    \
-        float wide[SR_VECTOR_NBYTES / sizeof(T)];                                                             \
-        SR_OF_ISA(tag##_widen)(wide, src, count);                                                             \
-        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                        \
-            const float a = ((float_anywhere *)acc)[i], b = wide[i];                                          \
-            ((float_anywhere *)acc)[i] = OP(a, b);                                                            \
-        }                                                                                                     \
-    }                                                                                                         \
-    SR_INLINE void SR_OF_ISA(tag##_##op##_load_two)(void *acc, const void *src0, const void *src1,            \
-                                                    size_t count) {                                           \
-        SR_OF_ISA(tag##_##op##_load)(acc, src0, count);                                                       \
-        SR_OF_ISA(tag##_##op##_add)(acc, src1, count);                                                        \
-    }                                                                                                         \
-    SR_INLINE void SR_OF_ISA(tag##_##op##_store)(void *block, const void *acc, size_t count,                  \
-                                                 uint32_t divisor) {                                          \
-        float wide[SR_VECTOR_NBYTES / sizeof(T)];                                                             \
-        (void)divisor;                                                                                        \
-        SR_VECTOR for (size_t i = 0; i < count; i++) wide[i] = FINISH(((const float_anywhere *)acc)[i]);      \
-        SR_OF_ISA(tag##_narrow)(block, wide, count);                                                          \
-    }                                                                                                         \
+#define SR_SMALL_FOLD(tag, op, T, OP, FINISH)                                                                \
+    SR_INLINE void SR_OF_ISA(tag##_##op##_load)(void *acc, const void *src, size_t count) {                  \
+        SR_OF_ISA(tag##_widen)(acc, src, count);                                                             \
+    }                                                                                                        \
+    SR_INLINE void SR_OF_ISA(tag##_##op##_add)(void *acc, const void *src, size_t count) {                   \
+        float wide[SR_VECTOR_NBYTES / sizeof(T)];                                                            \
+        SR_OF_ISA(tag##_widen)(wide, src, count);                                                            \
+        SR_VECTOR for (size_t i = 0; i < count; i++) {                                                       \
+            const float a = ((float_anywhere *)acc)[i], b = wide[i];                                         \
+            ((float_anywhere *)acc)[i] = OP(a, b);                                                           \
+        }                                                                                                    \
+    }                                                                                                        \
+    SR_INLINE void SR_OF_ISA(tag##_##op##_load_two)(void *acc, const void *src0, const void *src1,           \
+                                                    size_t count) {                                          \
+        SR_OF_ISA(tag##_##op##_load)(acc, src0, count);                                                      \
+        SR_OF_ISA(tag##_##op##_add)(acc, src1, count);                                                       \
+    }                                                                                                        \
+    SR_INLINE void SR_OF_ISA(tag##_##op##_store)(void *block, const void *acc, size_t count,                 \
+                                                 uint32_t divisor) {                                         \
+        float wide[SR_VECTOR_NBYTES / sizeof(T)];                                                            \
+        (void)divisor;                                                                                       \
+        SR_VECTOR for (size_t i = 0; i < count; i++) wide[i] = FINISH(((const float_anywhere *)acc)[i]);     \
+        SR_OF_ISA(tag##_narrow)(block, wide, count);                                                         \
+    }                                                                                                        \
     SR_ITEM_FOLD(tag##_##op, T, float, 1, SR_OF_ISA(tag##_##op##_store))
 
 /* ---- all of them ---- */
 
-#define SR_LOGICAL(tag, T, A, TRUTH, ONE)                                                                     \
-    SR_FOLD(tag##_land, T, A, TRUTH, 1, SR_AND, ONE)                                                          \
-    SR_FOLD(tag##_lor, T, A, TRUTH, 1, SR_OR, ONE)                                                            \
+#define SR_LOGICAL(tag, T, A, TRUTH, ONE)                                                                    \
+    SR_FOLD(tag##_land, T, A, TRUTH, 1, SR_AND, ONE)                                                         \
+    SR_FOLD(tag##_lor, T, A, TRUTH, 1, SR_OR, ONE)                                                           \
     SR_FOLD(tag##_lxor, T, A, TRUTH, 1, SR_XOR, ONE)
 
-#define SR_PLAIN(tag, T, OP)                                                                                  \
-    SR_ITEM_LOAD(tag, T, T, SR_AS_IS, OP)                                                                     \
+#define SR_PLAIN(tag, T, OP)                                                                                 \
+    SR_ITEM_LOAD(tag, T, T, SR_AS_IS, OP)                                                                    \
     SR_ITEM_FOLD(tag, T, T, 0, NULL)
 
 #define SR_MIN_MAX(tag, T) SR_PLAIN(tag##_min, T, SR_LESSER) SR_PLAIN(tag##_max, T, SR_GREATER)
 
-#define SR_INT(tag, T)                                                                                        \
-    SR_PLAIN(tag##_sum, T, SR_ADD)                                                                            \
-    SR_PLAIN(tag##_prod, T, SR_MULTIPLY_INT)                                                                  \
-    SR_MIN_MAX(tag, T)                                                                                        \
+#define SR_INT(tag, T)                                                                                       \
+    SR_PLAIN(tag##_sum, T, SR_ADD)                                                                           \
+    SR_PLAIN(tag##_prod, T, SR_MULTIPLY_INT)                                                                 \
+    SR_MIN_MAX(tag, T)                                                                                       \
     SR_LOGICAL(tag, T, T, SR_IS_TRUE, SR_AS_IS)
 
-#define SR_FLOAT(tag, T, DIVIDED)                                                                             \
-    SR_PLAIN(tag##_sum, T, SR_ADD)                                                                            \
-    SR_PLAIN(tag##_prod, T, SR_MULTIPLY)                                                                      \
-    SR_PLAIN(tag##_min, T, SR_LESSER_OR_NAN)                                                                  \
-    SR_PLAIN(tag##_max, T, SR_GREATER_OR_NAN)                                                                 \
+#define SR_FLOAT(tag, T, DIVIDED)                                                                            \
+    SR_PLAIN(tag##_sum, T, SR_ADD)                                                                           \
+    SR_PLAIN(tag##_prod, T, SR_MULTIPLY)                                                                     \
+    SR_PLAIN(tag##_min, T, SR_LESSER_OR_NAN)                                                                 \
+    SR_PLAIN(tag##_max, T, SR_GREATER_OR_NAN)                                                                \
     SR_FOLD(tag##_avg, T, T, SR_AS_IS, 0, SR_ADD, DIVIDED)
 
-#define SR_SMALL_FLOAT(tag, T)                                                                                \
-    SR_SMALL_FOLD(tag, sum, T, SR_ADD, SR_AS_IS)                                                              \
-    SR_SMALL_FOLD(tag, prod, T, SR_MULTIPLY, SR_AS_IS)                                                        \
-    SR_SMALL_FOLD(tag, min, T, SR_LESSER_OR_NAN, SR_AS_IS)                                                    \
-    SR_SMALL_FOLD(tag, max, T, SR_GREATER_OR_NAN, SR_AS_IS)                                                   \
+#define SR_SMALL_FLOAT(tag, T)                                                                               \
+    SR_SMALL_FOLD(tag, sum, T, SR_ADD, SR_AS_IS)                                                             \
+    SR_SMALL_FOLD(tag, prod, T, SR_MULTIPLY, SR_AS_IS)                                                       \
+    SR_SMALL_FOLD(tag, min, T, SR_LESSER_OR_NAN, SR_AS_IS)                                                   \
+    SR_SMALL_FOLD(tag, max, T, SR_GREATER_OR_NAN, SR_AS_IS)                                                  \
     SR_SMALL_FOLD(tag, avg, T, SR_ADD, SR_DIVIDED_F32)
 
 SR_INT(u8, uint8_t)
@@ -386,14 +388,14 @@ SR_PLAIN(c128_prod, sr_c128, sr_multiply_c128)
 #endif
 
 /* Where an item is but so many smaller ones: the bytes of an integer, the reals of a complex number. */
-#define SR_AS_PARTS(op, part_op, parts)                                                                       \
-    static void SR_OF_ISA(op)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc,  \
-                              size_t count, uint32_t divisor) {                                               \
-        SR_OF_ISA(part_op)(dst, ndst, stream, src, nsrc, parts * count, divisor);                             \
+#define SR_AS_PARTS(op, part_op, parts)                                                                      \
+    static void SR_OF_ISA(op)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc, \
+                              size_t count, uint32_t divisor) {                                              \
+        SR_OF_ISA(part_op)(dst, ndst, stream, src, nsrc, parts * count, divisor);                            \
     }
-#define SR_AS_BYTES(tag, nbytes)                                                                              \
-    SR_AS_PARTS(tag##_band, u8_band, nbytes)                                                                  \
-    SR_AS_PARTS(tag##_bor, u8_bor, nbytes)                                                                    \
+#define SR_AS_BYTES(tag, nbytes)                                                                             \
+    SR_AS_PARTS(tag##_band, u8_band, nbytes)                                                                 \
+    SR_AS_PARTS(tag##_bor, u8_bor, nbytes)                                                                   \
     SR_AS_PARTS(tag##_bxor, u8_bxor, nbytes)
 
 SR_PLAIN(u8_band, uint8_t, SR_AND)
@@ -409,23 +411,29 @@ SR_AS_PARTS(c128_avg, f64_avg, 2)
 
 #include "kernels_copy.h"
 
-#define SR_ROW_LOGICAL(tag)                                                                                   \
+#define SR_ROW_LOGICAL(tag)                                                                                  \
     [SR_LAND] = SR_OF_ISA(tag##_land), [SR_LOR] = SR_OF_ISA(tag##_lor), [SR_LXOR] = SR_OF_ISA(tag##_lxor)
-#define SR_ROW_INT(u, tag)                                                                                    \
-    {                                                                                                         \
-        [SR_SUM] = SR_OF_ISA(u##_sum), [SR_PROD] = SR_OF_ISA(u##_prod), [SR_MIN] = SR_OF_ISA(tag##_min),      \
-        [SR_MAX] = SR_OF_ISA(tag##_max), [SR_BAND] = SR_OF_ISA(u##_band), [SR_BOR] = SR_OF_ISA(u##_bor),      \
-        [SR_BXOR] = SR_OF_ISA(u##_bxor), SR_ROW_LOGICAL(u)                                                    \
+#define SR_ROW_BOOL                                                                                          \
+    {                                                                                                        \
+        [SR_SUM] = SR_OF_ISA(u8_lor), [SR_PROD] = SR_OF_ISA(u8_land), [SR_MIN] = SR_OF_ISA(u8_land),         \
+        [SR_MAX] = SR_OF_ISA(u8_lor), [SR_BAND] = SR_OF_ISA(u8_land), [SR_BOR] = SR_OF_ISA(u8_lor),          \
+        [SR_BXOR] = SR_OF_ISA(u8_lxor), SR_ROW_LOGICAL(u8)                                                   \
     }
-#define SR_ROW_FLOAT(tag)                                                                                     \
-    {                                                                                                         \
-        [SR_SUM] = SR_OF_ISA(tag##_sum), [SR_PROD] = SR_OF_ISA(tag##_prod), [SR_MIN] = SR_OF_ISA(tag##_min),  \
-        [SR_MAX] = SR_OF_ISA(tag##_max), [SR_AVG] = SR_OF_ISA(tag##_avg), SR_ROW_LOGICAL(tag)                 \
+#define SR_ROW_INT(u, tag)                                                                                   \
+    {                                                                                                        \
+        [SR_SUM] = SR_OF_ISA(u##_sum), [SR_PROD] = SR_OF_ISA(u##_prod), [SR_MIN] = SR_OF_ISA(tag##_min),     \
+        [SR_MAX] = SR_OF_ISA(tag##_max), [SR_BAND] = SR_OF_ISA(u##_band), [SR_BOR] = SR_OF_ISA(u##_bor),     \
+        [SR_BXOR] = SR_OF_ISA(u##_bxor), SR_ROW_LOGICAL(u)                                                   \
     }
-#define SR_ROW_COMPLEX(tag)                                                                                   \
-    {                                                                                                         \
+#define SR_ROW_FLOAT(tag)                                                                                    \
+    {                                                                                                        \
+        [SR_SUM] = SR_OF_ISA(tag##_sum), [SR_PROD] = SR_OF_ISA(tag##_prod), [SR_MIN] = SR_OF_ISA(tag##_min), \
+        [SR_MAX] = SR_OF_ISA(tag##_max), [SR_AVG] = SR_OF_ISA(tag##_avg), SR_ROW_LOGICAL(tag)                \
+    }
+#define SR_ROW_COMPLEX(tag)                                                                                  \
+    {                                                                                                        \
         [SR_SUM] = SR_OF_ISA(tag##_sum), [SR_PROD] = SR_UNFUSED(tag##_prod), [SR_AVG] = SR_OF_ISA(tag##_avg), \
-        SR_ROW_LOGICAL(tag)                                                                                   \
+        SR_ROW_LOGICAL(tag)                                                                                  \
     }
 #define SR_STRING_(word) #word
 #define SR_STRING(word) SR_STRING_(word)
@@ -435,9 +443,7 @@ static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
     .copy = SR_OF_ISA(sr_copy),
     .copy_two = SR_OF_ISA(sr_copy_two),
     .fold = {
-        [SR_BOOL] = {[SR_SUM] = SR_OF_ISA(u8_lor), [SR_PROD] = SR_OF_ISA(u8_land), [SR_MIN] = SR_OF_ISA(u8_land),
-                     [SR_MAX] = SR_OF_ISA(u8_lor), [SR_BAND] = SR_OF_ISA(u8_land), [SR_BOR] = SR_OF_ISA(u8_lor),
-                     [SR_BXOR] = SR_OF_ISA(u8_lxor), SR_ROW_LOGICAL(u8)},
+        [SR_BOOL] = SR_ROW_BOOL,
         [SR_I8] = SR_ROW_INT(u8, i8),
         [SR_U8] = SR_ROW_INT(u8, u8),
         [SR_I16] = SR_ROW_INT(u16, i16),
@@ -464,4 +470,5 @@ static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
 #undef SR_PUT
 #undef SR_STREAM
 #undef SR_UNFUSED
+#undef SR_ORDINARY_PAIR
 #undef SR_F16C
