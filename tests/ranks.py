@@ -38,6 +38,7 @@ class Ranks:
         self.size = size
         self._threads = threads
         self._environ = {}
+        self._answer_s = ANSWER_S
         self._owing = set()
         self._pipes = []
         self._ranks = []
@@ -77,6 +78,7 @@ class Ranks:
     def try_to_meet(self, *, timeout_s=CALL_TIMEOUT_S, of_rank=None):
         """By rank: None, or the exception that joining raised. of_rank: {rank: its own variables}."""
         world, of_rank = shmring.world(self.size), of_rank or {}
+        self._answer_s = max(ANSWER_S, 2 * timeout_s)
         self._order(lambda rank: ("meet", world, timeout_s, self._environ | of_rank.get(rank, {})))
         return self.answers()
 
@@ -102,7 +104,7 @@ class Ranks:
 
     def answers(self, among=None):
         """By rank: what each returned, the exception that it raised, or Died."""
-        until = time.monotonic() + ANSWER_S
+        until = time.monotonic() + self._answer_s
         return [self._answer(rank, until) for rank in (range(self.size) if among is None else among)]
 
     def outcomes(self, function, *args):
@@ -117,7 +119,7 @@ class Ranks:
     def _answer(self, rank, until):
         if not self._pipes[rank].poll(max(0.0, until - time.monotonic())):
             self._show_and_kill()
-            raise AssertionError(f"rank {rank} of {self.size} has not answered within {ANSWER_S} s")
+            raise AssertionError(f"rank {rank} of {self.size} has not answered within {self._answer_s} s")
         self._owing.discard(rank)
         try:
             return self._pipes[rank].recv()
