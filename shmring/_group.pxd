@@ -146,7 +146,8 @@ cdef struct Block:
 cdef struct Tuning:
     size_t small_nbytes              # up to here every rank folds everything from one slot a rank
     size_t far_stream_nbytes         # far cores stage with streaming stores from here on
-    size_t chunk_nbytes              # what a slot takes
+    size_t one_chunk_nbytes          # messages up to here are one chunk
+    size_t chunk_nbytes              # what a slot takes of larger ones
     size_t near_ring_nbytes, far_ring_nbytes
     size_t lookahead                 # chunks staged ahead of the one that is being reduced
     size_t zero_copy_nbytes          # zero-copy from here on when all arrays are shared

@@ -109,7 +109,9 @@ cdef void enter_large(Group *g, Call *c) noexcept nogil:
     c.ping = False
     c.phase = 0
     c.fold_peer = c.copy_peer = 0
-    c.chunk_nbytes = whole_items(c, g.tuning.chunk_nbytes)
+    c.chunk_nbytes = c.nbytes
+    if c.nbytes > g.tuning.one_chunk_nbytes:
+        c.chunk_nbytes = whole_items(c, g.tuning.chunk_nbytes)
     c.stage.position = c.fold.position = c.copy.position = g.position
     c.stage.offset = c.fold.offset = c.copy.offset = 0
 

@@ -17,6 +17,7 @@ LINE_NBYTES = 128  # SR_LINE of src/layout.h: slots begin on it
 DEFAULTS: dict[str, int] = {
     "small_nbytes": 8 * KIB,
     "far_stream_nbytes": 2 * KIB,
+    "one_chunk_nbytes": 1 * MIB,
     "chunk_nbytes": 256 * KIB,
     "near_ring_nbytes": 2 * MIB,
     "far_ring_nbytes": 4 * MIB,
@@ -55,7 +56,7 @@ def tuning(forced_chunk_nbytes: int, forced_depth: int) -> dict[str, int]:
     if forced_chunk_nbytes:
         nbytes = _ring_for(forced_chunk_nbytes, forced_depth or 4)
         table["near_ring_nbytes"] = table["far_ring_nbytes"] = nbytes
-        table["chunk_nbytes"] = forced_chunk_nbytes
+        table["one_chunk_nbytes"] = table["chunk_nbytes"] = forced_chunk_nbytes
         table["small_nbytes"] = min(table["small_nbytes"], forced_chunk_nbytes)
     return table
 
