@@ -25,7 +25,7 @@ DEFAULTS: dict[str, int] = {
     "zero_copy_nbytes": 8 * KIB,
     "stream_out_nbytes": 16 * MIB,
     "zero_copy_stream_nbytes": 16 * MIB,
-    "ping_nbytes": 256 * KIB,
+    "ping_nbytes": 32 * KIB,
     "ping_interval_ns": 1_000_000_000,
 }
 
