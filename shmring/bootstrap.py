@@ -512,6 +512,8 @@ class _Guest:
                 return connection.recv(most_nbytes)
             except TimeoutError:
                 continue
+            except ConnectionResetError:
+                return _last_word(connection, most_nbytes)
             except OSError:
                 return b""
 
@@ -521,6 +523,14 @@ class _Guest:
             "within one network namespace: containers need a common one)",
             rank=0,
         )
+
+
+def _last_word(connection: socket.socket, most_nbytes: int) -> bytes:
+    """What came before the peer closed without having read all: Linux tells of the closing first, once."""
+    try:
+        return connection.recv(most_nbytes)
+    except OSError:
+        return b""
 
 
 def _sent(connection: socket.socket, packet: bytes) -> bool:

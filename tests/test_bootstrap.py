@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import socket
 import time
 
 import pytest
@@ -120,12 +121,23 @@ def test_the_name_of_the_meeting_point_does_not_show_the_id():
 
 def test_missing_ranks_are_named_to_all():
     meeting = world(4)
-    errors = in_threads(joining(meeting, 0, timeout_s=0.5), joining(meeting, 2, timeout_s=0.5))
+    errors = in_threads(joining(meeting, 0, timeout_s=1.5), joining(meeting, 2, timeout_s=1.5))
     for error in errors:
         assert type(error) is Timeout
         assert isinstance(error, TimeoutError)
         assert "ranks 1, 3 of 4" in str(error)
         assert error.rank == 1
+
+
+def test_a_verdict_that_crosses_with_giving_up_is_heard():
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    there.send(b"verdict")
+    here.send(b"giving up")
+    there.close()  # with something unread
+    guest = bootstrap._Guest(world(2), 1, "", time.monotonic() + 5, 5)
+    assert guest._receive(here, time.monotonic() + 5, 100) == b"verdict"
+    assert guest._receive(here, time.monotonic() + 5, 100) == b""
+    here.close()
 
 
 def test_a_rank_that_gives_up_first_learns_who_is_missing_and_takes_the_others_with_it():
