@@ -1,6 +1,6 @@
 """Times all_reduce under other values of the tuning table: how the figures in shmring/tuning.py were found.
 
-    python bench/tune_all_reduce.py -n 2 --sizes 64K,1M chunk_nbytes=131072 lookahead=2
+    python bench/tune_all_reduce.py -n 2 --sizes 64K,1M chunk_nbytes=131072 small_nbytes=4096
 
 Each rank is pinned to a CPU. A window is some hundred microseconds of calls; the 10th percentile of the
 windows is what a quiet moment gives. Compare values in turn, and look at the round trip: cores move.

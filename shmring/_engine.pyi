@@ -91,6 +91,9 @@ class Engine:
         yield_ns: int,
         sleep_ns: int,
         look_ns: int,
+        ping_interval_ns: int,
+        zero_copy_nbytes: int,
+        crowded: int,
     ) -> None:
         """How to wait from now on: pauses, then yields, then sleep, with a look at all else now and then."""
 

@@ -1,5 +1,6 @@
 # The engine of one communicator on one rank: runs pipelines, waits, and says what went wrong.
-# May know: _group, _pipelines, src; failures and liveness once something is wrong. Opens and allocates nothing shared.
+# May know: _group, _distance, _pipelines, src; failures and liveness once something is wrong. Opens and allocates
+# nothing shared.
 
 import threading
 
@@ -9,7 +10,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from ._group cimport *
-from ._pipelines cimport choose_pipeline, enter_ping, step_ping_call, step_settle
+from ._distance cimport enter_ping, step_ping_call
+from ._pipelines cimport choose_pipeline, step_settle
 
 from . import failures, liveness
 from .errors import Closed
@@ -54,6 +56,10 @@ def isas():
 
 # ---- waiting ---------------------------------------------------------------------------------------------------
 
+cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
+    return 0 if runs_here(g, c.awaited.rank) else pauses
+
+
 cdef int run_steps(Group *g, Call *c) noexcept nogil:
     cdef int status
     if c.interrupted:
@@ -66,7 +72,7 @@ cdef int run_steps(Group *g, Call *c) noexcept nogil:
             continue
         if status != BLOCKED:
             return status
-        if not sr_flag_spin(c.awaited.flag, c.awaited.target, g.pauses):
+        if not sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.pauses)):
             status = wait_long(g, c)
             if status != PROGRESSED:
                 return status
@@ -135,7 +141,7 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     while status == PROGRESSED:
         status = c.step(g, c)
         if status == BLOCKED:
-            if sr_flag_spin(c.awaited.flag, c.awaited.target, g.brief_pauses):
+            if sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.brief_pauses)):
                 status = PROGRESSED
             elif yields < g.brief_yields:
                 sr_yield()
@@ -189,13 +195,13 @@ cdef class Engine:
         if g.kernels == NULL:
             raise ValueError(f"SHMRING_ISA={isa}: this machine has {', '.join(isas())}")
         g.seq = g.header.first_seq
-        g.position = g.floor = g.credit = g.pings = first_position(g.seq)
+        g.position = g.credit = g.pings = first_position(g.seq)
         g.far = g.next_far = g.header.forced_path == 2
         g.tuning = tuning
         self.be_patient(pauses=20, brief_pauses=0, brief_yields=0, yield_ns=200_000, sleep_ns=4_000_000,
-                        look_ns=100_000)
-        g.ring_nbytes = g.tuning.far_ring_nbytes if g.far else g.tuning.near_ring_nbytes
-        if max(g.tuning.far_ring_nbytes, g.tuning.near_ring_nbytes) > g.header.ring_nbytes:
+                        look_ns=100_000, ping_interval_ns=1_000_000_000, zero_copy_nbytes=0, crowded=False)
+        g.ring_nbytes = g.header.ring_nbytes
+        if 2 * slot_nbytes(g.tuning.chunk_nbytes + SR_CACHE_LINE) > g.ring_nbytes:
             raise ValueError("the staging rings of this communicator are smaller than its tuning needs")
 
     def __dealloc__(self):
@@ -206,10 +212,12 @@ cdef class Engine:
         free(self.g.block)
 
     def be_patient(self, *, int pauses, int brief_pauses, int brief_yields, uint64_t yield_ns, uint64_t sleep_ns,
-                   uint64_t look_ns):
+                   uint64_t look_ns, uint64_t ping_interval_ns, size_t zero_copy_nbytes, bint crowded):
         """How to wait from now on: pauses, then yields, then sleep, with a look at all else now and then.
 
-        brief_pauses and brief_yields are for small calls, before the GIL is let go.
+        brief_pauses and brief_yields are for small calls, before the GIL is let go. ping_interval_ns is the
+        least time between two measurements of the distance; from zero_copy_nbytes on messages are worth
+        zero-copy's second synchronisation. crowded: there are more ranks than CPUs.
         """
         self.g.pauses = pauses
         self.g.brief_pauses = brief_pauses
@@ -217,6 +225,9 @@ cdef class Engine:
         self.g.yield_ns = yield_ns
         self.g.sleep_ns = sleep_ns
         self.g.look_ns = look_ns
+        self.g.ping_interval_ns = ping_interval_ns
+        self.g.zero_copy_nbytes = zero_copy_nbytes
+        self.g.crowded = crowded
 
     # -- life --
 
@@ -437,8 +448,6 @@ cdef class Engine:
         c.step = step_ping_call
         self.drive(&c)
         g.far = g.next_far = self.broadcast_word(g.next_far)
-        g.ring_nbytes = g.tuning.far_ring_nbytes if g.far else g.tuning.near_ring_nbytes
-        g.floor = g.position
 
     def open_for_calls(self):
         """The start-up is over: calls are counted from here."""

@@ -17,7 +17,7 @@ cdef extern from "layout.h" nogil:
     cdef struct sr_descriptor:
         uint32_t x_block, out_block
         uint64_t x_offset, out_offset
-        uint32_t far, ping
+        uint32_t far, ping, skew
     cdef struct sr_counter:
         sr_flag value
     cdef struct sr_bell:
@@ -42,10 +42,10 @@ cdef extern from "layout.h" nogil:
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
-        uint64_t ring_nbytes, forced_chunk_nbytes, forced_depth, first_seq
+        uint64_t ring_nbytes, forced_chunk_nbytes, first_seq
         sr_flag abort
     cdef enum:
-        SR_PAGE, SR_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
+        SR_PAGE, SR_LINE, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
         SR_MAGIC
         SR_STAGED, SR_REDUCED, SR_COPIED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
         SR_ABSENT, SR_JOINED, SR_CLOSED
@@ -71,6 +71,8 @@ cdef extern from "flag.h" nogil:
     int sr_abort_culprit(uint64_t word)
     int sr_abort_reporter(uint64_t word)
     void sr_abort_set(sr_header *, uint64_t word)
+    int sr_life_tell_cpu(sr_life *)
+    int sr_life_cpu(const sr_life *)
     bint sr_life_died(const sr_life *)
     int sr_life_state(const sr_life *)
     void sr_life_set_state(sr_life *, int state)
@@ -144,17 +146,12 @@ cdef struct Block:
 
 # Sizes at which one way of doing it overtakes another; set from shmring/tuning.py, alike on all ranks.
 cdef struct Tuning:
-    size_t small_nbytes              # up to here every rank folds everything from one slot a rank
+    size_t small_nbytes              # while the others' messages together are no more, everyone folds everything
     size_t far_stream_nbytes         # far cores stage with streaming stores from here on
-    size_t one_chunk_nbytes          # messages up to here are one chunk
-    size_t chunk_nbytes              # what a slot takes of larger ones
-    size_t near_ring_nbytes, far_ring_nbytes
-    size_t lookahead                 # chunks staged ahead of the one that is being reduced
-    size_t zero_copy_nbytes          # zero-copy from here on when all arrays are shared
+    size_t chunk_nbytes              # what a slot takes at most
     size_t stream_out_nbytes         # private results larger than this go past the cache
     size_t zero_copy_stream_nbytes   # shared results, likewise
-    size_t ping_nbytes               # calls this large may begin with a new measurement of the distance
-    uint64_t ping_interval_ns
+    size_t ping_nbytes               # calls this large look at the clock whether to measure the distance again
 
 
 cdef struct Stats:
@@ -173,16 +170,17 @@ cdef struct Group:
     const sr_kernels *kernels
     uint64_t seq               # of the last call begun
     uint64_t position          # where the next slot begins, see layout.h
-    uint64_t floor             # everyone must have copied up to here before the ring is written again
     uint64_t credit            # up to here everyone else has copied, as last seen
     uint64_t pings             # round trips so far, the same on all ranks
     uint64_t pinged_ns         # when rank 0 measured last
     uint64_t round_trip_ns     # as rank 0 measured it
     uint32_t far, next_far     # in force; as measured, to be announced by rank 0
     uint32_t announced_far     # rank 0's word in the lines of the current call
-    size_t ring_nbytes         # of the staging ring in use with the present distance, a power of two
+    size_t ring_nbytes         # of one rank's staging ring, a power of two
+    bint crowded               # there are more ranks than CPUs
     int pauses, brief_pauses, brief_yields
-    uint64_t yield_ns, sleep_ns, look_ns, signal_ns
+    uint64_t yield_ns, sleep_ns, look_ns, signal_ns, ping_interval_ns
+    size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from here on
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step
     Block *block               # sorted by begin
@@ -227,6 +225,7 @@ cdef struct Call:
     int peer                   # next rank whose line is to be looked at
     int fold_peer, copy_peer   # next ranks whose counters are to be looked at
     bint lines_seen            # everyone's line is there and agrees
+    bint announced             # the own line is published (small calls)
     bint zero_copy             # as far as is known all arrays are shared
     bint ping                  # the distance is being measured
     int phase                  # of zero-copy: 0 working, 1 waiting for the others to be done
@@ -267,6 +266,21 @@ cdef inline sr_flag *counter(Group *g, int rank, int which) noexcept nogil:
 
 cdef inline void publish(Group *g, int which, uint64_t value) noexcept nogil:
     sr_flag_publish(&g.me.progress[which].value, value, &g.me.bell)
+
+
+# Whether this rank keeps `rank` from its CPU while it waits for it: then pauses are in vain.
+cdef inline bint runs_here(Group *g, int rank) noexcept nogil:
+    return g.crowded and sr_life_cpu(&g.lane[rank].life) == sr_life_tell_cpu(&g.me.life)
+
+
+# Waits for `first` and ranks after it whose counters have not reached the target: best for one that runs here.
+cdef inline int blocked_on_counter(Group *g, Call *c, int which, uint64_t target, int first) noexcept nogil:
+    cdef int rank
+    if g.crowded:
+        for rank in range(first, g.size):
+            if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(counter(g, rank, which), target):
+                return blocked_on(c, counter(g, rank, which), target, rank)
+    return blocked_on(c, counter(g, first, which), target, first)
 
 
 # Everyone else's counter has reached the target; *peer remembers how many ranks are known to have.
@@ -327,6 +341,18 @@ cdef inline void publish_line(Group *g, Call *c) noexcept nogil:
     sr_flag_publish(&line.seq, c.seq, &g.me.bell)
 
 
+# As blocked_on_counter.
+cdef inline int blocked_on_line(Group *g, Call *c) noexcept nogil:
+    cdef sr_flag *seq
+    cdef int rank
+    if g.crowded:
+        for rank in range(c.peer, g.size):
+            seq = &g.lane[rank].line[c.seq & 1].seq
+            if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(seq, c.seq):
+                return blocked_on(c, seq, c.seq, rank)
+    return blocked_on(c, &g.lane[c.peer].line[c.seq & 1].seq, c.seq, c.peer)
+
+
 # DONE once everyone's line of this call is there and says the same.
 cdef inline int await_lines(Group *g, Call *c) noexcept nogil:
     cdef sr_call_line *line
@@ -334,7 +360,7 @@ cdef inline int await_lines(Group *g, Call *c) noexcept nogil:
         if c.peer != g.rank:
             line = &g.lane[c.peer].line[c.seq & 1]
             if not sr_flag_reached(&line.seq, c.seq):
-                return blocked_on(c, &line.seq, c.seq, c.peer)
+                return blocked_on_line(g, c)
             if line.fingerprint != c.fingerprint:
                 c.awaited.rank = c.peer
                 return MISMATCHED
@@ -368,8 +394,6 @@ cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
     cdef uint64_t needed = end - g.ring_nbytes
     cdef uint64_t seen
     cdef int rank
-    if <int64_t> (g.floor - needed) > 0:
-        needed = g.floor
     if <int64_t> (g.credit - needed) >= 0:
         return True
     g.credit = end
@@ -385,8 +409,6 @@ cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
 cdef inline int blocked_on_credit(Group *g, Call *c, uint64_t end) noexcept nogil:
     cdef uint64_t needed = end - g.ring_nbytes
     cdef int rank
-    if <int64_t> (g.floor - needed) > 0:
-        needed = g.floor
     for rank in range(g.size):
         if rank != g.rank and not sr_flag_reached(counter(g, rank, SR_COPIED), needed):
             return blocked_on(c, counter(g, rank, SR_COPIED), needed, rank)

@@ -6,7 +6,6 @@ class _Header(TypedDict):
     nranks: int
     ring_nbytes: int
     forced_chunk_nbytes: int
-    forced_depth: int
 
 def ring_schedule(size: int) -> list[tuple[int, int, int]]:
     """[(step, rank, slice sent to rank - 1), ...] of the reducing half of the ring."""
@@ -30,7 +29,6 @@ def format_segment(
     *,
     forced_path: int = 0,
     forced_chunk_nbytes: int = 0,
-    forced_depth: int = 0,
     first_seq: int = 0,
 ) -> None:
     """Writes the header and every lane's first values into zeroed memory, before anyone else maps it."""

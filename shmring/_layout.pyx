@@ -37,7 +37,7 @@ def segment_nbytes(int nranks, size_t ring_nbytes):
 
 
 def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, int forced_path=0,
-                   size_t forced_chunk_nbytes=0, size_t forced_depth=0, uint64_t first_seq=0):
+                   size_t forced_chunk_nbytes=0, uint64_t first_seq=0):
     """Writes the header and every lane's first values into fresh, zeroed memory, before anyone else maps it."""
     cdef sr_header *header = <sr_header *> address
     cdef sr_lane *lane
@@ -46,7 +46,6 @@ def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, int for
     header.ring_nbytes = ring_nbytes
     header.forced_path = forced_path
     header.forced_chunk_nbytes = forced_chunk_nbytes
-    header.forced_depth = forced_depth
     header.first_seq = first_seq
     for rank in range(nranks):
         lane = sr_layout_lane(header, rank)
@@ -67,7 +66,7 @@ def header_of(uintptr_t address):
     if header.magic != SR_MAGIC:
         raise ValueError("this is not a segment of this version of shmring")
     return {"nranks": header.nranks, "ring_nbytes": header.ring_nbytes,
-            "forced_chunk_nbytes": header.forced_chunk_nbytes, "forced_depth": header.forced_depth}
+            "forced_chunk_nbytes": header.forced_chunk_nbytes}
 
 
 def abandon(uintptr_t address, int rank, str reason):

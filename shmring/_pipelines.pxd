@@ -4,6 +4,4 @@
 from ._group cimport Call, Group
 
 cdef void choose_pipeline(Group *g, Call *c) noexcept nogil
-cdef void enter_ping(Group *g, Call *c) noexcept nogil
-cdef int step_ping_call(Group *g, Call *c) noexcept nogil
 cdef int step_settle(Group *g, Call *c) noexcept nogil

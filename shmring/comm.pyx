@@ -465,7 +465,7 @@ cdef class Comm:
         c.itemsize = a.itemsize
         c.nbytes = a.count * a.itemsize
         c.timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
-        if self.engine.g.nblocks > 0 and c.nbytes >= self.engine.g.tuning.zero_copy_nbytes:
+        if self.engine.g.nblocks > 0 and c.nbytes >= self.engine.g.zero_copy_nbytes:
             if self.engine.find_block(c.x, c.nbytes, &c.x_block, &c.x_offset):
                 self.engine.find_block(c.out, c.nbytes, &c.out_block, &c.out_offset)
         return kept

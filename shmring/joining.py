@@ -77,7 +77,7 @@ def _start_engine(segment: memory.Mapping, links: Links, settings: Settings, tim
         links.rank,
         links.size,
         isa="" if settings.isa == "auto" else settings.isa,
-        tuning=tuning.tuning(header["forced_chunk_nbytes"], header["forced_depth"]),
+        tuning=tuning.tuning(header["forced_chunk_nbytes"]),
         timeout_s=timeout_s,
     )
     engine.arrive(os.getpid(), liveness.start_time(os.getpid()))
@@ -121,7 +121,6 @@ def _create_segment(size: int, settings: Settings) -> int:
             ring_nbytes,
             forced_path=_FORCED_PATHS[settings.path],
             forced_chunk_nbytes=tuning.forced_chunk_nbytes(settings),
-            forced_depth=settings.depth or 0,
             first_seq=settings.first_seq,
         )
         mapping.close()

@@ -12,22 +12,21 @@ KIB = 1 << 10
 MIB = 1 << 20
 PAGE_NBYTES = 4096
 LINE_NBYTES = 128  # SR_LINE of src/layout.h: slots begin on it
+CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: room that a slot has beyond its chunk
 
 # Measured with bench/peers.py and bench/tune_all_reduce.py, 2 and 4 ranks on 2 cores of a Zen 4 EPYC.
 DEFAULTS: dict[str, int] = {
-    "small_nbytes": 8 * KIB,
+    "small_nbytes": 48 * KIB,
     "far_stream_nbytes": 2 * KIB,
-    "one_chunk_nbytes": 1 * MIB,
-    "chunk_nbytes": 256 * KIB,
-    "near_ring_nbytes": 2 * MIB,
-    "far_ring_nbytes": 4 * MIB,
-    "lookahead": 4,
-    "zero_copy_nbytes": 8 * KIB,
+    "chunk_nbytes": 512 * KIB,
+    "ring_nbytes": 2 * MIB,
     "stream_out_nbytes": 16 * MIB,
     "zero_copy_stream_nbytes": 16 * MIB,
     "ping_nbytes": 32 * KIB,
-    "ping_interval_ns": 1_000_000_000,
 }
+
+# Zero-copy has a second synchronisation: a matter of 0.1 us, or of some switches between processes.
+OVERSUBSCRIBED_ZERO_COPY_NBYTES = 12 * KIB
 
 
 def forced_chunk_nbytes(settings: Settings) -> int:
@@ -38,31 +37,32 @@ def forced_chunk_nbytes(settings: Settings) -> int:
 
 
 def ring_nbytes(settings: Settings) -> int:
-    """Of one rank's staging ring as it is laid out: whole pages, a power of two, room for any path."""
+    """Of one rank's staging ring: whole pages, a power of two.
+
+    More than a private L2, so that a line is not written again while another holds it; little of an L3.
+    """
     chunk_nbytes = forced_chunk_nbytes(settings)
     if not chunk_nbytes:
-        return max(DEFAULTS["near_ring_nbytes"], DEFAULTS["far_ring_nbytes"])
-    return max(PAGE_NBYTES, _ring_for(chunk_nbytes, settings.depth or 4))
+        return DEFAULTS["ring_nbytes"]
+    slot_nbytes = -(-(chunk_nbytes + CACHE_LINE_NBYTES) // LINE_NBYTES) * LINE_NBYTES
+    return max(PAGE_NBYTES, 1 << (slot_nbytes * max(settings.depth or 4, 2) - 1).bit_length())
 
 
-def _ring_for(chunk_nbytes: int, depth: int) -> int:
-    slot_nbytes = -(-chunk_nbytes // LINE_NBYTES) * LINE_NBYTES
-    return max(4 * LINE_NBYTES, 1 << (slot_nbytes * max(depth, 2) - 1).bit_length())
-
-
-def tuning(forced_chunk_nbytes: int, forced_depth: int) -> dict[str, int]:
-    """The table for a communicator whose chunks and rings were fixed, or not (0), by rank 0."""
-    table = dict(DEFAULTS)
+def tuning(forced_chunk_nbytes: int) -> dict[str, int]:
+    """The table for a communicator whose chunks were fixed by rank 0, or not (0)."""
+    table = {name: value for name, value in DEFAULTS.items() if name != "ring_nbytes"}
     if forced_chunk_nbytes:
-        nbytes = _ring_for(forced_chunk_nbytes, forced_depth or 4)
-        table["near_ring_nbytes"] = table["far_ring_nbytes"] = nbytes
-        table["one_chunk_nbytes"] = table["chunk_nbytes"] = forced_chunk_nbytes
+        table["chunk_nbytes"] = forced_chunk_nbytes
         table["small_nbytes"] = min(table["small_nbytes"], forced_chunk_nbytes)
     return table
 
 
 def patience(nranks: int, allowed_cpus: int) -> dict[str, int]:
-    """How to wait: long pauses only when every rank has a CPU of its own, else the CPU is handed on at once.
+    """How to wait: long pauses only when every rank has a CPU of its own; else the CPU is handed on, after
+    some pauses where the rank that is awaited runs on another one, at once where it needs this one.
+
+    And how often to measure the distance, since virtual CPUs move within seconds: it takes 3 to 11 us a pair
+    of ranks, less than a thousandth of the time, and a hundred times as much where ranks take turns on a CPU.
 
     `allowed_cpus` is how many CPUs the ranks may run on, all together: each may be pinned to one of them.
     """
@@ -74,12 +74,18 @@ def patience(nranks: int, allowed_cpus: int) -> dict[str, int]:
             "yield_ns": 200_000,
             "sleep_ns": 4_000_000,
             "look_ns": 100_000,
+            "ping_interval_ns": 20_000_000 * (nranks - 1),
+            "zero_copy_nbytes": 0,
+            "crowded": False,
         }
     return {
-        "pauses": 20,
-        "brief_pauses": 5,
-        "brief_yields": 2,
+        "pauses": 60,
+        "brief_pauses": 100,
+        "brief_yields": 4,
         "yield_ns": 1_000_000,
         "sleep_ns": 4_000_000,
         "look_ns": 200_000,
+        "ping_interval_ns": 1_000_000_000,
+        "zero_copy_nbytes": OVERSUBSCRIBED_ZERO_COPY_NBYTES,
+        "crowded": True,
     }

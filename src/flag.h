@@ -80,6 +80,21 @@ static inline bool sr_flag_spin(const sr_flag *flag, uint64_t target, int pauses
 
 static inline void sr_yield(void) { sched_yield(); }
 
+/* Tells the others which CPU this rank runs on, and returns it. */
+static inline int sr_life_tell_cpu(struct sr_life *life)
+{
+    int cpu = sched_getcpu();
+    if (atomic_load_explicit(&life->cpu, memory_order_relaxed) != cpu)
+        atomic_store_explicit(&life->cpu, cpu, memory_order_relaxed);
+    return cpu;
+}
+
+/* What it told last: perhaps it runs elsewhere by now. */
+static inline int sr_life_cpu(const struct sr_life *life)
+{
+    return atomic_load_explicit(&((struct sr_life *)life)->cpu, memory_order_relaxed);
+}
+
 /* Sleeps until the owner of the flag rings its bell, at most `limit_ns`; signals, and nothing at all, end it too. */
 static inline void sr_flag_sleep(const sr_flag *flag, uint64_t target, struct sr_bell *owner_bell, uint64_t limit_ns)
 {

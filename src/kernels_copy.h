@@ -7,12 +7,13 @@ SR_INLINE void SR_OF_ISA(sr_copy_line)(char *dst, const char *src, int streaming
 }
 
 SR_TARGET static void SR_OF_ISA(sr_copy)(void *dst, const void *src, size_t nbytes, uint32_t stream) {
-    size_t at = 0;
+    size_t at = nbytes < SR_ALIGN_FROM_NBYTES ? 0 : -(uintptr_t)dst & (SR_LINE_NBYTES - 1);
     if (stream != 0) {
         SR_OF_ISA(sr_stream)(dst, src, nbytes);
         sr_store_fence();
         return;
     }
+    memcpy(dst, src, at);
     SR_ROLLED for (; at + SR_LINE_NBYTES <= nbytes; at += SR_LINE_NBYTES)
         SR_OF_ISA(sr_copy_line)((char *)dst + at, (const char *)src + at, 0);
     memcpy((char *)dst + at, (const char *)src + at, nbytes - at);

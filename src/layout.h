@@ -25,6 +25,7 @@
 
 #define SR_MAGIC 0x676e69726d687331u /* "1shmring" */
 #define SR_PAGE 4096u
+#define SR_CACHE_LINE 64u
 #define SR_LINE 128u            /* two cache lines: the adjacent-line prefetcher pairs them */
 #define SR_PAYLOAD_NBYTES 48u   /* of a call line: what a tiny message may weigh */
 #define SR_RECORDS 64u          /* flight records a rank, a power of two */
@@ -47,6 +48,7 @@ struct sr_descriptor {
     uint64_t x_offset, out_offset;  /* bytes from the owner's part of the block */
     uint32_t far;                   /* rank 0's word: the cores are far apart; holds from the next call on */
     uint32_t ping;                  /* rank 0's word: measure the distance again in this call */
+    uint32_t skew;                  /* bytes of each of the owner's slots before its data, below SR_CACHE_LINE */
 };
 
 /* What a rank tells of its progress. */
@@ -75,7 +77,7 @@ struct sr_life {
     _Atomic uint32_t holder; /* W parked thread: its tid; the kernel sets FUTEX_OWNER_DIED; R all */
     _Atomic uint32_t state;  /* W owner: enum sr_state; R all */
     int32_t pid;             /* W owner before state; R all */
-    uint32_t reserved;
+    _Atomic int32_t cpu;     /* W owner when it waits and CPUs are shared: where it runs; R all, as a hint */
     uint64_t start_time;     /* W owner before state: field 22 of /proc/PID/stat; R all */
 } __attribute__((aligned(128)));
 
@@ -113,7 +115,7 @@ struct sr_header {
     uint32_t nranks;      /* W rank 0 ...; R all */
     uint32_t forced_path; /* W rank 0 ...: 0 measured, 1 near, 2 far; R all */
     uint64_t ring_nbytes; /* W rank 0 ...: of one staging ring, a power of two; R all */
-    uint64_t forced_chunk_nbytes, forced_depth; /* W rank 0 ...: 0 as the engine chooses; R all */
+    uint64_t forced_chunk_nbytes; /* W rank 0 ...: 0 as the engine chooses; R all */
     uint64_t first_seq;   /* W rank 0 ...: where sequence numbers and positions begin; R all */
     /* Sticky, set once by compare-and-swap: cause 8 bits | culprit 16 | reporter 16 (see flag.h). W anyone; R all */
     sr_flag abort __attribute__((aligned(128)));

@@ -86,10 +86,11 @@ def path_of(row):
         return {"tiny"}
     if row["algorithm"] in ("ring", "tree", "master"):
         return {row["algorithm"]}
-    if row["algorithm"] == "auto" and nbytes <= small_nbytes:
+    is_small = row["algorithm"] == "auto" and nbytes * (row["ranks"] - 1) <= small_nbytes
+    if row["algorithm"] == "auto" and row["memory"] in ("shared", "slice"):
+        return {"zero_copy"} if nbytes >= ZERO_COPY_NBYTES else {"zero_copy", "small", "near", "far"}
+    if is_small:
         return {"small"}
-    if row["algorithm"] == "auto" and row["memory"] in ("shared", "slice") and nbytes >= ZERO_COPY_NBYTES:
-        return {"zero_copy"}
     return {"near", "far"} if row["path"] == "auto" else {row["path"]}
 
 

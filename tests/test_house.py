@@ -49,9 +49,10 @@ HOUSE = {
     "_kernels": {"kernels.h"},
     "_group": {"flag.h", "kernels.h", "layout.h", "schedule.h"},
     "_schedules": {"_group"},
-    "_pipelines": {"_group", "_schedules"},
+    "_distance": {"_group"},
+    "_pipelines": {"_group", "_distance", "_schedules"},
     "_layout": {"_group"},
-    "_engine": {"kernels.h", "_group", "_pipelines", "errors", "failures", "liveness"},
+    "_engine": {"kernels.h", "_group", "_distance", "_pipelines", "errors", "failures", "liveness"},
     # the communicator and what makes one
     "arrays": {"errors", "memory"},
     "comm": {"_engine", "_group", "_pipelines", "arrays", "buffers", "errors", "memory"},
