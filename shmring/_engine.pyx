@@ -131,7 +131,7 @@ cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
 
 cdef enum:
     SIGNAL_INTERVAL_NS = 5000000
-    BRIEF_NBYTES = 16384        # calls this small are over sooner than the GIL is let go and taken again
+    BRIEF_NBYTES = 65536        # calls this small are over sooner than the GIL is let go and taken again
 
 
 # A short try with the GIL held: pauses when every rank has a CPU, else a yield or two for those awaited.
@@ -195,13 +195,14 @@ cdef class Engine:
         if g.kernels == NULL:
             raise ValueError(f"SHMRING_ISA={isa}: this machine has {', '.join(isas())}")
         g.seq = g.header.first_seq
-        g.position = g.credit = g.pings = first_position(g.seq)
+        g.position = g.credit = g.pings = first_position(g.header)
         g.far = g.next_far = g.header.forced_path == 2
         g.tuning = tuning
         self.be_patient(pauses=20, brief_pauses=0, brief_yields=0, yield_ns=200_000, sleep_ns=4_000_000,
                         look_ns=100_000, ping_interval_ns=1_000_000_000, zero_copy_nbytes=0, crowded=False)
         g.ring_nbytes = g.header.ring_nbytes
-        if 2 * slot_nbytes(g.tuning.chunk_nbytes + SR_CACHE_LINE) > g.ring_nbytes:
+        g.lap_nbytes = sr_layout_lap_nbytes(g.ring_nbytes)
+        if 2 * slot_nbytes(g.tuning.one_chunk_nbytes + SR_CACHE_LINE) > g.ring_nbytes:
             raise ValueError("the staging rings of this communicator are smaller than its tuning needs")
 
     def __dealloc__(self):

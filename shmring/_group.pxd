@@ -53,6 +53,7 @@ cdef extern from "layout.h" nogil:
     sr_lane *sr_layout_lane(void *segment, int rank)
     size_t sr_layout_control_nbytes(int nranks)
     size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)
+    size_t sr_layout_lap_nbytes(size_t ring_nbytes)
     size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes)
 
 
@@ -148,7 +149,8 @@ cdef struct Block:
 cdef struct Tuning:
     size_t small_nbytes              # while the others' messages together are no more, everyone folds everything
     size_t far_stream_nbytes         # far cores stage with streaming stores from here on
-    size_t chunk_nbytes              # what a slot takes at most
+    size_t one_chunk_nbytes          # messages up to here are one chunk
+    size_t chunk_nbytes              # what a slot takes of larger ones
     size_t stream_out_nbytes         # private results larger than this go past the cache
     size_t zero_copy_stream_nbytes   # shared results, likewise
     size_t ping_nbytes               # calls this large look at the clock whether to measure the distance again
@@ -176,7 +178,8 @@ cdef struct Group:
     uint64_t round_trip_ns     # as rank 0 measured it
     uint32_t far, next_far     # in force; as measured, to be announced by rank 0
     uint32_t announced_far     # rank 0's word in the lines of the current call
-    size_t ring_nbytes         # of one rank's staging ring, a power of two
+    size_t ring_nbytes         # of one rank's staging ring
+    size_t lap_nbytes          # from a position to the same place one time around later
     bint crowded               # there are more ranks than CPUs
     int pauses, brief_pauses, brief_yields
     uint64_t yield_ns, sleep_ns, look_ns, signal_ns, ping_interval_ns
@@ -235,8 +238,8 @@ cdef struct Call:
 
 
 # Positions begin with the sequence numbers, so that a test near the wrap of one is near the wrap of both.
-cdef inline uint64_t first_position(uint64_t first_seq) noexcept nogil:
-    return first_seq & ~<uint64_t> (SR_PAGE - 1)
+cdef inline uint64_t first_position(const sr_header *header) noexcept nogil:
+    return header.first_seq & ~<uint64_t> (sr_layout_lap_nbytes(header.ring_nbytes) - 1)
 
 
 cdef inline void count_path(Group *g, int path) noexcept nogil:
@@ -379,19 +382,19 @@ cdef inline uint64_t slot_nbytes(size_t nbytes) noexcept nogil:
     return (nbytes + SR_LINE - 1) & ~<uint64_t> (SR_LINE - 1)
 
 
-# Where a slot of nbytes begins that lies at `position` or after it: no slot straddles the ring's end.
+# Where a slot of nbytes begins that lies at `position` or after it: no slot goes beyond the ring's end.
 cdef inline uint64_t slot_begin(Group *g, uint64_t position, size_t nbytes) noexcept nogil:
-    cdef uint64_t left = g.ring_nbytes - (position & (g.ring_nbytes - 1))
-    return position if slot_nbytes(nbytes) <= left else position + left
+    cdef uint64_t offset = position & (g.lap_nbytes - 1)
+    return position if offset + slot_nbytes(nbytes) <= g.ring_nbytes else position - offset + g.lap_nbytes
 
 
 cdef inline unsigned char *slot(Group *g, int rank, uint64_t begin) noexcept nogil:
-    return g.ring[rank] + (begin & (g.ring_nbytes - 1))
+    return g.ring[rank] + (begin & (g.lap_nbytes - 1))
 
 
 # Nobody reads any more what lay in the ring where the bytes up to `end` will be written.
 cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
-    cdef uint64_t needed = end - g.ring_nbytes
+    cdef uint64_t needed = end - g.lap_nbytes
     cdef uint64_t seen
     cdef int rank
     if <int64_t> (g.credit - needed) >= 0:
@@ -407,7 +410,7 @@ cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
 
 # For a rank that has nothing else to do: wait for the first rank that withholds credit.
 cdef inline int blocked_on_credit(Group *g, Call *c, uint64_t end) noexcept nogil:
-    cdef uint64_t needed = end - g.ring_nbytes
+    cdef uint64_t needed = end - g.lap_nbytes
     cdef int rank
     for rank in range(g.size):
         if rank != g.rank and not sr_flag_reached(counter(g, rank, SR_COPIED), needed):

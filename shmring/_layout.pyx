@@ -50,7 +50,7 @@ def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, int for
     for rank in range(nranks):
         lane = sr_layout_lane(header, rank)
         for which in range(SR_PROGRESSES):
-            sr_flag_set(&lane.progress[which].value, first_position(first_seq))
+            sr_flag_set(&lane.progress[which].value, first_position(header))
         sr_flag_set(&lane.progress[SR_FINISHED].value, first_seq)
         for i in range(2):
             # One call back, so that no line says that a call has been reached before it has.

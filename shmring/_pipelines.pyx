@@ -196,7 +196,9 @@ cdef void enter_large(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
     describe(g, c)
     publish_line(g, c)
-    c.chunk_nbytes = whole_items(c, g.tuning.chunk_nbytes)
+    c.chunk_nbytes = c.nbytes
+    if c.nbytes > g.tuning.one_chunk_nbytes:
+        c.chunk_nbytes = whole_items(c, g.tuning.chunk_nbytes)
     c.stage.position = c.fold.position = c.copy.position = g.position
 
 

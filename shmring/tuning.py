@@ -18,8 +18,9 @@ CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: room that a slot has beyond its chunk
 DEFAULTS: dict[str, int] = {
     "small_nbytes": 48 * KIB,
     "far_stream_nbytes": 2 * KIB,
+    "one_chunk_nbytes": 1 * MIB,
     "chunk_nbytes": 512 * KIB,
-    "ring_nbytes": 2 * MIB,
+    "depth": 4,
     "stream_out_nbytes": 16 * MIB,
     "zero_copy_stream_nbytes": 16 * MIB,
     "ping_nbytes": 32 * KIB,
@@ -37,22 +38,28 @@ def forced_chunk_nbytes(settings: Settings) -> int:
 
 
 def ring_nbytes(settings: Settings) -> int:
-    """Of one rank's staging ring: whole pages, a power of two.
+    """Of one rank's staging ring, in whole pages: so many slots as it is deep, two if they are the largest.
 
     More than a private L2, so that a line is not written again while another holds it; little of an L3.
     """
     chunk_nbytes = forced_chunk_nbytes(settings)
-    if not chunk_nbytes:
-        return DEFAULTS["ring_nbytes"]
-    slot_nbytes = -(-(chunk_nbytes + CACHE_LINE_NBYTES) // LINE_NBYTES) * LINE_NBYTES
-    return max(PAGE_NBYTES, 1 << (slot_nbytes * max(settings.depth or 4, 2) - 1).bit_length())
+    if chunk_nbytes:
+        nbytes = max(settings.depth or DEFAULTS["depth"], 2) * _slot_nbytes(chunk_nbytes)
+    else:
+        chunks_nbytes = DEFAULTS["depth"] * _slot_nbytes(DEFAULTS["chunk_nbytes"])
+        nbytes = max(chunks_nbytes, 2 * _slot_nbytes(DEFAULTS["one_chunk_nbytes"]))
+    return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
+
+
+def _slot_nbytes(chunk_nbytes: int) -> int:
+    return -(-(chunk_nbytes + CACHE_LINE_NBYTES) // LINE_NBYTES) * LINE_NBYTES
 
 
 def tuning(forced_chunk_nbytes: int) -> dict[str, int]:
     """The table for a communicator whose chunks were fixed by rank 0, or not (0)."""
-    table = {name: value for name, value in DEFAULTS.items() if name != "ring_nbytes"}
+    table = {name: value for name, value in DEFAULTS.items() if name != "depth"}
     if forced_chunk_nbytes:
-        table["chunk_nbytes"] = forced_chunk_nbytes
+        table["one_chunk_nbytes"] = table["chunk_nbytes"] = forced_chunk_nbytes
         table["small_nbytes"] = min(table["small_nbytes"], forced_chunk_nbytes)
     return table
 

@@ -233,9 +233,9 @@ static void sr_fold(const struct sr_runner *runner, struct sr_work w) {
 /* GCC 12 fuses a complex product's alternating differences and sums even under -ffp-contract=off. AVX2 without
  * FMA has nothing to fuse them to. */
 #define SR_UNFUSED(function) function##_avx2
-/* Two sources to ordinary stores: lines in two halves are 5 to 12 % faster from L3 and memory than whole ones on
- * Zen 4, and as fast from L1 and L2; bench/bench_kernels.py --isa avx512,avx2. */
-#define SR_ORDINARY_PAIR(function) function##_avx2
+/* Copies and pairs of sources to ordinary stores: lines in two halves are up to 12 % faster from L3 and memory than
+ * whole ones on Zen 4, and as fast from L1 and L2; bench/bench_kernels.py --isa avx512,avx2. */
+#define SR_ORDINARY(function) function##_avx2
 #include "kernels_loop.h"
 
 /* CPUID says what the CPU can do, XCR0 which registers the operating system saves: both must agree. */

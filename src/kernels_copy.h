@@ -6,17 +6,21 @@ SR_INLINE void SR_OF_ISA(sr_copy_line)(char *dst, const char *src, int streaming
         SR_OF_ISA(sr_put)(dst + at, src + at, SR_VECTOR_NBYTES, streaming);
 }
 
-SR_TARGET static void SR_OF_ISA(sr_copy)(void *dst, const void *src, size_t nbytes, uint32_t stream) {
+SR_TARGET static inline void SR_OF_ISA(sr_copy_ordinary)(void *dst, const void *src, size_t nbytes) {
     size_t at = nbytes < SR_ALIGN_FROM_NBYTES ? 0 : -(uintptr_t)dst & (SR_LINE_NBYTES - 1);
-    if (stream != 0) {
-        SR_OF_ISA(sr_stream)(dst, src, nbytes);
-        sr_store_fence();
-        return;
-    }
     memcpy(dst, src, at);
     SR_ROLLED for (; at + SR_LINE_NBYTES <= nbytes; at += SR_LINE_NBYTES)
         SR_OF_ISA(sr_copy_line)((char *)dst + at, (const char *)src + at, 0);
     memcpy((char *)dst + at, (const char *)src + at, nbytes - at);
+}
+
+SR_TARGET static void SR_OF_ISA(sr_copy)(void *dst, const void *src, size_t nbytes, uint32_t stream) {
+    if (stream != 0) {
+        SR_OF_ISA(sr_stream)(dst, src, nbytes);
+        sr_store_fence();
+    } else {
+        SR_ORDINARY(sr_copy_ordinary)(dst, src, nbytes);
+    }
 }
 
 SR_INLINE void SR_OF_ISA(sr_copy_lines)(char *dst0, const char *src0, int stream0, char *dst1, const char *src1,

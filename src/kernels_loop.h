@@ -9,8 +9,8 @@
 #define SR_JOIN_(stem, isa) stem##_##isa
 #define SR_JOIN(stem, isa) SR_JOIN_(stem, isa)
 #define SR_OF_ISA(stem) SR_JOIN(stem, SR_ISA)
-#ifndef SR_ORDINARY_PAIR
-#define SR_ORDINARY_PAIR SR_OF_ISA
+#ifndef SR_ORDINARY
+#define SR_ORDINARY SR_OF_ISA
 #endif
 #ifdef __OPTIMIZE__
 #define SR_INLINE SR_TARGET static inline __attribute__((always_inline))
@@ -197,7 +197,7 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
         if (w->count >= SR_VECTOR_NBYTES / sizeof(T)) {                                                      \
             const int is_pair = w->nsrc == 2 && w->ndst <= 2 && w->from == NULL && w->to == NULL;            \
             if (is_pair && w->stream == 0 && sizeof(A) == sizeof(T))                                         \
-                done = SR_ORDINARY_PAIR(tag##_two_sources)(w);                                               \
+                done = SR_ORDINARY(tag##_two_sources)(w);                                               \
             else if (is_pair)                                                                                \
                 done = SR_OF_ISA(tag##_two_sources)(w);                                                      \
             else                                                                                             \
@@ -470,5 +470,5 @@ static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
 #undef SR_PUT
 #undef SR_STREAM
 #undef SR_UNFUSED
-#undef SR_ORDINARY_PAIR
+#undef SR_ORDINARY
 #undef SR_F16C

@@ -9,8 +9,9 @@
 
 /* Words: *rank*, a process (or thread) of the communicator; *lane*, a rank's part of the segment;
    *staging ring*, the part of a lane through which data pass; *slot*, the piece of it that holds one chunk;
-   *chunk*, what a slot takes; *slice*, the part of a chunk that one rank reduces; *position*, a count of
-   ring bytes since the beginning, never reset, the same on all ranks for the same chunk.
+   *chunk*, what a slot takes; *slice*, the part of a chunk that one rank reduces; *position*, where a slot
+   begins: laps around the ring and an offset in it as one count, never reset, the same on all ranks for the
+   same chunk. A *lap* is the power of two from the ring's length on; what it has more than the ring is skipped.
 
      0                  +----------------------------------------------+
                         | sr_header                                    |  geometry, the abort word
@@ -114,7 +115,7 @@ struct sr_header {
     uint64_t magic;       /* W rank 0 before anyone maps; R all */
     uint32_t nranks;      /* W rank 0 ...; R all */
     uint32_t forced_path; /* W rank 0 ...: 0 measured, 1 near, 2 far; R all */
-    uint64_t ring_nbytes; /* W rank 0 ...: of one staging ring, a power of two; R all */
+    uint64_t ring_nbytes; /* W rank 0 ...: of one staging ring, whole pages; R all */
     uint64_t forced_chunk_nbytes; /* W rank 0 ...: 0 as the engine chooses; R all */
     uint64_t first_seq;   /* W rank 0 ...: where sequence numbers and positions begin; R all */
     /* Sticky, set once by compare-and-swap: cause 8 bits | culprit 16 | reporter 16 (see flag.h). W anyone; R all */
@@ -145,6 +146,15 @@ static inline size_t sr_layout_control_nbytes(int nranks)
 static inline size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)
 {
     return sr_layout_control_nbytes(nranks) + (size_t)rank * ring_nbytes;
+}
+
+/* So that an offset in the ring is a position's low bits, and positions may wrap at 2^64. */
+static inline size_t sr_layout_lap_nbytes(size_t ring_nbytes)
+{
+    size_t lap_nbytes = SR_PAGE;
+    while (lap_nbytes < ring_nbytes)
+        lap_nbytes *= 2;
+    return lap_nbytes;
 }
 
 static inline size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes)

@@ -321,17 +321,35 @@ def test_any_call_at_all(data):
     check(isa, name, op, arrays, offsets=offsets, ndst=ndst, stream=stream, aliases=aliases, divisor=divisor)
 
 
+KERNEL_SOURCES = [str(ROOT / "tests/c/test_kernels.c"), str(ROOT / "src/kernels.c")]
+KERNEL_FLAGS = ["-ffp-contract=off", "-fno-strict-aliasing", f"-I{ROOT / 'src'}"]
+
+
 def test_kernels_under_sanitizers(tmp_path):
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    program = tmp_path / "test_kernels"
-    command = [compiler, "-O0", "-g", "-ffp-contract=off", "-fno-strict-aliasing", f"-I{ROOT / 'src'}"]
-    command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    sources = [str(ROOT / "tests/c/test_kernels.c"), str(ROOT / "src/kernels.c")]
-    built = subprocess.run([*command, *sources, "-o", str(program)], capture_output=True, text=True)
+    program = str(tmp_path / "test_kernels")
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    command = [compiler, "-O0", "-g", *KERNEL_FLAGS, *sanitize]
+    built = subprocess.run([*command, *KERNEL_SOURCES, "-o", program], capture_output=True, text=True)
     if built.returncode != 0 and ("asan" in built.stderr or "ubsan" in built.stderr):
         pytest.skip(f"no sanitizer library: {built.stderr.splitlines()[-1]}")
     assert built.returncode == 0, built.stderr
-    ran = subprocess.run([str(program)], capture_output=True, text=True)
+    ran = subprocess.run([program], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.limit(300)
+def test_arm_comes_to_the_same_bits(tmp_path):
+    """NEON, under emulation; Debian: qemu-user, gcc-aarch64-linux-gnu."""
+    compiler = shutil.which("aarch64-linux-gnu-gcc")
+    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if compiler is None or emulator is None:
+        pytest.skip("needs a compiler and an emulator for aarch64")
+    program = str(tmp_path / "test_kernels")
+    command = [compiler, "-O2", "-static", *KERNEL_FLAGS, *KERNEL_SOURCES, "-o", program]
+    subprocess.run(command, check=True)
+    ran = subprocess.run([emulator, program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "neon" in ran.stdout
