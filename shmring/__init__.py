@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Comm": "comm",
-    "Plan": "comm",
+    "Plan": "collectives",
     "Op": "ops",
     "World": "bootstrap",
     "world": "bootstrap",
@@ -47,7 +47,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .bootstrap import World, world
-    from .comm import Comm, Plan
+    from .collectives import Plan
+    from .comm import Comm
     from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout
     from .joining import init
     from .launch import spawn

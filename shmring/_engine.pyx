@@ -30,9 +30,11 @@ cdef extern from "kernels.h" nogil:
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
 DTYPES = tuple(sr_dtype_name[i].decode() for i in range(SR_DTYPES))
+MOVED_DTYPE = "bytes"   # of calls that only move items of any other dtype
 DTYPE_NBYTES = tuple(sr_dtype_nbytes[i] for i in range(SR_DTYPES))
 OPS = tuple(sr_op_name[i].decode() for i in range(SR_OPS))
-KINDS = ("all_reduce", "broadcast", "barrier", "empty", "ping", "agree")
+KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
+         "broadcast", "scatter", "gather", "all_gather", "all_to_all", "barrier", "empty", "ping", "agree")
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct")
 PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master")
 CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED}
@@ -396,7 +398,7 @@ cdef class Engine:
         c.op = op
         c.count = count
         c.itemsize = 1
-        c.nbytes = nbytes
+        c.nbytes = c.x_nbytes = nbytes
         c.x = c.out = <unsigned char *> data
         c.timeout_ns = <uint64_t> (timeout_s * 1e9)
         c.fingerprint = fingerprint_of(&c)
@@ -543,7 +545,7 @@ cdef class Engine:
         if record.kind >= NKINDS or record.seq != <uint64_t> seq:
             return None
         return {"seq": record.seq, "kind": KINDS[record.kind], "count": record.count, "root": record.root,
-                "dtype": DTYPES[record.dtype % SR_DTYPES], "op": OPS[record.op % SR_OPS],
+                "dtype": (*DTYPES, MOVED_DTYPE)[record.dtype % (SR_DTYPES + 1)], "op": OPS[record.op % SR_OPS],
                 "algorithm": ALGORITHMS[record.algorithm % len(ALGORITHMS)], "invalid": bool(record.invalid),
                 "order": "F" if record.order else "C"}
 

@@ -127,7 +127,9 @@ cdef enum Status:
 
 
 cdef enum Kind:
-    ALL_REDUCE, BROADCAST, BARRIER, ALLOCATE, PING, AGREE, NKINDS, INVALID = 63
+    ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN
+    BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL
+    BARRIER, ALLOCATE, PING, AGREE, NKINDS, INVALID = 63
 
 
 cdef enum Algorithm:
@@ -151,6 +153,7 @@ cdef struct Tuning:
     size_t far_stream_nbytes         # far cores stage with streaming stores from here on
     size_t one_chunk_nbytes          # messages up to here are one chunk
     size_t chunk_nbytes              # what a slot takes of larger ones
+    size_t exchange_nbytes           # what a slot takes where there is no reduced chunk to be copied
     size_t stream_out_nbytes         # private results larger than this go past the cache
     size_t zero_copy_stream_nbytes   # shared results, likewise
     size_t ping_nbytes               # calls this large look at the clock whether to measure the distance again
@@ -211,7 +214,8 @@ cdef struct Call:
     # what is called
     uint8_t kind, dtype, op, algorithm, order
     int root
-    size_t count, itemsize, nbytes
+    size_t count, itemsize, nbytes   # of what one rank takes from one other
+    size_t x_nbytes, out_nbytes      # of the whole arrays where they are used
     uint64_t fingerprint
     uint64_t timeout_ns
     # where it lies
@@ -228,7 +232,7 @@ cdef struct Call:
     int peer                   # next rank whose line is to be looked at
     int fold_peer, copy_peer   # next ranks whose counters are to be looked at
     bint lines_seen            # everyone's line is there and agrees
-    bint announced             # the own line is published (small calls)
+    bint announced             # the own line is published
     bint zero_copy             # as far as is known all arrays are shared
     bint ping                  # the distance is being measured
     int phase                  # of zero-copy: 0 working, 1 waiting for the others to be done

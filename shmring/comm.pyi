@@ -1,34 +1,22 @@
-"""Comm and Plan: the collectives as Python sees them."""
+"""Comm: the communicator as Python sees it."""
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Protocol, Self, SupportsIndex, TypeVar, overload
+from typing import Any, NoReturn, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from typing_extensions import Buffer
 
 from ._engine import Engine, _Stats
+from .collectives import Collectives
 from .links import Links
 from .memory import Mapping
-from .ops import Op
 from .settings import Settings
 
-class _ArrayInterface(Protocol):  # ml_dtypes' arrays
-    @property
-    def __array_interface__(self) -> dict[str, Any]: ...
-
-class _DLPack(Protocol):  # torch, JAX; on the CPU
-    def __dlpack__(self) -> Any: ...
-    def __dlpack_device__(self) -> tuple[Any, Any]: ...
-
 _Scalar = TypeVar("_Scalar", bound=np.generic)
-_Array = NDArray[Any] | Buffer | _ArrayInterface | _DLPack  # contiguous
 _Shape = SupportsIndex | Sequence[SupportsIndex]
-_Algorithm = Literal["auto", "direct", "ring", "tree", "master"]
-_OpName = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor"]
 
-class Comm:
+class Comm(Collectives):
     """One rank's place in a group of ranks, and the collectives between them."""
 
     def __init__(
@@ -58,55 +46,6 @@ class Comm:
     def num_nodes(self) -> int:
         """How many hosts there are."""
 
-    def all_reduce(
-        self,
-        x: _Array,
-        op: Op | _OpName = "sum",
-        *,
-        out: _Array | None = None,
-        algorithm: _Algorithm | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        """Combine x of all ranks elementwise, for every rank: in place, or into `out`."""
-
-    def broadcast(
-        self,
-        x: _Array,
-        root: SupportsIndex = 0,
-        *,
-        out: _Array | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        """root's x for every rank: in place, or into `out`."""
-
-    def barrier(self, *, timeout: float | None = None) -> None:
-        """Return when every rank has called it."""
-
-    @overload
-    def plan(
-        self,
-        kind: Literal["all_reduce"],
-        x: _Array,
-        op: Op | _OpName = "sum",
-        *,
-        out: _Array | None = None,
-        algorithm: _Algorithm | None = None,
-        timeout: float | None = None,
-    ) -> Plan:
-        """The call `kind` with its arguments checked once and its arrays pinned: a callable that runs it."""
-
-    @overload
-    def plan(
-        self,
-        kind: Literal["broadcast"],
-        x: _Array,
-        root: SupportsIndex = 0,
-        *,
-        out: _Array | None = None,
-        timeout: float | None = None,
-    ) -> Plan: ...
-    @overload
-    def plan(self, kind: Literal["barrier"], *, timeout: float | None = None) -> Plan: ...
     @overload
     def empty(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:
         """Collective: an array in memory that every rank of the host maps; collectives on it copy nothing."""
@@ -169,14 +108,3 @@ class Comm:
     ) -> None: ...
     def __del__(self) -> None: ...
     def __reduce__(self) -> NoReturn: ...
-
-class Plan:
-    """A collective with its arguments checked and its arrays pinned; each call is the bare collective."""
-
-    def __init__(
-        self, comm: Comm, kind: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> None: ...
-
-    def __reduce__(self) -> NoReturn: ...
-    def __call__(self) -> None:
-        """Run the collective once."""

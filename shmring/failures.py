@@ -15,8 +15,8 @@ from .errors import Aborted, Error, Mismatch, RankFailed, Timeout
 if TYPE_CHECKING:
     from ._engine import Engine
 
-REDUCTIONS = ("all_reduce",)
-ROOTED = ("broadcast",)
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
+ROOTED = ("reduce", "broadcast", "scatter", "gather")
 _NOTHING = "nothing yet"
 _OVER = "this communicator is over, join a new world"
 

@@ -110,7 +110,7 @@ def _share_segment(links: Links, settings: Settings, timeout_s: float) -> int:
 
 
 def _create_segment(size: int, settings: Settings) -> int:
-    ring_nbytes = tuning.ring_nbytes(settings)
+    ring_nbytes = tuning.ring_nbytes(settings, size)
     fd = memory.create(segment_nbytes(size, ring_nbytes), kind=settings.segment)
     try:
         memory.allocate(fd, 0, control_nbytes(size), purpose="a communicator")

@@ -21,6 +21,7 @@ DEFAULTS: dict[str, int] = {
     "one_chunk_nbytes": 1 * MIB,
     "chunk_nbytes": 512 * KIB,
     "depth": 4,
+    "exchange_nbytes": 256 * KIB,
     "stream_out_nbytes": 16 * MIB,
     "zero_copy_stream_nbytes": 16 * MIB,
     "ping_nbytes": 32 * KIB,
@@ -37,10 +38,11 @@ def forced_chunk_nbytes(settings: Settings) -> int:
     return settings.chunk_nbytes or DEFAULTS["chunk_nbytes"]
 
 
-def ring_nbytes(settings: Settings) -> int:
+def ring_nbytes(settings: Settings, nranks: int) -> int:
     """Of one rank's staging ring, in whole pages: so many slots as it is deep, two if they are the largest.
 
-    More than a private L2, so that a line is not written again while another holds it; little of an L3.
+    More than a private L2, so that a line is not written again while another holds it; little of an L3. A
+    line for each rank has to fit.
     """
     chunk_nbytes = forced_chunk_nbytes(settings)
     if chunk_nbytes:
@@ -48,6 +50,7 @@ def ring_nbytes(settings: Settings) -> int:
     else:
         chunks_nbytes = DEFAULTS["depth"] * _slot_nbytes(DEFAULTS["chunk_nbytes"])
         nbytes = max(chunks_nbytes, 2 * _slot_nbytes(DEFAULTS["one_chunk_nbytes"]))
+    nbytes = max(nbytes, nranks * LINE_NBYTES)
     return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
 
 
@@ -60,6 +63,7 @@ def tuning(forced_chunk_nbytes: int) -> dict[str, int]:
     table = {name: value for name, value in DEFAULTS.items() if name != "depth"}
     if forced_chunk_nbytes:
         table["one_chunk_nbytes"] = table["chunk_nbytes"] = forced_chunk_nbytes
+        table["exchange_nbytes"] = forced_chunk_nbytes
         table["small_nbytes"] = min(table["small_nbytes"], forced_chunk_nbytes)
     return table
 

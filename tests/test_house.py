@@ -50,12 +50,17 @@ HOUSE = {
     "_group": {"flag.h", "kernels.h", "layout.h", "schedule.h"},
     "_schedules": {"_group"},
     "_distance": {"_group"},
-    "_pipelines": {"_group", "_distance", "_schedules"},
+    "_lines": {"_group", "_distance"},
+    "_exchange": {"_group", "_lines"},
+    "_pipelines": {"_group", "_lines", "_exchange", "_schedules"},
     "_layout": {"_group"},
     "_engine": {"kernels.h", "_group", "_distance", "_pipelines", "errors", "failures", "liveness"},
     # the communicator and what makes one
     "arrays": {"errors", "memory"},
-    "comm": {"_engine", "_group", "_pipelines", "arrays", "buffers", "errors", "memory"},
+    "shapes": set(),
+    "_operands": {"_engine", "_group", "buffers"},
+    "collectives": {"_engine", "_group", "_lines", "_operands", "_pipelines", "errors", "shapes"},
+    "comm": {"_engine", "_group", "arrays", "collectives", "memory"},
     "joining": {"_layout", "_engine", "bootstrap", "comm"}
     | {"links", "liveness", "memory", "settings", "tuning"},
     # starting ranks; users of the public API like anybody else

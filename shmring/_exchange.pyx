@@ -1,0 +1,350 @@
+# The collectives whose results are taken straight from what others staged: chunk by chunk, a rank stages what others
+# need of its x, and takes what is meant for it, by copying (broadcast, scatter, gather, all_gather, all_to_all) or by
+# folding (small all_reduce and reduce, reduce_scatter, scan, exscan). The call line announces the first chunk, so
+# that a message of one chunk has one synchronisation; the tiniest lie in the line itself.
+# May know: _group, _lines. Every function returns at once; what it waits for is in call.awaited.
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy, memmove
+
+from ._group cimport *
+from ._lines cimport *
+
+
+# ---- what goes from whom to whom -----------------------------------------------------------------------------
+
+# A *piece* is what one rank takes from one other. Where x is split, each rank takes another piece of it.
+cdef inline bint is_split(Call *c) noexcept nogil:
+    return c.kind == SCATTER or c.kind == ALL_TO_ALL or c.kind == REDUCE_SCATTER
+
+
+# Where results are joined, what comes from rank i is the i-th piece of out.
+cdef inline bint is_joined(Call *c) noexcept nogil:
+    return c.kind == ALL_GATHER or c.kind == GATHER or c.kind == ALL_TO_ALL
+
+
+cdef inline bint takes_from(Call *c, int taker, int giver) noexcept nogil:
+    if taker == giver or not gives(c, giver):
+        return False
+    return (c.kind != SCAN and c.kind != EXSCAN) or giver < taker
+
+
+# Where rank's piece begins in the own x.
+cdef inline size_t piece_of_x(Call *c, int rank) noexcept nogil:
+    return <size_t> rank * c.nbytes if is_split(c) else 0
+
+
+# Where rank's piece begins in the own out.
+cdef inline size_t piece_of_out(Call *c, int rank) noexcept nogil:
+    return <size_t> rank * c.nbytes if is_joined(c) else 0
+
+
+# In a slot the taker's piece comes after those of the ranks before it but the giver, in whole cache lines.
+cdef inline size_t piece_in_slot(Call *c, int giver, int taker, size_t nbytes) noexcept nogil:
+    if not is_split(c):
+        return 0
+    return <size_t> (taker if taker < giver else taker - 1) * cache_lines(nbytes)
+
+
+cdef inline size_t cache_lines(size_t nbytes) noexcept nogil:
+    return (nbytes + SR_CACHE_LINE - 1) & ~<size_t> (SR_CACHE_LINE - 1)
+
+
+# What a slot takes for pieces of nbytes.
+cdef inline size_t pieces_nbytes(Group *g, Call *c, size_t nbytes) noexcept nogil:
+    return <size_t> (g.size - 1) * cache_lines(nbytes) if is_split(c) else nbytes
+
+
+# ---- staging and taking one chunk ----------------------------------------------------------------------------
+
+cdef inline size_t next_piece(Call *c, Head *head) noexcept nogil:
+    cdef size_t left = c.nbytes - head.offset
+    return left if left < c.chunk_nbytes else c.chunk_nbytes
+
+
+cdef inline uint64_t piece_end(Group *g, Call *c, Head *head) noexcept nogil:
+    cdef size_t nbytes = pieces_nbytes(g, c, next_piece(c, head))
+    return slot_begin(g, head.position, nbytes) + slot_nbytes(nbytes)
+
+
+cdef inline void advance_piece(Group *g, Call *c, Head *head) noexcept nogil:
+    cdef size_t nbytes = next_piece(c, head)
+    head.position = piece_end(g, c, head)
+    head.offset += nbytes
+
+
+cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_piece(c, &c.stage)
+    cdef unsigned char *there = slot(g, g.rank, slot_begin(g, c.stage.position, pieces_nbytes(g, c, nbytes)))
+    cdef uint32_t stream = g.far and c.nbytes >= g.tuning.far_stream_nbytes
+    cdef int taker
+    if is_split(c):
+        for taker in range(g.size):
+            if takes_from(c, taker, g.rank):
+                g.kernels.copy(there + piece_in_slot(c, g.rank, taker, nbytes),
+                               c.x + piece_of_x(c, taker) + c.stage.offset, nbytes, stream)
+                g.stats.bytes_sent += nbytes
+    else:
+        g.kernels.copy(there, c.x + c.stage.offset, nbytes, stream)
+        g.stats.bytes_sent += nbytes
+    advance_piece(g, c, &c.stage)
+
+
+# `source` points at everyone's piece for this rank; nbytes of them go to where they belong in out.
+cdef void take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
+    cdef uint32_t stream = c.out_nbytes >= g.tuning.stream_out_nbytes
+    cdef int step, giver, nsources
+    g.source[g.rank] = c.x + piece_of_x(c, g.rank) + offset
+    if is_folded(c):
+        nsources = g.size if c.kind != SCAN and c.kind != EXSCAN else g.rank + (c.kind == SCAN)
+        g.target[0] = c.out + offset
+        if nsources > 0:
+            g.kernels.fold[c.dtype][c.op](g.target, 1, stream, g.source, nsources, nbytes // c.itemsize,
+                                          <uint32_t> nsources)
+        return
+    for step in range(1, g.size):   # everyone begins with another one
+        giver = (g.rank + step) % g.size
+        if takes_from(c, g.rank, giver):
+            g.kernels.copy(c.out + piece_of_out(c, giver) + offset, g.source[giver], nbytes, stream)
+    if is_joined(c):
+        keep_own_piece(g, c, offset, nbytes)
+
+
+# Of the root that takes nothing.
+cdef inline bint has_own_result(Call *c) noexcept nogil:
+    return c.kind == BROADCAST or c.kind == SCATTER
+
+
+# What a rank has for itself is in its x already.
+cdef void keep_own_piece(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
+    cdef const unsigned char *own = c.x + piece_of_x(c, g.rank) + offset
+    cdef unsigned char *there = c.out + piece_of_out(c, g.rank) + offset
+    if there != own:
+        memmove(there, own, nbytes)
+
+
+cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_piece(c, &c.copy)
+    cdef uint64_t slot_at = slot_begin(g, c.copy.position, pieces_nbytes(g, c, nbytes))
+    cdef int giver
+    for giver in range(g.size):
+        g.source[giver] = slot(g, giver, slot_at) + piece_in_slot(c, giver, g.rank, nbytes)
+    take_pieces(g, c, c.copy.offset, nbytes)
+    advance_piece(g, c, &c.copy)
+    c.copy_peer = 0
+    give_credit(g, c.copy.position)
+
+
+# ---- tiny: the pieces lie in the call lines ------------------------------------------------------------------
+
+cdef void enter_tiny(Group *g, Call *c) noexcept nogil:
+    begin_call(g, c)
+    if c.x_nbytes > 0 and gives(c, g.rank):
+        memcpy(own_line(g, c.seq).payload, c.x, c.x_nbytes)
+    publish_line(g, c)
+
+
+cdef int step_tiny(Group *g, Call *c) noexcept nogil:
+    cdef int giver
+    cdef int status = await_lines(g, c)
+    if status != DONE:
+        return status
+    if c.nbytes > 0:
+        if takes(c, g.rank):
+            for giver in range(g.size):
+                g.source[giver] = g.lane[giver].line[c.seq & 1].payload + piece_of_x(c, g.rank)
+            take_pieces(g, c, 0, c.nbytes)
+        elif has_own_result(c):
+            keep_own_piece(g, c, 0, c.nbytes)
+    count_path(g, TINY)
+    return DONE
+
+
+# ---- through slots -------------------------------------------------------------------------------------------
+
+cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
+    begin_call(g, c)
+    describe(g, c)
+    c.chunk_nbytes = c.nbytes
+    if pieces_nbytes(g, c, c.nbytes) > g.tuning.exchange_nbytes:
+        # Whole cache lines are whole items of all dtypes that are folded.
+        c.chunk_nbytes = g.tuning.exchange_nbytes // (g.size - 1 if is_split(c) else 1)
+        c.chunk_nbytes = max(c.chunk_nbytes & ~<size_t> (SR_CACHE_LINE - 1), <size_t> SR_CACHE_LINE)
+    c.stage.position = c.copy.position = g.position
+    if not takes(c, g.rank):
+        # It needs nothing of what anybody stages.
+        while c.copy.offset < c.nbytes:
+            advance_piece(g, c, &c.copy)
+        give_credit(g, c.copy.position)
+
+
+cdef int step_exchange(Group *g, Call *c) noexcept nogil:
+    cdef bint stages
+    cdef int status
+    if not c.announced:
+        if gives(c, g.rank) and not c.zero_copy:
+            if not has_credit(g, piece_end(g, c, &c.stage)):
+                return blocked_on_credit(g, c, piece_end(g, c, &c.stage))
+            stage_pieces(g, c)
+        publish_line(g, c)
+        c.announced = True
+    stages = can_stage_pieces(g, c)
+    if not c.lines_seen or c.ping:
+        if stages:
+            stage_and_publish(g, c)
+            return PROGRESSED
+        status = step_lines(g, c)
+        if status != DONE:
+            return status
+        if c.zero_copy:
+            return PROGRESSED
+        stages = can_stage_pieces(g, c)
+    if c.zero_copy:
+        return step_shared(g, c)
+    if stages and c.stage.offset < c.copy.offset + 2 * c.chunk_nbytes:
+        stage_and_publish(g, c)
+        return PROGRESSED
+    if can_take(g, c):
+        if pieces_are_there(g, c):
+            take_from_slots(g, c)
+            return PROGRESSED
+        if not stages:
+            return blocked_on_piece(g, c)
+    if stages:
+        stage_and_publish(g, c)
+        return PROGRESSED
+    if c.copy.offset == c.nbytes and (c.stage.offset == c.nbytes or not gives(c, g.rank)):
+        return finish_exchange(g, c)
+    return blocked_on_credit(g, c, piece_end(g, c, &c.stage))
+
+
+cdef inline bint can_stage_pieces(Group *g, Call *c) noexcept nogil:
+    return (gives(c, g.rank) and not c.zero_copy and c.stage.offset < c.nbytes
+            and has_credit(g, piece_end(g, c, &c.stage)))
+
+
+# A chunk of x that out may overwrite is staged before.
+cdef inline bint can_take(Group *g, Call *c) noexcept nogil:
+    return c.copy.offset < c.nbytes and (c.copy.offset < c.stage.offset or not gives(c, g.rank))
+
+
+cdef void stage_and_publish(Group *g, Call *c) noexcept nogil:
+    stage_pieces(g, c)
+    publish(g, SR_STAGED, c.stage.position)
+
+
+# The first chunk came with the lines, except from those who had hoped for zero-copy.
+cdef inline bint is_announced(Group *g, Call *c, int giver) noexcept nogil:
+    return c.copy.offset == 0 and not hopes_for_zero_copy(g, c, giver)
+
+
+cdef bint pieces_are_there(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t end = piece_end(g, c, &c.copy)
+    while c.copy_peer < g.size:
+        if (takes_from(c, g.rank, c.copy_peer) and not is_announced(g, c, c.copy_peer)
+                and not sr_flag_reached(counter(g, c.copy_peer, SR_STAGED), end)):
+            return False
+        c.copy_peer += 1
+    return True
+
+
+cdef int blocked_on_piece(Group *g, Call *c) noexcept nogil:
+    return blocked_on(c, counter(g, c.copy_peer, SR_STAGED), piece_end(g, c, &c.copy), c.copy_peer)
+
+
+cdef int finish_exchange(Group *g, Call *c) noexcept nogil:
+    if not takes(c, g.rank) and has_own_result(c):
+        keep_own_piece(g, c, 0, c.nbytes)
+    g.position = c.copy.position
+    finish(g, SMALL if c.chunk_nbytes == c.nbytes else (FAR if g.far else NEAR))
+    return DONE
+
+
+# ---- zero-copy -----------------------------------------------------------------------------------------------
+
+cdef enum:
+    SHARED_STEP_NBYTES = 1 << 20   # what one step moves, so that other calls get their turn
+
+
+# Everyone's array as this process maps it: x in source, out in target, where the call needs them; `skip` bytes in.
+# False: a line lies.
+cdef bint resolve(Group *g, Call *c, size_t x_skip, size_t out_skip) noexcept nogil:
+    cdef sr_descriptor *theirs
+    cdef unsigned char *array
+    cdef int rank
+    for rank in range(g.size):
+        theirs = descriptor(g, c, rank)
+        if gives(c, rank):
+            array = shared_address(g, theirs.x_block, rank, theirs.x_offset, c.x_nbytes)
+            if array == NULL:
+                c.awaited.rank = rank
+                return False
+            g.source[rank] = array + x_skip
+        if takes(c, rank) and (c.kind == ALL_REDUCE or c.kind == REDUCE):
+            array = shared_address(g, theirs.out_block, rank, theirs.out_offset, c.nbytes)
+            if array == NULL:
+                c.awaited.rank = rank
+                return False
+            g.target[rank] = array + out_skip
+    return True
+
+
+cdef int step_shared(Group *g, Call *c) noexcept nogil:
+    cdef int status
+    if c.phase == 0:
+        status = reduce_and_push(g, c) if c.kind == ALL_REDUCE or c.kind == REDUCE else pull(g, c)
+        if status != DONE:
+            return status
+        publish(g, SR_FINISHED, c.seq)
+        c.phase = 1
+        c.fold_peer = 0
+    while c.fold_peer < g.size:
+        if (awaits_end_of(g, c, c.fold_peer)
+                and not sr_flag_reached(counter(g, c.fold_peer, SR_FINISHED), c.seq)):
+            return blocked_on(c, counter(g, c.fold_peer, SR_FINISHED), c.seq, c.fold_peer)
+        c.fold_peer += 1
+    finish(g, ZERO_COPY)
+    return DONE
+
+
+# Who reads the own x, or writes to the own out, has to be done before this rank may use them again.
+cdef inline bint awaits_end_of(Group *g, Call *c, int rank) noexcept nogil:
+    if c.kind == ALL_REDUCE or c.kind == REDUCE:
+        return rank != g.rank
+    return takes(c, rank) and takes_from(c, rank, g.rank)
+
+
+# all_reduce, reduce: the own slice of everyone's x, reduced into every out that wants it.
+cdef int reduce_and_push(Group *g, Call *c) noexcept nogil:
+    cdef size_t begin = sr_slice_begin_grained(c.count, g.size, g.rank, SR_CACHE_LINE // c.itemsize)
+    cdef size_t end = sr_slice_begin_grained(c.count, g.size, g.rank + 1, SR_CACHE_LINE // c.itemsize)
+    cdef size_t length = SHARED_STEP_NBYTES // c.itemsize
+    cdef uint32_t stream = 0xffffffff if c.nbytes >= g.tuning.zero_copy_stream_nbytes else 0
+    begin += c.fold.offset // c.itemsize
+    if length > end - begin:
+        length = end - begin
+    if not resolve(g, c, begin * c.itemsize, begin * c.itemsize):
+        return MISMATCHED
+    if c.kind == REDUCE:
+        g.target[0] = g.target[c.root]
+    if length > 0:
+        g.kernels.fold[c.dtype][c.op](g.target, 1 if c.kind == REDUCE else g.size, stream, g.source, g.size,
+                                      length, <uint32_t> g.size)
+    c.fold.offset += length * c.itemsize
+    g.stats.bytes_sent += length * c.itemsize
+    return PROGRESSED if begin + length < end else DONE
+
+
+# All others: what is meant for this rank, straight from everyone's x.
+cdef int pull(Group *g, Call *c) noexcept nogil:
+    cdef size_t left = c.nbytes - c.copy.offset
+    cdef size_t nbytes = left if left < SHARED_STEP_NBYTES else SHARED_STEP_NBYTES
+    if not takes(c, g.rank):
+        if has_own_result(c):
+            keep_own_piece(g, c, 0, c.nbytes)
+        return DONE
+    if not resolve(g, c, piece_of_x(c, g.rank) + c.copy.offset, 0):
+        return MISMATCHED
+    take_pieces(g, c, c.copy.offset, nbytes)
+    c.copy.offset += nbytes
+    return PROGRESSED if c.copy.offset < c.nbytes else DONE

@@ -1,0 +1,119 @@
+# What the call lines say in all but tiny calls: where the data lie, and rank 0's words on the distance.
+# May know: _group, _distance.
+
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+
+from ._distance cimport begin_ping, step_ping
+from ._group cimport *
+
+
+cdef enum:
+    CLOCK_CALLS = 64     # small calls between two looks at the clock, which costs a twentieth of one
+
+
+cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogil:
+    return <sr_descriptor *> g.lane[rank].line[c.seq & 1].payload
+
+
+cdef inline bint is_folded(Call *c) noexcept nogil:
+    return (c.kind == ALL_REDUCE or c.kind == REDUCE or c.kind == REDUCE_SCATTER
+            or c.kind == SCAN or c.kind == EXSCAN)
+
+
+# Whether others need anything of this rank's x, and whether it gets anything: by the kind alone.
+cdef inline bint gives(Call *c, int rank) noexcept nogil:
+    if c.kind == BROADCAST or c.kind == SCATTER:
+        return rank == c.root
+    return c.kind != GATHER or rank != c.root
+
+
+cdef inline bint takes(Call *c, int rank) noexcept nogil:
+    if c.kind == BROADCAST or c.kind == SCATTER:
+        return rank != c.root
+    return (c.kind != GATHER and c.kind != REDUCE) or rank == c.root
+
+
+# Whether rank hopes for zero-copy, and so has staged nothing before its line. Where it is read its x is shared;
+# where a result is put into place from outside (all_reduce, reduce) its out is.
+cdef inline bint hopes_for_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
+    cdef sr_descriptor *theirs = descriptor(g, c, rank)
+    if c.algorithm != AUTO or (theirs.x_block == 0 and gives(c, rank)):
+        return False
+    return theirs.out_block != 0 or (c.kind != ALL_REDUCE and c.kind != REDUCE) or not takes(c, rank)
+
+
+# Of every slot of this call: data that begin as far into a cache line as they do in the user's array are moved by
+# whole lines on both sides. A fifth of the time far, a twentieth near (bench/peers.py, 1 MiB; NumPy's large arrays
+# begin 16 bytes into a line).
+cdef inline uint32_t skew_of(Call *c) noexcept nogil:
+    cdef uint32_t skew = <uint32_t> (<uintptr_t> c.out & (SR_CACHE_LINE - 1))
+    return skew if skew % c.itemsize == 0 else 0
+
+
+# Fills the own line, to be published; where this rank stands in the call is the beginning.
+cdef inline void describe(Group *g, Call *c) noexcept nogil:
+    cdef sr_descriptor *mine = descriptor(g, c, g.rank)
+    mine.x_block = c.x_block
+    mine.x_offset = c.x_offset
+    mine.out_block = c.out_block
+    mine.out_offset = c.out_offset
+    mine.skew = skew_of(c)
+    mine.far = g.next_far
+    mine.ping = 0
+    if g.rank == 0 and (c.seq % CLOCK_CALLS == 0 or c.nbytes >= g.tuning.ping_nbytes) and not g.header.forced_path:
+        mine.ping = sr_now_ns() - g.pinged_ns >= g.ping_interval_ns
+    c.zero_copy = hopes_for_zero_copy(g, c, g.rank)
+    c.ping = False
+    c.phase = 0
+    c.fold_peer = c.copy_peer = 0
+    c.stage.offset = c.fold.offset = c.copy.offset = 0
+    c.announced = False
+
+
+# What the lines say together: zero-copy only when everyone can, the new distance, whether to measure it again.
+cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
+    cdef sr_descriptor *theirs
+    cdef int rank
+    if c.zero_copy:
+        for rank in range(g.size):
+            if not hopes_for_zero_copy(g, c, rank):
+                c.zero_copy = False
+    theirs = descriptor(g, c, 0)
+    g.announced_far = theirs.far
+    c.ping = theirs.ping != 0
+
+
+# DONE: the lines are there and agree, and the distance is measured if it is time.
+cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
+    cdef int status
+    if not c.lines_seen:
+        status = await_lines(g, c)
+        if status != DONE:
+            return status
+        read_descriptors(g, c)
+        if c.ping:
+            begin_ping(g, c)
+    if c.ping:
+        status = step_ping(g, c)
+        if status != DONE:
+            return status
+        c.ping = False
+    return DONE
+
+
+# The call is complete: the path it went, and the distance from the next call on.
+cdef inline void finish(Group *g, int path) noexcept nogil:
+    count_path(g, path)
+    g.far = g.announced_far
+
+
+# The address of rank's part of a shared block as this process maps it; NULL when the line lies.
+cdef inline unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t offset,
+                                          size_t nbytes) noexcept nogil:
+    cdef int i
+    for i in range(g.nblocks):
+        if g.block[i].id == block:
+            if nbytes > g.block[i].stride or offset > g.block[i].stride - nbytes:
+                return NULL
+            return <unsigned char *> (g.block[i].begin + <uintptr_t> rank * g.block[i].stride + offset)
+    return NULL

@@ -1,0 +1,144 @@
+# From an array of any make to its memory: the fields of a NumPy array, the buffer protocol, and the slower ways.
+# May know: _engine, _group, buffers.
+
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release,
+    PyObject_CheckBuffer, PyObject_GetBuffer,
+)
+from libc.stdint cimport uintptr_t
+
+cimport numpy as cnp
+
+from ._group cimport *
+
+from . import _engine, buffers
+
+cnp.import_array()
+
+cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(_engine.DTYPES)}
+
+
+# NumPy's type numbers, 0 to 23, as ours; -1: not one that can be reduced.
+cdef int[24] DTYPE_OF_NUMPY = [
+    SR_BOOL, SR_I8, SR_U8, SR_I16, SR_U16, SR_I32, SR_U32, SR_I64, SR_U64, SR_I64, SR_U64, SR_F32, SR_F64, -1,
+    SR_C64, SR_C128, -1, -1, -1, -1, -1, -1, -1, SR_F16,
+]
+
+
+# Straight from the array's own fields: its buffer export alone takes longer than a tiny all-reduce. False: this
+# is no plain ndarray that can be used as it is, and one of the slower ways has to take it or say why not.
+cdef inline bint take_ndarray(Operand *operand, object x, bint writable) noexcept:
+    cdef int flags, number
+    if not cnp.PyArray_CheckExact(x):
+        return False
+    number = cnp.PyArray_TYPE(<cnp.ndarray> x)
+    flags = cnp.PyArray_FLAGS(<cnp.ndarray> x)
+    if number >= 24 or DTYPE_OF_NUMPY[number] < 0:
+        return False
+    if not flags & (cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_F_CONTIGUOUS):
+        return False
+    if cnp.PyArray_ISBYTESWAPPED(<cnp.ndarray> x) or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
+        return False
+    operand.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> x)
+    operand.count = cnp.PyArray_SIZE(<cnp.ndarray> x)
+    operand.dtype = DTYPE_OF_NUMPY[number]
+    operand.itemsize = cnp.PyArray_ITEMSIZE(<cnp.ndarray> x)
+    operand.fortran = not flags & cnp.NPY_ARRAY_C_CONTIGUOUS
+    return True
+
+
+# The dtype's number from a buffer's format, -1 if there is none. Sizes decide where C leaves them open.
+cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
+    cdef char kind
+    if format == NULL:
+        return SR_U8
+    if format[0] in b"@=<":   # the machines that shmring runs on are little-endian
+        format += 1
+    kind = format[0]
+    if kind == b"Z" and format[1] != 0 and format[2] == 0:
+        return SR_C64 if format[1] == b"f" else SR_C128 if format[1] == b"d" else -1
+    if kind == 0 or format[1] != 0:
+        return -1
+    if kind == b"f":
+        return SR_F32
+    if kind == b"d":
+        return SR_F64
+    if kind == b"e":
+        return SR_F16
+    if kind == b"?":
+        return SR_BOOL
+    if kind in b"bhilqn":
+        return SR_I8 if itemsize == 1 else SR_I16 if itemsize == 2 else SR_I32 if itemsize == 4 else SR_I64
+    if kind in b"BHILQN":
+        return SR_U8 if itemsize == 1 else SR_U16 if itemsize == 2 else SR_U32 if itemsize == 4 else SR_U64
+    return -1
+
+
+# An array whose items are only moved may hold anything but references.
+cdef bint take_moved_ndarray(Operand *operand, object x, bint writable) except -1:
+    cdef int flags
+    if not cnp.PyArray_CheckExact(x) or x.dtype.hasobject:
+        return False
+    flags = cnp.PyArray_FLAGS(<cnp.ndarray> x)
+    if not flags & (cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_F_CONTIGUOUS):
+        return False
+    if writable and not flags & cnp.NPY_ARRAY_WRITEABLE:
+        return False
+    operand.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> x)
+    operand.count = cnp.PyArray_NBYTES(<cnp.ndarray> x)   # so that ranks agree on the size of items, too
+    operand.dtype = MOVED
+    operand.itemsize = 1
+    operand.fortran = not flags & cnp.NPY_ARRAY_C_CONTIGUOUS
+    return True
+
+
+cdef object take(Operand *operand, object x, bint writable, str what, bint moves):
+    cdef int flags = PyBUF_FORMAT | PyBUF_ANY_CONTIGUOUS
+    cdef int dtype
+    operand.held = False
+    if take_ndarray(operand, x, writable) or (moves and take_moved_ndarray(operand, x, writable)):
+        return None
+    if not PyObject_CheckBuffer(x):
+        return take_slowly(operand, x, writable, what)
+    if writable:
+        flags |= PyBUF_WRITABLE
+    try:
+        PyObject_GetBuffer(x, &operand.view, flags)
+    except (BufferError, ValueError, TypeError) as error:
+        if getattr(getattr(x, "dtype", None), "name", None) in DTYPE_NUMBERS and "buffer" in str(error):
+            return take_slowly(operand, x, writable, what)   # ml_dtypes: the protocol has no letter for them
+        raise buffers.explain_refusal(x, what, writable, error, _engine.DTYPES) from None
+    operand.held = True
+    dtype = dtype_of_format(operand.view.format, operand.view.itemsize)
+    if dtype < 0 and moves and b"O" not in operand.view.format:
+        dtype = MOVED
+    if dtype < 0:
+        release(operand)
+        error = TypeError(f"elements of format {operand.view.format.decode()!r}")
+        raise buffers.explain_refusal(x, what, False, error, _engine.DTYPES)
+    operand.data = <unsigned char *> operand.view.buf
+    operand.itemsize = 1 if dtype == MOVED else operand.view.itemsize
+    operand.count = operand.view.len // operand.itemsize
+    operand.dtype = dtype
+    operand.fortran = operand.view.ndim > 1 and not PyBuffer_IsContiguous(&operand.view, b"C")
+    return None
+
+
+cdef object take_slowly(Operand *operand, object x, bint writable, str what):
+    taken = buffers.take(x, what)
+    if taken.dtype not in DTYPE_NUMBERS:
+        raise buffers.unsupported_dtype(what, taken.dtype, _engine.DTYPES)
+    if writable and taken.readonly:
+        raise buffers.read_only(what)
+    operand.data = <unsigned char *> <uintptr_t> taken.address
+    operand.count = taken.count
+    operand.dtype = DTYPE_NUMBERS[taken.dtype]
+    operand.itemsize = _engine.DTYPE_NBYTES[operand.dtype]
+    operand.fortran = taken.fortran
+    return taken
+
+
+cdef void release(Operand *operand) noexcept:
+    if operand.held:
+        PyBuffer_Release(&operand.view)
+        operand.held = False

@@ -1,0 +1,37 @@
+# May know: _engine, _group, _operands.
+
+from libc.stdint cimport uint64_t
+
+from ._engine cimport Engine
+from ._group cimport Call
+from ._operands cimport Operand
+
+
+cdef class Collectives:
+    cdef Engine engine
+    cdef int default_algorithm
+    cdef uint64_t default_timeout_ns
+    cdef bint staging_ready
+
+    cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
+                    object timeout)
+    cdef int drive(self, Call *c) except -1
+    cdef int prepare_staging(self, Call *c) except -1
+    cdef int allocate_staging(self) except -1
+    cdef object room_for_result(self, int kind, object x, object root, object like)
+    cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, object root,
+                         object out, object algorithm, object timeout)
+    cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1
+    cdef int find_blocks(self, Call *c) except -1
+    cdef int root_number(self, object root) except -1
+
+
+cdef class Plan:
+    cdef Collectives comm
+    cdef Call c
+    cdef Operand a, b
+    cdef object pinned, result
+
+
+cdef double timeout_s_of(double default_s, object timeout) except -1
+cdef uint64_t timeout_ns_of(object timeout) except? 0

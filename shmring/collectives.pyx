@@ -1,0 +1,383 @@
+# The collectives, from Python's arguments to the pointers of a call. The steps are always the same: make room for the
+# result, take the arrays, describe the call, let the engine drive it.
+# May know: _engine, _group, _lines, _operands, _pipelines, errors, shapes.
+
+import inspect
+import operator
+
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+cimport numpy as cnp
+
+from ._engine cimport Engine
+from ._group cimport *
+from ._lines cimport is_folded, takes
+from ._operands cimport Operand, release, take
+from ._pipelines cimport choose_pipeline
+
+from . import _engine, shapes
+from .errors import Closed
+
+cnp.import_array()
+
+
+cdef str SUM = "sum"   # the literal that is the default of op: the same object, so identity is enough
+cdef dict OP_NUMBERS = {name: number for number, name in enumerate(_engine.OPS)}
+cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(_engine.ALGORITHMS)}
+cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(_engine.KINDS) if number <= BARRIER}
+
+
+# ---- what kinds have in common -------------------------------------------------------------------------------
+
+cdef inline bint is_rooted(int kind) noexcept:
+    return kind == BROADCAST or kind == REDUCE or kind == SCATTER or kind == GATHER
+
+
+# The result lies in x unless there is an out.
+cdef inline bint is_in_place(int kind) noexcept:
+    return kind == ALL_REDUCE or kind == REDUCE or kind == BROADCAST or kind == SCAN or kind == EXSCAN
+
+
+cdef inline bint is_split(int kind) noexcept:
+    return kind == SCATTER or kind == REDUCE_SCATTER or kind == ALL_TO_ALL
+
+
+cdef inline bint is_joined(int kind) noexcept:
+    return kind == ALL_GATHER or kind == GATHER or kind == ALL_TO_ALL
+
+
+cdef str shown(Operand *operand):
+    return f"{(_engine.DTYPES + (_engine.MOVED_DTYPE,))[operand.dtype]}[{operand.count}]"
+
+
+# ---- the collectives -----------------------------------------------------------------------------------------
+
+cdef class Collectives:
+    """What a communicator can call; `Comm` adds how it comes to be, its shared arrays and its end."""
+
+    def all_reduce(self, x, op="sum", *, out=None, algorithm=None, timeout=None):
+        """Combine x of all ranks elementwise, for every rank: in place, or into `out`.
+
+        x: any contiguous array, the same dtype and number of elements on every rank. op: a name or `shmring.Op`.
+        out: same dtype and count, x itself or disjoint from it. algorithm: "auto" or "direct" (folded in rank
+        order), "ring" (Patarasuk and Yuan 2009, 2(N-1)/N of x sent per rank), "tree" (binomial), "master"
+        (reduce to rank 0, broadcast); ring and tree fold, and round 8/16-bit floats, in an order of their own.
+        timeout: seconds. Arrays from `empty` and its kin on all ranks are reduced without a copy.
+        """
+        self.run(ALL_REDUCE, x, op, None, out, None, algorithm, timeout)
+
+    def reduce(self, x, op="sum", root=0, *, out=None, timeout=None):
+        """Combine x of all ranks elementwise on the root: in its x, or into its `out`; others keep x.
+
+        x and op as in `all_reduce`, folded in rank order. out: on the root only, ignored elsewhere.
+        """
+        self.run(REDUCE, x, op, root, out, None, None, timeout)
+
+    def scan(self, x, op="sum", *, out=None, timeout=None):
+        """Combine x of the ranks up to and with this one, in rank order: in place, or into `out`.
+
+        x and out as in `all_reduce`; every op but "avg".
+        """
+        self.run(SCAN, x, op, None, out, None, None, timeout)
+
+    def exscan(self, x, op="sum", *, out=None, timeout=None):
+        """Combine x of the ranks before this one, in rank order: in place, or into `out`; rank 0's stays as it is."""
+        self.run(EXSCAN, x, op, None, out, None, None, timeout)
+
+    def reduce_scatter(self, x, op="sum", *, out=None, timeout=None):
+        """Combine x of all ranks elementwise and return this rank's part of the result.
+
+        x: shape (size, *s), of which rank i gets what is at x[i], shape s; or size * k rows, of which it gets k. C
+        order. out: of that count, the own part of x or disjoint from x; made if missing. Folded in rank order.
+        """
+        return self.run(REDUCE_SCATTER, x, op, None, out, None, None, timeout)
+
+    def broadcast(self, x, root=0, *, out=None, timeout=None):
+        """root's x for every rank: in place, or into `out`.
+
+        x: any contiguous array of items of a fixed size, the same dtype and number of elements on every rank; it
+        may be read-only on the root, which is the only rank whose values are read. timeout: seconds.
+        """
+        self.run(BROADCAST, x, None, root, out, None, None, timeout)
+
+    def scatter(self, x, root=0, *, out=None, like=None, timeout=None):
+        """Each rank's part of the root's x; returns it.
+
+        x: on the root (size, *s), of which rank i gets x[i], or size * k rows, of which it gets k; C order. None
+        elsewhere, with `out`, or `like`: an array of the part's shape and dtype. out: the part's count and dtype.
+        """
+        return self.run(SCATTER, x, None, root, out, like, None, timeout)
+
+    def gather(self, x, root=0, *, out=None, timeout=None):
+        """Every rank's x on the root, which returns them as (size, *s); the others return None.
+
+        x: shape s and dtype the same on every rank, C order. out: on the root only; room for all, in which the
+        root's x may be its own part.
+        """
+        return self.run(GATHER, x, None, root, out, None, None, timeout)
+
+    def all_gather(self, x, *, out=None, timeout=None):
+        """Every rank's x on every rank: returns (size, *s) for x of shape s.
+
+        x: shape and dtype the same on every rank, C order. out: room for all, in which x may be this rank's part.
+        """
+        return self.run(ALL_GATHER, x, None, None, out, None, None, timeout)
+
+    def all_to_all(self, x, *, out=None, timeout=None):
+        """Block j of rank i becomes block i of rank j: returns an array of x's shape.
+
+        x: shape (size, *s), or size * k rows, the same on every rank, C order. out: x itself or disjoint from it.
+        """
+        return self.run(ALL_TO_ALL, x, None, None, out, None, None, timeout)
+
+    def barrier(self, *, timeout=None):
+        """Return when every rank has called it. timeout: seconds."""
+        self.run(BARRIER, None, None, None, None, None, None, timeout)
+
+    def plan(self, str kind, *arguments, **keywords):
+        """The call `kind` with its arguments checked once and its arrays pinned: a callable that runs it.
+
+        kind and its arguments: a method of this class. Local: a wrong argument is an error here and harms nobody.
+        What lies in x is read anew at each call, which returns what the method would.
+        """
+        return Plan(self, kind, arguments, keywords)
+
+    # -- from arguments to a call --
+
+    cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
+                    object timeout):
+        cdef Call c
+        cdef Operand a, b
+        a.held = b.held = False
+        try:
+            try:
+                if out is None and not is_in_place(kind) and kind != BARRIER:
+                    out = self.room_for_result(kind, x, root, like)
+                kept = self.describe(&c, &a, &b, kind, x, op, root, out, algorithm, timeout)
+            except Exception:
+                self.engine.refuse(kind)
+                raise
+            self.drive(&c)
+        finally:
+            release(&a)
+            release(&b)
+        return None if is_in_place(kind) or not takes_result(&c, self.engine.g.rank) else out
+
+    cdef int drive(self, Call *c) except -1:
+        self.prepare_staging(c)
+        return self.engine.drive(c)
+
+    cdef inline int prepare_staging(self, Call *c) except -1:
+        if not self.staging_ready and (c.x_nbytes > SR_PAYLOAD_NBYTES or c.algorithm != AUTO):
+            self.allocate_staging()
+        return 0
+
+    cdef int allocate_staging(self) except -1:
+        raise NotImplementedError("Comm has the memory")
+
+    cdef object room_for_result(self, int kind, object x, object root, object like):
+        cdef int size = self.engine.g.size
+        if kind == GATHER and self.root_number(root) != self.engine.g.rank:
+            return None
+        if kind == SCATTER and self.root_number(root) != self.engine.g.rank:
+            if like is None:
+                raise TypeError("a rank that is not the root scatters None with out= or like=, "
+                                "an array of the shape and dtype that it gets")
+            return shapes.alike(like)
+        if kind == ALL_GATHER or kind == GATHER:
+            return shapes.joined(x, size)
+        return shapes.alike(x) if kind == ALL_TO_ALL else shapes.split(x, size)
+
+    cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, object root,
+                         object out, object algorithm, object timeout):
+        cdef Group *g = &self.engine.g
+        kept = kept_out = None
+        memset(c, 0, sizeof(Call))
+        c.kind = kind
+        c.timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+        if kind == BARRIER:
+            c.fingerprint = fingerprint_of(c)
+            choose_pipeline(g, c)
+            return None
+        if is_rooted(kind):
+            c.root = self.root_number(root)
+        if not takes_result(c, g.rank) or (out is x and is_in_place(kind)):
+            out = None
+        if kind != SCATTER or g.rank == c.root:
+            kept = take(a, x, out is None and is_in_place(kind) and takes(c, g.rank), "x", not is_folded(c))
+            describe_x(c, a, g.size, x)
+        if out is not None:
+            kept_out = take(b, out, True, "out", not is_folded(c))
+            describe_out(c, a, b, g)
+        elif is_in_place(kind):
+            c.out = a.data
+        if is_folded(c):
+            self.describe_reduction(c, op, algorithm)
+        c.nbytes = c.count * c.itemsize
+        c.x_nbytes = c.nbytes * g.size if is_split(kind) else c.nbytes
+        c.out_nbytes = c.nbytes * g.size if is_joined(kind) else c.nbytes
+        if c.x != NULL and out is not None:
+            check_overlap(c, g.rank)
+        if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes:
+            self.find_blocks(c)
+        c.fingerprint = fingerprint_of(c)
+        choose_pipeline(g, c)
+        return kept if kept_out is None else (kept, kept_out)
+
+    cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:
+        c.op = SR_SUM if op is SUM else op_number(op)
+        if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
+            dtype = _engine.DTYPES[c.dtype]
+            known = [name for name in _engine.OPS if _engine.supported(dtype, name)]
+            raise TypeError(f"op {op} has no meaning for {dtype}, which has {', '.join(known)}")
+        if c.op == SR_AVG and (c.kind == SCAN or c.kind == EXSCAN):
+            raise ValueError("op avg has no meaning for a scan; scan the sum and divide")
+        if c.kind == ALL_REDUCE:
+            c.algorithm = self.default_algorithm if algorithm is None else algorithm_number(algorithm)
+        return 0
+
+    # In which shared blocks the arrays lie, where that helps.
+    cdef int find_blocks(self, Call *c) except -1:
+        if c.out == c.x and (c.kind == SCAN or c.kind == EXSCAN or c.kind == ALL_TO_ALL):
+            return 0   # others would read what this rank overwrites
+        if c.x != NULL:
+            self.engine.find_block(c.x, c.x_nbytes, &c.x_block, &c.x_offset)
+        if c.out != NULL and (c.kind == ALL_REDUCE or c.kind == REDUCE):
+            self.engine.find_block(c.out, c.nbytes, &c.out_block, &c.out_offset)
+        return 0
+
+    cdef int root_number(self, object root) except -1:
+        try:
+            number = operator.index(root)
+        except TypeError:
+            raise TypeError(f"root is {root!r}; it must be an integer") from None
+        if not 0 <= number < self.engine.g.size:
+            raise ValueError(f"root is {root!r}; the ranks are 0 to {self.engine.g.size - 1}")
+        return number
+
+
+# Whether the call leaves a result in rank's out.
+cdef inline bint takes_result(Call *c, int rank) noexcept:
+    if c.kind == GATHER or c.kind == REDUCE:
+        return rank == c.root
+    return True
+
+
+cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
+    c.x = x.data
+    c.dtype = x.dtype
+    c.itemsize = x.itemsize
+    c.order = x.fortran
+    c.count = x.count
+    if x.fortran and (is_split(c.kind) or is_joined(c.kind)):
+        raise ValueError("x is in Fortran order, whose memory is not split along the first dimension; "
+                         "pass np.ascontiguousarray(x)")
+    if is_split(c.kind):
+        if not cnp.PyArray_CheckExact(given) or cnp.PyArray_NDIM(given) == 0 or cnp.PyArray_DIM(given, 0) % size:
+            shapes.rows_of_a_part(tuple(getattr(given, "shape", (x.count,))), size)
+        c.count = x.count // size
+    return 0
+
+
+cdef int describe_out(Call *c, Operand *x, Operand *out, Group *g) except -1:
+    cdef size_t count = out.count // (g.size if is_joined(c.kind) else 1)
+    c.out = out.data
+    if c.x == NULL:   # a rank that is scattered to
+        c.dtype, c.itemsize, c.count = out.dtype, out.itemsize, out.count
+        x = out
+    if out.dtype != x.dtype or out.itemsize != x.itemsize or count != c.count or out.count % count_of_pieces(c, g):
+        raise ValueError(
+            f"out is {shown(out)}, x is {shown(x)}: out has to have the same dtype and a count of "
+            f"{c.count * count_of_pieces(c, g)}")
+    if out.fortran != c.order:
+        raise ValueError("out and x differ in memory order (C and Fortran); give both the same")
+    return 0
+
+
+cdef inline size_t count_of_pieces(Call *c, Group *g) noexcept:
+    return g.size if is_joined(c.kind) else 1
+
+
+# Where out may touch x: all of it in place, or the part of the one that is the whole other.
+cdef int check_overlap(Call *c, int rank) except -1:
+    cdef const unsigned char *x = c.x
+    cdef const unsigned char *out = c.out
+    if not (out < x + c.x_nbytes and x < out + c.out_nbytes):
+        return 0
+    if c.x_nbytes > c.out_nbytes:
+        x += rank * c.nbytes
+    elif c.x_nbytes < c.out_nbytes:
+        out += rank * c.nbytes
+    if x != out:
+        raise ValueError("out and x overlap in part; out must be x itself (or this rank's part of it, "
+                         "or have x as this rank's part) or disjoint from it")
+    return 0
+
+
+cdef class Plan:
+    """A collective with its arguments checked and its arrays pinned; each call is the bare collective."""
+
+    def __init__(self, Collectives comm, str kind, tuple arguments, dict keywords):
+        self.a.held = self.b.held = False
+        self.comm = comm
+        if comm.engine.closed_because is not None:
+            raise Closed(comm.engine.closed_because, rank=comm.engine.g.rank)
+        if kind not in KIND_NUMBERS:
+            raise ValueError(f"kind is {kind!r}; allowed: {', '.join(KIND_NUMBERS)}")
+        number = KIND_NUMBERS[kind]
+        bound = inspect.signature(getattr(Collectives, kind)).bind(comm, *arguments, **keywords)
+        bound.apply_defaults()
+        given = bound.arguments
+        x, out, root = given.get("x"), given.get("out"), given.get("root")
+        if out is None and not is_in_place(number) and number != BARRIER:
+            out = comm.room_for_result(number, x, root, given.get("like"))
+        kept = comm.describe(&self.c, &self.a, &self.b, number, x, given.get("op"), root, out,
+                             given.get("algorithm"), given.get("timeout"))
+        self.pinned = (x, out, kept)
+        self.result = None if is_in_place(number) or not takes_result(&self.c, comm.engine.g.rank) else out
+        comm.prepare_staging(&self.c)
+
+    def __reduce__(self):
+        raise TypeError("a plan belongs to its process; make one from the communicator there")
+
+    def __call__(self):
+        """Run the collective once."""
+        self.comm.engine.drive(&self.c)
+        return self.result
+
+    def __dealloc__(self):
+        release(&self.a)
+        release(&self.b)
+
+
+# ---- small arguments -----------------------------------------------------------------------------------------
+
+cdef int op_number(object op) except -1:
+    number = OP_NUMBERS.get(op) if isinstance(op, str) else None
+    if number is None:
+        raise ValueError(f"op is {op!r}; allowed: {', '.join(OP_NUMBERS)}")
+    return number
+
+
+cdef int algorithm_number(object algorithm) except -1:
+    number = ALGORITHM_NUMBERS.get(algorithm) if isinstance(algorithm, str) else None
+    if number is None:
+        raise ValueError(f"algorithm is {algorithm!r}; allowed: {', '.join(ALGORITHM_NUMBERS)}")
+    return number
+
+
+cdef double timeout_s_of(double default_s, object timeout) except -1:
+    cdef double seconds
+    try:
+        seconds = default_s if timeout is None else timeout
+    except TypeError:
+        raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds") from None
+    if not seconds > 0:
+        raise ValueError(f"timeout is {timeout!r}; it must be more than 0 seconds")
+    return seconds
+
+
+cdef uint64_t timeout_ns_of(object timeout) except? 0:
+    cdef double seconds = timeout_s_of(0, timeout)
+    return <uint64_t> (min(seconds, 1e9) * 1e9)

@@ -1,0 +1,45 @@
+"""Shapes of what the collectives that split and join return: everything happens on dimension 0.
+
+May know: nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def joined(x: Any, size: int) -> np.ndarray[Any, Any]:
+    """Room for every rank's x: (size, *s) for x of shape s."""
+    like = np.asarray(x)
+    return np.empty((size, *like.shape), like.dtype)
+
+
+def alike(x: Any) -> np.ndarray[Any, Any]:
+    like = np.asarray(x)
+    return np.empty(like.shape, like.dtype)
+
+
+def split(x: Any, size: int) -> np.ndarray[Any, Any]:
+    """Room for one rank's part of x: s for x of shape (size, *s), k rows for size * k of them.
+
+    A column of `size` numbers stays a column: (size, 1) is split into parts of shape (1, 1).
+    """
+    like = np.asarray(x)
+    rows = rows_of_a_part(like.shape, size)
+    is_column = like.shape[1:] == (1,)
+    shape = like.shape[1:] if rows == 1 and not is_column else (rows, *like.shape[1:])
+    return np.empty(shape, like.dtype)
+
+
+def rows_of_a_part(shape: tuple[int, ...], size: int) -> int:
+    """How many rows each of `size` ranks gets; ValueError where they cannot be shared evenly."""
+    if not shape:
+        raise ValueError(f"x is 0-d; the first dimension of x is what {size} ranks share")
+    if shape[0] % size:
+        raise ValueError(
+            f"x has {shape[0]} rows (its shape is {shape}), which {size} ranks cannot share evenly; "
+            f"its first dimension must be a multiple of {size}"
+        )
+    return shape[0] // size
