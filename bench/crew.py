@@ -162,10 +162,10 @@ class Crew:
             raise self._failure(errors[0])
         return answers
 
-    def prepare(self, variant: str, nbytes: int, *, written: bool = False, dtype: str = "float32",
-                keywords: dict[str, str] | None = None) -> None:
-        """Arrays and the call; the keywords go to all_reduce of shmring, as in algorithm="ring"."""
-        self.tell("prepare", variant=variant, nbytes=nbytes, written=written, dtype=dtype,
+    def prepare(self, variant: str, nbytes: int, *, call: str = "all_reduce", written: bool = False,
+                dtype: str = "float32", keywords: dict[str, str] | None = None) -> None:
+        """Arrays and the call; the keywords go to shmring's method, as in algorithm="ring"."""
+        self.tell("prepare", call=call, variant=variant, nbytes=nbytes, written=written, dtype=dtype,
                   keywords=keywords or {})
 
     def check(self) -> None:

@@ -20,14 +20,17 @@ LONG_SAMPLE_S = 0.050
 # The first calls are slow and say little, so the number of loops grows by steps.
 GROWTH = 8
 WARM_UP_TRIES = 12
+# Gloo's form, and MPI's persistent ones.
+ALL_REDUCE_ONLY = ("in place", "persistent")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One size, with the input reused or written before every call."""
+    """One size of one call, with the input reused or written before every call."""
 
     nbytes: int
     written: bool
+    call: str = "all_reduce"
 
     @property
     def input(self) -> str:
@@ -78,7 +81,8 @@ class Match:
         """Who takes part at this size: everybody but those who failed at it."""
         everybody = [Entry(name, variant) for name, crew in self.crews.items()
                      for variant in crew.contestant.variants
-                     if cell.nbytes >= crew.contestant.smallest_nbytes]
+                     if cell.nbytes >= crew.contestant.smallest_nbytes
+                     and (cell.call == "all_reduce" or variant not in ALL_REDUCE_ONLY)]
         return [entry for entry in everybody if (entry, cell) not in self._out]
 
     def play_block(self, round_number: int, cell: Cell) -> Iterator[Sample]:
@@ -105,7 +109,7 @@ class Match:
 
     def _sample(self, round_number: int, entry: Entry, cell: Cell) -> Sample:
         crew = self.crews[entry.contestant]
-        crew.prepare(entry.variant, cell.nbytes, written=cell.written)
+        crew.prepare(entry.variant, cell.nbytes, call=cell.call, written=cell.written)
         loops = self._warm_up(crew, entry, cell)
         before_ns = self.probe.round_trip_ns(self.cpus)
         repeats = self._repeats(crew, "run", loops)

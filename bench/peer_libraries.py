@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-Array = np.ndarray[Any, Any]
+from calls import ROOT, Array, counts_of
 
 
 @dataclass
@@ -28,8 +27,9 @@ class Seat:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be reduced, and how."""
+    """What is to be called, and how. nbytes: of the larger of both arrays."""
 
+    call: str
     variant: str
     nbytes: int
     dtype: np.dtype[Any]
@@ -40,9 +40,13 @@ class Job:
     def count(self) -> int:
         return self.nbytes // self.dtype.itemsize
 
-    def private(self) -> tuple[Array, Array]:
+    def counts(self, size: int) -> tuple[int, int]:
+        return counts_of(self.call, self.count, size)
+
+    def private(self, size: int) -> tuple[Array, Array]:
         """x and y in ordinary memory."""
-        return np.empty(self.count, self.dtype), np.empty(self.count, self.dtype)
+        x_count, y_count = self.counts(size)
+        return np.empty(x_count, self.dtype), np.empty(y_count, self.dtype)
 
 
 @dataclass
@@ -108,12 +112,27 @@ class Mpi(Library):
         return {"library": library, "mpi4py": mpi4py.__version__}
 
     def prepare(self, job: Job) -> Prepared:
-        x, y = job.private()
+        x, y = job.private(self.seat.size)
         if job.variant == "blocking":
-            return Prepared(x, y, "f(x, y)", {"f": self.comm.Allreduce, "x": x, "y": y})
+            return self._blocking(job.call, x, y)
+        if job.call != "all_reduce":
+            raise RuntimeError("persistent collectives are compared for all_reduce only")
         request = self.comm.Allreduce_init(x, y)
         names = {"start_it": request.Start, "wait": request.Wait}
         return Prepared(x, y, "start_it(); wait()", names, request.Free)
+
+    def _blocking(self, call: str, x: Array, y: Array) -> Prepared:
+        comm, at_root = self.comm, self.seat.rank == ROOT
+        if call == "broadcast":
+            return Prepared(x, x, "f(x)", {"f": comm.Bcast, "x": x})
+        functions = {
+            "all_reduce": comm.Allreduce, "reduce": comm.Reduce, "scan": comm.Scan, "exscan": comm.Exscan,
+            "reduce_scatter": comm.Reduce_scatter_block, "scatter": comm.Scatter, "gather": comm.Gather,
+            "all_gather": comm.Allgather, "all_to_all": comm.Alltoall,
+        }
+        given = None if call == "scatter" and not at_root else x
+        room = None if call in ("gather", "reduce") and not at_root else y
+        return Prepared(x, y, "f(x, y)", {"f": functions[call], "x": given, "y": room})
 
     def leave(self) -> None:
         self.mpi.Finalize()
@@ -139,7 +158,9 @@ class Gloo(Library):
         return {"library": "Gloo of torch " + self.torch.__version__}
 
     def prepare(self, job: Job) -> Prepared:
-        x, _ = job.private()
+        if job.call != "all_reduce":
+            raise RuntimeError("Gloo is compared for all_reduce only")
+        x, _ = job.private(self.seat.size)
         tensor = self.torch.from_numpy(x)
         return Prepared(x, x, "f(t)", {"f": self.torch.distributed.all_reduce, "t": tensor})
 
@@ -172,13 +193,18 @@ class Shmring(Library):
 
     def prepare(self, job: Job) -> Prepared:
         if job.variant == "zero-copy":
-            x, y = self.comm.empty(job.count, job.dtype), self.comm.empty(job.count, job.dtype)
+            x, y = (self.comm.empty(count, job.dtype) for count in job.counts(self.seat.size))
         else:
-            x, y = job.private()
+            x, y = job.private(self.seat.size)
+        if job.call == "broadcast":
+            y = x
+        given = None if job.call == "scatter" and self.seat.rank != ROOT else x
+        room = None if job.call in ("gather", "reduce") and self.seat.rank != ROOT else y
         if job.variant == "plan":
-            return Prepared(x, y, "f()", {"f": self.comm.plan("all_reduce", x, out=y, **job.keywords)})
+            return Prepared(x, y, "f()", {"f": self.comm.plan(job.call, given, out=room, **job.keywords)})
         arguments = "".join(f", {name}={value!r}" for name, value in job.keywords.items())
-        return Prepared(x, y, f"f(x, out=y{arguments})", {"f": self.comm.all_reduce, "x": x, "y": y})
+        names = {"f": getattr(self.comm, job.call), "x": given, "y": room}
+        return Prepared(x, y, f"f(x, out=y{arguments})", names)
 
     def facts(self) -> dict[str, Any]:
         plain = (str, int, float)

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peer_libraries import LIBRARIES, Array, Job, Library, Seat
+from calls import Array, fill_pattern, wrong_elements
+from peer_libraries import LIBRARIES, Job, Library, Seat
 
 clock = time.perf_counter_ns  # on Linux CLOCK_MONOTONIC, the same in every process
 
@@ -37,10 +38,6 @@ def loop(turns, clock, {names}):
     return start, clock()
 """
 
-# Elements repeat after a prime number of them and not before, so that no shift by a chunk goes unnoticed.
-# Small, so that sums are exact in every dtype.
-BLOCK = np.array([(31 * i * i + 17 * i) % 1009 % 4 for i in range(1009)])
-
 
 def wait_on_the_start_line(at_ns: int) -> None:
     """All ranks start at one moment, without anybody's barrier. Asleep for most of the time, since ranks may
@@ -54,21 +51,6 @@ def compiled_loop(body: str, names: dict[str, Any]) -> Callable[[int], tuple[int
     space: dict[str, Any] = {}
     exec(LOOP.format(names=", ".join(names), body=body), space)
     return lambda loops: space["loop"](range(loops), clock, *names.values())
-
-
-def fill_pattern(x: Array, rank: int) -> None:
-    block = (BLOCK + rank).astype(x.dtype)
-    whole = len(x) - len(x) % len(block)
-    x[:whole].reshape(-1, len(block))[:] = block
-    x[whole:] = block[:len(x) - whole]
-
-
-def wrong_elements(y: Array, expected: Array) -> int:
-    """How many differ from the block that is expected over and over."""
-    block = expected.astype(y.dtype)
-    whole = len(y) - len(y) % len(block)
-    inside = np.count_nonzero(y[:whole].reshape(-1, len(block)) != block)
-    return int(inside + np.count_nonzero(y[whole:] != block[:len(y) - whole]))
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
@@ -86,7 +68,7 @@ class Turn:
     """One prepared variant at one size: the timed loops over it and the check of its result."""
 
     def __init__(self, library: Library, job: Job) -> None:
-        self.seat, self.written = library.seat, job.written
+        self.seat, self.written, self.call = library.seat, job.written, job.call
         self.prepared = library.prepare(job)
         fill_pattern(self.prepared.x, self.seat.rank)
         if not self.prepared.in_place:
@@ -98,14 +80,13 @@ class Turn:
         self.call_once = compiled_loop(call, names)
 
     def wrong(self) -> int:
-        """Elements that differ from the sum; every rank must ask, for a call in place is made anew."""
-        size = self.seat.size
-        pattern_sum = BLOCK * size + size * (size - 1) // 2
+        """Elements that are not as they should be; every rank must ask, for a call in place is made anew."""
+        x, y = self.prepared.x, self.prepared.y
         if self.prepared.in_place:
-            fill_pattern(self.prepared.x, self.seat.rank)
+            fill_pattern(x, self.seat.rank)
             self.call_once(1)
-            return wrong_elements(self.prepared.y, pattern_sum)
-        return wrong_elements(self.prepared.y, np.full_like(BLOCK, size) if self.written else pattern_sum)
+        written = self.written and not self.prepared.in_place
+        return wrong_elements(self.call, y, len(x), self.seat.rank, self.seat.size, written=written)
 
     def release(self) -> None:
         self.prepared.release()
@@ -185,9 +166,9 @@ class Rank:
         python = {"python": platform.python_version(), "numpy": np.__version__}
         return {"versions": {**self.library.versions(), **python}}
 
-    def prepare(self, variant: str, nbytes: int, written: bool, dtype: str,
+    def prepare(self, call: str, variant: str, nbytes: int, written: bool, dtype: str,
                 keywords: dict[str, str]) -> dict[str, Any]:
-        job = Job(variant, nbytes, dtype_named(dtype), written, keywords)
+        job = Job(call, variant, nbytes, dtype_named(dtype), written, keywords)
         library = self.library
         self.turn = CopyTurn(library, job) if isinstance(library, Copy) else Turn(library, job)
         return {}

@@ -22,6 +22,7 @@ import plot
 import tables
 import targets
 from arguments import comma_separated, parse_size
+from calls import CALLS
 from contestants import Contestant, chosen
 from crew import start_all
 from interleave import Cell, Match, Noise
@@ -44,6 +45,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--ranks", type=comma_separated(int), default=[2, 4], help="default 2,4")
     add("--sizes", type=comma_separated(parse_size), default=[8, 4096, 65536, 1 << 20, 64 << 20],
         help="bytes; default 8,4K,64K,1M,64M")
+    add("--call", choices=CALLS, default="all_reduce",
+        help="the collective (%(default)s); bytes are those of the larger of its two arrays")
     add("--rounds", type=int, default=7, help="rounds behind every median (%(default)s)")
     add("--only", type=comma_separated(str, EVERYBODY), default=EVERYBODY, help=",".join(EVERYBODY))
     add("--input", choices=["reused", "written", "both"], default="both",
@@ -58,7 +61,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
     inputs = {"reused": [False], "written": [True], "both": [False, True]}[options.input]
-    return [Cell(nbytes, written) for nbytes in options.sizes for written in inputs]
+    return [Cell(nbytes, written, options.call) for nbytes in options.sizes for written in inputs]
 
 
 def rounds_taken(match: Match, cell: Cell, distance: str) -> int:
@@ -182,9 +185,10 @@ def main(arguments: list[str] | None = None) -> int:
         print("no C compiler (cc): the round trip is unknown and there is no copy limit")
     started = datetime.now(UTC).isoformat(timespec="seconds")
     runs = [measure(nprocs, contestants, options, library) for nprocs in options.ranks]
+    targets.choose(options.call)
     by_group = targets.medians_by_group(sample for run in runs for sample in run["samples"])
     facts = machine()
-    print(f"\nall_reduce, float32 sum; {facts['cpu_model']}, Linux {facts['kernel']}, {started}")
+    print(f"\n{options.call}, float32; {facts['cpu_model']}, Linux {facts['kernel']}, {started}")
     for name, versions in runs[0]["versions"].items():
         note = next(contestant.note for contestant in contestants if contestant.name == name)
         print(f"  {name}: {versions['library']}" + (f" ({note})" if note else ""))

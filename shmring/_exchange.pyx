@@ -5,7 +5,7 @@
 # May know: _group, _lines. Every function returns at once; what it waits for is in call.awaited.
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy
 
 from ._group cimport *
 from ._lines cimport *
@@ -120,7 +120,7 @@ cdef void keep_own_piece(Group *g, Call *c, size_t offset, size_t nbytes) noexce
     cdef const unsigned char *own = c.x + piece_of_x(c, g.rank) + offset
     cdef unsigned char *there = c.out + piece_of_out(c, g.rank) + offset
     if there != own:
-        memmove(there, own, nbytes)
+        g.kernels.copy(there, own, nbytes, c.out_nbytes >= g.tuning.stream_out_nbytes)
 
 
 cdef void take_from_slots(Group *g, Call *c) noexcept nogil:

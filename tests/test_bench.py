@@ -15,8 +15,8 @@ import pytest
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
+import calls  # noqa: E402
 import install_peers  # noqa: E402
-import peer_rank  # noqa: E402
 import plot  # noqa: E402
 import probe  # noqa: E402
 import regress  # noqa: E402
@@ -157,13 +157,12 @@ def test_installed_peers_are_those_whose_installation_ended(tmp_path):
 @pytest.mark.parametrize("count", [0, 1, 12, 1009, 5000])
 def test_a_single_wrong_or_shifted_element_is_noticed(count):
     x = np.empty(count, "f4")
-    peer_rank.fill_pattern(x, 3)
-    expected = peer_rank.BLOCK + 3
-    assert peer_rank.wrong_elements(x, expected) == 0
+    calls.fill_pattern(x, calls.ROOT)
+    assert calls.wrong_elements("broadcast", x, count, 1, 3, written=False) == 0
     if count > 1:
-        assert peer_rank.wrong_elements(np.roll(x, 1), expected) > 0
+        assert calls.wrong_elements("broadcast", np.roll(x, 1), count, 1, 3, written=False) > 0
         x[-1] += 1
-        assert peer_rank.wrong_elements(x, expected) == 1
+        assert calls.wrong_elements("broadcast", x, count, 1, 3, written=False) == 1
 
 
 def run_peers(*arguments, folder):
