@@ -87,6 +87,28 @@ class Comm(Collectives):
 
     @overload
     def copy_of(self, a: ArrayLike, *, timeout: float | None = None) -> NDArray[Any]: ...
+    def broadcast_object(
+        self, item: Any = None, root: SupportsIndex = 0, *, timeout: float | None = None
+    ) -> Any:
+        """root's object, for every rank."""
+
+    def all_gather_object(self, item: Any, *, timeout: float | None = None) -> list[Any]:
+        """Every rank's object on every rank: a list by rank of copies."""
+
+    def gather_object(
+        self, item: Any, root: SupportsIndex = 0, *, timeout: float | None = None
+    ) -> list[Any] | None:
+        """Every rank's object on the root, which returns a list by rank; the others return None."""
+
+    def scatter_object(
+        self,
+        items: Sequence[Any] | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """One of the root's objects for each rank."""
+
     def stats(self) -> _Stats:
         """Counters of this rank since it joined, and what the engine knows of the machine."""
 

@@ -1,17 +1,15 @@
-# Comm: how a communicator comes to be, its shared arrays, and its end; what it can call is in collectives.
-# May know: _engine, arrays, collectives, memory.
+# Comm: how a communicator comes to be, its shared arrays, objects, and its end; what it can call is in collectives.
+# May know: _engine, _group, arrays, collectives, memory, objects.
 
 import os
 
 from ._engine cimport Engine
-from ._group cimport ALLOCATE
-from .collectives cimport Collectives, timeout_ns_of, timeout_s_of
+from ._group cimport ALL_GATHER, ALLOCATE, BROADCAST
+from .collectives cimport Collectives, algorithm_number, timeout_ns_of, timeout_s_of
 
-from . import _engine, memory
+from . import memory, objects
 from .arrays import Arrays
 from .arrays import check as check_array
-
-cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(_engine.ALGORITHMS)}
 
 
 cdef class Comm(Collectives):
@@ -28,7 +26,7 @@ cdef class Comm(Collectives):
         self.links = links
         self.segment = segment
         self.fd = fd
-        self.default_algorithm = ALGORITHM_NUMBERS[settings.algorithm]
+        self.default_algorithm = algorithm_number(settings.algorithm)
         self.default_timeout_ns = timeout_ns_of(engine.timeout_s)
         self.arrays = Arrays(engine, links, settings.segment)
         self.staging_ready = engine.size == 1
@@ -109,6 +107,55 @@ cdef class Comm(Collectives):
         array = self.empty(a.shape, a.dtype, timeout=timeout)
         array[...] = a
         return array
+
+    # -- objects: the only calls that pickle --
+
+    def broadcast_object(self, item=None, root=0, *, timeout=None):
+        """root's object, for every rank: a copy of it on the others, whose `item` is ignored.
+
+        Anything that pickles; arrays inside travel beside the pickle. timeout: seconds, of each of its calls.
+        """
+        frame = self.frame_of(BROADCAST, item, root)
+        received = objects.broadcast(self, frame, root, timeout)
+        return objects.unpack(received) if frame is None else item
+
+    def all_gather_object(self, item, *, timeout=None):
+        """Every rank's object on every rank: a list by rank of copies, the own one included."""
+        frame = self.frame_of(ALL_GATHER, item, self.engine.g.rank)
+        frames = objects.all_gather(self, frame, self.engine.g.rank, self.engine.g.size, timeout)
+        return [objects.unpack(frame) for frame in frames]
+
+    def gather_object(self, item, root=0, *, timeout=None):
+        """Every rank's object on the root, which returns a list of copies by rank; the others return None."""
+        try:
+            self.root_number(root)
+        except Exception:
+            self.engine.refuse(ALL_GATHER)
+            raise
+        frame = self.frame_of(ALL_GATHER, item, self.engine.g.rank)
+        frames = objects.gather(self, frame, root, timeout)
+        return None if frames is None else [objects.unpack(frame) for frame in frames]
+
+    def scatter_object(self, items=None, root=0, *, timeout=None):
+        """One of the root's objects for each rank: a copy of items[rank]; `items` is ignored elsewhere."""
+        try:
+            frames = None
+            if self.root_number(root) == self.engine.g.rank:
+                frames = [objects.pack(item) for item in items]
+                if len(frames) != self.engine.g.size:
+                    raise ValueError(f"there are {len(frames)} items for {self.engine.g.size} ranks; give one for each")
+        except Exception:
+            self.engine.refuse(BROADCAST)
+            raise
+        return objects.unpack(objects.scatter(self, frames, root, timeout))
+
+    # The frame of what this rank gives, None if it is not the root; what cannot be packed is refused.
+    cdef object frame_of(self, int kind, object item, object root):
+        try:
+            return objects.pack(item) if self.root_number(root) == self.engine.g.rank else None
+        except Exception:
+            self.engine.refuse(kind)
+            raise
 
     # -- the rest --
 

@@ -60,7 +60,8 @@ HOUSE = {
     "shapes": set(),
     "_operands": {"_engine", "_group", "buffers"},
     "collectives": {"_engine", "_group", "_lines", "_operands", "_pipelines", "errors", "shapes"},
-    "comm": {"_engine", "_group", "arrays", "collectives", "memory"},
+    "objects": {"collectives"},
+    "comm": {"_engine", "_group", "arrays", "collectives", "memory", "objects"},
     "joining": {"_layout", "_engine", "bootstrap", "comm"}
     | {"links", "liveness", "memory", "settings", "tuning"},
     # starting ranks; users of the public API like anybody else

@@ -1,0 +1,119 @@
+"""Objects between ranks: whatever pickles, of any size, arrays inside at full length, and what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks import Ranks
+
+import shmring
+from shmring import objects
+
+
+@dataclasses.dataclass
+class Model:
+    name: str
+    weights: list[np.ndarray]
+
+
+def model(rank, count):
+    weights = [np.full((count, 3), rank, "f4"), np.asfortranarray(np.eye(4)), np.zeros(0)]
+    return Model(f"of rank {rank}", weights)
+
+
+def same(a, b):
+    return a.name == b.name and all(
+        np.array_equal(x, y) and x.dtype == y.dtype for x, y in zip(a.weights, b.weights, strict=True)
+    )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
+    max_leaves=30,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(item=JSON)
+def test_frames_hold_what_was_packed(item):
+    assert objects.unpack(objects.pack(item)) == item
+
+
+def test_arrays_come_back_writable_aligned_and_alone():
+    item = {"a": np.arange(7.0), "b": [np.ones((3, 5), "c16"), np.array(3)], "c": bytearray(b"buffer")}
+    frame = objects.pack(item)
+    found = objects.unpack(frame)
+    assert np.array_equal(found["a"], item["a"])
+    assert np.array_equal(found["b"][0], item["b"][0])
+    assert found["c"] == b"buffer"
+    found["a"][0] = 9
+    assert item["a"][0] == 0
+    assert found["a"].flags.aligned
+    assert np.shares_memory(found["a"], frame)
+
+
+def every_call(comm, counts):
+    rank, size = comm.rank, comm.size
+    own = model(rank, counts[rank])
+    root = size - 1
+    told = comm.broadcast_object(own if rank == root else None, root)
+    everyone = comm.all_gather_object(own)
+    gathered = comm.gather_object(own, 0)
+    dealt = comm.scatter_object([model(r, counts[r]) for r in range(size)] if rank == root else None, root)
+    wanted = [model(r, counts[r]) for r in range(size)]
+    return {
+        "broadcast": same(told, wanted[root]) and (rank != root or told is own),
+        "all_gather": all(map(same, everyone, wanted)),
+        "gather": all(map(same, gathered, wanted)) if rank == 0 else gathered is None,
+        "scatter": same(dealt, wanted[rank]),
+    }
+
+
+@pytest.mark.parametrize("counts", [(0, 1, 2), (5, 5, 5), (100_000, 1, 300_000), (200_000, 200_000, 200_000)])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_call(world_of, size, counts):
+    for found in world_of(size)(every_call, counts):
+        assert all(found.values()), found
+
+
+class Unpicklable:
+    def __reduce__(self):
+        raise TypeError("no pickle of this")
+
+
+def refused(comm):
+    said = {}
+    attempts = {
+        "pickle": lambda: comm.all_gather_object(Unpicklable()),
+        "root": lambda: comm.broadcast_object(1, comm.size),
+        "items": lambda: comm.scatter_object([1], comm.rank),
+    }
+    for name, attempt in attempts.items():
+        with pytest.raises((TypeError, ValueError)) as caught:
+            attempt()
+        said[name] = str(caught.value)
+    comm.barrier()
+    return said
+
+
+def test_what_is_refused_everywhere_harms_nobody(world_of):
+    for said in world_of(2)(refused):
+        assert "no pickle" in said["pickle"]
+        assert "root is 2" in said["root"]
+        assert "1 items for 2 ranks" in said["items"]
+
+
+def refused_by_one(comm):
+    try:
+        comm.broadcast_object(Unpicklable(), 0)
+    except (TypeError, shmring.Mismatch) as error:
+        return type(error).__name__
+    return None
+
+
+def test_what_the_root_cannot_pickle_is_a_mismatch_elsewhere():
+    with Ranks(3) as ranks:
+        assert ranks.meet()(refused_by_one) == ["TypeError", "Mismatch", "Mismatch"]
