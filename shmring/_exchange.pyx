@@ -171,11 +171,6 @@ cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
         c.chunk_nbytes = g.tuning.exchange_nbytes // (g.size - 1 if is_split(c) else 1)
         c.chunk_nbytes = max(c.chunk_nbytes & ~<size_t> (SR_CACHE_LINE - 1), <size_t> SR_CACHE_LINE)
     c.stage.position = c.copy.position = g.position
-    if not takes(c, g.rank):
-        # It needs nothing of what anybody stages.
-        while c.copy.offset < c.nbytes:
-            advance_piece(g, c, &c.copy)
-        give_credit(g, c.copy.position)
 
 
 cdef int step_exchange(Group *g, Call *c) noexcept nogil:
@@ -198,6 +193,8 @@ cdef int step_exchange(Group *g, Call *c) noexcept nogil:
             return status
         if c.zero_copy:
             return PROGRESSED
+        if not takes(c, g.rank):
+            skip_taking(g, c)
         stages = can_stage_pieces(g, c)
     if c.zero_copy:
         return step_shared(g, c)
@@ -221,6 +218,14 @@ cdef int step_exchange(Group *g, Call *c) noexcept nogil:
 cdef inline bint can_stage_pieces(Group *g, Call *c) noexcept nogil:
     return (gives(c, g.rank) and not c.zero_copy and c.stage.offset < c.nbytes
             and has_credit(g, piece_end(g, c, &c.stage)))
+
+
+# For a rank that needs nothing of what anybody stages. Not before it is known that there are slots at all: with
+# zero-copy their positions go to the next call.
+cdef void skip_taking(Group *g, Call *c) noexcept nogil:
+    while c.copy.offset < c.nbytes:
+        advance_piece(g, c, &c.copy)
+    give_credit(g, c.copy.position)
 
 
 # A chunk of x that out may overwrite is staged before.
