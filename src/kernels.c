@@ -24,9 +24,9 @@
 /* Up to here even many sources are folded block by block at once: groups cost 25 ns. */
 #define SR_SHORT_NBYTES 1024
 
-/* From here on loops begin at a line of dst, so that no store touches two: a fifth of the time where lines come
+/* Beyond this loops begin at a line of dst, so that no store touches two: a fifth of the time where lines come
  * from far away, and the price is some ten nanoseconds. */
-#define SR_ALIGN_FROM_NBYTES 4096
+#define SR_ALIGN_BEYOND_NBYTES 4096
 
 /* Streamed results wait here until they are whole lines, where dsts lie differently within theirs. */
 #define SR_STAGE_NBYTES 1024

@@ -7,7 +7,7 @@ SR_INLINE void SR_OF_ISA(sr_copy_line)(char *dst, const char *src, int streaming
 }
 
 SR_TARGET static inline void SR_OF_ISA(sr_copy_ordinary)(void *dst, const void *src, size_t nbytes) {
-    size_t at = nbytes < SR_ALIGN_FROM_NBYTES ? 0 : -(uintptr_t)dst & (SR_LINE_NBYTES - 1);
+    size_t at = nbytes <= SR_ALIGN_BEYOND_NBYTES ? 0 : -(uintptr_t)dst & (SR_LINE_NBYTES - 1);
     memcpy(dst, src, at);
     SR_ROLLED for (; at + SR_LINE_NBYTES <= nbytes; at += SR_LINE_NBYTES)
         SR_OF_ISA(sr_copy_line)((char *)dst + at, (const char *)src + at, 0);
