@@ -40,37 +40,43 @@ def fill_pattern(x: Array, rank: int) -> None:
     x[whole:] = block[:len(x) - whole]
 
 
+def arguments_of(call: str, x: Array, y: Array, rank: int) -> tuple[Array | None, Array | None]:
+    """What a rank passes for its x and y: nothing where only the root has any."""
+    given = None if call == "scatter" and rank != ROOT else x
+    room = None if call in ("gather", "reduce") and rank != ROOT else y
+    return given, room
+
+
 def wrong_elements(call: str, y: Array, count: int, rank: int, size: int, *, written: bool) -> int:
-    """Elements of the result that are not as they should be, for x as by fill_pattern, or all ones."""
-    wanted = _result(call, [_x(count, other, y.dtype, written) for other in range(size)], rank, y.dtype)
-    return 0 if wanted is None else int(np.count_nonzero(y != wanted))
+    """Elements of the result that are not as they should be, for x of `count` elements as by fill_pattern, or
+    all ones; found by the block that repeats, so that nothing as large as y is made."""
+    parts = _parts(call, count // size, rank, size)
+    nelements = len(y) // max(1, len(parts))
+    wrong = 0
+    for at, (givers, first) in enumerate(parts):
+        block = sum(np.ones_like(BLOCK) if written else BLOCK + giver for giver in givers)
+        part = y[at * nelements:(at + 1) * nelements]
+        wrong += _differing(part, np.roll(block, -first).astype(y.dtype))
+    return wrong
 
 
-def _x(count: int, rank: int, dtype: np.dtype[Any], written: bool) -> Array:
-    x = np.ones(count, dtype)
-    if not written:
-        fill_pattern(x, rank)
-    return x
+def _differing(y: Array, block: Array) -> int:
+    whole = len(y) - len(y) % len(block)
+    inside = np.count_nonzero(y[:whole].reshape(-1, len(block)) != block)
+    return int(inside + np.count_nonzero(y[whole:] != block[:len(y) - whole]))
 
 
-def _result(call: str, xs: list[Array], rank: int, dtype: np.dtype[Any]) -> Array | None:
-    """None where the call leaves nothing."""
-    part = len(xs[0]) // len(xs)
-    mine = slice(rank * part, (rank + 1) * part)
+def _parts(call: str, part: int, rank: int, size: int) -> list[tuple[range, int]]:
+    """Of each part of y: whose x it is the sum of, and from which element on. Empty: nothing is left."""
     if (call in ("reduce", "gather") and rank != ROOT) or (call == "exscan" and rank == 0):
-        return None
-    if call in ("all_reduce", "reduce"):
-        return sum(xs).astype(dtype)
-    if call == "scan":
-        return sum(xs[:rank + 1]).astype(dtype)
-    if call == "exscan":
-        return sum(xs[:rank]).astype(dtype)
-    if call == "reduce_scatter":
-        return sum(x[mine] for x in xs).astype(dtype)
-    if call == "broadcast":
-        return xs[ROOT]
-    if call == "scatter":
-        return xs[ROOT][mine]
-    if call == "all_to_all":
-        return np.concatenate([x[mine] for x in xs])
-    return np.concatenate(xs)
+        return []
+    everybody, root, own = range(size), range(ROOT, ROOT + 1), rank * part
+    one_by_one = [range(giver, giver + 1) for giver in everybody]
+    return {
+        "all_reduce": [(everybody, 0)], "reduce": [(everybody, 0)], "reduce_scatter": [(everybody, own)],
+        "scan": [(range(rank + 1), 0)], "exscan": [(range(rank), 0)],
+        "broadcast": [(root, 0)], "scatter": [(root, own)],
+        "gather": [(giver, 0) for giver in one_by_one],
+        "all_gather": [(giver, 0) for giver in one_by_one],
+        "all_to_all": [(giver, own) for giver in one_by_one],
+    }[call]

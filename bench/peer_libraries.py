@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calls import ROOT, Array, counts_of
+from calls import Array, arguments_of, counts_of
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Mpi(Library):
         return Prepared(x, y, "start_it(); wait()", names, request.Free)
 
     def _blocking(self, call: str, x: Array, y: Array) -> Prepared:
-        comm, at_root = self.comm, self.seat.rank == ROOT
+        comm = self.comm
         if call == "broadcast":
             return Prepared(x, x, "f(x)", {"f": comm.Bcast, "x": x})
         functions = {
@@ -130,8 +130,7 @@ class Mpi(Library):
             "reduce_scatter": comm.Reduce_scatter_block, "scatter": comm.Scatter, "gather": comm.Gather,
             "all_gather": comm.Allgather, "all_to_all": comm.Alltoall,
         }
-        given = None if call == "scatter" and not at_root else x
-        room = None if call in ("gather", "reduce") and not at_root else y
+        given, room = arguments_of(call, x, y, self.seat.rank)
         return Prepared(x, y, "f(x, y)", {"f": functions[call], "x": given, "y": room})
 
     def leave(self) -> None:
@@ -198,8 +197,7 @@ class Shmring(Library):
             x, y = job.private(self.seat.size)
         if job.call == "broadcast":
             y = x
-        given = None if job.call == "scatter" and self.seat.rank != ROOT else x
-        room = None if job.call in ("gather", "reduce") and self.seat.rank != ROOT else y
+        given, room = arguments_of(job.call, x, y, self.seat.rank)
         if job.variant == "plan":
             return Prepared(x, y, "f()", {"f": self.comm.plan(job.call, given, out=room, **job.keywords)})
         arguments = "".join(f", {name}={value!r}" for name, value in job.keywords.items())

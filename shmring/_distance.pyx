@@ -28,7 +28,7 @@ cdef int step_ping(Group *g, Call *c) noexcept nogil:
 
 
 cdef int step_ping_rank0(Group *g, Call *c, uint64_t base) noexcept nogil:
-    cdef int peer, i
+    cdef int peer
     cdef uint64_t begin, took
     cdef uint64_t fastest = ~<uint64_t> 0
     cdef sr_flag *pong

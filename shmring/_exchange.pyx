@@ -4,7 +4,7 @@
 # that a message of one chunk has one synchronisation; the tiniest lie in the line itself.
 # May know: _group, _lines. Every function returns at once; what it waits for is in call.awaited.
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 from ._group cimport *
@@ -12,16 +12,6 @@ from ._lines cimport *
 
 
 # ---- what goes from whom to whom -----------------------------------------------------------------------------
-
-# A *piece* is what one rank takes from one other. Where x is split, each rank takes another piece of it.
-cdef inline bint is_split(Call *c) noexcept nogil:
-    return c.kind == SCATTER or c.kind == ALL_TO_ALL or c.kind == REDUCE_SCATTER
-
-
-# Where results are joined, what comes from rank i is the i-th piece of out.
-cdef inline bint is_joined(Call *c) noexcept nogil:
-    return c.kind == ALL_GATHER or c.kind == GATHER or c.kind == ALL_TO_ALL
-
 
 cdef inline bint takes_from(Call *c, int taker, int giver) noexcept nogil:
     if taker == giver or not gives(c, giver):
@@ -57,24 +47,19 @@ cdef inline size_t pieces_nbytes(Group *g, Call *c, size_t nbytes) noexcept nogi
 
 # ---- staging and taking one chunk ----------------------------------------------------------------------------
 
-cdef inline size_t next_piece(Call *c, Head *head) noexcept nogil:
-    cdef size_t left = c.nbytes - head.offset
-    return left if left < c.chunk_nbytes else c.chunk_nbytes
-
-
 cdef inline uint64_t piece_end(Group *g, Call *c, Head *head) noexcept nogil:
-    cdef size_t nbytes = pieces_nbytes(g, c, next_piece(c, head))
+    cdef size_t nbytes = pieces_nbytes(g, c, next_chunk(c, head))
     return slot_begin(g, head.position, nbytes) + slot_nbytes(nbytes)
 
 
 cdef inline void advance_piece(Group *g, Call *c, Head *head) noexcept nogil:
-    cdef size_t nbytes = next_piece(c, head)
+    cdef size_t nbytes = next_chunk(c, head)
     head.position = piece_end(g, c, head)
     head.offset += nbytes
 
 
 cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
-    cdef size_t nbytes = next_piece(c, &c.stage)
+    cdef size_t nbytes = next_chunk(c, &c.stage)
     cdef unsigned char *there = slot(g, g.rank, slot_begin(g, c.stage.position, pieces_nbytes(g, c, nbytes)))
     cdef uint32_t stream = g.far and c.nbytes >= g.tuning.far_stream_nbytes
     cdef int taker
@@ -110,11 +95,6 @@ cdef void take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept 
         keep_own_piece(g, c, offset, nbytes)
 
 
-# Of the root that takes nothing.
-cdef inline bint has_own_result(Call *c) noexcept nogil:
-    return c.kind == BROADCAST or c.kind == SCATTER
-
-
 # What a rank has for itself is in its x already.
 cdef void keep_own_piece(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
     cdef const unsigned char *own = c.x + piece_of_x(c, g.rank) + offset
@@ -123,8 +103,14 @@ cdef void keep_own_piece(Group *g, Call *c, size_t offset, size_t nbytes) noexce
         g.kernels.copy(there, own, nbytes, c.out_nbytes >= g.tuning.stream_out_nbytes)
 
 
+# The root's result where it takes nothing from others.
+cdef inline void keep_result_of_root(Group *g, Call *c) noexcept nogil:
+    if g.rank == c.root and (c.kind == BROADCAST or c.kind == SCATTER):
+        keep_own_piece(g, c, 0, c.nbytes)
+
+
 cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
-    cdef size_t nbytes = next_piece(c, &c.copy)
+    cdef size_t nbytes = next_chunk(c, &c.copy)
     cdef uint64_t slot_at = slot_begin(g, c.copy.position, pieces_nbytes(g, c, nbytes))
     cdef int giver
     for giver in range(g.size):
@@ -154,8 +140,8 @@ cdef int step_tiny(Group *g, Call *c) noexcept nogil:
             for giver in range(g.size):
                 g.source[giver] = g.lane[giver].line[c.seq & 1].payload + piece_of_x(c, g.rank)
             take_pieces(g, c, 0, c.nbytes)
-        elif has_own_result(c):
-            keep_own_piece(g, c, 0, c.nbytes)
+        else:
+            keep_result_of_root(g, c)
     count_path(g, TINY)
     return DONE
 
@@ -258,8 +244,7 @@ cdef int blocked_on_piece(Group *g, Call *c) noexcept nogil:
 
 
 cdef int finish_exchange(Group *g, Call *c) noexcept nogil:
-    if not takes(c, g.rank) and has_own_result(c):
-        keep_own_piece(g, c, 0, c.nbytes)
+    keep_result_of_root(g, c)
     g.position = c.copy.position
     finish(g, SMALL if c.chunk_nbytes == c.nbytes else (FAR if g.far else NEAR))
     return DONE
@@ -269,6 +254,17 @@ cdef int finish_exchange(Group *g, Call *c) noexcept nogil:
 
 cdef enum:
     SHARED_STEP_NBYTES = 1 << 20   # what one step moves, so that other calls get their turn
+
+
+# The address of rank's part of a shared block as this process maps it; NULL when the line lies.
+cdef unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t offset, size_t nbytes) noexcept nogil:
+    cdef int i
+    for i in range(g.nblocks):
+        if g.block[i].id == block:
+            if nbytes > g.block[i].stride or offset > g.block[i].stride - nbytes:
+                return NULL
+            return <unsigned char *> (g.block[i].begin + <uintptr_t> rank * g.block[i].stride + offset)
+    return NULL
 
 
 # Everyone's array as this process maps it: x in source, out in target, where the call needs them; `skip` bytes in.
@@ -285,7 +281,7 @@ cdef bint resolve(Group *g, Call *c, size_t x_skip, size_t out_skip) noexcept no
                 c.awaited.rank = rank
                 return False
             g.source[rank] = array + x_skip
-        if takes(c, rank) and (c.kind == ALL_REDUCE or c.kind == REDUCE):
+        if is_sliced(c) and takes(c, rank):
             array = shared_address(g, theirs.out_block, rank, theirs.out_offset, c.nbytes)
             if array == NULL:
                 c.awaited.rank = rank
@@ -297,7 +293,7 @@ cdef bint resolve(Group *g, Call *c, size_t x_skip, size_t out_skip) noexcept no
 cdef int step_shared(Group *g, Call *c) noexcept nogil:
     cdef int status
     if c.phase == 0:
-        status = reduce_and_push(g, c) if c.kind == ALL_REDUCE or c.kind == REDUCE else pull(g, c)
+        status = reduce_and_push(g, c) if is_sliced(c) else pull(g, c)
         if status != DONE:
             return status
         publish(g, SR_FINISHED, c.seq)
@@ -314,7 +310,7 @@ cdef int step_shared(Group *g, Call *c) noexcept nogil:
 
 # Who reads the own x, or writes to the own out, has to be done before this rank may use them again.
 cdef inline bint awaits_end_of(Group *g, Call *c, int rank) noexcept nogil:
-    if c.kind == ALL_REDUCE or c.kind == REDUCE:
+    if is_sliced(c):
         return rank != g.rank
     return takes(c, rank) and takes_from(c, rank, g.rank)
 
@@ -345,8 +341,7 @@ cdef int pull(Group *g, Call *c) noexcept nogil:
     cdef size_t left = c.nbytes - c.copy.offset
     cdef size_t nbytes = left if left < SHARED_STEP_NBYTES else SHARED_STEP_NBYTES
     if not takes(c, g.rank):
-        if has_own_result(c):
-            keep_own_piece(g, c, 0, c.nbytes)
+        keep_result_of_root(g, c)
         return DONE
     if not resolve(g, c, piece_of_x(c, g.rank) + c.copy.offset, 0):
         return MISMATCHED

@@ -258,6 +258,40 @@ cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
     return what | <uint64_t> c.root << 20 | count << 32
 
 
+# ---- what a kind is ------------------------------------------------------------------------------------------
+
+# A *piece* is what one rank takes from one other. Where x is split, each rank takes another piece of it.
+cdef inline bint is_split(const Call *c) noexcept nogil:
+    return c.kind == SCATTER or c.kind == ALL_TO_ALL or c.kind == REDUCE_SCATTER
+
+
+# Where results are joined, what comes from rank i is the i-th piece of out.
+cdef inline bint is_joined(const Call *c) noexcept nogil:
+    return c.kind == ALL_GATHER or c.kind == GATHER or c.kind == ALL_TO_ALL
+
+
+# Large ones are reduced slice by slice, each by one rank, which puts its result into the place of others.
+cdef inline bint is_sliced(const Call *c) noexcept nogil:
+    return c.kind == ALL_REDUCE or c.kind == REDUCE
+
+
+cdef inline bint is_folded(const Call *c) noexcept nogil:
+    return is_sliced(c) or c.kind == REDUCE_SCATTER or c.kind == SCAN or c.kind == EXSCAN
+
+
+# Whether others need anything of this rank's x, and whether it gets anything: by the kind alone.
+cdef inline bint gives(const Call *c, int rank) noexcept nogil:
+    if c.kind == BROADCAST or c.kind == SCATTER:
+        return rank == c.root
+    return c.kind != GATHER or rank != c.root
+
+
+cdef inline bint takes(const Call *c, int rank) noexcept nogil:
+    if c.kind == BROADCAST or c.kind == SCATTER:
+        return rank != c.root
+    return (c.kind != GATHER and c.kind != REDUCE) or rank == c.root
+
+
 # ---- waiting -------------------------------------------------------------------------------------------------
 
 cdef inline int blocked_on(Call *c, const sr_flag *flag, uint64_t target, int rank) noexcept nogil:
@@ -381,6 +415,12 @@ cdef inline size_t whole_items(Call *c, size_t nbytes) noexcept nogil:
 
 
 # ---- slots ---------------------------------------------------------------------------------------------------
+
+# Bytes of the chunk that a stage comes to next.
+cdef inline size_t next_chunk(Call *c, Head *head) noexcept nogil:
+    cdef size_t left = c.nbytes - head.offset
+    return left if left < c.chunk_nbytes else c.chunk_nbytes
+
 
 cdef inline uint64_t slot_nbytes(size_t nbytes) noexcept nogil:
     return (nbytes + SR_LINE - 1) & ~<uint64_t> (SR_LINE - 1)

@@ -15,31 +15,13 @@ cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogi
     return <sr_descriptor *> g.lane[rank].line[c.seq & 1].payload
 
 
-cdef inline bint is_folded(Call *c) noexcept nogil:
-    return (c.kind == ALL_REDUCE or c.kind == REDUCE or c.kind == REDUCE_SCATTER
-            or c.kind == SCAN or c.kind == EXSCAN)
-
-
-# Whether others need anything of this rank's x, and whether it gets anything: by the kind alone.
-cdef inline bint gives(Call *c, int rank) noexcept nogil:
-    if c.kind == BROADCAST or c.kind == SCATTER:
-        return rank == c.root
-    return c.kind != GATHER or rank != c.root
-
-
-cdef inline bint takes(Call *c, int rank) noexcept nogil:
-    if c.kind == BROADCAST or c.kind == SCATTER:
-        return rank != c.root
-    return (c.kind != GATHER and c.kind != REDUCE) or rank == c.root
-
-
 # Whether rank hopes for zero-copy, and so has staged nothing before its line. Where it is read its x is shared;
 # where a result is put into place from outside (all_reduce, reduce) its out is.
 cdef inline bint hopes_for_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, rank)
     if c.algorithm != AUTO or (theirs.x_block == 0 and gives(c, rank)):
         return False
-    return theirs.out_block != 0 or (c.kind != ALL_REDUCE and c.kind != REDUCE) or not takes(c, rank)
+    return theirs.out_block != 0 or not is_sliced(c) or not takes(c, rank)
 
 
 # Of every slot of this call: data that begin as far into a cache line as they do in the user's array are moved by
@@ -105,15 +87,3 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
 cdef inline void finish(Group *g, int path) noexcept nogil:
     count_path(g, path)
     g.far = g.announced_far
-
-
-# The address of rank's part of a shared block as this process maps it; NULL when the line lies.
-cdef inline unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t offset,
-                                          size_t nbytes) noexcept nogil:
-    cdef int i
-    for i in range(g.nblocks):
-        if g.block[i].id == block:
-            if nbytes > g.block[i].stride or offset > g.block[i].stride - nbytes:
-                return NULL
-            return <unsigned char *> (g.block[i].begin + <uintptr_t> rank * g.block[i].stride + offset)
-    return NULL

@@ -33,11 +33,6 @@ cdef inline unsigned char *slot_data(Group *g, Call *c, int rank, uint64_t slot_
     return slot(g, rank, slot_at) + (descriptor(g, c, rank).skew & (SR_CACHE_LINE - 1))
 
 
-cdef inline size_t next_chunk(Call *c, Head *head) noexcept nogil:
-    cdef size_t left = c.nbytes - head.offset
-    return left if left < c.chunk_nbytes else c.chunk_nbytes
-
-
 cdef inline uint64_t chunk_end(Group *g, Call *c, Head *head) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, head)
     return chunk_slot(g, head, nbytes) + slot_nbytes(nbytes + SR_CACHE_LINE)
@@ -54,7 +49,7 @@ cdef inline void advance(Head *head, uint64_t slot_at, size_t nbytes) noexcept n
 cdef inline size_t slice_begin(Group *g, Call *c, size_t count, int index) noexcept nogil:
     if c.algorithm == MASTER:
         return 0 if index == 0 else count
-    return sr_slice_begin_grained(count, g.size, index, 64 // c.itemsize)
+    return sr_slice_begin_grained(count, g.size, index, SR_CACHE_LINE // c.itemsize)
 
 
 cdef int step_direct(Group *g, Call *c) noexcept nogil:
@@ -233,7 +228,6 @@ cdef int step_alone(Group *g, Call *c) noexcept nogil:
 
 # A pure function of the call and of what all ranks share, so that all choose alike.
 cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
-    cdef bint reduces = c.kind == ALL_REDUCE or c.kind == REDUCE
     if g.size == 1:
         c.enter, c.step = enter_alone, step_alone
     elif c.nbytes == 0:
@@ -246,7 +240,7 @@ cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
         c.enter, c.step = enter_large, step_direct
     elif c.x_nbytes <= SR_PAYLOAD_NBYTES:
         c.enter, c.step = enter_tiny, step_tiny
-    elif reduces and c.nbytes * (g.size - 1) > g.tuning.small_nbytes:
+    elif is_sliced(c) and c.nbytes * (g.size - 1) > g.tuning.small_nbytes:
         c.enter, c.step = enter_large, step_direct
     else:
         c.enter, c.step = enter_exchange, step_exchange

@@ -1,6 +1,6 @@
 # The collectives, from Python's arguments to the pointers of a call. The steps are always the same: make room for the
 # result, take the arrays, describe the call, let the engine drive it.
-# May know: _engine, _group, _lines, _operands, _pipelines, errors, shapes.
+# May know: _engine, _group, _operands, _pipelines, errors, shapes.
 
 import inspect
 import operator
@@ -12,7 +12,6 @@ cimport numpy as cnp
 
 from ._engine cimport Engine
 from ._group cimport *
-from ._lines cimport is_folded, takes
 from ._operands cimport Operand, release, take
 from ._pipelines cimport choose_pipeline
 
@@ -37,14 +36,6 @@ cdef inline bint is_rooted(int kind) noexcept:
 # The result lies in x unless there is an out.
 cdef inline bint is_in_place(int kind) noexcept:
     return kind == ALL_REDUCE or kind == REDUCE or kind == BROADCAST or kind == SCAN or kind == EXSCAN
-
-
-cdef inline bint is_split(int kind) noexcept:
-    return kind == SCATTER or kind == REDUCE_SCATTER or kind == ALL_TO_ALL
-
-
-cdef inline bint is_joined(int kind) noexcept:
-    return kind == ALL_GATHER or kind == GATHER or kind == ALL_TO_ALL
 
 
 cdef str shown(Operand *operand):
@@ -152,9 +143,10 @@ cdef class Collectives:
         a.held = b.held = False
         try:
             try:
+                number = self.root_number(root) if is_rooted(kind) else 0
                 if out is None and not is_in_place(kind) and kind != BARRIER:
-                    out = self.room_for_result(kind, x, root, like)
-                kept = self.describe(&c, &a, &b, kind, x, op, root, out, algorithm, timeout)
+                    out = self.room_for_result(kind, x, number, like)
+                kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout)
             except Exception:
                 self.engine.refuse(kind)
                 raise
@@ -176,11 +168,11 @@ cdef class Collectives:
     cdef int allocate_staging(self) except -1:
         raise NotImplementedError("Comm has the memory")
 
-    cdef object room_for_result(self, int kind, object x, object root, object like):
+    cdef object room_for_result(self, int kind, object x, int root, object like):
         cdef int size = self.engine.g.size
-        if kind == GATHER and self.root_number(root) != self.engine.g.rank:
+        if kind == GATHER and root != self.engine.g.rank:
             return None
-        if kind == SCATTER and self.root_number(root) != self.engine.g.rank:
+        if kind == SCATTER and root != self.engine.g.rank:
             if like is None:
                 raise TypeError("a rank that is not the root scatters None with out= or like=, "
                                 "an array of the shape and dtype that it gets")
@@ -189,7 +181,7 @@ cdef class Collectives:
             return shapes.joined(x, size)
         return shapes.alike(x) if kind == ALL_TO_ALL else shapes.split(x, size)
 
-    cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, object root,
+    cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
                          object out, object algorithm, object timeout):
         cdef Group *g = &self.engine.g
         kept = kept_out = None
@@ -200,8 +192,7 @@ cdef class Collectives:
             c.fingerprint = fingerprint_of(c)
             choose_pipeline(g, c)
             return None
-        if is_rooted(kind):
-            c.root = self.root_number(root)
+        c.root = root
         if not takes_result(c, g.rank) or (out is x and is_in_place(kind)):
             out = None
         if kind != SCATTER or g.rank == c.root:
@@ -215,8 +206,8 @@ cdef class Collectives:
         if is_folded(c):
             self.describe_reduction(c, op, algorithm)
         c.nbytes = c.count * c.itemsize
-        c.x_nbytes = c.nbytes * g.size if is_split(kind) else c.nbytes
-        c.out_nbytes = c.nbytes * g.size if is_joined(kind) else c.nbytes
+        c.x_nbytes = c.nbytes * g.size if is_split(c) else c.nbytes
+        c.out_nbytes = c.nbytes * g.size if is_joined(c) else c.nbytes
         if c.x != NULL and out is not None:
             check_overlap(c, g.rank)
         if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes:
@@ -243,7 +234,7 @@ cdef class Collectives:
             return 0   # others would read what this rank overwrites
         if c.x != NULL:
             self.engine.find_block(c.x, c.x_nbytes, &c.x_block, &c.x_offset)
-        if c.out != NULL and (c.kind == ALL_REDUCE or c.kind == REDUCE):
+        if c.out != NULL and is_sliced(c):
             self.engine.find_block(c.out, c.nbytes, &c.out_block, &c.out_offset)
         return 0
 
@@ -270,10 +261,10 @@ cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
     c.itemsize = x.itemsize
     c.order = x.fortran
     c.count = x.count
-    if x.fortran and (is_split(c.kind) or is_joined(c.kind)):
+    if x.fortran and (is_split(c) or is_joined(c)):
         raise ValueError("x is in Fortran order, whose memory is not split along the first dimension; "
                          "pass np.ascontiguousarray(x)")
-    if is_split(c.kind):
+    if is_split(c):
         if not cnp.PyArray_CheckExact(given) or cnp.PyArray_NDIM(given) == 0 or cnp.PyArray_DIM(given, 0) % size:
             shapes.rows_of_a_part(tuple(getattr(given, "shape", (x.count,))), size)
         c.count = x.count // size
@@ -281,22 +272,18 @@ cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
 
 
 cdef int describe_out(Call *c, Operand *x, Operand *out, Group *g) except -1:
-    cdef size_t count = out.count // (g.size if is_joined(c.kind) else 1)
+    cdef size_t npieces = g.size if is_joined(c) else 1
     c.out = out.data
     if c.x == NULL:   # a rank that is scattered to
         c.dtype, c.itemsize, c.count = out.dtype, out.itemsize, out.count
         x = out
-    if out.dtype != x.dtype or out.itemsize != x.itemsize or count != c.count or out.count % count_of_pieces(c, g):
+    if out.dtype != x.dtype or out.itemsize != x.itemsize or out.count != c.count * npieces:
         raise ValueError(
             f"out is {shown(out)}, x is {shown(x)}: out has to have the same dtype and a count of "
-            f"{c.count * count_of_pieces(c, g)}")
+            f"{c.count * npieces}")
     if out.fortran != c.order:
         raise ValueError("out and x differ in memory order (C and Fortran); give both the same")
     return 0
-
-
-cdef inline size_t count_of_pieces(Call *c, Group *g) noexcept:
-    return g.size if is_joined(c.kind) else 1
 
 
 # Where out may touch x: all of it in place, or the part of the one that is the whole other.
@@ -329,7 +316,8 @@ cdef class Plan:
         bound = inspect.signature(getattr(Collectives, kind)).bind(comm, *arguments, **keywords)
         bound.apply_defaults()
         given = bound.arguments
-        x, out, root = given.get("x"), given.get("out"), given.get("root")
+        x, out = given.get("x"), given.get("out")
+        root = comm.root_number(given["root"]) if is_rooted(number) else 0
         if out is None and not is_in_place(number) and number != BARRIER:
             out = comm.room_for_result(number, x, root, given.get("like"))
         kept = comm.describe(&self.c, &self.a, &self.b, number, x, given.get("op"), root, out,

@@ -8,6 +8,6 @@ cdef class Comm(Collectives):
     cdef object __weakref__
     cdef int fd                      # of the segment, until the staging ring has its pages
 
-    cdef object frame_of(self, int kind, object item, object root)
+    cdef object frame_of(self, int kind, object item, object root, bint all_give)
     cdef int forget(self) except -1
     cdef int close_descriptor(self) except -1

@@ -115,24 +115,19 @@ cdef class Comm(Collectives):
 
         Anything that pickles; arrays inside travel beside the pickle. timeout: seconds, of each of its calls.
         """
-        frame = self.frame_of(BROADCAST, item, root)
+        frame = self.frame_of(BROADCAST, item, root, False)
         received = objects.broadcast(self, frame, root, timeout)
         return objects.unpack(received) if frame is None else item
 
     def all_gather_object(self, item, *, timeout=None):
         """Every rank's object on every rank: a list by rank of copies, the own one included."""
-        frame = self.frame_of(ALL_GATHER, item, self.engine.g.rank)
+        frame = self.frame_of(ALL_GATHER, item, 0, True)
         frames = objects.all_gather(self, frame, self.engine.g.rank, self.engine.g.size, timeout)
         return [objects.unpack(frame) for frame in frames]
 
     def gather_object(self, item, root=0, *, timeout=None):
         """Every rank's object on the root, which returns a list of copies by rank; the others return None."""
-        try:
-            self.root_number(root)
-        except Exception:
-            self.engine.refuse(ALL_GATHER)
-            raise
-        frame = self.frame_of(ALL_GATHER, item, self.engine.g.rank)
+        frame = self.frame_of(ALL_GATHER, item, root, True)
         frames = objects.gather(self, frame, root, timeout)
         return None if frames is None else [objects.unpack(frame) for frame in frames]
 
@@ -149,10 +144,11 @@ cdef class Comm(Collectives):
             raise
         return objects.unpack(objects.scatter(self, frames, root, timeout))
 
-    # The frame of what this rank gives, None if it is not the root; what cannot be packed is refused.
-    cdef object frame_of(self, int kind, object item, object root):
+    # The frame of what this rank gives, None if it gives nothing; a wrong root, or what does not pickle, is refused.
+    cdef object frame_of(self, int kind, object item, object root, bint all_give):
         try:
-            return objects.pack(item) if self.root_number(root) == self.engine.g.rank else None
+            is_root = self.root_number(root) == self.engine.g.rank
+            return objects.pack(item) if is_root or all_give else None
         except Exception:
             self.engine.refuse(kind)
             raise

@@ -117,6 +117,16 @@ def assert_all_reduced(results, row, arrays):
 # ---- rows -------------------------------------------------------------------------------------------------
 
 
+def environment(row):
+    """What a row wants of the ranks' environment."""
+    names = ("chunk", "depth", "path", "segment", "isa")
+    return {f"SHMRING_{name.upper()}": row[name] for name in names if row.get(name) is not None}
+
+
+def root_of(row, size):
+    return {"first": 0, "last": size - 1, "middle": size // 2}[row["root"]]
+
+
 def pairwise(factors, allowed=lambda row: True, *, seed=1, tries=3):
     """Rows {factor: value} in which any two values of two factors meet that `allowed` lets meet.
 

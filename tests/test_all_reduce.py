@@ -16,6 +16,7 @@ from cases import (
     Placed,
     assert_all_reduced,
     count_of,
+    environment,
     inputs,
     pairwise,
     same_bytes,
@@ -58,11 +59,6 @@ def has_a_meaning(row):
 def rows():
     """All pairs three times over, each time in other company."""
     return [row for seed in range(3) for row in pairwise(FACTORS, has_a_meaning, seed=seed)]
-
-
-def environment(row):
-    wanted = {name: row[name] for name in ("chunk", "depth", "path", "segment", "isa")}
-    return {f"SHMRING_{name.upper()}": value for name, value in wanted.items() if value is not None}
 
 
 def reduce_once(comm, row):

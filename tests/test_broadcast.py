@@ -9,8 +9,10 @@ from cases import (
     ZERO_COPY_NBYTES,
     Placed,
     count_of,
+    environment,
     inputs,
     pairwise,
+    root_of,
     same_bytes,
 )
 
@@ -42,15 +44,6 @@ FACTORS = {
 
 def may_be(row):
     return row.get("chunk", 1) is not None or row.get("depth") is None
-
-
-def environment(row):
-    wanted = {name: row[name] for name in ("chunk", "depth", "path", "segment")}
-    return {f"SHMRING_{name.upper()}": value for name, value in wanted.items() if value is not None}
-
-
-def root_of(row, size):
-    return {"first": 0, "last": size - 1, "middle": size // 2}[row["root"]]
 
 
 def broadcast_once(comm, row):

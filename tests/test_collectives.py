@@ -5,7 +5,19 @@ import functools
 
 import numpy as np
 import pytest
-from cases import DTYPES, MEMORIES, Placed, assert_same, expected, numbers, pairwise, rng_of, same_bytes
+from cases import (
+    DTYPES,
+    MEMORIES,
+    Placed,
+    assert_same,
+    environment,
+    expected,
+    numbers,
+    pairwise,
+    rng_of,
+    root_of,
+    same_bytes,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import Ranks
@@ -48,15 +60,6 @@ def has_a_meaning(row):
 @functools.cache
 def rows():
     return [row for seed in range(3) for row in pairwise(FACTORS, has_a_meaning, seed=seed)]
-
-
-def environment(row):
-    wanted = {name: row[name] for name in ("chunk", "depth", "path", "segment")}
-    return {f"SHMRING_{name.upper()}": value for name, value in wanted.items() if value is not None}
-
-
-def root_of(row, size):
-    return {"first": 0, "last": size - 1, "middle": size // 2}[row["root"]]
 
 
 def shape_of(row, rows):

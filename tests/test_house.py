@@ -59,7 +59,7 @@ HOUSE = {
     "arrays": {"errors", "memory"},
     "shapes": set(),
     "_operands": {"_engine", "_group", "buffers"},
-    "collectives": {"_engine", "_group", "_lines", "_operands", "_pipelines", "errors", "shapes"},
+    "collectives": {"_engine", "_group", "_operands", "_pipelines", "errors", "shapes"},
     "objects": {"collectives"},
     "comm": {"_engine", "_group", "arrays", "collectives", "memory", "objects"},
     "joining": {"_layout", "_engine", "bootstrap", "comm"}
