@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Comm": "comm",
     "Plan": "collectives",
+    "Work": "work",
     "Op": "ops",
     "World": "bootstrap",
     "world": "bootstrap",
@@ -38,6 +39,7 @@ __all__ = [
     "Plan",
     "RankFailed",
     "Timeout",
+    "Work",
     "World",
     "__version__",
     "init",
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from .joining import init
     from .launch import spawn
     from .ops import Op
+    from .work import Work
 
 
 def __getattr__(name: str) -> Any:

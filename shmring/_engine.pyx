@@ -1,6 +1,6 @@
 # The engine of one communicator on one rank: runs pipelines, waits, and says what went wrong.
-# May know: _group, _distance, _pipelines, src; failures and liveness once something is wrong. Opens and allocates
-# nothing shared.
+# May know: _group, _distance, _pipelines, _progress, _waiting, src; failures and liveness once something is wrong. Opens
+# and allocates nothing shared.
 
 import threading
 
@@ -11,16 +11,14 @@ from libc.string cimport memcpy, memset
 
 from ._group cimport *
 from ._distance cimport enter_ping, step_ping_call
-from ._pipelines cimport choose_pipeline, step_settle
+from ._pipelines cimport choose_pipeline, enter_nothing, enter_refused, step_settle
+from ._progress cimport *
+from ._waiting cimport BRIEF_NBYTES, run_steps, try_briefly
 
 from . import failures, liveness
-from .errors import Closed
+from .errors import Closed, Error
 
 cdef extern from "kernels.h" nogil:
-    struct sr_float_env:
-        pass
-    sr_float_env sr_float_env_enter()
-    void sr_float_env_leave(sr_float_env)
     const sr_kernels *sr_kernels_find(const char *isa)
     const char *sr_kernels_isas(int i)
     const char **sr_dtype_name
@@ -56,100 +54,7 @@ def isas():
     return names
 
 
-# ---- waiting ---------------------------------------------------------------------------------------------------
-
-cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
-    return 0 if runs_here(g, c.awaited.rank) else pauses
-
-
-cdef int run_steps(Group *g, Call *c) noexcept nogil:
-    cdef int status
-    if c.interrupted:
-        status = wait_long(g, c)
-        if status != PROGRESSED:
-            return status
-    while True:
-        status = c.step(g, c)
-        if status == PROGRESSED:
-            continue
-        if status != BLOCKED:
-            return status
-        if not sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.pauses)):
-            status = wait_long(g, c)
-            if status != PROGRESSED:
-                return status
-
-
-# Yields, then sleeps; now and then looks at whatever may end the wait otherwise. PROGRESSED: the flag is there.
-cdef int wait_long(Group *g, Call *c) noexcept nogil:
-    cdef uint64_t now = sr_now_ns()
-    cdef uint64_t next_look = now + g.look_ns
-    cdef int status
-    if c.deadline_ns == 0:
-        c.deadline_ns = now + c.timeout_ns
-    if not c.interrupted:
-        c.wait_begin_ns = now
-    c.interrupted = False
-    while not sr_flag_reached(c.awaited.flag, c.awaited.target):
-        if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
-            return ABORTED
-        if now >= next_look:
-            status = look_around(g, c, now)
-            if status != PROGRESSED:
-                c.interrupted = status == SIGNALLED
-                return status
-            next_look = now + g.look_ns
-        if now - c.wait_begin_ns < g.yield_ns:
-            sr_yield()
-        else:
-            sr_flag_sleep(c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell, g.sleep_ns)
-        now = sr_now_ns()
-    return PROGRESSED
-
-
-# Whether a dead rank has left this call undone: one that has done its part may end without closing.
-cdef inline bint is_missed(Group *g, Call *c, int rank) noexcept nogil:
-    if rank == c.awaited.rank:
-        return not sr_flag_reached(c.awaited.flag, c.awaited.target)
-    return not sr_flag_reached(&g.lane[rank].line[c.seq & 1].seq, c.seq)
-
-
-cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
-    cdef int rank
-    for rank in range(g.size):
-        if rank != g.rank and sr_life_died(&g.lane[rank].life) and is_missed(g, c, rank):
-            c.awaited.rank = rank
-            return DEAD
-    if sr_life_state(&g.lane[c.awaited.rank].life) == SR_CLOSED:
-        # It may have published before it left.
-        return PROGRESSED if sr_flag_reached(c.awaited.flag, c.awaited.target) else LEFT
-    if now >= c.deadline_ns:
-        return LATE
-    if now >= g.signal_ns:
-        g.signal_ns = now + SIGNAL_INTERVAL_NS
-        return SIGNALLED
-    return PROGRESSED
-
-
-cdef enum:
-    SIGNAL_INTERVAL_NS = 5000000
-    BRIEF_NBYTES = 65536        # calls this small are over sooner than the GIL is let go and taken again
-
-
-# A short try with the GIL held: pauses when every rank has a CPU, else a yield or two for those awaited.
-cdef int try_briefly(Group *g, Call *c) noexcept nogil:
-    cdef int yields = 0
-    cdef int status = PROGRESSED
-    while status == PROGRESSED:
-        status = c.step(g, c)
-        if status == BLOCKED:
-            if sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.brief_pauses)):
-                status = PROGRESSED
-            elif yields < g.brief_yields:
-                sr_yield()
-                yields += 1
-                status = PROGRESSED
-    return status
+cdef uint64_t NEVER = ~<uint64_t> 0
 
 
 cdef bytes reason_text(str reason):
@@ -186,6 +91,7 @@ cdef class Engine:
         g.rank = rank
         g.size = size
         g.me = g.lane[rank]
+        self.queue = new_queue(g)
 
     def __init__(self, segment, int rank, int size, *, str isa, dict tuning, double timeout_s):
         cdef Group *g = &self.g
@@ -208,6 +114,9 @@ cdef class Engine:
             raise ValueError("the staging rings of this communicator are smaller than its tuning needs")
 
     def __dealloc__(self):
+        if self.queue != NULL:
+            delist(self.queue)
+            free_queue(self.queue)
         free(self.g.lane)
         free(self.g.ring)
         free(self.g.source)
@@ -252,13 +161,18 @@ cdef class Engine:
             sr_life_hold(life, leave)
 
     def close(self, str because="the communicator is closed"):
-        """Leaves: others that still wait for this rank are told. Local; closing twice is harmless."""
+        """Leaves, once the calls that were issued are finished; others that still wait for this rank are told.
+
+        Closing twice is harmless.
+        """
         cdef unsigned char[:] word = self.leave_word
         cdef int rank
         if self.closed_because is not None:
             return
         if self.busy:
             raise RuntimeError("close() while another thread is inside a call of this communicator")
+        self.finish_issued()
+        delist(self.queue)
         self.closed_because = because
         sr_life_set_state(&self.g.me.life, SR_CLOSED)
         sr_bell_ring(&self.g.me.bell)
@@ -272,9 +186,13 @@ cdef class Engine:
 
     # -- calls --
 
-    cdef int check_usable(self) except -1:
+    cdef int check_open(self) except -1:
         if self.closed_because is not None:
             raise Closed(self.closed_because, rank=self.g.rank)
+        return 0
+
+    cdef int check_usable(self) except -1:
+        self.check_open()
         if self.busy:
             raise RuntimeError("another thread is inside a call of this communicator; give each thread its own")
         if sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
@@ -288,8 +206,6 @@ cdef class Engine:
                 c.seq = self.g.seq + 1
                 record_call(&self.g, c, False)
             self.check_usable()
-        if self.refused:
-            self.settle(c.timeout_ns)
         return 0
 
     cdef int drive(self, Call *c) except -1:
@@ -298,6 +214,10 @@ cdef class Engine:
         cdef sr_float_env env
         cdef int status = BLOCKED
         self.prepare_to_begin(c)
+        if is_pending(self.queue):
+            return self.drive_behind(c)
+        if self.refused:
+            self.settle(c.timeout_ns)
         self.busy = True
         env = sr_float_env_enter()
         try:
@@ -353,30 +273,30 @@ cdef class Engine:
 
     cdef int refuse(self, int kind) except -1:
         """A wrong argument here: the others must see that this rank called something invalid, not wait."""
-        cdef Call c
-        cdef Group *g = &self.g
-        memset(&c, 0, sizeof(c))
+        cdef Issued refusal = Issued()
+        cdef Call *c = &refusal.task.call
+        self.describe_refusal(c, kind)
+        self.prepare_to_begin(c)
+        if is_pending(self.queue):
+            refusal.communicator = self
+            return self.append(refusal)
+        if self.refused:
+            self.settle(c.timeout_ns)
+        enter_refused(&self.g, c)
+        self.refused = True
+        return 0
+
+    cdef int describe_refusal(self, Call *c, int kind) except -1:
         c.kind = kind
         c.timeout_ns = <uint64_t> (self.timeout_s * 1e9)
-        self.prepare_to_begin(&c)
-        g.seq += 1
-        c.seq = g.seq
-        record_call(g, &c, True)
-        c.kind = INVALID
-        c.fingerprint = fingerprint_of(&c)
-        publish_line(g, &c)
-        self.refused = True
+        c.enter = enter_refused
+        c.step = step_settle
         return 0
 
     # Before the next line may be published everyone's line of the refused call must have been seen.
     cdef int settle(self, uint64_t timeout_ns) except -1:
         cdef Call c
-        memset(&c, 0, sizeof(c))
-        c.kind = INVALID
-        c.fingerprint = fingerprint_of(&c)
-        c.seq = self.g.seq
-        c.timeout_ns = timeout_ns
-        c.step = step_settle
+        self.describe_settlement(&c, timeout_ns)
         self.busy = True
         try:
             self.complete(&c)
@@ -384,6 +304,127 @@ cdef class Engine:
             self.busy = False
         self.refused = False
         return 0
+
+    cdef int describe_settlement(self, Call *c, uint64_t timeout_ns) except -1:
+        memset(c, 0, sizeof(Call))
+        c.kind = INVALID
+        c.fingerprint = fingerprint_of(c)
+        c.seq = self.g.seq
+        c.timeout_ns = timeout_ns
+        c.enter = enter_nothing
+        c.step = step_settle
+        return 0
+
+    # -- calls in the background --
+
+    cdef int issue(self, Issued issued) except -1:
+        """Runs a call in the background, behind those issued before it; small ones at once if they can be."""
+        cdef Call *c = &issued.task.call
+        cdef Issued settlement
+        self.prepare_to_begin(c)
+        if self.refused:
+            settlement = Issued()
+            settlement.communicator = self
+            self.describe_settlement(&settlement.task.call, c.timeout_ns)
+            self.append(settlement)
+            self.refused = False
+        return self.append(issued)
+
+    cdef int append(self, Issued issued) except -1:
+        issued.task.keeper = <void *> issued
+        if not self.enlisted:
+            enlist(self.queue, self)
+            self.enlisted = True
+        append(self.queue, &issued.task)
+        step_briefly(self.queue)
+        reap(self.queue)
+        return self.leave_to_background()
+
+    # What is left, unless somebody waits, who then steps it.
+    cdef int leave_to_background(self) except -1:
+        if is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:
+            rouse()
+        return 0
+
+    # A synchronous call behind issued ones.
+    cdef int drive_behind(self, Call *c) except -1:
+        cdef Task task
+        memset(&task, 0, sizeof(Task))
+        task.call = c[0]
+        self.busy = True
+        try:
+            append(self.queue, &task)
+            self.wait_for(&task, NEVER)
+        except BaseException as error:
+            if not is_finished(&task):
+                self.give_up(SR_ABORTED, self.g.rank, self.g.seq, f"{type(error).__name__} in rank {self.g.rank}")
+                finish_all(self.queue, ABORTED)
+            raise
+        finally:
+            reap(self.queue)
+            self.busy = False
+        return 0
+
+    cdef bint wait_for(self, Task *task, uint64_t until_ns) except -1:
+        """Waits for an issued call, stepping it; False: it is not finished at until_ns. Raises what it ended with."""
+        cdef Queue *q = self.queue
+        cdef int status
+        if not is_finished(task):
+            self.check_open()
+            sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) + 1)
+            try:
+                step_briefly(q)
+                while not is_finished(task) and sr_now_ns() < until_ns:
+                    with nogil:
+                        status = step_until(q, task, until_ns)
+                    if status == SIGNALLED:
+                        PyErr_CheckSignals()
+                    elif status != DONE:
+                        self.end_issued()
+            finally:
+                sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) - 1)
+                self.leave_to_background()
+            if not is_finished(task):
+                return False
+        if task.status != DONE:
+            failures.raise_aborted(self)
+        return True
+
+    # What a step in the background ended with is told to all ranks, and every call that was issued is over.
+    cdef int end_issued(self) except -1:
+        cdef Queue *q = self.queue
+        cdef Call c
+        cdef int status = DONE
+        take_turn(q, WAITER)
+        if is_pending(q):
+            c = oldest(q).call
+            status = q.trouble
+        sr_flag_set(&q.stepper, 0)
+        if status == DONE:
+            return 0
+        try:
+            self.surface(&c, status)
+        except Error:
+            finish_all(q, ABORTED)
+        return 0
+
+    cdef int finish_issued(self) except -1:
+        cdef Queue *q = self.queue
+        cdef Issued last
+        while is_pending(q):
+            last = <Issued> q.task[sr_flag_load(&q.issued) & q.mask].keeper
+            try:
+                self.wait_for(&last.task, NEVER)
+            except Error:   # known to who waits for the call
+                continue
+        reap(q)
+        return 0
+
+    def attend(self):
+        """What the thread that steps issued calls cannot do without the GIL."""
+        if self.queue.trouble != DONE:
+            self.end_issued()
+        reap(self.queue)
 
     def check(self):
         """Raises if the communicator is closed or some rank has given up; the cold paths ask while they wait."""
@@ -470,9 +511,11 @@ cdef class Engine:
             table[i].id = block
             table[i].begin = begin
             table[i].stride = stride
+        take_turn(self.queue, WAITER)
         free(g.block)
         g.block = table
         g.nblocks = len(blocks)
+        sr_flag_set(&self.queue.stepper, 0)
 
     # The shared block that holds these bytes in this rank's part of it; False: private memory.
     cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept:
@@ -521,8 +564,7 @@ cdef class Engine:
 
     def abort(self, str reason):
         """Gives up on behalf of the caller: every rank raises Aborted."""
-        if self.closed_because is not None:
-            raise Closed(self.closed_because, rank=self.g.rank)
+        self.check_open()
         self.give_up(SR_ABORTED, self.g.rank, self.g.seq, reason)
 
     def abort_report(self):

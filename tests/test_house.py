@@ -53,13 +53,18 @@ HOUSE = {
     "_lines": {"_group", "_distance"},
     "_exchange": {"_group", "_lines"},
     "_pipelines": {"_group", "_lines", "_exchange", "_schedules"},
+    "_waiting": {"_group"},
+    "_progress": {"_group", "_waiting"},
     "_layout": {"_group"},
-    "_engine": {"kernels.h", "_group", "_distance", "_pipelines", "errors", "failures", "liveness"},
+    "_engine": {"kernels.h", "_group", "_distance", "_pipelines", "_progress", "_waiting"}
+    | {"errors", "failures", "liveness"},
     # the communicator and what makes one
     "arrays": {"errors", "memory"},
     "shapes": set(),
     "_operands": {"_engine", "_group", "buffers"},
-    "collectives": {"_engine", "_group", "_operands", "_pipelines", "errors", "shapes"},
+    "awaiting": set(),
+    "work": {"_engine", "_group", "_operands", "_progress", "awaiting"},
+    "collectives": {"_engine", "_group", "_operands", "_pipelines", "errors", "shapes", "work"},
     "objects": {"collectives"},
     "comm": {"_engine", "_group", "arrays", "collectives", "memory", "objects"},
     "joining": {"_layout", "_engine", "bootstrap", "comm"}
@@ -67,7 +72,7 @@ HOUSE = {
     # starting ranks; users of the public API like anybody else
     "launch": {"bootstrap", "errors", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
-    "__init__": {"bootstrap", "comm", "errors", "joining", "launch", "ops"},
+    "__init__": {"bootstrap", "comm", "errors", "joining", "launch", "ops", "work"},
 }
 # What only one place may do: pattern, where it is allowed, why.
 ONLY_IN = [
