@@ -42,7 +42,7 @@ cdef class Work(Issued):
         return self.answer
 
     def fileno(self):
-        """A descriptor that is readable from when the call is finished; for select and its kin. It belongs to the Work."""
+        """A descriptor that is readable once the call is finished, for select and its kin. It belongs to the Work."""
         if self.notice_fd < 0:
             self.notice_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             if not sr_flag_take(&self.task.notify, self.notice_fd + 1):

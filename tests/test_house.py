@@ -56,7 +56,8 @@ HOUSE = {
     "_waiting": {"_group"},
     "_progress": {"_group", "_waiting"},
     "_layout": {"_group"},
-    "_engine": {"kernels.h", "_group", "_distance", "_pipelines", "_progress", "_waiting"}
+    "_state": {"kernels.h", "_group"},
+    "_engine": {"_group", "_distance", "_pipelines", "_progress", "_state", "_waiting"}
     | {"errors", "failures", "liveness"},
     # the communicator and what makes one
     "arrays": {"errors", "memory"},
