@@ -206,11 +206,16 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     return DONE
 
 
-# The communicator has come to its end: so have its calls.
+# The communicator has come to its end: so have its calls. What would have been called next is part of what the others
+# say of a mismatch.
 cdef void finish_all(Queue *q, int status) noexcept nogil:
+    cdef Task *t
     take_turn(q, WAITER)
     while is_pending(q):
-        finish_oldest(q, q.task[(sr_flag_load(&q.finished) + 1) & q.mask], status)
+        t = q.task[(sr_flag_load(&q.finished) + 1) & q.mask]
+        if not t.begun:
+            begin_call(q.group, &t.call)
+        finish_oldest(q, t, status)
     sr_flag_set(&q.stepper, 0)
 
 

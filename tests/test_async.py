@@ -337,9 +337,11 @@ def differ(comm, waits):
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_mismatched_calls(world_of, waits):
+    calls = [f"all_reduce(float64[{10 + rank}], sum)" for rank in range(3)]
     for error in assert_all(world_of(3).outcomes(differ, waits), shmring.Mismatch):
-        assert error.calls == ("all_reduce(float64[10], sum)", "all_reduce(float64[11], sum)",
-                               "all_reduce(float64[12], sum)")  # fmt: skip
+        for told, call in zip(error.calls, calls, strict=True):
+            assert told in (call, "nothing yet")  # of a rank whose calls were behind the others' at that moment
+        assert error.calls.count("nothing yet") < 2
 
 
 def refuse(comm, when):
