@@ -14,7 +14,7 @@ from ._distance cimport enter_ping, step_ping_call
 from ._pipelines cimport choose_pipeline, step_settle
 
 from . import failures, liveness
-from .errors import Closed
+from .errors import Closed, Error, RankFailed, Timeout
 
 cdef extern from "kernels.h" nogil:
     struct sr_float_env:
@@ -34,7 +34,8 @@ MOVED_DTYPE = "bytes"   # of calls that only move items of any other dtype
 DTYPE_NBYTES = tuple(sr_dtype_nbytes[i] for i in range(SR_DTYPES))
 OPS = tuple(sr_op_name[i].decode() for i in range(SR_OPS))
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
-         "broadcast", "scatter", "gather", "all_gather", "all_to_all", "barrier", "empty", "ping", "agree")
+         "broadcast", "scatter", "gather", "all_gather", "all_to_all", "barrier", "empty", "ping", "agree",
+         "split", "group")
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct")
 PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master")
 CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED}
@@ -231,6 +232,14 @@ cdef class Engine:
         self.g.ping_interval_ns = ping_interval_ns
         self.g.zero_copy_nbytes = zero_copy_nbytes
         self.g.crowded = crowded
+
+    def take_after(self, Engine parent):
+        """Wait, and take the cores for near or far, as an engine does whose ranks include these."""
+        cdef Group *g = &parent.g
+        self.be_patient(pauses=g.pauses, brief_pauses=g.brief_pauses, brief_yields=g.brief_yields,
+                        yield_ns=g.yield_ns, sleep_ns=g.sleep_ns, look_ns=g.look_ns,
+                        ping_interval_ns=g.ping_interval_ns, zero_copy_nbytes=g.zero_copy_nbytes, crowded=g.crowded)
+        self.g.far = self.g.next_far = g.far
 
     # -- life --
 
@@ -452,8 +461,9 @@ cdef class Engine:
         self.drive(&c)
         g.far = g.next_far = self.broadcast_word(g.next_far)
 
-    def open_for_calls(self):
-        """The start-up is over: calls are counted from here."""
+    def open_for_calls(self, double timeout_s):
+        """The start-up is over: calls are counted from here, and `timeout_s` is their default."""
+        self.timeout_s = timeout_s
         self.first_user_seq = self.g.seq + 1
         memset(&self.g.stats, 0, sizeof(Stats))
 
@@ -524,6 +534,18 @@ cdef class Engine:
         if self.closed_because is not None:
             raise Closed(self.closed_because, rank=self.g.rank)
         self.give_up(SR_ABORTED, self.g.rank, self.g.seq, reason)
+
+    def report(self, error):
+        """Gives up because of an error outside of any call; if it is shmring's, raises what all ranks raise."""
+        if self.closed_because is not None:
+            return
+        cause, culprit, reason = SR_ABORTED, self.g.rank, f"{type(error).__name__} in rank {self.g.rank}: {error}"
+        if isinstance(error, (RankFailed, Timeout)) and error.rank is not None:
+            cause = SR_RANK_FAILED if isinstance(error, RankFailed) else SR_TIMED_OUT
+            culprit, reason = error.rank, str(error).removeprefix(f"rank {error.rank} ")
+        self.give_up(cause, culprit, self.g.seq, reason)
+        if isinstance(error, Error):
+            failures.raise_aborted(self)
 
     def abort_report(self):
         """(cause, culprit, the reporter's sequence number, reason), or None while nobody has given up."""

@@ -61,9 +61,10 @@ HOUSE = {
     "_operands": {"_engine", "_group", "buffers"},
     "collectives": {"_engine", "_group", "_operands", "_pipelines", "errors", "shapes"},
     "objects": {"collectives"},
-    "comm": {"_engine", "_group", "arrays", "collectives", "memory", "objects"},
-    "joining": {"_layout", "_engine", "bootstrap", "comm"}
-    | {"links", "liveness", "memory", "settings", "tuning"},
+    "beginning": {"_engine", "_layout", "links", "liveness", "memory", "settings", "tuning"},
+    "groups": {"beginning", "errors"},
+    "comm": {"_engine", "_group", "arrays", "collectives", "groups", "memory", "objects"},
+    "joining": {"beginning", "bootstrap", "comm", "settings"},
     # starting ranks; users of the public API like anybody else
     "launch": {"bootstrap", "errors", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
