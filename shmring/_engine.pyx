@@ -19,7 +19,7 @@ from . import failures, liveness
 from ._state import (
     ALGORITHMS, CAUSES, DTYPE_NBYTES, DTYPES, KINDS, MAX_RANKS, MOVED_DTYPE, OPS, PATHS, TINY_NBYTES, isas, supported,
 )
-from .errors import Closed, Error
+from .errors import Closed, Error, RankFailed, Timeout
 
 cdef uint64_t NEVER = ~<uint64_t> 0
 
@@ -41,6 +41,14 @@ cdef class Engine(State):
         if self.queue != NULL:
             delist(self.queue)
             free_queue(self.queue)
+
+    def take_after(self, Engine parent):
+        """Wait, and take the cores for near or far, as an engine does whose ranks include these."""
+        cdef Group *g = &parent.g
+        self.be_patient(pauses=g.pauses, brief_pauses=g.brief_pauses, brief_yields=g.brief_yields,
+                        yield_ns=g.yield_ns, sleep_ns=g.sleep_ns, look_ns=g.look_ns,
+                        ping_interval_ns=g.ping_interval_ns, zero_copy_nbytes=g.zero_copy_nbytes, crowded=g.crowded)
+        self.g.far = self.g.next_far = g.far
 
     # -- life --
 
@@ -176,6 +184,18 @@ cdef class Engine(State):
         """Gives up on behalf of the caller: every rank raises Aborted."""
         self.check_open()
         self.give_up(SR_ABORTED, self.g.rank, self.g.seq, reason)
+
+    def report(self, error):
+        """Gives up because of an error outside of any call; if it is shmring's, raises what all ranks raise."""
+        if self.closed_because is not None:
+            return
+        cause, culprit, reason = SR_ABORTED, self.g.rank, f"{type(error).__name__} in rank {self.g.rank}: {error}"
+        if isinstance(error, (RankFailed, Timeout)) and error.rank is not None:
+            cause = SR_RANK_FAILED if isinstance(error, RankFailed) else SR_TIMED_OUT
+            culprit, reason = error.rank, str(error).removeprefix(f"rank {error.rank} ")
+        self.give_up(cause, culprit, self.g.seq, reason)
+        if isinstance(error, Error):
+            failures.raise_aborted(self)
 
     cdef int refuse(self, int kind) except -1:
         """A wrong argument here: the others must see that this rank called something invalid, not wait."""
@@ -399,8 +419,9 @@ cdef class Engine(State):
         self.drive(&c)
         g.far = g.next_far = self.broadcast_word(g.next_far)
 
-    def open_for_calls(self):
-        """The start-up is over: calls are counted from here."""
+    def open_for_calls(self, double timeout_s):
+        """The start-up is over: calls are counted from here, and `timeout_s` is their default."""
+        self.timeout_s = timeout_s
         self.first_user_seq = self.g.seq + 1
         memset(&self.g.stats, 0, sizeof(Stats))
 

@@ -67,9 +67,10 @@ HOUSE = {
     "work": {"_engine", "_group", "_operands", "_progress", "awaiting"},
     "collectives": {"_engine", "_group", "_operands", "_pipelines", "errors", "shapes", "work"},
     "objects": {"collectives"},
-    "comm": {"_engine", "_group", "arrays", "collectives", "memory", "objects"},
-    "joining": {"_layout", "_engine", "bootstrap", "comm"}
-    | {"links", "liveness", "memory", "settings", "tuning"},
+    "beginning": {"_engine", "_layout", "links", "liveness", "memory", "settings", "tuning"},
+    "groups": {"beginning", "errors"},
+    "comm": {"_engine", "_group", "arrays", "collectives", "groups", "memory", "objects"},
+    "joining": {"beginning", "bootstrap", "comm", "settings"},
     # starting ranks; users of the public API like anybody else
     "launch": {"bootstrap", "errors", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
