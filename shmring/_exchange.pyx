@@ -4,7 +4,7 @@
 # that a message of one chunk has one synchronisation; the tiniest lie in the line itself.
 # May know: _group, _lines. Every function returns at once; what it waits for is in call.awaited.
 
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 from ._group cimport *
@@ -131,25 +131,37 @@ cdef enum:
 # it sees some calls later whether they have called the same. A call like no other is seen by all at once.
 cdef inline bint goes_ahead(Group *g, Call *c) noexcept nogil:
     return (g.crowded and c.fingerprint == line_of(g, g.rank, c.seq - 1).fingerprint
-            and not (is_folded(c) and c.kind == ALL_REDUCE) and c.kind != BARRIER)
+            and (c.kind == BROADCAST or c.kind == SCATTER or c.kind == SCAN or c.kind == EXSCAN
+                 or ((c.kind == GATHER or c.kind == REDUCE) and g.rank != c.root)))
 
 
 # As await_lines, for those that give this rank something.
 cdef int await_givers(Group *g, Call *c) noexcept nogil:
     cdef sr_call_line *line
-    cdef int status
+    cdef int status = DONE
     while c.giver < g.size:
         if takes_from(c, g.rank, c.giver):
             line = line_of(g, c.giver, c.seq)
             if not sr_flag_reached(&line.seq, c.seq):
-                return blocked_on(c, &line.seq, c.seq, c.giver)
+                return blocked_on_giver(g, c)
             if line.fingerprint != c.fingerprint:
                 c.awaited.rank = c.giver
                 return MISMATCHED
         c.giver += 1
-    status = verify(g, c, c.seq - MOST_AHEAD)
+    if <int64_t> (c.seq - g.verified) > MOST_AHEAD:
+        status = verify(g, c, c.seq)   # all at once, so that the next calls have nothing to wait for
     c.lines_seen = status == DONE
     return status
+
+
+# As blocked_on_line.
+cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
+    cdef int rank
+    for rank in range(c.giver, g.size):
+        if (takes_from(c, g.rank, rank) and runs_here(g, rank)
+                and not sr_flag_reached(&line_of(g, rank, c.seq).seq, c.seq)):
+            return blocked_on(c, &line_of(g, rank, c.seq).seq, c.seq, rank)
+    return blocked_on(c, &line_of(g, c.giver, c.seq).seq, c.seq, c.giver)
 
 
 # As step_lines. A rank that gives nothing but takes knows from those it takes from whether this is zero-copy; one that
