@@ -129,7 +129,9 @@ cdef enum Status:
 cdef enum Kind:
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN
     BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL
-    BARRIER, ALLOCATE, PING, AGREE, NKINDS, INVALID = 63
+    BARRIER, ALLOCATE, PING, AGREE
+    ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of an uneven call are named
+    NKINDS, INVALID = 63
 
 
 cdef enum Algorithm:
@@ -201,6 +203,13 @@ cdef struct Head:
     size_t offset       # bytes of the message behind it
 
 
+# Of an uneven call: what goes to one rank, or comes from it.
+cdef struct Piece:
+    unsigned char *data
+    size_t nbytes
+    const unsigned char *there   # where it lies in the giver's shared array, with zero-copy
+
+
 cdef struct Awaited:
     const sr_flag *flag
     uint64_t target
@@ -213,8 +222,9 @@ cdef struct Call:
     int (*step)(Group *, Call *) noexcept nogil
     # what is called
     uint8_t kind, dtype, op, algorithm, order
+    uint8_t named                    # the kind that this call is a step of, 0: it is no step of another
     int root
-    size_t count, itemsize, nbytes   # of what one rank takes from one other
+    size_t count, itemsize, nbytes   # of what one rank takes from one other; uneven: nbytes of the largest piece
     size_t x_nbytes, out_nbytes      # of the whole arrays where they are used
     uint64_t fingerprint
     uint64_t timeout_ns
@@ -223,6 +233,8 @@ cdef struct Call:
     unsigned char *out
     uint32_t x_block, out_block
     uint64_t x_offset, out_offset
+    const Piece *given               # uneven: by rank, what it takes of this one; NULL: all pieces are alike
+    const Piece *taken               # uneven: by rank, what this one takes of it
     # how far it is
     uint64_t seq
     uint64_t deadline_ns       # 0: nobody has waited long yet
@@ -251,8 +263,12 @@ cdef inline void count_path(Group *g, int path) noexcept nogil:
     g.stats.last_path = path
 
 
+cdef inline uint8_t name_of(const Call *c) noexcept nogil:
+    return c.named if c.named else c.kind
+
+
 cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
-    cdef uint64_t what = c.kind | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
+    cdef uint64_t what = name_of(c) | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
     what |= <uint64_t> c.algorithm << 16 | <uint64_t> c.order << 19
     cdef uint64_t count = c.count ^ (<uint64_t> c.count >> 32) * <uint64_t> 0x9E3779B1
     return what | <uint64_t> c.root << 20 | count << 32
@@ -358,7 +374,7 @@ cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
     record.seq = c.seq
     record.count = c.count
     record.root = <uint32_t> c.root
-    record.kind = c.kind
+    record.kind = name_of(c)
     record.dtype = c.dtype
     record.op = c.op
     record.algorithm = c.algorithm

@@ -1,9 +1,9 @@
-# May know: collectives.
+# May know: uneven.
 
-from .collectives cimport Collectives
+from .uneven cimport Uneven
 
 
-cdef class Comm(Collectives):
+cdef class Comm(Uneven):
     cdef object links, segment, arrays
     cdef object __weakref__
     cdef int fd                      # of the segment, until the staging ring has its pages

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._engine import Engine
 
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
-ROOTED = ("reduce", "broadcast", "scatter", "gather")
+ROOTED = ("reduce", "broadcast", "scatter", "gather", "scatter_v", "gather_v")
 _NOTHING = "nothing yet"
 _OVER = "this communicator is over, join a new world"
 
@@ -32,7 +32,7 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
         return "barrier()"
     if kind == "empty":
         return f"empty({record['count']} bytes)"
-    words = [f"{record['dtype']}[{record['count']}]"]
+    words = [f"{'rows of ' if kind.endswith('_v') else ''}{record['dtype']}[{record['count']}]"]
     if kind in REDUCTIONS:
         words.append(record["op"])
     if kind in ROOTED:
@@ -85,6 +85,8 @@ def _mismatch(engine: Engine, culprit: int, seq: int, number: int, op: str | Non
     for rank, call in enumerate(calls):
         callers.setdefault(call, []).append(rank)
     told = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
+    if len(callers) == 1:
+        told += ", but their rows differ in shape or dtype"
     must = "every rank has to make the same calls in the same order"
     text = f"the ranks' calls do not match in call #{number}: {told}; {must}"
     return Mismatch(text, rank=culprit, op=op, seq=number, calls=calls)

@@ -60,8 +60,9 @@ HOUSE = {
     "shapes": set(),
     "_operands": {"_engine", "_group", "buffers"},
     "collectives": {"_engine", "_group", "_operands", "_pipelines", "errors", "shapes"},
+    "uneven": {"_engine", "_exchange", "_group", "_operands", "_pipelines", "collectives", "shapes"},
     "objects": {"collectives"},
-    "comm": {"_engine", "_group", "arrays", "collectives", "memory", "objects"},
+    "comm": {"_engine", "_group", "arrays", "collectives", "memory", "objects", "uneven"},
     "joining": {"_layout", "_engine", "bootstrap", "comm"}
     | {"links", "liveness", "memory", "settings", "tuning"},
     # starting ranks; users of the public API like anybody else
