@@ -131,6 +131,7 @@ cdef enum Kind:
     BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL
     BARRIER, ALLOCATE, PING, AGREE
     ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of an uneven call are named
+    ALL_REDUCE_MANY                                   # what each call of a fused one is named
     NKINDS, INVALID = 63
 
 
@@ -158,6 +159,7 @@ cdef struct Tuning:
     size_t exchange_nbytes           # what a slot takes where there is no reduced chunk to be copied
     size_t stream_out_nbytes         # private results larger than this go past the cache
     size_t zero_copy_stream_nbytes   # shared results, likewise
+    size_t fuse_nbytes               # arrays up to here are reduced together where there are many
     size_t ping_nbytes               # calls this large look at the clock whether to measure the distance again
 
 

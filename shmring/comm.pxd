@@ -1,9 +1,9 @@
-# May know: uneven.
+# May know: fusion.
 
-from .uneven cimport Uneven
+from .fusion cimport Fusion
 
 
-cdef class Comm(Uneven):
+cdef class Comm(Fusion):
     cdef object links, segment, arrays
     cdef object __weakref__
     cdef int fd                      # of the segment, until the staging ring has its pages

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ._engine import Engine, _Stats
+from .fusion import Fusion
 from .links import Links
 from .memory import Mapping
 from .settings import Settings
-from .uneven import Uneven
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
 
-class Comm(Uneven):
+class Comm(Fusion):
     """One rank's place in a group of ranks, and the collectives between them."""
 
     def __init__(

@@ -1,19 +1,19 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, and its end; what it can call is in collectives.
-# May know: _engine, _group, arrays, collectives, memory, objects, uneven.
+# May know: _engine, _group, arrays, collectives, fusion, memory, objects.
 
 import os
 
 from ._engine cimport Engine
 from ._group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, GATHER_V, SCATTER_V
 from .collectives cimport algorithm_number, timeout_ns_of, timeout_s_of
-from .uneven cimport Uneven
+from .fusion cimport Fusion
 
 from . import memory, objects
 from .arrays import Arrays
 from .arrays import check as check_array
 
 
-cdef class Comm(Uneven):
+cdef class Comm(Fusion):
     """One rank's place in a group of ranks, and the collectives between them.
 
     Made by `shmring.init` or `shmring.spawn`; a context manager. Every collective is called by all ranks, in the

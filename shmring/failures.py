@@ -15,7 +15,7 @@ from .errors import Aborted, Error, Mismatch, RankFailed, Timeout
 if TYPE_CHECKING:
     from ._engine import Engine
 
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "all_reduce_many")
 ROOTED = ("reduce", "broadcast", "scatter", "gather", "scatter_v", "gather_v")
 _NOTHING = "nothing yet"
 _OVER = "this communicator is over, join a new world"
@@ -86,7 +86,7 @@ def _mismatch(engine: Engine, culprit: int, seq: int, number: int, op: str | Non
         callers.setdefault(call, []).append(rank)
     told = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
     if len(callers) == 1:
-        told += ", but their rows differ in shape or dtype"
+        told += ", but with arrays of other shapes or dtypes"
     must = "every rank has to make the same calls in the same order"
     text = f"the ranks' calls do not match in call #{number}: {told}; {must}"
     return Mismatch(text, rank=culprit, op=op, seq=number, calls=calls)

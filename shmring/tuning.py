@@ -14,7 +14,7 @@ PAGE_NBYTES = 4096
 LINE_NBYTES = 128  # SR_LINE of src/layout.h: slots begin on it
 CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: room that a slot has beyond its chunk
 
-# Measured with bench/peers.py and bench/tune_all_reduce.py, 2 and 4 ranks on 2 cores of a Zen 4 EPYC.
+# Measured with bench/ (peers, bench_fusion, tune_all_reduce), 2 and 4 ranks on 2 cores of a Zen 4 EPYC.
 DEFAULTS: dict[str, int] = {
     "small_nbytes": 48 * KIB,
     "far_stream_nbytes": 2 * KIB,
@@ -24,6 +24,7 @@ DEFAULTS: dict[str, int] = {
     "exchange_nbytes": 256 * KIB,
     "stream_out_nbytes": 16 * MIB,
     "zero_copy_stream_nbytes": 16 * MIB,
+    "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,
 }
 

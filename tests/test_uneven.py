@@ -276,7 +276,7 @@ def test_calls_that_differ_are_a_mismatch_and_nothing_is_overwritten(size, which
         assert untouched
         assert name == ("ValueError" if rank == wrong else "Mismatch"), outcomes
         if which == "shapes" and size == 2:
-            assert "rows differ in shape or dtype" in text
+            assert "arrays of other shapes or dtypes" in text
         if which == "roots" and size == 2:
             assert "gather_v(rows of float64[6], root=0)" in text
 
