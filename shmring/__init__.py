@@ -14,6 +14,7 @@ _HOMES = {
     "Comm": "comm",
     "Bucketer": "bucketer",
     "Plan": "collectives",
+    "Work": "work",
     "Op": "ops",
     "World": "bootstrap",
     "world": "bootstrap",
@@ -40,6 +41,7 @@ __all__ = [
     "Plan",
     "RankFailed",
     "Timeout",
+    "Work",
     "World",
     "__version__",
     "init",
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from .joining import init
     from .launch import spawn
     from .ops import Op
+    from .work import Work
 
 
 def __getattr__(name: str) -> Any:

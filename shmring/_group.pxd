@@ -66,6 +66,13 @@ cdef extern from "flag.h" nogil:
     bint sr_flag_spin(const sr_flag *, uint64_t target, int pauses)
     void sr_flag_sleep(const sr_flag *, uint64_t target, sr_bell *owner_bell, uint64_t limit_ns)
     void sr_bell_ring(sr_bell *)
+    ctypedef struct sr_nap "struct sr_nap":
+        int n
+    bint sr_nap_enter(sr_nap *, const sr_flag *, uint64_t target, sr_bell *owner_bell)
+    void sr_nap_sleep(sr_nap *, uint64_t limit_ns)
+    bint sr_flag_take(sr_flag *, uint64_t value)
+    uint64_t sr_flag_swap(sr_flag *, uint64_t value)
+    void sr_pause()
     void sr_yield()
     uint64_t sr_abort_pack(int cause, int culprit, int reporter)
     int sr_abort_cause(uint64_t word)
@@ -100,6 +107,10 @@ cdef extern from "kernels.h" nogil:
         SR_F16, SR_BF16, SR_F32, SR_F64, SR_C64, SR_C128, SR_F8_E4M3FN, SR_F8_E5M2, SR_DTYPES
         SR_SUM, SR_MIN, SR_AVG, SR_BOR, SR_OPS
     const uint8_t *sr_dtype_nbytes
+    struct sr_float_env:
+        pass
+    sr_float_env sr_float_env_enter()
+    void sr_float_env_leave(sr_float_env)
 
 
 cdef extern from "schedule.h" nogil:
@@ -129,7 +140,7 @@ cdef enum Status:
 cdef enum Kind:
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN
     BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL
-    BARRIER, ALLOCATE, PING, AGREE
+    BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP
     ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of an uneven call are named
     ALL_REDUCE_MANY                                   # what each call of a fused one is named
     NKINDS, INVALID = 63
@@ -189,7 +200,8 @@ cdef struct Group:
     size_t lap_nbytes          # from a position to the same place one time around later
     bint crowded               # there are more ranks than CPUs
     int pauses, brief_pauses, brief_yields
-    uint64_t yield_ns, sleep_ns, look_ns, signal_ns, ping_interval_ns
+    uint64_t yield_ns, sleep_ns, look_ns, ping_interval_ns
+    uint64_t next_look_ns, signal_ns   # when to look around again, and for signals
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from here on
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step

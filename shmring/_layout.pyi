@@ -35,6 +35,3 @@ def format_segment(
 
 def header_of(address: int) -> _Header:
     """What rank 0 wrote into the header of a segment."""
-
-def abandon(address: int, rank: int, reason: str) -> None:
-    """A rank that has the segment but will have no engine: the others raise Aborted."""

@@ -67,11 +67,3 @@ def header_of(uintptr_t address):
         raise ValueError("this is not a segment of this version of shmring")
     return {"nranks": header.nranks, "ring_nbytes": header.ring_nbytes,
             "forced_chunk_nbytes": header.forced_chunk_nbytes}
-
-
-def abandon(uintptr_t address, int rank, str reason):
-    """A rank that has the segment but will have no engine: the others raise Aborted instead of waiting for it."""
-    cdef sr_header *header = <sr_header *> address
-    cdef bytes text = reason.encode("utf-8", "backslashreplace")[:SR_REASON_NBYTES - 1]
-    if header.magic == SR_MAGIC and <uint32_t> rank < header.nranks:
-        report_abort(header, SR_ABORTED, rank, rank, header.first_seq, text, len(text))

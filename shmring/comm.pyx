@@ -1,16 +1,20 @@
-# Comm: how a communicator comes to be, its shared arrays, objects, and its end; what it can call is in collectives.
-# May know: _engine, _group, arrays, collectives, fusion, memory, objects.
+# Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
+# collectives, uneven and fusion. May know: _engine, _group, arrays, collectives, fusion, groups, memory, objects.
 
+import atexit
 import os
+import weakref
 
 from ._engine cimport Engine
-from ._group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, GATHER_V, SCATTER_V
+from ._group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SPLIT, SR_SUM
 from .collectives cimport algorithm_number, timeout_ns_of, timeout_s_of
 from .fusion cimport Fusion
 
-from . import memory, objects
+from . import groups, memory, objects
 from .arrays import Arrays
 from .arrays import check as check_array
+
+open_comms = weakref.WeakSet()   # of this process
 
 
 cdef class Comm(Fusion):
@@ -22,15 +26,18 @@ cdef class Comm(Fusion):
     `shmring.Error`, the same on every rank and final for this communicator.
     """
 
-    def __init__(self, Engine engine, links, segment, int fd, settings):
+    def __init__(self, Engine engine, links, segment, int fd, settings, parent_ranks=None):
         self.engine = engine
         self.links = links
         self.segment = segment
         self.fd = fd
+        self.settings = settings
+        self.parent_ranks = parent_ranks
         self.default_algorithm = algorithm_number(settings.algorithm)
         self.default_timeout_ns = timeout_ns_of(engine.timeout_s)
         self.arrays = Arrays(engine, links, settings.segment)
         self.staging_ready = engine.size == 1
+        open_comms.add(self)
 
     @property
     def rank(self):
@@ -61,6 +68,47 @@ cdef class Comm(Fusion):
     def num_nodes(self):
         """How many hosts there are."""
         return self.links.num_nodes
+
+    # -- groups --
+
+    def split(self, color, key=0, *, timeout=None):
+        """Collective: a communicator for each color, of the ranks that give it, ordered by key and then by rank.
+
+        color and key: integers. Returns this rank's one; None for color None. A group goes on by itself: what
+        happens to it, or to this communicator, happens to that one only, but that a rank's death shows in all.
+        timeout: seconds. Raises OutOfMemory on all ranks of a group whose memory cannot be had. As MPI_Comm_split.
+        """
+        try:
+            wish = groups.wish(color, key)
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+        except Exception:
+            self.engine.refuse(SPLIT)
+            raise
+        self.engine.call_tiny(SPLIT, SR_SUM, 0, NULL, 0, timeout_s)
+        return self.form(groups.by_color(self.all_gather(wish, timeout=timeout_s)), timeout_s)
+
+    def group(self, ranks, *, timeout=None):
+        """Collective: a communicator of the ranks in the list, which is the same on all; ranks[i] is its rank i.
+
+        Returns it; None on the other ranks, which call it, too. Otherwise as `split`.
+        """
+        try:
+            wanted = groups.listed(ranks, self.engine.g.size)
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+        except Exception:
+            self.engine.refuse(FORM_GROUP)
+            raise
+        self.engine.call_tiny(FORM_GROUP, SR_SUM, len(wanted), NULL, 0, timeout_s)
+        groups.check_same(self.all_gather(wanted, timeout=timeout_s))
+        return self.form([wanted.tolist()] if len(wanted) else [], timeout_s)
+
+    def dup(self, *, timeout=None):
+        """Collective: another communicator of the same ranks, as `split(0)`."""
+        return self.split(0, timeout=timeout)
+
+    cdef object form(self, list members, double timeout_s):
+        formed = groups.form(self.engine, self.links, members, self.settings, timeout_s)
+        return None if formed is None else Comm(*formed[0], parent_ranks=formed[1])
 
     # -- arrays that all ranks map --
 
@@ -235,6 +283,23 @@ cdef class Comm(Fusion):
         self.close_descriptor()
         self.staging_ready = True
         return 0
+
+
+@atexit.register
+def _close_all():
+    for comm in list(open_comms):
+        try:
+            comm.close()
+        except RuntimeError:   # a daemon thread is inside a call: the others are closed all the same
+            pass
+
+
+def _disown_all():
+    for comm in list(open_comms):
+        comm._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 cdef str text_of(object error):

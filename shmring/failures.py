@@ -30,6 +30,10 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
         return f"{kind} with arguments that it refused"
     if kind == "barrier":
         return "barrier()"
+    if kind == "split":
+        return "split()"
+    if kind == "group":
+        return f"group({record['count']} ranks)"
     if kind == "empty":
         return f"empty({record['count']} bytes)"
     words = [f"{'rows of ' if kind.endswith('_v') else ''}{record['dtype']}[{record['count']}]"]

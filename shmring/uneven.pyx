@@ -211,7 +211,7 @@ cdef class Uneven(Collectives):
         self.drive(&counts)
         c.awaited.rank = self.read_counts(c, parts)
         if c.awaited.rank >= 0:
-            c.seq = counts.seq
+            c.seq = self.engine.g.seq
             self.engine.surface(c, MISMATCHED)
         return 0
 

@@ -53,24 +53,31 @@ HOUSE = {
     "_lines": {"_group", "_distance"},
     "_exchange": {"_group", "_lines"},
     "_pipelines": {"_group", "_lines", "_exchange", "_schedules"},
+    "_waiting": {"_group"},
+    "_progress": {"_group", "_waiting"},
     "_layout": {"_group"},
-    "_engine": {"kernels.h", "_group", "_distance", "_pipelines", "errors", "failures", "liveness"},
+    "_state": {"kernels.h", "_group"},
+    "_engine": {"_group", "_distance", "_pipelines", "_progress", "_state", "_waiting"}
+    | {"errors", "failures", "liveness"},
     # the communicator and what makes one
     "arrays": {"errors", "memory"},
     "shapes": set(),
     "_operands": {"_engine", "_group", "buffers"},
-    "collectives": {"_engine", "_group", "_operands", "_pipelines", "errors", "shapes"},
+    "awaiting": set(),
+    "work": {"_engine", "_group", "_operands", "_progress", "awaiting"},
+    "collectives": {"_engine", "_group", "_operands", "_pipelines", "errors", "shapes", "work"},
     "uneven": {"_engine", "_exchange", "_group", "_operands", "_pipelines", "collectives", "shapes"},
     "fusion": {"_engine", "_group", "_operands", "_pipelines", "collectives", "uneven"},
     "objects": {"collectives"},
-    "comm": {"_engine", "_group", "arrays", "collectives", "fusion", "memory", "objects"},
-    "joining": {"_layout", "_engine", "bootstrap", "comm"}
-    | {"links", "liveness", "memory", "settings", "tuning"},
+    "beginning": {"_engine", "_layout", "links", "liveness", "memory", "settings", "tuning"},
+    "groups": {"beginning", "errors"},
+    "comm": {"_engine", "_group", "arrays", "collectives", "fusion", "groups", "memory", "objects"},
+    "joining": {"beginning", "bootstrap", "comm", "settings"},
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),
     "launch": {"bootstrap", "errors", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
-    "__init__": {"bootstrap", "bucketer", "comm", "errors", "joining", "launch", "ops"},
+    "__init__": {"bootstrap", "bucketer", "comm", "errors", "joining", "launch", "ops", "work"},
 }
 # What only one place may do: pattern, where it is allowed, why.
 ONLY_IN = [
