@@ -39,10 +39,14 @@ cdef extern from "layout.h" nogil:
         sr_life life
         sr_report report
         sr_record *record
+    ctypedef struct sr_tuning "struct sr_tuning":
+        uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
+        uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
-        uint64_t ring_nbytes, forced_chunk_nbytes, first_seq
+        uint64_t ring_nbytes, first_seq
+        sr_tuning *tuning
         sr_flag abort
     cdef enum:
         SR_PAGE, SR_LINE, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
@@ -161,19 +165,6 @@ cdef struct Block:
     size_t stride
 
 
-# Sizes at which one way of doing it overtakes another; set from shmring/tuning.py, alike on all ranks.
-cdef struct Tuning:
-    size_t small_nbytes              # while the others' messages together are no more, everyone folds everything
-    size_t far_stream_nbytes         # far cores stage with streaming stores from here on
-    size_t one_chunk_nbytes          # messages up to here are one chunk
-    size_t chunk_nbytes              # what a slot takes of larger ones
-    size_t exchange_nbytes           # what a slot takes where there is no reduced chunk to be copied
-    size_t stream_out_nbytes         # private results larger than this go past the cache
-    size_t zero_copy_stream_nbytes   # shared results, likewise
-    size_t fuse_nbytes               # arrays up to here are reduced together where there are many
-    size_t ping_nbytes               # calls this large look at the clock whether to measure the distance again
-
-
 cdef struct Stats:
     uint64_t calls, bytes_sent, steps
     uint64_t path[8]           # by enum Path
@@ -207,7 +198,8 @@ cdef struct Group:
     void **target              # scratch by rank, valid within one step
     Block *block               # sorted by begin
     int nblocks
-    Tuning tuning
+    sr_tuning[2] tunings       # near, far
+    sr_tuning *tuning          # in force
     Stats stats
 
 
@@ -270,6 +262,12 @@ cdef struct Call:
 # Positions begin with the sequence numbers, so that a test near the wrap of one is near the wrap of both.
 cdef inline uint64_t first_position(const sr_header *header) noexcept nogil:
     return header.first_seq & ~<uint64_t> (sr_layout_lap_nbytes(header.ring_nbytes) - 1)
+
+
+# The cores are near or far from here on: what choices before a call begins depend on is the same for both.
+cdef inline void set_far(Group *g, bint far) noexcept nogil:
+    g.far = far
+    g.tuning = &g.tunings[far]
 
 
 cdef inline void count_path(Group *g, int path) noexcept nogil:

@@ -37,7 +37,8 @@ HOUSE = {
     "relay": set(),
     "limits": {"errors"},
     "settings": set(),
-    "tuning": {"limits", "settings"},
+    "measured": set(),
+    "tuning": {"limits", "measured", "settings"},
     "memory": {"errors", "limits"},
     "failures": {"errors", "liveness"},
     # joining a world
@@ -75,6 +76,8 @@ HOUSE = {
     "joining": {"beginning", "bootstrap", "comm", "settings"},
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),
+    "trials": {"__init__"},
+    "tune": {"__init__", "measured", "trials", "tuning"},
     "launch": {"bootstrap", "errors", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
     "__init__": {"bootstrap", "bucketer", "comm", "errors", "joining", "launch", "ops", "work"},
