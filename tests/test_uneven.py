@@ -177,6 +177,35 @@ def test_uneven_calls_between_others(world_of, size):
     assert len(set(world_of(size, SHMRING_CHUNK=512)(many_calls))) == 1
 
 
+def behind_background_calls(comm):
+    """Uneven and fused calls wait for what was called before them, on this communicator and on a group."""
+    group = comm.split(comm.rank % 2)
+    rng, found = np.random.default_rng(3), []
+    for _ in range(20):
+        arrays = [np.full(int(n), comm.rank, "f8") for n in rng.integers(0, 4000, 3)]
+        works = [comm.all_reduce(a, async_op=True) for a in arrays]
+        pieces = group.all_gather_v(np.full(group.rank * 50, group.rank))
+        swapped = comm.all_to_all_v([np.full(comm.rank + j, comm.rank) for j in range(comm.size)])
+        works.append(comm.barrier(async_op=True))
+        many = [np.ones(3, "f4"), np.ones(9, "i8")]
+        comm.all_reduce_many(many)
+        assert all(work.done() for work in works[:-1])
+        for work in works:
+            work.wait()
+        assert [len(piece) for piece in pieces] == [50 * r for r in range(group.size)]
+        assert [len(piece) for piece in swapped] == [r + comm.rank for r in range(comm.size)]
+        assert all((m == comm.size).all() for m in many)
+        found.append([a.sum() for a in arrays])
+    group.close()
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_uneven_calls_stand_behind_background_calls(world_of, size):
+    results = world_of(size, SHMRING_CHUNK=1024)(behind_background_calls)
+    assert all(found == results[0] for found in results)
+
+
 def near_the_wrap(comm):
     return [a.tolist() for _ in range(20) for a in comm.all_gather_v(np.arange(100 * comm.rank))]
 
