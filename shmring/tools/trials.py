@@ -17,6 +17,7 @@ import shmring
 
 Array = np.ndarray[Any, Any]
 
+LEAST_ROUNDS = 5  # however little time there is
 _SAMPLE_S = 0.002
 _FUSED_ARRAYS = 64
 
@@ -69,7 +70,7 @@ def _times(comm: shmring.Comm, candidates: Sequence[shmring.Comm], load: Load, s
     rounds: list[list[float]] = []
     distances: list[str | None] = []
     end = time.monotonic() + seconds
-    while not rounds or _agreed(comm, int(time.monotonic() < end)):
+    while len(rounds) < LEAST_ROUNDS or _agreed(comm, int(time.monotonic() < end)):
         times, seen = [0.0] * len(calls), set()
         for turn in range(len(calls)):
             at = (turn + len(rounds)) % len(calls)  # everyone is first now and then
