@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Comm": "comm",
+    "Bucketer": "bucketer",
     "Plan": "collectives",
     "Work": "work",
     "Op": "ops",
@@ -30,6 +31,7 @@ _HOMES = {
 
 __all__ = [
     "Aborted",
+    "Bucketer",
     "Closed",
     "Comm",
     "Error",
@@ -49,6 +51,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .bootstrap import World, world
+    from .bucketer import Bucketer
     from .collectives import Plan
     from .comm import Comm
     from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout

@@ -55,7 +55,7 @@ class Engine:
         size: int,
         *,
         isa: str,
-        tuning: dict[str, int],
+        tuning: list[dict[str, int]],
         timeout_s: float,
     ) -> None: ...
     @property

@@ -48,7 +48,8 @@ cdef class Engine(State):
         self.be_patient(pauses=g.pauses, brief_pauses=g.brief_pauses, brief_yields=g.brief_yields,
                         yield_ns=g.yield_ns, sleep_ns=g.sleep_ns, look_ns=g.look_ns,
                         ping_interval_ns=g.ping_interval_ns, zero_copy_nbytes=g.zero_copy_nbytes, crowded=g.crowded)
-        self.g.far = self.g.next_far = g.far
+        self.g.next_far = g.far
+        set_far(&self.g, g.far)
 
     # -- life --
 
@@ -417,7 +418,8 @@ cdef class Engine(State):
         c.enter = enter_ping
         c.step = step_ping_call
         self.drive(&c)
-        g.far = g.next_far = self.broadcast_word(g.next_far)
+        g.next_far = self.broadcast_word(g.next_far)
+        set_far(g, g.next_far)
 
     def open_for_calls(self, double timeout_s):
         """The start-up is over: calls are counted from here, and `timeout_s` is their default."""

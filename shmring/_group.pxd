@@ -39,10 +39,14 @@ cdef extern from "layout.h" nogil:
         sr_life life
         sr_report report
         sr_record *record
+    ctypedef struct sr_tuning "struct sr_tuning":
+        uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
+        uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
-        uint64_t ring_nbytes, forced_chunk_nbytes, first_seq
+        uint64_t ring_nbytes, first_seq
+        sr_tuning *tuning
         sr_flag abort
     cdef enum:
         SR_PAGE, SR_LINE, SR_LINES, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
@@ -140,7 +144,10 @@ cdef enum Status:
 cdef enum Kind:
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN
     BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL
-    BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP, NKINDS, INVALID = 63
+    BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP
+    ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of an uneven call are named
+    ALL_REDUCE_MANY                                   # what each call of a fused one is named
+    NKINDS, INVALID = 63
 
 
 cdef enum Algorithm:
@@ -156,18 +163,6 @@ cdef struct Block:
     uint32_t id
     uintptr_t begin
     size_t stride
-
-
-# Sizes at which one way of doing it overtakes another; set from shmring/tuning.py, alike on all ranks.
-cdef struct Tuning:
-    size_t small_nbytes              # while the others' messages together are no more, everyone folds everything
-    size_t far_stream_nbytes         # far cores stage with streaming stores from here on
-    size_t one_chunk_nbytes          # messages up to here are one chunk
-    size_t chunk_nbytes              # what a slot takes of larger ones
-    size_t exchange_nbytes           # what a slot takes where there is no reduced chunk to be copied
-    size_t stream_out_nbytes         # private results larger than this go past the cache
-    size_t zero_copy_stream_nbytes   # shared results, likewise
-    size_t ping_nbytes               # calls this large look at the clock whether to measure the distance again
 
 
 cdef struct Stats:
@@ -204,7 +199,8 @@ cdef struct Group:
     void **target              # scratch by rank, valid within one step
     Block *block               # sorted by begin
     int nblocks
-    Tuning tuning
+    sr_tuning[2] tunings       # near, far
+    sr_tuning *tuning          # in force
     Stats stats
 
 
@@ -212,6 +208,13 @@ cdef struct Group:
 cdef struct Head:
     uint64_t position   # where its next slot begins, or lies at the earliest
     size_t offset       # bytes of the message behind it
+
+
+# Of an uneven call: what goes to one rank, or comes from it.
+cdef struct Piece:
+    unsigned char *data
+    size_t nbytes
+    const unsigned char *there   # where it lies in the giver's shared array, with zero-copy
 
 
 cdef struct Awaited:
@@ -226,8 +229,9 @@ cdef struct Call:
     int (*step)(Group *, Call *) noexcept nogil
     # what is called
     uint8_t kind, dtype, op, algorithm, order
+    uint8_t named                    # the kind that this call is a step of, 0: it is no step of another
     int root
-    size_t count, itemsize, nbytes   # of what one rank takes from one other
+    size_t count, itemsize, nbytes   # of what one rank takes from one other; uneven: nbytes of the largest piece
     size_t x_nbytes, out_nbytes      # of the whole arrays where they are used
     uint64_t fingerprint
     uint64_t timeout_ns
@@ -236,6 +240,8 @@ cdef struct Call:
     unsigned char *out
     uint32_t x_block, out_block
     uint64_t x_offset, out_offset
+    const Piece *given               # uneven: by rank, what it takes of this one; NULL: all pieces are alike
+    const Piece *taken               # uneven: by rank, what this one takes of it
     # how far it is
     uint64_t seq
     uint64_t deadline_ns       # 0: nobody has waited long yet
@@ -259,13 +265,23 @@ cdef inline uint64_t first_position(const sr_header *header) noexcept nogil:
     return header.first_seq & ~<uint64_t> (sr_layout_lap_nbytes(header.ring_nbytes) - 1)
 
 
+# The cores are near or far from here on: what choices before a call begins depend on is the same for both.
+cdef inline void set_far(Group *g, bint far) noexcept nogil:
+    g.far = far
+    g.tuning = &g.tunings[far]
+
+
 cdef inline void count_path(Group *g, int path) noexcept nogil:
     g.stats.path[path] += 1
     g.stats.last_path = path
 
 
+cdef inline uint8_t name_of(const Call *c) noexcept nogil:
+    return c.named if c.named else c.kind
+
+
 cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
-    cdef uint64_t what = c.kind | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
+    cdef uint64_t what = name_of(c) | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
     what |= <uint64_t> c.algorithm << 16 | <uint64_t> c.order << 19
     cdef uint64_t count = c.count ^ (<uint64_t> c.count >> 32) * <uint64_t> 0x9E3779B1
     return what | <uint64_t> c.root << 20 | count << 32
@@ -371,7 +387,7 @@ cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
     record.seq = c.seq
     record.count = c.count
     record.root = <uint32_t> c.root
-    record.kind = c.kind
+    record.kind = name_of(c)
     record.dtype = c.dtype
     record.op = c.op
     record.algorithm = c.algorithm

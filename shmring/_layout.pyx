@@ -36,16 +36,20 @@ def segment_nbytes(int nranks, size_t ring_nbytes):
     return sr_layout_segment_nbytes(nranks, ring_nbytes)
 
 
-def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, int forced_path=0,
-                   size_t forced_chunk_nbytes=0, uint64_t first_seq=0):
-    """Writes the header and every lane's first values into fresh, zeroed memory, before anyone else maps it."""
+def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning, int forced_path=0,
+                   uint64_t first_seq=0):
+    """Writes the header and every lane's first values into fresh, zeroed memory, before anyone else maps it.
+
+    tuning: the tables for near and for far cores, of which the header keeps what the engine reads.
+    """
     cdef sr_header *header = <sr_header *> address
     cdef sr_lane *lane
     cdef int rank, which, i
     header.nranks = nranks
     header.ring_nbytes = ring_nbytes
     header.forced_path = forced_path
-    header.forced_chunk_nbytes = forced_chunk_nbytes
+    for i in range(2):
+        header.tuning[i] = tuning[i]
     header.first_seq = first_seq
     for rank in range(nranks):
         lane = sr_layout_lane(header, rank)
@@ -66,4 +70,4 @@ def header_of(uintptr_t address):
     if header.magic != SR_MAGIC:
         raise ValueError("this is not a segment of this version of shmring")
     return {"nranks": header.nranks, "ring_nbytes": header.ring_nbytes,
-            "forced_chunk_nbytes": header.forced_chunk_nbytes}
+            "tuning": [header.tuning[0], header.tuning[1]]}

@@ -91,4 +91,5 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
 # The call is complete: the path it went, and the distance from the next call on.
 cdef inline void finish(Group *g, int path) noexcept nogil:
     count_path(g, path)
-    g.far = g.announced_far
+    if g.far != g.announced_far:
+        set_far(g, g.announced_far != 0)

@@ -243,6 +243,8 @@ cdef int step_alone(Group *g, Call *c) noexcept nogil:
 cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
     if g.size == 1:
         c.enter, c.step = enter_alone, step_alone
+    elif c.given != NULL:
+        c.enter, c.step = enter_exchange, step_exchange
     elif c.nbytes == 0:
         c.enter, c.step = enter_tiny, step_tiny
     elif c.algorithm == RING:

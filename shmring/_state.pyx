@@ -22,7 +22,7 @@ DTYPE_NBYTES = tuple(sr_dtype_nbytes[i] for i in range(SR_DTYPES))
 OPS = tuple(sr_op_name[i].decode() for i in range(SR_OPS))
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
          "broadcast", "scatter", "gather", "all_gather", "all_to_all", "barrier", "empty", "ping", "agree",
-         "split", "group")
+         "split", "group", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many")
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct")
 PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master")
 CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED}
@@ -45,6 +45,12 @@ def isas():
 
 
 # ---- the state -------------------------------------------------------------------------------------------------
+
+# Two slots of the largest chunk there is fit into the ring: one is filled while the other is taken.
+cdef bint fits_ring(const sr_tuning *tuning, size_t ring_nbytes) noexcept:
+    cdef uint64_t largest = max(tuning.one_chunk_nbytes, tuning.chunk_nbytes, tuning.exchange_nbytes)
+    return 0 < tuning.chunk_nbytes and largest < ring_nbytes and 2 * slot_nbytes(largest + SR_CACHE_LINE) <= ring_nbytes
+
 
 cdef class State:
     """One communicator's state on one rank, over a segment that `format_segment` has begun.
@@ -75,7 +81,7 @@ cdef class State:
         g.size = size
         g.me = g.lane[rank]
 
-    def __init__(self, segment, int rank, int size, *, str isa, dict tuning, double timeout_s):
+    def __init__(self, segment, int rank, int size, *, str isa, list tuning, double timeout_s):
         cdef Group *g = &self.g
         self.segment = segment
         self.timeout_s = timeout_s
@@ -85,14 +91,18 @@ cdef class State:
             raise ValueError(f"SHMRING_ISA={isa}: this machine has {', '.join(isas())}")
         g.seq = g.verified = g.header.first_seq
         g.position = g.credit = g.pings = first_position(g.header)
-        g.far = g.next_far = g.header.forced_path == 2
-        g.tuning = tuning
+        g.tunings[0], g.tunings[1] = tuning
+        g.next_far = g.header.forced_path == 2
+        set_far(g, g.next_far)
         self.be_patient(pauses=20, brief_pauses=0, brief_yields=0, yield_ns=200_000, sleep_ns=4_000_000,
                         look_ns=100_000, ping_interval_ns=1_000_000_000, zero_copy_nbytes=0, crowded=False)
         g.ring_nbytes = g.header.ring_nbytes
         g.lap_nbytes = sr_layout_lap_nbytes(g.ring_nbytes)
-        if 2 * slot_nbytes(g.tuning.one_chunk_nbytes + SR_CACHE_LINE) > g.ring_nbytes:
+        if not fits_ring(&g.tunings[0], g.ring_nbytes) or not fits_ring(&g.tunings[1], g.ring_nbytes):
             raise ValueError("the staging rings of this communicator are smaller than its tuning needs")
+        if (g.tunings[0].small_nbytes != g.tunings[1].small_nbytes
+                or g.tunings[0].fuse_nbytes != g.tunings[1].fuse_nbytes):
+            raise ValueError("the tuning of this communicator differs near and far where it must not")
 
     def __dealloc__(self):
         free(self.g.lane)

@@ -75,7 +75,7 @@ def _new_engine(segment: memory.Mapping, links: Links, settings: Settings, timeo
         links.rank,
         links.size,
         isa="" if settings.isa == "auto" else settings.isa,
-        tuning=tuning.tuning(header["forced_chunk_nbytes"]),
+        tuning=header["tuning"],
         timeout_s=timeout_s,
     )
 
@@ -97,7 +97,8 @@ def _share_segment(links: Links, settings: Settings, deadline: float) -> int:
 
 
 def _create_segment(size: int, settings: Settings) -> int:
-    ring_nbytes = tuning.ring_nbytes(settings, size)
+    tables = tuning.tables(settings, size)
+    ring_nbytes = tuning.ring_nbytes(tables, size)
     fd = memory.create(segment_nbytes(size, ring_nbytes), kind=settings.segment)
     try:
         memory.allocate(fd, 0, control_nbytes(size), purpose="a communicator")
@@ -107,7 +108,7 @@ def _create_segment(size: int, settings: Settings) -> int:
             size,
             ring_nbytes,
             forced_path=_FORCED_PATHS[settings.path],
-            forced_chunk_nbytes=tuning.forced_chunk_nbytes(settings),
+            tuning=tables,
             first_seq=settings.first_seq,
         )
         mapping.close()

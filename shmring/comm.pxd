@@ -1,9 +1,9 @@
-# May know: collectives.
+# May know: fusion.
 
-from .collectives cimport Collectives
+from .fusion cimport Fusion
 
 
-cdef class Comm(Collectives):
+cdef class Comm(Fusion):
     cdef object links, segment, arrays, settings
     cdef readonly object parent_ranks   # None: this is no group, but a world
     cdef object __weakref__

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ._engine import Engine, _Stats
-from .collectives import Collectives
+from .fusion import Fusion
 from .links import Links
 from .memory import Mapping
 from .settings import Settings
@@ -16,7 +16,7 @@ from .settings import Settings
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
 
-class Comm(Collectives):
+class Comm(Fusion):
     """One rank's place in a group of ranks, and the collectives between them."""
 
     def __init__(

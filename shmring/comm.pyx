@@ -1,13 +1,14 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
-# collectives. May know: _engine, _group, arrays, collectives, groups, memory, objects.
+# collectives, uneven and fusion. May know: _engine, _group, arrays, collectives, fusion, groups, memory, objects.
 
 import atexit
 import os
 import weakref
 
 from ._engine cimport Engine
-from ._group cimport ALL_GATHER, ALLOCATE, BROADCAST, FORM_GROUP, SPLIT, SR_SUM
-from .collectives cimport Collectives, algorithm_number, timeout_ns_of, timeout_s_of
+from ._group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SPLIT, SR_SUM
+from .collectives cimport algorithm_number, timeout_ns_of, timeout_s_of
+from .fusion cimport Fusion
 
 from . import groups, memory, objects
 from .arrays import Arrays
@@ -16,7 +17,7 @@ from .arrays import check as check_array
 open_comms = weakref.WeakSet()   # of this process
 
 
-cdef class Comm(Collectives):
+cdef class Comm(Fusion):
     """One rank's place in a group of ranks, and the collectives between them.
 
     Made by `shmring.init` or `shmring.spawn`; a context manager. Every collective is called by all ranks, in the
@@ -169,14 +170,12 @@ cdef class Comm(Collectives):
 
     def all_gather_object(self, item, *, timeout=None):
         """Every rank's object on every rank: a list by rank of copies, the own one included."""
-        frame = self.frame_of(ALL_GATHER, item, 0, True)
-        frames = objects.all_gather(self, frame, self.engine.g.rank, self.engine.g.size, timeout)
-        return [objects.unpack(frame) for frame in frames]
+        frame = self.frame_of(ALL_GATHER_V, item, 0, True)
+        return [objects.unpack(frame) for frame in self.all_gather_v(frame, timeout=timeout)]
 
     def gather_object(self, item, root=0, *, timeout=None):
         """Every rank's object on the root, which returns a list of copies by rank; the others return None."""
-        frame = self.frame_of(ALL_GATHER, item, root, True)
-        frames = objects.gather(self, frame, root, timeout)
+        frames = self.gather_v(self.frame_of(GATHER_V, item, root, True), root, timeout=timeout)
         return None if frames is None else [objects.unpack(frame) for frame in frames]
 
     def scatter_object(self, items=None, root=0, *, timeout=None):
@@ -188,9 +187,9 @@ cdef class Comm(Collectives):
                 if len(frames) != self.engine.g.size:
                     raise ValueError(f"there are {len(frames)} items for {self.engine.g.size} ranks; give one for each")
         except Exception:
-            self.engine.refuse(BROADCAST)
+            self.engine.refuse(SCATTER_V)
             raise
-        return objects.unpack(objects.scatter(self, frames, root, timeout))
+        return objects.unpack(self.scatter_v(frames, root, like=objects.NO_FRAME, timeout=timeout))
 
     # The frame of what this rank gives, None if it gives nothing; a wrong root, or what does not pickle, is refused.
     cdef object frame_of(self, int kind, object item, object root, bint all_give):

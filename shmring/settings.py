@@ -42,6 +42,7 @@ class Settings:
     algorithm: str = "auto"
     path: str = "auto"
     trace: str | None = None
+    tuning: str = "auto"  # "none", or a file; rank 0's counts
     first_seq: int = 0  # where sequence numbers begin: lets tests run near the wrap of 32 and 64 bits
 
     @classmethod
@@ -68,6 +69,7 @@ class Settings:
             algorithm=read("SHMRING_ALGORITHM", _choice(ALGORITHMS), "auto"),
             path=read("SHMRING_PATH", _choice(PATHS), "auto"),
             trace=read("SHMRING_TRACE", _text(4096), None),
+            tuning=read("SHMRING_TUNING", _text(4096), "auto"),
             first_seq=read("SHMRING_FIRST_SEQ", _integer(0, (1 << 64) - 1), 0),
         )
         settings._check_rank_and_size()

@@ -113,12 +113,26 @@ struct sr_lane {
 
 enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED };
 
+/* Sizes at which one way of doing it overtakes another (shmring/tuning.py); rank 0's hold for all, since all have to
+   choose alike. */
+struct sr_tuning {
+    uint64_t small_nbytes;            /* while the others' messages together are no more, everyone folds everything */
+    uint64_t far_stream_nbytes;       /* far cores stage with streaming stores from here on */
+    uint64_t one_chunk_nbytes;        /* messages up to here are one chunk */
+    uint64_t chunk_nbytes;            /* what a slot takes of larger ones */
+    uint64_t exchange_nbytes;         /* what a slot takes where there is no reduced chunk to be copied */
+    uint64_t stream_out_nbytes;       /* private results larger than this go past the cache */
+    uint64_t zero_copy_stream_nbytes; /* shared results, likewise */
+    uint64_t fuse_nbytes;             /* arrays up to here are reduced together where there are many */
+    uint64_t ping_nbytes;             /* calls this large look at the clock whether to measure the distance again */
+};
+
 struct sr_header {
     uint64_t magic;       /* W rank 0 before anyone maps; R all */
     uint32_t nranks;      /* W rank 0 ...; R all */
     uint32_t forced_path; /* W rank 0 ...: 0 measured, 1 near, 2 far; R all */
     uint64_t ring_nbytes; /* W rank 0 ...: of one staging ring, whole pages; R all */
-    uint64_t forced_chunk_nbytes; /* W rank 0 ...: 0 as the engine chooses; R all */
+    struct sr_tuning tuning[2];   /* W rank 0 ...: for near cores, for far ones; R all */
     uint64_t first_seq;   /* W rank 0 ...: where sequence numbers and positions begin; R all */
     /* Sticky, set once by compare-and-swap: cause 8 bits | culprit 16 | reporter 16 (see flag.h). W anyone; R all */
     sr_flag abort __attribute__((aligned(128)));

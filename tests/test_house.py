@@ -37,7 +37,8 @@ HOUSE = {
     "relay": set(),
     "limits": {"errors"},
     "settings": set(),
-    "tuning": {"limits", "settings"},
+    "measured": set(),
+    "tuning": {"limits", "measured", "settings"},
     "memory": {"errors", "limits"},
     "failures": {"errors", "liveness"},
     # joining a world
@@ -66,15 +67,20 @@ HOUSE = {
     "awaiting": set(),
     "work": {"_engine", "_group", "_operands", "_progress", "awaiting"},
     "collectives": {"_engine", "_group", "_operands", "_pipelines", "errors", "shapes", "work"},
+    "uneven": {"_engine", "_exchange", "_group", "_operands", "_pipelines", "collectives", "shapes"},
+    "fusion": {"_engine", "_group", "_operands", "_pipelines", "collectives", "uneven"},
     "objects": {"collectives"},
     "beginning": {"_engine", "_layout", "links", "liveness", "memory", "settings", "tuning"},
     "groups": {"beginning", "errors"},
-    "comm": {"_engine", "_group", "arrays", "collectives", "groups", "memory", "objects"},
+    "comm": {"_engine", "_group", "arrays", "collectives", "fusion", "groups", "memory", "objects"},
     "joining": {"beginning", "bootstrap", "comm", "settings"},
-    # starting ranks; users of the public API like anybody else
+    # users of the public API like anybody else; what starts ranks
+    "bucketer": set(),
+    "trials": {"__init__"},
+    "tune": {"__init__", "measured", "trials", "tuning"},
     "launch": {"bootstrap", "errors", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
-    "__init__": {"bootstrap", "comm", "errors", "joining", "launch", "ops", "work"},
+    "__init__": {"bootstrap", "bucketer", "comm", "errors", "joining", "launch", "ops", "work"},
 }
 # What only one place may do: pattern, where it is allowed, why.
 ONLY_IN = [
