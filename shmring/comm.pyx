@@ -1,16 +1,17 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
-# collectives. May know: _engine, _group, arrays, collectives, groups, memory, objects.
+# collectives. May know: _engine, _group, arrays, collectives, groups, memory, objects, shared.
 
 import atexit
+import math
 import os
 import weakref
 
 from ._engine cimport Engine
-from ._group cimport ALL_GATHER, ALLOCATE, BROADCAST, FORM_GROUP, SPLIT, SR_SUM
+from ._group cimport ALL_GATHER, ALLOCATE, BROADCAST, FORM_GROUP, SHARE, SPLIT, SR_SUM
 from .collectives cimport Collectives, algorithm_number, timeout_ns_of, timeout_s_of
 
-from . import groups, memory, objects
-from .arrays import Arrays
+from . import groups, memory, objects, shared
+from .arrays import MOST_NBYTES, Arrays
 from .arrays import check as check_array
 
 open_comms = weakref.WeakSet()   # of this process
@@ -155,6 +156,27 @@ cdef class Comm(Collectives):
         array = self.empty(a.shape, a.dtype, timeout=timeout)
         array[...] = a
         return array
+
+    def shared(self, shape, dtype="float64", *, locks=0, timeout=None):
+        """Collective: one array, zeros at first, that all ranks of the host see: what one writes is there for all.
+
+        shape, dtype and locks are the same on every rank. Returns a `SharedArray`: its `fence()` is a barrier after
+        which all see what was written before it; `with array.lock(i):`, i below locks, keeps other ranks from what
+        they agree that lock i guards. Freed when no rank refers to it any more. In a collective it can be given, not
+        written to. timeout: seconds. Raises OutOfMemory, on every rank alike.
+        """
+        try:
+            lengths, numpy_dtype = check_array(shape, dtype)
+            count = shared.check_locks(locks)
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+            nbytes = math.prod(lengths) * numpy_dtype.itemsize
+        except Exception:
+            self.engine.refuse(SHARE)
+            raise
+        self.engine.call_tiny(SHARE, SR_SUM, min(nbytes, MOST_NBYTES), NULL, 0, timeout_s)
+        shared.check_same(self, (lengths, numpy_dtype, count), timeout_s)
+        room = self.arrays.one_for_all(shared.room_nbytes(nbytes, count), timeout_s)
+        return shared.over(room, lengths, numpy_dtype, count, self, self.engine)
 
     # -- objects: the only calls that pickle --
 
