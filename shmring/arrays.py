@@ -89,7 +89,7 @@ class Arrays:
             return np.zeros(shape, dtype)
         _check_possible(nbytes)
         self._sweep()
-        block = self._allocate(nbytes, time.monotonic() + timeout_s)
+        block = self._allocate(nbytes, timeout_s)
         self._last_id += 1
         self._blocks[self._last_id] = block
         self._tell_engine()
@@ -103,7 +103,7 @@ class Arrays:
             return np.zeros(0, np.uint8)
         _check_possible(nbytes)
         total = _whole_pages(nbytes)
-        mapping = self._map(total, 0, total, time.monotonic() + timeout_s)
+        mapping = self._map(total, 0, total, timeout_s)
         return np.asarray(_Part(mapping.address, nbytes, mapping))
 
     def close(self) -> None:
@@ -114,18 +114,18 @@ class Arrays:
                 block.mapping.close()
         self._blocks.clear()
 
-    def _allocate(self, nbytes: int, deadline: float) -> _Block:
+    def _allocate(self, nbytes: int, timeout_s: float) -> _Block:
         size = self._engine.size
         stride = _whole_pages(nbytes)
-        mapping = self._map(stride * size + _whole_pages(size), self._engine.rank * stride, stride, deadline)
+        mapping = self._map(stride * size + _whole_pages(size), self._engine.rank * stride, stride, timeout_s)
         return _Block(mapping, stride, self._engine.rank, size)
 
-    def _map(self, total: int, begin: int, nbytes: int, deadline: float) -> memory.Mapping:
+    def _map(self, total: int, begin: int, nbytes: int, timeout_s: float) -> memory.Mapping:
         """Rank 0 makes the memory, everyone maps it, with the pages that this rank will use at once.
 
         When one cannot, all raise and nothing is left.
         """
-        fd = self._share(lambda: self._create(total), deadline)
+        fd = self._share(lambda: self._create(total), time.monotonic() + timeout_s)
         mapping, failure = None, None
         try:
             mapping = memory.Mapping(fd, total)
@@ -134,7 +134,7 @@ class Arrays:
             failure = error
         finally:
             os.close(fd)
-        if not self._engine.all_agree(failure is None):
+        if not self._engine.all_agree(failure is None, timeout_s):
             if mapping is not None:
                 mapping.close()
             raise failure or Error(

@@ -74,9 +74,9 @@ cdef class Comm(Collectives):
     def split(self, color, key=0, *, timeout=None):
         """Collective: a communicator for each color, of the ranks that give it, ordered by key and then by rank.
 
-        color and key: integers. Returns this rank's one; None for color None. A group goes on by itself: what
-        happens to it, or to this communicator, happens to that one only, but that a rank's death shows in all.
-        timeout: seconds. Raises OutOfMemory on all ranks of a group whose memory cannot be had. As MPI_Comm_split.
+        color and key: integers. Returns this rank's one; None for color None. Each goes on by itself: an abort, an
+        error or the end of one leaves the others as they are, but a rank's death shows in all that it is in.
+        timeout: seconds. A group that cannot begin raises on its ranks alone, as OutOfMemory does. See MPI_Comm_split.
         """
         try:
             wish = groups.wish(color, key)

@@ -93,7 +93,7 @@ def room_nbytes(nbytes: int, nlocks: int) -> int:
 def check_same(comm: Comm, wanted: tuple[tuple[int, ...], np.dtype[Any], int], timeout_s: float) -> None:
     """Collective: every rank has to want the same; as many bytes may be another shape."""
     shape, dtype, nlocks = wanted
-    call = f"shared({shape}, {dtype.descr if dtype.names else dtype.str}, locks={nlocks})"
+    call = f"shared({shape}, {dtype}, locks={nlocks})"
     digest = np.frombuffer(hashlib.blake2b(call.encode(), digest_size=16).digest(), np.uint8)
     digests = comm.all_gather(digest, timeout=timeout_s)
     other = next((rank for rank in range(comm.size) if (digests[rank] != digests[0]).any()), None)
