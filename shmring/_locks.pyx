@@ -80,7 +80,7 @@ cdef class Locks:
     cdef Engine engine
     cdef object memory
     cdef sr_lock *first
-    cdef unsigned long *holder   # of each, the thread of this rank that took it last
+    cdef unsigned long *holder   # of each, the thread of this rank that has it, once it has said so; 0: none
     cdef readonly int count
 
     def __cinit__(self, Engine engine, memory, uintptr_t address, int count):
@@ -151,6 +151,7 @@ cdef class Locks:
     cdef int leave(self, int index) except -1:
         if sr_lock_owner(&self.first[index]) != self.engine.g.rank:
             raise RuntimeError(f"lock {index} is not this rank's to let go")
+        self.holder[index] = 0   # or the next thread to have it would pass for this one until it has said its name
         sr_lock_leave(&self.first[index])
         return 0
 

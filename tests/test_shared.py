@@ -7,8 +7,10 @@ import gc
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -198,16 +200,15 @@ def by_threads(comm):
     """Threads of one rank keep each other out as other ranks do; one that would wait for itself is told."""
     count = comm.shared(1, "i8", locks=2)
 
-    def add():
-        for _ in range(300):
+    def add(times):
+        for _ in range(times):
             with count.lock(1):
                 count[0] += 1
 
-    threads = [threading.Thread(target=add) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    sys.setswitchinterval(1e-5)  # so that threads meet at every step
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(add, [1000] * 3))
+    sys.setswitchinterval(0.005)
     with count.lock(1), count.lock(0), pytest.raises(RuntimeError, match="already"), count.lock(1):
         pass
     count.fence()
@@ -215,7 +216,7 @@ def by_threads(comm):
 
 
 def test_threads_lock_each_other_out(world_of):
-    assert world_of(2)(by_threads) == [1800] * 2
+    assert world_of(2)(by_threads) == [6000] * 2
 
 
 def time_out(comm):
@@ -434,6 +435,7 @@ def test_out_of_memory_on_all_ranks_alike_and_the_communicator_remains(world_of,
 
 def give_back(comm):
     """Own RssShmem: with the array, with a view of it only, with a lock of it only, without."""
+    gc.collect()  # what earlier tests have left to it
     comm.barrier()
     before = own_shared_nbytes()
     a = comm.shared(LARGE, "u1", locks=1)
