@@ -51,7 +51,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         if array is self:
             return array
-        return array[()] if return_scalar else np.asarray(array)
+        return array[()] if array.ndim == 0 else np.asarray(array)  # as of any array: numbers, not 0-d arrays
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return np.asarray(self).__reduce_ex__(protocol)
