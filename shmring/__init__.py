@@ -16,6 +16,7 @@ _HOMES = {
     "Plan": "collectives",
     "Work": "work",
     "Op": "ops",
+    "SharedArray": "shared",
     "World": "bootstrap",
     "world": "bootstrap",
     "init": "joining",
@@ -40,6 +41,7 @@ __all__ = [
     "OutOfMemory",
     "Plan",
     "RankFailed",
+    "SharedArray",
     "Timeout",
     "Work",
     "World",
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from .joining import init
     from .launch import spawn
     from .ops import Op
+    from .shared import SharedArray
     from .work import Work
 
 

@@ -121,7 +121,7 @@ class Engine:
     def broadcast_word(self, word: int) -> int:
         """Collective: rank 0's word, on every rank."""
 
-    def all_agree(self, yes: bool) -> bool:
+    def all_agree(self, yes: bool, timeout_s: float) -> bool:
         """Collective: whether every rank says yes."""
 
     def union(self, bits: bytes) -> int:

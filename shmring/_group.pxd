@@ -144,7 +144,7 @@ cdef enum Status:
 cdef enum Kind:
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN
     BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL
-    BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP
+    BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP, SHARE
     ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of an uneven call are named
     ALL_REDUCE_MANY                                   # what each call of a fused one is named
     NKINDS, INVALID = 63

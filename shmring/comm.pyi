@@ -12,6 +12,7 @@ from .fusion import Fusion
 from .links import Links
 from .memory import Mapping
 from .settings import Settings
+from .shared import SharedArray
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
@@ -108,6 +109,16 @@ class Comm(Fusion):
 
     @overload
     def copy_of(self, a: ArrayLike, *, timeout: float | None = None) -> NDArray[Any]: ...
+    def shared(
+        self,
+        shape: _Shape,
+        dtype: DTypeLike = "float64",
+        *,
+        locks: SupportsIndex = 0,
+        timeout: float | None = None,
+    ) -> SharedArray:
+        """Collective: one array, zeros at first, that all ranks of the host see."""
+
     def broadcast_object(
         self, item: Any = None, root: SupportsIndex = 0, *, timeout: float | None = None
     ) -> Any:

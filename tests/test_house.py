@@ -71,8 +71,10 @@ HOUSE = {
     "fusion": {"_engine", "_group", "_operands", "_pipelines", "collectives", "uneven"},
     "objects": {"collectives"},
     "beginning": {"_engine", "_layout", "links", "liveness", "memory", "settings", "tuning"},
+    "_locks": {"flag.h", "_engine", "_group", "errors", "failures", "liveness"},
+    "shared": {"_locks", "errors"},
     "groups": {"beginning", "errors"},
-    "comm": {"_engine", "_group", "arrays", "collectives", "fusion", "groups", "memory", "objects"},
+    "comm": {"_engine", "_group", "arrays", "collectives", "fusion", "groups", "memory", "objects", "shared"},
     "joining": {"beginning", "bootstrap", "comm", "settings"},
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),
@@ -80,7 +82,7 @@ HOUSE = {
     "tune": {"__init__", "measured", "trials", "tuning"},
     "launch": {"bootstrap", "errors", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
-    "__init__": {"bootstrap", "bucketer", "comm", "errors", "joining", "launch", "ops", "work"},
+    "__init__": {"bootstrap", "bucketer", "comm", "errors", "joining", "launch", "ops", "shared", "work"},
 }
 # What only one place may do: pattern, where it is allowed, why.
 ONLY_IN = [
