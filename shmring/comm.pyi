@@ -7,7 +7,8 @@ from typing import Any, NoReturn, Self, SupportsIndex, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ._engine import Engine, _Stats
+from ._engine import Engine
+from ._state import _Stats
 from .fusion import Fusion
 from .links import Links
 from .memory import Mapping
