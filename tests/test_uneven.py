@@ -261,7 +261,7 @@ def test_what_is_wrong_is_refused_with_a_reason(world_of):
         assert "1 arrays for 2 ranks" in said["too few"]
         assert "TypeError: xs is a int" in said["no list"]
         assert "xs[1] has another dtype" in said["dtypes"]
-        assert "xs[1] has shape (3, 2)" in said["rows"]
+        assert "xs[1] has shape (3, 2), xs[0] has (6,)" in said["rows"]
         assert "like=" in said["no shape"]
         assert "out[0] has another dtype" in said["out of another dtype"]
         assert "out[0] has 5 elements, but 6 come from rank 0" in said["out too small"]
