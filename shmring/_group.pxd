@@ -49,7 +49,7 @@ cdef extern from "layout.h" nogil:
         sr_tuning *tuning
         sr_flag abort
     cdef enum:
-        SR_PAGE, SR_LINE, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
+        SR_PAGE, SR_LINE, SR_LINES, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
         SR_MAGIC
         SR_STAGED, SR_REDUCED, SR_COPIED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
         SR_ABSENT, SR_JOINED, SR_CLOSED
@@ -180,6 +180,7 @@ cdef struct Group:
     unsigned char **ring       # by rank
     const sr_kernels *kernels
     uint64_t seq               # of the last call begun
+    uint64_t verified          # up to this call everyone's lines are there and agree with this rank's
     uint64_t position          # where the next slot begins, see layout.h
     uint64_t credit            # up to here everyone else has copied, as last seen
     uint64_t pings             # round trips so far, the same on all ranks
@@ -247,9 +248,9 @@ cdef struct Call:
     uint64_t wait_begin_ns     # of the long wait that is under way
     bint interrupted           # ... and was left only to look at Python's signals
     Awaited awaited
-    int peer                   # next rank whose line is to be looked at
+    int peer, giver            # next ranks whose lines are to be looked at, of all and of those that give something
     int fold_peer, copy_peer   # next ranks whose counters are to be looked at
-    bint lines_seen            # everyone's line is there and agrees
+    bint lines_seen            # the lines that this rank needs are there and agree
     bint announced             # the own line is published
     bint zero_copy             # as far as is known all arrays are shared
     bint ping                  # the distance is being measured
@@ -377,8 +378,8 @@ cdef inline void report_abort(sr_header *header, int cause, int culprit, int rep
 
 # ---- the call line -------------------------------------------------------------------------------------------
 
-cdef inline sr_call_line *own_line(Group *g, uint64_t seq) noexcept nogil:
-    return &g.me.line[seq & 1]
+cdef inline sr_call_line *line_of(Group *g, int rank, uint64_t seq) noexcept nogil:
+    return &g.lane[rank].line[seq & (SR_LINES - 1)]
 
 
 cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
@@ -398,44 +399,68 @@ cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     g.seq += 1
     c.seq = g.seq
     c.deadline_ns = 0
-    c.peer = 0
+    c.peer = c.giver = 0
     c.lines_seen = False
     c.interrupted = False
     record_call(g, c, False)
 
 
 cdef inline void publish_line(Group *g, Call *c) noexcept nogil:
-    cdef sr_call_line *line = own_line(g, c.seq)
+    cdef sr_call_line *line = line_of(g, g.rank, c.seq)
     line.fingerprint = c.fingerprint
     sr_flag_publish(&line.seq, c.seq, &g.me.bell)
 
 
-# As blocked_on_counter.
-cdef inline int blocked_on_line(Group *g, Call *c) noexcept nogil:
-    cdef sr_flag *seq
+# As blocked_on_counter: waits for the line of call seq of c.peer, or of a rank after it.
+cdef inline int blocked_on_line(Group *g, Call *c, uint64_t seq) noexcept nogil:
+    cdef sr_flag *flag
     cdef int rank
     if g.crowded:
         for rank in range(c.peer, g.size):
-            seq = &g.lane[rank].line[c.seq & 1].seq
-            if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(seq, c.seq):
-                return blocked_on(c, seq, c.seq, rank)
-    return blocked_on(c, &g.lane[c.peer].line[c.seq & 1].seq, c.seq, c.peer)
+            flag = &line_of(g, rank, seq).seq
+            if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(flag, seq):
+                return blocked_on(c, flag, seq, rank)
+    return blocked_on(c, &line_of(g, c.peer, seq).seq, seq, c.peer)
+
+
+# DONE once everyone's line of call g.verified + 1 is there and says the same.
+cdef inline int verify_next(Group *g, Call *c, uint64_t fingerprint) noexcept nogil:
+    cdef uint64_t seq = g.verified + 1
+    cdef sr_call_line *line
+    while c.peer < g.size:
+        if c.peer != g.rank:
+            line = line_of(g, c.peer, seq)
+            if not sr_flag_reached(&line.seq, seq):
+                return blocked_on_line(g, c, seq)
+            if line.fingerprint != fingerprint:
+                c.awaited.rank = c.peer
+                c.seq = seq   # where the ranks parted
+                return MISMATCHED
+        c.peer += 1
+    c.peer = 0
+    g.verified = seq
+    return DONE
+
+
+# The same of all calls up to seq, which this rank has published.
+cdef inline int verify(Group *g, Call *c, uint64_t seq) noexcept nogil:
+    cdef int status
+    while <int64_t> (g.verified - seq) < 0:
+        status = verify_next(g, c, line_of(g, g.rank, g.verified + 1).fingerprint)
+        if status != DONE:
+            return status
+    return DONE
 
 
 # DONE once everyone's line of this call is there and says the same.
 cdef inline int await_lines(Group *g, Call *c) noexcept nogil:
-    cdef sr_call_line *line
-    while c.peer < g.size:
-        if c.peer != g.rank:
-            line = &g.lane[c.peer].line[c.seq & 1]
-            if not sr_flag_reached(&line.seq, c.seq):
-                return blocked_on_line(g, c)
-            if line.fingerprint != c.fingerprint:
-                c.awaited.rank = c.peer
-                return MISMATCHED
-        c.peer += 1
-    c.lines_seen = True
-    return DONE
+    cdef int status = DONE
+    if g.verified != c.seq - 1:
+        status = verify(g, c, c.seq - 1)
+    if status == DONE and g.verified != c.seq:
+        status = verify_next(g, c, c.fingerprint)
+    c.lines_seen = status == DONE
+    return status
 
 
 cdef inline size_t whole_items(Call *c, size_t nbytes) noexcept nogil:

@@ -56,7 +56,7 @@ def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning,
         for which in range(SR_PROGRESSES):
             sr_flag_set(&lane.progress[which].value, first_position(header))
         sr_flag_set(&lane.progress[SR_FINISHED].value, first_seq)
-        for i in range(2):
+        for i in range(SR_LINES):
             # One call back, so that no line says that a call has been reached before it has.
             sr_flag_set(&lane.line[i].seq, first_seq - 1)
         for i in range(SR_RECORDS):

@@ -89,7 +89,7 @@ cdef class State:
         g.kernels = sr_kernels_find(isa_bytes)
         if g.kernels == NULL:
             raise ValueError(f"SHMRING_ISA={isa}: this machine has {', '.join(isas())}")
-        g.seq = g.header.first_seq
+        g.seq = g.verified = g.header.first_seq
         g.position = g.credit = g.pings = first_position(g.header)
         g.tunings[0], g.tunings[1] = tuning
         g.next_far = g.header.forced_path == 2
@@ -200,10 +200,14 @@ cdef class State:
 
     def last_seq_of(self, int rank):
         """The highest sequence number that a rank has begun."""
-        cdef sr_lane *lane = self.g.lane[rank]
-        cdef uint64_t a = sr_flag_load(&lane.line[0].seq)
-        cdef uint64_t b = sr_flag_load(&lane.line[1].seq)
-        return a if <int64_t> (a - b) > 0 else b
+        cdef uint64_t last = sr_flag_load(&self.g.lane[rank].line[0].seq)
+        cdef uint64_t seq
+        cdef int i
+        for i in range(1, SR_LINES):
+            seq = sr_flag_load(&self.g.lane[rank].line[i].seq)
+            if <int64_t> (seq - last) > 0:
+                last = seq
+        return last
 
     def life_of(self, int rank):
         """(pid, start time) of a rank, as it said when it joined."""

@@ -85,7 +85,7 @@ cdef int glance(Group *g, Call *c, uint64_t now) noexcept nogil:
 cdef inline bint is_missed(Group *g, Call *c, int rank) noexcept nogil:
     if rank == c.awaited.rank:
         return not sr_flag_reached(c.awaited.flag, c.awaited.target)
-    return not sr_flag_reached(&g.lane[rank].line[c.seq & 1].seq, c.seq)
+    return not sr_flag_reached(&line_of(g, rank, c.seq).seq, c.seq)
 
 
 cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:

@@ -28,6 +28,7 @@
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
 #define SR_LINE 128u            /* two cache lines: the adjacent-line prefetcher pairs them */
+#define SR_LINES 8u             /* call lines of a rank, a power of two */
 #define SR_PAYLOAD_NBYTES 48u   /* of a call line: what a tiny message may weigh */
 #define SR_RECORDS 64u          /* flight records a rank, a power of two */
 #define SR_REASON_NBYTES 192u
@@ -35,8 +36,9 @@
 
 typedef _Atomic uint64_t sr_flag; /* monotonic, compared by signed difference, so that it may wrap */
 
-/* Begins every collective: one cache line that says "I am at call seq, and this is what I call". Two lines
-   alternate: a rank publishes call k+2 only after it has seen everyone's k+1, so nobody still reads k. */
+/* Begins every collective: one cache line that says "I am at call seq, and this is what I call". SR_LINES of them
+   take turns: a rank publishes call k only after it has seen everyone's lines of call k - SR_LINES / 2. Those were
+   published only after this rank's line of call k - SR_LINES had been seen, and so nobody still reads it. */
 struct sr_call_line {
     sr_flag seq;                              /* W owner, last; R all */
     uint64_t fingerprint;                     /* W owner before seq; R all: equal on all ranks or Mismatch */
@@ -101,7 +103,7 @@ struct sr_report {
 };
 
 struct sr_lane {
-    struct sr_call_line line[2];
+    struct sr_call_line line[SR_LINES];        /* by seq modulo SR_LINES */
     struct sr_counter progress[SR_PROGRESSES]; /* by enum sr_progress */
     struct sr_bell bell;
     struct sr_life life;
@@ -144,6 +146,7 @@ _Static_assert(sizeof(struct sr_record) == 64, "a flight record is one cache lin
 _Static_assert(sizeof(struct sr_report) == 256, "a report is four cache lines");
 _Static_assert(sizeof(struct sr_lane) == 2 * SR_PAGE, "a lane is two pages");
 _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
+_Static_assert((SR_LINES & (SR_LINES - 1)) == 0, "call lines are found by masking seq");
 _Static_assert((SR_RECORDS & (SR_RECORDS - 1)) == 0, "records are found by masking seq");
 
 static inline struct sr_lane *sr_layout_lane(void *segment, int rank)
