@@ -230,6 +230,8 @@ cdef class Uneven(Collectives):
             told = &parts.own[i]
             piece = &parts.given[i]
             told.zero_copy_nbytes = <uint32_t> min(g.zero_copy_nbytes, <size_t> 0xffffffff)
+            if piece.nbytes == 0:
+                continue
             if piece.nbytes <= TOLD_NBYTES:
                 memcpy(told.what.data, piece.data, piece.nbytes)
             elif g.nblocks > 0 and not in_place:

@@ -95,6 +95,16 @@ def call_once(comm, row):
     return [(array.tobytes(), array.shape, array.dtype.str) for array in found]
 
 
+def assert_uneven(found, row, rank, size):
+    """What call_once found on a rank is what the definition says."""
+    sources = givers(row, rank, size)
+    assert (found is None) == (sources is None), (rank, row)
+    for giver, (content, shape, dtype) in zip(sources or (), found or (), strict=True):
+        want = piece(row, giver, rank)
+        assert content == want.tobytes(), (giver, rank, row)
+        assert (shape, dtype) == (want.shape, want.dtype.str), (giver, rank, row)
+
+
 @pytest.mark.limit(400)
 @pytest.mark.parametrize("size", RANKS)
 def test_every_uneven_collective_is_what_its_definition_says(world_of, size):
@@ -102,12 +112,7 @@ def test_every_uneven_collective_is_what_its_definition_says(world_of, size):
         if row["ranks"] != size:
             continue
         for rank, found in enumerate(world_of(size, **environment(row))(call_once, row)):
-            sources = givers(row, rank, size)
-            assert (found is None) == (sources is None), (rank, row)
-            for giver, (content, shape, dtype) in zip(sources or (), found or (), strict=True):
-                want = piece(row, giver, rank)
-                assert content == want.tobytes(), (giver, rank, row)
-                assert (shape, dtype) == (want.shape, want.dtype.str), (giver, rank, row)
+            assert_uneven(found, row, rank, size)
 
 
 # ---- in place, and what goes which way --------------------------------------------------------------------
