@@ -13,7 +13,7 @@ from ._group cimport *
 from ._operands cimport Operand, release, take
 from ._pipelines cimport choose_pipeline
 from .collectives cimport timeout_ns_of
-from .uneven cimport Uneven
+from .uneven cimport Uneven, mixed
 
 import operator
 
@@ -100,12 +100,6 @@ cdef class _Members:
                                  "(out[i] may be the i-th array)")
         free(span)
         return 0
-
-
-# One step of a hash of words: the same in every process.
-cdef inline uint64_t mixed(uint64_t word) noexcept nogil:
-    word *= <uint64_t> 0x9E3779B97F4A7C15
-    return word ^ word >> 29
 
 
 cdef struct Span:
