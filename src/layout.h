@@ -109,6 +109,49 @@ struct sr_lane {
     struct sr_record record[SR_RECORDS];
 } __attribute__((aligned(4096)));
 
+/* ---- rings of frames (ring.h) ------------------------------------------------------------------------------ */
+
+/* From one producer to one consumer: frames one after another, each from a cache line on, around and around. A
+   *position* counts bytes since the beginning, laps included; the ring's length is a power of two, so a position's
+   low bits are the offset. Behind the last frame lies the word in which the next one will be announced. */
+struct sr_ring {
+    struct sr_counter taken; /* W consumer: position up to which it needs nothing any more; R producer: its room */
+};
+
+enum sr_frame_flags { SR_FRAME_FIRST = 1, SR_FRAME_LAST = 2, SR_FRAME_CUT = 4 };
+
+/* Begins every piece of a message. Up to SR_FRAME_INLINE_NBYTES of it lie in the rest of the line, more from the
+   next line on: what is small is one line that travels once. */
+struct sr_frame {
+    sr_flag begun;          /* W producer, last: own position + 1, before that the own position; R consumer */
+    uint64_t message_nbytes;/* W producer before begun, as all that follow; R consumer after: of all pieces together */
+    uint32_t nbytes;        /* of this piece */
+    uint32_t flags;         /* enum sr_frame_flags; CUT: the message ends here unfinished, and is void */
+    uint32_t tag;           /* as the user of the ring likes */
+    uint32_t kind;          /* as the user of the ring likes */
+};
+
+#define SR_FRAME_INLINE_NBYTES 32u
+#define SR_RING_LEAST_NBYTES 512u
+
+enum sr_side { SR_PRODUCER, SR_CONSUMER, SR_SIDES };
+
+/* A ring that lives alone, between two processes. Its bytes begin on the next page.
+
+     0                  +----------------------------------------------+
+                        | sr_queue: who is who, bells, the ring's head  |
+     4096               +----------------------------------------------+
+                        | bytes of the ring  (nbytes)                   |
+                        +----------------------------------------------+                                  */
+struct sr_queue {
+    uint64_t magic;                  /* W creator before anyone else maps; R both */
+    uint64_t nbytes;                 /* W creator ...: a power of two; R both */
+    struct sr_life creator;          /* W creator ...; R both: whose death leaves a side without anyone to come */
+    struct sr_life life[SR_SIDES];   /* W the process at that side, `state` first by a compare-and-swap; R the other */
+    struct sr_bell bell[SR_SIDES];   /* on which that side sleeps; the other rings it */
+    struct sr_ring ring;
+};
+
 enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED };
 
 struct sr_header {
@@ -130,6 +173,8 @@ _Static_assert(sizeof(struct sr_record) == 64, "a flight record is one cache lin
 _Static_assert(sizeof(struct sr_report) == 256, "a report is four cache lines");
 _Static_assert(sizeof(struct sr_lane) == 2 * SR_PAGE, "a lane is two pages");
 _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
+_Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE, "a small message is one line");
+_Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring that lives alone is one page");
 _Static_assert((SR_RECORDS & (SR_RECORDS - 1)) == 0, "records are found by masking seq");
 
 static inline struct sr_lane *sr_layout_lane(void *segment, int rank)

@@ -1,4 +1,4 @@
-"""The C programs under tests/c: flags, call lines, schedules, life; ranks are threads (or a forked process)
+"""The C programs under tests/c: flags, call lines, schedules, life, rings; ranks are threads (or a forked process)
 over plain memory. Each runs plain, under ThreadSanitizer, and under AddressSanitizer with UBSan.
 
 May know: the checkout's C sources; it imports nothing of shmring.
@@ -17,7 +17,7 @@ COMPILER = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
 if COMPILER is None or not (ROOT / "src").is_dir():
     pytest.skip("needs a C compiler and the checkout", allow_module_level=True)
 
-PROGRAMS = ("flag", "call_line", "schedule", "life")
+PROGRAMS = ("flag", "call_line", "schedule", "life", "ring")
 SANITIZERS = {
     "plain": [],
     "thread": ["-fsanitize=thread"],

@@ -20,6 +20,7 @@ if not (ROOT / "src").is_dir():
 C_HOUSE = {
     "layout.h": set(),
     "flag.h": {"layout.h"},
+    "ring.h": {"flag.h"},
     "schedule.h": set(),
     "kernels.h": set(),
     "kernels_item.h": {"kernels.h"},
