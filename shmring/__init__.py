@@ -14,6 +14,7 @@ _HOMES = {
     "Comm": "comm",
     "Plan": "collectives",
     "Op": "ops",
+    "Ring": "ring",
     "World": "bootstrap",
     "world": "bootstrap",
     "init": "joining",
@@ -37,6 +38,7 @@ __all__ = [
     "OutOfMemory",
     "Plan",
     "RankFailed",
+    "Ring",
     "Timeout",
     "World",
     "__version__",
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from .joining import init
     from .launch import spawn
     from .ops import Op
+    from .ring import Ring
 
 
 def __getattr__(name: str) -> Any:

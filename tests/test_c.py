@@ -1,5 +1,5 @@
-"""The C programs under tests/c: flags, call lines, schedules, life, rings; ranks are threads (or a forked process)
-over plain memory. Each runs plain, under ThreadSanitizer, and under AddressSanitizer with UBSan.
+"""The C programs under tests/c: flags, call lines, schedules, life, rings; ranks are threads (or a forked
+process) over plain memory. Each runs plain, under ThreadSanitizer, and under AddressSanitizer with UBSan.
 
 May know: the checkout's C sources; it imports nothing of shmring.
 """

@@ -50,6 +50,7 @@ HOUSE = {
     "_kernels": {"kernels.h"},
     "_group": {"flag.h", "kernels.h", "layout.h", "schedule.h"},
     "_schedules": {"_group"},
+    "_ring": {"flag.h", "kernels.h", "layout.h", "ring.h", "_group", "errors"},
     "_distance": {"_group"},
     "_lines": {"_group", "_distance"},
     "_exchange": {"_group", "_lines"},
@@ -62,13 +63,14 @@ HOUSE = {
     "_operands": {"_engine", "_group", "buffers"},
     "collectives": {"_engine", "_group", "_operands", "_pipelines", "errors", "shapes"},
     "objects": {"collectives"},
+    "ring": {"_ring", "errors", "limits", "liveness", "memory", "settings"},
     "comm": {"_engine", "_group", "arrays", "collectives", "memory", "objects"},
     "joining": {"_layout", "_engine", "bootstrap", "comm"}
     | {"links", "liveness", "memory", "settings", "tuning"},
     # starting ranks; users of the public API like anybody else
     "launch": {"bootstrap", "errors", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
-    "__init__": {"bootstrap", "comm", "errors", "joining", "launch", "ops"},
+    "__init__": {"bootstrap", "comm", "errors", "joining", "launch", "ops", "ring"},
 }
 # What only one place may do: pattern, where it is allowed, why.
 ONLY_IN = [
