@@ -12,6 +12,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Comm": "comm",
+    "ANY_SOURCE": "messages",
+    "ANY_TAG": "messages",
+    "Status": "messages",
+    "Transfer": "messages",
     "Plan": "collectives",
     "Op": "ops",
     "Ring": "ring",
@@ -25,10 +29,13 @@ _HOMES = {
     "Mismatch": "errors",
     "Aborted": "errors",
     "Closed": "errors",
+    "Truncated": "errors",
     "OutOfMemory": "errors",
 }
 
 __all__ = [
+    "ANY_SOURCE",
+    "ANY_TAG",
     "Aborted",
     "Closed",
     "Comm",
@@ -39,7 +46,10 @@ __all__ = [
     "Plan",
     "RankFailed",
     "Ring",
+    "Status",
     "Timeout",
+    "Transfer",
+    "Truncated",
     "World",
     "__version__",
     "init",
@@ -51,9 +61,10 @@ if TYPE_CHECKING:
     from .bootstrap import World, world
     from .collectives import Plan
     from .comm import Comm
-    from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout
+    from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout, Truncated
     from .joining import init
     from .launch import spawn
+    from .messages import ANY_SOURCE, ANY_TAG, Status, Transfer
     from .ops import Op
     from .ring import Ring
 

@@ -38,11 +38,13 @@ cdef extern from "layout.h" nogil:
         sr_bell bell
         sr_life life
         sr_report report
+        sr_bell mail_bell
+        sr_flag *mail
         sr_record *record
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
-        uint64_t ring_nbytes, forced_chunk_nbytes, first_seq
+        uint64_t ring_nbytes, forced_chunk_nbytes, message_ring_nbytes, first_seq
         sr_flag abort
     cdef enum:
         SR_PAGE, SR_LINE, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
@@ -54,7 +56,10 @@ cdef extern from "layout.h" nogil:
     size_t sr_layout_control_nbytes(int nranks)
     size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)
     size_t sr_layout_lap_nbytes(size_t ring_nbytes)
-    size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes)
+    size_t sr_layout_message_room_nbytes(size_t message_ring_nbytes)
+    size_t sr_layout_message_ring_offset(int nranks, size_t ring_nbytes, size_t message_ring_nbytes, int sender,
+                                         int receiver)
+    size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes, size_t message_ring_nbytes)
 
 
 cdef extern from "flag.h" nogil:

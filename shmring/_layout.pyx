@@ -31,13 +31,18 @@ def control_nbytes(int nranks):
     return sr_layout_control_nbytes(nranks)
 
 
-def segment_nbytes(int nranks, size_t ring_nbytes):
-    """Bytes of the whole segment, the staging rings included."""
-    return sr_layout_segment_nbytes(nranks, ring_nbytes)
+def message_ring_nbytes(int nranks):
+    """Of one message ring unless it is given: there is one for each pair of ranks, and few of them are used."""
+    return 262144 if nranks <= 8 else 65536 if nranks <= 64 else 16384
+
+
+def segment_nbytes(int nranks, size_t ring_nbytes, size_t message_nbytes=0):
+    """Bytes of the whole segment, the staging rings and the message rings included."""
+    return sr_layout_segment_nbytes(nranks, ring_nbytes, message_nbytes or message_ring_nbytes(nranks))
 
 
 def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, int forced_path=0,
-                   size_t forced_chunk_nbytes=0, uint64_t first_seq=0):
+                   size_t forced_chunk_nbytes=0, uint64_t first_seq=0, size_t message_nbytes=0):
     """Writes the header and every lane's first values into fresh, zeroed memory, before anyone else maps it."""
     cdef sr_header *header = <sr_header *> address
     cdef sr_lane *lane
@@ -47,6 +52,7 @@ def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, int for
     header.forced_path = forced_path
     header.forced_chunk_nbytes = forced_chunk_nbytes
     header.first_seq = first_seq
+    header.message_ring_nbytes = message_nbytes or message_ring_nbytes(nranks)
     for rank in range(nranks):
         lane = sr_layout_lane(header, rank)
         for which in range(SR_PROGRESSES):

@@ -35,6 +35,8 @@ cdef extern from "flag.h" nogil:
 
 cdef extern from "ring.h" nogil:
     cdef struct sr_ring_end:
+        sr_ring *ring
+        unsigned char *bytes
         uint64_t nbytes, position
         size_t piece_nbytes
         uint32_t stream

@@ -1,12 +1,12 @@
-# May know: collectives.
+# May know: messages.
 
-from .collectives cimport Collectives
+from .messages cimport Messages
 
 
-cdef class Comm(Collectives):
+cdef class Comm(Messages):
     cdef object links, segment, arrays
     cdef object __weakref__
-    cdef int fd                      # of the segment, until the staging ring has its pages
+    cdef int fd                      # of the segment, for pages of its rings
 
     cdef object frame_of(self, int kind, object item, object root, bint all_give)
     cdef int forget(self) except -1

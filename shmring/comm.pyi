@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ._engine import Engine, _Stats
-from .collectives import Collectives
 from .links import Links
 from .memory import Mapping
+from .messages import Messages
 from .settings import Settings
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
 
-class Comm(Collectives):
+class Comm(Messages):
     """One rank's place in a group of ranks, and the collectives between them."""
 
     def __init__(

@@ -1,18 +1,19 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, and its end; what it can call is in collectives.
-# May know: _engine, _group, arrays, collectives, memory, objects.
+# May know: _engine, _group, arrays, collectives, memory, messages, objects.
 
 import os
 
 from ._engine cimport Engine
 from ._group cimport ALL_GATHER, ALLOCATE, BROADCAST
-from .collectives cimport Collectives, algorithm_number, timeout_ns_of, timeout_s_of
+from .collectives cimport algorithm_number, timeout_ns_of, timeout_s_of
+from .messages cimport Messages
 
 from . import memory, objects
 from .arrays import Arrays
 from .arrays import check as check_array
 
 
-cdef class Comm(Collectives):
+cdef class Comm(Messages):
     """One rank's place in a group of ranks, and the collectives between them.
 
     Made by `shmring.init` or `shmring.spawn`; a context manager. Every collective is called by all ranks, in the
@@ -172,6 +173,7 @@ cdef class Comm(Collectives):
         """Leave. Local; ranks that still call the communicator get RankFailed. Closing twice is harmless."""
         if self.engine.closed_because is not None:
             return
+        self.close_mail()
         self.engine.close()
         self.forget()
 
@@ -233,8 +235,13 @@ cdef class Comm(Collectives):
         except BaseException as error:
             self.engine.abort(f"rank {self.rank} has no memory for its staging ring: {error}")
             raise
-        self.close_descriptor()
         self.staging_ready = True
+        return 0
+
+    cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1:
+        """The ring from this rank to another gets its pages before it is first touched."""
+        memory.allocate(self.fd, offset, nbytes, purpose="a message ring")
+        self.segment.populate(offset, nbytes)
         return 0
 
 

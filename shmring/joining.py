@@ -111,7 +111,7 @@ def _share_segment(links: Links, settings: Settings, timeout_s: float) -> int:
 
 def _create_segment(size: int, settings: Settings) -> int:
     ring_nbytes = tuning.ring_nbytes(settings, size)
-    fd = memory.create(segment_nbytes(size, ring_nbytes), kind=settings.segment)
+    fd = memory.create(segment_nbytes(size, ring_nbytes, settings.message_ring_nbytes), kind=settings.segment)
     try:
         memory.allocate(fd, 0, control_nbytes(size), purpose="a communicator")
         mapping = memory.Mapping(fd, control_nbytes(size))
@@ -122,6 +122,7 @@ def _create_segment(size: int, settings: Settings) -> int:
             forced_path=_FORCED_PATHS[settings.path],
             forced_chunk_nbytes=tuning.forced_chunk_nbytes(settings),
             first_seq=settings.first_seq,
+            message_nbytes=settings.message_ring_nbytes,
         )
         mapping.close()
     except BaseException:

@@ -12,6 +12,7 @@
    *chunk*, what a slot takes; *slice*, the part of a chunk that one rank reduces; *position*, where a slot
    begins: laps around the ring and an offset in it as one count, never reset, the same on all ranks for the
    same chunk. A *lap* is the power of two from the ring's length on; what it has more than the ring is skipped.
+   *Message ring*: through which one rank's messages reach one other, whatever else both are doing.
 
      0                  +----------------------------------------------+
                         | sr_header                                    |  geometry, the abort word
@@ -22,6 +23,10 @@
      page-aligned       +----------------------------------------------+
                         | staging ring of rank 0  (ring_nbytes)        |  allocated before its first touch
                         | staging ring of rank 1 ...                   |
+                        +----------------------------------------------+
+                        | message rings to rank 0: from rank 0 (never  |  pages only once the sender needs them;
+                        |   used), from rank 1 ...                     |  it then marks the receiver's `mail`
+                        | message rings to rank 1 ...                  |
                         +----------------------------------------------+                                  */
 
 #define SR_MAGIC 0x676e69726d687331u /* "1shmring" */
@@ -82,6 +87,8 @@ struct sr_life {
     uint64_t start_time;     /* W owner before state: field 22 of /proc/PID/stat; R all */
 } __attribute__((aligned(128)));
 
+#define SR_MAIL_WORDS (SR_MAX_RANKS / 64u)
+
 /* What a rank called last: read by others for error messages, by tools from outside. */
 struct sr_record {
     uint64_t seq;      /* W owner; R others once they know that the owner stands still */
@@ -106,6 +113,8 @@ struct sr_lane {
     struct sr_bell bell;
     struct sr_life life;
     struct sr_report report;
+    struct sr_bell mail_bell;    /* on which the owner sleeps for messages and for room; its peers ring it */
+    sr_flag mail[SR_MAIL_WORDS]; /* W rank r its bit r, once its message ring to the owner is laid out; R owner */
     struct sr_record record[SR_RECORDS];
 } __attribute__((aligned(4096)));
 
@@ -160,6 +169,7 @@ struct sr_header {
     uint32_t forced_path; /* W rank 0 ...: 0 measured, 1 near, 2 far; R all */
     uint64_t ring_nbytes; /* W rank 0 ...: of one staging ring, whole pages; R all */
     uint64_t forced_chunk_nbytes; /* W rank 0 ...: 0 as the engine chooses; R all */
+    uint64_t message_ring_nbytes; /* W rank 0 ...: of one message ring, a power of two; R all */
     uint64_t first_seq;   /* W rank 0 ...: where sequence numbers and positions begin; R all */
     /* Sticky, set once by compare-and-swap: cause 8 bits | culprit 16 | reporter 16 (see flag.h). W anyone; R all */
     sr_flag abort __attribute__((aligned(128)));
@@ -202,9 +212,23 @@ static inline size_t sr_layout_lap_nbytes(size_t ring_nbytes)
     return lap_nbytes;
 }
 
-static inline size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes)
+/* With its head, in whole pages. */
+static inline size_t sr_layout_message_room_nbytes(size_t message_ring_nbytes)
 {
-    return sr_layout_ring_offset(nranks, ring_nbytes, nranks);
+    return SR_PAGE + (message_ring_nbytes + SR_PAGE - 1) / SR_PAGE * SR_PAGE;
+}
+
+/* Where the head of a message ring lies, a struct sr_ring; the ring's bytes begin on the next page. */
+static inline size_t sr_layout_message_ring_offset(int nranks, size_t ring_nbytes, size_t message_ring_nbytes,
+                                                   int from, int to)
+{
+    return sr_layout_ring_offset(nranks, ring_nbytes, nranks) +
+           ((size_t)to * (size_t)nranks + (size_t)from) * sr_layout_message_room_nbytes(message_ring_nbytes);
+}
+
+static inline size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes, size_t message_ring_nbytes)
+{
+    return sr_layout_message_ring_offset(nranks, ring_nbytes, message_ring_nbytes, 0, nranks);
 }
 
 #endif
