@@ -33,7 +33,7 @@ def control_nbytes(int nranks):
 
 def message_ring_nbytes(int nranks):
     """Of one message ring unless it is given: there is one for each pair of ranks, and few of them are used."""
-    return 262144 if nranks <= 8 else 65536 if nranks <= 64 else 16384
+    return 1 << (20 if nranks <= 4 else 18 if nranks <= 8 else 16 if nranks <= 64 else 14)
 
 
 def segment_nbytes(int nranks, size_t ring_nbytes, size_t message_nbytes=0):

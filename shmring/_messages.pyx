@@ -366,7 +366,7 @@ cdef inline void open_sources(Mail *m) noexcept nogil:
             continue
         m.seen[word] |= new
         for rank in range(64 * word, min(m.g.size, 64 * word + 64)):
-            if new >> (rank % 64) & 1:
+            if new >> (rank % 64) & 1 and rank != m.g.rank:
                 open_end(m, &m.peer[rank].inward, rank, m.g.rank, rank)
                 m.source[m.nsources] = rank
                 m.nsources += 1

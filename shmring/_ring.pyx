@@ -530,9 +530,10 @@ cdef uint64_t deadline_of(object timeout) except? 0:
     cdef double seconds
     if timeout is None:
         return FOR_EVER
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds, or None")
-    seconds = timeout
+    try:
+        seconds = -1 if isinstance(timeout, bool) else timeout
+    except TypeError:
+        raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds, or None") from None
     if not seconds >= 0:
         raise ValueError(f"timeout is {timeout!r}; it must be 0 seconds or more")
     return sr_now_ns() + <uint64_t> (min(seconds, 1e9) * 1e9)

@@ -27,6 +27,7 @@ cdef class Messages(Collectives):
     cdef object begin_transfer(self, object x, bint is_send, object peer, object tag)
     cdef object damaged(self, int source)
     cdef int advance(self) except -1
+    cdef int post_and_carry(self, Message *message, uint64_t timeout_ns) except -1
     cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1
     cdef int abandon(self, Message *message) except -1

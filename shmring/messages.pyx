@@ -67,8 +67,7 @@ cdef class Messages(Collectives):
         try:
             kept = self.describe_message(&message, &operand, x, True, dest, tag, "x")
             timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
-            self.post(&message)
-            self.carry(&message, timeout_ns, True)
+            self.post_and_carry(&message, timeout_ns)
         finally:
             release(&operand)
             self.end_messaging()
@@ -88,8 +87,7 @@ cdef class Messages(Collectives):
         try:
             kept = self.describe_message(&message, &operand, x, False, source, tag, "x")
             timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
-            self.post(&message)
-            self.carry(&message, timeout_ns, True)
+            self.post_and_carry(&message, timeout_ns)
         finally:
             release(&operand)
             self.end_messaging()
@@ -112,12 +110,11 @@ cdef class Messages(Collectives):
             timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
             self.post(&received)
             try:
-                self.post(&sent)
-                self.carry(&sent, timeout_ns, True)
+                self.post_and_carry(&sent, timeout_ns)
+                self.carry(&received, timeout_ns, True)
             except BaseException:
                 self.abandon(&received)
                 raise
-            self.carry(&received, timeout_ns, True)
         finally:
             release(&a)
             release(&b)
@@ -142,8 +139,7 @@ cdef class Messages(Collectives):
         try:
             self.describe_wish(&message, source, tag)
             timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
-            self.post(&message)
-            self.carry(&message, timeout_ns, True)
+            self.post_and_carry(&message, timeout_ns)
         finally:
             self.end_messaging()
         return status_of(&message)
@@ -174,8 +170,7 @@ cdef class Messages(Collectives):
             kept = self.describe_message(&message, &operand, frame, True, dest, tag, "item")
             message.kind = OBJECT
             timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
-            self.post(&message)
-            self.carry(&message, timeout_ns, True)
+            self.post_and_carry(&message, timeout_ns)
         finally:
             release(&operand)
             self.end_messaging()
@@ -192,16 +187,14 @@ cdef class Messages(Collectives):
         try:
             self.describe_wish(&message, source, tag)
             timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
-            self.post(&message)
-            self.carry(&message, timeout_ns, True)
+            self.post_and_carry(&message, timeout_ns)
             message.kind = OBJECT
             if message.came_kind != OBJECT:
                 raise mismatch(&message, self.engine.g.rank, "it stays for recv")
             frame = np.empty(message.came_nbytes, np.uint8)
             kept = self.describe_message(&message, &operand, frame, False, message.source, message.came_tag, "item")
             message.kind = OBJECT
-            self.post(&message)
-            self.carry(&message, timeout_ns, True)
+            self.post_and_carry(&message, timeout_ns)
         finally:
             release(&operand)
             self.end_messaging()
@@ -360,42 +353,53 @@ cdef class Messages(Collectives):
 
     # As far as it goes at once.
     cdef int advance(self) except -1:
-        cdef int status = PROGRESSED
-        while status != BLOCKED:
-            status = step_mail(&self.mail)
+        cdef int status = NEEDS_ROOM
+        while status == NEEDS_ROOM:
+            if self.transfers:
+                with nogil:
+                    status = step_mail(&self.mail)
+            else:
+                status = step_mail(&self.mail)
             if status == NEEDS_ROOM:
                 self.make_room()
             elif status == DAMAGED:
                 raise self.damaged(self.mail.needy)
         return 0
 
-    # Returns when the message is complete; what ends it otherwise is raised, and leaves it posted unless is_final.
+    # A call that does not outlive its message.
+    cdef int post_and_carry(self, Message *message, uint64_t timeout_ns) except -1:
+        self.post(message)
+        try:
+            self.carry(message, timeout_ns, True)
+        except BaseException:
+            self.abandon(message)
+            raise
+        return 0
+
+    # Returns when the message is complete; what ends the wait otherwise is raised, and leaves it posted. is_final:
+    # coming too late is the end of the communicator, as it is for a collective.
     cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
         cdef Wait wait
         cdef int status = BLOCKED
         if message.state == COMPLETE:
             return 0
-        try:
-            if message.nbytes <= BRIEF_NBYTES:
-                status = deliver_briefly(&self.mail, message)
-            if status != DONE:
-                memset(&wait, 0, sizeof(wait))
-                wait.deadline_ns = sr_now_ns() + timeout_ns
-            while message.state != COMPLETE:
-                if status == NEEDS_ROOM:
-                    self.make_room()
-                elif status == DAMAGED:
-                    raise self.damaged(self.mail.needy)
-                elif status == SIGNALLED:
-                    PyErr_CheckSignals()
-                elif status != BLOCKED:
-                    self.raise_for(status, message, wait.culprit, timeout_ns, is_final)
-                with nogil:
-                    status = deliver_patiently(&self.mail, message, &wait)
-        except BaseException:
-            if is_final:
-                self.abandon(message)
-            raise
+        if message.nbytes <= BRIEF_NBYTES and self.mail.nsends <= message.is_send:
+            status = deliver_briefly(&self.mail, message)
+            if status == DONE:
+                return 0
+        memset(&wait, 0, sizeof(wait))
+        wait.deadline_ns = sr_now_ns() + timeout_ns
+        while message.state != COMPLETE:
+            if status == NEEDS_ROOM:
+                self.make_room()
+            elif status == DAMAGED:
+                raise self.damaged(self.mail.needy)
+            elif status == SIGNALLED:
+                PyErr_CheckSignals()
+            elif status != BLOCKED:
+                self.raise_for(status, message, wait.culprit, timeout_ns, is_final)
+            with nogil:
+                status = deliver_patiently(&self.mail, message, &wait)
         return 0
 
     # A message that is given up. One that has left in part cannot be taken back: then all is given up.

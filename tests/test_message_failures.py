@@ -255,6 +255,26 @@ def test_ctrl_c_in_the_middle_of_a_send_ends_the_communicator(world_of):
         assert "in the middle" in error.reason
 
 
+def interrupt_a_wait(comm):
+    x = np.zeros(100_000)
+    if comm.rank == 0:
+        receive = comm.irecv(x, 1)
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            receive.wait()
+        timer.join()
+        comm.send(b"now", 1)
+        return receive.wait().count
+    comm.recv(bytearray(3))
+    comm.send(x, 0)
+    return x.size
+
+
+def test_ctrl_c_in_the_wait_for_a_transfer_leaves_it_as_it_is(world_of):
+    assert world_of(2, SHMRING_MESSAGE_RING=TINY)(interrupt_a_wait) == [100_000, 100_000]
+
+
 def fork_and_send(comm):
     pid = os.fork()
     if pid == 0:
