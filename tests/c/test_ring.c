@@ -131,6 +131,69 @@ static void test_messages_come_out_as_they_went_in(void)
             }
 }
 
+/* ---- several producers, one consumer that sleeps on one bell for all of them ----------------------------------- */
+
+enum { PRODUCERS = 3, ROUNDS = 800 };
+
+struct many {
+    struct sr_ring ring[PRODUCERS];
+    unsigned char bytes[PRODUCERS][SR_RING_LEAST_NBYTES] __attribute__((aligned(128)));
+    struct sr_bell bell[PRODUCERS + 1]; /* the consumer's first */
+    sr_flag marks;
+};
+
+static void produce_or_consume(struct check_rank *me)
+{
+    struct many *shared = me->shared;
+    struct sr_ring_end end[PRODUCERS];
+    struct sr_frame head = {.message_nbytes = 8, .nbytes = 8, .flags = SR_FRAME_FIRST | SR_FRAME_LAST};
+    uint64_t next[PRODUCERS] = {0}, value, left = PRODUCERS * ROUNDS;
+    for (int i = 0; i < PRODUCERS; i++)
+        sr_ring_open_end(&end[i], &shared->ring[i], shared->bytes[i], SR_RING_LEAST_NBYTES, 0,
+                         &shared->bell[me->rank == 0 ? i + 1 : 0], copy, 64);
+    if (me->rank > 0) {
+        struct sr_ring_end *own = &end[me->rank - 1];
+        sr_ring_format(own->ring, own->bytes, 0);
+        sr_flag_mark(&shared->marks, 1ull << me->rank, &shared->bell[0]);
+        for (value = 0; value < ROUNDS; value++) {
+            check_dawdle(me);
+            while (!sr_ring_has_room(own, sr_ring_frame_nbytes(8))) {
+                uint32_t generation = sr_bell_watch(&shared->bell[me->rank]);
+                if (!sr_ring_has_room(own, sr_ring_frame_nbytes(8)))
+                    sr_bell_sleep(&shared->bell[me->rank], generation, TEN_MINUTES_NS);
+            }
+            sr_ring_put(own, &head, &value);
+        }
+        return;
+    }
+    while (left > 0) {
+        uint32_t generation = sr_bell_watch(&shared->bell[0]);
+        bool any = false;
+        for (int i = 0; i < PRODUCERS; i++)
+            while (sr_flag_load_ordered(&shared->marks) >> (i + 1) & 1 &&
+                   sr_ring_peek(&end[i], &head) == SR_RING_WHOLE) {
+                sr_ring_take(&end[i], &head, &value);
+                CHECK(value == next[i]++);
+                any = true;
+                left--;
+            }
+        for (int i = 0; i < PRODUCERS; i++)
+            sr_ring_tell(&end[i]);
+        check_dawdle(me);
+        if (!any)
+            sr_bell_sleep(&shared->bell[0], generation, TEN_MINUTES_NS);
+    }
+}
+
+static void test_one_bell_wakes_for_every_ring(void)
+{
+    static struct many shared;
+    for (int turn = 0; turn < 10; turn++) {
+        memset(&shared, 0, sizeof shared);
+        check_ranks(PRODUCERS + 1, produce_or_consume, &shared);
+    }
+}
+
 /* ---- one thread: edges ---------------------------------------------------------------------------------------- */
 
 static void test_a_full_ring_has_no_room_until_it_is_told(void)
@@ -201,6 +264,8 @@ int main(void)
 {
     check_begin("messages come out as they went in");
     test_messages_come_out_as_they_went_in();
+    check_begin("one bell wakes for every ring");
+    test_one_bell_wakes_for_every_ring();
     check_begin("a full ring has no room until it is told");
     test_a_full_ring_has_no_room_until_it_is_told();
     check_begin("wrong sizes are damage");
