@@ -100,7 +100,10 @@ class Ring(Ends):
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing import context, reduction
 
-        context.assert_spawning(self)
+        if context.get_spawning_popen() is None:
+            raise RuntimeError(
+                "a ring travels only while a process is started: make it an argument of multiprocessing.Process"
+            )
         if self.closed_because is not None:
             raise ValueError("this ring is closed; make another one")
         self._given_away = True
