@@ -16,7 +16,9 @@ _HOMES = {
     "ANY_TAG": "messages",
     "Status": "messages",
     "Transfer": "messages",
+    "Bucketer": "bucketer",
     "Plan": "collectives",
+    "Work": "work",
     "Op": "ops",
     "Ring": "ring",
     "World": "bootstrap",
@@ -37,6 +39,7 @@ __all__ = [
     "ANY_SOURCE",
     "ANY_TAG",
     "Aborted",
+    "Bucketer",
     "Closed",
     "Comm",
     "Error",
@@ -50,6 +53,7 @@ __all__ = [
     "Timeout",
     "Transfer",
     "Truncated",
+    "Work",
     "World",
     "__version__",
     "init",
@@ -59,6 +63,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .bootstrap import World, world
+    from .bucketer import Bucketer
     from .collectives import Plan
     from .comm import Comm
     from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout, Truncated
@@ -67,6 +72,7 @@ if TYPE_CHECKING:
     from .messages import ANY_SOURCE, ANY_TAG, Status, Transfer
     from .ops import Op
     from .ring import Ring
+    from .work import Work
 
 
 def __getattr__(name: str) -> Any:

@@ -1,20 +1,19 @@
-# The engine of one communicator on one rank: runs pipelines, waits, and says what went wrong.
-# May know: _group, _pipelines.
+# The engine of one communicator on one rank. May know: _group, _progress, _state.
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
-from ._group cimport Call, Group
+from ._group cimport Call
+from ._progress cimport Issued, Queue, Task
+from ._state cimport State
 
 
-cdef class Engine:
-    cdef Group g
+cdef class Engine(State):
+    cdef Queue *queue                     # of the calls that run in the background
     cdef readonly object closed_because   # None while open, else the text of the Closed error
-    cdef readonly double timeout_s        # default of every call
-    cdef uint64_t first_user_seq
-    cdef object segment                   # keeps the mapping alive
-    cdef bint busy, refused
+    cdef bint busy, refused, enlisted
     cdef object leave_word
     cdef object park_thread
+    cdef object __weakref__
 
     cdef int drive(self, Call *c) except -1
     cdef int refuse(self, int kind) except -1
@@ -23,6 +22,15 @@ cdef class Engine:
     cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1
     cdef int prepare_to_begin(self, Call *c) except -1
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s) except -1
+    cdef int describe_refusal(self, Call *c, int kind) except -1
     cdef int settle(self, uint64_t timeout_ns) except -1
+    cdef int describe_settlement(self, Call *c, uint64_t timeout_ns) except -1
+    cdef int issue(self, Issued issued) except -1
+    cdef int append(self, Issued issued) except -1
+    cdef int leave_to_background(self) except -1
+    cdef int drive_behind(self, Call *c) except -1
+    cdef bint wait_for(self, Task *task, uint64_t until_ns) except -1
+    cdef int end_issued(self) except -1
+    cdef int finish_issued(self) except -1
+    cdef int check_open(self) except -1
     cdef int check_usable(self) except -1
-    cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept

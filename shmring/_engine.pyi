@@ -55,7 +55,7 @@ class Engine:
         size: int,
         *,
         isa: str,
-        tuning: dict[str, int],
+        tuning: list[dict[str, int]],
         timeout_s: float,
     ) -> None: ...
     @property
@@ -97,14 +97,17 @@ class Engine:
     ) -> None:
         """How to wait from now on: pauses, then yields, then sleep, with a look at all else now and then."""
 
+    def take_after(self, parent: Engine) -> None:
+        """Wait, and take the cores for near or far, as an engine does whose ranks include these."""
+
     def arrive(self, pid: int, start_time: int) -> None:
         """Makes this rank known to the others: from here on its death is noticed."""
 
     def measure_distance(self) -> None:
         """Collective: measures how near the ranks' cores are; near or far is then common knowledge."""
 
-    def open_for_calls(self) -> None:
-        """The start-up is over: calls are counted from here."""
+    def open_for_calls(self, timeout_s: float) -> None:
+        """The start-up is over: calls are counted from here, and `timeout_s` is their default."""
 
     def close(self, because: str = "the communicator is closed") -> None:
         """Leaves: others that still wait for this rank are told. Local; closing twice is harmless."""
@@ -138,6 +141,9 @@ class Engine:
 
     def abort(self, reason: str) -> None:
         """Gives up on behalf of the caller: every rank raises Aborted."""
+
+    def report(self, error: BaseException) -> None:
+        """Gives up because of an error outside of any call; if it is shmring's, raises what all raise."""
 
     def abort_report(self) -> tuple[str, int, int, str] | None:
         """(cause, culprit, the reporter's sequence number, reason), or None while nobody has given up."""

@@ -4,7 +4,7 @@
 # that a message of one chunk has one synchronisation; the tiniest lie in the line itself.
 # May know: _group, _lines. Every function returns at once; what it waits for is in call.awaited.
 
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 from ._group cimport *
@@ -19,14 +19,30 @@ cdef inline bint takes_from(Call *c, int taker, int giver) noexcept nogil:
     return (c.kind != SCAN and c.kind != EXSCAN) or giver < taker
 
 
-# Where rank's piece begins in the own x.
+# Where rank's piece begins in an x that is split evenly.
 cdef inline size_t piece_of_x(Call *c, int rank) noexcept nogil:
     return <size_t> rank * c.nbytes if is_split(c) else 0
 
 
-# Where rank's piece begins in the own out.
-cdef inline size_t piece_of_out(Call *c, int rank) noexcept nogil:
-    return <size_t> rank * c.nbytes if is_joined(c) else 0
+# The own piece for rank.
+cdef inline const unsigned char *given_to(Call *c, int rank) noexcept nogil:
+    return c.x + piece_of_x(c, rank) if c.given == NULL else c.given[rank].data
+
+
+# Where the piece of rank belongs.
+cdef inline unsigned char *taken_from(Call *c, int rank) noexcept nogil:
+    if c.taken != NULL:
+        return c.taken[rank].data
+    return c.out + (<size_t> rank * c.nbytes if is_joined(c) else 0)
+
+
+# How much of a chunk of nbytes is rank's: chunks are cut from the largest piece, others are over sooner.
+cdef inline size_t part_of(const Piece *pieces, int rank, size_t offset, size_t nbytes) noexcept nogil:
+    if pieces == NULL:
+        return nbytes
+    if pieces[rank].nbytes <= offset:
+        return 0
+    return min(nbytes, pieces[rank].nbytes - offset)
 
 
 # In a slot the taker's piece comes after those of the ranks before it but the giver, in whole cache lines.
@@ -61,26 +77,31 @@ cdef inline void advance_piece(Group *g, Call *c, Head *head) noexcept nogil:
 cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.stage)
     cdef unsigned char *there = slot(g, g.rank, slot_begin(g, c.stage.position, pieces_nbytes(g, c, nbytes)))
-    cdef uint32_t stream = g.far and c.nbytes >= g.tuning.far_stream_nbytes
     cdef int taker
     if is_split(c):
         for taker in range(g.size):
             if takes_from(c, taker, g.rank):
-                g.kernels.copy(there + piece_in_slot(c, g.rank, taker, nbytes),
-                               c.x + piece_of_x(c, taker) + c.stage.offset, nbytes, stream)
-                g.stats.bytes_sent += nbytes
+                stage_piece(g, c, there + piece_in_slot(c, g.rank, taker, nbytes), taker, nbytes)
     else:
-        g.kernels.copy(there, c.x + c.stage.offset, nbytes, stream)
-        g.stats.bytes_sent += nbytes
+        stage_piece(g, c, there, g.rank, nbytes)
     advance_piece(g, c, &c.stage)
+
+
+cdef inline void stage_piece(Group *g, Call *c, unsigned char *there, int taker, size_t nbytes) noexcept nogil:
+    cdef size_t part = part_of(c.given, taker, c.stage.offset, nbytes)
+    if part > 0:
+        g.kernels.copy(there, given_to(c, taker) + c.stage.offset, part,
+                       g.far and c.nbytes >= g.tuning.far_stream_nbytes)
+        g.stats.bytes_sent += part
 
 
 # `source` points at everyone's piece for this rank; nbytes of them go to where they belong in out.
 cdef void take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
     cdef uint32_t stream = c.out_nbytes >= g.tuning.stream_out_nbytes
+    cdef size_t part
     cdef int step, giver, nsources
-    g.source[g.rank] = c.x + piece_of_x(c, g.rank) + offset
     if is_folded(c):
+        g.source[g.rank] = given_to(c, g.rank) + offset
         nsources = g.size if c.kind != SCAN and c.kind != EXSCAN else g.rank + (c.kind == SCAN)
         g.target[0] = c.out + offset
         if nsources > 0:
@@ -90,22 +111,27 @@ cdef void take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept 
     for step in range(1, g.size):   # everyone begins with another one
         giver = (g.rank + step) % g.size
         if takes_from(c, g.rank, giver):
-            g.kernels.copy(c.out + piece_of_out(c, giver) + offset, g.source[giver], nbytes, stream)
-    if is_joined(c):
+            part = part_of(c.taken, giver, offset, nbytes)
+            if part > 0:
+                g.kernels.copy(taken_from(c, giver) + offset, g.source[giver], part, stream)
+    if is_joined(c) and c.taken == NULL:
         keep_own_piece(g, c, offset, nbytes)
 
 
 # What a rank has for itself is in its x already.
 cdef void keep_own_piece(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
-    cdef const unsigned char *own = c.x + piece_of_x(c, g.rank) + offset
-    cdef unsigned char *there = c.out + piece_of_out(c, g.rank) + offset
+    cdef const unsigned char *own = given_to(c, g.rank) + offset
+    cdef unsigned char *there = taken_from(c, g.rank) + offset
     if there != own:
         g.kernels.copy(there, own, nbytes, c.out_nbytes >= g.tuning.stream_out_nbytes)
 
 
-# The root's result where it takes nothing from others.
-cdef inline void keep_result_of_root(Group *g, Call *c) noexcept nogil:
-    if g.rank == c.root and (c.kind == BROADCAST or c.kind == SCATTER):
+# The own piece where it is not taken with those of others: it may be the largest, or all that the root gets.
+cdef inline void keep_result_of_own(Group *g, Call *c) noexcept nogil:
+    if c.taken != NULL:
+        if c.taken[g.rank].nbytes > 0:
+            keep_own_piece(g, c, 0, c.taken[g.rank].nbytes)
+    elif g.rank == c.root and (c.kind == BROADCAST or c.kind == SCATTER):
         keep_own_piece(g, c, 0, c.nbytes)
 
 
@@ -121,27 +147,82 @@ cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
     give_credit(g, c.copy.position)
 
 
+# ---- going ahead ---------------------------------------------------------------------------------------------
+
+cdef enum:
+    MOST_AHEAD = SR_LINES // 2 - 1   # calls, so that the next line can be published at once
+
+
+# Where ranks take turns on a CPU, a rank that repeats its last call does not wait for those that have nothing for it:
+# it sees some calls later whether they have called the same. A call like no other is seen by all at once.
+cdef inline bint goes_ahead(Group *g, Call *c) noexcept nogil:
+    return (g.crowded and c.fingerprint == line_of(g, g.rank, c.seq - 1).fingerprint
+            and (c.kind == BROADCAST or c.kind == SCATTER or c.kind == SCAN or c.kind == EXSCAN
+                 or ((c.kind == GATHER or c.kind == REDUCE) and g.rank != c.root)))
+
+
+# As await_lines, for those that give this rank something.
+cdef int await_givers(Group *g, Call *c) noexcept nogil:
+    cdef sr_call_line *line
+    cdef int status = DONE
+    while c.giver < g.size:
+        if takes_from(c, g.rank, c.giver):
+            line = line_of(g, c.giver, c.seq)
+            if not sr_flag_reached(&line.seq, c.seq):
+                return blocked_on_giver(g, c)
+            if line.fingerprint != c.fingerprint:
+                c.awaited.rank = c.giver
+                return MISMATCHED
+        c.giver += 1
+    if <int64_t> (c.seq - g.verified) > MOST_AHEAD:
+        status = verify(g, c, c.seq)   # all at once, so that the next calls have nothing to wait for
+    c.lines_seen = status == DONE
+    return status
+
+
+# As blocked_on_line.
+cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
+    cdef int rank
+    for rank in range(c.giver, g.size):
+        if (takes_from(c, g.rank, rank) and runs_here(g, rank)
+                and not sr_flag_reached(&line_of(g, rank, c.seq).seq, c.seq)):
+            return blocked_on(c, &line_of(g, rank, c.seq).seq, c.seq, rank)
+    return blocked_on(c, &line_of(g, c.giver, c.seq).seq, c.seq, c.giver)
+
+
+# As step_lines. A rank that gives nothing but takes knows from those it takes from whether this is zero-copy; one that
+# gives knows it only if its own array is private.
+cdef int step_givers_lines(Group *g, Call *c) noexcept nogil:
+    cdef int status
+    if not goes_ahead(g, c) or may_ping(g, c) or (c.zero_copy and gives(c, g.rank)):
+        return step_lines(g, c)
+    status = await_givers(g, c)
+    if status == DONE and c.zero_copy:
+        c.zero_copy = hopes_for_zero_copy(g, c, c.root)
+    return status
+
+
 # ---- tiny: the pieces lie in the call lines ------------------------------------------------------------------
 
 cdef void enter_tiny(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
     if c.x_nbytes > 0 and gives(c, g.rank):
-        memcpy(own_line(g, c.seq).payload, c.x, c.x_nbytes)
+        memcpy(line_of(g, g.rank, c.seq).payload, c.x, c.x_nbytes)
     publish_line(g, c)
 
 
 cdef int step_tiny(Group *g, Call *c) noexcept nogil:
     cdef int giver
-    cdef int status = await_lines(g, c)
+    cdef int status = await_givers(g, c) if goes_ahead(g, c) else await_lines(g, c)
     if status != DONE:
         return status
     if c.nbytes > 0:
         if takes(c, g.rank):
             for giver in range(g.size):
-                g.source[giver] = g.lane[giver].line[c.seq & 1].payload + piece_of_x(c, g.rank)
+                g.source[giver] = line_of(g, giver, c.seq).payload + piece_of_x(c, g.rank)
             take_pieces(g, c, 0, c.nbytes)
         else:
-            keep_result_of_root(g, c)
+            keep_result_of_own(g, c)
     count_path(g, TINY)
     return DONE
 
@@ -174,7 +255,7 @@ cdef int step_exchange(Group *g, Call *c) noexcept nogil:
         if stages:
             stage_and_publish(g, c)
             return PROGRESSED
-        status = step_lines(g, c)
+        status = step_givers_lines(g, c)
         if status != DONE:
             return status
         if c.zero_copy:
@@ -232,7 +313,8 @@ cdef inline bint is_announced(Group *g, Call *c, int giver) noexcept nogil:
 cdef bint pieces_are_there(Group *g, Call *c) noexcept nogil:
     cdef uint64_t end = piece_end(g, c, &c.copy)
     while c.copy_peer < g.size:
-        if (takes_from(c, g.rank, c.copy_peer) and not is_announced(g, c, c.copy_peer)
+        if (takes_from(c, g.rank, c.copy_peer) and part_of(c.taken, c.copy_peer, c.copy.offset, 1) > 0
+                and not is_announced(g, c, c.copy_peer)
                 and not sr_flag_reached(counter(g, c.copy_peer, SR_STAGED), end)):
             return False
         c.copy_peer += 1
@@ -244,7 +326,7 @@ cdef int blocked_on_piece(Group *g, Call *c) noexcept nogil:
 
 
 cdef int finish_exchange(Group *g, Call *c) noexcept nogil:
-    keep_result_of_root(g, c)
+    keep_result_of_own(g, c)
     g.position = c.copy.position
     finish(g, SMALL if c.chunk_nbytes == c.nbytes else (FAR if g.far else NEAR))
     return DONE
@@ -288,6 +370,13 @@ cdef bint resolve(Group *g, Call *c, size_t x_skip, size_t out_skip) noexcept no
                 return False
             g.target[rank] = array + out_skip
     return True
+
+
+# As resolve: where pieces lie has come with how long they are, and was checked then.
+cdef void resolve_uneven(Group *g, Call *c) noexcept nogil:
+    cdef int giver
+    for giver in range(g.size):
+        g.source[giver] = c.taken[giver].there + c.copy.offset
 
 
 cdef int step_shared(Group *g, Call *c) noexcept nogil:
@@ -340,11 +429,14 @@ cdef int reduce_and_push(Group *g, Call *c) noexcept nogil:
 cdef int pull(Group *g, Call *c) noexcept nogil:
     cdef size_t left = c.nbytes - c.copy.offset
     cdef size_t nbytes = left if left < SHARED_STEP_NBYTES else SHARED_STEP_NBYTES
-    if not takes(c, g.rank):
-        keep_result_of_root(g, c)
-        return DONE
-    if not resolve(g, c, piece_of_x(c, g.rank) + c.copy.offset, 0):
-        return MISMATCHED
-    take_pieces(g, c, c.copy.offset, nbytes)
-    c.copy.offset += nbytes
-    return PROGRESSED if c.copy.offset < c.nbytes else DONE
+    if takes(c, g.rank):
+        if c.taken != NULL:
+            resolve_uneven(g, c)
+        elif not resolve(g, c, piece_of_x(c, g.rank) + c.copy.offset, 0):
+            return MISMATCHED
+        take_pieces(g, c, c.copy.offset, nbytes)
+        c.copy.offset += nbytes
+        if c.copy.offset < c.nbytes:
+            return PROGRESSED
+    keep_result_of_own(g, c)
+    return DONE

@@ -41,13 +41,17 @@ cdef extern from "layout.h" nogil:
         sr_bell mail_bell
         sr_flag *mail
         sr_record *record
+    ctypedef struct sr_tuning "struct sr_tuning":
+        uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
+        uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
-        uint64_t ring_nbytes, forced_chunk_nbytes, message_ring_nbytes, first_seq
+        uint64_t ring_nbytes, message_ring_nbytes, first_seq
+        sr_tuning *tuning
         sr_flag abort
     cdef enum:
-        SR_PAGE, SR_LINE, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
+        SR_PAGE, SR_LINE, SR_LINES, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
         SR_MAGIC
         SR_STAGED, SR_REDUCED, SR_COPIED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
         SR_ABSENT, SR_JOINED, SR_CLOSED
@@ -71,6 +75,13 @@ cdef extern from "flag.h" nogil:
     bint sr_flag_spin(const sr_flag *, uint64_t target, int pauses)
     void sr_flag_sleep(const sr_flag *, uint64_t target, sr_bell *owner_bell, uint64_t limit_ns)
     void sr_bell_ring(sr_bell *)
+    ctypedef struct sr_nap "struct sr_nap":
+        int n
+    bint sr_nap_enter(sr_nap *, const sr_flag *, uint64_t target, sr_bell *owner_bell)
+    void sr_nap_sleep(sr_nap *, uint64_t limit_ns)
+    bint sr_flag_take(sr_flag *, uint64_t value)
+    uint64_t sr_flag_swap(sr_flag *, uint64_t value)
+    void sr_pause()
     void sr_yield()
     uint64_t sr_abort_pack(int cause, int culprit, int reporter)
     int sr_abort_cause(uint64_t word)
@@ -105,6 +116,10 @@ cdef extern from "kernels.h" nogil:
         SR_F16, SR_BF16, SR_F32, SR_F64, SR_C64, SR_C128, SR_F8_E4M3FN, SR_F8_E5M2, SR_DTYPES
         SR_SUM, SR_MIN, SR_AVG, SR_BOR, SR_OPS
     const uint8_t *sr_dtype_nbytes
+    struct sr_float_env:
+        pass
+    sr_float_env sr_float_env_enter()
+    void sr_float_env_leave(sr_float_env)
 
 
 cdef extern from "schedule.h" nogil:
@@ -134,7 +149,10 @@ cdef enum Status:
 cdef enum Kind:
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN
     BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL
-    BARRIER, ALLOCATE, PING, AGREE, NKINDS, INVALID = 63
+    BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP
+    ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of an uneven call are named
+    ALL_REDUCE_MANY                                   # what each call of a fused one is named
+    NKINDS, INVALID = 63
 
 
 cdef enum Algorithm:
@@ -152,18 +170,6 @@ cdef struct Block:
     size_t stride
 
 
-# Sizes at which one way of doing it overtakes another; set from shmring/tuning.py, alike on all ranks.
-cdef struct Tuning:
-    size_t small_nbytes              # while the others' messages together are no more, everyone folds everything
-    size_t far_stream_nbytes         # far cores stage with streaming stores from here on
-    size_t one_chunk_nbytes          # messages up to here are one chunk
-    size_t chunk_nbytes              # what a slot takes of larger ones
-    size_t exchange_nbytes           # what a slot takes where there is no reduced chunk to be copied
-    size_t stream_out_nbytes         # private results larger than this go past the cache
-    size_t zero_copy_stream_nbytes   # shared results, likewise
-    size_t ping_nbytes               # calls this large look at the clock whether to measure the distance again
-
-
 cdef struct Stats:
     uint64_t calls, bytes_sent, steps
     uint64_t path[8]           # by enum Path
@@ -179,6 +185,7 @@ cdef struct Group:
     unsigned char **ring       # by rank
     const sr_kernels *kernels
     uint64_t seq               # of the last call begun
+    uint64_t verified          # up to this call everyone's lines are there and agree with this rank's
     uint64_t position          # where the next slot begins, see layout.h
     uint64_t credit            # up to here everyone else has copied, as last seen
     uint64_t pings             # round trips so far, the same on all ranks
@@ -190,13 +197,15 @@ cdef struct Group:
     size_t lap_nbytes          # from a position to the same place one time around later
     bint crowded               # there are more ranks than CPUs
     int pauses, brief_pauses, brief_yields
-    uint64_t yield_ns, sleep_ns, look_ns, signal_ns, ping_interval_ns
+    uint64_t yield_ns, sleep_ns, look_ns, ping_interval_ns
+    uint64_t next_look_ns, signal_ns   # when to look around again, and for signals
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from here on
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step
     Block *block               # sorted by begin
     int nblocks
-    Tuning tuning
+    sr_tuning[2] tunings       # near, far
+    sr_tuning *tuning          # in force
     Stats stats
 
 
@@ -204,6 +213,13 @@ cdef struct Group:
 cdef struct Head:
     uint64_t position   # where its next slot begins, or lies at the earliest
     size_t offset       # bytes of the message behind it
+
+
+# Of an uneven call: what goes to one rank, or comes from it.
+cdef struct Piece:
+    unsigned char *data
+    size_t nbytes
+    const unsigned char *there   # where it lies in the giver's shared array, with zero-copy
 
 
 cdef struct Awaited:
@@ -218,8 +234,9 @@ cdef struct Call:
     int (*step)(Group *, Call *) noexcept nogil
     # what is called
     uint8_t kind, dtype, op, algorithm, order
+    uint8_t named                    # the kind that this call is a step of, 0: it is no step of another
     int root
-    size_t count, itemsize, nbytes   # of what one rank takes from one other
+    size_t count, itemsize, nbytes   # of what one rank takes from one other; uneven: nbytes of the largest piece
     size_t x_nbytes, out_nbytes      # of the whole arrays where they are used
     uint64_t fingerprint
     uint64_t timeout_ns
@@ -228,15 +245,17 @@ cdef struct Call:
     unsigned char *out
     uint32_t x_block, out_block
     uint64_t x_offset, out_offset
+    const Piece *given               # uneven: by rank, what it takes of this one; NULL: all pieces are alike
+    const Piece *taken               # uneven: by rank, what this one takes of it
     # how far it is
     uint64_t seq
     uint64_t deadline_ns       # 0: nobody has waited long yet
     uint64_t wait_begin_ns     # of the long wait that is under way
     bint interrupted           # ... and was left only to look at Python's signals
     Awaited awaited
-    int peer                   # next rank whose line is to be looked at
+    int peer, giver            # next ranks whose lines are to be looked at, of all and of those that give something
     int fold_peer, copy_peer   # next ranks whose counters are to be looked at
-    bint lines_seen            # everyone's line is there and agrees
+    bint lines_seen            # the lines that this rank needs are there and agree
     bint announced             # the own line is published
     bint zero_copy             # as far as is known all arrays are shared
     bint ping                  # the distance is being measured
@@ -251,13 +270,23 @@ cdef inline uint64_t first_position(const sr_header *header) noexcept nogil:
     return header.first_seq & ~<uint64_t> (sr_layout_lap_nbytes(header.ring_nbytes) - 1)
 
 
+# The cores are near or far from here on: what choices before a call begins depend on is the same for both.
+cdef inline void set_far(Group *g, bint far) noexcept nogil:
+    g.far = far
+    g.tuning = &g.tunings[far]
+
+
 cdef inline void count_path(Group *g, int path) noexcept nogil:
     g.stats.path[path] += 1
     g.stats.last_path = path
 
 
+cdef inline uint8_t name_of(const Call *c) noexcept nogil:
+    return c.named if c.named else c.kind
+
+
 cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
-    cdef uint64_t what = c.kind | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
+    cdef uint64_t what = name_of(c) | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
     what |= <uint64_t> c.algorithm << 16 | <uint64_t> c.order << 19
     cdef uint64_t count = c.count ^ (<uint64_t> c.count >> 32) * <uint64_t> 0x9E3779B1
     return what | <uint64_t> c.root << 20 | count << 32
@@ -354,8 +383,8 @@ cdef inline void report_abort(sr_header *header, int cause, int culprit, int rep
 
 # ---- the call line -------------------------------------------------------------------------------------------
 
-cdef inline sr_call_line *own_line(Group *g, uint64_t seq) noexcept nogil:
-    return &g.me.line[seq & 1]
+cdef inline sr_call_line *line_of(Group *g, int rank, uint64_t seq) noexcept nogil:
+    return &g.lane[rank].line[seq & (SR_LINES - 1)]
 
 
 cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
@@ -363,7 +392,7 @@ cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
     record.seq = c.seq
     record.count = c.count
     record.root = <uint32_t> c.root
-    record.kind = c.kind
+    record.kind = name_of(c)
     record.dtype = c.dtype
     record.op = c.op
     record.algorithm = c.algorithm
@@ -375,44 +404,68 @@ cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     g.seq += 1
     c.seq = g.seq
     c.deadline_ns = 0
-    c.peer = 0
+    c.peer = c.giver = 0
     c.lines_seen = False
     c.interrupted = False
     record_call(g, c, False)
 
 
 cdef inline void publish_line(Group *g, Call *c) noexcept nogil:
-    cdef sr_call_line *line = own_line(g, c.seq)
+    cdef sr_call_line *line = line_of(g, g.rank, c.seq)
     line.fingerprint = c.fingerprint
     sr_flag_publish(&line.seq, c.seq, &g.me.bell)
 
 
-# As blocked_on_counter.
-cdef inline int blocked_on_line(Group *g, Call *c) noexcept nogil:
-    cdef sr_flag *seq
+# As blocked_on_counter: waits for the line of call seq of c.peer, or of a rank after it.
+cdef inline int blocked_on_line(Group *g, Call *c, uint64_t seq) noexcept nogil:
+    cdef sr_flag *flag
     cdef int rank
     if g.crowded:
         for rank in range(c.peer, g.size):
-            seq = &g.lane[rank].line[c.seq & 1].seq
-            if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(seq, c.seq):
-                return blocked_on(c, seq, c.seq, rank)
-    return blocked_on(c, &g.lane[c.peer].line[c.seq & 1].seq, c.seq, c.peer)
+            flag = &line_of(g, rank, seq).seq
+            if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(flag, seq):
+                return blocked_on(c, flag, seq, rank)
+    return blocked_on(c, &line_of(g, c.peer, seq).seq, seq, c.peer)
+
+
+# DONE once everyone's line of call g.verified + 1 is there and says the same.
+cdef inline int verify_next(Group *g, Call *c, uint64_t fingerprint) noexcept nogil:
+    cdef uint64_t seq = g.verified + 1
+    cdef sr_call_line *line
+    while c.peer < g.size:
+        if c.peer != g.rank:
+            line = line_of(g, c.peer, seq)
+            if not sr_flag_reached(&line.seq, seq):
+                return blocked_on_line(g, c, seq)
+            if line.fingerprint != fingerprint:
+                c.awaited.rank = c.peer
+                c.seq = seq   # where the ranks parted
+                return MISMATCHED
+        c.peer += 1
+    c.peer = 0
+    g.verified = seq
+    return DONE
+
+
+# The same of all calls up to seq, which this rank has published.
+cdef inline int verify(Group *g, Call *c, uint64_t seq) noexcept nogil:
+    cdef int status
+    while <int64_t> (g.verified - seq) < 0:
+        status = verify_next(g, c, line_of(g, g.rank, g.verified + 1).fingerprint)
+        if status != DONE:
+            return status
+    return DONE
 
 
 # DONE once everyone's line of this call is there and says the same.
 cdef inline int await_lines(Group *g, Call *c) noexcept nogil:
-    cdef sr_call_line *line
-    while c.peer < g.size:
-        if c.peer != g.rank:
-            line = &g.lane[c.peer].line[c.seq & 1]
-            if not sr_flag_reached(&line.seq, c.seq):
-                return blocked_on_line(g, c)
-            if line.fingerprint != c.fingerprint:
-                c.awaited.rank = c.peer
-                return MISMATCHED
-        c.peer += 1
-    c.lines_seen = True
-    return DONE
+    cdef int status = DONE
+    if g.verified != c.seq - 1:
+        status = verify(g, c, c.seq - 1)
+    if status == DONE and g.verified != c.seq:
+        status = verify_next(g, c, c.fingerprint)
+    c.lines_seen = status == DONE
+    return status
 
 
 cdef inline size_t whole_items(Call *c, size_t nbytes) noexcept nogil:

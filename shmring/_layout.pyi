@@ -1,11 +1,12 @@
 """The segment and the schedules as Python sees them."""
 
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 class _Header(TypedDict):
     nranks: int
     ring_nbytes: int
-    forced_chunk_nbytes: int
+    tuning: list[dict[str, int]]
 
 def ring_schedule(size: int) -> list[tuple[int, int, int]]:
     """[(step, rank, slice sent to rank - 1), ...] of the reducing half of the ring."""
@@ -30,8 +31,8 @@ def format_segment(
     nranks: int,
     ring_nbytes: int,
     *,
+    tuning: Sequence[Mapping[str, int]],
     forced_path: int = 0,
-    forced_chunk_nbytes: int = 0,
     first_seq: int = 0,
     message_nbytes: int = 0,
 ) -> None:
@@ -39,6 +40,3 @@ def format_segment(
 
 def header_of(address: int) -> _Header:
     """What rank 0 wrote into the header of a segment."""
-
-def abandon(address: int, rank: int, reason: str) -> None:
-    """A rank that has the segment but will have no engine: the others raise Aborted."""

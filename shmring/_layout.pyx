@@ -41,16 +41,20 @@ def segment_nbytes(int nranks, size_t ring_nbytes, size_t message_nbytes=0):
     return sr_layout_segment_nbytes(nranks, ring_nbytes, message_nbytes or message_ring_nbytes(nranks))
 
 
-def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, int forced_path=0,
-                   size_t forced_chunk_nbytes=0, uint64_t first_seq=0, size_t message_nbytes=0):
-    """Writes the header and every lane's first values into fresh, zeroed memory, before anyone else maps it."""
+def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning, int forced_path=0,
+                   uint64_t first_seq=0, size_t message_nbytes=0):
+    """Writes the header and every lane's first values into fresh, zeroed memory, before anyone else maps it.
+
+    tuning: the tables for near and for far cores, of which the header keeps what the engine reads.
+    """
     cdef sr_header *header = <sr_header *> address
     cdef sr_lane *lane
     cdef int rank, which, i
     header.nranks = nranks
     header.ring_nbytes = ring_nbytes
     header.forced_path = forced_path
-    header.forced_chunk_nbytes = forced_chunk_nbytes
+    for i in range(2):
+        header.tuning[i] = tuning[i]
     header.first_seq = first_seq
     header.message_ring_nbytes = message_nbytes or message_ring_nbytes(nranks)
     for rank in range(nranks):
@@ -58,7 +62,7 @@ def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, int for
         for which in range(SR_PROGRESSES):
             sr_flag_set(&lane.progress[which].value, first_position(header))
         sr_flag_set(&lane.progress[SR_FINISHED].value, first_seq)
-        for i in range(2):
+        for i in range(SR_LINES):
             # One call back, so that no line says that a call has been reached before it has.
             sr_flag_set(&lane.line[i].seq, first_seq - 1)
         for i in range(SR_RECORDS):
@@ -72,12 +76,4 @@ def header_of(uintptr_t address):
     if header.magic != SR_MAGIC:
         raise ValueError("this is not a segment of this version of shmring")
     return {"nranks": header.nranks, "ring_nbytes": header.ring_nbytes,
-            "forced_chunk_nbytes": header.forced_chunk_nbytes}
-
-
-def abandon(uintptr_t address, int rank, str reason):
-    """A rank that has the segment but will have no engine: the others raise Aborted instead of waiting for it."""
-    cdef sr_header *header = <sr_header *> address
-    cdef bytes text = reason.encode("utf-8", "backslashreplace")[:SR_REASON_NBYTES - 1]
-    if header.magic == SR_MAGIC and <uint32_t> rank < header.nranks:
-        report_abort(header, SR_ABORTED, rank, rank, header.first_seq, text, len(text))
+            "tuning": [header.tuning[0], header.tuning[1]]}

@@ -12,7 +12,7 @@ cdef enum:
 
 
 cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogil:
-    return <sr_descriptor *> g.lane[rank].line[c.seq & 1].payload
+    return <sr_descriptor *> line_of(g, rank, c.seq).payload
 
 
 # Whether rank hopes for zero-copy, and so has staged nothing before its line. Where it is read its x is shared;
@@ -32,6 +32,11 @@ cdef inline uint32_t skew_of(Call *c) noexcept nogil:
     return skew if skew % c.itemsize == 0 else 0
 
 
+# Whether rank 0 may ask in this call for the distance to be measured.
+cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
+    return (c.seq % CLOCK_CALLS == 0 or c.nbytes >= g.tuning.ping_nbytes) and not g.header.forced_path
+
+
 # Fills the own line, to be published; where this rank stands in the call is the beginning.
 cdef inline void describe(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *mine = descriptor(g, c, g.rank)
@@ -42,7 +47,7 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     mine.skew = skew_of(c)
     mine.far = g.next_far
     mine.ping = 0
-    if g.rank == 0 and (c.seq % CLOCK_CALLS == 0 or c.nbytes >= g.tuning.ping_nbytes) and not g.header.forced_path:
+    if g.rank == 0 and may_ping(g, c):
         mine.ping = sr_now_ns() - g.pinged_ns >= g.ping_interval_ns
     c.zero_copy = hopes_for_zero_copy(g, c, g.rank)
     c.ping = False
@@ -86,4 +91,5 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
 # The call is complete: the path it went, and the distance from the next call on.
 cdef inline void finish(Group *g, int path) noexcept nogil:
     count_path(g, path)
-    g.far = g.announced_far
+    if g.far != g.announced_far:
+        set_far(g, g.announced_far != 0)

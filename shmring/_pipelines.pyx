@@ -203,6 +203,19 @@ cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
 
 # ---- after a refused call ------------------------------------------------------------------------------------
 
+# A call that this rank refuses: what it would have been is in its record, its line says that it is invalid.
+cdef void enter_refused(Group *g, Call *c) noexcept nogil:
+    begin_call(g, c)
+    record_call(g, c, True)
+    c.kind = INVALID
+    c.fingerprint = fingerprint_of(c)
+    publish_line(g, c)
+
+
+cdef void enter_nothing(Group *g, Call *c) noexcept nogil:
+    pass
+
+
 # Waits for everyone's line of the call that this rank refused, begun earlier: all must have refused it.
 cdef int step_settle(Group *g, Call *c) noexcept nogil:
     return await_lines(g, c)
@@ -230,6 +243,8 @@ cdef int step_alone(Group *g, Call *c) noexcept nogil:
 cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
     if g.size == 1:
         c.enter, c.step = enter_alone, step_alone
+    elif c.given != NULL:
+        c.enter, c.step = enter_exchange, step_exchange
     elif c.nbytes == 0:
         c.enter, c.step = enter_tiny, step_tiny
     elif c.algorithm == RING:

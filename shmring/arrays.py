@@ -155,8 +155,7 @@ class Arrays:
             return self._links.broadcast_descriptor(fd, check=self._engine.check, deadline=deadline)
         except (Timeout, RankFailed, KeyboardInterrupt) as error:
             # Not everybody's: a descriptor may still be under way, so nothing may follow on these links.
-            name = type(error).__name__
-            self._engine.abort(f"{name} in rank {self._engine.rank} while sharing an array: {error}")
+            self._engine.report(error)
             raise
 
     def _sweep(self) -> None:

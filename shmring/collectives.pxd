@@ -1,10 +1,11 @@
-# May know: _engine, _group, _operands.
+# May know: _engine, _group, _operands, work.
 
 from libc.stdint cimport uint64_t
 
 from ._engine cimport Engine
 from ._group cimport Call
 from ._operands cimport Operand
+from .work cimport Work
 
 
 cdef class Collectives:
@@ -14,7 +15,10 @@ cdef class Collectives:
     cdef bint staging_ready
 
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                    object timeout)
+                    object async_op, object timeout)
+    cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
+                      object timeout)
+    cdef Work new_work(self)
     cdef int drive(self, Call *c) except -1
     cdef int prepare_staging(self, Call *c) except -1
     cdef int allocate_staging(self) except -1
@@ -31,6 +35,9 @@ cdef class Plan:
     cdef Call c
     cdef Operand a, b
     cdef object pinned, result
+    cdef bint in_background
+
+    cdef object issue(self)
 
 
 cdef int algorithm_number(object algorithm) except -1

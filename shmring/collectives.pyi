@@ -1,11 +1,12 @@
 """Collectives and Plan: what a communicator can call, as Python sees it."""
 
-from typing import Any, Literal, NoReturn, Protocol, SupportsIndex
+from typing import Any, Literal, NoReturn, Protocol, SupportsIndex, overload
 
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from .ops import Op
+from .work import Work
 
 class _ArrayInterface(Protocol):  # ml_dtypes' arrays
     @property
@@ -25,8 +26,9 @@ _Kind = Literal[
 ]  # fmt: skip
 
 class Collectives:
-    """What a communicator can call."""
+    """What a communicator can call; with async_op=True in the background, as a Work."""
 
+    @overload
     def all_reduce(
         self,
         x: _Array,
@@ -34,10 +36,25 @@ class Collectives:
         *,
         out: _Array | None = None,
         algorithm: _Algorithm | None = None,
+        async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
         """Combine x of all ranks elementwise, for every rank: in place, or into `out`."""
 
+    @overload
+    def all_reduce(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Array | None = None,
+        algorithm: _Algorithm | None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[None]:
+        """The same in the background."""
+
+    @overload
     def reduce(
         self,
         x: _Array,
@@ -45,50 +62,121 @@ class Collectives:
         root: SupportsIndex = 0,
         *,
         out: _Array | None = None,
+        async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
         """Combine x of all ranks elementwise on the root: in its x, or into its `out`; others keep x."""
 
+    @overload
+    def reduce(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        root: SupportsIndex = 0,
+        *,
+        out: _Array | None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[None]:
+        """The same in the background."""
+
+    @overload
     def scan(
         self,
         x: _Array,
         op: Op | _OpName = "sum",
         *,
         out: _Array | None = None,
+        async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
         """Combine x of the ranks up to and with this one, in rank order."""
 
+    @overload
+    def scan(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Array | None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[None]:
+        """The same in the background."""
+
+    @overload
     def exscan(
         self,
         x: _Array,
         op: Op | _OpName = "sum",
         *,
         out: _Array | None = None,
+        async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
         """Combine x of the ranks before this one, in rank order; rank 0's stays as it is."""
 
+    @overload
+    def exscan(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Array | None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[None]:
+        """The same in the background."""
+
+    @overload
     def reduce_scatter(
         self,
         x: _Array,
         op: Op | _OpName = "sum",
         *,
         out: Any = None,
+        async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> Any:
         """Combine x of all ranks elementwise and return this rank's part of the result."""
 
+    @overload
+    def reduce_scatter(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: Any = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The same in the background."""
+
+    @overload
     def broadcast(
         self,
         x: _Array,
         root: SupportsIndex = 0,
         *,
         out: _Array | None = None,
+        async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
         """root's x for every rank: in place, or into `out`."""
 
+    @overload
+    def broadcast(
+        self,
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: _Array | None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[None]:
+        """The same in the background."""
+
+    @overload
     def scatter(
         self,
         x: _Array | None,
@@ -96,23 +184,79 @@ class Collectives:
         *,
         out: Any = None,
         like: _Array | None = None,
+        async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> Any:
         """Each rank's part of the root's x; returns it."""
 
+    @overload
+    def scatter(
+        self,
+        x: _Array | None,
+        root: SupportsIndex = 0,
+        *,
+        out: Any = None,
+        like: _Array | None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The same in the background."""
+
+    @overload
     def gather(
-        self, x: _Array, root: SupportsIndex = 0, *, out: Any = None, timeout: float | None = None
+        self,
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: Any = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
     ) -> Any:
         """Every rank's x on the root, which returns them as (size, *s); the others return None."""
 
-    def all_gather(self, x: _Array, *, out: Any = None, timeout: float | None = None) -> Any:
+    @overload
+    def gather(
+        self,
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: Any = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The same in the background."""
+
+    @overload
+    def all_gather(
+        self, x: _Array, *, out: Any = None, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> Any:
         """Every rank's x on every rank: returns (size, *s) for x of shape s."""
 
-    def all_to_all(self, x: _Array, *, out: Any = None, timeout: float | None = None) -> Any:
+    @overload
+    def all_gather(
+        self, x: _Array, *, out: Any = None, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[Any]:
+        """The same in the background."""
+
+    @overload
+    def all_to_all(
+        self, x: _Array, *, out: Any = None, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> Any:
         """Block j of rank i becomes block i of rank j: returns an array of x's shape."""
 
-    def barrier(self, *, timeout: float | None = None) -> None:
+    @overload
+    def all_to_all(
+        self, x: _Array, *, out: Any = None, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[Any]:
+        """The same in the background."""
+
+    @overload
+    def barrier(self, *, async_op: Literal[False] = False, timeout: float | None = None) -> None:
         """Return when every rank has called it."""
+
+    @overload
+    def barrier(self, *, async_op: Literal[True], timeout: float | None = None) -> Work[None]:
+        """The same in the background."""
 
     def plan(self, kind: _Kind, *arguments: Any, **keywords: Any) -> Plan:
         """The call `kind` with its arguments checked once and its arrays pinned: a callable that runs it."""

@@ -1,6 +1,6 @@
 # The collectives, from Python's arguments to the pointers of a call. The steps are always the same: make room for the
 # result, take the arrays, describe the call, let the engine drive it.
-# May know: _engine, _group, _operands, _pipelines, errors, shapes.
+# May know: _engine, _group, _operands, _pipelines, errors, shapes, work.
 
 import inspect
 import operator
@@ -14,6 +14,7 @@ from ._engine cimport Engine
 from ._group cimport *
 from ._operands cimport Operand, release, take
 from ._pipelines cimport choose_pipeline
+from .work cimport Work
 
 from . import _engine, shapes
 from .errors import Closed
@@ -38,6 +39,11 @@ cdef inline bint is_in_place(int kind) noexcept:
     return kind == ALL_REDUCE or kind == REDUCE or kind == BROADCAST or kind == SCAN or kind == EXSCAN
 
 
+# The result is a new array unless there is an out.
+cdef inline bint makes_room(int kind) noexcept:
+    return not is_in_place(kind) and kind != BARRIER
+
+
 cdef str shown(Operand *operand):
     return f"{(_engine.DTYPES + (_engine.MOVED_DTYPE,))[operand.dtype]}[{operand.count}]"
 
@@ -45,9 +51,13 @@ cdef str shown(Operand *operand):
 # ---- the collectives -----------------------------------------------------------------------------------------
 
 cdef class Collectives:
-    """What a communicator can call; `Comm` adds how it comes to be, its shared arrays and its end."""
+    """What a communicator can call; `Comm` adds how it comes to be, its shared arrays and its end.
 
-    def all_reduce(self, x, op="sum", *, out=None, algorithm=None, timeout=None):
+    With async_op=True a collective runs in the background, behind those that were called before it, and returns a
+    `Work` that has the result; its arrays must be left alone until it is finished.
+    """
+
+    def all_reduce(self, x, op="sum", *, out=None, algorithm=None, async_op=False, timeout=None):
         """Combine x of all ranks elementwise, for every rank: in place, or into `out`.
 
         x: any contiguous array, the same dtype and number of elements on every rank. op: a name or `shmring.Op`.
@@ -56,75 +66,75 @@ cdef class Collectives:
         (reduce to rank 0, broadcast); ring and tree fold, and round 8/16-bit floats, in an order of their own.
         timeout: seconds. Arrays from `empty` and its kin on all ranks are reduced without a copy.
         """
-        self.run(ALL_REDUCE, x, op, None, out, None, algorithm, timeout)
+        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout)
 
-    def reduce(self, x, op="sum", root=0, *, out=None, timeout=None):
+    def reduce(self, x, op="sum", root=0, *, out=None, async_op=False, timeout=None):
         """Combine x of all ranks elementwise on the root: in its x, or into its `out`; others keep x.
 
         x and op as in `all_reduce`, folded in rank order. out: on the root only, ignored elsewhere.
         """
-        self.run(REDUCE, x, op, root, out, None, None, timeout)
+        return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout)
 
-    def scan(self, x, op="sum", *, out=None, timeout=None):
+    def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
         """Combine x of the ranks up to and with this one, in rank order: in place, or into `out`.
 
         x and out as in `all_reduce`; every op but "avg".
         """
-        self.run(SCAN, x, op, None, out, None, None, timeout)
+        return self.run(SCAN, x, op, None, out, None, None, async_op, timeout)
 
-    def exscan(self, x, op="sum", *, out=None, timeout=None):
+    def exscan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
         """Combine x of the ranks before this one, in rank order: in place, or into `out`; rank 0's stays as it is."""
-        self.run(EXSCAN, x, op, None, out, None, None, timeout)
+        return self.run(EXSCAN, x, op, None, out, None, None, async_op, timeout)
 
-    def reduce_scatter(self, x, op="sum", *, out=None, timeout=None):
+    def reduce_scatter(self, x, op="sum", *, out=None, async_op=False, timeout=None):
         """Combine x of all ranks elementwise and return this rank's part of the result.
 
         x: shape (size, *s), of which rank i gets what is at x[i], shape s; or size * k rows, of which it gets k. C
         order. out: of that count, the own part of x or disjoint from x; made if missing. Folded in rank order.
         """
-        return self.run(REDUCE_SCATTER, x, op, None, out, None, None, timeout)
+        return self.run(REDUCE_SCATTER, x, op, None, out, None, None, async_op, timeout)
 
-    def broadcast(self, x, root=0, *, out=None, timeout=None):
+    def broadcast(self, x, root=0, *, out=None, async_op=False, timeout=None):
         """root's x for every rank: in place, or into `out`.
 
         x: any contiguous array of items of a fixed size, the same dtype and number of elements on every rank; it
         may be read-only on the root, which is the only rank whose values are read. timeout: seconds.
         """
-        self.run(BROADCAST, x, None, root, out, None, None, timeout)
+        return self.run(BROADCAST, x, None, root, out, None, None, async_op, timeout)
 
-    def scatter(self, x, root=0, *, out=None, like=None, timeout=None):
+    def scatter(self, x, root=0, *, out=None, like=None, async_op=False, timeout=None):
         """Each rank's part of the root's x; returns it.
 
         x: on the root (size, *s), of which rank i gets x[i], or size * k rows, of which it gets k; C order. None
         elsewhere, with `out`, or `like`: an array of the part's shape and dtype. out: the part's count and dtype.
         """
-        return self.run(SCATTER, x, None, root, out, like, None, timeout)
+        return self.run(SCATTER, x, None, root, out, like, None, async_op, timeout)
 
-    def gather(self, x, root=0, *, out=None, timeout=None):
+    def gather(self, x, root=0, *, out=None, async_op=False, timeout=None):
         """Every rank's x on the root, which returns them as (size, *s); the others return None.
 
         x: shape s and dtype the same on every rank, C order. out: on the root only; room for all, in which the
         root's x may be its own part.
         """
-        return self.run(GATHER, x, None, root, out, None, None, timeout)
+        return self.run(GATHER, x, None, root, out, None, None, async_op, timeout)
 
-    def all_gather(self, x, *, out=None, timeout=None):
+    def all_gather(self, x, *, out=None, async_op=False, timeout=None):
         """Every rank's x on every rank: returns (size, *s) for x of shape s.
 
         x: shape and dtype the same on every rank, C order. out: room for all, in which x may be this rank's part.
         """
-        return self.run(ALL_GATHER, x, None, None, out, None, None, timeout)
+        return self.run(ALL_GATHER, x, None, None, out, None, None, async_op, timeout)
 
-    def all_to_all(self, x, *, out=None, timeout=None):
+    def all_to_all(self, x, *, out=None, async_op=False, timeout=None):
         """Block j of rank i becomes block i of rank j: returns an array of x's shape.
 
         x: shape (size, *s), or size * k rows, the same on every rank, C order. out: x itself or disjoint from it.
         """
-        return self.run(ALL_TO_ALL, x, None, None, out, None, None, timeout)
+        return self.run(ALL_TO_ALL, x, None, None, out, None, None, async_op, timeout)
 
-    def barrier(self, *, timeout=None):
+    def barrier(self, *, async_op=False, timeout=None):
         """Return when every rank has called it. timeout: seconds."""
-        self.run(BARRIER, None, None, None, None, None, None, timeout)
+        return self.run(BARRIER, None, None, None, None, None, None, async_op, timeout)
 
     def plan(self, str kind, *arguments, **keywords):
         """The call `kind` with its arguments checked once and its arrays pinned: a callable that runs it.
@@ -137,15 +147,16 @@ cdef class Collectives:
     # -- from arguments to a call --
 
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                    object timeout):
+                    object async_op, object timeout):
         cdef Call c
         cdef Operand a, b
+        if async_op:
+            return self.issue(kind, x, op, root, out, like, algorithm, timeout)
         a.held = b.held = False
         try:
             try:
                 number = self.root_number(root) if is_rooted(kind) else 0
-                if out is None and not is_in_place(kind) and kind != BARRIER:
-                    out = self.room_for_result(kind, x, number, like)
+                out = self.room_for_result(kind, x, number, like) if out is None and makes_room(kind) else out
                 kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout)
             except Exception:
                 self.engine.refuse(kind)
@@ -155,6 +166,30 @@ cdef class Collectives:
             release(&a)
             release(&b)
         return None if is_in_place(kind) or not takes_result(&c, self.engine.g.rank) else out
+
+    # As run, in the background.
+    cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
+                      object timeout):
+        cdef Work work = self.new_work()
+        cdef Call *c = &work.task.call
+        try:
+            number = self.root_number(root) if is_rooted(kind) else 0
+            out = self.room_for_result(kind, x, number, like) if out is None and makes_room(kind) else out
+            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout)
+        except Exception:
+            self.engine.refuse(kind)
+            raise
+        work.kept = (x, out, kept)
+        work.answer = None if is_in_place(kind) or not takes_result(c, self.engine.g.rank) else out
+        self.prepare_staging(c)
+        self.engine.issue(work)
+        return work
+
+    cdef Work new_work(self):
+        cdef Work work = Work()
+        work.communicator = self
+        work.engine = self.engine
+        return work
 
     cdef int drive(self, Call *c) except -1:
         self.prepare_staging(c)
@@ -303,7 +338,10 @@ cdef int check_overlap(Call *c, int rank) except -1:
 
 
 cdef class Plan:
-    """A collective with its arguments checked and its arrays pinned; each call is the bare collective."""
+    """A collective with its arguments checked and its arrays pinned; each call is the bare collective.
+
+    Where it was made with async_op=True each call returns a Work.
+    """
 
     def __init__(self, Collectives comm, str kind, tuple arguments, dict keywords):
         self.a.held = self.b.held = False
@@ -318,10 +356,11 @@ cdef class Plan:
         given = bound.arguments
         x, out = given.get("x"), given.get("out")
         root = comm.root_number(given["root"]) if is_rooted(number) else 0
-        if out is None and not is_in_place(number) and number != BARRIER:
+        if out is None and makes_room(number):
             out = comm.room_for_result(number, x, root, given.get("like"))
         kept = comm.describe(&self.c, &self.a, &self.b, number, x, given.get("op"), root, out,
                              given.get("algorithm"), given.get("timeout"))
+        self.in_background = given["async_op"]
         self.pinned = (x, out, kept)
         self.result = None if is_in_place(number) or not takes_result(&self.c, comm.engine.g.rank) else out
         comm.prepare_staging(&self.c)
@@ -331,8 +370,18 @@ cdef class Plan:
 
     def __call__(self):
         """Run the collective once."""
+        if self.in_background:
+            return self.issue()
         self.comm.engine.drive(&self.c)
         return self.result
+
+    cdef object issue(self):
+        cdef Work work = self.comm.new_work()
+        work.task.call = self.c
+        work.kept = self
+        work.answer = self.result
+        self.comm.engine.issue(work)
+        return work
 
     def __dealloc__(self):
         release(&self.a)

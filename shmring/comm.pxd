@@ -4,10 +4,12 @@ from .messages cimport Messages
 
 
 cdef class Comm(Messages):
-    cdef object links, segment, arrays
+    cdef object links, segment, arrays, settings
+    cdef readonly object parent_ranks   # None: this is no group, but a world
     cdef object __weakref__
     cdef int fd                      # of the segment, for pages of its rings
 
+    cdef object form(self, list members, double timeout_s)
     cdef object frame_of(self, int kind, object item, object root, bint all_give)
     cdef int forget(self) except -1
     cdef int close_descriptor(self) except -1

@@ -1,6 +1,6 @@
 """Comm: the communicator as Python sees it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self, SupportsIndex, TypeVar, overload
 
@@ -20,8 +20,18 @@ class Comm(Messages):
     """One rank's place in a group of ranks, and the collectives between them."""
 
     def __init__(
-        self, engine: Engine, links: Links, segment: Mapping, fd: int, settings: Settings
+        self,
+        engine: Engine,
+        links: Links,
+        segment: Mapping,
+        fd: int,
+        settings: Settings,
+        parent_ranks: tuple[int, ...] | None = None,
     ) -> None: ...
+    @property
+    def parent_ranks(self) -> tuple[int, ...] | None:
+        """By rank, its number in the communicator that this group was made of; None for a world."""
+
     @property
     def rank(self) -> int:
         """This rank's number, 0 to size - 1."""
@@ -45,6 +55,17 @@ class Comm(Messages):
     @property
     def num_nodes(self) -> int:
         """How many hosts there are."""
+
+    def split(
+        self, color: SupportsIndex | None, key: SupportsIndex = 0, *, timeout: float | None = None
+    ) -> Comm | None:
+        """Collective: a communicator for each color, its ranks ordered by key and then by rank."""
+
+    def group(self, ranks: Iterable[SupportsIndex], *, timeout: float | None = None) -> Comm | None:
+        """Collective: a communicator of the ranks in the list, which is the same on all; None elsewhere."""
+
+    def dup(self, *, timeout: float | None = None) -> Comm:
+        """Collective: another communicator of the same ranks."""
 
     @overload
     def empty(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:

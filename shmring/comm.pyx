@@ -1,16 +1,21 @@
-# Comm: how a communicator comes to be, its shared arrays, objects, and its end; what it can call is in collectives.
-# May know: _engine, _group, arrays, collectives, memory, messages, objects.
+# Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
+# collectives, uneven, fusion and messages. May know: _engine, _group, arrays, collectives, groups, memory, messages,
+# objects.
 
+import atexit
 import os
+import weakref
 
 from ._engine cimport Engine
-from ._group cimport ALL_GATHER, ALLOCATE, BROADCAST
+from ._group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SPLIT, SR_SUM
 from .collectives cimport algorithm_number, timeout_ns_of, timeout_s_of
 from .messages cimport Messages
 
-from . import memory, objects
+from . import groups, memory, objects
 from .arrays import Arrays
 from .arrays import check as check_array
+
+open_comms = weakref.WeakSet()   # of this process
 
 
 cdef class Comm(Messages):
@@ -22,15 +27,18 @@ cdef class Comm(Messages):
     `shmring.Error`, the same on every rank and final for this communicator.
     """
 
-    def __init__(self, Engine engine, links, segment, int fd, settings):
+    def __init__(self, Engine engine, links, segment, int fd, settings, parent_ranks=None):
         self.engine = engine
         self.links = links
         self.segment = segment
         self.fd = fd
+        self.settings = settings
+        self.parent_ranks = parent_ranks
         self.default_algorithm = algorithm_number(settings.algorithm)
         self.default_timeout_ns = timeout_ns_of(engine.timeout_s)
         self.arrays = Arrays(engine, links, settings.segment)
         self.staging_ready = engine.size == 1
+        open_comms.add(self)
 
     @property
     def rank(self):
@@ -61,6 +69,47 @@ cdef class Comm(Messages):
     def num_nodes(self):
         """How many hosts there are."""
         return self.links.num_nodes
+
+    # -- groups --
+
+    def split(self, color, key=0, *, timeout=None):
+        """Collective: a communicator for each color, of the ranks that give it, ordered by key and then by rank.
+
+        color and key: integers. Returns this rank's one; None for color None. A group goes on by itself: what
+        happens to it, or to this communicator, happens to that one only, but that a rank's death shows in all.
+        timeout: seconds. Raises OutOfMemory on all ranks of a group whose memory cannot be had. As MPI_Comm_split.
+        """
+        try:
+            wish = groups.wish(color, key)
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+        except Exception:
+            self.engine.refuse(SPLIT)
+            raise
+        self.engine.call_tiny(SPLIT, SR_SUM, 0, NULL, 0, timeout_s)
+        return self.form(groups.by_color(self.all_gather(wish, timeout=timeout_s)), timeout_s)
+
+    def group(self, ranks, *, timeout=None):
+        """Collective: a communicator of the ranks in the list, which is the same on all; ranks[i] is its rank i.
+
+        Returns it; None on the other ranks, which call it, too. Otherwise as `split`.
+        """
+        try:
+            wanted = groups.listed(ranks, self.engine.g.size)
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+        except Exception:
+            self.engine.refuse(FORM_GROUP)
+            raise
+        self.engine.call_tiny(FORM_GROUP, SR_SUM, len(wanted), NULL, 0, timeout_s)
+        groups.check_same(self.all_gather(wanted, timeout=timeout_s))
+        return self.form([wanted.tolist()] if len(wanted) else [], timeout_s)
+
+    def dup(self, *, timeout=None):
+        """Collective: another communicator of the same ranks, as `split(0)`."""
+        return self.split(0, timeout=timeout)
+
+    cdef object form(self, list members, double timeout_s):
+        formed = groups.form(self.engine, self.links, members, self.settings, timeout_s)
+        return None if formed is None else Comm(*formed[0], parent_ranks=formed[1])
 
     # -- arrays that all ranks map --
 
@@ -122,14 +171,12 @@ cdef class Comm(Messages):
 
     def all_gather_object(self, item, *, timeout=None):
         """Every rank's object on every rank: a list by rank of copies, the own one included."""
-        frame = self.frame_of(ALL_GATHER, item, 0, True)
-        frames = objects.all_gather(self, frame, self.engine.g.rank, self.engine.g.size, timeout)
-        return [objects.unpack(frame) for frame in frames]
+        frame = self.frame_of(ALL_GATHER_V, item, 0, True)
+        return [objects.unpack(frame) for frame in self.all_gather_v(frame, timeout=timeout)]
 
     def gather_object(self, item, root=0, *, timeout=None):
         """Every rank's object on the root, which returns a list of copies by rank; the others return None."""
-        frame = self.frame_of(ALL_GATHER, item, root, True)
-        frames = objects.gather(self, frame, root, timeout)
+        frames = self.gather_v(self.frame_of(GATHER_V, item, root, True), root, timeout=timeout)
         return None if frames is None else [objects.unpack(frame) for frame in frames]
 
     def scatter_object(self, items=None, root=0, *, timeout=None):
@@ -141,9 +188,9 @@ cdef class Comm(Messages):
                 if len(frames) != self.engine.g.size:
                     raise ValueError(f"there are {len(frames)} items for {self.engine.g.size} ranks; give one for each")
         except Exception:
-            self.engine.refuse(BROADCAST)
+            self.engine.refuse(SCATTER_V)
             raise
-        return objects.unpack(objects.scatter(self, frames, root, timeout))
+        return objects.unpack(self.scatter_v(frames, root, like=objects.NO_FRAME, timeout=timeout))
 
     # The frame of what this rank gives, None if it gives nothing; a wrong root, or what does not pickle, is refused.
     cdef object frame_of(self, int kind, object item, object root, bint all_give):
@@ -243,6 +290,23 @@ cdef class Comm(Messages):
         memory.allocate(self.fd, offset, nbytes, purpose="a message ring")
         self.segment.populate(offset, nbytes)
         return 0
+
+
+@atexit.register
+def _close_all():
+    for comm in list(open_comms):
+        try:
+            comm.close()
+        except RuntimeError:   # a daemon thread is inside a call: the others are closed all the same
+            pass
+
+
+def _disown_all():
+    for comm in list(open_comms):
+        comm._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 cdef str text_of(object error):

@@ -15,8 +15,8 @@ from .errors import Aborted, Error, Mismatch, RankFailed, Timeout
 if TYPE_CHECKING:
     from ._engine import Engine
 
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
-ROOTED = ("reduce", "broadcast", "scatter", "gather")
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "all_reduce_many")
+ROOTED = ("reduce", "broadcast", "scatter", "gather", "scatter_v", "gather_v")
 _NOTHING = "nothing yet"
 _OVER = "this communicator is over, join a new world"
 
@@ -30,9 +30,13 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
         return f"{kind} with arguments that it refused"
     if kind == "barrier":
         return "barrier()"
+    if kind == "split":
+        return "split()"
+    if kind == "group":
+        return f"group({record['count']} ranks)"
     if kind == "empty":
         return f"empty({record['count']} bytes)"
-    words = [f"{record['dtype']}[{record['count']}]"]
+    words = [f"{'rows of ' if kind.endswith('_v') else ''}{record['dtype']}[{record['count']}]"]
     if kind in REDUCTIONS:
         words.append(record["op"])
     if kind in ROOTED:
@@ -85,6 +89,8 @@ def _mismatch(engine: Engine, culprit: int, seq: int, number: int, op: str | Non
     for rank, call in enumerate(calls):
         callers.setdefault(call, []).append(rank)
     told = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
+    if len(callers) == 1:
+        told += ", but with arrays of other shapes or dtypes"
     must = "every rank has to make the same calls in the same order"
     text = f"the ranks' calls do not match in call #{number}: {told}; {must}"
     return Mismatch(text, rank=culprit, op=op, seq=number, calls=calls)

@@ -19,7 +19,7 @@ UNPROVEN_NBYTES = 256  # read from a stranger at most
 FRAME_NBYTES = 2048  # read from a proven rank at most
 
 # Kinds of frames between proven ranks.
-READY, FAILED, GIVING_UP, DESCRIPTOR = 1, 2, 3, 4
+READY, FAILED, GIVING_UP, DESCRIPTOR, LINE = 1, 2, 3, 4, 5
 
 _HELLO = struct.Struct(f"!8sII{NONCE_NBYTES}s{NODE_NBYTES}s")
 _CHALLENGE = struct.Struct(f"!8sI{NONCE_NBYTES}s32s")
@@ -96,13 +96,13 @@ def proves(claimed: bytes, expected: bytes) -> bool:
     return hmac.compare_digest(claimed, expected)
 
 
-def pack_frame(kind: int, error: BaseException | None = None) -> bytes:
-    """A frame between proven ranks; a FAILED one carries the error in its own type."""
+def pack_frame(kind: int, error: BaseException | None = None, rank: int = 0) -> bytes:
+    """A frame of `rank` between proven ranks; a FAILED one carries the error in its own type."""
     if error is None:
         return _FRAME.pack(MAGIC, kind, 0, _UNKNOWN, _UNKNOWN, _UNKNOWN, 0)
-    if type(error) not in _ERRORS:  # such as KeyboardInterrupt: it ends rank 0, and so the others' wait
+    if type(error) not in _ERRORS:  # such as KeyboardInterrupt: it ends the rank, and so the others' wait
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        error = Aborted(f"rank 0 gave up: {reason}", rank=0, reason=reason)
+        error = Aborted(f"rank {rank} gave up: {reason}", rank=rank, reason=reason)
     assert isinstance(error, Error)
     text = str(error).encode("utf-8", "replace")[:_TEXT_NBYTES]
     wanted = getattr(error, "wanted_nbytes", None)

@@ -1,13 +1,13 @@
-# May know: collectives, _messages, _operands.
+# May know: _messages, _operands, fusion.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from ._messages cimport Mail, Message
 from ._operands cimport Operand
-from .collectives cimport Collectives
+from .fusion cimport Fusion
 
 
-cdef class Messages(Collectives):
+cdef class Messages(Fusion):
     cdef Mail mail
     cdef bint is_messaging       # a thread is inside a call that sends or receives
     cdef set transfers           # keeps what is on its way alive

@@ -4,7 +4,8 @@ from collections.abc import Generator
 from typing import Any, Literal, SupportsIndex, overload
 
 from ._status import Status
-from .collectives import Collectives, _Array
+from .collectives import _Array
+from .fusion import Fusion
 
 ANY_SOURCE: int
 ANY_TAG: int
@@ -20,13 +21,13 @@ class Transfer:
     def wait(self, timeout: float | None = None) -> Status | None:
         """Wait until it is complete: None for a send, the `Status` for a receive, or the error of `recv`."""
 
-    def result(self) -> Status | None:
-        """What `wait()` returns."""
+    def result(self, timeout: float | None = None) -> Status | None:
+        """What `wait` returns, as a `Work` has it."""
 
     def __await__(self) -> Generator[Any, None, Status | None]:
         """For asyncio."""
 
-class Messages(Collectives):
+class Messages(Fusion):
     """What goes from one rank to one other."""
 
     def send(

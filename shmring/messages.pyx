@@ -1,6 +1,6 @@
 # Point-to-point: from Python's arguments to posted messages, and from their ends to results and errors.
-# May know: _delivery, _engine, _group, _messages, _operands, _ring, _status, collectives, errors, failures, liveness,
-# objects.
+# May know: _delivery, _engine, _group, _messages, _operands, _ring, _status, collectives, errors, failures, fusion,
+# liveness, objects.
 
 import operator
 
@@ -21,7 +21,8 @@ from ._messages cimport *
 from ._operands cimport Operand, release, take
 from ._ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
 from ._status cimport OBJECT, kind_of, mismatch, status_of, tag_number, truncated, wish_text
-from .collectives cimport Collectives, timeout_ns_of
+from .collectives cimport timeout_ns_of
+from .fusion cimport Fusion
 
 import numpy as np
 
@@ -38,7 +39,7 @@ cdef enum:
 
 # ---- sending and receiving ---------------------------------------------------------------------------------------
 
-cdef class Messages(Collectives):
+cdef class Messages(Fusion):
     """What goes from one rank to one other. It never waits for a collective, and may be called from another thread
     than those; by one thread at a time. Between two ranks messages of one tag keep their order.
     """
@@ -501,9 +502,9 @@ cdef class Transfer:
                 self.comm.end_messaging()
         return self.comm.result_of(&self.message)
 
-    def result(self):
-        """What `wait()` returns."""
-        return self.wait()
+    def result(self, timeout=None):
+        """What `wait` returns, as a `Work` has it."""
+        return self.wait(timeout)
 
     def __await__(self):
         """For asyncio: looks now and then whether it is complete, and lets others run meanwhile."""

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
+NO_FRAME: Bytes = np.empty(0, np.uint8)
 _LINE_NBYTES = 64
-# Up to here frames are padded to the longest and gathered at once; longer ones that differ go one by one.
-_PADDED_NBYTES = 1 << 20
 
 
 def pack(item: object) -> Bytes:
@@ -66,40 +65,3 @@ def broadcast(comm: Collectives, frame: Bytes | None, root: int, timeout: float 
         frame = np.empty(int(length[0]), np.uint8)
     comm.broadcast(frame, root, timeout=timeout)
     return frame
-
-
-def all_gather(comm: Collectives, frame: Bytes, rank: int, size: int, timeout: float | None) -> list[Bytes]:
-    """Every rank's frame, by rank."""
-    lengths = comm.all_gather(np.array(len(frame)), timeout=timeout).tolist()
-    longest = max(lengths)
-    if longest * size <= _PADDED_NBYTES or min(lengths) == longest:
-        rows = comm.all_gather(_padded(frame, longest), timeout=timeout)
-        return [row[:n] for row, n in zip(rows, lengths, strict=True)]
-    frames = [frame if giver == rank else np.empty(n, np.uint8) for giver, n in enumerate(lengths)]
-    for giver in range(size):
-        comm.broadcast(frames[giver], giver, timeout=timeout)
-    return frames
-
-
-def gather(comm: Collectives, frame: Bytes, root: int, timeout: float | None) -> list[Bytes] | None:
-    """Every rank's frame by rank, on the root."""
-    lengths = comm.all_gather(np.array(len(frame)), timeout=timeout).tolist()
-    rows = comm.gather(_padded(frame, max(lengths)), root, timeout=timeout)
-    return None if rows is None else [row[:n] for row, n in zip(rows, lengths, strict=True)]
-
-
-def scatter(comm: Collectives, frames: list[Bytes] | None, root: int, timeout: float | None) -> Bytes:
-    """The frame that the root has for this rank; the others give None."""
-    longest = np.array([0 if frames is None else max(map(len, frames))], "i8")
-    comm.broadcast(longest, root, timeout=timeout)
-    rows = None if frames is None else np.stack([_padded(frame, int(longest[0])) for frame in frames])
-    own: Bytes = comm.scatter(rows, root, like=np.empty(int(longest[0]), np.uint8), timeout=timeout)
-    return own
-
-
-def _padded(frame: Bytes, nbytes: int) -> Bytes:
-    if len(frame) == nbytes:
-        return frame
-    padded = np.zeros(nbytes, np.uint8)
-    padded[: len(frame)] = frame
-    return padded

@@ -102,7 +102,7 @@ class Ring(Ends):
 
         if context.get_spawning_popen() is None:
             raise RuntimeError(
-                "a ring travels only while a process is started: make it an argument of multiprocessing.Process"
+                "a ring travels only while a process is started, as an argument of multiprocessing.Process"
             )
         if self.closed_because is not None:
             raise ValueError("this ring is closed; make another one")

@@ -42,6 +42,7 @@ class Settings:
     algorithm: str = "auto"
     path: str = "auto"
     trace: str | None = None
+    tuning: str = "auto"  # "none", or a file; rank 0's counts
     message_ring_nbytes: int = 0  # 0: by the number of ranks; lets tests run with rings of some lines
     first_seq: int = 0  # where sequence numbers begin: lets tests run near the wrap of 32 and 64 bits
 
@@ -69,6 +70,7 @@ class Settings:
             algorithm=read("SHMRING_ALGORITHM", _choice(ALGORITHMS), "auto"),
             path=read("SHMRING_PATH", _choice(PATHS), "auto"),
             trace=read("SHMRING_TRACE", _text(4096), None),
+            tuning=read("SHMRING_TUNING", _text(4096), "auto"),
             message_ring_nbytes=read("SHMRING_MESSAGE_RING", _power_of_two(512, 1 << 30), 0),
             first_seq=read("SHMRING_FIRST_SEQ", _integer(0, (1 << 64) - 1), 0),
         )

@@ -5,6 +5,9 @@ May know: nothing.
 
 from __future__ import annotations
 
+import functools
+import math
+import zlib
 from typing import Any
 
 import numpy as np
@@ -43,3 +46,48 @@ def rows_of_a_part(shape: tuple[int, ...], size: int) -> int:
             f"its first dimension must be a multiple of {size}"
         )
     return shape[0] // size
+
+
+# ---- pieces of other lengths ------------------------------------------------------------------------------
+
+
+def list_for(arrays: Any, size: int, what: str) -> list[Any]:
+    """As many arrays as there are ranks; TypeError or ValueError if it is anything else."""
+    try:
+        found = list(arrays)
+    except TypeError:
+        raise TypeError(f"{what} is a {type(arrays).__name__}; give a list of {size} arrays") from None
+    if len(found) != size:
+        raise ValueError(f"{what} has {len(found)} arrays for {size} ranks; give one for each, empty or not")
+    return found
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    shape = getattr(x, "shape", None)
+    return np.asarray(x).shape if shape is None else tuple(shape)
+
+
+def dtype_of(x: Any) -> np.dtype[Any]:
+    return np.asarray(x).dtype
+
+
+def without_rows(x: Any, what: str) -> np.ndarray[Any, Any]:
+    """An empty array of x's dtype and shape[1:]."""
+    shape = shape_of(x)
+    if not shape:
+        raise ValueError(f"{what} is 0-d; its first dimension is what may differ, pass {what}.reshape(1)")
+    return np.empty((0, *shape[1:]), dtype_of(x))
+
+
+def with_rows(model: np.ndarray[Any, Any], nrows: int) -> np.ndarray[Any, Any]:
+    return np.empty((nrows, *model.shape[1:]), model.dtype)
+
+
+def row_nbytes(model: np.ndarray[Any, Any]) -> int:
+    return int(math.prod(model.shape[1:]) * model.itemsize)
+
+
+@functools.lru_cache(maxsize=256)
+def signature(trailing: tuple[int, ...], dtype: np.dtype[Any] | None) -> int:
+    """32 bits that differ where shapes or dtypes do, the same in every process."""
+    return zlib.crc32(f"{trailing} {dtype}".encode())

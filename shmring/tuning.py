@@ -1,10 +1,15 @@
 """The sizes at which one way of doing it overtakes another, and how long to wait in which way.
 
-Every figure names where it was measured. May know: limits, settings.
+Every figure names where it was measured. On this machine `python -m shmring.tools.tune` measures most of them
+again; rank 0's table of that, if there is one, holds for all ranks. May know: limits, measured, settings.
 """
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+
+from . import measured
 from .limits import usable_cpus
 from .settings import Settings
 
@@ -14,7 +19,7 @@ PAGE_NBYTES = 4096
 LINE_NBYTES = 128  # SR_LINE of src/layout.h: slots begin on it
 CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: room that a slot has beyond its chunk
 
-# Measured with bench/peers.py and bench/tune_all_reduce.py, 2 and 4 ranks on 2 cores of a Zen 4 EPYC.
+# Measured with bench/ (peers, bench_fusion) and shmring.tools.tune, 2 and 4 ranks on 2 cores of a Zen 4 EPYC.
 DEFAULTS: dict[str, int] = {
     "small_nbytes": 48 * KIB,
     "far_stream_nbytes": 2 * KIB,
@@ -24,48 +29,91 @@ DEFAULTS: dict[str, int] = {
     "exchange_nbytes": 256 * KIB,
     "stream_out_nbytes": 16 * MIB,
     "zero_copy_stream_nbytes": 16 * MIB,
+    "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,
 }
+# What a measured table may say: no staging ring grows beyond some tens of MiB by it.
+LIMITS: dict[str, tuple[int, int]] = {
+    "small_nbytes": (64, 4 * MIB),
+    "far_stream_nbytes": (64, 1 << 40),
+    "one_chunk_nbytes": (4 * KIB, 8 * MIB),
+    "chunk_nbytes": (4 * KIB, 8 * MIB),
+    "depth": (2, 8),
+    "exchange_nbytes": (4 * KIB, 8 * MIB),
+    "stream_out_nbytes": (64 * KIB, 1 << 40),
+    "zero_copy_stream_nbytes": (64 * KIB, 1 << 40),
+    "fuse_nbytes": (64, 1 * MIB),
+}
+# Known before a call begins, when the distance that will hold then is not: the same near and far.
+OF_BOTH_DISTANCES = ("small_nbytes", "depth", "fuse_nbytes")
 
 # Zero-copy has a second synchronisation: a matter of 0.1 us, or of some switches between processes.
 OVERSUBSCRIBED_ZERO_COPY_NBYTES = 12 * KIB
 
 
-def forced_chunk_nbytes(settings: Settings) -> int:
-    """The chunk that the environment asks for, 0 when it leaves that to the engine."""
+def tables(settings: Settings, nranks: int) -> tuple[dict[str, int], dict[str, int]]:
+    """What holds for near and for far cores in a communicator that this rank begins for `nranks`."""
+    found = _measured_table(settings.tuning, nranks)
+    both = DEFAULTS | found.get("any", {})
+    near, far = (
+        both | found.get(distance, {}) | {name: both[name] for name in OF_BOTH_DISTANCES}
+        for distance in ("near", "far")
+    )
+    return _as_forced(near, settings), _as_forced(far, settings)
+
+
+def _measured_table(asked: str, nranks: int) -> measured.Table:
+    """By SHMRING_TUNING: that file's, of the user's cache folder if it can be used ("auto"), or none."""
+    if asked == "none":
+        return {}
+    path = measured.default_path() if asked == "auto" else Path(asked)
+    try:
+        return measured.load(path, LIMITS).get(nranks, {})
+    except FileNotFoundError as error:
+        if asked == "auto":
+            return {}
+        raise ValueError(f"SHMRING_TUNING is {asked!r}, a file that is not there") from error
+    except measured.Unusable as error:
+        if asked != "auto":
+            raise ValueError(f"SHMRING_TUNING is {asked!r}, a table that cannot be used: {error}") from error
+        warnings.warn(
+            f"the tuning table {path} is not used: {error}; "
+            "measure again with python -m shmring.tools.tune, or set SHMRING_TUNING=none",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return {}
+
+
+def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
+    """With the chunk and the depth that the environment asks for."""
     if settings.chunk_nbytes is None and settings.depth is None:
-        return 0
-    return settings.chunk_nbytes or DEFAULTS["chunk_nbytes"]
+        return table
+    chunk_nbytes = settings.chunk_nbytes or table["chunk_nbytes"]
+    return table | {
+        "one_chunk_nbytes": chunk_nbytes,
+        "chunk_nbytes": chunk_nbytes,
+        "exchange_nbytes": chunk_nbytes,
+        "small_nbytes": min(table["small_nbytes"], chunk_nbytes),
+        "depth": max(settings.depth or table["depth"], 2),
+    }
 
 
-def ring_nbytes(settings: Settings, nranks: int) -> int:
-    """Of one rank's staging ring, in whole pages: so many slots as it is deep, two if they are the largest.
+def ring_nbytes(tables: tuple[dict[str, int], ...], nranks: int) -> int:
+    """Of one rank's staging ring, in whole pages: so many slots as it is deep, two of the largest there are.
 
     More than a private L2, so that a line is not written again while another holds it; little of an L3. A
     line for each rank has to fit.
     """
-    chunk_nbytes = forced_chunk_nbytes(settings)
-    if chunk_nbytes:
-        nbytes = max(settings.depth or DEFAULTS["depth"], 2) * _slot_nbytes(chunk_nbytes)
-    else:
-        chunks_nbytes = DEFAULTS["depth"] * _slot_nbytes(DEFAULTS["chunk_nbytes"])
-        nbytes = max(chunks_nbytes, 2 * _slot_nbytes(DEFAULTS["one_chunk_nbytes"]))
-    nbytes = max(nbytes, nranks * LINE_NBYTES)
+    nbytes = nranks * LINE_NBYTES
+    for table in tables:
+        largest = max(table["one_chunk_nbytes"], table["exchange_nbytes"])
+        nbytes = max(nbytes, table["depth"] * _slot_nbytes(table["chunk_nbytes"]), 2 * _slot_nbytes(largest))
     return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
 
 
 def _slot_nbytes(chunk_nbytes: int) -> int:
     return -(-(chunk_nbytes + CACHE_LINE_NBYTES) // LINE_NBYTES) * LINE_NBYTES
-
-
-def tuning(forced_chunk_nbytes: int) -> dict[str, int]:
-    """The table for a communicator whose chunks were fixed by rank 0, or not (0)."""
-    table = {name: value for name, value in DEFAULTS.items() if name != "depth"}
-    if forced_chunk_nbytes:
-        table["one_chunk_nbytes"] = table["chunk_nbytes"] = forced_chunk_nbytes
-        table["exchange_nbytes"] = forced_chunk_nbytes
-        table["small_nbytes"] = min(table["small_nbytes"], forced_chunk_nbytes)
-    return table
 
 
 def patience(nranks: int, allowed_cpus: int) -> dict[str, int]:

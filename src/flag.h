@@ -131,6 +131,64 @@ static inline void sr_flag_sleep(const sr_flag *flag, uint64_t target, struct sr
         syscall(SYS_futex, &owner_bell->sleepers, FUTEX_WAIT, generation, &limit, NULL, 0);
 }
 
+/* A sleep on the flags of several owners, for a thread that serves more than one call. Begun by {0}; entered flag by
+   flag, while their memory is sure to be mapped; slept once all are in. */
+enum { SR_NAP_FLAGS = 64 }; /* further ones are left out: the limit ends the nap */
+
+struct sr_nap {
+    int n;
+    struct {                         /* the kernel's struct futex_waitv, which older headers lack */
+        uint64_t generation, address;
+        uint32_t flags, reserved;
+    } bell[SR_NAP_FLAGS];
+};
+
+/* As the first half of sr_flag_sleep. False: the flag is there already. */
+static inline bool sr_nap_enter(struct sr_nap *nap, const sr_flag *flag, uint64_t target, struct sr_bell *owner_bell)
+{
+    enum { FUTEX_OF_32_BITS = 2 };
+    uint32_t generation = atomic_fetch_or_explicit(&owner_bell->sleepers, 1, memory_order_seq_cst) | 1; /* S1 */
+    uint64_t value = atomic_load_explicit((sr_flag *)flag, memory_order_seq_cst); /* S2, pairs with P1 */
+    if ((int64_t)(value - target) >= 0)
+        return false;
+    if (nap->n < SR_NAP_FLAGS) {
+        nap->bell[nap->n].generation = generation;
+        nap->bell[nap->n].address = (uint64_t)(uintptr_t)&owner_bell->sleepers;
+        nap->bell[nap->n].flags = FUTEX_OF_32_BITS;
+        nap->bell[nap->n].reserved = 0;
+        nap->n++;
+    }
+    return true;
+}
+
+/* Until one of the owners rings. Linux 5.16; where the kernel does not know it, for a moment only. */
+static inline void sr_nap_sleep(struct sr_nap *nap, uint64_t limit_ns)
+{
+    enum { SYS_FUTEX_WAITV = 449 };
+    uint64_t until_ns = sr_now_ns() + limit_ns;
+    struct timespec until = {(time_t)(until_ns / 1000000000u), (long)(until_ns % 1000000000u)};
+    struct timespec moment = {0, 200000};
+    long woken = syscall(SYS_FUTEX_WAITV, nap->bell, nap->n, 0, &until, CLOCK_MONOTONIC);
+    if (woken < 0 && (errno == ENOSYS || errno == EPERM))
+        nanosleep(&moment, NULL);
+}
+
+/* ---- taking turns ------------------------------------------------------------------------------------------- */
+
+/* Takes a word that is 0 by setting it: false when somebody else was first. What was done before the word became 0
+   again (sr_flag_set, sr_flag_publish) is seen by who takes it. */
+static inline bool sr_flag_take(sr_flag *flag, uint64_t value)
+{
+    uint64_t none = 0;
+    return atomic_compare_exchange_strong_explicit(flag, &none, value, memory_order_acq_rel, memory_order_acquire);
+}
+
+/* Sets a word and tells what was there: who comes second in taking and swapping knows it. */
+static inline uint64_t sr_flag_swap(sr_flag *flag, uint64_t value)
+{
+    return atomic_exchange_explicit(flag, value, memory_order_acq_rel);
+}
+
 /* ---- the abort word: set once, read by every wait --------------------------------------------------------- */
 
 static inline uint64_t sr_abort_pack(enum sr_cause cause, int culprit, int reporter)

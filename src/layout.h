@@ -33,6 +33,7 @@
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
 #define SR_LINE 128u            /* two cache lines: the adjacent-line prefetcher pairs them */
+#define SR_LINES 8u             /* call lines of a rank, a power of two */
 #define SR_PAYLOAD_NBYTES 48u   /* of a call line: what a tiny message may weigh */
 #define SR_RECORDS 64u          /* flight records a rank, a power of two */
 #define SR_REASON_NBYTES 192u
@@ -40,8 +41,9 @@
 
 typedef _Atomic uint64_t sr_flag; /* monotonic, compared by signed difference, so that it may wrap */
 
-/* Begins every collective: one cache line that says "I am at call seq, and this is what I call". Two lines
-   alternate: a rank publishes call k+2 only after it has seen everyone's k+1, so nobody still reads k. */
+/* Begins every collective: one cache line that says "I am at call seq, and this is what I call". SR_LINES of them
+   take turns: a rank publishes call k only after it has seen everyone's lines of call k - SR_LINES / 2. Those were
+   published only after this rank's line of call k - SR_LINES had been seen, and so nobody still reads it. */
 struct sr_call_line {
     sr_flag seq;                              /* W owner, last; R all */
     uint64_t fingerprint;                     /* W owner before seq; R all: equal on all ranks or Mismatch */
@@ -108,7 +110,7 @@ struct sr_report {
 };
 
 struct sr_lane {
-    struct sr_call_line line[2];
+    struct sr_call_line line[SR_LINES];        /* by seq modulo SR_LINES */
     struct sr_counter progress[SR_PROGRESSES]; /* by enum sr_progress */
     struct sr_bell bell;
     struct sr_life life;
@@ -163,13 +165,27 @@ struct sr_queue {
 
 enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED };
 
+/* Sizes at which one way of doing it overtakes another (shmring/tuning.py); rank 0's hold for all, since all have to
+   choose alike. */
+struct sr_tuning {
+    uint64_t small_nbytes;            /* while the others' messages together are no more, everyone folds everything */
+    uint64_t far_stream_nbytes;       /* far cores stage with streaming stores from here on */
+    uint64_t one_chunk_nbytes;        /* messages up to here are one chunk */
+    uint64_t chunk_nbytes;            /* what a slot takes of larger ones */
+    uint64_t exchange_nbytes;         /* what a slot takes where there is no reduced chunk to be copied */
+    uint64_t stream_out_nbytes;       /* private results larger than this go past the cache */
+    uint64_t zero_copy_stream_nbytes; /* shared results, likewise */
+    uint64_t fuse_nbytes;             /* arrays up to here are reduced together where there are many */
+    uint64_t ping_nbytes;             /* calls this large look at the clock whether to measure the distance again */
+};
+
 struct sr_header {
     uint64_t magic;       /* W rank 0 before anyone maps; R all */
     uint32_t nranks;      /* W rank 0 ...; R all */
     uint32_t forced_path; /* W rank 0 ...: 0 measured, 1 near, 2 far; R all */
     uint64_t ring_nbytes; /* W rank 0 ...: of one staging ring, whole pages; R all */
-    uint64_t forced_chunk_nbytes; /* W rank 0 ...: 0 as the engine chooses; R all */
     uint64_t message_ring_nbytes; /* W rank 0 ...: of one message ring, a power of two; R all */
+    struct sr_tuning tuning[2];   /* W rank 0 ...: for near cores, for far ones; R all */
     uint64_t first_seq;   /* W rank 0 ...: where sequence numbers and positions begin; R all */
     /* Sticky, set once by compare-and-swap: cause 8 bits | culprit 16 | reporter 16 (see flag.h). W anyone; R all */
     sr_flag abort __attribute__((aligned(128)));
@@ -185,6 +201,7 @@ _Static_assert(sizeof(struct sr_lane) == 2 * SR_PAGE, "a lane is two pages");
 _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
 _Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE, "a small message is one line");
 _Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring that lives alone is one page");
+_Static_assert((SR_LINES & (SR_LINES - 1)) == 0, "call lines are found by masking seq");
 _Static_assert((SR_RECORDS & (SR_RECORDS - 1)) == 0, "records are found by masking seq");
 
 static inline struct sr_lane *sr_layout_lane(void *segment, int rank)

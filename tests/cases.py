@@ -42,12 +42,15 @@ def count_of(row):
 
 
 class Placed:
-    """A copy of `values` in memory of a kind; collective for the kinds that are not private to a rank."""
+    """A copy of `values` in memory of a kind; collective for the kinds that are not private to a rank.
 
-    def __init__(self, comm, values, memory):
+    room_nbytes: the most that any rank's values have, where they differ in length.
+    """
+
+    def __init__(self, comm, values, memory, room_nbytes=0):
         around = AROUND_NBYTES if memory in ("slice", "unaligned") else 0
         begin = around + (memory == "unaligned")
-        nbytes = values.nbytes + begin + around
+        nbytes = max(values.nbytes, room_nbytes) + begin + around
         room = comm.empty(nbytes, np.uint8) if memory in ("shared", "slice", "mixed") else None
         if room is None or (memory == "mixed" and comm.rank % 2 == 1):
             room = np.empty(nbytes, np.uint8)

@@ -8,6 +8,7 @@ import faulthandler
 import gc
 import os
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -23,6 +24,9 @@ OUR_NAMES = ("shmring", "psm_", "sem.mp-")  # others on this machine use it as w
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "loky")
 
 os.environ["PYTHONFAULTHANDLER"] = "1"  # the watchdog asks children for their stacks by SIGABRT
+# Whoever runs the tests may have tuned shmring for this machine: not for them.
+EMPTY_CACHE = tempfile.TemporaryDirectory(prefix="shmring-cache-")
+os.environ["XDG_CACHE_HOME"] = EMPTY_CACHE.name
 real_stderr = None
 
 

@@ -229,3 +229,12 @@ def test_pyperf_keeps_what_a_figure_depends_on(tmp_path):
     assert {name: metadata[name] for name in wanted} == wanted
     assert "isa" in metadata
     assert all("core_round_trip_ns" in run.get_metadata() for run in benchmark.get_runs())
+
+
+@pytest.mark.limit(120)
+def test_fusion_is_measured_beside_separate_calls():
+    few = ["--ranks", "2", "--count", "3", "--sizes", "8", "--rounds", "1"]
+    command = [sys.executable, str(BENCH / "bench_fusion.py"), *few]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert result.stdout.count("3 arrays of 8 B") == 2  # packed, and views of one array

@@ -86,7 +86,7 @@ def test_c_program_ends_well(name, sanitizer, folder):
 
 
 @pytest.mark.limit(LIMIT_S + 60)
-def test_one_call_line_instead_of_two_is_reported_as_a_race(folder):
+def test_one_call_line_alone_is_reported_as_a_race(folder):
     ran = run_c(*build("call_line", "thread", folder, "-DONE_LINE"))
     assert ran.returncode != 0
     assert "data race" in ran.stderr

@@ -154,3 +154,75 @@ def test_closing_twice_is_fine_and_closes_everything():
     close(links)
     close(links)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- lines for groups, and coming together ---
+
+
+def introducing(links, groups):
+    return lambda: links.introduce(groups, check=nothing, deadline=soon())
+
+
+def readying(links, deadline=None):
+    return lambda: links.all_ready(check=nothing, deadline=deadline or soon())
+
+
+def test_groups_get_stars_of_their_own():
+    links, before = meet(6), len(os.listdir("/proc/self/fd"))
+    groups = [[4, 0, 2], [5], [1, 3]]
+    stars = [found for found, failure in in_threads(*(introducing(link, groups) for link in links))]
+    close(links)
+    assert [(star.rank, star.size) for star in stars] == [(1, 3), (0, 2), (2, 3), (1, 2), (0, 3), (0, 1)]
+    for group in groups:
+        fd = memory.create(4096, kind="memfd")
+        own = [stars[rank] for rank in group]
+        assert in_threads(*(readying(star) for star in own)) == [None] * len(own)
+        fds = in_threads(broadcasting(own[0], fd), *(broadcasting(star) for star in own[1:]))
+        assert all(os.path.sameopenfile(fd, other) for other in fds)
+        for one in fds:
+            os.close(one)
+    close(stars)
+    assert len(os.listdir("/proc/self/fd")) == before - 11  # both ends of five lines, the marker
+
+
+def test_ranks_in_no_group_get_none():
+    links = meet(3)
+    found = in_threads(*(introducing(link, [[1]]) for link in links))
+    assert [star is None for star, _ in found] == [True, False, True]
+    close(links)
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_why_one_cannot_begin_reaches_all_that_wait(failing):
+    links = meet(4)
+
+    def fail():
+        links[failing].fail_descriptor(OutOfMemory("full", wanted_nbytes=7))
+        links[failing].close()
+
+    others = [readying(link) for at, link in enumerate(links) if at != failing]
+    outcomes = in_threads(fail, *others)
+    for error in outcomes[1:]:
+        assert isinstance(error, OutOfMemory)
+        assert error.wanted_nbytes == 7
+    close(links)
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_a_rank_that_ends_before_it_is_ready_is_named_to_all(gone):
+    links = meet(4)
+    outcomes = in_threads(links[gone].close, *(readying(link) for at, link in enumerate(links) if at != gone))
+    for error in outcomes[1:]:
+        assert isinstance(error, RankFailed)
+        assert error.rank == gone
+    close(links)
+
+
+def test_a_rank_that_is_never_ready_is_named_by_the_deadline():
+    links = meet(3)
+    late = time.monotonic() + 0.1
+    outcomes = in_threads(readying(links[0], late), readying(links[2]))
+    for error in outcomes:
+        assert isinstance(error, Timeout)
+        assert error.rank == 1
+    close(links)

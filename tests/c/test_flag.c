@@ -218,6 +218,104 @@ static void test_sleep_ends_at_its_limit_and_not_before(void)
     CHECK(slept_ns(0, UINT64_MAX, TEN_MINUTES_NS) < TEN_MINUTES_NS);
 }
 
+/* ---- one thread that naps on the flags of many ------------------------------------------------------------------- */
+
+enum { SERVED_ROUNDS = 200 };
+
+struct service {
+    struct sr_counter asked[AWAITERS + 1], answered[AWAITERS + 1]; /* by rank: W that rank; W rank 0 */
+    struct sr_bell bell[AWAITERS + 1];
+    uint64_t question[AWAITERS + 1], answer[AWAITERS + 1]; /* plain */
+};
+
+/* Rank 0 serves whoever has asked, and naps on all that have not. */
+static void serve_all(struct check_rank *me, struct service *shared)
+{
+    uint64_t served[AWAITERS + 1] = {0}, answers = 0;
+    while (answers < (uint64_t)SERVED_ROUNDS * (me->nranks - 1)) {
+        struct sr_nap nap = {0};
+        bool sleeps = true;
+        for (int rank = 1; rank < me->nranks; rank++) {
+            if (served[rank] == SERVED_ROUNDS)
+                continue;
+            if (sr_nap_enter(&nap, &shared->asked[rank].value, served[rank] + 1, &shared->bell[rank]))
+                continue;
+            shared->answer[rank] = shared->question[rank] * 3;
+            answers++;
+            sr_flag_publish(&shared->answered[rank].value, ++served[rank], &shared->bell[0]);
+            sleeps = false;
+        }
+        if (sleeps)
+            sr_nap_sleep(&nap, TEN_MINUTES_NS);
+    }
+}
+
+static void ask_and_be_served(struct check_rank *me)
+{
+    struct service *shared = me->shared;
+    if (me->rank == 0) {
+        serve_all(me, shared);
+        return;
+    }
+    for (uint64_t i = 1; i <= SERVED_ROUNDS; i++) {
+        check_dawdle(me);
+        shared->question[me->rank] = i * (uint64_t)me->rank;
+        sr_flag_publish(&shared->asked[me->rank].value, i, &shared->bell[me->rank]);
+        await(&shared->answered[me->rank].value, i, &shared->bell[0], SLEEPS);
+        CHECK(shared->answer[me->rank] == i * (uint64_t)me->rank * 3);
+    }
+}
+
+/* ---- taking turns ------------------------------------------------------------------------------------------------ */
+
+struct turns {
+    sr_flag taken, notify;
+    uint64_t count; /* plain: W who has its turn */
+    uint64_t told;
+};
+
+static void count_by_turns(struct check_rank *me)
+{
+    struct turns *shared = me->shared;
+    for (int i = 0; i < ROUNDS; i++) {
+        while (!sr_flag_take(&shared->taken, (uint64_t)me->rank + 1))
+            sr_yield();
+        CHECK(!sr_flag_take(&shared->taken, 99));
+        shared->count++;
+        sr_flag_set(&shared->taken, 0);
+    }
+}
+
+static void test_turns_exclude_each_other(void)
+{
+    struct turns shared;
+    memset(&shared, 0, sizeof shared);
+    check_ranks(AWAITERS, count_by_turns, &shared);
+    CHECK(shared.count == (uint64_t)ROUNDS * AWAITERS);
+}
+
+/* Who wants to be told and who has finished: exactly one of the two comes second, and knows it. */
+static void tell_or_see(struct check_rank *me)
+{
+    struct turns *shared = me->shared;
+    check_dawdle(me);
+    if (me->rank == 0)
+        shared->told += sr_flag_swap(&shared->notify, 77) == 5;
+    else if (!sr_flag_take(&shared->notify, 5))
+        __atomic_fetch_add(&shared->count, 1, __ATOMIC_RELAXED);
+}
+
+static void test_one_of_two_comes_second(void)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        struct turns shared;
+        memset(&shared, 0, sizeof shared);
+        check_ranks(2, tell_or_see, &shared);
+        CHECK(shared.told + shared.count == 1);
+        CHECK(sr_flag_load(&shared.notify) == 77);
+    }
+}
+
 /* ---- the abort word ------------------------------------------------------------------------------------------- */
 
 struct downfall {
@@ -286,6 +384,14 @@ int main(void)
         check_begin("sleeper and publisher never miss each other");
         test_sleeper_and_publisher_never_miss_each_other(start);
     }
+    check_begin("nobody who naps on many misses one");
+    struct service service;
+    memset(&service, 0, sizeof service);
+    check_ranks(AWAITERS + 1, ask_and_be_served, &service);
+    check_begin("turns exclude each other");
+    test_turns_exclude_each_other();
+    check_begin("one of two comes second");
+    test_one_of_two_comes_second();
     check_begin("abort has one winner");
     test_abort_has_one_winner();
     check_begin("abort word keeps its parts");

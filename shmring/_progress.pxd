@@ -1,0 +1,53 @@
+# Calls that were issued to be run in the background, in order, and who steps them. May know: _group.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from ._group cimport Call, Group, sr_bell, sr_flag
+
+
+# One issued call.
+cdef struct Task:
+    Call call
+    bint begun
+    int status          # DONE, or what ended the communicator; valid once it is finished
+    sr_flag notify      # 0; an eventfd + 1 that is to be written to when it is finished; FINISHED
+    uint64_t number     # its place in the queue, from 1
+    void *keeper        # an Issued, to which the queue holds a reference until it is reaped
+
+
+# The issued calls of one communicator, the oldest first. Who *steps* it has taken `stepper`, and only then touches the
+# group, `trouble` and the tasks; tasks are appended, and reaped once finished, by whoever holds the GIL.
+cdef struct Queue:
+    Group *group
+    Task **task           # by number & mask
+    uint64_t mask
+    sr_flag issued, finished, reaped   # numbers of the last one appended, finished, and let go
+    sr_flag stepper       # 0, or who steps: enum below
+    sr_flag nwaiters      # threads that wait for a task, which leaves the stepping to them
+    int trouble           # the status that ends the communicator, once there is one
+    sr_bell *bell         # rung when tasks are finished
+    Queue *next           # of the process
+
+cdef enum:
+    BACKGROUND = 1, WAITER = 2     # of Queue.stepper
+
+
+cdef class Issued:
+    cdef Task task
+    cdef object communicator       # stays until the call is finished
+
+
+cdef Queue *new_queue(Group *g) except NULL
+cdef void free_queue(Queue *q) noexcept
+cdef bint is_pending(const Queue *q) noexcept nogil
+cdef bint is_finished(const Task *t) noexcept nogil
+cdef int append(Queue *q, Task *t) except -1
+cdef void step_briefly(Queue *q) noexcept
+cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil
+cdef void take_turn(Queue *q, uint64_t who) noexcept nogil
+cdef Task *oldest(Queue *q) noexcept nogil
+cdef void finish_all(Queue *q, int status) noexcept nogil
+cdef void reap(Queue *q) noexcept
+cdef int enlist(Queue *q, object engine) except -1
+cdef void delist(Queue *q) noexcept
+cdef int rouse() except -1

@@ -1,0 +1,365 @@
+# Calls that were issued to be run in the background: each communicator's queue, in order, and the one thread of this
+# process that steps whatever nobody waits for, without the GIL.
+# May know: _group, _waiting.
+
+import os
+import threading
+import weakref
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+from posix.stdlib cimport posix_memalign
+from posix.unistd cimport write
+
+from ._group cimport *
+from ._waiting cimport BRIEF_NBYTES, glance, run_steps, try_briefly
+
+cdef enum:
+    FIRST_CAPACITY = 16
+    STEPS_AT_ONCE = 64             # of one queue, before the others get their turn
+    PAUSES = 30
+    SPIN_NS = 20000                # as long as blocked calls are looked at again and again
+    IDLE_NS = 1000000000
+
+cdef uint64_t FINISHED = ~<uint64_t> 0   # of Task.notify
+
+
+cdef class Issued:
+    """A call in a queue, and what has to live as long as it is there."""
+
+    def __cinit__(self, *_, **__):
+        memset(&self.task, 0, sizeof(Task))
+
+
+# ---- one queue -------------------------------------------------------------------------------------------------
+
+cdef Queue *new_queue(Group *g) except NULL:
+    cdef Queue *q = <Queue *> calloc(1, sizeof(Queue))
+    if q == NULL:
+        raise MemoryError()
+    q.group = g
+    q.task = <Task **> calloc(FIRST_CAPACITY, sizeof(void *))
+    q.mask = FIRST_CAPACITY - 1
+    if q.task == NULL or posix_memalign(<void **> &q.bell, SR_LINE, sizeof(sr_bell)) != 0:
+        free_queue(q)
+        raise MemoryError()
+    memset(q.bell, 0, sizeof(sr_bell))
+    return q
+
+
+cdef void free_queue(Queue *q) noexcept:
+    if q != NULL:
+        free(q.task)
+        free(q.bell)
+        free(q)
+
+
+cdef bint is_pending(const Queue *q) noexcept nogil:
+    return sr_flag_load(&q.finished) != sr_flag_load(&q.issued)
+
+
+cdef bint is_finished(const Task *t) noexcept nogil:
+    return sr_flag_load(&t.notify) == FINISHED
+
+
+cdef int append(Queue *q, Task *t) except -1:
+    cdef uint64_t number = sr_flag_load(&q.issued) + 1
+    reap(q)
+    if number - sr_flag_load(&q.reaped) > q.mask:
+        grow(q)
+    t.number = number
+    q.task[number & q.mask] = t
+    if t.keeper != NULL:
+        Py_INCREF(<object> t.keeper)
+    sr_flag_set(&q.issued, number)
+    return 0
+
+
+cdef int grow(Queue *q) except -1:
+    cdef uint64_t mask = 2 * q.mask + 1
+    cdef uint64_t number
+    cdef Task **task = <Task **> calloc(mask + 1, sizeof(void *))
+    cdef Task **old = q.task
+    if task == NULL:
+        raise MemoryError()
+    take_turn(q, WAITER)
+    for number in range(sr_flag_load(&q.reaped) + 1, sr_flag_load(&q.issued) + 1):
+        task[number & mask] = old[number & q.mask]
+    q.task, q.mask = task, mask
+    sr_flag_set(&q.stepper, 0)
+    free(old)
+    return 0
+
+
+# Drops what the queue has kept alive for finished calls.
+cdef void reap(Queue *q) noexcept:
+    cdef uint64_t number
+    cdef Task *t
+    while sr_flag_load(&q.reaped) != sr_flag_load(&q.finished):
+        number = sr_flag_load(&q.reaped) + 1
+        t = q.task[number & q.mask]
+        sr_flag_set(&q.reaped, number)
+        if t.keeper != NULL:
+            Py_DECREF(<object> t.keeper)
+
+
+# ---- stepping: by whoever has its turn -------------------------------------------------------------------------
+
+# For short turns that cannot be left to somebody else.
+cdef void take_turn(Queue *q, uint64_t who) noexcept nogil:
+    while not sr_flag_take(&q.stepper, who):
+        sr_yield()
+
+
+cdef Task *oldest(Queue *q) noexcept nogil:
+    cdef Task *t = q.task[(sr_flag_load(&q.finished) + 1) & q.mask]
+    if not t.begun:
+        t.begun = True
+        t.call.enter(q.group, &t.call)
+    return t
+
+
+# The task may be gone once its number is published, and the engine once the queue is empty.
+cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
+    cdef uint64_t one = 1
+    cdef uint64_t notify
+    t.status = status
+    notify = sr_flag_swap(&t.notify, FINISHED)
+    if notify != 0:
+        write(<int> (notify - 1), &one, sizeof(one))
+    if status == DONE:
+        q.group.stats.calls += 1
+    sr_flag_publish(&q.finished, t.number, q.bell)
+
+
+# PROGRESSED, BLOCKED, DONE once nothing is pending, or what ends the communicator.
+cdef int step_queue(Queue *q) noexcept nogil:
+    cdef Task *t
+    cdef int status = PROGRESSED
+    cdef int steps = 0
+    while status == PROGRESSED and steps < STEPS_AT_ONCE:
+        if not is_pending(q):
+            return DONE
+        t = oldest(q)
+        status = t.call.step(q.group, &t.call)
+        if status == DONE:
+            finish_oldest(q, t, DONE)
+            status = PROGRESSED
+        elif status == BLOCKED and sr_flag_spin(t.call.awaited.flag, t.call.awaited.target, PAUSES):
+            status = PROGRESSED
+        steps += 1
+    return status
+
+
+# What can be done at once by who has just issued a call, with the GIL held; only while calls are small.
+cdef void step_briefly(Queue *q) noexcept:
+    cdef sr_float_env env
+    cdef Task *t
+    cdef int status = DONE
+    if not sr_flag_take(&q.stepper, WAITER):
+        return
+    env = sr_float_env_enter()
+    while status == DONE and is_pending(q):
+        t = oldest(q)
+        if t.call.nbytes > BRIEF_NBYTES or t.call.interrupted:
+            break
+        status = try_briefly(q.group, &t.call)
+        if status == DONE:
+            finish_oldest(q, t, DONE)
+    sr_float_env_leave(env)
+    sr_flag_set(&q.stepper, 0)
+
+
+# For who waits for a task. DONE once it is finished, SIGNALLED when it is time to let Python look at its signals or
+# until_ns has come, or what ends the communicator.
+cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
+    cdef sr_float_env env
+    cdef Task *first
+    cdef int status = DONE
+    while not is_finished(t):
+        if not sr_flag_take(&q.stepper, WAITER):
+            if sr_flag_load(&q.stepper) != WAITER:
+                sr_yield()          # the thread, which is away after a step
+                continue
+            sr_flag_sleep(&q.finished, t.number, q.bell, q.group.look_ns)
+            if not is_finished(t):
+                return SIGNALLED
+            continue
+        env = sr_float_env_enter()
+        if until_ns < q.group.signal_ns:
+            q.group.signal_ns = until_ns
+        while status == DONE and not is_finished(t):
+            first = oldest(q)
+            status = run_steps(q.group, &first.call)
+            if status == DONE:
+                finish_oldest(q, first, DONE)
+            elif status != SIGNALLED:
+                q.trouble = status
+        sr_float_env_leave(env)
+        sr_flag_set(&q.stepper, 0)
+        if sr_flag_load(&q.nwaiters) > 1:
+            sr_bell_ring(q.bell)
+        if status != DONE:
+            return status
+    return DONE
+
+
+# The communicator has come to its end: so have its calls. What would have been called next is part of what the others
+# say of a mismatch.
+cdef void finish_all(Queue *q, int status) noexcept nogil:
+    cdef Task *t
+    take_turn(q, WAITER)
+    while is_pending(q):
+        t = q.task[(sr_flag_load(&q.finished) + 1) & q.mask]
+        if not t.begun:
+            begin_call(q.group, &t.call)
+        finish_oldest(q, t, status)
+    sr_flag_set(&q.stepper, 0)
+
+
+# ---- all queues of the process ---------------------------------------------------------------------------------
+
+cdef struct Background:
+    sr_flag issued             # goes up when there is something for the thread to look at
+    sr_flag guard              # taken by who walks or changes the list
+    Queue *first
+    uint64_t blocked_since_ns
+
+cdef Background background
+cdef sr_bell issued_bell
+memset(&background, 0, sizeof(background))
+memset(&issued_bell, 0, sizeof(issued_bell))
+
+_engines = weakref.WeakSet()
+_thread = None
+
+
+# From now on the thread steps it; engine.attend() is called when Python is needed.
+cdef int enlist(Queue *q, object engine) except -1:
+    _engines.add(engine)
+    take_guard()
+    q.next = background.first
+    background.first = q
+    sr_flag_set(&background.guard, 0)
+    return 0
+
+
+# The thread does not touch it any more, nor what its tasks lie in.
+cdef void delist(Queue *q) noexcept:
+    cdef Queue **link = &background.first
+    take_guard()
+    while link[0] != NULL and link[0] != q:
+        link = &link[0].next
+    if link[0] == q:
+        link[0] = q.next
+    sr_flag_set(&background.guard, 0)
+
+
+cdef void take_guard() noexcept nogil:
+    while not sr_flag_take(&background.guard, 1):
+        sr_yield()
+
+
+# There is something to be stepped.
+cdef int rouse() except -1:
+    global _thread
+    sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_bell)
+    if _thread is None:
+        _thread = threading.Thread(target=_run, name="shmring-progress", daemon=True)
+        _thread.start()
+    return 0
+
+
+def _run():
+    while True:
+        with nogil:
+            serve()
+        for engine in list(_engines):
+            engine.attend()
+
+
+def _forget():
+    """In a forked child there is no such thread, and the queues are the parent's."""
+    global _thread
+    _thread = None
+    _engines.clear()
+    memset(&background, 0, sizeof(background))
+    memset(&issued_bell, 0, sizeof(issued_bell))
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+cdef enum Round:      # what a round found, the most urgent last
+    IDLE, REAPABLE, WAITING, ACTIVE, TROUBLED
+
+
+# The thread's life without the GIL: until some engine has to be attended to.
+cdef void serve() noexcept nogil:
+    cdef sr_float_env env = sr_float_env_enter()
+    cdef sr_nap nap
+    cdef uint64_t heard
+    cdef int found
+    while True:
+        heard = sr_flag_load(&background.issued)
+        found = go_round(NULL)
+        if found == TROUBLED or found == REAPABLE:
+            break
+        if found == ACTIVE:
+            background.blocked_since_ns = 0
+            continue
+        if found == WAITING and not blocked_long():
+            sr_yield()
+            continue
+        memset(&nap, 0, sizeof(nap))
+        if sr_nap_enter(&nap, &background.issued, heard + 1, &issued_bell) and go_round(&nap) == found:
+            sr_nap_sleep(&nap, nap_ns(found))
+    sr_float_env_leave(env)
+
+
+cdef bint blocked_long() noexcept nogil:
+    cdef uint64_t now = sr_now_ns()
+    if background.blocked_since_ns == 0:
+        background.blocked_since_ns = now
+    return now - background.blocked_since_ns > SPIN_NS
+
+
+cdef uint64_t nap_ns(int found) noexcept nogil:
+    return IDLE_NS if found == IDLE else 2000000   # as often as the dead are looked for
+
+
+# Each queue's turn, but of those that have waiters. nap: also enters what they are blocked on.
+cdef int go_round(sr_nap *nap) noexcept nogil:
+    cdef int found = IDLE
+    cdef Queue *q
+    take_guard()
+    q = background.first
+    while q != NULL:
+        if is_pending(q):
+            if sr_flag_load(&q.nwaiters) == 0 and sr_flag_take(&q.stepper, BACKGROUND):
+                found = max(found, step_in_background(q, nap))
+                sr_flag_set(&q.stepper, 0)
+        elif sr_flag_load(&q.reaped) != sr_flag_load(&q.finished):
+            found = max(found, REAPABLE)
+        q = q.next
+    sr_flag_set(&background.guard, 0)
+    return found
+
+
+cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
+    cdef int status = step_queue(q)
+    cdef Call *c
+    if status == DONE or status == PROGRESSED:
+        return ACTIVE
+    if status == BLOCKED:
+        c = &oldest(q).call
+        status = glance(q.group, c, sr_now_ns())
+        if status == PROGRESSED or status == SIGNALLED:
+            if nap != NULL and not sr_nap_enter(nap, c.awaited.flag, c.awaited.target,
+                                                &q.group.lane[c.awaited.rank].bell):
+                return ACTIVE
+            return WAITING
+    q.trouble = status
+    return TROUBLED

@@ -1,0 +1,105 @@
+# Running a call to its end: pauses, then yields, then sleep, with a look at whatever may end the wait otherwise.
+# May know: _group.
+
+from libc.stdint cimport uint64_t
+
+from ._group cimport *
+
+
+cdef enum:
+    SIGNAL_INTERVAL_NS = 5000000
+
+
+cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
+    return 0 if runs_here(g, c.awaited.rank) else pauses
+
+
+cdef int run_steps(Group *g, Call *c) noexcept nogil:
+    cdef int status
+    if c.interrupted:
+        status = wait_long(g, c)
+        if status != PROGRESSED:
+            return status
+    while True:
+        status = c.step(g, c)
+        if status == PROGRESSED:
+            continue
+        if status != BLOCKED:
+            return status
+        if not sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.pauses)):
+            status = wait_long(g, c)
+            if status != PROGRESSED:
+                return status
+
+
+# A short try with the GIL held: pauses when every rank has a CPU, else a yield or two for those awaited.
+cdef int try_briefly(Group *g, Call *c) noexcept nogil:
+    cdef int yields = 0
+    cdef int status = PROGRESSED
+    while status == PROGRESSED:
+        status = c.step(g, c)
+        if status == BLOCKED:
+            if sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.brief_pauses)):
+                status = PROGRESSED
+            elif yields < g.brief_yields:
+                sr_yield()
+                yields += 1
+                status = PROGRESSED
+    return status
+
+
+# Yields, then sleeps; now and then looks around. PROGRESSED: the flag is there.
+cdef int wait_long(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t now = sr_now_ns()
+    cdef int status
+    g.next_look_ns = now + g.look_ns
+    if not c.interrupted:
+        c.wait_begin_ns = now
+    c.interrupted = False
+    while not sr_flag_reached(c.awaited.flag, c.awaited.target):
+        status = glance(g, c, now)
+        if status != PROGRESSED:
+            c.interrupted = status == SIGNALLED
+            return status
+        if now - c.wait_begin_ns < g.yield_ns:
+            sr_yield()
+        else:
+            sr_flag_sleep(c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell, g.sleep_ns)
+        now = sr_now_ns()
+    return PROGRESSED
+
+
+# Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.
+cdef int glance(Group *g, Call *c, uint64_t now) noexcept nogil:
+    if c.deadline_ns == 0:
+        c.deadline_ns = now + c.timeout_ns
+    if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
+        return ABORTED
+    if now < g.next_look_ns:
+        return PROGRESSED
+    g.next_look_ns = now + g.look_ns
+    return look_around(g, c, now)
+
+
+# Whether a dead rank has left this call undone: one that has done its part may end without closing.
+cdef inline bint is_missed(Group *g, Call *c, int rank) noexcept nogil:
+    if rank == c.awaited.rank:
+        return not sr_flag_reached(c.awaited.flag, c.awaited.target)
+    return not sr_flag_reached(&line_of(g, rank, c.seq).seq, c.seq)
+
+
+cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
+    cdef int rank
+    for rank in range(g.size):
+        if rank != g.rank and sr_life_died(&g.lane[rank].life) and is_missed(g, c, rank):
+            c.awaited.rank = rank
+            return DEAD
+    if sr_life_state(&g.lane[c.awaited.rank].life) == SR_CLOSED:
+        # It may have published before it left.
+        return PROGRESSED if sr_flag_reached(c.awaited.flag, c.awaited.target) else LEFT
+    if now >= c.deadline_ns:
+        return LATE
+    if now >= g.signal_ns:
+        g.signal_ns = now + SIGNAL_INTERVAL_NS
+        return SIGNALLED
+    return PROGRESSED

@@ -1,0 +1,123 @@
+"""From links to an engine: the ranks share a segment, start over it, and know that all have.
+
+May know: _layout, _engine, links, liveness, memory, settings, tuning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import NamedTuple
+
+from . import liveness, memory, tuning
+from ._engine import Engine
+from ._layout import control_nbytes, format_segment, header_of, segment_nbytes
+from .links import Links
+from .settings import Settings
+
+_FORCED_PATHS = {"auto": 0, "near": 1, "far": 2}
+_CPU_MASK_NBYTES = 1024  # 8192 CPUs, the most that Linux can be built for
+
+
+class Begun(NamedTuple):
+    """All that a communicator is made of."""
+
+    engine: Engine
+    links: Links
+    segment: memory.Mapping
+    fd: int
+    settings: Settings
+
+
+def begin(
+    links: Links,
+    settings: Settings,
+    timeout_s: float,
+    *,
+    start_s: float | None = None,
+    parent: Engine | None = None,
+) -> Begun:
+    """Collective over the links: an engine on every rank, or an error on every rank.
+
+    timeout_s: default of every later call; start_s: how long this may take. A parent of more ranks knows
+    already how near they are, and how many compete for the CPUs: all of them do, whichever group they are in.
+    """
+    start_s = timeout_s if start_s is None else start_s
+    deadline = time.monotonic() + start_s
+    try:
+        with contextlib.ExitStack() as undo:
+            fd = _share_segment(links, settings, deadline)
+            undo.callback(os.close, fd)
+            segment = memory.Mapping(fd, os.fstat(fd).st_size)
+            engine = _new_engine(segment, links, settings, start_s)
+            undo.callback(engine.close)
+            engine.arrive(os.getpid(), liveness.start_time(os.getpid()))
+            # Until now a death shows on the links, from now on in the segment.
+            links.all_ready(check=_nothing_to_check, deadline=deadline)
+            if parent is None:
+                engine.be_patient(**tuning.patience(links.local_size, _allowed_cpus(engine)))
+                engine.measure_distance()
+            else:
+                engine.take_after(parent)
+            engine.open_for_calls(timeout_s)
+            undo.pop_all()
+    except BaseException as error:
+        links.fail_descriptor(error)
+        raise
+    return Begun(engine, links, segment, fd, settings)
+
+
+def _new_engine(segment: memory.Mapping, links: Links, settings: Settings, timeout_s: float) -> Engine:
+    header = header_of(segment.address)
+    return Engine(
+        segment,
+        links.rank,
+        links.size,
+        isa="" if settings.isa == "auto" else settings.isa,
+        tuning=header["tuning"],
+        timeout_s=timeout_s,
+    )
+
+
+def _allowed_cpus(engine: Engine) -> int:
+    """How many CPUs the ranks may run on, all together."""
+    mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
+    return engine.union(mask.to_bytes(_CPU_MASK_NBYTES, "little")).bit_count()
+
+
+def _share_segment(links: Links, settings: Settings, deadline: float) -> int:
+    fd = _create_segment(links.size, settings) if links.rank == 0 else None
+    try:
+        return links.broadcast_descriptor(fd, check=_nothing_to_check, deadline=deadline)
+    except BaseException:
+        if fd is not None:
+            os.close(fd)
+        raise
+
+
+def _create_segment(size: int, settings: Settings) -> int:
+    tables = tuning.tables(settings, size)
+    ring_nbytes = tuning.ring_nbytes(tables, size)
+    fd = memory.create(segment_nbytes(size, ring_nbytes, settings.message_ring_nbytes), kind=settings.segment)
+    try:
+        memory.allocate(fd, 0, control_nbytes(size), purpose="a communicator")
+        mapping = memory.Mapping(fd, control_nbytes(size))
+        format_segment(
+            mapping.address,
+            size,
+            ring_nbytes,
+            forced_path=_FORCED_PATHS[settings.path],
+            tuning=tables,
+            first_seq=settings.first_seq,
+            message_nbytes=settings.message_ring_nbytes,
+        )
+        mapping.close()
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _nothing_to_check() -> None:
+    """There is no communicator yet whose failure could be looked at."""

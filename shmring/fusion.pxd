@@ -1,0 +1,40 @@
+# May know: _group, uneven.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from ._group cimport Call
+from .uneven cimport Uneven
+
+
+# One of the arrays of a call.
+cdef struct Member:
+    unsigned char *x
+    unsigned char *out
+    size_t count
+    uint8_t itemsize, dtype, order
+
+
+cdef class _Members:
+    cdef Member *member
+    cdef size_t count, nelements
+    cdef uint32_t dtypes        # a bit for each that occurs
+    cdef uint64_t signature     # of what they are: the same on all ranks
+    cdef uint64_t places        # of where they lie
+    cdef list kept
+
+    cdef int add(self, object x, bint writable, size_t i) except -1
+    cdef int add_out(self, object out, size_t i) except -1
+    cdef int check_disjoint(self) except -1
+
+
+cdef class Fusion(Uneven):
+    cdef object fused_buffer     # of bytes, kept from call to call
+    cdef uint64_t disjoint_places   # of the arrays that were found to be disjoint last
+    cdef bint fusing
+
+    cdef object members_of(self, object arrays, object out)
+    cdef int describe_member(self, Call *c, _Members all, int dtype, object op, object timeout) except -1
+    cdef int reduce_small(self, Call *c, _Members all, size_t fuse_nbytes) except -1
+    cdef int reduce_bunch(self, Call *c, _Members all, size_t first, size_t last, size_t limit, size_t count) except -1
+    cdef int reduce_at(self, Call *c, _Members all, unsigned char *x, unsigned char *out, size_t count) except -1
+    cdef unsigned char *room(self, size_t nbytes) except NULL

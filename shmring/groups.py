@@ -1,0 +1,114 @@
+"""Groups of a communicator's ranks: who belongs to which, and the beginning of each.
+
+May know: beginning, errors; it is handed an engine and links.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+
+from .beginning import Begun, begin
+from .errors import Error, Mismatch
+
+if TYPE_CHECKING:
+    from ._engine import Engine
+    from .links import Links
+    from .settings import Settings
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+_WORD = np.iinfo(np.int64)
+
+
+def wish(color: SupportsIndex | None, key: SupportsIndex) -> Numbers:
+    """What a rank tells the others: whether it wants to be in a group, its color, its key."""
+    if color is None:
+        return np.array([0, 0, 0], "i8")
+    return np.array([1, _integer("color", color), _integer("key", key)], "i8")
+
+
+def by_color(wishes: Numbers) -> list[list[int]]:
+    """The groups that the ranks' wishes make, in the order of color, each ordered by key and rank."""
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for rank, (wanted, color, key) in enumerate(wishes.tolist()):
+        if wanted:
+            groups.setdefault(color, []).append((key, rank))
+    return [[rank for _, rank in sorted(groups[color])] for color in sorted(groups)]
+
+
+def listed(ranks: Iterable[SupportsIndex], size: int) -> Numbers:
+    """The ranks of a group, checked."""
+    numbers = [_integer("a rank", rank) for rank in ranks]
+    for number in numbers:
+        if not 0 <= number < size:
+            raise ValueError(f"ranks names {number}; the ranks are 0 to {size - 1}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"ranks is {numbers}; a rank can be in a group only once")
+    return np.array(numbers, "i8")
+
+
+def check_same(lists: Numbers) -> None:
+    """Every rank has to have given the same list."""
+    calls = tuple(f"group({ranks})" for ranks in lists.tolist())
+    other = next((rank for rank, call in enumerate(calls) if call != calls[0]), None)
+    if other is not None:
+        told = f"rank 0 called {calls[0]}; rank {other} called {calls[other]}"
+        text = f"the ranks' groups do not match: {told}; every rank has to give the same list"
+        raise Mismatch(text, rank=other, op="group", calls=calls)
+
+
+def form(
+    engine: Engine, links: Links, groups: list[list[int]], settings: Settings, timeout_s: float
+) -> tuple[Begun, tuple[int, ...]] | None:
+    """Collective over `engine` and its `links`: what this rank's group is made of and its ranks, or None.
+
+    A group that cannot begin is an error on its ranks alone, one that gets no links, or a death, on all.
+    """
+    deadline = time.monotonic() + timeout_s
+    own = _introduce(engine, links, groups, deadline)
+    if own is None:
+        return None
+    ranks = next(group for group in groups if engine.rank in group)
+    try:
+        left_s = max(deadline - time.monotonic(), 0.001)
+        return begin(own, settings, engine.timeout_s, start_s=left_s, parent=engine), tuple(ranks)
+    except BaseException as error:
+        own.close()
+        if isinstance(error, Error):
+            error.add_note(f"while a group began: its ranks 0 to {len(ranks) - 1} are {ranks} of its parent")
+        raise
+
+
+def _introduce(engine: Engine, links: Links, groups: list[list[int]], deadline: float) -> Links | None:
+    """This rank's links in its group, once every rank has its own."""
+    own = None
+    try:
+        own, failure = links.introduce(groups, check=engine.check, deadline=deadline)
+        if engine.all_agree(failure is None):
+            return own
+    except BaseException as error:
+        if own is not None:
+            own.close()
+        engine.report(error)
+        raise
+    if own is not None:
+        own.close()
+    raise failure or Error(
+        f"a rank other than {engine.rank} could not have its links in its group: its own error says why "
+        "and what to do"
+    )
+
+
+def _integer(what: str, number: SupportsIndex) -> int:
+    try:
+        integer = operator.index(number)
+    except TypeError:
+        raise TypeError(f"{what} is {number!r}; it must be an integer") from None
+    if not _WORD.min <= integer <= _WORD.max:
+        raise ValueError(f"{what} is {integer}; it must fit into 64 bits")
+    return integer

@@ -1,0 +1,116 @@
+"""The table of sizes that `python -m shmring.tools.tune` measured on this machine: where it is kept, what it
+may say, and whether it is this machine's.
+
+A table is never trusted: it is a small JSON file of numbers within limits, or it is not used. May know:
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+DISTANCES = ("any", "near", "far")  # the first: of both, for what has to be known before the distance is
+_MOST_NBYTES = 1 << 16  # of the file
+
+Values = dict[str, int]
+Table = dict[str, Values]  # by distance
+Limits = Mapping[str, tuple[int, int]]  # name → least and most
+
+
+class Unusable(ValueError):
+    """A table that cannot be used; the message says why."""
+
+
+def default_path() -> Path:
+    """In the user's cache folder; a relative XDG_CACHE_HOME counts as none, as its specification says."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(cache if os.path.isabs(cache) else Path.home() / ".cache") / "shmring" / "tuning.json"
+
+
+def machine() -> dict[str, Any]:
+    """What tells one kind of machine from another."""
+    return {"cpu": _cpu_model(), "cpus": os.cpu_count()}
+
+
+def load(path: Path, limits: Limits) -> dict[int, Table]:
+    """The tables of a file by number of ranks; FileNotFoundError, or Unusable where they cannot be used."""
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_uid not in (os.geteuid(), 0):
+                raise Unusable("it belongs to another user")
+            text = file.read(_MOST_NBYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Unusable(f"it cannot be read: {error.strerror}") from error
+    if len(text) > _MOST_NBYTES:
+        raise Unusable(f"it is longer than {_MOST_NBYTES} bytes")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unusable("it is no JSON") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise Unusable(f"it is not of format {FORMAT}")
+    if content.get("machine") != machine():
+        raise Unusable(f"it was measured on another machine, {content.get('machine')!r:.200}")
+    return _checked(content.get("tables"), limits)
+
+
+def save(path: Path, tables: Mapping[int, Table], limits: Limits) -> None:
+    """Replaces the file as a whole, so that nobody ever reads half of it."""
+    content = {"format": FORMAT, "machine": machine(), "tables": {str(n): t for n, t in tables.items()}}
+    _checked(content["tables"], limits)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _checked(tables: Any, limits: Limits) -> dict[int, Table]:
+    if not isinstance(tables, dict):
+        raise Unusable("it has no tables")
+    found = {}
+    for ranks, table in tables.items():
+        if not (isinstance(ranks, str) and ranks.isascii() and ranks.isdigit() and len(ranks) < 6):
+            raise Unusable(f"{ranks!r:.40} is no number of ranks")
+        if not isinstance(table, dict) or not set(table) <= set(DISTANCES):
+            raise Unusable(f"the table of {ranks} ranks is not by distance ({', '.join(DISTANCES)})")
+        for values in table.values():
+            _check_values(values, limits)
+        found[int(ranks)] = {distance: dict(values) for distance, values in table.items()}
+    return found
+
+
+def _check_values(values: Any, limits: Limits) -> None:
+    if not isinstance(values, dict):
+        raise Unusable("a table holds names and numbers")
+    for name, value in values.items():
+        if name not in limits:
+            raise Unusable(f"it names {name!r:.40}, which this version of shmring does not know")
+        least, most = limits[name]
+        if type(value) is not int or not least <= value <= most:
+            raise Unusable(f"{name} is {value!r:.40}; allowed: {least} to {most}")
+
+
+def _cpu_model() -> str:
+    """As the kernel names it; of other machines than x86 what identifies the core."""
+    wanted = ("model name", "CPU implementer", "CPU part")
+    found: dict[str, str] = {}
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file.read(4096).splitlines():
+                name, _, value = line.partition(":")
+                if name.strip() in wanted:
+                    found.setdefault(name.strip(), value.strip())
+    except OSError:
+        pass
+    return " ".join([platform.machine(), *(found[name] for name in wanted if name in found)])

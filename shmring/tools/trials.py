@@ -1,0 +1,112 @@
+"""Inside a rank of the tuner: the same calls on communicators that differ in one number, timed in turn.
+
+A user of the public API. May know: the package's face.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import shmring
+
+Array = np.ndarray[Any, Any]
+
+LEAST_ROUNDS = 5  # however little time there is
+_SAMPLE_S = 0.002
+_FUSED_ARRAYS = 64
+
+
+@dataclass(frozen=True)
+class Load:
+    """A call by which candidates are judged; of several arrays, nbytes is each one's."""
+
+    call: str
+    nbytes: int
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of one call on the slowest rank, by round and candidate; the distance of the cores meanwhile,
+    None where it changed within a round."""
+
+    load: Load
+    seconds: Array
+    distances: list[str | None]
+
+
+def trial(
+    comm: shmring.Comm,
+    worlds: Sequence[shmring.World],
+    tables: Sequence[str],
+    loads: Sequence[Load],
+    seconds: float,
+) -> list[Timed]:
+    """Collective: times every load on a communicator for each of `tables` (files), `seconds` in all."""
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cpus[comm.rank % len(cpus)]})
+    for name in [name for name in os.environ if name.startswith("SHMRING_")]:
+        del os.environ[name]  # what is forced cannot be tuned
+    candidates = []
+    for world, table in zip(worlds, tables, strict=True):
+        os.environ["SHMRING_TUNING"] = table
+        candidates.append(shmring.init(world, comm.rank))
+    try:
+        return [_times(comm, candidates, load, seconds / len(loads)) for load in loads]
+    finally:
+        for candidate in candidates:
+            candidate.close()
+
+
+def _times(comm: shmring.Comm, candidates: Sequence[shmring.Comm], load: Load, seconds: float) -> Timed:
+    calls = [_prepared(candidate, load) for candidate in candidates]
+    loops = _agreed(comm, max(1, int(_SAMPLE_S / min(_sample(comm, call, 2) for call in calls))))
+    rounds: list[list[float]] = []
+    distances: list[str | None] = []
+    end = time.monotonic() + seconds
+    while len(rounds) < LEAST_ROUNDS or _agreed(comm, int(time.monotonic() < end)):
+        times, seen = [0.0] * len(calls), set()
+        for turn in range(len(calls)):
+            at = (turn + len(rounds)) % len(calls)  # everyone is first now and then
+            times[at] = _sample(comm, calls[at], loops)
+            seen.add(candidates[at].stats()["distance"])
+        rounds.append(times)
+        distances.append(seen.pop() if len(seen) == 1 else None)
+    slowest = np.array(rounds)
+    comm.all_reduce(slowest, "max")
+    return Timed(load, slowest, distances)
+
+
+def _prepared(comm: shmring.Comm, load: Load) -> Callable[[], object]:
+    count = max(1, load.nbytes // 4)
+    if load.call == "all_reduce_many":
+        arrays = [np.zeros(count, "f4") for _ in range(_FUSED_ARRAYS)]
+        return lambda: comm.all_reduce_many(arrays)
+    x: Array = comm.zeros(count, "f4") if load.shared else np.zeros(count, "f4")
+    if load.call == "all_reduce":
+        out: Array = comm.zeros(count, "f4") if load.shared else np.zeros(count, "f4")
+        return comm.plan("all_reduce", x, out=out)
+    if load.call == "all_gather":
+        return comm.plan("all_gather", x, out=np.zeros((comm.size, count), "f4"))
+    return comm.plan("broadcast", x)
+
+
+def _sample(comm: shmring.Comm, call: Callable[[], object], loops: int) -> float:
+    comm.barrier()
+    begin = time.perf_counter()
+    for _ in range(loops):
+        call()
+    return (time.perf_counter() - begin) / loops
+
+
+def _agreed(comm: shmring.Comm, number: int) -> int:
+    """Rank 0's."""
+    word = np.array(number)
+    comm.broadcast(word)
+    return int(word)

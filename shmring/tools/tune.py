@@ -1,0 +1,273 @@
+"""Measures on this machine which sizes are best for what, and keeps them where every shmring of this user
+finds them: python -m shmring.tools.tune [--ranks 2,4] [--seconds 30]
+
+One number at a time, the others as found so far: candidates are timed in turn, and one is taken if it is
+clearly faster than what is built in, twice, and slower nowhere. May know: the package's face, measured,
+trials, tuning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import shmring
+
+from .. import measured, tuning
+from .trials import LEAST_ROUNDS, Load, Timed, trial
+
+KIB, MIB = 1 << 10, 1 << 20
+WORTH = 0.97  # of the time on average, or the present value stays
+HARMLESS = 1.05  # of the time in any one load
+NEVER = 1 << 40
+
+
+@dataclass(frozen=True)
+class Question:
+    """A number of the table, what it may be, and the loads by which that is judged."""
+
+    name: str
+    candidates: tuple[int, ...]
+    loads: Callable[[int], list[Load]]  # for a number of ranks
+
+
+def _private(call: str, *sizes: int) -> Callable[[int], list[Load]]:
+    return lambda _: [Load(call, nbytes) for nbytes in sizes]
+
+
+QUESTIONS = (
+    Question(
+        "small_nbytes",
+        tuple(n * KIB for n in (8, 24, 48, 80, 112, 160)),
+        lambda n: [Load("all_reduce", size * KIB // max(1, n - 1)) for size in (16, 36, 64, 96, 136)],
+    ),
+    Question(
+        "one_chunk_nbytes",
+        (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB),
+        _private("all_reduce", 384 * KIB, 768 * KIB, 1 * MIB, 2 * MIB),
+    ),
+    Question(
+        "chunk_nbytes",
+        (128 * KIB, 256 * KIB, 512 * KIB, 1 * MIB),
+        _private("all_reduce", 4 * MIB, 16 * MIB),
+    ),
+    Question("depth", (2, 3, 4, 6, 8), _private("all_reduce", 4 * MIB, 16 * MIB)),
+    Question(
+        "exchange_nbytes",
+        (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, 1 * MIB),
+        lambda n: [
+            *_private("all_gather", 256 * KIB, 2 * MIB)(n),
+            *_private("broadcast", 1 * MIB, 8 * MIB)(n),
+        ],
+    ),
+    Question(
+        "far_stream_nbytes",
+        (512, 2 * KIB, 8 * KIB, 32 * KIB, NEVER),
+        _private("all_reduce", 1 * KIB, 4 * KIB, 16 * KIB),
+    ),
+    Question(
+        "stream_out_nbytes",
+        (4 * MIB, 16 * MIB, 64 * MIB),
+        _private("all_reduce", 8 * MIB, 32 * MIB),
+    ),
+    Question(
+        "zero_copy_stream_nbytes",
+        (4 * MIB, 16 * MIB, 64 * MIB),
+        lambda _: [Load("all_reduce", 8 * MIB, shared=True), Load("all_reduce", 32 * MIB, shared=True)],
+    ),
+    Question(
+        "fuse_nbytes",
+        tuple(n * KIB for n in (1, 2, 4, 8, 16, 32)),
+        _private("all_reduce_many", 1 * KIB, 3 * KIB, 6 * KIB, 12 * KIB, 24 * KIB),
+    ),
+)
+
+
+def answers(
+    question: Question, candidates: Sequence[int], timed: Iterable[Timed]
+) -> dict[str, tuple[int, float]]:
+    """By distance, what the number should be and the part of the present value's time that it takes.
+
+    The present value is the first candidate. What must be the same near and far is judged by all rounds.
+    """
+    found = {}
+    of_both = question.name in tuning.OF_BOTH_DISTANCES
+    for distance in ("any",) if of_both else ("near", "far"):
+        ratios = [_ratios(load, distance) for load in timed]
+        if not all(ratios):
+            continue
+        scores = [statistics.geometric_mean(of_candidate) for of_candidate in zip(*ratios, strict=True)]
+        harmless = [at for at in range(len(scores)) if all(row[at] <= HARMLESS for row in ratios)]
+        best = min(harmless, key=lambda at: scores[at])
+        found[distance] = (candidates[best], scores[best]) if scores[best] <= WORTH else (candidates[0], 1.0)
+    return found
+
+
+def _ratios(timed: Timed, distance: str) -> list[float]:
+    """Of each candidate to the first: medians over the rounds of a distance; empty if there are too few."""
+    rows = [at for at, seen in enumerate(timed.distances) if seen is not None and distance in ("any", seen)]
+    if len(rows) < LEAST_ROUNDS:
+        return []
+    seconds = timed.seconds[rows]
+    return [float(ratio) for ratio in np.median(seconds / seconds[:, :1], axis=0)]
+
+
+def tune(ranks: int, questions: Sequence[Question], seconds: float, bar: _Bar) -> measured.Table:
+    """The table of a number of ranks: only what is better than what is built in, and was so twice."""
+    table: measured.Table = {distance: {} for distance in measured.DISTANCES}
+    for question in questions:
+        present = tuning.DEFAULTS[question.name]
+        share = seconds / len(questions)
+        others = [value for value in question.candidates if value != present]
+        found = _ask(ranks, question, [present, *others], table, share * 2 / 3)
+        best = sorted({value for value, _ in found.values()} - {present})
+        # Of many candidates the best owes something to chance: it has to win again, alone.
+        again = _ask(ranks, question, [present, *best], table, share / 3) if best else found
+        for distance, (value, part) in again.items():
+            told = f"{present} stays"
+            if value != present:
+                table[distance][question.name] = value
+                told = f"{value}, {part:.2f} of the time with {present}"
+            bar.tell(f"{ranks} ranks, {distance}: {question.name}: {told}")
+        if not again:
+            bar.tell(f"{ranks} ranks: {question.name}: {present} stays, too few rounds; give more --seconds")
+        bar.advance()
+    return {distance: values for distance, values in table.items() if values}
+
+
+def _ask(
+    ranks: int, question: Question, candidates: Sequence[int], table: measured.Table, seconds: float
+) -> dict[str, tuple[int, float]]:
+    """The answers from communicators that differ in the candidate; the rest is as in the table so far."""
+    with tempfile.TemporaryDirectory(prefix="shmring-tune-") as folder:
+        paths = []
+        for value in candidates:
+            paths.append(str(Path(folder, f"{value}.json")))
+            tried = {distance: dict(values) for distance, values in table.items()}
+            for distance in ("any",) if question.name in tuning.OF_BOTH_DISTANCES else ("near", "far"):
+                tried[distance][question.name] = value
+            measured.save(Path(paths[-1]), {ranks: tried}, tuning.LIMITS)
+        worlds = [shmring.world(ranks) for _ in candidates]
+        results: list[list[Timed]] = shmring.spawn(
+            trial, ranks, (worlds, paths, question.loads(ranks), seconds)
+        )
+    return answers(question, candidates, results[0])
+
+
+# ---- the command line -------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    questions = [question for question in QUESTIONS if not options.only or question.name in options.only]
+    tables = {} if options.dry_run else _kept_so_far(options.output)
+    bar = _Bar(len(options.ranks) * len(questions))
+    for ranks in options.ranks:
+        table = tune(ranks, questions, options.seconds, bar)
+        asked = {question.name for question in questions}
+        for distance, values in tables.get(ranks, {}).items():
+            kept = {name: value for name, value in values.items() if name not in asked}
+            if kept:
+                table[distance] = kept | table.get(distance, {})
+        tables[ranks] = table
+    bar.close()
+    if not options.dry_run:
+        measured.save(options.output, tables, tuning.LIMITS)
+        used = options.output == measured.default_path()
+        how = "in use from now on; delete it to go back" if used else "set SHMRING_TUNING to it to use it"
+        print(f"written to {options.output}: {how}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = [question.name for question in QUESTIONS]
+    cpus = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(
+        prog="python -m shmring.tools.tune", description=__doc__.partition(":")[0] if __doc__ else None
+    )
+    parser.add_argument(
+        "--ranks",
+        type=_numbers,
+        default=sorted({2, min(max(cpus, 2), 64), min(2 * cpus, 64)}),
+        help="how many to tune for, as in 2,4 (default: 2, as many as there are CPUs, twice as many)",
+    )
+    parser.add_argument("--seconds", type=_seconds, default=30.0, help="of timing, for each number of ranks")
+    parser.add_argument("--only", type=_names(names), default=[], help=f"some of {', '.join(names)}")
+    parser.add_argument("--output", type=Path, default=measured.default_path(), help="default: %(default)s")
+    parser.add_argument("--dry-run", action="store_true", help="tell what is best and write nothing")
+    return parser
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(word) if word.isascii() and word.isdigit() else 0 for word in text.split(",")]
+    if not all(2 <= number <= 1024 for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks, 2 or more, as in 2,4")
+    return numbers
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, more than 0")
+    return seconds
+
+
+def _names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        words = [word for word in text.split(",") if word]
+        unknown = [word for word in words if word not in allowed]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not one of {', '.join(allowed)}")
+        return words
+
+    return parse
+
+
+def _kept_so_far(path: Path) -> dict[int, measured.Table]:
+    """The tables of other numbers of ranks, and other numbers of these; none if the file is unusable."""
+    try:
+        return measured.load(path, tuning.LIMITS)
+    except (FileNotFoundError, measured.Unusable):
+        return {}
+
+
+class _Bar:
+    """A progress bar if tqdm is installed; what is told stands above it, or is all there is."""
+
+    def __init__(self, total: int) -> None:
+        self._bar: Any = None
+        try:
+            self._bar = importlib.import_module("tqdm").tqdm(total=total, unit="question")
+        except ImportError:
+            print(f"{total} questions", file=sys.stderr)
+
+    def tell(self, text: str) -> None:
+        if self._bar is None:
+            print(text, flush=True)
+        else:
+            self._bar.write(text, file=sys.stdout)
+
+    def advance(self) -> None:
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,13 @@
+# May know: _engine, _operands, _progress.
+
+from ._engine cimport Engine
+from ._operands cimport Operand
+from ._progress cimport Issued
+
+
+cdef class Work(Issued):
+    cdef Engine engine
+    cdef Operand a, b       # what the arrays' buffers are held by
+    cdef object kept        # what else has to stay
+    cdef object answer      # what the call returns
+    cdef int notice_fd      # readable once the call is finished; -1 until somebody wants it

@@ -1,0 +1,79 @@
+# Work: a collective that runs in the background, as its caller sees it.
+# May know: _engine, _group, _operands, _progress, awaiting.
+
+import os
+
+from libc.stdint cimport uint64_t
+
+from ._group cimport DONE, sr_flag_take, sr_now_ns
+from ._operands cimport release
+from ._progress cimport is_finished
+
+from . import awaiting
+
+
+cdef class Work(Issued):
+    """A collective that runs in the background: what every collective returns with `async_op=True`.
+
+    Calls of one communicator run in the order in which they were made. Their arrays must not be touched before they
+    are finished, and stay alive until then, whatever becomes of this object. `await work` in asyncio waits for it
+    without a thread, and gives its result; cancelling the one that awaits does not touch the call.
+    """
+
+    def __cinit__(self, *_, **__):
+        self.a.held = self.b.held = False
+        self.notice_fd = -1
+
+    def wait(self, timeout=None):
+        """Returns when the call is finished; raises what ended the communicator instead.
+
+        After timeout seconds without: TimeoutError, which harms nothing. Ctrl-C harms nothing either.
+        """
+        if not self.engine.wait_for(&self.task, until_ns_of(timeout)):
+            raise TimeoutError(f"the call is not finished after {timeout:g} s; it goes on")
+
+    def done(self):
+        """Whether the call has come to its end, a good one or not."""
+        return is_finished(&self.task)
+
+    def result(self, timeout=None):
+        """What the call returns when it is not in the background; waits for it as `wait` does."""
+        self.wait(timeout)
+        return self.answer
+
+    def fileno(self):
+        """A descriptor that is readable once the call is finished, for select and its kin. It belongs to the Work."""
+        if self.notice_fd < 0:
+            self.notice_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            if not sr_flag_take(&self.task.notify, self.notice_fd + 1):
+                os.eventfd_write(self.notice_fd, 1)
+        return self.notice_fd
+
+    def __await__(self):
+        return awaiting.result_of(self).__await__()
+
+    def __reduce__(self):
+        raise TypeError("a Work belongs to its process")
+
+    def __repr__(self):
+        state = "under way" if not is_finished(&self.task) else "finished" if self.task.status == DONE else "failed"
+        return f"<shmring.Work {state}>"
+
+    def __dealloc__(self):
+        release(&self.a)
+        release(&self.b)
+        if self.notice_fd >= 0:
+            os.close(self.notice_fd)
+
+
+cdef uint64_t until_ns_of(object timeout) except? 0:
+    cdef double seconds
+    if timeout is None:
+        return ~<uint64_t> 0
+    try:
+        seconds = timeout
+    except TypeError:
+        raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds") from None
+    if not seconds >= 0:
+        raise ValueError(f"timeout is {timeout!r}; it must be 0 seconds or more")
+    return sr_now_ns() + <uint64_t> (min(seconds, 1e9) * 1e9)

@@ -1,0 +1,272 @@
+"""Measured tables: which are used and which are not, that all ranks go by rank 0's, and what the tuner makes
+of times. Never a test of speed."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from ranks import Ranks
+
+from shmring import measured, tuning
+from shmring.settings import Settings
+from shmring.tools import tune
+from shmring.tools.trials import Load, Timed
+
+TABLES = {
+    2: {"any": {"small_nbytes": 4096}, "near": {"chunk_nbytes": 65536}, "far": {"exchange_nbytes": 8192}},
+    3: {"any": {"depth": 2}},
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "tuning.json"
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """Where the table is that is found without being named."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "shmring" / "tuning.json"
+
+
+def write(path, **changes):
+    content = {"format": 1, "machine": measured.machine(), "tables": {"2": {"any": {"depth": 3}}}} | changes
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+# ---- which table is used ----------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_loaded(path):
+    measured.save(path, TABLES, tuning.LIMITS)
+    assert measured.load(path, tuning.LIMITS) == TABLES
+    assert [child.name for child in path.parent.iterdir()] == ["tuning.json"]
+
+
+def test_nonsense_is_not_saved(path):
+    with pytest.raises(measured.Unusable):
+        measured.save(path, {2: {"any": {"depth": 1000}}}, tuning.LIMITS)
+    assert not path.exists()
+
+
+def values(**numbers):
+    return {"2": {"any": numbers}}
+
+
+DAMAGES = {
+    "format": ({"format": 2}, "not of format 1"),
+    "machine": ({"machine": {"cpu": "another", "cpus": 3}}, "another machine"),
+    "no tables": ({"tables": None}, "no tables"),
+    "ranks": ({"tables": {"two": {}}}, "no number of ranks"),
+    "distance": ({"tables": {"2": {"middle": {}}}}, "not by distance"),
+    "values": ({"tables": {"2": {"any": [1]}}}, "names and numbers"),
+    "name": ({"tables": values(speed=7)}, "does not know"),
+    "too large": ({"tables": values(chunk_nbytes=1 << 40)}, "chunk_nbytes is 1099511627776; allowed"),
+    "too small": ({"tables": values(chunk_nbytes=0)}, "allowed: 4096"),
+    "negative": ({"tables": values(depth=-1)}, "depth is -1"),
+    "text": ({"tables": values(depth="4")}, "depth is '4'"),
+    "bool": ({"tables": values(depth=True)}, "depth is True"),
+    "float": ({"tables": values(depth=3.0)}, "depth is 3.0"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_or_foreign_table_is_not_used(cache, damage):
+    changes, why = DAMAGES[damage]
+    write(cache, **changes)
+    with pytest.warns(RuntimeWarning, match=r"python -m shmring\.tools\.tune") as warned:
+        found = tuning.tables(Settings(), 2)
+    assert why in str(warned[0].message)
+    assert found == (tuning.DEFAULTS, tuning.DEFAULTS)
+    with pytest.raises(ValueError, match="a table that cannot be used"):
+        tuning.tables(Settings(tuning=str(cache)), 2)
+    assert tuning.tables(Settings(tuning="none"), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 100_000, b"7", b" " * 70_000])
+def test_what_is_no_table_at_all_is_not_used(cache, text):
+    cache.parent.mkdir()
+    cache.write_bytes(text)
+    with pytest.warns(RuntimeWarning, match="is not used"):
+        assert tuning.tables(Settings(), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
+
+
+def test_a_folder_in_its_place_is_not_used(cache):
+    cache.mkdir(parents=True)
+    with pytest.warns(RuntimeWarning, match="cannot be read"):
+        tuning.tables(Settings(), 2)
+
+
+def test_no_table_is_no_matter_unless_it_was_named(cache):
+    assert tuning.tables(Settings(), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
+    with pytest.raises(ValueError, match="not there"):
+        tuning.tables(Settings(tuning=str(cache)), 2)
+
+
+def test_a_table_is_by_ranks_and_distance(cache):
+    measured.save(cache, TABLES, tuning.LIMITS)
+    near, far = tuning.tables(Settings(), 2)
+    assert near == tuning.DEFAULTS | {"small_nbytes": 4096, "chunk_nbytes": 65536}
+    assert far == tuning.DEFAULTS | {"small_nbytes": 4096, "exchange_nbytes": 8192}
+    assert tuning.tables(Settings(), 4) == (tuning.DEFAULTS, tuning.DEFAULTS)
+
+
+def test_what_all_must_know_beforehand_is_the_same_near_and_far(cache):
+    write(cache, tables={"2": {"near": {"small_nbytes": 4096, "fuse_nbytes": 64, "depth": 8}}})
+    assert tuning.tables(Settings(), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
+
+
+def test_what_the_environment_forces_comes_first(cache):
+    measured.save(cache, TABLES, tuning.LIMITS)
+    near, far = tuning.tables(Settings(chunk_nbytes=1024, depth=5), 2)
+    assert near == far
+    assert {near[name] for name in near if name.endswith("chunk_nbytes")} == {1024}
+    assert (near["depth"], near["small_nbytes"]) == (5, 1024)
+
+
+# ---- the ranks --------------------------------------------------------------------------------------------
+
+
+def some_calls(comm):
+    """Sums of what calls of many sizes leave."""
+    found = []
+    for count in (1, 100, 3000, 10_000, 70_000, 300_000, 1_500_000):
+        x = np.arange(count, dtype="i8") * (comm.rank + 1)
+        comm.all_reduce(x)
+        parts = comm.all_to_all(np.repeat(np.arange(comm.size), max(1, count // 9)) + comm.rank)
+        pieces = comm.all_gather_v(np.full(count * comm.rank // 2, comm.rank))
+        small = [np.full(count % 700, comm.rank, "f4") for _ in range(30)]
+        comm.all_reduce_many(small)
+        found.append((x.sum(), parts.sum(), sum(p.sum() for p in pieces), sum(s.sum() for s in small)))
+    return np.array(found).tolist()
+
+
+EXTREMES = {
+    "least": {name: least for name, (least, _) in tuning.LIMITS.items()},
+    "most": {name: most for name, (_, most) in tuning.LIMITS.items()},
+    "large chunks": {"chunk_nbytes": 8 << 20, "one_chunk_nbytes": 4096, "exchange_nbytes": 4096, "depth": 2},
+    "large exchanges": {
+        "exchange_nbytes": 8 << 20,
+        "chunk_nbytes": 4096,
+        "one_chunk_nbytes": 4096,
+        "depth": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("extreme", EXTREMES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_table_within_the_limits_gives_the_same_results(world_of, path, size, extreme):
+    want = world_of(size, SHMRING_TUNING="none")(some_calls)
+    measured.save(path, {size: dict.fromkeys(measured.DISTANCES, EXTREMES[extreme])}, tuning.LIMITS)
+    for way in ("near", "far", "auto"):
+        assert world_of(size, SHMRING_TUNING=path, SHMRING_PATH=way)(some_calls) == want
+
+
+def test_rank_0_s_table_holds_for_all(path, tmp_path):
+    measured.save(path, {3: {"any": EXTREMES["least"]}}, tuning.LIMITS)
+    other = tmp_path / "other.json"
+    measured.save(other, {3: {"any": EXTREMES["most"]}}, tuning.LIMITS)
+    with Ranks(3) as ranks:
+        ranks.meet()
+        want = ranks(some_calls)
+        of_rank = {0: {"SHMRING_TUNING": str(path)}, 1: {"SHMRING_TUNING": str(other)}}
+        assert ranks.try_to_meet(of_rank=of_rank) == [None] * 3
+        assert ranks(some_calls) == want
+
+
+def test_a_bad_table_that_rank_0_was_told_to_use_is_an_error_for_all(path):
+    write(path, format=7)
+    with Ranks(2) as ranks:
+        first, second = ranks.try_to_meet(of_rank={0: {"SHMRING_TUNING": str(path)}})
+    assert isinstance(first, ValueError)
+    assert isinstance(second, Exception)
+
+
+# ---- what the tuner makes of times ------------------------------------------------------------------------
+
+QUESTION = tune.Question("chunk_nbytes", (1 << 19, 1 << 18, 1 << 17), lambda _: [])
+OF_BOTH = tune.Question("small_nbytes", (1 << 12, 1 << 13), lambda _: [])
+
+
+def timed(*rows, distances=None):
+    return Timed(Load("all_reduce", 8), np.array(rows, float), list(distances or ["near"] * len(rows)))
+
+
+def test_the_fastest_is_taken_for_the_distance_that_was_seen():
+    found = tune.answers(
+        QUESTION, QUESTION.candidates, [timed(*[[10, 8, 9]] * 6), timed(*[[10, 9, 8.5]] * 6)]
+    )
+    assert found["near"][0] == 1 << 18
+    assert found["near"][1] == pytest.approx((0.8 * 0.9) ** 0.5)
+    assert "far" not in found
+
+
+def test_what_is_hardly_faster_or_somewhere_slower_is_not_taken():
+    hardly = [timed(*[[10, 9.9, 9.8]] * 6)]
+    assert tune.answers(QUESTION, QUESTION.candidates, hardly)["near"] == (1 << 19, 1.0)
+    slower_once = [timed(*[[10, 1, 9]] * 6), timed(*[[10, 11, 9]] * 6)]
+    assert tune.answers(QUESTION, QUESTION.candidates, slower_once)["near"][0] == 1 << 17
+
+
+def test_too_few_rounds_say_nothing():
+    assert tune.answers(QUESTION, QUESTION.candidates, [timed(*[[10, 1, 9]] * 4)]) == {}
+    unclear = timed(*[[10, 1, 9]] * 9, distances=["near"] * 4 + [None] * 5)
+    assert tune.answers(QUESTION, QUESTION.candidates, [unclear]) == {}
+
+
+def test_what_is_the_same_near_and_far_is_judged_by_both():
+    both = timed(*[[10, 5]] * 6, distances=["near", "far"] * 3)
+    assert tune.answers(OF_BOTH, OF_BOTH.candidates, [both]) == {"any": (1 << 13, 0.5)}
+
+
+def test_every_question_is_about_a_number_that_may_be_so():
+    for question in tune.QUESTIONS:
+        least, most = tuning.LIMITS[question.name]
+        assert tuning.DEFAULTS[question.name] in question.candidates
+        assert all(least <= value <= most for value in question.candidates)
+        assert question.loads(2)
+    assert {question.name for question in tune.QUESTIONS} == set(tuning.LIMITS)
+
+
+def run_tune(*arguments):
+    command = [sys.executable, "-m", "shmring.tools.tune", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.limit(120)
+def test_a_tiny_run_writes_a_table_that_is_used(path):
+    few = ["--ranks", "2,3", "--seconds", "0.05", "--only", "fuse_nbytes,far_stream_nbytes"]
+    measured.save(
+        path, {2: {"any": {"depth": 3, "fuse_nbytes": 64}}, 5: {"any": {"depth": 2}}}, tuning.LIMITS
+    )
+    result = run_tune(*few, "--output", str(path))
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert "2 ranks" in result.stdout
+    assert "3 ranks" in result.stdout
+    found = measured.load(path, tuning.LIMITS)
+    assert set(found) == {2, 3, 5}
+    assert found[2]["any"]["depth"] == 3  # what was not asked stays
+    assert found[2]["any"].get("fuse_nbytes") != 64
+    assert found[5] == {"any": {"depth": 2}}
+
+
+@pytest.mark.limit(120)
+def test_a_dry_run_writes_nothing(path):
+    result = run_tune(
+        "--ranks", "2", "--seconds", "0.01", "--only", "depth", "--dry-run", "--output", str(path)
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert "depth" in result.stdout
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("arguments", [["--ranks", "1"], ["--seconds", "nan"], ["--only", "speed"]])
+def test_wrong_arguments_are_refused(arguments):
+    result = run_tune(*arguments, "--dry-run")
+    assert result.returncode == 2
+    assert arguments[0] in result.stderr
