@@ -442,6 +442,26 @@ def test_messages_pass_while_another_thread_is_in_collectives(world_of):
     world_of(3, SHMRING_MESSAGE_RING=4096, SHMRING_CHUNK=256)(beside_collectives, 60)
 
 
+def pass_in_groups(comm):
+    halves = comm.split(comm.rank % 2)
+    twin = comm.dup()
+    x = np.zeros(1000, "i8")
+    receives = [each.irecv(np.zeros(1000, "i8"), tag=1) for each in (twin, halves)]
+    for each in (comm, halves, twin):  # the same tags everywhere, and each in its own order
+        each.sendrecv(np.full(1000, each.rank), (each.rank + 1) % each.size, x)
+        assert (x == (each.rank - 1) % each.size).all()
+    for each in (halves, twin):
+        each.send(x, (each.rank + 1) % each.size, tag=1)
+    assert [receive.wait(SOON_S).tag for receive in receives] == [1, 1]
+    halves.close()
+    twin.close()
+    pass_around(comm, 3)
+
+
+def test_groups_have_messages_of_their_own(world_of):
+    world_of(4, SHMRING_MESSAGE_RING=TINY)(pass_in_groups)
+
+
 def overtake_a_collective(comm):
     """Rank 1 enters the barrier only after a message of rank 0, which is inside it in another thread."""
     if comm.rank == 0:
