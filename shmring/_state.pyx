@@ -67,7 +67,7 @@ cdef class State:
         g.header = <sr_header *> base
         if g.header.magic != SR_MAGIC or g.header.nranks != size or size > SR_MAX_RANKS or not 0 <= rank < size:
             raise ValueError(f"this is not a segment of {size} ranks, or not one of this version of shmring")
-        if segment.nbytes < sr_layout_segment_nbytes(size, g.header.ring_nbytes):
+        if segment.nbytes < sr_layout_segment_nbytes(size, g.header.ring_nbytes, g.header.message_ring_nbytes):
             raise ValueError(f"the segment of {size} ranks is only {segment.nbytes} bytes long")
         g.lane = <sr_lane **> calloc(size, sizeof(void *))
         g.ring = <unsigned char **> calloc(size, sizeof(void *))

@@ -9,16 +9,16 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ._engine import Engine
 from ._state import _Stats
-from .fusion import Fusion
 from .links import Links
 from .memory import Mapping
+from .messages import Messages
 from .settings import Settings
 from .shared import SharedArray
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
 
-class Comm(Fusion):
+class Comm(Messages):
     """One rank's place in a group of ranks, and the collectives between them."""
 
     def __init__(

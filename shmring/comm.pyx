@@ -1,6 +1,6 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
-# collectives, uneven and fusion.
-# May know: _engine, _group, arrays, collectives, fusion, groups, memory, objects, shared.
+# collectives, uneven, fusion and messages.
+# May know: _engine, _group, arrays, collectives, groups, memory, messages, objects, shared.
 
 import atexit
 import math
@@ -10,7 +10,7 @@ import weakref
 from ._engine cimport Engine
 from ._group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SHARE, SPLIT, SR_SUM
 from .collectives cimport algorithm_number, timeout_ns_of, timeout_s_of
-from .fusion cimport Fusion
+from .messages cimport Messages
 
 from . import groups, memory, objects, shared
 from .arrays import MOST_NBYTES, Arrays
@@ -19,7 +19,7 @@ from .arrays import check as check_array
 open_comms = weakref.WeakSet()   # of this process
 
 
-cdef class Comm(Fusion):
+cdef class Comm(Messages):
     """One rank's place in a group of ranks, and the collectives between them.
 
     Made by `shmring.init` or `shmring.spawn`; a context manager. Every collective is called by all ranks, in the
@@ -242,6 +242,7 @@ cdef class Comm(Fusion):
         """Leave. Local; ranks that still call the communicator get RankFailed. Closing twice is harmless."""
         if self.engine.closed_because is not None:
             return
+        self.close_mail()
         self.engine.close()
         self.forget()
 
@@ -303,8 +304,13 @@ cdef class Comm(Fusion):
         except BaseException as error:
             self.engine.abort(f"rank {self.rank} has no memory for its staging ring: {error}")
             raise
-        self.close_descriptor()
         self.staging_ready = True
+        return 0
+
+    cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1:
+        """The ring from this rank to another gets its pages before it is first touched."""
+        memory.allocate(self.fd, offset, nbytes, purpose="a message ring")
+        self.segment.populate(offset, nbytes)
         return 0
 
 
