@@ -144,6 +144,7 @@ cdef enum Status:
     DEAD         # call.awaited.rank is gone
     LEFT         # call.awaited.rank closed the communicator
     SIGNALLED    # time to let Python look at its signals
+    UNDESCRIBED  # the queue's next call is for Python to describe, which wants what came of those before it
 
 
 cdef enum Kind:

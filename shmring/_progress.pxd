@@ -9,6 +9,10 @@ from ._group cimport Call, Group, sr_bell, sr_flag
 cdef struct Task:
     Call call
     bint begun
+    sr_flag description # enum below
+    void (*before)(Task *) noexcept nogil   # what is to be done before it begins, and after it is done; or NULL
+    void (*after)(Task *) noexcept nogil
+    const void *bunch   # for these two
     int status          # DONE, or what ended the communicator; valid once it is finished
     sr_flag notify      # 0; an eventfd + 1 that is to be written to when it is finished; FINISHED
     uint64_t number     # its place in the queue, from 1
@@ -32,9 +36,15 @@ cdef enum:
     BACKGROUND = 1, WAITER = 2     # of Queue.stepper
 
 
+cdef enum:
+    DESCRIBED, TO_BE_DESCRIBED, BEING_DESCRIBED    # of Task.description
+
+
 cdef class Issued:
     cdef Task task
-    cdef object communicator       # stays until the call is finished
+    cdef object communicator, kept   # stay until the call is finished
+
+    cdef int describe(self) except -1
 
 
 cdef Queue *new_queue(Group *g) except NULL

@@ -1,4 +1,4 @@
-# May know: _group, _operands, collectives.
+# May know: _group, _operands, collectives, work.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -7,6 +7,7 @@ cimport numpy as cnp
 from ._group cimport Call, Piece
 from ._operands cimport Operand
 from .collectives cimport Collectives
+from .work cimport Work
 
 
 cdef enum:
@@ -43,13 +44,16 @@ cdef class _Parts:
 
 
 cdef class Uneven(Collectives):
-    cdef object run_uneven(self, int kind, object x, object root, object out, object like, object timeout)
+    cdef object run_uneven(self, int kind, object x, object root, object out, object like, object async_op,
+                           object timeout)
+    cdef object issue_uneven(self, Call *counts, Call *c, _Parts parts, object out)
     cdef int describe_given(self, Call *c, _Parts parts, object x, object out, object like) except -1
     cdef int give(self, Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1
     cdef int take_after(self, Call *c, _Parts parts, Operand *operand) except -1
     cdef int describe_out(self, Call *c, _Parts parts, object out) except -1
     cdef int tell(self, Call *c, _Parts parts, bint has_out) except -1
-    cdef int exchange_counts(self, Call *c, _Parts parts) except -1
+    cdef int describe_counts(self, Call *counts, Call *c, _Parts parts) except -1
+    cdef int check_counts(self, Call *c, _Parts parts) except -1
     cdef bint read_counts(self, Call *c, _Parts parts) noexcept
     cdef bint find_shared(self, Call *c, _Parts parts) noexcept
     cdef object describe_taken(self, Call *c, _Parts parts, object out)
@@ -59,3 +63,9 @@ cdef class Uneven(Collectives):
 cdef inline uint64_t mixed(uint64_t word) noexcept nogil:
     word *= <uint64_t> 0x9E3779B97F4A7C15
     return word ^ word >> 29
+
+
+cdef class _UnevenWork(Work):
+    cdef Uneven comm
+    cdef _Parts parts
+    cdef object out

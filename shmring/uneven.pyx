@@ -1,7 +1,7 @@
 # Collectives whose pieces differ in length. First a call of the engine in which everyone says how many rows it gives
 # to whom, and where they lie or, of a few bytes, what they are; then, unless that was all, a second one in which they
 # move, by the pipeline of the even ones with a length and a place for every piece.
-# May know: _engine, _exchange, _group, _operands, _pipelines, collectives, shapes.
+# May know: _engine, _exchange, _group, _operands, _pipelines, _progress, collectives, shapes, work.
 
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t
@@ -13,8 +13,10 @@ cimport numpy as cnp
 from ._exchange cimport shared_address
 from ._group cimport *
 from ._operands cimport MOVED, Operand, release, take
-from ._pipelines cimport choose_pipeline
+from ._pipelines cimport choose_pipeline, enter_nothing, step_nothing
+from ._progress cimport TO_BE_DESCRIBED
 from .collectives cimport Collectives, timeout_ns_of
+from .work cimport Work
 
 import numpy as np
 
@@ -89,44 +91,45 @@ cdef class _Parts:
 cdef class Uneven(Collectives):
     """The collectives whose pieces may have another length of dimension 0 on every rank."""
 
-    def all_gather_v(self, x, *, out=None, timeout=None):
+    def all_gather_v(self, x, *, out=None, async_op=False, timeout=None):
         """Every rank's x on every rank: returns a list of arrays by rank, of as many rows as each gave.
 
         x: at least 1-d, C order; dtype and shape[1:] the same on every rank, its length, which may be 0, of its own.
         out: a list of `size` arrays that fit exactly, disjoint but that out[rank] may be x. timeout: seconds, of
         each of the call's two steps, lengths and data. Arrays from `empty` and its kin on all ranks are copied once.
         """
-        return self.run_uneven(ALL_GATHER_V, x, None, out, None, timeout)
+        return self.run_uneven(ALL_GATHER_V, x, None, out, None, async_op, timeout)
 
-    def gather_v(self, x, root=0, *, out=None, timeout=None):
+    def gather_v(self, x, root=0, *, out=None, async_op=False, timeout=None):
         """Every rank's x on the root, which returns them as a list of arrays by rank; the others return None.
 
         x, out and timeout as in `all_gather_v`; out on the root only, ignored elsewhere.
         """
-        return self.run_uneven(GATHER_V, x, root, out, None, timeout)
+        return self.run_uneven(GATHER_V, x, root, out, None, async_op, timeout)
 
-    def scatter_v(self, xs=None, root=0, *, out=None, like=None, timeout=None):
+    def scatter_v(self, xs=None, root=0, *, out=None, like=None, async_op=False, timeout=None):
         """One of the root's arrays for each rank: returns xs[rank].
 
         xs: on the root a list of `size` arrays of one dtype and shape[1:], C order, of any lengths. None elsewhere,
         with `out`, or `like`: an array of that dtype and shape[1:], of any length. out: an array that fits exactly;
         on the root xs[root] or disjoint from all of xs. timeout as in `all_gather_v`.
         """
-        return self.run_uneven(SCATTER_V, xs, root, out, like, timeout)
+        return self.run_uneven(SCATTER_V, xs, root, out, like, async_op, timeout)
 
-    def all_to_all_v(self, xs, *, out=None, timeout=None):
+    def all_to_all_v(self, xs, *, out=None, async_op=False, timeout=None):
         """xs[j] of rank i becomes result[i] of rank j: returns a list of arrays by rank.
 
         xs: a list of `size` arrays, C order, of any lengths; one dtype and shape[1:] on all ranks. out: a list of
         `size` arrays that fit exactly, each disjoint from all others, but that out[i] may be xs[i]. timeout as in
         `all_gather_v`.
         """
-        return self.run_uneven(ALL_TO_ALL_V, xs, None, out, None, timeout)
+        return self.run_uneven(ALL_TO_ALL_V, xs, None, out, None, async_op, timeout)
 
     # -- from arguments to the two calls --
 
-    cdef object run_uneven(self, int kind, object x, object root, object out, object like, object timeout):
-        cdef Call c
+    cdef object run_uneven(self, int kind, object x, object root, object out, object like, object async_op,
+                           object timeout):
+        cdef Call c, counts
         cdef _Parts parts
         memset(&c, 0, sizeof(c))
         c.named = kind
@@ -139,7 +142,11 @@ cdef class Uneven(Collectives):
         except Exception:
             self.engine.refuse(kind)
             raise
-        self.exchange_counts(&c, parts)
+        self.describe_counts(&counts, &c, parts)
+        if async_op:
+            return self.issue_uneven(&counts, &c, parts, out)
+        self.drive(&counts)
+        self.check_counts(&c, parts)
         try:
             result = self.describe_taken(&c, parts, out)
         except Exception:
@@ -152,6 +159,24 @@ cdef class Uneven(Collectives):
                 self.allocate_staging()
             self.drive(&c)
         return result
+
+    # The second call is described when the first one is finished.
+    cdef object issue_uneven(self, Call *counts, Call *c, _Parts parts, object out):
+        cdef Work first = self.new_work()
+        cdef _UnevenWork second = _UnevenWork()
+        if not self.staging_ready:
+            self.allocate_staging()
+        first.task.call = counts[0]
+        first.kept = parts
+        second.communicator = second.comm = self
+        second.engine = self.engine
+        second.task.call = c[0]
+        sr_flag_set(&second.task.description, TO_BE_DESCRIBED)
+        second.kept = second.parts = parts
+        second.out = out
+        self.engine.issue(first)
+        self.engine.issue(second)
+        return second
 
     # Everything that can be said before the others' counts are known.
     cdef int describe_given(self, Call *c, _Parts parts, object x, object out, object like) except -1:
@@ -239,16 +264,18 @@ cdef class Uneven(Collectives):
         return 0
 
     # The first call: everyone's counts.
-    cdef int exchange_counts(self, Call *c, _Parts parts) except -1:
-        cdef Call counts = c[0]
+    cdef int describe_counts(self, Call *counts, Call *c, _Parts parts) except -1:
+        counts[0] = c[0]
         counts.kind = ALL_GATHER
         counts.given = counts.taken = NULL
         counts.nbytes = counts.x_nbytes = parts.npieces * sizeof(Told)
         counts.out_nbytes = counts.nbytes * parts.size
         counts.x = <unsigned char *> parts.own
         counts.out = <unsigned char *> parts.told
-        choose_pipeline(&self.engine.g, &counts)
-        self.drive(&counts)
+        choose_pipeline(&self.engine.g, counts)
+        return 0
+
+    cdef int check_counts(self, Call *c, _Parts parts) except -1:
         if not self.read_counts(c, parts) or not self.find_shared(c, parts):
             c.seq = self.engine.g.seq
             self.engine.surface(c, MISMATCHED)
@@ -335,6 +362,26 @@ cdef void take_what_was_told(Call *c, _Parts parts, int rank) noexcept:
             memcpy(parts.taken[giver].data, parts.told_of(giver, rank).what.data, parts.taken[giver].nbytes)
     if parts.taken[rank].nbytes > 0:
         memmove(parts.taken[rank].data, parts.given[rank].data, parts.taken[rank].nbytes)
+
+
+cdef class _UnevenWork(Work):
+    """The second call in the background."""
+
+    cdef int describe(self) except -1:
+        cdef Call *c = &self.task.call
+        cdef int kind = c.named
+        try:
+            self.comm.check_counts(c, self.parts)
+            self.answer = self.comm.describe_taken(c, self.parts, self.out)
+        except Exception as error:
+            self.refusal = error
+            memset(c, 0, sizeof(Call))
+            self.engine.describe_refusal(c, kind)
+            return 0
+        if c.nbytes <= TOLD_NBYTES:
+            take_what_was_told(c, self.parts, self.engine.g.rank)
+            c.enter, c.step = enter_nothing, step_nothing
+        return 0
 
 
 # ---- arrays --------------------------------------------------------------------------------------------------
