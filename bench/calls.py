@@ -12,11 +12,14 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 ROOT = 0
+# Not a collective: rank 0 sends x to rank 1 and receives its x into y; both ways are one call.
+PING_PONG = "ping_pong"
 # What of the call's bytes x and y hold: all of them, or one rank's part.
 PARTS: dict[str, tuple[bool, bool]] = {
     "all_reduce": (False, False), "reduce": (False, False), "scan": (False, False), "exscan": (False, False),
     "broadcast": (False, False), "reduce_scatter": (False, True), "scatter": (False, True),
     "gather": (True, False), "all_gather": (True, False), "all_to_all": (False, False),
+    PING_PONG: (False, False),
 }
 CALLS = tuple(PARTS)
 
@@ -71,6 +74,7 @@ def _parts(call: str, part: int, rank: int, size: int) -> list[tuple[range, int]
     if (call in ("reduce", "gather") and rank != ROOT) or (call == "exscan" and rank == 0):
         return []
     everybody, root, own = range(size), range(ROOT, ROOT + 1), rank * part
+    other = range(1 - rank, 2 - rank)
     one_by_one = [range(giver, giver + 1) for giver in everybody]
     return {
         "all_reduce": [(everybody, 0)], "reduce": [(everybody, 0)], "reduce_scatter": [(everybody, own)],
@@ -79,4 +83,5 @@ def _parts(call: str, part: int, rank: int, size: int) -> list[tuple[range, int]
         "gather": [(giver, 0) for giver in one_by_one],
         "all_gather": [(giver, 0) for giver in one_by_one],
         "all_to_all": [(giver, own) for giver in one_by_one],
+        PING_PONG: [(other, 0)],
     }[call]

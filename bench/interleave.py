@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from calls import PING_PONG
 from crew import ContestantFailed, ContestantRefused, Crew, Timing
 from probe import Probe, distance
 
@@ -22,6 +23,7 @@ GROWTH = 8
 WARM_UP_TRIES = 12
 # Gloo's form, and MPI's persistent ones.
 ALL_REDUCE_ONLY = ("in place", "persistent")
+COLLECTIVES_ONLY = ("plan", "zero-copy")
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ class Match:
         everybody = [Entry(name, variant) for name, crew in self.crews.items()
                      for variant in crew.contestant.variants
                      if cell.nbytes >= crew.contestant.smallest_nbytes
-                     and (cell.call == "all_reduce" or variant not in ALL_REDUCE_ONLY)]
+                     and (cell.call == "all_reduce" or variant not in ALL_REDUCE_ONLY)
+                     and (cell.call != PING_PONG or variant not in COLLECTIVES_ONLY)]
         return [entry for entry in everybody if (entry, cell) not in self._out]
 
     def play_block(self, round_number: int, cell: Cell) -> Iterator[Sample]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calls import Array, arguments_of, counts_of
+from calls import PING_PONG, Array, arguments_of, counts_of
 
 
 @dataclass
@@ -93,6 +93,13 @@ class Library:
         raise NotImplementedError
 
 
+def ping_pong(send: Callable[..., Any], recv: Callable[..., Any], x: Array, y: Array, rank: int) -> Prepared:
+    """The same text for everybody: rank 0 begins."""
+    names = {"send": send, "recv": recv, "x": x, "y": y, "other": 1 - rank}
+    steps = ["send(x, other)", "recv(y, other)"]
+    return Prepared(x, y, "; ".join(steps if rank == 0 else reversed(steps)), names)
+
+
 class Mpi(Library):
     """Any MPI, through mpi4py: comm.Allreduce(x, y), whose op is SUM if none is named."""
 
@@ -123,6 +130,8 @@ class Mpi(Library):
 
     def _blocking(self, call: str, x: Array, y: Array) -> Prepared:
         comm = self.comm
+        if call == PING_PONG:
+            return ping_pong(comm.Send, comm.Recv, x, y, self.seat.rank)
         if call == "broadcast":
             return Prepared(x, x, "f(x)", {"f": comm.Bcast, "x": x})
         functions = {
@@ -195,6 +204,8 @@ class Shmring(Library):
             x, y = (self.comm.empty(count, job.dtype) for count in job.counts(self.seat.size))
         else:
             x, y = job.private(self.seat.size)
+        if job.call == PING_PONG:
+            return ping_pong(self.comm.send, self.comm.recv, x, y, self.seat.rank)
         if job.call == "broadcast":
             y = x
         given, room = arguments_of(job.call, x, y, self.seat.rank)

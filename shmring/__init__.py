@@ -12,10 +12,16 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Comm": "comm",
+    "ANY_SOURCE": "messages",
+    "ANY_TAG": "messages",
+    "Status": "messages",
+    "Transfer": "messages",
     "Bucketer": "bucketer",
     "Plan": "collectives",
     "Work": "work",
     "Op": "ops",
+    "Ring": "ring",
+    "SharedArray": "shared",
     "World": "bootstrap",
     "world": "bootstrap",
     "init": "joining",
@@ -26,10 +32,13 @@ _HOMES = {
     "Mismatch": "errors",
     "Aborted": "errors",
     "Closed": "errors",
+    "Truncated": "errors",
     "OutOfMemory": "errors",
 }
 
 __all__ = [
+    "ANY_SOURCE",
+    "ANY_TAG",
     "Aborted",
     "Bucketer",
     "Closed",
@@ -40,7 +49,12 @@ __all__ = [
     "OutOfMemory",
     "Plan",
     "RankFailed",
+    "Ring",
+    "SharedArray",
+    "Status",
     "Timeout",
+    "Transfer",
+    "Truncated",
     "Work",
     "World",
     "__version__",
@@ -54,10 +68,13 @@ if TYPE_CHECKING:
     from .bucketer import Bucketer
     from .collectives import Plan
     from .comm import Comm
-    from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout
+    from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout, Truncated
     from .joining import init
     from .launch import spawn
+    from .messages import ANY_SOURCE, ANY_TAG, Status, Transfer
     from .ops import Op
+    from .ring import Ring
+    from .shared import SharedArray
     from .work import Work
 
 

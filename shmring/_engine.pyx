@@ -378,10 +378,10 @@ cdef class Engine(State):
         self.call_tiny(BROADCAST, SR_SUM, sizeof(word), &word, sizeof(word), self.timeout_s)
         return word
 
-    def all_agree(self, bint yes):
+    def all_agree(self, bint yes, double timeout_s):
         """Whether every rank says yes."""
         cdef uint8_t answer = yes
-        self.call_tiny(ALL_REDUCE, SR_MIN, 1, &answer, 1, self.timeout_s)
+        self.call_tiny(ALL_REDUCE, SR_MIN, 1, &answer, 1, timeout_s)
         return bool(answer)
 
     def union(self, bytes bits):

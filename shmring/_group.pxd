@@ -38,6 +38,8 @@ cdef extern from "layout.h" nogil:
         sr_bell bell
         sr_life life
         sr_report report
+        sr_bell mail_bell
+        sr_flag *mail
         sr_record *record
     ctypedef struct sr_tuning "struct sr_tuning":
         uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
@@ -45,7 +47,7 @@ cdef extern from "layout.h" nogil:
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
-        uint64_t ring_nbytes, first_seq
+        uint64_t ring_nbytes, message_ring_nbytes, first_seq
         sr_tuning *tuning
         sr_flag abort
     cdef enum:
@@ -58,7 +60,10 @@ cdef extern from "layout.h" nogil:
     size_t sr_layout_control_nbytes(int nranks)
     size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)
     size_t sr_layout_lap_nbytes(size_t ring_nbytes)
-    size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes)
+    size_t sr_layout_message_room_nbytes(size_t message_ring_nbytes)
+    size_t sr_layout_message_ring_offset(int nranks, size_t ring_nbytes, size_t message_ring_nbytes, int sender,
+                                         int receiver)
+    size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes, size_t message_ring_nbytes)
 
 
 cdef extern from "flag.h" nogil:
@@ -144,7 +149,7 @@ cdef enum Status:
 cdef enum Kind:
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN
     BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL
-    BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP
+    BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP, SHARE
     ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of an uneven call are named
     ALL_REDUCE_MANY                                   # what each call of a fused one is named
     NKINDS, INVALID = 63

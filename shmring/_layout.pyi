@@ -20,7 +20,10 @@ def slice_bounds(count: int, size: int) -> list[tuple[int, int]]:
 def control_nbytes(nranks: int) -> int:
     """Bytes of a segment before its staging rings."""
 
-def segment_nbytes(nranks: int, ring_nbytes: int) -> int:
+def message_ring_nbytes(nranks: int) -> int:
+    """Of one message ring unless it is given."""
+
+def segment_nbytes(nranks: int, ring_nbytes: int, message_nbytes: int = 0) -> int:
     """Bytes of a whole segment."""
 
 def format_segment(
@@ -31,6 +34,7 @@ def format_segment(
     tuning: Sequence[Mapping[str, int]],
     forced_path: int = 0,
     first_seq: int = 0,
+    message_nbytes: int = 0,
 ) -> None:
     """Writes the header and every lane's first values into zeroed memory, before anyone else maps it."""
 

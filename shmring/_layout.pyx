@@ -31,13 +31,18 @@ def control_nbytes(int nranks):
     return sr_layout_control_nbytes(nranks)
 
 
-def segment_nbytes(int nranks, size_t ring_nbytes):
-    """Bytes of the whole segment, the staging rings included."""
-    return sr_layout_segment_nbytes(nranks, ring_nbytes)
+def message_ring_nbytes(int nranks):
+    """Of one message ring unless it is given: there is one for each pair of ranks, and few of them are used."""
+    return 1 << (20 if nranks <= 4 else 18 if nranks <= 8 else 16 if nranks <= 64 else 14)
+
+
+def segment_nbytes(int nranks, size_t ring_nbytes, size_t message_nbytes=0):
+    """Bytes of the whole segment, the staging rings and the message rings included."""
+    return sr_layout_segment_nbytes(nranks, ring_nbytes, message_nbytes or message_ring_nbytes(nranks))
 
 
 def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning, int forced_path=0,
-                   uint64_t first_seq=0):
+                   uint64_t first_seq=0, size_t message_nbytes=0):
     """Writes the header and every lane's first values into fresh, zeroed memory, before anyone else maps it.
 
     tuning: the tables for near and for far cores, of which the header keeps what the engine reads.
@@ -51,6 +56,7 @@ def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning,
     for i in range(2):
         header.tuning[i] = tuning[i]
     header.first_seq = first_seq
+    header.message_ring_nbytes = message_nbytes or message_ring_nbytes(nranks)
     for rank in range(nranks):
         lane = sr_layout_lane(header, rank)
         for which in range(SR_PROGRESSES):

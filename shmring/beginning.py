@@ -99,7 +99,7 @@ def _share_segment(links: Links, settings: Settings, deadline: float) -> int:
 def _create_segment(size: int, settings: Settings) -> int:
     tables = tuning.tables(settings, size)
     ring_nbytes = tuning.ring_nbytes(tables, size)
-    fd = memory.create(segment_nbytes(size, ring_nbytes), kind=settings.segment)
+    fd = memory.create(segment_nbytes(size, ring_nbytes, settings.message_ring_nbytes), kind=settings.segment)
     try:
         memory.allocate(fd, 0, control_nbytes(size), purpose="a communicator")
         mapping = memory.Mapping(fd, control_nbytes(size))
@@ -110,6 +110,7 @@ def _create_segment(size: int, settings: Settings) -> int:
             forced_path=_FORCED_PATHS[settings.path],
             tuning=tables,
             first_seq=settings.first_seq,
+            message_nbytes=settings.message_ring_nbytes,
         )
         mapping.close()
     except BaseException:

@@ -1,13 +1,13 @@
-# May know: fusion.
+# May know: messages.
 
-from .fusion cimport Fusion
+from .messages cimport Messages
 
 
-cdef class Comm(Fusion):
+cdef class Comm(Messages):
     cdef object links, segment, arrays, settings
     cdef readonly object parent_ranks   # None: this is no group, but a world
     cdef object __weakref__
-    cdef int fd                      # of the segment, until the staging ring has its pages
+    cdef int fd                      # of the segment, for pages of its rings
 
     cdef object form(self, list members, double timeout_s)
     cdef object frame_of(self, int kind, object item, object root, bint all_give)

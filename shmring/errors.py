@@ -1,6 +1,7 @@
 """The errors that a communicator raises; each says what happened, on which rank, and what to do.
 
-All but `Closed` are final for the communicator they come from. May know: nothing.
+All but `Closed`, `Truncated`, and `Mismatch` from a `recv`, are final for the communicator they come from.
+May know: nothing.
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ class Mismatch(Error):
     ) -> None:
         super().__init__(message, rank=rank, op=op, seq=seq)
         self.calls = calls
+
+
+class Truncated(Error, ValueError):
+    """A message was longer than the array that was to receive it; only that message is lost."""
 
 
 class Aborted(Error):

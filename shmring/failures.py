@@ -34,8 +34,8 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
         return "split()"
     if kind == "group":
         return f"group({record['count']} ranks)"
-    if kind == "empty":
-        return f"empty({record['count']} bytes)"
+    if kind in ("empty", "shared"):
+        return f"{kind}({record['count']} bytes)"
     words = [f"{'rows of ' if kind.endswith('_v') else ''}{record['dtype']}[{record['count']}]"]
     if kind in REDUCTIONS:
         words.append(record["op"])
@@ -68,7 +68,7 @@ def raise_aborted(engine: Engine) -> NoReturn:
         raise Error(f"the communicator stopped without saying why; {_OVER}", rank=engine.rank)
     cause, culprit, failed_seq, reason = report
     number = engine.number_of(failed_seq)
-    own = engine.record_of(engine.rank, failed_seq)
+    own = engine.record_of(engine.rank, failed_seq) if number > 0 else None  # else no collective failed
     op = own["kind"] if own else None
     if cause == "mismatch":
         raise _mismatch(engine, culprit, failed_seq, number, op)

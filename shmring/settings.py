@@ -43,6 +43,7 @@ class Settings:
     path: str = "auto"
     trace: str | None = None
     tuning: str = "auto"  # "none", or a file; rank 0's counts
+    message_ring_nbytes: int = 0  # 0: by the number of ranks; lets tests run with rings of some lines
     first_seq: int = 0  # where sequence numbers begin: lets tests run near the wrap of 32 and 64 bits
 
     @classmethod
@@ -70,6 +71,7 @@ class Settings:
             path=read("SHMRING_PATH", _choice(PATHS), "auto"),
             trace=read("SHMRING_TRACE", _text(4096), None),
             tuning=read("SHMRING_TUNING", _text(4096), "auto"),
+            message_ring_nbytes=read("SHMRING_MESSAGE_RING", _power_of_two(512, 1 << 30), 0),
             first_seq=read("SHMRING_FIRST_SEQ", _integer(0, (1 << 64) - 1), 0),
         )
         settings._check_rank_and_size()
@@ -108,6 +110,16 @@ def _size(least: int, most: int) -> Callable[[str, str], int]:
         nbytes = int(digits) * factor if digits.isascii() and digits.isdigit() else 0
         if not least <= nbytes <= most or nbytes % CACHE_LINE_NBYTES:
             raise _wrong(name, text, f"{least} to {most} bytes in 64s, such as 65536, 64K or 1M")
+        return nbytes
+
+    return parse
+
+
+def _power_of_two(least: int, most: int) -> Callable[[str, str], int]:
+    def parse(name: str, text: str) -> int:
+        nbytes = _size(least, most)(name, text)
+        if nbytes & (nbytes - 1):
+            raise _wrong(name, text, f"a power of two from {least} to {most}, such as 512 or 64K")
         return nbytes
 
     return parse

@@ -59,13 +59,39 @@ static inline void sr_bell_ring(struct sr_bell *bell)
     syscall(SYS_futex, &bell->sleepers, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
 }
 
-/* P1, pairs with A1, A2, S2. The locked exchange orders the flag before the look at the bell (the sleeper does
+/* For who waits for more than one flag, on the bell that all their writers ring: watch the bell, look at every flag
+   once more with sr_flag_load_ordered, then sleep on what the watch returned. S3 and S4, as S1 and S2 below. */
+static inline uint32_t sr_bell_watch(struct sr_bell *own_bell)
+{
+    return atomic_fetch_or_explicit(&own_bell->sleepers, 1, memory_order_seq_cst) | 1; /* S3 */
+}
+
+static inline uint64_t sr_flag_load_ordered(const sr_flag *flag)
+{
+    return atomic_load_explicit((sr_flag *)flag, memory_order_seq_cst); /* S4, pairs with P1, P2 */
+}
+
+static inline void sr_bell_sleep(struct sr_bell *own_bell, uint32_t generation, uint64_t limit_ns)
+{
+    struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
+    syscall(SYS_futex, &own_bell->sleepers, FUTEX_WAIT, generation, &limit, NULL, 0);
+}
+
+/* P1, pairs with A1, A2, S2, S4. The locked exchange orders the flag before the look at the bell (the sleeper does
    the same the other way round in S1, S2), so one of the two always sees the other. */
 static inline void sr_flag_publish(sr_flag *flag, uint64_t value, struct sr_bell *own_bell)
 {
     atomic_exchange_explicit(flag, value, memory_order_seq_cst);
     if (__builtin_expect(atomic_load_explicit(&own_bell->sleepers, memory_order_seq_cst) & 1, 0))
         sr_bell_ring(own_bell);
+}
+
+/* P2, as P1 for words of which each writer has some bits. */
+static inline void sr_flag_mark(sr_flag *flag, uint64_t bits, struct sr_bell *bell)
+{
+    atomic_fetch_or_explicit(flag, bits, memory_order_seq_cst);
+    if (__builtin_expect(atomic_load_explicit(&bell->sleepers, memory_order_seq_cst) & 1, 0))
+        sr_bell_ring(bell);
 }
 
 static inline bool sr_flag_spin(const sr_flag *flag, uint64_t target, int pauses)
@@ -181,6 +207,58 @@ static inline void sr_abort_set(struct sr_header *header, uint64_t word)
     atomic_compare_exchange_strong_explicit(&header->abort, &none, word, memory_order_seq_cst, memory_order_acquire);
 }
 
+/* ---- locks: after U. Drepper, "Futexes are tricky", 2011, mutex 3; the word names its owner, so that who waits can
+   look whether it lives ---- */
+
+/* L1, pairs with U1. */
+static inline bool sr_lock_try(struct sr_lock *lock, int rank)
+{
+    uint32_t word = 0;
+    return atomic_compare_exchange_strong_explicit(&lock->word, &word, (uint32_t)rank + 1, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+/* The rank that has it at this moment, -1: nobody. */
+static inline int sr_lock_owner(const struct sr_lock *lock)
+{
+    uint32_t word = atomic_load_explicit(&((struct sr_lock *)lock)->word, memory_order_relaxed);
+    return (int)(word & ~SR_LOCK_AWAITED) - 1;
+}
+
+static inline bool sr_lock_spin(struct sr_lock *lock, int rank, int pauses)
+{
+    for (int i = 0; i < pauses; i++) {
+        if (sr_lock_owner(lock) < 0 && sr_lock_try(lock, rank))
+            return true;
+        sr_pause();
+    }
+    return false;
+}
+
+/* L2, pairs with U1. Takes the lock if it is free, as one that others may be waiting for; else sleeps until it is let
+   go, at most `limit_ns`, and returns false. */
+static inline bool sr_lock_sleep(struct sr_lock *lock, int rank, uint64_t limit_ns)
+{
+    struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
+    uint32_t word = atomic_load_explicit(&lock->word, memory_order_relaxed);
+    uint32_t next;
+    do
+        next = (word == 0 ? (uint32_t)rank + 1 : word) | SR_LOCK_AWAITED;
+    while (next != word && !atomic_compare_exchange_weak_explicit(&lock->word, &word, next, memory_order_acquire,
+                                                                  memory_order_relaxed));
+    if (word == 0)
+        return true;
+    syscall(SYS_futex, &lock->word, FUTEX_WAIT, next, &limit, NULL, 0);
+    return false;
+}
+
+/* U1, pairs with L1, L2: what the owner wrote is seen by the next one. */
+static inline void sr_lock_leave(struct sr_lock *lock)
+{
+    if (atomic_exchange_explicit(&lock->word, 0, memory_order_release) & SR_LOCK_AWAITED)
+        syscall(SYS_futex, &lock->word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
 /* ---- life ------------------------------------------------------------------------------------------------- */
 
 /* Looks only: a plain load of the word that the kernel marks when the parked thread of its owner is gone. */
@@ -197,6 +275,14 @@ static inline enum sr_state sr_life_state(const struct sr_life *life)
 static inline void sr_life_set_state(struct sr_life *life, enum sr_state state)
 {
     atomic_store_explicit(&life->state, (uint32_t)state, memory_order_seq_cst);
+}
+
+/* From SR_ABSENT to SR_JOINED, for who comes first. */
+static inline bool sr_life_claim(struct sr_life *life)
+{
+    uint32_t absent = SR_ABSENT;
+    return atomic_compare_exchange_strong_explicit(&life->state, &absent, SR_JOINED, memory_order_seq_cst,
+                                                   memory_order_acquire);
 }
 
 /* The parked thread's whole life (the kernel's robust futex interface: Documentation/locking/robust-futex-ABI):

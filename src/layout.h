@@ -12,6 +12,7 @@
    *chunk*, what a slot takes; *slice*, the part of a chunk that one rank reduces; *position*, where a slot
    begins: laps around the ring and an offset in it as one count, never reset, the same on all ranks for the
    same chunk. A *lap* is the power of two from the ring's length on; what it has more than the ring is skipped.
+   *Message ring*: through which one rank's messages reach one other, whatever else both are doing.
 
      0                  +----------------------------------------------+
                         | sr_header                                    |  geometry, the abort word
@@ -22,6 +23,10 @@
      page-aligned       +----------------------------------------------+
                         | staging ring of rank 0  (ring_nbytes)        |  allocated before its first touch
                         | staging ring of rank 1 ...                   |
+                        +----------------------------------------------+
+                        | message rings to rank 0: from rank 0 (never  |  pages only once the sender needs them;
+                        |   used), from rank 1 ...                     |  it then marks the receiver's `mail`
+                        | message rings to rank 1 ...                  |
                         +----------------------------------------------+                                  */
 
 #define SR_MAGIC 0x676e69726d687331u /* "1shmring" */
@@ -84,6 +89,8 @@ struct sr_life {
     uint64_t start_time;     /* W owner before state: field 22 of /proc/PID/stat; R all */
 } __attribute__((aligned(128)));
 
+#define SR_MAIL_WORDS (SR_MAX_RANKS / 64u)
+
 /* What a rank called last: read by others for error messages, by tools from outside. */
 struct sr_record {
     uint64_t seq;      /* W owner; R others once they know that the owner stands still */
@@ -108,8 +115,53 @@ struct sr_lane {
     struct sr_bell bell;
     struct sr_life life;
     struct sr_report report;
+    struct sr_bell mail_bell;    /* on which the owner sleeps for messages and for room; its peers ring it */
+    sr_flag mail[SR_MAIL_WORDS]; /* W rank r its bit r, once its message ring to the owner is laid out; R owner */
     struct sr_record record[SR_RECORDS];
 } __attribute__((aligned(4096)));
+
+/* ---- rings of frames (ring.h) ------------------------------------------------------------------------------ */
+
+/* From one producer to one consumer: frames one after another, each from a cache line on, around and around. A
+   *position* counts bytes since the beginning, laps included; the ring's length is a power of two, so a position's
+   low bits are the offset. Behind the last frame lies the word in which the next one will be announced. */
+struct sr_ring {
+    struct sr_counter taken; /* W consumer: position up to which it needs nothing any more; R producer: its room */
+};
+
+enum sr_frame_flags { SR_FRAME_FIRST = 1, SR_FRAME_LAST = 2, SR_FRAME_CUT = 4 };
+
+/* Begins every piece of a message. Up to SR_FRAME_INLINE_NBYTES of it lie in the rest of the line, more from the
+   next line on: what is small is one line that travels once. */
+struct sr_frame {
+    sr_flag begun;          /* W producer, last: own position + 1, before that the own position; R consumer */
+    uint64_t message_nbytes;/* W producer before begun, as all that follow; R consumer after: of all pieces together */
+    uint32_t nbytes;        /* of this piece */
+    uint32_t flags;         /* enum sr_frame_flags; CUT: the message ends here unfinished, and is void */
+    uint32_t tag;           /* as the user of the ring likes */
+    uint32_t kind;          /* as the user of the ring likes */
+};
+
+#define SR_FRAME_INLINE_NBYTES 32u
+#define SR_RING_LEAST_NBYTES 512u
+
+enum sr_side { SR_PRODUCER, SR_CONSUMER, SR_SIDES };
+
+/* A ring that lives alone, between two processes. Its bytes begin on the next page.
+
+     0                  +----------------------------------------------+
+                        | sr_queue: who is who, bells, the ring's head  |
+     4096               +----------------------------------------------+
+                        | bytes of the ring  (nbytes)                   |
+                        +----------------------------------------------+                                  */
+struct sr_queue {
+    uint64_t magic;                  /* W creator before anyone else maps; R both */
+    uint64_t nbytes;                 /* W creator ...: a power of two; R both */
+    struct sr_life creator;          /* W creator ...; R both: whose death leaves a side without anyone to come */
+    struct sr_life life[SR_SIDES];   /* W the process at that side, `state` first by a compare-and-swap; R the other */
+    struct sr_bell bell[SR_SIDES];   /* on which that side sleeps; the other rings it */
+    struct sr_ring ring;
+};
 
 enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED };
 
@@ -132,12 +184,28 @@ struct sr_header {
     uint32_t nranks;      /* W rank 0 ...; R all */
     uint32_t forced_path; /* W rank 0 ...: 0 measured, 1 near, 2 far; R all */
     uint64_t ring_nbytes; /* W rank 0 ...: of one staging ring, whole pages; R all */
+    uint64_t message_ring_nbytes; /* W rank 0 ...: of one message ring, a power of two; R all */
     struct sr_tuning tuning[2];   /* W rank 0 ...: for near cores, for far ones; R all */
     uint64_t first_seq;   /* W rank 0 ...: where sequence numbers and positions begin; R all */
     /* Sticky, set once by compare-and-swap: cause 8 bits | culprit 16 | reporter 16 (see flag.h). W anyone; R all */
     sr_flag abort __attribute__((aligned(128)));
 };
 
+/* A lock of an array that all ranks see (Comm.shared). Such an array has memory of its own:
+
+     0                  +----------------------------------------------+
+                        | the array                                    |  as its users agree
+     SR_LINE-aligned    +----------------------------------------------+
+                        | sr_lock 0, sr_lock 1 ...                     |
+                        +----------------------------------------------+                                  */
+struct sr_lock {
+    _Atomic uint32_t word; /* 0: free; else the owner's rank + 1, and SR_LOCK_AWAITED if somebody sleeps. W who takes
+                              it, who sleeps, the owner; R all; the futex word */
+} __attribute__((aligned(128)));
+
+#define SR_LOCK_AWAITED 0x80000000u
+
+_Static_assert(sizeof(struct sr_lock) == SR_LINE, "a lock owns its pair of cache lines");
 _Static_assert(sizeof(struct sr_call_line) == SR_LINE, "a call line owns its pair of cache lines");
 _Static_assert(offsetof(struct sr_call_line, payload) + SR_PAYLOAD_NBYTES == 64, "a call line is one cache line");
 _Static_assert(sizeof(struct sr_descriptor) <= SR_PAYLOAD_NBYTES, "a descriptor travels in a call line");
@@ -146,6 +214,8 @@ _Static_assert(sizeof(struct sr_record) == 64, "a flight record is one cache lin
 _Static_assert(sizeof(struct sr_report) == 256, "a report is four cache lines");
 _Static_assert(sizeof(struct sr_lane) == 2 * SR_PAGE, "a lane is two pages");
 _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
+_Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE, "a small message is one line");
+_Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring that lives alone is one page");
 _Static_assert((SR_LINES & (SR_LINES - 1)) == 0, "call lines are found by masking seq");
 _Static_assert((SR_RECORDS & (SR_RECORDS - 1)) == 0, "records are found by masking seq");
 
@@ -174,9 +244,23 @@ static inline size_t sr_layout_lap_nbytes(size_t ring_nbytes)
     return lap_nbytes;
 }
 
-static inline size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes)
+/* With its head, in whole pages. */
+static inline size_t sr_layout_message_room_nbytes(size_t message_ring_nbytes)
 {
-    return sr_layout_ring_offset(nranks, ring_nbytes, nranks);
+    return SR_PAGE + (message_ring_nbytes + SR_PAGE - 1) / SR_PAGE * SR_PAGE;
+}
+
+/* Where the head of a message ring lies, a struct sr_ring; the ring's bytes begin on the next page. */
+static inline size_t sr_layout_message_ring_offset(int nranks, size_t ring_nbytes, size_t message_ring_nbytes,
+                                                   int from, int to)
+{
+    return sr_layout_ring_offset(nranks, ring_nbytes, nranks) +
+           ((size_t)to * (size_t)nranks + (size_t)from) * sr_layout_message_room_nbytes(message_ring_nbytes);
+}
+
+static inline size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes, size_t message_ring_nbytes)
+{
+    return sr_layout_message_ring_offset(nranks, ring_nbytes, message_ring_nbytes, 0, nranks);
 }
 
 #endif

@@ -1,0 +1,120 @@
+# Waiting until a message is complete: pauses, yields, then sleep on the rank's one bell for messages; meanwhile all
+# that is posted is carried on. May know: _group, _messages, _ring. Nothing here touches a Python object.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from ._group cimport *
+from ._messages cimport ANY, COMPLETE, Mail, Message, step_mail, tell_all
+from ._ring cimport sr_bell_sleep, sr_bell_watch, sr_pause
+
+
+cdef enum:
+    SIGNAL_INTERVAL_NS = 5000000
+
+
+# DONE, BLOCKED after so many pauses in which nothing moved, or what else a step came to.
+cdef int step_until_complete(Mail *m, Message *message, int pauses) noexcept nogil:
+    cdef int left = pauses
+    cdef int status
+    while message.state != COMPLETE:
+        status = step_mail(m)
+        if message.state == COMPLETE:
+            break
+        if status == PROGRESSED:
+            left = pauses
+            continue
+        if status != BLOCKED or left <= 0:
+            return status
+        left -= 1
+        sr_pause()
+    return DONE
+
+
+cdef inline int pauses_for(Mail *m, Message *message, int pauses) noexcept nogil:
+    return 0 if message.peer != ANY and runs_here(m.g, message.peer) else pauses
+
+
+# A short try with the GIL held, as a small collective makes it.
+cdef int deliver_briefly(Mail *m, Message *message) noexcept nogil:
+    cdef int status
+    cdef int yields = 0
+    while True:
+        status = step_until_complete(m, message, pauses_for(m, message, m.g.brief_pauses))
+        if status != BLOCKED or yields >= m.g.brief_yields:
+            return status
+        sr_yield()
+        yields += 1
+
+
+# Returns when the message is complete, or with what ends the wait or has to be done with the GIL.
+cdef int deliver_patiently(Mail *m, Message *message, Wait *wait) noexcept nogil:
+    cdef Group *g = m.g
+    cdef uint64_t now
+    cdef int status
+    if wait.awake_until_ns == 0:
+        status = step_until_complete(m, message, pauses_for(m, message, g.pauses))
+        if status != BLOCKED:
+            return status
+    now = sr_now_ns()
+    if wait.awake_until_ns == 0:
+        wait.awake_until_ns = now + g.yield_ns
+        wait.look_ns = now + g.look_ns
+        wait.signal_ns = now + SIGNAL_INTERVAL_NS
+        tell_all(m)
+    while True:
+        status = step_mail(m)
+        if message.state == COMPLETE:
+            return DONE
+        if status == PROGRESSED:
+            wait.awake_until_ns = now + g.yield_ns
+            continue
+        if status != BLOCKED:
+            return status
+        if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
+            return ABORTED
+        if now >= wait.look_ns:
+            status = look_around(m, message, wait, now)
+            if status != PROGRESSED:
+                return status
+            wait.look_ns = now + g.look_ns
+        if now < wait.awake_until_ns:
+            sr_yield()
+        else:
+            sleep(m, message)
+        now = sr_now_ns()
+
+
+cdef void sleep(Mail *m, Message *message) noexcept nogil:
+    cdef uint32_t generation
+    tell_all(m)
+    generation = sr_bell_watch(&m.g.me.mail_bell)
+    if step_mail(m) == BLOCKED and message.state != COMPLETE:
+        sr_bell_sleep(&m.g.me.mail_bell, generation, m.g.sleep_ns)
+
+
+# Whatever its peer has sent is here: nothing more will come of it.
+cdef inline bint is_stuck(Mail *m, Message *message) noexcept nogil:
+    return step_mail(m) == BLOCKED and message.state != COMPLETE
+
+
+cdef int look_around(Mail *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
+    cdef Group *g = m.g
+    cdef int rank, nleft = 0
+    for rank in range(g.size):
+        if rank == g.rank or (message.peer != ANY and message.peer != rank):
+            continue
+        if sr_life_died(&g.lane[rank].life):
+            wait.culprit = rank
+            return DEAD if is_stuck(m, message) else PROGRESSED
+        if sr_life_state(&g.lane[rank].life) == SR_CLOSED:
+            wait.culprit = rank
+            nleft += 1
+    if nleft > 0 and (message.peer != ANY or nleft == g.size - 1):
+        return LEFT if is_stuck(m, message) else PROGRESSED
+    if now >= wait.deadline_ns:
+        wait.culprit = g.rank if message.peer == ANY else message.peer
+        return LATE
+    if now >= wait.signal_ns:
+        wait.signal_ns = now + SIGNAL_INTERVAL_NS
+        return SIGNALLED
+    return PROGRESSED

@@ -1,0 +1,96 @@
+# Point-to-point messages of one communicator on one rank, as structures. May know: _group, _ring.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from ._group cimport Group
+from ._ring cimport sr_incoming, sr_outgoing, sr_ring_end
+
+
+cdef enum:
+    ANY = -1
+
+
+cdef enum State:
+    POSTED      # nothing of it has moved yet
+    MOVING
+    COMPLETE
+
+
+cdef enum Failure:
+    NO_FAILURE
+    TOO_LONG      # the message is longer than the memory it was to go to
+    OTHER_ITEMS   # sender and receiver disagree on what the items are
+
+
+cdef enum Outcome:    # what a step comes to, beside PROGRESSED and BLOCKED of Status
+    NEEDS_ROOM = 64   # the message at the head of mail.needy's ring has to be put aside, and that allocates
+    DAMAGED           # mail.needy's ring holds what no sender writes
+
+
+# A send, a receive or a probe that somebody has asked for. Linked into the mail until it is complete.
+cdef struct Message:
+    Message *next
+    void *owner              # told when it is complete: it is then in mail.completed
+    bint is_send, is_probe
+    int peer                 # destination; source, or ANY
+    int64_t tag              # or ANY
+    uint32_t kind            # what the items are: equal at both ends
+    unsigned char *data
+    size_t nbytes            # that are sent, or that there is room for
+    State state
+    Failure failure
+    int source               # what has come: of a receive or a probe
+    uint32_t came_tag, came_kind
+    size_t came_nbytes
+    sr_outgoing out          # of a send
+
+
+# A message in private memory, until somebody asks for it.
+cdef struct Aside:
+    Aside *next
+    int source
+    uint32_t tag, kind
+    size_t nbytes
+    bint whole               # all of it has come
+    Message *wanted_by       # NULL: nobody yet
+    unsigned char *data      # behind this structure
+
+
+cdef struct Peer:
+    sr_ring_end out          # to it; open once out_open
+    sr_ring_end inward       # from it; open once it has marked this rank's mail
+    bint out_open
+    Message *first_send      # in order; only the first one moves
+    Message *last_send
+    bint receiving           # a message from it has been begun:
+    sr_incoming incoming
+    Message *receiver        # ... into this one's memory, or
+    Aside *aside             # ... aside; neither: it is passed over
+
+
+cdef struct Mail:
+    Group *g
+    Peer *peer               # by rank
+    size_t ring_nbytes
+    uint64_t *seen           # the marks in this rank's mail that have been heeded
+    int *source              # ranks whose rings to this one are open
+    int nsources
+    int first_source         # where the next look round begins, so that none is starved
+    int nsends               # that are linked
+    Message *first_receive   # posted and not begun, in order; probes too
+    Message *last_receive
+    Aside *first_aside       # in the order in which they came
+    Aside *last_aside
+    Message *completed       # of those that have an owner
+    int needy
+
+
+cdef int step_mail(Mail *m) noexcept nogil
+cdef void post_send(Mail *m, Message *message) noexcept nogil
+cdef void post_receive(Mail *m, Message *message) noexcept nogil
+cdef void withdraw(Mail *m, Message *message) noexcept nogil
+cdef void put_aside(Mail *m, Aside *aside) noexcept nogil
+cdef bint deliver_to_self(Mail *m, Message *message) noexcept nogil
+cdef void open_way(Mail *m, int receiver) noexcept nogil
+cdef void tell_all(Mail *m) noexcept nogil

@@ -1,0 +1,26 @@
+# May know: _messages, _operands.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t
+
+from ._messages cimport Message
+from ._operands cimport MOVED, Operand
+
+
+cdef enum:
+    OBJECT = MOVED + 1       # the dtype of what is packed by objects.py
+
+
+cdef class Status:
+    cdef readonly int source
+    cdef readonly int64_t tag
+    cdef readonly size_t count, nbytes
+    cdef uint32_t kind
+
+
+cdef uint32_t kind_of(Operand *operand, object x) except? 0
+cdef int64_t tag_number(object tag, bint may_be_any) except -2
+cdef Status status_of(Message *message)
+cdef str wish_text(Message *message)
+cdef object mismatch(Message *message, int rank, str what_now)
+cdef object truncated(Message *message, int rank)

@@ -1,0 +1,44 @@
+# May know: _messages, _operands, fusion.
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from ._messages cimport Mail, Message
+from ._operands cimport Operand
+from .fusion cimport Fusion
+
+
+cdef class Messages(Fusion):
+    cdef Mail mail
+    cdef bint is_messaging       # a thread is inside a call that sends or receives
+    cdef set transfers           # keeps what is on its way alive
+
+    cdef int begin_messaging(self) except -1
+    cdef int end_messaging(self) except -1
+    cdef int open_mail(self) except -1
+    cdef int close_mail(self) except -1
+    cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
+                                 object tag, str what)
+    cdef int describe_wish(self, Message *message, object source, object tag) except -1
+    cdef int post(self, Message *message) except -1
+    cdef int put_own_aside(self, Message *message) except -1
+    cdef int open_way_to(self, int rank) except -1
+    cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1
+    cdef int make_room(self) except -1
+    cdef object begin_transfer(self, object x, bint is_send, object peer, object tag)
+    cdef object damaged(self, int source)
+    cdef int advance(self) except -1
+    cdef int post_and_carry(self, Message *message, uint64_t timeout_ns) except -1
+    cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
+    cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1
+    cdef int abandon(self, Message *message) except -1
+    cdef object result_of(self, Message *message)
+    cdef int rank_number(self, object rank, str what, bint may_be_any) except -2
+
+
+cdef class Transfer:
+    cdef Messages comm
+    cdef Message message
+    cdef Operand operand
+    cdef object kept             # while it is on its way: the array and what holds its memory
+
+    cdef int let_go(self) except -1

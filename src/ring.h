@@ -1,0 +1,244 @@
+/* A single-producer single-consumer ring on shared memory: messages go in piece by piece at one end and come out at the
+   other. Owns how a frame is laid into the ring and taken out of it; who waits, and how, is its users' affair.
+   May know: flag.h. What it reads from shared memory is checked before it is used. */
+#ifndef SR_RING_H
+#define SR_RING_H
+
+#include <string.h>
+
+#include "flag.h"
+
+typedef void sr_ring_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream);
+
+enum { SR_RING_COPY_NBYTES = 2048 }; /* from here on the caller's copy is worth its call */
+
+/* One end, in its owner's private memory; the calls below say whose they are. */
+struct sr_ring_end {
+    struct sr_ring *ring;
+    unsigned char *bytes;  /* the ring's */
+    uint64_t nbytes;       /* a power of two */
+    size_t piece_nbytes;   /* what a frame holds at most */
+    uint64_t position;     /* where this end's next frame begins */
+    uint64_t taken;        /* up to where frames are taken: as the producer has seen, as the consumer has told */
+    struct sr_bell *bell;  /* on which the other end sleeps */
+    sr_ring_copy_fn *copy;
+    uint32_t stream;       /* large pieces are put in past the cache */
+};
+
+/* A message on its way into the ring. Begun with the head's tag, kind and message_nbytes, and offset 0. */
+struct sr_outgoing {
+    struct sr_frame head;
+    const unsigned char *data;
+    uint64_t offset; /* bytes of it that are in the ring */
+};
+
+/* A message on its way out. Begun with what its first frame says and offset 0. */
+struct sr_incoming {
+    unsigned char *data; /* NULL: the message is passed over */
+    uint64_t nbytes;
+    uint64_t offset;     /* bytes of it that have been taken */
+};
+
+enum sr_ring_status {
+    SR_RING_WHOLE,   /* the message is through */
+    SR_RING_WAIT,    /* no room, or nothing there */
+    SR_RING_CUT,     /* the producer gave the message up in the middle: it is void */
+    SR_RING_DAMAGED, /* the ring holds what no producer writes */
+};
+
+static inline bool sr_ring_is_valid_length(uint64_t nbytes)
+{
+    return nbytes >= SR_RING_LEAST_NBYTES && (nbytes & (nbytes - 1)) == 0;
+}
+
+static inline void sr_ring_open_end(struct sr_ring_end *end, struct sr_ring *ring, void *bytes, uint64_t nbytes,
+                                    uint64_t first, struct sr_bell *bell, sr_ring_copy_fn *copy, size_t piece_nbytes)
+{
+    /* A frame and the next one's word take half of the ring at most: an end may keep the rest to itself a while. */
+    const size_t most_nbytes = nbytes / 2 - 2 * SR_CACHE_LINE;
+    memset(end, 0, sizeof *end);
+    end->ring = ring;
+    end->bytes = bytes;
+    end->nbytes = nbytes;
+    end->piece_nbytes = piece_nbytes < most_nbytes ? piece_nbytes : most_nbytes;
+    end->position = end->taken = first;
+    end->bell = bell;
+    end->copy = copy;
+}
+
+/* Where positions begin: a multiple of the ring's length. */
+static inline uint64_t sr_ring_first(uint64_t near, uint64_t nbytes) { return near & ~(nbytes - 1); }
+
+/* Into zeroed memory, before anybody opens an end. */
+static inline void sr_ring_format(struct sr_ring *ring, void *bytes, uint64_t first)
+{
+    sr_flag_set(&ring->taken.value, first);
+    sr_flag_set(&((struct sr_frame *)bytes)->begun, first);
+}
+
+static inline uint64_t sr_ring_frame_nbytes(size_t nbytes)
+{
+    const uint64_t line = SR_CACHE_LINE;
+    return nbytes <= SR_FRAME_INLINE_NBYTES ? line : line + ((nbytes + line - 1) & ~(line - 1));
+}
+
+static inline struct sr_frame *sr_ring_frame_at(const struct sr_ring_end *end, uint64_t position)
+{
+    return (struct sr_frame *)(end->bytes + (position & (end->nbytes - 1)));
+}
+
+/* Where a frame's bytes begin, as a position. */
+static inline uint64_t sr_ring_data_at(uint64_t position, size_t nbytes)
+{
+    return position + (nbytes <= SR_FRAME_INLINE_NBYTES ? sizeof(struct sr_frame) : SR_CACHE_LINE);
+}
+
+static inline void sr_ring_copy(const struct sr_ring_end *end, void *dst, const void *src, size_t nbytes,
+                                uint32_t stream)
+{
+    if (nbytes >= SR_RING_COPY_NBYTES)
+        end->copy(dst, src, nbytes, stream);
+    else
+        memcpy(dst, src, nbytes);
+}
+
+/* ---- the producer's ------------------------------------------------------------------------------------------- */
+
+/* Pairs with sr_ring_tell. */
+static inline bool sr_ring_has_room(struct sr_ring_end *end, uint64_t nbytes)
+{
+    const uint64_t needed = end->position + nbytes + SR_CACHE_LINE - end->nbytes;
+    if ((int64_t)(end->taken - needed) >= 0)
+        return true;
+    const uint64_t taken = sr_flag_load_ordered(&end->ring->taken.value);
+    if (end->position - taken > end->nbytes) /* nobody can have taken what was not put in */
+        return false;
+    end->taken = taken;
+    return (int64_t)(taken - needed) >= 0;
+}
+
+/* Puts one frame where there is room for it. Publishes it; pairs with sr_ring_peek. */
+static inline void sr_ring_put(struct sr_ring_end *end, const struct sr_frame *head, const void *data)
+{
+    struct sr_frame *frame = sr_ring_frame_at(end, end->position);
+    const uint64_t next = end->position + sr_ring_frame_nbytes(head->nbytes);
+    const uint64_t begin = sr_ring_data_at(end->position, head->nbytes) & (end->nbytes - 1);
+    const size_t before_end = head->nbytes < end->nbytes - begin ? head->nbytes : (size_t)(end->nbytes - begin);
+    if (head->nbytes > 0)
+        sr_ring_copy(end, end->bytes + begin, data, before_end, end->stream);
+    if (before_end < head->nbytes)
+        sr_ring_copy(end, end->bytes, (const char *)data + before_end, head->nbytes - before_end, end->stream);
+    frame->message_nbytes = head->message_nbytes;
+    frame->nbytes = head->nbytes;
+    frame->flags = head->flags;
+    frame->tag = head->tag;
+    frame->kind = head->kind;
+    sr_flag_set(&sr_ring_frame_at(end, next)->begun, next);
+    sr_flag_publish(&frame->begun, end->position + 1, end->bell);
+    end->position = next;
+}
+
+/* Puts in as much of a message as there is room for: SR_RING_WHOLE or SR_RING_WAIT. */
+static inline enum sr_ring_status sr_ring_push(struct sr_ring_end *end, struct sr_outgoing *message)
+{
+    for (;;) {
+        const uint64_t left = message->head.message_nbytes - message->offset;
+        const bool is_last = left <= end->piece_nbytes;
+        message->head.nbytes = (uint32_t)(is_last ? left : end->piece_nbytes);
+        message->head.flags = (message->offset == 0 ? SR_FRAME_FIRST : 0) | (is_last ? SR_FRAME_LAST : 0);
+        if (!sr_ring_has_room(end, sr_ring_frame_nbytes(message->head.nbytes)))
+            return SR_RING_WAIT;
+        sr_ring_put(end, &message->head, message->data + message->offset);
+        message->offset += message->head.nbytes;
+        if (is_last)
+            return SR_RING_WHOLE;
+    }
+}
+
+/* What a message takes of a ring in all. */
+static inline uint64_t sr_ring_message_nbytes(const struct sr_ring_end *end, uint64_t nbytes)
+{
+    const uint64_t npieces = nbytes / end->piece_nbytes;
+    return npieces * sr_ring_frame_nbytes(end->piece_nbytes) +
+           sr_ring_frame_nbytes((size_t)(nbytes - npieces * end->piece_nbytes));
+}
+
+/* ---- the consumer's ------------------------------------------------------------------------------------------- */
+
+/* What the producer waits for. Told every quarter of a ring, and by who runs out of frames. Pairs with
+   sr_ring_has_room. */
+static inline void sr_ring_tell(struct sr_ring_end *end)
+{
+    if (end->taken != end->position) {
+        end->taken = end->position;
+        sr_flag_publish(&end->ring->taken.value, end->position, end->bell);
+    }
+}
+
+static inline bool sr_ring_has_frame(const struct sr_ring_end *end)
+{
+    return sr_flag_load_ordered(&sr_ring_frame_at(end, end->position)->begun) == end->position + 1;
+}
+
+/* Copies the next frame's head, if there is one, so that what was checked is what is used: SR_RING_WHOLE, SR_RING_WAIT
+   or SR_RING_DAMAGED. Pairs with sr_ring_put. */
+static inline enum sr_ring_status sr_ring_peek(const struct sr_ring_end *end, struct sr_frame *head)
+{
+    const struct sr_frame *frame = sr_ring_frame_at(end, end->position);
+    if (!sr_ring_has_frame(end))
+        return SR_RING_WAIT;
+    head->message_nbytes = frame->message_nbytes;
+    head->nbytes = frame->nbytes;
+    head->flags = frame->flags;
+    head->tag = frame->tag;
+    head->kind = frame->kind;
+    if (sr_ring_frame_nbytes(head->nbytes) + SR_CACHE_LINE > end->nbytes || head->nbytes > head->message_nbytes)
+        return SR_RING_DAMAGED;
+    return SR_RING_WHOLE;
+}
+
+/* Takes the frame whose head was peeked. */
+static inline void sr_ring_take(struct sr_ring_end *end, const struct sr_frame *head, void *dst)
+{
+    const uint64_t begin = sr_ring_data_at(end->position, head->nbytes) & (end->nbytes - 1);
+    const size_t before_end = head->nbytes < end->nbytes - begin ? head->nbytes : (size_t)(end->nbytes - begin);
+    if (dst != NULL && head->nbytes > 0)
+        sr_ring_copy(end, dst, end->bytes + begin, before_end, 0);
+    if (dst != NULL && before_end < head->nbytes)
+        sr_ring_copy(end, (char *)dst + before_end, end->bytes, head->nbytes - before_end, 0);
+    end->position += sr_ring_frame_nbytes(head->nbytes);
+    if (end->position - end->taken >= end->nbytes / 4)
+        sr_ring_tell(end);
+}
+
+/* Whether a frame is the next piece of the message. */
+static inline bool sr_ring_continues(const struct sr_incoming *message, const struct sr_frame *head)
+{
+    const uint64_t left = message->nbytes - message->offset;
+    const uint32_t flags = (message->offset == 0 ? SR_FRAME_FIRST : 0) | (head->nbytes == left ? SR_FRAME_LAST : 0);
+    return head->flags == flags && head->message_nbytes == message->nbytes && head->nbytes <= left &&
+           (head->nbytes > 0 || left == 0);
+}
+
+/* Takes out as much of a message as is there. */
+static inline enum sr_ring_status sr_ring_pull(struct sr_ring_end *end, struct sr_incoming *message)
+{
+    struct sr_frame head;
+    for (;;) {
+        const enum sr_ring_status status = sr_ring_peek(end, &head);
+        if (status != SR_RING_WHOLE)
+            return status;
+        if (head.flags & SR_FRAME_CUT && message->offset > 0) {
+            sr_ring_take(end, &head, NULL);
+            return SR_RING_CUT;
+        }
+        if (head.flags & SR_FRAME_CUT || !sr_ring_continues(message, &head))
+            return SR_RING_DAMAGED;
+        sr_ring_take(end, &head, message->data == NULL ? NULL : message->data + message->offset);
+        message->offset += head.nbytes;
+        if (head.flags & SR_FRAME_LAST)
+            return SR_RING_WHOLE;
+    }
+}
+
+#endif

@@ -1,0 +1,276 @@
+/* A ring between two threads: what comes out is what went in, in order, whole, at every length and around every edge;
+   no wake-up is lost; wrong sizes in shared memory are noticed before they are used. May know: ring.h, check.h.
+   The bytes are plain memory, so ThreadSanitizer sees whether frames and credit are published as they must be. */
+#include "ring.h"
+
+#include "check.h"
+
+enum { MESSAGES = 3000, RING_MOST_NBYTES = 8192, MESSAGE_MOST_NBYTES = 20000 };
+#define TEN_MINUTES_NS 600000000000u /* a lost wake-up sleeps into the watchdog */
+
+struct room {
+    struct sr_queue queue;
+    unsigned char bytes[RING_MOST_NBYTES] __attribute__((aligned(128)));
+    uint64_t nbytes, first;
+    size_t piece_nbytes;
+    bool sleeps, cuts;
+};
+
+static struct room room;
+
+static void copy(void *dst, const void *src, size_t nbytes, uint32_t stream)
+{
+    CHECK(stream == 0);
+    memcpy(dst, src, nbytes);
+}
+
+static void open_end(struct sr_ring_end *end, enum sr_side other)
+{
+    sr_ring_open_end(end, &room.queue.ring, room.bytes, room.nbytes, room.first, &room.queue.bell[other], copy,
+                     room.piece_nbytes);
+}
+
+static void format(uint64_t nbytes, size_t piece_nbytes, int start)
+{
+    memset(&room, 0, sizeof room);
+    room.nbytes = nbytes;
+    room.piece_nbytes = piece_nbytes;
+    room.first = sr_ring_first(check_start(start, 64 * nbytes), nbytes);
+    sr_ring_format(&room.queue.ring, room.bytes, room.first);
+}
+
+/* ---- messages of any length, in order ------------------------------------------------------------------------- */
+
+static uint64_t length_of(uint64_t message)
+{
+    struct check_rank dice = {.random = message};
+    uint64_t kind = check_random(&dice) % 8;
+    return check_random(&dice) % (kind == 0 ? MESSAGE_MOST_NBYTES : kind < 3 ? 700 : 70);
+}
+
+static bool is_cut(uint64_t message) { return room.cuts && message % 5 == 3; }
+
+static unsigned char byte_of(uint64_t message, uint64_t i) { return (unsigned char)(message * 31 + i * 7 + (i >> 8)); }
+
+static void await_room(struct sr_ring_end *end, uint64_t nbytes)
+{
+    while (!sr_ring_has_room(end, nbytes)) {
+        uint32_t generation = sr_bell_watch(&room.queue.bell[SR_PRODUCER]);
+        if (!room.sleeps)
+            sr_yield();
+        else if (!sr_ring_has_room(end, nbytes))
+            sr_bell_sleep(&room.queue.bell[SR_PRODUCER], generation, TEN_MINUTES_NS);
+    }
+}
+
+static void put_message(struct check_rank *me, struct sr_ring_end *end, uint64_t number)
+{
+    unsigned char data[MESSAGE_MOST_NBYTES];
+    struct sr_outgoing message = {.head = {.message_nbytes = length_of(number), .tag = (uint32_t)number, .kind = 9},
+                                  .data = data};
+    const struct sr_frame cut = {.message_nbytes = length_of(number), .flags = SR_FRAME_CUT};
+    for (uint64_t i = 0; i < message.head.message_nbytes; i++)
+        data[i] = byte_of(number, i);
+    check_dawdle(me);
+    while (sr_ring_push(end, &message) == SR_RING_WAIT) {
+        await_room(end, sr_ring_frame_nbytes(message.head.nbytes));
+        if (is_cut(number) && message.offset > 0) {
+            sr_ring_put(end, &cut, NULL);
+            return;
+        }
+    }
+}
+
+static void await_frame(struct sr_ring_end *end)
+{
+    sr_ring_tell(end);
+    while (!sr_ring_has_frame(end)) {
+        uint32_t generation = sr_bell_watch(&room.queue.bell[SR_CONSUMER]);
+        if (!room.sleeps)
+            sr_yield();
+        else if (!sr_ring_has_frame(end))
+            sr_bell_sleep(&room.queue.bell[SR_CONSUMER], generation, TEN_MINUTES_NS);
+    }
+}
+
+static void get_message(struct check_rank *me, struct sr_ring_end *end, uint64_t number)
+{
+    unsigned char data[MESSAGE_MOST_NBYTES];
+    struct sr_frame head;
+    struct sr_incoming message = {.data = number % 7 == 6 ? NULL : data, .nbytes = length_of(number)};
+    enum sr_ring_status status;
+    await_frame(end);
+    CHECK(sr_ring_peek(end, &head) == SR_RING_WHOLE);
+    CHECK(head.tag == (uint32_t)number && head.kind == 9 && head.message_nbytes == length_of(number));
+    check_dawdle(me);
+    while ((status = sr_ring_pull(end, &message)) == SR_RING_WAIT)
+        await_frame(end);
+    CHECK(status == SR_RING_WHOLE || (status == SR_RING_CUT && is_cut(number)));
+    for (uint64_t i = 0; message.data != NULL && i < message.offset; i++)
+        CHECK(data[i] == byte_of(number, i));
+}
+
+static void put_and_get(struct check_rank *me)
+{
+    struct sr_ring_end end;
+    open_end(&end, me->rank == 0 ? SR_CONSUMER : SR_PRODUCER);
+    for (uint64_t number = 0; number < MESSAGES; number++)
+        (me->rank == 0 ? put_message : get_message)(me, &end, number);
+    CHECK(me->rank == 0 || !sr_ring_has_frame(&end));
+}
+
+static void test_messages_come_out_as_they_went_in(void)
+{
+    for (int start = 0; start < CHECK_STARTS; start++)
+        for (uint64_t nbytes = SR_RING_LEAST_NBYTES; nbytes <= RING_MOST_NBYTES; nbytes *= 4)
+            for (int how = 0; how < 4; how++) {
+                format(nbytes, how == 0 ? 64 : 4096, start);
+                room.sleeps = how != 1;
+                room.cuts = how == 3;
+                check_ranks(2, put_and_get, &room);
+            }
+}
+
+/* ---- several producers, one consumer that sleeps on one bell for all of them ----------------------------------- */
+
+enum { PRODUCERS = 3, ROUNDS = 800 };
+
+struct many {
+    struct sr_ring ring[PRODUCERS];
+    unsigned char bytes[PRODUCERS][SR_RING_LEAST_NBYTES] __attribute__((aligned(128)));
+    struct sr_bell bell[PRODUCERS + 1]; /* the consumer's first */
+    sr_flag marks;
+};
+
+static void produce_or_consume(struct check_rank *me)
+{
+    struct many *shared = me->shared;
+    struct sr_ring_end end[PRODUCERS];
+    struct sr_frame head = {.message_nbytes = 8, .nbytes = 8, .flags = SR_FRAME_FIRST | SR_FRAME_LAST};
+    uint64_t next[PRODUCERS] = {0}, value, left = PRODUCERS * ROUNDS;
+    for (int i = 0; i < PRODUCERS; i++)
+        sr_ring_open_end(&end[i], &shared->ring[i], shared->bytes[i], SR_RING_LEAST_NBYTES, 0,
+                         &shared->bell[me->rank == 0 ? i + 1 : 0], copy, 64);
+    if (me->rank > 0) {
+        struct sr_ring_end *own = &end[me->rank - 1];
+        sr_ring_format(own->ring, own->bytes, 0);
+        sr_flag_mark(&shared->marks, 1ull << me->rank, &shared->bell[0]);
+        for (value = 0; value < ROUNDS; value++) {
+            check_dawdle(me);
+            while (!sr_ring_has_room(own, sr_ring_frame_nbytes(8))) {
+                uint32_t generation = sr_bell_watch(&shared->bell[me->rank]);
+                if (!sr_ring_has_room(own, sr_ring_frame_nbytes(8)))
+                    sr_bell_sleep(&shared->bell[me->rank], generation, TEN_MINUTES_NS);
+            }
+            sr_ring_put(own, &head, &value);
+        }
+        return;
+    }
+    while (left > 0) {
+        uint32_t generation = sr_bell_watch(&shared->bell[0]);
+        bool any = false;
+        for (int i = 0; i < PRODUCERS; i++)
+            while (sr_flag_load_ordered(&shared->marks) >> (i + 1) & 1 &&
+                   sr_ring_peek(&end[i], &head) == SR_RING_WHOLE) {
+                sr_ring_take(&end[i], &head, &value);
+                CHECK(value == next[i]++);
+                any = true;
+                left--;
+            }
+        for (int i = 0; i < PRODUCERS; i++)
+            sr_ring_tell(&end[i]);
+        check_dawdle(me);
+        if (!any)
+            sr_bell_sleep(&shared->bell[0], generation, TEN_MINUTES_NS);
+    }
+}
+
+static void test_one_bell_wakes_for_every_ring(void)
+{
+    static struct many shared;
+    for (int turn = 0; turn < 10; turn++) {
+        memset(&shared, 0, sizeof shared);
+        check_ranks(PRODUCERS + 1, produce_or_consume, &shared);
+    }
+}
+
+/* ---- one thread: edges ---------------------------------------------------------------------------------------- */
+
+static void test_a_full_ring_has_no_room_until_it_is_told(void)
+{
+    struct sr_ring_end producer, consumer;
+    struct sr_frame head = {.message_nbytes = 8, .nbytes = 8, .flags = SR_FRAME_FIRST | SR_FRAME_LAST};
+    uint64_t count = 0;
+    format(SR_RING_LEAST_NBYTES, 64, CHECK_PAST_64_BITS);
+    open_end(&producer, SR_CONSUMER);
+    open_end(&consumer, SR_PRODUCER);
+    for (; sr_ring_has_room(&producer, sr_ring_frame_nbytes(8)); count++)
+        sr_ring_put(&producer, &head, &count);
+    CHECK(count == SR_RING_LEAST_NBYTES / SR_CACHE_LINE - 1);
+    CHECK(sr_ring_peek(&consumer, &head) == SR_RING_WHOLE);
+    sr_ring_take(&consumer, &head, &count);
+    CHECK(count == 0);
+    CHECK(!sr_ring_has_room(&producer, sr_ring_frame_nbytes(8)));
+    sr_ring_tell(&consumer);
+    CHECK(sr_ring_has_room(&producer, sr_ring_frame_nbytes(8)));
+}
+
+static void test_wrong_sizes_are_damage(void)
+{
+    static const struct sr_frame wrong[] = {
+        {.message_nbytes = 1u << 30, .nbytes = 1u << 30, .flags = 3}, /* beyond the ring */
+        {.message_nbytes = UINT64_MAX, .nbytes = UINT32_MAX, .flags = 1},
+        {.message_nbytes = 8, .nbytes = 9, .flags = 3},               /* a piece larger than its message */
+        {.message_nbytes = 64, .nbytes = 8, .flags = 3},              /* the last, but not all */
+        {.message_nbytes = 8, .nbytes = 8, .flags = 1},               /* all, but not the last */
+        {.message_nbytes = 64, .nbytes = 8, .flags = 0},              /* the middle of nothing */
+        {.message_nbytes = 64, .nbytes = 0, .flags = 1},              /* goes on for ever */
+        {.message_nbytes = 64, .nbytes = 0, .flags = SR_FRAME_CUT},   /* the end of nothing */
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        unsigned char data[64] = {0};
+        struct sr_ring_end producer, consumer;
+        struct sr_incoming message = {.data = data, .nbytes = wrong[i].message_nbytes};
+        struct sr_frame *frame;
+        format(1024, 64, CHECK_FROM_ZERO);
+        open_end(&producer, SR_CONSUMER);
+        open_end(&consumer, SR_PRODUCER);
+        frame = sr_ring_frame_at(&producer, producer.position);
+        sr_ring_put(&producer, &(struct sr_frame){.nbytes = 0}, NULL);
+        frame->message_nbytes = wrong[i].message_nbytes;
+        frame->nbytes = wrong[i].nbytes;
+        frame->flags = wrong[i].flags;
+        CHECK(sr_ring_pull(&consumer, &message) == SR_RING_DAMAGED);
+        CHECK(consumer.position == room.first && message.offset == 0);
+    }
+}
+
+static void test_credit_beyond_what_was_put_in_is_none(void)
+{
+    struct sr_ring_end producer;
+    const struct sr_frame head = {.message_nbytes = 200, .nbytes = 200, .flags = 3};
+    unsigned char data[200] = {0};
+    format(1024, 512, CHECK_FROM_ZERO);
+    open_end(&producer, SR_CONSUMER);
+    while (sr_ring_has_room(&producer, sr_ring_frame_nbytes(200)))
+        sr_ring_put(&producer, &head, data);
+    sr_flag_set(&room.queue.ring.taken.value, producer.position + 64);
+    CHECK(!sr_ring_has_room(&producer, sr_ring_frame_nbytes(200)));
+    sr_flag_set(&room.queue.ring.taken.value, producer.position);
+    CHECK(sr_ring_has_room(&producer, sr_ring_frame_nbytes(200)));
+}
+
+int main(void)
+{
+    check_begin("messages come out as they went in");
+    test_messages_come_out_as_they_went_in();
+    check_begin("one bell wakes for every ring");
+    test_one_bell_wakes_for_every_ring();
+    check_begin("a full ring has no room until it is told");
+    test_a_full_ring_has_no_room_until_it_is_told();
+    check_begin("wrong sizes are damage");
+    test_wrong_sizes_are_damage();
+    check_begin("credit beyond what was put in is none");
+    test_credit_beyond_what_was_put_in_is_none();
+    return 0;
+}

@@ -1,0 +1,486 @@
+"""Ring: what one process puts, the other gets, whatever its size and dtype; and what becomes of a side whose
+other one closes, dies, never comes, or is interrupted.
+"""
+
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import shmring
+
+TINY = 512
+ENOUGH_S = 20
+METHODS = ("fork", "spawn", "forkserver")
+FORK = multiprocessing.get_context("fork")
+
+RECORD = np.dtype([("id", "<i4"), ("at", "<f8", (2,)), ("name", "S3")])
+ALIGNED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
+ARRAYS = {
+    "floats": np.arange(10.0),
+    "one number": np.array(7, "i2"),
+    "nothing": np.zeros((3, 0, 2), "f4"),
+    "no numbers at all": np.zeros(0),
+    "two dimensions": np.arange(600, dtype="u2").reshape(30, 20),
+    "Fortran order": np.asfortranarray(np.arange(12, dtype="c16").reshape(3, 4)),
+    "strided": np.arange(100)[::3],
+    "backwards": np.arange(10.0)[::-1],
+    "bool": np.array([True, False]),
+    "the other byte order": np.arange(5, dtype=">f4"),
+    "text": np.array(["one", "zwölf"]),
+    "times": np.array(["2020-02-02", "NaT"], "M8[us]"),
+    "structures": np.array([(1, (2, 3), b"abc"), (4, (5, 6), b"")], RECORD),
+    "aligned structures": np.ones(3, ALIGNED),
+    "many dimensions": np.ones((1,) * 32, "i1"),
+    "larger than the ring": np.arange(5000),
+    "much larger than the ring": np.arange(200_000, dtype="f4"),
+}
+BYTES = (b"", b"a", b"x" * 32, b"y" * 33, bytes(range(256)) * 100, bytearray(b"mutable"), memoryview(b"view"))
+
+
+def same(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def give_back(there, back):
+    """A child: gives back what it gets, until the other side closes."""
+    with there, back:
+        try:
+            while True:
+                back.put(there.get(ENOUGH_S), ENOUGH_S)
+        except shmring.Closed:
+            pass
+
+
+class Mirror:
+    """A child process that gives back what it is given."""
+
+    def __init__(self, nbytes, method="fork"):
+        self.there, self.back = shmring.Ring(nbytes), shmring.Ring(nbytes)
+        self.process = multiprocessing.get_context(method).Process(
+            target=give_back, args=(self.there, self.back)
+        )
+
+    def __enter__(self):
+        self.process.start()
+        return self
+
+    def __exit__(self, *_):
+        self.there.close()
+        self.process.join(ENOUGH_S)
+        self.back.close()
+        assert self.process.exitcode == 0
+
+    def __call__(self, item):
+        """What comes back; puts from a thread, since an item may be larger than both rings."""
+        putter = threading.Thread(target=self.there.put, args=(item, ENOUGH_S))
+        putter.start()
+        found = self.back.get(ENOUGH_S)
+        putter.join()
+        return found
+
+
+# ---- what goes through ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nbytes", [TINY, 4096, 1 << 20])
+def test_arrays_come_out_as_they_went_in(nbytes):
+    with Mirror(nbytes) as mirror:
+        for _ in range(2):
+            for name, array in ARRAYS.items():
+                assert same(mirror(array), np.asarray(array)), name
+
+
+def test_memory_order_is_kept():
+    with Mirror(TINY) as mirror:
+        assert mirror(ARRAYS["Fortran order"]).flags.f_contiguous
+        assert mirror(ARRAYS["strided"]).flags.c_contiguous
+
+
+def test_extension_dtypes_keep_their_type():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    with Mirror(TINY) as mirror:
+        for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
+            array = np.arange(9).astype(dtype)
+            assert same(mirror(array), array)
+
+
+@pytest.mark.parametrize("nbytes", [TINY, 1 << 16])
+def test_bytes_stay_bytes(nbytes):
+    with Mirror(nbytes) as mirror:
+        for item in BYTES:
+            found = mirror(item)
+            assert type(found) is bytes
+            assert found == bytes(item)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_start_method(method):
+    with Mirror(4096, method) as mirror:
+        assert same(mirror(ARRAYS["structures"]), ARRAYS["structures"])
+        assert mirror(b"and bytes") == b"and bytes"
+
+
+@pytest.mark.parametrize("kind", ["memfd", "posix"])
+def test_every_kind_of_segment(monkeypatch, kind):
+    monkeypatch.setenv("SHMRING_SEGMENT", kind)
+    with Mirror(4096) as mirror:
+        assert mirror(b"there and back") == b"there and back"
+
+
+def put_many(ring, seed, count):
+    with ring:
+        for item in random_items(seed, count):
+            ring.put(item)
+
+
+def random_items(seed, count):
+    rng = np.random.default_rng(seed)
+    dtypes = ["u1", "f4", "i8", RECORD]
+    for _ in range(count):
+        shape = tuple(rng.integers(0, 9, rng.integers(0, 3)))
+        if rng.random() < 0.05:
+            shape = (int(rng.integers(0, 3000)),)
+        dtype = np.dtype(dtypes[rng.integers(0, 4)])
+        data = rng.bytes(dtype.itemsize * int(np.prod(shape)))
+        yield data if rng.random() < 0.2 else np.frombuffer(data, dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_items_in_order(seed):
+    ring = shmring.Ring(TINY << seed)
+    child = FORK.Process(target=put_many, args=(ring, seed, 2000))
+    child.start()
+    with ring:
+        for wanted in random_items(seed, 2000):
+            found = ring.get(ENOUGH_S)
+            assert found == wanted if isinstance(wanted, bytes) else same(found, wanted)
+        with pytest.raises(shmring.Closed):
+            ring.get(ENOUGH_S)
+    child.join()
+
+
+def test_two_threads_may_have_a_side_each():
+    with shmring.Ring(TINY) as ring:
+        items = list(random_items(7, 300))
+        putter = threading.Thread(target=lambda: [ring.put(item, ENOUGH_S) for item in items])
+        putter.start()
+        found = [ring.get(ENOUGH_S) for _ in items]
+        putter.join()
+    assert all(a == b if isinstance(a, bytes) else same(a, b) for a, b in zip(found, items, strict=True))
+
+
+def test_what_is_put_is_copied():
+    with shmring.Ring() as ring:
+        x = np.zeros(3)
+        ring.put(x)
+        x[:] = 1
+        found = ring.get()
+        assert same(found, np.zeros(3))
+        assert found.flags.writeable
+        assert found.flags.owndata
+
+
+# ---- out --------------------------------------------------------------------------------------------------
+
+
+def test_out_is_filled_and_returned():
+    with shmring.Ring() as ring:
+        for x in (np.arange(6.0).reshape(2, 3), ARRAYS["Fortran order"], ARRAYS["structures"]):
+            out = np.empty_like(x)
+            ring.put(x)
+            assert ring.get(out=out) is out
+            assert same(out, x)
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros(4),
+        np.zeros(3, "f4"),
+        np.zeros((3, 1)),
+        np.zeros(6)[::2],
+        np.frombuffer(bytes(24)),
+        bytearray(24),
+    ],
+    ids=["longer", "dtype", "shape", "strided", "read-only", "no array"],
+)
+def test_an_out_that_does_not_fit_loses_nothing(out):
+    with shmring.Ring() as ring:
+        ring.put(np.arange(3.0))
+        with pytest.raises((ValueError, TypeError), match="out"):
+            ring.get(out=out)
+        assert same(ring.get(), np.arange(3.0))
+        ring.put(b"bytes")
+        with pytest.raises(ValueError, match="no array"):
+            ring.get(out=np.zeros(5, "u1"))
+        assert ring.get() == b"bytes"
+
+
+# ---- full, empty, late ------------------------------------------------------------------------------------
+
+
+def test_full_and_empty_as_in_queue():
+    with shmring.Ring(TINY) as ring:
+        with pytest.raises(queue.Empty):
+            ring.get_nowait()
+        for turn in range(5):
+            for i in range(7):  # a line each, but one
+                ring.put(bytes([turn, i]), block=False)
+            with pytest.raises(queue.Full):
+                ring.put(b"", block=False)
+            assert take_all(ring) == [bytes([turn, i]) for i in range(7)]
+            with pytest.raises(queue.Empty):
+                ring.get(block=False)
+        with pytest.raises(queue.Full):
+            ring.put_nowait(bytes(TINY))
+        ring.put_nowait(np.arange(4))
+        with pytest.raises(queue.Full):
+            ring.put_nowait(np.arange(100))
+        assert same(ring.get_nowait(), np.arange(4))
+
+
+def test_timeouts():
+    with shmring.Ring(TINY) as ring:
+        begin = time.monotonic()
+        with pytest.raises(TimeoutError):
+            ring.get(timeout=0.05)
+        with pytest.raises(shmring.Timeout):
+            ring.put(bytes(400), timeout=0.05)
+        assert time.monotonic() - begin >= 0.1
+
+
+def test_a_put_that_came_too_late_is_as_if_it_had_not_been():
+    with shmring.Ring(TINY) as ring:
+        for turn in range(20):
+            with pytest.raises(TimeoutError):
+                ring.put(np.arange(1000 + turn), timeout=0)
+            with pytest.raises(queue.Empty):
+                ring.get_nowait()
+            ring.put(np.arange(turn), timeout=1)
+            assert same(ring.get(timeout=1), np.arange(turn))
+
+
+def test_a_get_that_came_too_late_has_lost_nothing():
+    ring, items = shmring.Ring(TINY), [np.arange(700), b"z" * 2000]
+
+    def put_slowly():
+        for item in items:
+            time.sleep(0.05)
+            ring.put(item, ENOUGH_S)
+
+    putter = threading.Thread(target=put_slowly)
+    putter.start()
+    found, late = [], 0
+    while len(found) < 2:
+        try:
+            found.append(ring.get(timeout=0.00002))
+        except TimeoutError:
+            late += 1
+    putter.join()
+    ring.close()
+    assert late > 0
+    assert same(found[0], items[0])
+    assert found[1] == items[1]
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "soon", True])
+def test_wrong_timeouts(timeout):
+    with shmring.Ring() as ring:
+        for call in (ring.get, lambda timeout: ring.put(b"", timeout)):
+            with pytest.raises((ValueError, TypeError), match="timeout"):
+                call(timeout=timeout)
+
+
+# ---- what is refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        None, 1, 1.5, "text", [1, 2], {}, np.float64(1), object(), np.array([None]),
+        np.zeros(2, [("a", "i4"), ("b", "O")]), np.ma.array([1, 2], mask=[0, 1]),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_no_bytes_and_no_array_is_refused(item):
+    with shmring.Ring() as ring:
+        with pytest.raises(TypeError):
+            ring.put(item)
+        with pytest.raises(queue.Empty):
+            ring.get_nowait()
+
+
+@pytest.mark.parametrize("nbytes", [0, -1, 1 << 50])
+def test_wrong_lengths(nbytes):
+    with pytest.raises(ValueError, match="nbytes"):
+        shmring.Ring(nbytes)
+
+
+def test_lengths_are_rounded_up():
+    for asked, got in ((1, 512), (512, 512), (513, 1024), (1 << 20, 1 << 20)):
+        with shmring.Ring(asked) as ring:
+            assert ring.nbytes == got
+
+
+def test_a_ring_travels_only_while_a_process_is_started():
+    with shmring.Ring() as ring, pytest.raises(RuntimeError, match="while a process is started"):
+        pickle.dumps(ring)
+
+
+def test_a_closed_ring_says_so():
+    ring = shmring.Ring()
+    ring.close()
+    ring.close()
+    for call in (ring.get, lambda: ring.put(b"")):
+        with pytest.raises(shmring.Closed):
+            call()
+    assert "closed" in repr(ring)
+
+
+def use_taken_side(ring, side, answer):
+    try:
+        ring.put(b"mine") if side == "put" else ring.get(timeout=1)
+    except RuntimeError as error:
+        answer.send(str(error))
+        return
+    answer.send("was allowed")
+
+
+@pytest.mark.parametrize("side", ["put", "get"])
+def test_each_side_is_for_one_process(side):
+    ours, theirs = FORK.Pipe()
+    with shmring.Ring() as ring:
+        ring.put(b"first")
+        assert ring.get() == b"first"
+        child = FORK.Process(target=use_taken_side, args=(ring, side, theirs))
+        child.start()
+        assert f"process {os.getpid()}" in ours.recv()
+        child.join()
+
+
+# ---- ends -------------------------------------------------------------------------------------------------
+
+
+def put_and_end(ring, how):
+    ring.put(np.arange(5))
+    if how == "part":
+        with pytest.raises(TimeoutError):
+            ring.put(bytes(100_000), timeout=0.05)
+    if how == "close":
+        ring.close()
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["return", "close", "kill", "part"])
+def test_what_was_put_before_the_end_is_got_and_then_the_end_is_told(how):
+    with shmring.Ring(4096) as ring:
+        child = FORK.Process(target=put_and_end, args=(ring, how))
+        child.start()
+        child.join()
+        assert same(ring.get(ENOUGH_S), np.arange(5))
+        with pytest.raises(shmring.RankFailed if how == "kill" else shmring.Closed):
+            ring.get()
+
+
+def get_and_end(ring, how):
+    ring.get()
+    if how == "close":
+        ring.close()
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["return", "close", "kill"])
+@pytest.mark.parametrize("nbytes", [100, 100_000])
+def test_a_put_whose_getter_ends_says_so(how, nbytes):
+    with shmring.Ring(TINY) as ring:
+        child = FORK.Process(target=get_and_end, args=(ring, how))
+        child.start()
+        with pytest.raises(shmring.RankFailed if how == "kill" else shmring.Closed):
+            put_until_it_raises(ring, bytes(nbytes))
+        child.join()
+
+
+def put_for_ever(ring):
+    put_until_it_raises(ring, np.zeros(50_000))
+
+
+def test_a_putter_killed_in_the_middle_of_an_item():
+    with shmring.Ring(TINY) as ring:
+        child = FORK.Process(target=put_for_ever, args=(ring,))
+        child.start()
+        ring.get(ENOUGH_S)
+        with pytest.raises(TimeoutError):
+            get_until_it_raises(ring, 0.00001)
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(shmring.RankFailed, match=str(child.pid)):
+            get_until_it_raises(ring)
+        child.join()
+
+
+def do_nothing(ring):
+    pass
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_child_that_ends_without_having_come(method):
+    with shmring.Ring() as ring:
+        child = multiprocessing.get_context(method).Process(target=do_nothing, args=(ring,))
+        child.start()
+        with pytest.raises(shmring.RankFailed, match="ended"):
+            ring.get()
+        child.join()
+
+
+def raise_interrupt(pid, after_s):
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("side", ["put", "get"])
+def test_ctrl_c(side):
+    with shmring.Ring(TINY) as ring:
+        child = FORK.Process(target=raise_interrupt, args=(os.getpid(), 0.2))
+        child.start()
+        with pytest.raises(KeyboardInterrupt):
+            ring.get() if side == "get" else ring.put(bytes(1000))
+        child.join()
+        if side == "put":
+            assert take_all(ring) == []
+        ring.put(b"next", timeout=ENOUGH_S)
+        assert ring.get(ENOUGH_S) == b"next"
+
+
+def get_until_it_raises(ring, timeout=None):
+    while True:
+        ring.get(timeout)
+
+
+def put_until_it_raises(ring, item):
+    while True:
+        ring.put(item)
+
+
+def take_all(ring):
+    found = []
+    try:
+        while True:
+            found.append(ring.get_nowait())
+    except queue.Empty:
+        return found
+
+
+def test_an_idle_side_costs_no_cpu():
+    with shmring.Ring() as ring:
+        begin = time.process_time()
+        with pytest.raises(TimeoutError):
+            ring.get(timeout=0.5)
+        assert time.process_time() - begin < 0.25
