@@ -21,6 +21,7 @@ cdef class _Members:
     cdef uint64_t signature     # of what they are: the same on all ranks
     cdef uint64_t places        # of where they lie
     cdef list kept
+    cdef object arrays          # stay as long as this
 
     cdef int add(self, object x, bint writable, size_t i) except -1
     cdef int add_out(self, object out, size_t i) except -1

@@ -198,6 +198,7 @@ cdef class Fusion(Uneven):
                 raise ValueError(f"out has {len(out)} arrays for {len(arrays)}; give as many")
             for i in range(all.count):
                 all.add_out(out[i], i)
+        all.arrays = (tuple(arrays), out)
         if self.disjoint_places != mixed(all.places ^ all.signature):   # else these same arrays were found so before
             all.check_disjoint()
             self.disjoint_places = mixed(all.places ^ all.signature)

@@ -63,8 +63,7 @@ cdef class _Parts:
             kept = take(operand, x, writable, what, True)
         except Exception:
             kept = take(operand, x, writable, name_in(what, index), True)   # again, for the words of its error
-        if kept is not None:
-            self.kept.append(kept)
+        self.kept.append(x if kept is None else kept)
         self.nheld += 1
         if operand.fortran:
             what = name_in(what, index)
@@ -172,7 +171,7 @@ cdef class Uneven(Collectives):
         second.engine = self.engine
         second.task.call = c[0]
         sr_flag_set(&second.task.description, TO_BE_DESCRIBED)
-        second.kept = second.parts = parts
+        second.parts = parts
         second.out = out
         self.engine.issue(first)
         self.engine.issue(second)

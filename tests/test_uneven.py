@@ -24,6 +24,7 @@ FACTORS = {
     "trailing": ((), (1,), (3,), (2, 5), (0,)),
     "memory": MEMORIES,
     "out": (False, True),
+    "background": (False, True),
     "root": ("first", "last", "middle"),
     "ranks": RANKS,
     "chunk": (None, 256, 4096),
@@ -82,7 +83,10 @@ def call_once(comm, row):
     if kind == "scatter_v" and rank != root:
         x = None
         keywords.setdefault("like", np.empty((3, *row["trailing"]), given[0].array.dtype))
-    result = getattr(comm, kind)(x, **keywords)
+    result = getattr(comm, kind)(x, **keywords, async_op=row["background"])
+    if row["background"]:
+        comm.barrier()
+        result = result.result()
     for placed in given + placed_out:
         placed.assert_surroundings()
     for placed, taker in zip(given, takers, strict=True):
