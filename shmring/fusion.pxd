@@ -33,8 +33,9 @@ cdef class Fusion(Uneven):
     cdef bint fusing
 
     cdef object members_of(self, object arrays, object out)
-    cdef int describe_member(self, Call *c, _Members all, int dtype, object op, object timeout) except -1
-    cdef int reduce_small(self, Call *c, _Members all, size_t fuse_nbytes) except -1
-    cdef int reduce_bunch(self, Call *c, _Members all, size_t first, size_t last, size_t limit, size_t count) except -1
-    cdef int reduce_at(self, Call *c, _Members all, unsigned char *x, unsigned char *out, size_t count) except -1
+    cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout) except -1
+    cdef int reduce_all_of_dtype(self, Call *c, _Members members, size_t fuse_nbytes) except -1
+    cdef int reduce_bunch(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
+                          size_t count) except -1
+    cdef int reduce_at(self, Call *c, _Members members, unsigned char *x, unsigned char *out, size_t count) except -1
     cdef unsigned char *room(self, size_t nbytes) except NULL
