@@ -21,7 +21,6 @@ cdef class _Members:
     cdef uint64_t signature     # of what they are: the same on all ranks
     cdef uint64_t places        # of where they lie
     cdef list kept
-    cdef object arrays          # stay as long as this
 
     cdef int add(self, object x, bint writable, size_t i) except -1
     cdef int add_out(self, object out, size_t i) except -1
@@ -37,7 +36,7 @@ cdef struct Bunch:
 
 cdef class _Bunch:
     cdef Bunch bunch
-    cdef object all, room
+    cdef object members, room
 
 
 cdef class Fusion(Uneven):
@@ -47,12 +46,13 @@ cdef class Fusion(Uneven):
     cdef list works              # of the call that is being taken apart, if it is to run in the background
 
     cdef object members_of(self, object arrays, object out)
-    cdef int describe_member(self, Call *c, _Members all, int dtype, object op, object timeout) except -1
-    cdef int reduce_small(self, Call *c, _Members all, size_t fuse_nbytes) except -1
-    cdef int reduce_bunch(self, Call *c, _Members all, size_t first, size_t last, size_t limit, size_t count) except -1
-    cdef int reduce_at(self, Call *c, _Members all, unsigned char *x, unsigned char *out, size_t count) except -1
+    cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout) except -1
+    cdef int reduce_all_of_dtype(self, Call *c, _Members members, size_t fuse_nbytes) except -1
+    cdef int reduce_bunch(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
+                          size_t count) except -1
+    cdef int reduce_at(self, Call *c, _Members members, unsigned char *x, unsigned char *out, size_t count) except -1
     cdef object issue_all(self)
     cdef int reduce_later(self, Call *c, object kept) except -1
-    cdef int reduce_bunch_later(self, Call *c, _Members all, size_t first, size_t last, size_t limit,
+    cdef int reduce_bunch_later(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
                                 size_t count) except -1
     cdef unsigned char *room(self, size_t nbytes) except NULL

@@ -131,6 +131,30 @@ def test_arrays_of_other_makes(world_of):
     assert world_of(2)(other_makes) == [([2.0, 4.0], [0, 0], [[2.0] * 2] * 3)] * 2
 
 
+class Growing:
+    """An array of another make that, when it is looked at, makes the list longer that it is in."""
+
+    def __init__(self, arrays):
+        self._arrays, self._x = arrays, np.ones(4)
+
+    @property
+    def __array_interface__(self):
+        self._arrays.extend(np.ones(4) for _ in range(1000))
+        return self._x.__array_interface__
+
+
+def growing(comm):
+    arrays = [np.ones(3)]
+    arrays.append(Growing(arrays))
+    arrays.append(np.ones(5))
+    comm.all_reduce_many(arrays)
+    return arrays[2].tolist()
+
+
+def test_a_list_may_change_meanwhile(world_of):
+    assert world_of(2)(growing) == [[2.0] * 5] * 2
+
+
 def refusals(comm):
     x, fixed = np.arange(6.0), np.arange(6.0)
     fixed.flags.writeable = False

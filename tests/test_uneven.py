@@ -166,6 +166,19 @@ def test_shared_arrays_are_copied_once(world_of):
         assert swapped == [r * (50_000.0 * (r + 1) - rank) for r in range(3)]
 
 
+def lists_that_do_not_last(comm):
+    n = comm.size
+    got = comm.all_to_all_v(np.full(5000, 10.0 * comm.rank + j) for j in range(n))
+    made = ([np.full(300, float(j)) for j in range(n)] if comm.rank == 0 else None,)
+    return [a[-1] for a in got], comm.scatter_v(*made, like=np.zeros(0))[-1]
+
+
+def test_lists_need_not_last(world_of):
+    for rank, (swapped, own) in enumerate(world_of(3, SHMRING_CHUNK=512)(lists_that_do_not_last)):
+        assert swapped == [10.0 * giver + rank for giver in range(3)]
+        assert own == rank
+
+
 def many_calls(comm):
     """Uneven calls between others: their slots and credits follow each other."""
     rng, total = np.random.default_rng(7), 0.0
