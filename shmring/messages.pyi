@@ -15,6 +15,7 @@ __all__ = ["ANY_SOURCE", "ANY_TAG", "Messages", "Status", "Transfer"]
 class Transfer:
     """A message that has been begun by `isend` or `irecv`. It goes on within any of these calls."""
 
+    def __init__(self) -> None: ...
     def done(self) -> bool:
         """Whether it is complete; carries it on, and does not wait."""
 

@@ -428,10 +428,11 @@ cdef class Messages(Fusion):
         if status == LATE and not is_final:
             raise TimeoutError(f"{wanted} is not complete within {timeout_ns * 1e-9:g} s; it goes on")
         if status == LATE:
-            verb = "take" if message.is_send else "answer"
+            what_was = f"did not answer {wanted} of rank {g.rank} within {timeout_ns * 1e-9:g} s"
+            if culprit == g.rank:
+                what_was = f"waited {timeout_ns * 1e-9:g} s in vain in {wanted}"
             life = liveness.state(*self.engine.life_of(culprit))
-            self.engine.give_up(SR_TIMED_OUT, culprit, seq, f"did not {verb} {wanted} of rank {g.rank} within "
-                                f"{timeout_ns * 1e-9:g} s; it is {life}")
+            self.engine.give_up(SR_TIMED_OUT, culprit, seq, f"{what_was}; it is {life}")
         elif status == DEAD:
             self.engine.give_up(SR_RANK_FAILED, culprit, seq, liveness.how_it_ended(*self.engine.life_of(culprit)))
         elif status == LEFT:
@@ -472,6 +473,9 @@ cdef Aside *new_aside(int source, uint32_t tag, uint32_t kind, size_t nbytes) ex
 @cython.final
 cdef class Transfer:
     """A message that has been begun by `isend` or `irecv`. It goes on within any call that sends or receives."""
+
+    def __init__(self):
+        raise TypeError("a transfer is made by isend or irecv")
 
     def __dealloc__(self):
         release(&self.operand)
