@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._group cimport Call, Group, sr_bell, sr_flag
+from ._group cimport Call, Group, sr_bell, sr_flag, sr_nap
 
 
 # One issued call.
@@ -32,6 +32,17 @@ cdef enum:
     BACKGROUND = 1, WAITER = 2     # of Queue.stepper
 
 
+cdef enum Round:      # what a round found, the most urgent last
+    IDLE, REAPABLE, WAITING, ACTIVE, TROUBLED
+
+
+# Something else that the thread carries on. `step` returns a Round at once; with a nap it has entered what it waits
+# for, and looked once more. After REAPABLE and TROUBLED its owner's attend() is called.
+cdef struct Errand:
+    int (*step)(Errand *, sr_nap *) noexcept nogil
+    Errand *next          # of the process
+
+
 cdef class Issued:
     cdef Task task
     cdef object communicator       # stays until the call is finished
@@ -51,3 +62,5 @@ cdef void reap(Queue *q) noexcept
 cdef int enlist(Queue *q, object engine) except -1
 cdef void delist(Queue *q) noexcept
 cdef int rouse() except -1
+cdef int enlist_errand(Errand *e, object owner) except -1
+cdef void delist_errand(Errand *e) noexcept nogil
