@@ -21,6 +21,7 @@ _HOMES = {
     "Work": "work",
     "Op": "ops",
     "Ring": "ring",
+    "SharedArray": "shared",
     "World": "bootstrap",
     "world": "bootstrap",
     "init": "joining",
@@ -49,6 +50,7 @@ __all__ = [
     "Plan",
     "RankFailed",
     "Ring",
+    "SharedArray",
     "Status",
     "Timeout",
     "Transfer",
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from .messages import ANY_SOURCE, ANY_TAG, Status, Transfer
     from .ops import Op
     from .ring import Ring
+    from .shared import SharedArray
     from .work import Work
 
 

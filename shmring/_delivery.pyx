@@ -6,7 +6,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from ._group cimport *
 from ._messages cimport ANY, COMPLETE, Mail, Message, step_mail, tell_all
-from ._progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, TROUBLED, WAITING, Errand
+from ._progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Errand
 from ._ring cimport sr_bell_sleep, sr_bell_watch, sr_pause
 
 
@@ -161,7 +161,7 @@ cdef int step_errand(Mail *m, sr_nap *nap) noexcept nogil:
     status = step_mail(m)
     if status == PROGRESSED:
         return ACTIVE
-    return WAITING if status == BLOCKED else TROUBLED
+    return WAITING if status == BLOCKED else WANTS_PYTHON
 
 
 cdef bint is_flowing(Mail *m) noexcept nogil:

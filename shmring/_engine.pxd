@@ -30,6 +30,7 @@ cdef class Engine(State):
     cdef int leave_to_background(self) except -1
     cdef int drive_behind(self, Call *c) except -1
     cdef bint wait_for(self, Task *task, uint64_t until_ns) except -1
+    cdef bint describe_oldest(self) except -1
     cdef int end_issued(self) except -1
     cdef int finish_issued(self) except -1
     cdef int check_open(self) except -1

@@ -264,6 +264,8 @@ cdef class Engine(State):
             self.enlisted = True
         append(self.queue, &issued.task)
         step_briefly(self.queue)
+        while self.describe_oldest():
+            step_briefly(self.queue)
         reap(self.queue)
         return self.leave_to_background()
 
@@ -306,6 +308,8 @@ cdef class Engine(State):
                         status = step_until(q, task, until_ns)
                     if status == SIGNALLED:
                         PyErr_CheckSignals()
+                    elif status == UNDESCRIBED:
+                        self.describe_oldest()
                     elif status != DONE:
                         self.end_issued()
             finally:
@@ -315,6 +319,18 @@ cdef class Engine(State):
                 return False
         if task.status != DONE:
             failures.raise_aborted(self)
+        return True
+
+    # Lets the oldest call say what it is, if it could not before. False: there is no such call, or it is under way.
+    cdef bint describe_oldest(self) except -1:
+        cdef Issued issued
+        cdef Task *task = oldest(self.queue)
+        if not is_pending(self.queue) or sr_flag_load(&task.description) != TO_BE_DESCRIBED:
+            return False
+        issued = <Issued> task.keeper
+        sr_flag_set(&task.description, BEING_DESCRIBED)
+        issued.describe()
+        sr_flag_set(&task.description, DESCRIBED)
         return True
 
     # What a step in the background ended with is told to all ranks, and every call that was issued is over.
@@ -349,6 +365,7 @@ cdef class Engine(State):
 
     def attend(self):
         """What the thread that steps issued calls cannot do without the GIL."""
+        self.describe_oldest()
         if self.queue.trouble != DONE:
             self.end_issued()
         reap(self.queue)
@@ -378,10 +395,10 @@ cdef class Engine(State):
         self.call_tiny(BROADCAST, SR_SUM, sizeof(word), &word, sizeof(word), self.timeout_s)
         return word
 
-    def all_agree(self, bint yes):
+    def all_agree(self, bint yes, double timeout_s):
         """Whether every rank says yes."""
         cdef uint8_t answer = yes
-        self.call_tiny(ALL_REDUCE, SR_MIN, 1, &answer, 1, self.timeout_s)
+        self.call_tiny(ALL_REDUCE, SR_MIN, 1, &answer, 1, timeout_s)
         return bool(answer)
 
     def union(self, bytes bits):

@@ -145,12 +145,13 @@ cdef enum Status:
     DEAD         # call.awaited.rank is gone
     LEFT         # call.awaited.rank closed the communicator
     SIGNALLED    # time to let Python look at its signals
+    UNDESCRIBED  # the queue's next call is for Python to describe, which wants what came of those before it
 
 
 cdef enum Kind:
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN
     BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL
-    BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP
+    BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP, SHARE
     ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of an uneven call are named
     ALL_REDUCE_MANY                                   # what each call of a fused one is named
     NKINDS, INVALID = 63

@@ -32,7 +32,7 @@ cdef inline uint32_t skew_of(Call *c) noexcept nogil:
     return skew if skew % c.itemsize == 0 else 0
 
 
-# Whether rank 0 may ask in this call for the distance to be measured.
+# Whether rank 0 may have a word on the distance in this call: everyone reads its line then.
 cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
     return (c.seq % CLOCK_CALLS == 0 or c.nbytes >= g.tuning.ping_nbytes) and not g.header.forced_path
 
@@ -45,7 +45,7 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     mine.out_block = c.out_block
     mine.out_offset = c.out_offset
     mine.skew = skew_of(c)
-    mine.far = g.next_far
+    mine.far = g.next_far if may_ping(g, c) else g.far
     mine.ping = 0
     if g.rank == 0 and may_ping(g, c):
         mine.ping = sr_now_ns() - g.pinged_ns >= g.ping_interval_ns

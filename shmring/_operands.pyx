@@ -98,6 +98,8 @@ cdef object take(Operand *operand, object x, bint writable, str what, bint moves
     operand.held = False
     if take_ndarray(operand, x, writable) or (moves and take_moved_ndarray(operand, x, writable)):
         return None
+    if writable:
+        buffers.refuse_as_output(x, what)
     if not PyObject_CheckBuffer(x):
         return take_slowly(operand, x, writable, what)
     if writable:

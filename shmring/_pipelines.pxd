@@ -6,4 +6,5 @@ from ._group cimport Call, Group
 cdef void choose_pipeline(Group *g, Call *c) noexcept nogil
 cdef void enter_refused(Group *g, Call *c) noexcept nogil
 cdef void enter_nothing(Group *g, Call *c) noexcept nogil
+cdef int step_nothing(Group *g, Call *c) noexcept nogil
 cdef int step_settle(Group *g, Call *c) noexcept nogil

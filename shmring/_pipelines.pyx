@@ -216,6 +216,10 @@ cdef void enter_nothing(Group *g, Call *c) noexcept nogil:
     pass
 
 
+cdef int step_nothing(Group *g, Call *c) noexcept nogil:
+    return DONE
+
+
 # Waits for everyone's line of the call that this rank refused, begun earlier: all must have refused it.
 cdef int step_settle(Group *g, Call *c) noexcept nogil:
     return await_lines(g, c)

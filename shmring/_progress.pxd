@@ -9,6 +9,10 @@ from ._group cimport Call, Group, sr_bell, sr_flag, sr_nap
 cdef struct Task:
     Call call
     bint begun
+    sr_flag description # enum below
+    void (*before)(Task *) noexcept nogil   # what is to be done before it begins, and after it is done; or NULL
+    void (*after)(Task *) noexcept nogil
+    const void *bunch   # for these two
     int status          # DONE, or what ended the communicator; valid once it is finished
     sr_flag notify      # 0; an eventfd + 1 that is to be written to when it is finished; FINISHED
     uint64_t number     # its place in the queue, from 1
@@ -32,12 +36,16 @@ cdef enum:
     BACKGROUND = 1, WAITER = 2     # of Queue.stepper
 
 
+cdef enum:
+    DESCRIBED, TO_BE_DESCRIBED, BEING_DESCRIBED    # of Task.description
+
+
 cdef enum Round:      # what a round found, the most urgent last
-    IDLE, REAPABLE, WAITING, ACTIVE, TROUBLED
+    IDLE, REAPABLE, WAITING, ACTIVE, WANTS_PYTHON
 
 
 # Something else that the thread carries on. `step` returns a Round at once; with a nap it has entered what it waits
-# for, and looked once more. After REAPABLE and TROUBLED its owner's attend() is called.
+# for, and looked once more. After REAPABLE and WANTS_PYTHON its owner's attend() is called.
 cdef struct Errand:
     int (*step)(Errand *, sr_nap *) noexcept nogil
     Errand *next          # of the process
@@ -45,7 +53,9 @@ cdef struct Errand:
 
 cdef class Issued:
     cdef Task task
-    cdef object communicator       # stays until the call is finished
+    cdef object communicator, kept   # stay until the call is finished
+
+    cdef int describe(self) except -1
 
 
 cdef Queue *new_queue(Group *g) except NULL

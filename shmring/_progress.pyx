@@ -32,6 +32,10 @@ cdef class Issued:
     def __cinit__(self, *_, **__):
         memset(&self.task, 0, sizeof(Task))
 
+    # Where task.description says so, called with the GIL as soon as the calls before it are finished.
+    cdef int describe(self) except -1:
+        return 0
+
 
 # ---- one queue -------------------------------------------------------------------------------------------------
 
@@ -114,11 +118,19 @@ cdef void take_turn(Queue *q, uint64_t who) noexcept nogil:
 
 
 cdef Task *oldest(Queue *q) noexcept nogil:
-    cdef Task *t = q.task[(sr_flag_load(&q.finished) + 1) & q.mask]
+    return q.task[(sr_flag_load(&q.finished) + 1) & q.mask]
+
+
+# False: it has to be described first.
+cdef inline bint begin(Queue *q, Task *t) noexcept nogil:
     if not t.begun:
+        if sr_flag_load(&t.description) != DESCRIBED:
+            return False
         t.begun = True
+        if t.before != NULL:
+            t.before(t)
         t.call.enter(q.group, &t.call)
-    return t
+    return True
 
 
 # The task may be gone once its number is published, and the engine once the queue is empty.
@@ -126,6 +138,8 @@ cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
     cdef uint64_t one = 1
     cdef uint64_t notify
     t.status = status
+    if status == DONE and t.after != NULL:
+        t.after(t)
     notify = sr_flag_swap(&t.notify, FINISHED)
     if notify != 0:
         write(<int> (notify - 1), &one, sizeof(one))
@@ -134,7 +148,7 @@ cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
     sr_flag_publish(&q.finished, t.number, q.bell)
 
 
-# PROGRESSED, BLOCKED, DONE once nothing is pending, or what ends the communicator.
+# PROGRESSED, BLOCKED, DONE once nothing is pending, UNDESCRIBED, or what ends the communicator.
 cdef int step_queue(Queue *q) noexcept nogil:
     cdef Task *t
     cdef int status = PROGRESSED
@@ -143,6 +157,8 @@ cdef int step_queue(Queue *q) noexcept nogil:
         if not is_pending(q):
             return DONE
         t = oldest(q)
+        if not begin(q, t):
+            return UNDESCRIBED
         status = t.call.step(q.group, &t.call)
         if status == DONE:
             finish_oldest(q, t, DONE)
@@ -163,7 +179,7 @@ cdef void step_briefly(Queue *q) noexcept:
     env = sr_float_env_enter()
     while status == DONE and is_pending(q):
         t = oldest(q)
-        if t.call.nbytes > BRIEF_NBYTES or t.call.interrupted:
+        if not begin(q, t) or t.call.nbytes > BRIEF_NBYTES or t.call.interrupted:
             break
         status = try_briefly(q.group, &t.call)
         if status == DONE:
@@ -173,7 +189,7 @@ cdef void step_briefly(Queue *q) noexcept:
 
 
 # For who waits for a task. DONE once it is finished, SIGNALLED when it is time to let Python look at its signals or
-# until_ns has come, or what ends the communicator.
+# until_ns has come, UNDESCRIBED, or what ends the communicator.
 cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     cdef sr_float_env env
     cdef Task *first
@@ -192,10 +208,10 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
             q.group.signal_ns = until_ns
         while status == DONE and not is_finished(t):
             first = oldest(q)
-            status = run_steps(q.group, &first.call)
+            status = run_steps(q.group, &first.call) if begin(q, first) else UNDESCRIBED
             if status == DONE:
                 finish_oldest(q, first, DONE)
-            elif status != SIGNALLED:
+            elif status != SIGNALLED and status != UNDESCRIBED:
                 q.trouble = status
         sr_float_env_leave(env)
         sr_flag_set(&q.stepper, 0)
@@ -212,7 +228,7 @@ cdef void finish_all(Queue *q, int status) noexcept nogil:
     cdef Task *t
     take_turn(q, WAITER)
     while is_pending(q):
-        t = q.task[(sr_flag_load(&q.finished) + 1) & q.mask]
+        t = oldest(q)
         if not t.begun:
             begin_call(q.group, &t.call)
         finish_oldest(q, t, status)
@@ -323,7 +339,7 @@ cdef void serve() noexcept nogil:
     while True:
         heard = sr_flag_load(&background.issued)
         found = go_round(NULL)
-        if found == TROUBLED or found == REAPABLE:
+        if found == WANTS_PYTHON or found == REAPABLE:
             break
         if found == ACTIVE:
             background.blocked_since_ns = 0
@@ -384,5 +400,6 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
                                                 &q.group.lane[c.awaited.rank].bell):
                 return ACTIVE
             return WAITING
-    q.trouble = status
-    return TROUBLED
+    if status != UNDESCRIBED:
+        q.trouble = status
+    return WANTS_PYTHON

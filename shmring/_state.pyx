@@ -22,7 +22,8 @@ DTYPE_NBYTES = tuple(sr_dtype_nbytes[i] for i in range(SR_DTYPES))
 OPS = tuple(sr_op_name[i].decode() for i in range(SR_OPS))
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
          "broadcast", "scatter", "gather", "all_gather", "all_to_all", "barrier", "empty", "ping", "agree",
-         "split", "group", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many")
+         "split", "group", "shared", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many")
+assert len(KINDS) == NKINDS
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct")
 PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master")
 CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED}

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from .links import Links
 
 PAGE_NBYTES = 4096
-_MOST_NBYTES = 1 << 56  # keeps every sum of sizes inside 64 bits
+MOST_NBYTES = 1 << 56  # keeps every sum of sizes inside 64 bits
 
 
 class _Part:
-    """This rank's part of a block: what NumPy's arrays keep alive as their base."""
+    """What NumPy's arrays keep alive as their base: this rank's part of a block, or a whole mapping."""
 
-    def __init__(self, address: int, nbytes: int) -> None:
+    def __init__(self, address: int, nbytes: int, mapping: memory.Mapping | None = None) -> None:
+        self.mapping = mapping  # which goes with the last reference; a block goes when no rank needs it
         self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",
@@ -83,23 +84,27 @@ class Arrays:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout_s: float) -> NDArray[Any]:
         """Collective: an array of zeros of the same shape and dtype on every rank."""
         nbytes = math.prod(shape) * dtype.itemsize
-        self._engine.announce_allocation(min(nbytes, _MOST_NBYTES), timeout_s)
+        self._engine.announce_allocation(min(nbytes, MOST_NBYTES), timeout_s)
         if nbytes == 0:
             return np.zeros(shape, dtype)
-        if nbytes > _MOST_NBYTES:
-            raise OutOfMemory(
-                f"a shared array of shape {shape} and dtype {dtype} would have {nbytes} bytes, "
-                "more than any machine; give a smaller shape",
-                wanted_nbytes=nbytes,
-            )
+        _check_possible(nbytes)
         self._sweep()
-        block = self._allocate(nbytes, time.monotonic() + timeout_s)
+        block = self._allocate(nbytes, timeout_s)
         self._last_id += 1
         self._blocks[self._last_id] = block
         self._tell_engine()
         part = _Part(block.mapping.address + self._engine.rank * block.stride, nbytes)
         weakref.finalize(part, block.free_own_part).atexit = False
         return np.asarray(part).view(dtype).reshape(shape)
+
+    def one_for_all(self, nbytes: int, timeout_s: float) -> NDArray[np.uint8]:
+        """Collective: zeros in memory that is the same for all ranks; unmapped with the last reference."""
+        if nbytes == 0:
+            return np.zeros(0, np.uint8)
+        _check_possible(nbytes)
+        total = _whole_pages(nbytes)
+        mapping = self._map(total, 0, total, timeout_s)
+        return np.asarray(_Part(mapping.address, nbytes, mapping))
 
     def close(self) -> None:
         """The communicator ends; arrays that are still used keep their own mapping."""
@@ -109,21 +114,27 @@ class Arrays:
                 block.mapping.close()
         self._blocks.clear()
 
-    def _allocate(self, nbytes: int, deadline: float) -> _Block:
-        """Rank 0 makes the memory, everyone maps it; when one cannot, all raise and nothing is left."""
+    def _allocate(self, nbytes: int, timeout_s: float) -> _Block:
         size = self._engine.size
-        stride = -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
-        total = stride * size + -(-size // PAGE_NBYTES) * PAGE_NBYTES
-        fd = self._share(lambda: self._create(total), deadline)
+        stride = _whole_pages(nbytes)
+        mapping = self._map(stride * size + _whole_pages(size), self._engine.rank * stride, stride, timeout_s)
+        return _Block(mapping, stride, self._engine.rank, size)
+
+    def _map(self, total: int, begin: int, nbytes: int, timeout_s: float) -> memory.Mapping:
+        """Rank 0 makes the memory, everyone maps it, with the pages that this rank will use at once.
+
+        When one cannot, all raise and nothing is left.
+        """
+        fd = self._share(lambda: self._create(total), time.monotonic() + timeout_s)
         mapping, failure = None, None
         try:
             mapping = memory.Mapping(fd, total)
-            mapping.populate(self._engine.rank * stride, stride)
+            mapping.populate(begin, nbytes)
         except Error as error:
             failure = error
         finally:
             os.close(fd)
-        if not self._engine.all_agree(failure is None):
+        if not self._engine.all_agree(failure is None, timeout_s):
             if mapping is not None:
                 mapping.close()
             raise failure or Error(
@@ -131,7 +142,7 @@ class Arrays:
                 "its own error says why and what to do"
             )
         assert mapping is not None
-        return _Block(mapping, stride, self._engine.rank, size)
+        return mapping
 
     def _create(self, nbytes: int) -> int:
         fd = memory.create(nbytes, kind=self._kind)
@@ -168,6 +179,18 @@ class Arrays:
     def _tell_engine(self) -> None:
         table = [(number, block.mapping.address, block.stride) for number, block in self._blocks.items()]
         self._engine.set_blocks(table)
+
+
+def _check_possible(nbytes: int) -> None:
+    if nbytes > MOST_NBYTES:
+        raise OutOfMemory(
+            f"a shared array of {nbytes} bytes is more than any machine has; give a smaller shape",
+            wanted_nbytes=nbytes,
+        )
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
 
 
 def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:

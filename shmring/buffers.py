@@ -88,6 +88,15 @@ def not_contiguous(what: str, x: Any) -> ValueError:
     )
 
 
+def refuse_as_output(x: Any, what: str) -> None:
+    """Memory that is the same for all ranks cannot take what each of them writes in a collective."""
+    if getattr(x, "one_for_all_ranks", False):
+        raise ValueError(
+            f"{what} is one array for all ranks, which would all write to it at once; give a private array, "
+            f"or np.asarray({what}) if this rank alone uses this part of it"
+        )
+
+
 def read_only(what: str) -> ValueError:
     way_out = "" if what == "out" else "out= or "
     return ValueError(

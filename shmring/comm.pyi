@@ -7,11 +7,13 @@ from typing import Any, NoReturn, Self, SupportsIndex, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ._engine import Engine, _Stats
+from ._engine import Engine
+from ._state import _Stats
 from .links import Links
 from .memory import Mapping
 from .messages import Messages
 from .settings import Settings
+from .shared import SharedArray
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
@@ -108,6 +110,16 @@ class Comm(Messages):
 
     @overload
     def copy_of(self, a: ArrayLike, *, timeout: float | None = None) -> NDArray[Any]: ...
+    def shared(
+        self,
+        shape: _Shape,
+        dtype: DTypeLike = "float64",
+        *,
+        locks: SupportsIndex = 0,
+        timeout: float | None = None,
+    ) -> SharedArray:
+        """Collective: one array, zeros at first, that all ranks of the host see."""
+
     def broadcast_object(
         self, item: Any = None, root: SupportsIndex = 0, *, timeout: float | None = None
     ) -> Any:

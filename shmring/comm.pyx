@@ -1,18 +1,19 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
-# collectives, uneven, fusion and messages. May know: _engine, _group, arrays, collectives, groups, memory, messages,
-# objects.
+# collectives, uneven, fusion and messages.
+# May know: _engine, _group, arrays, collectives, groups, memory, messages, objects, shared.
 
 import atexit
+import math
 import os
 import weakref
 
 from ._engine cimport Engine
-from ._group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SPLIT, SR_SUM
+from ._group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SHARE, SPLIT, SR_SUM
 from .collectives cimport algorithm_number, timeout_ns_of, timeout_s_of
 from .messages cimport Messages
 
-from . import groups, memory, objects
-from .arrays import Arrays
+from . import groups, memory, objects, shared
+from .arrays import MOST_NBYTES, Arrays
 from .arrays import check as check_array
 
 open_comms = weakref.WeakSet()   # of this process
@@ -75,9 +76,9 @@ cdef class Comm(Messages):
     def split(self, color, key=0, *, timeout=None):
         """Collective: a communicator for each color, of the ranks that give it, ordered by key and then by rank.
 
-        color and key: integers. Returns this rank's one; None for color None. A group goes on by itself: what
-        happens to it, or to this communicator, happens to that one only, but that a rank's death shows in all.
-        timeout: seconds. Raises OutOfMemory on all ranks of a group whose memory cannot be had. As MPI_Comm_split.
+        color and key: integers. Returns this rank's one; None for color None. Each goes on by itself: an abort, an
+        error or the end of one leaves the others as they are, but a rank's death shows in all that it is in.
+        timeout: seconds. A group that cannot begin raises on its ranks alone, as OutOfMemory does. See MPI_Comm_split.
         """
         try:
             wish = groups.wish(color, key)
@@ -157,6 +158,27 @@ cdef class Comm(Messages):
         array = self.empty(a.shape, a.dtype, timeout=timeout)
         array[...] = a
         return array
+
+    def shared(self, shape, dtype="float64", *, locks=0, timeout=None):
+        """Collective: one array, zeros at first, that all ranks of the host see: what one writes is there for all.
+
+        shape, dtype and locks are the same on every rank. Returns a `SharedArray`: its `fence()` is a barrier after
+        which all see what was written before it; `with array.lock(i):`, i below locks, keeps other ranks from what
+        they agree that lock i guards. Freed when no rank refers to it any more. In a collective it can be given, not
+        written to. timeout: seconds. Raises OutOfMemory, on every rank alike.
+        """
+        try:
+            lengths, numpy_dtype = check_array(shape, dtype)
+            count = shared.check_locks(locks)
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+            nbytes = math.prod(lengths) * numpy_dtype.itemsize
+        except Exception:
+            self.engine.refuse(SHARE)
+            raise
+        self.engine.call_tiny(SHARE, SR_SUM, min(nbytes, MOST_NBYTES), NULL, 0, timeout_s)
+        shared.check_same(self, (lengths, numpy_dtype, count), timeout_s)
+        room = self.arrays.one_for_all(shared.room_nbytes(nbytes, count), timeout_s)
+        return shared.over(room, lengths, numpy_dtype, count, self, self.engine)
 
     # -- objects: the only calls that pickle --
 

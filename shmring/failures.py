@@ -34,8 +34,8 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
         return "split()"
     if kind == "group":
         return f"group({record['count']} ranks)"
-    if kind == "empty":
-        return f"empty({record['count']} bytes)"
+    if kind in ("empty", "shared"):
+        return f"{kind}({record['count']} bytes)"
     words = [f"{'rows of ' if kind.endswith('_v') else ''}{record['dtype']}[{record['count']}]"]
     if kind in REDUCTIONS:
         words.append(record["op"])

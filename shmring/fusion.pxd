@@ -27,14 +27,31 @@ cdef class _Members:
     cdef int check_disjoint(self) except -1
 
 
+# Some of them in a buffer, reduced in the background.
+cdef struct Bunch:
+    Member *member
+    size_t first, last, limit
+    unsigned char *buffer
+
+
+cdef class _Bunch:
+    cdef Bunch bunch
+    cdef object all, room
+
+
 cdef class Fusion(Uneven):
     cdef object fused_buffer     # of bytes, kept from call to call
     cdef uint64_t disjoint_places   # of the arrays that were found to be disjoint last
     cdef bint fusing
+    cdef list works              # of the call that is being taken apart, if it is to run in the background
 
     cdef object members_of(self, object arrays, object out)
     cdef int describe_member(self, Call *c, _Members all, int dtype, object op, object timeout) except -1
     cdef int reduce_small(self, Call *c, _Members all, size_t fuse_nbytes) except -1
     cdef int reduce_bunch(self, Call *c, _Members all, size_t first, size_t last, size_t limit, size_t count) except -1
     cdef int reduce_at(self, Call *c, _Members all, unsigned char *x, unsigned char *out, size_t count) except -1
+    cdef object issue_all(self)
+    cdef int reduce_later(self, Call *c, object kept) except -1
+    cdef int reduce_bunch_later(self, Call *c, _Members all, size_t first, size_t last, size_t limit,
+                                size_t count) except -1
     cdef unsigned char *room(self, size_t nbytes) except NULL

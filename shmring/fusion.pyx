@@ -1,7 +1,7 @@
 # Tensor fusion: many small arrays are reduced as one, with one synchronisation for the bunch. They are packed into a
 # private buffer that is kept from call to call, unless they lie one after the other already: then they are reduced in
 # place, zero-copy if that place is shared. Elements are folded one by one, so fusing changes no bits.
-# May know: _engine, _group, _operands, _pipelines, collectives, uneven.
+# May know: _engine, _group, _operands, _pipelines, _progress, collectives, uneven, work.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, qsort
@@ -12,8 +12,10 @@ cimport numpy as cnp
 from ._group cimport *
 from ._operands cimport Operand, release, take
 from ._pipelines cimport choose_pipeline
+from ._progress cimport Task
 from .collectives cimport timeout_ns_of
-from .uneven cimport Uneven
+from .uneven cimport Uneven, mixed
+from .work cimport Work
 
 import operator
 
@@ -102,12 +104,6 @@ cdef class _Members:
         return 0
 
 
-# One step of a hash of words: the same in every process.
-cdef inline uint64_t mixed(uint64_t word) noexcept nogil:
-    word *= <uint64_t> 0x9E3779B97F4A7C15
-    return word ^ word >> 29
-
-
 cdef struct Span:
     uintptr_t begin, end
 
@@ -137,7 +133,7 @@ cdef str shown(int dtype, size_t count):
 cdef class Fusion(Uneven):
     """`all_reduce_many`: many arrays reduced as one."""
 
-    def all_reduce_many(self, arrays, op="sum", *, out=None, fuse_nbytes=None, timeout=None):
+    def all_reduce_many(self, arrays, op="sum", *, out=None, fuse_nbytes=None, async_op=False, timeout=None):
         """Combine each array of the list with those of all ranks, as `all_reduce` would one by one, but together.
 
         arrays: contiguous, disjoint, of any dtypes and lengths; as many on every rank, alike in dtype and number of
@@ -145,7 +141,8 @@ cdef class Fusion(Uneven):
         out[i] the i-th array or disjoint from all. Arrays of up to fuse_nbytes bytes (the same on every rank; the
         tuning's if None) are reduced together by dtype, larger ones by themselves; all in rank order, so the bits are
         those of separate calls. timeout: seconds, of each of the calls that it takes. Small arrays that are
-        consecutive views of one array are not packed, and of one from `empty` and its kin not copied at all.
+        consecutive views of one array are not packed, and of one from `empty` and its kin not copied at all. With
+        async_op=True it returns a `Work` for all of them, and they are packed when their turn comes.
         """
         cdef Call c
         cdef _Members all
@@ -164,6 +161,7 @@ cdef class Fusion(Uneven):
             self.engine.refuse(ALL_REDUCE_MANY)
             raise
         self.fusing = True
+        self.works = [] if async_op else None
         try:
             if not all.nelements:   # so that others who have some do not wait for a rank that has none
                 self.describe_member(&c, all, SR_U8, "max", timeout)
@@ -172,8 +170,17 @@ cdef class Fusion(Uneven):
                 if all.dtypes >> dtype & 1:
                     self.describe_member(&c, all, dtype, op, timeout)
                     self.reduce_small(&c, all, limit)
+            return self.issue_all() if async_op else None
         finally:
             self.fusing = False
+            self.works = None
+
+    # Calls of one communicator are finished in order: who waits for the last waits for all.
+    cdef object issue_all(self):
+        cdef Work work
+        for work in self.works:
+            self.engine.issue(work)
+        return work
 
     cdef object members_of(self, object arrays, object out):
         cdef _Members all
@@ -233,6 +240,8 @@ cdef class Fusion(Uneven):
         cdef Member *begin = NULL
         if are_consecutive(c, all.member, first, last, limit, &begin):
             return self.reduce_at(c, all, begin.x, begin.out, count)
+        if self.works is not None:
+            return self.reduce_bunch_later(c, all, first, last, limit, count)
         buffer = self.room(count * c.itemsize)
         with nogil:
             move(c, all.member, first, last, limit, buffer, True)
@@ -249,7 +258,34 @@ cdef class Fusion(Uneven):
             self.find_blocks(c)
         c.fingerprint = fingerprint_of(c) ^ (all.signature >> 32) << 32
         choose_pipeline(&self.engine.g, c)
+        if self.works is not None:
+            return self.reduce_later(c, all)
         return self.drive(c)
+
+    cdef int reduce_later(self, Call *c, object kept) except -1:
+        cdef Work work = self.new_work()
+        self.prepare_staging(c)
+        work.task.call = c[0]
+        work.kept = kept
+        self.works.append(work)
+        return 0
+
+    # In a buffer of its own, packed when its turn comes.
+    cdef int reduce_bunch_later(self, Call *c, _Members all, size_t first, size_t last, size_t limit,
+                                size_t count) except -1:
+        cdef _Bunch bunch = _Bunch()
+        cdef Work work
+        bunch.all = all
+        bunch.room = np.empty(count * c.itemsize, np.uint8)
+        bunch.bunch.member = all.member
+        bunch.bunch.first, bunch.bunch.last, bunch.bunch.limit = first, last, limit
+        bunch.bunch.buffer = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> bunch.room)
+        self.reduce_at(c, all, bunch.bunch.buffer, bunch.bunch.buffer, count)
+        work = self.works[len(self.works) - 1]
+        work.kept = bunch
+        work.task.bunch = &bunch.bunch
+        work.task.before, work.task.after = pack_bunch, unpack_bunch
+        return 0
 
     cdef unsigned char *room(self, size_t nbytes) except NULL:
         cdef uintptr_t begin
@@ -292,6 +328,20 @@ cdef void move(Call *c, Member *member, size_t first, size_t last, size_t limit,
             else:
                 memcpy(member[i].out, buffer, nbytes)
             buffer += nbytes
+
+
+cdef class _Bunch:
+    """A bunch that is reduced in the background, and what has to stay until then."""
+
+
+cdef void pack_bunch(Task *t) noexcept nogil:
+    cdef const Bunch *bunch = <const Bunch *> t.bunch
+    move(&t.call, bunch.member, bunch.first, bunch.last, bunch.limit, bunch.buffer, True)
+
+
+cdef void unpack_bunch(Task *t) noexcept nogil:
+    cdef const Bunch *bunch = <const Bunch *> t.bunch
+    move(&t.call, bunch.member, bunch.first, bunch.last, bunch.limit, bunch.buffer, False)
 
 
 # ---- small arguments -----------------------------------------------------------------------------------------

@@ -69,14 +69,12 @@ def form(
 
     A group that cannot begin is an error on its ranks alone, one that gets no links, or a death, on all.
     """
-    deadline = time.monotonic() + timeout_s
-    own = _introduce(engine, links, groups, deadline)
+    own = _introduce(engine, links, groups, timeout_s)
     if own is None:
         return None
     ranks = next(group for group in groups if engine.rank in group)
     try:
-        left_s = max(deadline - time.monotonic(), 0.001)
-        return begin(own, settings, engine.timeout_s, start_s=left_s, parent=engine), tuple(ranks)
+        return begin(own, settings, engine.timeout_s, start_s=timeout_s, parent=engine), tuple(ranks)
     except BaseException as error:
         own.close()
         if isinstance(error, Error):
@@ -84,12 +82,12 @@ def form(
         raise
 
 
-def _introduce(engine: Engine, links: Links, groups: list[list[int]], deadline: float) -> Links | None:
+def _introduce(engine: Engine, links: Links, groups: list[list[int]], timeout_s: float) -> Links | None:
     """This rank's links in its group, once every rank has its own."""
-    own = None
+    own, deadline = None, time.monotonic() + timeout_s
     try:
         own, failure = links.introduce(groups, check=engine.check, deadline=deadline)
-        if engine.all_agree(failure is None):
+        if engine.all_agree(failure is None, timeout_s):
             return own
     except BaseException as error:
         if own is not None:

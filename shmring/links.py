@@ -52,7 +52,7 @@ class Links:
         Raises RankFailed, Timeout, or what rank 0 told through `fail_descriptor`.
         """
         if self.rank != 0:
-            return _take_descriptor(*self._receive(0, check, deadline))
+            return _take_descriptor(*self._receive(check, deadline))
         if fd is None:
             raise ValueError("rank 0 has to give a descriptor")
         frame = handshake.pack_frame(handshake.DESCRIPTOR)
@@ -165,7 +165,7 @@ class Links:
         kind = handshake.LINE
         try:
             while kind == handshake.LINE:
-                packet, fds, cut = self._receive(0, check, deadline)
+                packet, fds, cut = self._receive(check, deadline)
                 lines += [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd) for fd in fds]
                 kind, told = _unpack(packet, 0)
                 failure = failure or told or (_no_room() if cut else None)
@@ -180,7 +180,7 @@ class Links:
         awaited = set(ranks)
         while awaited:
             for rank in self._next_to_speak(awaited, check, deadline):
-                kind, told = _unpack(self._receive(rank, check, deadline)[0], rank)
+                kind, told = _unpack(self._read(rank)[0], rank)
                 if told is not None:
                     raise told
                 if kind != handshake.READY:
@@ -219,9 +219,13 @@ class Links:
                 late = min(ranks)
                 raise Timeout(f"rank {late} did not send what it owed in time", rank=late)
 
-    def _receive(self, rank: int, check: Check, deadline: float) -> tuple[bytes, list[int], bool]:
+    def _receive(self, check: Check, deadline: float) -> tuple[bytes, list[int], bool]:
+        """What rank 0 sends next, see `_read`."""
+        self._next_to_speak({0}, check, deadline)
+        return self._read(0)
+
+    def _read(self, rank: int) -> tuple[bytes, list[int], bool]:
         """A packet, the descriptors that came with it, and whether there was no room for some."""
-        self._next_to_speak({rank}, check, deadline)
         # Not socket.recv_fds: it drops its flags, and the descriptor would be inherited across exec.
         room = socket.CMSG_SPACE(array.array("i").itemsize)
         how = (handshake.FRAME_NBYTES, room, socket.MSG_CMSG_CLOEXEC)

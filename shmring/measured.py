@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,17 @@ class Unusable(ValueError):
     """A table that cannot be used; the message says why."""
 
 
+class Absent(Unusable):
+    """There is no such file, or none that this user may see."""
+
+
 def default_path() -> Path:
-    """In the user's cache folder; a relative XDG_CACHE_HOME counts as none, as its specification says."""
+    """In the user's cache folder; a relative XDG_CACHE_HOME counts as none, as its specification says.
+
+    Of a user without a home it is a relative path.
+    """
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(cache if os.path.isabs(cache) else Path.home() / ".cache") / "shmring" / "tuning.json"
+    return Path(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache"), "shmring", "tuning.json")
 
 
 def machine() -> dict[str, Any]:
@@ -39,18 +47,8 @@ def machine() -> dict[str, Any]:
 
 
 def load(path: Path, limits: Limits) -> dict[int, Table]:
-    """The tables of a file by number of ranks; FileNotFoundError, or Unusable where they cannot be used."""
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_uid not in (os.geteuid(), 0):
-                raise Unusable("it belongs to another user")
-            text = file.read(_MOST_NBYTES + 1)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise Unusable(f"it cannot be read: {error.strerror}") from error
-    if len(text) > _MOST_NBYTES:
-        raise Unusable(f"it is longer than {_MOST_NBYTES} bytes")
+    """The tables of a file by number of ranks; Absent, or otherwise Unusable, if there are none."""
+    text = _read(path)
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
@@ -73,6 +71,30 @@ def save(path: Path, tables: Mapping[int, Table], limits: Limits) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its writer
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise Absent(f"it cannot be opened: {error.strerror}") from error
+    except OSError as error:
+        raise Unusable(f"it cannot be opened: {error.strerror}") from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise Unusable("it is no regular file")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise Unusable("it belongs to another user")
+        with open(fd, "rb", closefd=False) as file:
+            text = file.read(_MOST_NBYTES + 1)
+    except OSError as error:
+        raise Unusable(f"it cannot be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    if len(text) > _MOST_NBYTES:
+        raise Unusable(f"it is longer than {_MOST_NBYTES} bytes")
+    return text
 
 
 def _checked(tables: Any, limits: Limits) -> dict[int, Table]:

@@ -6,7 +6,6 @@ May know: nothing.
 from __future__ import annotations
 
 import functools
-import math
 import zlib
 from typing import Any
 
@@ -62,32 +61,7 @@ def list_for(arrays: Any, size: int, what: str) -> list[Any]:
     return found
 
 
-def shape_of(x: Any) -> tuple[int, ...]:
-    shape = getattr(x, "shape", None)
-    return np.asarray(x).shape if shape is None else tuple(shape)
-
-
-def dtype_of(x: Any) -> np.dtype[Any]:
-    return np.asarray(x).dtype
-
-
-def without_rows(x: Any, what: str) -> np.ndarray[Any, Any]:
-    """An empty array of x's dtype and shape[1:]."""
-    shape = shape_of(x)
-    if not shape:
-        raise ValueError(f"{what} is 0-d; its first dimension is what may differ, pass {what}.reshape(1)")
-    return np.empty((0, *shape[1:]), dtype_of(x))
-
-
-def with_rows(model: np.ndarray[Any, Any], nrows: int) -> np.ndarray[Any, Any]:
-    return np.empty((nrows, *model.shape[1:]), model.dtype)
-
-
-def row_nbytes(model: np.ndarray[Any, Any]) -> int:
-    return int(math.prod(model.shape[1:]) * model.itemsize)
-
-
 @functools.lru_cache(maxsize=256)
-def signature(trailing: tuple[int, ...], dtype: np.dtype[Any] | None) -> int:
-    """32 bits that differ where shapes or dtypes do, the same in every process."""
-    return zlib.crc32(f"{trailing} {dtype}".encode())
+def signature(dtype: np.dtype[Any]) -> int:
+    """32 bits that differ where dtypes do, the same in every process."""
+    return zlib.crc32(str(dtype).encode())

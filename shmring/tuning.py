@@ -69,13 +69,11 @@ def _measured_table(asked: str, nranks: int) -> measured.Table:
     path = measured.default_path() if asked == "auto" else Path(asked)
     try:
         return measured.load(path, LIMITS).get(nranks, {})
-    except FileNotFoundError as error:
-        if asked == "auto":
-            return {}
-        raise ValueError(f"SHMRING_TUNING is {asked!r}, a file that is not there") from error
     except measured.Unusable as error:
         if asked != "auto":
             raise ValueError(f"SHMRING_TUNING is {asked!r}, a table that cannot be used: {error}") from error
+        if isinstance(error, measured.Absent):
+            return {}
         warnings.warn(
             f"the tuning table {path} is not used: {error}; "
             "measure again with python -m shmring.tools.tune, or set SHMRING_TUNING=none",

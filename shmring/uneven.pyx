@@ -1,18 +1,31 @@
-# Collectives whose pieces differ in length. Two calls of the engine: first everyone says how many rows it gives to whom
-# and where they lie, then they move, by the pipeline of the even ones with a length and a place for every piece.
-# May know: _engine, _exchange, _group, _operands, _pipelines, collectives, shapes.
+# Collectives whose pieces differ in length. First a call of the engine in which everyone says how many rows it gives
+# to whom, and where they lie or, of a few bytes, what they are; then, unless that was all, a second one in which they
+# move, by the pipeline of the even ones with a length and a place for every piece.
+# May know: _engine, _exchange, _group, _operands, _pipelines, _progress, collectives, shapes, work.
 
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+from libc.string cimport memcpy, memmove, memset
+
+cimport numpy as cnp
 
 from ._exchange cimport shared_address
 from ._group cimport *
 from ._operands cimport MOVED, Operand, release, take
-from ._pipelines cimport choose_pipeline
+from ._pipelines cimport choose_pipeline, enter_nothing, step_nothing
+from ._progress cimport TO_BE_DESCRIBED
 from .collectives cimport Collectives, timeout_ns_of
+from .work cimport Work
+
+import numpy as np
 
 from . import _engine, shapes
+
+cdef extern from "<numpy/arrayobject.h>":
+    object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, int fortran)   # takes a reference away
+
+cnp.import_array()
 
 
 cdef size_t MOST_NBYTES = <size_t> 1 << 48   # of one piece: keeps sums of sizes that others told inside 64 bits
@@ -43,14 +56,31 @@ cdef class _Parts:
         free(self.given)
         free(self.own)
 
-    cdef Operand *hold(self, object x, bint writable, str what) except NULL:
+    # index: x, or out, is the list's array of that number; negative: it is the array itself.
+    cdef Operand *hold(self, object x, bint writable, str what, int index) except NULL:
         cdef Operand *operand = &self.held[self.nheld]
-        self.kept.append(take(operand, x, writable, what, True))
+        try:
+            kept = take(operand, x, writable, what, True)
+        except Exception:
+            kept = take(operand, x, writable, name_in(what, index), True)   # again, for the words of its error
+        if kept is not None:
+            self.kept.append(kept)
         self.nheld += 1
         if operand.fortran:
+            what = name_in(what, index)
             raise ValueError(f"{what} is in Fortran order, whose memory is not split along the first dimension; "
                              f"pass np.ascontiguousarray({what})")
         return operand
+
+    # An array of the call's dtype and shape[1:].
+    cdef object room(self, uint64_t nrows):
+        cdef cnp.npy_intp[64] lengths   # NPY_MAXDIMS
+        cdef cnp.ndarray like = self.like
+        cdef cnp.dtype dtype = like.dtype
+        memcpy(lengths, cnp.PyArray_DIMS(like), cnp.PyArray_NDIM(like) * sizeof(cnp.npy_intp))
+        lengths[0] = nrows
+        Py_INCREF(dtype)
+        return PyArray_Empty(cnp.PyArray_NDIM(like), lengths, dtype, 0)
 
     cdef Told *told_of(self, int giver, int taker) noexcept:
         return &self.told[giver * self.npieces + (taker if self.npieces > 1 else 0)]
@@ -61,44 +91,45 @@ cdef class _Parts:
 cdef class Uneven(Collectives):
     """The collectives whose pieces may have another length of dimension 0 on every rank."""
 
-    def all_gather_v(self, x, *, out=None, timeout=None):
+    def all_gather_v(self, x, *, out=None, async_op=False, timeout=None):
         """Every rank's x on every rank: returns a list of arrays by rank, of as many rows as each gave.
 
         x: at least 1-d, C order; dtype and shape[1:] the same on every rank, its length, which may be 0, of its own.
         out: a list of `size` arrays that fit exactly, disjoint but that out[rank] may be x. timeout: seconds, of
         each of the call's two steps, lengths and data. Arrays from `empty` and its kin on all ranks are copied once.
         """
-        return self.run_uneven(ALL_GATHER_V, x, None, out, None, timeout)
+        return self.run_uneven(ALL_GATHER_V, x, None, out, None, async_op, timeout)
 
-    def gather_v(self, x, root=0, *, out=None, timeout=None):
+    def gather_v(self, x, root=0, *, out=None, async_op=False, timeout=None):
         """Every rank's x on the root, which returns them as a list of arrays by rank; the others return None.
 
         x, out and timeout as in `all_gather_v`; out on the root only, ignored elsewhere.
         """
-        return self.run_uneven(GATHER_V, x, root, out, None, timeout)
+        return self.run_uneven(GATHER_V, x, root, out, None, async_op, timeout)
 
-    def scatter_v(self, xs=None, root=0, *, out=None, like=None, timeout=None):
+    def scatter_v(self, xs=None, root=0, *, out=None, like=None, async_op=False, timeout=None):
         """One of the root's arrays for each rank: returns xs[rank].
 
         xs: on the root a list of `size` arrays of one dtype and shape[1:], C order, of any lengths. None elsewhere,
         with `out`, or `like`: an array of that dtype and shape[1:], of any length. out: an array that fits exactly;
         on the root xs[root] or disjoint from all of xs. timeout as in `all_gather_v`.
         """
-        return self.run_uneven(SCATTER_V, xs, root, out, like, timeout)
+        return self.run_uneven(SCATTER_V, xs, root, out, like, async_op, timeout)
 
-    def all_to_all_v(self, xs, *, out=None, timeout=None):
+    def all_to_all_v(self, xs, *, out=None, async_op=False, timeout=None):
         """xs[j] of rank i becomes result[i] of rank j: returns a list of arrays by rank.
 
         xs: a list of `size` arrays, C order, of any lengths; one dtype and shape[1:] on all ranks. out: a list of
         `size` arrays that fit exactly, each disjoint from all others, but that out[i] may be xs[i]. timeout as in
         `all_gather_v`.
         """
-        return self.run_uneven(ALL_TO_ALL_V, xs, None, out, None, timeout)
+        return self.run_uneven(ALL_TO_ALL_V, xs, None, out, None, async_op, timeout)
 
     # -- from arguments to the two calls --
 
-    cdef object run_uneven(self, int kind, object x, object root, object out, object like, object timeout):
-        cdef Call c
+    cdef object run_uneven(self, int kind, object x, object root, object out, object like, object async_op,
+                           object timeout):
+        cdef Call c, counts
         cdef _Parts parts
         memset(&c, 0, sizeof(c))
         c.named = kind
@@ -111,154 +142,191 @@ cdef class Uneven(Collectives):
         except Exception:
             self.engine.refuse(kind)
             raise
-        self.exchange_counts(&c, parts)
+        self.describe_counts(&counts, &c, parts)
+        if async_op:
+            return self.issue_uneven(&counts, &c, parts, out)
+        self.drive(&counts)
+        self.check_counts(&c, parts)
         try:
             result = self.describe_taken(&c, parts, out)
         except Exception:
             self.engine.refuse(kind)
             raise
+        if c.nbytes <= TOLD_NBYTES:
+            take_what_was_told(&c, parts, self.engine.g.rank)
+        else:
+            if not self.staging_ready:
+                self.allocate_staging()
+            self.drive(&c)
+        return result
+
+    # The second call is described when the first one is finished.
+    cdef object issue_uneven(self, Call *counts, Call *c, _Parts parts, object out):
+        cdef Work first = self.new_work()
+        cdef _UnevenWork second = _UnevenWork()
         if not self.staging_ready:
             self.allocate_staging()
-        self.drive(&c)
-        return result
+        first.task.call = counts[0]
+        first.kept = parts
+        second.communicator = second.comm = self
+        second.engine = self.engine
+        second.task.call = c[0]
+        sr_flag_set(&second.task.description, TO_BE_DESCRIBED)
+        second.kept = second.parts = parts
+        second.out = out
+        self.engine.issue(first)
+        self.engine.issue(second)
+        return second
 
     # Everything that can be said before the others' counts are known.
     cdef int describe_given(self, Call *c, _Parts parts, object x, object out, object like) except -1:
-        cdef int rank = self.engine.g.rank, size = parts.size
+        cdef int taker = 0, size = parts.size
         if not is_split(c):
-            self.give(c, parts, x, "x", 0, size)
-        elif c.kind == ALL_TO_ALL or rank == c.root:
-            for taker, array in enumerate(shapes.list_for(x, size, "xs")):
-                self.give(c, parts, array, f"xs[{taker}]", taker, taker + 1)
+            self.give(c, parts, x, "x", -1, 0, size)
+        elif c.kind == ALL_TO_ALL or self.engine.g.rank == c.root:
+            for array in shapes.list_for(x, size, "xs"):
+                self.give(c, parts, array, "xs", taker, taker, taker + 1)
+                taker += 1
         elif out is None and like is None:
             raise TypeError("a rank that is not the root scatters None with out= or like=, "
                             "an array of the dtype and shape[1:] that it gets")
         else:
-            self.take_after(c, parts, out if like is None else like, "out" if like is None else "like")
+            what = "out" if like is None else "like"
+            parts.like = as_array(out if like is None else like, what, -1)
+            self.take_after(c, parts, parts.hold(parts.room(0), False, what, -1))
         if out is not None:
             self.describe_out(c, parts, out)
-        self.offer_shared(c, parts)
+        self.tell(c, parts, out is not None)
         c.given, c.taken = parts.given, parts.taken
-        c.fingerprint = fingerprint_of(c) ^ <uint64_t> parts.signature << 32
+        c.fingerprint = fingerprint_of(c) ^ <uint64_t> signature_of(parts.like, c.dtype) << 32
         return 0
 
     # x is what the ranks from `first` to before `last` get.
-    cdef int give(self, Call *c, _Parts parts, object x, str what, int first, int last) except -1:
-        cdef Operand *operand = parts.hold(x, False, what)
+    cdef int give(self, Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1:
+        cdef Operand *operand = parts.hold(x, False, what, index)
+        cdef cnp.ndarray array = as_array(x, what, index)
         cdef int taker
-        if parts.model is None:
-            self.take_after(c, parts, x, what)
-        shape = shapes.shape_of(x)
-        if operand.dtype != c.dtype or (operand.dtype == MOVED and shapes.dtype_of(x) != parts.model.dtype):
-            raise ValueError(f"{what} has another dtype than xs[0], which is {shown(c)}; all must have one")
-        if not shape or shape[1:] != parts.trailing:
-            raise ValueError(f"{what} has shape {shape}; only the first dimension may differ, "
-                             f"the others are {parts.trailing} in xs[0]")
-        parts.own[first].nrows = shape[0]
+        if parts.like is None:
+            parts.like = array
+            self.take_after(c, parts, operand)
+        elif operand.dtype != c.dtype or (operand.dtype == MOVED and array.dtype != parts.like.dtype):
+            raise ValueError(f"{name_in(what, index)} has another dtype than {what}[0], which is {shown(c)}; all "
+                             "must have one")
+        elif not have_like_rows(array, parts.like):
+            raise ValueError(f"{name_in(what, index)} has shape {np.shape(array)}, {what}[0] has "
+                             f"{np.shape(parts.like)}; only the first dimension may differ")
+        parts.own[first].nrows = cnp.PyArray_DIM(array, 0)
         for taker in range(first, last):
             parts.given[taker].data = operand.data
             parts.given[taker].nbytes = operand.count * operand.itemsize
         return 0
 
-    # The dtype and shape[1:] that all arrays of the call have in common are those of this one.
-    cdef int take_after(self, Call *c, _Parts parts, object x, str what) except -1:
-        cdef Operand *operand
-        parts.model = shapes.without_rows(x, what)
-        parts.trailing = parts.model.shape[1:]
-        operand = parts.hold(parts.model, False, what)
+    # The dtype and shape[1:] that all arrays of the call have in common: the operand's and of parts.like.
+    cdef int take_after(self, Call *c, _Parts parts, Operand *operand) except -1:
+        cdef int axis
         c.dtype, c.itemsize = operand.dtype, operand.itemsize
-        parts.row_nbytes = shapes.row_nbytes(parts.model)
-        parts.signature = shapes.signature(parts.trailing, parts.model.dtype if c.dtype == MOVED else None)
+        parts.row_nbytes = cnp.PyArray_ITEMSIZE(parts.like)
+        for axis in range(1, cnp.PyArray_NDIM(parts.like)):
+            parts.row_nbytes *= cnp.PyArray_DIM(parts.like, axis)
         c.count = parts.row_nbytes // c.itemsize
         return 0
 
     cdef int describe_out(self, Call *c, _Parts parts, object out) except -1:
         cdef Operand *operand
-        cdef int giver
-        arrays = {c.root: out} if c.kind == SCATTER else dict(enumerate(shapes.list_for(out, parts.size, "out")))
-        for giver, array in arrays.items():
-            what = "out" if c.kind == SCATTER else f"out[{giver}]"
-            operand = parts.hold(array, True, what)
+        cdef int giver = c.root if c.kind == SCATTER else 0
+        for array in (out,) if c.kind == SCATTER else shapes.list_for(out, parts.size, "out"):
+            index = -1 if c.kind == SCATTER else giver
+            operand = parts.hold(array, True, "out", index)
             if operand.dtype != c.dtype:
-                raise ValueError(f"{what} has another dtype than what it is for, which is {shown(c)}")
+                raise ValueError(f"{name_in('out', index)} has another dtype than what it is for, {shown(c)}")
             parts.taken[giver].data = operand.data
             parts.taken[giver].nbytes = operand.count * operand.itemsize
+            giver += 1
         return 0
 
-    # Where the pieces lie, for the others to read.
-    cdef int offer_shared(self, Call *c, _Parts parts) except -1:
+    # What the pieces are or, if that is too much, where they lie.
+    cdef int tell(self, Call *c, _Parts parts, bint has_out) except -1:
         cdef Group *g = &self.engine.g
-        cdef bint in_place = is_in_place(c, parts, g.rank)
+        cdef bint in_place = has_out and is_in_place(c, parts, g.rank)
+        cdef Told *told
         cdef Piece *piece
         cdef int i
         for i in range(parts.npieces):
-            parts.own[i].zero_copy_nbytes = <uint32_t> min(g.zero_copy_nbytes, <size_t> 0xffffffff)
+            told = &parts.own[i]
             piece = &parts.given[i]
-            if g.nblocks > 0 and not in_place and piece.nbytes > 0:
-                self.engine.find_block(piece.data, piece.nbytes, &parts.own[i].block, &parts.own[i].offset)
+            told.zero_copy_nbytes = <uint32_t> min(g.zero_copy_nbytes, <size_t> 0xffffffff)
+            if piece.nbytes == 0:
+                continue
+            if piece.nbytes <= TOLD_NBYTES:
+                memcpy(told.what.data, piece.data, piece.nbytes)
+            elif g.nblocks > 0 and not in_place:
+                self.engine.find_block(piece.data, piece.nbytes, &told.block, &told.what.offset)
         return 0
 
     # The first call: everyone's counts.
-    cdef int exchange_counts(self, Call *c, _Parts parts) except -1:
-        cdef Call counts = c[0]
+    cdef int describe_counts(self, Call *counts, Call *c, _Parts parts) except -1:
+        counts[0] = c[0]
         counts.kind = ALL_GATHER
         counts.given = counts.taken = NULL
         counts.nbytes = counts.x_nbytes = parts.npieces * sizeof(Told)
         counts.out_nbytes = counts.nbytes * parts.size
         counts.x = <unsigned char *> parts.own
         counts.out = <unsigned char *> parts.told
-        choose_pipeline(&self.engine.g, &counts)
-        self.drive(&counts)
-        c.awaited.rank = self.read_counts(c, parts)
-        if c.awaited.rank >= 0:
+        choose_pipeline(&self.engine.g, counts)
+        return 0
+
+    cdef int check_counts(self, Call *c, _Parts parts) except -1:
+        if not self.read_counts(c, parts) or not self.find_shared(c, parts):
             c.seq = self.engine.g.seq
             self.engine.surface(c, MISMATCHED)
         return 0
 
-    # Checks what was told, for it may be damaged, and finds the largest piece: the same on every rank. Returns a rank
-    # that told nonsense, or -2.
-    cdef int read_counts(self, Call *c, _Parts parts) except -1:
+    # The largest piece that travels: the same on every rank. False: a rank, in c.awaited.rank, has told nonsense.
+    cdef bint read_counts(self, Call *c, _Parts parts) noexcept:
         cdef Told *told
         cdef int giver, taker
-        cdef size_t nbytes, most = MOST_NBYTES // max(parts.row_nbytes, <size_t> 1)
+        cdef size_t most = MOST_NBYTES // max(parts.row_nbytes, <size_t> 1)
         c.nbytes = 0
         for giver in range(parts.size):
+            c.awaited.rank = giver
             for taker in range(parts.size):
                 told = parts.told_of(giver, taker)
                 if told.nrows > most:
-                    c.awaited.rank = giver
-                    return giver
-                nbytes = told.nrows * parts.row_nbytes
-                if is_given(c, giver, taker) and (giver != taker or parts.size == 1) and nbytes > c.nbytes:
-                    c.nbytes = nbytes
-        return self.find_shared(c, parts)
+                    return False
+                if is_given(c, giver, taker) and giver != taker:
+                    c.nbytes = max(c.nbytes, told.nrows * parts.row_nbytes)
+        return True
 
-    # Zero-copy if all that moves lies in shared arrays, and is worth its second synchronisation.
-    cdef int find_shared(self, Call *c, _Parts parts) except -1:
+    # Zero-copy if all that moves lies in shared arrays, or was told, and is worth its second synchronisation. False:
+    # as above.
+    cdef bint find_shared(self, Call *c, _Parts parts) noexcept:
         cdef Told *told
-        cdef Piece *piece
+        cdef size_t nbytes
         cdef int giver, taker, rank = self.engine.g.rank
-        c.x_block = c.nbytes > 0
+        c.x_block = 1
         for giver in range(parts.size):
             for taker in range(parts.size):
                 told = parts.told_of(giver, taker)
-                if is_given(c, giver, taker) and giver != taker and told.nrows * parts.row_nbytes > 0:
+                nbytes = told.nrows * parts.row_nbytes
+                if is_given(c, giver, taker) and giver != taker and nbytes > TOLD_NBYTES:
                     c.x_block = c.x_block and told.block != 0 and c.nbytes >= told.zero_copy_nbytes
-        if c.x_block:
-            for giver in range(parts.size):
-                told = parts.told_of(giver, rank)
-                if giver != rank and is_given(c, giver, rank) and told.nrows * parts.row_nbytes > 0:
-                    piece = &parts.taken[giver]
-                    piece.there = shared_address(&self.engine.g, told.block, giver, told.offset,
-                                                 told.nrows * parts.row_nbytes)
-                    if piece.there == NULL:
-                        return giver
-        return -2
+        for giver in range(parts.size if c.x_block else 0):
+            told = parts.told_of(giver, rank)
+            nbytes = told.nrows * parts.row_nbytes
+            if nbytes <= TOLD_NBYTES:
+                parts.taken[giver].there = told.what.data
+            elif is_given(c, giver, rank) and giver != rank:
+                c.awaited.rank = giver
+                parts.taken[giver].there = shared_address(&self.engine.g, told.block, giver, told.what.offset, nbytes)
+                if parts.taken[giver].there == NULL:
+                    return False
+        return True
 
-    # The second call: arrays that fit the counts.
+    # Arrays that fit the counts, for the second call.
     cdef object describe_taken(self, Call *c, _Parts parts, object out):
         cdef Group *g = &self.engine.g
         cdef Piece *piece
+        cdef uint64_t nrows
         cdef size_t nbytes
         cdef int giver
         result = []
@@ -268,23 +336,88 @@ cdef class Uneven(Collectives):
             piece = &parts.taken[giver]
             nrows = parts.told_of(giver, g.rank).nrows
             nbytes = nrows * parts.row_nbytes
-            if out is not None and piece.nbytes != nbytes:
-                what = f"out[{giver}]" if is_joined(c) else "out"
-                raise ValueError(f"{what} has {piece.nbytes // c.itemsize} elements, but {nbytes // c.itemsize} "
-                                 f"come from rank {giver}: shape {(nrows, *parts.trailing)}")
             if out is None:
-                array = shapes.with_rows(parts.model, nrows)
-                piece.data = parts.hold(array, True, "out").data
+                array = parts.room(nrows)
+                piece.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> array)
                 piece.nbytes = nbytes
                 result.append(array)
+            elif piece.nbytes != nbytes:
+                what = f"out[{giver}]" if is_joined(c) else "out"
+                raise ValueError(f"{what} has {piece.nbytes // c.itemsize} elements, but {nbytes // c.itemsize} "
+                                 f"come from rank {giver}: shape {(nrows, *np.shape(parts.like)[1:])}")
             c.out_nbytes += nbytes
-        c.x, c.out = parts.given[g.rank].data, parts.taken[g.rank].data   # of a single rank
         choose_pipeline(g, c)
         if not has_result(c, g.rank):
             return None
         if out is not None:
             return out
         return result if is_joined(c) else result[0]
+
+
+# Where no piece that travels is longer than what was told of it.
+cdef void take_what_was_told(Call *c, _Parts parts, int rank) noexcept:
+    cdef int giver
+    for giver in range(parts.size):
+        if giver != rank and is_given(c, giver, rank):
+            memcpy(parts.taken[giver].data, parts.told_of(giver, rank).what.data, parts.taken[giver].nbytes)
+    if parts.taken[rank].nbytes > 0:
+        memmove(parts.taken[rank].data, parts.given[rank].data, parts.taken[rank].nbytes)
+
+
+cdef class _UnevenWork(Work):
+    """The second call in the background."""
+
+    cdef int describe(self) except -1:
+        cdef Call *c = &self.task.call
+        cdef int kind = c.named
+        try:
+            self.comm.check_counts(c, self.parts)
+            self.answer = self.comm.describe_taken(c, self.parts, self.out)
+        except Exception as error:
+            self.refusal = error
+            memset(c, 0, sizeof(Call))
+            self.engine.describe_refusal(c, kind)
+            return 0
+        if c.nbytes <= TOLD_NBYTES:
+            take_what_was_told(c, self.parts, self.engine.g.rank)
+            c.enter, c.step = enter_nothing, step_nothing
+        return 0
+
+
+# ---- arrays --------------------------------------------------------------------------------------------------
+
+cdef str name_in(str what, int index):
+    return what if index < 0 else f"{what}[{index}]"
+
+
+# For its shape and dtype: x itself, or the same memory as NumPy sees it.
+cdef cnp.ndarray as_array(object x, str what, int index):
+    cdef cnp.ndarray array = x if cnp.PyArray_CheckExact(x) else np.asarray(x)
+    if cnp.PyArray_NDIM(array) == 0:
+        what = name_in(what, index)
+        raise ValueError(f"{what} is 0-d; its first dimension is what may differ, pass {what}.reshape(1)")
+    return array
+
+
+cdef bint have_like_rows(cnp.ndarray a, cnp.ndarray b) noexcept:
+    cdef int axis
+    if cnp.PyArray_NDIM(a) != cnp.PyArray_NDIM(b):
+        return False
+    for axis in range(1, cnp.PyArray_NDIM(a)):
+        if cnp.PyArray_DIM(a, axis) != cnp.PyArray_DIM(b, axis):
+            return False
+    return True
+
+
+# 32 bits that differ where shape[1:] does, and dtypes that have no number.
+cdef uint32_t signature_of(cnp.ndarray array, int dtype) except? 0:
+    cdef uint64_t word = mixed(cnp.PyArray_NDIM(array))
+    cdef int axis
+    for axis in range(1, cnp.PyArray_NDIM(array)):
+        word = mixed(word ^ <uint64_t> cnp.PyArray_DIM(array, axis))
+    if dtype == MOVED:
+        word ^= <uint64_t> shapes.signature(array.dtype) << 32
+    return <uint32_t> (word >> 32)
 
 
 # ---- what kinds have in common -------------------------------------------------------------------------------

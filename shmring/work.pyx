@@ -1,5 +1,5 @@
 # Work: a collective that runs in the background, as its caller sees it.
-# May know: _engine, _group, _operands, _progress, awaiting.
+# May know: _engine, _group, _operands, _progress, awaiting, errors.
 
 import os
 
@@ -10,6 +10,7 @@ from ._operands cimport release
 from ._progress cimport is_finished
 
 from . import awaiting
+from .errors import Error
 
 
 cdef class Work(Issued):
@@ -29,8 +30,16 @@ cdef class Work(Issued):
 
         After timeout seconds without: TimeoutError, which harms nothing. Ctrl-C harms nothing either.
         """
-        if not self.engine.wait_for(&self.task, until_ns_of(timeout)):
-            raise TimeoutError(f"the call is not finished after {timeout:g} s; it goes on")
+        try:
+            finished = self.engine.wait_for(&self.task, until_ns_of(timeout))
+        except Error:
+            if self.refusal is None:
+                raise
+        else:
+            if not finished:
+                raise TimeoutError(f"the call is not finished after {timeout:g} s; it goes on")
+        if self.refusal is not None:
+            raise self.refusal
 
     def done(self):
         """Whether the call has come to its end, a good one or not."""

@@ -221,6 +221,58 @@ static inline void sr_abort_set(struct sr_header *header, uint64_t word)
     atomic_compare_exchange_strong_explicit(&header->abort, &none, word, memory_order_seq_cst, memory_order_acquire);
 }
 
+/* ---- locks: after U. Drepper, "Futexes are tricky", 2011, mutex 3; the word names its owner, so that who waits can
+   look whether it lives ---- */
+
+/* L1, pairs with U1. */
+static inline bool sr_lock_try(struct sr_lock *lock, int rank)
+{
+    uint32_t word = 0;
+    return atomic_compare_exchange_strong_explicit(&lock->word, &word, (uint32_t)rank + 1, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+/* The rank that has it at this moment, -1: nobody. */
+static inline int sr_lock_owner(const struct sr_lock *lock)
+{
+    uint32_t word = atomic_load_explicit(&((struct sr_lock *)lock)->word, memory_order_relaxed);
+    return (int)(word & ~SR_LOCK_AWAITED) - 1;
+}
+
+static inline bool sr_lock_spin(struct sr_lock *lock, int rank, int pauses)
+{
+    for (int i = 0; i < pauses; i++) {
+        if (sr_lock_owner(lock) < 0 && sr_lock_try(lock, rank))
+            return true;
+        sr_pause();
+    }
+    return false;
+}
+
+/* L2, pairs with U1. Takes the lock if it is free, as one that others may be waiting for; else sleeps until it is let
+   go, at most `limit_ns`, and returns false. */
+static inline bool sr_lock_sleep(struct sr_lock *lock, int rank, uint64_t limit_ns)
+{
+    struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
+    uint32_t word = atomic_load_explicit(&lock->word, memory_order_relaxed);
+    uint32_t next;
+    do
+        next = (word == 0 ? (uint32_t)rank + 1 : word) | SR_LOCK_AWAITED;
+    while (next != word && !atomic_compare_exchange_weak_explicit(&lock->word, &word, next, memory_order_acquire,
+                                                                  memory_order_relaxed));
+    if (word == 0)
+        return true;
+    syscall(SYS_futex, &lock->word, FUTEX_WAIT, next, &limit, NULL, 0);
+    return false;
+}
+
+/* U1, pairs with L1, L2: what the owner wrote is seen by the next one. */
+static inline void sr_lock_leave(struct sr_lock *lock)
+{
+    if (atomic_exchange_explicit(&lock->word, 0, memory_order_release) & SR_LOCK_AWAITED)
+        syscall(SYS_futex, &lock->word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
 /* ---- life ------------------------------------------------------------------------------------------------- */
 
 /* Looks only: a plain load of the word that the kernel marks when the parked thread of its owner is gone. */

@@ -191,6 +191,21 @@ struct sr_header {
     sr_flag abort __attribute__((aligned(128)));
 };
 
+/* A lock of an array that all ranks see (Comm.shared). Such an array has memory of its own:
+
+     0                  +----------------------------------------------+
+                        | the array                                    |  as its users agree
+     SR_LINE-aligned    +----------------------------------------------+
+                        | sr_lock 0, sr_lock 1 ...                     |
+                        +----------------------------------------------+                                  */
+struct sr_lock {
+    _Atomic uint32_t word; /* 0: free; else the owner's rank + 1, and SR_LOCK_AWAITED if somebody sleeps. W who takes
+                              it, who sleeps, the owner; R all; the futex word */
+} __attribute__((aligned(128)));
+
+#define SR_LOCK_AWAITED 0x80000000u
+
+_Static_assert(sizeof(struct sr_lock) == SR_LINE, "a lock owns its pair of cache lines");
 _Static_assert(sizeof(struct sr_call_line) == SR_LINE, "a call line owns its pair of cache lines");
 _Static_assert(offsetof(struct sr_call_line, payload) + SR_PAYLOAD_NBYTES == 64, "a call line is one cache line");
 _Static_assert(sizeof(struct sr_descriptor) <= SR_PAYLOAD_NBYTES, "a descriptor travels in a call line");

@@ -3,7 +3,7 @@
 A program is made from its seed alone, so every rank makes the same one: calls of every kind on every dtype,
 on the world and on groups of groups of it, of private and of shared arrays, in the foreground, in the
 background and by plans; bursts of background calls that each rank makes in an order of its own.
-May know: cases, test_collectives' definitions, the public API.
+May know: cases, the definitions of test_collectives, test_fusion and test_uneven, the public API.
 """
 
 import random
@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from cases import DTYPES, Placed, all_reduced, assert_same, rng_of
 from test_collectives import FOLDING, IN_PLACE, MOVING, inputs, out_shape, outcomes
+from test_fusion import fused_and_separate
+from test_uneven import FACTORS, assert_uneven, call_once
 
 from shmring import _engine
 
@@ -27,6 +29,20 @@ class Call(NamedTuple):
     group: int
     row: dict
     way: str
+
+
+class Uneven(NamedTuple):
+    """A call whose pieces differ in length: what `row` says, as in test_uneven."""
+
+    group: int
+    row: dict
+
+
+class Many(NamedTuple):
+    """Arrays reduced together and one by one, as in test_fusion."""
+
+    group: int
+    arguments: tuple
 
 
 class Form(NamedTuple):
@@ -59,7 +75,8 @@ def program_of(seed, size, length=14):
     groups = {0: tuple(range(size))}  # world ranks of each, by number; closed ones are gone
     last, steps = 0, []
     for _ in range(length):
-        kind = chance.choices(("call", "form", "burst", "wait", "close"), (8, 2, 3, 2, 1))[0]
+        kinds = ("call", "uneven", "many", "form", "burst", "wait", "close")
+        kind = chance.choices(kinds, (8, 2, 1, 2, 3, 2, 1))[0]
         number = chance.choice(sorted(groups))
         if kind == "form" and len(groups) < MOST_GROUPS:
             step = _form(chance, number, len(groups[number]))
@@ -70,6 +87,12 @@ def program_of(seed, size, length=14):
         elif kind == "burst":
             calls = (_call(chance, groups, chance.choice(sorted(groups))) for _ in range(6))
             steps.append(Burst(tuple(calls)))
+        elif kind == "uneven":
+            names = ("kind", "dtype", "most", "trailing", "memory", "out", "root")
+            row = {name: chance.choice(FACTORS[name]) for name in names}
+            steps.append(Uneven(number, row | {"seed": chance.random()}))
+        elif kind == "many":
+            steps.append(_many(chance, number))
         elif kind == "wait":
             steps.append(Wait(chance.choice((0.3, 1.0))))
         elif kind == "close" and number != 0:
@@ -121,6 +144,14 @@ def _call(chance, groups, number):
     return Call(number, row, chance.choice(WAYS))
 
 
+def _many(chance, number):
+    op = chance.choice(("sum", "max"))
+    dtypes = [dtype for dtype in sorted(DTYPES) if _engine.supported(dtype, op)]
+    specs = [(chance.choice(dtypes), chance.choice((0, 1, 90, 4000))) for _ in range(chance.randrange(9))]
+    place = chance.choice(("private", "shared", "out"))
+    return Many(number, (specs, op, chance.choice((None, 0, 1000)), place))
+
+
 # ---- running one ------------------------------------------------------------------------------------------
 
 
@@ -149,6 +180,8 @@ class _Rank:
                 self._call(step)
             elif isinstance(step, Burst):
                 self._burst(step.calls)
+            elif isinstance(step, (Uneven, Many)):
+                self._check_at_once(step)
             elif isinstance(step, Form):
                 self._form(step)
             elif isinstance(step, Wait):
@@ -186,6 +219,15 @@ class _Rank:
             self._pending.append((group, result, prepared))
         else:
             prepared.check(result)
+
+    def _check_at_once(self, step):
+        group, _ = self._groups[step.group]
+        if group is None:
+            return
+        if isinstance(step, Uneven):
+            assert_uneven(call_once(group, step.row), step.row, group.rank, group.size)
+        else:
+            fused_and_separate(group, *step.arguments)
 
     def _burst(self, calls):
         """Everything collective comes first; then each rank mixes the groups' calls as it likes."""

@@ -47,6 +47,11 @@ def test_split_by_parity(world_of, size):
         assert found == (rank // 2, len(mine), sum(mine), sum(range(size)))
 
 
+def test_ranks_may_be_threads():
+    with Ranks(4, threads=True) as ranks:
+        assert ranks.meet()(parity) == [(0, 2, 2, 6), (0, 2, 4, 6), (1, 2, 2, 6), (1, 2, 4, 6)]
+
+
 def by_keys(comm, wishes):
     group = comm.split(*wishes[comm.rank])
     return group and (
@@ -384,14 +389,17 @@ def test_a_rank_that_ends_in_the_middle_of_a_split(victim, delay_s):
         assert time.monotonic() - begin < 15
 
 
+STEPS = {
+    "before its lines": (groups, "_introduce"),
+    "before its memory": (groups, "begin"),
+    "before it has arrived": (beginning, "_new_engine"),
+}
+
+
 def exit_where(comm, victim, where):
     """The victim ends when it comes to a certain step of a split."""
     if comm.rank == victim:
-        owner, name = {
-            "before its lines": (groups, "_introduce"),
-            "before its memory": (groups, "begin"),
-            "before it has arrived": (beginning, "_new_engine"),
-        }[where]
+        owner, name = STEPS[where]
         setattr(owner, name, lambda *_, **__: os._exit(1))
     try:
         comm.split(comm.rank % 2)
@@ -404,7 +412,7 @@ def exit_where(comm, victim, where):
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize("where", ["before its lines", "before its memory", "before it has arrived"])
+@pytest.mark.parametrize("where", STEPS)
 def test_a_rank_that_ends_at_each_step_of_a_split(victim, where):
     with Ranks(4) as ranks:
         outcomes = ranks.meet().outcomes(exit_where, victim, where)
@@ -418,6 +426,31 @@ def test_a_rank_that_ends_at_each_step_of_a_split(victim, where):
                 assert f"{[victim % 2, victim % 2 + 2]} of its parent" in notes[0]
             else:
                 assert outcomes[rank] is None
+
+
+def dawdle_where(comm, victim, where):
+    """The victim stays away for a while at a certain step of a split; all ranks that need it say so."""
+    if comm.rank == victim:
+        owner, name = STEPS[where]
+        real = getattr(owner, name)
+        setattr(owner, name, lambda *a, **k: (time.sleep(1.5), setattr(owner, name, real), real(*a, **k))[-1])
+    comm.split(comm.rank % 2, timeout=0.4).close()
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("where", STEPS)
+def test_a_rank_that_is_late_at_each_step_of_a_split(world_of, victim, where):
+    outcomes = world_of(4).outcomes(dawdle_where, victim, where)
+    assert isinstance(outcomes[victim], shmring.Error)
+    for rank in set(range(4)) - {victim}:
+        if where == "before its lines":
+            assert isinstance(outcomes[rank], shmring.Timeout)
+            assert outcomes[rank].rank == victim
+        elif rank % 2 == victim % 2:
+            assert isinstance(outcomes[rank], shmring.Timeout)
+            assert outcomes[rank].rank == victim // 2
+        else:
+            assert outcomes[rank] is None
 
 
 def no_memory(comm):

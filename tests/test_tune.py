@@ -2,6 +2,7 @@
 of times. Never a test of speed."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -95,16 +96,27 @@ def test_what_is_no_table_at_all_is_not_used(cache, text):
         assert tuning.tables(Settings(), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
 
 
-def test_a_folder_in_its_place_is_not_used(cache):
+def test_what_is_no_file_is_not_used_nor_waited_for(cache):
     cache.mkdir(parents=True)
-    with pytest.warns(RuntimeWarning, match="cannot be read"):
+    with pytest.warns(RuntimeWarning, match="no regular file"):
+        tuning.tables(Settings(), 2)
+    cache.rmdir()
+    os.mkfifo(cache)
+    with pytest.warns(RuntimeWarning, match="no regular file"):
         tuning.tables(Settings(), 2)
 
 
 def test_no_table_is_no_matter_unless_it_was_named(cache):
     assert tuning.tables(Settings(), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
-    with pytest.raises(ValueError, match="not there"):
+    with pytest.raises(ValueError, match="No such file"):
         tuning.tables(Settings(tuning=str(cache)), 2)
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/nonexistent", "relative", ""])
+def test_a_user_without_a_home_has_no_table(monkeypatch, home):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", home)
+    assert tuning.tables(Settings(), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
 
 
 def test_a_table_is_by_ranks_and_distance(cache):

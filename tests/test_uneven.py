@@ -95,6 +95,16 @@ def call_once(comm, row):
     return [(array.tobytes(), array.shape, array.dtype.str) for array in found]
 
 
+def assert_uneven(found, row, rank, size):
+    """What call_once found on a rank is what the definition says."""
+    sources = givers(row, rank, size)
+    assert (found is None) == (sources is None), (rank, row)
+    for giver, (content, shape, dtype) in zip(sources or (), found or (), strict=True):
+        want = piece(row, giver, rank)
+        assert content == want.tobytes(), (giver, rank, row)
+        assert (shape, dtype) == (want.shape, want.dtype.str), (giver, rank, row)
+
+
 @pytest.mark.limit(400)
 @pytest.mark.parametrize("size", RANKS)
 def test_every_uneven_collective_is_what_its_definition_says(world_of, size):
@@ -102,12 +112,7 @@ def test_every_uneven_collective_is_what_its_definition_says(world_of, size):
         if row["ranks"] != size:
             continue
         for rank, found in enumerate(world_of(size, **environment(row))(call_once, row)):
-            sources = givers(row, rank, size)
-            assert (found is None) == (sources is None), (rank, row)
-            for giver, (content, shape, dtype) in zip(sources or (), found or (), strict=True):
-                want = piece(row, giver, rank)
-                assert content == want.tobytes(), (giver, rank, row)
-                assert (shape, dtype) == (want.shape, want.dtype.str), (giver, rank, row)
+            assert_uneven(found, row, rank, size)
 
 
 # ---- in place, and what goes which way --------------------------------------------------------------------
@@ -261,7 +266,7 @@ def test_what_is_wrong_is_refused_with_a_reason(world_of):
         assert "1 arrays for 2 ranks" in said["too few"]
         assert "TypeError: xs is a int" in said["no list"]
         assert "xs[1] has another dtype" in said["dtypes"]
-        assert "xs[1] has shape (3, 2)" in said["rows"]
+        assert "xs[1] has shape (3, 2), xs[0] has (6,)" in said["rows"]
         assert "like=" in said["no shape"]
         assert "out[0] has another dtype" in said["out of another dtype"]
         assert "out[0] has 5 elements, but 6 come from rank 0" in said["out too small"]

@@ -168,7 +168,10 @@ def _ask(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.dry_run and options.output == measured.default_path() and not options.output.is_absolute():
+        parser.error("there is no home folder for the table; give --output")
     questions = [question for question in QUESTIONS if not options.only or question.name in options.only]
     tables = {} if options.dry_run else _kept_so_far(options.output)
     bar = _Bar(len(options.ranks) * len(questions))
@@ -240,7 +243,7 @@ def _kept_so_far(path: Path) -> dict[int, measured.Table]:
     """The tables of other numbers of ranks, and other numbers of these; none if the file is unusable."""
     try:
         return measured.load(path, tuning.LIMITS)
-    except (FileNotFoundError, measured.Unusable):
+    except measured.Unusable:
         return {}
 
 

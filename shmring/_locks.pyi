@@ -1,0 +1,31 @@
+"""Locks in shared memory, taken by ranks."""
+
+from types import TracebackType
+from typing import Self, SupportsIndex
+
+from ._engine import Engine
+
+LOCK_NBYTES: int
+
+class Locks:
+    """`count` locks at an address, which `memory` keeps mapped; they begin as zeros."""
+
+    def __init__(self, engine: Engine, memory: object, address: int, count: int) -> None: ...
+    @property
+    def count(self) -> int:
+        """How many there are."""
+
+    def lock(self, number: SupportsIndex, timeout: float | None = None) -> Lock:
+        """Lock `number` as a context manager; whoever waits longer than timeout seconds raises Timeout."""
+
+class Lock:
+    """One lock of a shared array: `with` takes it and lets it go; a forked child does not have it."""
+
+    def __init__(self, locks: Locks, index: int, timeout_s: float) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...

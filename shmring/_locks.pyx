@@ -1,0 +1,178 @@
+# Locks in shared memory, taken by ranks: the death of an owner is noticed by those who wait. Uncontended they are one
+# atomic exchange. May know: flag.h, _engine, _group, errors, failures, liveness.
+
+import operator
+import os
+
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
+from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+
+from ._engine cimport Engine
+from ._group cimport *
+
+from . import failures, liveness
+from .errors import Closed, RankFailed, Timeout
+
+cdef extern from "flag.h" nogil:
+    struct sr_lock:
+        pass
+    bint sr_lock_try(sr_lock *, int rank)
+    int sr_lock_owner(const sr_lock *)
+    bint sr_lock_spin(sr_lock *, int rank, int pauses)
+    bint sr_lock_sleep(sr_lock *, int rank, uint64_t limit_ns)
+    void sr_lock_leave(sr_lock *)
+
+LOCK_NBYTES = sizeof(sr_lock)
+
+cdef enum:
+    SIGNAL_INTERVAL_NS = 5000000
+
+cdef int forks = 0   # between this process and the one that first imported this
+
+
+def _count_fork():
+    global forks
+    forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+# ---- waiting ---------------------------------------------------------------------------------------------------
+
+# DONE: it is ours. DEAD and LEFT: *owner has it for ever.
+cdef int await_lock(Group *g, sr_lock *lock, uint64_t deadline_ns, int *owner) noexcept nogil:
+    cdef uint64_t now = sr_now_ns()
+    cdef uint64_t signal_ns = now + SIGNAL_INTERVAL_NS
+    cdef int status
+    if sr_lock_spin(lock, g.rank, g.pauses):
+        return DONE
+    while not sr_lock_sleep(lock, g.rank, g.sleep_ns):
+        if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
+            return ABORTED
+        owner[0] = sr_lock_owner(lock)
+        status = fate_of(g, owner[0])
+        if status != PROGRESSED and sr_lock_owner(lock) == owner[0]:   # it may have let go before it ended
+            return status
+        now = sr_now_ns()
+        if now >= deadline_ns:
+            return LATE
+        if now >= signal_ns:
+            return SIGNALLED
+    return DONE
+
+
+cdef int fate_of(Group *g, int rank) noexcept nogil:
+    if rank < 0 or rank >= g.size or rank == g.rank:
+        return PROGRESSED
+    if sr_life_died(&g.lane[rank].life):
+        return DEAD
+    return LEFT if sr_life_state(&g.lane[rank].life) == SR_CLOSED else PROGRESSED
+
+
+# ---- locks -----------------------------------------------------------------------------------------------------
+
+cdef class Locks:
+    """`count` locks at an address, which `memory` keeps mapped; they begin as zeros."""
+
+    cdef Engine engine
+    cdef object memory
+    cdef sr_lock *first
+    cdef unsigned long *holder   # of each, the thread of this rank that has it, once it has said so; 0: none
+    cdef readonly int count
+
+    def __cinit__(self, Engine engine, memory, uintptr_t address, int count):
+        self.engine = engine
+        self.memory = memory
+        self.first = <sr_lock *> address
+        self.count = count
+        self.holder = <unsigned long *> calloc(count + 1, sizeof(unsigned long))
+        if self.holder == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.holder)
+
+    def lock(self, number, timeout=None):
+        """Lock `number` as a context manager; whoever waits longer than timeout seconds raises Timeout."""
+        cdef int index
+        cdef double timeout_s = self.engine.timeout_s if timeout is None else timeout
+        try:
+            index = operator.index(number)
+        except TypeError:
+            raise TypeError(f"the number of a lock is {number!r}; it must be an integer") from None
+        if not 0 <= index < self.count:
+            raise IndexError(f"there is no lock {index}; this array has {self.count}, as given by locks=")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout is {timeout!r}; it must be more than 0 seconds")
+        return Lock(self, index, timeout_s)
+
+    cdef int take(self, int index, double timeout_s) except -1:
+        if self.engine.closed_because is not None:
+            raise Closed(self.engine.closed_because, rank=self.engine.g.rank)
+        if not sr_lock_try(&self.first[index], self.engine.g.rank):
+            self.wait(index, timeout_s)
+        self.holder[index] = PyThread_get_thread_ident()
+        return 0
+
+    cdef int wait(self, int index, double timeout_s) except -1:
+        cdef Group *g = &self.engine.g
+        cdef sr_lock *lock = &self.first[index]
+        cdef uint64_t deadline_ns = sr_now_ns() + <uint64_t> (min(timeout_s, 1e9) * 1e9)
+        cdef int owner = sr_lock_owner(lock)
+        cdef int status = BLOCKED
+        if owner == g.rank and self.holder[index] == <unsigned long> PyThread_get_thread_ident():
+            raise RuntimeError(f"this thread has taken lock {index} already, and would wait for itself")
+        while status != DONE:
+            with nogil:
+                status = await_lock(g, lock, deadline_ns, &owner)
+            if status == SIGNALLED:
+                PyErr_CheckSignals()
+            elif status == ABORTED:
+                failures.raise_aborted(self.engine)
+            elif status == LATE:
+                raise Timeout(f"rank {owner} has not let go of lock {index} of a shared array within {timeout_s:g} s",
+                              rank=owner)
+            elif status != DONE:
+                self.lament(owner, status, index)
+        return 0
+
+    # What a rank that is gone had taken nobody will ever have: everyone is told.
+    cdef int lament(self, int owner, int status, int index) except -1:
+        how = "closed the communicator"
+        if status == DEAD:
+            how = liveness.how_it_ended(*self.engine.life_of(owner))
+        text = f"rank {owner} {how} while it had lock {index} of a shared array"
+        self.engine.report(RankFailed(text, rank=owner))
+        return 0
+
+    cdef int leave(self, int index) except -1:
+        if sr_lock_owner(&self.first[index]) != self.engine.g.rank:
+            raise RuntimeError(f"lock {index} is not this rank's to let go")
+        self.holder[index] = 0   # or the next thread to have it would pass for this one until it has said its name
+        sr_lock_leave(&self.first[index])
+        return 0
+
+
+cdef class Lock:
+    """One lock of a shared array: `with` takes it and lets it go; a forked child does not have it."""
+
+    cdef Locks locks
+    cdef int index, forks
+    cdef double timeout_s
+
+    def __cinit__(self, Locks locks, int index, double timeout_s):
+        self.locks = locks
+        self.index = index
+        self.timeout_s = timeout_s
+
+    def __enter__(self):
+        self.locks.take(self.index, self.timeout_s)
+        self.forks = forks
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if self.forks == forks:
+            self.locks.leave(self.index)
