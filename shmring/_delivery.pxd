@@ -1,8 +1,10 @@
-# May know: _messages.
+# May know: _group, _messages, _progress.
 
 from libc.stdint cimport uint64_t
 
+from ._group cimport sr_nap
 from ._messages cimport Mail, Message
+from ._progress cimport Errand
 
 
 cdef struct Wait:
@@ -14,4 +16,5 @@ cdef struct Wait:
 
 
 cdef int deliver_briefly(Mail *m, Message *message) noexcept nogil
+cdef int run_errand(Errand *e, sr_nap *nap) noexcept nogil
 cdef int deliver_patiently(Mail *m, Message *message, Wait *wait) noexcept nogil

@@ -1,15 +1,18 @@
 # Waiting until a message is complete: pauses, yields, then sleep on the rank's one bell for messages; meanwhile all
-# that is posted is carried on. May know: _group, _messages, _ring. Nothing here touches a Python object.
+# that is posted is carried on. And what the thread in the background does where nobody waits.
+# May know: _group, _messages, _progress, _ring. Nothing here touches a Python object.
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from ._group cimport *
 from ._messages cimport ANY, COMPLETE, Mail, Message, step_mail, tell_all
+from ._progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Errand
 from ._ring cimport sr_bell_sleep, sr_bell_watch, sr_pause
 
 
 cdef enum:
     SIGNAL_INTERVAL_NS = 5000000
+    WATCH_NS = 50000000      # so long the thread goes on to look at a mail in which nothing is pending
 
 
 # DONE, BLOCKED after so many pauses in which nothing moved, or what else a step came to.
@@ -118,3 +121,52 @@ cdef int look_around(Mail *m, Message *message, Wait *wait, uint64_t now) noexce
         wait.signal_ns = now + SIGNAL_INTERVAL_NS
         return SIGNALLED
     return PROGRESSED
+
+
+# ---- in the background -----------------------------------------------------------------------------------------
+
+# The thread's turn with one communicator's mail. It looks every now and then as long as transfers have been pending
+# lately, so that a caller need not rouse it for each; it waits for the bell only where a message is half through.
+cdef int run_errand(Errand *e, sr_nap *nap) noexcept nogil:
+    cdef Mail *m = <Mail *> e
+    cdef uint64_t now = sr_now_ns()
+    cdef int found
+    if not sr_flag_take(&m.stepper, BACKGROUND):   # a caller carries it on
+        if now < m.watched_until_ns:
+            return WAITING
+        sr_flag_swap(&m.resting, 1)
+        if not sr_flag_take(&m.stepper, BACKGROUND):
+            return IDLE
+    if m.npending == 0 and m.completed != NULL:
+        found = REAPABLE
+    elif m.npending == 0 or m.stuck or sr_flag_load(&m.g.header.abort) != SR_NO_ABORT:
+        found = IDLE
+        if now < m.watched_until_ns and m.npending == 0:
+            found = WAITING
+        else:
+            sr_flag_swap(&m.resting, 1)
+    else:
+        m.watched_until_ns = now + WATCH_NS
+        found = step_errand(m, nap)
+    sr_flag_set(&m.stepper, 0)
+    return found
+
+
+cdef int step_errand(Mail *m, sr_nap *nap) noexcept nogil:
+    cdef int status
+    if nap != NULL:
+        tell_all(m)
+        if is_flowing(m):
+            sr_nap_watch(nap, &m.g.me.mail_bell)
+    status = step_mail(m)
+    if status == PROGRESSED:
+        return ACTIVE
+    return WAITING if status == BLOCKED else WANTS_PYTHON
+
+
+cdef bint is_flowing(Mail *m) noexcept nogil:
+    cdef int i
+    for i in range(m.nsources):
+        if m.peer[m.source[i]].receiving:
+            return True
+    return m.nsends > 0

@@ -77,6 +77,7 @@ cdef extern from "flag.h" nogil:
     void sr_bell_ring(sr_bell *)
     ctypedef struct sr_nap "struct sr_nap":
         int n
+    void sr_nap_watch(sr_nap *, sr_bell *own_bell)
     bint sr_nap_enter(sr_nap *, const sr_flag *, uint64_t target, sr_bell *owner_bell)
     void sr_nap_sleep(sr_nap *, uint64_t limit_ns)
     bint sr_flag_take(sr_flag *, uint64_t value)

@@ -1,9 +1,10 @@
-# Point-to-point messages of one communicator on one rank, as structures. May know: _group, _ring.
+# Point-to-point messages of one communicator on one rank, as structures. May know: _group, _progress, _ring.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from ._group cimport Group
+from ._group cimport Group, sr_flag
+from ._progress cimport Errand
 from ._ring cimport sr_incoming, sr_outgoing, sr_ring_end
 
 
@@ -69,7 +70,13 @@ cdef struct Peer:
     Aside *aside             # ... aside; neither: it is passed over
 
 
+# Touched only by who has taken `stepper`, once the thread that runs in the background knows of it.
 cdef struct Mail:
+    Errand errand            # first: the thread knows the mail by it
+    sr_flag stepper
+    sr_flag resting          # the thread does not look any more: who leaves something for it has to rouse it
+    uint64_t watched_until_ns   # the thread's own
+    bint stuck               # there was no memory to put a message aside: that is for who waits to hear
     Group *g
     Peer *peer               # by rank
     size_t ring_nbytes
@@ -83,6 +90,7 @@ cdef struct Mail:
     Aside *first_aside       # in the order in which they came
     Aside *last_aside
     Message *completed       # of those that have an owner
+    int npending             # that have an owner and are not complete
     int needy
 
 

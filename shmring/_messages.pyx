@@ -22,6 +22,7 @@ cdef void complete(Mail *m, Message *message) noexcept nogil:
     if message.owner != NULL:
         message.next = m.completed
         m.completed = message
+        m.npending -= 1
 
 
 cdef void fail_or_complete(Mail *m, Message *message, Failure failure) noexcept nogil:

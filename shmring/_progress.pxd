@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._group cimport Call, Group, sr_bell, sr_flag
+from ._group cimport Call, Group, sr_bell, sr_flag, sr_nap
 
 
 # One issued call.
@@ -40,6 +40,17 @@ cdef enum:
     DESCRIBED, TO_BE_DESCRIBED, BEING_DESCRIBED    # of Task.description
 
 
+cdef enum Round:      # what a round found, the most urgent last
+    IDLE, REAPABLE, WAITING, ACTIVE, WANTS_PYTHON
+
+
+# Something else that the thread carries on. `step` returns a Round at once; with a nap it has entered what it waits
+# for, and looked once more. After REAPABLE and WANTS_PYTHON its owner's attend() is called.
+cdef struct Errand:
+    int (*step)(Errand *, sr_nap *) noexcept nogil
+    Errand *next          # of the process
+
+
 cdef class Issued:
     cdef Task task
     cdef object communicator, kept   # stay until the call is finished
@@ -61,3 +72,5 @@ cdef void reap(Queue *q) noexcept
 cdef int enlist(Queue *q, object engine) except -1
 cdef void delist(Queue *q) noexcept
 cdef int rouse() except -1
+cdef int enlist_errand(Errand *e, object owner) except -1
+cdef void delist_errand(Errand *e) noexcept nogil

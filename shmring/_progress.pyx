@@ -241,6 +241,7 @@ cdef struct Background:
     sr_flag issued             # goes up when there is something for the thread to look at
     sr_flag guard              # taken by who walks or changes the list
     Queue *first
+    Errand *first_errand
     uint64_t blocked_since_ns
 
 cdef Background background
@@ -270,6 +271,27 @@ cdef void delist(Queue *q) noexcept:
         link = &link[0].next
     if link[0] == q:
         link[0] = q.next
+    sr_flag_set(&background.guard, 0)
+
+
+# As enlist and delist; also while it is enlisted already.
+cdef int enlist_errand(Errand *e, object owner) except -1:
+    delist_errand(e)
+    _engines.add(owner)
+    take_guard()
+    e.next = background.first_errand
+    background.first_errand = e
+    sr_flag_set(&background.guard, 0)
+    return 0
+
+
+cdef void delist_errand(Errand *e) noexcept nogil:
+    cdef Errand **link = &background.first_errand
+    take_guard()
+    while link[0] != NULL and link[0] != e:
+        link = &link[0].next
+    if link[0] == e:
+        link[0] = e.next
     sr_flag_set(&background.guard, 0)
 
 
@@ -306,10 +328,6 @@ def _forget():
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-cdef enum Round:      # what a round found, the most urgent last
-    IDLE, REAPABLE, WAITING, ACTIVE, WANTS_PYTHON
 
 
 # The thread's life without the GIL: until some engine has to be attended to.
@@ -350,6 +368,7 @@ cdef uint64_t nap_ns(int found) noexcept nogil:
 cdef int go_round(sr_nap *nap) noexcept nogil:
     cdef int found = IDLE
     cdef Queue *q
+    cdef Errand *e
     take_guard()
     q = background.first
     while q != NULL:
@@ -360,6 +379,10 @@ cdef int go_round(sr_nap *nap) noexcept nogil:
         elif sr_flag_load(&q.reaped) != sr_flag_load(&q.finished):
             found = max(found, REAPABLE)
         q = q.next
+    e = background.first_errand
+    while e != NULL:
+        found = max(found, e.step(e, nap))
+        e = e.next
     sr_flag_set(&background.guard, 0)
     return found
 

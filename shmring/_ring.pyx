@@ -85,6 +85,9 @@ cdef class Ends:
     cdef bint item_is_given             # ... and that is the caller's own array
     cdef readonly object closed_because
 
+    def __cinit__(self, *_, **__):
+        self.closed_because = "this ring was never made"
+
     def __init__(self, mapping, int pauses):
         cdef uintptr_t address = mapping.address
         cdef sr_queue *q = <sr_queue *> address
@@ -94,6 +97,7 @@ cdef class Ends:
         self.mapping = mapping
         self.q = q
         self.pauses = pauses
+        self.closed_because = None
 
     @staticmethod
     def _format(uintptr_t address, uint64_t nbytes, int pid, uint64_t start_time):

@@ -242,8 +242,10 @@ cdef class Comm(Messages):
         """Leave. Local; ranks that still call the communicator get RankFailed. Closing twice is harmless."""
         if self.engine.closed_because is not None:
             return
-        self.close_mail()
+        if self.is_messaging:
+            raise RuntimeError("close() while another thread is inside a call of this communicator")
         self.engine.close()
+        self.close_mail()
         self.forget()
 
     cdef int forget(self) except -1:

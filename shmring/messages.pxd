@@ -11,6 +11,11 @@ cdef class Messages(Fusion):
     cdef Mail mail
     cdef bint is_messaging       # a thread is inside a call that sends or receives
     cdef set transfers           # keeps what is on its way alive
+    cdef bint is_enlisted        # with the thread that runs in the background
+
+    cdef int take_turn(self) except -1
+    cdef int let_go_of_completed(self) except -1
+    cdef int enlist(self) except -1
 
     cdef int begin_messaging(self) except -1
     cdef int end_messaging(self) except -1
@@ -40,5 +45,6 @@ cdef class Transfer:
     cdef Message message
     cdef Operand operand
     cdef object kept             # while it is on its way: the array and what holds its memory
+    cdef bint is_over            # it is complete, and has let go of them
 
     cdef int let_go(self) except -1

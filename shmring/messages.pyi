@@ -13,8 +13,9 @@ ANY_TAG: int
 __all__ = ["ANY_SOURCE", "ANY_TAG", "Messages", "Status", "Transfer"]
 
 class Transfer:
-    """A message that has been begun by `isend` or `irecv`. It goes on within any of these calls."""
+    """A message that has been begun by `isend` or `irecv`. It goes on in the background."""
 
+    def __init__(self) -> None: ...
     def done(self) -> bool:
         """Whether it is complete; carries it on, and does not wait."""
 
@@ -71,6 +72,9 @@ class Messages(Fusion):
 
     def iprobe(self, source: SupportsIndex = ..., tag: SupportsIndex = ...) -> Status | None:
         """`probe` that does not wait: None when there is no such message yet."""
+
+    def attend(self) -> None:
+        """What the thread that carries transfers on cannot do without the GIL."""
 
     def send_object(
         self, item: Any, dest: SupportsIndex, tag: SupportsIndex = 0, *, timeout: float | None = None

@@ -1,6 +1,6 @@
 # Point-to-point: from Python's arguments to posted messages, and from their ends to results and errors.
-# May know: _delivery, _engine, _group, _messages, _operands, _ring, _status, collectives, errors, failures, fusion,
-# liveness, objects.
+# May know: _delivery, _engine, _group, _messages, _operands, _progress, _ring, _status, collectives, errors, failures,
+# fusion, liveness, objects.
 
 import operator
 
@@ -11,15 +11,16 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
-from ._delivery cimport Wait, deliver_briefly, deliver_patiently
+from ._delivery cimport Wait, deliver_briefly, deliver_patiently, run_errand
 from ._group cimport (   # and not its Status
     BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, SR_ABORTED, SR_CACHE_LINE, SR_NO_ABORT,
-    SR_RANK_FAILED, SR_TIMED_OUT, Group, sr_flag_load, sr_layout_message_ring_offset,
-    sr_layout_message_room_nbytes, sr_now_ns,
+    SR_RANK_FAILED, SR_TIMED_OUT, Group, sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take,
+    sr_layout_message_ring_offset, sr_layout_message_room_nbytes, sr_now_ns, sr_yield,
 )
 from ._messages cimport *
 from ._operands cimport Operand, release, take
 from ._ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
+from ._progress cimport BACKGROUND, WAITER, delist_errand, enlist_errand, rouse
 from ._status cimport OBJECT, kind_of, mismatch, status_of, tag_number, truncated, wish_text
 from .collectives cimport timeout_ns_of
 from .fusion cimport Fusion
@@ -46,6 +47,8 @@ cdef class Messages(Fusion):
 
     def __dealloc__(self):
         cdef Aside *aside = self.mail.first_aside
+        if self.is_enlisted:
+            delist_errand(&self.mail.errand)
         while aside != NULL:
             self.mail.first_aside = aside.next
             free(aside)
@@ -125,7 +128,7 @@ cdef class Messages(Fusion):
     def isend(self, x, dest, tag=0):
         """Begin to send x; returns a `Transfer`, until whose end x must not change. Arguments as in `send`.
 
-        It goes on within any call of this kind, at the latest in `Transfer.wait`.
+        It goes on within any call of this kind, and in the background where there is none.
         """
         return self.begin_transfer(x, True, dest, tag)
 
@@ -245,13 +248,18 @@ cdef class Messages(Fusion):
             kept = self.describe_message(&transfer.message, &transfer.operand, x, is_send, peer, tag, "x")
             transfer.kept = x, kept
             transfer.message.owner = <void *> transfer
+            if not self.is_enlisted:
+                self.enlist()
             self.transfers.add(transfer)
+            self.mail.npending += 1
             try:
                 self.post(&transfer.message)
                 self.advance()
             except BaseException:
-                self.abandon(&transfer.message)
-                self.transfers.discard(transfer)
+                if transfer.message.state != COMPLETE:
+                    self.abandon(&transfer.message)
+                    self.transfers.discard(transfer)
+                    self.mail.npending -= 1
                 raise
         finally:
             self.end_messaging()
@@ -269,10 +277,56 @@ cdef class Messages(Fusion):
         if self.mail.peer == NULL:
             self.open_mail()
         self.is_messaging = True
+        if self.is_enlisted:
+            self.take_turn()
         return 0
 
-    # What has completed meanwhile lets go of its arrays.
     cdef int end_messaging(self) except -1:
+        cdef bint leaves_something = self.mail.npending > 0
+        if self.mail.completed != NULL:
+            self.let_go_of_completed()
+        self.is_messaging = False
+        if self.is_enlisted:
+            sr_flag_set(&self.mail.stepper, 0)
+            if leaves_something and sr_flag_swap(&self.mail.resting, 0):
+                rouse()
+        return 0
+
+    # The thread in the background has it for a step, for which it does not need the GIL, or while it attends.
+    cdef int take_turn(self) except -1:
+        if not sr_flag_take(&self.mail.stepper, WAITER):
+            with nogil:
+                while not sr_flag_take(&self.mail.stepper, WAITER):
+                    sr_yield()
+        self.mail.stuck = False
+        return 0
+
+    cdef int enlist(self) except -1:
+        self.mail.errand.step = run_errand
+        self.take_turn()
+        sr_flag_set(&self.mail.resting, 1)
+        self.is_enlisted = True
+        enlist_errand(&self.mail.errand, self)
+        return 0
+
+    def attend(self):
+        """What the thread that carries transfers on cannot do without the GIL."""
+        cdef Mail *m = &self.mail
+        if self.is_messaging or self.engine.closed_because is not None or not self.is_enlisted:
+            return
+        if not sr_flag_take(&m.stepper, BACKGROUND):
+            return
+        try:
+            if m.npending > 0 and sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
+                self.advance()
+        except Exception:   # who waits comes upon it again, and hears of it
+            m.stuck = True
+        finally:
+            self.let_go_of_completed()
+            sr_flag_set(&m.stepper, 0)
+
+    # What has completed meanwhile lets go of its arrays.
+    cdef int let_go_of_completed(self) except -1:
         cdef Transfer transfer
         cdef Message *message
         while self.mail.completed != NULL:
@@ -281,7 +335,6 @@ cdef class Messages(Fusion):
             transfer = <Transfer> message.owner
             transfer.let_go()
             self.transfers.discard(transfer)
-        self.is_messaging = False
         return 0
 
     cdef int open_mail(self) except -1:
@@ -300,8 +353,12 @@ cdef class Messages(Fusion):
         return 0
 
     cdef int close_mail(self) except -1:
-        if self.is_messaging:
-            raise RuntimeError("close() while another thread is inside a call of this communicator")
+        if self.is_enlisted:
+            delist_errand(&self.mail.errand)
+            self.take_turn()
+            self.let_go_of_completed()
+            self.is_enlisted = False
+            sr_flag_set(&self.mail.stepper, 0)
         if self.transfers is not None:
             self.transfers.clear()
         return 0
@@ -329,6 +386,7 @@ cdef class Messages(Fusion):
         if message.owner != NULL:
             message.next = self.mail.completed
             self.mail.completed = message
+            self.mail.npending -= 1
         return 0
 
     cdef int open_way_to(self, int rank) except -1:
@@ -428,10 +486,11 @@ cdef class Messages(Fusion):
         if status == LATE and not is_final:
             raise TimeoutError(f"{wanted} is not complete within {timeout_ns * 1e-9:g} s; it goes on")
         if status == LATE:
-            verb = "take" if message.is_send else "answer"
+            what_was = f"did not answer {wanted} of rank {g.rank} within {timeout_ns * 1e-9:g} s"
+            if culprit == g.rank:
+                what_was = f"waited {timeout_ns * 1e-9:g} s in vain in {wanted}"
             life = liveness.state(*self.engine.life_of(culprit))
-            self.engine.give_up(SR_TIMED_OUT, culprit, seq, f"did not {verb} {wanted} of rank {g.rank} within "
-                                f"{timeout_ns * 1e-9:g} s; it is {life}")
+            self.engine.give_up(SR_TIMED_OUT, culprit, seq, f"{what_was}; it is {life}")
         elif status == DEAD:
             self.engine.give_up(SR_RANK_FAILED, culprit, seq, liveness.how_it_ended(*self.engine.life_of(culprit)))
         elif status == LEFT:
@@ -471,20 +530,24 @@ cdef Aside *new_aside(int source, uint32_t tag, uint32_t kind, size_t nbytes) ex
 
 @cython.final
 cdef class Transfer:
-    """A message that has been begun by `isend` or `irecv`. It goes on within any call that sends or receives."""
+    """A message that has been begun by `isend` or `irecv`. It goes on within any call that sends or receives, and in
+    the background."""
+
+    def __init__(self):
+        raise TypeError("a transfer is made by isend or irecv")
 
     def __dealloc__(self):
         release(&self.operand)
 
     def done(self):
         """Whether it is complete; carries it on, and does not wait."""
-        if self.message.state != COMPLETE:
+        if not self.is_over:
             self.comm.begin_messaging()
             try:
                 self.comm.advance()
             finally:
                 self.comm.end_messaging()
-        return self.message.state == COMPLETE
+        return self.is_over
 
     def wait(self, timeout=None):
         """Wait until it is complete: None for a send, the `Status` for a receive, or the error that `recv` raises.
@@ -493,7 +556,7 @@ cdef class Transfer:
         which is final.
         """
         cdef uint64_t timeout_ns
-        if self.message.state != COMPLETE:
+        if not self.is_over:
             timeout_ns = self.comm.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
             self.comm.begin_messaging()
             try:
@@ -519,8 +582,9 @@ cdef class Transfer:
     cdef int let_go(self) except -1:
         release(&self.operand)
         self.kept = None
+        self.is_over = True
         return 0
 
     def __repr__(self):
-        state = "complete" if self.message.state == COMPLETE else "on its way"
+        state = "complete" if self.is_over else "on its way"
         return f"<shmring.Transfer: {wish_text(&self.message)}, {state}>"

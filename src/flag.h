@@ -161,6 +161,20 @@ static inline bool sr_nap_enter(struct sr_nap *nap, const sr_flag *flag, uint64_
     return true;
 }
 
+/* As sr_bell_watch: the caller looks at what it waits for once more before the nap is slept. */
+static inline void sr_nap_watch(struct sr_nap *nap, struct sr_bell *own_bell)
+{
+    enum { FUTEX_OF_32_BITS = 2 };
+    uint32_t generation = sr_bell_watch(own_bell);
+    if (nap->n < SR_NAP_FLAGS) {
+        nap->bell[nap->n].generation = generation;
+        nap->bell[nap->n].address = (uint64_t)(uintptr_t)&own_bell->sleepers;
+        nap->bell[nap->n].flags = FUTEX_OF_32_BITS;
+        nap->bell[nap->n].reserved = 0;
+        nap->n++;
+    }
+}
+
 /* Until one of the owners rings. Linux 5.16; where the kernel does not know it, for a moment only. */
 static inline void sr_nap_sleep(struct sr_nap *nap, uint64_t limit_ns)
 {

@@ -56,10 +56,10 @@ HOUSE = {
     "_lines": {"_group", "_distance"},
     "_exchange": {"_group", "_lines"},
     "_pipelines": {"_group", "_lines", "_exchange", "_schedules"},
-    "_messages": {"_group", "_ring"},
-    "_delivery": {"_group", "_messages", "_ring"},
     "_waiting": {"_group"},
     "_progress": {"_group", "_waiting"},
+    "_messages": {"_group", "_progress", "_ring"},
+    "_delivery": {"_group", "_messages", "_progress", "_ring"},
     "_layout": {"_group"},
     "_state": {"kernels.h", "_group"},
     "_engine": {"_group", "_distance", "_pipelines", "_progress", "_state", "_waiting"}
@@ -81,7 +81,7 @@ HOUSE = {
     "groups": {"beginning", "errors"},
     "ring": {"_ring", "errors", "limits", "liveness", "memory", "settings"},
     "_status": {"_engine", "_group", "_messages", "_operands", "errors"},
-    "messages": {"_delivery", "_engine", "_group", "_messages", "_operands", "_ring", "_status"}
+    "messages": {"_delivery", "_engine", "_group", "_messages", "_operands", "_progress", "_ring", "_status"}
     | {"collectives", "errors", "failures", "fusion", "liveness", "objects"},
     "comm": {"_engine", "_group", "arrays", "collectives", "groups", "memory", "messages"}
     | {"objects", "shared"},

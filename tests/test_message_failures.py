@@ -61,6 +61,11 @@ def test_wrong_arguments_are_refused_and_harm_nobody(world_of):
     world_of(2)(wrong_arguments)
 
 
+def test_transfers_are_made_by_calls_only():
+    with pytest.raises(TypeError, match="isend"):
+        shmring.Transfer()
+
+
 def receive_into_too_little(comm, count):
     if comm.rank == 0:
         comm.send(np.arange(count), 1, tag=1)

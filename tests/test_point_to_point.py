@@ -1,18 +1,14 @@
 """send, recv and their kin: random programs against a model, order, wildcards, sizes beyond the ring, probes,
-transfers, and messages beside collectives.
+and messages beside collectives and in groups.
 """
 
-import asyncio
-import gc
 import random
 import threading
 import time
-import weakref
 
 import numpy as np
 import pytest
 
-import shmring
 from shmring import ANY_SOURCE, ANY_TAG
 
 RECORD = np.dtype([("id", "<i4"), ("at", "<f8", (2,)), ("name", "S3")])
@@ -352,67 +348,6 @@ def look_before(comm):
 
 def test_probe_tells_and_leaves_the_message(world_of):
     world_of(2)(look_before)
-
-
-# ---- transfers --------------------------------------------------------------------------------------------
-
-
-def wait_too_briefly(comm):
-    if comm.rank == 0:
-        x = np.zeros(3)
-        receive = comm.irecv(x, 1)
-        assert not receive.done()
-        with pytest.raises(TimeoutError, match="goes on") as caught:
-            receive.wait(timeout=0.05)
-        assert not isinstance(caught.value, shmring.Error)
-        comm.send(b"now", 1)
-        assert receive.wait(SOON_S).count == 3
-        assert receive.result().source == 1
-        assert "complete" in repr(receive)
-        return (x == 1).all()
-    comm.recv(bytearray(3))
-    send = comm.isend(np.ones(3), 0)
-    return send.wait(SOON_S) is None and send.done()
-
-
-def test_a_wait_that_comes_too_early_harms_nothing(world_of):
-    assert all(world_of(2)(wait_too_briefly))
-
-
-def forget_transfers(comm):
-    x, y = np.ones(1000), np.zeros(1000)
-    send = comm.isend(x, 1 - comm.rank)
-    comm.irecv(y)
-    alive = weakref.ref(y)
-    del y
-    gc.collect()
-    assert alive() is not None, "the communicator keeps what is on its way"
-    comm.barrier()
-    deadline = time.monotonic() + SOON_S
-    while alive() is not None and time.monotonic() < deadline:
-        comm.iprobe()
-    send.wait()
-    return alive() is None
-
-
-def test_arrays_are_kept_while_they_are_on_their_way_and_no_longer(world_of):
-    assert all(world_of(2, SHMRING_MESSAGE_RING=TINY)(forget_transfers))
-
-
-def await_transfers(comm):
-    async def main():
-        x, out = np.full(10_000, comm.rank), np.zeros(10_000, "i8")
-        receive = comm.irecv(out)
-        send = comm.isend(x, 1 - comm.rank)
-        status = await receive
-        await send
-        return status.count, int(out[0])
-
-    return asyncio.run(main())
-
-
-def test_transfers_can_be_awaited(world_of):
-    assert world_of(2, SHMRING_MESSAGE_RING=TINY)(await_transfers) == [(10_000, 1), (10_000, 0)]
 
 
 # ---- beside collectives, and threads ----------------------------------------------------------------------

@@ -334,6 +334,11 @@ def test_a_ring_travels_only_while_a_process_is_started():
         pickle.dumps(ring)
 
 
+def test_what_was_never_made_cannot_be_used():
+    with pytest.raises(shmring.Closed):
+        shmring.Ring.__new__(shmring.Ring).get()
+
+
 def test_a_closed_ring_says_so():
     ring = shmring.Ring()
     ring.close()
