@@ -1,17 +1,6 @@
 """The engine of one communicator on one rank, as the cold paths see it."""
 
-from ._state import ALGORITHMS as ALGORITHMS
-from ._state import CAUSES as CAUSES
-from ._state import DTYPE_NBYTES as DTYPE_NBYTES
-from ._state import DTYPES as DTYPES
-from ._state import KINDS as KINDS
-from ._state import MAX_RANKS as MAX_RANKS
-from ._state import OPS as OPS
-from ._state import PATHS as PATHS
-from ._state import TINY_NBYTES as TINY_NBYTES
 from ._state import State
-from ._state import isas as isas
-from ._state import supported as supported
 
 class Engine(State):
     """What one communicator does on one rank."""

@@ -16,9 +16,6 @@ from ._progress cimport *
 from ._waiting cimport BRIEF_NBYTES, run_steps, try_briefly
 
 from . import failures, liveness
-from ._state import (
-    ALGORITHMS, CAUSES, DTYPE_NBYTES, DTYPES, KINDS, MAX_RANKS, MOVED_DTYPE, OPS, PATHS, TINY_NBYTES, isas, supported,
-)
 from .errors import Closed, Error, RankFailed, Timeout
 
 cdef uint64_t NEVER = ~<uint64_t> 0

@@ -1,5 +1,5 @@
 # From an array of any make to its memory: the fields of a NumPy array, the buffer protocol, and the slower ways.
-# May know: _engine, _group, buffers.
+# May know: _group, _state, buffers.
 
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release,
@@ -11,11 +11,11 @@ cimport numpy as cnp
 
 from ._group cimport *
 
-from . import _engine, buffers
+from . import _state, buffers
 
 cnp.import_array()
 
-cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(_engine.DTYPES)}
+cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(_state.DTYPES)}
 
 
 # NumPy's type numbers, 0 to 23, as ours; -1: not one that can be reduced.
@@ -109,7 +109,7 @@ cdef object take(Operand *operand, object x, bint writable, str what, bint moves
     except (BufferError, ValueError, TypeError) as error:
         if getattr(getattr(x, "dtype", None), "name", None) in DTYPE_NUMBERS and "buffer" in str(error):
             return take_slowly(operand, x, writable, what)   # ml_dtypes: the protocol has no letter for them
-        raise buffers.explain_refusal(x, what, writable, error, _engine.DTYPES) from None
+        raise buffers.explain_refusal(x, what, writable, error, _state.DTYPES) from None
     operand.held = True
     dtype = dtype_of_format(operand.view.format, operand.view.itemsize)
     if dtype < 0 and moves and b"O" not in operand.view.format:
@@ -117,7 +117,7 @@ cdef object take(Operand *operand, object x, bint writable, str what, bint moves
     if dtype < 0:
         release(operand)
         error = TypeError(f"elements of format {operand.view.format.decode()!r}")
-        raise buffers.explain_refusal(x, what, False, error, _engine.DTYPES)
+        raise buffers.explain_refusal(x, what, False, error, _state.DTYPES)
     operand.data = <unsigned char *> operand.view.buf
     operand.itemsize = 1 if dtype == MOVED else operand.view.itemsize
     operand.count = operand.view.len // operand.itemsize
@@ -129,13 +129,13 @@ cdef object take(Operand *operand, object x, bint writable, str what, bint moves
 cdef object take_slowly(Operand *operand, object x, bint writable, str what):
     taken = buffers.take(x, what)
     if taken.dtype not in DTYPE_NUMBERS:
-        raise buffers.unsupported_dtype(what, taken.dtype, _engine.DTYPES)
+        raise buffers.unsupported_dtype(what, taken.dtype, _state.DTYPES)
     if writable and taken.readonly:
         raise buffers.read_only(what)
     operand.data = <unsigned char *> <uintptr_t> taken.address
     operand.count = taken.count
     operand.dtype = DTYPE_NUMBERS[taken.dtype]
-    operand.itemsize = _engine.DTYPE_NBYTES[operand.dtype]
+    operand.itemsize = _state.DTYPE_NBYTES[operand.dtype]
     operand.fortran = taken.fortran
     return taken
 

@@ -1,5 +1,5 @@
 # What is said of a message: what its items are, in 32 bits that both ends compare; the Status that a receiver gets; the
-# words of its errors. May know: _engine, _group, _messages, _operands, errors.
+# words of its errors. May know: _group, _messages, _operands, _state, errors.
 
 import operator
 
@@ -13,7 +13,7 @@ from ._group cimport SR_DTYPES, sr_dtype_nbytes
 from ._messages cimport ANY, Message
 from ._operands cimport MOVED, Operand
 
-from . import _engine
+from . import _state
 from .errors import Mismatch, Truncated
 
 cnp.import_array()
@@ -46,7 +46,7 @@ cdef size_t item_nbytes(uint32_t kind) noexcept:
 
 cdef object dtype_name(uint32_t kind):
     cdef uint32_t dtype = kind & 0xff
-    return _engine.DTYPES[dtype] if dtype < SR_DTYPES else None
+    return _state.DTYPES[dtype] if dtype < SR_DTYPES else None
 
 
 cdef str described(uint32_t kind, size_t nbytes):

@@ -1,6 +1,6 @@
 # The collectives, from Python's arguments to the pointers of a call. The steps are always the same: make room for the
 # result, take the arrays, describe the call, let the engine drive it.
-# May know: _engine, _group, _operands, _pipelines, errors, shapes, work.
+# May know: _engine, _group, _operands, _pipelines, _state, errors, shapes, work.
 
 import inspect
 import operator
@@ -16,16 +16,16 @@ from ._operands cimport Operand, release, take
 from ._pipelines cimport choose_pipeline
 from .work cimport Work
 
-from . import _engine, shapes
+from . import _state, shapes
 from .errors import Closed
 
 cnp.import_array()
 
 
 cdef str SUM = "sum"   # the literal that is the default of op: the same object, so identity is enough
-cdef dict OP_NUMBERS = {name: number for number, name in enumerate(_engine.OPS)}
-cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(_engine.ALGORITHMS)}
-cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(_engine.KINDS) if number <= BARRIER}
+cdef dict OP_NUMBERS = {name: number for number, name in enumerate(_state.OPS)}
+cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(_state.ALGORITHMS)}
+cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(_state.KINDS) if number <= BARRIER}
 
 
 # ---- what kinds have in common -------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ cdef inline bint makes_room(int kind) noexcept:
 
 
 cdef str shown(Operand *operand):
-    return f"{(_engine.DTYPES + (_engine.MOVED_DTYPE,))[operand.dtype]}[{operand.count}]"
+    return f"{(_state.DTYPES + (_state.MOVED_DTYPE,))[operand.dtype]}[{operand.count}]"
 
 
 # ---- the collectives -----------------------------------------------------------------------------------------
@@ -254,8 +254,8 @@ cdef class Collectives:
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:
         c.op = SR_SUM if op is SUM else op_number(op)
         if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
-            dtype = _engine.DTYPES[c.dtype]
-            known = [name for name in _engine.OPS if _engine.supported(dtype, name)]
+            dtype = _state.DTYPES[c.dtype]
+            known = [name for name in _state.OPS if _state.supported(dtype, name)]
             raise TypeError(f"op {op} has no meaning for {dtype}, which has {', '.join(known)}")
         if c.op == SR_AVG and (c.kind == SCAN or c.kind == EXSCAN):
             raise ValueError("op avg has no meaning for a scan; scan the sum and divide")

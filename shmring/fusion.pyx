@@ -1,7 +1,7 @@
 # Tensor fusion: many small arrays are reduced as one, with one synchronisation for the bunch. They are packed into a
 # private buffer that is kept from call to call, unless they lie one after the other already: then they are reduced in
 # place, zero-copy if that place is shared. Elements are folded one by one, so fusing changes no bits.
-# May know: _engine, _group, _operands, _pipelines, _progress, collectives, uneven, work.
+# May know: _engine, _group, _operands, _pipelines, _progress, _state, collectives, uneven, work.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, qsort
@@ -21,7 +21,7 @@ import operator
 
 import numpy as np
 
-from . import _engine
+from . import _state
 
 cnp.import_array()
 
@@ -125,7 +125,7 @@ cdef int compare_spans(const void *a, const void *b) noexcept nogil:
 
 
 cdef str shown(int dtype, size_t count):
-    return f"{_engine.DTYPES[dtype]}[{count}]"
+    return f"{_state.DTYPES[dtype]}[{count}]"
 
 
 # ---- the call ------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ cdef class Fusion(Uneven):
         c.kind = ALL_REDUCE
         c.named = ALL_REDUCE_MANY
         c.dtype = dtype
-        c.itemsize = _engine.DTYPE_NBYTES[dtype]
+        c.itemsize = _state.DTYPE_NBYTES[dtype]
         c.timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
         return self.describe_reduction(c, op, "auto")
 

@@ -1,7 +1,7 @@
 # Collectives whose pieces differ in length. First a call of the engine in which everyone says how many rows it gives
 # to whom, and where they lie or, of a few bytes, what they are; then, unless that was all, a second one in which they
 # move, by the pipeline of the even ones with a length and a place for every piece.
-# May know: _engine, _exchange, _group, _operands, _pipelines, _progress, collectives, shapes, work.
+# May know: _engine, _exchange, _group, _operands, _pipelines, _progress, _state, collectives, shapes, work.
 
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t
@@ -20,7 +20,7 @@ from .work cimport Work
 
 import numpy as np
 
-from . import _engine, shapes
+from . import _state, shapes
 
 cdef extern from "<numpy/arrayobject.h>":
     object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, int fortran)   # takes a reference away
@@ -446,7 +446,7 @@ cdef inline bint has_result(Call *c, int rank) noexcept:
 
 
 cdef str shown(Call *c):
-    return (_engine.DTYPES + (_engine.MOVED_DTYPE,))[c.dtype]
+    return (_state.DTYPES + (_state.MOVED_DTYPE,))[c.dtype]
 
 
 # ---- where out may touch what is given -----------------------------------------------------------------------

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from ranks import Ranks
 
 import shmring
-from shmring import _engine
+from shmring import _state
 
 RANKS = (1, 2, 3, 4, 5, 8)
 SIZES = (
@@ -35,24 +35,24 @@ SIZES = (
 )  # fmt: skip
 FACTORS = {
     "dtype": tuple(DTYPES),
-    "op": _engine.OPS,
+    "op": _state.OPS,
     "size": SIZES,
     "memory": MEMORIES,
     "out": (False, True),
-    "algorithm": _engine.ALGORITHMS,
+    "algorithm": _state.ALGORITHMS,
     "ranks": RANKS,
     "chunk": (None, 256, 512, 1024, 4096),
     "depth": (None, 2, 3, 16),
     "path": ("auto", "near", "far"),
     "segment": ("memfd", "posix"),
-    "isa": tuple(_engine.isas()),
+    "isa": tuple(_state.isas()),
 }
 
 
 def has_a_meaning(row):
     if row.get("chunk", 1) is None and row.get("depth") is not None:
         return False  # a depth alone fixes the chunk as well
-    return "op" not in row or "dtype" not in row or _engine.supported(row["dtype"], row["op"])
+    return "op" not in row or "dtype" not in row or _state.supported(row["dtype"], row["op"])
 
 
 @functools.cache
@@ -147,7 +147,7 @@ def reduce_view(comm, row):
 @st.composite
 def views(draw):
     dtype = draw(st.sampled_from(list(DTYPES)))
-    op = draw(st.sampled_from([op for op in _engine.OPS if _engine.supported(dtype, op)]))
+    op = draw(st.sampled_from([op for op in _state.OPS if _state.supported(dtype, op)]))
     shape = tuple(draw(st.lists(st.integers(0, 11), max_size=3)))
     if draw(st.booleans()):
         shape = (draw(st.integers(1, 3000)), *shape)

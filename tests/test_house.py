@@ -67,20 +67,21 @@ HOUSE = {
     # the communicator and what makes one
     "arrays": {"errors", "memory"},
     "shapes": set(),
-    "_operands": {"_engine", "_group", "buffers"},
+    "_operands": {"_group", "_state", "buffers"},
     "awaiting": set(),
     "work": {"_engine", "_group", "_operands", "_progress", "awaiting", "errors"},
-    "collectives": {"_engine", "_group", "_operands", "_pipelines", "errors", "shapes", "work"},
-    "uneven": {"_engine", "_exchange", "_group", "_operands", "_pipelines", "_progress"}
+    "collectives": {"_engine", "_group", "_operands", "_pipelines", "_state", "errors", "shapes", "work"},
+    "uneven": {"_engine", "_exchange", "_group", "_operands", "_pipelines", "_progress", "_state"}
     | {"collectives", "shapes", "work"},
-    "fusion": {"_engine", "_group", "_operands", "_pipelines", "_progress", "collectives", "uneven", "work"},
+    "fusion": {"_engine", "_group", "_operands", "_pipelines", "_progress", "_state"}
+    | {"collectives", "uneven", "work"},
     "objects": {"collectives"},
     "beginning": {"_engine", "_layout", "links", "liveness", "memory", "settings", "tuning"},
     "_locks": {"flag.h", "_engine", "_group", "errors", "failures", "liveness"},
     "shared": {"_locks", "errors"},
     "groups": {"beginning", "errors"},
     "ring": {"_ring", "errors", "limits", "liveness", "memory", "settings"},
-    "_status": {"_engine", "_group", "_messages", "_operands", "errors"},
+    "_status": {"_group", "_messages", "_operands", "_state", "errors"},
     "messages": {"_delivery", "_engine", "_group", "_messages", "_operands", "_progress", "_ring", "_status"}
     | {"collectives", "errors", "failures", "fusion", "liveness", "objects"},
     "comm": {"_engine", "_group", "arrays", "collectives", "groups", "memory", "messages"}
