@@ -53,6 +53,3 @@ class Engine(State):
 
     def report(self, error: BaseException) -> None:
         """Gives up because of an error outside of any call; if it is shmring's, raises what all raise."""
-
-    def attend(self) -> None:
-        """What the thread that steps issued calls cannot do without the GIL."""

@@ -360,7 +360,7 @@ cdef class Engine(State):
         reap(q)
         return 0
 
-    def attend(self):
+    def _attend(self):
         """What the thread that steps issued calls cannot do without the GIL."""
         self.describe_oldest()
         if self.queue.trouble != DONE:

@@ -45,7 +45,7 @@ cdef enum Round:      # what a round found, the most urgent last
 
 
 # Something else that the thread carries on. `step` returns a Round at once; with a nap it has entered what it waits
-# for, and looked once more. After REAPABLE and WANTS_PYTHON its owner's attend() is called.
+# for, and looked once more. After REAPABLE and WANTS_PYTHON its owner's _attend() is called.
 cdef struct Errand:
     int (*step)(Errand *, sr_nap *) noexcept nogil
     Errand *next          # of the process

@@ -143,7 +143,7 @@ cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
     notify = sr_flag_swap(&t.notify, FINISHED)
     if notify != 0:
         write(<int> (notify - 1), &one, sizeof(one))
-    if status == DONE:
+    if status == DONE and t.call.kind != INVALID:
         q.group.stats.calls += 1
     sr_flag_publish(&q.finished, t.number, q.bell)
 
@@ -253,7 +253,7 @@ _engines = weakref.WeakSet()
 _thread = None
 
 
-# From now on the thread steps it; engine.attend() is called when Python is needed.
+# From now on the thread steps it; engine._attend() is called when Python is needed.
 cdef int enlist(Queue *q, object engine) except -1:
     _engines.add(engine)
     take_guard()
@@ -315,7 +315,7 @@ def _run():
         with nogil:
             serve()
         for engine in list(_engines):
-            engine.attend()
+            engine._attend()
 
 
 def _forget():

@@ -73,9 +73,6 @@ class Messages(Fusion):
     def iprobe(self, source: SupportsIndex = ..., tag: SupportsIndex = ...) -> Status | None:
         """`probe` that does not wait: None when there is no such message yet."""
 
-    def attend(self) -> None:
-        """What the thread that carries transfers on cannot do without the GIL."""
-
     def send_object(
         self, item: Any, dest: SupportsIndex, tag: SupportsIndex = 0, *, timeout: float | None = None
     ) -> None:

@@ -309,7 +309,7 @@ cdef class Messages(Fusion):
         enlist_errand(&self.mail.errand, self)
         return 0
 
-    def attend(self):
+    def _attend(self):
         """What the thread that carries transfers on cannot do without the GIL."""
         cdef Mail *m = &self.mail
         if self.is_messaging or self.engine.closed_because is not None or not self.is_enlisted:

@@ -4,6 +4,7 @@
 import os
 
 from libc.stdint cimport uint64_t
+from posix.unistd cimport close
 
 from ._group cimport DONE, sr_flag_take, sr_now_ns
 from ._operands cimport release
@@ -72,7 +73,7 @@ cdef class Work(Issued):
         release(&self.a)
         release(&self.b)
         if self.notice_fd >= 0:
-            os.close(self.notice_fd)
+            close(self.notice_fd)
 
 
 cdef uint64_t until_ns_of(object timeout) except? 0:
