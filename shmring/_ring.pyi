@@ -21,9 +21,7 @@ class Ends:
     def _format(address: int, nbytes: int, pid: int, start_time: int) -> None:
         """Begins a ring of nbytes, a power of two, in fresh memory; the process is its creator."""
 
-    def put(
-        self, item: NDArray[Any] | Buffer, timeout: float | None = None, *, block: bool = True
-    ) -> None:
+    def put(self, item: NDArray[Any] | Buffer, timeout: float | None = None, *, block: bool = True) -> None:
         """Put bytes or an array in, and wait until all of it is in the ring."""
 
     def put_nowait(self, item: NDArray[Any] | Buffer) -> None:

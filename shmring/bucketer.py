@@ -12,20 +12,21 @@ import numpy as np
 
 if TYPE_CHECKING:
     from .comm import Comm
+    from .work import Work
 
 
 class Bucketer:
-    """Collects arrays and reduces them in place, together, whenever a bucket is full.
+    """Collects arrays and reduces them in place, together and in the background, whenever a bucket is full.
 
     Every rank adds the same arrays, alike in dtype and number of elements, in the same order; which order is
     free, and so are the moments. nbytes: a bucket is full with the array that brings it to so many bytes, so
     ranks fill the same buckets whatever their clocks say. delay_s: about how long an array may wait in a
-    bucket. A clock alone would let ranks disagree: rank 0 measures how fast bytes arrive there and, whenever
-    a bucket is reduced, tells all how many of them make up the next delay_s; never more than nbytes. op: as
-    in `all_reduce`.
+    bucket. A clock alone would let ranks disagree: rank 0 measures how fast bytes arrive there and, with each
+    bucket, tells all how many of them make up a delay_s, which holds from the next one on; never more than
+    nbytes. op: as in `all_reduce`.
 
-    After `flush` or `wait` every array that was added is reduced and forgotten. Errors are those of
-    `Comm.all_reduce_many`; what was in the bucket then is neither reduced nor forgotten.
+    Leave an array alone from when it is added until `wait` has returned: then every array that was added is
+    reduced and forgotten. Errors are those of `Comm.all_reduce_many`.
     """
 
     def __init__(
@@ -40,13 +41,15 @@ class Bucketer:
         self._most_nbytes = nbytes
         self._delay_s = delay_s
         self._full_nbytes = nbytes  # the same on every rank
+        self._works: list[Work[None]] = []  # under way
+        self._agreed: tuple[Work[None], np.ndarray[Any, Any]] | None = None  # on the size of buckets to come
         self._bucket: list[Any] = []
         self._filled_nbytes = 0
         self._idle_since_s: float | None = None  # None: the pace of what comes next says nothing
         self._waited_s, self._arrived_nbytes = 0.0, 0
 
     def add(self, array: Any) -> None:
-        """Put an array into the bucket; it may be reduced now, or later: until then leave it alone."""
+        """Put an array into the bucket, which begins to be reduced when it is full."""
         nbytes = _nbytes_of(array)
         if self._idle_since_s is not None:
             self._waited_s += time.monotonic() - self._idle_since_s
@@ -58,7 +61,7 @@ class Bucketer:
         self._idle_since_s = time.monotonic()
 
     def flush(self) -> None:
-        """Collective: reduce what is in the bucket, full or not."""
+        """Collective: begin to reduce what is in the bucket, full or not."""
         if self._bucket:
             self._empty()
         self._idle_since_s = None
@@ -66,19 +69,26 @@ class Bucketer:
     def wait(self) -> None:
         """Collective: every array that was added is reduced when it returns."""
         self.flush()
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
 
     def _empty(self) -> None:
-        self._reduce(self._bucket)
-        self._bucket = []
+        bucket, self._bucket = self._bucket, []
         self._filled_nbytes = 0
+        self._works.append(self._comm.all_reduce_many(bucket, self._op, async_op=True))
         if self._delay_s is not None:
-            full_nbytes = np.array(self._arriving_within(self._delay_s))
-            self._comm.broadcast(full_nbytes)
-            self._full_nbytes = int(full_nbytes)
+            self._agree(self._delay_s)
 
-    def _reduce(self, arrays: list[Any]) -> None:
-        """The one place where a bucket is reduced."""
-        self._comm.all_reduce_many(arrays, self._op)
+    def _agree(self, delay_s: float) -> None:
+        """What was asked a bucket ago holds from now on, on every rank; ask again."""
+        if self._agreed is not None:
+            asked, full_nbytes = self._agreed
+            asked.wait()
+            self._full_nbytes = int(full_nbytes)
+        full_nbytes = np.array(self._arriving_within(delay_s))
+        self._agreed = self._comm.broadcast(full_nbytes, async_op=True), full_nbytes
+        self._works.append(self._agreed[0])
 
     def _arriving_within(self, delay_s: float) -> int:
         """Bytes, by the pace since the last bucket; what the ranks do while they reduce does not count."""

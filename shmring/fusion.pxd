@@ -36,7 +36,7 @@ cdef struct Bunch:
 
 cdef class _Bunch:
     cdef Bunch bunch
-    cdef object all, room
+    cdef object members, room
 
 
 cdef class Fusion(Uneven):
@@ -46,12 +46,13 @@ cdef class Fusion(Uneven):
     cdef list works              # of the call that is being taken apart, if it is to run in the background
 
     cdef object members_of(self, object arrays, object out)
-    cdef int describe_member(self, Call *c, _Members all, int dtype, object op, object timeout) except -1
-    cdef int reduce_small(self, Call *c, _Members all, size_t fuse_nbytes) except -1
-    cdef int reduce_bunch(self, Call *c, _Members all, size_t first, size_t last, size_t limit, size_t count) except -1
-    cdef int reduce_at(self, Call *c, _Members all, unsigned char *x, unsigned char *out, size_t count) except -1
+    cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout) except -1
+    cdef int reduce_all_of_dtype(self, Call *c, _Members members, size_t fuse_nbytes) except -1
+    cdef int reduce_bunch(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
+                          size_t count) except -1
+    cdef int reduce_at(self, Call *c, _Members members, unsigned char *x, unsigned char *out, size_t count) except -1
     cdef object issue_all(self)
     cdef int reduce_later(self, Call *c, object kept) except -1
-    cdef int reduce_bunch_later(self, Call *c, _Members all, size_t first, size_t last, size_t limit,
+    cdef int reduce_bunch_later(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
                                 size_t count) except -1
     cdef unsigned char *room(self, size_t nbytes) except NULL

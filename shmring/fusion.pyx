@@ -145,31 +145,31 @@ cdef class Fusion(Uneven):
         async_op=True it returns a `Work` for all of them, and they are packed when their turn comes.
         """
         cdef Call c
-        cdef _Members all
+        cdef _Members members
         cdef size_t limit
         cdef int dtype
         if self.fusing:
             raise RuntimeError("another thread is inside a call of this communicator; give each thread its own")
         try:
-            all = self.members_of(arrays, out)
+            members = self.members_of(arrays, out)
             limit = self.engine.g.tuning.fuse_nbytes if fuse_nbytes is None else size_of(fuse_nbytes)
-            all.signature = mixed(all.signature ^ limit)
+            members.signature = mixed(members.signature ^ limit)
             for dtype in range(SR_DTYPES):   # all that can be wrong is, before anything is overwritten
-                if all.dtypes >> dtype & 1:
-                    self.describe_member(&c, all, dtype, op, timeout)
+                if members.dtypes >> dtype & 1:
+                    self.describe_reduction_of(&c, dtype, op, timeout)
         except Exception:
             self.engine.refuse(ALL_REDUCE_MANY)
             raise
         self.fusing = True
         self.works = [] if async_op else None
         try:
-            if not all.nelements:   # so that others who have some do not wait for a rank that has none
-                self.describe_member(&c, all, SR_U8, "max", timeout)
-                self.reduce_at(&c, all, NULL, NULL, 0)
+            if not members.nelements:   # so that others who have some do not wait for a rank that has none
+                self.describe_reduction_of(&c, SR_U8, "max", timeout)
+                self.reduce_at(&c, members, NULL, NULL, 0)
             for dtype in range(SR_DTYPES):
-                if all.dtypes >> dtype & 1:
-                    self.describe_member(&c, all, dtype, op, timeout)
-                    self.reduce_small(&c, all, limit)
+                if members.dtypes >> dtype & 1:
+                    self.describe_reduction_of(&c, dtype, op, timeout)
+                    self.reduce_all_of_dtype(&c, members, limit)
             return self.issue_all() if async_op else None
         finally:
             self.fusing = False
@@ -183,28 +183,31 @@ cdef class Fusion(Uneven):
         return work
 
     cdef object members_of(self, object arrays, object out):
-        cdef _Members all
+        cdef _Members members
+        cdef uint64_t found
         cdef size_t i
-        if not isinstance(arrays, (list, tuple)):
-            arrays = list_of(arrays, "arrays")
-        all = _Members(len(arrays))
+        arrays = list_of(arrays, "arrays")
+        members = _Members(len(arrays))
+        members.kept.append(arrays)   # the caller's list may change, or be none that lasts
         i = 0
         for x in arrays:
-            all.add(x, out is None, i)
+            members.add(x, out is None, i)
             i += 1
         if out is not None:
             out = list_of(out, "out")
+            members.kept.append(out)
             if len(out) != len(arrays):
                 raise ValueError(f"out has {len(out)} arrays for {len(arrays)}; give as many")
-            for i in range(all.count):
-                all.add_out(out[i], i)
-        if self.disjoint_places != mixed(all.places ^ all.signature):   # else these same arrays were found so before
-            all.check_disjoint()
-            self.disjoint_places = mixed(all.places ^ all.signature)
-        return all
+            for i in range(members.count):
+                members.add_out(out[i], i)
+        found = mixed(members.places ^ members.signature)
+        if self.disjoint_places != found:   # else these same arrays were found to be so before
+            members.check_disjoint()
+            self.disjoint_places = found
+        return members
 
     # All of a call but where it lies and how long it is.
-    cdef int describe_member(self, Call *c, _Members all, int dtype, object op, object timeout) except -1:
+    cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout) except -1:
         memset(c, 0, sizeof(Call))
         c.kind = ALL_REDUCE
         c.named = ALL_REDUCE_MANY
@@ -214,52 +217,53 @@ cdef class Fusion(Uneven):
         return self.describe_reduction(c, op, "auto")
 
     # All of one dtype: the small ones bunch by bunch, each of the others as it comes between them.
-    cdef int reduce_small(self, Call *c, _Members all, size_t fuse_nbytes) except -1:
+    cdef int reduce_all_of_dtype(self, Call *c, _Members members, size_t fuse_nbytes) except -1:
         cdef size_t i, count = 0, first = 0
         cdef size_t limit = min(fuse_nbytes, <size_t> BUNCH_NBYTES) // c.itemsize
         cdef size_t most = BUNCH_NBYTES // c.itemsize
         cdef Member *member
-        for i in range(all.count):
-            member = &all.member[i]
+        for i in range(members.count):
+            member = &members.member[i]
             if member.dtype != c.dtype:
                 continue
             if member.count > limit:
-                self.reduce_at(c, all, member.x, member.out, member.count)
+                self.reduce_at(c, members, member.x, member.out, member.count)
             elif count + member.count <= most:
                 count += member.count
             else:
-                self.reduce_bunch(c, all, first, i, limit, count)
+                self.reduce_bunch(c, members, first, i, limit, count)
                 first, count = i, member.count
         if count > 0:
-            self.reduce_bunch(c, all, first, all.count, limit, count)
+            self.reduce_bunch(c, members, first, members.count, limit, count)
         return 0
 
     # The members from `first` to before `last` that are of the call's dtype and no longer than `limit`.
-    cdef int reduce_bunch(self, Call *c, _Members all, size_t first, size_t last, size_t limit, size_t count) except -1:
+    cdef int reduce_bunch(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
+                          size_t count) except -1:
         cdef unsigned char *buffer
         cdef Member *begin = NULL
-        if are_consecutive(c, all.member, first, last, limit, &begin):
-            return self.reduce_at(c, all, begin.x, begin.out, count)
+        if are_consecutive(c, members.member, first, last, limit, &begin):
+            return self.reduce_at(c, members, begin.x, begin.out, count)
         if self.works is not None:
-            return self.reduce_bunch_later(c, all, first, last, limit, count)
+            return self.reduce_bunch_later(c, members, first, last, limit, count)
         buffer = self.room(count * c.itemsize)
         with nogil:
-            move(c, all.member, first, last, limit, buffer, True)
-        self.reduce_at(c, all, buffer, buffer, count)
+            move(c, members.member, first, last, limit, buffer, True)
+        self.reduce_at(c, members, buffer, buffer, count)
         with nogil:
-            move(c, all.member, first, last, limit, buffer, False)
+            move(c, members.member, first, last, limit, buffer, False)
         return 0
 
-    cdef int reduce_at(self, Call *c, _Members all, unsigned char *x, unsigned char *out, size_t count) except -1:
+    cdef int reduce_at(self, Call *c, _Members members, unsigned char *x, unsigned char *out, size_t count) except -1:
         c.x, c.out, c.count = x, out, count
         c.nbytes = c.x_nbytes = c.out_nbytes = count * c.itemsize
         c.x_block = c.out_block = 0
         if self.engine.g.nblocks > 0 and c.nbytes >= self.engine.g.zero_copy_nbytes:
             self.find_blocks(c)
-        c.fingerprint = fingerprint_of(c) ^ (all.signature >> 32) << 32
+        c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
         choose_pipeline(&self.engine.g, c)
         if self.works is not None:
-            return self.reduce_later(c, all)
+            return self.reduce_later(c, members)
         return self.drive(c)
 
     cdef int reduce_later(self, Call *c, object kept) except -1:
@@ -271,16 +275,16 @@ cdef class Fusion(Uneven):
         return 0
 
     # In a buffer of its own, packed when its turn comes.
-    cdef int reduce_bunch_later(self, Call *c, _Members all, size_t first, size_t last, size_t limit,
+    cdef int reduce_bunch_later(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
                                 size_t count) except -1:
         cdef _Bunch bunch = _Bunch()
         cdef Work work
-        bunch.all = all
+        bunch.members = members
         bunch.room = np.empty(count * c.itemsize, np.uint8)
-        bunch.bunch.member = all.member
+        bunch.bunch.member = members.member
         bunch.bunch.first, bunch.bunch.last, bunch.bunch.limit = first, last, limit
         bunch.bunch.buffer = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> bunch.room)
-        self.reduce_at(c, all, bunch.bunch.buffer, bunch.bunch.buffer, count)
+        self.reduce_at(c, members, bunch.bunch.buffer, bunch.bunch.buffer, count)
         work = self.works[len(self.works) - 1]
         work.kept = bunch
         work.task.bunch = &bunch.bunch

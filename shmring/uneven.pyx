@@ -63,8 +63,7 @@ cdef class _Parts:
             kept = take(operand, x, writable, what, True)
         except Exception:
             kept = take(operand, x, writable, name_in(what, index), True)   # again, for the words of its error
-        if kept is not None:
-            self.kept.append(kept)
+        self.kept.append(x if kept is None else kept)
         self.nheld += 1
         if operand.fortran:
             what = name_in(what, index)
@@ -172,7 +171,7 @@ cdef class Uneven(Collectives):
         second.engine = self.engine
         second.task.call = c[0]
         sr_flag_set(&second.task.description, TO_BE_DESCRIBED)
-        second.kept = second.parts = parts
+        second.parts = parts
         second.out = out
         self.engine.issue(first)
         self.engine.issue(second)
@@ -184,7 +183,9 @@ cdef class Uneven(Collectives):
         if not is_split(c):
             self.give(c, parts, x, "x", -1, 0, size)
         elif c.kind == ALL_TO_ALL or self.engine.g.rank == c.root:
-            for array in shapes.list_for(x, size, "xs"):
+            x = shapes.list_for(x, size, "xs")
+            parts.kept.append(x)   # the caller's list may change, or be none that lasts
+            for array in x:
                 self.give(c, parts, array, "xs", taker, taker, taker + 1)
                 taker += 1
         elif out is None and like is None:
@@ -234,7 +235,9 @@ cdef class Uneven(Collectives):
     cdef int describe_out(self, Call *c, _Parts parts, object out) except -1:
         cdef Operand *operand
         cdef int giver = c.root if c.kind == SCATTER else 0
-        for array in (out,) if c.kind == SCATTER else shapes.list_for(out, parts.size, "out"):
+        arrays = [out] if c.kind == SCATTER else shapes.list_for(out, parts.size, "out")
+        parts.kept.append(arrays)
+        for array in arrays:
             index = -1 if c.kind == SCATTER else giver
             operand = parts.hold(array, True, "out", index)
             if operand.dtype != c.dtype:

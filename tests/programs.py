@@ -88,7 +88,7 @@ def program_of(seed, size, length=14):
             calls = (_call(chance, groups, chance.choice(sorted(groups))) for _ in range(6))
             steps.append(Burst(tuple(calls)))
         elif kind == "uneven":
-            names = ("kind", "dtype", "most", "trailing", "memory", "out", "root")
+            names = ("kind", "dtype", "most", "trailing", "memory", "out", "root", "background")
             row = {name: chance.choice(FACTORS[name]) for name in names}
             steps.append(Uneven(number, row | {"seed": chance.random()}))
         elif kind == "many":
@@ -149,7 +149,7 @@ def _many(chance, number):
     dtypes = [dtype for dtype in sorted(DTYPES) if _engine.supported(dtype, op)]
     specs = [(chance.choice(dtypes), chance.choice((0, 1, 90, 4000))) for _ in range(chance.randrange(9))]
     place = chance.choice(("private", "shared", "out"))
-    return Many(number, (specs, op, chance.choice((None, 0, 1000)), place))
+    return Many(number, (specs, op, chance.choice((None, 0, 1000)), place, chance.random() < 0.5))
 
 
 # ---- running one ------------------------------------------------------------------------------------------

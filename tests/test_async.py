@@ -510,3 +510,49 @@ def use_wrongly(comm):
 
 def test_wrong_timeouts(world_of):
     world_of(2)(use_wrongly)
+
+
+def forget_lists(comm):
+    """Nobody but the queue keeps the arrays, nor the lists they came in."""
+    rank, size = comm.rank, comm.size
+    if rank == 0:
+        time.sleep(0.1)
+    gathered, exchanged, reduced = [], [], []
+    for turn in range(10):
+        gathered.append(comm.all_gather_v(np.full(3_000 * rank, turn), async_op=True))
+        pieces = [np.full(2_000, turn + taker) for taker in range(size)]
+        exchanged.append(comm.all_to_all_v(pieces, async_op=True))
+        del pieces
+        out = [np.zeros(5_000), np.zeros(5)]
+        reduced.append((comm.all_reduce_many([np.ones(5_000), np.ones(5)], out=out, async_op=True), out))
+        gc.collect()
+    for turn in range(10):
+        parts = gathered[turn].result()
+        assert [len(part) for part in parts] == [3_000 * giver for giver in range(size)]
+        assert all((part == turn).all() for part in parts)
+        assert all((part == turn + rank).all() for part in exchanged[turn].result())
+        reduced[turn][0].wait()
+        assert all((array == size).all() for array in reduced[turn][1])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_queue_keeps_the_arrays_of_lists(world_of, size):
+    world_of(size)(forget_lists)
+
+
+def refuse_late(comm):
+    """What comes does not fit into the out of one rank, which is known once the lengths have been told."""
+    out = [np.zeros(7) for _ in range(comm.size)] if comm.rank == 1 else None
+    work = comm.all_gather_v(np.ones(5_000), out=out, async_op=True)
+    if comm.rank == 1:
+        with pytest.raises(ValueError, match="out\\[0\\] has 7 elements"):
+            work.wait()
+    work.wait()
+
+
+def test_an_uneven_call_that_is_refused_late_is_a_mismatch_elsewhere(world_of):
+    first, second, last = world_of(3).outcomes(refuse_late)
+    assert isinstance(second, ValueError)
+    for error in (first, last):
+        assert isinstance(error, shmring.Mismatch)
+        assert "all_gather_v with arguments that it refused" in error.calls

@@ -53,7 +53,7 @@ def paced(comm, pause_s):
             time.sleep(pause_s)
         bucketer.add(np.ones(1 << 13))
         sizes.append(bucketer._full_nbytes)
-    bucketer.flush()
+    bucketer.wait()
     return sizes
 
 
@@ -72,6 +72,7 @@ def nothing_to_do(comm):
     bucketer.add(x)
     assert x == comm.rank
     bucketer.flush()
+    bucketer.wait()
     assert x == comm.size - 1
     bucketer.wait()
     return comm.stats()["calls"]

@@ -19,7 +19,7 @@ def crew():
         yield ranks.meet(SHMRING_CHUNK=4096)
 
 
-def fused_and_separate(comm, specs, op, fuse_nbytes, place):
+def fused_and_separate(comm, specs, op, fuse_nbytes, place, background=False):
     """Many arrays, of (dtype, count) each, become together what they become one by one."""
     one_by_one = [
         numbers(dtype, count, rng_of(specs, op, i, comm.rank)) for i, (dtype, count) in enumerate(specs)
@@ -31,7 +31,9 @@ def fused_and_separate(comm, specs, op, fuse_nbytes, place):
     before = [x.copy() for x in given]
     for x in one_by_one:
         comm.all_reduce(x, op)
-    result = comm.all_reduce_many(given, op, out=out, fuse_nbytes=fuse_nbytes)
+    result = comm.all_reduce_many(given, op, out=out, fuse_nbytes=fuse_nbytes, async_op=background)
+    if background:
+        result = result.result()
     assert result is None
     if out is not None:
         assert all(map(same_bytes, given, before)), "x was written to, in spite of out"
@@ -49,10 +51,11 @@ COUNTS = st.one_of(st.integers(0, 5), st.integers(0, 300), st.integers(0, 40_000
     op=st.sampled_from(("sum", "max", "min", "prod")),
     fuse_nbytes=st.sampled_from((None, 0, 100, 5000, 1 << 30)),
     place=st.sampled_from(("private", "shared", "out")),
+    background=st.booleans(),
 )
-def test_together_is_bit_for_bit_one_by_one(crew, dtypes_and_counts, op, fuse_nbytes, place):
+def test_together_is_bit_for_bit_one_by_one(crew, dtypes_and_counts, op, fuse_nbytes, place, background):
     specs = [(dtype, count) for dtype, count in dtypes_and_counts if op in OPS[dtype]]
-    crew(fused_and_separate, specs, op, fuse_nbytes, place)
+    crew(fused_and_separate, specs, op, fuse_nbytes, place, background)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -126,6 +129,30 @@ def other_makes(comm):
 
 def test_arrays_of_other_makes(world_of):
     assert world_of(2)(other_makes) == [([2.0, 4.0], [0, 0], [[2.0] * 2] * 3)] * 2
+
+
+class Growing:
+    """An array of another make that, when it is looked at, makes the list longer that it is in."""
+
+    def __init__(self, arrays):
+        self._arrays, self._x = arrays, np.ones(4)
+
+    @property
+    def __array_interface__(self):
+        self._arrays.extend(np.ones(4) for _ in range(1000))
+        return self._x.__array_interface__
+
+
+def growing(comm):
+    arrays = [np.ones(3)]
+    arrays.append(Growing(arrays))
+    arrays.append(np.ones(5))
+    comm.all_reduce_many(arrays)
+    return arrays[2].tolist()
+
+
+def test_a_list_may_change_meanwhile(world_of):
+    assert world_of(2)(growing) == [[2.0] * 5] * 2
 
 
 def refusals(comm):

@@ -24,6 +24,7 @@ FACTORS = {
     "trailing": ((), (1,), (3,), (2, 5), (0,)),
     "memory": MEMORIES,
     "out": (False, True),
+    "background": (False, True),
     "root": ("first", "last", "middle"),
     "ranks": RANKS,
     "chunk": (None, 256, 4096),
@@ -82,7 +83,10 @@ def call_once(comm, row):
     if kind == "scatter_v" and rank != root:
         x = None
         keywords.setdefault("like", np.empty((3, *row["trailing"]), given[0].array.dtype))
-    result = getattr(comm, kind)(x, **keywords)
+    result = getattr(comm, kind)(x, **keywords, async_op=row["background"])
+    if row["background"]:
+        comm.barrier()
+        result = result.result()
     for placed in given + placed_out:
         placed.assert_surroundings()
     for placed, taker in zip(given, takers, strict=True):
@@ -160,6 +164,19 @@ def test_shared_arrays_are_copied_once(world_of):
         assert (first, second, third) == ("zero_copy", "zero_copy", "near")
         assert gathered == mixed == [r * 50_000.0 * (r + 1) for r in range(3)]
         assert swapped == [r * (50_000.0 * (r + 1) - rank) for r in range(3)]
+
+
+def lists_that_do_not_last(comm):
+    n = comm.size
+    got = comm.all_to_all_v(np.full(5000, 10.0 * comm.rank + j) for j in range(n))
+    made = ([np.full(300, float(j)) for j in range(n)] if comm.rank == 0 else None,)
+    return [a[-1] for a in got], comm.scatter_v(*made, like=np.zeros(0))[-1]
+
+
+def test_lists_need_not_last(world_of):
+    for rank, (swapped, own) in enumerate(world_of(3, SHMRING_CHUNK=512)(lists_that_do_not_last)):
+        assert swapped == [10.0 * giver + rank for giver in range(3)]
+        assert own == rank
 
 
 def many_calls(comm):

@@ -77,13 +77,13 @@ QUESTIONS = (
     ),
     Question(
         "stream_out_nbytes",
-        (4 * MIB, 16 * MIB, 64 * MIB),
-        _private("all_reduce", 8 * MIB, 32 * MIB),
+        (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB),
+        _private("all_reduce", 2 * MIB, 8 * MIB, 32 * MIB),
     ),
     Question(
         "zero_copy_stream_nbytes",
-        (4 * MIB, 16 * MIB, 64 * MIB),
-        lambda _: [Load("all_reduce", 8 * MIB, shared=True), Load("all_reduce", 32 * MIB, shared=True)],
+        (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB),
+        lambda _: [Load("all_reduce", size * MIB, shared=True) for size in (2, 8, 32)],
     ),
     Question(
         "fuse_nbytes",
