@@ -23,7 +23,8 @@ from .errors import RankFailed
 from .limits import usable_cpus
 from .settings import Settings
 
-DEFAULT_NBYTES = 1 << 20  # as bench/bench_ring.py found: half as much, or four times as much, is slower
+# Measured with bench/bench_ring.py: less takes more hand-overs where CPUs are shared, more takes the cache.
+DEFAULT_NBYTES = 2 << 20
 PAUSES = 500  # where two processes have a CPU each
 
 _SIDES = ("puts into", "gets from")
