@@ -162,7 +162,7 @@ cdef class Engine(State):
                 raise
             return 0
         if status == MISMATCHED:
-            self.give_up(SR_MISMATCHED, culprit, seq, "")
+            self.give_up(SR_MISMATCHED, culprit, c.parted_seq, "")
         elif status == LATE:
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
@@ -233,7 +233,7 @@ cdef class Engine(State):
         memset(c, 0, sizeof(Call))
         c.kind = INVALID
         c.fingerprint = fingerprint_of(c)
-        c.seq = self.g.seq
+        c.seq = c.parted_seq = self.g.seq
         c.timeout_ns = timeout_ns
         c.enter = enter_nothing
         c.step = step_settle

@@ -251,6 +251,7 @@ cdef struct Call:
     const Piece *taken               # uneven: by rank, what this one takes of it
     # how far it is
     uint64_t seq
+    uint64_t parted_seq        # of the call in which the ranks' calls differ, if they do
     uint64_t deadline_ns       # 0: nobody has waited long yet
     uint64_t wait_begin_ns     # of the long wait that is under way
     bint interrupted           # ... and was left only to look at Python's signals
@@ -404,7 +405,7 @@ cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
 
 cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     g.seq += 1
-    c.seq = g.seq
+    c.seq = c.parted_seq = g.seq
     c.deadline_ns = 0
     c.peer = c.giver = 0
     c.lines_seen = False
@@ -441,7 +442,7 @@ cdef inline int verify_next(Group *g, Call *c, uint64_t fingerprint) noexcept no
                 return blocked_on_line(g, c, seq)
             if line.fingerprint != fingerprint:
                 c.awaited.rank = c.peer
-                c.seq = seq   # where the ranks parted
+                c.parted_seq = seq
                 return MISMATCHED
         c.peer += 1
     c.peer = 0

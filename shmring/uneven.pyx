@@ -280,7 +280,7 @@ cdef class Uneven(Collectives):
 
     cdef int check_counts(self, Call *c, _Parts parts) except -1:
         if not self.read_counts(c, parts) or not self.find_shared(c, parts):
-            c.seq = self.engine.g.seq
+            c.parted_seq = self.engine.g.seq
             self.engine.surface(c, MISMATCHED)
         return 0
 
