@@ -180,13 +180,14 @@ cdef int await_givers(Group *g, Call *c) noexcept nogil:
     return status
 
 
-# As blocked_on_line.
+# As blocked_on_line: ranks of this CPU first, which all come to this call, whether or not they give something.
 cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
+    cdef sr_flag *seq
     cdef int rank
-    for rank in range(c.giver, g.size):
-        if (takes_from(c, g.rank, rank) and runs_here(g, rank)
-                and not sr_flag_reached(&line_of(g, rank, c.seq).seq, c.seq)):
-            return blocked_on(c, &line_of(g, rank, c.seq).seq, c.seq, rank)
+    for rank in range(g.size):
+        seq = &line_of(g, rank, c.seq).seq
+        if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(seq, c.seq):
+            return blocked_on(c, seq, c.seq, rank)
     return blocked_on(c, &line_of(g, c.giver, c.seq).seq, c.seq, c.giver)
 
 
