@@ -486,7 +486,7 @@ cdef class Messages(Fusion):
         if status == LATE and not is_final:
             raise TimeoutError(f"{wanted} is not complete within {timeout_ns * 1e-9:g} s; it goes on")
         if status == LATE:
-            what_was = f"did not answer {wanted} of rank {g.rank} within {timeout_ns * 1e-9:g} s"
+            what_was = f"did not answer rank {g.rank}'s {wanted} within {timeout_ns * 1e-9:g} s"
             if culprit == g.rank:
                 what_was = f"waited {timeout_ns * 1e-9:g} s in vain in {wanted}"
             life = liveness.state(*self.engine.life_of(culprit))
@@ -495,11 +495,12 @@ cdef class Messages(Fusion):
             self.engine.give_up(SR_RANK_FAILED, culprit, seq, liveness.how_it_ended(*self.engine.life_of(culprit)))
         elif status == LEFT:
             self.engine.give_up(SR_RANK_FAILED, culprit, seq,
-                                f"closed the communicator before {wanted} of rank {g.rank} was complete")
+                                f"closed the communicator before rank {g.rank}'s {wanted} was complete")
         try:
             failures.raise_aborted(self.engine)
         except Error as error:
             error.op = "send" if message.is_send else "probe" if message.is_probe else "recv"
+            error.seq = None
             raise
 
     # The error for a ring that holds what no sender writes; it ends the communicator.
