@@ -1,5 +1,7 @@
-"""Ranks that share CPUs and repeat a call go ahead of those that have nothing for them: what they get is right,
-they are never too far ahead, and calls that differ are noticed all the same. May know: ranks, test_errors.
+"""Ranks that share CPUs and repeat a call go ahead of those that have nothing for them: what they get is
+right, they are never too far ahead, and calls that differ are noticed all the same.
+
+May know: ranks, test_errors.
 """
 
 import random
