@@ -24,9 +24,13 @@
 /* Up to here even many sources are folded block by block at once: groups cost 25 ns. */
 #define SR_SHORT_NBYTES 1024
 
-/* Beyond this loops begin at a line of dst, so that no store touches two: a fifth of the time where lines come
+/* Beyond this copies begin at a line of dst, so that no store touches two: a fifth of the time where lines come
  * from far away, and the price is some ten nanoseconds. */
 #define SR_ALIGN_BEYOND_NBYTES 4096
+
+/* So do folds beyond this. Up to here every rank may fold the whole of a message for itself, and blocks begin at its
+ * first item whatever the address: the bits of a NaN may depend on the block's length. */
+#define SR_ALIGN_FOLD_BEYOND_NBYTES 65536
 
 /* Streamed results wait here until they are whole lines, where dsts lie differently within theirs. */
 #define SR_STAGE_NBYTES 1024
@@ -181,7 +185,8 @@ static void sr_fold_staged(const struct sr_runner *runner, struct sr_work w) {
 /* Whatever is not a single short run of ordinary stores. */
 static void sr_fold(const struct sr_runner *runner, struct sr_work w) {
     if (w.ndst < 32) w.stream &= (1u << w.ndst) - 1;
-    const size_t head_nbytes = sr_common_head(runner, &w);
+    const int begins_at_item = w.stream == 0 && w.count * runner->item_nbytes <= SR_ALIGN_FOLD_BEYOND_NBYTES;
+    const size_t head_nbytes = begins_at_item ? SR_LINE_NBYTES : sr_common_head(runner, &w);
     if (head_nbytes < SR_LINE_NBYTES)
         sr_fold_in_step(runner, w, head_nbytes);
     else if (w.stream != 0)

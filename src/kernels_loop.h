@@ -211,7 +211,7 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
                                                 sizeof(A)};                                                  \
         const struct sr_work w = {(char *const *)dst, (const char *const *)src, NULL, NULL, 0, 0, count,     \
                                   ndst, nsrc, stream, divisor};                                              \
-        const size_t short_nbytes = nsrc <= SR_FUSED_SOURCES ? SR_ALIGN_BEYOND_NBYTES : SR_SHORT_NBYTES;        \
+        const size_t short_nbytes = nsrc <= SR_FUSED_SOURCES ? SR_ALIGN_FOLD_BEYOND_NBYTES : SR_SHORT_NBYTES;  \
         if (stream == 0 && count * sizeof(T) <= short_nbytes)                                                \
             SR_OF_ISA(tag##_run)(&w);                                                                        \
         else                                                                                                 \

@@ -19,6 +19,7 @@ from cases import (
     environment,
     inputs,
     pairwise,
+    rng_of,
     same_bytes,
 )
 from hypothesis import given, settings
@@ -174,6 +175,30 @@ def test_any_shape_order_view_and_memory(world_of, chunk):
         assert_all_reduced(ranks(reduce_view, row), row, [array.ravel(order="A") for array in arrays])
 
     check()
+
+
+def reduce_nans(comm, name, op, count):
+    """Any bits, many NaNs among them, in an array that begins elsewhere in its cache line on each rank."""
+    dtype = DTYPES[name]
+    content = rng_of(name, op, count, comm.rank).bytes(count * dtype.itemsize)
+    begin = 64 + comm.rank * 20 // dtype.itemsize * dtype.itemsize
+    room = np.empty(begin + len(content) + 64, np.uint8)
+    begin -= room.ctypes.data % dtype.itemsize
+    x = room[begin : begin + len(content)].view(dtype)
+    x[...] = np.frombuffer(content, dtype)
+    comm.all_reduce(x, op)
+    return x.tobytes()
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "avg"])
+@pytest.mark.parametrize("name", [name for name in DTYPES if "float" in name])
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_ranks_agree_on_every_nan(world_of, size, name, op):
+    """Everyone folds everything of a small message: where it lies on a rank must not matter there."""
+    ranks = world_of(size)
+    for nbytes in (40, 1000, 4200, 8000, SMALL_NBYTES // (size - 1) - 8, 100_000):
+        first, *others = ranks(reduce_nans, name, op, nbytes // DTYPES[name].itemsize)
+        assert others == [first] * (size - 1), nbytes
 
 
 def reduce_gigabytes(comm, count, shared):

@@ -48,8 +48,8 @@ def _private(call: str, *sizes: int) -> Callable[[int], list[Load]]:
 QUESTIONS = (
     Question(
         "small_nbytes",
-        tuple(n * KIB for n in (8, 24, 48, 80, 112, 160)),
-        lambda n: [Load("all_reduce", size * KIB // max(1, n - 1)) for size in (16, 36, 64, 96, 136)],
+        tuple(n * KIB for n in (8, 16, 24, 36, 48, 64)),
+        lambda n: [Load("all_reduce", size * KIB // max(1, n - 1)) for size in (12, 20, 30, 42, 56)],
     ),
     Question(
         "one_chunk_nbytes",
