@@ -282,7 +282,7 @@ cdef class Engine(State):
             append(self.queue, &task)
             self.wait_for(&task, NEVER)
         except BaseException as error:
-            if not is_finished(&task):
+            if not is_finished(self.queue, &task):
                 self.give_up(SR_ABORTED, self.g.rank, self.g.seq, f"{type(error).__name__} in rank {self.g.rank}")
                 finish_all(self.queue, ABORTED)
             raise
@@ -295,12 +295,12 @@ cdef class Engine(State):
         """Waits for an issued call, stepping it; False: it is not finished at until_ns. Raises what it ended with."""
         cdef Queue *q = self.queue
         cdef int status
-        if not is_finished(task):
+        if not is_finished(q, task):
             self.check_open()
             sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) + 1)
             try:
                 step_briefly(q)
-                while not is_finished(task) and sr_now_ns() < until_ns:
+                while not is_finished(q, task) and sr_now_ns() < until_ns:
                     with nogil:
                         status = step_until(q, task, until_ns)
                     if status == SIGNALLED:
@@ -312,7 +312,7 @@ cdef class Engine(State):
             finally:
                 sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) - 1)
                 self.leave_to_background()
-            if not is_finished(task):
+            if not is_finished(q, task):
                 return False
         if task.status != DONE:
             failures.raise_aborted(self)

@@ -61,7 +61,7 @@ cdef class Issued:
 cdef Queue *new_queue(Group *g) except NULL
 cdef void free_queue(Queue *q) noexcept
 cdef bint is_pending(const Queue *q) noexcept nogil
-cdef bint is_finished(const Task *t) noexcept nogil
+cdef bint is_finished(const Queue *q, const Task *t) noexcept nogil
 cdef int append(Queue *q, Task *t) except -1
 cdef void step_briefly(Queue *q) noexcept
 cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil

@@ -64,13 +64,15 @@ cdef bint is_pending(const Queue *q) noexcept nogil:
     return sr_flag_load(&q.finished) != sr_flag_load(&q.issued)
 
 
-cdef bint is_finished(const Task *t) noexcept nogil:
-    return sr_flag_load(&t.notify) == FINISHED
+# Of a task that was appended: nobody but who keeps it touches it any more.
+cdef bint is_finished(const Queue *q, const Task *t) noexcept nogil:
+    return sr_flag_reached(&q.finished, t.number)
 
 
 cdef int append(Queue *q, Task *t) except -1:
-    cdef uint64_t number = sr_flag_load(&q.issued) + 1
-    reap(q)
+    cdef uint64_t number
+    reap(q)   # which may run anything, another append too
+    number = sr_flag_load(&q.issued) + 1
     if number - sr_flag_load(&q.reaped) > q.mask:
         grow(q)
     t.number = number
@@ -194,19 +196,19 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     cdef sr_float_env env
     cdef Task *first
     cdef int status = DONE
-    while not is_finished(t):
+    while not is_finished(q, t):
         if not sr_flag_take(&q.stepper, WAITER):
             if sr_flag_load(&q.stepper) != WAITER:
                 sr_yield()          # the thread, which is away after a step
                 continue
             sr_flag_sleep(&q.finished, t.number, q.bell, q.group.look_ns)
-            if not is_finished(t):
+            if not is_finished(q, t):
                 return SIGNALLED
             continue
         env = sr_float_env_enter()
         if until_ns < q.group.signal_ns:
             q.group.signal_ns = until_ns
-        while status == DONE and not is_finished(t):
+        while status == DONE and not is_finished(q, t):
             first = oldest(q)
             status = run_steps(q.group, &first.call) if begin(q, first) else UNDESCRIBED
             if status == DONE:
@@ -339,10 +341,11 @@ cdef void serve() noexcept nogil:
     while True:
         heard = sr_flag_load(&background.issued)
         found = go_round(NULL)
+        if found != WAITING:
+            background.blocked_since_ns = 0
         if found == WANTS_PYTHON or found == REAPABLE:
             break
         if found == ACTIVE:
-            background.blocked_since_ns = 0
             continue
         if found == WAITING and not blocked_long():
             sr_yield()

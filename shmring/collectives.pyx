@@ -186,7 +186,7 @@ cdef class Collectives:
         return work
 
     cdef Work new_work(self):
-        cdef Work work = Work()
+        cdef Work work = Work.__new__(Work)
         work.communicator = self
         work.engine = self.engine
         return work

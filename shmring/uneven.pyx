@@ -162,7 +162,7 @@ cdef class Uneven(Collectives):
     # The second call is described when the first one is finished.
     cdef object issue_uneven(self, Call *counts, Call *c, _Parts parts, object out):
         cdef Work first = self.new_work()
-        cdef _UnevenWork second = _UnevenWork()
+        cdef _UnevenWork second = _UnevenWork.__new__(_UnevenWork)
         if not self.staging_ready:
             self.allocate_staging()
         first.task.call = counts[0]

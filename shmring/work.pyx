@@ -26,6 +26,9 @@ cdef class Work(Issued):
         self.a.held = self.b.held = False
         self.notice_fd = -1
 
+    def __init__(self, *_, **__):
+        raise TypeError("a Work is made by a collective with async_op=True")
+
     def wait(self, timeout=None):
         """Returns when the call is finished; raises what ended the communicator instead.
 
@@ -44,7 +47,7 @@ cdef class Work(Issued):
 
     def done(self):
         """Whether the call has come to its end, a good one or not."""
-        return is_finished(&self.task)
+        return is_finished(self.engine.queue, &self.task)
 
     def result(self, timeout=None):
         """What the call returns when it is not in the background; waits for it as `wait` does."""
@@ -66,7 +69,9 @@ cdef class Work(Issued):
         raise TypeError("a Work belongs to its process")
 
     def __repr__(self):
-        state = "under way" if not is_finished(&self.task) else "finished" if self.task.status == DONE else "failed"
+        state = "under way"
+        if is_finished(self.engine.queue, &self.task):
+            state = "finished" if self.task.status == DONE else "failed"
         return f"<shmring.Work {state}>"
 
     def __dealloc__(self):

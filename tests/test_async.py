@@ -506,6 +506,8 @@ def use_wrongly(comm):
         work.wait(-1)
     work.wait()
     assert "finished" in repr(work)
+    with pytest.raises(TypeError, match="async_op=True"):
+        shmring.Work()
 
 
 def test_wrong_timeouts(world_of):
