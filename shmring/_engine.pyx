@@ -36,7 +36,7 @@ cdef class Engine(State):
 
     def __dealloc__(self):
         if self.queue != NULL:
-            delist(self.queue)
+            delist(&self.queue.errand)
             free_queue(self.queue)
 
     def take_after(self, Engine parent):
@@ -79,7 +79,7 @@ cdef class Engine(State):
         if self.busy:
             raise RuntimeError("close() while another thread is inside a call of this communicator")
         self.finish_issued()
-        delist(self.queue)
+        delist(&self.queue.errand)
         self.closed_because = because
         sr_life_set_state(&self.g.me.life, SR_CLOSED)
         sr_bell_ring(&self.g.me.bell)
@@ -257,7 +257,7 @@ cdef class Engine(State):
     cdef int append(self, Issued issued) except -1:
         issued.task.keeper = <void *> issued
         if not self.enlisted:
-            enlist(self.queue, self)
+            enlist(&self.queue.errand, self)
             self.enlisted = True
         append(self.queue, &issued.task)
         step_briefly(self.queue)

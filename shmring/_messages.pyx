@@ -30,40 +30,33 @@ cdef void fail_or_complete(Mail *m, Message *message, Failure failure) noexcept 
     complete(m, message)
 
 
-cdef void unlink_receive(Mail *m, Message *message) noexcept nogil:
+# False: it is not in this list.
+cdef bint unlink(Message **first, Message **last, Message *message) noexcept nogil:
     cdef Message *before = NULL
-    cdef Message *at = m.first_receive
+    cdef Message *at = first[0]
     while at != NULL and at != message:
         before = at
         at = at.next
     if at == NULL:
-        return
+        return False
     if before == NULL:
-        m.first_receive = at.next
+        first[0] = at.next
     else:
         before.next = at.next
-    if m.last_receive == at:
-        m.last_receive = before
+    if last[0] == at:
+        last[0] = before
     at.next = NULL
+    return True
+
+
+cdef void unlink_receive(Mail *m, Message *message) noexcept nogil:
+    unlink(&m.first_receive, &m.last_receive, message)
 
 
 cdef void unlink_send(Mail *m, Message *message) noexcept nogil:
     cdef Peer *p = &m.peer[message.peer]
-    cdef Message *before = NULL
-    cdef Message *at = p.first_send
-    while at != NULL and at != message:
-        before = at
-        at = at.next
-    if at == NULL:
-        return
-    if before == NULL:
-        p.first_send = at.next
-    else:
-        before.next = at.next
-    if p.last_send == at:
-        p.last_send = before
-    m.nsends -= 1
-    at.next = NULL
+    if unlink(&p.first_send, &p.last_send, message):
+        m.nsends -= 1
 
 
 cdef void unlink_aside(Mail *m, Aside *aside) noexcept nogil:

@@ -19,9 +19,21 @@ cdef struct Task:
     void *keeper        # an Issued, to which the queue holds a reference until it is reaped
 
 
+cdef enum Round:      # what a round found, the most urgent last
+    IDLE, REAPABLE, WAITING, ACTIVE, WANTS_PYTHON
+
+
+# Something that the thread carries on. `step` returns a Round at once; with a nap it has entered what it waits for,
+# and looked once more. After REAPABLE and WANTS_PYTHON its owner's _attend() is called.
+cdef struct Errand:
+    int (*step)(Errand *, sr_nap *) noexcept nogil
+    Errand *next          # of the process
+
+
 # The issued calls of one communicator, the oldest first. Who *steps* it has taken `stepper`, and only then touches the
 # group, `trouble` and the tasks; tasks are appended, and reaped once finished, by whoever holds the GIL.
 cdef struct Queue:
+    Errand errand         # first, so that a pointer to it is one to the queue
     Group *group
     Task **task           # by number & mask
     uint64_t mask
@@ -30,7 +42,6 @@ cdef struct Queue:
     sr_flag nwaiters      # threads that wait for a task, which leaves the stepping to them
     int trouble           # the status that ends the communicator, once there is one
     sr_bell *bell         # rung when tasks are finished
-    Queue *next           # of the process
 
 cdef enum:
     BACKGROUND = 1, WAITER = 2     # of Queue.stepper
@@ -38,17 +49,6 @@ cdef enum:
 
 cdef enum:
     DESCRIBED, TO_BE_DESCRIBED, BEING_DESCRIBED    # of Task.description
-
-
-cdef enum Round:      # what a round found, the most urgent last
-    IDLE, REAPABLE, WAITING, ACTIVE, WANTS_PYTHON
-
-
-# Something else that the thread carries on. `step` returns a Round at once; with a nap it has entered what it waits
-# for, and looked once more. After REAPABLE and WANTS_PYTHON its owner's _attend() is called.
-cdef struct Errand:
-    int (*step)(Errand *, sr_nap *) noexcept nogil
-    Errand *next          # of the process
 
 
 cdef class Issued:
@@ -69,8 +69,7 @@ cdef void take_turn(Queue *q, uint64_t who) noexcept nogil
 cdef Task *oldest(Queue *q) noexcept nogil
 cdef void finish_all(Queue *q, int status) noexcept nogil
 cdef void reap(Queue *q) noexcept
-cdef int enlist(Queue *q, object engine) except -1
-cdef void delist(Queue *q) noexcept
+cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil
 cdef int rouse() except -1
-cdef int enlist_errand(Errand *e, object owner) except -1
-cdef void delist_errand(Errand *e) noexcept nogil
+cdef int enlist(Errand *e, object owner) except -1
+cdef void delist(Errand *e) noexcept nogil

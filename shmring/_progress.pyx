@@ -44,6 +44,7 @@ cdef Queue *new_queue(Group *g) except NULL:
     if q == NULL:
         raise MemoryError()
     q.group = g
+    q.errand.step = run_queue
     q.task = <Task **> calloc(FIRST_CAPACITY, sizeof(void *))
     q.mask = FIRST_CAPACITY - 1
     if q.task == NULL or posix_memalign(<void **> &q.bell, SR_LINE, sizeof(sr_bell)) != 0:
@@ -242,8 +243,7 @@ cdef void finish_all(Queue *q, int status) noexcept nogil:
 cdef struct Background:
     sr_flag issued             # goes up when there is something for the thread to look at
     sr_flag guard              # taken by who walks or changes the list
-    Queue *first
-    Errand *first_errand
+    Errand *first
     uint64_t blocked_since_ns
 
 cdef Background background
@@ -251,44 +251,24 @@ cdef sr_bell issued_bell
 memset(&background, 0, sizeof(background))
 memset(&issued_bell, 0, sizeof(issued_bell))
 
-_engines = weakref.WeakSet()
+_owners = weakref.WeakSet()
 _thread = None
 
 
-# From now on the thread steps it; engine._attend() is called when Python is needed.
-cdef int enlist(Queue *q, object engine) except -1:
-    _engines.add(engine)
+# From now on the thread steps it; owner._attend() is called when Python is needed. Also while it is enlisted already.
+cdef int enlist(Errand *e, object owner) except -1:
+    delist(e)
+    _owners.add(owner)
     take_guard()
-    q.next = background.first
-    background.first = q
+    e.next = background.first
+    background.first = e
     sr_flag_set(&background.guard, 0)
     return 0
 
 
-# The thread does not touch it any more, nor what its tasks lie in.
-cdef void delist(Queue *q) noexcept:
-    cdef Queue **link = &background.first
-    take_guard()
-    while link[0] != NULL and link[0] != q:
-        link = &link[0].next
-    if link[0] == q:
-        link[0] = q.next
-    sr_flag_set(&background.guard, 0)
-
-
-# As enlist and delist; also while it is enlisted already.
-cdef int enlist_errand(Errand *e, object owner) except -1:
-    delist_errand(e)
-    _engines.add(owner)
-    take_guard()
-    e.next = background.first_errand
-    background.first_errand = e
-    sr_flag_set(&background.guard, 0)
-    return 0
-
-
-cdef void delist_errand(Errand *e) noexcept nogil:
-    cdef Errand **link = &background.first_errand
+# The thread does not touch it any more, nor what it lies in.
+cdef void delist(Errand *e) noexcept nogil:
+    cdef Errand **link = &background.first
     take_guard()
     while link[0] != NULL and link[0] != e:
         link = &link[0].next
@@ -316,15 +296,15 @@ def _run():
     while True:
         with nogil:
             serve()
-        for engine in list(_engines):
-            engine._attend()
+        for owner in list(_owners):
+            owner._attend()
 
 
 def _forget():
     """In a forked child there is no such thread, and the queues are the parent's."""
     global _thread
     _thread = None
-    _engines.clear()
+    _owners.clear()
     memset(&background, 0, sizeof(background))
     memset(&issued_bell, 0, sizeof(issued_bell))
 
@@ -367,26 +347,28 @@ cdef uint64_t nap_ns(int found) noexcept nogil:
     return IDLE_NS if found == IDLE else 2000000   # as often as the dead are looked for
 
 
-# Each queue's turn, but of those that have waiters. nap: also enters what they are blocked on.
+# Everyone's turn. nap: also enters what they are blocked on.
 cdef int go_round(sr_nap *nap) noexcept nogil:
     cdef int found = IDLE
-    cdef Queue *q
     cdef Errand *e
     take_guard()
-    q = background.first
-    while q != NULL:
-        if is_pending(q):
-            if sr_flag_load(&q.nwaiters) == 0 and sr_flag_take(&q.stepper, BACKGROUND):
-                found = max(found, step_in_background(q, nap))
-                sr_flag_set(&q.stepper, 0)
-        elif sr_flag_load(&q.reaped) != sr_flag_load(&q.finished):
-            found = max(found, REAPABLE)
-        q = q.next
-    e = background.first_errand
+    e = background.first
     while e != NULL:
         found = max(found, e.step(e, nap))
         e = e.next
     sr_flag_set(&background.guard, 0)
+    return found
+
+
+# A queue that has waiters is theirs.
+cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil:
+    cdef Queue *q = <Queue *> e
+    cdef int found = IDLE
+    if not is_pending(q):
+        return REAPABLE if sr_flag_load(&q.reaped) != sr_flag_load(&q.finished) else IDLE
+    if sr_flag_load(&q.nwaiters) == 0 and sr_flag_take(&q.stepper, BACKGROUND):
+        found = step_in_background(q, nap)
+        sr_flag_set(&q.stepper, 0)
     return found
 
 

@@ -20,7 +20,7 @@ from ._group cimport (   # and not its Status
 from ._messages cimport *
 from ._operands cimport Operand, release, take
 from ._ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
-from ._progress cimport BACKGROUND, WAITER, delist_errand, enlist_errand, rouse
+from ._progress cimport BACKGROUND, WAITER, delist, enlist, rouse
 from ._status cimport OBJECT, kind_of, mismatch, status_of, tag_number, truncated, wish_text
 from .collectives cimport timeout_ns_of
 from .fusion cimport Fusion
@@ -48,7 +48,7 @@ cdef class Messages(Fusion):
     def __dealloc__(self):
         cdef Aside *aside = self.mail.first_aside
         if self.is_enlisted:
-            delist_errand(&self.mail.errand)
+            delist(&self.mail.errand)
         while aside != NULL:
             self.mail.first_aside = aside.next
             free(aside)
@@ -306,7 +306,7 @@ cdef class Messages(Fusion):
         self.take_turn()
         sr_flag_set(&self.mail.resting, 1)
         self.is_enlisted = True
-        enlist_errand(&self.mail.errand, self)
+        enlist(&self.mail.errand, self)
         return 0
 
     def _attend(self):
@@ -354,7 +354,7 @@ cdef class Messages(Fusion):
 
     cdef int close_mail(self) except -1:
         if self.is_enlisted:
-            delist_errand(&self.mail.errand)
+            delist(&self.mail.errand)
             self.take_turn()
             self.let_go_of_completed()
             self.is_enlisted = False

@@ -173,3 +173,18 @@ def pairwise(factors, allowed=lambda row: True, *, seed=1, tries=3):
             left -= covered
             rows.append(row)
     return rows
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------
+
+
+def what_is_said(comm, attempts):
+    """By name, what each attempt is refused with; all ranks refuse the same, which harms nobody."""
+    said = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except (TypeError, ValueError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    comm.barrier()
+    return said

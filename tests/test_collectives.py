@@ -17,6 +17,7 @@ from cases import (
     rng_of,
     root_of,
     same_bytes,
+    what_is_said,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -409,14 +410,7 @@ def refusals(comm):
         "avg of a scan": lambda: comm.scan(x, "avg"),
         "sum of text": lambda: comm.reduce_scatter(np.array(["a"] * n)),
     }
-    said = {}
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-        except (TypeError, ValueError) as error:
-            said[name] = f"{type(error).__name__}: {error}"
-    comm.barrier()  # all were refused everywhere: nothing has gone wrong
-    return said
+    return what_is_said(comm, attempts)
 
 
 def _overlap(comm):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import DTYPES, assert_same, numbers, rng_of, same_bytes
+from cases import DTYPES, assert_same, numbers, rng_of, same_bytes, what_is_said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import Ranks
@@ -173,13 +173,7 @@ def refusals(comm):
         "fuse_nbytes": lambda: comm.all_reduce_many([x], fuse_nbytes=-1),
         "timeout": lambda: comm.all_reduce_many([x], timeout=0),
     }
-    said = {}
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-        except (TypeError, ValueError) as error:
-            said[name] = f"{type(error).__name__}: {error}"
-    comm.barrier()  # all were refused everywhere: nothing has gone wrong
+    said = what_is_said(comm, attempts)
     assert np.array_equal(x, np.arange(6.0))
     return said
 

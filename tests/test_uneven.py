@@ -7,7 +7,18 @@ import signal
 
 import numpy as np
 import pytest
-from cases import DTYPES, MEMORIES, Placed, environment, numbers, pairwise, rng_of, root_of, same_bytes
+from cases import (
+    DTYPES,
+    MEMORIES,
+    Placed,
+    environment,
+    numbers,
+    pairwise,
+    rng_of,
+    root_of,
+    same_bytes,
+    what_is_said,
+)
 from ranks import Died, Ranks
 
 import shmring
@@ -261,13 +272,7 @@ def refusals(comm):
         "read-only": lambda: comm.all_gather_v(x, out=[np.broadcast_to(0.0, 6).copy().data.toreadonly()] * n),
         "timeout": lambda: comm.all_gather_v(x, timeout=-1),
     }
-    said = {}
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-        except (TypeError, ValueError) as error:
-            said[name] = f"{type(error).__name__}: {error}"
-    comm.barrier()  # all were refused everywhere: nothing has gone wrong
+    said = what_is_said(comm, attempts)
     assert np.array_equal(x, np.arange(6.0))
     return said
 
