@@ -344,7 +344,7 @@ cdef class Engine(State):
             return 0
         try:
             self.surface(&c, status)
-        except Error:
+        except Exception:   # the word that all ranks raise; in want of memory for it another one
             finish_all(q, ABORTED)
         return 0
 

@@ -2,6 +2,7 @@
 # process that steps whatever nobody waits for, without the GIL.
 # May know: _group, _waiting.
 
+import functools
 import os
 import threading
 import weakref
@@ -251,14 +252,14 @@ cdef sr_bell issued_bell
 memset(&background, 0, sizeof(background))
 memset(&issued_bell, 0, sizeof(issued_bell))
 
-_owners = weakref.WeakSet()
+_owners = {}   # weak references by id; listed at once, which those of a WeakSet cannot be
 _thread = None
 
 
 # From now on the thread steps it; owner._attend() is called when Python is needed. Also while it is enlisted already.
 cdef int enlist(Errand *e, object owner) except -1:
     delist(e)
-    _owners.add(owner)
+    _owners[id(owner)] = weakref.ref(owner, functools.partial(_owners.pop, id(owner)))
     take_guard()
     e.next = background.first
     background.first = e
@@ -296,8 +297,10 @@ def _run():
     while True:
         with nogil:
             serve()
-        for owner in list(_owners):
-            owner._attend()
+        for reference in list(_owners.values()):
+            owner = reference()
+            if owner is not None:
+                owner._attend()
 
 
 def _forget():
