@@ -59,16 +59,16 @@ static inline void sr_bell_ring(struct sr_bell *bell)
     syscall(SYS_futex, &bell->sleepers, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
 }
 
-/* For who waits for more than one flag, on the bell that all their writers ring: watch the bell, look at every flag
-   once more with sr_flag_load_ordered, then sleep on what the watch returned. S3 and S4, as S1 and S2 below. */
+/* How every sleep begins: watch the bell that the writers of one or more flags ring, look at each flag once more with
+   sr_flag_load_ordered, then sleep on what the watch returned. */
 static inline uint32_t sr_bell_watch(struct sr_bell *own_bell)
 {
-    return atomic_fetch_or_explicit(&own_bell->sleepers, 1, memory_order_seq_cst) | 1; /* S3 */
+    return atomic_fetch_or_explicit(&own_bell->sleepers, 1, memory_order_seq_cst) | 1; /* S1 */
 }
 
 static inline uint64_t sr_flag_load_ordered(const sr_flag *flag)
 {
-    return atomic_load_explicit((sr_flag *)flag, memory_order_seq_cst); /* S4, pairs with P1, P2 */
+    return atomic_load_explicit((sr_flag *)flag, memory_order_seq_cst); /* S2, pairs with P1, P2 */
 }
 
 static inline void sr_bell_sleep(struct sr_bell *own_bell, uint32_t generation, uint64_t limit_ns)
@@ -77,7 +77,7 @@ static inline void sr_bell_sleep(struct sr_bell *own_bell, uint32_t generation, 
     syscall(SYS_futex, &own_bell->sleepers, FUTEX_WAIT, generation, &limit, NULL, 0);
 }
 
-/* P1, pairs with A1, A2, S2, S4. The locked exchange orders the flag before the look at the bell (the sleeper does
+/* P1, pairs with A1, A2, S2. The locked exchange orders the flag before the look at the bell (the sleeper does
    the same the other way round in S1, S2), so one of the two always sees the other. */
 static inline void sr_flag_publish(sr_flag *flag, uint64_t value, struct sr_bell *own_bell)
 {
@@ -124,11 +124,9 @@ static inline int sr_life_cpu(const struct sr_life *life)
 /* Sleeps until the owner of the flag rings its bell, at most `limit_ns`; signals, and nothing at all, end it too. */
 static inline void sr_flag_sleep(const sr_flag *flag, uint64_t target, struct sr_bell *owner_bell, uint64_t limit_ns)
 {
-    struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
-    uint32_t generation = atomic_fetch_or_explicit(&owner_bell->sleepers, 1, memory_order_seq_cst) | 1; /* S1 */
-    uint64_t value = atomic_load_explicit((sr_flag *)flag, memory_order_seq_cst); /* S2, pairs with P1 */
-    if ((int64_t)(value - target) < 0)
-        syscall(SYS_futex, &owner_bell->sleepers, FUTEX_WAIT, generation, &limit, NULL, 0);
+    uint32_t generation = sr_bell_watch(owner_bell);
+    if ((int64_t)(sr_flag_load_ordered(flag) - target) < 0)
+        sr_bell_sleep(owner_bell, generation, limit_ns);
 }
 
 /* A sleep on the flags of several owners, for a thread that serves more than one call. Begun by {0}; entered flag by
@@ -143,24 +141,6 @@ struct sr_nap {
     } bell[SR_NAP_FLAGS];
 };
 
-/* As the first half of sr_flag_sleep. False: the flag is there already. */
-static inline bool sr_nap_enter(struct sr_nap *nap, const sr_flag *flag, uint64_t target, struct sr_bell *owner_bell)
-{
-    enum { FUTEX_OF_32_BITS = 2 };
-    uint32_t generation = atomic_fetch_or_explicit(&owner_bell->sleepers, 1, memory_order_seq_cst) | 1; /* S1 */
-    uint64_t value = atomic_load_explicit((sr_flag *)flag, memory_order_seq_cst); /* S2, pairs with P1 */
-    if ((int64_t)(value - target) >= 0)
-        return false;
-    if (nap->n < SR_NAP_FLAGS) {
-        nap->bell[nap->n].generation = generation;
-        nap->bell[nap->n].address = (uint64_t)(uintptr_t)&owner_bell->sleepers;
-        nap->bell[nap->n].flags = FUTEX_OF_32_BITS;
-        nap->bell[nap->n].reserved = 0;
-        nap->n++;
-    }
-    return true;
-}
-
 /* As sr_bell_watch: the caller looks at what it waits for once more before the nap is slept. */
 static inline void sr_nap_watch(struct sr_nap *nap, struct sr_bell *own_bell)
 {
@@ -173,6 +153,13 @@ static inline void sr_nap_watch(struct sr_nap *nap, struct sr_bell *own_bell)
         nap->bell[nap->n].reserved = 0;
         nap->n++;
     }
+}
+
+/* As the first half of sr_flag_sleep. False: the flag is there already, and the nap is not to be slept. */
+static inline bool sr_nap_enter(struct sr_nap *nap, const sr_flag *flag, uint64_t target, struct sr_bell *owner_bell)
+{
+    sr_nap_watch(nap, owner_bell);
+    return (int64_t)(sr_flag_load_ordered(flag) - target) < 0;
 }
 
 /* Until one of the owners rings. Linux 5.16; where the kernel does not know it, for a moment only. */
