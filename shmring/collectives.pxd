@@ -22,11 +22,12 @@ cdef class Collectives:
     cdef int drive(self, Call *c) except -1
     cdef int prepare_staging(self, Call *c) except -1
     cdef int allocate_staging(self) except -1
-    cdef object room_for_result(self, int kind, object x, int root, object like)
+    cdef object out_of(self, int kind, object x, int root, object out, object like)
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
                          object out, object algorithm, object timeout)
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1
     cdef int find_blocks(self, Call *c) except -1
+    cdef int root_of(self, int kind, object root) except -1
     cdef int root_number(self, object root) except -1
 
 

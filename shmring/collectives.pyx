@@ -39,11 +39,6 @@ cdef inline bint is_in_place(int kind) noexcept:
     return kind == ALL_REDUCE or kind == REDUCE or kind == BROADCAST or kind == SCAN or kind == EXSCAN
 
 
-# The result is a new array unless there is an out.
-cdef inline bint makes_room(int kind) noexcept:
-    return not is_in_place(kind) and kind != BARRIER
-
-
 cdef str shown(Operand *operand):
     return f"{(_state.DTYPES + (_state.MOVED_DTYPE,))[operand.dtype]}[{operand.count}]"
 
@@ -155,8 +150,8 @@ cdef class Collectives:
         a.held = b.held = False
         try:
             try:
-                number = self.root_number(root) if is_rooted(kind) else 0
-                out = self.room_for_result(kind, x, number, like) if out is None and makes_room(kind) else out
+                number = self.root_of(kind, root)
+                out = self.out_of(kind, x, number, out, like)
                 kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout)
             except Exception:
                 self.engine.refuse(kind)
@@ -165,7 +160,7 @@ cdef class Collectives:
         finally:
             release(&a)
             release(&b)
-        return None if is_in_place(kind) or not takes_result(&c, self.engine.g.rank) else out
+        return answer_of(&c, self.engine.g.rank, out)
 
     # As run, in the background.
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
@@ -173,14 +168,14 @@ cdef class Collectives:
         cdef Work work = self.new_work()
         cdef Call *c = &work.task.call
         try:
-            number = self.root_number(root) if is_rooted(kind) else 0
-            out = self.room_for_result(kind, x, number, like) if out is None and makes_room(kind) else out
+            number = self.root_of(kind, root)
+            out = self.out_of(kind, x, number, out, like)
             kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout)
         except Exception:
             self.engine.refuse(kind)
             raise
         work.kept = (x, out, kept)
-        work.answer = None if is_in_place(kind) or not takes_result(c, self.engine.g.rank) else out
+        work.answer = answer_of(c, self.engine.g.rank, out)
         self.prepare_staging(c)
         self.engine.issue(work)
         return work
@@ -203,8 +198,11 @@ cdef class Collectives:
     cdef int allocate_staging(self) except -1:
         raise NotImplementedError("Comm has the memory")
 
-    cdef object room_for_result(self, int kind, object x, int root, object like):
+    # The out that is given, or room for the result of a kind that makes it.
+    cdef object out_of(self, int kind, object x, int root, object out, object like):
         cdef int size = self.engine.g.size
+        if out is not None or is_in_place(kind) or kind == BARRIER:
+            return out
         if kind == GATHER and root != self.engine.g.rank:
             return None
         if kind == SCATTER and root != self.engine.g.rank:
@@ -273,6 +271,9 @@ cdef class Collectives:
             self.engine.find_block(c.out, c.nbytes, &c.out_block, &c.out_offset)
         return 0
 
+    cdef int root_of(self, int kind, object root) except -1:
+        return self.root_number(root) if is_rooted(kind) else 0
+
     cdef int root_number(self, object root) except -1:
         try:
             number = operator.index(root)
@@ -288,6 +289,11 @@ cdef inline bint takes_result(Call *c, int rank) noexcept:
     if c.kind == GATHER or c.kind == REDUCE:
         return rank == c.root
     return True
+
+
+# What the method returns.
+cdef inline object answer_of(Call *c, int rank, object out):
+    return None if is_in_place(c.kind) or not takes_result(c, rank) else out
 
 
 cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
@@ -355,14 +361,13 @@ cdef class Plan:
         bound.apply_defaults()
         given = bound.arguments
         x, out = given.get("x"), given.get("out")
-        root = comm.root_number(given["root"]) if is_rooted(number) else 0
-        if out is None and makes_room(number):
-            out = comm.room_for_result(number, x, root, given.get("like"))
+        root = comm.root_of(number, given.get("root"))
+        out = comm.out_of(number, x, root, out, given.get("like"))
         kept = comm.describe(&self.c, &self.a, &self.b, number, x, given.get("op"), root, out,
                              given.get("algorithm"), given.get("timeout"))
         self.in_background = given["async_op"]
         self.pinned = (x, out, kept)
-        self.result = None if is_in_place(number) or not takes_result(&self.c, comm.engine.g.rank) else out
+        self.result = answer_of(&self.c, comm.engine.g.rank, out)
         comm.prepare_staging(&self.c)
 
     def __reduce__(self):
