@@ -11,7 +11,6 @@ from ._ring cimport sr_bell_sleep, sr_bell_watch, sr_pause
 
 
 cdef enum:
-    SIGNAL_INTERVAL_NS = 5000000
     WATCH_NS = 50000000      # so long the thread goes on to look at a mail in which nothing is pending
 
 

@@ -149,10 +149,6 @@ cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
 
 # ---- going ahead ---------------------------------------------------------------------------------------------
 
-cdef enum:
-    MOST_AHEAD = SR_LINES // 2 - 1   # calls, so that the next line can be published at once
-
-
 # Where ranks take turns on a CPU, a rank that repeats its last call does not wait for those that have nothing for it:
 # it sees some calls later whether they have called the same. A call like no other is seen by all at once.
 cdef inline bint goes_ahead(Group *g, Call *c) noexcept nogil:

@@ -331,6 +331,10 @@ cdef inline bint takes(const Call *c, int rank) noexcept nogil:
 
 # ---- waiting -------------------------------------------------------------------------------------------------
 
+cdef enum:
+    SIGNAL_INTERVAL_NS = 5000000   # between two looks of a wait at Python's signals
+
+
 cdef inline int blocked_on(Call *c, const sr_flag *flag, uint64_t target, int rank) noexcept nogil:
     c.awaited.flag = flag
     c.awaited.target = target
@@ -385,6 +389,10 @@ cdef inline void report_abort(sr_header *header, int cause, int culprit, int rep
 
 
 # ---- the call line -------------------------------------------------------------------------------------------
+
+cdef enum:
+    MOST_AHEAD = SR_LINES // 2 - 1   # calls not yet verified when one ends, so that the next line can be published
+
 
 cdef inline sr_call_line *line_of(Group *g, int rank, uint64_t seq) noexcept nogil:
     return &g.lane[rank].line[seq & (SR_LINES - 1)]

@@ -26,9 +26,6 @@ cdef extern from "flag.h" nogil:
 
 LOCK_NBYTES = sizeof(sr_lock)
 
-cdef enum:
-    SIGNAL_INTERVAL_NS = 5000000
-
 cdef int forks = 0   # between this process and the one that first imported this
 
 

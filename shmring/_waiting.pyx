@@ -6,10 +6,6 @@ from libc.stdint cimport uint64_t
 from ._group cimport *
 
 
-cdef enum:
-    SIGNAL_INTERVAL_NS = 5000000
-
-
 cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
     return 0 if runs_here(g, c.awaited.rank) else pauses
 
