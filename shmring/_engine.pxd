@@ -10,7 +10,7 @@ from ._state cimport State
 cdef class Engine(State):
     cdef Queue *queue                     # of the calls that run in the background
     cdef readonly object closed_because   # None while open, else the text of the Closed error
-    cdef bint busy, refused, enlisted
+    cdef bint busy, enlisted
     cdef object leave_word
     cdef object park_thread
     cdef object __weakref__
@@ -23,8 +23,6 @@ cdef class Engine(State):
     cdef int prepare_to_begin(self, Call *c) except -1
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s) except -1
     cdef int describe_refusal(self, Call *c, int kind) except -1
-    cdef int settle(self, uint64_t timeout_ns) except -1
-    cdef int describe_settlement(self, Call *c, uint64_t timeout_ns) except -1
     cdef int issue(self, Issued issued) except -1
     cdef int append(self, Issued issued) except -1
     cdef int leave_to_background(self) except -1

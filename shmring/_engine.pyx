@@ -11,7 +11,7 @@ from libc.string cimport memcpy, memset
 
 from ._group cimport *
 from ._distance cimport enter_ping, step_ping_call
-from ._pipelines cimport choose_pipeline, enter_nothing, enter_refused, step_settle
+from ._pipelines cimport choose_pipeline, enter_refused, step_refused
 from ._progress cimport *
 from ._waiting cimport BRIEF_NBYTES, run_steps, try_briefly
 
@@ -123,8 +123,6 @@ cdef class Engine(State):
         self.prepare_to_begin(c)
         if is_pending(self.queue):
             return self.drive_behind(c)
-        if self.refused:
-            self.settle(c.timeout_ns)
         self.busy = True
         env = sr_float_env_enter()
         try:
@@ -204,54 +202,26 @@ cdef class Engine(State):
         if is_pending(self.queue):
             refusal.communicator = self
             return self.append(refusal)
-        if self.refused:
-            self.settle(c.timeout_ns)
-        enter_refused(&self.g, c)
-        self.refused = True
+        self.busy = True
+        try:
+            c.enter(&self.g, c)
+            self.complete(c)
+        finally:
+            self.busy = False
         return 0
 
     cdef int describe_refusal(self, Call *c, int kind) except -1:
         c.kind = kind
         c.timeout_ns = <uint64_t> (self.timeout_s * 1e9)
         c.enter = enter_refused
-        c.step = step_settle
-        return 0
-
-    # Before the next line may be published everyone's line of the refused call must have been seen.
-    cdef int settle(self, uint64_t timeout_ns) except -1:
-        cdef Call c
-        self.describe_settlement(&c, timeout_ns)
-        self.busy = True
-        try:
-            self.complete(&c)
-        finally:
-            self.busy = False
-        self.refused = False
-        return 0
-
-    cdef int describe_settlement(self, Call *c, uint64_t timeout_ns) except -1:
-        memset(c, 0, sizeof(Call))
-        c.kind = INVALID
-        c.fingerprint = fingerprint_of(c)
-        c.seq = c.parted_seq = self.g.seq
-        c.timeout_ns = timeout_ns
-        c.enter = enter_nothing
-        c.step = step_settle
+        c.step = step_refused
         return 0
 
     # -- calls in the background --
 
     cdef int issue(self, Issued issued) except -1:
         """Runs a call in the background, behind those issued before it; small ones at once if they can be."""
-        cdef Call *c = &issued.task.call
-        cdef Issued settlement
-        self.prepare_to_begin(c)
-        if self.refused:
-            settlement = Issued()
-            settlement.communicator = self
-            self.describe_settlement(&settlement.task.call, c.timeout_ns)
-            self.append(settlement)
-            self.refused = False
+        self.prepare_to_begin(&issued.task.call)
         return self.append(issued)
 
     cdef int append(self, Issued issued) except -1:

@@ -7,4 +7,4 @@ cdef void choose_pipeline(Group *g, Call *c) noexcept nogil
 cdef void enter_refused(Group *g, Call *c) noexcept nogil
 cdef void enter_nothing(Group *g, Call *c) noexcept nogil
 cdef int step_nothing(Group *g, Call *c) noexcept nogil
-cdef int step_settle(Group *g, Call *c) noexcept nogil
+cdef int step_refused(Group *g, Call *c) noexcept nogil

@@ -201,15 +201,20 @@ cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
     give_credit(g, c.copy.position)
 
 
-# ---- after a refused call ------------------------------------------------------------------------------------
+# ---- calls that are none -------------------------------------------------------------------------------------
 
-# A call that this rank refuses: what it would have been is in its record, its line says that it is invalid.
+# A call that this rank refuses: what it would have been is in its record, its line says that it is invalid. Whether
+# all have refused it is seen with the lines of the next call.
 cdef void enter_refused(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
     record_call(g, c, True)
     c.kind = INVALID
     c.fingerprint = fingerprint_of(c)
     publish_line(g, c)
+
+
+cdef int step_refused(Group *g, Call *c) noexcept nogil:
+    return verify(g, c, c.seq - MOST_AHEAD)
 
 
 cdef void enter_nothing(Group *g, Call *c) noexcept nogil:
@@ -220,15 +225,11 @@ cdef int step_nothing(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# Waits for everyone's line of the call that this rank refused, begun earlier: all must have refused it.
-cdef int step_settle(Group *g, Call *c) noexcept nogil:
-    return await_lines(g, c)
-
-
 # ---- choice --------------------------------------------------------------------------------------------------
 
 cdef void enter_alone(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
+    g.verified = c.seq
 
 
 cdef int step_alone(Group *g, Call *c) noexcept nogil:
