@@ -18,6 +18,9 @@ class Engine(State):
     def measure_distance(self) -> None:
         """Collective: measures how near the ranks' cores are; near or far is then common knowledge."""
 
+    def probe_single_copy(self, wanted: bool) -> None:
+        """Collective: whether every rank wants to read, and can, the private memory of all others."""
+
     def open_for_calls(self, timeout_s: float) -> None:
         """The start-up is over: calls are counted from here, and `timeout_s` is their default."""
 

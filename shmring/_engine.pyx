@@ -2,10 +2,11 @@
 # wrong. May know: _group, _distance, _pipelines, _progress, _state, _waiting; failures and liveness once something is
 # wrong. Opens and allocates nothing shared.
 
+import os
 import threading
 
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
@@ -19,6 +20,13 @@ from . import failures, liveness
 from .errors import Closed, Error, RankFailed, Timeout
 
 cdef uint64_t NEVER = ~<uint64_t> 0
+
+
+# A process that is only called alike, in another container, has something else there.
+cdef bint can_read_memory_of(const sr_life *life) noexcept:
+    cdef uint64_t nonce
+    return (sr_single_copy(sr_life_task(life), &nonce, <uintptr_t> &(<sr_life *> <uintptr_t> life.address).nonce,
+                           sizeof(nonce)) == 0 and nonce == life.nonce)
 
 
 cdef bytes reason_text(str reason):
@@ -45,6 +53,7 @@ cdef class Engine(State):
         self.be_patient(pauses=g.pauses, brief_pauses=g.brief_pauses, brief_yields=g.brief_yields,
                         yield_ns=g.yield_ns, sleep_ns=g.sleep_ns, look_ns=g.look_ns,
                         ping_interval_ns=g.ping_interval_ns, zero_copy_nbytes=g.zero_copy_nbytes, crowded=g.crowded)
+        self.g.single_copy = g.single_copy
         self.g.next_far = g.far
         set_far(&self.g, g.far)
 
@@ -54,6 +63,8 @@ cdef class Engine(State):
         """Makes this rank known to the others: from here on its death is noticed."""
         self.g.me.life.pid = pid
         self.g.me.life.start_time = start_time
+        self.g.me.life.address = <uintptr_t> &self.g.me.life
+        self.g.me.life.nonce = int.from_bytes(os.urandom(8), "little")
         self.park_thread = threading.Thread(target=self._park, name="shmring-life", daemon=True)
         self.park_thread.start()
         while not sr_life_is_held(&self.g.me.life):
@@ -168,6 +179,8 @@ cdef class Engine(State):
             self.give_up(SR_RANK_FAILED, culprit, seq, cause)
         elif status == LEFT:
             self.give_up(SR_RANK_FAILED, culprit, seq, "closed the communicator while others still called it")
+        elif status == UNREADABLE:
+            self.give_up(SR_ABORTED, g.rank, seq, failures.describe_unreadable(culprit, c.error))
         failures.raise_aborted(self)
         return 0
 
@@ -404,6 +417,14 @@ cdef class Engine(State):
         self.drive(&c)
         g.next_far = self.broadcast_word(g.next_far)
         set_far(g, g.next_far)
+
+    def probe_single_copy(self, bint wanted):
+        """Whether every rank wants to read, and can, the private memory of all others; it is done from here on."""
+        cdef Group *g = &self.g
+        cdef int rank
+        for rank in range(g.size):
+            wanted = wanted and (rank == g.rank or can_read_memory_of(&g.lane[rank].life))
+        g.single_copy = self.all_agree(wanted, self.timeout_s)
 
     def open_for_calls(self, double timeout_s):
         """The start-up is over: calls are counted from here, and `timeout_s` is their default."""

@@ -13,10 +13,10 @@ from ._lines cimport *
 
 # ---- what goes from whom to whom -----------------------------------------------------------------------------
 
-cdef inline bint takes_from(Call *c, int taker, int giver) noexcept nogil:
-    if taker == giver or not gives(c, giver):
+cdef inline bint takes_from(Group *g, Call *c, int taker, int giver) noexcept nogil:
+    if taker == giver or not gives(g, c, giver):
         return False
-    return (c.kind != SCAN and c.kind != EXSCAN) or giver < taker
+    return not is_scan(c) or giver < taker
 
 
 # Where rank's piece begins in an x that is split evenly.
@@ -80,7 +80,7 @@ cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
     cdef int taker
     if is_split(c):
         for taker in range(g.size):
-            if takes_from(c, taker, g.rank):
+            if takes_from(g, c, taker, g.rank):
                 stage_piece(g, c, there + piece_in_slot(c, g.rank, taker, nbytes), taker, nbytes)
     else:
         stage_piece(g, c, there, g.rank, nbytes)
@@ -95,27 +95,48 @@ cdef inline void stage_piece(Group *g, Call *c, unsigned char *there, int taker,
         g.stats.bytes_sent += part
 
 
+cdef inline uint32_t streams_out(Group *g, Call *c) noexcept nogil:
+    return c.out_nbytes >= g.tuning.stream_out_nbytes
+
+
 # `source` points at everyone's piece for this rank; nbytes of them go to where they belong in out.
-cdef void take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
-    cdef uint32_t stream = c.out_nbytes >= g.tuning.stream_out_nbytes
+cdef int take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
+    if is_moved(g, c):
+        return move_pieces(g, c, offset, nbytes)
+    fold_pieces(g, c, offset, nbytes)
+    return DONE
+
+
+cdef void fold_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
+    cdef int nsources = g.rank + (c.kind == SCAN) if is_scan(c) else g.size
+    g.source[g.rank] = given_to(c, g.rank) + offset
+    g.target[0] = c.out + offset
+    if nsources > 0:
+        g.kernels.fold[c.dtype][c.op](g.target, 1, streams_out(g, c), g.source, nsources, nbytes // c.itemsize,
+                                      <uint32_t> nsources)
+
+
+cdef int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
     cdef size_t part
-    cdef int step, giver, nsources
-    if is_folded(c):
-        g.source[g.rank] = given_to(c, g.rank) + offset
-        nsources = g.size if c.kind != SCAN and c.kind != EXSCAN else g.rank + (c.kind == SCAN)
-        g.target[0] = c.out + offset
-        if nsources > 0:
-            g.kernels.fold[c.dtype][c.op](g.target, 1, stream, g.source, nsources, nbytes // c.itemsize,
-                                          <uint32_t> nsources)
-        return
+    cdef int step, giver, status
     for step in range(1, g.size):   # everyone begins with another one
         giver = (g.rank + step) % g.size
-        if takes_from(c, g.rank, giver):
+        if takes_from(g, c, g.rank, giver):
             part = part_of(c.taken, giver, offset, nbytes)
             if part > 0:
-                g.kernels.copy(taken_from(c, giver) + offset, g.source[giver], part, stream)
+                status = move_piece(g, c, giver, taken_from(c, giver) + offset, part)
+                if status != DONE:
+                    return status
     if is_joined(c) and c.taken == NULL:
         keep_own_piece(g, c, offset, nbytes)
+    return DONE
+
+
+cdef inline int move_piece(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
+    if c.zero_copy and lies_in_private(g, c, giver):
+        return read_private(g, c, giver, there, nbytes)
+    g.kernels.copy(there, g.source[giver], nbytes, streams_out(g, c))
+    return DONE
 
 
 # What a rank has for itself is in its x already.
@@ -123,7 +144,7 @@ cdef void keep_own_piece(Group *g, Call *c, size_t offset, size_t nbytes) noexce
     cdef const unsigned char *own = given_to(c, g.rank) + offset
     cdef unsigned char *there = taken_from(c, g.rank) + offset
     if there != own:
-        g.kernels.copy(there, own, nbytes, c.out_nbytes >= g.tuning.stream_out_nbytes)
+        g.kernels.copy(there, own, nbytes, streams_out(g, c))
 
 
 # The own piece where it is not taken with those of others: it may be the largest, or all that the root gets.
@@ -153,7 +174,7 @@ cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
 # it sees some calls later whether they have called the same. A call like no other is seen by all at once.
 cdef inline bint goes_ahead(Group *g, Call *c) noexcept nogil:
     return (g.crowded and c.fingerprint == line_of(g, g.rank, c.seq - 1).fingerprint
-            and (c.kind == BROADCAST or c.kind == SCATTER or c.kind == SCAN or c.kind == EXSCAN
+            and (c.kind == BROADCAST or c.kind == SCATTER or is_scan(c)
                  or ((c.kind == GATHER or c.kind == REDUCE) and g.rank != c.root)))
 
 
@@ -162,7 +183,7 @@ cdef int await_givers(Group *g, Call *c) noexcept nogil:
     cdef sr_call_line *line
     cdef int status = DONE
     while c.giver < g.size:
-        if takes_from(c, g.rank, c.giver):
+        if takes_from(g, c, g.rank, c.giver):
             line = line_of(g, c.giver, c.seq)
             if not sr_flag_reached(&line.seq, c.seq):
                 return blocked_on_giver(g, c)
@@ -191,7 +212,7 @@ cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
 # gives knows it only if its own array is private.
 cdef int step_givers_lines(Group *g, Call *c) noexcept nogil:
     cdef int status
-    if not goes_ahead(g, c) or may_ping(g, c) or (c.zero_copy and gives(c, g.rank)):
+    if not goes_ahead(g, c) or may_ping(g, c) or (c.zero_copy and gives(g, c, g.rank)):
         return step_lines(g, c)
     status = await_givers(g, c)
     if status == DONE and c.zero_copy:
@@ -203,7 +224,7 @@ cdef int step_givers_lines(Group *g, Call *c) noexcept nogil:
 
 cdef void enter_tiny(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
-    if c.x_nbytes > 0 and gives(c, g.rank):
+    if c.x_nbytes > 0 and gives(g, c, g.rank):
         memcpy(line_of(g, g.rank, c.seq).payload, c.x, c.x_nbytes)
     publish_line(g, c)
 
@@ -214,7 +235,7 @@ cdef int step_tiny(Group *g, Call *c) noexcept nogil:
     if status != DONE:
         return status
     if c.nbytes > 0:
-        if takes(c, g.rank):
+        if takes(g, c, g.rank):
             for giver in range(g.size):
                 g.source[giver] = line_of(g, giver, c.seq).payload + piece_of_x(c, g.rank)
             take_pieces(g, c, 0, c.nbytes)
@@ -241,7 +262,7 @@ cdef int step_exchange(Group *g, Call *c) noexcept nogil:
     cdef bint stages
     cdef int status
     if not c.announced:
-        if gives(c, g.rank) and not c.zero_copy:
+        if gives(g, c, g.rank) and not c.zero_copy:
             if not has_credit(g, piece_end(g, c, &c.stage)):
                 return blocked_on_credit(g, c, piece_end(g, c, &c.stage))
             stage_pieces(g, c)
@@ -257,7 +278,7 @@ cdef int step_exchange(Group *g, Call *c) noexcept nogil:
             return status
         if c.zero_copy:
             return PROGRESSED
-        if not takes(c, g.rank):
+        if not takes(g, c, g.rank):
             skip_taking(g, c)
         stages = can_stage_pieces(g, c)
     if c.zero_copy:
@@ -274,13 +295,13 @@ cdef int step_exchange(Group *g, Call *c) noexcept nogil:
     if stages:
         stage_and_publish(g, c)
         return PROGRESSED
-    if c.copy.offset == c.nbytes and (c.stage.offset == c.nbytes or not gives(c, g.rank)):
+    if c.copy.offset == c.nbytes and (c.stage.offset == c.nbytes or not gives(g, c, g.rank)):
         return finish_exchange(g, c)
     return blocked_on_credit(g, c, piece_end(g, c, &c.stage))
 
 
 cdef inline bint can_stage_pieces(Group *g, Call *c) noexcept nogil:
-    return (gives(c, g.rank) and not c.zero_copy and c.stage.offset < c.nbytes
+    return (gives(g, c, g.rank) and not c.zero_copy and c.stage.offset < c.nbytes
             and has_credit(g, piece_end(g, c, &c.stage)))
 
 
@@ -294,7 +315,7 @@ cdef void skip_taking(Group *g, Call *c) noexcept nogil:
 
 # A chunk of x that out may overwrite is staged before.
 cdef inline bint can_take(Group *g, Call *c) noexcept nogil:
-    return c.copy.offset < c.nbytes and (c.copy.offset < c.stage.offset or not gives(c, g.rank))
+    return c.copy.offset < c.nbytes and (c.copy.offset < c.stage.offset or not gives(g, c, g.rank))
 
 
 cdef void stage_and_publish(Group *g, Call *c) noexcept nogil:
@@ -310,7 +331,7 @@ cdef inline bint is_announced(Group *g, Call *c, int giver) noexcept nogil:
 cdef bint pieces_are_there(Group *g, Call *c) noexcept nogil:
     cdef uint64_t end = piece_end(g, c, &c.copy)
     while c.copy_peer < g.size:
-        if (takes_from(c, g.rank, c.copy_peer) and part_of(c.taken, c.copy_peer, c.copy.offset, 1) > 0
+        if (takes_from(g, c, g.rank, c.copy_peer) and part_of(c.taken, c.copy_peer, c.copy.offset, 1) > 0
                 and not is_announced(g, c, c.copy_peer)
                 and not sr_flag_reached(counter(g, c.copy_peer, SR_STAGED), end)):
             return False
@@ -346,21 +367,50 @@ cdef unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t 
     return NULL
 
 
-# Everyone's array as this process maps it: x in source, out in target, where the call needs them; `skip` bytes in.
-# False: a line lies.
+# Whether the piece is read from the giver's private memory, and `source` is an address of that.
+cdef inline bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil:
+    if c.taken != NULL:
+        return c.taken[giver].there_is_private
+    return descriptor(g, c, giver).x_block == SR_PRIVATE
+
+
+# Who ends is marked before its memory goes: what was read before the mark is seen is what it gave.
+cdef int read_private(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
+    cdef sr_life *life = &g.lane[giver].life
+    c.single_copy = True
+    c.awaited.rank = giver
+    c.error = sr_single_copy(sr_life_task(life), there, <uintptr_t> g.source[giver], nbytes)
+    if sr_life_died(life):
+        return DEAD
+    if c.error == 0:
+        return DONE
+    return UNREADABLE if sr_flag_load(&g.header.abort) == SR_NO_ABORT else ABORTED
+
+
+# The address of what a giver's line says, as this process or, of private memory, its owner maps it; NULL: it lies.
+cdef inline const unsigned char *given_address(Group *g, Call *c, int giver) noexcept nogil:
+    cdef sr_descriptor *theirs = descriptor(g, c, giver)
+    if theirs.x_block == SR_PRIVATE:
+        return <unsigned char *> <uintptr_t> theirs.x_offset if is_moved(g, c) else NULL
+    return shared_address(g, theirs.x_block, giver, theirs.x_offset, c.x_nbytes)
+
+
+# Where everyone's array lies: x in source, out in target, where the call needs them; `skip` bytes in. False: a line
+# lies.
 cdef bint resolve(Group *g, Call *c, size_t x_skip, size_t out_skip) noexcept nogil:
     cdef sr_descriptor *theirs
     cdef unsigned char *array
+    cdef const unsigned char *given
     cdef int rank
     for rank in range(g.size):
         theirs = descriptor(g, c, rank)
-        if gives(c, rank):
-            array = shared_address(g, theirs.x_block, rank, theirs.x_offset, c.x_nbytes)
-            if array == NULL:
+        if gives(g, c, rank):
+            given = given_address(g, c, rank)
+            if given == NULL:
                 c.awaited.rank = rank
                 return False
-            g.source[rank] = array + x_skip
-        if is_sliced(c) and takes(c, rank):
+            g.source[rank] = given + x_skip
+        if is_sliced(c) and takes(g, c, rank):
             array = shared_address(g, theirs.out_block, rank, theirs.out_offset, c.nbytes)
             if array == NULL:
                 c.awaited.rank = rank
@@ -382,6 +432,8 @@ cdef int step_shared(Group *g, Call *c) noexcept nogil:
         status = reduce_and_push(g, c) if is_sliced(c) else pull(g, c)
         if status != DONE:
             return status
+        if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:
+            return ABORTED   # who gives up may write to its array again, and that was read here
         publish(g, SR_FINISHED, c.seq)
         c.phase = 1
         c.fold_peer = 0
@@ -390,7 +442,7 @@ cdef int step_shared(Group *g, Call *c) noexcept nogil:
                 and not sr_flag_reached(counter(g, c.fold_peer, SR_FINISHED), c.seq)):
             return blocked_on(c, counter(g, c.fold_peer, SR_FINISHED), c.seq, c.fold_peer)
         c.fold_peer += 1
-    finish(g, ZERO_COPY)
+    finish(g, SINGLE_COPY if c.single_copy else ZERO_COPY)
     return DONE
 
 
@@ -398,7 +450,7 @@ cdef int step_shared(Group *g, Call *c) noexcept nogil:
 cdef inline bint awaits_end_of(Group *g, Call *c, int rank) noexcept nogil:
     if is_sliced(c):
         return rank != g.rank
-    return takes(c, rank) and takes_from(c, rank, g.rank)
+    return takes(g, c, rank) and takes_from(g, c, rank, g.rank)
 
 
 # all_reduce, reduce: the own slice of everyone's x, reduced into every out that wants it.
@@ -426,12 +478,15 @@ cdef int reduce_and_push(Group *g, Call *c) noexcept nogil:
 cdef int pull(Group *g, Call *c) noexcept nogil:
     cdef size_t left = c.nbytes - c.copy.offset
     cdef size_t nbytes = left if left < SHARED_STEP_NBYTES else SHARED_STEP_NBYTES
-    if takes(c, g.rank):
+    cdef int status
+    if takes(g, c, g.rank):
         if c.taken != NULL:
             resolve_uneven(g, c)
         elif not resolve(g, c, piece_of_x(c, g.rank) + c.copy.offset, 0):
             return MISMATCHED
-        take_pieces(g, c, c.copy.offset, nbytes)
+        status = take_pieces(g, c, c.copy.offset, nbytes)
+        if status != DONE:
+            return status
         c.copy.offset += nbytes
         if c.copy.offset < c.nbytes:
             return PROGRESSED

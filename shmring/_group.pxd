@@ -24,7 +24,7 @@ cdef extern from "layout.h" nogil:
         pass
     cdef struct sr_life:
         int pid
-        uint64_t start_time
+        uint64_t start_time, address, nonce
     cdef struct sr_record:
         uint64_t seq, count
         uint32_t root
@@ -44,6 +44,7 @@ cdef extern from "layout.h" nogil:
     ctypedef struct sr_tuning "struct sr_tuning":
         uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
         uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
+        uint64_t single_copy_nbytes, single_copy_most_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
@@ -53,6 +54,7 @@ cdef extern from "layout.h" nogil:
     cdef enum:
         SR_PAGE, SR_LINE, SR_LINES, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
         SR_MAGIC
+        SR_PRIVATE
         SR_STAGED, SR_REDUCED, SR_COPIED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
         SR_ABSENT, SR_JOINED, SR_CLOSED
         SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED
@@ -69,6 +71,7 @@ cdef extern from "layout.h" nogil:
 cdef extern from "flag.h" nogil:
     uint64_t sr_now_ns()
     uint64_t sr_flag_load(const sr_flag *)
+    uint64_t sr_flag_load_after_reads(const sr_flag *)
     bint sr_flag_reached(const sr_flag *, uint64_t target)
     void sr_flag_set(sr_flag *, uint64_t value)
     void sr_flag_publish(sr_flag *, uint64_t value, sr_bell *own_bell)
@@ -96,6 +99,7 @@ cdef extern from "flag.h" nogil:
     void sr_life_set_state(sr_life *, int state)
     void sr_life_hold(sr_life *, sr_leave *leave)
     bint sr_life_is_held(const sr_life *)
+    int sr_life_task(const sr_life *)
     void sr_life_leave(sr_leave *leave)
     ctypedef struct sr_leave "_Atomic uint32_t":
         pass
@@ -115,7 +119,7 @@ cdef extern from "kernels.h" nogil:
     cdef enum:
         SR_BOOL, SR_I8, SR_U8, SR_I16, SR_U16, SR_I32, SR_U32, SR_I64, SR_U64
         SR_F16, SR_BF16, SR_F32, SR_F64, SR_C64, SR_C128, SR_F8_E4M3FN, SR_F8_E5M2, SR_DTYPES
-        SR_SUM, SR_MIN, SR_AVG, SR_BOR, SR_OPS
+        SR_SUM, SR_MIN, SR_AVG, SR_BOR, SR_LAND, SR_OPS
     const uint8_t *sr_dtype_nbytes
     struct sr_float_env:
         pass
@@ -135,6 +139,10 @@ cdef extern from "schedule.h" nogil:
     int sr_tree_receives_from(int rank, int n, int step)
 
 
+cdef extern from "single_copy.h" nogil:
+    int sr_single_copy(int task, void *there, uint64_t address, size_t nbytes)
+
+
 cdef enum Status:
     DONE         # the call is complete here
     PROGRESSED   # step again
@@ -143,6 +151,7 @@ cdef enum Status:
     ABORTED      # the abort word is set
     LATE         # call.awaited.rank did not come before the deadline
     DEAD         # call.awaited.rank is gone
+    UNREADABLE   # the array of call.awaited.rank, because of call.error
     LEFT         # call.awaited.rank closed the communicator
     SIGNALLED    # time to let Python look at its signals
     UNDESCRIBED  # the queue's next call is for Python to describe, which wants what came of those before it
@@ -162,7 +171,7 @@ cdef enum Algorithm:
 
 
 cdef enum Path:      # what a call went through, for stats
-    TINY, SMALL, NEAR, FAR, ZERO_COPY, BY_RING, BY_TREE, BY_MASTER, NPATHS
+    TINY, SMALL, NEAR, FAR, ZERO_COPY, BY_RING, BY_TREE, BY_MASTER, SINGLE_COPY, NPATHS
 
 
 # One shared array's memory as this process maps it: `stride` bytes for each rank, in rank order.
@@ -174,7 +183,7 @@ cdef struct Block:
 
 cdef struct Stats:
     uint64_t calls, bytes_sent, steps
-    uint64_t path[8]           # by enum Path
+    uint64_t[NPATHS] path      # by enum Path
     int last_path
 
 
@@ -202,6 +211,7 @@ cdef struct Group:
     uint64_t yield_ns, sleep_ns, look_ns, ping_interval_ns
     uint64_t next_look_ns, signal_ns   # when to look around again, and for signals
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from here on
+    bint single_copy           # every rank can read the private memory of every other
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step
     Block *block               # sorted by begin
@@ -221,7 +231,8 @@ cdef struct Head:
 cdef struct Piece:
     unsigned char *data
     size_t nbytes
-    const unsigned char *there   # where it lies in the giver's shared array, with zero-copy
+    const unsigned char *there   # where the giver's array lies, with zero-copy: as this rank maps it, or ...
+    bint there_is_private        # ... the giver does
 
 
 cdef struct Awaited:
@@ -260,7 +271,9 @@ cdef struct Call:
     int fold_peer, copy_peer   # next ranks whose counters are to be looked at
     bint lines_seen            # the lines that this rank needs are there and agree
     bint announced             # the own line is published
-    bint zero_copy             # as far as is known all arrays are shared
+    bint zero_copy             # as far as is known nothing is staged: arrays are read where they lie
+    bint single_copy           # ... some of them in private memory, through the kernel
+    int error                  # errno of what could not be read
     bint ping                  # the distance is being measured
     int phase                  # of zero-copy: 0 working, 1 waiting for the others to be done
     int round_trips            # of the measurement so far
@@ -312,20 +325,34 @@ cdef inline bint is_sliced(const Call *c) noexcept nogil:
     return c.kind == ALL_REDUCE or c.kind == REDUCE
 
 
+cdef inline bint is_scan(const Call *c) noexcept nogil:
+    return c.kind == SCAN or c.kind == EXSCAN
+
+
 cdef inline bint is_folded(const Call *c) noexcept nogil:
-    return is_sliced(c) or c.kind == REDUCE_SCATTER or c.kind == SCAN or c.kind == EXSCAN
+    return is_sliced(c) or c.kind == REDUCE_SCATTER or is_scan(c)
 
 
-# Whether others need anything of this rank's x, and whether it gets anything: by the kind alone.
-cdef inline bint gives(const Call *c, int rank) noexcept nogil:
+# Whether what a rank takes is what another has, bit for bit: that of two ranks' exscan is, where an op leaves single
+# values as they are. Logical ones do not, and a bool of 2 becomes 1.
+cdef inline bint is_moved(const Group *g, const Call *c) noexcept nogil:
+    return not is_folded(c) or (c.kind == EXSCAN and g.size == 2 and c.op < SR_LAND and c.dtype != SR_BOOL)
+
+
+# Whether others need anything of this rank's x, and whether it gets anything.
+cdef inline bint gives(const Group *g, const Call *c, int rank) noexcept nogil:
     if c.kind == BROADCAST or c.kind == SCATTER:
         return rank == c.root
+    if is_scan(c):
+        return rank != g.size - 1
     return c.kind != GATHER or rank != c.root
 
 
-cdef inline bint takes(const Call *c, int rank) noexcept nogil:
+cdef inline bint takes(const Group *g, const Call *c, int rank) noexcept nogil:
     if c.kind == BROADCAST or c.kind == SCATTER:
         return rank != c.root
+    if c.kind == EXSCAN:
+        return rank != 0
     return (c.kind != GATHER and c.kind != REDUCE) or rank == c.root
 
 

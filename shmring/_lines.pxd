@@ -15,13 +15,13 @@ cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogi
     return <sr_descriptor *> line_of(g, rank, c.seq).payload
 
 
-# Whether rank hopes for zero-copy, and so has staged nothing before its line. Where it is read its x is shared;
-# where a result is put into place from outside (all_reduce, reduce) its out is.
+# Whether rank hopes for zero-copy, and so has staged nothing before its line. Where it is read its x is shared, or
+# private and readable; where a result is put into place from outside (all_reduce, reduce) its out is shared.
 cdef inline bint hopes_for_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, rank)
-    if c.algorithm != AUTO or (theirs.x_block == 0 and gives(c, rank)):
+    if c.algorithm != AUTO or (theirs.x_block == 0 and gives(g, c, rank)):
         return False
-    return theirs.out_block != 0 or not is_sliced(c) or not takes(c, rank)
+    return theirs.out_block != 0 or not is_sliced(c) or not takes(g, c, rank)
 
 
 # Of every slot of this call: data that begin as far into a cache line as they do in the user's array are moved by
@@ -37,11 +37,22 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
     return (c.seq % CLOCK_CALLS == 0 or c.nbytes >= g.tuning.ping_nbytes) and not g.header.forced_path
 
 
+# Whether others may read this rank's private x through the kernel, and it is worth a system call for each piece. What
+# is streamed through slots is not; nor may out overwrite what they read.
+cdef inline bint is_read_in_private(Group *g, Call *c) noexcept nogil:
+    return (g.single_copy and is_moved(g, c) and gives(g, c, g.rank) and c.given == NULL
+            and g.tuning.single_copy_nbytes <= c.nbytes <= g.tuning.single_copy_most_nbytes
+            and (c.kind != ALL_TO_ALL or c.out != c.x))
+
+
 # Fills the own line, to be published; where this rank stands in the call is the beginning.
 cdef inline void describe(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *mine = descriptor(g, c, g.rank)
     mine.x_block = c.x_block
     mine.x_offset = c.x_offset
+    if c.x_block == 0 and is_read_in_private(g, c):
+        mine.x_block, mine.x_offset = SR_PRIVATE, <uintptr_t> c.x
+    c.single_copy = mine.x_block == SR_PRIVATE
     mine.out_block = c.out_block
     mine.out_offset = c.out_offset
     mine.skew = skew_of(c)

@@ -71,8 +71,8 @@ cdef int step_direct(Group *g, Call *c) noexcept nogil:
         if status != DONE:
             return status
     copies = c.copy.offset < c.fold.offset and (
-        not takes(c, g.rank) or all_reached(g, SR_REDUCED, chunk_end(g, c, &c.copy), &c.copy_peer))
-    if stages and copies and takes(c, g.rank) and next_chunk(c, &c.stage) == next_chunk(c, &c.copy):
+        not takes(g, c, g.rank) or all_reached(g, SR_REDUCED, chunk_end(g, c, &c.copy), &c.copy_peer))
+    if stages and copies and takes(g, c, g.rank) and next_chunk(c, &c.stage) == next_chunk(c, &c.copy):
         exchange_chunks(g, c)
         return PROGRESSED
     if stages and c.stage.offset - c.fold.offset < 2 * c.chunk_nbytes:
@@ -143,7 +143,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
         for rank in range(g.size):
             g.source[rank] = slot_data(g, c, rank, slot_at) + begin
         g.source[g.rank] = c.x + c.fold.offset + begin
-        if takes(c, g.rank):
+        if takes(g, c, g.rank):
             stream = c.nbytes >= g.tuning.stream_out_nbytes
             g.target[0] = c.out + c.fold.offset + begin
             ntargets = 1
@@ -165,7 +165,7 @@ cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
     cdef uint32_t stream = c.nbytes >= g.tuning.stream_out_nbytes
     cdef size_t begin, end
     cdef int rank
-    for rank in range(g.size if takes(c, g.rank) else 0):
+    for rank in range(g.size if takes(g, c, g.rank) else 0):
         begin = slice_begin(g, c, nbytes // c.itemsize, rank) * c.itemsize
         end = slice_begin(g, c, nbytes // c.itemsize, rank + 1) * c.itemsize
         if rank != g.rank and begin < end:

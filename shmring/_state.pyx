@@ -25,7 +25,8 @@ KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
          "split", "group", "shared", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many")
 assert len(KINDS) == NKINDS
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct")
-PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master")
+PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", "single_copy")
+assert len(PATHS) == NPATHS
 CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED}
 TINY_NBYTES = SR_PAYLOAD_NBYTES
 MAX_RANKS = SR_MAX_RANKS

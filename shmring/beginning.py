@@ -58,6 +58,7 @@ def begin(
             if parent is None:
                 engine.be_patient(**tuning.patience(links.local_size, _allowed_cpus(engine)))
                 engine.measure_distance()
+                engine.probe_single_copy(settings.single_copy_nbytes != 0)
             else:
                 engine.take_after(parent)
             engine.open_for_calls(timeout_s)

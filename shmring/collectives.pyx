@@ -229,7 +229,7 @@ cdef class Collectives:
         if not takes_result(c, g.rank) or (out is x and is_in_place(kind)):
             out = None
         if kind != SCATTER or g.rank == c.root:
-            kept = take(a, x, out is None and is_in_place(kind) and takes(c, g.rank), "x", not is_folded(c))
+            kept = take(a, x, out is None and is_in_place(kind) and takes(g, c, g.rank), "x", not is_folded(c))
             describe_x(c, a, g.size, x)
         if out is not None:
             kept_out = take(b, out, True, "out", not is_folded(c))

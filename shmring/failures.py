@@ -5,6 +5,7 @@ May know: errors, liveness; it is handed an engine.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -59,6 +60,14 @@ def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
     else:
         did = f"its last call was {describe_call(engine.record_of(rank, last))} #{number}"
     return f"{missed} within {timeout_s:g} s; {did}; it is {liveness.state(*engine.life_of(rank))}"
+
+
+def describe_unreadable(rank: int, error: int) -> str:
+    """Why this rank could not read an array straight from another's memory, and what to do."""
+    return (
+        f"it could not read the array of rank {rank}: {os.strerror(error)} (process_vm_readv); "
+        "SHMRING_SINGLE_COPY=off does without that"
+    )
 
 
 def raise_aborted(engine: Engine) -> NoReturn:

@@ -41,6 +41,7 @@ class Settings:
     isa: str = "auto"
     algorithm: str = "auto"
     path: str = "auto"
+    single_copy_nbytes: int | None = None  # from here on; 0: never
     trace: str | None = None
     tuning: str = "auto"  # "none", or a file; rank 0's counts
     message_ring_nbytes: int = 0  # 0: by the number of ranks; lets tests run with rings of some lines
@@ -69,6 +70,7 @@ class Settings:
             isa=read("SHMRING_ISA", _choice(ISAS), "auto"),
             algorithm=read("SHMRING_ALGORITHM", _choice(ALGORITHMS), "auto"),
             path=read("SHMRING_PATH", _choice(PATHS), "auto"),
+            single_copy_nbytes=read("SHMRING_SINGLE_COPY", _size_or_off(64, 1 << 40), None),
             trace=read("SHMRING_TRACE", _text(4096), None),
             tuning=read("SHMRING_TUNING", _text(4096), "auto"),
             message_ring_nbytes=read("SHMRING_MESSAGE_RING", _power_of_two(512, 1 << 30), 0),
@@ -111,6 +113,18 @@ def _size(least: int, most: int) -> Callable[[str, str], int]:
         if not least <= nbytes <= most or nbytes % CACHE_LINE_NBYTES:
             raise _wrong(name, text, f"{least} to {most} bytes in 64s, such as 65536, 64K or 1M")
         return nbytes
+
+    return parse
+
+
+def _size_or_off(least: int, most: int) -> Callable[[str, str], int | None]:
+    def parse(name: str, text: str) -> int | None:
+        if text.lower() in ("auto", "off"):
+            return 0 if text.lower() == "off" else None
+        try:
+            return _size(least, most)(name, text)
+        except ValueError as error:
+            raise _wrong(name, text, f"auto, off, or {str(error).partition('allowed: ')[2]}") from None
 
     return parse
 

@@ -17,6 +17,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 PAGE_NBYTES = 4096
 LINE_NBYTES = 128  # SR_LINE of src/layout.h: slots begin on it
+NEVER = 1 << 40
 CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: room that a slot has beyond its chunk
 
 # Measured with bench/ (peers, bench_fusion) and shmring.tools.tune, 2 and 4 ranks on 2 cores of a Zen 4 EPYC.
@@ -31,18 +32,22 @@ DEFAULTS: dict[str, int] = {
     "zero_copy_stream_nbytes": 16 * MIB,
     "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,
+    "single_copy_nbytes": 16 * KIB,
+    "single_copy_most_nbytes": 8 * MIB,
 }
 # What a measured table may say: no staging ring grows beyond some tens of MiB by it.
 LIMITS: dict[str, tuple[int, int]] = {
     "small_nbytes": (64, 64 * KIB),  # SR_ALIGN_FOLD_BEYOND_NBYTES of src/kernels.c: all fold alike
-    "far_stream_nbytes": (64, 1 << 40),
+    "far_stream_nbytes": (64, NEVER),
     "one_chunk_nbytes": (4 * KIB, 8 * MIB),
     "chunk_nbytes": (4 * KIB, 8 * MIB),
     "depth": (2, 8),
     "exchange_nbytes": (4 * KIB, 8 * MIB),
-    "stream_out_nbytes": (64 * KIB, 1 << 40),
-    "zero_copy_stream_nbytes": (64 * KIB, 1 << 40),
+    "stream_out_nbytes": (64 * KIB, NEVER),
+    "zero_copy_stream_nbytes": (64 * KIB, NEVER),
     "fuse_nbytes": (64, 1 * MIB),
+    "single_copy_nbytes": (64, NEVER),
+    "single_copy_most_nbytes": (64, NEVER),
 }
 # Known before a call begins, when the distance that will hold then is not: the same near and far.
 OF_BOTH_DISTANCES = ("small_nbytes", "depth", "fuse_nbytes")
@@ -84,7 +89,13 @@ def _measured_table(asked: str, nranks: int) -> measured.Table:
 
 
 def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
-    """With the chunk and the depth that the environment asks for."""
+    """With the chunk and the depth that the environment asks for, and the single copy.
+
+    Who asks for a chunk wants to see data go through slots.
+    """
+    if settings.single_copy_nbytes is not None or settings.chunk_nbytes is not None:
+        least = settings.single_copy_nbytes or NEVER
+        table = table | {"single_copy_nbytes": least, "single_copy_most_nbytes": NEVER}
     if settings.chunk_nbytes is None and settings.depth is None:
         return table
     chunk_nbytes = settings.chunk_nbytes or table["chunk_nbytes"]

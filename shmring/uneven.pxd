@@ -15,15 +15,15 @@ cdef enum:
 
 
 cdef union _What:
-    uint64_t offset                    # in the giver's part of a shared block
+    uint64_t offset                    # in the giver's part of a shared block; of SR_PRIVATE the giver's address
     unsigned char[TOLD_NBYTES] data    # all of a piece that is no longer
 
 
 # What a rank says of one piece before it moves.
 cdef struct Told:
     uint64_t nrows
-    uint32_t block              # 0: private memory
-    uint32_t zero_copy_nbytes   # least bytes of the largest piece that are worth zero-copy to the giver
+    uint32_t block              # 0: to be staged; SR_PRIVATE: as in sr_descriptor
+    uint32_t zero_copy_nbytes   # least bytes of the largest piece that are worth it to the giver not to stage
     _What what
 
 
@@ -55,7 +55,8 @@ cdef class Uneven(Collectives):
     cdef int describe_counts(self, Call *counts, Call *c, _Parts parts) except -1
     cdef int check_counts(self, Call *c, _Parts parts) except -1
     cdef bint read_counts(self, Call *c, _Parts parts) noexcept
-    cdef bint find_shared(self, Call *c, _Parts parts) noexcept
+    cdef int choose_place(self, Call *c, _Parts parts) noexcept
+    cdef bint find_places(self, Call *c, _Parts parts) noexcept
     cdef object describe_taken(self, Call *c, _Parts parts, object out)
 
 

@@ -4,12 +4,13 @@
 # May know: _engine, _exchange, _group, _operands, _pipelines, _progress, _state, collectives, shapes, work.
 
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
 cimport numpy as cnp
 
+from ._engine cimport Engine
 from ._exchange cimport shared_address
 from ._group cimport *
 from ._operands cimport MOVED, Operand, release, take
@@ -257,13 +258,12 @@ cdef class Uneven(Collectives):
         for i in range(parts.npieces):
             told = &parts.own[i]
             piece = &parts.given[i]
-            told.zero_copy_nbytes = <uint32_t> min(g.zero_copy_nbytes, <size_t> 0xffffffff)
             if piece.nbytes == 0:
                 continue
             if piece.nbytes <= TOLD_NBYTES:
                 memcpy(told.what.data, piece.data, piece.nbytes)
-            elif g.nblocks > 0 and not in_place:
-                self.engine.find_block(piece.data, piece.nbytes, &told.block, &told.what.offset)
+            elif not in_place:
+                tell_place(self.engine, told, piece)
         return 0
 
     # The first call: everyone's counts.
@@ -279,7 +279,11 @@ cdef class Uneven(Collectives):
         return 0
 
     cdef int check_counts(self, Call *c, _Parts parts) except -1:
-        if not self.read_counts(c, parts) or not self.find_shared(c, parts):
+        cdef bint good = self.read_counts(c, parts)
+        if good:
+            self.choose_place(c, parts)
+            good = c.x_block == 0 or self.find_places(c, parts)
+        if not good:
             c.parted_seq = self.engine.g.seq
             self.engine.surface(c, MISMATCHED)
         return 0
@@ -300,28 +304,43 @@ cdef class Uneven(Collectives):
                     c.nbytes = max(c.nbytes, told.nrows * parts.row_nbytes)
         return True
 
-    # Zero-copy if all that moves lies in shared arrays, or was told, and is worth its second synchronisation. False:
-    # as above.
-    cdef bint find_shared(self, Call *c, _Parts parts) noexcept:
+    # Nothing is staged if all that moves lies where it can be read, or was told, and is worth a second synchronisation.
+    cdef int choose_place(self, Call *c, _Parts parts) noexcept:
         cdef Told *told
-        cdef size_t nbytes
-        cdef int giver, taker, rank = self.engine.g.rank
+        cdef int giver, taker
         c.x_block = 1
         for giver in range(parts.size):
             for taker in range(parts.size):
                 told = parts.told_of(giver, taker)
-                nbytes = told.nrows * parts.row_nbytes
-                if is_given(c, giver, taker) and giver != taker and nbytes > TOLD_NBYTES:
-                    c.x_block = c.x_block and told.block != 0 and c.nbytes >= told.zero_copy_nbytes
-        for giver in range(parts.size if c.x_block else 0):
+                if (is_given(c, giver, taker) and giver != taker
+                        and told.nrows * parts.row_nbytes > TOLD_NBYTES):
+                    if told.block == 0 or c.nbytes < told.zero_copy_nbytes:
+                        c.x_block = 0
+                        return 0
+                    if told.block == SR_PRIVATE:
+                        c.x_block = SR_PRIVATE
+        return 0
+
+    # Where it is read then. False: a rank, as above, has told nonsense.
+    cdef bint find_places(self, Call *c, _Parts parts) noexcept:
+        cdef Told *told
+        cdef Piece *piece
+        cdef size_t nbytes
+        cdef int giver, rank = self.engine.g.rank
+        for giver in range(parts.size):
             told = parts.told_of(giver, rank)
+            piece = &parts.taken[giver]
             nbytes = told.nrows * parts.row_nbytes
             if nbytes <= TOLD_NBYTES:
-                parts.taken[giver].there = told.what.data
+                piece.there = told.what.data
             elif is_given(c, giver, rank) and giver != rank:
                 c.awaited.rank = giver
-                parts.taken[giver].there = shared_address(&self.engine.g, told.block, giver, told.what.offset, nbytes)
-                if parts.taken[giver].there == NULL:
+                piece.there_is_private = told.block == SR_PRIVATE
+                if piece.there_is_private:
+                    piece.there = <unsigned char *> <uintptr_t> told.what.offset
+                else:
+                    piece.there = shared_address(&self.engine.g, told.block, giver, told.what.offset, nbytes)
+                if piece.there == NULL:
                     return False
         return True
 
@@ -355,6 +374,18 @@ cdef class Uneven(Collectives):
         if out is not None:
             return out
         return result if is_joined(c) else result[0]
+
+
+# Where a piece lies, if the others can read it there.
+cdef void tell_place(Engine engine, Told *told, Piece *piece) noexcept:
+    cdef Group *g = &engine.g
+    cdef size_t least = g.zero_copy_nbytes
+    if not engine.find_block(piece.data, piece.nbytes, &told.block, &told.what.offset):
+        if not g.single_copy or piece.nbytes > g.tuning.single_copy_most_nbytes:
+            return
+        told.block, told.what.offset = SR_PRIVATE, <uintptr_t> piece.data
+        least = max(least, g.tuning.single_copy_nbytes)
+    told.zero_copy_nbytes = <uint32_t> min(least, <size_t> 0xffffffff)
 
 
 # Where no piece that travels is longer than what was told of it.

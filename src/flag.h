@@ -71,6 +71,13 @@ static inline uint64_t sr_flag_load_ordered(const sr_flag *flag)
     return atomic_load_explicit((sr_flag *)flag, memory_order_seq_cst); /* S2, pairs with P1, P2 */
 }
 
+/* Of a word that says that memory is somebody else's again: what was read before this saw 0 was read in time. */
+static inline uint64_t sr_flag_load_after_reads(const sr_flag *flag)
+{
+    atomic_thread_fence(memory_order_acquire);
+    return atomic_load_explicit((sr_flag *)flag, memory_order_relaxed);
+}
+
 static inline void sr_bell_sleep(struct sr_bell *own_bell, uint32_t generation, uint64_t limit_ns)
 {
     struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
@@ -300,6 +307,12 @@ static inline void sr_life_hold(struct sr_life *life, _Atomic uint32_t *leave)
         syscall(SYS_futex, leave, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
     atomic_store_explicit(&life->holder, 0, memory_order_release);
     syscall(SYS_set_robust_list, NULL, sizeof head);
+}
+
+/* The parked thread, as the owner's process may be called in system calls. */
+static inline int sr_life_task(const struct sr_life *life)
+{
+    return (int)(atomic_load_explicit(&((struct sr_life *)life)->holder, memory_order_relaxed) & FUTEX_TID_MASK);
 }
 
 static inline bool sr_life_is_held(const struct sr_life *life)

@@ -52,12 +52,14 @@ struct sr_call_line {
 
 /* Payload of a call line whose data are larger than the line. */
 struct sr_descriptor {
-    uint32_t x_block, out_block;    /* shared blocks where x and out lie; 0: private memory */
-    uint64_t x_offset, out_offset;  /* bytes from the owner's part of the block */
+    uint32_t x_block, out_block;    /* shared blocks where x and out lie; 0: to be staged; SR_PRIVATE */
+    uint64_t x_offset, out_offset;  /* bytes from the owner's part of the block; of SR_PRIVATE the owner's address */
     uint32_t far;                   /* rank 0's word: the cores are far apart; holds from the next call on */
     uint32_t ping;                  /* rank 0's word: measure the distance again in this call */
     uint32_t skew;                  /* bytes of each of the owner's slots before its data, below SR_CACHE_LINE */
 };
+
+#define SR_PRIVATE 0xffffffffu /* no block: private memory that others read through the kernel */
 
 /* What a rank tells of its progress. */
 enum sr_progress {
@@ -87,6 +89,9 @@ struct sr_life {
     int32_t pid;             /* W owner before state; R all */
     _Atomic int32_t cpu;     /* W owner when it waits and CPUs are shared: where it runs; R all, as a hint */
     uint64_t start_time;     /* W owner before state: field 22 of /proc/PID/stat; R all */
+    uint64_t address;        /* W owner before state: of this structure as it maps it; R all */
+    uint64_t nonce;          /* W owner before state: at random; R all: who reads the same at `address` of the holder's
+                                memory can read all of it */
 } __attribute__((aligned(128)));
 
 #define SR_MAIL_WORDS (SR_MAX_RANKS / 64u)
@@ -177,6 +182,8 @@ struct sr_tuning {
     uint64_t zero_copy_stream_nbytes; /* shared results, likewise */
     uint64_t fuse_nbytes;             /* arrays up to here are reduced together where there are many */
     uint64_t ping_nbytes;             /* calls this large look at the clock whether to measure the distance again */
+    uint64_t single_copy_nbytes;      /* pieces from here on are read from private memory where they are only moved */
+    uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */
 };
 
 struct sr_header {

@@ -122,7 +122,7 @@ def assert_all_reduced(results, row, arrays):
 
 def environment(row):
     """What a row wants of the ranks' environment."""
-    names = ("chunk", "depth", "path", "segment", "isa")
+    names = ("chunk", "depth", "path", "segment", "isa", "single_copy")
     return {f"SHMRING_{name.upper()}": row[name] for name in names if row.get(name) is not None}
 
 

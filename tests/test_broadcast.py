@@ -103,7 +103,7 @@ def many_roots(comm, counts, shared):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_arrays_may_be_written_again_as_soon_as_the_call_returns(world_of, shared):
-    for how in ({"SHMRING_CHUNK": 256, "SHMRING_DEPTH": 2}, {}):
+    for how in ({"SHMRING_CHUNK": 256, "SHMRING_DEPTH": 2}, {}, {"SHMRING_SINGLE_COPY": 64}):
         assert all(world_of(3, **how)(many_roots, [1, 50, 900, 3000], shared))
 
 

@@ -44,6 +44,7 @@ FACTORS = {
     "chunk": (None, 256, 1024, 4096),
     "depth": (None, 2, 3, 16),
     "path": ("auto", "near", "far"),
+    "single_copy": ("auto", "off", 64),
     "segment": ("memfd", "posix"),
 }
 

@@ -22,6 +22,7 @@ C_HOUSE = {
     "flag.h": {"layout.h"},
     "ring.h": {"flag.h"},
     "schedule.h": set(),
+    "single_copy.h": set(),
     "kernels.h": set(),
     "kernels_item.h": {"kernels.h"},
     "kernels_loop.h": {"kernels_copy.h"},
@@ -49,7 +50,7 @@ HOUSE = {
     "bootstrap": {"errors", "handshake", "launchers", "limits", "links", "settings"},
     # the engine
     "_kernels": {"kernels.h"},
-    "_group": {"flag.h", "kernels.h", "layout.h", "schedule.h"},
+    "_group": {"flag.h", "kernels.h", "layout.h", "schedule.h", "single_copy.h"},
     "_schedules": {"_group"},
     "_ring": {"flag.h", "kernels.h", "layout.h", "ring.h", "_group", "errors"},
     "_distance": {"_group"},

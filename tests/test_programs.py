@@ -11,6 +11,7 @@ SETTINGS = (
     {},
     {"SHMRING_CHUNK": 1024, "SHMRING_DEPTH": 2},  # every pipeline wraps
     {"SHMRING_CHUNK": 256, "SHMRING_DEPTH": 3, "SHMRING_PATH": "far"},
+    {"SHMRING_SINGLE_COPY": 64},
     {"SHMRING_SEGMENT": "posix", "SHMRING_FIRST_SEQ": (1 << 64) - 40},  # every counter wraps
 )
 PROGRAMS = {1: 5, 2: 16, 3: 12, 4: 10, 8: 3}  # for each of the settings, by ranks
@@ -18,7 +19,9 @@ SOAK_S = 900
 
 
 @pytest.mark.limit(400)
-@pytest.mark.parametrize("environ", SETTINGS, ids=["", "small-chunks", "tiny-far-chunks", "posix-wrap"])
+@pytest.mark.parametrize(
+    "environ", SETTINGS, ids=["", "small-chunks", "tiny-far-chunks", "single-copy", "posix-wrap"]
+)
 @pytest.mark.parametrize("size", PROGRAMS)
 def test_random_programs(world_of, size, environ):
     ranks = world_of(size, **environ)

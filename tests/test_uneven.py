@@ -41,6 +41,7 @@ FACTORS = {
     "chunk": (None, 256, 4096),
     "depth": (None, 2, 5),
     "path": ("auto", "near", "far"),
+    "single_copy": ("auto", "off", 64),
 }
 
 
@@ -170,7 +171,7 @@ def equal_shared(comm):
 
 
 def test_shared_arrays_are_copied_once(world_of):
-    for rank, found in enumerate(world_of(3, SHMRING_PATH="near")(equal_shared)):
+    for rank, found in enumerate(world_of(3, SHMRING_PATH="near", SHMRING_SINGLE_COPY="off")(equal_shared)):
         first, second, third, (gathered, swapped, mixed) = found
         assert (first, second, third) == ("zero_copy", "zero_copy", "near")
         assert gathered == mixed == [r * 50_000.0 * (r + 1) for r in range(3)]

@@ -29,7 +29,6 @@ from .trials import LEAST_ROUNDS, Load, Timed, trial
 KIB, MIB = 1 << 10, 1 << 20
 WORTH = 0.97  # of the time on average, or the present value stays
 HARMLESS = 1.05  # of the time in any one load
-NEVER = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ QUESTIONS = (
     ),
     Question(
         "far_stream_nbytes",
-        (512, 2 * KIB, 8 * KIB, 32 * KIB, NEVER),
+        (512, 2 * KIB, 8 * KIB, 32 * KIB, tuning.NEVER),
         _private("all_reduce", 1 * KIB, 4 * KIB, 16 * KIB),
     ),
     Question(
@@ -84,6 +83,22 @@ QUESTIONS = (
         "zero_copy_stream_nbytes",
         (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB),
         lambda _: [Load("all_reduce", size * MIB, shared=True) for size in (2, 8, 32)],
+    ),
+    Question(
+        "single_copy_nbytes",
+        (*(n * KIB for n in (8, 16, 32, 64, 256)), tuning.NEVER),
+        lambda n: [
+            *_private("all_gather", 12 * KIB, 24 * KIB, 48 * KIB, 128 * KIB)(n),
+            *_private("broadcast", 24 * KIB, 128 * KIB, 1 * MIB)(n),
+        ],
+    ),
+    Question(
+        "single_copy_most_nbytes",
+        (*(n * MIB for n in (1, 2, 4, 8, 16)), tuning.NEVER),
+        lambda n: [
+            *_private("all_gather", 3 * MIB, 12 * MIB)(n),
+            *_private("broadcast", 6 * MIB, 12 * MIB)(n),
+        ],
     ),
     Question(
         "fuse_nbytes",

@@ -1,0 +1,209 @@
+"""Private memory that others read through the kernel: when that is done, that the memory is the owner's again
+when the call returns, and what is raised when it cannot be read, or its owner is gone."""
+
+import ctypes
+import mmap
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from ranks import Died, Ranks
+
+import shmring
+
+MOVING = ("broadcast", "scatter", "gather", "all_gather", "all_to_all")
+UNEVEN = ("scatter_v", "gather_v", "all_gather_v", "all_to_all_v")
+COUNT = 3000
+FROM_64_BYTES = {"SHMRING_SINGLE_COPY": 64}
+
+
+def call(comm, kind, rank=0):
+    """A call of any kind with private arrays of `rank`'s values; returns what came of it."""
+    n, mine = comm.size, comm.rank == 1
+    if kind == "broadcast":
+        x = np.full(COUNT, float(rank) if mine else -1.0)
+        comm.broadcast(x, 1)
+        return x
+    if kind == "exscan":
+        x = np.full(COUNT, float(rank))
+        comm.exscan(x)
+        return x
+    one, many = np.full(COUNT, float(rank)), np.full((n, COUNT), float(rank))
+    if kind in ("all_gather", "all_gather_v"):
+        return np.stack(getattr(comm, kind)(one))
+    if kind in ("gather", "gather_v"):
+        found = getattr(comm, kind)(one, 1)
+        return one if found is None else np.stack(found)
+    if kind in ("scatter", "scatter_v"):
+        return getattr(comm, kind)(many if mine else None, 1, like=one)
+    return np.stack(getattr(comm, kind)(many))
+
+
+def path_of(comm, kind):
+    call(comm, kind)
+    return comm.stats()["path"]
+
+
+@pytest.mark.parametrize("kind", [*MOVING, *UNEVEN])
+def test_private_arrays_are_copied_once_where_that_pays(world_of, kind):
+    ranks = world_of(3, SHMRING_PATH="near", SHMRING_TUNING="none")
+    if "single_copy" not in ranks(path_of, kind):
+        pytest.skip("processes may not read each other's memory here")
+    assert ranks(path_of, kind) == ["single_copy"] * 3
+    ranks = world_of(3, SHMRING_PATH="near", SHMRING_SINGLE_COPY="1M")
+    assert "single_copy" not in ranks(path_of, kind)
+
+
+def paths_with_one_unwilling(comm):
+    return [path_of(comm, kind) for kind in (*MOVING, *UNEVEN)]
+
+
+def test_one_rank_that_does_without_is_enough_for_all_to_do_without(world_of):
+    ranks = world_of(3)
+    assert ranks.try_to_meet(of_rank={2: {"SHMRING_SINGLE_COPY": "off"}}) == [None] * 3
+    for paths in ranks(paths_with_one_unwilling):
+        assert "single_copy" not in paths
+
+
+def exscan_of_two(comm, dtype, op):
+    x = np.full(COUNT, comm.rank + 2).astype(dtype)
+    comm.exscan(x, op)
+    return x.tolist(), comm.stats()["path"]
+
+
+def test_the_exscan_of_two_is_a_copy_unless_the_op_changes_values(world_of):
+    ranks = world_of(2, **FROM_64_BYTES)
+    (_, path), (found, same) = ranks(exscan_of_two, "f4", "sum")
+    assert found == [2.0] * COUNT
+    assert path == same != "small"
+    (_, path), (found, same) = ranks(exscan_of_two, "i4", "lor")
+    assert found == [1] * COUNT
+    assert path == same == "small"
+
+
+def written_as_soon_as_it_returns(comm, kind, calls):
+    for turn in range(calls):
+        found = call(comm, kind, turn)
+        want = turn * comm.rank if kind == "exscan" and comm.rank > 0 else turn
+        assert (found == want).all(), (kind, turn, np.unique(found))
+        # The arrays go back to the allocator here, and come again with other values.
+
+
+@pytest.mark.parametrize("kind", [*MOVING, *UNEVEN, "exscan"])
+def test_arrays_are_the_callers_again_as_soon_as_the_call_returns(world_of, kind):
+    world_of(2, **FROM_64_BYTES)(written_as_soon_as_it_returns, kind, 200)
+    world_of(4, **FROM_64_BYTES)(written_as_soon_as_it_returns, kind, 50)
+
+
+def in_a_group(comm):
+    group = comm.split(comm.rank % 2)
+    x = np.full(COUNT, float(comm.rank))
+    found = group.all_gather(x)
+    path = group.stats()["path"]
+    group.close()
+    return found[:, 7].tolist(), path, path_of(comm, "all_gather")
+
+
+def test_groups_copy_once_as_the_communicator_does_that_they_come_from(world_of):
+    for rank, (found, path, of_all) in enumerate(world_of(4, **FROM_64_BYTES)(in_a_group)):
+        assert found == [float(rank % 2), float(rank % 2 + 2)]
+        assert path == of_all
+
+
+def read_only_pages(comm):
+    """Memory that nobody may write, and memory that is not there yet."""
+    memory = mmap.mmap(-1, 8 * COUNT)
+    never_touched = np.frombuffer(memory, "f8")
+    given = np.full(COUNT, comm.rank + 1.0)
+    given.flags.writeable = False
+    return comm.all_gather(never_touched).sum(), comm.all_gather(given).sum()
+
+
+def test_what_is_read_need_be_neither_writable_nor_touched(world_of):
+    assert world_of(3, **FROM_64_BYTES)(read_only_pages) == [(0.0, COUNT * 6.0)] * 3
+
+
+# ---- what goes wrong --------------------------------------------------------------------------------------
+
+
+def give_what_cannot_be_read(comm):
+    """Rank 1's array is unmapped before it calls: its own process would fall over it, the others are told."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    memory = mmap.mmap(-1, 1 << 20)
+    x = np.frombuffer(memory, "u1")
+    if comm.rank == 1:
+        assert libc.munmap(ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(x.nbytes)) == 0
+    found = np.empty((comm.size, x.nbytes), "u1") if comm.rank == 0 else None
+    comm.gather(x, 0, out=found)
+
+
+def give_and_exit(comm):
+    """The process whose memory is broken ends without touching it again."""
+    try:
+        give_what_cannot_be_read(comm)
+    except shmring.Aborted as error:
+        answer = (error.rank, str(error))
+    if comm.rank == 1:
+        os._exit(0)
+    return answer
+
+
+def test_memory_that_cannot_be_read_is_an_error_on_all_ranks(world_of):
+    if world_of(3, **FROM_64_BYTES)(path_of, "gather") != ["single_copy"] * 3:
+        pytest.skip("processes may not read each other's memory here")
+    with Ranks(3) as ranks:
+        ranks.meet(**FROM_64_BYTES)
+        first, gone, last = ranks.outcomes(give_and_exit)
+        assert isinstance(gone, Died)
+        assert first == last
+        rank, text = first
+        assert rank == 0
+        assert "rank 1" in text
+        assert "Bad address" in text
+        assert "SHMRING_SINGLE_COPY=off" in text
+
+
+def call_for_ever(comm, kind, path_to_tell):
+    for turn in range(1 << 40):
+        if turn == 20 and comm.rank == 0:
+            with open(path_to_tell, "w"):
+                pass
+        call(comm, kind)
+
+
+def when_there(path):
+    while not path.exists():
+        time.sleep(0.005)
+    time.sleep(0.02)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("kind", [*MOVING, "all_gather_v"])
+def test_a_killed_rank_is_named_by_all_others(tmp_path, kind, victim):
+    with Ranks(3) as ranks:
+        ranks.meet(**FROM_64_BYTES)
+        ranks.begin(call_for_ever, kind, str(tmp_path / "runs"))
+        when_there(tmp_path / "runs")
+        ranks.kill(victim)
+        outcomes = ranks.answers()
+        assert isinstance(outcomes.pop(victim), Died)
+        for error in outcomes:
+            assert isinstance(error, shmring.RankFailed), outcomes
+            assert error.rank == victim
+
+
+@pytest.mark.parametrize("kind", MOVING)
+def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_path, kind):
+    with Ranks(3) as ranks:
+        ranks.meet(timeout_s=0.5, **FROM_64_BYTES)
+        ranks.begin(call_for_ever, kind, str(tmp_path / "runs"))
+        when_there(tmp_path / "runs")
+        ranks.kill(1, signal.SIGSTOP)
+        others = ranks.answers(among=(0, 2))
+        ranks.kill(1, signal.SIGCONT)
+        errors = [*others, *ranks.answers(among=(1,))]
+        assert all(isinstance(error, shmring.Timeout) for error in errors), errors
+        assert len({str(error) for error in errors}) == 1
+        assert errors[0].rank == 1
