@@ -134,7 +134,7 @@ cdef int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept n
 
 cdef inline int move_piece(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
     if c.zero_copy and lies_in_private(g, c, giver):
-        return read_private(g, c, giver, there, nbytes)
+        return read_private(g, c, giver, there, g.source[giver], nbytes)
     g.kernels.copy(there, g.source[giver], nbytes, streams_out(g, c))
     return DONE
 
@@ -367,60 +367,46 @@ cdef unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t 
     return NULL
 
 
-# Whether the piece is read from the giver's private memory, and `source` is an address of that.
-cdef inline bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil:
-    if c.taken != NULL:
-        return c.taken[giver].there_is_private
-    return descriptor(g, c, giver).x_block == SR_PRIVATE
-
-
-# Who ends is marked before its memory goes: what was read before the mark is seen is what it gave.
-cdef int read_private(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
-    cdef sr_life *life = &g.lane[giver].life
-    c.single_copy = True
-    c.awaited.rank = giver
-    c.error = sr_single_copy(sr_life_task(life), there, <uintptr_t> g.source[giver], nbytes)
-    if sr_life_died(life):
-        return DEAD
-    if c.error == 0:
-        return DONE
-    return UNREADABLE if sr_flag_load(&g.header.abort) == SR_NO_ABORT else ABORTED
-
-
-# The address of what a giver's line says, as this process or, of private memory, its owner maps it; NULL: it lies.
+# Where a giver's x lies: an address of this process or, of private memory, of the giver's; NULL: its line lies.
 cdef inline const unsigned char *given_address(Group *g, Call *c, int giver) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, giver)
     if theirs.x_block == SR_PRIVATE:
-        return <unsigned char *> <uintptr_t> theirs.x_offset if is_moved(g, c) else NULL
+        return <unsigned char *> <uintptr_t> theirs.x_offset if may_be_single_copy(g, c) else NULL
     return shared_address(g, theirs.x_block, giver, theirs.x_offset, c.x_nbytes)
 
 
-# Where everyone's array lies: x in source, out in target, where the call needs them; `skip` bytes in. False: a line
-# lies.
-cdef bint resolve(Group *g, Call *c, size_t x_skip, size_t out_skip) noexcept nogil:
-    cdef sr_descriptor *theirs
-    cdef unsigned char *array
-    cdef const unsigned char *given
+# Everyone's x, `skip` bytes in, to `source`, as far as it is given. MISMATCHED: a line lies.
+cdef int find_given(Group *g, Call *c, size_t skip) noexcept nogil:
+    cdef const unsigned char *array
     cdef int rank
     for rank in range(g.size):
-        theirs = descriptor(g, c, rank)
         if gives(g, c, rank):
-            given = given_address(g, c, rank)
-            if given == NULL:
+            array = given_address(g, c, rank)
+            if array == NULL:
                 c.awaited.rank = rank
-                return False
-            g.source[rank] = given + x_skip
-        if is_sliced(c) and takes(g, c, rank):
+                return MISMATCHED
+            g.source[rank] = array + skip
+    return DONE
+
+
+# The same of every out that takes a result, all mapped here, to `target`.
+cdef int find_taking(Group *g, Call *c, size_t skip) noexcept nogil:
+    cdef sr_descriptor *theirs
+    cdef unsigned char *array
+    cdef int rank
+    for rank in range(g.size):
+        if takes(g, c, rank):
+            theirs = descriptor(g, c, rank)
             array = shared_address(g, theirs.out_block, rank, theirs.out_offset, c.nbytes)
             if array == NULL:
                 c.awaited.rank = rank
-                return False
-            g.target[rank] = array + out_skip
-    return True
+                return MISMATCHED
+            g.target[rank] = array + skip
+    return DONE
 
 
-# As resolve: where pieces lie has come with how long they are, and was checked then.
-cdef void resolve_uneven(Group *g, Call *c) noexcept nogil:
+# As find_given: where pieces lie has come with how long they are, and was checked then.
+cdef void find_given_uneven(Group *g, Call *c) noexcept nogil:
     cdef int giver
     for giver in range(g.size):
         g.source[giver] = c.taken[giver].there + c.copy.offset
@@ -459,11 +445,15 @@ cdef int reduce_and_push(Group *g, Call *c) noexcept nogil:
     cdef size_t end = sr_slice_begin_grained(c.count, g.size, g.rank + 1, SR_CACHE_LINE // c.itemsize)
     cdef size_t length = SHARED_STEP_NBYTES // c.itemsize
     cdef uint32_t stream = 0xffffffff if c.nbytes >= g.tuning.zero_copy_stream_nbytes else 0
+    cdef int status
     begin += c.fold.offset // c.itemsize
     if length > end - begin:
         length = end - begin
-    if not resolve(g, c, begin * c.itemsize, begin * c.itemsize):
-        return MISMATCHED
+    status = find_given(g, c, begin * c.itemsize)
+    if status == DONE:
+        status = find_taking(g, c, begin * c.itemsize)
+    if status != DONE:
+        return status
     if c.kind == REDUCE:
         g.target[0] = g.target[c.root]
     if length > 0:
@@ -476,15 +466,15 @@ cdef int reduce_and_push(Group *g, Call *c) noexcept nogil:
 
 # All others: what is meant for this rank, straight from everyone's x.
 cdef int pull(Group *g, Call *c) noexcept nogil:
-    cdef size_t left = c.nbytes - c.copy.offset
-    cdef size_t nbytes = left if left < SHARED_STEP_NBYTES else SHARED_STEP_NBYTES
-    cdef int status
+    cdef size_t nbytes = min(c.nbytes - c.copy.offset, <size_t> SHARED_STEP_NBYTES)
+    cdef int status = DONE
     if takes(g, c, g.rank):
         if c.taken != NULL:
-            resolve_uneven(g, c)
-        elif not resolve(g, c, piece_of_x(c, g.rank) + c.copy.offset, 0):
-            return MISMATCHED
-        status = take_pieces(g, c, c.copy.offset, nbytes)
+            find_given_uneven(g, c)
+        else:
+            status = find_given(g, c, piece_of_x(c, g.rank) + c.copy.offset)
+        if status == DONE:
+            status = take_pieces(g, c, c.copy.offset, nbytes)
         if status != DONE:
             return status
         c.copy.offset += nbytes
@@ -492,3 +482,27 @@ cdef int pull(Group *g, Call *c) noexcept nogil:
             return PROGRESSED
     keep_result_of_own(g, c)
     return DONE
+
+
+# ---- private memory ------------------------------------------------------------------------------------------
+
+# Whether the piece is read from the giver's private memory, and `source` is an address of that.
+cdef inline bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil:
+    if c.taken != NULL:
+        return c.taken[giver].there_is_private
+    return descriptor(g, c, giver).x_block == SR_PRIVATE
+
+
+# Who ends is marked before its memory goes, and who gives up says so before it takes its arrays back: what was read
+# before this rank could see either is what was given.
+cdef int read_private(Group *g, Call *c, int owner, unsigned char *there, const void *address,
+                      size_t nbytes) noexcept nogil:
+    cdef sr_life *life = &g.lane[owner].life
+    c.single_copy = True
+    c.awaited.rank = owner
+    c.error = sr_single_copy(sr_life_task(life), there, <uintptr_t> address, nbytes)
+    if sr_life_died(life):
+        return DEAD
+    if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:
+        return ABORTED
+    return DONE if c.error == 0 else UNREADABLE

@@ -356,6 +356,17 @@ cdef inline bint takes(const Group *g, const Call *c, int rank) noexcept nogil:
     return (c.kind != GATHER and c.kind != REDUCE) or rank == c.root
 
 
+# Where every rank has something to copy, and no byte is copied by two. With one at work, as in a broadcast, slots let
+# the other take part; what several read is dear to write again (2 and 4 ranks, bench/peers.py --input both).
+cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogil:
+    return c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
+
+
+# Whether this rank overwrites nothing that others may be reading of its x.
+cdef inline bint may_be_read_in_place(const Group *g, const Call *c) noexcept nogil:
+    return c.out != c.x or not takes(g, c, g.rank) or not (is_scan(c) or c.kind == ALL_TO_ALL)
+
+
 # ---- waiting -------------------------------------------------------------------------------------------------
 
 cdef enum:

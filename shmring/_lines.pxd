@@ -37,12 +37,10 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
     return (c.seq % CLOCK_CALLS == 0 or c.nbytes >= g.tuning.ping_nbytes) and not g.header.forced_path
 
 
-# Whether others may read this rank's private x through the kernel, and it is worth a system call for each piece. What
-# is streamed through slots is not; nor may out overwrite what they read.
-cdef inline bint is_read_in_private(Group *g, Call *c) noexcept nogil:
-    return (g.single_copy and is_moved(g, c) and gives(g, c, g.rank) and c.given == NULL
-            and g.tuning.single_copy_nbytes <= c.nbytes <= g.tuning.single_copy_most_nbytes
-            and (c.kind != ALL_TO_ALL or c.out != c.x))
+# Whether others had better read this rank's private x through the kernel. Large pieces are streamed through slots.
+cdef inline bint is_worth_single_copy(Group *g, Call *c) noexcept nogil:
+    return (g.single_copy and c.given == NULL and may_be_single_copy(g, c) and may_be_read_in_place(g, c)
+            and g.tuning.single_copy_nbytes <= c.nbytes <= g.tuning.single_copy_most_nbytes)
 
 
 # Fills the own line, to be published; where this rank stands in the call is the beginning.
@@ -50,11 +48,11 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *mine = descriptor(g, c, g.rank)
     mine.x_block = c.x_block
     mine.x_offset = c.x_offset
-    if c.x_block == 0 and is_read_in_private(g, c):
-        mine.x_block, mine.x_offset = SR_PRIVATE, <uintptr_t> c.x
-    c.single_copy = mine.x_block == SR_PRIVATE
     mine.out_block = c.out_block
     mine.out_offset = c.out_offset
+    if c.x_block == 0 and gives(g, c, g.rank) and is_worth_single_copy(g, c):
+        mine.x_block, mine.x_offset = SR_PRIVATE, <uintptr_t> c.x
+    c.single_copy = mine.x_block == SR_PRIVATE
     mine.skew = skew_of(c)
     mine.far = g.next_far if may_ping(g, c) else g.far
     mine.ping = 0

@@ -263,8 +263,8 @@ cdef class Collectives:
 
     # In which shared blocks the arrays lie, where that helps.
     cdef int find_blocks(self, Call *c) except -1:
-        if c.out == c.x and (c.kind == SCAN or c.kind == EXSCAN or c.kind == ALL_TO_ALL):
-            return 0   # others would read what this rank overwrites
+        if not may_be_read_in_place(&self.engine.g, c):
+            return 0
         if c.x != NULL:
             self.engine.find_block(c.x, c.x_nbytes, &c.x_block, &c.x_offset)
         if c.out != NULL and is_sliced(c):

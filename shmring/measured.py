@@ -43,7 +43,7 @@ def default_path() -> Path:
 
 def machine() -> dict[str, Any]:
     """What tells one kind of machine from another."""
-    return {"cpu": _cpu_model(), "cpus": os.cpu_count()}
+    return {"cpu": f"{platform.machine()} {cpu_model()}", "cpus": os.cpu_count()}
 
 
 def load(path: Path, limits: Limits) -> dict[int, Table]:
@@ -123,7 +123,7 @@ def _check_values(values: Any, limits: Limits) -> None:
             raise Unusable(f"{name} is {value!r:.40}; allowed: {least} to {most}")
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     """As the kernel names it; of other machines than x86 what identifies the core."""
     wanted = ("model name", "CPU implementer", "CPU part")
     found: dict[str, str] = {}
@@ -135,4 +135,4 @@ def _cpu_model() -> str:
                     found.setdefault(name.strip(), value.strip())
     except OSError:
         pass
-    return " ".join([platform.machine(), *(found[name] for name in wanted if name in found)])
+    return " ".join(found[name] for name in wanted if name in found)

@@ -15,9 +15,9 @@ from .settings import Settings
 
 KIB = 1 << 10
 MIB = 1 << 20
+NEVER = 1 << 40
 PAGE_NBYTES = 4096
 LINE_NBYTES = 128  # SR_LINE of src/layout.h: slots begin on it
-NEVER = 1 << 40
 CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: room that a slot has beyond its chunk
 
 # Measured with bench/ (peers, bench_fusion) and shmring.tools.tune, 2 and 4 ranks on 2 cores of a Zen 4 EPYC.
@@ -32,8 +32,20 @@ DEFAULTS: dict[str, int] = {
     "zero_copy_stream_nbytes": 16 * MIB,
     "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,
-    "single_copy_nbytes": 16 * KIB,
-    "single_copy_most_nbytes": 8 * MIB,
+    "single_copy_nbytes": NEVER,
+    "single_copy_most_nbytes": NEVER,
+}
+# Where it is otherwise, by the first word of the processor's name: 2 and 4 ranks on 2 cores of a Xeon with 2 MiB
+# of L2 each. Round trips are nearly as long there as between an EPYC's chiplets, but streaming gains nothing
+# on its way into slots. It does on its way to larger results; and single copies do.
+OF_PROCESSOR: dict[str, dict[str, int]] = {
+    "Intel(R)": {
+        "far_stream_nbytes": NEVER,
+        "stream_out_nbytes": 8 * MIB,
+        "zero_copy_stream_nbytes": 1 * MIB,
+        "single_copy_nbytes": 64 * KIB,
+        "single_copy_most_nbytes": 4 * MIB,
+    },
 }
 # What a measured table may say: no staging ring grows beyond some tens of MiB by it.
 LIMITS: dict[str, tuple[int, int]] = {
@@ -59,12 +71,17 @@ OVERSUBSCRIBED_ZERO_COPY_NBYTES = 12 * KIB
 def tables(settings: Settings, nranks: int) -> tuple[dict[str, int], dict[str, int]]:
     """What holds for near and for far cores in a communicator that this rank begins for `nranks`."""
     found = _measured_table(settings.tuning, nranks)
-    both = DEFAULTS | found.get("any", {})
+    both = built_in() | found.get("any", {})
     near, far = (
         both | found.get(distance, {}) | {name: both[name] for name in OF_BOTH_DISTANCES}
         for distance in ("near", "far")
     )
     return _as_forced(near, settings), _as_forced(far, settings)
+
+
+def built_in() -> dict[str, int]:
+    """What holds on this kind of processor where nothing was measured."""
+    return DEFAULTS | OF_PROCESSOR.get(measured.cpu_model().partition(" ")[0], {})
 
 
 def _measured_table(asked: str, nranks: int) -> measured.Table:
@@ -95,7 +112,10 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
     """
     if settings.single_copy_nbytes is not None or settings.chunk_nbytes is not None:
         least = settings.single_copy_nbytes or NEVER
-        table = table | {"single_copy_nbytes": least, "single_copy_most_nbytes": NEVER}
+        table = table | {
+            "single_copy_nbytes": least,
+            "single_copy_most_nbytes": NEVER,
+        }
     if settings.chunk_nbytes is None and settings.depth is None:
         return table
     chunk_nbytes = settings.chunk_nbytes or table["chunk_nbytes"]

@@ -263,7 +263,7 @@ cdef class Uneven(Collectives):
             if piece.nbytes <= TOLD_NBYTES:
                 memcpy(told.what.data, piece.data, piece.nbytes)
             elif not in_place:
-                tell_place(self.engine, told, piece)
+                tell_place(self.engine, c, told, piece)
         return 0
 
     # The first call: everyone's counts.
@@ -377,11 +377,11 @@ cdef class Uneven(Collectives):
 
 
 # Where a piece lies, if the others can read it there.
-cdef void tell_place(Engine engine, Told *told, Piece *piece) noexcept:
+cdef void tell_place(Engine engine, Call *c, Told *told, Piece *piece) noexcept:
     cdef Group *g = &engine.g
     cdef size_t least = g.zero_copy_nbytes
     if not engine.find_block(piece.data, piece.nbytes, &told.block, &told.what.offset):
-        if not g.single_copy or piece.nbytes > g.tuning.single_copy_most_nbytes:
+        if not g.single_copy or not may_be_single_copy(g, c) or piece.nbytes > g.tuning.single_copy_most_nbytes:
             return
         told.block, told.what.offset = SR_PRIVATE, <uintptr_t> piece.data
         least = max(least, g.tuning.single_copy_nbytes)

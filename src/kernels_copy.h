@@ -1,5 +1,5 @@
-/* The copies, included by kernels_loop.h and made of its helpers. Loops of whole lines: memcpy's "rep movsb" is a
- * few per cent slower where another core has just read the destination. */
+/* The copies, included by kernels_loop.h and made of its helpers. Loops of whole lines, but for long ones where the
+ * processor's own string move is faster (sr_string_nbytes). */
 
 SR_INLINE void SR_OF_ISA(sr_copy_line)(char *dst, const char *src, int streaming) {
     for (size_t at = 0; at < SR_LINE_NBYTES; at += SR_VECTOR_NBYTES)
@@ -9,6 +9,10 @@ SR_INLINE void SR_OF_ISA(sr_copy_line)(char *dst, const char *src, int streaming
 SR_TARGET static inline void SR_OF_ISA(sr_copy_ordinary)(void *dst, const void *src, size_t nbytes) {
     size_t at = nbytes <= SR_ALIGN_BEYOND_NBYTES ? 0 : -(uintptr_t)dst & (SR_LINE_NBYTES - 1);
     memcpy(dst, src, at);
+    if (nbytes >= sr_string_nbytes) {
+        sr_copy_string((char *)dst + at, (const char *)src + at, nbytes - at);
+        return;
+    }
     SR_ROLLED for (; at + SR_LINE_NBYTES <= nbytes; at += SR_LINE_NBYTES)
         SR_OF_ISA(sr_copy_line)((char *)dst + at, (const char *)src + at, 0);
     memcpy((char *)dst + at, (const char *)src + at, nbytes - at);

@@ -52,7 +52,7 @@ struct sr_call_line {
 
 /* Payload of a call line whose data are larger than the line. */
 struct sr_descriptor {
-    uint32_t x_block, out_block;    /* shared blocks where x and out lie; 0: to be staged; SR_PRIVATE */
+    uint32_t x_block, out_block;    /* shared blocks where x and out lie; 0: private memory; of x: SR_PRIVATE */
     uint64_t x_offset, out_offset;  /* bytes from the owner's part of the block; of SR_PRIVATE the owner's address */
     uint32_t far;                   /* rank 0's word: the cores are far apart; holds from the next call on */
     uint32_t ping;                  /* rank 0's word: measure the distance again in this call */
@@ -182,7 +182,7 @@ struct sr_tuning {
     uint64_t zero_copy_stream_nbytes; /* shared results, likewise */
     uint64_t fuse_nbytes;             /* arrays up to here are reduced together where there are many */
     uint64_t ping_nbytes;             /* calls this large look at the clock whether to measure the distance again */
-    uint64_t single_copy_nbytes;      /* pieces from here on are read from private memory where they are only moved */
+    uint64_t single_copy_nbytes;      /* pieces from here on are read from private memory */
     uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */
 };
 

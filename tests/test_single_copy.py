@@ -13,8 +13,9 @@ from ranks import Died, Ranks
 
 import shmring
 
-MOVING = ("broadcast", "scatter", "gather", "all_gather", "all_to_all")
-UNEVEN = ("scatter_v", "gather_v", "all_gather_v", "all_to_all_v")
+KINDS = ("scatter", "all_to_all", "scatter_v", "all_to_all_v")
+OF_TWO = ("all_gather", "all_gather_v")
+OTHERS = ("broadcast", "gather", "gather_v", "exscan")
 COUNT = 3000
 FROM_64_BYTES = {"SHMRING_SINGLE_COPY": 64}
 
@@ -46,22 +47,32 @@ def path_of(comm, kind):
     return comm.stats()["path"]
 
 
-@pytest.mark.parametrize("kind", [*MOVING, *UNEVEN])
-def test_private_arrays_are_copied_once_where_that_pays(world_of, kind):
-    ranks = world_of(3, SHMRING_PATH="near", SHMRING_TUNING="none")
-    if "single_copy" not in ranks(path_of, kind):
+def skip_unless_allowed(world_of):
+    if world_of(2, **FROM_64_BYTES)(path_of, "scatter") != ["single_copy"] * 2:
         pytest.skip("processes may not read each other's memory here")
-    assert ranks(path_of, kind) == ["single_copy"] * 3
-    ranks = world_of(3, SHMRING_PATH="near", SHMRING_SINGLE_COPY="1M")
-    assert "single_copy" not in ranks(path_of, kind)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *OF_TWO])
+def test_what_one_other_rank_reads_is_copied_once(world_of, kind):
+    skip_unless_allowed(world_of)
+    assert world_of(2, **FROM_64_BYTES)(path_of, kind) == ["single_copy"] * 2
+    paths = world_of(3, **FROM_64_BYTES)(path_of, kind)
+    assert paths == ["single_copy"] * 3 if kind in KINDS else "single_copy" not in paths
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *OF_TWO, *OTHERS])
+def test_other_calls_and_smaller_pieces_go_through_slots(world_of, kind):
+    how = FROM_64_BYTES if kind in OTHERS else {"SHMRING_SINGLE_COPY": "1M"}
+    assert "single_copy" not in world_of(2, **how)(path_of, kind)
+    assert "single_copy" not in world_of(2, SHMRING_SINGLE_COPY="off")(path_of, kind)
 
 
 def paths_with_one_unwilling(comm):
-    return [path_of(comm, kind) for kind in (*MOVING, *UNEVEN)]
+    return [path_of(comm, kind) for kind in KINDS]
 
 
 def test_one_rank_that_does_without_is_enough_for_all_to_do_without(world_of):
-    ranks = world_of(3)
+    ranks = world_of(3, **FROM_64_BYTES)
     assert ranks.try_to_meet(of_rank={2: {"SHMRING_SINGLE_COPY": "off"}}) == [None] * 3
     for paths in ranks(paths_with_one_unwilling):
         assert "single_copy" not in paths
@@ -70,17 +81,13 @@ def test_one_rank_that_does_without_is_enough_for_all_to_do_without(world_of):
 def exscan_of_two(comm, dtype, op):
     x = np.full(COUNT, comm.rank + 2).astype(dtype)
     comm.exscan(x, op)
-    return x.tolist(), comm.stats()["path"]
+    return x.tolist()
 
 
 def test_the_exscan_of_two_is_a_copy_unless_the_op_changes_values(world_of):
-    ranks = world_of(2, **FROM_64_BYTES)
-    (_, path), (found, same) = ranks(exscan_of_two, "f4", "sum")
-    assert found == [2.0] * COUNT
-    assert path == same != "small"
-    (_, path), (found, same) = ranks(exscan_of_two, "i4", "lor")
-    assert found == [1] * COUNT
-    assert path == same == "small"
+    ranks = world_of(2)
+    assert ranks(exscan_of_two, "f4", "sum") == [[2.0] * COUNT] * 2
+    assert ranks(exscan_of_two, "i4", "lor") == [[2] * COUNT, [1] * COUNT]
 
 
 def written_as_soon_as_it_returns(comm, kind, calls):
@@ -91,7 +98,7 @@ def written_as_soon_as_it_returns(comm, kind, calls):
         # The arrays go back to the allocator here, and come again with other values.
 
 
-@pytest.mark.parametrize("kind", [*MOVING, *UNEVEN, "exscan"])
+@pytest.mark.parametrize("kind", [*KINDS, *OF_TWO, *OTHERS])
 def test_arrays_are_the_callers_again_as_soon_as_the_call_returns(world_of, kind):
     world_of(2, **FROM_64_BYTES)(written_as_soon_as_it_returns, kind, 200)
     world_of(4, **FROM_64_BYTES)(written_as_soon_as_it_returns, kind, 50)
@@ -99,11 +106,10 @@ def test_arrays_are_the_callers_again_as_soon_as_the_call_returns(world_of, kind
 
 def in_a_group(comm):
     group = comm.split(comm.rank % 2)
-    x = np.full(COUNT, float(comm.rank))
-    found = group.all_gather(x)
+    found = group.all_gather(np.full(COUNT, float(comm.rank)))
     path = group.stats()["path"]
     group.close()
-    return found[:, 7].tolist(), path, path_of(comm, "all_gather")
+    return found[:, 7].tolist(), path, path_of(comm, "scatter")
 
 
 def test_groups_copy_once_as_the_communicator_does_that_they_come_from(world_of):
@@ -114,35 +120,42 @@ def test_groups_copy_once_as_the_communicator_does_that_they_come_from(world_of)
 
 def read_only_pages(comm):
     """Memory that nobody may write, and memory that is not there yet."""
-    memory = mmap.mmap(-1, 8 * COUNT)
-    never_touched = np.frombuffer(memory, "f8")
-    given = np.full(COUNT, comm.rank + 1.0)
+    never_touched = np.frombuffer(mmap.mmap(-1, 8 * comm.size * COUNT), "f8").reshape(comm.size, COUNT)
+    given = np.full((comm.size, COUNT), comm.rank + 1.0)
     given.flags.writeable = False
-    return comm.all_gather(never_touched).sum(), comm.all_gather(given).sum()
+    return comm.all_to_all(never_touched).sum(), comm.all_to_all(given).sum()
 
 
 def test_what_is_read_need_be_neither_writable_nor_touched(world_of):
     assert world_of(3, **FROM_64_BYTES)(read_only_pages) == [(0.0, COUNT * 6.0)] * 3
 
 
+def swapped_in_place(comm):
+    x = np.stack([np.full(COUNT, 10.0 * comm.rank + taker) for taker in range(comm.size)])
+    comm.all_to_all(x, out=x)
+    return x[:, 7].tolist(), comm.stats()["path"]
+
+
+def test_what_is_overwritten_meanwhile_is_staged(world_of):
+    for rank, (found, path) in enumerate(world_of(3, **FROM_64_BYTES)(swapped_in_place)):
+        assert found == [10.0 * giver + rank for giver in range(3)]
+        assert path != "single_copy"
+
+
 # ---- what goes wrong --------------------------------------------------------------------------------------
 
 
 def give_what_cannot_be_read(comm):
-    """Rank 1's array is unmapped before it calls: its own process would fall over it, the others are told."""
+    """What rank 1 has for others is unmapped before it calls; its process ends without touching that."""
     libc = ctypes.CDLL(None, use_errno=True)
     memory = mmap.mmap(-1, 1 << 20)
     x = np.frombuffer(memory, "u1")
-    if comm.rank == 1:
-        assert libc.munmap(ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(x.nbytes)) == 0
-    found = np.empty((comm.size, x.nbytes), "u1") if comm.rank == 0 else None
-    comm.gather(x, 0, out=found)
-
-
-def give_and_exit(comm):
-    """The process whose memory is broken ends without touching it again."""
+    out = np.empty(x.nbytes // comm.size, "u1")
+    for taker in (0, 2, 3) if comm.rank == 1 else ():
+        piece = ctypes.c_void_p(x.ctypes.data + taker * out.nbytes)
+        assert libc.munmap(piece, ctypes.c_size_t(out.nbytes)) == 0
     try:
-        give_what_cannot_be_read(comm)
+        comm.scatter(x.reshape(comm.size, -1) if comm.rank == 1 else None, 1, out=out)
     except shmring.Aborted as error:
         answer = (error.rank, str(error))
     if comm.rank == 1:
@@ -151,15 +164,14 @@ def give_and_exit(comm):
 
 
 def test_memory_that_cannot_be_read_is_an_error_on_all_ranks(world_of):
-    if world_of(3, **FROM_64_BYTES)(path_of, "gather") != ["single_copy"] * 3:
-        pytest.skip("processes may not read each other's memory here")
-    with Ranks(3) as ranks:
+    skip_unless_allowed(world_of)
+    with Ranks(4) as ranks:
         ranks.meet(**FROM_64_BYTES)
-        first, gone, last = ranks.outcomes(give_and_exit)
-        assert isinstance(gone, Died)
-        assert first == last
-        rank, text = first
-        assert rank == 0
+        outcomes = ranks.outcomes(give_what_cannot_be_read)
+        assert isinstance(outcomes.pop(1), Died)
+        assert len(set(outcomes)) == 1, outcomes
+        rank, text = outcomes[0]
+        assert rank in (0, 2, 3)
         assert "rank 1" in text
         assert "Bad address" in text
         assert "SHMRING_SINGLE_COPY=off" in text
@@ -180,7 +192,7 @@ def when_there(path):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("kind", [*MOVING, "all_gather_v"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_rank_is_named_by_all_others(tmp_path, kind, victim):
     with Ranks(3) as ranks:
         ranks.meet(**FROM_64_BYTES)
@@ -194,7 +206,7 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, kind, victim):
             assert error.rank == victim
 
 
-@pytest.mark.parametrize("kind", MOVING)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_path, kind):
     with Ranks(3) as ranks:
         ranks.meet(timeout_s=0.5, **FROM_64_BYTES)

@@ -82,10 +82,10 @@ def test_a_damaged_or_foreign_table_is_not_used(cache, damage):
     with pytest.warns(RuntimeWarning, match=r"python -m shmring\.tools\.tune") as warned:
         found = tuning.tables(Settings(), 2)
     assert why in str(warned[0].message)
-    assert found == (tuning.DEFAULTS, tuning.DEFAULTS)
+    assert found == (tuning.built_in(), tuning.built_in())
     with pytest.raises(ValueError, match="a table that cannot be used"):
         tuning.tables(Settings(tuning=str(cache)), 2)
-    assert tuning.tables(Settings(tuning="none"), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
+    assert tuning.tables(Settings(tuning="none"), 2) == (tuning.built_in(), tuning.built_in())
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 100_000, b"7", b" " * 70_000])
@@ -93,7 +93,7 @@ def test_what_is_no_table_at_all_is_not_used(cache, text):
     cache.parent.mkdir()
     cache.write_bytes(text)
     with pytest.warns(RuntimeWarning, match="is not used"):
-        assert tuning.tables(Settings(), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
+        assert tuning.tables(Settings(), 2) == (tuning.built_in(), tuning.built_in())
 
 
 def test_what_is_no_file_is_not_used_nor_waited_for(cache):
@@ -107,7 +107,7 @@ def test_what_is_no_file_is_not_used_nor_waited_for(cache):
 
 
 def test_no_table_is_no_matter_unless_it_was_named(cache):
-    assert tuning.tables(Settings(), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
+    assert tuning.tables(Settings(), 2) == (tuning.built_in(), tuning.built_in())
     with pytest.raises(ValueError, match="No such file"):
         tuning.tables(Settings(tuning=str(cache)), 2)
 
@@ -116,20 +116,20 @@ def test_no_table_is_no_matter_unless_it_was_named(cache):
 def test_a_user_without_a_home_has_no_table(monkeypatch, home):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", home)
-    assert tuning.tables(Settings(), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
+    assert tuning.tables(Settings(), 2) == (tuning.built_in(), tuning.built_in())
 
 
 def test_a_table_is_by_ranks_and_distance(cache):
     measured.save(cache, TABLES, tuning.LIMITS)
     near, far = tuning.tables(Settings(), 2)
-    assert near == tuning.DEFAULTS | {"small_nbytes": 4096, "chunk_nbytes": 65536}
-    assert far == tuning.DEFAULTS | {"small_nbytes": 4096, "exchange_nbytes": 8192}
-    assert tuning.tables(Settings(), 4) == (tuning.DEFAULTS, tuning.DEFAULTS)
+    assert near == tuning.built_in() | {"small_nbytes": 4096, "chunk_nbytes": 65536}
+    assert far == tuning.built_in() | {"small_nbytes": 4096, "exchange_nbytes": 8192}
+    assert tuning.tables(Settings(), 4) == (tuning.built_in(), tuning.built_in())
 
 
 def test_what_all_must_know_beforehand_is_the_same_near_and_far(cache):
     write(cache, tables={"2": {"near": {"small_nbytes": 4096, "fuse_nbytes": 64, "depth": 8}}})
-    assert tuning.tables(Settings(), 2) == (tuning.DEFAULTS, tuning.DEFAULTS)
+    assert tuning.tables(Settings(), 2) == (tuning.built_in(), tuning.built_in())
 
 
 def test_what_the_environment_forces_comes_first(cache):
@@ -239,7 +239,8 @@ def test_what_is_the_same_near_and_far_is_judged_by_both():
 def test_every_question_is_about_a_number_that_may_be_so():
     for question in tune.QUESTIONS:
         least, most = tuning.LIMITS[question.name]
-        assert tuning.DEFAULTS[question.name] in question.candidates
+        for built_in in (tuning.DEFAULTS, *tuning.OF_PROCESSOR.values()):
+            assert built_in.get(question.name, question.candidates[0]) in question.candidates
         assert all(least <= value <= most for value in question.candidates)
         assert question.loads(2)
     assert {question.name for question in tune.QUESTIONS} == set(tuning.LIMITS)

@@ -92,6 +92,8 @@ def _prepared(comm: shmring.Comm, load: Load) -> Callable[[], object]:
     if load.call == "all_reduce":
         out: Array = comm.zeros(count, "f4") if load.shared else np.zeros(count, "f4")
         return comm.plan("all_reduce", x, out=out)
+    if load.call == "all_to_all":
+        return comm.plan("all_to_all", np.zeros((comm.size, count), "f4"))
     if load.call == "all_gather":
         return comm.plan("all_gather", x, out=np.zeros((comm.size, count), "f4"))
     return comm.plan("broadcast", x)

@@ -76,7 +76,7 @@ QUESTIONS = (
     ),
     Question(
         "stream_out_nbytes",
-        (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB),
+        tuple(n * MIB for n in (1, 4, 8, 16, 64)),
         _private("all_reduce", 2 * MIB, 8 * MIB, 32 * MIB),
     ),
     Question(
@@ -86,19 +86,13 @@ QUESTIONS = (
     ),
     Question(
         "single_copy_nbytes",
-        (*(n * KIB for n in (8, 16, 32, 64, 256)), tuning.NEVER),
-        lambda n: [
-            *_private("all_gather", 12 * KIB, 24 * KIB, 48 * KIB, 128 * KIB)(n),
-            *_private("broadcast", 24 * KIB, 128 * KIB, 1 * MIB)(n),
-        ],
+        (*(n * KIB for n in (16, 32, 64, 128, 512)), tuning.NEVER),
+        _private("all_to_all", *(n * KIB for n in (24, 48, 96, 256)), 1 * MIB),
     ),
     Question(
         "single_copy_most_nbytes",
         (*(n * MIB for n in (1, 2, 4, 8, 16)), tuning.NEVER),
-        lambda n: [
-            *_private("all_gather", 3 * MIB, 12 * MIB)(n),
-            *_private("broadcast", 6 * MIB, 12 * MIB)(n),
-        ],
+        _private("all_to_all", 1536 * KIB, 3 * MIB, 6 * MIB, 12 * MIB),
     ),
     Question(
         "fuse_nbytes",
@@ -141,7 +135,7 @@ def tune(ranks: int, questions: Sequence[Question], seconds: float, bar: _Bar) -
     """The table of a number of ranks: only what is better than what is built in, and was so twice."""
     table: measured.Table = {distance: {} for distance in measured.DISTANCES}
     for question in questions:
-        present = tuning.DEFAULTS[question.name]
+        present = tuning.built_in()[question.name]
         share = seconds / len(questions)
         others = [value for value in question.candidates if value != present]
         found = _ask(ranks, question, [present, *others], table, share * 2 / 3)
