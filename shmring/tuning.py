@@ -35,9 +35,9 @@ DEFAULTS: dict[str, int] = {
     "single_copy_nbytes": NEVER,
     "single_copy_most_nbytes": NEVER,
 }
-# Where it is otherwise, by the first word of the processor's name: 2 and 4 ranks on 2 cores of a Xeon with 2 MiB
-# of L2 each. Round trips are nearly as long there as between an EPYC's chiplets, but streaming gains nothing
-# on its way into slots. It does on its way to larger results; and single copies do.
+# Where it is otherwise, by the first word of the processor's name: 2 and 4 ranks on 2 cores of a Xeon with
+# 2 MiB of L2 each. Round trips are nearly as long there as between an EPYC's chiplets, but streaming gains
+# nothing on its way into slots. It does on its way to larger results; and single copies do.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
         "far_stream_nbytes": NEVER,
