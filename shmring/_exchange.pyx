@@ -14,7 +14,7 @@ from ._lines cimport *
 # ---- what goes from whom to whom -----------------------------------------------------------------------------
 
 cdef inline bint takes_from(Group *g, Call *c, int taker, int giver) noexcept nogil:
-    if taker == giver or not gives(g, c, giver):
+    if taker == giver or not gives(g, c, giver) or not takes(g, c, taker):
         return False
     return not is_scan(c) or giver < taker
 
@@ -436,7 +436,7 @@ cdef int step_shared(Group *g, Call *c) noexcept nogil:
 cdef inline bint awaits_end_of(Group *g, Call *c, int rank) noexcept nogil:
     if is_sliced(c):
         return rank != g.rank
-    return takes(g, c, rank) and takes_from(g, c, rank, g.rank)
+    return takes_from(g, c, rank, g.rank)
 
 
 # all_reduce, reduce: the own slice of everyone's x, reduced into every out that wants it.

@@ -33,7 +33,7 @@
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
 #define SR_LINE 128u            /* two cache lines: the adjacent-line prefetcher pairs them */
-#define SR_LINES 8u             /* call lines of a rank, a power of two */
+#define SR_LINES 32u             /* call lines of a rank, a power of two */
 #define SR_PAYLOAD_NBYTES 48u   /* of a call line: what a tiny message may weigh */
 #define SR_RECORDS 64u          /* flight records a rank, a power of two */
 #define SR_REASON_NBYTES 192u
@@ -219,7 +219,7 @@ _Static_assert(sizeof(struct sr_descriptor) <= SR_PAYLOAD_NBYTES, "a descriptor 
 _Static_assert(sizeof(struct sr_counter) == SR_LINE, "a counter owns its pair of cache lines");
 _Static_assert(sizeof(struct sr_record) == 64, "a flight record is one cache line");
 _Static_assert(sizeof(struct sr_report) == 256, "a report is four cache lines");
-_Static_assert(sizeof(struct sr_lane) == 2 * SR_PAGE, "a lane is two pages");
+_Static_assert(sizeof(struct sr_lane) == 3 * SR_PAGE, "a lane is three pages");
 _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
 _Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE, "a small message is one line");
 _Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring that lives alone is one page");
