@@ -44,7 +44,7 @@ cdef extern from "layout.h" nogil:
     ctypedef struct sr_tuning "struct sr_tuning":
         uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
         uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
-        uint64_t single_copy_nbytes, single_copy_most_nbytes
+        uint64_t single_copy_nbytes, single_copy_most_nbytes, far_stream_most_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
@@ -360,6 +360,11 @@ cdef inline bint takes(const Group *g, const Call *c, int rank) noexcept nogil:
 # the other take part; what several read is dear to write again (2 and 4 ranks, bench/peers.py --input both).
 cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogil:
     return c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
+
+
+# Longer pieces had better be streamed through slots, unless one rank alone would fill these.
+cdef inline bint is_single_copy_length(const Group *g, const Call *c, size_t nbytes) noexcept nogil:
+    return nbytes <= g.tuning.single_copy_most_nbytes or c.kind == SCATTER
 
 
 # Whether this rank overwrites nothing that others may be reading of its x.

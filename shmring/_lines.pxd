@@ -37,10 +37,10 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
     return (c.seq % CLOCK_CALLS == 0 or c.nbytes >= g.tuning.ping_nbytes) and not g.header.forced_path
 
 
-# Whether others had better read this rank's private x through the kernel. Large pieces are streamed through slots.
+# Whether others had better read this rank's private x through the kernel.
 cdef inline bint is_worth_single_copy(Group *g, Call *c) noexcept nogil:
     return (g.single_copy and c.given == NULL and may_be_single_copy(g, c) and may_be_read_in_place(g, c)
-            and g.tuning.single_copy_nbytes <= c.nbytes <= g.tuning.single_copy_most_nbytes)
+            and g.tuning.single_copy_nbytes <= c.nbytes and is_single_copy_length(g, c, c.nbytes))
 
 
 # Fills the own line, to be published; where this rank stands in the call is the beginning.

@@ -43,6 +43,10 @@ cdef inline void advance(Head *head, uint64_t slot_at, size_t nbytes) noexcept n
     head.offset += nbytes
 
 
+cdef inline bint streams_slots(Group *g, Call *c) noexcept nogil:
+    return g.far and c.nbytes <= g.tuning.far_stream_most_nbytes
+
+
 # ---- direct: stage, reduce the own slice, copy the others' results -------------------------------------------
 
 # Slice `index` of a chunk, in elements. "master" gives rank 0 everything, which is all that it changes.
@@ -117,7 +121,7 @@ cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
     cdef uint64_t slot_at = chunk_slot(g, &c.stage, nbytes)
     cdef unsigned char *staged = slot_data(g, c, g.rank, slot_at)
     cdef const unsigned char *x = c.x + c.stage.offset
-    cdef uint32_t stream = g.far
+    cdef uint32_t stream = streams_slots(g, c)
     if begin > 0:
         g.kernels.copy(staged, x, begin, stream)
     if end < nbytes:
@@ -148,7 +152,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
             g.target[0] = c.out + c.fold.offset + begin
             ntargets = 1
         if c.kind != REDUCE or g.rank != c.root:
-            stream |= g.far << ntargets
+            stream |= <uint32_t> streams_slots(g, c) << ntargets
             g.target[ntargets] = slot_data(g, c, g.rank, slot_at) + begin
             ntargets += 1
             g.stats.bytes_sent += length * c.itemsize
@@ -191,7 +195,7 @@ cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
         begin = slice_begin(g, c, nbytes // c.itemsize, rank) * c.itemsize
         end = slice_begin(g, c, nbytes // c.itemsize, rank + 1) * c.itemsize
         if rank != g.rank and begin < end:
-            g.kernels.copy_two(staged + begin, x + begin, g.far,
+            g.kernels.copy_two(staged + begin, x + begin, streams_slots(g, c),
                                out + begin, slot_data(g, c, rank, copied_at) + begin, stream_out, end - begin)
             g.stats.bytes_sent += end - begin
     advance(&c.stage, staged_at, nbytes)

@@ -24,6 +24,7 @@ CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: room that a slot has beyond its chunk
 DEFAULTS: dict[str, int] = {
     "small_nbytes": 48 * KIB,
     "far_stream_nbytes": 2 * KIB,
+    "far_stream_most_nbytes": NEVER,
     "one_chunk_nbytes": 1 * MIB,
     "chunk_nbytes": 512 * KIB,
     "depth": 4,
@@ -41,6 +42,7 @@ DEFAULTS: dict[str, int] = {
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
         "far_stream_nbytes": NEVER,
+        "far_stream_most_nbytes": 8 * MIB,
         "stream_out_nbytes": 8 * MIB,
         "zero_copy_stream_nbytes": 1 * MIB,
         "single_copy_nbytes": 64 * KIB,
@@ -51,6 +53,7 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
 LIMITS: dict[str, tuple[int, int]] = {
     "small_nbytes": (64, 64 * KIB),  # SR_ALIGN_FOLD_BEYOND_NBYTES of src/kernels.c: all fold alike
     "far_stream_nbytes": (64, NEVER),
+    "far_stream_most_nbytes": (64, NEVER),
     "one_chunk_nbytes": (4 * KIB, 8 * MIB),
     "chunk_nbytes": (4 * KIB, 8 * MIB),
     "depth": (2, 8),

@@ -381,7 +381,7 @@ cdef void tell_place(Engine engine, Call *c, Told *told, Piece *piece) noexcept:
     cdef Group *g = &engine.g
     cdef size_t least = g.zero_copy_nbytes
     if not engine.find_block(piece.data, piece.nbytes, &told.block, &told.what.offset):
-        if not g.single_copy or not may_be_single_copy(g, c) or piece.nbytes > g.tuning.single_copy_most_nbytes:
+        if not g.single_copy or not may_be_single_copy(g, c) or not is_single_copy_length(g, c, piece.nbytes):
             return
         told.block, told.what.offset = SR_PRIVATE, <uintptr_t> piece.data
         least = max(least, g.tuning.single_copy_nbytes)

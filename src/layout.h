@@ -184,6 +184,7 @@ struct sr_tuning {
     uint64_t ping_nbytes;             /* calls this large look at the clock whether to measure the distance again */
     uint64_t single_copy_nbytes;      /* pieces from here on are read from private memory */
     uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */
+    uint64_t far_stream_most_nbytes;  /* with far cores large reductions up to here are staged by streaming stores */
 };
 
 struct sr_header {

@@ -75,6 +75,11 @@ QUESTIONS = (
         _private("all_reduce", 1 * KIB, 4 * KIB, 16 * KIB),
     ),
     Question(
+        "far_stream_most_nbytes",
+        (64 * KIB, *(n * MIB for n in (1, 8, 32)), tuning.NEVER),
+        _private("all_reduce", 256 * KIB, *(n * MIB for n in (2, 16, 64))),
+    ),
+    Question(
         "stream_out_nbytes",
         tuple(n * MIB for n in (1, 4, 8, 16, 64)),
         _private("all_reduce", 2 * MIB, 8 * MIB, 32 * MIB),
