@@ -95,7 +95,7 @@ class Crew:
             for command in commands:
                 self._processes.append(subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                    start_new_session=True, preexec_fn=_end_with_parent))
+                    process_group=0, preexec_fn=_end_with_parent))
 
     def _meet(self, listener: socket.socket) -> list[dict[str, Any]]:
         listener.settimeout(0.2)

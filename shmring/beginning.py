@@ -1,6 +1,6 @@
 """From links to an engine: the ranks share a segment, start over it, and know that all have.
 
-May know: _layout, _engine, links, liveness, memory, settings, tuning.
+May know: _layout, _engine, limits, links, liveness, memory, settings, tuning.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import zlib
 from typing import NamedTuple
 
-from . import liveness, memory, tuning
+from . import limits, liveness, memory, tuning
 from ._engine import Engine
 from ._layout import control_nbytes, format_segment, header_of, segment_nbytes
 from .links import Links
@@ -56,7 +57,10 @@ def begin(
             # Until now a death shows on the links, from now on in the segment.
             links.all_ready(check=_nothing_to_check, deadline=deadline)
             if parent is None:
-                engine.be_patient(**tuning.patience(links.local_size, _allowed_cpus(engine)))
+                one_group = _all_have(engine, limits.scheduling_group())
+                engine.be_patient(
+                    **tuning.patience(links.local_size, _allowed_cpus(engine), one_group=one_group)
+                )
                 engine.measure_distance()
                 engine.probe_single_copy(settings.single_copy_nbytes != 0)
             else:
@@ -85,6 +89,12 @@ def _allowed_cpus(engine: Engine) -> int:
     """How many CPUs the ranks may run on, all together."""
     mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
     return engine.union(mask.to_bytes(_CPU_MASK_NBYTES, "little")).bit_count()
+
+
+def _all_have(engine: Engine, text: str) -> bool:
+    """Whether it is the same on every rank."""
+    own = zlib.crc32(text.encode())
+    return engine.all_agree(engine.broadcast_word(own) == own, engine.timeout_s)
 
 
 def _share_segment(links: Links, settings: Settings, deadline: float) -> int:

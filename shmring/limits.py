@@ -66,6 +66,12 @@ class MemoryLimits:
         return max((used or 0) - inactive - active // 2, 0)
 
 
+def scheduling_group() -> str:
+    """What the scheduler counts the CPU time of this process with: its cgroup and, for a session, an autogroup."""
+    enabled = _read("/proc/sys/kernel", "sched_autogroup_enabled").strip() == "1"
+    return _read("/proc/self", "cgroup") + (_read("/proc/self", "autogroup") if enabled else "")
+
+
 def explain(error: OSError, doing: str) -> Error:
     """The Error that says which limit was met while `doing` something, and the way out."""
     code = error.errno

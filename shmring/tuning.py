@@ -148,7 +148,7 @@ def _slot_nbytes(chunk_nbytes: int) -> int:
     return -(-(chunk_nbytes + CACHE_LINE_NBYTES) // LINE_NBYTES) * LINE_NBYTES
 
 
-def patience(nranks: int, allowed_cpus: int) -> dict[str, int]:
+def patience(nranks: int, allowed_cpus: int, *, one_group: bool) -> dict[str, int]:
     """How to wait: long pauses only when every rank has a CPU of its own; else the CPU is handed on, after
     some pauses where the rank that is awaited runs on another one, at once where it needs this one.
 
@@ -156,6 +156,8 @@ def patience(nranks: int, allowed_cpus: int) -> dict[str, int]:
     of ranks, less than a thousandth of the time, and a hundred times as much where ranks take turns on a CPU.
 
     `allowed_cpus` is how many CPUs the ranks may run on, all together: each may be pinned to one of them.
+    `one_group`: the scheduler counts their time together. If it does not, as where each has a session of its
+    own (torchrun), a rank that yields takes as much time as the one that works: it had better sleep soon.
     """
     if nranks <= usable_cpus(allowed_cpus):
         return {
@@ -173,10 +175,10 @@ def patience(nranks: int, allowed_cpus: int) -> dict[str, int]:
         "pauses": 60,
         "brief_pauses": 100,
         "brief_yields": 4,
-        "yield_ns": 1_000_000,
+        "yield_ns": 1_000_000 if one_group else 20_000,
         "sleep_ns": 4_000_000,
         "look_ns": 200_000,
-        "ping_interval_ns": 1_000_000_000,
+        "ping_interval_ns": 5_000_000_000,
         "zero_copy_nbytes": OVERSUBSCRIBED_ZERO_COPY_NBYTES,
         "crowded": True,
     }

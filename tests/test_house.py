@@ -77,7 +77,7 @@ HOUSE = {
     "fusion": {"_engine", "_group", "_operands", "_pipelines", "_progress", "_state"}
     | {"collectives", "uneven", "work"},
     "objects": {"collectives"},
-    "beginning": {"_engine", "_layout", "links", "liveness", "memory", "settings", "tuning"},
+    "beginning": {"_engine", "_layout", "limits", "links", "liveness", "memory", "settings", "tuning"},
     "_locks": {"flag.h", "_engine", "_group", "errors", "failures", "liveness"},
     "shared": {"_locks", "errors"},
     "groups": {"beginning", "errors"},

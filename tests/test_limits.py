@@ -150,6 +150,16 @@ def test_in_a_container_the_mount_point_is_its_own_cgroup(machine, path, root):
     assert limits.MemoryLimits().headroom().nbytes == (256 - 16) * MIB
 
 
+def test_a_session_counts_as_a_group_where_the_scheduler_makes_it_one(machine):
+    session = {"/proc/self/autogroup": "/autogroup-7 nice 0\n", "/proc/self/cgroup": "0::/job\n"}
+    machine({**session, "/proc/sys/kernel/sched_autogroup_enabled": "1\n"})
+    assert limits.scheduling_group() == "0::/job\n/autogroup-7 nice 0\n"
+    machine({**session, "/proc/sys/kernel/sched_autogroup_enabled": "0\n"})
+    assert limits.scheduling_group() == "0::/job\n"
+    machine({})
+    assert limits.scheduling_group() == ""
+
+
 def test_this_machine_can_be_read():
     assert 1 <= limits.usable_cpus() <= len(os.sched_getaffinity(0))
     assert limits.MemoryLimits().headroom().nbytes > 0

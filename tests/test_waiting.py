@@ -1,5 +1,6 @@
 """Waiting: nobody leaves a barrier early; who waits costs no CPU and lets threads and signals through."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ import pytest
 from ranks import Ranks
 
 import shmring
+from shmring import tuning
 
 SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
 
@@ -207,3 +209,34 @@ def very_long_timeouts(comm):
 
 def test_timeouts_may_be_as_long_as_one_likes(world_of):
     world_of(2)(very_long_timeouts)
+
+
+def test_ranks_whose_time_is_counted_apart_sleep_sooner_and_only_where_they_take_turns():
+    for nranks, cpus, sooner in ((2, 1, True), (1, 1, False)):
+        together, apart = (tuning.patience(nranks, cpus, one_group=one) for one in (True, False))
+        assert (apart["yield_ns"] < together["yield_ns"]) == sooner
+        assert apart | {"yield_ns": 0} == together | {"yield_ns": 0}
+
+
+def in_a_session_of_its_own(rank, world, path):
+    if rank % 2:
+        os.setsid()
+    with shmring.init(world, rank=rank) as comm:
+        x = np.arange(50_000.0)
+        for _ in range(20):
+            comm.all_reduce(x, "max")
+            root = comm.gather(x, 1)
+        assert root is None or (root == np.arange(50_000.0)).all()
+        np.save(f"{path}/{rank}", x)
+
+
+def test_ranks_in_sessions_of_their_own(tmp_path):
+    world, fork = shmring.world(4), multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=in_a_session_of_its_own, args=(r, world, str(tmp_path))) for r in range(4)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(30)
+        assert rank.exitcode == 0
+    for rank in range(4):
+        assert np.array_equal(np.load(tmp_path / f"{rank}.npy"), np.arange(50_000.0))
