@@ -43,8 +43,11 @@ cdef inline void advance(Head *head, uint64_t slot_at, size_t nbytes) noexcept n
     head.offset += nbytes
 
 
+# On some processors what others only copy had better not be streamed, but results that go both ways had.
 cdef inline bint streams_slots(Group *g, Call *c) noexcept nogil:
-    return g.far and c.nbytes <= g.tuning.far_stream_most_nbytes
+    if not g.far or c.nbytes > g.tuning.far_stream_most_nbytes:
+        return False
+    return c.kind == ALL_REDUCE or c.nbytes >= g.tuning.far_stream_nbytes
 
 
 # ---- direct: stage, reduce the own slice, copy the others' results -------------------------------------------

@@ -67,7 +67,7 @@ class MemoryLimits:
 
 
 def scheduling_group() -> str:
-    """What the scheduler counts the CPU time of this process with: its cgroup and, for a session, an autogroup."""
+    """What the scheduler counts this process' time with: its cgroup and, for each session, an autogroup."""
     enabled = _read("/proc/sys/kernel", "sched_autogroup_enabled").strip() == "1"
     return _read("/proc/self", "cgroup") + (_read("/proc/self", "autogroup") if enabled else "")
 
