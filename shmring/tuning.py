@@ -41,6 +41,7 @@ DEFAULTS: dict[str, int] = {
 # nothing on its way into slots. It does on its way to larger results; and single copies do.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
+        "small_nbytes": 64 * KIB,
         "far_stream_nbytes": NEVER,
         "far_stream_most_nbytes": 8 * MIB,
         "stream_out_nbytes": 8 * MIB,

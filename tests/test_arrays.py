@@ -197,11 +197,11 @@ def reduce_mixed(comm):
     """The same numbers whoever has shared and who private arrays."""
     found = []
     for pattern in range(1 << comm.size):
-        shared = comm.empty(4000)
-        x = shared if pattern >> comm.rank & 1 else np.empty(4000)
-        x[...] = np.arange(4000) * (comm.rank + 1)
+        shared = comm.empty(5000)
+        x = shared if pattern >> comm.rank & 1 else np.empty(5000)
+        x[...] = np.arange(5000) * (comm.rank + 1)
         comm.all_reduce(x)
-        found.append((comm.stats()["path"], bool((x == np.arange(4000) * 6).all())))
+        found.append((comm.stats()["path"], bool((x == np.arange(5000) * 6).all())))
     return found
 
 
