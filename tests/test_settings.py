@@ -48,6 +48,9 @@ def test_the_process_environment_is_the_default(monkeypatch):
         ("PORT", "29500", "port", 29500),
         ("ADDR", "job 7", "addr", "job 7"),
         ("KEY", KEY, "key", KEY.encode()),
+        ("SINGLE_COPY", "auto", "single_copy_nbytes", None),
+        ("SINGLE_COPY", "off", "single_copy_nbytes", 0),
+        ("SINGLE_COPY", "256K", "single_copy_nbytes", 256 << 10),
         ("TRACE", "/tmp/trace.json", "trace", "/tmp/trace.json"),
     ],
 )
@@ -78,6 +81,8 @@ def test_good_values_are_taken(name, text, field, value):
         ("ISA", "mmx", "avx512"),
         ("ALGORITHM", "magic", "direct"),
         ("PATH", "middle", "near"),
+        ("SINGLE_COPY", "on", "auto, off, or 64 to"),
+        ("SINGLE_COPY", "100", "in 64s"),
         ("NODE", "a\nb", "printable"),
         ("NODE", "x" * 65, "64 bytes"),
         ("KEY", "short", "16 to 1024"),

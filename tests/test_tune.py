@@ -236,6 +236,17 @@ def test_what_is_the_same_near_and_far_is_judged_by_both():
     assert tune.answers(OF_BOTH, OF_BOTH.candidates, [both]) == {"any": (1 << 13, 0.5)}
 
 
+def test_the_environment_says_from_where_on_there_are_single_copies():
+    def least(**asked):
+        return {table["single_copy_nbytes"] for table in tuning.tables(Settings(tuning="none", **asked), 2)}
+
+    assert least() == {tuning.built_in()["single_copy_nbytes"]}
+    assert least(single_copy_nbytes=4096) == {4096}
+    assert least(single_copy_nbytes=0) == {tuning.NEVER}
+    assert least(chunk_nbytes=4096) == {tuning.NEVER}  # who asks for a chunk wants slots
+    assert least(chunk_nbytes=4096, single_copy_nbytes=64) == {64}
+
+
 def test_every_question_is_about_a_number_that_may_be_so():
     for question in tune.QUESTIONS:
         least, most = tuning.LIMITS[question.name]
