@@ -134,7 +134,7 @@ cdef int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept n
 
 cdef inline int move_piece(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
     if c.zero_copy and lies_in_private(g, c, giver):
-        return read_private(g, c, giver, there, g.source[giver], nbytes)
+        return read_private(g, c, giver, there, nbytes)
     g.kernels.copy(there, g.source[giver], nbytes, streams_out(g, c))
     return DONE
 
@@ -495,12 +495,11 @@ cdef inline bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil:
 
 # Who ends is marked before its memory goes, and who gives up says so before it takes its arrays back: what was read
 # before this rank could see either is what was given.
-cdef int read_private(Group *g, Call *c, int owner, unsigned char *there, const void *address,
-                      size_t nbytes) noexcept nogil:
-    cdef sr_life *life = &g.lane[owner].life
+cdef int read_private(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
+    cdef sr_life *life = &g.lane[giver].life
     c.single_copy = True
-    c.awaited.rank = owner
-    c.error = sr_single_copy(sr_life_task(life), there, <uintptr_t> address, nbytes)
+    c.awaited.rank = giver
+    c.error = sr_single_copy(sr_life_task(life), there, <uintptr_t> g.source[giver], nbytes)
     if sr_life_died(life):
         return DEAD
     if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:

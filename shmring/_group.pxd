@@ -362,9 +362,11 @@ cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogi
     return c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
 
 
-# Longer pieces had better be streamed through slots, unless one rank alone would fill these.
-cdef inline bint is_single_copy_length(const Group *g, const Call *c, size_t nbytes) noexcept nogil:
-    return nbytes <= g.tuning.single_copy_most_nbytes or c.kind == SCATTER
+# Whether others may read pieces of nbytes in this rank's private memory. Longer ones had better be streamed through
+# slots, unless one rank alone would fill these.
+cdef inline bint offers_single_copy(const Group *g, const Call *c, size_t nbytes) noexcept nogil:
+    return (g.single_copy and may_be_single_copy(g, c)
+            and (nbytes <= g.tuning.single_copy_most_nbytes or c.kind == SCATTER))
 
 
 # Whether this rank overwrites nothing that others may be reading of its x.

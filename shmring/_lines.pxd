@@ -39,8 +39,8 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
 
 # Whether others had better read this rank's private x through the kernel.
 cdef inline bint is_worth_single_copy(Group *g, Call *c) noexcept nogil:
-    return (g.single_copy and c.given == NULL and may_be_single_copy(g, c) and may_be_read_in_place(g, c)
-            and g.tuning.single_copy_nbytes <= c.nbytes and is_single_copy_length(g, c, c.nbytes))
+    return (c.given == NULL and c.nbytes >= g.tuning.single_copy_nbytes and offers_single_copy(g, c, c.nbytes)
+            and may_be_read_in_place(g, c))
 
 
 # Fills the own line, to be published; where this rank stands in the call is the beginning.

@@ -279,13 +279,12 @@ cdef class Uneven(Collectives):
         return 0
 
     cdef int check_counts(self, Call *c, _Parts parts) except -1:
-        cdef bint good = self.read_counts(c, parts)
-        if good:
+        if self.read_counts(c, parts):
             self.choose_place(c, parts)
-            good = c.x_block == 0 or self.find_places(c, parts)
-        if not good:
-            c.parted_seq = self.engine.g.seq
-            self.engine.surface(c, MISMATCHED)
+            if c.x_block == 0 or self.find_places(c, parts):
+                return 0
+        c.parted_seq = self.engine.g.seq
+        self.engine.surface(c, MISMATCHED)
         return 0
 
     # The largest piece that travels: the same on every rank. False: a rank, in c.awaited.rank, has told nonsense.
@@ -381,7 +380,7 @@ cdef void tell_place(Engine engine, Call *c, Told *told, Piece *piece) noexcept:
     cdef Group *g = &engine.g
     cdef size_t least = g.zero_copy_nbytes
     if not engine.find_block(piece.data, piece.nbytes, &told.block, &told.what.offset):
-        if not g.single_copy or not may_be_single_copy(g, c) or not is_single_copy_length(g, c, piece.nbytes):
+        if not offers_single_copy(g, c, piece.nbytes):
             return
         told.block, told.what.offset = SR_PRIVATE, <uintptr_t> piece.data
         least = max(least, g.tuning.single_copy_nbytes)

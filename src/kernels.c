@@ -215,6 +215,10 @@ static void sr_fold(const struct sr_runner *runner, struct sr_work w) {
  * with SHMRING_SINGLE_COPY=off. Set with the first table that is asked for. */
 static size_t sr_string_nbytes = SIZE_MAX;
 #define SR_STRING_NBYTES 2048u
+#ifndef __x86_64__
+#define sr_copy_string memcpy
+static size_t sr_string_nbytes_here(void) { return SIZE_MAX; }
+#endif
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -279,7 +283,6 @@ static size_t sr_string_nbytes_here(void) {
 
 #elif defined(__aarch64__)
 #include <arm_neon.h>
-#define sr_copy_string memcpy
 typedef __fp16 half_anywhere __attribute__((aligned(1), may_alias));
 
 /* Streaming is a hint here (STNP) that cores hardly heed, so those stores are ordinary ones as well. */
@@ -294,7 +297,6 @@ static int sr_cpu_has(const struct sr_kernels *kernels) { return kernels == &sr_
 static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_neon};
 
 #else
-#define sr_copy_string memcpy
 #define SR_ISA scalar
 #define SR_TARGET
 #define SR_VECTOR_NBYTES 16
@@ -304,10 +306,6 @@ static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_neon};
 
 static int sr_cpu_has(const struct sr_kernels *kernels) { return kernels == &sr_kernels_scalar; }
 static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_scalar};
-#endif
-
-#ifndef __x86_64__
-static size_t sr_string_nbytes_here(void) { return SIZE_MAX; }
 #endif
 
 #define SR_BUILT (int)(sizeof sr_kernels_built / sizeof sr_kernels_built[0])

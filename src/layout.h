@@ -33,7 +33,7 @@
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
 #define SR_LINE 128u            /* two cache lines: the adjacent-line prefetcher pairs them */
-#define SR_LINES 32u             /* call lines of a rank, a power of two */
+#define SR_LINES 32u            /* call lines of a rank, a power of two */
 #define SR_PAYLOAD_NBYTES 48u   /* of a call line: what a tiny message may weigh */
 #define SR_RECORDS 64u          /* flight records a rank, a power of two */
 #define SR_REASON_NBYTES 192u

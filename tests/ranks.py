@@ -6,6 +6,7 @@ every rank and returns the results by rank. May know: the public API of shmring.
 
 import contextlib
 import ctypes
+import itertools
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,22 @@ CALL_TIMEOUT_S = 20  # of the communicator: its own error comes first, and says 
 ANSWER_S = 40  # how long the ranks may take in all before they are shown and killed
 PR_SET_PDEATHSIG = 1
 FORK = multiprocessing.get_context("fork")
+
+
+def turns(comm, path_to_tell):
+    """0, 1, 2 … without end, for calls that a test breaks off; rank 0 tells when they run, see when_there."""
+    for turn in itertools.count():
+        if turn == 20 and comm.rank == 0:
+            with open(path_to_tell, "w"):
+                pass
+        yield turn
+
+
+def when_there(path):
+    """Returns some calls after a rank has made the file."""
+    while not path.exists():
+        time.sleep(0.005)
+    time.sleep(0.02)
 
 
 class Died:

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks
+from ranks import Died, Ranks, turns
 from test_errors import assert_all
 
 import shmring
@@ -396,10 +396,7 @@ def test_a_rank_that_does_not_come_is_named(world_of):
 
 def call_for_ever(comm, path_to_tell):
     x = np.ones(30_000)
-    for turn in range(1 << 40):
-        if turn == 20 and comm.rank == 0:
-            with open(path_to_tell, "w"):
-                pass
+    for turn in turns(comm, path_to_tell):
         works = [comm.all_reduce(x, "max", async_op=True) for _ in range(3)]
         if turn % 2:
             time.sleep(0.001)

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks
+from ranks import Died, Ranks, turns, when_there
 from test_errors import COUNTS, PATHS, array_for, assert_all, ones
 
 import shmring
@@ -46,17 +46,8 @@ def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_of, call, absent
 def call_for_ever(comm, path, algorithm, path_to_tell):
     """Calls without end; rank 0 tells when they run."""
     x = array_for(comm, path)
-    for turn in range(1 << 40):
-        if turn == 20 and comm.rank == 0:
-            with open(path_to_tell, "w"):
-                pass
+    for _ in turns(comm, path_to_tell):
         comm.all_reduce(x, "max", algorithm=algorithm, timeout=0.5)
-
-
-def when_there(path):
-    while not path.exists():
-        time.sleep(0.005)
-    time.sleep(0.02)
 
 
 CALLS = [*((path, "auto") for path in PATHS), ("large", "ring"), ("large", "tree"), ("large", "master")]

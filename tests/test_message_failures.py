@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks
+from ranks import Died, Ranks, turns, when_there
 from test_point_to_point import TINY, exchange_arrays
 
 import shmring
@@ -173,22 +173,13 @@ def test_a_rank_that_does_not_answer_is_a_timeout(world_of, call):
 
 def talk_for_ever(comm, how, path):
     other, x, y = 1 - comm.rank, np.zeros(20_000), np.zeros(20_000)
-    for turn in range(1 << 40):
-        if turn == 20 and comm.rank == 0:
-            with open(path, "w"):
-                pass
+    for _ in turns(comm, path):
         if how == "one way":
             both(comm, lambda: comm.send(x, other), lambda: comm.recv(y, other))
         elif how == "other way":
             both(comm, lambda: comm.recv(y), lambda: comm.send(x, other))
         else:
             comm.sendrecv(x, other, y)
-
-
-def when_there(path):
-    while not path.exists():
-        time.sleep(0.005)
-    time.sleep(0.02)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -5,11 +5,10 @@ import ctypes
 import mmap
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks
+from ranks import Died, Ranks, turns, when_there
 
 import shmring
 
@@ -178,17 +177,8 @@ def test_memory_that_cannot_be_read_is_an_error_on_all_ranks(world_of):
 
 
 def call_for_ever(comm, kind, path_to_tell):
-    for turn in range(1 << 40):
-        if turn == 20 and comm.rank == 0:
-            with open(path_to_tell, "w"):
-                pass
+    for _ in turns(comm, path_to_tell):
         call(comm, kind)
-
-
-def when_there(path):
-    while not path.exists():
-        time.sleep(0.005)
-    time.sleep(0.02)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
