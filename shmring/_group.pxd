@@ -206,7 +206,7 @@ cdef struct Group:
     uint32_t announced_far     # rank 0's word in the lines of the current call
     size_t ring_nbytes         # of one rank's staging ring
     size_t lap_nbytes          # from a position to the same place one time around later
-    bint crowded               # there are more ranks than CPUs
+    bint crowded               # there are more ranks than CPUs, as all have agreed
     int pauses, brief_pauses, brief_yields
     uint64_t yield_ns, sleep_ns, look_ns, ping_interval_ns
     uint64_t next_look_ns, signal_ns   # when to look around again, and for signals

@@ -57,10 +57,9 @@ def begin(
             # Until now a death shows on the links, from now on in the segment.
             links.all_ready(check=_nothing_to_check, deadline=deadline)
             if parent is None:
-                one_group = _all_have(engine, limits.scheduling_group())
-                engine.be_patient(
-                    **tuning.patience(links.local_size, _allowed_cpus(engine), one_group=one_group)
-                )
+                crowded = _is_crowded(engine)
+                one_group = not crowded or _all_have(engine, limits.scheduling_group())
+                engine.be_patient(**tuning.patience(engine.size, crowded=crowded, one_group=one_group))
                 engine.measure_distance()
                 engine.probe_single_copy(settings.single_copy_nbytes != 0)
             else:
@@ -85,10 +84,14 @@ def _new_engine(segment: memory.Mapping, links: Links, settings: Settings, timeo
     )
 
 
-def _allowed_cpus(engine: Engine) -> int:
-    """How many CPUs the ranks may run on, all together."""
+def _is_crowded(engine: Engine) -> bool:
+    """Whether there are more ranks than CPUs that all of them together may use, as any of them sees it.
+
+    Each may be pinned to one of these; their cgroups may have quotas of their own.
+    """
     mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
-    return engine.union(mask.to_bytes(_CPU_MASK_NBYTES, "little")).bit_count()
+    allowed = engine.union(mask.to_bytes(_CPU_MASK_NBYTES, "little")).bit_count()
+    return not engine.all_agree(engine.size <= limits.usable_cpus(allowed), engine.timeout_s)
 
 
 def _all_have(engine: Engine, text: str) -> bool:

@@ -1,7 +1,7 @@
 """The sizes at which one way of doing it overtakes another, and how long to wait in which way.
 
 Every figure names where it was measured. On this machine `python -m shmring.tools.tune` measures most of them
-again; rank 0's table of that, if there is one, holds for all ranks. May know: limits, measured, settings.
+again; rank 0's table of that, if there is one, holds for all ranks. May know: measured, settings.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 
 from . import measured
-from .limits import usable_cpus
 from .settings import Settings
 
 KIB = 1 << 10
@@ -149,18 +148,18 @@ def _slot_nbytes(chunk_nbytes: int) -> int:
     return -(-(chunk_nbytes + CACHE_LINE_NBYTES) // LINE_NBYTES) * LINE_NBYTES
 
 
-def patience(nranks: int, allowed_cpus: int, *, one_group: bool) -> dict[str, int]:
-    """How to wait: long pauses only when every rank has a CPU of its own; else the CPU is handed on, after
-    some pauses where the rank that is awaited runs on another one, at once where it needs this one.
+def patience(nranks: int, *, crowded: bool, one_group: bool) -> dict[str, int]:
+    """How to wait: long pauses only when every rank has a CPU of its own; else, where it is crowded, the CPU
+    is handed on, after some pauses where the rank that is awaited runs on another one, at once where it
+    needs this one.
 
     And how often to measure the distance, since virtual CPUs move within seconds: it takes 3 to 11 us a pair
     of ranks, less than a thousandth of the time, and a hundred times as much where ranks take turns on a CPU.
 
-    `allowed_cpus` is how many CPUs the ranks may run on, all together: each may be pinned to one of them.
     `one_group`: the scheduler counts their time together. If it does not, as where each has a session of its
     own (torchrun), a rank that yields takes as much time as the one that works: it had better sleep soon.
     """
-    if nranks <= usable_cpus(allowed_cpus):
+    if not crowded:
         return {
             "pauses": 1500,
             "brief_pauses": 60,

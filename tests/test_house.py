@@ -40,7 +40,7 @@ HOUSE = {
     "limits": {"errors"},
     "settings": set(),
     "measured": set(),
-    "tuning": {"limits", "measured", "settings"},
+    "tuning": {"measured", "settings"},
     "memory": {"errors", "limits"},
     "failures": {"errors", "liveness"},
     # joining a world
