@@ -2,13 +2,14 @@
 # need of its x, and takes what is meant for it, by copying (broadcast, scatter, gather, all_gather, all_to_all) or by
 # folding (small all_reduce and reduce, reduce_scatter, scan, exscan). The call line announces the first chunk, so
 # that a message of one chunk has one synchronisation; the tiniest lie in the line itself.
-# May know: _group, _lines. Every function returns at once; what it waits for is in call.awaited.
+# May know: _group, _lines, _slots. Every function returns at once; what it waits for is in call.awaited.
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 from ._group cimport *
 from ._lines cimport *
+from ._slots cimport *
 
 
 # ---- what goes from whom to whom -----------------------------------------------------------------------------
@@ -95,10 +96,6 @@ cdef inline void stage_piece(Group *g, Call *c, unsigned char *there, int taker,
         g.stats.bytes_sent += part
 
 
-cdef inline uint32_t streams_out(Group *g, Call *c) noexcept nogil:
-    return c.out_nbytes >= g.tuning.stream_out_nbytes
-
-
 # `source` points at everyone's piece for this rank; nbytes of them go to where they belong in out.
 cdef int take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
     if is_moved(g, c):
@@ -170,10 +167,9 @@ cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
 
 # ---- going ahead ---------------------------------------------------------------------------------------------
 
-# Where ranks take turns on a CPU, a rank that repeats its last call does not wait for those that have nothing for it:
-# it sees some calls later whether they have called the same. A call like no other is seen by all at once.
+# As repeats_last. In other kinds of calls a rank waits for all others in any case.
 cdef inline bint goes_ahead(Group *g, Call *c) noexcept nogil:
-    return (g.crowded and c.fingerprint == line_of(g, g.rank, c.seq - 1).fingerprint
+    return (repeats_last(g, c)
             and (c.kind == BROADCAST or c.kind == SCATTER or is_scan(c)
                  or ((c.kind == GATHER or c.kind == REDUCE) and g.rank != c.root)))
 
@@ -181,7 +177,6 @@ cdef inline bint goes_ahead(Group *g, Call *c) noexcept nogil:
 # As await_lines, for those that give this rank something.
 cdef int await_givers(Group *g, Call *c) noexcept nogil:
     cdef sr_call_line *line
-    cdef int status = DONE
     while c.giver < g.size:
         if takes_from(g, c, g.rank, c.giver):
             line = line_of(g, c.giver, c.seq)
@@ -191,10 +186,7 @@ cdef int await_givers(Group *g, Call *c) noexcept nogil:
                 c.awaited.rank = c.giver
                 return MISMATCHED
         c.giver += 1
-    if <int64_t> (c.seq - g.verified) > MOST_AHEAD:
-        status = verify(g, c, c.seq)   # all at once, so that the next calls have nothing to wait for
-    c.lines_seen = status == DONE
-    return status
+    return see_calls_before(g, c)
 
 
 # As blocked_on_line: ranks of this CPU first, which all come to this call, whether or not they give something.

@@ -1,5 +1,5 @@
 # What every pipeline stands on: the C rooms as Cython sees them, one communicator's state (Group), one
-# collective in progress (Call), and the steps that all of them share: the call line, slots and credit.
+# collective in progress (Call), and the steps that all of them share: what they wait for, and the call line.
 # May know: src. Nothing here touches a Python object.
 
 from libc.stddef cimport size_t
@@ -44,7 +44,7 @@ cdef extern from "layout.h" nogil:
     ctypedef struct sr_tuning "struct sr_tuning":
         uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
         uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
-        uint64_t single_copy_nbytes, single_copy_most_nbytes, far_stream_most_nbytes
+        uint64_t single_copy_nbytes, single_copy_most_nbytes, far_stream_most_nbytes, chain_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
@@ -121,6 +121,7 @@ cdef extern from "kernels.h" nogil:
         SR_F16, SR_BF16, SR_F32, SR_F64, SR_C64, SR_C128, SR_F8_E4M3FN, SR_F8_E5M2, SR_DTYPES
         SR_SUM, SR_MIN, SR_AVG, SR_BOR, SR_LAND, SR_OPS
     const uint8_t *sr_dtype_nbytes
+    bint sr_dtype_is_widened(int dtype)
     struct sr_float_env:
         pass
     sr_float_env sr_float_env_enter()
@@ -171,7 +172,7 @@ cdef enum Algorithm:
 
 
 cdef enum Path:      # what a call went through, for stats
-    TINY, SMALL, NEAR, FAR, ZERO_COPY, BY_RING, BY_TREE, BY_MASTER, SINGLE_COPY, NPATHS
+    TINY, SMALL, NEAR, FAR, ZERO_COPY, BY_RING, BY_TREE, BY_MASTER, SINGLE_COPY, BY_CHAIN, NPATHS
 
 
 # One shared array's memory as this process maps it: `stride` bytes for each rank, in rank order.
@@ -271,6 +272,7 @@ cdef struct Call:
     int fold_peer, copy_peer   # next ranks whose counters are to be looked at
     bint lines_seen            # the lines that this rank needs are there and agree
     bint announced             # the own line is published
+    bint relayed               # each rank needs what the one before it has made of what that one needed
     bint zero_copy             # as far as is known nothing is staged: arrays are read where they lie
     bint single_copy           # ... some of them in private memory, through the kernel
     int error                  # errno of what could not be read
@@ -279,6 +281,11 @@ cdef struct Call:
     int round_trips            # of the measurement so far
     size_t chunk_nbytes        # a multiple of itemsize
     Head stage, fold, copy
+
+
+# Of sequence numbers and positions, which wrap.
+cdef inline bint is_before(uint64_t one, uint64_t other) noexcept nogil:
+    return <int64_t> (one - other) < 0
 
 
 # Positions begin with the sequence numbers, so that a test near the wrap of one is near the wrap of both.
@@ -463,6 +470,7 @@ cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     c.peer = c.giver = 0
     c.lines_seen = False
     c.interrupted = False
+    c.relayed = False
     record_call(g, c, False)
 
 
@@ -506,7 +514,7 @@ cdef inline int verify_next(Group *g, Call *c, uint64_t fingerprint) noexcept no
 # The same of all calls up to seq, which this rank has published.
 cdef inline int verify(Group *g, Call *c, uint64_t seq) noexcept nogil:
     cdef int status
-    while <int64_t> (g.verified - seq) < 0:
+    while is_before(g.verified, seq):
         status = verify_next(g, c, line_of(g, g.rank, g.verified + 1).fingerprint)
         if status != DONE:
             return status
@@ -524,58 +532,16 @@ cdef inline int await_lines(Group *g, Call *c) noexcept nogil:
     return status
 
 
-cdef inline size_t whole_items(Call *c, size_t nbytes) noexcept nogil:
-    return nbytes - nbytes % c.itemsize if nbytes > c.itemsize else c.itemsize
+# Where ranks take turns on a CPU, a rank that repeats its last call does not wait for those that have nothing for it:
+# it sees some calls later whether they have called the same. A call like no other is seen by all at once.
+cdef inline bint repeats_last(Group *g, Call *c) noexcept nogil:
+    return g.crowded and c.fingerprint == line_of(g, g.rank, c.seq - 1).fingerprint
 
 
-# ---- slots ---------------------------------------------------------------------------------------------------
-
-# Bytes of the chunk that a stage comes to next.
-cdef inline size_t next_chunk(Call *c, Head *head) noexcept nogil:
-    cdef size_t left = c.nbytes - head.offset
-    return left if left < c.chunk_nbytes else c.chunk_nbytes
-
-
-cdef inline uint64_t slot_nbytes(size_t nbytes) noexcept nogil:
-    return (nbytes + SR_LINE - 1) & ~<uint64_t> (SR_LINE - 1)
-
-
-# Where a slot of nbytes begins that lies at `position` or after it: no slot goes beyond the ring's end.
-cdef inline uint64_t slot_begin(Group *g, uint64_t position, size_t nbytes) noexcept nogil:
-    cdef uint64_t offset = position & (g.lap_nbytes - 1)
-    return position if offset + slot_nbytes(nbytes) <= g.ring_nbytes else position - offset + g.lap_nbytes
-
-
-cdef inline unsigned char *slot(Group *g, int rank, uint64_t begin) noexcept nogil:
-    return g.ring[rank] + (begin & (g.lap_nbytes - 1))
-
-
-# Nobody reads any more what lay in the ring where the bytes up to `end` will be written.
-cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
-    cdef uint64_t needed = end - g.lap_nbytes
-    cdef uint64_t seen
-    cdef int rank
-    if <int64_t> (g.credit - needed) >= 0:
-        return True
-    g.credit = end
-    for rank in range(g.size):
-        if rank != g.rank:
-            seen = sr_flag_load(counter(g, rank, SR_COPIED))
-            if <int64_t> (seen - g.credit) < 0:
-                g.credit = seen
-    return <int64_t> (g.credit - needed) >= 0
-
-
-# For a rank that has nothing else to do: wait for the first rank that withholds credit.
-cdef inline int blocked_on_credit(Group *g, Call *c, uint64_t end) noexcept nogil:
-    cdef uint64_t needed = end - g.lap_nbytes
-    cdef int rank
-    for rank in range(g.size):
-        if rank != g.rank and not sr_flag_reached(counter(g, rank, SR_COPIED), needed):
-            return blocked_on(c, counter(g, rank, SR_COPIED), needed, rank)
-    return PROGRESSED
-
-
-# The ring up to `position` is free as far as this rank is concerned. Published, since a writer may sleep on it.
-cdef inline void give_credit(Group *g, uint64_t position) noexcept nogil:
-    publish(g, SR_COPIED, position)
+# The end of that for one call, which has seen the lines that it needs; now and then it waits for all.
+cdef inline int see_calls_before(Group *g, Call *c) noexcept nogil:
+    cdef int status = DONE
+    if is_before(g.verified + MOST_AHEAD, c.seq):
+        status = verify(g, c, c.seq)   # all at once, so that the next calls have nothing to wait for
+    c.lines_seen = status == DONE
+    return status

@@ -1,14 +1,17 @@
 # Large all_reduce and reduce as resumable pipelines over shared memory, without the GIL, and the choice of a pipeline
-# for every call. Tiny and small ones, those that move data and zero-copy are in _exchange, ring and tree in _schedules.
-# May know: _group, _lines, _exchange, _schedules. Every function returns at once; what it waits for is in call.awaited.
+# for every call. Tiny and small ones, those that move data and zero-copy are in _exchange, ring and tree in _schedules,
+# those of many ranks in _chain. May know: _group, _lines, _slots, _chain, _exchange, _schedules. Every function returns
+# at once; what it waits for is in call.awaited.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memmove
 
+from ._chain cimport enter_chain, may_be_chain, step_chain
 from ._exchange cimport enter_exchange, enter_tiny, step_exchange, step_shared, step_tiny
 from ._group cimport *
 from ._lines cimport *
 from ._schedules cimport enter_stepped, step_ring, step_tree
+from ._slots cimport *
 
 
 # ---- large: chunks through slots -----------------------------------------------------------------------------
@@ -267,6 +270,8 @@ cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
         c.enter, c.step = enter_large, step_direct
     elif c.x_nbytes <= SR_PAYLOAD_NBYTES:
         c.enter, c.step = enter_tiny, step_tiny
+    elif may_be_chain(g, c):
+        c.enter, c.step = enter_chain, step_chain
     elif is_sliced(c) and c.nbytes * (g.size - 1) > g.tuning.small_nbytes:
         c.enter, c.step = enter_large, step_direct
     else:

@@ -1,14 +1,16 @@
 # Ring and tree as the literature has them, as resumable pipelines through the same slots as all others. Both fold
-# in an order of their own and round at each hop, so they run only when asked for. May know: _group.
+# in an order of their own and round at each hop, so they run only when asked for. May know: _group, _slots.
 
 from libc.stdint cimport uint64_t
 
 from ._group cimport *
+from ._slots cimport *
 
 
 cdef void enter_stepped(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
     publish_line(g, c)
+    c.relayed = c.algorithm == RING
     c.chunk_nbytes = g.tuning.chunk_nbytes
     # A tree chunk has two slots, and as much may be skipped at the ring's end.
     if c.chunk_nbytes > g.ring_nbytes // 4:
@@ -17,13 +19,6 @@ cdef void enter_stepped(Group *g, Call *c) noexcept nogil:
     c.stage.position = c.fold.position = c.copy.position = g.position
     c.stage.offset = c.fold.offset = c.copy.offset = 0
     c.fold_peer = 0
-
-
-# One fold of two operands; a hop that is not the last one of an average only sums.
-cdef inline void fold_hop(Group *g, Call *c, int nsources, int ntargets, size_t count, bint last) noexcept nogil:
-    cdef int op = SR_SUM if c.op == SR_AVG and not last else c.op
-    if count > 0:
-        g.kernels.fold[c.dtype][op](g.target, ntargets, 0, g.source, nsources, count, g.size)
 
 
 # ---- ring ----------------------------------------------------------------------------------------------------
@@ -118,7 +113,7 @@ cdef void receive_transfer(Group *g, Call *c, int source) noexcept nogil:
         g.source[0] = slot(g, source, slot_at)
         g.source[1] = c.x + begin
         g.target[0] = c.out + begin
-        fold_hop(g, c, 2, 1, nbytes // c.itemsize, step == g.size - 1)
+        fold_hop(g, c, 2, 1, 0, nbytes // c.itemsize, step == g.size - 1)
     elif nbytes > 0:
         g.kernels.copy(c.out + begin, slot(g, source, slot_at), nbytes, 0)
     c.fold.position = end
@@ -206,10 +201,10 @@ cdef void send_up(Group *g, Call *c) noexcept nogil:
     if g.rank == 0:
         g.target[0] = c.out + c.fold.offset
         g.target[1] = slot(g, 0, down_slot(g, c, &c.fold))
-        fold_hop(g, c, nsources, 2, nbytes // c.itemsize, True)
+        fold_hop(g, c, nsources, 2, 0, nbytes // c.itemsize, True)
     else:
         g.target[0] = slot(g, g.rank, up)
-        fold_hop(g, c, nsources, 1, nbytes // c.itemsize, False)
+        fold_hop(g, c, nsources, 1, 0, nbytes // c.itemsize, False)
     g.stats.bytes_sent += nbytes
     c.fold.position = end
     c.fold.offset += nbytes

@@ -1,11 +1,12 @@
 # One communicator's state on one rank, and the tables that Python reads: what is there, before anything is called.
-# May know: _group (src).
+# May know: _group (src), _slots.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from ._group cimport *
+from ._slots cimport slot_nbytes
 
 cdef extern from "kernels.h" nogil:
     const sr_kernels *sr_kernels_find(const char *isa)
@@ -25,7 +26,7 @@ KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
          "split", "group", "shared", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many")
 assert len(KINDS) == NKINDS
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct")
-PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", "single_copy")
+PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", "single_copy", "chain")
 assert len(PATHS) == NPATHS
 CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED}
 TINY_NBYTES = SR_PAYLOAD_NBYTES
@@ -103,7 +104,8 @@ cdef class State:
         if not fits_ring(&g.tunings[0], g.ring_nbytes) or not fits_ring(&g.tunings[1], g.ring_nbytes):
             raise ValueError("the staging rings of this communicator are smaller than its tuning needs")
         if (g.tunings[0].small_nbytes != g.tunings[1].small_nbytes
-                or g.tunings[0].fuse_nbytes != g.tunings[1].fuse_nbytes):
+                or g.tunings[0].fuse_nbytes != g.tunings[1].fuse_nbytes
+                or g.tunings[0].chain_nbytes != g.tunings[1].chain_nbytes):
             raise ValueError("the tuning of this communicator differs near and far where it must not")
 
     def __dealloc__(self):

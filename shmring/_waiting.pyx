@@ -84,6 +84,37 @@ cdef inline bint is_missed(Group *g, Call *c, int rank) noexcept nogil:
     return not sr_flag_reached(&line_of(g, rank, c.seq).seq, c.seq)
 
 
+# The first call up to this one that not everybody has come to; 0: there is none.
+cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t seq = g.verified
+    cdef int rank
+    while seq != c.seq:
+        seq += 1
+        for rank in range(g.size):
+            if not sr_flag_reached(&line_of(g, rank, seq).seq, seq):
+                return seq
+    return 0
+
+
+# Who keeps this rank waiting in the end: who has not come to the call, else the rank awaited. Where that may be waiting
+# itself, who has staged least: of several that have staged as much, all but the first wait for another.
+cdef int latest(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t seq = first_not_reached(g, c)
+    cdef uint64_t staged, least = 0
+    cdef int culprit = -1
+    cdef int rank
+    if seq == 0 and not c.relayed:
+        return c.awaited.rank
+    for rank in range(g.size):
+        if seq == 0 or not sr_flag_reached(&line_of(g, rank, seq).seq, seq):
+            staged = sr_flag_load(counter(g, rank, SR_STAGED))
+            if seq == 0 and is_before(staged, g.position):
+                staged = g.position
+            if culprit < 0 or (c.relayed and is_before(staged, least)):
+                culprit, least = rank, staged
+    return culprit if culprit >= 0 else c.awaited.rank
+
+
 cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef int rank
     for rank in range(g.size):
@@ -94,6 +125,7 @@ cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
         # It may have published before it left.
         return PROGRESSED if sr_flag_reached(c.awaited.flag, c.awaited.target) else LEFT
     if now >= c.deadline_ns:
+        c.awaited.rank = latest(g, c)
         return LATE
     if now >= g.signal_ns:
         g.signal_ns = now + SIGNAL_INTERVAL_NS

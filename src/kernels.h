@@ -20,6 +20,12 @@ enum sr_op {
 };
 
 extern const uint8_t sr_dtype_nbytes[SR_DTYPES];
+
+/* Whether items are folded in wider accumulators, so that a partial result is not an item. */
+static inline int sr_dtype_is_widened(int dtype) {
+    return dtype == SR_F16 || dtype == SR_BF16 || dtype == SR_F8_E4M3FN || dtype == SR_F8_E5M2;
+}
+
 extern const char *const sr_dtype_name[SR_DTYPES]; /* NumPy's: "bool", "int8", ..., "float8_e5m2" */
 extern const char *const sr_op_name[SR_OPS];       /* "sum", ..., "lxor" */
 

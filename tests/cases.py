@@ -16,7 +16,7 @@ __all__ = ["DTYPES", "assert_same", "expected", "numbers"]  # and what follows
 MEMORIES = ("private", "unaligned", "shared", "slice", "mixed")
 GUARD = 0xA5
 AROUND_NBYTES = 24  # on either side of a slice: no multiple of a cache line
-SMALL_NBYTES = tuning.built_in()["small_nbytes"]
+SMALL_NBYTES = tuning.built_in(2)["small_nbytes"]
 ZERO_COPY_NBYTES = tuning.OVERSUBSCRIBED_ZERO_COPY_NBYTES  # for certain; sooner where every rank has a CPU
 
 

@@ -82,10 +82,10 @@ def test_a_damaged_or_foreign_table_is_not_used(cache, damage):
     with pytest.warns(RuntimeWarning, match=r"python -m shmring\.tools\.tune") as warned:
         found = tuning.tables(Settings(), 2)
     assert why in str(warned[0].message)
-    assert found == (tuning.built_in(), tuning.built_in())
+    assert found == (tuning.built_in(2), tuning.built_in(2))
     with pytest.raises(ValueError, match="a table that cannot be used"):
         tuning.tables(Settings(tuning=str(cache)), 2)
-    assert tuning.tables(Settings(tuning="none"), 2) == (tuning.built_in(), tuning.built_in())
+    assert tuning.tables(Settings(tuning="none"), 2) == (tuning.built_in(2), tuning.built_in(2))
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 100_000, b"7", b" " * 70_000])
@@ -93,7 +93,7 @@ def test_what_is_no_table_at_all_is_not_used(cache, text):
     cache.parent.mkdir()
     cache.write_bytes(text)
     with pytest.warns(RuntimeWarning, match="is not used"):
-        assert tuning.tables(Settings(), 2) == (tuning.built_in(), tuning.built_in())
+        assert tuning.tables(Settings(), 2) == (tuning.built_in(2), tuning.built_in(2))
 
 
 def test_what_is_no_file_is_not_used_nor_waited_for(cache):
@@ -107,7 +107,7 @@ def test_what_is_no_file_is_not_used_nor_waited_for(cache):
 
 
 def test_no_table_is_no_matter_unless_it_was_named(cache):
-    assert tuning.tables(Settings(), 2) == (tuning.built_in(), tuning.built_in())
+    assert tuning.tables(Settings(), 2) == (tuning.built_in(2), tuning.built_in(2))
     with pytest.raises(ValueError, match="No such file"):
         tuning.tables(Settings(tuning=str(cache)), 2)
 
@@ -116,20 +116,20 @@ def test_no_table_is_no_matter_unless_it_was_named(cache):
 def test_a_user_without_a_home_has_no_table(monkeypatch, home):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", home)
-    assert tuning.tables(Settings(), 2) == (tuning.built_in(), tuning.built_in())
+    assert tuning.tables(Settings(), 2) == (tuning.built_in(2), tuning.built_in(2))
 
 
 def test_a_table_is_by_ranks_and_distance(cache):
     measured.save(cache, TABLES, tuning.LIMITS)
     near, far = tuning.tables(Settings(), 2)
-    assert near == tuning.built_in() | {"small_nbytes": 4096, "chunk_nbytes": 65536}
-    assert far == tuning.built_in() | {"small_nbytes": 4096, "exchange_nbytes": 8192}
-    assert tuning.tables(Settings(), 4) == (tuning.built_in(), tuning.built_in())
+    assert near == tuning.built_in(2) | {"small_nbytes": 4096, "chunk_nbytes": 65536}
+    assert far == tuning.built_in(2) | {"small_nbytes": 4096, "exchange_nbytes": 8192}
+    assert tuning.tables(Settings(), 4) == (tuning.built_in(4), tuning.built_in(4))
 
 
 def test_what_all_must_know_beforehand_is_the_same_near_and_far(cache):
     write(cache, tables={"2": {"near": {"small_nbytes": 4096, "fuse_nbytes": 64, "depth": 8}}})
-    assert tuning.tables(Settings(), 2) == (tuning.built_in(), tuning.built_in())
+    assert tuning.tables(Settings(), 2) == (tuning.built_in(2), tuning.built_in(2))
 
 
 def test_what_the_environment_forces_comes_first(cache):
@@ -240,7 +240,7 @@ def test_the_environment_says_from_where_on_there_are_single_copies():
     def least(**asked):
         return {table["single_copy_nbytes"] for table in tuning.tables(Settings(tuning="none", **asked), 2)}
 
-    assert least() == {tuning.built_in()["single_copy_nbytes"]}
+    assert least() == {tuning.built_in(2)["single_copy_nbytes"]}
     assert least(single_copy_nbytes=4096) == {4096}
     assert least(single_copy_nbytes=0) == {tuning.NEVER}
     assert least(chunk_nbytes=4096) == {tuning.NEVER}  # who asks for a chunk wants slots

@@ -9,13 +9,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 import shmring
 
 Array = np.ndarray[Any, Any]
+
+Call = Literal["all_reduce", "all_reduce_many", "reduce", "scan", "broadcast", "all_gather", "all_to_all"]
 
 LEAST_ROUNDS = 5  # however little time there is
 _SAMPLE_S = 0.002
@@ -26,7 +28,7 @@ _FUSED_ARRAYS = 64
 class Load:
     """A call by which candidates are judged; of several arrays, nbytes is each one's."""
 
-    call: str
+    call: Call
     nbytes: int
     shared: bool = False
 
@@ -96,7 +98,7 @@ def _prepared(comm: shmring.Comm, load: Load) -> Callable[[], object]:
         return comm.plan("all_to_all", np.zeros((comm.size, count), "f4"))
     if load.call == "all_gather":
         return comm.plan("all_gather", x, out=np.zeros((comm.size, count), "f4"))
-    return comm.plan("broadcast", x)
+    return comm.plan(load.call, x)
 
 
 def _sample(comm: shmring.Comm, call: Callable[[], object], loops: int) -> float:

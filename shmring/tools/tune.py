@@ -24,7 +24,7 @@ import numpy as np
 import shmring
 
 from .. import measured, tuning
-from .trials import LEAST_ROUNDS, Load, Timed, trial
+from .trials import LEAST_ROUNDS, Call, Load, Timed, trial
 
 KIB, MIB = 1 << 10, 1 << 20
 WORTH = 0.97  # of the time on average, or the present value stays
@@ -40,7 +40,7 @@ class Question:
     loads: Callable[[int], list[Load]]  # for a number of ranks
 
 
-def _private(call: str, *sizes: int) -> Callable[[int], list[Load]]:
+def _private(call: Call, *sizes: int) -> Callable[[int], list[Load]]:
     return lambda _: [Load(call, nbytes) for nbytes in sizes]
 
 
@@ -100,6 +100,14 @@ QUESTIONS = (
         _private("all_to_all", 1536 * KIB, 3 * MIB, 6 * MIB, 12 * MIB),
     ),
     Question(
+        "chain_nbytes",
+        (*(n * KIB for n in (64, 128, 256, 512)), tuning.NEVER),
+        lambda n: [
+            *_private("reduce", *(size * KIB for size in (96, 192, 384)), 1 * MIB)(n),
+            *_private("scan", *(size * KIB for size in (96, 192, 384)), 1 * MIB)(n),
+        ],
+    ),
+    Question(
         "fuse_nbytes",
         tuple(n * KIB for n in (1, 2, 4, 8, 16, 32)),
         _private("all_reduce_many", 1 * KIB, 3 * KIB, 6 * KIB, 12 * KIB, 24 * KIB),
@@ -140,7 +148,7 @@ def tune(ranks: int, questions: Sequence[Question], seconds: float, bar: _Bar) -
     """The table of a number of ranks: only what is better than what is built in, and was so twice."""
     table: measured.Table = {distance: {} for distance in measured.DISTANCES}
     for question in questions:
-        present = tuning.built_in()[question.name]
+        present = tuning.built_in(ranks)[question.name]
         share = seconds / len(questions)
         others = [value for value in question.candidates if value != present]
         found = _ask(ranks, question, [present, *others], table, share * 2 / 3)

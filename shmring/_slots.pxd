@@ -1,0 +1,77 @@
+# Chunks and slots: how a message is cut, where in the staging rings its chunks lie, and when a place is free again.
+# May know: _group.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+
+from ._group cimport *
+
+
+cdef inline size_t whole_items(Call *c, size_t nbytes) noexcept nogil:
+    return nbytes - nbytes % c.itemsize if nbytes > c.itemsize else c.itemsize
+
+
+# Bytes of the chunk that a stage comes to next.
+cdef inline size_t next_chunk(Call *c, Head *head) noexcept nogil:
+    cdef size_t left = c.nbytes - head.offset
+    return left if left < c.chunk_nbytes else c.chunk_nbytes
+
+
+cdef inline uint64_t slot_nbytes(size_t nbytes) noexcept nogil:
+    return (nbytes + SR_LINE - 1) & ~<uint64_t> (SR_LINE - 1)
+
+
+# Where a slot of nbytes begins that lies at `position` or after it: no slot goes beyond the ring's end.
+cdef inline uint64_t slot_begin(Group *g, uint64_t position, size_t nbytes) noexcept nogil:
+    cdef uint64_t offset = position & (g.lap_nbytes - 1)
+    return position if offset + slot_nbytes(nbytes) <= g.ring_nbytes else position - offset + g.lap_nbytes
+
+
+cdef inline unsigned char *slot(Group *g, int rank, uint64_t begin) noexcept nogil:
+    return g.ring[rank] + (begin & (g.lap_nbytes - 1))
+
+
+# Nobody reads any more what lay in the ring where the bytes up to `end` will be written.
+cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
+    cdef uint64_t needed = end - g.lap_nbytes
+    cdef uint64_t seen
+    cdef int rank
+    if not is_before(g.credit, needed):
+        return True
+    g.credit = end
+    for rank in range(g.size):
+        if rank != g.rank:
+            seen = sr_flag_load(counter(g, rank, SR_COPIED))
+            if is_before(seen, g.credit):
+                g.credit = seen
+    return not is_before(g.credit, needed)
+
+
+# For a rank that has nothing else to do: wait for the first rank that withholds credit.
+cdef inline int blocked_on_credit(Group *g, Call *c, uint64_t end) noexcept nogil:
+    cdef uint64_t needed = end - g.lap_nbytes
+    cdef int rank
+    for rank in range(g.size):
+        if rank != g.rank and not sr_flag_reached(counter(g, rank, SR_COPIED), needed):
+            return blocked_on(c, counter(g, rank, SR_COPIED), needed, rank)
+    return PROGRESSED
+
+
+# The ring up to `position` is free as far as this rank is concerned. Published, since a writer may sleep on it.
+cdef inline void give_credit(Group *g, uint64_t position) noexcept nogil:
+    publish(g, SR_COPIED, position)
+
+
+# ---- folding and streaming -----------------------------------------------------------------------------------
+
+# What a rank gets goes past the cache.
+cdef inline uint32_t streams_out(Group *g, Call *c) noexcept nogil:
+    return c.out_nbytes >= g.tuning.stream_out_nbytes
+
+
+# One of several folds of the same data, from hop to hop: of an average all but the last only sum.
+cdef inline void fold_hop(Group *g, Call *c, int nsources, int ntargets, uint32_t stream, size_t count,
+                          bint last) noexcept nogil:
+    cdef int op = SR_SUM if c.op == SR_AVG and not last else c.op
+    if count > 0:
+        g.kernels.fold[c.dtype][op](g.target, ntargets, stream, g.source, nsources, count, g.size)
