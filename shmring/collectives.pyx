@@ -3,7 +3,6 @@
 # May know: _engine, _group, _operands, _pipelines, _state, errors, shapes, work.
 
 import inspect
-import operator
 
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
@@ -145,6 +144,7 @@ cdef class Collectives:
                     object async_op, object timeout):
         cdef Call c
         cdef Operand a, b
+        cdef int number
         if async_op:
             return self.issue(kind, x, op, root, out, like, algorithm, timeout)
         a.held = b.held = False
@@ -167,6 +167,7 @@ cdef class Collectives:
                       object timeout):
         cdef Work work = self.new_work()
         cdef Call *c = &work.task.call
+        cdef int number
         try:
             number = self.root_of(kind, root)
             out = self.out_of(kind, x, number, out, like)
@@ -275,8 +276,11 @@ cdef class Collectives:
         return self.root_number(root) if is_rooted(kind) else 0
 
     cdef int root_number(self, object root) except -1:
+        cdef Py_ssize_t number
         try:
-            number = operator.index(root)
+            number = root   # through its __index__
+        except OverflowError:
+            number = -1
         except TypeError:
             raise TypeError(f"root is {root!r}; it must be an integer") from None
         if not 0 <= number < self.engine.g.size:
