@@ -444,6 +444,7 @@ cdef inline void report_abort(sr_header *header, int cause, int culprit, int rep
 
 cdef enum:
     MOST_AHEAD = SR_LINES // 2 - 1   # calls not yet verified when one ends, so that the next line can be published
+    REPEATS = 16                     # a call that was made as often is taken for one of a long loop
 
 
 cdef inline sr_call_line *line_of(Group *g, int rank, uint64_t seq) noexcept nogil:
@@ -532,10 +533,11 @@ cdef inline int await_lines(Group *g, Call *c) noexcept nogil:
     return status
 
 
-# Where ranks take turns on a CPU, a rank that repeats its last call does not wait for those that have nothing for it:
+# Where ranks take turns on a CPU, a rank that repeats its last calls does not wait for those that have nothing for it:
 # it sees some calls later whether they have called the same. A call like no other is seen by all at once.
 cdef inline bint repeats_last(Group *g, Call *c) noexcept nogil:
-    return g.crowded and c.fingerprint == line_of(g, g.rank, c.seq - 1).fingerprint
+    return (g.crowded and c.fingerprint == line_of(g, g.rank, c.seq - 1).fingerprint
+            and c.fingerprint == line_of(g, g.rank, c.seq - REPEATS).fingerprint)
 
 
 # The end of that for one call, which has seen the lines that it needs; now and then it waits for all.

@@ -33,7 +33,7 @@
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
 #define SR_LINE 128u            /* two cache lines: the adjacent-line prefetcher pairs them */
-#define SR_LINES 32u            /* call lines of a rank, a power of two */
+#define SR_LINES 128u           /* call lines of a rank, a power of two */
 #define SR_PAYLOAD_NBYTES 48u   /* of a call line: what a tiny message may weigh */
 #define SR_RECORDS 64u          /* flight records a rank, a power of two */
 #define SR_REASON_NBYTES 192u
@@ -43,12 +43,13 @@ typedef _Atomic uint64_t sr_flag; /* monotonic, compared by signed difference, s
 
 /* Begins every collective: one cache line that says "I am at call seq, and this is what I call". SR_LINES of them
    take turns: a rank publishes call k only after it has seen everyone's lines of call k - SR_LINES / 2. Those were
-   published only after this rank's line of call k - SR_LINES had been seen, and so nobody still reads it. */
+   published only after this rank's line of call k - SR_LINES had been seen, and so nobody still reads it. There are
+   so many because ranks that take turns on a CPU want to do many calls in a turn. */
 struct sr_call_line {
     sr_flag seq;                              /* W owner, last; R all */
     uint64_t fingerprint;                     /* W owner before seq; R all: equal on all ranks or Mismatch */
     unsigned char payload[SR_PAYLOAD_NBYTES]; /* W owner before seq; R all: a tiny message or sr_descriptor */
-} __attribute__((aligned(128)));
+} __attribute__((aligned(64)));
 
 /* Payload of a call line whose data are larger than the line. */
 struct sr_descriptor {
@@ -215,17 +216,17 @@ struct sr_lock {
 #define SR_LOCK_AWAITED 0x80000000u
 
 _Static_assert(sizeof(struct sr_lock) == SR_LINE, "a lock owns its pair of cache lines");
-_Static_assert(sizeof(struct sr_call_line) == SR_LINE, "a call line owns its pair of cache lines");
-_Static_assert(offsetof(struct sr_call_line, payload) + SR_PAYLOAD_NBYTES == 64, "a call line is one cache line");
+_Static_assert(sizeof(struct sr_call_line) == SR_CACHE_LINE, "a call line is one cache line");
 _Static_assert(sizeof(struct sr_descriptor) <= SR_PAYLOAD_NBYTES, "a descriptor travels in a call line");
 _Static_assert(sizeof(struct sr_counter) == SR_LINE, "a counter owns its pair of cache lines");
 _Static_assert(sizeof(struct sr_record) == 64, "a flight record is one cache line");
 _Static_assert(sizeof(struct sr_report) == 256, "a report is four cache lines");
-_Static_assert(sizeof(struct sr_lane) == 3 * SR_PAGE, "a lane is three pages");
+_Static_assert(sizeof(struct sr_lane) == 4 * SR_PAGE, "a lane is four pages");
 _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
 _Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE, "a small message is one line");
 _Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring that lives alone is one page");
 _Static_assert((SR_LINES & (SR_LINES - 1)) == 0, "call lines are found by masking seq");
+_Static_assert(SR_LINES / 2 <= SR_RECORDS, "of the call in which ranks parted there are records when that is seen");
 _Static_assert((SR_RECORDS & (SR_RECORDS - 1)) == 0, "records are found by masking seq");
 
 static inline struct sr_lane *sr_layout_lane(void *segment, int rank)

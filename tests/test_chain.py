@@ -10,6 +10,7 @@ from cases import assert_same
 from ranks import Ranks, turns, when_there
 from test_collectives import call_once, inputs, outcomes
 from test_errors import assert_all
+from test_going_ahead import LATE, SOON
 
 import shmring
 from shmring import limits, tuning
@@ -120,18 +121,21 @@ def test_all_name_the_rank_that_keeps_them(tmp_path, kind, how, victim):
         assert {error.rank for error in assert_all(others, kind_of_error)} == {victim}
 
 
-def differ_in_the_middle(comm, kind, how):
-    for turn in range(30):
+def differ_in_the_middle(comm, kind, how, middle):
+    for turn in range(middle + 1):
         x = np.ones(LARGE)
-        if turn == 13 and comm.rank == 2:
+        if turn == middle and comm.rank == 2:
             x = np.ones(2 * LARGE) if how == "size" else x
             comm.broadcast(x) if how == "kind" else getattr(comm, kind)(x)
         else:
             getattr(comm, kind)(x)
+    if middle == LATE:
+        comm.barrier()
 
 
+@pytest.mark.parametrize("middle", [SOON, LATE])
 @pytest.mark.parametrize("how", ["size", "kind"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_calls_that_differ_are_noticed(crowd, kind, how):
-    for error in assert_all(crowd().outcomes(differ_in_the_middle, kind, how), shmring.Mismatch):
-        assert error.seq == 14
+def test_calls_that_differ_are_noticed(crowd, kind, how, middle):
+    for error in assert_all(crowd().outcomes(differ_in_the_middle, kind, how, middle), shmring.Mismatch):
+        assert error.seq == middle + 1

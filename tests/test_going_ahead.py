@@ -14,7 +14,8 @@ from test_errors import assert_all
 import shmring
 
 REPEATS = 40
-AHEAD = 4  # calls that may be under way at once: half of the call lines
+AHEAD = 64  # calls that may be under way at once: half of the call lines
+SOON, LATE = 13, 40  # repeated as often, a call is one of a few, and one of many
 KINDS = ("broadcast", "scatter", "gather", "reduce", "scan", "exscan")
 COUNTS = (1, 6, 50, 3_000, 20_000)  # in the line, in a slot, in several
 
@@ -78,44 +79,32 @@ def test_repeated_calls(world_of, size, kind, environ):
 
 
 def go_ahead_of_one(comm, calls):
-    """How many calls the root has made when rank 1 comes."""
-    made = comm.empty(1, "i8")
-    made[0] = 0
-    comm.barrier()
+    """The call in which this rank had to wait for rank 1, which sleeps."""
+    x = np.ones(1)
+    for _ in range(LATE):
+        comm.broadcast(x)
     if comm.rank == 1:
         time.sleep(0.5)
-        return None
-    x = np.ones(1)
-    began = time.monotonic()
-    late = None
+    late, began = None, time.monotonic()
     for turn in range(calls):
         comm.broadcast(x)
         if late is None and time.monotonic() - began > 0.3:
             late = turn
-    return late
-
-
-def leave_one_behind(comm, calls):
-    late = go_ahead_of_one(comm, calls)
-    if comm.rank == 1:
-        for _ in range(calls):
-            comm.broadcast(np.ones(1))
     comm.barrier()
     return late
 
 
 def test_nobody_is_too_far_ahead(world_of):
-    late = world_of(8)(leave_one_behind, 20)
+    late = world_of(8)(go_ahead_of_one, 3 * AHEAD)
     assert late[1] is None
     for calls in late[:1] + late[2:]:
-        assert calls is not None  # they had to wait for rank 1 ...
-        assert calls <= AHEAD  # ... after a few calls; the first one is like no other
+        assert 1 < calls <= AHEAD
 
 
-def differ_in_the_middle(comm, how):
+def differ_in_the_middle(comm, how, middle):
     x = np.ones(5)
-    for turn in range(30):
-        if turn == 13 and comm.rank == 2:
+    for turn in range(middle + 1):
+        if turn == middle and comm.rank == 2:
             if how == "root":
                 comm.broadcast(x, 1)
             elif how == "size":
@@ -127,14 +116,17 @@ def differ_in_the_middle(comm, how):
                     comm.broadcast(x, comm.size)
         else:
             comm.broadcast(x)
+    if middle == LATE or how == "refused":
+        comm.barrier()
 
 
+@pytest.mark.parametrize("middle", [SOON, LATE])
 @pytest.mark.parametrize("how", ["root", "size", "kind", "refused"])
 @pytest.mark.parametrize("size", [3, 8])
-def test_calls_that_differ_are_noticed(world_of, size, how):
-    for error in assert_all(world_of(size).outcomes(differ_in_the_middle, how), shmring.Mismatch):
+def test_calls_that_differ_are_noticed(world_of, size, how, middle):
+    for error in assert_all(world_of(size).outcomes(differ_in_the_middle, how, middle), shmring.Mismatch):
         assert error.calls[2] != error.calls[0]
-        assert error.seq == 14  # where the ranks parted, not where it was noticed
+        assert error.seq == middle + 1  # where the ranks parted, not where it was noticed
 
 
 def differ_at_once(comm):
