@@ -23,8 +23,9 @@ from .errors import RankFailed
 from .limits import usable_cpus
 from .settings import Settings
 
-# Measured with bench/bench_ring.py: less takes more hand-overs where CPUs are shared, more takes the cache.
-DEFAULT_NBYTES = 2 << 20
+# Measured with bench/bench_ring.py: less takes more hand-overs where CPUs are shared, and lines are written
+# again while the other side's L2 (2 MiB) still holds them; more takes the cache from long items.
+DEFAULT_NBYTES = 4 << 20
 PAUSES = 500  # where two processes have a CPU each
 
 _SIDES = ("puts into", "gets from")
