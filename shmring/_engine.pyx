@@ -1,6 +1,6 @@
 # The engine of one communicator on one rank: runs calls to their end, at once or in the background, and says what went
-# wrong. May know: _group, _distance, _pipelines, _progress, _state, _waiting; failures and liveness once something is
-# wrong. Opens and allocates nothing shared.
+# wrong. May know: _group, _distance, _pipelines, _progress, _state, _timeouts, _waiting; failures and liveness once
+# something is wrong. Opens and allocates nothing shared.
 
 import os
 import threading
@@ -14,12 +14,11 @@ from ._group cimport *
 from ._distance cimport enter_ping, step_ping_call
 from ._pipelines cimport choose_pipeline, enter_refused, step_refused
 from ._progress cimport *
+from ._timeouts cimport NEVER_NS, ns_of
 from ._waiting cimport BRIEF_NBYTES, run_steps, try_briefly
 
 from . import failures, liveness
 from .errors import Closed, Error, RankFailed, Timeout
-
-cdef uint64_t NEVER = ~<uint64_t> 0
 
 
 # A process that is only called alike, in another container, has something else there.
@@ -225,7 +224,7 @@ cdef class Engine(State):
 
     cdef int describe_refusal(self, Call *c, int kind) except -1:
         c.kind = kind
-        c.timeout_ns = <uint64_t> (self.timeout_s * 1e9)
+        c.timeout_ns = ns_of(self.timeout_s)
         c.enter = enter_refused
         c.step = step_refused
         return 0
@@ -263,7 +262,7 @@ cdef class Engine(State):
         self.busy = True
         try:
             append(self.queue, &task)
-            self.wait_for(&task, NEVER)
+            self.wait_for(&task, NEVER_NS)
         except BaseException as error:
             if not is_finished(self.queue, &task):
                 self.give_up(SR_ABORTED, self.g.rank, self.g.seq, f"{type(error).__name__} in rank {self.g.rank}")
@@ -337,7 +336,7 @@ cdef class Engine(State):
         while is_pending(q):
             last = <Issued> q.task[sr_flag_load(&q.issued) & q.mask].keeper
             try:
-                self.wait_for(&last.task, NEVER)
+                self.wait_for(&last.task, NEVER_NS)
             except Error:   # known to who waits for the call
                 continue
         reap(q)
@@ -365,7 +364,7 @@ cdef class Engine(State):
         c.itemsize = 1
         c.nbytes = c.x_nbytes = nbytes
         c.x = c.out = <unsigned char *> data
-        c.timeout_ns = <uint64_t> (timeout_s * 1e9)
+        c.timeout_ns = ns_of(timeout_s)
         c.fingerprint = fingerprint_of(&c)
         choose_pipeline(&self.g, &c)
         return self.drive(&c)
@@ -411,7 +410,7 @@ cdef class Engine(State):
         memset(&c, 0, sizeof(c))
         c.kind = PING
         c.fingerprint = fingerprint_of(&c)
-        c.timeout_ns = <uint64_t> (self.timeout_s * 1e9)
+        c.timeout_ns = ns_of(self.timeout_s)
         c.enter = enter_ping
         c.step = step_ping_call
         self.drive(&c)

@@ -1,5 +1,5 @@
 # Locks in shared memory, taken by ranks: the death of an owner is noticed by those who wait. Uncontended they are one
-# atomic exchange. May know: flag.h, _engine, _group, errors, failures, liveness.
+# atomic exchange. May know: flag.h, _engine, _group, _timeouts, errors, failures, liveness.
 
 import operator
 import os
@@ -11,6 +11,7 @@ from libc.stdlib cimport calloc, free
 
 from ._engine cimport Engine
 from ._group cimport *
+from ._timeouts cimport ns_of, timeout_s_of
 
 from . import failures, liveness
 from .errors import Closed, RankFailed, Timeout
@@ -95,15 +96,13 @@ cdef class Locks:
     def lock(self, number, timeout=None):
         """Lock `number` as a context manager; whoever waits longer than timeout seconds raises Timeout."""
         cdef int index
-        cdef double timeout_s = self.engine.timeout_s if timeout is None else timeout
+        cdef double timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         try:
             index = operator.index(number)
         except TypeError:
             raise TypeError(f"the number of a lock is {number!r}; it must be an integer") from None
         if not 0 <= index < self.count:
             raise IndexError(f"there is no lock {index}; this array has {self.count}, as given by locks=")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout is {timeout!r}; it must be more than 0 seconds")
         return Lock(self, index, timeout_s)
 
     cdef int take(self, int index, double timeout_s) except -1:
@@ -117,7 +116,7 @@ cdef class Locks:
     cdef int wait(self, int index, double timeout_s) except -1:
         cdef Group *g = &self.engine.g
         cdef sr_lock *lock = &self.first[index]
-        cdef uint64_t deadline_ns = sr_now_ns() + <uint64_t> (min(timeout_s, 1e9) * 1e9)
+        cdef uint64_t deadline_ns = sr_now_ns() + ns_of(timeout_s)
         cdef int owner = sr_lock_owner(lock)
         cdef int status = BLOCKED
         if owner == g.rank and self.holder[index] == <unsigned long> PyThread_get_thread_ident():

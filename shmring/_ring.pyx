@@ -1,5 +1,6 @@
 # The two ends of a ring that lives alone: items in at the one, out at the other, and the waiting for room and items.
-# May know: _group, errors, src. Making the memory, pickling, and what a dtype is called are the ring module's.
+# May know: _group, _timeouts, errors, src. Making the memory, pickling, and what a dtype is called are the ring
+# module's.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
@@ -13,6 +14,7 @@ from ._group cimport (
     SR_CLOSED, SR_MAGIC, SR_PAGE, sr_bell_ring, sr_flag_load, sr_kernels, sr_life_set_state, sr_life_state,
     sr_now_ns,
 )
+from ._timeouts cimport deadline_ns_of
 
 import queue
 
@@ -40,8 +42,6 @@ cdef enum:
 
 cdef enum Kind:      # of a frame
     BYTES, ARRAY, FORTRAN_ARRAY, DESCRIPTION
-
-cdef uint64_t FOR_EVER = <uint64_t> -1
 
 
 # Shape and dtype of the arrays that follow, as they travel: ndim, the lengths, then the dtype's text.
@@ -118,7 +118,7 @@ cdef class Ends:
         (an item larger than the ring never has). Raises Timeout, and the other side then gets nothing of the item;
         Closed when the other side has closed the ring, RankFailed when it died, TypeError for any other item.
         """
-        cdef uint64_t deadline = deadline_of(timeout)
+        cdef uint64_t deadline = deadline_ns_of(timeout)
         self.begin_put()
         try:
             if not isinstance(item, (bytes, cnp.ndarray)):
@@ -256,7 +256,7 @@ cdef class Ends:
         then stays for the next call. Raises Timeout, after which nothing is lost; once nothing is left in the ring,
         Closed when the other side has closed it, and RankFailed when it died.
         """
-        cdef uint64_t deadline = deadline_of(timeout)
+        cdef uint64_t deadline = deadline_ns_of(timeout)
         self.begin_get()
         try:
             while True:
@@ -518,16 +518,3 @@ cdef class Ends:
             if not (side == SR_CONSUMER and is_ready(end, room_nbytes)):   # it may have put that in before
                 raise
         return 0
-
-
-cdef uint64_t deadline_of(object timeout) except? 0:
-    cdef double seconds
-    if timeout is None:
-        return FOR_EVER
-    try:
-        seconds = -1 if isinstance(timeout, bool) else timeout
-    except TypeError:
-        raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds, or None") from None
-    if not seconds >= 0:
-        raise ValueError(f"timeout is {timeout!r}; it must be 0 seconds or more")
-    return sr_now_ns() + <uint64_t> (min(seconds, 1e9) * 1e9)

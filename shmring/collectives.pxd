@@ -42,5 +42,3 @@ cdef class Plan:
 
 
 cdef int algorithm_number(object algorithm) except -1
-cdef double timeout_s_of(double default_s, object timeout) except -1
-cdef uint64_t timeout_ns_of(object timeout) except? 0

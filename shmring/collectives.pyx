@@ -1,10 +1,9 @@
 # The collectives, from Python's arguments to the pointers of a call. The steps are always the same: make room for the
 # result, take the arrays, describe the call, let the engine drive it.
-# May know: _engine, _group, _operands, _pipelines, _state, errors, shapes, work.
+# May know: _engine, _group, _operands, _pipelines, _state, _timeouts, errors, shapes, work.
 
 import inspect
 
-from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
 cimport numpy as cnp
@@ -13,6 +12,7 @@ from ._engine cimport Engine
 from ._group cimport *
 from ._operands cimport Operand, release, take
 from ._pipelines cimport choose_pipeline
+from ._timeouts cimport timeout_ns_of
 from .work cimport Work
 
 from . import _state, shapes
@@ -411,19 +411,3 @@ cdef int algorithm_number(object algorithm) except -1:
     if number is None:
         raise ValueError(f"algorithm is {algorithm!r}; allowed: {', '.join(ALGORITHM_NUMBERS)}")
     return number
-
-
-cdef double timeout_s_of(double default_s, object timeout) except -1:
-    cdef double seconds
-    try:
-        seconds = default_s if timeout is None else timeout
-    except TypeError:
-        raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds") from None
-    if not seconds > 0:
-        raise ValueError(f"timeout is {timeout!r}; it must be more than 0 seconds")
-    return seconds
-
-
-cdef uint64_t timeout_ns_of(object timeout) except? 0:
-    cdef double seconds = timeout_s_of(0, timeout)
-    return <uint64_t> (min(seconds, 1e9) * 1e9)

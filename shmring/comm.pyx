@@ -1,6 +1,6 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
 # collectives, uneven, fusion and messages.
-# May know: _engine, _group, arrays, collectives, groups, memory, messages, objects, shared.
+# May know: _engine, _group, _timeouts, arrays, collectives, groups, memory, messages, objects, shared.
 
 import atexit
 import math
@@ -9,7 +9,8 @@ import weakref
 
 from ._engine cimport Engine
 from ._group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SHARE, SPLIT, SR_SUM
-from .collectives cimport algorithm_number, timeout_ns_of, timeout_s_of
+from ._timeouts cimport timeout_ns_of, timeout_s_of
+from .collectives cimport algorithm_number
 from .messages cimport Messages
 
 from . import groups, memory, objects, shared

@@ -1,7 +1,7 @@
 # Tensor fusion: many small arrays are reduced as one, with one synchronisation for the bunch. They are packed into a
 # private buffer that is kept from call to call, unless they lie one after the other already: then they are reduced in
 # place, zero-copy if that place is shared. Elements are folded one by one, so fusing changes no bits.
-# May know: _engine, _group, _operands, _pipelines, _progress, _state, collectives, uneven, work.
+# May know: _engine, _group, _operands, _pipelines, _progress, _state, _timeouts, collectives, uneven, work.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, qsort
@@ -13,7 +13,7 @@ from ._group cimport *
 from ._operands cimport Operand, release, take
 from ._pipelines cimport choose_pipeline
 from ._progress cimport Task
-from .collectives cimport timeout_ns_of
+from ._timeouts cimport timeout_ns_of
 from .uneven cimport Uneven, mixed
 from .work cimport Work
 

@@ -1,5 +1,5 @@
 # Point-to-point: from Python's arguments to posted messages, and from their ends to results and errors.
-# May know: _delivery, _engine, _group, _messages, _operands, _progress, _ring, _status, collectives, errors, failures,
+# May know: _delivery, _engine, _group, _messages, _operands, _progress, _ring, _status, _timeouts, errors, failures,
 # fusion, liveness, objects.
 
 import operator
@@ -22,7 +22,7 @@ from ._operands cimport Operand, release, take
 from ._ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
 from ._progress cimport BACKGROUND, WAITER, delist, enlist, rouse
 from ._status cimport OBJECT, kind_of, mismatch, status_of, tag_number, truncated, wish_text
-from .collectives cimport timeout_ns_of
+from ._timeouts cimport timeout_ns_of
 from .fusion cimport Fusion
 
 import numpy as np

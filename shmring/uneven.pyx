@@ -1,7 +1,8 @@
 # Collectives whose pieces differ in length. First a call of the engine in which everyone says how many rows it gives
 # to whom, and where they lie or, of a few bytes, what they are; then, unless that was all, a second one in which they
 # move, by the pipeline of the even ones with a length and a place for every piece.
-# May know: _engine, _exchange, _group, _operands, _pipelines, _progress, _state, collectives, shapes, work.
+# May know: _engine, _exchange, _group, _operands, _pipelines, _progress, _state, _timeouts, collectives,
+# shapes, work.
 
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
@@ -16,7 +17,8 @@ from ._group cimport *
 from ._operands cimport MOVED, Operand, release, take
 from ._pipelines cimport choose_pipeline, enter_nothing, step_nothing
 from ._progress cimport TO_BE_DESCRIBED
-from .collectives cimport Collectives, timeout_ns_of
+from ._timeouts cimport timeout_ns_of
+from .collectives cimport Collectives
 from .work cimport Work
 
 import numpy as np

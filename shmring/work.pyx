@@ -1,14 +1,14 @@
 # Work: a collective that runs in the background, as its caller sees it.
-# May know: _engine, _group, _operands, _progress, awaiting, errors.
+# May know: _engine, _group, _operands, _progress, _timeouts, awaiting, errors.
 
 import os
 
-from libc.stdint cimport uint64_t
 from posix.unistd cimport close
 
-from ._group cimport DONE, sr_flag_take, sr_now_ns
+from ._group cimport DONE, sr_flag_take
 from ._operands cimport release
 from ._progress cimport is_finished
+from ._timeouts cimport deadline_ns_of
 
 from . import awaiting
 from .errors import Error
@@ -35,7 +35,7 @@ cdef class Work(Issued):
         After timeout seconds without: TimeoutError, which harms nothing. Ctrl-C harms nothing either.
         """
         try:
-            finished = self.engine.wait_for(&self.task, until_ns_of(timeout))
+            finished = self.engine.wait_for(&self.task, deadline_ns_of(timeout))
         except Error:
             if self.refusal is None:
                 raise
@@ -79,16 +79,3 @@ cdef class Work(Issued):
         release(&self.b)
         if self.notice_fd >= 0:
             close(self.notice_fd)
-
-
-cdef uint64_t until_ns_of(object timeout) except? 0:
-    cdef double seconds
-    if timeout is None:
-        return ~<uint64_t> 0
-    try:
-        seconds = timeout
-    except TypeError:
-        raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds") from None
-    if not seconds >= 0:
-        raise ValueError(f"timeout is {timeout!r}; it must be 0 seconds or more")
-    return sr_now_ns() + <uint64_t> (min(seconds, 1e9) * 1e9)

@@ -53,7 +53,8 @@ HOUSE = {
     "_group": {"flag.h", "kernels.h", "layout.h", "schedule.h", "single_copy.h"},
     "_slots": {"_group"},
     "_schedules": {"_group", "_slots"},
-    "_ring": {"flag.h", "kernels.h", "layout.h", "ring.h", "_group", "errors"},
+    "_timeouts": {"_group"},
+    "_ring": {"flag.h", "kernels.h", "layout.h", "ring.h", "_group", "_timeouts", "errors"},
     "_distance": {"_group"},
     "_lines": {"_group", "_distance"},
     "_exchange": {"_group", "_lines", "_slots"},
@@ -65,29 +66,30 @@ HOUSE = {
     "_delivery": {"_group", "_messages", "_progress", "_ring"},
     "_layout": {"_group"},
     "_state": {"kernels.h", "_group", "_slots"},
-    "_engine": {"_group", "_distance", "_pipelines", "_progress", "_state", "_waiting"}
+    "_engine": {"_group", "_distance", "_pipelines", "_progress", "_state", "_timeouts", "_waiting"}
     | {"errors", "failures", "liveness"},
     # the communicator and what makes one
     "arrays": {"errors", "memory"},
     "shapes": set(),
     "_operands": {"_group", "_state", "buffers"},
     "awaiting": set(),
-    "work": {"_engine", "_group", "_operands", "_progress", "awaiting", "errors"},
-    "collectives": {"_engine", "_group", "_operands", "_pipelines", "_state", "errors", "shapes", "work"},
-    "uneven": {"_engine", "_exchange", "_group", "_operands", "_pipelines", "_progress", "_state"}
+    "work": {"_engine", "_group", "_operands", "_progress", "_timeouts", "awaiting", "errors"},
+    "collectives": {"_engine", "_group", "_operands", "_pipelines", "_state", "_timeouts", "errors", "shapes"}
+    | {"work"},
+    "uneven": {"_engine", "_exchange", "_group", "_operands", "_pipelines", "_progress", "_state", "_timeouts"}
     | {"collectives", "shapes", "work"},
-    "fusion": {"_engine", "_group", "_operands", "_pipelines", "_progress", "_state"}
+    "fusion": {"_engine", "_group", "_operands", "_pipelines", "_progress", "_state", "_timeouts"}
     | {"collectives", "uneven", "work"},
     "objects": {"collectives"},
     "beginning": {"_engine", "_layout", "limits", "links", "liveness", "memory", "settings", "tuning"},
-    "_locks": {"flag.h", "_engine", "_group", "errors", "failures", "liveness"},
+    "_locks": {"flag.h", "_engine", "_group", "_timeouts", "errors", "failures", "liveness"},
     "shared": {"_locks", "errors"},
     "groups": {"beginning", "errors"},
     "ring": {"_ring", "errors", "limits", "liveness", "memory", "settings"},
     "_status": {"_group", "_messages", "_operands", "_state", "errors"},
     "messages": {"_delivery", "_engine", "_group", "_messages", "_operands", "_progress", "_ring", "_status"}
-    | {"collectives", "errors", "failures", "fusion", "liveness", "objects"},
-    "comm": {"_engine", "_group", "arrays", "collectives", "groups", "memory", "messages"}
+    | {"_timeouts", "errors", "failures", "fusion", "liveness", "objects"},
+    "comm": {"_engine", "_group", "_timeouts", "arrays", "collectives", "groups", "memory", "messages"}
     | {"objects", "shared"},
     "joining": {"beginning", "bootstrap", "comm", "settings"},
     # users of the public API like anybody else; what starts ranks

@@ -1,0 +1,18 @@
+# Timeouts, from what Python gives to nanoseconds. May know: _group.
+
+from libc.stdint cimport uint64_t
+
+
+cdef extern from "<stdint.h>" nogil:
+    const uint64_t NEVER_NS "UINT64_MAX"   # a deadline that does not come
+
+
+# Seconds, more than 0; default_s for None. TypeError, ValueError.
+cdef double timeout_s_of(double default_s, object timeout) except -1
+
+# The same as nanoseconds; very long ones are cut to some thirty years.
+cdef uint64_t timeout_ns_of(object timeout) except? 0
+cdef uint64_t ns_of(double seconds) noexcept nogil
+
+# The clock's nanoseconds at the end of a wait of 0 seconds or more; NEVER_NS for None. TypeError, ValueError.
+cdef uint64_t deadline_ns_of(object timeout) except? 0
