@@ -44,7 +44,8 @@ cdef extern from "layout.h" nogil:
     ctypedef struct sr_tuning "struct sr_tuning":
         uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
         uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
-        uint64_t single_copy_nbytes, single_copy_most_nbytes, far_stream_most_nbytes, chain_nbytes
+        uint64_t single_copy_nbytes, single_copy_scatter_nbytes, single_copy_most_nbytes
+        uint64_t far_stream_most_nbytes, chain_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
@@ -367,6 +368,11 @@ cdef inline bint takes(const Group *g, const Call *c, int rank) noexcept nogil:
 # the other take part; what several read is dear to write again (2 and 4 ranks, bench/peers.py --input both).
 cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogil:
     return c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
+
+
+# From which length of pieces on that pays.
+cdef inline uint64_t least_single_copy(const Group *g, const Call *c) noexcept nogil:
+    return g.tuning.single_copy_scatter_nbytes if c.kind == SCATTER else g.tuning.single_copy_nbytes
 
 
 # Whether others may read pieces of nbytes in this rank's private memory. Longer ones had better be streamed through

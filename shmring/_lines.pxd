@@ -41,7 +41,7 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
 
 # Whether others had better read this rank's private x through the kernel.
 cdef inline bint is_worth_single_copy(Group *g, Call *c) noexcept nogil:
-    return (c.given == NULL and c.nbytes >= g.tuning.single_copy_nbytes and offers_single_copy(g, c, c.nbytes)
+    return (c.given == NULL and c.nbytes >= least_single_copy(g, c) and offers_single_copy(g, c, c.nbytes)
             and may_be_read_in_place(g, c))
 
 

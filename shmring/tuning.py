@@ -33,6 +33,7 @@ DEFAULTS: dict[str, int] = {
     "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,
     "single_copy_nbytes": NEVER,
+    "single_copy_scatter_nbytes": NEVER,
     "single_copy_most_nbytes": NEVER,
     "chain_nbytes": NEVER,
 }
@@ -47,6 +48,7 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
         "stream_out_nbytes": 8 * MIB,
         "zero_copy_stream_nbytes": 1 * MIB,
         "single_copy_nbytes": 64 * KIB,
+        "single_copy_scatter_nbytes": 512 * KIB,
         "single_copy_most_nbytes": 4 * MIB,
     },
 }
@@ -66,6 +68,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "zero_copy_stream_nbytes": (64 * KIB, NEVER),
     "fuse_nbytes": (64, 1 * MIB),
     "single_copy_nbytes": (64, NEVER),
+    "single_copy_scatter_nbytes": (64, NEVER),
     "single_copy_most_nbytes": (64, NEVER),
     "chain_nbytes": (64, NEVER),
 }
@@ -125,6 +128,7 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
         least = settings.single_copy_nbytes or NEVER
         table = table | {
             "single_copy_nbytes": least,
+            "single_copy_scatter_nbytes": least,
             "single_copy_most_nbytes": NEVER,
         }
     if settings.chunk_nbytes is None and settings.depth is None:

@@ -385,7 +385,7 @@ cdef void tell_place(Engine engine, Call *c, Told *told, Piece *piece) noexcept:
         if not offers_single_copy(g, c, piece.nbytes):
             return
         told.block, told.what.offset = SR_PRIVATE, <uintptr_t> piece.data
-        least = max(least, g.tuning.single_copy_nbytes)
+        least = max(least, least_single_copy(g, c))
     told.zero_copy_nbytes = <uint32_t> min(least, <size_t> 0xffffffff)
 
 

@@ -76,8 +76,8 @@ HOUSE = {
     "work": {"_engine", "_group", "_operands", "_progress", "_timeouts", "awaiting", "errors"},
     "collectives": {"_engine", "_group", "_operands", "_pipelines", "_state", "_timeouts", "errors", "shapes"}
     | {"work"},
-    "uneven": {"_engine", "_exchange", "_group", "_operands", "_pipelines", "_progress", "_state", "_timeouts"}
-    | {"collectives", "shapes", "work"},
+    "uneven": {"_engine", "_exchange", "_group", "_operands", "_pipelines", "_progress", "_state"}
+    | {"_timeouts", "collectives", "shapes", "work"},
     "fusion": {"_engine", "_group", "_operands", "_pipelines", "_progress", "_state", "_timeouts"}
     | {"collectives", "uneven", "work"},
     "objects": {"collectives"},

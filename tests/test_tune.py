@@ -237,10 +237,12 @@ def test_what_is_the_same_near_and_far_is_judged_by_both():
 
 
 def test_the_environment_says_from_where_on_there_are_single_copies():
-    def least(**asked):
-        return {table["single_copy_nbytes"] for table in tuning.tables(Settings(tuning="none", **asked), 2)}
+    names = ("single_copy_nbytes", "single_copy_scatter_nbytes")
 
-    assert least() == {tuning.built_in(2)["single_copy_nbytes"]}
+    def least(**asked):
+        return {table[name] for table in tuning.tables(Settings(tuning="none", **asked), 2) for name in names}
+
+    assert least() == {tuning.built_in(2)[name] for name in names}
     assert least(single_copy_nbytes=4096) == {4096}
     assert least(single_copy_nbytes=0) == {tuning.NEVER}
     assert least(chunk_nbytes=4096) == {tuning.NEVER}  # who asks for a chunk wants slots

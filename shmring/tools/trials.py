@@ -17,7 +17,9 @@ import shmring
 
 Array = np.ndarray[Any, Any]
 
-Call = Literal["all_reduce", "all_reduce_many", "reduce", "scan", "broadcast", "all_gather", "all_to_all"]
+Call = Literal[
+    "all_reduce", "all_reduce_many", "reduce", "scan", "broadcast", "scatter", "all_gather", "all_to_all"
+]
 
 LEAST_ROUNDS = 5  # however little time there is
 _SAMPLE_S = 0.002
@@ -96,6 +98,8 @@ def _prepared(comm: shmring.Comm, load: Load) -> Callable[[], object]:
         return comm.plan("all_reduce", x, out=out)
     if load.call == "all_to_all":
         return comm.plan("all_to_all", np.zeros((comm.size, count), "f4"))
+    if load.call == "scatter":
+        return comm.plan("scatter", np.zeros((comm.size, count), "f4") if comm.rank == 0 else None, out=x)
     if load.call == "all_gather":
         return comm.plan("all_gather", x, out=np.zeros((comm.size, count), "f4"))
     return comm.plan(load.call, x)

@@ -95,6 +95,11 @@ QUESTIONS = (
         _private("all_to_all", *(n * KIB for n in (24, 48, 96, 256)), 1 * MIB),
     ),
     Question(
+        "single_copy_scatter_nbytes",
+        (*(n * KIB for n in (32, 64, 128, 256, 512)), tuning.NEVER),
+        _private("scatter", *(n * KIB for n in (48, 96, 192, 384)), 1 * MIB),
+    ),
+    Question(
         "single_copy_most_nbytes",
         (*(n * MIB for n in (1, 2, 4, 8, 16)), tuning.NEVER),
         _private("all_to_all", 1536 * KIB, 3 * MIB, 6 * MIB, 12 * MIB),
