@@ -370,9 +370,11 @@ cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogi
     return c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
 
 
-# From which length of pieces on that pays.
+# From which length of pieces on that pays. Through slots the root of a scatter stages while others copy, which is
+# better the less there is and the fewer they are.
 cdef inline uint64_t least_single_copy(const Group *g, const Call *c) noexcept nogil:
-    return g.tuning.single_copy_scatter_nbytes if c.kind == SCATTER else g.tuning.single_copy_nbytes
+    cdef uint64_t least = g.tuning.single_copy_nbytes
+    return max(least, g.tuning.single_copy_scatter_nbytes // <uint64_t> g.size) if c.kind == SCATTER else least
 
 
 # Whether others may read pieces of nbytes in this rank's private memory. Longer ones had better be streamed through

@@ -48,7 +48,7 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
         "stream_out_nbytes": 8 * MIB,
         "zero_copy_stream_nbytes": 1 * MIB,
         "single_copy_nbytes": 64 * KIB,
-        "single_copy_scatter_nbytes": 512 * KIB,
+        "single_copy_scatter_nbytes": 1 * MIB,
         "single_copy_most_nbytes": 4 * MIB,
     },
 }

@@ -184,7 +184,7 @@ struct sr_tuning {
     uint64_t fuse_nbytes;             /* arrays up to here are reduced together where there are many */
     uint64_t ping_nbytes;             /* calls this large look at the clock whether to measure the distance again */
     uint64_t single_copy_nbytes;      /* pieces from here on are read from private memory */
-    uint64_t single_copy_scatter_nbytes; /* ... of a scatter, whose root has nothing else to copy meanwhile */
+    uint64_t single_copy_scatter_nbytes; /* ... if all are as long together, where the root alone gives them */
     uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */
     uint64_t far_stream_most_nbytes;  /* with far cores large reductions up to here are staged by streaming stores */
     uint64_t chain_nbytes;            /* with more ranks than CPUs reductions from here on go from rank to rank */

@@ -96,8 +96,8 @@ QUESTIONS = (
     ),
     Question(
         "single_copy_scatter_nbytes",
-        (*(n * KIB for n in (32, 64, 128, 256, 512)), tuning.NEVER),
-        _private("scatter", *(n * KIB for n in (48, 96, 192, 384)), 1 * MIB),
+        (*(n * KIB for n in (64, 128, 256, 512, 1024, 2048)), tuning.NEVER),
+        lambda n: [Load("scatter", size * KIB // n) for size in (96, 192, 384, 768, 1536)],
     ),
     Question(
         "single_copy_most_nbytes",
