@@ -97,16 +97,17 @@ cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
 
 
 # Who keeps this rank waiting in the end: who has not come to the call, else the rank awaited. Where that may be waiting
-# itself, who has staged least: of several that have staged as much, all but the first wait for another.
+# itself for what another stages, who has staged least: of several that have staged as much, the first.
 cdef int latest(Group *g, Call *c) noexcept nogil:
+    cdef bint relayed = c.relayed and c.awaited.flag == counter(g, c.awaited.rank, SR_STAGED)
     cdef uint64_t seq = first_not_reached(g, c)
     cdef uint64_t staged, least = 0
     cdef int culprit = -1
     cdef int rank
-    if seq == 0 and not c.relayed:
+    if seq == 0 and not relayed:
         return c.awaited.rank
     for rank in range(g.size):
-        if seq == 0 or not sr_flag_reached(&line_of(g, rank, seq).seq, seq):
+        if rank != g.rank and (seq == 0 or not sr_flag_reached(&line_of(g, rank, seq).seq, seq)):
             staged = sr_flag_load(counter(g, rank, SR_STAGED))
             if seq == 0 and is_before(staged, g.position):
                 staged = g.position

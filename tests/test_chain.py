@@ -106,7 +106,7 @@ def repeat(comm, kind, root, path_to_tell):
         getattr(comm, kind)(x, "max", **({"root": root} if kind == "reduce" else {}), timeout=0.5)
 
 
-@pytest.mark.parametrize("victim", [0, 2, SIZE - 1])
+@pytest.mark.parametrize("victim", [0, 1, 2, SIZE - 1])  # 1 is the root
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_name_the_rank_that_keeps_them(tmp_path, kind, how, victim):
