@@ -5,11 +5,14 @@ from libc.stdint cimport uint64_t
 from ._group cimport sr_now_ns
 
 
+# A bool is none: queue.Queue has its `block` where calls here have their timeout.
 cdef double number_of(object timeout) except? -1:
     try:
-        return timeout
+        if not isinstance(timeout, bool):
+            return timeout
     except TypeError:
-        raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds, or None") from None
+        pass
+    raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds, or None")
 
 
 cdef double timeout_s_of(double default_s, object timeout) except -1:
