@@ -40,7 +40,7 @@ cdef inline uint64_t chunk_begin(Group *g, Call *c, Head *head) noexcept nogil:
 
 
 cdef inline uint64_t chunk_end(Group *g, Call *c, Head *head) noexcept nogil:
-    return chunk_begin(g, c, head) + slot_nbytes(next_chunk(c, head))
+    return slot_end(g, head.position, next_chunk(c, head))
 
 
 cdef inline void advance(Group *g, Call *c, Head *head) noexcept nogil:
@@ -128,7 +128,7 @@ cdef void fold_link(Group *g, Call *c) noexcept nogil:
         g.source[0] = before
         nsources = 1
     g.source[nsources] = c.x + c.fold.offset
-    if not is_last or (c.kind == REDUCE and c.root != g.rank):
+    if not is_last or not takes(g, c, g.rank):
         g.target[0] = partial_of(g, c, g.rank, begin)
         ntargets = 1
         g.stats.bytes_sent += nbytes

@@ -65,8 +65,7 @@ cdef inline size_t pieces_nbytes(Group *g, Call *c, size_t nbytes) noexcept nogi
 # ---- staging and taking one chunk ----------------------------------------------------------------------------
 
 cdef inline uint64_t piece_end(Group *g, Call *c, Head *head) noexcept nogil:
-    cdef size_t nbytes = pieces_nbytes(g, c, next_chunk(c, head))
-    return slot_begin(g, head.position, nbytes) + slot_nbytes(nbytes)
+    return slot_end(g, head.position, pieces_nbytes(g, c, next_chunk(c, head)))
 
 
 cdef inline void advance_piece(Group *g, Call *c, Head *head) noexcept nogil:

@@ -170,7 +170,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
             g.source[rank] = slot_data(g, c, rank, slot_at) + begin
         g.source[g.rank] = c.x + c.fold.offset + begin
         if takes(g, c, g.rank):
-            stream = c.nbytes >= g.tuning.stream_out_nbytes
+            stream = streams_out(g, c)
             g.target[0] = c.out + c.fold.offset + begin
             ntargets = 1
         if c.kind != REDUCE or g.rank != c.root:
@@ -188,7 +188,7 @@ cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.copy)
     cdef uint64_t slot_at = chunk_slot(g, &c.copy, nbytes)
     cdef unsigned char *out = c.out + c.copy.offset
-    cdef uint32_t stream = c.nbytes >= g.tuning.stream_out_nbytes
+    cdef uint32_t stream = streams_out(g, c)
     cdef size_t begin, end
     cdef int rank
     for rank in range(g.size if takes(g, c, g.rank) else 0):
@@ -210,7 +210,7 @@ cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
     cdef unsigned char *staged = slot_data(g, c, g.rank, staged_at)
     cdef const unsigned char *x = c.x + c.stage.offset
     cdef unsigned char *out = c.out + c.copy.offset
-    cdef uint32_t stream_out = c.nbytes >= g.tuning.stream_out_nbytes
+    cdef uint32_t stream_out = streams_out(g, c)
     cdef size_t begin, end
     cdef int rank
     for rank in range(g.size):

@@ -41,8 +41,7 @@ cdef inline size_t transfer_nbytes(Group *g, Call *c, size_t transfer) noexcept 
 
 
 cdef inline uint64_t transfer_end(Group *g, Call *c, Head *head) noexcept nogil:
-    cdef size_t nbytes = transfer_nbytes(g, c, head.offset)
-    return slot_begin(g, head.position, nbytes) + slot_nbytes(nbytes)
+    return slot_end(g, head.position, transfer_nbytes(g, c, head.offset))
 
 
 # The slice that `sender` sends in a transfer, and where this transfer's chunk of it lies in the message.
@@ -126,21 +125,16 @@ cdef void receive_transfer(Group *g, Call *c, int source) noexcept nogil:
 # Each chunk has two slots a rank: one on the way up (a partial result, counter STAGED), one on the way down (the
 # result, counter REDUCED). c.fold is the head of the way up, c.copy that of the way down.
 
-cdef inline size_t tree_chunk(Call *c, Head *head) noexcept nogil:
-    cdef size_t left = c.nbytes - head.offset
-    return left if left < c.chunk_nbytes else c.chunk_nbytes
-
-
 cdef inline uint64_t up_slot(Group *g, Call *c, Head *head) noexcept nogil:
-    return slot_begin(g, head.position, 2 * slot_nbytes(tree_chunk(c, head)))
+    return slot_begin(g, head.position, 2 * slot_nbytes(next_chunk(c, head)))
 
 
 cdef inline uint64_t down_slot(Group *g, Call *c, Head *head) noexcept nogil:
-    return up_slot(g, c, head) + slot_nbytes(tree_chunk(c, head))
+    return up_slot(g, c, head) + slot_nbytes(next_chunk(c, head))
 
 
 cdef inline uint64_t tree_end(Group *g, Call *c, Head *head) noexcept nogil:
-    return up_slot(g, c, head) + 2 * slot_nbytes(tree_chunk(c, head))
+    return up_slot(g, c, head) + 2 * slot_nbytes(next_chunk(c, head))
 
 
 cdef inline int tree_parent(int rank) noexcept nogil:
@@ -187,7 +181,7 @@ cdef int await_children(Group *g, Call *c) noexcept nogil:
 
 # The root's result goes to its own array and to its slot for the way down; others fold into their slot up.
 cdef void send_up(Group *g, Call *c) noexcept nogil:
-    cdef size_t nbytes = tree_chunk(c, &c.fold)
+    cdef size_t nbytes = next_chunk(c, &c.fold)
     cdef uint64_t end = tree_end(g, c, &c.fold)
     cdef uint64_t up = up_slot(g, c, &c.fold)
     cdef int nsources = 1
@@ -214,7 +208,7 @@ cdef void send_up(Group *g, Call *c) noexcept nogil:
 
 # Takes the parent's result and hands it on to the own children, if there are any.
 cdef void pass_down(Group *g, Call *c) noexcept nogil:
-    cdef size_t nbytes = tree_chunk(c, &c.copy)
+    cdef size_t nbytes = next_chunk(c, &c.copy)
     cdef uint64_t end = tree_end(g, c, &c.copy)
     cdef uint64_t down = down_slot(g, c, &c.copy)
     cdef unsigned char *out = c.out + c.copy.offset

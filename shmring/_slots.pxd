@@ -27,6 +27,10 @@ cdef inline uint64_t slot_begin(Group *g, uint64_t position, size_t nbytes) noex
     return position if offset + slot_nbytes(nbytes) <= g.ring_nbytes else position - offset + g.lap_nbytes
 
 
+cdef inline uint64_t slot_end(Group *g, uint64_t position, size_t nbytes) noexcept nogil:
+    return slot_begin(g, position, nbytes) + slot_nbytes(nbytes)
+
+
 cdef inline unsigned char *slot(Group *g, int rank, uint64_t begin) noexcept nogil:
     return g.ring[rank] + (begin & (g.lap_nbytes - 1))
 
@@ -64,7 +68,7 @@ cdef inline void give_credit(Group *g, uint64_t position) noexcept nogil:
 
 # ---- folding and streaming -----------------------------------------------------------------------------------
 
-# What a rank gets goes past the cache.
+# Whether what a rank gets goes past the cache.
 cdef inline uint32_t streams_out(Group *g, Call *c) noexcept nogil:
     return c.out_nbytes >= g.tuning.stream_out_nbytes
 

@@ -22,10 +22,6 @@ cdef double timeout_s_of(double default_s, object timeout) except -1:
     return seconds
 
 
-cdef uint64_t timeout_ns_of(object timeout) except? 0:
-    return ns_of(timeout_s_of(0, timeout))
-
-
 cdef uint64_t ns_of(double seconds) noexcept nogil:
     return <uint64_t> (min(seconds, 1e9) * 1e9)
 

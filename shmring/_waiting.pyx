@@ -84,7 +84,7 @@ cdef inline bint is_missed(Group *g, Call *c, int rank) noexcept nogil:
     return not sr_flag_reached(&line_of(g, rank, c.seq).seq, c.seq)
 
 
-# The first call up to this one that not everybody has come to; 0: there is none.
+# The first call that not everybody has come to; the next one if all are in this.
 cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
     cdef uint64_t seq = g.verified
     cdef int rank
@@ -93,7 +93,7 @@ cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
         for rank in range(g.size):
             if not sr_flag_reached(&line_of(g, rank, seq).seq, seq):
                 return seq
-    return 0
+    return c.seq + 1
 
 
 # Who keeps this rank waiting in the end: who has not come to the call, else the rank awaited. Where that may be waiting
@@ -101,15 +101,16 @@ cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
 cdef int latest(Group *g, Call *c) noexcept nogil:
     cdef bint relayed = c.relayed and c.awaited.flag == counter(g, c.awaited.rank, SR_STAGED)
     cdef uint64_t seq = first_not_reached(g, c)
+    cdef bint all_came = seq == c.seq + 1
     cdef uint64_t staged, least = 0
     cdef int culprit = -1
     cdef int rank
-    if seq == 0 and not relayed:
+    if all_came and not relayed:
         return c.awaited.rank
     for rank in range(g.size):
-        if rank != g.rank and (seq == 0 or not sr_flag_reached(&line_of(g, rank, seq).seq, seq)):
+        if rank != g.rank and (all_came or not sr_flag_reached(&line_of(g, rank, seq).seq, seq)):
             staged = sr_flag_load(counter(g, rank, SR_STAGED))
-            if seq == 0 and is_before(staged, g.position):
+            if all_came and is_before(staged, g.position):
                 staged = g.position
             if culprit < 0 or (c.relayed and is_before(staged, least)):
                 culprit, least = rank, staged

@@ -221,7 +221,7 @@ cdef class Collectives:
         kept = kept_out = None
         memset(c, 0, sizeof(Call))
         c.kind = kind
-        c.timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+        c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
         if kind == BARRIER:
             c.fingerprint = fingerprint_of(c)
             choose_pipeline(g, c)

@@ -9,7 +9,7 @@ import weakref
 
 from ._engine cimport Engine
 from ._group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SHARE, SPLIT, SR_SUM
-from ._timeouts cimport timeout_ns_of, timeout_s_of
+from ._timeouts cimport ns_of, timeout_s_of
 from .collectives cimport algorithm_number
 from .messages cimport Messages
 
@@ -37,7 +37,7 @@ cdef class Comm(Messages):
         self.settings = settings
         self.parent_ranks = parent_ranks
         self.default_algorithm = algorithm_number(settings.algorithm)
-        self.default_timeout_ns = timeout_ns_of(engine.timeout_s)
+        self.default_timeout_ns = ns_of(engine.timeout_s)
         self.arrays = Arrays(engine, links, settings.segment)
         self.staging_ready = engine.size == 1
         open_comms.add(self)

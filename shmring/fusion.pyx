@@ -213,7 +213,7 @@ cdef class Fusion(Uneven):
         c.named = ALL_REDUCE_MANY
         c.dtype = dtype
         c.itemsize = _state.DTYPE_NBYTES[dtype]
-        c.timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+        c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
         return self.describe_reduction(c, op, "auto")
 
     # All of one dtype: the small ones bunch by bunch, each of the others as it comes between them.

@@ -70,7 +70,7 @@ cdef class Messages(Fusion):
         self.begin_messaging()
         try:
             kept = self.describe_message(&message, &operand, x, True, dest, tag, "x")
-            timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_carry(&message, timeout_ns)
         finally:
             release(&operand)
@@ -90,7 +90,7 @@ cdef class Messages(Fusion):
         self.begin_messaging()
         try:
             kept = self.describe_message(&message, &operand, x, False, source, tag, "x")
-            timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_carry(&message, timeout_ns)
         finally:
             release(&operand)
@@ -111,7 +111,7 @@ cdef class Messages(Fusion):
             kept_out = self.describe_message(&received, &b, out, False, source, recvtag, "out")
             if sent.data < received.data + received.nbytes and received.data < sent.data + sent.nbytes:
                 raise ValueError("out and x have memory in common; receive into another array")
-            timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post(&received)
             try:
                 self.post_and_carry(&sent, timeout_ns)
@@ -142,7 +142,7 @@ cdef class Messages(Fusion):
         self.begin_messaging()
         try:
             self.describe_wish(&message, source, tag)
-            timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_carry(&message, timeout_ns)
         finally:
             self.end_messaging()
@@ -173,7 +173,7 @@ cdef class Messages(Fusion):
         try:
             kept = self.describe_message(&message, &operand, frame, True, dest, tag, "item")
             message.kind = OBJECT
-            timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_carry(&message, timeout_ns)
         finally:
             release(&operand)
@@ -190,7 +190,7 @@ cdef class Messages(Fusion):
         self.begin_messaging()
         try:
             self.describe_wish(&message, source, tag)
-            timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_carry(&message, timeout_ns)
             message.kind = OBJECT
             if message.came_kind != OBJECT:
@@ -558,7 +558,7 @@ cdef class Transfer:
         """
         cdef uint64_t timeout_ns
         if not self.is_over:
-            timeout_ns = self.comm.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+            timeout_ns = timeout_ns_of(self.comm.default_timeout_ns, timeout)
             self.comm.begin_messaging()
             try:
                 self.comm.carry(&self.message, timeout_ns, timeout is None)

@@ -137,7 +137,7 @@ cdef class Uneven(Collectives):
         c.named = kind
         try:
             c.kind = even_kind(kind)
-            c.timeout_ns = self.default_timeout_ns if timeout is None else timeout_ns_of(timeout)
+            c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             c.root = 0 if root is None else self.root_number(root)
             parts = _Parts(self.engine.g.size, self.engine.g.size if is_split(&c) else 1)
             self.describe_given(&c, parts, x, out if has_result(&c, self.engine.g.rank) else None, like)

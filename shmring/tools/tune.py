@@ -44,6 +44,7 @@ def _private(call: Call, *sizes: int) -> Callable[[int], list[Load]]:
     return lambda _: [Load(call, nbytes) for nbytes in sizes]
 
 
+_CHAINED = (96 * KIB, 192 * KIB, 384 * KIB, 1 * MIB)
 QUESTIONS = (
     Question(
         "small_nbytes",
@@ -107,10 +108,7 @@ QUESTIONS = (
     Question(
         "chain_nbytes",
         (*(n * KIB for n in (64, 128, 256, 512)), tuning.NEVER),
-        lambda n: [
-            *_private("reduce", *(size * KIB for size in (96, 192, 384)), 1 * MIB)(n),
-            *_private("scan", *(size * KIB for size in (96, 192, 384)), 1 * MIB)(n),
-        ],
+        lambda n: _private("reduce", *_CHAINED)(n) + _private("scan", *_CHAINED)(n),
     ),
     Question(
         "fuse_nbytes",
