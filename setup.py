@@ -42,7 +42,6 @@ MACROS = [
     ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
 ]
 HEADERS = sorted(glob("src/*.h"))
-KERNELS = "sr_kernels"
 
 
 def sanitizer_args() -> list[str]:
@@ -54,10 +53,10 @@ def sanitizer_args() -> list[str]:
     return [*SANITIZERS[name], "-O1", "-g", "-fno-omit-frame-pointer"]
 
 
-def kernels_library() -> tuple[str, dict[str, object]]:
-    """The kernels as a static library: two extensions link them, they are compiled once."""
-    source = "src/kernels.c"
-    return KERNELS, {
+def library(name: str) -> tuple[str, dict[str, object]]:
+    """A C room as a static library: several extensions link it, it is compiled once."""
+    source = f"src/{name}.c"
+    return f"sr_{name}", {
         "sources": [source],
         "obj_deps": {source: HEADERS},
         "include_dirs": ["src"],
@@ -72,7 +71,7 @@ def extension(path: str) -> Extension:
         [path],
         include_dirs=["src", numpy.get_include()],
         define_macros=MACROS,
-        depends=[*HEADERS, "src/kernels.c"],
+        depends=[*HEADERS, "src/kernels.c", "src/wire.c"],
         extra_compile_args=[*COMPILE_ARGS, *(sanitizer_args() or ["-g0"])],
         extra_link_args=["-pthread", *sanitizer_args()],  # glibc before 2.34 keeps robust mutexes apart
     )
@@ -98,7 +97,7 @@ class BuildExtensions(build_ext):
 
 
 setup(
-    libraries=[kernels_library()],
+    libraries=[library("kernels"), library("wire")],
     ext_modules=[extension(path) for path in sorted(glob("shmring/*.pyx"))],
     cmdclass={"build_ext": BuildExtensions},
 )

@@ -13,12 +13,16 @@ cdef class Engine(State):
     cdef bint busy, enlisted
     cdef object leave_word
     cdef object park_thread
+    cdef object wires, alarms             # of several hosts, else None
     cdef object __weakref__
 
     cdef int drive(self, Call *c) except -1
     cdef int refuse(self, int kind) except -1
     cdef int complete(self, Call *c) except -1
     cdef int surface(self, Call *c, int status) except -1
+    cdef int surface_across(self, Call *c, int status) except -1
+    cdef int hear_others(self, object seq) except -1
+    cdef object arriving(self, int rank)
     cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1
     cdef int prepare_to_begin(self, Call *c) except -1
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s) except -1

@@ -1,6 +1,9 @@
 """The engine of one communicator on one rank, as the cold paths see it."""
 
+from ._leg import Wires
 from ._state import State
+from .alarms import Alarms
+from .errors import Error
 
 class Engine(State):
     """What one communicator does on one rank."""
@@ -23,6 +26,25 @@ class Engine(State):
 
     def open_for_calls(self, timeout_s: float) -> None:
         """The start-up is over: calls are counted from here, and `timeout_s` is their default."""
+
+    def cross(self, wires: Wires, alarms: Alarms) -> None:
+        """From here on calls are of the ranks of several hosts."""
+
+    def tell_others(self, error: Error) -> None:
+        """The ranks of other hosts learn that it is over."""
+
+    def what_others_told(self) -> Error | None:
+        """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
+
+    def world_rank(self, rank: int) -> int:
+        """The number, among all hosts' ranks, of a local one, or of one elsewhere where a wait told of it."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are on all hosts."""
+
+    def host_of(self, rank: int) -> str | None:
+        """Where a rank of another host runs; None for local ones. Numbers as in `world_rank`."""
 
     def close(self, because: str = "the communicator is closed") -> None:
         """Leaves: others that still wait for this rank are told. Local; closing twice is harmless."""

@@ -1,7 +1,8 @@
 # The engine of one communicator on one rank: runs calls to their end, at once or in the background, and says what went
-# wrong. May know: _group, _distance, _pipelines, _progress, _state, _timeouts, _waiting; failures and liveness once
-# something is wrong. Opens and allocates nothing shared.
+# wrong. May know: _across, _group, _distance, _leg, _pipelines, _progress, _state, _timeouts, _waiting; failures and
+# liveness once something is wrong. Opens and allocates nothing shared.
 
+import contextlib
 import os
 import threading
 
@@ -10,15 +11,20 @@ from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from ._across cimport choose_way, enter_refused_across
 from ._group cimport *
 from ._distance cimport enter_ping, step_ping_call
-from ._pipelines cimport choose_pipeline, enter_refused, step_refused
+from ._leg cimport Leg, Wires, leg_of, rank_at, sr_wire_head
+from ._pipelines cimport enter_refused, step_refused
 from ._progress cimport *
 from ._timeouts cimport NEVER_NS, ns_of
 from ._waiting cimport BRIEF_NBYTES, run_steps, try_briefly
 
-from . import failures, liveness
+from . import _state, failures, liveness
 from .errors import Closed, Error, RankFailed, Timeout
+
+
+cdef double LAST_WORD_S = 1.0   # for what was told before a connection ended
 
 
 # A process that is only called alike, in another container, has something else there.
@@ -90,6 +96,8 @@ cdef class Engine(State):
             raise RuntimeError("close() while another thread is inside a call of this communicator")
         self.finish_issued()
         delist(&self.queue.errand)
+        if self.alarms is not None:
+            self.alarms.leave()
         self.closed_because = because
         sr_life_set_state(&self.g.me.life, SR_CLOSED)
         sr_bell_ring(&self.g.me.bell)
@@ -166,10 +174,13 @@ cdef class Engine(State):
             try:
                 PyErr_CheckSignals()
             except BaseException as error:
-                self.give_up(SR_ABORTED, g.rank, seq, f"{type(error).__name__} in rank {g.rank}")
+                self.give_up(SR_ABORTED, g.rank, seq, f"{type(error).__name__} in rank {self.world_rank(g.rank)}")
                 raise
+            self.hear_others(seq)
             return 0
-        if status == MISMATCHED:
+        if status == LOST or status == PARTED:
+            self.surface_across(c, status)
+        elif status == MISMATCHED:
             self.give_up(SR_MISMATCHED, culprit, c.parted_seq, "")
         elif status == LATE:
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
@@ -183,6 +194,34 @@ cdef class Engine(State):
         failures.raise_aborted(self)
         return 0
 
+    # What has become of a connection to another host: whoever ended it may have said why.
+    cdef int surface_across(self, Call *c, int status) except -1:
+        cdef int rank = leg_of(&self.g).lost
+        if self.alarms.hear_out(rank, LAST_WORD_S) is not None:
+            self.hear_others(c.seq)
+        elif status == PARTED:
+            told = failures.describe_parted(self, rank, self.arriving(rank))
+            self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, told)
+        elif self.alarms.has_left(rank):
+            self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, "closed the communicator while others still called it")
+        else:
+            cause = os.strerror(c.error) if c.error else "its connection was closed: it ended, or its host did"
+            self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, cause)
+        return 0
+
+    # Ends the communicator if a rank of another host has.
+    cdef int hear_others(self, object seq) except -1:
+        if self.alarms is not None and self.alarms.hear() is not None:
+            self.give_up(SR_TOLD, self.g.rank, seq, str(self.alarms.error))
+            failures.raise_aborted(self)
+        return 0
+
+    # What a rank of another host says that it calls.
+    cdef object arriving(self, int rank):
+        cdef Leg *leg = leg_of(&self.g)
+        cdef sr_wire_head *head = &leg.wire[rank].arriving
+        return _state.described(head.fingerprint, head.count) if head.seq == leg.seq else None
+
     cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1:
         cdef bytes text = reason_text(reason)
         report_abort(self.g.header, cause, culprit, self.g.rank, seq, text, len(text))
@@ -192,6 +231,37 @@ cdef class Engine(State):
         """Gives up on behalf of the caller: every rank raises Aborted."""
         self.check_open()
         self.give_up(SR_ABORTED, self.g.rank, self.g.seq, reason)
+        if self.alarms is not None:
+            with contextlib.suppress(Error):
+                failures.raise_aborted(self)
+
+    def cross(self, Wires wires, alarms):
+        """From here on calls are of the ranks of several hosts."""
+        self.wires, self.alarms = wires, alarms
+        self.g.leg = &wires.leg
+
+    def tell_others(self, error):
+        """The ranks of other hosts learn that it is over."""
+        if self.alarms is not None:
+            self.alarms.tell(error)
+
+    def what_others_told(self):
+        """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
+        return self.alarms.hear_out(None, LAST_WORD_S) if self.alarms is not None else None
+
+    def world_rank(self, int rank):
+        """The number among the ranks of all hosts of a local one, or of one of another host where a wait told of it."""
+        if self.g.leg == NULL:
+            return rank
+        return rank - self.g.size if rank >= self.g.size else rank_at(leg_of(&self.g), leg_of(&self.g).node, rank)
+
+    @property
+    def world_size(self):
+        return self.g.size if self.g.leg == NULL else leg_of(&self.g).size
+
+    def host_of(self, int rank):
+        """Where a rank of another host runs; None for local ones. Numbers as in `world_rank`."""
+        return self.alarms.address_of(rank - self.g.size) if rank >= self.g.size else None
 
     def report(self, error):
         """Gives up because of an error outside of any call; if it is shmring's, raises what all ranks raise."""
@@ -225,7 +295,7 @@ cdef class Engine(State):
     cdef int describe_refusal(self, Call *c, int kind) except -1:
         c.kind = kind
         c.timeout_ns = ns_of(self.timeout_s)
-        c.enter = enter_refused
+        c.enter = enter_refused if self.g.leg == NULL else enter_refused_across
         c.step = step_refused
         return 0
 
@@ -321,6 +391,8 @@ cdef class Engine(State):
         if is_pending(q):
             c = oldest(q).call
             status = q.trouble
+            if status == SIGNALLED:   # only to hear what other hosts tell
+                q.trouble = DONE
         sr_flag_set(&q.stepper, 0)
         if status == DONE:
             return 0
@@ -366,7 +438,7 @@ cdef class Engine(State):
         c.x = c.out = <unsigned char *> data
         c.timeout_ns = ns_of(timeout_s)
         c.fingerprint = fingerprint_of(&c)
-        choose_pipeline(&self.g, &c)
+        choose_way(&self.g, &c)
         return self.drive(&c)
 
     def broadcast_word(self, uint64_t word):

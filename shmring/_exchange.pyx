@@ -105,10 +105,11 @@ cdef int take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept n
 
 cdef void fold_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
     cdef int nsources = g.rank + (c.kind == SCAN) if is_scan(c) else g.size
+    cdef size_t part = part_of(c.given, g.rank, offset, nbytes)
     g.source[g.rank] = given_to(c, g.rank) + offset
     g.target[0] = c.out + offset
     if nsources > 0:
-        g.kernels.fold[c.dtype][c.op](g.target, 1, streams_out(g, c), g.source, nsources, nbytes // c.itemsize,
+        g.kernels.fold[c.dtype][c.op](g.target, 1, streams_out(g, c), g.source, nsources, part // c.itemsize,
                                       <uint32_t> nsources)
 
 

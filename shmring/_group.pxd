@@ -58,7 +58,7 @@ cdef extern from "layout.h" nogil:
         SR_PRIVATE
         SR_STAGED, SR_REDUCED, SR_COPIED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
         SR_ABSENT, SR_JOINED, SR_CLOSED
-        SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED
+        SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_TOLD
     sr_lane *sr_layout_lane(void *segment, int rank)
     size_t sr_layout_control_nbytes(int nranks)
     size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)
@@ -156,6 +156,8 @@ cdef enum Status:
     UNREADABLE   # the array of call.awaited.rank, because of call.error
     LEFT         # call.awaited.rank closed the communicator
     SIGNALLED    # time to let Python look at its signals
+    LOST         # the connection to call.awaited.rank, which is of another host: closed, or failed with call.error
+    PARTED       # call.awaited.rank, which is of another host, calls something else
     UNDESCRIBED  # the queue's next call is for Python to describe, which wants what came of those before it
 
 
@@ -173,7 +175,7 @@ cdef enum Algorithm:
 
 
 cdef enum Path:      # what a call went through, for stats
-    TINY, SMALL, NEAR, FAR, ZERO_COPY, BY_RING, BY_TREE, BY_MASTER, SINGLE_COPY, BY_CHAIN, NPATHS
+    TINY, SMALL, NEAR, FAR, ZERO_COPY, BY_RING, BY_TREE, BY_MASTER, SINGLE_COPY, BY_CHAIN, ACROSS, NPATHS
 
 
 # One shared array's memory as this process maps it: `stride` bytes for each rank, in rank order.
@@ -184,7 +186,7 @@ cdef struct Block:
 
 
 cdef struct Stats:
-    uint64_t calls, bytes_sent, steps
+    uint64_t calls, bytes_sent, bytes_over_wire, steps
     uint64_t[NPATHS] path      # by enum Path
     int last_path
 
@@ -221,6 +223,7 @@ cdef struct Group:
     sr_tuning[2] tunings       # near, far
     sr_tuning *tuning          # in force
     Stats stats
+    void *leg                  # to the ranks of other hosts, see _leg.pxd; NULL: there are none
 
 
 # How far one stage of a pipeline has come.
@@ -255,6 +258,8 @@ cdef struct Call:
     size_t x_nbytes, out_nbytes      # of the whole arrays where they are used
     uint64_t fingerprint
     uint64_t timeout_ns
+    const Call *within               # the call of ranks of several hosts that this is a local step of, or NULL
+    bint crosses                     # it is such a call
     # where it lies
     const unsigned char *x
     unsigned char *out
@@ -461,15 +466,16 @@ cdef inline sr_call_line *line_of(Group *g, int rank, uint64_t seq) noexcept nog
 
 cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
     cdef sr_record *record = &g.me.record[c.seq & (SR_RECORDS - 1)]
+    cdef const Call *called = c if c.within == NULL else c.within
     record.seq = c.seq
-    record.count = c.count
-    record.root = <uint32_t> c.root
-    record.kind = name_of(c)
-    record.dtype = c.dtype
-    record.op = c.op
-    record.algorithm = c.algorithm
+    record.count = called.count
+    record.root = <uint32_t> called.root
+    record.kind = name_of(called)
+    record.dtype = called.dtype
+    record.op = called.op
+    record.algorithm = called.algorithm
     record.invalid = invalid
-    record.order = c.order
+    record.order = called.order
 
 
 cdef inline void begin_call(Group *g, Call *c) noexcept nogil:

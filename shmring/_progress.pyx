@@ -1,6 +1,6 @@
 # Calls that were issued to be run in the background: each communicator's queue, in order, and the one thread of this
 # process that steps whatever nobody waits for, without the GIL.
-# May know: _group, _waiting.
+# May know: _group, _leg, _waiting.
 
 import functools
 import os
@@ -15,7 +15,8 @@ from posix.stdlib cimport posix_memalign
 from posix.unistd cimport write
 
 from ._group cimport *
-from ._waiting cimport BRIEF_NBYTES, glance, run_steps, try_briefly
+from ._leg cimport leg_of, sr_wire_has_news, sr_wire_sleep
+from ._waiting cimport BRIEF_NBYTES, NAP_NS, glance, run_steps, try_briefly
 
 cdef enum:
     FIRST_CAPACITY = 16
@@ -246,6 +247,7 @@ cdef struct Background:
     sr_flag guard              # taken by who walks or changes the list
     Errand *first
     uint64_t blocked_since_ns
+    int news                   # of a call's wires, an epoll descriptor; 0: none waits for any
 
 cdef Background background
 cdef sr_bell issued_bell
@@ -333,6 +335,10 @@ cdef void serve() noexcept nogil:
         if found == WAITING and not blocked_long():
             sr_yield()
             continue
+        if background.news != 0:   # there is no sleep that wires and flags both end
+            sr_wire_sleep(background.news, NAP_NS)
+            background.news = 0
+            continue
         memset(&nap, 0, sizeof(nap))
         if sr_nap_enter(&nap, &background.issued, heard + 1, &issued_bell) and go_round(&nap) == found:
             sr_nap_sleep(&nap, nap_ns(found))
@@ -383,7 +389,12 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
     if status == BLOCKED:
         c = &oldest(q).call
         status = glance(q.group, c, sr_now_ns())
-        if status == PROGRESSED or status == SIGNALLED:
+        if c.crosses and (status == PROGRESSED or status == SIGNALLED):
+            background.news = leg_of(q.group).news
+            if not sr_wire_has_news(leg_of(q.group).mail_news):
+                return WAITING
+            status = SIGNALLED
+        elif status == PROGRESSED or status == SIGNALLED:
             if nap != NULL and not sr_nap_enter(nap, c.awaited.flag, c.awaited.target,
                                                 &q.group.lane[c.awaited.rank].bell):
                 return ACTIVE

@@ -1,11 +1,12 @@
 # One communicator's state on one rank, and the tables that Python reads: what is there, before anything is called.
-# May know: _group (src), _slots.
+# May know: _group (src), _leg, _slots.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from ._group cimport *
+from ._leg cimport leg_of
 from ._slots cimport slot_nbytes
 
 cdef extern from "kernels.h" nogil:
@@ -26,9 +27,11 @@ KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
          "split", "group", "shared", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many")
 assert len(KINDS) == NKINDS
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct")
-PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", "single_copy", "chain")
+PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", "single_copy", "chain",
+         "across")
 assert len(PATHS) == NPATHS
-CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED}
+CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED,
+          "told": SR_TOLD}
 TINY_NBYTES = SR_PAYLOAD_NBYTES
 MAX_RANKS = SR_MAX_RANKS
 
@@ -37,6 +40,21 @@ def supported(str dtype, str op):
     """Whether the op has a meaning for the dtype."""
     cdef const sr_kernels *kernels = sr_kernels_find(NULL)
     return kernels.fold[DTYPES.index(dtype)][OPS.index(op)] != NULL
+
+
+def described(uint64_t fingerprint, uint64_t count):
+    """What a fingerprint and a count say of a call, as `record_of` does; None for one that says nothing."""
+    cdef uint64_t kind = fingerprint & 63
+    if kind >= NKINDS:
+        return None
+    return words_of(kind, fingerprint >> 6 & 63, fingerprint >> 12 & 15, fingerprint >> 16 & 7, fingerprint >> 19 & 1,
+                    fingerprint >> 20 & 0xfff, count)
+
+
+cdef dict words_of(int kind, int dtype, int op, int algorithm, bint order, uint32_t root, uint64_t count):
+    return {"kind": KINDS[kind], "count": count, "root": root,
+            "dtype": (*DTYPES, MOVED_DTYPE)[dtype % (SR_DTYPES + 1)], "op": OPS[op % SR_OPS],
+            "algorithm": ALGORITHMS[algorithm % NALGORITHMS], "order": "F" if order else "C", "invalid": False}
 
 
 def isas():
@@ -171,7 +189,12 @@ cdef class State:
         return self.g.seq
 
     def number_of(self, uint64_t seq):
-        """Which of the user's calls a sequence number means: the first is 1, the engine's own are 0 or less."""
+        """Which of the user's calls a sequence number means: the first is 1, the engine's own are 0 or less.
+
+        Of several hosts' calls, which have several local ones each, it is the last one that this rank has begun.
+        """
+        if self.g.leg != NULL:
+            return leg_of(&self.g).seq
         return <int64_t> (seq - self.first_user_seq) + 1
 
     @property
@@ -185,7 +208,7 @@ cdef class State:
         cdef sr_report *report
         if word == SR_NO_ABORT:
             return None
-        if reporter >= self.g.size or sr_abort_culprit(word) >= self.g.size:
+        if reporter >= self.g.size or sr_abort_culprit(word) >= self.g.size + SR_MAX_RANKS:
             raise ValueError("the abort word of this communicator is damaged")
         report = &self.g.lane[reporter].report
         reason = (<bytes> report.reason[:SR_REASON_NBYTES]).split(b"\0")[0].decode(errors="replace")
@@ -197,10 +220,8 @@ cdef class State:
         cdef sr_record record = self.g.lane[rank].record[<uint64_t> seq & (SR_RECORDS - 1)]
         if record.kind >= NKINDS or record.seq != <uint64_t> seq:
             return None
-        return {"seq": record.seq, "kind": KINDS[record.kind], "count": record.count, "root": record.root,
-                "dtype": (*DTYPES, MOVED_DTYPE)[record.dtype % (SR_DTYPES + 1)], "op": OPS[record.op % SR_OPS],
-                "algorithm": ALGORITHMS[record.algorithm % len(ALGORITHMS)], "invalid": bool(record.invalid),
-                "order": "F" if record.order else "C"}
+        words = words_of(record.kind, record.dtype, record.op, record.algorithm, record.order, record.root, record.count)
+        return words | {"seq": record.seq, "invalid": bool(record.invalid)}
 
     def last_seq_of(self, int rank):
         """The highest sequence number that a rank has begun."""
@@ -223,7 +244,8 @@ cdef class State:
         cdef int i
         far = "far" if g.far else "near"
         return {
-            "calls": g.stats.calls, "bytes_sent": g.stats.bytes_sent, "steps": g.stats.steps,
+            "calls": g.stats.calls, "bytes_sent": g.stats.bytes_sent,
+            "bytes_over_wire": g.stats.bytes_over_wire, "steps": g.stats.steps,
             "paths": {name: g.stats.path[i] for i, name in enumerate(PATHS)},
             "path": PATHS[g.stats.last_path] if g.stats.calls else None,
             "distance": far, "round_trip_ns": g.round_trip_ns, "isa": self.isa,

@@ -1,9 +1,10 @@
 # Running a call to its end: pauses, then yields, then sleep, with a look at whatever may end the wait otherwise.
-# May know: _group.
+# May know: _group, _leg.
 
 from libc.stdint cimport uint64_t
 
 from ._group cimport *
+from ._leg cimport Leg, leg_of, move, sr_wire_has_news, sr_wire_sleep
 
 
 cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
@@ -22,7 +23,7 @@ cdef int run_steps(Group *g, Call *c) noexcept nogil:
             continue
         if status != BLOCKED:
             return status
-        if not sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.pauses)):
+        if c.crosses or not sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.pauses)):
             status = wait_long(g, c)
             if status != PROGRESSED:
                 return status
@@ -34,7 +35,7 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     cdef int status = PROGRESSED
     while status == PROGRESSED:
         status = c.step(g, c)
-        if status == BLOCKED:
+        if status == BLOCKED and not c.crosses:
             if sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.brief_pauses)):
                 status = PROGRESSED
             elif yields < g.brief_yields:
@@ -53,16 +54,31 @@ cdef int wait_long(Group *g, Call *c) noexcept nogil:
         c.wait_begin_ns = now
     c.interrupted = False
     while not sr_flag_reached(c.awaited.flag, c.awaited.target):
+        if c.crosses:
+            status = move(g, c)
+            if status != BLOCKED:
+                return status
         status = glance(g, c, now)
         if status != PROGRESSED:
             c.interrupted = status == SIGNALLED
             return status
         if now - c.wait_begin_ns < g.yield_ns:
             sr_yield()
+        elif c.crosses:
+            sleep_across(g, c)
         else:
             sr_flag_sleep(c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell, g.sleep_ns)
         now = sr_now_ns()
     return PROGRESSED
+
+
+cdef void sleep_across(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef bint awaits_neighbour = c.awaited.rank < g.size
+    if leg.nbusy == 0 and awaits_neighbour:
+        sr_flag_sleep(c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell, g.sleep_ns)
+    else:
+        sr_wire_sleep(leg.news, <uint64_t> NAP_NS if awaits_neighbour else g.sleep_ns)
 
 
 # Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.
@@ -105,7 +121,7 @@ cdef int latest(Group *g, Call *c) noexcept nogil:
     cdef uint64_t staged, least = 0
     cdef int culprit = -1
     cdef int rank
-    if all_came and not relayed:
+    if (all_came and not relayed) or c.awaited.rank >= g.size:
         return c.awaited.rank
     for rank in range(g.size):
         if rank != g.rank and (all_came or not sr_flag_reached(&line_of(g, rank, seq).seq, seq)):
@@ -123,13 +139,13 @@ cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
         if rank != g.rank and sr_life_died(&g.lane[rank].life) and is_missed(g, c, rank):
             c.awaited.rank = rank
             return DEAD
-    if sr_life_state(&g.lane[c.awaited.rank].life) == SR_CLOSED:
+    if c.awaited.rank < g.size and sr_life_state(&g.lane[c.awaited.rank].life) == SR_CLOSED:
         # It may have published before it left.
         return PROGRESSED if sr_flag_reached(c.awaited.flag, c.awaited.target) else LEFT
     if now >= c.deadline_ns:
         c.awaited.rank = latest(g, c)
         return LATE
-    if now >= g.signal_ns:
+    if now >= g.signal_ns or (c.crosses and sr_wire_has_news(leg_of(g).mail_news)):
         g.signal_ns = now + SIGNAL_INTERVAL_NS
         return SIGNALLED
     return PROGRESSED

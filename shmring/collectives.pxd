@@ -10,6 +10,7 @@ from .work cimport Work
 
 cdef class Collectives:
     cdef Engine engine
+    cdef int own_rank, nranks     # of the communicator, whatever hosts they are on
     cdef int default_algorithm
     cdef uint64_t default_timeout_ns
     cdef bint staging_ready

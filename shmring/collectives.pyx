@@ -8,10 +8,10 @@ from libc.string cimport memset
 
 cimport numpy as cnp
 
+from ._across cimport choose_way
 from ._engine cimport Engine
 from ._group cimport *
 from ._operands cimport Operand, release, take
-from ._pipelines cimport choose_pipeline
 from ._timeouts cimport timeout_ns_of
 from .work cimport Work
 
@@ -160,7 +160,7 @@ cdef class Collectives:
         finally:
             release(&a)
             release(&b)
-        return answer_of(&c, self.engine.g.rank, out)
+        return answer_of(&c, self.own_rank, out)
 
     # As run, in the background.
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
@@ -176,7 +176,7 @@ cdef class Collectives:
             self.engine.refuse(kind)
             raise
         work.kept = (x, out, kept)
-        work.answer = answer_of(c, self.engine.g.rank, out)
+        work.answer = answer_of(c, self.own_rank, out)
         self.prepare_staging(c)
         self.engine.issue(work)
         return work
@@ -192,7 +192,7 @@ cdef class Collectives:
         return self.engine.drive(c)
 
     cdef inline int prepare_staging(self, Call *c) except -1:
-        if not self.staging_ready and (c.x_nbytes > SR_PAYLOAD_NBYTES or c.algorithm != AUTO):
+        if not self.staging_ready and (c.x_nbytes > SR_PAYLOAD_NBYTES or c.algorithm != AUTO or c.crosses):
             self.allocate_staging()
         return 0
 
@@ -201,12 +201,12 @@ cdef class Collectives:
 
     # The out that is given, or room for the result of a kind that makes it.
     cdef object out_of(self, int kind, object x, int root, object out, object like):
-        cdef int size = self.engine.g.size
+        cdef int size = self.nranks
         if out is not None or is_in_place(kind) or kind == BARRIER:
             return out
-        if kind == GATHER and root != self.engine.g.rank:
+        if kind == GATHER and root != self.own_rank:
             return None
-        if kind == SCATTER and root != self.engine.g.rank:
+        if kind == SCATTER and root != self.own_rank:
             if like is None:
                 raise TypeError("a rank that is not the root scatters None with out= or like=, "
                                 "an array of the shape and dtype that it gets")
@@ -224,30 +224,30 @@ cdef class Collectives:
         c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
         if kind == BARRIER:
             c.fingerprint = fingerprint_of(c)
-            choose_pipeline(g, c)
+            choose_way(g, c)
             return None
         c.root = root
-        if not takes_result(c, g.rank) or (out is x and is_in_place(kind)):
+        if not takes_result(c, self.own_rank) or (out is x and is_in_place(kind)):
             out = None
-        if kind != SCATTER or g.rank == c.root:
-            kept = take(a, x, out is None and is_in_place(kind) and takes(g, c, g.rank), "x", not is_folded(c))
-            describe_x(c, a, g.size, x)
+        if kind != SCATTER or self.own_rank == c.root:
+            kept = take(a, x, out is None and is_in_place(kind) and takes(g, c, self.own_rank), "x", not is_folded(c))
+            describe_x(c, a, self.nranks, x)
         if out is not None:
             kept_out = take(b, out, True, "out", not is_folded(c))
-            describe_out(c, a, b, g)
+            describe_out(c, a, b, self.nranks)
         elif is_in_place(kind):
             c.out = a.data
         if is_folded(c):
             self.describe_reduction(c, op, algorithm)
         c.nbytes = c.count * c.itemsize
-        c.x_nbytes = c.nbytes * g.size if is_split(c) else c.nbytes
-        c.out_nbytes = c.nbytes * g.size if is_joined(c) else c.nbytes
+        c.x_nbytes = c.nbytes * self.nranks if is_split(c) else c.nbytes
+        c.out_nbytes = c.nbytes * self.nranks if is_joined(c) else c.nbytes
         if c.x != NULL and out is not None:
-            check_overlap(c, g.rank)
-        if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes:
+            check_overlap(c, self.own_rank)
+        if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.leg == NULL:
             self.find_blocks(c)
         c.fingerprint = fingerprint_of(c)
-        choose_pipeline(g, c)
+        choose_way(g, c)
         return kept if kept_out is None else (kept, kept_out)
 
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:
@@ -283,8 +283,8 @@ cdef class Collectives:
             number = -1
         except TypeError:
             raise TypeError(f"root is {root!r}; it must be an integer") from None
-        if not 0 <= number < self.engine.g.size:
-            raise ValueError(f"root is {root!r}; the ranks are 0 to {self.engine.g.size - 1}")
+        if not 0 <= number < self.nranks:
+            raise ValueError(f"root is {root!r}; the ranks are 0 to {self.nranks - 1}")
         return number
 
 
@@ -316,8 +316,8 @@ cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
     return 0
 
 
-cdef int describe_out(Call *c, Operand *x, Operand *out, Group *g) except -1:
-    cdef size_t npieces = g.size if is_joined(c) else 1
+cdef int describe_out(Call *c, Operand *x, Operand *out, size_t nranks) except -1:
+    cdef size_t npieces = nranks if is_joined(c) else 1
     c.out = out.data
     if c.x == NULL:   # a rank that is scattered to
         c.dtype, c.itemsize, c.count = out.dtype, out.itemsize, out.count
@@ -357,7 +357,7 @@ cdef class Plan:
         self.a.held = self.b.held = False
         self.comm = comm
         if comm.engine.closed_because is not None:
-            raise Closed(comm.engine.closed_because, rank=comm.engine.g.rank)
+            raise Closed(comm.engine.closed_because, rank=comm.own_rank)
         if kind not in KIND_NUMBERS:
             raise ValueError(f"kind is {kind!r}; allowed: {', '.join(KIND_NUMBERS)}")
         number = KIND_NUMBERS[kind]
@@ -371,7 +371,7 @@ cdef class Plan:
                              given.get("algorithm"), given.get("timeout"))
         self.in_background = given["async_op"]
         self.pinned = (x, out, kept)
-        self.result = answer_of(&self.c, comm.engine.g.rank, out)
+        self.result = answer_of(&self.c, comm.own_rank, out)
         comm.prepare_staging(&self.c)
 
     def __reduce__(self):

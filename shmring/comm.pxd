@@ -5,6 +5,8 @@ from .messages cimport Messages
 
 cdef class Comm(Messages):
     cdef object links, segment, arrays, settings
+    cdef object meeting             # of ranks of several hosts, else None
+    cdef object place               # what has this rank's numbers
     cdef readonly object parent_ranks   # None: this is no group, but a world
     cdef object __weakref__
     cdef int fd                      # of the segment, for pages of its rings

@@ -29,8 +29,11 @@ cdef class Comm(Messages):
     `shmring.Error`, the same on every rank and final for this communicator.
     """
 
-    def __init__(self, Engine engine, links, segment, int fd, settings, parent_ranks=None):
+    def __init__(self, Engine engine, links, segment, int fd, settings, parent_ranks=None, meeting=None):
         self.engine = engine
+        self.meeting = meeting   # of ranks of several hosts
+        self.place = links if meeting is None else meeting.place
+        self.own_rank, self.nranks = self.place.rank, self.place.size
         self.links = links
         self.segment = segment
         self.fd = fd
@@ -45,32 +48,32 @@ cdef class Comm(Messages):
     @property
     def rank(self):
         """This rank's number, 0 to size - 1."""
-        return self.links.rank
+        return self.place.rank
 
     @property
     def size(self):
         """How many ranks there are."""
-        return self.links.size
+        return self.place.size
 
     @property
     def local_rank(self):
         """This rank's number among the ranks of its host."""
-        return self.links.local_rank
+        return self.place.local_rank
 
     @property
     def local_size(self):
         """How many ranks share this host's memory."""
-        return self.links.local_size
+        return self.place.local_size
 
     @property
     def node(self):
         """This host's number, 0 to num_nodes - 1."""
-        return self.links.node
+        return self.place.node
 
     @property
     def num_nodes(self):
         """How many hosts there are."""
-        return self.links.num_nodes
+        return self.place.num_nodes
 
     # -- groups --
 
@@ -96,7 +99,7 @@ cdef class Comm(Messages):
         Returns it; None on the other ranks, which call it, too. Otherwise as `split`.
         """
         try:
-            wanted = groups.listed(ranks, self.engine.g.size)
+            wanted = groups.listed(ranks, self.nranks)
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         except Exception:
             self.engine.refuse(FORM_GROUP)
@@ -206,10 +209,10 @@ cdef class Comm(Messages):
         """One of the root's objects for each rank: a copy of items[rank]; `items` is ignored elsewhere."""
         try:
             frames = None
-            if self.root_number(root) == self.engine.g.rank:
+            if self.root_number(root) == self.own_rank:
                 frames = [objects.pack(item) for item in items]
-                if len(frames) != self.engine.g.size:
-                    raise ValueError(f"there are {len(frames)} items for {self.engine.g.size} ranks; give one for each")
+                if len(frames) != self.nranks:
+                    raise ValueError(f"there are {len(frames)} items for {self.nranks} ranks; give one for each")
         except Exception:
             self.engine.refuse(SCATTER_V)
             raise
@@ -218,7 +221,7 @@ cdef class Comm(Messages):
     # The frame of what this rank gives, None if it gives nothing; a wrong root, or what does not pickle, is refused.
     cdef object frame_of(self, int kind, object item, object root, bint all_give):
         try:
-            is_root = self.root_number(root) == self.engine.g.rank
+            is_root = self.root_number(root) == self.own_rank
             return objects.pack(item) if is_root or all_give else None
         except Exception:
             self.engine.refuse(kind)
@@ -252,6 +255,8 @@ cdef class Comm(Messages):
     cdef int forget(self) except -1:
         self.arrays.close()
         self.links.close()
+        if self.meeting is not None:
+            self.meeting.close()
         self.close_descriptor()
         self.staging_ready = True
         return 0

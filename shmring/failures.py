@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "all_reduce_many")
 ROOTED = ("reduce", "broadcast", "scatter", "gather", "scatter_v", "gather_v")
 _NOTHING = "nothing yet"
+_ELSEWHERE = "(on another host)"
 _OVER = "this communicator is over, join a new world"
 
 
@@ -51,6 +52,8 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
 
 def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
     """What became of a rank that call `seq` waited for in vain, and what it did last."""
+    if engine.host_of(rank) is not None:
+        return f"sent nothing more within {timeout_s:g} s; it runs on {engine.host_of(rank)}"
     last = engine.last_seq_of(rank)
     number, awaited = engine.number_of(last), engine.number_of(seq)
     call = f"call #{awaited}" if awaited > 0 else "the start"
@@ -70,39 +73,63 @@ def describe_unreadable(rank: int, error: int) -> str:
     )
 
 
+def describe_parted(engine: Engine, rank: int, theirs: Mapping[str, Any] | None) -> str:
+    """Two calls of ranks of different hosts that do not match."""
+    own = describe_call(engine.record_of(engine.rank, engine.seq))
+    other = describe_call(theirs) if theirs else "something else, or a call before or after it"
+    return f"rank {engine.world_rank(engine.rank)} called {own}; rank {rank} called {other}"
+
+
 def raise_aborted(engine: Engine) -> NoReturn:
-    """Raises what the abort word says: the same on every rank."""
+    """Raises what the abort word says: the same on every rank, also of other hosts."""
+    error = _what_ended(engine)
+    engine.tell_others(error)
+    raise error
+
+
+def _what_ended(engine: Engine) -> Error:
     report = engine.abort_report()
     if report is None:
-        raise Error(f"the communicator stopped without saying why; {_OVER}", rank=engine.rank)
+        return Error(f"the communicator stopped without saying why; {_OVER}", rank=engine.rank)
     cause, culprit, failed_seq, reason = report
+    if cause == "told":
+        return engine.what_others_told() or Aborted(reason, reason=reason)
     number = engine.number_of(failed_seq)
     own = engine.record_of(engine.rank, failed_seq) if number > 0 else None  # else no collective failed
     op = own["kind"] if own else None
     if cause == "mismatch":
-        raise _mismatch(engine, culprit, failed_seq, number, op)
+        return _mismatch(engine, culprit, failed_seq, number, op, reason)
+    host = engine.host_of(culprit) or socket.gethostname()
+    culprit = engine.world_rank(culprit)
     if cause == "failed":
-        host = socket.gethostname()
         text = f"rank {culprit} on {host} failed: {reason}; {_OVER}"
-        raise RankFailed(text, rank=culprit, op=op, seq=number, host=host, cause=reason)
+        return RankFailed(text, rank=culprit, op=op, seq=number, host=host, cause=reason)
     if cause == "timed out":
         text = f"rank {culprit} {reason}; {_OVER}; to wait longer set timeout= or SHMRING_TIMEOUT (seconds)"
-        raise Timeout(text, rank=culprit, op=op, seq=number)
+        return Timeout(text, rank=culprit, op=op, seq=number)
     text = f"rank {culprit} gave up: {reason}; {_OVER}"
-    raise Aborted(text, rank=culprit, op=op, seq=number, reason=reason)
+    return Aborted(text, rank=culprit, op=op, seq=number, reason=reason)
 
 
-def _mismatch(engine: Engine, culprit: int, seq: int, number: int, op: str | None) -> Mismatch:
-    calls = tuple(describe_call(engine.record_of(rank, seq)) for rank in range(engine.size))
+def _mismatch(
+    engine: Engine, culprit: int, seq: int, number: int, op: str | None, between_hosts: str
+) -> Mismatch:
+    must = "every rank has to make the same calls in the same order"
+    called = {
+        engine.world_rank(rank): describe_call(engine.record_of(rank, seq)) for rank in range(engine.size)
+    }
+    told = between_hosts or _callers(called)
+    text = f"the ranks' calls do not match in call #{number}: {told}; {must}"
+    calls = tuple(called.get(rank, _ELSEWHERE) for rank in range(engine.world_size))
+    return Mismatch(text, rank=engine.world_rank(culprit), op=op, seq=number, calls=calls)
+
+
+def _callers(called: Mapping[int, str]) -> str:
     callers: dict[str, list[int]] = {}
-    for rank, call in enumerate(calls):
+    for rank, call in called.items():
         callers.setdefault(call, []).append(rank)
     told = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
-    if len(callers) == 1:
-        told += ", but with arrays of other shapes or dtypes"
-    must = "every rank has to make the same calls in the same order"
-    text = f"the ranks' calls do not match in call #{number}: {told}; {must}"
-    return Mismatch(text, rank=culprit, op=op, seq=number, calls=calls)
+    return told + (", but with arrays of other shapes or dtypes" if len(callers) == 1 else "")
 
 
 def _did(call: str) -> str:

@@ -9,9 +9,9 @@ from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
 
+from ._across cimport choose_way
 from ._group cimport *
 from ._operands cimport Operand, release, take
-from ._pipelines cimport choose_pipeline
 from ._progress cimport Task
 from ._timeouts cimport timeout_ns_of
 from .uneven cimport Uneven, mixed
@@ -261,7 +261,7 @@ cdef class Fusion(Uneven):
         if self.engine.g.nblocks > 0 and c.nbytes >= self.engine.g.zero_copy_nbytes:
             self.find_blocks(c)
         c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
-        choose_pipeline(&self.engine.g, c)
+        choose_way(&self.engine.g, c)
         if self.works is not None:
             return self.reduce_later(c, members)
         return self.drive(c)

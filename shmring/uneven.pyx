@@ -11,11 +11,13 @@ from libc.string cimport memcpy, memmove, memset
 
 cimport numpy as cnp
 
+from ._across cimport choose_way
 from ._engine cimport Engine
 from ._exchange cimport shared_address
 from ._group cimport *
+from ._leg cimport remote
 from ._operands cimport MOVED, Operand, release, take
-from ._pipelines cimport choose_pipeline, enter_nothing, step_nothing
+from ._pipelines cimport enter_nothing, step_nothing
 from ._progress cimport TO_BE_DESCRIBED
 from ._timeouts cimport timeout_ns_of
 from .collectives cimport Collectives
@@ -139,8 +141,8 @@ cdef class Uneven(Collectives):
             c.kind = even_kind(kind)
             c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             c.root = 0 if root is None else self.root_number(root)
-            parts = _Parts(self.engine.g.size, self.engine.g.size if is_split(&c) else 1)
-            self.describe_given(&c, parts, x, out if has_result(&c, self.engine.g.rank) else None, like)
+            parts = _Parts(self.nranks, self.nranks if is_split(&c) else 1)
+            self.describe_given(&c, parts, x, out if has_result(&c, self.own_rank) else None, like)
         except Exception:
             self.engine.refuse(kind)
             raise
@@ -155,7 +157,7 @@ cdef class Uneven(Collectives):
             self.engine.refuse(kind)
             raise
         if c.nbytes <= TOLD_NBYTES:
-            take_what_was_told(&c, parts, self.engine.g.rank)
+            take_what_was_told(&c, parts, self.own_rank)
         else:
             if not self.staging_ready:
                 self.allocate_staging()
@@ -185,7 +187,7 @@ cdef class Uneven(Collectives):
         cdef int taker = 0, size = parts.size
         if not is_split(c):
             self.give(c, parts, x, "x", -1, 0, size)
-        elif c.kind == ALL_TO_ALL or self.engine.g.rank == c.root:
+        elif c.kind == ALL_TO_ALL or self.own_rank == c.root:
             x = shapes.list_for(x, size, "xs")
             parts.kept.append(x)   # the caller's list may change, or be none that lasts
             for array in x:
@@ -253,7 +255,7 @@ cdef class Uneven(Collectives):
     # What the pieces are or, if that is too much, where they lie.
     cdef int tell(self, Call *c, _Parts parts, bint has_out) except -1:
         cdef Group *g = &self.engine.g
-        cdef bint in_place = has_out and is_in_place(c, parts, g.rank)
+        cdef bint in_place = has_out and is_in_place(c, parts, self.own_rank)
         cdef Told *told
         cdef Piece *piece
         cdef int i
@@ -264,7 +266,7 @@ cdef class Uneven(Collectives):
                 continue
             if piece.nbytes <= TOLD_NBYTES:
                 memcpy(told.what.data, piece.data, piece.nbytes)
-            elif not in_place:
+            elif not in_place and g.leg == NULL:
                 tell_place(self.engine, c, told, piece)
         return 0
 
@@ -277,7 +279,7 @@ cdef class Uneven(Collectives):
         counts.out_nbytes = counts.nbytes * parts.size
         counts.x = <unsigned char *> parts.own
         counts.out = <unsigned char *> parts.told
-        choose_pipeline(&self.engine.g, counts)
+        choose_way(&self.engine.g, counts)
         return 0
 
     cdef int check_counts(self, Call *c, _Parts parts) except -1:
@@ -286,6 +288,8 @@ cdef class Uneven(Collectives):
             if c.x_block == 0 or self.find_places(c, parts):
                 return 0
         c.parted_seq = self.engine.g.seq
+        if self.engine.g.leg != NULL:
+            c.awaited.rank = remote(&self.engine.g, c.awaited.rank)
         self.engine.surface(c, MISMATCHED)
         return 0
 
@@ -327,7 +331,7 @@ cdef class Uneven(Collectives):
         cdef Told *told
         cdef Piece *piece
         cdef size_t nbytes
-        cdef int giver, rank = self.engine.g.rank
+        cdef int giver, rank = self.own_rank
         for giver in range(parts.size):
             told = parts.told_of(giver, rank)
             piece = &parts.taken[giver]
@@ -354,10 +358,10 @@ cdef class Uneven(Collectives):
         cdef int giver
         result = []
         for giver in range(parts.size):
-            if not is_given(c, giver, g.rank):
+            if not is_given(c, giver, self.own_rank):
                 continue
             piece = &parts.taken[giver]
-            nrows = parts.told_of(giver, g.rank).nrows
+            nrows = parts.told_of(giver, self.own_rank).nrows
             nbytes = nrows * parts.row_nbytes
             if out is None:
                 array = parts.room(nrows)
@@ -369,8 +373,8 @@ cdef class Uneven(Collectives):
                 raise ValueError(f"{what} has {piece.nbytes // c.itemsize} elements, but {nbytes // c.itemsize} "
                                  f"come from rank {giver}: shape {(nrows, *np.shape(parts.like)[1:])}")
             c.out_nbytes += nbytes
-        choose_pipeline(g, c)
-        if not has_result(c, g.rank):
+        choose_way(g, c)
+        if not has_result(c, self.own_rank):
             return None
         if out is not None:
             return out
@@ -414,7 +418,7 @@ cdef class _UnevenWork(Work):
             self.engine.describe_refusal(c, kind)
             return 0
         if c.nbytes <= TOLD_NBYTES:
-            take_what_was_told(c, self.parts, self.engine.g.rank)
+            take_what_was_told(c, self.parts, self.own_rank)
             c.enter, c.step = enter_nothing, step_nothing
         return 0
 

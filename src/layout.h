@@ -37,7 +37,7 @@
 #define SR_PAYLOAD_NBYTES 48u   /* of a call line: what a tiny message may weigh */
 #define SR_RECORDS 64u          /* flight records a rank, a power of two */
 #define SR_REASON_NBYTES 192u
-#define SR_MAX_RANKS 4096u      /* culprit and reporter have 16 bits each in the abort word */
+#define SR_MAX_RANKS 4096u      /* culprit, also of another host, and reporter have 16 bits each in the abort word */
 
 typedef _Atomic uint64_t sr_flag; /* monotonic, compared by signed difference, so that it may wrap */
 
@@ -169,7 +169,8 @@ struct sr_queue {
     struct sr_ring ring;
 };
 
-enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED };
+/* SR_TOLD: a rank of another host said so, to everyone. */
+enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_TOLD };
 
 /* Sizes at which one way of doing it overtakes another (shmring/tuning.py); rank 0's hold for all, since all have to
    choose alike. */

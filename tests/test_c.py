@@ -1,5 +1,5 @@
-"""The C programs under tests/c: flags, call lines, schedules, life, locks, rings; ranks are threads (or a
-forked process) over plain memory. Each runs plain, under ThreadSanitizer, and AddressSanitizer and UBSan.
+"""The C programs under tests/c: flags, call lines, schedules, life, locks, rings, wires; ranks are threads
+(or a forked process) over plain memory. Each runs plain, under ThreadSanitizer, and AddressSanitizer and UBSan.
 
 May know: the checkout's C sources; it imports nothing of shmring.
 """
@@ -17,7 +17,7 @@ COMPILER = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
 if COMPILER is None or not (ROOT / "src").is_dir():
     pytest.skip("needs a C compiler and the checkout", allow_module_level=True)
 
-PROGRAMS = ("flag", "call_line", "schedule", "life", "lock", "ring")
+PROGRAMS = ("flag", "call_line", "schedule", "life", "lock", "ring", "wire")
 SANITIZERS = {
     "plain": [],
     "thread": ["-fsanitize=thread"],

@@ -23,6 +23,8 @@ C_HOUSE = {
     "ring.h": {"flag.h"},
     "schedule.h": set(),
     "single_copy.h": set(),
+    "wire.h": set(),
+    "wire.c": {"wire.h"},
     "kernels.h": set(),
     "kernels_item.h": {"kernels.h"},
     "kernels_loop.h": {"kernels_copy.h"},
@@ -43,6 +45,7 @@ HOUSE = {
     "tuning": {"measured", "settings"},
     "memory": {"errors", "limits"},
     "failures": {"errors", "liveness"},
+    "alarms": {"errors"},
     # joining a world
     "handshake": {"errors"},
     "links": {"errors", "handshake", "limits"},
@@ -60,13 +63,18 @@ HOUSE = {
     "_exchange": {"_group", "_lines", "_slots"},
     "_chain": {"_group", "_lines", "_slots", "_exchange"},
     "_pipelines": {"_group", "_lines", "_slots", "_chain", "_exchange", "_schedules"},
-    "_waiting": {"_group"},
-    "_progress": {"_group", "_waiting"},
+    "_leg": {"wire.h", "_group"},
+    "_local": {"_group", "_leg", "_pipelines"},
+    "_hierarchy": {"_group", "_leg", "_local"},
+    "_across": {"_group", "_hierarchy", "_leg", "_local", "_pipelines"},
+    "_waiting": {"_group", "_leg"},
+    "_progress": {"_group", "_leg", "_waiting"},
     "_messages": {"_group", "_progress", "_ring"},
     "_delivery": {"_group", "_messages", "_progress", "_ring"},
     "_layout": {"_group"},
-    "_state": {"kernels.h", "_group", "_slots"},
-    "_engine": {"_group", "_distance", "_pipelines", "_progress", "_state", "_timeouts", "_waiting"}
+    "_state": {"kernels.h", "_group", "_leg", "_slots"},
+    "_engine": {"_across", "_group", "_distance", "_leg", "_pipelines", "_progress", "_state"}
+    | {"_timeouts", "_waiting"}
     | {"errors", "failures", "liveness"},
     # the communicator and what makes one
     "arrays": {"errors", "memory"},
@@ -74,11 +82,11 @@ HOUSE = {
     "_operands": {"_group", "_state", "buffers"},
     "awaiting": set(),
     "work": {"_engine", "_group", "_operands", "_progress", "_timeouts", "awaiting", "errors"},
-    "collectives": {"_engine", "_group", "_operands", "_pipelines", "_state", "_timeouts", "errors", "shapes"}
+    "collectives": {"_across", "_engine", "_group", "_operands", "_state", "_timeouts", "errors", "shapes"}
     | {"work"},
-    "uneven": {"_engine", "_exchange", "_group", "_operands", "_pipelines", "_progress", "_state"}
-    | {"_timeouts", "collectives", "shapes", "work"},
-    "fusion": {"_engine", "_group", "_operands", "_pipelines", "_progress", "_state", "_timeouts"}
+    "uneven": {"_across", "_engine", "_exchange", "_group", "_leg", "_operands", "_pipelines", "_progress"}
+    | {"_state", "_timeouts", "collectives", "shapes", "work"},
+    "fusion": {"_across", "_engine", "_group", "_operands", "_progress", "_state", "_timeouts"}
     | {"collectives", "uneven", "work"},
     "objects": {"collectives"},
     "beginning": {"_engine", "_layout", "limits", "links", "liveness", "memory", "settings", "tuning"},

@@ -1,0 +1,6 @@
+# May know: _group.
+
+from ._group cimport Call, Group
+
+cdef void choose_way(Group *g, Call *c) noexcept nogil
+cdef void enter_refused_across(Group *g, Call *c) noexcept nogil

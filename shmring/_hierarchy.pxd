@@ -1,0 +1,11 @@
+# May know: _group, _leg.
+
+from libc.stddef cimport size_t
+
+from ._group cimport Call, Group
+from ._leg cimport Leg
+
+cdef void choose_reduction(Group *g, Call *c) noexcept nogil
+cdef int gather_stretch(Group *g, Call *c, int number) noexcept nogil
+cdef size_t slice_at(Leg *leg, Call *c, int node, int local, size_t count) noexcept nogil
+cdef size_t stretch_count_of(Leg *leg, Call *c) noexcept nogil

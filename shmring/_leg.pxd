@@ -1,0 +1,128 @@
+# The leg: what a rank of one host has to do with ranks of others. Where everybody is, the connections, and moving what
+# was posted on them. May know: wire.h, _group.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+
+from ._group cimport *
+
+
+cdef extern from "wire.h" nogil:
+    cdef struct sr_wire_head:
+        uint32_t magic, part
+        uint64_t seq, fingerprint, count, nbytes
+    ctypedef struct sr_wire_queue "struct sr_wire_queue":
+        uint32_t first, end
+    cdef struct sr_wire:
+        int fd, error
+        uint64_t nsent, nreceived
+        sr_wire_queue out
+        sr_wire_queue in_ "in"
+        sr_wire_head arriving
+    cdef enum:
+        SR_WIRE_MAGIC, SR_WIRE_QUEUE
+        SR_WIRE_IDLE, SR_WIRE_BLOCKED, SR_WIRE_PROGRESSED, SR_WIRE_CLOSED, SR_WIRE_FAILED, SR_WIRE_PARTED
+    void sr_wire_open(sr_wire *, int fd)
+    bint sr_wire_is_busy(const sr_wire_queue *)
+    bint sr_wire_has_room(const sr_wire_queue *)
+    void sr_wire_post(sr_wire_queue *, const sr_wire_head *, void *data, uint32_t *left)
+    int sr_wire_step(sr_wire *)
+    void sr_wire_sleep(int news, uint64_t limit_ns)
+    bint sr_wire_has_news(int news)
+
+
+cdef enum:
+    MOST_UNDER_WAY = 8   # stretches of one call
+
+
+# A part of a message that is on its way between hosts.
+cdef struct Stretch:
+    size_t begin, count    # elements of the message
+    uint32_t sending       # messages of this rank's that are not sent yet
+    uint32_t receiving     # ... that have not arrived
+
+
+# Ranks are those of the world, unless they are called local.
+cdef struct Leg:
+    int rank, size
+    int node, nnodes
+    int *node_of           # by rank
+    int *local_of          # by rank: its number on its node
+    int *nlocal            # by node
+    int *first             # by node: where its ranks begin in ...
+    int *rank_at           # ... this list of all ranks, in local order
+    sr_wire **wire         # by rank; NULL: of this node
+    sr_wire *wires         # all of them
+    int nwires
+    int *busy              # numbers of the wires on which something was posted and is not done
+    int nbusy
+    int news               # an epoll descriptor of all of them, and of ...
+    int mail_news          # ... one of the connections on which ranks tell each other that it is over
+    uint64_t seq           # of the last call begun, of all ranks
+    int lost               # whose connection a step has found broken
+    const void **source    # by node, valid within one step
+    const void **by_rank   # by rank, valid within one step
+    # the call under way
+    Call local             # the local step that is under way, or was last
+    bint runs_locally
+    int turn, stage        # where in the schedule
+    int group              # ... and which local step of a turn
+    int lag                # turns from the beginning of a stretch to its end
+    bint in_parts          # each host folds a part of a slice for all, rather than all of it for itself
+    size_t stretch_count   # elements of a stretch
+    size_t part_nbytes     # of a part of a piece
+    uint32_t unheeded      # of messages that no call waits for
+    Stretch[MOST_UNDER_WAY] stretch
+    Piece *given           # by local rank, of the local step
+    Piece *taken
+    # what is the same for all calls
+    size_t small_nbytes    # up to here one rank of each host exchanges all of a message
+    size_t slice_nbytes    # of a stretch, what one rank owns at most
+    size_t stretch_nbytes, least_stretch_nbytes
+    size_t pair_nbytes     # of room for everyone's part: half of it holds one of each rank
+    size_t even_nbytes     # of a multiple of it all ranks of every node own slices of the same length
+    unsigned char *room    # for what arrives and is not yet folded: MOST_UNDER_WAY * nnodes slices
+
+
+cdef inline Leg *leg_of(const Group *g) noexcept nogil:
+    return <Leg *> g.leg
+
+
+# The rank that is `local` on a node.
+cdef inline int rank_at(const Leg *leg, int node, int local) noexcept nogil:
+    return leg.rank_at[leg.first[node] + local]
+
+
+# A rank of another host, where a wait tells whom it is for: local ranks come first in that numbering.
+cdef inline int remote(const Group *g, int rank) noexcept nogil:
+    return g.size + rank
+
+
+# A call of all ranks begins.
+cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int i
+    leg.seq += 1
+    leg.turn = leg.stage = 0
+    leg.runs_locally = False
+    for i in range(MOST_UNDER_WAY):
+        leg.stretch[i].sending = leg.stretch[i].receiving = 0
+    c.seq = c.parted_seq = g.seq
+    c.deadline_ns = 0
+    c.interrupted = False
+    c.relayed = False
+    c.lines_seen = False
+
+
+cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, uint32_t *left) noexcept nogil
+cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, uint32_t *left) noexcept nogil
+cdef int move(Group *g, Call *c) noexcept nogil
+cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil
+
+
+cdef class Wires:
+    cdef Leg leg
+    cdef object news, data
+
+    cdef int allocate(self, int size) except -1
+    cdef int measure_out(self, list counts) except -1

@@ -1,0 +1,213 @@
+# The leg: posting messages to ranks of other hosts, and moving them. May know: _group. Every function returns at once.
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+from libc.stddef cimport size_t
+
+from ._group cimport *
+
+import math
+import select
+
+
+# ---- posting -------------------------------------------------------------------------------------------------
+
+# Both ends know which message of the call between them is next, as each posts them in the same order.
+cdef inline sr_wire_head head_of(Leg *leg, Call *c, uint32_t number, size_t nbytes) noexcept nogil:
+    cdef sr_wire_head head
+    head.magic = SR_WIRE_MAGIC
+    head.part = number
+    head.seq = leg.seq
+    head.fingerprint = c.fingerprint
+    head.count = c.count
+    head.nbytes = nbytes
+    return head
+
+
+cdef inline void keep_busy(Leg *leg, sr_wire *wire) noexcept nogil:
+    if not sr_wire_is_busy(&wire.out) and not sr_wire_is_busy(&wire.in_):
+        leg.busy[leg.nbusy] = wire - leg.wires
+        leg.nbusy += 1
+
+
+# left: goes up by one now, and down once the message is in the hands of the kernel.
+cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, uint32_t *left) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef sr_wire *wire = leg.wire[rank]
+    cdef sr_wire_head head = head_of(leg, c, wire.out.end, nbytes)
+    keep_busy(leg, wire)
+    left[0] += 1
+    sr_wire_post(&wire.out, &head, <void *> data, left)
+    g.stats.bytes_over_wire += nbytes
+
+
+# ... and down once it is in place.
+cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, uint32_t *left) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef sr_wire *wire = leg.wire[rank]
+    cdef sr_wire_head head = head_of(leg, c, wire.in_.end, nbytes)
+    keep_busy(leg, wire)
+    left[0] += 1
+    sr_wire_post(&wire.in_, &head, data, left)
+
+
+# ---- moving --------------------------------------------------------------------------------------------------
+
+# PROGRESSED, BLOCKED, or what ends the communicator. BLOCKED also when nothing is under way.
+cdef int move(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int outcome = BLOCKED
+    cdef int at = 0
+    cdef int status
+    cdef sr_wire *wire
+    while at < leg.nbusy:
+        wire = &leg.wires[leg.busy[at]]
+        status = sr_wire_step(wire)
+        if status >= SR_WIRE_CLOSED:
+            return broken(g, c, wire, status)
+        if status == SR_WIRE_PROGRESSED:
+            outcome = PROGRESSED
+        if sr_wire_is_busy(&wire.out) or sr_wire_is_busy(&wire.in_):
+            at += 1
+        else:
+            leg.nbusy -= 1
+            leg.busy[at] = leg.busy[leg.nbusy]
+    return outcome
+
+
+cdef int broken(Group *g, Call *c, sr_wire *wire, int status) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int rank = 0
+    while leg.wire[rank] != wire:
+        rank += 1
+    leg.lost = rank
+    c.awaited.rank = remote(g, rank)
+    c.error = wire.error if status == SR_WIRE_FAILED else 0
+    return PARTED if status == SR_WIRE_PARTED else LOST
+
+
+# Until something moves: with a flag that is never set, as whoever waits has one to look at.
+cdef sr_flag never
+memset(&never, 0, sizeof(never))
+
+
+cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int rank = leg.rank
+    if leg.nbusy > 0:
+        rank = 0
+        while leg.wire[rank] != &leg.wires[leg.busy[0]]:
+            rank += 1
+    return blocked_on(c, &never, 1, remote(g, rank))
+
+
+# ---- what it is made of --------------------------------------------------------------------------------------
+
+cdef enum:
+    SMALL_NBYTES = 32 << 10
+    SLICE_NBYTES = 1 << 20
+    LEAST_SLICE_NBYTES = 64 << 10
+
+
+# The least number that all the counts divide, or 1 if it is beyond what stretches are made of.
+cdef object common_multiple(counts):
+    multiple = math.lcm(*counts)
+    return multiple if multiple * SR_CACHE_LINE <= LEAST_SLICE_NBYTES else 1
+
+
+cdef class Wires:
+    """The connections of one communicator on one rank to the ranks of other hosts, and where all ranks are.
+
+    nodes: the ranks of each node, in local order. data: a connected, non-blocking socket to every rank of another
+    node, by rank; they are kept, and closed by whoever made them. mail_news: a descriptor that is readable when
+    something comes on other connections, which is to be looked at in every wait.
+    """
+
+    def __cinit__(self, *, int rank, nodes, dict data, int mail_news):
+        cdef Leg *leg = &self.leg
+        cdef int size = sum(len(ranks) for ranks in nodes)
+        cdef int at = 0, node, local, number
+        memset(leg, 0, sizeof(Leg))
+        self.news = select.epoll()
+        self.data = data
+        leg.rank, leg.size, leg.nnodes = rank, size, len(nodes)
+        leg.nwires = len(data)
+        leg.news = self.news.fileno()
+        leg.mail_news = mail_news
+        self.news.register(mail_news, select.EPOLLIN)
+        self.allocate(size)
+        for node, ranks in enumerate(nodes):
+            leg.first[node] = at
+            leg.nlocal[node] = len(ranks)
+            for local, number in enumerate(ranks):
+                leg.rank_at[at] = number
+                leg.node_of[number], leg.local_of[number] = node, local
+                at += 1
+        leg.node = leg.node_of[rank]
+        at = 0
+        for number, connection in sorted(data.items()):
+            leg.wire[number] = &leg.wires[at]
+            sr_wire_open(leg.wire[number], connection.fileno())
+            # Edges: a step has come to the end of what a socket has before anybody sleeps, and one that has news for
+            # a later call wakes once.
+            self.news.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+            at += 1
+        self.measure_out([len(ranks) for ranks in nodes])
+
+    # How long what goes over the wire at once may be, which is the same on all ranks; and room for it.
+    cdef int measure_out(self, list counts) except -1:
+        cdef Leg *leg = &self.leg
+        cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * leg.nnodes * SLICE_NBYTES
+        cdef size_t fewest = min(counts)
+        leg.even_nbytes = common_multiple(counts) * SR_CACHE_LINE
+        leg.small_nbytes = SMALL_NBYTES
+        leg.slice_nbytes = SLICE_NBYTES
+        leg.stretch_nbytes = fewest * SLICE_NBYTES
+        leg.least_stretch_nbytes = fewest * LEAST_SLICE_NBYTES
+        leg.pair_nbytes = room_nbytes // (2 * leg.size) & ~<size_t> (SR_CACHE_LINE - 1)
+        leg.room = <unsigned char *> malloc(room_nbytes)   # its pages come when they are touched
+        if leg.room == NULL:
+            raise MemoryError()
+        return 0
+
+    cdef int allocate(self, int size) except -1:
+        cdef Leg *leg = &self.leg
+        leg.node_of = <int *> calloc(size, sizeof(int))
+        leg.local_of = <int *> calloc(size, sizeof(int))
+        leg.nlocal = <int *> calloc(leg.nnodes, sizeof(int))
+        leg.first = <int *> calloc(leg.nnodes, sizeof(int))
+        leg.rank_at = <int *> calloc(size, sizeof(int))
+        leg.wire = <sr_wire **> calloc(size, sizeof(void *))
+        leg.wires = <sr_wire *> calloc(leg.nwires + 1, sizeof(sr_wire))
+        leg.busy = <int *> calloc(leg.nwires + 1, sizeof(int))
+        leg.source = <const void **> calloc(leg.nnodes, sizeof(void *))
+        leg.by_rank = <const void **> calloc(size, sizeof(void *))
+        leg.given = <Piece *> calloc(size, sizeof(Piece))
+        leg.taken = <Piece *> calloc(size, sizeof(Piece))
+        if (leg.node_of == NULL or leg.local_of == NULL or leg.nlocal == NULL or leg.first == NULL
+                or leg.rank_at == NULL or leg.wire == NULL or leg.wires == NULL or leg.busy == NULL
+                or leg.source == NULL or leg.by_rank == NULL or leg.given == NULL or leg.taken == NULL):
+            raise MemoryError()
+        return 0
+
+    def __dealloc__(self):
+        cdef Leg *leg = &self.leg
+        free(leg.node_of)
+        free(leg.local_of)
+        free(leg.nlocal)
+        free(leg.first)
+        free(leg.rank_at)
+        free(leg.wire)
+        free(leg.wires)
+        free(leg.busy)
+        free(leg.source)
+        free(leg.by_rank)
+        free(leg.given)
+        free(leg.taken)
+        free(leg.room)
+
+    def close(self):
+        """Stop looking for news; the connections are their maker's."""
+        self.news.close()

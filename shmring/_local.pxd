@@ -1,0 +1,12 @@
+# The steps that a call of ranks of several hosts takes within this one: each is a call of the local ranks.
+# May know: _group, _leg.
+
+from libc.stddef cimport size_t
+
+from ._group cimport Call, Group
+
+
+cdef Call *new_local(Group *g, Call *c, int kind, size_t count) noexcept nogil
+cdef void begin_local(Group *g, Call *c) noexcept nogil
+cdef int step_crossing(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil
+cdef int finish_crossing(Group *g, Call *c) noexcept nogil

@@ -1,0 +1,167 @@
+#include "wire.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    MESSAGES_AT_ONCE = 8, /* gathered by one system call */
+    READS_AT_ONCE = 4,    /* of one connection, before the others get their turn */
+};
+
+void sr_wire_open(struct sr_wire *wire, int fd) {
+    memset(wire, 0, sizeof *wire);
+    wire->fd = fd;
+}
+
+static struct sr_wire_message *message_at(struct sr_wire_queue *queue, uint32_t number) {
+    return &queue->message[number % SR_WIRE_QUEUE];
+}
+
+void sr_wire_post(struct sr_wire_queue *queue, const struct sr_wire_head *head, void *data, uint32_t *left) {
+    struct sr_wire_message *message = message_at(queue, queue->end);
+    message->head = *head;
+    message->data = data;
+    message->left = left;
+    queue->end++;
+}
+
+static size_t whole_nbytes(const struct sr_wire_message *message) {
+    return sizeof message->head + message->head.nbytes;
+}
+
+/* nbytes of the queue's first messages have been moved. */
+static void advance(struct sr_wire_queue *queue, size_t nbytes) {
+    queue->done += nbytes;
+    while (sr_wire_is_busy(queue) && queue->done >= whole_nbytes(message_at(queue, queue->first))) {
+        struct sr_wire_message *message = message_at(queue, queue->first);
+        queue->done -= whole_nbytes(message);
+        queue->first++;
+        --*message->left;
+    }
+}
+
+static enum sr_wire_status trouble(struct sr_wire *wire, int error) {
+    if (error == EAGAIN || error == EWOULDBLOCK || error == EINTR) return SR_WIRE_BLOCKED;
+    if (error == ECONNRESET || error == EPIPE) return SR_WIRE_CLOSED;
+    wire->error = error;
+    return SR_WIRE_FAILED;
+}
+
+/* ---- sending ---- */
+
+/* What is left of the first messages, heads and data in turn; returns how many places that are. */
+static int gather(struct sr_wire_queue *queue, struct iovec *places) {
+    size_t skip = queue->done;
+    int nplaces = 0;
+    for (uint32_t at = queue->first; at != queue->end && nplaces < 2 * MESSAGES_AT_ONCE; at++) {
+        struct sr_wire_message *message = message_at(queue, at);
+        size_t of_head = skip < sizeof message->head ? skip : sizeof message->head;
+        size_t of_data = skip - of_head;
+        if (of_head < sizeof message->head)
+            places[nplaces++] =
+                (struct iovec){(unsigned char *)&message->head + of_head, sizeof message->head - of_head};
+        if (of_data < message->head.nbytes)
+            places[nplaces++] = (struct iovec){message->data + of_data, message->head.nbytes - of_data};
+        skip = 0;
+    }
+    return nplaces;
+}
+
+static enum sr_wire_status step_out(struct sr_wire *wire) {
+    struct iovec places[2 * MESSAGES_AT_ONCE + 1];
+    struct msghdr all = {.msg_iov = places};
+    if (!sr_wire_is_busy(&wire->out)) return SR_WIRE_IDLE;
+    all.msg_iovlen = (size_t)gather(&wire->out, places);
+    ssize_t nbytes = sendmsg(wire->fd, &all, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (nbytes < 0) return trouble(wire, errno);
+    wire->nsent += (uint64_t)nbytes;
+    advance(&wire->out, (size_t)nbytes);
+    return SR_WIRE_PROGRESSED;
+}
+
+/* ---- receiving ---- */
+
+static bool is_expected(const struct sr_wire *wire, const struct sr_wire_message *message) {
+    return memcmp(&wire->arriving, &message->head, sizeof message->head) == 0;
+}
+
+/* Where the next bytes go. A head is looked at before any of its message is put into place. */
+static struct iovec next_place(struct sr_wire *wire, const struct sr_wire_message *message) {
+    size_t done = wire->in.done;
+    size_t nbytes = message->head.nbytes;
+    if (done >= sizeof message->head) {
+        size_t of_data = done - sizeof message->head;
+        return (struct iovec){message->data + of_data, nbytes - of_data};
+    }
+    size_t with_head = nbytes < SR_WIRE_SMALL_NBYTES ? nbytes : 0;
+    return (struct iovec){(unsigned char *)&wire->arriving + done, sizeof message->head + with_head - done};
+}
+
+static enum sr_wire_status step_in(struct sr_wire *wire) {
+    if (!sr_wire_is_busy(&wire->in)) return SR_WIRE_IDLE;
+    struct sr_wire_message *message = message_at(&wire->in, wire->in.first);
+    size_t before = wire->in.done;
+    struct iovec place = next_place(wire, message);
+    ssize_t received = recv(wire->fd, place.iov_base, place.iov_len, MSG_DONTWAIT);
+    if (received == 0) return SR_WIRE_CLOSED;
+    if (received < 0) return trouble(wire, errno);
+    size_t nbytes = (size_t)received;
+    wire->nreceived += nbytes;
+    if (before < sizeof message->head) {
+        if (before + nbytes < sizeof message->head) {
+            wire->in.done += nbytes;
+            return SR_WIRE_PROGRESSED;
+        }
+        if (!is_expected(wire, message)) return SR_WIRE_PARTED;
+        size_t with_head = before + nbytes - sizeof message->head;
+        if (with_head > 0) memcpy(message->data, wire->small, with_head);
+    }
+    advance(&wire->in, nbytes);
+    return SR_WIRE_PROGRESSED;
+}
+
+static enum sr_wire_status step_both(struct sr_wire *wire) {
+    enum sr_wire_status sent = step_out(wire);
+    if (sent > SR_WIRE_PROGRESSED) {
+        /* Who has closed it may have said before why: what has come is looked at first. */
+        enum sr_wire_status received = step_in(wire);
+        return received == SR_WIRE_PROGRESSED || received == SR_WIRE_PARTED ? received : sent;
+    }
+    enum sr_wire_status outcome = sent;
+    for (int i = 0; i < READS_AT_ONCE; i++) {
+        enum sr_wire_status received = step_in(wire);
+        if (received > outcome) outcome = received;
+        if (received != SR_WIRE_PROGRESSED) break;
+    }
+    return outcome;
+}
+
+enum sr_wire_status sr_wire_step(struct sr_wire *wire) {
+    if (wire->end != 0) return (enum sr_wire_status)wire->end;
+    enum sr_wire_status outcome = step_both(wire);
+    if (outcome >= SR_WIRE_CLOSED) wire->end = (int)outcome;
+    return outcome;
+}
+
+/* ---- waiting ---- */
+
+void sr_wire_sleep(int news, uint64_t limit_ns) {
+    struct epoll_event events[16];
+#ifdef SYS_epoll_pwait2
+    struct timespec limit = {(time_t)(limit_ns / 1000000000), (long)(limit_ns % 1000000000)};
+    if (syscall(SYS_epoll_pwait2, news, events, 16, &limit, NULL, 0) >= 0 || errno != ENOSYS) return;
+#endif
+    epoll_wait(news, events, 16, (int)(limit_ns / 1000000) + 1); /* kernels before 5.11 count in milliseconds */
+}
+
+int sr_wire_has_news(int news) {
+    struct epoll_event event;
+    return epoll_wait(news, &event, 1, 0) > 0;
+}
