@@ -1,6 +1,6 @@
 """What two ranks say to each other before and after they trust each other: frames, proofs, errors.
 
-Pure functions over bytes; sockets live in bootstrap and links. Every frame is a packet of fixed layout,
+Pure functions over bytes; sockets live in lines and links. Every frame is a packet of fixed layout,
 at most 256 bytes until both sides have proven that they hold the world's key. May know: errors.
 """
 
@@ -15,17 +15,21 @@ from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, T
 MAGIC = b"shmring\x01"  # the last byte is the version of the protocol
 NONCE_NBYTES = 32
 NODE_NBYTES = 64
+TAG_NBYTES = 16
+PROOF_NBYTES = 32
 UNPROVEN_NBYTES = 256  # read from a stranger at most
 FRAME_NBYTES = 2048  # read from a proven rank at most
 
 # Kinds of frames between proven ranks.
-READY, FAILED, GIVING_UP, DESCRIPTOR, LINE = 1, 2, 3, 4, 5
+READY, FAILED, GIVING_UP, DESCRIPTOR, LINE, ENDPOINT, TABLE = 1, 2, 3, 4, 5, 6, 7
+# What a connection is for: the neighbours' star, the star of all ranks, and the two between hosts.
+LOCAL, STAR, DATA, MAIL = b"local", b"star", b"data", b"mail"
 
-_HELLO = struct.Struct(f"!8sII{NONCE_NBYTES}s{NODE_NBYTES}s")
-_CHALLENGE = struct.Struct(f"!8sI{NONCE_NBYTES}s32s")
+_HELLO = struct.Struct(f"!8s8sIII{TAG_NBYTES}s{NONCE_NBYTES}s{NODE_NBYTES}s")
+_CHALLENGE = struct.Struct(f"!8sI{TAG_NBYTES}s{NONCE_NBYTES}s32s")
 _PROOF = struct.Struct("!8s32s")
 _FRAME = struct.Struct("!8sBBiqqH")
-_TRANSCRIPT = struct.Struct(f"!8s8sIII{NODE_NBYTES}s{NONCE_NBYTES}s{NONCE_NBYTES}s")
+_TRANSCRIPT = struct.Struct(f"!8s8s8sIIII{TAG_NBYTES}s{NODE_NBYTES}s{NONCE_NBYTES}s{NONCE_NBYTES}s")
 _TEXT_NBYTES = 1024
 _UNKNOWN = -1
 
@@ -36,43 +40,52 @@ _ERRORS: tuple[type[Error], ...] = (Error, RankFailed, Timeout, Mismatch, Aborte
 class BadFrame(Exception):
     """A packet that is not what it should be; `version_differs`: it is another version's."""
 
-    def __init__(self, packet: bytes) -> None:
-        super().__init__(f"{len(packet)} bytes that are no frame of this protocol")
+    def __init__(self, packet: bytes, what: str = "") -> None:
+        super().__init__(what or f"{len(packet)} bytes that are no frame of this protocol")
         self.version_differs = packet[:7] == MAGIC[:7] and packet[7:8] != MAGIC[7:]
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a rank says of itself; only its proof makes it believed."""
+    """What a rank says of itself, whom it wants and what for; only its proof makes it believed."""
 
     rank: int
     nprocs: int
     nonce: bytes
     node: str
+    purpose: bytes = LOCAL
+    peer: int = 0
+    tag: bytes = bytes(TAG_NBYTES)
 
     def pack(self) -> bytes:
-        return _HELLO.pack(MAGIC, self.rank, self.nprocs, self.nonce, self.node.encode())
+        node = self.node.encode()
+        return _HELLO.pack(
+            MAGIC, self.purpose, self.rank, self.peer, self.nprocs, self.tag, self.nonce, node
+        )
 
     @classmethod
     def unpack(cls, packet: bytes) -> Hello:
-        rank, nprocs, nonce, node = _unpack(_HELLO, packet)
-        return cls(rank, nprocs, nonce, node.rstrip(b"\0").decode("utf-8", "replace"))
+        purpose, rank, peer, nprocs, tag, nonce, node = _unpack(_HELLO, packet)
+        text = node.rstrip(b"\0").decode("utf-8", "replace")
+        return cls(rank, nprocs, nonce, text, purpose.rstrip(b"\0"), peer, tag)
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """Rank 0's answer: its own number of ranks, a fresh nonce and its proof."""
+    """The answer to it: the number of ranks there, a fresh nonce, a proof, and which world it is."""
 
     nprocs: int
     nonce: bytes
     proof: bytes
+    tag: bytes = bytes(TAG_NBYTES)
 
     def pack(self) -> bytes:
-        return _CHALLENGE.pack(MAGIC, self.nprocs, self.nonce, self.proof)
+        return _CHALLENGE.pack(MAGIC, self.nprocs, self.tag, self.nonce, self.proof)
 
     @classmethod
     def unpack(cls, packet: bytes) -> Challenge:
-        return cls(*_unpack(_CHALLENGE, packet))
+        nprocs, tag, nonce, proof = _unpack(_CHALLENGE, packet)
+        return cls(nprocs, nonce, proof, tag)
 
 
 def pack_proof(proof: bytes) -> bytes:
@@ -87,7 +100,17 @@ def unpack_proof(packet: bytes) -> bytes:
 def prove(key: bytes, world_id: str, role: bytes, hello: Hello, nprocs: int, nonce: bytes) -> bytes:
     """HMAC-SHA256 over all that both sides said; `role` keeps one side's proof from serving the other."""
     transcript = _TRANSCRIPT.pack(
-        MAGIC, role, hello.rank, hello.nprocs, nprocs, hello.node.encode(), hello.nonce, nonce
+        MAGIC,
+        role,
+        hello.purpose,
+        hello.rank,
+        hello.peer,
+        hello.nprocs,
+        nprocs,
+        hello.tag,
+        hello.node.encode(),
+        hello.nonce,
+        nonce,
     )
     return hmac.digest(key, transcript + world_id.encode(), "sha256")
 
@@ -117,6 +140,13 @@ def pack_frame(kind: int, error: BaseException | None = None, rank: int = 0) -> 
         len(text),
     )
     return head + text
+
+
+def kind_of(packet: bytes) -> int:
+    """What kind of frame a proven rank sent."""
+    if len(packet) <= len(MAGIC) or packet[: len(MAGIC)] != MAGIC:
+        raise BadFrame(packet)
+    return packet[len(MAGIC)]
 
 
 def unpack_frame(packet: bytes) -> tuple[int, Error | None]:

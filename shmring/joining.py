@@ -1,6 +1,6 @@
 """From a world to a communicator: meet, and begin.
 
-May know: bootstrap, beginning, settings, comm.
+May know: bootstrap, beginning, comm, errors, settings.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 from .beginning import begin
 from .bootstrap import World, join, world_from_environment
 from .comm import Comm
+from .errors import Error
 from .settings import Settings
 
 
@@ -34,9 +35,14 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
         )
     elif rank is None:
         raise ValueError("a world needs this process' rank in it: shmring.init(world, rank=...)")
-    links = join(world, rank, timeout_s=timeout_s)
+    meeting = join(world, rank, timeout_s=timeout_s)
     try:
-        return Comm(*begin(links, settings, timeout_s))
+        if meeting.mesh is not None:
+            raise Error("a world of several nodes: this version of shmring cannot do that yet")
+        comm = Comm(*begin(meeting.links, settings, timeout_s))
+        if meeting.star is not None:
+            meeting.star.close()
+        return comm
     except BaseException:
-        links.close()
+        meeting.close()
         raise

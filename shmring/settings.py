@@ -22,6 +22,7 @@ ISAS = ("auto", "avx512", "avx2", "sse2", "neon", "scalar")  # as sr_kernels_isa
 MIN_KEY_CHARACTERS = 16
 MAX_RANKS = 4096  # SR_MAX_RANKS
 CACHE_LINE_NBYTES = 64
+DEFAULT_PORT = 21717  # below the ports that kernels give to outgoing connections
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Settings:
     size: int | None = None
     addr: str | None = None
     port: int | None = None
+    ports: tuple[int, int] | None = None  # first and last of those to listen on for ranks of other hosts
     key: bytes | None = field(default=None, repr=False)
     node: str | None = None
     timeout_s: float = 1800.0
@@ -61,6 +63,7 @@ class Settings:
             size=read("SHMRING_SIZE", _integer(1, MAX_RANKS), None),
             addr=read("SHMRING_ADDR", _text(256), None),
             port=read("SHMRING_PORT", _integer(1, 65535), None),
+            ports=read("SHMRING_PORTS", _range(1, 65535), None),
             key=_key(environ),
             node=read("SHMRING_NODE", _text(64), None),
             timeout_s=read("SHMRING_TIMEOUT", _seconds, 1800.0),
@@ -91,6 +94,31 @@ class Settings:
             )
 
 
+def parse_address(name: str, text: str) -> tuple[str, int]:
+    """(host, port) of "host:port", "host" or "[::1]:port"; ValueError says what is wrong with it."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is {text!r}; it must be a text such as 'host:{DEFAULT_PORT}'")
+    if text.startswith("["):
+        host, bracket, port = text[1:].partition("]")
+        is_whole = bool(bracket) and port[:1] in ("", ":")
+        port, has_port = port[1:], bool(port)
+    elif text.count(":") > 1:  # an IPv6 address without brackets has no room for a port
+        host, port, has_port, is_whole = text, "", False, True
+    else:
+        host, colon, port = text.partition(":")
+        has_port, is_whole = bool(colon), True
+    if not is_whole or not _is_host(host):
+        raise _wrong(name, text[:64], "'host:port', 'host' or '[IPv6 address]:port', the host of rank 0")
+    if host in ("0.0.0.0", "::"):
+        raise _wrong(name, text[:64], "an address of the host of rank 0, to which the others can connect")
+    return host, _integer(1, 65535)(f"the port in {name}", port) if has_port else DEFAULT_PORT
+
+
+def _is_host(text: str) -> bool:
+    allowed = text.isascii() and text.isprintable() and not any(letter in " /,@[]\\\"'" for letter in text)
+    return allowed and 1 <= len(text) <= 253
+
+
 def _wrong(name: str, text: str, allowed: str) -> ValueError:
     return ValueError(f"{name} is {text!r}; allowed: {allowed}")
 
@@ -100,6 +128,18 @@ def _integer(least: int, most: int) -> Callable[[str, str], int]:
         if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
             raise _wrong(name, text, f"a whole number from {least} to {most}")
         return int(text)
+
+    return parse
+
+
+def _range(least: int, most: int) -> Callable[[str, str], tuple[int, int]]:
+    def parse(name: str, text: str) -> tuple[int, int]:
+        first, _, last = text.partition("-")
+        if not all(end.isascii() and end.isdigit() for end in (first, last)) or not (
+            least <= int(first) <= int(last) <= most
+        ):
+            raise _wrong(name, text, f"first-last, such as 25000-25999, within {least} to {most}")
+        return int(first), int(last)
 
     return parse
 

@@ -1,4 +1,5 @@
-"""For the tests of meeting: ranks as threads or processes, strangers that knock. May know: bootstrap."""
+"""For the tests of meeting: ranks as threads or processes, strangers that knock. May know: bootstrap,
+neighbours."""
 
 import socket
 import subprocess
@@ -7,7 +8,7 @@ import textwrap
 import threading
 import time
 
-from shmring import bootstrap
+from shmring import neighbours
 from shmring.bootstrap import join, world
 
 
@@ -29,8 +30,9 @@ def in_threads(*functions):
     return outcomes
 
 
-def joining(meeting, rank, *, timeout_s=10.0, node=None):
-    return lambda: join(meeting, rank, timeout_s=timeout_s, node=node)
+def joining(meeting, rank, *, timeout_s=10.0, node=None, after_s=0.0):
+    """The links of a rank that joins a world of one host."""
+    return lambda: time.sleep(after_s) or join(meeting, rank, timeout_s=timeout_s, node=node).links
 
 
 def meet(nprocs):
@@ -65,7 +67,7 @@ def knock(meeting):
     while time.monotonic() < until:
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            stranger.connect(bootstrap._meeting_point(meeting))
+            stranger.connect(neighbours.meeting_point(meeting))
             return stranger
         except ConnectionRefusedError:
             stranger.close()

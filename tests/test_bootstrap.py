@@ -1,4 +1,5 @@
-"""Ranks meet: all of them, or one typed error for all. May know: bootstrap."""
+"""Ranks meet: all of them, or one typed error for all. May know: bootstrap, lines,
+neighbours."""
 
 import os
 import pickle
@@ -9,9 +10,11 @@ import time
 import pytest
 from meeting import close, in_threads, joining, meet, nothing, python, settle, soon
 
-from shmring import bootstrap, memory
+from shmring import bootstrap, memory, neighbours
 from shmring.bootstrap import World, join, world
 from shmring.errors import Error, Mismatch, Timeout
+from shmring.lines import Line
+from shmring.settings import DEFAULT_PORT, parse_address
 
 # --- World ---
 
@@ -50,9 +53,33 @@ def test_timeout_has_to_be_positive(timeout_s):
         join(world(2), 0, timeout_s=timeout_s)
 
 
-def test_worlds_of_several_hosts_are_refused_for_now():
-    with pytest.raises(Error, match="hosts"):
-        World(id="x", key=bytes(32), nprocs=2, address="10.0.0.1:5000")
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("node7:5000", "node7", 5000),
+        ("10.0.0.1", "10.0.0.1", DEFAULT_PORT),
+        ("[::1]:5000", "::1", 5000),
+        ("[fe80::1%eth0]", "fe80::1%eth0", DEFAULT_PORT),
+        ("::1", "::1", DEFAULT_PORT),
+    ],
+)
+def test_an_address_is_a_host_and_a_port(address, host, port):
+    assert world(2, address=address).address == address
+    assert parse_address("address", address) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", ":5000", "host:", "host:x", "host:0", "host:65536", "[::1", "[::1]5", "a b", "a/b", "0.0.0.0:1"],
+)
+def test_an_address_has_to_be_one(address):
+    with pytest.raises(ValueError, match="allowed: "):
+        world(2, address=address)
+
+
+def test_an_address_has_to_be_text():
+    with pytest.raises(TypeError, match="address is 5000"):
+        world(2, address=5000)
 
 
 # --- meeting ---
@@ -83,12 +110,12 @@ def test_processes_meet():
     code = """
         import pickle, sys, time
         from shmring.bootstrap import join
-        links = join(pickle.loads(bytes.fromhex(sys.argv[1])), 1, timeout_s=10)
+        links = join(pickle.loads(bytes.fromhex(sys.argv[1])), 1, timeout_s=10).links
         fd = links.broadcast_descriptor(None, check=lambda: None, deadline=time.monotonic() + 10)
         print(open(fd, "rb").read())
         """
     other = python(code, pickle.dumps(meeting).hex())
-    links = join(meeting, 0, timeout_s=10)
+    links = join(meeting, 0, timeout_s=10).links
     fd = memory.create(5, kind="memfd")
     os.pwrite(fd, b"hello", 0)
     assert links.broadcast_descriptor(fd, check=nothing, deadline=soon()) == fd
@@ -102,7 +129,7 @@ def test_nothing_is_in_the_file_system():
     before = set(os.listdir("."))
     meeting = world(2)
     links = in_threads(joining(meeting, 0), joining(meeting, 1))
-    name = bootstrap._meeting_point(meeting)[1:].decode()
+    name = neighbours.meeting_point(meeting)[1:].decode()
     with open("/proc/net/unix") as table:
         paths = [line.split()[7] for line in table if name in line]
     assert paths
@@ -113,7 +140,7 @@ def test_nothing_is_in_the_file_system():
 
 def test_the_name_of_the_meeting_point_does_not_show_the_id():
     meeting = world(2)
-    assert meeting.id.encode() not in bootstrap._meeting_point(meeting)
+    assert meeting.id.encode() not in neighbours.meeting_point(meeting)
 
 
 # --- failing to meet ---
@@ -134,9 +161,9 @@ def test_a_verdict_that_crosses_with_giving_up_is_heard():
     there.send(b"verdict")
     here.send(b"giving up")
     there.close()  # with something unread
-    guest = bootstrap._Guest(world(2), 1, "", time.monotonic() + 5, 5)
-    assert guest._receive(here, time.monotonic() + 5, 100) == b"verdict"
-    assert guest._receive(here, time.monotonic() + 5, 100) == b""
+    line = Line(here)
+    assert line.receive(100) == b"verdict"
+    assert line.receive(100) == b""
     here.close()
 
 
@@ -158,7 +185,7 @@ def test_another_key_is_an_error_there_and_does_not_disturb_the_rest():
     meeting = world(2)
     imposter = World(meeting.id, bytes(32), 2)
     host, wrong, right = in_threads(
-        joining(meeting, 0), joining(imposter, 1), lambda: time.sleep(0.3) or join(meeting, 1, timeout_s=10)
+        joining(meeting, 0), joining(imposter, 1), joining(meeting, 1, after_s=0.3)
     )
     assert type(wrong) is Error
     assert "another key" in str(wrong)
@@ -177,7 +204,7 @@ def test_ranks_that_disagree_about_nprocs_all_say_so():
     meeting = world(3)
     smaller = World(meeting.id, meeting.key, 2)
     errors = in_threads(
-        joining(meeting, 0), joining(meeting, 2), lambda: time.sleep(0.1) or join(smaller, 1, timeout_s=10)
+        joining(meeting, 0), joining(meeting, 2), joining(smaller, 1, after_s=0.1)
     )
     for error in errors:
         assert type(error) is Mismatch
@@ -197,7 +224,7 @@ def test_a_rank_that_comes_twice_ends_it_for_all():
 def test_two_rank_0():
     meeting = world(2)
     outcomes = in_threads(
-        joining(meeting, 0), joining(meeting, 0), lambda: time.sleep(0.2) or join(meeting, 1, timeout_s=10)
+        joining(meeting, 0), joining(meeting, 0), joining(meeting, 1, after_s=0.2)
     )
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     assert [type(error) for error in errors] == [Error]
@@ -224,7 +251,7 @@ def test_a_latecomer_to_a_world_that_has_met_is_told_at_once(rank, monkeypatch):
     close(links)
 
 
-def test_different_nodes_are_refused_for_now():
+def test_different_nodes_need_an_address():
     meeting = world(2)
     errors = in_threads(joining(meeting, 0, node="a"), joining(meeting, 1, node="b"))
     for error in errors:
@@ -266,7 +293,7 @@ def visitor(meeting, rank):
 
 def wait_for_connections(meeting, count):
     """Until so many connections to the meeting point stand."""
-    name = "@" + bootstrap._meeting_point(meeting)[1:].decode()
+    name = "@" + neighbours.meeting_point(meeting)[1:].decode()
     until = soon()
     while time.monotonic() < until:
         with open("/proc/net/unix") as table:

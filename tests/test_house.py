@@ -50,7 +50,18 @@ HOUSE = {
     "handshake": {"errors"},
     "links": {"errors", "handshake", "limits"},
     "launchers": {"settings"},
-    "bootstrap": {"errors", "handshake", "launchers", "limits", "links", "settings"},
+    "lines": {"handshake"},
+    "worlds": {"errors", "handshake", "lines", "settings"},
+    "doorman": {"errors", "handshake", "limits", "lines", "worlds"},
+    "guest": {"errors", "handshake", "lines", "worlds"},
+    "neighbours": {"doorman", "errors", "guest", "handshake", "limits", "lines", "links", "worlds"},
+    "nodes": {"handshake"},
+    "star": {"errors", "handshake", "lines"},
+    "rendezvous": {"doorman", "errors", "guest", "handshake", "limits", "lines", "nodes", "settings", "star"}
+    | {"worlds"},
+    "mesh": {"doorman", "errors", "guest", "handshake", "limits", "lines", "rendezvous", "worlds"},
+    "bootstrap": {"errors", "launchers", "links", "mesh", "neighbours", "nodes", "rendezvous", "settings"}
+    | {"star", "worlds"},
     # the engine
     "_kernels": {"kernels.h"},
     "_group": {"flag.h", "kernels.h", "layout.h", "schedule.h", "single_copy.h"},
@@ -99,7 +110,7 @@ HOUSE = {
     | {"_timeouts", "errors", "failures", "fusion", "liveness", "objects"},
     "comm": {"_engine", "_group", "_timeouts", "arrays", "collectives", "groups", "memory", "messages"}
     | {"objects", "shared"},
-    "joining": {"beginning", "bootstrap", "comm", "settings"},
+    "joining": {"beginning", "bootstrap", "comm", "errors", "settings"},
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),
     "trials": {"__init__"},

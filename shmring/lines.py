@@ -1,0 +1,178 @@
+"""Connections that carry frames whole: packets on a Unix socket, a length before each frame on TCP.
+
+Owns how many bytes are read before anything is known of who sends them. May know: handshake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from .handshake import BadFrame
+
+Check = Callable[[], None]
+Address = tuple[str, int] | tuple[str, int, int, int]  # as sockets have it, for IPv4 and IPv6
+
+SELECT_S = 60.0  # keeps timeouts inside what the selectors can take
+_LENGTH = struct.Struct("!H")
+_CUT_S = 20  # a link that carries nothing for so long is taken for cut
+_STUCK_S = 5.0  # a peer whose kernel takes nothing for so long is gone
+
+
+class Line:
+    """A non-blocking connection between two ranks, and what has come so far of its next frame."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self._is_stream = connection.type == socket.SOCK_STREAM
+        self._begun = bytearray()
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def send(self, frame: bytes) -> bool:
+        """Send a frame whole; False where the other side is gone."""
+        left = memoryview(_LENGTH.pack(len(frame)) + frame if self._is_stream else frame)
+        while left:
+            try:
+                left = left[self.connection.send(left) :]
+            except BlockingIOError:
+                if not self.wait(select.POLLOUT, _STUCK_S):
+                    return False
+            except OSError:
+                return False
+        return True
+
+    def receive(self, most_nbytes: int) -> bytes | None:
+        """The next frame; None where it is not whole yet, empty where the other side is gone.
+
+        Reads not a byte beyond that frame. BadFrame where it would be longer than `most_nbytes`.
+        """
+        if not self._is_stream:
+            return self._read(most_nbytes)
+        while True:
+            missing = self._missing_nbytes(most_nbytes)
+            if missing == 0:
+                frame = bytes(self._begun[_LENGTH.size :])
+                self._begun.clear()
+                return frame
+            piece = self._read(missing)
+            if not piece:
+                return piece
+            self._begun += piece
+
+    def await_frame(self, most_nbytes: int, deadline: float, look_s: float, check: Check) -> bytes | None:
+        """The next frame, as `receive` has it; None where the deadline passed."""
+        while True:
+            frame = self.receive(most_nbytes)
+            left_s = deadline - time.monotonic()
+            if frame is not None or left_s <= 0:
+                return frame
+            check()
+            self.wait(select.POLLIN, min(left_s, look_s))
+
+    def wait(self, event: int, timeout_s: float) -> bool:
+        """Whether the connection is ready in time (or broken, which the next call will tell)."""
+        poll = select.poll()
+        poll.register(self.connection, event)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _missing_nbytes(self, most_nbytes: int) -> int:
+        if len(self._begun) < _LENGTH.size:
+            return _LENGTH.size - len(self._begun)
+        (nbytes,) = _LENGTH.unpack_from(self._begun)
+        if not 1 <= nbytes <= most_nbytes:
+            raise BadFrame(bytes(self._begun), f"the length of a frame as {nbytes} bytes")
+        return int(_LENGTH.size + nbytes - len(self._begun))
+
+    def _read(self, nbytes: int) -> bytes | None:
+        try:
+            return self.connection.recv(nbytes)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            # The peer closed without having read all: Linux tells of that first, once, then its last word.
+            try:
+                return self.connection.recv(nbytes)
+            except OSError:
+                return b""
+        except OSError:
+            return b""
+
+
+def connect(
+    family: int, address: Address, deadline: float, look_s: float, check: Check
+) -> socket.socket | OSError:
+    """A TCP connection, non-blocking, or why there is none; what `check` raises is raised."""
+    with contextlib.ExitStack() as undo:
+        try:
+            new = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            new.setblocking(False)
+            code = new.connect_ex(address)
+        except OSError as error:
+            return error
+        poll = select.poll()
+        poll.register(new, select.POLLOUT)
+        while code == errno.EINPROGRESS:
+            left_s = deadline - time.monotonic()
+            if poll.poll(max(0.0, min(left_s, look_s)) * 1000):
+                code = new.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                break
+            if left_s <= 0:
+                code = errno.ETIMEDOUT
+            check()
+        if code == 0 and _has_met_itself(new):
+            code = errno.ECONNREFUSED
+        if code:
+            return OSError(code, os.strerror(code))
+        undo.pop_all()
+        return new
+
+
+def _has_met_itself(connection: socket.socket) -> bool:
+    """As happens on one host where nobody listens at a port that the kernel then gives to whoever asks."""
+    try:
+        return bool(connection.getsockname() == connection.getpeername())
+    except OSError:  # closed again: the next call on it will tell
+        return False
+
+
+def listen(family: int, address: Address, backlog: int) -> socket.socket:
+    """A listener at exactly this address, non-blocking; OSError says why there is none."""
+    new = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last world's connections may linger
+        if family == socket.AF_INET6:
+            new.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        new.setblocking(False)
+        new.bind(address)
+        new.listen(backlog)
+    except BaseException:
+        new.close()
+        raise
+    return new
+
+
+def watch_link(connection: socket.socket) -> None:
+    """Have a cut link, or a host that went down, surface as an error of the connection."""
+    options = {
+        # Silence alone is looked at every quarter of it; what was sent has to be acknowledged within it.
+        socket.TCP_KEEPIDLE: _CUT_S // 4,
+        socket.TCP_KEEPINTVL: _CUT_S // 4,
+        socket.TCP_KEEPCNT: 3,
+        socket.TCP_USER_TIMEOUT: _CUT_S * 1000,
+    }
+    with contextlib.suppress(OSError):  # best effort: without them the deadline tells
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in options.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)

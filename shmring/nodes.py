@@ -1,0 +1,158 @@
+"""Which ranks share a host, where each listens for the others, and what they tell each other of it.
+
+A node is what can share memory: ranks of one kernel, namespaces and user. May know: handshake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from . import handshake
+from .handshake import BadFrame
+
+_KIND = struct.Struct("!8sB")
+_ENDPOINT = struct.Struct("!B16sH")  # 4 or 6, address, port
+_PAGE = struct.Struct("!8sBHH")  # magic, kind, first rank, how many
+_ROW = struct.Struct("!H" + _ENDPOINT.format[1:])  # node, endpoint
+_PAGE_ROWS = (handshake.FRAME_NBYTES - _PAGE.size) // _ROW.size
+_FAMILIES = {4: (socket.AF_INET, 4), 6: (socket.AF_INET6, 16)}  # family, bytes of an address
+
+
+class Endpoint(NamedTuple):
+    """Where a rank listens: a numeric address and a port."""
+
+    host: str
+    port: int
+
+
+class Row(NamedTuple):
+    """What rank 0's table says of a rank."""
+
+    node: int
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands: among all ranks, and among those of its node."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    num_nodes: int
+    ranks_of_node: tuple[tuple[int, ...], ...]
+
+
+def place_of(rank: int, nodes: Sequence[int]) -> Place:
+    """The place of `rank`, where `nodes` holds every rank's node."""
+    ranks_of_node: list[list[int]] = [[] for _ in range(max(nodes) + 1)]
+    for other, node in enumerate(nodes):
+        ranks_of_node[node].append(other)
+    own = ranks_of_node[nodes[rank]]
+    return Place(
+        rank,
+        len(nodes),
+        own.index(rank),
+        len(own),
+        nodes[rank],
+        len(ranks_of_node),
+        tuple(map(tuple, ranks_of_node)),
+    )
+
+
+def number(identities: Sequence[str]) -> list[int]:
+    """Every rank's node, by the nodes' identities: numbered in the order of their lowest ranks."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(identity, len(numbers)) for identity in identities]
+
+
+def identity(name: str) -> str:
+    """A text that ranks have in common exactly if they can share memory, and were given the same name."""
+    parts = (
+        _read("/proc/sys/kernel/random/boot_id"),
+        _inode("/proc/self/ns/net"),  # they meet on an abstract Unix socket
+        _inode("/proc/self/ns/pid"),  # they watch each other by pid
+        str(os.geteuid()),
+        name,
+    )
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def pack_endpoint(endpoint: Endpoint) -> bytes:
+    """What a rank tells rank 0 once it is believed."""
+    return _KIND.pack(handshake.MAGIC, handshake.ENDPOINT) + _ENDPOINT.pack(*_packed(endpoint))
+
+
+def unpack_endpoint(packet: bytes) -> Endpoint:
+    if len(packet) != _KIND.size + _ENDPOINT.size or handshake.kind_of(packet) != handshake.ENDPOINT:
+        raise BadFrame(packet)
+    return _unpacked(packet, *_ENDPOINT.unpack_from(packet, _KIND.size))
+
+
+def pack_table(rows: Sequence[Row]) -> list[bytes]:
+    """Rank 0's table of all ranks, as the frames that carry it."""
+    pages = []
+    for first in range(0, len(rows), _PAGE_ROWS):
+        some = rows[first : first + _PAGE_ROWS]
+        head = _PAGE.pack(handshake.MAGIC, handshake.TABLE, first, len(some))
+        pages.append(head + b"".join(_ROW.pack(row.node, *_packed(row.endpoint)) for row in some))
+    return pages
+
+
+def unpack_page(packet: bytes, rows: Sequence[Row], nprocs: int) -> list[Row]:
+    """The table's next rows: those that follow `rows`, of `nprocs` in all."""
+    if len(packet) < _PAGE.size or handshake.kind_of(packet) != handshake.TABLE:
+        raise BadFrame(packet)
+    _, _, first, count = _PAGE.unpack_from(packet)
+    fits = len(packet) == _PAGE.size + count * _ROW.size and 1 <= count <= nprocs - len(rows)
+    if first != len(rows) or not fits:
+        raise BadFrame(packet, f"a page of {count} ranks from rank {first} on, which is out of turn")
+    page = []
+    num_nodes = max((row.node for row in rows), default=-1) + 1
+    for node, *endpoint in _ROW.iter_unpack(packet[_PAGE.size :]):
+        if node > num_nodes:  # they are numbered by their lowest ranks
+            raise BadFrame(packet, f"a table with node {node} before node {num_nodes}")
+        num_nodes = max(num_nodes, node + 1)
+        page.append(Row(node, _unpacked(packet, *endpoint)))
+    return page
+
+
+def _packed(endpoint: Endpoint) -> tuple[int, bytes, int]:
+    version = 6 if ":" in endpoint.host else 4
+    host = endpoint.host.partition("%")[0]  # its interface means something on its own host only
+    return version, socket.inet_pton(_FAMILIES[version][0], host), endpoint.port
+
+
+def _unpacked(packet: bytes, version: int, address: bytes, port: int) -> Endpoint:
+    if version not in _FAMILIES:
+        raise BadFrame(packet, f"an address of IP version {version}")
+    family, nbytes = _FAMILIES[version]
+    return Endpoint(socket.inet_ntop(family, address[:nbytes]), port)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return _unknown(path)
+
+
+def _inode(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return _unknown(path)
+
+
+def _unknown(path: str) -> str:
+    # Where a part cannot be seen the hosts' names have to tell them apart.
+    return f"{path} of {socket.gethostname()}"
