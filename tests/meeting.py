@@ -1,6 +1,8 @@
 """For the tests of meeting: ranks as threads or processes, strangers that knock. May know: bootstrap,
-neighbours."""
+handshake, lines, neighbours, settings."""
 
+import contextlib
+import random
 import socket
 import subprocess
 import sys
@@ -8,8 +10,11 @@ import textwrap
 import threading
 import time
 
-from shmring import neighbours
+from shmring import handshake, neighbours
 from shmring.bootstrap import join, world
+from shmring.handshake import Challenge
+from shmring.lines import Line
+from shmring.settings import parse_address
 
 
 def in_threads(*functions):
@@ -82,3 +87,52 @@ def python(code, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def free_port():
+    """A port on which nobody listens, below those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def world_at(nprocs, host="127.0.0.1"):
+    """A world of several nodes."""
+    return world(nprocs, address=f"{host}:{free_port()}")
+
+
+def coming(meeting, rank, *, node=None, timeout_s=20.0, after_s=0.0):
+    """A rank that joins a world; nodes are told apart by their names."""
+    return lambda: time.sleep(after_s) or join(meeting, rank, timeout_s=timeout_s, node=node)
+
+
+def meet_on(nodes, meeting=None, **how):
+    """What every rank has or raised once those of a new world have met; rank r is on node nodes[r]."""
+    meeting = meeting or world_at(len(nodes))
+    return in_threads(*(coming(meeting, rank, node=node, **how) for rank, node in enumerate(nodes)))
+
+
+def dial(meeting):
+    """A stranger's line to rank 0 over TCP, as soon as that listens."""
+    until = soon()
+    while time.monotonic() < until:
+        with contextlib.suppress(ConnectionRefusedError):
+            return Line(socket.create_connection(parse_address("address", meeting.address), timeout=10))
+        time.sleep(0.005)
+    raise AssertionError("rank 0 does not listen")
+
+
+def answer(line, most_nbytes=4096):
+    """The next frame on a line; empty where the other side hung up."""
+    return line.await_frame(most_nbytes, soon(), 1.0, nothing)
+
+
+def prove(line, attempt, peer, purpose):
+    """Prove to be the attempt's rank, as a guest does; the frame that follows."""
+    hello = attempt.hello(peer, purpose)
+    line.send(hello.pack())
+    challenge = Challenge.unpack(answer(line))
+    line.send(handshake.pack_proof(attempt.prove(b"guest", hello, challenge.nprocs, challenge.nonce)))
+    return answer(line)

@@ -1,0 +1,500 @@
+"""Ranks of several nodes meet over TCP: all of them, or one typed error for all.
+
+Ranks are threads on loopback that say they are on different nodes. May know: bootstrap, handshake, joining,
+lines, nodes.
+"""
+
+import os
+import pickle
+import random
+import socket
+import threading
+import time
+
+import pytest
+from meeting import (
+    answer,
+    close,
+    coming,
+    dial,
+    free_port,
+    in_threads,
+    meet_on,
+    nothing,
+    python,
+    settle,
+    soon,
+    world_at,
+)
+
+import shmring
+from shmring import bootstrap, handshake, joining, memory, nodes
+from shmring.bootstrap import World, join, world
+from shmring.errors import Aborted, Error, Mismatch, RankFailed, Timeout
+from shmring.lines import Line
+
+# --- meeting ---
+
+
+def reach_each_other(meetings):
+    """Each connection of the mesh leads to the rank and serves the purpose that it says."""
+    for meeting in meetings:
+        for purpose in ("data", "mail"):
+            for rank, connection in getattr(meeting.mesh, purpose).items():
+                connection.send(f"{purpose} from {meeting.place.rank} to {rank}\n".encode())
+    for meeting in meetings:
+        for purpose in ("data", "mail"):
+            for rank, connection in getattr(meeting.mesh, purpose).items():
+                assert connection.gettimeout() == 0
+                connection.settimeout(10)
+                assert connection.recv(100).decode() == f"{purpose} from {rank} to {meeting.place.rank}\n"
+
+
+@pytest.mark.parametrize("names", ["ab", "aab", "aba", "abc", "aabccc", "cabcac", "ababababab"])
+def test_all_ranks_meet_and_know_their_place(names):
+    meetings = meet_on(names)
+    order = sorted(set(names), key=names.index)
+    by_node = tuple(tuple(r for r, name in enumerate(names) if name == node) for node in order)
+    for rank, meeting in enumerate(meetings):
+        neighbours = by_node[order.index(names[rank])]
+        assert meeting.place == nodes.Place(
+            rank=rank,
+            size=len(names),
+            local_rank=neighbours.index(rank),
+            local_size=len(neighbours),
+            node=order.index(names[rank]),
+            num_nodes=len(order),
+            ranks_of_node=by_node,
+        )
+        assert (meeting.links.rank, meeting.links.size) == (neighbours.index(rank), len(neighbours))
+        others = set(range(len(names))) - set(neighbours)
+        assert set(meeting.mesh.data) == set(meeting.mesh.mail) == others
+    reach_each_other(meetings)
+    close(meetings)
+
+
+def test_the_links_of_a_node_are_its_own():
+    meetings = meet_on("abab")
+    fds = {rank: memory.create(4096 * (rank + 1), kind="memfd") for rank in (0, 1)}
+    got = in_threads(
+        *(
+            lambda rank=rank, meeting=meeting: meeting.links.broadcast_descriptor(
+                fds.get(rank), check=nothing, deadline=soon()
+            )
+            for rank, meeting in enumerate(meetings)
+        )
+    )
+    assert [os.fstat(fd).st_size for fd in got] == [4096, 8192, 4096, 8192]
+    for fd in set(got):
+        os.close(fd)
+    close(meetings)
+
+
+def test_in_whatever_order_they_come():
+    meeting, names = world_at(6), "abcabc"
+    waits = [at * 0.05 for at in range(6)]
+    random.shuffle(waits)
+    ranks = [coming(meeting, rank, node=names[rank], after_s=waits[rank]) for rank in range(6)]
+    meetings = in_threads(*ranks)
+    reach_each_other(meetings)
+    close(meetings)
+
+
+def test_over_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("needs IPv6")
+    meetings = meet_on("aba", world_at(3, host="[::1]"))
+    assert {c.family for m in meetings for c in m.mesh.data.values()} == {socket.AF_INET6}
+    reach_each_other(meetings)
+    close(meetings)
+
+
+def test_by_name():
+    close(meet_on("ab", world_at(2, host="localhost")))
+
+
+def test_all_on_one_node_is_as_without_an_address():
+    meetings = meet_on("aaa")
+    for rank, meeting in enumerate(meetings):
+        assert meeting.mesh is None
+        assert (meeting.links.rank, meeting.links.size) == (rank, 3)
+        assert meeting.place.ranks_of_node == ((0, 1, 2),)
+    close(meetings)
+    meeting = world_at(2)
+    comms = in_threads(*(lambda rank=rank: shmring.init(meeting, rank, timeout=20) for rank in range(2)))
+    in_threads(*(comm.barrier for comm in comms))
+    close(comms)
+
+
+def test_without_an_address_there_is_no_tcp(monkeypatch):
+    monkeypatch.setattr(bootstrap.rendezvous, "meet", None)
+    meetings = meet_on("aa", world(2))
+    assert [(meeting.mesh, meeting.star) for meeting in meetings] == [(None, None)] * 2
+    assert meetings[1].place.ranks_of_node == ((0, 1),)
+    close(meetings)
+
+
+def test_a_world_of_one_needs_nobody():
+    with_address = join(world_at(1), 0, timeout_s=5)
+    assert with_address.place.size == 1
+    assert (with_address.mesh, with_address.star) == (None, None)
+    with_address.close()
+
+
+def test_a_communicator_of_several_nodes_is_refused_for_now(monkeypatch):
+    monkeypatch.setattr(joining, "join", lambda world, rank, **how: join(world, rank, node=str(rank), **how))
+    meeting, before = world_at(2), len(os.listdir("/proc/self/fd"))
+    errors = in_threads(*(lambda rank=rank: shmring.init(meeting, rank, timeout=20) for rank in range(2)))
+    assert ["cannot do that yet" in str(error) for error in errors] == [True, True]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_meeting_is_closed_as_often_as_one_likes():
+    meetings = meet_on("aba")
+    close(meetings)
+    close(meetings)
+    assert [meeting.mesh.data for meeting in meetings] == [{}, {}, {}]
+
+
+def test_worlds_follow_each_other_on_one_port():
+    port = free_port()
+    worlds = [world(3, address=f"127.0.0.1:{port}") for _ in range(5)]
+
+    def rank_of_all(rank):
+        met = []
+        for meeting in worlds:
+            met.append(join(meeting, rank, timeout_s=30, node=str(rank % 2)))
+        return met
+
+    by_rank = in_threads(*(lambda rank=rank: rank_of_all(rank) for rank in range(3)))
+    for meetings in zip(*by_rank, strict=True):
+        assert [meeting.place.rank for meeting in meetings] == [0, 1, 2]
+        close(meetings)
+
+
+def test_a_rank_that_comes_too_early_waits_for_its_own_world():
+    port = free_port()
+    first, second = (world(2, address=f"127.0.0.1:{port}") for _ in range(2))
+    outcomes = in_threads(
+        coming(first, 0, node="a"),
+        coming(second, 1, node="b"),  # finds rank 0 of the first world first
+        lambda: settle() or join(first, 1, timeout_s=20, node="b"),
+        lambda: settle() or settle() or join(second, 0, timeout_s=20, node="a"),
+    )
+    assert [outcome.place.rank for outcome in outcomes] == [0, 1, 1, 0]
+    close(outcomes)
+
+
+def test_nobody_listens_any_more_when_all_have_met():
+    meeting = world_at(2)
+    meetings = meet_on("ab", meeting)
+    for connection in meetings[1].mesh.data.values():
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(connection.getpeername(), timeout=5)
+    close(meetings)
+
+
+def test_own_listeners_use_the_ports_that_are_allowed(monkeypatch):
+    port = free_port()
+    monkeypatch.setenv("SHMRING_PORTS", f"{port}-{port + 20}")
+    meetings = meet_on("abc")
+    (connection,) = [c for rank, c in meetings[2].mesh.data.items() if rank == 1]
+    assert port <= connection.getpeername()[1] <= port + 20
+    close(meetings)
+
+
+def test_no_port_left_is_an_error_for_all(monkeypatch):
+    with socket.socket() as holder:
+        port = free_port()
+        holder.bind(("127.0.0.1", port))
+        holder.listen()
+        monkeypatch.setenv("SHMRING_PORTS", f"{port}-{port}")
+        errors = meet_on("ab")
+    assert type(errors[1]) is Error
+    assert f"all of SHMRING_PORTS={port}-{port} are taken" in str(errors[1])
+    assert type(errors[0]) is RankFailed
+    assert errors[0].rank == 1
+
+
+# --- failing to meet ---
+
+
+def test_missing_ranks_are_named_to_all():
+    meeting = world_at(4)
+    errors = in_threads(*(coming(meeting, rank, node=str(rank), timeout_s=1.5) for rank in (0, 2)))
+    for error in errors:
+        assert type(error) is Timeout
+        assert "ranks 1, 3 of 4 did not come" in str(error)
+        assert error.rank == 1
+
+
+def test_a_rank_that_gives_up_first_takes_the_others_with_it():
+    meeting = world_at(3)
+    errors = in_threads(
+        coming(meeting, 0, node="a", timeout_s=100), coming(meeting, 1, node="b", timeout_s=0.5)
+    )
+    for error in errors:
+        assert type(error) is Timeout
+        assert "rank 2 of 3 did not come while rank 1 would wait" in str(error)
+
+
+def test_rank_0_missing_is_named_with_the_address():
+    meeting = world_at(2)
+    with pytest.raises(Timeout, match=r"rank 0 of 2 did not come to 127\.0\.0\.1:\d+ .*refused") as caught:
+        join(meeting, 1, timeout_s=0.3)
+    assert caught.value.rank == 0
+
+
+def test_an_unknown_name_is_said(monkeypatch):
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    meeting = world(2, address="no-such-host.invalid")
+    with pytest.raises(Timeout, match="name is not known here"):
+        join(meeting, 1, timeout_s=0.2)
+    with pytest.raises(Error, match="name is not known here") as caught:
+        join(meeting, 0, timeout_s=100)
+    assert type(caught.value) is Error
+
+
+def test_an_address_of_another_host_is_said_at_once():
+    meeting = world(2, address="192.0.2.1:5000")  # for documentation: nobody's
+    with pytest.raises(Error, match="no address of this host: give the address of the host") as caught:
+        join(meeting, 0, timeout_s=100)
+    assert type(caught.value) is Error
+
+
+def test_a_port_that_is_taken_is_said_at_once():
+    meeting = world_at(2)
+    with socket.socket() as holder:
+        holder.bind(bootstrap.rendezvous.parse_address("address", meeting.address))
+        holder.listen()
+        with pytest.raises(Error, match="is taken, by another program or job: choose another"):
+            join(meeting, 0, timeout_s=100)
+
+
+def test_a_name_that_is_loopback_only_here_is_warned_of(caplog):
+    bootstrap.rendezvous._warn_of_loopback("node7:5000", "127.0.1.1")
+    assert "node7 is 127.0.1.1 here, which no other host can reach" in caplog.text
+    caplog.clear()
+    bootstrap.rendezvous._warn_of_loopback("localhost:5000", "127.0.0.1")
+    bootstrap.rendezvous._warn_of_loopback("node7:5000", "10.0.0.7")
+    assert not caplog.text
+
+
+def test_another_key_is_an_error_there_and_does_not_disturb_the_rest():
+    meeting = world_at(2)
+    imposter = World(meeting.id, bytes(32), 2, meeting.address)
+    host, wrong, right = in_threads(
+        coming(meeting, 0, node="a"),
+        coming(imposter, 1, node="b"),
+        coming(meeting, 1, node="b", after_s=0.3),
+    )
+    assert type(wrong) is Error
+    assert "another key" in str(wrong)
+    close([host, right])
+
+
+def test_a_guest_does_not_believe_a_rank_0_with_another_key():
+    meeting = world_at(2)
+    imposter = World(meeting.id, bytes(32), 2, meeting.address)
+    host, guest = in_threads(coming(imposter, 0, node="a", timeout_s=1), coming(meeting, 1, node="b"))
+    assert type(guest) is Error
+    assert "another key" in str(guest)
+    assert type(host) is Timeout
+
+
+def listening(meeting, speak):
+    """Somebody else at the world's address, who speaks to whoever comes first."""
+
+    def serve():
+        with socket.create_server(bootstrap.rendezvous.parse_address("address", meeting.address)) as server:
+            connection, _ = server.accept()
+            line = Line(connection)
+            speak(line)
+            answer(line)  # until it hangs up
+            line.close()
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (b"\0\x0cshmring\x07more", "another version of shmring"),
+        (b"\0\x08" + handshake.MAGIC, "another version of shmring"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "choose another port"),
+        (b"\0\x05hello", "choose another port"),
+    ],
+)
+def test_what_answers_in_rank_0s_place_is_said(words, says):
+    meeting = world_at(2)
+    _, error = in_threads(
+        listening(meeting, lambda line: line.connection.send(words)), coming(meeting, 1, after_s=0.1)
+    )
+    assert type(error) is Error
+    assert says in str(error)
+
+
+def test_a_guest_of_another_version_is_told():
+    meeting = world_at(2)
+
+    def other_version():
+        line = dial(meeting)
+        line.send(b"shmring\x02" + bytes(100))
+        said = answer(line)
+        line.close()
+        return said
+
+    host, said = in_threads(coming(meeting, 0, timeout_s=1), other_version)
+    assert said == handshake.MAGIC
+    assert type(host) is Timeout
+
+
+def test_ranks_that_disagree_about_nprocs_all_say_so():
+    meeting = world_at(3)
+    smaller = World(meeting.id, meeting.key, 2, meeting.address)
+    errors = in_threads(
+        coming(meeting, 0, node="a"),
+        coming(meeting, 2, node="b"),
+        coming(smaller, 1, node="c", after_s=0.2),
+    )
+    for error in errors:
+        assert type(error) is Mismatch
+        assert error.rank == 1
+
+
+def test_a_rank_that_comes_twice_ends_it_for_all():
+    meeting = world_at(3)
+    errors = in_threads(*(coming(meeting, rank, node=str(rank)) for rank in (0, 1, 1)))
+    for error in errors:
+        assert type(error) is Error
+        assert "rank 1 joined twice" in str(error)
+
+
+def test_a_failed_meeting_closes_everything():
+    before = len(os.listdir("/proc/self/fd"))
+    meeting = world_at(3)
+    in_threads(*(coming(meeting, rank, node=str(rank), timeout_s=0.5) for rank in (0, 1)))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_waiting_costs_no_cpu():
+    meeting = world_at(3)
+    begin = time.process_time()
+    in_threads(*(coming(meeting, rank, node=str(rank), timeout_s=1.5) for rank in (0, 1)))
+    assert time.process_time() - begin < 0.5
+
+
+# --- failing in the middle ---
+
+
+@pytest.fixture
+def weaving(monkeypatch):
+    """Have something happen on one rank where it would connect to other nodes."""
+
+    def on(rank, action):
+        weave = bootstrap.weave
+
+        def instead(attempt, found):
+            if attempt.rank == rank:
+                action(attempt, found)
+            return weave(attempt, found)
+
+        monkeypatch.setattr(bootstrap, "weave", instead)
+
+    return on
+
+
+def raising(error):
+    def action(attempt, found):
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize("rank", [0, 1, 4])
+@pytest.mark.parametrize("kind", [Error, Timeout, Mismatch])
+def test_what_one_rank_raises_all_raise(weaving, rank, kind):
+    weaving(rank, raising(kind("no luck here", rank=rank)))
+    errors = meet_on("ababc", timeout_s=100)
+    for error in errors:
+        assert type(error) is kind
+        assert str(error) == "no luck here"
+        assert error.rank == rank
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_what_is_no_error_of_ours_is_told_as_giving_up(weaving, rank):
+    weaving(rank, raising(KeyboardInterrupt()))
+    errors = meet_on("aba", timeout_s=100)
+    assert type(errors.pop(rank)) is KeyboardInterrupt
+    for error in errors:
+        assert type(error) is Aborted
+        assert f"rank {rank} gave up: KeyboardInterrupt" in str(error)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_that_ends_in_the_middle_is_named_to_all(weaving, rank):
+    def end(attempt, found):
+        found.star.close()
+        found.listener.close()
+        raise SystemExit
+
+    weaving(rank, end)
+    errors = meet_on("abc", timeout_s=100)
+    assert type(errors.pop(rank)) is SystemExit
+    for error in errors:
+        assert type(error) is RankFailed
+        assert error.rank == rank
+        assert f"rank {rank} ended while the ranks were meeting" in str(error)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_there_is_one_deadline_for_everything(weaving, rank):
+    weaving(rank, lambda attempt, found: attempt.pause(100))  # at most to its end
+    begin = time.monotonic()
+    errors = meet_on("abc", timeout_s=1.0)
+    assert time.monotonic() - begin < 10
+    assert {type(error) for error in errors} == {Timeout}
+    assert len(set(map(str, errors))) == 1
+
+
+def test_ranks_that_fail_at_once_raise_the_same(monkeypatch):
+    together = threading.Barrier(4)
+
+    def fail(attempt, found):
+        together.wait(timeout=30)
+        raise Error(f"rank {attempt.rank}'s own reason", rank=attempt.rank)
+
+    monkeypatch.setattr(bootstrap, "weave", fail)
+    errors = meet_on("abcd")
+    assert len(set(map(str, errors))) == 1
+
+
+JOIN = """
+    import pickle, sys
+    from shmring.bootstrap import join
+    try:
+        join(pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2]), timeout_s=100, node=sys.argv[2])
+    except Exception as error:
+        print(type(error).__name__, error.rank, error, flush=True)
+    """
+
+
+@pytest.mark.parametrize("doomed", [0, 2])
+def test_a_rank_killed_while_ranks_meet_is_named_to_all(doomed):
+    meeting = world_at(4)
+    processes = {rank: python(JOIN, pickle.dumps(meeting).hex(), str(rank)) for rank in (0, 1, 2)}
+    dial(meeting).close()
+    for _ in range(3):  # to be in takes a moment
+        settle()
+    processes[doomed].kill()
+    for rank, process in processes.items():
+        out, err = process.communicate(timeout=50)
+        if rank != doomed:
+            assert out.startswith(f"RankFailed {doomed} rank {doomed} ended".encode()), err

@@ -1,0 +1,86 @@
+"""All agree over the star, or all raise the same. May know: handshake, lines, star."""
+
+import socket
+import time
+
+import pytest
+from meeting import close, in_threads, settle, soon
+
+from shmring import handshake
+from shmring.errors import Error, Mismatch, RankFailed, Timeout
+from shmring.lines import Line
+from shmring.star import Star
+
+
+def stars(size):
+    """A star of TCP connections."""
+    ends = [[], []]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(size - 1):
+            ends[0].append(Line(socket.create_connection(server.getsockname())))
+            ends[1].append(Line(server.accept()[0]))
+    guests = [Star(rank, size, {0: line}) for rank, line in enumerate(ends[0], 1)]
+    return [Star(0, size, dict(enumerate(ends[1], 1))), *guests]
+
+
+def readying(star, error=None, within_s=10.0):
+    return lambda: star.all_ready(error, deadline=time.monotonic() + within_s)
+
+
+def test_all_are_ready_as_often_as_they_like():
+    ranks = stars(4)
+    for _ in range(20):
+        assert in_threads(*map(readying, ranks)) == [None] * 4
+    close(ranks)
+    ranks[0].close()
+
+
+def test_one_that_cannot_tells_all():
+    ranks = stars(3)
+    reasons = [None, Mismatch("differs", rank=1), None]
+    outcomes = in_threads(*map(readying, ranks, reasons))
+    assert [(type(error), str(error), error.rank) for error in outcomes] == [(Mismatch, "differs", 1)] * 3
+    close(ranks)
+
+
+def test_one_that_never_is_ready_is_named_to_all():
+    ranks = stars(3)
+    outcomes = in_threads(readying(ranks[0], within_s=0.5), readying(ranks[1], within_s=0.5))
+    for error in outcomes:
+        assert type(error) is Timeout
+        assert error.rank == 2
+    close(ranks)
+
+
+def test_one_that_has_gone_is_named_to_all():
+    ranks = stars(3)
+    ranks[2].close()
+    outcomes = in_threads(readying(ranks[0]), readying(ranks[1]))
+    for error in outcomes:
+        assert type(error) is RankFailed
+        assert error.rank == 2
+    close(ranks)
+
+
+@pytest.mark.parametrize("frame", [b"x" * 50, handshake.pack_frame(handshake.GIVING_UP)])
+def test_what_is_out_of_turn_is_an_error(frame):
+    ranks = stars(2)
+    ranks[1]._lines[0].send(frame)
+    with pytest.raises(Error, match="rank 1 sent"):
+        ranks[0].all_ready(deadline=soon())
+    close(ranks)
+
+
+def test_a_look_costs_nothing_and_sees_what_came():
+    ranks = stars(3)
+    for rank in ranks:
+        rank.check()
+    ranks[2]._lines[0].send(handshake.pack_frame(handshake.READY))  # it may be ahead
+    settle()
+    ranks[0].check()
+    ranks[1].close()
+    settle()
+    with pytest.raises(RankFailed) as caught:
+        ranks[0].check()
+    assert caught.value.rank == 1
+    close(ranks)
