@@ -21,6 +21,7 @@ Address = tuple[str, int] | tuple[str, int, int, int]  # as sockets have it, for
 
 SELECT_S = 60.0  # keeps timeouts inside what the selectors can take
 _LENGTH = struct.Struct("!H")
+_BACKLOG = 1024  # the kernel's queue: ranks behind a flood keep their place in it
 _CUT_S = 20  # a link that carries nothing for so long is taken for cut
 _STUCK_S = 5.0  # a peer whose kernel takes nothing for so long is gone
 
@@ -147,7 +148,7 @@ def _has_met_itself(connection: socket.socket) -> bool:
         return False
 
 
-def listen(family: int, address: Address, backlog: int) -> socket.socket:
+def listen(family: int, address: Address) -> socket.socket:
     """A listener at exactly this address, non-blocking; OSError says why there is none."""
     new = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -156,7 +157,7 @@ def listen(family: int, address: Address, backlog: int) -> socket.socket:
             new.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         new.setblocking(False)
         new.bind(address)
-        new.listen(backlog)
+        new.listen(_BACKLOG)
     except BaseException:
         new.close()
         raise

@@ -133,7 +133,7 @@ class _Acceptor:
         self._doorman.close()
 
     def _take_in(self, hello: Hello, line: Line) -> None:
-        if (hello.rank, hello.purpose) not in self._awaited:
+        if hello.nprocs != self._place.size or (hello.rank, hello.purpose) not in self._awaited:
             raise Refused(self._objection(hello))
         self._awaited.remove((hello.rank, hello.purpose))
         self._mesh.add(hello.rank, hello.purpose, line.connection)

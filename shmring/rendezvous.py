@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from . import handshake, nodes
-from .doorman import Reception, ended, most_strangers
+from .doorman import Reception, ended
 from .errors import Error, Timeout
 from .guest import Guest
 from .handshake import BadFrame, Hello
@@ -229,7 +229,7 @@ def _listen_at_address(attempt: Attempt) -> socket.socket:
         ) from error
     for family, where in known:
         try:
-            listener = listen(family, where, min(most_strangers(attempt.world.nprocs), 4096))
+            listener = listen(family, where)
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 continue
@@ -265,7 +265,7 @@ def _listen_nearby(family: int, own: Address, ports: tuple[int, int] | None) -> 
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
         try:
-            return listen(family, (own[0], port, *own[2:]), 4096)
+            return listen(family, (own[0], port, *own[2:]))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise explain(error, f"listening at {own[0]} for other ranks") from error

@@ -1,0 +1,443 @@
+"""Over TCP nobody gets in without the key, strangers cost little, and each is counted in the log.
+
+May know: bootstrap, doorman, handshake, lines, mesh, nodes, rendezvous, worlds.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+import resource
+import socket
+import time
+import tracemalloc
+
+import pytest
+from meeting import (
+    answer,
+    close,
+    coming,
+    dial,
+    in_threads,
+    prove,
+    python,
+    settle,
+    world_at,
+)
+
+from shmring import doorman, handshake, lines, nodes
+from shmring.errors import Timeout
+from shmring.handshake import DATA, LOCAL, MAIL, STAR, BadFrame, Challenge, Hello
+from shmring.lines import Line
+from shmring.mesh import Mesh, _Acceptor, _Caller
+from shmring.nodes import Endpoint
+from shmring.rendezvous import Found
+from shmring.worlds import Attempt, World, world
+
+
+def attempt_of(meeting, rank, **how):
+    return Attempt(meeting, rank, "a" * 64, 20.0, time.monotonic() + 20.0, **how)
+
+
+@pytest.fixture
+def turned_away(caplog):
+    """What the log says at the end: how many of each kind."""
+    caplog.set_level(logging.INFO, "shmring")
+
+    def kinds():
+        counts = collections.Counter()
+        for found in re.findall(r"turned away \d+ connections in all \((.*)\)", caplog.text):
+            for kind, count in (pair.split(": ") for pair in found.split(", ")):
+                counts[kind] += int(count)
+        return counts
+
+    return kinds
+
+
+def hosting(meeting, *intruders, then=1):
+    """Rank 0 and rank 1 meet on two nodes after the intruders have come; what these had for an answer."""
+
+    def intrude():
+        said = [intruder() for intruder in intruders]
+        time.sleep(0.1)
+        return said, coming(meeting, then, node="b")()
+
+    host, (said, guest) = in_threads(coming(meeting, 0, node="a"), intrude)
+    close([host, guest])
+    return said
+
+
+def saying(meeting, words, *, and_hang_up=False):
+    """Somebody who says some bytes; what the answer is, empty where rank 0 hangs up."""
+
+    def intrude():
+        line = dial(meeting)
+        line.connection.settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            line.connection.sendall(words)
+        if and_hang_up:
+            line.close()
+            return b""
+        line.connection.setblocking(False)
+        said = answer(line)
+        line.close()
+        return said
+
+    return intrude
+
+
+# --- what strangers say ---
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "the length of a frame as 18245 bytes"),
+        (b"\xff" * 4096, "the length of a frame as 65535 bytes"),
+        (b"\0\0", "the length of a frame as 0 bytes"),
+        (b"\x01\x01" + bytes(300), "the length of a frame as 257 bytes"),
+        (b"\0\x05hello", "5 bytes that are no frame"),
+        (b"\x01\x00" + bytes(256), "256 bytes that are no frame"),
+        (b"\0\x28" + handshake.pack_proof(bytes(32)), "40 bytes that are no frame"),
+    ],
+)
+def test_nonsense_is_hung_up_on_and_counted(words, says, turned_away, caplog):
+    meeting = world_at(2)
+    assert hosting(meeting, saying(meeting, words), saying(meeting, words)) == [b"", b""]
+    assert turned_away() == {"nonsense": 2}
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1  # once a kind
+    assert says in warnings[0].message
+    assert "127.0.0.1 port" in warnings[0].message
+
+
+def test_random_bytes_are_hung_up_on(turned_away):
+    meeting = world_at(2)
+    said = hosting(meeting, *(saying(meeting, os.urandom(400)) for _ in range(30)))
+    assert said == [b""] * 30
+    assert sum(turned_away().values()) == 30
+
+
+@pytest.mark.parametrize("nbytes", [1, 2, 10, 141])
+def test_a_truncated_frame_is_dropped_when_its_sender_hangs_up(nbytes, turned_away):
+    meeting = world_at(2)
+    hello = Hello(1, 2, bytes(32), "", STAR, 0, meeting.tag).pack()
+    words = (len(hello).to_bytes(2, "big") + hello)[:nbytes]
+    hosting(meeting, saying(meeting, words, and_hang_up=True))
+    assert turned_away() == {"hung up": 1}
+
+
+def test_a_frame_may_come_byte_by_byte():
+    ours, theirs = socket.socketpair()
+    line = Line(ours)
+    frames = [b"x" * 256, b"y"]
+    for frame in frames:
+        for byte in len(frame).to_bytes(2, "big") + frame:
+            assert line.receive(256) is None
+            theirs.send(bytes([byte]))
+        assert line.receive(256) == frame
+    theirs.close()
+    assert line.receive(256) == b""
+    line.close()
+
+
+def test_not_a_byte_is_read_beyond_a_frame():
+    ours, theirs = socket.socketpair()
+    line = Line(ours)
+    Line(theirs).send(b"proof")
+    theirs.send(b"what the next owner of the socket is to read")
+    assert line.receive(256) == b"proof"
+    assert ours.recv(100) == b"what the next owner of the socket is to read"
+    line.close()
+    theirs.close()
+
+
+def test_lengths_are_capped_before_anything_is_kept():
+    ours, theirs = socket.socketpair()
+    line = Line(ours)
+    theirs.send(b"\x01\x01" + bytes(1000))
+    with pytest.raises(BadFrame, match="257 bytes"):
+        line.receive(256)
+    assert len(line._begun) == 2
+    line.close()
+    theirs.close()
+
+
+# --- keys, roles, ranks ---
+
+
+def test_another_key_is_counted(turned_away):
+    meeting = world_at(2)
+    imposter = attempt_of(World(meeting.id, bytes(32), 2), 1)
+
+    def intrude():
+        line = dial(meeting)
+        said = prove(line, imposter, 0, STAR)
+        line.close()
+        return said
+
+    assert hosting(meeting, intrude) == [b""]
+    assert turned_away() == {"another key": 1}
+
+
+def test_a_recorded_handshake_is_worth_nothing(turned_away):
+    meeting = world_at(2)
+    own = attempt_of(meeting, 1)
+    hello = own.hello(0, STAR)
+    recorded = []
+
+    def record():
+        line = dial(meeting)
+        line.send(hello.pack())
+        challenge = Challenge.unpack(answer(line))
+        # What rank 1 would have sent, to a rank 0 that for now is not allowed to hear it.
+        recorded.append(handshake.pack_proof(own.prove(b"guest", hello, 2, challenge.nonce)))
+        line.close()
+
+    def replay():
+        line = dial(meeting)
+        line.send(hello.pack())
+        assert answer(line)
+        line.send(recorded[0])
+        said = answer(line)
+        line.close()
+        return said
+
+    assert hosting(meeting, record, replay) == [None, b""]
+    assert turned_away() == {"another key": 1, "hung up": 1}
+
+
+def test_a_proof_of_rank_0_cannot_be_sent_back_to_it(turned_away):
+    meeting = world_at(2)
+
+    def reflect():
+        line = dial(meeting)
+        line.send(attempt_of(meeting, 1).hello(0, STAR).pack())
+        line.send(handshake.pack_proof(Challenge.unpack(answer(line)).proof))
+        said = answer(line)
+        line.close()
+        return said
+
+    assert hosting(meeting, reflect) == [b""]
+    assert turned_away() == {"another key": 1}
+
+
+@pytest.mark.parametrize("what", [{"rank": 0}, {"nprocs": 3}, {"node": "b"}, {"purpose": MAIL}, {"peer": 1}])
+def test_a_proof_holds_for_what_was_said_only(what):
+    own = attempt_of(world(2), 1)
+    hello, nonce = own.hello(0, STAR), bytes(32)
+    proof = own.prove(b"guest", hello, 2, nonce)
+    assert handshake.proves(proof, own.prove(b"guest", hello, 2, nonce))
+    other = dataclasses.replace(hello, **what)
+    assert not handshake.proves(proof, own.prove(b"guest", other, 2, nonce))
+    assert not handshake.proves(proof, own.prove(b"host", hello, 2, nonce))
+    assert not handshake.proves(proof, own.prove(b"guest", hello, 3, nonce))
+    assert not handshake.proves(proof, attempt_of(world(2), 1).prove(b"guest", hello, 2, nonce))
+
+
+@pytest.mark.parametrize(("peer", "purpose"), [(1, STAR), (0, DATA), (0, LOCAL), (0, b"")])
+def test_who_wants_something_else_gets_no_challenge(peer, purpose, turned_away):
+    meeting = world_at(2)
+    hello = attempt_of(meeting, 1).hello(peer, purpose).pack()
+    assert hosting(meeting, saying(meeting, len(hello).to_bytes(2, "big") + hello)) == [b""]
+    assert turned_away() == {"misled": 1}
+
+
+def test_another_worlds_rank_is_told_which_world_it_is_and_no_more(turned_away, caplog):
+    meeting = world_at(2)
+    hello = attempt_of(world(2), 1).hello(0, STAR).pack()
+    (said,) = hosting(meeting, saying(meeting, len(hello).to_bytes(2, "big") + hello))
+    challenge = Challenge.unpack(said)
+    assert (challenge.tag, challenge.nprocs, challenge.proof) == (meeting.tag, 0, bytes(32))
+    assert turned_away() == {"another world": 1}
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def accepting(meeting, names, rank):
+    """What a rank knows after the rendezvous, what it will have, and who gets it that."""
+    listener = lines.listen(socket.AF_INET, ("127.0.0.1", 0))
+    place = nodes.place_of(rank, nodes.number(names))
+    endpoints = [Endpoint(*listener.getsockname())] * len(names)
+    found = Found(None, place, endpoints, 0, listener)
+    mesh = Mesh()
+    acceptor = _Acceptor(attempt_of(meeting, rank), found, mesh)
+    return found, mesh, acceptor
+
+
+@pytest.mark.parametrize(
+    ("rank", "nprocs", "purpose", "why"),
+    [
+        (1, 4, DATA, "on the same node"),
+        (9, 4, DATA, "none of this world's 4 ranks"),
+        (3, 5, DATA, "none of this world's 4 ranks"),
+        (2, 4, DATA, "has joined already"),  # for the second time
+        (3, 4, STAR, "has joined already"),
+    ],
+)
+def test_the_key_without_a_claim_is_refused(rank, nprocs, purpose, why, turned_away, caplog):
+    meeting = world(4)
+    found, mesh, acceptor = accepting(meeting, "aabb", 0)
+    held = []
+
+    def come(rank, purpose):
+        line = _Caller(attempt_of(meeting, rank), 0, purpose, found).visit()
+        held.append(line)
+
+    def intrude():
+        come(2, DATA)
+        line = Line(socket.create_connection(found.listener.getsockname()))
+        said = prove(line, attempt_of(World(meeting.id, meeting.key, nprocs), rank), 0, purpose)
+        line.close()
+        for rest in ((2, MAIL), (3, DATA), (3, MAIL)):
+            come(*rest)
+        return said
+
+    _, said = in_threads(acceptor.accept_all, intrude)
+    kind, error = handshake.unpack_frame(said)
+    assert kind == handshake.FAILED
+    assert why in str(error)
+    assert sorted(mesh.data) == sorted(mesh.mail) == [2, 3]
+    acceptor.close()
+    assert turned_away() == {"refused": 1}
+    assert f"holds the key but was refused: rank {rank}" in caplog.text
+    mesh.close()
+    close([found.listener, *held])
+
+
+def test_a_lower_rank_does_not_connect():
+    meeting = world(3)
+    found, mesh, acceptor = accepting(meeting, "abc", 1)
+
+    def intrude():
+        line = Line(socket.create_connection(found.listener.getsockname()))
+        said = prove(line, attempt_of(meeting, 0), 1, DATA)
+        line.close()
+        return said, [_Caller(attempt_of(meeting, 2), 1, purpose, found).visit() for purpose in (DATA, MAIL)]
+
+    _, (said, held) = in_threads(acceptor.accept_all, intrude)
+    assert "it does not connect" in str(handshake.unpack_frame(said)[1])
+    acceptor.close()
+    mesh.close()
+    close([found.listener, *held])
+
+
+# --- many of them ---
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(doorman, "HANDSHAKE_S", 0.3)
+
+
+def test_silence_is_hung_up_on_and_counted(hasty, turned_away):
+    meeting = world_at(2)
+    assert hosting(meeting, saying(meeting, b""), saying(meeting, b"\0")) == [b"", b""]
+    assert turned_away() == {"silent": 2}
+
+
+FLOOD = """
+    import socket, sys, time
+    where = sys.argv[1], int(sys.argv[2])
+    silent = []
+    for _ in range(1000):
+        stranger = socket.socket()
+        stranger.setblocking(False)
+        stranger.connect_ex(where)
+        silent.append(stranger)
+    print("here", flush=True)
+    time.sleep(100)
+    """
+
+
+def test_a_thousand_silent_connections_only_delay(turned_away, monkeypatch):
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1100:
+        pytest.skip("needs 1100 descriptors")
+    monkeypatch.setattr(doorman, "_CROWDED_S", 0.25)
+    most = []
+    listen = doorman.Doorman._listen
+
+    def counting(self, room):
+        most.append((len(self._strangers), len(os.listdir("/proc/self/fd"))))
+        listen(self, room)
+
+    monkeypatch.setattr(doorman.Doorman, "_listen", counting)
+    meeting, before = world_at(3), len(os.listdir("/proc/self/fd"))
+
+    def flood():
+        dial(meeting).close()
+        host, port = meeting.address.split(":")
+        flooding = python(FLOOD, host, port)
+        assert flooding.stdout.readline() == b"here\n"
+        settle()
+        tracemalloc.start()
+        try:
+            guests = in_threads(*(coming(meeting, rank, node=str(rank), timeout_s=50) for rank in (1, 2)))
+            return guests, tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            flooding.kill()
+            flooding.communicate()
+
+    host, (guests, peak_nbytes) = in_threads(coming(meeting, 0, node="0", timeout_s=50), flood)
+    close([host, *guests])
+    strangers, descriptors = map(max, zip(*most, strict=True))
+    assert strangers <= doorman.most_strangers(4)  # four connections are awaited at rank 0 in the end
+    assert strangers > 100  # it was a flood
+    assert descriptors <= before + strangers + 40  # those of three ranks in this process
+    assert peak_nbytes < 4 << 20
+    assert turned_away()["silent"] > 500
+
+
+def test_room_is_made_sooner_when_others_wait(monkeypatch):
+    monkeypatch.setattr(doorman, "_MOST_STRANGERS", 2)
+    monkeypatch.setattr(doorman, "_CROWDED_S", 0.1)
+    meeting = world_at(2)
+    silent = []
+
+    def crowd():
+        silent.extend(dial(meeting) for _ in range(6))
+        return coming(meeting, 1, node="b", timeout_s=4.5)()  # less than the 5 s that each could stay
+
+    host, guest = in_threads(coming(meeting, 0, node="a"), crowd)
+    close([host, guest, *silent])
+
+
+def test_no_descriptor_left_waits_for_strangers_to_go(monkeypatch):
+    """A flood that takes all descriptors is no reason to give up: those of the strangers come back."""
+    monkeypatch.setattr(doorman, "_CROWDED_S", 0.2)
+    meeting = world_at(2)
+    silent, refused = [], []
+    accept = socket.socket.accept
+
+    def scarce(self):
+        if silent and not refused:
+            refused.append(True)
+            raise OSError(24, "Too many open files")
+        return accept(self)
+
+    def crowd():
+        silent.append(dial(meeting))
+        settle()
+        monkeypatch.setattr(socket.socket, "accept", scarce)
+        return coming(meeting, 1, node="b", timeout_s=20)()
+
+    host, guest = in_threads(coming(meeting, 0, node="a"), crowd)
+    assert refused
+    close([host, guest, *silent])
+
+
+def test_who_was_turned_away_is_named_with_who_is_missing():
+    meeting = world_at(2)
+
+    def intrude():
+        for _ in range(5):
+            saying(meeting, b"GET / HTTP/1.1\r\n\r\n")()
+
+    error, _ = in_threads(coming(meeting, 0, timeout_s=1), intrude)
+    assert type(error) is Timeout
+    assert str(error).startswith(
+        "rank 1 of 2 did not come within 1 s; 2 other connections were turned away; 127.0.0.1 port "
+    )
+    assert str(error).count("sent the length of a frame as 18245 bytes") == 3
