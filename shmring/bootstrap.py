@@ -22,7 +22,7 @@ from .launchers import Job, find_job
 from .links import Links
 from .mesh import Mesh, weave
 from .nodes import Place
-from .settings import Settings
+from .settings import Settings, parse_address
 from .star import Star
 from .worlds import Attempt, World, check_nprocs, world
 
@@ -58,11 +58,13 @@ def world_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[Wor
     job = find_job(settings, environ)
     if job is None:
         return None
-    if job.local_size != job.size:
-        raise _several_hosts(job, settings)
+    spans_hosts = job.local_size != job.size or (settings.addr is not None and settings.port is not None)
+    if spans_hosts:
+        _require_key_and_address(job, settings)
     _calls[job.name] += 1
     world_id = f"{job.name} #{_calls[job.name]}"
-    return World(world_id, settings.key or _common_key(world_id), job.size), job.rank
+    address = _address(job, settings, world_id) if spans_hosts else None
+    return World(world_id, settings.key or _common_key(world_id), job.size, address), job.rank
 
 
 _calls: collections.Counter[str] = collections.Counter()
@@ -75,15 +77,35 @@ def _common_key(world_id: str) -> bytes:
     return hashlib.sha256(f"shmring {os.geteuid()} {world_id}".encode()).digest()
 
 
-def _several_hosts(job: Job, settings: Settings) -> Error:
-    where = f"{job.launcher} runs this job's {job.size} ranks on several hosts"
+def _require_key_and_address(job: Job, settings: Settings) -> None:
+    if job.local_size != job.size:
+        where = f"{job.launcher} runs this job's {job.size} ranks on several hosts"
+    else:
+        where = "SHMRING_ADDR and SHMRING_PORT let this job's ranks be on several hosts"
     if settings.key is None:
-        return Error(
+        raise Error(
             f"{where}, and hosts trust each other only by a key: give the same one to all ranks through "
-            "SHMRING_KEY, or SHMRING_KEY_FILE (a file with mode 0600). Several hosts also need a later "
-            "version of shmring than this one"
+            "SHMRING_KEY, or SHMRING_KEY_FILE (a file with mode 0600). Make one with: "
+            'python -c "import secrets; print(secrets.token_hex())"'
         )
-    return Error(f"{where}: this version of shmring cannot do that yet")
+    if settings.addr is None and job.first_host is None:
+        raise Error(
+            f"{where}, and it does not say where rank 0 is: set SHMRING_ADDR to the name or address of rank "
+            "0's host, the same for all ranks"
+        )
+
+
+def _address(job: Job, settings: Settings, world_id: str) -> str:
+    """Where rank 0 of the world listens: all ranks find the same, also without SHMRING_PORT."""
+    name, host = "SHMRING_ADDR", settings.addr
+    if host is None:
+        name, host = f"rank 0's host by {job.launcher}", job.first_host or ""
+    # Below the ports that kernels give to outgoing connections; another one for each world.
+    digest = hashlib.sha256(f"shmring port {world_id}".encode()).digest()
+    port = settings.port or 20000 + int.from_bytes(digest[:4], "big") % 10000
+    address = f"[{host}]:{port}" if host.count(":") > 1 and not host.startswith("[") else f"{host}:{port}"
+    parse_address(name, address)
+    return address
 
 
 def join(world: World, rank: int, *, timeout_s: float, node: str | None = None) -> Meeting:

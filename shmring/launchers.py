@@ -7,6 +7,7 @@ May know: settings.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,13 +16,18 @@ from .settings import MAX_RANKS, Settings
 
 @dataclass(frozen=True)
 class Job:
-    """What a launcher said: `name` tells this job from every other one of this user on this host."""
+    """What a launcher said.
+
+    `name` tells this job from every other one of this user on this host, and is the same on all hosts of
+    the job; `first_host` is rank 0's, where the launcher says so.
+    """
 
     launcher: str
     name: str
     rank: int
     size: int
     local_size: int
+    first_host: str | None = None
 
 
 def find_job(settings: Settings, environ: Mapping[str, str]) -> Job | None:
@@ -47,7 +53,10 @@ def _from_shmrun(settings: Settings) -> Job | None:
     if settings.rank is None or settings.size is None:
         return None
     # Set by hand SHMRING_ADDR may be left out; two such jobs at once are told so when they meet.
-    return Job("SHMRING_RANK", settings.addr or "by hand", settings.rank, settings.size, settings.size)
+    name = settings.addr or "by hand"
+    if settings.port is not None:
+        name = f"{name} {settings.port}"
+    return Job("SHMRING_RANK", name, settings.rank, settings.size, settings.size)
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Job | None:
@@ -57,7 +66,8 @@ def _from_torchrun(environ: Mapping[str, str]) -> Job | None:
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     local_size = _number(environ, "LOCAL_WORLD_SIZE", size if _number(environ, "LOCAL_RANK") == rank else 0)
     told_apart_by = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    return Job("torchrun", _name("torchrun", environ, told_apart_by), rank, size, local_size)
+    name = _name("torchrun", environ, told_apart_by)
+    return Job("torchrun", name, rank, size, local_size, environ["MASTER_ADDR"])
 
 
 def _from_open_mpi(environ: Mapping[str, str]) -> Job | None:
@@ -81,14 +91,11 @@ def _from_hydra(environ: Mapping[str, str]) -> Job | None:
     local = next((name for name in ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE") if name in environ), None)
     if local is None and "SLURM_STEP_ID" in environ:  # srun --mpi=pmi2: Slurm knows the hosts
         return None
+    local_size = size if local is None else _number(environ, local)
     # Nothing in the environment is unique to the job, but its ranks on a host have one proxy as ancestor.
-    return Job(
-        "mpiexec",
-        f"hydra {_ancestor('hydra_pmi_proxy')}",
-        _number(environ, "PMI_RANK"),
-        size,
-        size if local is None else _number(environ, local),
-    )
+    # On several hosts they have only that in common where they are told to meet.
+    own = _ancestor("hydra_pmi_proxy") if local_size == size else "over hosts"
+    return Job("mpiexec", f"hydra {own}", _number(environ, "PMI_RANK"), size, local_size)
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Job | None:
@@ -98,7 +105,15 @@ def _from_slurm(environ: Mapping[str, str]) -> Job | None:
     size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS"))
     nodes = _number(environ, "SLURM_STEP_NUM_NODES", _number(environ, "SLURM_JOB_NUM_NODES", 1))
     name = _name("slurm", environ, ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"))
-    return Job("Slurm", name, _number(environ, "SLURM_PROCID"), size, size if nodes == 1 else size // nodes)
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
+    local_size = size if nodes == 1 else 0  # Slurm says it for each node: here it matters that there are more
+    return Job("Slurm", name, _number(environ, "SLURM_PROCID"), size, local_size, first_of(hosts) or None)
+
+
+def first_of(hosts: str) -> str:
+    """The first name in a list as Slurm writes it: "node01" of "node[01-03,7],login"."""
+    first = re.match(r"(?:[^][,]|\[[^][]*\])*", hosts)
+    return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", first[0]) if first else ""
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

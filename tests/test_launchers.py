@@ -1,4 +1,5 @@
-"""What launchers put into the environment, and what is read from it. May know: bootstrap, launchers."""
+"""What launchers put into the environment, and what is read from it. May know: bootstrap, launchers,
+settings."""
 
 import os
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from shmring import bootstrap, launchers
 from shmring.bootstrap import world_from_environment
 from shmring.errors import Error
+from shmring.settings import parse_address
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -188,11 +190,98 @@ SEVERAL_HOSTS = {
 
 
 @pytest.mark.parametrize("environ", SEVERAL_HOSTS.values(), ids=SEVERAL_HOSTS)
-def test_several_hosts_need_a_key_and_a_later_version(environ):
+def test_several_hosts_need_a_key(environ):
     with pytest.raises(Error, match=r"SHMRING_KEY_FILE \(a file with mode 0600\)"):
-        world_from_environment(environ)
-    with pytest.raises(Error, match="cannot do that yet"):
-        world_from_environment({**environ, "SHMRING_KEY": KEY})
+        world_from_environment({**environ, "SHMRING_ADDR": "node1"})
+
+
+@pytest.mark.parametrize("environ", SEVERAL_HOSTS.values(), ids=SEVERAL_HOSTS)
+def test_all_ranks_on_several_hosts_find_the_same_world(environ, monkeypatch):
+    worlds = []
+    for rank in (0, 1):
+        monkeypatch.setattr(bootstrap, "_calls", type(bootstrap._calls)())
+        # On every host other processes are the ranks' ancestors.
+        monkeypatch.setattr(launchers, "_ancestor", lambda name, rank=rank: f"process {rank}")
+        as_one = {**as_rank(environ, rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **KEY_AND_ADDR}
+        worlds.append(world_from_environment(as_one)[0])
+    assert worlds[0] == worlds[1]
+    host, port = parse_address("address", worlds[0].address)
+    assert host == "node1"
+    assert 20000 <= port < 30000
+
+
+KEY_AND_ADDR = {"SHMRING_KEY": KEY, "SHMRING_ADDR": "node1"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "host"),
+    [
+        ("torchrun", "10.0.0.7"),
+        ("slurm", "node01"),
+        ("slurm job", "node01"),
+        ("open mpi", None),
+        ("mpich", None),
+    ],
+)
+def test_rank_0s_host_is_known_from_some_launchers(launcher, host):
+    nodes = {"SLURM_JOB_NODELIST": "node[01-03,7]", "MASTER_ADDR": "10.0.0.7"}
+    environ = {**SEVERAL_HOSTS[launcher], **nodes, "SHMRING_KEY": KEY}
+    if host is None:
+        with pytest.raises(Error, match="set SHMRING_ADDR to the name or address of"):
+            world_from_environment(environ)
+    else:
+        world, _ = world_from_environment(environ)
+        assert parse_address("address", world.address)[0] == host
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("node7", "node7"),
+        ("node7,node8", "node7"),
+        ("node[01-03,7]", "node01"),
+        ("node[7,01-03],login", "node7"),
+        ("login,node[1-2]", "login"),
+        ("rack[3-4]n[08-09]-ib,x", "rack3n08-ib"),
+        ("a.b-c[0-1].d", "a.b-c0.d"),
+        ("", ""),
+    ],
+)
+def test_slurms_lists_of_hosts_are_read(hosts, first):
+    assert launchers.first_of(hosts) == first
+
+
+def test_each_call_has_a_port_of_its_own_unless_it_is_set():
+    environ = {**SEVERAL_HOSTS["slurm"], **KEY_AND_ADDR}
+    first, second = (world_from_environment(environ)[0] for _ in range(2))
+    assert first.address != second.address
+    fixed, again = (world_from_environment({**environ, "SHMRING_PORT": "5000"})[0] for _ in range(2))
+    assert fixed.address == again.address == "node1:5000"
+    assert fixed.id != again.id
+
+
+def test_torchruns_own_port_is_left_alone():
+    environ = {**SEVERAL_HOSTS["torchrun"], "SHMRING_KEY": KEY, "MASTER_PORT": "25000"}
+    assert ":25000" not in world_from_environment(environ)[0].address
+
+
+def test_address_and_port_by_hand_are_for_several_hosts():
+    by_hand = {"SHMRING_RANK": "1", "SHMRING_SIZE": "2", "SHMRING_ADDR": "::1", "SHMRING_PORT": "5000"}
+    with pytest.raises(Error, match="hosts trust each other only by a key"):
+        world_from_environment(by_hand)
+    world, rank = world_from_environment({**by_hand, "SHMRING_KEY": KEY})
+    assert (world.address, world.key, rank) == ("[::1]:5000", KEY.encode(), 1)
+
+
+@pytest.mark.parametrize("addr", ["job 7", "node1:5000", "0.0.0.0"])
+def test_an_address_for_several_hosts_has_to_be_one(addr):
+    with pytest.raises(ValueError, match="SHMRING_ADDR is"):
+        world_from_environment({**SEVERAL_HOSTS["slurm"], "SHMRING_KEY": KEY, "SHMRING_ADDR": addr})
+
+
+def test_one_host_has_no_address():
+    for environ in ALL.values():
+        assert world_from_environment({**environ, "SHMRING_KEY": KEY})[0].address is None
 
 
 def test_a_step_on_one_node_of_a_larger_slurm_job_is_one_host():
