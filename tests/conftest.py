@@ -1,13 +1,15 @@
 """For every test: a watchdog that shows all stacks, and at the end nothing may be left behind.
 
-May know: nothing of shmring.
+Owns the fixtures that lend ranks and hosts. May know: nothing of shmring; bench/hosts.py.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -19,6 +21,7 @@ DEFAULT_LIMIT_S = 60
 TICK_S = 0.5
 PR_SET_CHILD_SUBREAPER = 36
 SHM = Path("/dev/shm")
+BENCH = Path(__file__).resolve().parent.parent / "bench"
 OUR_NAMES = ("shmring", "psm_", "sem.mp-")  # others on this machine use it as well
 # Python's own helpers, which live as long as the process that first needed them.
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "loky")
@@ -160,5 +163,64 @@ def world_of(crews):
         if size not in crews:
             crews[size] = Ranks(size).__enter__()
         return crews[size].meet(**how)
+
+    return meet
+
+
+@pytest.fixture(scope="module")
+def networks():
+    """networks(2, 10**9) → Hosts (see bench/hosts.py) with all links up; skips where none can be made.
+
+    They serve all tests of a module; who: whose ranks they carry, so that nobody ends another's.
+    """
+    sys.path.append(str(BENCH))
+    from hosts import Hosts, NoHosts
+
+    with contextlib.ExitStack() as made:
+        found = {}
+
+        def lend(count, rate_bit_s=None, *, who=None):
+            what = count, rate_bit_s, who
+            if what not in found:
+                try:
+                    found[what] = made.enter_context(Hosts(count, rate_bit_s))
+                except NoHosts as missing:
+                    pytest.skip(f"no stand-ins for hosts: {missing}")
+            found[what].mend()
+            return found[what]
+
+        yield lend
+
+
+@pytest.fixture
+def hosts(networks):
+    """hosts(2), or hosts(2, 10**9) for 1 Gbit/s → Hosts; after the test nobody is on them any more."""
+    lent = []
+
+    def lend(count, rate_bit_s=None):
+        lent.append(networks(count, rate_bit_s))
+        return lent[-1]
+
+    yield lend
+    for network in lent:
+        network.clear()
+
+
+@pytest.fixture
+def world_over(networks, crews):
+    """world_over([0, 0, 1, 1], SHMRING_CHUNK=256) → Ranks that have just met, each on its host.
+
+    Like world_of, but over hosts, in any order; ranks.hosts has them by rank.
+    """
+    from ranks import Ranks
+
+    def meet(places, **how):
+        places = tuple(places)
+        network = networks(max(places) + 1, who="world_over")
+        if places in crews and not crews[places].are_idle():
+            crews.pop(places).__exit__()
+        if places not in crews:
+            crews[places] = Ranks(len(places), on=[network[place] for place in places]).__enter__()
+        return crews[places].meet(**how)
 
     return meet

@@ -1,11 +1,13 @@
 """Ranks for tests: processes (or threads) that stay, so that hundreds of cases share one start-up.
 
 `with Ranks(4) as ranks: ranks.meet(SHMRING_CHUNK=256); ranks(function, *args)` runs function(comm, *args) in
-every rank and returns the results by rank. May know: the public API of shmring.
+every rank and returns the results by rank. May know: the public API of shmring; hosts of bench/hosts.py when
+it is given some.
 """
 
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import multiprocessing
 import os
@@ -19,6 +21,7 @@ import shmring
 CALL_TIMEOUT_S = 20  # of the communicator: its own error comes first, and says more than
 ANSWER_S = 40  # how long the ranks may take in all before they are shown and killed
 PR_SET_PDEATHSIG = 1
+FIRST_PORT, PORTS = 29555, 1000  # of worlds over hosts: each has its own, for a while
 FORK = multiprocessing.get_context("fork")
 
 
@@ -49,10 +52,16 @@ class Died:
 
 
 class Ranks:
-    """A world of `size` ranks that do what they are told; `environ` goes to their environment."""
+    """A world of `size` ranks that do what they are told; `environ` goes to their environment.
 
-    def __init__(self, size, *, threads=False):
+    on: by rank, the host of bench/hosts.py that it is on; worlds then have an address, on rank 0's host.
+    """
+
+    def __init__(self, size, *, threads=False, on=None):
+        assert on is None or (len(on) == size and not threads)
         self.size = size
+        self.hosts = on
+        self._worlds = itertools.count()
         self._threads = threads
         self._environ = {}
         self._answer_s = ANSWER_S
@@ -64,7 +73,8 @@ class Ranks:
         for rank in range(self.size):
             ours, theirs = FORK.Pipe()
             start = threading.Thread if self._threads else FORK.Process
-            self._ranks.append(start(target=_serve, args=(rank, theirs, self._threads)))
+            host = self.hosts[rank] if self.hosts else None
+            self._ranks.append(start(target=_serve, args=(rank, theirs, self._threads, host)))
             self._ranks[-1].start()
             self._pipes.append(ours)
             if not self._threads:
@@ -94,10 +104,17 @@ class Ranks:
 
     def try_to_meet(self, *, timeout_s=CALL_TIMEOUT_S, of_rank=None):
         """By rank: None, or the exception that joining raised. of_rank: {rank: its own variables}."""
-        world, of_rank = shmring.world(self.size), of_rank or {}
+        world, of_rank = self._world(), of_rank or {}
         self._answer_s = max(ANSWER_S, 2 * timeout_s)
         self._order(lambda rank: ("meet", world, timeout_s, self._environ | of_rank.get(rank, {})))
         return self.answers()
+
+    def _world(self):
+        world = shmring.world(self.size)
+        if not self.hosts:
+            return world
+        port = FIRST_PORT + next(self._worlds) % PORTS
+        return dataclasses.replace(world, address=f"{self.hosts[0].address}:{port}")
 
     def are_idle(self):
         """All live, and nobody owes an answer."""
@@ -164,8 +181,10 @@ class Ranks:
             time.sleep(0.5)
 
 
-def _serve(rank, pipe, in_thread):
+def _serve(rank, pipe, in_thread, host):
     """The life of one rank: does what comes through the pipe until None comes."""
+    if host is not None:
+        host.enter()
     if not in_thread:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
