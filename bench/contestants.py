@@ -36,12 +36,15 @@ class Contestant:
     sample_s: float = SAMPLE_S
     smallest_nbytes: int = 0
     note: str = ""
+    # By rank, what goes before its command: on hosts.py's hosts, what runs it there.
+    places: tuple[tuple[str, ...], ...] = ()
 
     def commands(self, nprocs: int, arguments: list[str], *, oversubscribed: bool) -> list[list[str]]:
         """The processes to start: one launcher for MPI, else one a rank, whose rank is its last argument."""
         program = [str(self.python), str(RANK_PROGRAM), self.library, *arguments]
         if not self.launcher:
-            return [[*program, str(rank)] for rank in range(nprocs)]
+            places = self.places or ((),) * nprocs
+            return [[*places[rank], *program, str(rank)] for rank in range(nprocs)]
         extra = self.oversubscribed_launcher if oversubscribed else ()
         return [[*self.launcher, *extra, "-n", str(nprocs), *program]]
 

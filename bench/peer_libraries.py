@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calls import PING_PONG, Array, arguments_of, counts_of
+from calls import PING_PONG, Array, arguments_of, counts_of, wrong_elements
 
 
 @dataclass
@@ -23,6 +23,7 @@ class Seat:
     size: int
     folder: Path
     probe: Path | None
+    addresses: tuple[str, ...] = ()  # by rank, where ranks are on several hosts
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,11 @@ class Library:
 
     def prepare(self, job: Job) -> Prepared:
         raise NotImplementedError
+
+    def wrong(self, job: Job, x: Array, y: Array) -> int:
+        """Elements of the last result that are not as they should be."""
+        written = job.written and y is not x
+        return wrong_elements(job.call, y, len(x), self.seat.rank, self.seat.size, written=written)
 
     def versions(self) -> dict[str, str]:
         raise NotImplementedError
@@ -182,9 +188,13 @@ class Shmring(Library):
     def token(self) -> str | None:
         import pickle
 
+        return pickle.dumps(self.invitation()).hex()
+
+    def invitation(self) -> Any:
+        """What `enter` needs to join, the same for every rank."""
         import shmring
 
-        return pickle.dumps(shmring.world(self.seat.size)).hex()
+        return shmring.world(self.seat.size)
 
     def join(self, token: str | None) -> None:
         import pickle
@@ -194,7 +204,10 @@ class Shmring(Library):
         assert token is not None
         self.module = shmring
         # Our own rank 0 made this pickle, and the socket lies in a folder that only this user may enter.
-        self.comm = shmring.init(pickle.loads(bytes.fromhex(token)), rank=self.seat.rank)
+        self.enter(pickle.loads(bytes.fromhex(token)))
+
+    def enter(self, invitation: Any) -> None:
+        self.comm = self.module.init(invitation, rank=self.seat.rank)
 
     def versions(self) -> dict[str, str]:
         return {"library": "shmring " + self.module.__version__, "file": str(self.module.__file__)}

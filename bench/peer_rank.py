@@ -1,8 +1,8 @@
 """What runs inside every rank of every contestant: joins, then prepares, runs and checks as it is told.
 
 Owns the timed loop, which is one text for everybody. Runs in the contestant's own interpreter and knows
-peer_libraries only. Told by crew.py, a JSON line a message; between two messages a rank is blocked reading
-its socket and costs no CPU.
+peer_libraries and wire_libraries. Told by crew.py, a JSON line a message; between two messages a rank is
+blocked reading its socket and costs no CPU.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calls import Array, fill_pattern, wrong_elements
+from calls import Array, fill_pattern
 from peer_libraries import LIBRARIES, Job, Library, Seat
+from wire_libraries import WIRE_LIBRARIES
 
 clock = time.perf_counter_ns  # on Linux CLOCK_MONOTONIC, the same in every process
 
@@ -68,9 +69,9 @@ class Turn:
     """One prepared variant at one size: the timed loops over it and the check of its result."""
 
     def __init__(self, library: Library, job: Job) -> None:
-        self.seat, self.written, self.call = library.seat, job.written, job.call
+        self.library, self.job = library, job
         self.prepared = library.prepare(job)
-        fill_pattern(self.prepared.x, self.seat.rank)
+        fill_pattern(self.prepared.x, library.seat.rank)
         if not self.prepared.in_place:
             self.prepared.y.fill(0)
         call = self.prepared.call
@@ -83,10 +84,9 @@ class Turn:
         """Elements that are not as they should be; every rank must ask, for a call in place is made anew."""
         x, y = self.prepared.x, self.prepared.y
         if self.prepared.in_place:
-            fill_pattern(x, self.seat.rank)
+            fill_pattern(x, self.library.seat.rank)
             self.call_once(1)
-        written = self.written and not self.prepared.in_place
-        return wrong_elements(self.call, y, len(x), self.seat.rank, self.seat.size, written=written)
+        return self.library.wrong(self.job, x, y)
 
     def release(self) -> None:
         self.prepared.release()
@@ -221,13 +221,15 @@ def seat_from_arguments(arguments: list[str]) -> tuple[str, Seat, list[int]]:
     library, folder, size, cpus, probe, *given = arguments
     by_launcher = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")
     rank = int(given[0] if given else by_launcher or 0)
-    seat = Seat(rank, int(size), Path(folder), Path(probe) if probe else None)
+    addresses = os.environ.get("PEER_ADDRESSES", "")
+    seat = Seat(rank, int(size), Path(folder), Path(probe) if probe else None,
+                tuple(addresses.split(",")) if addresses else ())
     return library, seat, [int(cpu) for cpu in cpus.split(",")]
 
 
 def main() -> None:
     name, seat, cpus = seat_from_arguments(sys.argv[1:])
-    rank = Rank({**LIBRARIES, "copy": Copy}[name](seat), cpus[seat.rank % len(cpus)])
+    rank = Rank({**LIBRARIES, **WIRE_LIBRARIES, "copy": Copy}[name](seat), cpus[seat.rank % len(cpus)])
     with socket.socket(socket.AF_UNIX) as to_crew:
         to_crew.connect(str(seat.folder / "crew"))
         with to_crew.makefile("rw", encoding="utf-8") as lines:
