@@ -93,28 +93,29 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
 
-    def meet(self, *, timeout_s=CALL_TIMEOUT_S, **environ):
+    def meet(self, *, timeout_s=CALL_TIMEOUT_S, address=None, **environ):
         """Every rank leaves its communicator, if it has one, and joins a new world with the others.
 
-        environ: the SHMRING_* variables that the ranks shall have now, and no others.
+        address: over hosts, another than the first of rank 0's. environ: the SHMRING_* variables that the
+        ranks shall have now, and no others.
         """
         self._environ = {name: str(value) for name, value in environ.items()}
-        self._raise_first(self.try_to_meet(timeout_s=timeout_s))
+        self._raise_first(self.try_to_meet(timeout_s=timeout_s, address=address))
         return self
 
-    def try_to_meet(self, *, timeout_s=CALL_TIMEOUT_S, of_rank=None):
+    def try_to_meet(self, *, timeout_s=CALL_TIMEOUT_S, address=None, of_rank=None):
         """By rank: None, or the exception that joining raised. of_rank: {rank: its own variables}."""
-        world, of_rank = self._world(), of_rank or {}
+        world, of_rank = self._world(address), of_rank or {}
         self._answer_s = max(ANSWER_S, 2 * timeout_s)
         self._order(lambda rank: ("meet", world, timeout_s, self._environ | of_rank.get(rank, {})))
         return self.answers()
 
-    def _world(self):
+    def _world(self, address):
         world = shmring.world(self.size)
         if not self.hosts:
             return world
         port = FIRST_PORT + next(self._worlds) % PORTS
-        return dataclasses.replace(world, address=f"{self.hosts[0].address}:{port}")
+        return dataclasses.replace(world, address=address or f"{self.hosts[0].address}:{port}")
 
     def are_idle(self):
         """All live, and nobody owes an answer."""

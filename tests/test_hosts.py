@@ -1,6 +1,6 @@
 """The stand-ins for hosts that tests and benchmarks use: they meet, keep their rate, lose their link, and go.
 
-May know: bench/hosts.py, through conftest.py's fixtures; ranks.
+May know: bench/hosts.py, through conftest.py's fixtures; ranks; the public API of shmring.
 """
 
 import contextlib
@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from conftest import BENCH
 from ranks import Died, Ranks
+
+import shmring
 
 sys.path.append(str(BENCH))
 
@@ -200,3 +202,20 @@ def test_who_can_make_none_is_told_why(monkeypatch):
     monkeypatch.setattr(stand_ins.shutil, "which", lambda program: None)
     with pytest.raises(stand_ins.NoHosts, match="program ip"), stand_ins.Hosts(1):
         pass
+
+
+def node_of(comm):
+    return comm.node, comm.num_nodes, comm.local_size
+
+
+def test_a_world_over_hosts_has_a_node_for_each(world_over):
+    try:
+        ranks = world_over([1, 0, 0, 1])
+    except shmring.Error as error:
+        if "cannot do that yet" not in str(error):
+            raise
+        pytest.skip(str(error))
+    nodes = ranks(node_of)
+    assert {(num_nodes, local_size) for _, num_nodes, local_size in nodes} == {(2, 2)}
+    first, second, third, fourth = (node for node, _, _ in nodes)
+    assert first == fourth != second == third
