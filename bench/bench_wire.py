@@ -145,7 +145,9 @@ def measure(scene: Scene, options: argparse.Namespace, library: Path | None) -> 
 
 
 def failed(problem: str) -> bool:
-    return "shmring" in problem and NO_WIRE_KEYWORD not in problem
+    """Whether it is shmring's: by the contestant's name, as a traceback may name our folder anywhere."""
+    what = problem.partition("Traceback")[0]
+    return any(f" {name}: " in what for name in ("shmring", "local")) and NO_WIRE_KEYWORD not in problem
 
 
 def in_short(problem: str) -> str:
