@@ -52,13 +52,18 @@ cdef inline int leader_on(Leg *leg, Call *c, int node) noexcept nogil:
     return leg.local_of[c.root] if c.kind == REDUCE and node == leg.node_of[c.root] else 0
 
 
+# Where there is nothing to be moved the ranks meet all the same.
+cdef inline Call *new_small(Group *g, Call *c, int kind) noexcept nogil:
+    return new_local(g, c, BARRIER if c.nbytes == 0 else kind, c.count if c.nbytes > 0 else 0)
+
+
 cdef void enter_small(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Call *step
     begin_crossing(g, c)
     if is_partial_itself(g, c):
         return
-    step = new_local(g, c, BARRIER if c.kind == BARRIER else REDUCE, c.count)
+    step = new_small(g, c, REDUCE)
     step.root = leader_on(leg, c, leg.node)
     step.x = c.x
     step.out = leg.room
@@ -111,7 +116,7 @@ cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
 
 # From the leader to the other ranks of the host.
 cdef void hand_out_small(Group *g, Call *c) noexcept nogil:
-    cdef Call *step = new_local(g, c, BARRIER if c.kind == BARRIER else BROADCAST, c.count)
+    cdef Call *step = new_small(g, c, BROADCAST)
     step.x = c.out
     step.out = c.out
     begin_local(g, c)

@@ -125,7 +125,7 @@ class Arrays:
 
         When one cannot, all raise and nothing is left.
         """
-        fd = self._share(lambda: self._create(total), time.monotonic() + timeout_s)
+        fd = self._share_alike(total, timeout_s)
         mapping, failure = None, None
         try:
             mapping = memory.Mapping(fd, total)
@@ -143,6 +143,17 @@ class Arrays:
             )
         assert mapping is not None
         return mapping
+
+    def _share_alike(self, total: int, timeout_s: float) -> int:
+        """The memory's descriptor; where this host has none, the others are told so in the agreement to come."""
+        try:
+            return self._share(lambda: self._create(total), time.monotonic() + timeout_s)
+        except (Timeout, RankFailed):
+            raise
+        except Error:
+            if self._engine.world_size > self._engine.size:
+                self._engine.all_agree(False, timeout_s)
+            raise
 
     def _create(self, nbytes: int) -> int:
         fd = memory.create(nbytes, kind=self._kind)

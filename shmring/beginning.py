@@ -1,6 +1,6 @@
 """From links to an engine: the ranks share a segment, start over it, and know that all have.
 
-May know: _layout, _engine, limits, links, liveness, memory, settings, tuning.
+May know: _layout, _engine, bootstrap, crossing, limits, links, liveness, memory, nodes, settings, tuning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import NamedTuple
 from . import limits, liveness, memory, tuning
 from ._engine import Engine
 from ._layout import control_nbytes, format_segment, header_of, segment_nbytes
+from .bootstrap import Meeting
+from .crossing import Crossing
 from .links import Links
+from .nodes import Place
 from .settings import Settings
 
 _FORCED_PATHS = {"auto": 0, "near": 1, "far": 2}
@@ -29,6 +32,34 @@ class Begun(NamedTuple):
     segment: memory.Mapping
     fd: int
     settings: Settings
+    place: Place | Links
+    crossing: Crossing | None = None
+
+
+def begin_where_met(
+    meeting: Meeting,
+    settings: Settings,
+    timeout_s: float,
+    *,
+    key: bytes,
+    start_s: float | None = None,
+    parent: Engine | None = None,
+) -> Begun:
+    """`begin` on every host of a meeting: an engine on every rank, or an error on every rank of all hosts."""
+    if meeting.star is None:
+        return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
+    deadline = time.monotonic() + (timeout_s if start_s is None else start_s)
+    with contextlib.ExitStack() as undo, meeting.star.together():
+        begun = begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
+        undo.callback(os.close, begun.fd)
+        undo.callback(begun.engine.close)
+        if meeting.mesh is not None:
+            crossing = Crossing(begun.engine, meeting.place, meeting.mesh, key)
+            begun = begun._replace(place=meeting.place, crossing=crossing)
+        meeting.star.all_ready(deadline=deadline)
+        undo.pop_all()
+    meeting.star.close()
+    return begun
 
 
 def begin(
@@ -69,7 +100,7 @@ def begin(
     except BaseException as error:
         links.fail_descriptor(error)
         raise
-    return Begun(engine, links, segment, fd, settings)
+    return Begun(engine, links, segment, fd, settings, links)
 
 
 def _new_engine(segment: memory.Mapping, links: Links, settings: Settings, timeout_s: float) -> Engine:

@@ -5,7 +5,7 @@ from .messages cimport Messages
 
 cdef class Comm(Messages):
     cdef object links, segment, arrays, settings
-    cdef object meeting             # of ranks of several hosts, else None
+    cdef object crossing            # to ranks of other hosts, or None
     cdef object place               # what has this rank's numbers
     cdef readonly object parent_ranks   # None: this is no group, but a world
     cdef object __weakref__

@@ -29,11 +29,11 @@ cdef class Comm(Messages):
     `shmring.Error`, the same on every rank and final for this communicator.
     """
 
-    def __init__(self, Engine engine, links, segment, int fd, settings, parent_ranks=None, meeting=None):
+    def __init__(self, Engine engine, links, segment, int fd, settings, place, crossing=None, parent_ranks=None):
         self.engine = engine
-        self.meeting = meeting   # of ranks of several hosts
-        self.place = links if meeting is None else meeting.place
-        self.own_rank, self.nranks = self.place.rank, self.place.size
+        self.place = place
+        self.crossing = crossing
+        self.own_rank, self.nranks = place.rank, place.size
         self.links = links
         self.segment = segment
         self.fd = fd
@@ -113,7 +113,10 @@ cdef class Comm(Messages):
         return self.split(0, timeout=timeout)
 
     cdef object form(self, list members, double timeout_s):
-        formed = groups.form(self.engine, self.links, members, self.settings, timeout_s)
+        if self.crossing is None:
+            formed = groups.form(self.engine, self.links, members, self.settings, timeout_s)
+        else:
+            formed = groups.form_across(self, self.engine, self.crossing, members, self.settings, timeout_s)
         return None if formed is None else Comm(*formed[0], parent_ranks=formed[1])
 
     # -- arrays that all ranks map --
@@ -255,8 +258,8 @@ cdef class Comm(Messages):
     cdef int forget(self) except -1:
         self.arrays.close()
         self.links.close()
-        if self.meeting is not None:
-            self.meeting.close()
+        if self.crossing is not None:
+            self.crossing.close()
         self.close_descriptor()
         self.staging_ready = True
         return 0
@@ -272,6 +275,8 @@ cdef class Comm(Messages):
         if self.engine.closed_because is None:
             self.engine.disown()
             self.links.close()
+            if self.crossing is not None:
+                self.crossing.close()
             self.close_descriptor()
 
     def __enter__(self):

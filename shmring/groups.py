@@ -1,6 +1,6 @@
 """Groups of a communicator's ranks: who belongs to which, and the beginning of each.
 
-May know: beginning, errors; it is handed an engine and links.
+May know: beginning, bootstrap, errors; it is handed an engine, links, and what crosses to other hosts.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from .beginning import Begun, begin
+from .beginning import Begun, begin, begin_where_met
+from .bootstrap import join
 from .errors import Error, Mismatch
 
 if TYPE_CHECKING:
     from ._engine import Engine
+    from .comm import Comm
+    from .crossing import Crossing
     from .links import Links
     from .settings import Settings
 
@@ -79,6 +82,35 @@ def form(
         own.close()
         if isinstance(error, Error):
             error.add_note(f"while a group began: its ranks 0 to {len(ranks) - 1} are {ranks} of its parent")
+        raise
+
+
+def form_across(
+    comm: Comm,
+    engine: Engine,
+    crossing: Crossing,
+    groups: list[list[int]],
+    settings: Settings,
+    timeout_s: float,
+) -> tuple[Begun, tuple[int, ...]] | None:
+    """As `form`, where the ranks are on several hosts: each group meets as a world of its own."""
+    ranks = next((group for group in groups if comm.rank in group), None)
+    leads = ranks is not None and comm.rank == ranks[0]
+    invitation = crossing.invite(len(ranks), settings.ports) if leads and ranks is not None else None
+    invitations = comm.all_gather_object(invitation, timeout=timeout_s)
+    if ranks is None:
+        return None
+    world = invitations[ranks[0]]
+    deadline = time.monotonic() + timeout_s
+    meeting = join(world, ranks.index(comm.rank), timeout_s=timeout_s, node=settings.node)
+    try:
+        start_s = max(deadline - time.monotonic(), 0.001)
+        begun = begin_where_met(
+            meeting, settings, engine.timeout_s, key=world.key, start_s=start_s, parent=engine
+        )
+        return begun, tuple(ranks)
+    except BaseException:
+        meeting.close()
         raise
 
 

@@ -1,16 +1,15 @@
 """From a world to a communicator: meet, and begin.
 
-May know: bootstrap, beginning, comm, errors, settings.
+May know: bootstrap, beginning, comm, settings.
 """
 
 from __future__ import annotations
 
 import os
 
-from .beginning import begin
+from .beginning import begin_where_met
 from .bootstrap import World, join, world_from_environment
 from .comm import Comm
-from .errors import Error
 from .settings import Settings
 
 
@@ -37,12 +36,7 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
         raise ValueError("a world needs this process' rank in it: shmring.init(world, rank=...)")
     meeting = join(world, rank, timeout_s=timeout_s)
     try:
-        if meeting.mesh is not None:
-            raise Error("a world of several nodes: this version of shmring cannot do that yet")
-        comm = Comm(*begin(meeting.links, settings, timeout_s))
-        if meeting.star is not None:
-            meeting.star.close()
-        return comm
+        return Comm(*begin_where_met(meeting, settings, timeout_s, key=world.key))
     except BaseException:
         meeting.close()
         raise

@@ -1,0 +1,64 @@
+"""What a communicator of several hosts has beside its segment: the connections to ranks of other hosts.
+
+May know: _leg, alarms, errors, limits, lines, worlds; it is handed an engine and what the ranks' meeting left.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+from ._leg import Wires
+from .alarms import Alarms
+from .limits import explain
+from .lines import listen
+from .worlds import World
+
+if TYPE_CHECKING:
+    from ._engine import Engine
+    from .mesh import Mesh
+    from .nodes import Place
+
+
+class Crossing:
+    """One rank's connections; from its making on the engine's calls are of all ranks of all hosts."""
+
+    def __init__(self, engine: Engine, place: Place, mesh: Mesh, key: bytes) -> None:
+        self._mesh = mesh
+        self._key = key
+        self._alarms = Alarms(mesh.mail)
+        self._wires = Wires(
+            rank=place.rank,
+            nodes=place.ranks_of_node,
+            data=mesh.data,
+            mail_news=self._alarms.fileno(),
+        )
+        engine.cross(self._wires, self._alarms)
+
+    def invite(self, nprocs: int, ports: tuple[int, int] | None) -> World:
+        """A world of some of these ranks that this one, its rank 0, will listen for on its own host."""
+        connection = next(iter(self._mesh.data.values()))
+        own = connection.getsockname()
+        address = own[0].partition("%")[0]
+        port = _free_port(connection.family, own, ports)
+        where = f"[{address}]:{port}" if connection.family == socket.AF_INET6 else f"{address}:{port}"
+        return World(secrets.token_hex(16), self._key, nprocs, where)
+
+    def close(self) -> None:
+        """Close all connections; a second call does nothing."""
+        self._wires.close()
+        self._alarms.close()
+        self._mesh.close()
+
+
+def _free_port(family: int, own: tuple, ports: tuple[int, int] | None) -> int:  # type: ignore[type-arg]
+    """One at which nobody listens now: whoever takes it before the group meets is told to be no rank of it."""
+    first, last = ports or (0, 0)
+    for port in range(first, last + 1):
+        try:
+            with listen(family, (own[0], port, *own[2:])) as listener:
+                return int(listener.getsockname()[1])
+        except OSError as error:
+            failure = error
+    raise explain(failure, f"finding a port of {own[0]} at which a group can meet")
