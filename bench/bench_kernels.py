@@ -1,7 +1,8 @@
 """The reduction loops of one core against plain copying: python bench/bench_kernels.py [--dtype … --isa …]
 
 A fold of nsrc sources into ndst destinations reads and writes nsrc + ndst arrays; the limit is the time that
-copying takes to read and write as many. A fold and the copies take turns in one run.
+copying takes to read and write as many. A fold and the copies take turns in one run. So do, with
+--casts, a cast or wire format and a copy of the float32 that it reads or writes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from shmring import _kernels
 SAMPLE_S = 0.002
 LINE_NBYTES = 64
 SIZES = [16 << 10, 256 << 10, 4 << 20, 64 << 20]
+NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 SMALL_COUNTS = (1, 2, 3, 4, 7, 8, 12, 15, 16)
 
 
@@ -110,6 +112,39 @@ def print_small(isa: str, dtype: str, op: str, rounds: int) -> None:
         print(f"{count:6}" + "".join(f"{t * 1e9:8.1f}" for t in times))
 
 
+def casts(isa: str, nbytes: int) -> list[tuple[str, int, Callable[[int], float]]]:
+    """Every cast and wire format of so many bytes of float32: its name, the bytes it moves, itself."""
+    wide, narrow, residual = arrays_apart(3, nbytes)
+    wide[:] = np.random.default_rng(1).normal(size=nbytes // 4).astype(np.float32).view(np.uint8)
+    rows: list[tuple[str, int, Callable[[int], float]]] = []
+    for dtype in NARROW:
+        items = narrow[: nbytes // 4 * _kernels.dtypes()[dtype]]
+        moved = nbytes + len(items)
+        rows.append((f"narrow {dtype}", moved, partial(_kernels.narrow, dtype, items, wide, isa)))
+        rows.append((f"widen {dtype}", moved, partial(_kernels.widen, dtype, residual, items, isa)))
+    for name in _kernels.wire_formats():
+        needed = _kernels.encoded_nbytes(name, nbytes // 4)
+        sent = narrow[:needed]
+        encode = partial(_kernels.encode, name, sent, wide)
+        rows.append((f"encode {name}", nbytes + needed, partial(encode, None, isa)))
+        rows.append((f"encode {name}, feedback", 3 * nbytes + needed, partial(encode, residual, isa)))
+        rows.append((f"decode {name}", nbytes + needed, partial(_kernels.decode, name, residual, sent, isa)))
+    return rows
+
+
+def print_casts(isas: list[str], sizes: list[int], rounds: int) -> None:
+    """One line a cast or wire format and size: ns, GB/s read and written, the ratio to a copy."""
+    print(f"{'bytes':>10} {'cast':30} {'isa':7} {'ns':>12} {'GB/s':>7} {'/ memcpy':>9}")
+    for nbytes in sizes:
+        copied, copy = arrays_apart(2, nbytes)
+        memcpy = partial(_kernels.copy, [copy], [copied], "memcpy", 0)
+        for rows in zip(*(casts(isa, nbytes) for isa in isas), strict=True):
+            for isa, (name, moved, run) in zip(isas, rows, strict=True):
+                time_s, memcpy_s = medians([run, memcpy], rounds)
+                print(f"{nbytes:10} {name:30} {isa:7} {time_s * 1e9:12.1f} {moved / time_s / 1e9:7.1f} "
+                      f"{time_s / memcpy_s:9.2f}")  # fmt: skip
+
+
 def parse_arguments() -> argparse.Namespace:
     isas, dtypes = _kernels.isas(), list(_kernels.dtypes())
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -121,6 +156,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--destinations", type=comma_separated(int), default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--small", action="store_true", help="calls with a handful of items instead")
+    parser.add_argument("--casts", action="store_true", help="casts and wire formats of float32 instead")
     parser.add_argument("--everything", action="store_true", help="all dtypes, ops and ISAs at 64 KiB")
     return parser.parse_args()
 
@@ -139,7 +175,9 @@ def main() -> None:
         for ndst in arguments.destinations
         for streamed in ([False] if arguments.everything else [False, True])
     ]
-    if arguments.small:
+    if arguments.casts:
+        print_casts(arguments.isa, arguments.sizes, arguments.rounds)
+    elif arguments.small:
         for isa, dtype, op in dict.fromkeys((s.isa, s.dtype, s.op) for s in shapes):
             print_small(isa, dtype, op, arguments.rounds)
     else:

@@ -37,3 +37,23 @@ def copy_two(
     dsts: Sequence[_Bytes], srcs: Sequence[_Bytes], isa: str = "", streams: tuple[int, int] = (0, 0)
 ) -> None:
     """dsts[0] = srcs[0] and dsts[1] = srcs[1] in one loop."""
+
+def wire_formats() -> list[str]:
+    """What float32 may travel as between hosts."""
+
+def encoded_nbytes(format: str, count: int) -> int:
+    """Bytes of count float32 as they travel."""
+
+def widen(dtype: str, dst: _Bytes, src: _Bytes, isa: str = "", loops: int = 1) -> float:
+    """dst, of float32, = src, of a 16- or 8-bit float; returns the seconds that `loops` of it took."""
+
+def decode(format: str, dst: _Bytes, src: _Bytes, isa: str = "", loops: int = 1) -> float:
+    """dst, of float32, = src as it travels; returns the seconds that `loops` of it took."""
+
+def narrow(dtype: str, dst: _Bytes, src: _Bytes, isa: str = "", loops: int = 1) -> float:
+    """dst, of a 16- or 8-bit float, = src, of float32; returns the seconds that `loops` of it took."""
+
+def encode(
+    format: str, dst: _Bytes, src: _Bytes, residual: _Bytes | None = None, isa: str = "", loops: int = 1
+) -> float:
+    """dst = src, of float32, as it travels, with feedback if there is a residual; returns seconds as well."""

@@ -10,19 +10,30 @@ cdef extern from "kernels.h" nogil:
     enum:
         SR_DTYPES
         SR_OPS
+        SR_WIRE_FORMATS
     ctypedef void sr_fold_fn(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc,
                              size_t count, uint32_t divisor)
     ctypedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream)
     ctypedef void sr_copy_two_fn(void *dst0, const void *src0, uint32_t stream0, void *dst1, const void *src1,
                                  uint32_t stream1, size_t nbytes)
+    ctypedef void sr_widen_fn(float *dst, const void *src, size_t count)
+    ctypedef void sr_narrow_fn(void *dst, const float *src, size_t count)
+    ctypedef void sr_encode_fn(void *dst, float *residual_or_null, const float *src, size_t count)
+    ctypedef void sr_decode_fn(float *dst, const void *src, size_t count)
     struct sr_kernels:
         const char *isa
         sr_fold_fn *fold[17][11]
         sr_copy_fn *copy
         sr_copy_two_fn *copy_two
+        sr_widen_fn *widen[17]
+        sr_narrow_fn *narrow[17]
+        sr_encode_fn *encode[4]
+        sr_decode_fn *decode[4]
     const uint8_t sr_dtype_nbytes[]
     const char *sr_dtype_name[]
     const char *sr_op_name[]
+    const char *sr_wire_name[]
+    size_t sr_encoded_nbytes(int format, size_t count)
     const sr_kernels *sr_kernels_find(const char *isa)
     const char *sr_kernels_isas(int i)
 
@@ -154,3 +165,97 @@ def copy_two(dsts, srcs, isa: str = "", streams=(0, 0)) -> None:
     if to.count != 2 or source.count != 2 or to.nbytes() != source.nbytes():
         raise ValueError("two pairs of buffers of one size are needed")
     _find(isa).copy_two(to.at[0], source.at[0], streams[0], to.at[1], source.at[1], streams[1], to.nbytes())
+
+
+def wire_formats() -> list[str]:
+    """What float32 may travel as between hosts."""
+    return [sr_wire_name[i].decode() for i in range(SR_WIRE_FORMATS)]
+
+
+def encoded_nbytes(format: str, count: int) -> int:
+    """Bytes of count float32 as they travel."""
+    return sr_encoded_nbytes(wire_formats().index(format), count)
+
+
+cdef size_t _count_of(_Pointers wide) except? 0:
+    if wide.views[0].len % 4:
+        raise ValueError("a buffer that is not of float32")
+    return wide.views[0].len // 4
+
+
+cdef _check(_Pointers buffer, size_t nbytes):
+    if buffer.views[0].len != <Py_ssize_t> nbytes:
+        raise ValueError(f"a buffer of {buffer.views[0].len} bytes; it must have {nbytes}")
+
+
+cdef double _run_widening(sr_widen_fn *function, _Pointers dst, _Pointers src, long loops) noexcept:
+    cdef size_t count = dst.views[0].len // 4
+    cdef double start
+    with nogil:
+        start = _now()
+        while loops > 0:
+            function(<float *> dst.at[0], src.at[0], count)
+            loops -= 1
+        start = _now() - start
+    return start
+
+
+def widen(dtype: str, dst, src, isa: str = "", loops: int = 1) -> float:
+    """dst, of float32, = src, of a 16- or 8-bit float; returns the seconds that `loops` of it took."""
+    cdef int d = list(dtypes()).index(dtype)
+    cdef sr_widen_fn *function = _find(isa).widen[d]
+    if function is NULL:
+        raise ValueError(f"{dtype} is not folded in float32")
+    cdef _Pointers to = _Pointers([dst], True), source = _Pointers([src], False)
+    _check(source, _count_of(to) * sr_dtype_nbytes[d])
+    return _run_widening(function, to, source, loops)
+
+
+def decode(format: str, dst, src, isa: str = "", loops: int = 1) -> float:
+    """dst, of float32, = src as it travels; returns the seconds that `loops` of it took."""
+    cdef int f = wire_formats().index(format)
+    cdef _Pointers to = _Pointers([dst], True), source = _Pointers([src], False)
+    _check(source, sr_encoded_nbytes(f, _count_of(to)))
+    return _run_widening(<sr_widen_fn *> _find(isa).decode[f], to, source, loops)
+
+
+def narrow(dtype: str, dst, src, isa: str = "", loops: int = 1) -> float:
+    """dst, of a 16- or 8-bit float, = src, of float32; returns the seconds that `loops` of it took."""
+    cdef int d = list(dtypes()).index(dtype)
+    cdef sr_narrow_fn *function = _find(isa).narrow[d]
+    if function is NULL:
+        raise ValueError(f"{dtype} is not folded in float32")
+    cdef _Pointers to = _Pointers([dst], True), source = _Pointers([src], False)
+    cdef size_t count = _count_of(source)
+    _check(to, count * sr_dtype_nbytes[d])
+    cdef long left = loops
+    cdef double start
+    with nogil:
+        start = _now()
+        while left > 0:
+            function(to.at[0], <const float *> source.at[0], count)
+            left -= 1
+        start = _now() - start
+    return start
+
+
+def encode(format: str, dst, src, residual=None, isa: str = "", loops: int = 1) -> float:
+    """dst = src, of float32, as it travels, with feedback if there is a residual; returns seconds as well."""
+    cdef int f = wire_formats().index(format)
+    cdef sr_encode_fn *function = _find(isa).encode[f]
+    cdef _Pointers to = _Pointers([dst], True), source = _Pointers([src], False)
+    cdef _Pointers left_over = _Pointers([dst if residual is None else residual], True)
+    cdef float *at = NULL if residual is None else <float *> left_over.at[0]
+    cdef size_t count = _count_of(source)
+    _check(to, sr_encoded_nbytes(f, count))
+    if residual is not None:
+        _check(left_over, 4 * count)
+    cdef long left = loops
+    cdef double start
+    with nogil:
+        start = _now()
+        while left > 0:
+            function(to.at[0], at, <const float *> source.at[0], count)
+            left -= 1
+        start = _now() - start
+    return start

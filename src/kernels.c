@@ -1,5 +1,5 @@
-/* The lists of dtypes and ops, what streaming and many sources need around the loops, and the choice of an
- * instruction set. Knows nothing of ranks, segments or Python.
+/* The lists of dtypes, ops and wire formats, what streaming and many sources need around the loops, and the choice of
+ * an instruction set. Knows nothing of ranks, segments or Python.
  * Build with -O3, and with -ffp-contract=off: a product and a sum fused would change bits on some machines. */
 #include "kernels.h"
 
@@ -83,6 +83,8 @@ const char *const sr_dtype_name[SR_DTYPES] = {
 
 const char *const sr_op_name[SR_OPS] = {"sum", "prod", "min",  "max", "avg",  "band",
                                         "bor", "bxor", "land", "lor", "lxor"};
+
+const char *const sr_wire_name[SR_WIRE_FORMATS] = {"native", "bf16", "fp16", "int8"};
 
 static inline size_t sr_lesser(size_t a, size_t b) { return a < b ? a : b; }
 

@@ -1,5 +1,6 @@
 /* Reduction loops: dst = src[0] op src[1] op ... on plain memory, for every dtype and op, one set per
- * instruction set. Owns the lists of dtypes and ops. Knows nothing of ranks, segments or Python. */
+ * instruction set; copies, casts and the wire formats too. Owns the lists of dtypes, ops and wire formats. Knows
+ * nothing of ranks, segments, sockets or Python. */
 #ifndef SHMRING_KERNELS_H
 #define SHMRING_KERNELS_H
 
@@ -48,11 +49,49 @@ typedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stre
 typedef void sr_copy_two_fn(void *dst0, const void *src0, uint32_t stream0, void *dst1, const void *src1,
                             uint32_t stream1, size_t nbytes);
 
+/* float32 from items of a widened dtype, exactly, and back to nearest even, rounding as the folds do (float8
+ * overflows as in ml_dtypes). NaNs stay NaNs, with what fits of their payload. The two places are disjoint; nothing
+ * needs to be aligned. The same bits with every instruction set, NaNs included. */
+typedef void sr_widen_fn(float *dst, const void *src, size_t count);
+typedef void sr_narrow_fn(void *dst, const float *src, size_t count);
+
+/* What float32 may travel as between hosts. The numbers travel themselves: append, never reorder.
+ *
+ * SR_WIRE_INT8 goes in blocks that can be decoded alone: a float32 scale, then that many int8, the last block having
+ * fewer. Scale: the largest magnitude of the block / 127 (but no less than 2^-126, and 127 scales never overflow); 0
+ * for a block of zeros. Items: to nearest even, in [-127, 127]. What is decoded is off by no more than half a scale,
+ * but for rounding in float32. A block with an infinity or a NaN has the scale NaN and decodes to NaNs. */
+enum sr_wire_format { SR_WIRE_NATIVE, SR_WIRE_BF16, SR_WIRE_FP16, SR_WIRE_INT8, SR_WIRE_FORMATS };
+enum { SR_WIRE_INT8_BLOCK = 256 }; /* items */
+
+extern const char *const sr_wire_name[SR_WIRE_FORMATS]; /* "native", "bf16", "fp16", "int8" */
+
+static inline size_t sr_encoded_nbytes(int format, size_t count) {
+    if (format == SR_WIRE_NATIVE) return 4 * count;
+    if (format == SR_WIRE_INT8) return count + 4 * (count / SR_WIRE_INT8_BLOCK + (count % SR_WIRE_INT8_BLOCK != 0));
+    return 2 * count;
+}
+
+/* dst = what travels of src, sr_encoded_nbytes() of it. With a residual (of error feedback: count items, zeros at
+ * first, the same ones with every call for the same src) what travels is y = src + residual, and the residual becomes y
+ * minus what will be decoded. Infinities and NaNs travel as they are and large numbers overflow to infinities; there,
+ * and in all of an int8 block that becomes NaNs, the residual is 0: an infinite one would spoil all later calls.
+ *
+ * Whoever must hold what it sent decodes that. All places are disjoint; nothing needs to be aligned. Pieces of src may
+ * be encoded and decoded alone, if int8's begin at whole blocks. The same bits with every instruction set, but for the
+ * NaN of src + residual where both are NaN, or infinities of different signs. */
+typedef void sr_encode_fn(void *dst, float *residual_or_null, const float *src, size_t count);
+typedef void sr_decode_fn(float *dst, const void *src, size_t count);
+
 struct sr_kernels {
     const char *isa;
     sr_fold_fn *fold[SR_DTYPES][SR_OPS]; /* NULL where the op has no meaning for the dtype */
     sr_copy_fn *copy;
     sr_copy_two_fn *copy_two;
+    sr_widen_fn *widen[SR_DTYPES]; /* NULL where sr_dtype_is_widened() says no; as in narrow */
+    sr_narrow_fn *narrow[SR_DTYPES];
+    sr_encode_fn *encode[SR_WIRE_FORMATS];
+    sr_decode_fn *decode[SR_WIRE_FORMATS];
 };
 
 /* NULL or "": the best that this CPU and its operating system support. A name: that one, or NULL if it is unknown

@@ -129,6 +129,26 @@ static inline uint32_t sr_narrow_f16(float x) { return sr_narrow(x, SR_SMALL_F16
 static inline uint32_t sr_narrow_e5m2(float x) { return sr_narrow(x, SR_SMALL_E5M2); }
 static inline uint32_t sr_narrow_e4m3fn(float x) { return sr_narrow(x, SR_SMALL_E4M3FN); }
 
+/* ---- wire formats ---- */
+
+/* What is left over of an infinity or a NaN is nothing. */
+static inline float sr_finite_or_zero(float x) { return (sr_bits_of(x) & 0x7fffffffu) < 0x7f800000u ? x : 0; }
+
+/* Added to a float32 of magnitude below 2^22 it leaves, to nearest even, the integer in the last bits of the sum:
+ * without a conversion, whose result for a NaN C does not define. */
+#define SR_SHIFT_TO_INTEGER 0x1.8p23f
+
+/* Of a block whose largest magnitude has these bits. With a smaller scale than the least a magnitude could be more
+ * than 127 scales, as subnormals are coarse; with the greatest 127 scales are just finite. Between them a magnitude
+ * times the scale's inverse rounds to 127 at most. */
+static inline float sr_int8_scale(uint32_t magnitude) {
+    const float least = 0x1p-126f, greatest = 0x1.020406p121f;
+    if (magnitude >= 0x7f800000u) return sr_float_of(0x7fc00000u);
+    if (magnitude == 0) return 0;
+    const float scale = sr_float_of(magnitude) / 127;
+    return scale < least ? least : scale > greatest ? greatest : scale;
+}
+
 /* SR_AVG: `divisor` is a name in scope where these are expanded. */
 #define SR_DIVIDED_F32(x) ((x) / (float)divisor)
 #define SR_DIVIDED_F64(x) ((x) / (double)divisor)

@@ -251,7 +251,7 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
 
 #ifdef SR_F16C
 SR_INLINE void SR_OF_ISA(f16_widen)(float *wide, const void *items, size_t count) {
-    if (count == 1) *wide = _cvtsh_ss(*(const uint16_t_anywhere *)items);
+    if (count == 1) *(float_anywhere *)wide = _cvtsh_ss(*(const uint16_t_anywhere *)items);
 #if SR_VECTOR_NBYTES == 64
     for (; count >= 16; wide += 16, items = (const char *)items + 32, count -= 16)
         _mm512_storeu_ps(wide, _mm512_cvtph_ps(_mm256_loadu_si256(items)));
@@ -262,7 +262,7 @@ SR_INLINE void SR_OF_ISA(f16_widen)(float *wide, const void *items, size_t count
 
 /* To nearest even. A whole block is stored at once, as it is loaded at once again: halves would stall that. */
 SR_INLINE void SR_OF_ISA(f16_narrow)(void *items, const float *wide, size_t count) {
-    if (count == 1) *(uint16_t_anywhere *)items = _cvtss_sh(*wide, 0);
+    if (count == 1) *(uint16_t_anywhere *)items = _cvtss_sh(*(const float_anywhere *)wide, 0);
     if (count == 8) _mm_storeu_si128(items, _mm256_cvtps_ph(_mm256_loadu_ps(wide), 0));
 #if SR_VECTOR_NBYTES == 64
     if (count == 32) {
@@ -280,7 +280,7 @@ SR_INLINE void SR_OF_ISA(f16_narrow)(void *items, const float *wide, size_t coun
 }
 #elif defined(__aarch64__)
 SR_INLINE void SR_OF_ISA(f16_widen)(float *wide, const void *items, size_t count) {
-    if (count == 1) *wide = *(const half_anywhere *)items;
+    if (count == 1) *(float_anywhere *)wide = *(const half_anywhere *)items;
     if (count != 8) return;
     const float16x8_t half = vreinterpretq_f16_u8(vld1q_u8(items));
     vst1q_f32(wide, vcvt_f32_f16(vget_low_f16(half)));
@@ -288,7 +288,7 @@ SR_INLINE void SR_OF_ISA(f16_widen)(float *wide, const void *items, size_t count
 }
 
 SR_INLINE void SR_OF_ISA(f16_narrow)(void *items, const float *wide, size_t count) {
-    if (count == 1) *(half_anywhere *)items = *wide;
+    if (count == 1) *(half_anywhere *)items = *(const float_anywhere *)wide;
     if (count != 8) return;
     const float16x8_t half = vcombine_f16(vcvt_f16_f32(vld1q_f32(wide)), vcvt_f16_f32(vld1q_f32(wide + 4)));
     vst1q_u8(items, vreinterpretq_u8_f16(half));
@@ -410,6 +410,8 @@ SR_AS_PARTS(c128_sum, f64_sum, 2)
 SR_AS_PARTS(c128_avg, f64_avg, 2)
 
 #include "kernels_copy.h"
+/* After the copies: they are a wire format too. */
+#include "kernels_cast.h"
 
 #define SR_ROW_LOGICAL(tag)                                                                                  \
     [SR_LAND] = SR_OF_ISA(tag##_land), [SR_LOR] = SR_OF_ISA(tag##_lor), [SR_LXOR] = SR_OF_ISA(tag##_lxor)
@@ -460,6 +462,30 @@ static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
         [SR_C128] = SR_ROW_COMPLEX(c128),
         [SR_F8_E4M3FN] = SR_ROW_FLOAT(e4m3fn),
         [SR_F8_E5M2] = SR_ROW_FLOAT(e5m2),
+    },
+    .widen = {
+        [SR_F16] = SR_OF_ISA(widen_f16),
+        [SR_BF16] = SR_OF_ISA(widen_bf16),
+        [SR_F8_E4M3FN] = SR_OF_ISA(widen_e4m3fn),
+        [SR_F8_E5M2] = SR_OF_ISA(widen_e5m2),
+    },
+    .narrow = {
+        [SR_F16] = SR_OF_ISA(narrow_f16),
+        [SR_BF16] = SR_OF_ISA(narrow_bf16),
+        [SR_F8_E4M3FN] = SR_OF_ISA(narrow_e4m3fn),
+        [SR_F8_E5M2] = SR_OF_ISA(narrow_e5m2),
+    },
+    .encode = {
+        [SR_WIRE_NATIVE] = SR_OF_ISA(encode_native),
+        [SR_WIRE_BF16] = SR_OF_ISA(encode_bf16),
+        [SR_WIRE_FP16] = SR_OF_ISA(encode_f16),
+        [SR_WIRE_INT8] = SR_OF_ISA(encode_int8),
+    },
+    .decode = {
+        [SR_WIRE_NATIVE] = SR_OF_ISA(decode_native),
+        [SR_WIRE_BF16] = SR_OF_ISA(widen_bf16),
+        [SR_WIRE_FP16] = SR_OF_ISA(widen_f16),
+        [SR_WIRE_INT8] = SR_OF_ISA(decode_int8),
     },
 };
 

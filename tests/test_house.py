@@ -27,8 +27,9 @@ C_HOUSE = {
     "wire.c": {"wire.h"},
     "kernels.h": set(),
     "kernels_item.h": {"kernels.h"},
-    "kernels_loop.h": {"kernels_copy.h"},
+    "kernels_loop.h": {"kernels_cast.h", "kernels_copy.h"},
     "kernels_copy.h": set(),
+    "kernels_cast.h": set(),
     "kernels.c": {"kernels.h", "kernels_item.h", "kernels_loop.h"},
 }
 HOUSE = {

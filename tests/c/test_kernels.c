@@ -1,5 +1,6 @@
-/* The kernels alone, for sanitizers and for machines without Python: every dtype, op, shape and instruction set on
- * reproducible numbers. tests/test_kernels.py proves the results right; this proves them the same everywhere.
+/* The kernels alone, for sanitizers and for machines without Python: every dtype, op, shape, cast, wire format and
+ * instruction set on reproducible numbers. tests/test_kernels.py and test_casts.py prove the results right; this proves
+ * them the same everywhere.
  *
  * Arm, on another machine (packages qemu-user-static, gcc-aarch64-linux-gnu, libc6-dev-arm64-cross):
  *   aarch64-linux-gnu-gcc -O3 -ffp-contract=off -fno-strict-aliasing -Isrc -static -o /tmp/test_kernels \
@@ -12,6 +13,9 @@
 
 /* Of all results together, with NaNs made one and zeros of min and max positive. Any machine must come to it. */
 #define DIGEST 0xfc366e77869d0dadull
+
+/* Of all casts and encodings, with NaNs as they are. */
+#define CASTS_DIGEST 0x74623d188252049aull
 
 enum { MOST_SOURCES = 20, MOST_DSTS = 3 };
 
@@ -134,6 +138,73 @@ static uint64_t fold_all(const struct sr_kernels *kernels) {
     return digest;
 }
 
+/* ---- casts and wire formats ---- */
+
+static const size_t cast_counts[] = {0, 1, 2, 7, 8, 9, 15, 31, 64, 100, 255, 256, 257, 519, 1500};
+
+/* Any bits, or sizes near each other, or but the largest of a block would be nothing in int8. */
+static struct place some_floats(size_t count) {
+    const struct place p = allocate(count * 4, random_bits() % 64);
+    const int any = random_bits() % 2;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits = (uint32_t)random_bits();
+        if (!any) bits = (bits & 0x83ffffffu) | 0x3c000000u;
+        memcpy(p.items + 4 * i, &bits, 4);
+    }
+    return p;
+}
+
+/* Takes what it digests. */
+static uint64_t digest_and_free(uint64_t digest, struct place p, size_t nbytes) {
+    digest = digest_of(digest, p.items, nbytes);
+    free(p.block);
+    return digest;
+}
+
+static uint64_t cast_once(const struct sr_kernels *kernels, int dtype, size_t count) {
+    const size_t nbytes = count * sr_dtype_nbytes[dtype];
+    const struct place x = some_floats(count), narrow = allocate(nbytes, random_bits() % 64);
+    const struct place any = allocate(nbytes, random_bits() % 64), wide = allocate(count * 4, random_bits() % 64);
+    for (size_t i = 0; i < nbytes; i++) any.items[i] = (char)random_bits();
+    kernels->narrow[dtype](narrow.items, (const float *)(void *)x.items, count);
+    kernels->widen[dtype]((float *)(void *)wide.items, any.items, count);
+    free(x.block), free(any.block);
+    return digest_and_free(digest_and_free(0, narrow, nbytes), wide, count * 4);
+}
+
+static uint64_t encode_once(const struct sr_kernels *kernels, int format, size_t count, int feeds) {
+    const size_t nbytes = sr_encoded_nbytes(format, count);
+    const struct place x = some_floats(count), residual = allocate(count * 4, random_bits() % 64);
+    const struct place sent = allocate(nbytes, random_bits() % 64), kept = allocate(count * 4, random_bits() % 64);
+    for (size_t i = 0; i < count; i++) {
+        const float some = (float)(int32_t)random_bits() * 0x1p-40f; /* a number: which of two NaNs wins is not said */
+        memcpy(residual.items + 4 * i, &some, 4);
+    }
+    float *const left = feeds ? (float *)(void *)residual.items : NULL;
+    kernels->encode[format](sent.items, left, (const float *)(void *)x.items, count);
+    kernels->decode[format]((float *)(void *)kept.items, sent.items, count);
+    free(x.block);
+    const uint64_t digest = digest_and_free(digest_and_free(0, sent, nbytes), kept, count * 4);
+    return digest_and_free(digest, residual, count * 4);
+}
+
+static uint64_t cast_all(const struct sr_kernels *kernels) {
+    uint64_t digest = 0;
+    random_state = 2;
+    for (size_t c = 0; c < sizeof cast_counts / sizeof cast_counts[0]; c++) {
+        for (int dtype = 0; dtype < SR_DTYPES; dtype++) {
+            const int widened = sr_dtype_is_widened(dtype);
+            if ((kernels->widen[dtype] != NULL) != widened || (kernels->narrow[dtype] != NULL) != widened)
+                fail("cast where there is none, or none where there is one", kernels->isa, dtype, 0, 0, 0);
+            if (widened) digest = digest * 31 + cast_once(kernels, dtype, cast_counts[c]);
+        }
+        for (int format = 0; format < SR_WIRE_FORMATS; format++)
+            for (int feeds = 0; feeds < 2; feeds++)
+                digest = digest * 31 + encode_once(kernels, format, cast_counts[c], feeds);
+    }
+    return digest;
+}
+
 /* ---- the caller's floating-point modes ---- */
 
 static float smallest_sum(const struct sr_kernels *kernels) {
@@ -172,10 +243,11 @@ int main(void) {
     for (int i = 0; sr_kernels_isas(i) != NULL; i++) {
         const struct sr_kernels *kernels = sr_kernels_find(sr_kernels_isas(i));
         check_float_env(kernels);
-        const uint64_t digest = fold_all(kernels);
-        const char *const verdict = digest == DIGEST ? "as everywhere" : "NOT as everywhere";
-        printf("%s: results 0x%016llx, %s\n", kernels->isa, (unsigned long long)digest, verdict);
-        failed |= digest != DIGEST;
+        const uint64_t digest = fold_all(kernels), casts = cast_all(kernels);
+        const int differs = digest != DIGEST || casts != CASTS_DIGEST;
+        printf("%s: results 0x%016llx, casts 0x%016llx, %s\n", kernels->isa, (unsigned long long)digest,
+               (unsigned long long)casts, differs ? "NOT as everywhere" : "as everywhere");
+        failed |= differs;
     }
     return failed;
 }
