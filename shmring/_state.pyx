@@ -220,7 +220,8 @@ cdef class State:
         cdef sr_record record = self.g.lane[rank].record[<uint64_t> seq & (SR_RECORDS - 1)]
         if record.kind >= NKINDS or record.seq != <uint64_t> seq:
             return None
-        words = words_of(record.kind, record.dtype, record.op, record.algorithm, record.order, record.root, record.count)
+        words = words_of(record.kind, record.dtype, record.op, record.algorithm, record.order, record.root,
+                         record.count)
         return words | {"seq": record.seq, "invalid": bool(record.invalid)}
 
     def last_seq_of(self, int rank):

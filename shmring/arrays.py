@@ -145,7 +145,7 @@ class Arrays:
         return mapping
 
     def _share_alike(self, total: int, timeout_s: float) -> int:
-        """The memory's descriptor; where this host has none, the others are told so in the agreement to come."""
+        """The memory's descriptor; where this host has none, the others hear of it in the agreement."""
         try:
             return self._share(lambda: self._create(total), time.monotonic() + timeout_s)
         except (Timeout, RankFailed):

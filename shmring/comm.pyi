@@ -9,7 +9,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ._engine import Engine
 from ._state import _Stats
+from .crossing import Crossing
 from .links import Links
+from .nodes import Place
 from .memory import Mapping
 from .messages import Messages
 from .settings import Settings
@@ -28,6 +30,8 @@ class Comm(Messages):
         segment: Mapping,
         fd: int,
         settings: Settings,
+        place: Place | Links,
+        crossing: Crossing | None = None,
         parent_ranks: tuple[int, ...] | None = None,
     ) -> None: ...
     @property

@@ -1,6 +1,6 @@
 """What a communicator of several hosts has beside its segment: the connections to ranks of other hosts.
 
-May know: _leg, alarms, errors, limits, lines, worlds; it is handed an engine and what the ranks' meeting left.
+May know: _leg, alarms, errors, limits, lines, worlds; it is handed an engine and what the meeting left.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Crossing:
 
 
 def _free_port(family: int, own: tuple, ports: tuple[int, int] | None) -> int:  # type: ignore[type-arg]
-    """One at which nobody listens now: whoever takes it before the group meets is told to be no rank of it."""
+    """One at which nobody listens now; whoever takes it before the group meets proves to be no rank."""
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
         try:

@@ -101,10 +101,12 @@ HOUSE = {
     "fusion": {"_across", "_engine", "_group", "_operands", "_progress", "_state", "_timeouts"}
     | {"collectives", "uneven", "work"},
     "objects": {"collectives"},
-    "beginning": {"_engine", "_layout", "limits", "links", "liveness", "memory", "settings", "tuning"},
+    "crossing": {"_leg", "alarms", "errors", "limits", "lines", "worlds"},
+    "beginning": {"_engine", "_layout", "bootstrap", "crossing", "limits", "links", "liveness", "memory"}
+    | {"nodes", "settings", "tuning"},
     "_locks": {"flag.h", "_engine", "_group", "_timeouts", "errors", "failures", "liveness"},
     "shared": {"_locks", "errors"},
-    "groups": {"beginning", "errors"},
+    "groups": {"beginning", "bootstrap", "errors"},
     "ring": {"_ring", "errors", "limits", "liveness", "memory", "settings"},
     "_status": {"_group", "_messages", "_operands", "_state", "errors"},
     "messages": {"_delivery", "_engine", "_group", "_messages", "_operands", "_progress", "_ring", "_status"}
