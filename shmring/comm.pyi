@@ -11,9 +11,9 @@ from ._engine import Engine
 from ._state import _Stats
 from .crossing import Crossing
 from .links import Links
-from .nodes import Place
 from .memory import Mapping
 from .messages import Messages
+from .nodes import Place
 from .settings import Settings
 from .shared import SharedArray
 
