@@ -1,7 +1,7 @@
 """`shmrun -n 4 script.py`: start the ranks of a script on this host, pass on their output, end together.
 
-The first rank that fails takes the others with it and is the one that is reported. May know: bootstrap,
-errors, limits, processes, relay, settings.
+The first rank that fails takes the others with it and is the one that is reported. Over several hosts each
+runs its own shmrun. May know: bootstrap, errors, limits, processes, relay, settings.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from .bootstrap import World, check_nprocs, world
+from .bootstrap import check_nprocs, world
 from .limits import usable_cpus
 from .processes import describe_exit, parent_death_tie
 from .relay import Stream, rank_prefix, screens
-from .settings import Settings
+from .settings import Settings, parse_address
 
 _GRACE_S = 5.0  # from SIGTERM to SIGKILL
 _CAUSE_S = 1.0  # for the cause to show where the first failure only tells of another rank's
@@ -34,6 +34,11 @@ _BAD_USAGE = 2
 _READ_NBYTES = 1 << 16
 _CONSEQUENCES = ("RankFailed:", "Aborted:")  # they tell of another rank's failure
 _TRACEBACK = "Traceback (most recent call last)"
+_NO_KEY = (
+    "hosts trust each other only by a key: set SHMRING_KEY to the same one on every host, or "
+    "SHMRING_KEY_FILE to a file with it and mode 0600; make one with: "
+    'python -c "import secrets; print(secrets.token_hex())"'
+)
 _CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -41,15 +46,16 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parse(sys.argv[1:] if argv is None else argv)
     environment = dict(os.environ)
-    meeting = world(options.nprocs)
-    for rank in range(options.nprocs):
-        _set_place(environment, meeting, rank)
+    share = _share_of(options)
+    share.place(share.ranks[0], environment)
     try:
-        Settings.from_environment(environment)  # one message here instead of one from each rank
+        settings = Settings.from_environment(environment)  # one message here instead of one from each rank
     except ValueError as error:
         return _complain(str(error))
-    _share_cpus(environment, options.nprocs)
-    return _Run(options, meeting, environment).run()
+    if settings.key is None:
+        return _complain(_NO_KEY)
+    _share_cpus(environment, len(share.ranks))
+    return _Run(options, share, environment).run()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,17 +68,22 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         prog="shmrun",
         allow_abbrev=False,
         usage="shmrun -n RANKS [options] [-m] SCRIPT [ARGUMENT ...]",
-        description="Run a Python script as several ranks on this host; shmring.init() joins them.",
+        description="Run a Python script as several ranks on this host; shmring.init() joins them. For "
+        "several hosts run it on each, with the same --nnodes, --rdzv, -n and SHMRING_KEY, and its own "
+        "--node-rank.",
         epilog="The exit code is that of the first rank that fails (128 + N for signal N).",
     )
     parser.add_argument(
         "-n",
-        dest="nprocs",
+        dest="counts",
         required=True,
-        type=_nprocs,
         metavar="RANKS",
-        help="how many ranks, or `auto`: one for each usable CPU",
+        help="how many ranks on each host, or `auto`: one for each usable CPU; over hosts also one number "
+        "for each, as in 2,1,3",
     )
+    parser.add_argument("--nnodes", type=int, metavar="HOSTS", help="how many hosts (default: one)")
+    parser.add_argument("--node-rank", type=int, metavar="INDEX", help="which one this is: 0 to HOSTS - 1")
+    parser.add_argument("--rdzv", metavar="HOST:PORT", help="where host 0 listens for the others")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument(
         "--no-prefix",
@@ -90,9 +101,34 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
+    try:
+        _count_ranks(options)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        parser.error(str(error))
     if not options.module and not os.path.exists(options.script):
         parser.error(f"there is no script {options.script!r}")
     return options
+
+
+def _count_ranks(options: argparse.Namespace) -> None:
+    """Turn -n into the number of ranks on each host, and check what says which host this is."""
+    texts = options.counts.split(",")
+    options.nnodes = len(texts) if options.nnodes is None else options.nnodes
+    if options.nnodes < 1 or len(texts) not in (1, options.nnodes):
+        raise ValueError(
+            f"--nnodes is {options.nnodes} but -n is {options.counts}: give one number, or one for each host"
+        )
+    if options.nnodes > 1:
+        if "auto" in texts:
+            raise ValueError("-n auto may differ from host to host: give the same numbers on all of them")
+        if options.rdzv is None or options.node_rank is None:
+            raise ValueError("several hosts need --rdzv HOST:PORT and, on each host, its own --node-rank")
+        parse_address("--rdzv", options.rdzv)
+    options.node_rank = options.node_rank or 0
+    if not 0 <= options.node_rank < options.nnodes:
+        raise ValueError(f"--node-rank is {options.node_rank}; allowed: 0 to {options.nnodes - 1}")
+    options.counts = [_nprocs(text) for text in texts] * (options.nnodes // len(texts))
+    check_nprocs(sum(options.counts))
 
 
 def _nprocs(text: str) -> int:
@@ -101,7 +137,7 @@ def _nprocs(text: str) -> int:
     try:
         return check_nprocs(int(text))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+        raise argparse.ArgumentTypeError(f"argument -n: {text!r}: {error}") from None
 
 
 def _seconds(text: str) -> float:
@@ -116,13 +152,33 @@ def _complain(message: str) -> int:
     return _BAD_USAGE
 
 
-def _set_place(environment: dict[str, str], meeting: World, rank: int) -> None:
-    # In the environment, which only this user can read, and never in argv, which everybody can.
-    environment.pop("SHMRING_KEY_FILE", None)
-    environment["SHMRING_RANK"] = str(rank)
-    environment["SHMRING_SIZE"] = str(meeting.nprocs)
-    environment["SHMRING_ADDR"] = meeting.id
-    environment["SHMRING_KEY"] = meeting.key.hex()
+@dataclass(frozen=True)
+class _Share:
+    """This host's ranks of all `size`, and the variables by which they meet the others (None: unset)."""
+
+    ranks: range
+    size: int
+    variables: dict[str, str | None]
+
+    def place(self, rank: int, environment: dict[str, str]) -> None:
+        here = {"SHMRING_RANK": str(rank), "SHMRING_SIZE": str(self.size), **self.variables}
+        for name, text in here.items():
+            environment.pop(name, None)
+            if text is not None:
+                environment[name] = text
+
+
+def _share_of(options: argparse.Namespace) -> _Share:
+    # The key goes through the environment, which only this user can read, never argv, which everybody can.
+    size = sum(options.counts)
+    if options.nnodes == 1:
+        meeting = world(size)
+        key = {"SHMRING_KEY": meeting.key.hex(), "SHMRING_KEY_FILE": None}
+        return _Share(range(size), size, {"SHMRING_ADDR": meeting.id, "SHMRING_PORT": None, **key})
+    first = sum(options.counts[: options.node_rank])
+    host, port = parse_address("--rdzv", options.rdzv)
+    ranks = range(first, first + options.counts[options.node_rank])
+    return _Share(ranks, size, {"SHMRING_ADDR": host, "SHMRING_PORT": str(port)})
 
 
 def _share_cpus(environment: dict[str, str], nprocs: int) -> None:
@@ -153,9 +209,9 @@ class _Rank:
 class _Run:
     """All ranks from start to end."""
 
-    def __init__(self, options: argparse.Namespace, meeting: World, environment: dict[str, str]) -> None:
+    def __init__(self, options: argparse.Namespace, share: _Share, environment: dict[str, str]) -> None:
         self._options = options
-        self._meeting = meeting
+        self._share = share
         self._environment = environment
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
@@ -172,7 +228,8 @@ class _Run:
             self._start()
         except OSError as error:
             self._sweep()
-            _say(f"rank {len(self._ranks)} of {self._options.nprocs} could not be started: {error}")
+            rank = self._share.ranks[len(self._ranks)]
+            _say(f"rank {rank} of {self._share.size} could not be started: {error}")
             return 1
         try:
             while any(rank.exit_code is None for rank in self._ranks):
@@ -206,7 +263,7 @@ class _Run:
         tie = parent_death_tie(os.getpid())
         target = ["-m", self._options.script] if self._options.module else [self._options.script]
         command = [sys.executable, *target, *self._options.arguments]
-        for rank in range(self._options.nprocs):
+        for rank in self._share.ranks:
             process = subprocess.Popen(
                 command,
                 env=self._environment_of(rank),
@@ -220,8 +277,9 @@ class _Run:
             )
             assert process.stdout is not None
             assert process.stderr is not None
-            out = Stream(out_screen, out_fd, self._prefix(rank, out_screen.tty), live=rank == 0)
-            err = Stream(err_screen, err_fd, self._prefix(rank, err_screen.tty), live=rank == 0)
+            live = rank == self._share.ranks[0]
+            out = Stream(out_screen, out_fd, self._prefix(rank, out_screen.tty), live=live)
+            err = Stream(err_screen, err_fd, self._prefix(rank, err_screen.tty), live=live)
             self._ranks.append(_Rank(rank, process, out, err))
             for pipe, stream in ((process.stdout, out), (process.stderr, err)):
                 os.set_blocking(pipe.fileno(), False)
@@ -231,15 +289,15 @@ class _Run:
         if not self._options.prefix:
             return b""
         colour = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        return rank_prefix(rank, self._options.nprocs, colour=colour)
+        return rank_prefix(rank, self._share.size, colour=colour)
 
     def _environment_of(self, rank: int) -> dict[str, str]:
         environment = dict(self._environment)
-        _set_place(environment, self._meeting, rank)
+        self._share.place(rank, environment)
         environment.setdefault("PYTHONUNBUFFERED", "1")  # a pipe would hold lines back until 8 KiB are full
         if _is_terminal(2):  # progress bars cannot ask a pipe how wide it is
             size = shutil.get_terminal_size()
-            width = len(rank_prefix(rank, self._options.nprocs, colour=False)) if self._options.prefix else 0
+            width = len(rank_prefix(rank, self._share.size, colour=False)) if self._options.prefix else 0
             environment.setdefault("COLUMNS", str(max(size.columns - width, 20)))
             environment.setdefault("LINES", str(size.lines))
         return environment
@@ -363,7 +421,7 @@ class _Run:
             " (out of memory?)" if rank.exit_code == -signal.SIGKILL else ""
         )
         words = "; the end of its stderr:" if rank.err.tail else ", without a word on stderr"
-        _say(f"rank {rank.rank} of {len(self._ranks)} failed first: {how}{words}")
+        _say(f"rank {rank.rank} of {self._share.size} failed first: {how}{words}")
         for line in _last_words(rank):
             print(line, file=sys.stderr)
         sys.stderr.flush()
