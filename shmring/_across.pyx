@@ -1,7 +1,8 @@
 # The collectives of ranks of several hosts that move pieces from rank to rank, and the choice of a pipeline for every
 # call of several hosts. A piece crosses the wire once for each host that wants it, straight from the array where it is
 # given into one where it is taken; local ranks get it from there. Long pieces go in parts, so that one is on the wire
-# while another is handed out. May know: _group, _leg, _local, _hierarchy, _pipelines. Every function returns at once;
+# while another is handed out. May know: _group, _leg, _local, _hierarchy, _reduce_scatter,
+# _pipelines. Every function returns at once;
 # what it waits for is in call.awaited.
 
 from libc.stddef cimport size_t
@@ -13,6 +14,7 @@ from ._hierarchy cimport choose_reduction, gather_stretch, slice_at, stretch_cou
 from ._leg cimport *
 from ._local cimport begin_local, finish_crossing, new_local, step_crossing
 from ._pipelines cimport choose_pipeline, enter_refused
+from ._reduce_scatter cimport enter_reduce_scatter, step_reduce_scatter
 
 
 # ---- pieces, by rank -----------------------------------------------------------------------------------------
@@ -342,7 +344,7 @@ cdef inline int nstretches(Leg *leg, Call *c) noexcept nogil:
 cdef void enter_broadcast(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     begin_crossing(g, c)
-    leg.stretch_count = c.count if c.nbytes <= leg.small_nbytes else stretch_count_of(leg, c)
+    leg.stretch_count = c.count if c.nbytes <= leg.small_nbytes else stretch_count_of(leg, c.count, c.itemsize)
     leg.lag = CHAIN_LAG if c.nbytes > leg.small_nbytes and leg.node != leg.node_of[c.root] else 0
 
 
@@ -433,8 +435,8 @@ cdef void exchange_slice(Group *g, Call *c, int number, int node, bint receives)
     cdef size_t begin, end
     cdef int local
     for local in range(leg.nlocal[node]):
-        begin = max(slice_at(leg, c, node, local, s.count), slice_at(leg, c, leg.node, own, s.count))
-        end = min(slice_at(leg, c, node, local + 1, s.count), slice_at(leg, c, leg.node, own + 1, s.count))
+        begin = max(slice_at(leg, node, local, s.count), slice_at(leg, leg.node, own, s.count))
+        end = min(slice_at(leg, node, local + 1, s.count), slice_at(leg, leg.node, own + 1, s.count))
         if begin >= end:
             continue
         if receives:
@@ -484,5 +486,7 @@ cdef void choose_way(Group *g, Call *c) noexcept nogil:
     elif c.kind == BROADCAST:
         c.enter = enter_broadcast
         c.step = step_small_broadcast if c.nbytes <= leg.small_nbytes else step_large_broadcast
+    elif c.kind == REDUCE_SCATTER and c.nbytes > 0:
+        c.enter, c.step = enter_reduce_scatter, step_reduce_scatter
     else:
         choose_reduction(g, c)

@@ -112,15 +112,25 @@ cdef extern from "kernels.h" nogil:
     ctypedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream) noexcept
     ctypedef void sr_copy_two_fn(void *dst0, const void *src0, uint32_t stream0, void *dst1, const void *src1,
                                  uint32_t stream1, size_t nbytes) noexcept
+    ctypedef void sr_widen_fn(float *dst, const void *src, size_t count) noexcept
+    ctypedef void sr_narrow_fn(void *dst, const float *src, size_t count) noexcept
+    ctypedef void sr_encode_fn(void *dst, float *residual, const float *src, size_t count) noexcept
+    ctypedef void sr_decode_fn(float *dst, const void *src, size_t count) noexcept
+    size_t sr_encoded_nbytes(int format, size_t count)
     cdef struct sr_kernels:
         const char *isa
         sr_fold_fn *fold[17][11]
         sr_copy_fn *copy
         sr_copy_two_fn *copy_two
+        sr_widen_fn *widen[17]
+        sr_narrow_fn *narrow[17]
+        sr_encode_fn *encode[4]
+        sr_decode_fn *decode[4]
     cdef enum:
         SR_BOOL, SR_I8, SR_U8, SR_I16, SR_U16, SR_I32, SR_U32, SR_I64, SR_U64
         SR_F16, SR_BF16, SR_F32, SR_F64, SR_C64, SR_C128, SR_F8_E4M3FN, SR_F8_E5M2, SR_DTYPES
-        SR_SUM, SR_MIN, SR_AVG, SR_BOR, SR_LAND, SR_OPS
+        SR_SUM, SR_PROD, SR_MIN, SR_AVG, SR_BOR, SR_LAND, SR_OPS
+        SR_WIRE_NATIVE, SR_WIRE_FORMATS
     const uint8_t *sr_dtype_nbytes
     bint sr_dtype_is_widened(int dtype)
     struct sr_float_env:
@@ -260,6 +270,8 @@ cdef struct Call:
     uint64_t timeout_ns
     const Call *within               # the call of ranks of several hosts that this is a local step of, or NULL
     bint crosses                     # it is such a call
+    uint8_t wire                     # how what crosses is written, see kernels.h
+    float *residual                  # what earlier calls lost by that, see sent_count of _hierarchy; or NULL
     # where it lies
     const unsigned char *x
     unsigned char *out
@@ -318,7 +330,7 @@ cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
     cdef uint64_t what = name_of(c) | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
     what |= <uint64_t> c.algorithm << 16 | <uint64_t> c.order << 19
     cdef uint64_t count = c.count ^ (<uint64_t> c.count >> 32) * <uint64_t> 0x9E3779B1
-    return what | <uint64_t> c.root << 20 | count << 32
+    return (what | <uint64_t> c.root << 20 | count << 32) ^ <uint64_t> c.wire << 61
 
 
 # ---- what a kind is ------------------------------------------------------------------------------------------

@@ -7,5 +7,6 @@ from ._leg cimport Leg
 
 cdef void choose_reduction(Group *g, Call *c) noexcept nogil
 cdef int gather_stretch(Group *g, Call *c, int number) noexcept nogil
-cdef size_t slice_at(Leg *leg, Call *c, int node, int local, size_t count) noexcept nogil
-cdef size_t stretch_count_of(Leg *leg, Call *c) noexcept nogil
+cdef size_t slice_at(Leg *leg, int node, int local, size_t count) noexcept nogil
+cdef size_t stretch_count_of(Leg *leg, size_t count, size_t itemsize) noexcept nogil
+cdef size_t residual_count(Leg *leg, size_t count) noexcept nogil

@@ -3,8 +3,8 @@
 # hosts; then each host hands the result to its ranks. Everybody takes part in the middle step: a local rank owns a
 # slice and has connections of its own to those that own it elsewhere. (Hierarchical all-reduce, as in Horovod and
 # NCCL; the exchange of large messages is a direct reduce-scatter and all-gather: 2(H-1)/H of a slice over the wire,
-# for H hosts.)
-# May know: _group, _leg, _local. Every function returns at once; what it waits for is in call.awaited.
+# for H hosts.) May know: _group, _leg, _local, _partials. Every function returns at once; what it waits for is in
+# call.awaited.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
@@ -12,33 +12,12 @@ from libc.stdint cimport uint32_t
 from ._group cimport *
 from ._leg cimport *
 from ._local cimport begin_local, finish_crossing, new_local, step_crossing
+from ._partials cimport *
 
-
-# ---- both: partial results of hosts --------------------------------------------------------------------------
 
 # Whether the result is wanted on a node.
 cdef inline bint is_wanted_on(Leg *leg, Call *c, int node) noexcept nogil:
     return c.kind != REDUCE or node == leg.node_of[c.root]
-
-
-# What a host of one rank has is its partial result, unless folding a single value changes it: as logical ops do.
-cdef inline bint is_partial_itself(Group *g, Call *c) noexcept nogil:
-    return g.size == 1 and c.op < SR_LAND and c.dtype != SR_BOOL
-
-
-# The partial results of count elements, in the order of hosts: others' lie `skip` bytes into what came from them.
-cdef void fold_nodes(Group *g, Call *c, const unsigned char *own, unsigned char *arrived, size_t pitch, size_t skip,
-                     unsigned char *out, size_t count) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef int node
-    for node in range(leg.nnodes):
-        if node == leg.node:
-            leg.source[node] = own
-        else:
-            leg.source[node] = arrived + skip
-            arrived += pitch
-    g.target[0] = out
-    g.kernels.fold[c.dtype][c.op](g.target, 1, 0, leg.source, leg.nnodes, count, <uint32_t> leg.size)
 
 
 # ---- small: one rank of each host exchanges all of it ----------------------------------------------------------
@@ -52,21 +31,24 @@ cdef inline int leader_on(Leg *leg, Call *c, int node) noexcept nogil:
     return leg.local_of[c.root] if c.kind == REDUCE and node == leg.node_of[c.root] else 0
 
 
-# Where there is nothing to be moved the ranks meet all the same.
-cdef inline Call *new_small(Group *g, Call *c, int kind) noexcept nogil:
-    return new_local(g, c, BARRIER if c.nbytes == 0 else kind, c.count if c.nbytes > 0 else 0)
+cdef inline bint leads(Leg *leg, Call *c) noexcept nogil:
+    return leg.local_of[leg.rank] == leader_on(leg, c, leg.node)
 
 
 cdef void enter_small(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Call *step
     begin_crossing(g, c)
+    choose_partials(leg, c, SR_WIRE_NATIVE)
     if is_partial_itself(g, c):
         return
-    step = new_small(g, c, REDUCE)
-    step.root = leader_on(leg, c, leg.node)
-    step.x = c.x
-    step.out = leg.room
+    if c.nbytes == 0:   # the ranks meet all the same
+        new_local(g, c, BARRIER, 0)
+    else:
+        step = new_reduction(g, c, REDUCE, c.count)
+        step.root = leader_on(leg, c, leg.node)
+        step.x = summands(g, c, c.x, c.count, leg.scratch)
+        step.out = leg.room
     begin_local(g, c)
 
 
@@ -77,17 +59,16 @@ cdef int step_small(Group *g, Call *c) noexcept nogil:
 cdef int stage_small(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Stretch *whole = &leg.stretch[0]
-    cdef bint leads = leg.local_of[leg.rank] == leader_on(leg, c, leg.node)
     if leg.stage == REDUCING:
         leg.stage = EXCHANGING
-        if leads:
+        if leads(leg, c):
             exchange_partials(g, c)
     if leg.stage == EXCHANGING:
         if whole.receiving > 0 or whole.sending > 0:
             return blocked_on_wires(g, c)
         leg.stage = BROADCASTING
-        if leads and is_wanted_on(leg, c, leg.node) and c.nbytes > 0:
-            fold_nodes(g, c, c.x if is_partial_itself(g, c) else leg.room, leg.room + c.nbytes, c.nbytes, 0, c.out,
+        if leads(leg, c) and is_wanted_on(leg, c, leg.node) and c.nbytes > 0:
+            fold_nodes(g, c, own_partial(g, c), leg.room + leg.slice_nbytes, leg.slice_nbytes, leg.room, c.out,
                        c.count)
         if c.kind != REDUCE and g.size > 1:
             hand_out_small(g, c)
@@ -96,27 +77,30 @@ cdef int stage_small(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
+cdef inline const unsigned char *own_partial(Group *g, Call *c) noexcept nogil:
+    return c.x if is_partial_itself(g, c) else leg_of(g).room
+
+
 # The partial result of this host is there: its leader sends it to all others that fold.
 cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Stretch *whole = &leg.stretch[0]
-    cdef const unsigned char *partial = c.x if is_partial_itself(g, c) else leg.room
-    cdef unsigned char *arrived = leg.room + c.nbytes
+    cdef unsigned char *arrived = leg.room
     cdef int node, other
     for node in range(leg.nnodes):
         if node == leg.node:
             continue
+        arrived += leg.slice_nbytes
         other = rank_at(leg, node, leader_on(leg, c, node))
         if is_wanted_on(leg, c, node):
-            send_to(g, c, other, partial, c.nbytes, &whole.sending)
+            send_partial(g, c, other, own_partial(g, c), c.count, NULL, NULL, &whole.sending)
         if is_wanted_on(leg, c, leg.node):
-            receive_from(g, c, other, arrived, c.nbytes, &whole.receiving)
-            arrived += c.nbytes
+            receive_partial(g, c, other, arrived, c.count, &whole.receiving)
 
 
 # From the leader to the other ranks of the host.
 cdef void hand_out_small(Group *g, Call *c) noexcept nogil:
-    cdef Call *step = new_small(g, c, BROADCAST)
+    cdef Call *step = new_local(g, c, BROADCAST if c.nbytes > 0 else BARRIER, c.count if c.nbytes > 0 else 0)
     step.x = c.out
     step.out = c.out
     begin_local(g, c)
@@ -132,59 +116,75 @@ cdef enum:
     FOLD_LAG = 3         # turns from reducing a stretch locally to folding what other hosts made of it
 
 
-cdef inline size_t grain_of(Call *c) noexcept nogil:
-    return SR_CACHE_LINE // c.itemsize
+# Slices begin at whole cache lines, as far as the message does.
+cdef inline size_t grain_of(Leg *leg) noexcept nogil:
+    return SR_CACHE_LINE // leg.itemsize
 
 
 # Where the slice of a local rank of a node begins, in elements of a stretch of `count`.
-cdef size_t slice_at(Leg *leg, Call *c, int node, int local, size_t count) noexcept nogil:
-    return sr_slice_begin_grained(count, leg.nlocal[node], local, grain_of(c))
+cdef size_t slice_at(Leg *leg, int node, int local, size_t count) noexcept nogil:
+    return sr_slice_begin_grained(count, leg.nlocal[node], local, grain_of(leg))
 
 
-cdef inline size_t own_slice(Leg *leg, Call *c, size_t count) noexcept nogil:
-    return slice_at(leg, c, leg.node, leg.local_of[leg.rank], count)
+cdef inline size_t own_slice(Leg *leg, size_t count) noexcept nogil:
+    return slice_at(leg, leg.node, leg.local_of[leg.rank], count)
 
 
-cdef inline size_t end_of_own_slice(Leg *leg, Call *c, size_t count) noexcept nogil:
-    return slice_at(leg, c, leg.node, leg.local_of[leg.rank] + 1, count)
+cdef inline size_t end_of_own_slice(Leg *leg, size_t count) noexcept nogil:
+    return slice_at(leg, leg.node, leg.local_of[leg.rank] + 1, count)
 
 
-# Which local rank of a node owns an element, and where its slice ends.
-cdef inline int owner_on(Leg *leg, Call *c, int node, size_t element, size_t count, size_t *end) noexcept nogil:
+# Which rank of a node owns an element, and where its slice ends.
+cdef inline int owner_on(Leg *leg, int node, size_t element, size_t count, size_t *end) noexcept nogil:
     cdef int local = 0
-    while slice_at(leg, c, node, local + 1, count) <= element:
+    while slice_at(leg, node, local + 1, count) <= element:
         local += 1
-    end[0] = slice_at(leg, c, node, local + 1, count)
+    end[0] = slice_at(leg, node, local + 1, count)
     return rank_at(leg, node, local)
+
+
+cdef inline bint is_even(Group *g, size_t count) noexcept nogil:
+    return count % (<size_t> g.size * grain_of(leg_of(g))) == 0
 
 
 cdef inline Stretch *stretch_at(Leg *leg, int number) noexcept nogil:
     return &leg.stretch[number % MOST_UNDER_WAY]
 
 
-# Some stretches even of a short message, and as long as they are worth a step each.
-cdef size_t stretch_count_of(Leg *leg, Call *c) noexcept nogil:
-    cdef size_t nbytes = max(min(c.nbytes // 4, leg.stretch_nbytes), leg.least_stretch_nbytes)
-    return max(nbytes // leg.even_nbytes, <size_t> 1) * leg.even_nbytes // c.itemsize
+# Some stretches even of a short message, as long as they are worth a step each. itemsize: of partial results.
+cdef size_t stretch_count_of(Leg *leg, size_t count, size_t itemsize) noexcept nogil:
+    cdef size_t nbytes = max(min(count * itemsize // 4, leg.stretch_nbytes), leg.least_stretch_nbytes)
+    return max(nbytes // leg.even_nbytes, <size_t> 1) * leg.even_nbytes // itemsize
 
 
 cdef inline int nstretches(Leg *leg, Call *c) noexcept nogil:
     return <int> ((c.count + leg.stretch_count - 1) // leg.stretch_count)
 
 
-# Of the room for a stretch: this rank's partial result, where it has no other place, then those of other hosts.
-cdef inline unsigned char *room_of(Leg *leg, int number) noexcept nogil:
-    return leg.room + <size_t> (number % MOST_UNDER_WAY) * leg.nnodes * leg.slice_nbytes
+# Of the room for a stretch: this rank's partial result where it has no other place, its final one, what is sent of them
+# where that is written shorter, and what comes from other nodes.
+cdef inline unsigned char *room_of(Leg *leg, int number, int which) noexcept nogil:
+    return leg.room + (<size_t> (number % MOST_UNDER_WAY) * (OTHER_SLICES + leg.nnodes) + which) * leg.slice_nbytes
+
+
+cdef enum:
+    PARTIAL, RESULT, ENCODED, ARRIVED   # places in it
 
 
 cdef inline unsigned char *arrived_from(Leg *leg, int number, int node) noexcept nogil:
-    return room_of(leg, number) + <size_t> (node + 1 if node < leg.node else node) * leg.slice_nbytes
+    return room_of(leg, number, ARRIVED + (node if node < leg.node else node - 1))
 
 
 # The own slice of a stretch, reduced on this host; and where its result belongs, which may be the same place.
 cdef inline const unsigned char *partial_of(Group *g, Call *c, int number) noexcept nogil:
     if is_partial_itself(g, c):
         return c.x + stretch_at(leg_of(g), number).begin * c.itemsize
+    return place_for_partial(g, c, number)
+
+
+cdef inline unsigned char *place_for_partial(Group *g, Call *c, int number) noexcept nogil:
+    if c.kind == REDUCE or leg_of(g).dtype != c.dtype:
+        return room_of(leg_of(g), number, PARTIAL)
     return result_of(g, c, number)
 
 
@@ -192,17 +192,45 @@ cdef inline unsigned char *result_of(Group *g, Call *c, int number) noexcept nog
     cdef Leg *leg = leg_of(g)
     cdef Stretch *s = stretch_at(leg, number)
     if c.kind == REDUCE:
-        return room_of(leg, number)
-    return c.out + (s.begin + own_slice(leg, c, s.count)) * c.itemsize
+        return room_of(leg, number, RESULT)
+    return c.out + (s.begin + own_slice(leg, s.count)) * c.itemsize
+
+
+# Where all fold all, and what is sent is written shorter, a host has to fold that, too.
+cdef inline bint keeps_what_it_sends(Leg *leg, Call *c) noexcept nogil:
+    return leg.format != SR_WIRE_NATIVE and not leg.in_parts and c.kind != REDUCE
+
+
+# What of the partial result this host goes on with.
+cdef inline const unsigned char *kept_of(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    if keeps_what_it_sends(leg, c):
+        return room_of(leg, number, PARTIAL)
+    return partial_of(g, c, number)
+
+
+# Elements of the own slices of all stretches, with room for some more: for each what was lost by sending it shorter.
+cdef inline size_t residual_pitch(Leg *leg, size_t stretch_count) noexcept nogil:
+    return stretch_count // leg.nlocal[leg.node] + SR_CACHE_LINE
+
+
+cdef size_t residual_count(Leg *leg, size_t count) noexcept nogil:
+    cdef size_t length = stretch_count_of(leg, count, sizeof(float))
+    return (count + length - 1) // length * residual_pitch(leg, length)
+
+
+cdef inline float *residual_of(Leg *leg, Call *c, int number) noexcept nogil:
+    return NULL if c.residual == NULL else c.residual + number * residual_pitch(leg, leg.stretch_count)
 
 
 cdef void enter_large(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     begin_crossing(g, c)
-    leg.stretch_count = stretch_count_of(leg, c)
-    leg.in_parts = leg.nnodes > 2
+    leg.in_parts = leg.nnodes > 2 and leg.nborders <= SR_WIRE_QUEUE // 2
+    choose_partials(leg, c, c.wire if leg.in_parts or leg.nnodes == 2 else <int> SR_WIRE_NATIVE)
+    leg.stretch_count = stretch_count_of(leg, c.count, leg.itemsize)
     leg.lag = 2 * FOLD_LAG if leg.in_parts else FOLD_LAG
-    
+
 
 cdef int step_large(Group *g, Call *c) noexcept nogil:
     return step_crossing(g, c, stage_large)
@@ -229,9 +257,9 @@ cdef int stage_large(Group *g, Call *c) noexcept nogil:
             status = fold_stretch(g, c, leg.turn - FOLD_LAG)
     elif leg.stage == POSTING:
         if leg.turn < last:
-            exchange_slices(g, c, leg.turn)
+            status = exchange_slices(g, c, leg.turn)
     elif 0 <= leg.turn - leg.lag < last:
-        status = gather_stretch(g, c, leg.turn - leg.lag)
+        status = gather_result(g, c, leg.turn - leg.lag)
     if status != BLOCKED:   # a local step has to end first
         next_stage(leg)
         return PROGRESSED
@@ -242,6 +270,7 @@ cdef int stage_large(Group *g, Call *c) noexcept nogil:
 cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Stretch *s = stretch_at(leg, number)
+    cdef const unsigned char *x
     cdef Call *step
     cdef size_t begin
     cdef int local
@@ -249,272 +278,231 @@ cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
         return blocked_on_wires(g, c)
     s.begin = <size_t> number * leg.stretch_count
     s.count = min(leg.stretch_count, c.count - s.begin)
+    x = c.x + s.begin * c.itemsize
     if is_partial_itself(g, c):
         return DONE
-    step = new_local(g, c, REDUCE_SCATTER, slice_at(leg, c, leg.node, 1, s.count))
-    step.x = c.x + s.begin * c.itemsize
-    step.out = result_of(g, c, number)
-    if s.count % (<size_t> g.size * grain_of(c)) != 0:
+    if g.size == 1 and leg.dtype != c.dtype:
+        summands(g, c, x, s.count, place_for_partial(g, c, number))
+        return DONE
+    step = new_reduction(g, c, REDUCE_SCATTER, slice_at(leg, leg.node, 1, s.count))
+    step.x = summands(g, c, x, s.count, leg.scratch)
+    step.out = place_for_partial(g, c, number)
+    if not is_even(g, s.count):
         for local in range(g.size):
-            begin = slice_at(leg, c, leg.node, local, s.count)
-            leg.given[local].data = <unsigned char *> step.x + begin * c.itemsize
-            leg.given[local].nbytes = (slice_at(leg, c, leg.node, local + 1, s.count) - begin) * c.itemsize
+            begin = slice_at(leg, leg.node, local, s.count)
+            leg.given[local].data = <unsigned char *> step.x + begin * leg.itemsize
+            leg.given[local].nbytes = (slice_at(leg, leg.node, local + 1, s.count) - begin) * leg.itemsize
         step.given = leg.given
     begin_local(g, c)
     return PROGRESSED
 
 
-# Of the own slice: to everyone on other hosts that owns some of it. In parts, each host gets the part that it folds.
-cdef void exchange_slices(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
-    cdef const unsigned char *partial = partial_of(g, c, number)
-    cdef size_t own = own_slice(leg, c, s.count)
-    cdef size_t at = own, end = end_of_own_slice(leg, c, s.count)
-    cdef size_t next, begin, length
-    cdef int node, other
-    while at < end:
-        next = next_border(leg, c, at, s.count)
-        for node in range(leg.nnodes):
-            if node == leg.node:
-                continue
-            other = owner_on(leg, c, node, at, s.count, &begin)
-            length = part_of(leg, c, node, at, next, &begin)
-            if length > 0 and (leg.in_parts or is_wanted_on(leg, c, node)):
-                send_to(g, c, other, partial + (begin - own) * c.itemsize, length * c.itemsize, &s.sending)
-            length = part_of(leg, c, leg.node, at, next, &begin)
-            if length > 0 and (leg.in_parts or is_wanted_on(leg, c, leg.node)):
-                receive_from(g, c, other, arrived_from(leg, number, node) + (begin - own) * c.itemsize,
-                             length * c.itemsize, &s.receiving)
-        at = next
-
+# ---- between hosts ---------------------------------------------------------------------------------------------
 
 # Up to where the elements from `at` on have the same owner on every node.
-cdef inline size_t next_border(Leg *leg, Call *c, size_t at, size_t count) noexcept nogil:
+cdef inline size_t next_border(Leg *leg, size_t at, size_t count) noexcept nogil:
     cdef size_t next = count
     cdef size_t end
     cdef int node
     for node in range(leg.nnodes):
-        owner_on(leg, c, node, at, count, &end)
+        owner_on(leg, node, at, count, &end)
         next = min(next, end)
     return next
 
 
 # What a node folds of the elements from `at` to before `end`: *begin and its length. All fold all, or each a part.
-cdef inline size_t part_of(Leg *leg, Call *c, int node, size_t at, size_t end, size_t *begin) noexcept nogil:
+cdef inline size_t part_of(Leg *leg, int node, size_t at, size_t end, size_t *begin) noexcept nogil:
     if not leg.in_parts:
         begin[0] = at
         return end - at
-    begin[0] = at + sr_slice_begin_grained(end - at, leg.nnodes, node, grain_of(c))
-    return at + sr_slice_begin_grained(end - at, leg.nnodes, node + 1, grain_of(c)) - begin[0]
+    begin[0] = at + sr_slice_begin_grained(end - at, leg.nnodes, node, grain_of(leg))
+    return at + sr_slice_begin_grained(end - at, leg.nnodes, node + 1, grain_of(leg)) - begin[0]
+
+
+# Of the own slice: to everyone on other hosts that owns some of it. In parts, each host gets the part that it folds.
+cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef size_t at = own_slice(leg, s.count)
+    cdef size_t end = end_of_own_slice(leg, s.count)
+    cdef size_t next
+    cdef int node
+    if not have_room(leg, leg.nborders):
+        return blocked_on_wires(g, c)
+    while at < end:
+        next = next_border(leg, at, s.count)
+        for node in range(leg.nnodes):
+            if node != leg.node:
+                exchange_part(g, c, number, node, at, next)
+        at = next
+    return DONE
+
+
+cdef void exchange_part(Group *g, Call *c, int number, int node, size_t at, size_t end) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef size_t own = own_slice(leg, s.count)
+    cdef float *residual = residual_of(leg, c, number)
+    cdef unsigned char *encoded
+    cdef size_t begin, length
+    cdef int other = owner_on(leg, node, at, s.count, &begin)
+    length = part_of(leg, node, at, end, &begin)
+    if length > 0 and (leg.in_parts or is_wanted_on(leg, c, node)):
+        begin -= own
+        encoded = room_of(leg, number, ENCODED) + begin * leg.itemsize
+        send_partial(g, c, other, partial_of(g, c, number) + begin * leg.itemsize, length, encoded,
+                     NULL if residual == NULL else residual + begin, &s.sending)
+        if keeps_what_it_sends(leg, c):
+            g.kernels.decode[leg.format](<float *> (kept_of(g, c, number) + begin * leg.itemsize), encoded, length)
+    length = part_of(leg, leg.node, at, end, &begin)
+    if length > 0 and (leg.in_parts or is_wanted_on(leg, c, leg.node)):
+        receive_partial(g, c, other, arrived_from(leg, number, node) + (begin - own) * leg.itemsize, length,
+                        &s.receiving)
 
 
 cdef int fold_stretch(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Stretch *s = stretch_at(leg, number)
-    cdef size_t own = own_slice(leg, c, s.count)
-    cdef size_t at = own, end = end_of_own_slice(leg, c, s.count)
+    cdef size_t own = own_slice(leg, s.count)
+    cdef size_t at = own, end = end_of_own_slice(leg, s.count)
     cdef size_t next, begin, length
     # What is still being sent would change, unless it is what others fold.
     if s.receiving > 0 or (s.sending > 0 and not leg.in_parts):
         return blocked_on_wires(g, c)
+    if leg.in_parts and not have_room(leg, leg.nborders):
+        return blocked_on_wires(g, c)
     while at < end:
-        next = next_border(leg, c, at, s.count)
-        length = part_of(leg, c, leg.node, at, next, &begin)
+        next = next_border(leg, at, s.count)
+        length = part_of(leg, leg.node, at, next, &begin)
         if length > 0 and (leg.in_parts or is_wanted_on(leg, c, leg.node)):
-            fold_nodes(g, c, partial_of(g, c, number) + (begin - own) * c.itemsize,
-                       room_of(leg, number) + leg.slice_nbytes, leg.slice_nbytes, (begin - own) * c.itemsize,
-                       result_of(g, c, number) + (begin - own) * c.itemsize, length)
+            begin -= own
+            fold_nodes(g, c, kept_of(g, c, number) + begin * leg.itemsize,
+                       room_of(leg, number, ARRIVED) + begin * leg.itemsize, leg.slice_nbytes,
+                       room_of(leg, number, PARTIAL) + begin * leg.itemsize,
+                       result_of(g, c, number) + begin * c.itemsize, length)
+        if leg.in_parts:
+            exchange_results(g, c, number, at, next)
         at = next
-    if leg.in_parts:
-        exchange_results(g, c, number)
     return DONE
 
 
-# Of the parts that this host has folded to those that want them, and theirs.
-cdef void exchange_results(Group *g, Call *c, int number) noexcept nogil:
+# The part that this host has folded to those that want it, and theirs.
+cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Stretch *s = stretch_at(leg, number)
     cdef unsigned char *result = result_of(g, c, number)
-    cdef size_t own = own_slice(leg, c, s.count)
-    cdef size_t at = own, end = end_of_own_slice(leg, c, s.count)
-    cdef size_t next, begin, length
+    cdef size_t own = own_slice(leg, s.count)
+    cdef size_t begin, length, unused
+    cdef const unsigned char *sent
     cdef int node, other
+    length = part_of(leg, leg.node, at, end, &begin)
+    sent = write_result(g, c, number, begin - own, length)
+    for node in range(leg.nnodes):
+        if node == leg.node:
+            continue
+        other = owner_on(leg, node, at, s.count, &unused)
+        length = part_of(leg, leg.node, at, end, &begin)
+        if length > 0 and is_wanted_on(leg, c, node):
+            send_to(g, c, other, sent, result_nbytes(leg, c, length), &s.sending)
+        length = part_of(leg, node, at, end, &begin)
+        if length > 0 and is_wanted_on(leg, c, leg.node):
+            receive_from(g, c, other, place_of_result(g, c, number, node, begin - own),
+                         result_nbytes(leg, c, length), &s.receiving)
+
+
+# As it is sent; what the owner keeps is what it sends.
+cdef const unsigned char *write_result(Group *g, Call *c, int number, size_t begin, size_t length) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef unsigned char *result = result_of(g, c, number) + begin * c.itemsize
+    cdef unsigned char *encoded = room_of(leg, number, ENCODED) + begin * c.itemsize
+    cdef float *residual = residual_of(leg, c, number)
+    if not are_results_encoded(leg, c) or length == 0:
+        return result
+    if residual != NULL:
+        residual += begin
+    g.kernels.encode[leg.format](encoded, residual, <const float *> result, length)
+    g.kernels.decode[leg.format](<float *> result, encoded, length)
+    return encoded
+
+
+# Where the result of another node's part comes to: into place, or where it can be read from.
+cdef inline unsigned char *place_of_result(Group *g, Call *c, int number, int node, size_t begin) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    if are_results_encoded(leg, c):
+        return arrived_from(leg, number, node) + begin * c.itemsize
+    return result_of(g, c, number) + begin * c.itemsize
+
+
+# What has come of other nodes' results, as elements.
+cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef size_t own = own_slice(leg, s.count)
+    cdef size_t at = own, end = end_of_own_slice(leg, s.count)
+    cdef size_t next, begin, length
+    cdef int node
     while at < end:
-        next = next_border(leg, c, at, s.count)
+        next = next_border(leg, at, s.count)
         for node in range(leg.nnodes):
-            if node == leg.node:
-                continue
-            other = owner_on(leg, c, node, at, s.count, &begin)
-            length = part_of(leg, c, leg.node, at, next, &begin)
-            if length > 0 and is_wanted_on(leg, c, node):
-                send_to(g, c, other, result + (begin - own) * c.itemsize, length * c.itemsize, &s.sending)
-            length = part_of(leg, c, node, at, next, &begin)
-            if length > 0 and is_wanted_on(leg, c, leg.node):
-                receive_from(g, c, other, result + (begin - own) * c.itemsize, length * c.itemsize, &s.receiving)
+            length = part_of(leg, node, at, next, &begin)
+            if node != leg.node and length > 0:
+                g.kernels.decode[leg.format](<float *> (result_of(g, c, number) + (begin - own) * c.itemsize),
+                                           place_of_result(g, c, number, node, begin - own), length)
         at = next
 
 
-# The slices of a stretch to the ranks of this host that want them. Returns as reduce_locally.
+cdef int gather_result(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    if stretch_at(leg, number).receiving > 0:
+        return blocked_on_wires(g, c)
+    if leg.in_parts and are_results_encoded(leg, c) and is_wanted_on(leg, c, leg.node):
+        read_results(g, c, number)
+    return gather_stretch(g, c, number)
+
+
+# The slices of a stretch, which are in place, to the ranks of this host that want them. Returns as reduce_locally.
 cdef int gather_stretch(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Stretch *s = stretch_at(leg, number)
     cdef unsigned char *out = c.out + s.begin * c.itemsize
-    cdef unsigned char *result = result_of(g, c, number)
     cdef Call *step
-    cdef size_t begin
-    cdef int local
-    if s.receiving > 0:
-        return blocked_on_wires(g, c)
     if not is_wanted_on(leg, c, leg.node):
         return DONE
     if g.size == 1:
         if c.kind == REDUCE:
-            g.kernels.copy(out, result, s.count * c.itemsize, 0)
+            g.kernels.copy(out, result_of(g, c, number), s.count * c.itemsize, 0)
         return DONE
-    step = new_local(g, c, GATHER if c.kind == REDUCE else ALL_GATHER, slice_at(leg, c, leg.node, 1, s.count))
-    step.x = result
+    step = new_local(g, c, GATHER if c.kind == REDUCE else ALL_GATHER, slice_at(leg, leg.node, 1, s.count))
+    step.x = result_of(g, c, number)
     step.out = out
     step.root = leg.local_of[c.root]
-    if c.kind == REDUCE or s.count % (<size_t> g.size * grain_of(c)) != 0:
-        for local in range(g.size):
-            begin = slice_at(leg, c, leg.node, local, s.count)
-            leg.taken[local].data = out + begin * c.itemsize
-            leg.taken[local].nbytes = (slice_at(leg, c, leg.node, local + 1, s.count) - begin) * c.itemsize
-            if c.kind == REDUCE and leg.rank != c.root:
-                leg.taken[local].nbytes = 0
-            leg.given[local].data = result
-            leg.given[local].nbytes = (end_of_own_slice(leg, c, s.count) - own_slice(leg, c, s.count)) * c.itemsize
-        step.given, step.taken = leg.given, leg.taken
+    if c.kind == REDUCE or not is_even(g, s.count):
+        describe_slices(g, c, number, step)
     begin_local(g, c)
     return PROGRESSED
 
 
-# ---- reduce_scatter: every piece is reduced on each host, and folded by who gets it --------------------------------
-
-cdef enum:
-    ASKING = 4   # a stage of a turn, before REDUCING
-
-
-cdef inline int ngroups(Group *g, Leg *leg, int node) noexcept nogil:
-    return (leg.nlocal[node] + g.size - 1) // g.size
-
-
-# Which local rank of a node reduces the pieces of a rank.
-cdef inline int reducer_on(Leg *leg, int node, int rank) noexcept nogil:
-    return rank_at(leg, node, leg.local_of[rank] % leg.nlocal[node])
-
-
-cdef inline size_t part_of_piece(Leg *leg, Call *c) noexcept nogil:
-    return min(c.nbytes - <size_t> leg.turn * leg.part_nbytes, leg.part_nbytes)
-
-
-cdef void enter_reduce_scatter(Group *g, Call *c) noexcept nogil:
+cdef void describe_slices(Group *g, Call *c, int number, Call *step) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    begin_crossing(g, c)
-    leg.part_nbytes = leg.pair_nbytes
-    leg.stage = ASKING
-
-
-# A turn for each part of the pieces: partial results are asked for, reduced here for everyone, and folded.
-cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = &leg.stretch[0]
-    cdef unsigned char *out = c.out + <size_t> leg.turn * leg.part_nbytes
-    if leg.stage == ASKING:
-        await_partials(g, c)
-        leg.group = 0
-        leg.stage = REDUCING
-    if leg.stage == REDUCING:
-        if reduce_group(g, c):
-            return PROGRESSED
-        leg.stage = FOLDING
-    if s.receiving > 0 or s.sending > 0:
-        return blocked_on_wires(g, c)
-    fold_nodes(g, c, out, leg.room, leg.part_nbytes, 0, out, part_of_piece(leg, c) // c.itemsize)
-    leg.turn += 1
-    leg.stage = ASKING
-    if <size_t> leg.turn * leg.part_nbytes < c.nbytes:
-        return PROGRESSED
-    count_path(g, ACROSS)
-    return DONE
-
-
-cdef void await_partials(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef unsigned char *arrived = leg.room
-    cdef int node
-    for node in range(leg.nnodes):
-        if node != leg.node:
-            receive_from(g, c, reducer_on(leg, node, leg.rank), arrived, part_of_piece(leg, c),
-                         &leg.stretch[0].receiving)
-            arrived += leg.part_nbytes
-
-
-# The pieces of as many ranks of a node as this one has, a local rank reducing that of each. What this rank reduced in
-# the step before is for another host. False: there is no group left.
-cdef bint reduce_group(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef int node = 0, group = leg.group
-    cdef unsigned char *partial = leg.room + <size_t> (leg.nnodes - 1 + leg.group) * leg.part_nbytes
-    cdef int first
-    if group > 0:
-        send_partial(g, c, group - 1, partial - leg.part_nbytes)
-    while node < leg.nnodes and group >= ngroups(g, leg, node):
-        group -= ngroups(g, leg, node)
-        node += 1
-    if node == leg.nnodes:
-        return False
-    leg.group += 1
-    first = group * g.size
-    if node == leg.node:
-        partial = c.out + <size_t> leg.turn * leg.part_nbytes
-    begin_reducing(g, c, node, first, partial)
-    return True
-
-
-cdef void send_partial(Group *g, Call *c, int group, unsigned char *partial) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef int node = 0
-    while group >= ngroups(g, leg, node):
-        group -= ngroups(g, leg, node)
-        node += 1
-    group = group * g.size + leg.local_of[leg.rank]
-    if node != leg.node and group < leg.nlocal[node]:
-        send_to(g, c, rank_at(leg, node, group), partial, part_of_piece(leg, c), &leg.stretch[0].sending)
-
-
-cdef void begin_reducing(Group *g, Call *c, int node, int first, unsigned char *partial) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef size_t nbytes = part_of_piece(leg, c)
-    cdef const unsigned char *x = c.x + <size_t> leg.turn * leg.part_nbytes
-    cdef Call *step = new_local(g, c, REDUCE_SCATTER, nbytes // c.itemsize)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef bint takes_them = c.kind != REDUCE or leg.rank == c.root
+    cdef size_t begin, end
     cdef int local
-    if g.size == 1:
-        step.x = x + rank_at(leg, node, first) * c.nbytes
-    else:
-        for local in range(g.size):
-            leg.given[local].nbytes = 0
-            if first + local < leg.nlocal[node]:
-                leg.given[local].data = <unsigned char *> x + rank_at(leg, node, first + local) * c.nbytes
-                leg.given[local].nbytes = nbytes
-        step.given = leg.given
-    step.out = partial
-    begin_local(g, c)
+    for local in range(g.size):
+        begin = slice_at(leg, leg.node, local, s.count)
+        end = slice_at(leg, leg.node, local + 1, s.count)
+        leg.taken[local].data = step.out + begin * c.itemsize
+        leg.taken[local].nbytes = (end - begin) * c.itemsize if takes_them else 0
+        leg.given[local].data = <unsigned char *> step.x
+        leg.given[local].nbytes = (end_of_own_slice(leg, s.count) - own_slice(leg, s.count)) * c.itemsize
+    step.given, step.taken = leg.given, leg.taken
 
 
-cdef int step_reduce_scatter(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, stage_reduce_scatter)
-
-
-# ---- large or small ---------------------------------------------------------------------------------------
+# ---- small or large --------------------------------------------------------------------------------------------
 
 # A pure function of the call and of what all ranks share.
 cdef void choose_reduction(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    if c.kind == REDUCE_SCATTER and c.nbytes > 0:
-        c.enter, c.step = enter_reduce_scatter, step_reduce_scatter
-    elif c.nbytes <= leg.small_nbytes:
+    if c.nbytes <= leg_of(g).small_nbytes:
         c.enter, c.step = enter_small, step_small
     else:
         c.enter, c.step = enter_large, step_large

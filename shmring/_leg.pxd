@@ -33,6 +33,8 @@ cdef extern from "wire.h" nogil:
 
 cdef enum:
     MOST_UNDER_WAY = 8   # stretches of one call
+    OTHER_SLICES = 2     # of a stretch that is under way, beside one of every node: see room_of in _hierarchy
+    SLACK_NBYTES = 64    # behind each: a few elements may be longer on the wire than they are here
 
 
 # A part of a message that is on its way between hosts.
@@ -69,6 +71,9 @@ cdef struct Leg:
     int group              # ... and which local step of a turn
     int lag                # turns from the beginning of a stretch to its end
     bint in_parts          # each host folds a part of a slice for all, rather than all of it for itself
+    int dtype              # of partial results
+    size_t itemsize        # ... and bytes of one
+    int format             # ... and how they are written on the wire
     size_t stretch_count   # elements of a stretch
     size_t part_nbytes     # of a part of a piece
     uint32_t unheeded      # of messages that no call waits for
@@ -81,7 +86,9 @@ cdef struct Leg:
     size_t stretch_nbytes, least_stretch_nbytes
     size_t pair_nbytes     # of room for everyone's part: half of it holds one of each rank
     size_t even_nbytes     # of a multiple of it all ranks of every node own slices of the same length
-    unsigned char *room    # for what arrives and is not yet folded: MOST_UNDER_WAY * nnodes slices
+    int nborders           # where owners change on any node, within the slice of one rank, at most
+    unsigned char *room    # for what is under way: MOST_UNDER_WAY * (OTHER_SLICES + nnodes) slices
+    unsigned char *scratch # valid within one local step or one fold: a stretch, and a slice of every node
 
 
 cdef inline Leg *leg_of(const Group *g) noexcept nogil:
@@ -105,6 +112,8 @@ cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     leg.seq += 1
     leg.turn = leg.stage = 0
     leg.runs_locally = False
+    leg.dtype, leg.itemsize = c.dtype, max(c.itemsize, <size_t> 1)
+    leg.format = SR_WIRE_NATIVE
     for i in range(MOST_UNDER_WAY):
         leg.stretch[i].sending = leg.stretch[i].receiving = 0
     c.seq = c.parted_seq = g.seq
@@ -112,6 +121,18 @@ cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     c.interrupted = False
     c.relayed = False
     c.lines_seen = False
+
+
+# Whether so many messages more can be posted for every rank.
+cdef inline bint have_room(const Leg *leg, int nmessages) noexcept nogil:
+    cdef int at
+    cdef sr_wire *wire
+    for at in range(leg.nbusy):
+        wire = &leg.wires[leg.busy[at]]
+        if (wire.out.end - wire.out.first + nmessages > SR_WIRE_QUEUE
+                or wire.in_.end - wire.in_.first + nmessages > SR_WIRE_QUEUE):
+            return False
+    return True
 
 
 cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, uint32_t *left) noexcept nogil

@@ -8,6 +8,7 @@ from libc.stddef cimport size_t
 
 from ._group cimport *
 
+import fractions
 import math
 import select
 
@@ -117,6 +118,13 @@ cdef object common_multiple(counts):
     return multiple if multiple * SR_CACHE_LINE <= LEAST_SLICE_NBYTES else 1
 
 
+# Into how many parts the slice of one rank is cut by where slices of any node begin.
+cdef int most_borders(counts) except -1:
+    borders = sorted({fractions.Fraction(i, count) for count in counts for i in range(count)})
+    within = (sum(i <= border * count < i + 1 for border in borders) for count in counts for i in range(count))
+    return max(within)
+
+
 cdef class Wires:
     """The connections of one communicator on one rank to the ranks of other hosts, and where all ranks are.
 
@@ -159,16 +167,18 @@ cdef class Wires:
     # How long what goes over the wire at once may be, which is the same on all ranks; and room for it.
     cdef int measure_out(self, list counts) except -1:
         cdef Leg *leg = &self.leg
-        cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * leg.nnodes * SLICE_NBYTES
+        cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * (OTHER_SLICES + leg.nnodes) * SLICE_NBYTES
         cdef size_t fewest = min(counts)
         leg.even_nbytes = common_multiple(counts) * SR_CACHE_LINE
         leg.small_nbytes = SMALL_NBYTES
         leg.slice_nbytes = SLICE_NBYTES
-        leg.stretch_nbytes = fewest * SLICE_NBYTES
+        leg.stretch_nbytes = fewest * (SLICE_NBYTES - SLACK_NBYTES)
+        leg.nborders = most_borders(counts)
         leg.least_stretch_nbytes = fewest * LEAST_SLICE_NBYTES
         leg.pair_nbytes = room_nbytes // (2 * leg.size) & ~<size_t> (SR_CACHE_LINE - 1)
         leg.room = <unsigned char *> malloc(room_nbytes)   # its pages come when they are touched
-        if leg.room == NULL:
+        leg.scratch = <unsigned char *> malloc((fewest + leg.nnodes) * SLICE_NBYTES + room_nbytes // 2)
+        if leg.room == NULL or leg.scratch == NULL:
             raise MemoryError()
         return 0
 
@@ -207,6 +217,7 @@ cdef class Wires:
         free(leg.given)
         free(leg.taken)
         free(leg.room)
+        free(leg.scratch)
 
     def close(self):
         """Stop looking for news; the connections are their maker's."""

@@ -14,6 +14,7 @@ cdef extern from "kernels.h" nogil:
     const char *sr_kernels_isas(int i)
     const char **sr_dtype_name
     const char **sr_op_name
+    const char **sr_wire_name
 
 
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
@@ -32,6 +33,7 @@ PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", 
 assert len(PATHS) == NPATHS
 CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED,
           "told": SR_TOLD}
+WIRES = tuple(sr_wire_name[i].decode() for i in range(SR_WIRE_FORMATS))
 TINY_NBYTES = SR_PAYLOAD_NBYTES
 MAX_RANKS = SR_MAX_RANKS
 

@@ -18,6 +18,7 @@ class _DLPack(Protocol):  # torch, JAX; on the CPU
 
 _Array = NDArray[Any] | Buffer | _ArrayInterface | _DLPack  # contiguous
 _Algorithm = Literal["auto", "direct", "ring", "tree", "master"]
+_Wire = Literal["native", "bf16", "fp16", "int8"]
 _OpName = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor"]
 
 _Kind = Literal[
@@ -28,6 +29,9 @@ _Kind = Literal[
 class Collectives:
     """What a communicator can call; with async_op=True in the background, as a Work."""
 
+    wire: _Wire
+    """How sums travel between hosts unless a call says otherwise; see `all_reduce`."""
+
     @overload
     def all_reduce(
         self,
@@ -36,6 +40,7 @@ class Collectives:
         *,
         out: _Array | None = None,
         algorithm: _Algorithm | None = None,
+        wire: _Wire | None = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
@@ -49,6 +54,7 @@ class Collectives:
         *,
         out: _Array | None = None,
         algorithm: _Algorithm | None = None,
+        wire: _Wire | None = None,
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[None]:
@@ -62,6 +68,7 @@ class Collectives:
         root: SupportsIndex = 0,
         *,
         out: _Array | None = None,
+        wire: _Wire | None = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
@@ -75,6 +82,7 @@ class Collectives:
         root: SupportsIndex = 0,
         *,
         out: _Array | None = None,
+        wire: _Wire | None = None,
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[None]:

@@ -1,9 +1,10 @@
 # The collectives, from Python's arguments to the pointers of a call. The steps are always the same: make room for the
 # result, take the arrays, describe the call, let the engine drive it.
-# May know: _engine, _group, _operands, _pipelines, _state, _timeouts, errors, shapes, work.
+# May know: _across, _engine, _group, _hierarchy, _leg, _operands, _state, _timeouts, errors, feedback, shapes, work.
 
 import inspect
 
+from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
 cimport numpy as cnp
@@ -11,18 +12,22 @@ cimport numpy as cnp
 from ._across cimport choose_way
 from ._engine cimport Engine
 from ._group cimport *
+from ._hierarchy cimport residual_count
+from ._leg cimport leg_of
 from ._operands cimport Operand, release, take
 from ._timeouts cimport timeout_ns_of
 from .work cimport Work
 
 from . import _state, shapes
 from .errors import Closed
+from .feedback import Residuals
 
 cnp.import_array()
 
 
 cdef str SUM = "sum"   # the literal that is the default of op: the same object, so identity is enough
 cdef dict OP_NUMBERS = {name: number for number, name in enumerate(_state.OPS)}
+cdef dict WIRE_NUMBERS = {name: number for number, name in enumerate(_state.WIRES)}
 cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(_state.ALGORITHMS)}
 cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(_state.KINDS) if number <= BARRIER}
 
@@ -51,7 +56,7 @@ cdef class Collectives:
     `Work` that has the result; its arrays must be left alone until it is finished.
     """
 
-    def all_reduce(self, x, op="sum", *, out=None, algorithm=None, async_op=False, timeout=None):
+    def all_reduce(self, x, op="sum", *, out=None, algorithm=None, wire=None, async_op=False, timeout=None):
         """Combine x of all ranks elementwise, for every rank: in place, or into `out`.
 
         x: any contiguous array, the same dtype and number of elements on every rank. op: a name or `shmring.Op`.
@@ -59,15 +64,29 @@ cdef class Collectives:
         order), "ring" (Patarasuk and Yuan 2009, 2(N-1)/N of x sent per rank), "tree" (binomial), "master"
         (reduce to rank 0, broadcast); ring and tree fold, and round 8/16-bit floats, in an order of their own.
         timeout: seconds. Arrays from `empty` and its kin on all ranks are reduced without a copy.
-        """
-        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout)
 
-    def reduce(self, x, op="sum", root=0, *, out=None, async_op=False, timeout=None):
+        Between hosts, which are folded in the order of their lowest ranks, `wire` says how sums and averages of
+        float32 and shorter floats travel: "native" (float32), "bf16", "fp16", or "int8" with a scale for each 256
+        elements. What rounding loses of an array is sent with what the same array holds the next time. None: as
+        `Comm.wire` says. All ranks give the same, and get the same bits.
+        """
+        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, wire)
+
+    def reduce(self, x, op="sum", root=0, *, out=None, wire=None, async_op=False, timeout=None):
         """Combine x of all ranks elementwise on the root: in its x, or into its `out`; others keep x.
 
-        x and op as in `all_reduce`, folded in rank order. out: on the root only, ignored elsewhere.
+        x, op and wire as in `all_reduce`, folded in rank order. out: on the root only, ignored elsewhere.
         """
-        return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout)
+        return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout, wire)
+
+    @property
+    def wire(self):
+        """How sums travel between hosts unless a call says otherwise; see `all_reduce`. The same on all ranks."""
+        return _state.WIRES[self.default_wire]
+
+    @wire.setter
+    def wire(self, name):
+        self.default_wire = wire_number(name)
 
     def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
         """Combine x of the ranks up to and with this one, in rank order: in place, or into `out`.
@@ -141,18 +160,18 @@ cdef class Collectives:
     # -- from arguments to a call --
 
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                    object async_op, object timeout):
+                    object async_op, object timeout, object wire=None):
         cdef Call c
         cdef Operand a, b
         cdef int number
         if async_op:
-            return self.issue(kind, x, op, root, out, like, algorithm, timeout)
+            return self.issue(kind, x, op, root, out, like, algorithm, timeout, wire)
         a.held = b.held = False
         try:
             try:
                 number = self.root_of(kind, root)
                 out = self.out_of(kind, x, number, out, like)
-                kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout)
+                kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, wire)
             except Exception:
                 self.engine.refuse(kind)
                 raise
@@ -164,14 +183,14 @@ cdef class Collectives:
 
     # As run, in the background.
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                      object timeout):
+                      object timeout, object wire):
         cdef Work work = self.new_work()
         cdef Call *c = &work.task.call
         cdef int number
         try:
             number = self.root_of(kind, root)
             out = self.out_of(kind, x, number, out, like)
-            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout)
+            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, wire)
         except Exception:
             self.engine.refuse(kind)
             raise
@@ -216,9 +235,9 @@ cdef class Collectives:
         return shapes.alike(x) if kind == ALL_TO_ALL else shapes.split(x, size)
 
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
-                         object out, object algorithm, object timeout):
+                         object out, object algorithm, object timeout, object wire):
         cdef Group *g = &self.engine.g
-        kept = kept_out = None
+        kept = kept_out = residual = None
         memset(c, 0, sizeof(Call))
         c.kind = kind
         c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
@@ -244,11 +263,13 @@ cdef class Collectives:
         c.out_nbytes = c.nbytes * self.nranks if is_joined(c) else c.nbytes
         if c.x != NULL and out is not None:
             check_overlap(c, self.own_rank)
+        if wire is not None or self.default_wire != SR_WIRE_NATIVE:
+            residual = self.describe_wire(c, x, wire)
         if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.leg == NULL:
             self.find_blocks(c)
         c.fingerprint = fingerprint_of(c)
         choose_way(g, c)
-        return kept if kept_out is None else (kept, kept_out)
+        return kept if kept_out is None and residual is None else (kept, kept_out, residual)
 
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:
         c.op = SR_SUM if op is SUM else op_number(op)
@@ -260,7 +281,30 @@ cdef class Collectives:
             raise ValueError("op avg has no meaning for a scan; scan the sum and divide")
         if c.kind == ALL_REDUCE:
             c.algorithm = self.default_algorithm if algorithm is None else algorithm_number(algorithm)
+            if self.engine.g.leg != NULL and c.algorithm != AUTO:
+                raise ValueError(f"algorithm {_state.ALGORITHMS[c.algorithm]} is for ranks of one host; these are on "
+                                 "several: leave it \"auto\", or call it on comm.split(comm.node)")
         return 0
+
+    # How it travels between hosts; returns what keeps that which is lost by it.
+    cdef object describe_wire(self, Call *c, object x, object wire):
+        cdef int number = self.default_wire if wire is None else wire_number(wire)
+        cdef bint is_small = self.engine.g.leg == NULL or c.nbytes <= leg_of(&self.engine.g).small_nbytes
+        cdef cnp.ndarray residual
+        if c.dtype >= SR_DTYPES or not (c.dtype == SR_F32 or sr_dtype_is_widened(c.dtype)) or (
+                c.op != SR_SUM and c.op != SR_AVG):
+            if wire is None or number == SR_WIRE_NATIVE:
+                return None
+            raise ValueError(f"wire is {wire!r}; that is for sums and averages of float32 and shorter floats, not for "
+                             f"{_state.OPS[c.op]} of {_state.DTYPES[c.dtype]}")
+        c.wire = number
+        if number == SR_WIRE_NATIVE or is_small:
+            return None
+        kept = self.residuals.of(x, <uintptr_t> c.x, residual_count(leg_of(&self.engine.g), c.count))
+        if kept is not None:
+            residual = kept
+            c.residual = <float *> cnp.PyArray_DATA(residual)
+        return kept
 
     # In which shared blocks the arrays lie, where that helps.
     cdef int find_blocks(self, Call *c) except -1:
@@ -368,7 +412,7 @@ cdef class Plan:
         root = comm.root_of(number, given.get("root"))
         out = comm.out_of(number, x, root, out, given.get("like"))
         kept = comm.describe(&self.c, &self.a, &self.b, number, x, given.get("op"), root, out,
-                             given.get("algorithm"), given.get("timeout"))
+                             given.get("algorithm"), given.get("timeout"), given.get("wire"))
         self.in_background = given["async_op"]
         self.pinned = (x, out, kept)
         self.result = answer_of(&self.c, comm.own_rank, out)
@@ -403,6 +447,13 @@ cdef int op_number(object op) except -1:
     number = OP_NUMBERS.get(op) if isinstance(op, str) else None
     if number is None:
         raise ValueError(f"op is {op!r}; allowed: {', '.join(OP_NUMBERS)}")
+    return number
+
+
+cdef int wire_number(object wire) except -1:
+    number = WIRE_NUMBERS.get(wire) if isinstance(wire, str) else None
+    if number is None:
+        raise ValueError(f"wire is {wire!r}; allowed: {', '.join(WIRE_NUMBERS)}")
     return number
 
 

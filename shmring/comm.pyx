@@ -14,7 +14,9 @@ from .collectives cimport algorithm_number
 from .messages cimport Messages
 
 from . import groups, memory, objects, shared
+from .feedback import Residuals
 from .arrays import MOST_NBYTES, Arrays
+from .feedback import Residuals
 from .arrays import check as check_array
 
 open_comms = weakref.WeakSet()   # of this process
@@ -40,6 +42,7 @@ cdef class Comm(Messages):
         self.settings = settings
         self.parent_ranks = parent_ranks
         self.default_algorithm = algorithm_number(settings.algorithm)
+        self.residuals = Residuals()
         self.default_timeout_ns = ns_of(engine.timeout_s)
         self.arrays = Arrays(engine, links, settings.segment)
         self.staging_ready = engine.size == 1

@@ -1,0 +1,20 @@
+# May know: _group, _leg.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
+
+from ._group cimport Call, Group
+from ._leg cimport Leg
+
+cdef void choose_partials(Leg *leg, Call *c, int wire) noexcept nogil
+cdef bint is_partial_itself(Group *g, Call *c) noexcept nogil
+cdef const unsigned char *summands(Group *g, Call *c, const unsigned char *x, size_t count, unsigned char *wide) noexcept nogil
+cdef Call *new_reduction(Group *g, Call *c, int kind, size_t count) noexcept nogil
+cdef void send_partial(Group *g, Call *c, int rank, const unsigned char *partial, size_t count, unsigned char *encoded,
+                       float *residual, uint32_t *left) noexcept nogil
+cdef void receive_partial(Group *g, Call *c, int rank, unsigned char *arrived, size_t count,
+                          uint32_t *left) noexcept nogil
+cdef void fold_nodes(Group *g, Call *c, const unsigned char *own, const unsigned char *arrived, size_t pitch,
+                     unsigned char *wide, unsigned char *out, size_t count) noexcept nogil
+cdef bint are_results_encoded(Leg *leg, Call *c) noexcept nogil
+cdef size_t result_nbytes(Leg *leg, Call *c, size_t count) noexcept nogil
