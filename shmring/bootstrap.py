@@ -22,6 +22,7 @@ from .launchers import Job, find_job
 from .links import Links
 from .mesh import Mesh, weave
 from .nodes import Place
+from .rendezvous import Found
 from .settings import Settings, parse_address
 from .star import Star
 from .worlds import Attempt, World, check_nprocs, world
@@ -148,7 +149,7 @@ def _join_hosts(attempt: Attempt, ports: tuple[int, int] | None) -> Meeting:
         undo.callback(star.close)
         attempt = dataclasses.replace(attempt, check=star.check)
         with star.together():
-            links = neighbours.meet(_within_node(attempt, place.node), place.ranks_of_node[place.node])
+            links = neighbours.meet(_within_node(attempt, found), place.ranks_of_node[place.node])
             undo.callback(links.close)
             mesh = weave(attempt, found) if place.num_nodes > 1 else None
             if mesh is not None:
@@ -158,8 +159,12 @@ def _join_hosts(attempt: Attempt, ports: tuple[int, int] | None) -> Meeting:
     return Meeting(links, place, mesh, star)
 
 
-def _within_node(attempt: Attempt, node: int) -> Attempt:
-    """The same attempt in a world of the node's own: two nodes may share a host's abstract names."""
+def _within_node(attempt: Attempt, found: Found) -> Attempt:
+    """The same attempt in a world of the node's own.
+
+    Nodes, and jobs that meet at the same port of different hosts, may share one host's abstract names.
+    """
     world = attempt.world
-    own_id = hashlib.sha256(f"shmring node {node} {world.id}".encode()).hexdigest()
+    own = f"shmring node {found.place.node} of {found.nonce.hex()} {world.id}"
+    own_id = hashlib.sha256(own.encode()).hexdigest()
     return dataclasses.replace(attempt, world=World(own_id, world.key, world.nprocs))

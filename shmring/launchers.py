@@ -52,10 +52,10 @@ def find_job(settings: Settings, environ: Mapping[str, str]) -> Job | None:
 def _from_shmrun(settings: Settings) -> Job | None:
     if settings.rank is None or settings.size is None:
         return None
-    # Set by hand SHMRING_ADDR may be left out; two such jobs at once are told so when they meet.
-    name = settings.addr or "by hand"
-    if settings.port is not None:
-        name = f"{name} {settings.port}"
+    # Set by hand SHMRING_ADDR may be left out; two such jobs at once are told so when they meet. Over
+    # hosts it is where they meet that tells jobs apart, and each host may call that by another name.
+    over_hosts = settings.addr is not None and settings.port is not None
+    name = f"port {settings.port}" if over_hosts else settings.addr or "by hand"
     return Job("SHMRING_RANK", name, settings.rank, settings.size, settings.size)
 
 

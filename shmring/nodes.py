@@ -16,9 +16,11 @@ from typing import NamedTuple
 from . import handshake
 from .handshake import BadFrame
 
+NONCE_NBYTES = 16
+
 _KIND = struct.Struct("!8sB")
 _ENDPOINT = struct.Struct("!B16sH")  # 4 or 6, address, port
-_PAGE = struct.Struct("!8sBHH")  # magic, kind, first rank, how many
+_PAGE = struct.Struct(f"!8sB{NONCE_NBYTES}sHH")  # magic, kind, the table's nonce, first rank, how many
 _ROW = struct.Struct("!H" + _ENDPOINT.format[1:])  # node, endpoint
 _PAGE_ROWS = (handshake.FRAME_NBYTES - _PAGE.size) // _ROW.size
 _FAMILIES = {4: (socket.AF_INET, 4), 6: (socket.AF_INET6, 16)}  # family, bytes of an address
@@ -97,21 +99,21 @@ def unpack_endpoint(packet: bytes) -> Endpoint:
     return _unpacked(packet, *_ENDPOINT.unpack_from(packet, _KIND.size))
 
 
-def pack_table(rows: Sequence[Row]) -> list[bytes]:
-    """Rank 0's table of all ranks, as the frames that carry it."""
+def pack_table(rows: Sequence[Row], nonce: bytes) -> list[bytes]:
+    """Rank 0's table of all ranks, as the frames that carry it; `nonce` is this meeting's alone."""
     pages = []
     for first in range(0, len(rows), _PAGE_ROWS):
         some = rows[first : first + _PAGE_ROWS]
-        head = _PAGE.pack(handshake.MAGIC, handshake.TABLE, first, len(some))
+        head = _PAGE.pack(handshake.MAGIC, handshake.TABLE, nonce, first, len(some))
         pages.append(head + b"".join(_ROW.pack(row.node, *_packed(row.endpoint)) for row in some))
     return pages
 
 
-def unpack_page(packet: bytes, rows: Sequence[Row], nprocs: int) -> list[Row]:
-    """The table's next rows: those that follow `rows`, of `nprocs` in all."""
+def unpack_page(packet: bytes, rows: Sequence[Row], nprocs: int) -> tuple[bytes, list[Row]]:
+    """(the table's nonce, its next rows: those that follow `rows`, of `nprocs` in all)."""
     if len(packet) < _PAGE.size or handshake.kind_of(packet) != handshake.TABLE:
         raise BadFrame(packet)
-    _, _, first, count = _PAGE.unpack_from(packet)
+    _, _, nonce, first, count = _PAGE.unpack_from(packet)
     fits = len(packet) == _PAGE.size + count * _ROW.size and 1 <= count <= nprocs - len(rows)
     if first != len(rows) or not fits:
         raise BadFrame(packet, f"a page of {count} ranks from rank {first} on, which is out of turn")
@@ -122,7 +124,7 @@ def unpack_page(packet: bytes, rows: Sequence[Row], nprocs: int) -> list[Row]:
             raise BadFrame(packet, f"a table with node {node} before node {num_nodes}")
         num_nodes = max(num_nodes, node + 1)
         page.append(Row(node, _unpacked(packet, *endpoint)))
-    return page
+    return nonce, page
 
 
 def _packed(endpoint: Endpoint) -> tuple[int, bytes, int]:

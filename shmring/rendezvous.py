@@ -42,6 +42,7 @@ class Found:
     star: Star
     place: Place
     endpoints: list[Endpoint]
+    nonce: bytes  # this meeting's alone, where its world's id may come again
     scope_id: int  # the interface by which link-local IPv6 addresses are reached from here
     listener: socket.socket
 
@@ -65,7 +66,7 @@ def _gather(attempt: Attempt) -> Found:
         with contextlib.closing(_Host(attempt, listener)) as host:
             star = Star(0, attempt.world.nprocs, host.gather())
             place = nodes.place_of(0, [row.node for row in host.rows])
-            return Found(star, place, [row.endpoint for row in host.rows], 0, listener)
+            return Found(star, place, [row.endpoint for row in host.rows], host.nonce, 0, listener)
     except BaseException:
         listener.close()
         raise
@@ -76,6 +77,7 @@ class _Host(Reception):
 
     def __init__(self, attempt: Attempt, listener: socket.socket) -> None:
         self.rows: list[Row] = []
+        self.nonce = os.urandom(nodes.NONCE_NBYTES)
         self._identities = {0: attempt.node}
         host, port, *_ = listener.getsockname()
         self._endpoints = {0: Endpoint(host, port)}
@@ -102,7 +104,7 @@ class _Host(Reception):
         ranks = range(self._attempt.world.nprocs)
         numbers = nodes.number([self._identities[rank] for rank in ranks])
         self.rows = [Row(numbers[rank], self._endpoints[rank]) for rank in ranks]
-        for page in nodes.pack_table(self.rows):
+        for page in nodes.pack_table(self.rows, self.nonce):
             for rank, line in list(lines.items()):
                 if not line.send(page):
                     raise self._lose(rank)
@@ -121,6 +123,7 @@ class _Guest(Guest):
         self._where: Sequence[tuple[int, Address]] = ()
         self._listener: socket.socket | None = None
         self._rows: list[Row] = []
+        self._nonce = b""
         self._why = ""  # the last attempt failed
         self._seen = False  # rank 0 was there, so that its absence means that it ended
 
@@ -133,7 +136,8 @@ class _Guest(Guest):
         host, port, *_ = line.connection.getpeername()
         endpoints[0] = Endpoint(host.partition("%")[0], port)
         own = line.connection.getsockname()
-        return Found(star, place, endpoints, own[3] if len(own) > 3 else 0, self._listener)
+        scope_id = own[3] if len(own) > 3 else 0
+        return Found(star, place, endpoints, self._nonce, scope_id, self._listener)
 
     def close(self) -> None:
         if self._listener is not None:
@@ -185,7 +189,8 @@ class _Guest(Guest):
     def _take_page(self, packet: bytes) -> None:
         try:
             if handshake.kind_of(packet) == handshake.TABLE:
-                self._rows += nodes.unpack_page(packet, self._rows, self._attempt.world.nprocs)
+                self._nonce, page = nodes.unpack_page(packet, self._rows, self._attempt.world.nprocs)
+                self._rows += page
                 return
         except BadFrame as error:
             raise Error(f"rank 0 sent {error}", rank=0) from error

@@ -46,9 +46,9 @@ def check(value):
         assert Hello.unpack(value.pack()) == value
     if isinstance(value, nodes.Endpoint):
         assert nodes.unpack_endpoint(nodes.pack_endpoint(value)) == value
-    if isinstance(value, list):
-        assert 1 <= len(value) <= 4096
-        numbers = [row.node for row in value]
+    if isinstance(value, tuple) and isinstance(value[1], list):
+        assert 1 <= len(value[1]) <= 4096
+        numbers = [row.node for row in value[1]]
         nodes.place_of(0, numbers if numbers[0] == 0 else [0, *numbers])
 
 
@@ -94,7 +94,7 @@ def seeds():
         handshake.pack_proof(bytes(32)),
         handshake.pack_frame(handshake.FAILED, TimeoutError("late")),
         nodes.pack_endpoint(nodes.Endpoint("::1", 5000)),
-        *nodes.pack_table(ROWS * 3),
+        *nodes.pack_table(ROWS * 4, bytes(16)),
     ]
     return [frame[len(handshake.MAGIC) :] for frame in frames] + [b"[::1]:5000", b"\0\x05hello"]
 

@@ -260,7 +260,7 @@ def accepting(meeting, names, rank):
     listener = lines.listen(socket.AF_INET, ("127.0.0.1", 0))
     place = nodes.place_of(rank, nodes.number(names))
     endpoints = [Endpoint(*listener.getsockname())] * len(names)
-    found = Found(None, place, endpoints, 0, listener)
+    found = Found(None, place, endpoints, bytes(16), 0, listener)
     mesh = Mesh()
     acceptor = _Acceptor(attempt_of(meeting, rank), found, mesh)
     return found, mesh, acceptor

@@ -260,6 +260,15 @@ def test_each_call_has_a_port_of_its_own_unless_it_is_set():
     assert fixed.id != again.id
 
 
+def test_each_host_may_call_the_meeting_place_by_another_name():
+    by_hand = {"SHMRING_RANK": "1", "SHMRING_SIZE": "2", "SHMRING_PORT": "5000", "SHMRING_KEY": KEY}
+    worlds = []
+    for addr in ("node1", "node1.cluster", "fe80::1%eth0", "fe80::1%eth1"):
+        bootstrap._calls.clear()
+        worlds.append(world_from_environment({**by_hand, "SHMRING_ADDR": addr})[0])
+    assert len({world.id for world in worlds}) == 1
+
+
 def test_torchruns_own_port_is_left_alone():
     environ = {**SEVERAL_HOSTS["torchrun"], "SHMRING_KEY": KEY, "MASTER_PORT": "25000"}
     assert ":25000" not in world_from_environment(environ)[0].address
