@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource  # now: once descriptors have run out it could not be loaded
 from dataclasses import dataclass
 
 from .errors import Error, OutOfMemory
@@ -76,8 +77,6 @@ def explain(error: OSError, doing: str) -> Error:
     """The Error that says which limit was met while `doing` something, and the way out."""
     code = error.errno
     if code == errno.EMFILE:
-        import resource
-
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return Error(
             f"{doing} failed: this process has all the {soft} descriptors open that it may have; "
