@@ -124,6 +124,8 @@ class _Guest(Guest):
         self._listener: socket.socket | None = None
         self._rows: list[Row] = []
         self._nonce = b""
+        self._rank_0 = Endpoint("", 0)  # as it is reached from here; it may know itself by another address
+        self._scope_id = 0
         self._why = ""  # the last attempt failed
         self._seen = False  # rank 0 was there, so that its absence means that it ended
 
@@ -132,12 +134,8 @@ class _Guest(Guest):
         star = Star(self._attempt.rank, self._attempt.world.nprocs, {0: line})
         place = nodes.place_of(self._attempt.rank, [row.node for row in self._rows])
         endpoints = [row.endpoint for row in self._rows]
-        # Rank 0 may know its address by another name than this host reaches it.
-        host, port, *_ = line.connection.getpeername()
-        endpoints[0] = Endpoint(host.partition("%")[0], port)
-        own = line.connection.getsockname()
-        scope_id = own[3] if len(own) > 3 else 0
-        return Found(star, place, endpoints, self._nonce, scope_id, self._listener)
+        endpoints[0] = self._rank_0
+        return Found(star, place, endpoints, self._nonce, self._scope_id, self._listener)
 
     def close(self) -> None:
         if self._listener is not None:
@@ -174,8 +172,13 @@ class _Guest(Guest):
     def _settle(self, line: Line) -> bool:
         self.close()
         self._rows = []
-        family = line.connection.family
-        self._listener = _listen_nearby(family, line.connection.getsockname(), self._ports)
+        try:
+            own, (host, port, *_) = line.connection.getsockname(), line.connection.getpeername()
+        except OSError:  # it hung up
+            return False
+        self._rank_0 = Endpoint(host.partition("%")[0], port)
+        self._scope_id = own[3] if len(own) > 3 else 0
+        self._listener = _listen_nearby(line.connection.family, own, self._ports)
         host, port, *_ = self._listener.getsockname()
         if not line.send(nodes.pack_endpoint(Endpoint(host, port))):
             return False

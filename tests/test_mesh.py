@@ -1,0 +1,87 @@
+"""The connections between ranks of different nodes: who accepts, who cannot be reached, how a cut shows.
+
+May know: lines, mesh, nodes, rendezvous, worlds.
+"""
+
+import os
+import socket
+import time
+
+import pytest
+from meeting import close, free_port, meet_on
+
+from shmring import lines, mesh, nodes
+from shmring.errors import Error, RankFailed, Timeout
+from shmring.lines import Line
+from shmring.mesh import Mesh, weave
+from shmring.nodes import Endpoint
+from shmring.rendezvous import Found
+from shmring.worlds import Attempt, world
+
+
+def attempt_of(meeting, rank, timeout_s=20.0, **how):
+    return Attempt(meeting, rank, "a" * 64, timeout_s, time.monotonic() + timeout_s, **how)
+
+
+def found_by(rank, names, port):
+    """What a rank knows after the rendezvous, all the others being said to listen at a port of this host."""
+    listener = lines.listen(socket.AF_INET, ("127.0.0.1", 0))
+    place = nodes.place_of(rank, nodes.number(names))
+    return Found(None, place, [Endpoint("127.0.0.1", port)] * len(names), bytes(16), 0, listener)
+
+
+def test_connections_are_ready_for_use():
+    meetings = meet_on("ab")
+    for meeting in meetings:
+        for connection in (*meeting.mesh.data.values(), *meeting.mesh.mail.values()):
+            assert not connection.getblocking()
+            assert not os.get_inheritable(connection.fileno())
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+    close(meetings)
+
+
+def test_a_rank_that_cannot_be_reached_is_named_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(mesh, "_REFUSED_S", 0.1)
+    found = found_by(1, "ab", free_port())
+    with pytest.raises(Error, match=r"rank 1 cannot connect to rank 0 .*refused; .*SHMRING_PORTS"):
+        weave(attempt_of(world(2), 1), found)
+    found.listener.close()
+
+
+def test_a_rank_that_does_not_answer_is_waited_for_to_the_deadline():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = found_by(1, "ab", silent.getsockname()[1])
+        with pytest.raises(Timeout, match=r"cannot connect to rank 0 .*no answer within 0\.3 s") as caught:
+            weave(attempt_of(world(2), 1, timeout_s=0.3), found)
+    assert caught.value.rank == 0
+    found.listener.close()
+
+
+def test_ranks_that_do_not_connect_are_named_with_who_did_instead():
+    found = found_by(0, "abbc", 1)
+    stranger = Line(socket.create_connection(found.listener.getsockname()))
+    stranger.send(b"hello")
+    with pytest.raises(Timeout) as caught:
+        weave(attempt_of(world(4), 0, timeout_s=0.5), found)
+    assert "ranks 1, 2, 3 did not connect to rank 0 within 0.5 s; 127.0.0.1 port" in str(caught.value)
+    close([stranger, found.listener])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_the_star_tells_ends_the_wait(rank):
+    def check():
+        raise RankFailed("rank 7 ended", rank=7)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = found_by(rank, "ab", silent.getsockname()[1])
+        with pytest.raises(RankFailed, match="rank 7 ended"):
+            weave(attempt_of(world(2), rank, timeout_s=100, check=check), found)
+    found.listener.close()
+
+
+def test_neighbours_are_not_connected():
+    found = found_by(1, "aaa", 1)
+    assert weave(attempt_of(world(3), 1), found) == Mesh()
+    found.listener.close()
