@@ -4,6 +4,7 @@ Ranks are threads on loopback that say they are on different nodes. May know: bo
 lines, nodes.
 """
 
+import collections
 import os
 import pickle
 import random
@@ -186,6 +187,17 @@ def test_a_rank_that_comes_too_early_waits_for_its_own_world():
     )
     assert [outcome.place.rank for outcome in outcomes] == [0, 1, 1, 0]
     close(outcomes)
+
+
+def test_jobs_that_chose_the_same_id_and_key_keep_apart_on_a_common_host(monkeypatch):
+    monkeypatch.setattr(bootstrap, "_used", collections.deque(maxlen=1))  # as in processes of their own
+    first = world_at(4)
+    second = World(first.id, first.key, 4, world_at(4).address)
+    ranks = [(meeting, rank) for rank in range(4) for meeting in (first, second)]
+    meetings = in_threads(*(coming(meeting, rank, node="aabb"[rank]) for meeting, rank in ranks))
+    reach_each_other(meetings[::2])
+    reach_each_other(meetings[1::2])
+    close(meetings)
 
 
 def test_nobody_listens_any_more_when_all_have_met():
