@@ -3,12 +3,13 @@
 May know: lines, mesh, nodes, rendezvous, worlds.
 """
 
+import errno
 import os
 import socket
 import time
 
 import pytest
-from meeting import close, free_port, meet_on
+from meeting import close, free_port, meet_on, nothing, soon
 
 from shmring import lines, mesh, nodes
 from shmring.errors import Error, RankFailed, Timeout
@@ -85,3 +86,17 @@ def test_neighbours_are_not_connected():
     found = found_by(1, "aaa", 1)
     assert weave(attempt_of(world(3), 1), found) == Mesh()
     found.listener.close()
+
+
+def test_a_connection_that_met_itself_is_none(monkeypatch):
+    with socket.socket() as lonely:
+        lonely.bind(("127.0.0.1", 0))
+        lonely.connect(lonely.getsockname())  # as when the kernel gives a caller the port that it calls
+        assert lines._has_met_itself(lonely)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = lines.connect(socket.AF_INET, server.getsockname(), soon(), 1.0, nothing)
+        assert not lines._has_met_itself(there)
+        there.close()
+        monkeypatch.setattr(lines, "_has_met_itself", lambda connection: True)
+        refused = lines.connect(socket.AF_INET, server.getsockname(), soon(), 1.0, nothing)
+    assert refused.errno == errno.ECONNREFUSED
