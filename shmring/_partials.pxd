@@ -8,7 +8,8 @@ from ._leg cimport Leg
 
 cdef void choose_partials(Leg *leg, Call *c, int wire) noexcept nogil
 cdef bint is_partial_itself(Group *g, Call *c) noexcept nogil
-cdef const unsigned char *summands(Group *g, Call *c, const unsigned char *x, size_t count, unsigned char *wide) noexcept nogil
+cdef const unsigned char *summands(Group *g, Call *c, const unsigned char *x, size_t count,
+                                   unsigned char *wide) noexcept nogil
 cdef Call *new_reduction(Group *g, Call *c, int kind, size_t count) noexcept nogil
 cdef void send_partial(Group *g, Call *c, int rank, const unsigned char *partial, size_t count, unsigned char *encoded,
                        float *residual, uint32_t *left) noexcept nogil

@@ -1,6 +1,6 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
 # collectives, uneven, fusion and messages.
-# May know: _engine, _group, _timeouts, arrays, collectives, groups, memory, messages, objects, shared.
+# May know: _engine, _group, _timeouts, arrays, collectives, feedback, groups, memory, messages, objects, shared.
 
 import atexit
 import math
@@ -14,10 +14,9 @@ from .collectives cimport algorithm_number
 from .messages cimport Messages
 
 from . import groups, memory, objects, shared
-from .feedback import Residuals
 from .arrays import MOST_NBYTES, Arrays
-from .feedback import Residuals
 from .arrays import check as check_array
+from .feedback import Residuals
 
 open_comms = weakref.WeakSet()   # of this process
 

@@ -1,4 +1,4 @@
-"""What rounding on the wire has lost of an array, kept to be sent with what that array holds the next time.
+"""What rounding on the wire has lost of an array, kept to be sent with what it holds the next time.
 
 Belongs to the array's memory and lives no longer than it: what another array later has at that place starts
 from nothing. May know: nothing.
@@ -22,7 +22,7 @@ class Residuals:
         self._kept: dict[_Key, tuple[weakref.ref[Any], NDArray[np.float32]]] = {}
 
     def of(self, x: Any, address: int, count: int) -> NDArray[np.float32] | None:
-        """`count` values for the memory of x at `address`, zeros at first; None where its end would not show."""
+        """`count` values for the memory of x at `address`, zeros at first; None if its end will not show."""
         owner = _owner_of(x)
         key = (id(owner), address, count)
         if key not in self._kept:

@@ -77,8 +77,10 @@ HOUSE = {
     "_pipelines": {"_group", "_lines", "_slots", "_chain", "_exchange", "_schedules"},
     "_leg": {"wire.h", "_group"},
     "_local": {"_group", "_leg", "_pipelines"},
-    "_hierarchy": {"_group", "_leg", "_local"},
-    "_across": {"_group", "_hierarchy", "_leg", "_local", "_pipelines"},
+    "_partials": {"_group", "_leg", "_local"},
+    "_hierarchy": {"_group", "_leg", "_local", "_partials"},
+    "_reduce_scatter": {"_group", "_leg", "_local", "_partials"},
+    "_across": {"_group", "_hierarchy", "_leg", "_local", "_pipelines", "_reduce_scatter"},
     "_waiting": {"_group", "_leg"},
     "_progress": {"_group", "_leg", "_waiting"},
     "_messages": {"_group", "_progress", "_ring"},
@@ -94,8 +96,9 @@ HOUSE = {
     "_operands": {"_group", "_state", "buffers"},
     "awaiting": set(),
     "work": {"_engine", "_group", "_operands", "_progress", "_timeouts", "awaiting", "errors"},
-    "collectives": {"_across", "_engine", "_group", "_operands", "_state", "_timeouts", "errors", "shapes"}
-    | {"work"},
+    "feedback": set(),
+    "collectives": {"_across", "_engine", "_group", "_hierarchy", "_leg", "_operands", "_state", "_timeouts"}
+    | {"errors", "feedback", "shapes", "work"},
     "uneven": {"_across", "_engine", "_exchange", "_group", "_leg", "_operands", "_pipelines", "_progress"}
     | {"_state", "_timeouts", "collectives", "shapes", "work"},
     "fusion": {"_across", "_engine", "_group", "_operands", "_progress", "_state", "_timeouts"}
@@ -111,7 +114,8 @@ HOUSE = {
     "_status": {"_group", "_messages", "_operands", "_state", "errors"},
     "messages": {"_delivery", "_engine", "_group", "_messages", "_operands", "_progress", "_ring", "_status"}
     | {"_timeouts", "errors", "failures", "fusion", "liveness", "objects"},
-    "comm": {"_engine", "_group", "_timeouts", "arrays", "collectives", "groups", "memory", "messages"}
+    "comm": {"_engine", "_group", "_timeouts", "arrays", "collectives", "feedback", "groups", "memory"}
+    | {"messages"}
     | {"objects", "shared"},
     "joining": {"beginning", "bootstrap", "comm", "errors", "settings"},
     # users of the public API like anybody else; what starts ranks
