@@ -3,7 +3,7 @@
 # May know: src. Nothing here touches a Python object.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 
@@ -271,6 +271,7 @@ cdef struct Call:
     const Call *within               # the call of ranks of several hosts that this is a local step of, or NULL
     bint crosses                     # it is such a call
     uint8_t wire                     # how what crosses is written, see kernels.h
+    uint16_t nodes_in_group          # of hosts that reduce among themselves first; 0: there are no groups
     float *residual                  # what earlier calls lost by that, see sent_count of _hierarchy; or NULL
     # where it lies
     const unsigned char *x
@@ -330,7 +331,7 @@ cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
     cdef uint64_t what = name_of(c) | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
     what |= <uint64_t> c.algorithm << 16 | <uint64_t> c.order << 19
     cdef uint64_t count = c.count ^ (<uint64_t> c.count >> 32) * <uint64_t> 0x9E3779B1
-    return (what | <uint64_t> c.root << 20 | count << 32) ^ <uint64_t> c.wire << 61
+    return (what | <uint64_t> c.root << 20 | count << 32) ^ <uint64_t> c.wire << 61 ^ <uint64_t> c.nodes_in_group << 45
 
 
 # ---- what a kind is ------------------------------------------------------------------------------------------

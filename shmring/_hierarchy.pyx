@@ -110,10 +110,12 @@ cdef void hand_out_small(Group *g, Call *c) noexcept nogil:
 
 # A message goes in stretches, so that one is on the wire while the next is reduced and the one before is handed out.
 # The order in which local ranks take their steps, and in which messages follow each other on a connection, is fixed: a
-# *turn* reduces one stretch locally, folds an earlier one, posts the first one's exchange, and gathers a third.
+# *turn* reduces one stretch locally, folds an earlier one, posts the first one's exchange, and gathers a third. Where
+# nodes are in groups each folds in its group first, and then what the nodes in its place made of it in other groups.
 cdef enum:
-    FOLDING = 1, POSTING = 2, GATHERING = 3   # stages of a turn, after REDUCING
+    FOLDING = 1, JOINING = 2, POSTING = 3, GATHERING = 4   # stages of a turn, after REDUCING
     FOLD_LAG = 3         # turns from reducing a stretch locally to folding what other hosts made of it
+    FOLD_LAG_IN_GROUPS = 2   # ... and from there to folding what other groups made of it
 
 
 # Slices begin at whole cache lines, as far as the message does.
@@ -172,7 +174,7 @@ cdef enum:
 
 
 cdef inline unsigned char *arrived_from(Leg *leg, int number, int node) noexcept nogil:
-    return room_of(leg, number, ARRIVED + (node if node < leg.node else node - 1))
+    return room_of(leg, number, ARRIVED + place_of(leg, node))
 
 
 # The own slice of a stretch, reduced on this host; and where its result belongs, which may be the same place.
@@ -229,7 +231,25 @@ cdef void enter_large(Group *g, Call *c) noexcept nogil:
     leg.in_parts = leg.nnodes > 2 and leg.nborders <= SR_WIRE_QUEUE // 2
     choose_partials(leg, c, c.wire if leg.in_parts or leg.nnodes == 2 else <int> SR_WIRE_NATIVE)
     leg.stretch_count = stretch_count_of(leg, c.count, leg.itemsize)
+    leg.fold_lag = FOLD_LAG
     leg.lag = 2 * FOLD_LAG if leg.in_parts else FOLD_LAG
+    if c.nodes_in_group > 0 and leg.in_parts:
+        leg.per_group = c.nodes_in_group
+        leg.fold_lag = FOLD_LAG_IN_GROUPS
+        leg.lag = 3 * FOLD_LAG_IN_GROUPS
+
+
+cdef inline bint are_grouped(const Leg *leg) noexcept nogil:
+    return leg.per_group < leg.nnodes
+
+
+# The first node of the own group, and the own place in it.
+cdef inline int own_group(const Leg *leg) noexcept nogil:
+    return leg.node - leg.node % leg.per_group
+
+
+cdef inline int own_place(const Leg *leg) noexcept nogil:
+    return leg.node % leg.per_group
 
 
 cdef int step_large(Group *g, Call *c) noexcept nogil:
@@ -253,8 +273,11 @@ cdef int stage_large(Group *g, Call *c) noexcept nogil:
         if leg.turn < last:
             status = reduce_locally(g, c, leg.turn)
     elif leg.stage == FOLDING:
-        if 0 <= leg.turn - FOLD_LAG < last:
-            status = fold_stretch(g, c, leg.turn - FOLD_LAG)
+        if 0 <= leg.turn - leg.fold_lag < last:
+            status = fold_stretch(g, c, leg.turn - leg.fold_lag)
+    elif leg.stage == JOINING:
+        if are_grouped(leg) and 0 <= leg.turn - 2 * leg.fold_lag < last:
+            status = join_groups(g, c, leg.turn - 2 * leg.fold_lag)
     elif leg.stage == POSTING:
         if leg.turn < last:
             status = exchange_slices(g, c, leg.turn)
@@ -315,8 +338,9 @@ cdef inline size_t part_of(Leg *leg, int node, size_t at, size_t end, size_t *be
     if not leg.in_parts:
         begin[0] = at
         return end - at
-    begin[0] = at + sr_slice_begin_grained(end - at, leg.nnodes, node, grain_of(leg))
-    return at + sr_slice_begin_grained(end - at, leg.nnodes, node + 1, grain_of(leg)) - begin[0]
+    node %= leg.per_group
+    begin[0] = at + sr_slice_begin_grained(end - at, leg.per_group, node, grain_of(leg))
+    return at + sr_slice_begin_grained(end - at, leg.per_group, node + 1, grain_of(leg)) - begin[0]
 
 
 # Of the own slice: to everyone on other hosts that owns some of it. In parts, each host gets the part that it folds.
@@ -331,7 +355,7 @@ cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
         return blocked_on_wires(g, c)
     while at < end:
         next = next_border(leg, at, s.count)
-        for node in range(leg.nnodes):
+        for node in range(own_group(leg), own_group(leg) + leg.per_group):
             if node != leg.node:
                 exchange_part(g, c, number, node, at, next)
         at = next
@@ -376,12 +400,58 @@ cdef int fold_stretch(Group *g, Call *c, int number) noexcept nogil:
         length = part_of(leg, leg.node, at, next, &begin)
         if length > 0 and (leg.in_parts or is_wanted_on(leg, c, leg.node)):
             begin -= own
-            fold_nodes(g, c, kept_of(g, c, number) + begin * leg.itemsize,
-                       room_of(leg, number, ARRIVED) + begin * leg.itemsize, leg.slice_nbytes,
-                       room_of(leg, number, PARTIAL) + begin * leg.itemsize,
-                       result_of(g, c, number) + begin * c.itemsize, length)
-        if leg.in_parts:
+            fold_some(g, c, own_group(leg), 1, not are_grouped(leg), kept_of(g, c, number) + begin * leg.itemsize,
+                      room_of(leg, number, ARRIVED) + begin * leg.itemsize, leg.slice_nbytes,
+                      room_of(leg, number, PARTIAL) + begin * leg.itemsize,
+                      result_of(g, c, number) + begin * c.itemsize, length)
+            if are_grouped(leg):
+                exchange_between_groups(g, c, number, at, begin, length)
+        if leg.in_parts and not are_grouped(leg):
             exchange_results(g, c, number, at, next)
+        at = next
+    return DONE
+
+
+# What this group has made of the part that this node folds: with the nodes in its place in other groups. begin: in
+# the own slice.
+cdef void exchange_between_groups(Group *g, Call *c, int number, size_t at, size_t begin, size_t length) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef unsigned char *partial = room_of(leg, number, PARTIAL) + begin * leg.itemsize
+    cdef unsigned char *sent = partial
+    cdef float *residual = residual_of(leg, c, number)
+    cdef int node = own_place(leg)
+    cdef int other
+    cdef size_t unused
+    if leg.format != SR_WIRE_NATIVE:
+        sent = room_of(leg, number, ENCODED) + begin * leg.itemsize
+        encode_and_keep(g, sent, NULL if residual == NULL else residual + begin, <float *> partial, length)
+    while node < leg.nnodes:
+        if node != leg.node:
+            other = owner_on(leg, node, at, s.count, &unused)
+            send_to(g, c, other, sent, nbytes_on_wire(leg, length), &s.sending)
+            receive_partial(g, c, other, arrived_from(leg, number, node) + begin * leg.itemsize, length, &s.receiving)
+        node += leg.per_group
+
+
+cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef size_t own = own_slice(leg, s.count)
+    cdef size_t at = own, end = end_of_own_slice(leg, s.count)
+    cdef size_t next, begin, length
+    if s.receiving > 0 or s.sending > 0 or not have_room(leg, leg.nborders):
+        return blocked_on_wires(g, c)
+    while at < end:
+        next = next_border(leg, at, s.count)
+        length = part_of(leg, leg.node, at, next, &begin)
+        if length > 0:
+            begin -= own
+            fold_some(g, c, own_place(leg), leg.per_group, True, room_of(leg, number, PARTIAL) + begin * leg.itemsize,
+                      room_of(leg, number, ARRIVED) + begin * leg.itemsize, leg.slice_nbytes,
+                      room_of(leg, number, PARTIAL) + begin * leg.itemsize,
+                      result_of(g, c, number) + begin * c.itemsize, length)
+        exchange_results(g, c, number, at, next)
         at = next
     return DONE
 
@@ -397,7 +467,7 @@ cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end)
     cdef int node, other
     length = part_of(leg, leg.node, at, end, &begin)
     sent = write_result(g, c, number, begin - own, length)
-    for node in range(leg.nnodes):
+    for node in range(own_group(leg), own_group(leg) + leg.per_group):
         if node == leg.node:
             continue
         other = owner_on(leg, node, at, s.count, &unused)
@@ -418,10 +488,9 @@ cdef const unsigned char *write_result(Group *g, Call *c, int number, size_t beg
     cdef float *residual = residual_of(leg, c, number)
     if not are_results_encoded(leg, c) or length == 0:
         return result
-    if residual != NULL:
-        residual += begin
-    g.kernels.encode[leg.format](encoded, residual, <const float *> result, length)
-    g.kernels.decode[leg.format](<float *> result, encoded, length)
+    # Of groups each has somebody who writes it, and all have to write the same.
+    encode_and_keep(g, encoded, NULL if residual == NULL or are_grouped(leg) else residual + begin, <float *> result,
+                    length)
     return encoded
 
 
@@ -443,7 +512,7 @@ cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
     cdef int node
     while at < end:
         next = next_border(leg, at, s.count)
-        for node in range(leg.nnodes):
+        for node in range(own_group(leg), own_group(leg) + leg.per_group):
             length = part_of(leg, node, at, next, &begin)
             if node != leg.node and length > 0:
                 g.kernels.decode[leg.format](<float *> (result_of(g, c, number) + (begin - own) * c.itemsize),

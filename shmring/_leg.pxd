@@ -70,7 +70,9 @@ cdef struct Leg:
     int turn, stage        # where in the schedule
     int group              # ... and which local step of a turn
     int lag                # turns from the beginning of a stretch to its end
+    int fold_lag           # ... to what is folded first
     bint in_parts          # each host folds a part of a slice for all, rather than all of it for itself
+    int per_group          # nodes that exchange with each other first, or all; then groups do
     int dtype              # of partial results
     size_t itemsize        # ... and bytes of one
     int format             # ... and how they are written on the wire
@@ -100,6 +102,11 @@ cdef inline int rank_at(const Leg *leg, int node, int local) noexcept nogil:
     return leg.rank_at[leg.first[node] + local]
 
 
+# In the order of nodes without the own one: where what comes from a node lies among what comes from all.
+cdef inline int place_of(const Leg *leg, int node) noexcept nogil:
+    return node if node < leg.node else node - 1
+
+
 # A rank of another host, where a wait tells whom it is for: local ranks come first in that numbering.
 cdef inline int remote(const Group *g, int rank) noexcept nogil:
     return g.size + rank
@@ -114,6 +121,7 @@ cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     leg.runs_locally = False
     leg.dtype, leg.itemsize = c.dtype, max(c.itemsize, <size_t> 1)
     leg.format = SR_WIRE_NATIVE
+    leg.per_group = leg.nnodes
     for i in range(MOST_UNDER_WAY):
         leg.stretch[i].sending = leg.stretch[i].receiving = 0
     c.seq = c.parted_seq = g.seq

@@ -17,5 +17,11 @@ cdef void receive_partial(Group *g, Call *c, int rank, unsigned char *arrived, s
                           uint32_t *left) noexcept nogil
 cdef void fold_nodes(Group *g, Call *c, const unsigned char *own, const unsigned char *arrived, size_t pitch,
                      unsigned char *wide, unsigned char *out, size_t count) noexcept nogil
+cdef void fold_some(Group *g, Call *c, int first, int step, bint is_last, const unsigned char *own,
+                    const unsigned char *arrived, size_t pitch, unsigned char *wide, unsigned char *out,
+                    size_t count) noexcept nogil
+cdef void encode_and_keep(Group *g, unsigned char *encoded, float *residual, float *values,
+                          size_t count) noexcept nogil
+cdef size_t nbytes_on_wire(Leg *leg, size_t count) noexcept nogil
 cdef bint are_results_encoded(Leg *leg, Call *c) noexcept nogil
 cdef size_t result_nbytes(Leg *leg, Call *c, size_t count) noexcept nogil

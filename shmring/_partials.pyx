@@ -43,7 +43,14 @@ cdef Call *new_reduction(Group *g, Call *c, int kind, size_t count) noexcept nog
 
 # ---- on the wire ---------------------------------------------------------------------------------------------
 
-cdef inline size_t nbytes_on_wire(Leg *leg, size_t count) noexcept nogil:
+# What is sent is what is kept.
+cdef void encode_and_keep(Group *g, unsigned char *encoded, float *residual, float *values, size_t count) noexcept nogil:
+    cdef int format = leg_of(g).format
+    g.kernels.encode[format](encoded, residual, values, count)
+    g.kernels.decode[format](values, encoded, count)
+
+
+cdef size_t nbytes_on_wire(Leg *leg, size_t count) noexcept nogil:
     return count * leg.itemsize if leg.format == SR_WIRE_NATIVE else sr_encoded_nbytes(leg.format, count)
 
 
@@ -77,20 +84,32 @@ cdef size_t result_nbytes(Leg *leg, Call *c, size_t count) noexcept nogil:
 # wide: where elements are not added as themselves, room for their sum, which may be `own`.
 cdef void fold_nodes(Group *g, Call *c, const unsigned char *own, const unsigned char *arrived, size_t pitch,
                      unsigned char *wide, unsigned char *out, size_t count) noexcept nogil:
+    fold_some(g, c, 0, 1, True, own, arrived, pitch, wide, out, count)
+
+
+# The same of every step-th node from `first` on: of one of each group, or if it is not the last fold of one group, whose
+# sum is a partial result again and goes to `wide`.
+cdef void fold_some(Group *g, Call *c, int first, int step, bint is_last, const unsigned char *own,
+                    const unsigned char *arrived, size_t pitch, unsigned char *wide, unsigned char *out,
+                    size_t count) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef unsigned char *decoded = leg.scratch
-    cdef int node
-    for node in range(leg.nnodes):
-        if node == leg.node:
-            leg.source[node] = own
-            continue
-        leg.source[node] = arrived
-        if leg.format != SR_WIRE_NATIVE:
-            g.kernels.decode[leg.format](<float *> decoded, arrived, count)
-            leg.source[node] = decoded
-            decoded += leg.slice_nbytes
-        arrived += pitch
-    g.target[0] = out if leg.dtype == c.dtype else wide
-    g.kernels.fold[leg.dtype][c.op](g.target, 1, 0, leg.source, leg.nnodes, count, <uint32_t> leg.size)
-    if leg.dtype != c.dtype:
+    cdef int end = leg.nnodes if is_last else first + leg.per_group
+    cdef int op = c.op if is_last or c.op != SR_AVG else <int> SR_SUM
+    cdef bint narrows = is_last and leg.dtype != c.dtype
+    cdef int nsources = 0
+    cdef int node = first
+    while node < end:
+        leg.source[nsources] = own
+        if node != leg.node:
+            leg.source[nsources] = arrived + place_of(leg, node) * pitch
+            if leg.format != SR_WIRE_NATIVE:
+                g.kernels.decode[leg.format](<float *> decoded, leg.source[nsources], count)
+                leg.source[nsources] = decoded
+                decoded += leg.slice_nbytes
+        nsources += 1
+        node += step
+    g.target[0] = out if is_last and not narrows else wide
+    g.kernels.fold[leg.dtype][op](g.target, 1, 0, leg.source, nsources, count, <uint32_t> leg.size)
+    if narrows:
         g.kernels.narrow[c.dtype](out, <const float *> wide, count)

@@ -13,20 +13,22 @@ cdef class Collectives:
     cdef int own_rank, nranks     # of the communicator, whatever hosts they are on
     cdef int default_algorithm, default_wire
     cdef object residuals         # of what travelled rounded
+    cdef object place             # what has this rank's numbers
     cdef uint64_t default_timeout_ns
     cdef bint staging_ready
 
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                    object async_op, object timeout, object wire=*)
+                    object async_op, object timeout, object across=*)
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                      object timeout, object wire)
+                      object timeout, object across)
     cdef Work new_work(self)
     cdef int drive(self, Call *c) except -1
     cdef int prepare_staging(self, Call *c) except -1
     cdef int allocate_staging(self) except -1
     cdef object out_of(self, int kind, object x, int root, object out, object like)
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
-                         object out, object algorithm, object timeout, object wire)
+                         object out, object algorithm, object timeout, object across)
+    cdef object describe_crossing(self, Call *c, object x, object across)
     cdef object describe_wire(self, Call *c, object x, object wire)
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1
     cdef int find_blocks(self, Call *c) except -1

@@ -41,6 +41,7 @@ class Collectives:
         out: _Array | None = None,
         algorithm: _Algorithm | None = None,
         wire: _Wire | None = None,
+        group_size: SupportsIndex | None = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
@@ -55,6 +56,7 @@ class Collectives:
         out: _Array | None = None,
         algorithm: _Algorithm | None = None,
         wire: _Wire | None = None,
+        group_size: SupportsIndex | None = None,
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[None]:

@@ -56,7 +56,8 @@ cdef class Collectives:
     `Work` that has the result; its arrays must be left alone until it is finished.
     """
 
-    def all_reduce(self, x, op="sum", *, out=None, algorithm=None, wire=None, async_op=False, timeout=None):
+    def all_reduce(self, x, op="sum", *, out=None, algorithm=None, wire=None, group_size=None, async_op=False,
+                   timeout=None):
         """Combine x of all ranks elementwise, for every rank: in place, or into `out`.
 
         x: any contiguous array, the same dtype and number of elements on every rank. op: a name or `shmring.Op`.
@@ -69,15 +70,21 @@ cdef class Collectives:
         float32 and shorter floats travel: "native" (float32), "bf16", "fp16", or "int8" with a scale for each 256
         elements. What rounding loses of an array is sent with what the same array holds the next time. None: as
         `Comm.wire` says. All ranks give the same, and get the same bits.
+
+        group_size: of hosts that are near each other, as in one data centre, which reduce among themselves before
+        such groups do: then only 1/group_size of a message leaves each host for other groups. It divides the number
+        of hosts, and consecutive ones make a group; they are folded group by group.
         """
-        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, wire)
+        across = None if wire is None and group_size is None else (wire, group_size)
+        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, across)
 
     def reduce(self, x, op="sum", root=0, *, out=None, wire=None, async_op=False, timeout=None):
         """Combine x of all ranks elementwise on the root: in its x, or into its `out`; others keep x.
 
         x, op and wire as in `all_reduce`, folded in rank order. out: on the root only, ignored elsewhere.
         """
-        return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout, wire)
+        return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout,
+                        None if wire is None else (wire, None))
 
     @property
     def wire(self):
@@ -160,18 +167,18 @@ cdef class Collectives:
     # -- from arguments to a call --
 
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                    object async_op, object timeout, object wire=None):
+                    object async_op, object timeout, object across=None):
         cdef Call c
         cdef Operand a, b
         cdef int number
         if async_op:
-            return self.issue(kind, x, op, root, out, like, algorithm, timeout, wire)
+            return self.issue(kind, x, op, root, out, like, algorithm, timeout, across)
         a.held = b.held = False
         try:
             try:
                 number = self.root_of(kind, root)
                 out = self.out_of(kind, x, number, out, like)
-                kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, wire)
+                kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, across)
             except Exception:
                 self.engine.refuse(kind)
                 raise
@@ -183,14 +190,14 @@ cdef class Collectives:
 
     # As run, in the background.
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                      object timeout, object wire):
+                      object timeout, object across):
         cdef Work work = self.new_work()
         cdef Call *c = &work.task.call
         cdef int number
         try:
             number = self.root_of(kind, root)
             out = self.out_of(kind, x, number, out, like)
-            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, wire)
+            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, across)
         except Exception:
             self.engine.refuse(kind)
             raise
@@ -235,7 +242,7 @@ cdef class Collectives:
         return shapes.alike(x) if kind == ALL_TO_ALL else shapes.split(x, size)
 
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
-                         object out, object algorithm, object timeout, object wire):
+                         object out, object algorithm, object timeout, object across):
         cdef Group *g = &self.engine.g
         kept = kept_out = residual = None
         memset(c, 0, sizeof(Call))
@@ -263,8 +270,8 @@ cdef class Collectives:
         c.out_nbytes = c.nbytes * self.nranks if is_joined(c) else c.nbytes
         if c.x != NULL and out is not None:
             check_overlap(c, self.own_rank)
-        if wire is not None or self.default_wire != SR_WIRE_NATIVE:
-            residual = self.describe_wire(c, x, wire)
+        if across is not None or self.default_wire != SR_WIRE_NATIVE:
+            residual = self.describe_crossing(c, x, across)
         if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.leg == NULL:
             self.find_blocks(c)
         c.fingerprint = fingerprint_of(c)
@@ -286,7 +293,13 @@ cdef class Collectives:
                                  "several: leave it \"auto\", or call it on comm.split(comm.node)")
         return 0
 
-    # How it travels between hosts; returns what keeps that which is lost by it.
+    # How it goes between hosts; returns what keeps that which is lost on the way.
+    cdef object describe_crossing(self, Call *c, object x, object across):
+        wire, group_size = across or (None, None)
+        if group_size is not None:
+            c.nodes_in_group = shapes.check_group_size(group_size, self.place.num_nodes)
+        return self.describe_wire(c, x, wire)
+
     cdef object describe_wire(self, Call *c, object x, object wire):
         cdef int number = self.default_wire if wire is None else wire_number(wire)
         cdef bint is_small = self.engine.g.leg == NULL or c.nbytes <= leg_of(&self.engine.g).small_nbytes
@@ -412,7 +425,8 @@ cdef class Plan:
         root = comm.root_of(number, given.get("root"))
         out = comm.out_of(number, x, root, out, given.get("like"))
         kept = comm.describe(&self.c, &self.a, &self.b, number, x, given.get("op"), root, out,
-                             given.get("algorithm"), given.get("timeout"), given.get("wire"))
+                             given.get("algorithm"), given.get("timeout"),
+                             (given.get("wire"), given.get("group_size")))
         self.in_background = given["async_op"]
         self.pinned = (x, out, kept)
         self.result = answer_of(&self.c, comm.own_rank, out)

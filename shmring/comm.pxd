@@ -6,7 +6,6 @@ from .messages cimport Messages
 cdef class Comm(Messages):
     cdef object links, segment, arrays, settings
     cdef object crossing            # to ranks of other hosts, or None
-    cdef object place               # what has this rank's numbers
     cdef readonly object parent_ranks   # None: this is no group, but a world
     cdef object __weakref__
     cdef int fd                      # of the segment, for pages of its rings

@@ -1,4 +1,4 @@
-"""Shapes of what the collectives that split and join return: everything happens on dimension 0.
+"""Shapes of what the collectives that split and join return, on dimension 0; and other small arguments.
 
 May know: nothing.
 """
@@ -6,8 +6,9 @@ May know: nothing.
 from __future__ import annotations
 
 import functools
+import operator
 import zlib
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -65,3 +66,14 @@ def list_for(arrays: Any, size: int, what: str) -> list[Any]:
 def signature(dtype: np.dtype[Any]) -> int:
     """32 bits that differ where dtypes do, the same in every process."""
     return zlib.crc32(str(dtype).encode())
+
+
+def check_group_size(group_size: SupportsIndex, num_nodes: int) -> int:
+    """How many hosts make a group, checked."""
+    try:
+        size = operator.index(group_size)
+    except TypeError:
+        raise TypeError(f"group_size is {group_size!r}; it must be an integer") from None
+    if not 1 <= size <= num_nodes or num_nodes % size:
+        raise ValueError(f"group_size is {size}; it has to divide the number of hosts, {num_nodes}")
+    return size
