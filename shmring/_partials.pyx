@@ -44,7 +44,8 @@ cdef Call *new_reduction(Group *g, Call *c, int kind, size_t count) noexcept nog
 # ---- on the wire ---------------------------------------------------------------------------------------------
 
 # What is sent is what is kept.
-cdef void encode_and_keep(Group *g, unsigned char *encoded, float *residual, float *values, size_t count) noexcept nogil:
+cdef void encode_and_keep(Group *g, unsigned char *encoded, float *residual, float *values,
+                          size_t count) noexcept nogil:
     cdef int format = leg_of(g).format
     g.kernels.encode[format](encoded, residual, values, count)
     g.kernels.decode[format](values, encoded, count)
@@ -87,8 +88,8 @@ cdef void fold_nodes(Group *g, Call *c, const unsigned char *own, const unsigned
     fold_some(g, c, 0, 1, True, own, arrived, pitch, wide, out, count)
 
 
-# The same of every step-th node from `first` on: of one of each group, or if it is not the last fold of one group, whose
-# sum is a partial result again and goes to `wide`.
+# The same of every step-th node from `first` on: of one of each group, or, if it is not the last fold, of one group,
+# whose sum is a partial result again and goes to `wide`.
 cdef void fold_some(Group *g, Call *c, int first, int step, bint is_last, const unsigned char *own,
                     const unsigned char *arrived, size_t pitch, unsigned char *wide, unsigned char *out,
                     size_t count) noexcept nogil:
