@@ -418,7 +418,7 @@ cdef class _UnevenWork(Work):
             self.engine.describe_refusal(c, kind)
             return 0
         if c.nbytes <= TOLD_NBYTES:
-            take_what_was_told(c, self.parts, self.own_rank)
+            take_what_was_told(c, self.parts, self.comm.own_rank)
             c.enter, c.step = enter_nothing, step_nothing
         return 0
 
