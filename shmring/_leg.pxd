@@ -154,4 +154,3 @@ cdef class Wires:
     cdef object news, data
 
     cdef int allocate(self, int size) except -1
-    cdef int measure_out(self, list counts) except -1

@@ -9,5 +9,8 @@ class Wires:
     def __init__(
         self, *, rank: int, nodes: Sequence[Sequence[int]], data: Mapping[int, socket], mail_news: int
     ) -> None: ...
+    def measure_out(self, slice_nbytes: int) -> None:
+        """How long what goes over the wire at once may be, the same on all ranks; between calls."""
+
     def close(self) -> None:
         """Stop looking for news; the connections are their maker's."""

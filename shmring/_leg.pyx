@@ -107,15 +107,15 @@ cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil:
 # ---- what it is made of --------------------------------------------------------------------------------------
 
 cdef enum:
-    SMALL_NBYTES = 32 << 10
-    SLICE_NBYTES = 1 << 20
-    LEAST_SLICE_NBYTES = 64 << 10
+    SLICE_NBYTES = 1 << 20     # unless another length is asked for, ...
+    SMALL_PER_SLICE = 32       # ... of which 1/32 is small ...
+    LEAST_PER_SLICE = 16       # ... and 1/16 the least that is worth a step
 
 
 # The least number that all the counts divide, or 1 if it is beyond what stretches are made of.
-cdef object common_multiple(counts):
+cdef object common_multiple(counts, size_t least_nbytes):
     multiple = math.lcm(*counts)
-    return multiple if multiple * SR_CACHE_LINE <= LEAST_SLICE_NBYTES else 1
+    return multiple if multiple * SR_CACHE_LINE <= least_nbytes else 1
 
 
 # Into how many parts the slice of one rank is cut by where slices of any node begin.
@@ -162,25 +162,27 @@ cdef class Wires:
             # a later call wakes once.
             self.news.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
             at += 1
-        self.measure_out([len(ranks) for ranks in nodes])
+        self.measure_out(SLICE_NBYTES)
 
-    # How long what goes over the wire at once may be, which is the same on all ranks; and room for it.
-    cdef int measure_out(self, list counts) except -1:
+    def measure_out(self, size_t slice_nbytes):
+        """How long what goes over the wire at once may be, the same on all ranks, and room for it; between calls."""
         cdef Leg *leg = &self.leg
-        cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * (OTHER_SLICES + leg.nnodes) * SLICE_NBYTES
-        cdef size_t fewest = min(counts)
-        leg.even_nbytes = common_multiple(counts) * SR_CACHE_LINE
-        leg.small_nbytes = SMALL_NBYTES
-        leg.slice_nbytes = SLICE_NBYTES
-        leg.stretch_nbytes = fewest * (SLICE_NBYTES - SLACK_NBYTES)
+        cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * (OTHER_SLICES + leg.nnodes) * slice_nbytes
+        cdef size_t least_nbytes = slice_nbytes // LEAST_PER_SLICE
+        counts = [leg.nlocal[node] for node in range(leg.nnodes)]
         leg.nborders = most_borders(counts)
-        leg.least_stretch_nbytes = fewest * LEAST_SLICE_NBYTES
+        leg.even_nbytes = common_multiple(counts, least_nbytes) * SR_CACHE_LINE
+        leg.small_nbytes = slice_nbytes // SMALL_PER_SLICE
+        leg.slice_nbytes = slice_nbytes
+        leg.stretch_nbytes = min(counts) * (slice_nbytes - SLACK_NBYTES)
+        leg.least_stretch_nbytes = min(counts) * least_nbytes
         leg.pair_nbytes = room_nbytes // (2 * leg.size) & ~<size_t> (SR_CACHE_LINE - 1)
+        free(leg.room)
+        free(leg.scratch)
         leg.room = <unsigned char *> malloc(room_nbytes)   # its pages come when they are touched
-        leg.scratch = <unsigned char *> malloc((fewest + leg.nnodes) * SLICE_NBYTES + room_nbytes // 2)
+        leg.scratch = <unsigned char *> malloc((min(counts) + leg.nnodes) * slice_nbytes + room_nbytes // 2)
         if leg.room == NULL or leg.scratch == NULL:
             raise MemoryError()
-        return 0
 
     cdef int allocate(self, int size) except -1:
         cdef Leg *leg = &self.leg

@@ -54,7 +54,11 @@ def begin_where_met(
         undo.callback(os.close, begun.fd)
         undo.callback(begun.engine.close)
         if meeting.mesh is not None:
-            crossing = Crossing(begun.engine, meeting.place, meeting.mesh, key)
+            engine = begun.engine
+            crossing = Crossing(engine, meeting.place, meeting.mesh, key)
+            engine.open_for_calls(max(deadline - time.monotonic(), 0.001))
+            crossing.agree(engine, settings.wire_slice_nbytes)
+            engine.open_for_calls(timeout_s)
             begun = begun._replace(place=meeting.place, crossing=crossing)
         meeting.star.all_ready(deadline=deadline)
         undo.pop_all()

@@ -36,6 +36,11 @@ class Crossing:
         )
         engine.cross(self._wires, self._alarms)
 
+    def agree(self, engine: Engine, slice_nbytes: int) -> None:
+        """Collective: what goes over the wire at once is as long as rank 0 says; 0: as tuned."""
+        if slice_nbytes := engine.broadcast_word(slice_nbytes):
+            self._wires.measure_out(slice_nbytes)
+
     def invite(self, nprocs: int, ports: tuple[int, int] | None) -> World:
         """A world of some of these ranks that this one, its rank 0, will listen for on its own host."""
         connection = next(iter(self._mesh.data.values()))

@@ -49,6 +49,7 @@ class Settings:
     single_copy_nbytes: int | None = None  # from here on; 0: never
     trace: str | None = None
     tuning: str = "auto"  # "none", or a file; rank 0's counts
+    wire_slice_nbytes: int = 0  # of what goes between hosts at once; 0: as tuned; rank 0's counts
     message_ring_nbytes: int = 0  # 0: by the number of ranks; lets tests run with rings of some lines
     first_seq: int = 0  # where sequence numbers begin: lets tests run near the wrap of 32 and 64 bits
 
@@ -79,6 +80,7 @@ class Settings:
             single_copy_nbytes=read("SHMRING_SINGLE_COPY", _size_or_off(64, 1 << 40), None),
             trace=read("SHMRING_TRACE", _text(4096), None),
             tuning=read("SHMRING_TUNING", _text(4096), "auto"),
+            wire_slice_nbytes=read("SHMRING_WIRE_SLICE", _size(4096, 1 << 28), 0),
             message_ring_nbytes=read("SHMRING_MESSAGE_RING", _power_of_two(512, 1 << 30), 0),
             first_seq=read("SHMRING_FIRST_SEQ", _integer(0, (1 << 64) - 1), 0),
         )

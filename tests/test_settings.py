@@ -54,6 +54,7 @@ def test_the_process_environment_is_the_default(monkeypatch):
         ("SINGLE_COPY", "off", "single_copy_nbytes", 0),
         ("SINGLE_COPY", "256K", "single_copy_nbytes", 256 << 10),
         ("TRACE", "/tmp/trace.json", "trace", "/tmp/trace.json"),
+        ("WIRE_SLICE", "4K", "wire_slice_nbytes", 4096),
     ],
 )
 def test_good_values_are_taken(name, text, field, value):
@@ -85,6 +86,7 @@ def test_good_values_are_taken(name, text, field, value):
         ("CHUNK", "M", "such as"),
         ("CHUNK", "0", "such as"),
         ("DEPTH", "1", "from 2"),
+        ("WIRE_SLICE", "64", "4096 to"),
         ("ISA", "mmx", "avx512"),
         ("ALGORITHM", "magic", "direct"),
         ("PATH", "middle", "near"),
