@@ -7,7 +7,7 @@ import random
 import zlib
 
 import numpy as np
-from test_kernels import DTYPES, assert_same, expected, numbers
+from test_kernels import DTYPES, SMALL_FLOATS, assert_same, expected, numbers
 
 from shmring import _layout, tuning
 
@@ -71,13 +71,30 @@ def same_bytes(a, b):
 # ---- results ----------------------------------------------------------------------------------------------
 
 
-def all_reduced(name, op, arrays, algorithm="auto"):
-    """The fold of the ranks' arrays in the order, and with the roundings, of an algorithm."""
+def all_reduced(name, op, arrays, algorithm="auto", nodes=None):
+    """The fold of the ranks' arrays in the order, and with the roundings, of an algorithm.
+
+    nodes: by rank, where there are several hosts, whose order is their own.
+    """
+    if nodes is not None and len(set(nodes)) > 1:
+        return _by_hosts(name, op, arrays, nodes)
     if len(arrays) > 1 and algorithm == "ring":
         return _ring(name, op, arrays)
     if len(arrays) > 1 and algorithm == "tree":
         return _tree(name, op, arrays, 0)
     return expected(name, op, arrays, len(arrays))
+
+
+def _by_hosts(name, op, arrays, nodes):
+    """Each host in rank order, then hosts in the order of their lowest ranks; one rounding at the end."""
+    if name in SMALL_FLOATS:
+        wide = [array.astype(np.float32) for array in arrays]
+        return _by_hosts("float32", op, wide, nodes).astype(DTYPES[name])
+    partials = [
+        expected(name, _hop(op, last=False), [x for x, at in zip(arrays, nodes, strict=True) if at == node])
+        for node in dict.fromkeys(nodes)
+    ]
+    return expected(name, op, partials, len(arrays))
 
 
 def _ring(name, op, arrays):

@@ -167,6 +167,25 @@ def world_of(crews):
     return meet
 
 
+@pytest.fixture
+def world_across(crews):
+    """world_across([0, 0, 1, 1], SHMRING_CHUNK=256) → Ranks that have just met as if they were on two hosts.
+
+    Like world_of, but what they say to each other goes over loopback where the numbers differ.
+    """
+    from ranks import Ranks
+
+    def meet(nodes, **how):
+        crew = "loopback", *nodes
+        if crew in crews and not crews[crew].are_idle():
+            crews.pop(crew).__exit__()
+        if crew not in crews:
+            crews[crew] = Ranks(len(nodes), nodes=nodes).__enter__()
+        return crews[crew].meet(**how)
+
+    return meet
+
+
 @pytest.fixture(scope="module")
 def networks():
     """networks(2, 10**9) → Hosts (see bench/hosts.py) with all links up; skips where none can be made.

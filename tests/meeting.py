@@ -1,14 +1,15 @@
 """For the tests of meeting: ranks as threads or processes, strangers that knock. May know: bootstrap,
-handshake, lines, neighbours, settings."""
+handshake, lines, neighbours, settings; ranks."""
 
 import contextlib
-import random
 import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+
+from ranks import free_port
 
 from shmring import handshake, neighbours
 from shmring.bootstrap import join, world
@@ -87,15 +88,6 @@ def python(code, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-def free_port():
-    """A port on which nobody listens, below those that the kernel gives to outgoing connections."""
-    while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def world_at(nprocs, host="127.0.0.1"):

@@ -10,7 +10,7 @@ import random
 from typing import NamedTuple
 
 import numpy as np
-from cases import DTYPES, Placed, all_reduced, assert_same, rng_of
+from cases import DTYPES, Placed, all_reduced, assert_same, rng_of, same_bytes
 from test_collectives import FOLDING, IN_PLACE, MOVING, inputs, out_shape, outcomes
 from test_fusion import fused_and_separate
 from test_uneven import FACTORS, assert_uneven, call_once
@@ -69,8 +69,8 @@ class Close(NamedTuple):
     group: int
 
 
-def program_of(seed, size, length=14):
-    """The steps of a program for `size` ranks."""
+def program_of(seed, size, length=14, folded=tuple(DTYPES)):
+    """The steps of a program for `size` ranks; folded: the dtypes that are reduced."""
     chance = random.Random(seed)
     groups = {0: tuple(range(size))}  # world ranks of each, by number; closed ones are gone
     last, steps = 0, []
@@ -85,7 +85,7 @@ def program_of(seed, size, length=14):
                 last += 1
                 groups[last] = ranks
         elif kind == "burst":
-            calls = (_call(chance, groups, chance.choice(sorted(groups))) for _ in range(6))
+            calls = (_call(chance, groups, chance.choice(sorted(groups)), folded) for _ in range(6))
             steps.append(Burst(tuple(calls)))
         elif kind == "uneven":
             names = ("kind", "dtype", "most", "trailing", "memory", "out", "root", "background")
@@ -99,7 +99,7 @@ def program_of(seed, size, length=14):
             steps.append(Close(number))
             del groups[number]
         else:
-            steps.append(_call(chance, groups, number))
+            steps.append(_call(chance, groups, number, folded))
     return steps
 
 
@@ -122,9 +122,9 @@ def members_of(step, parent):
     return found
 
 
-def _call(chance, groups, number):
+def _call(chance, groups, number, folded):
     kind = chance.choice(KINDS)
-    dtype = chance.choice(sorted(DTYPES))
+    dtype = chance.choice(sorted(DTYPES if kind in MOVING else folded))
     ops = [op for op in _state.OPS if _state.supported(dtype, op)]
     if kind in ("scan", "exscan"):
         ops = [op for op in ops if op != "avg"]
@@ -155,11 +155,14 @@ def _many(chance, number):
 # ---- running one ------------------------------------------------------------------------------------------
 
 
-def run_program(comm, seed):
-    """One rank's part in a program: its number of steps. Raises where a result is not what NumPy says."""
-    steps = program_of(seed, comm.size)
+def run_program(comm, seed, nodes=None, folded=tuple(DTYPES)):
+    """One rank's part in a program: its number of steps. Raises where a result is not what NumPy says.
+
+    nodes: by rank, where there are several hosts.
+    """
+    steps = program_of(seed, comm.size, folded=folded)
     try:
-        _Rank(comm, seed).run(steps)
+        _Rank(comm, seed, nodes or [0] * comm.size).run(steps)
     except BaseException as error:
         error.add_note(f"program {seed} of {comm.size} ranks")
         raise
@@ -167,7 +170,8 @@ def run_program(comm, seed):
 
 
 class _Rank:
-    def __init__(self, comm, seed):
+    def __init__(self, comm, seed, nodes):
+        self._nodes = nodes
         self._me = comm.rank
         self._groups = {0: (comm, tuple(range(comm.size)))}  # (None, ranks): this rank is not in it
         self._last = 0
@@ -210,15 +214,18 @@ class _Rank:
             group.close()
 
     def _call(self, step):
-        group, _ = self._groups[step.group]
-        if group is None:
+        if self._groups[step.group][0] is None:
             return
-        prepared = _Prepared(group, step.row)
+        prepared = self._prepared(step)
         result = prepared.make(step.way)
         if step.way.startswith("background"):
-            self._pending.append((group, result, prepared))
+            self._pending.append((prepared.group, result, prepared))
         else:
             prepared.check(result)
+
+    def _prepared(self, step):
+        group, ranks = self._groups[step.group]
+        return Prepared(group, step.row, [self._nodes[rank] for rank in ranks])
 
     def _check_at_once(self, step):
         group, _ = self._groups[step.group]
@@ -235,7 +242,7 @@ class _Rank:
         for step in calls:
             group, _ = self._groups[step.group]
             if group is not None:
-                waiting.setdefault(step.group, []).append(_Prepared(group, step.row))
+                waiting.setdefault(step.group, []).append(self._prepared(step))
         while waiting:
             number = self._chance.choice(sorted(waiting))
             prepared = waiting[number].pop(0)
@@ -251,11 +258,14 @@ class _Rank:
             self._pending.remove(entry)
 
 
-class _Prepared:
-    """A call with its arrays in place; making it, and looking at what came of it."""
+class Prepared:
+    """A call with its arrays in place; making it, and looking at what came of it.
 
-    def __init__(self, group, row):
-        self.group, self._row = group, row
+    nodes: by rank of the group, where there are several hosts.
+    """
+
+    def __init__(self, group, row, nodes=None):
+        self.group, self._row, self._nodes = group, row, nodes
         size, rank = group.size, group.rank
         self._xs = inputs(row, size)
         values = self._xs[rank]
@@ -298,10 +308,12 @@ class _Prepared:
         self._x.assert_surroundings()
         if row["kind"] == "all_reduce":
             flat = [x.ravel() for x in self._xs]
-            want = all_reduced(row["dtype"], row["op"], flat, row["algorithm"])
+            want = all_reduced(row["dtype"], row["op"], flat, row["algorithm"], self._nodes)
         else:
-            want = outcomes(row, self._xs)[rank]
+            want = outcomes(row, self._xs, self._nodes)[rank]
         has_result = want is not None and not (row["kind"] == "reduce" and rank != self._root)
+        if self._out is not None or not self._in_place():
+            assert same_bytes(self._x.array, self._xs[rank]), ("x was written to", rank, size, row)
         if self._out is not None:
             self._out.assert_surroundings()
             result = self._out.array if has_result else None

@@ -11,7 +11,9 @@ import dataclasses
 import itertools
 import multiprocessing
 import os
+import random
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -41,6 +43,15 @@ def when_there(path):
     time.sleep(0.02)
 
 
+def free_port():
+    """A port on which nobody listens, below those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 class Died:
     """What a rank answered that was killed: its exit code, negative for a signal."""
 
@@ -55,12 +66,15 @@ class Ranks:
     """A world of `size` ranks that do what they are told; `environ` goes to their environment.
 
     on: by rank, the host of bench/hosts.py that it is on; worlds then have an address, on rank 0's host.
+    nodes: by rank, what sets it apart from those with another one, as if they were on two hosts.
     """
 
-    def __init__(self, size, *, threads=False, on=None):
-        assert on is None or (len(on) == size and not threads)
+    def __init__(self, size, *, threads=False, on=None, nodes=None):
+        assert not threads or (on is None and nodes is None)
+        assert len(on or nodes or range(size)) == size
         self.size = size
         self.hosts = on
+        self.nodes = nodes
         self._worlds = itertools.count()
         self._threads = threads
         self._environ = {}
@@ -107,11 +121,16 @@ class Ranks:
         """By rank: None, or the exception that joining raised. of_rank: {rank: its own variables}."""
         world, of_rank = self._world(address), of_rank or {}
         self._answer_s = max(ANSWER_S, 2 * timeout_s)
-        self._order(lambda rank: ("meet", world, timeout_s, self._environ | of_rank.get(rank, {})))
+        self._order(lambda rank: ("meet", world, timeout_s, self._environ_of(rank) | of_rank.get(rank, {})))
         return self.answers()
+
+    def _environ_of(self, rank):
+        return self._environ | ({"SHMRING_NODE": f"node {self.nodes[rank]}"} if self.nodes else {})
 
     def _world(self, address):
         world = shmring.world(self.size)
+        if self.nodes:
+            return dataclasses.replace(world, address=address or f"127.0.0.1:{free_port()}")
         if not self.hosts:
             return world
         port = FIRST_PORT + next(self._worlds) % PORTS

@@ -9,9 +9,9 @@ from cases import (
     DTYPES,
     MEMORIES,
     Placed,
+    all_reduced,
     assert_same,
     environment,
-    expected,
     numbers,
     pairwise,
     rng_of,
@@ -77,22 +77,25 @@ def inputs(row, size):
     return [numbers(row["dtype"], count, rng_of(seed, rank)).reshape(shape) for rank in range(size)]
 
 
-def outcomes(row, xs):
-    """What every rank should return or have in x, as the definition says; None: nothing of interest."""
+def outcomes(row, xs, nodes=None):
+    """What every rank should return or have in x, as the definition says; None: nothing of interest.
+
+    nodes: by rank, where there are several hosts.
+    """
     size, kind, op = len(xs), row["kind"], row["op"]
     root = root_of(row, size)
 
-    def folded(arrays):
+    def folded(arrays, nodes=None):
         flat = [array.ravel() for array in arrays]
-        return expected(row["dtype"], op, flat, len(flat)).reshape(arrays[0].shape)
+        return all_reduced(row["dtype"], op, flat, nodes=nodes).reshape(arrays[0].shape)
 
     def part(array, rank):
         return array.reshape(size, row["rows"], *array.shape[1:])[rank]
 
     if kind == "reduce":
-        return [folded(xs) if rank == root else xs[rank] for rank in range(size)]
+        return [folded(xs, nodes) if rank == root else xs[rank] for rank in range(size)]
     if kind == "reduce_scatter":
-        return [folded([part(x, rank) for x in xs]) for rank in range(size)]
+        return [folded([part(x, rank) for x in xs], nodes) for rank in range(size)]
     if kind == "scan":
         return [folded(xs[: rank + 1]) for rank in range(size)]
     if kind == "exscan":
