@@ -65,7 +65,10 @@ def _from_torchrun(environ: Mapping[str, str]) -> Job | None:
         return None
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     local_size = _number(environ, "LOCAL_WORLD_SIZE", size if _number(environ, "LOCAL_RANK") == rank else 0)
-    told_apart_by = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    told_apart_by: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    if local_size == size:
+        # Each host counts its own: one whose ranks were well restarts them for another's, and counts nothing.
+        told_apart_by += ("TORCHELASTIC_RESTART_COUNT",)
     name = _name("torchrun", environ, told_apart_by)
     return Job("torchrun", name, rank, size, local_size, environ["MASTER_ADDR"])
 

@@ -210,6 +210,13 @@ def test_all_ranks_on_several_hosts_find_the_same_world(environ, monkeypatch):
     assert 20000 <= port < 30000
 
 
+def test_torchruns_hosts_count_restarts_differently():
+    environ = {**SEVERAL_HOSTS["torchrun"], **KEY_AND_ADDR}
+    counted = world_from_environment({**environ, "TORCHELASTIC_RESTART_COUNT": "1"})[0]
+    bootstrap._calls.clear()
+    assert world_from_environment({**environ, "TORCHELASTIC_RESTART_COUNT": "0"})[0] == counted
+
+
 KEY_AND_ADDR = {"SHMRING_KEY": KEY, "SHMRING_ADDR": "node1"}
 
 
