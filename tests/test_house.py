@@ -122,6 +122,13 @@ HOUSE = {
     "bucketer": set(),
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "trials", "tuning"},
+    "_extras": set(),
+    "_tasks": {"__init__"},
+    "dask": {"_extras", "_tasks", "__init__"},
+    "joblib": {"_extras", "_tasks", "__init__"},
+    "pools": {"_tasks", "__init__"},
+    "ray": {"_extras", "_tasks", "ray_group", "__init__"},
+    "ray_group": {"_tasks", "__init__"},
     "launch": {"bootstrap", "errors", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
     "__init__": {"bootstrap", "bucketer", "comm", "errors", "joining", "launch", "messages", "ops", "ring"}

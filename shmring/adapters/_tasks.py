@@ -1,0 +1,140 @@
+"""Ranks as tasks of somebody else's scheduler: the task, where its ranks can meet, what came of all.
+
+The function travels as bytes and is unpickled only when all ranks have met, so that one that cannot be
+loaded ends the world at once and nobody waits for it. May know: the public API.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import pickle
+import queue
+import random
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import shmring
+
+GRACE_S = 5.0  # after a failure, for the others to raise RankFailed
+_LOOK_S = 1.0
+_FIRST_PORT, _LAST_PORT = 20000, 29999  # below those that kernels give to outgoing connections
+
+
+class Future(Protocol):
+    """What the futures of concurrent.futures, loky and Dask have in common."""
+
+    def add_done_callback(self, function: Callable[[Any], Any], /) -> Any: ...
+    def cancel(self) -> Any: ...
+    def exception(self) -> Any: ...
+    def result(self) -> Any: ...
+
+
+def be_rank(function: bytes, world: shmring.World, rank: int, timeout_s: float | None, *args: Any) -> Any:
+    """The task of one rank."""
+    with shmring.init(world, rank, timeout=timeout_s) as comm:
+        return pickle.loads(function)(comm, *args)
+
+
+def pack(function: Callable[..., Any]) -> bytes:
+    """The function as bytes; TypeError where it is none, or cannot travel."""
+    if not callable(function):
+        raise TypeError(f"fn is {function!r}; it must be callable as fn(comm, *args)")
+    try:
+        from cloudpickle import dumps  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        dumps = pickle.dumps
+    try:
+        return bytes(dumps(function))
+    except Exception as error:  # whatever __reduce__ raises
+        raise TypeError(f"{function!r} cannot be sent to the ranks: {error}") from error
+
+
+def free_port() -> int:
+    """A port of this host on which nobody listens now."""
+    while True:
+        port = random.randint(_FIRST_PORT, _LAST_PORT)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def collect(
+    futures: Sequence[Future], places: Sequence[str], lost: Callable[[], Iterable[int]] = tuple
+) -> list[Any]:
+    """The results by rank; or the failure that is likely to be the first cause is raised, as `spawn` does.
+
+    places: by rank, where it runs, for the note. lost: ranks whose task will never end, asked now and then.
+    """
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    waiting = dict(enumerate(futures))
+    for rank, future in waiting.items():
+        future.add_done_callback(partial(_tell, ended, rank))
+    results: dict[int, Any] = {}
+    failures: dict[int, BaseException] = {}
+    gone: dict[int, BaseException]
+    until = float("inf")
+    try:
+        while waiting and time.monotonic() < until:
+            try:
+                rank = ended.get(timeout=_LOOK_S)
+            except queue.Empty:
+                gone = {rank: _ended(rank, places[rank]) for rank in lost() if rank in waiting}
+            else:
+                results[rank], failure = _outcome(waiting.pop(rank))
+                gone = {} if failure is None else {rank: failure}
+            if gone and not failures:
+                until = time.monotonic() + GRACE_S
+            failures |= gone
+            for rank in gone.keys() & waiting.keys():
+                waiting.pop(rank).cancel()
+    finally:
+        for future in waiting.values():
+            future.cancel()  # what runs already cannot be stopped: it ends when it next needs another rank
+    if failures:
+        raise first_cause(failures, places)
+    return [results[rank] for rank in range(len(futures))]
+
+
+def _tell(ended: queue.SimpleQueue[int], rank: int, _: object) -> None:
+    ended.put(rank)
+
+
+def _outcome(future: Future) -> tuple[Any, BaseException | None]:
+    try:
+        failure = future.exception()
+        return (None, failure) if failure is not None else (future.result(), None)
+    except concurrent.futures.CancelledError as error:
+        return None, error
+
+
+def _ended(rank: int, place: str) -> shmring.RankFailed:
+    return shmring.RankFailed(f"rank {rank} ended: {place} is gone", rank=rank, cause=f"{place} is gone")
+
+
+def first_cause(failures: dict[int, BaseException], places: Sequence[str]) -> BaseException:
+    """The failure of one rank that the others' are likely to follow from, with its rank and a note."""
+    rank = min(failures, key=lambda rank: (_tier(failures[rank], rank), rank))
+    failure = failures[rank]
+    if isinstance(failure, concurrent.futures.BrokenExecutor):
+        failure.add_note(f"One of {len(places)} ranks ended with its process, and the pool with it.")
+        return failure
+    if not isinstance(failure, shmring.Error) or failure.rank is None:
+        with contextlib.suppress(AttributeError, TypeError):  # an exception with __slots__ of its own
+            failure.rank = rank  # type: ignore[attr-defined, union-attr, unused-ignore]
+    failure.add_note(f"Raised in rank {rank} of {len(places)}, on {places[rank]}.")
+    return failure
+
+
+def _tier(failure: BaseException, rank: int) -> int:
+    """A rank's own exception comes before an error that all get, and that before news of another rank."""
+    if isinstance(failure, (shmring.RankFailed, shmring.Aborted)) and failure.rank != rank:
+        return 2
+    return 1 if isinstance(failure, shmring.Error) else 0

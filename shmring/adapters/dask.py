@@ -1,0 +1,94 @@
+"""Dask's workers as the ranks of a world: `run(client, fn)` calls fn(comm) on all of them at once.
+
+May know: _extras, _tasks, the public API; distributed when it is used.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import shmring
+
+from ._extras import need
+from ._tasks import be_rank, collect, free_port, join_address, pack
+
+__all__ = ["run"]
+
+
+def run(
+    client: Any,
+    fn: Callable[..., Any],
+    *args: Any,
+    workers: Iterable[str] | None = None,
+    port: int | None = None,
+    timeout: float | None = None,
+) -> list[Any]:
+    """Call `fn(comm, *args)` on Dask's workers, all at the same time; returns the results by rank.
+
+    client: a synchronous `distributed.Client`. workers: addresses as the scheduler has them, rank by rank;
+    by default all workers, in the order of their addresses. Futures among args are resolved as in
+    `client.submit`. Every worker needs a free thread, or the others wait for it.
+    port: of rank 0's host, where workers of several hosts meet; by default a free one. With a port they
+    meet over TCP on one host too. timeout: seconds, for the meeting and for each call on `comm`.
+    Raises the exception of the first failing rank in its own type, with `.rank` and a note; RankFailed
+    where a worker is gone; ValueError for a worker that is not there.
+    """
+    need("distributed", "dask")
+    if getattr(client, "asynchronous", False):
+        raise TypeError("the client is asynchronous; give a synchronous distributed.Client")
+    ranks = _chosen(client, workers)
+    function = pack(fn)
+    hosts = [_host(worker) for worker in ranks]
+    address = None
+    if port is not None or len(set(hosts)) > 1:
+        address = join_address(hosts[0], _port_on(client, ranks[0]) if port is None else operator.index(port))
+    world = shmring.world(len(ranks), address=address)
+    futures = [
+        client.submit(
+            be_rank,
+            function,
+            world,
+            rank,
+            timeout,
+            *args,
+            workers=[worker],
+            allow_other_workers=False,
+            pure=False,  # the same call is another world each time
+            retries=0,
+            key=f"shmring-rank-{rank}-{world.id}",
+        )
+        for rank, worker in enumerate(ranks)
+    ]
+
+    def lost() -> list[int]:
+        there = client.nthreads()
+        return [rank for rank, worker in enumerate(ranks) if worker not in there]
+
+    return collect(futures, [f"worker {worker}" for worker in ranks], lost)
+
+
+def _chosen(client: Any, workers: Iterable[str] | None) -> list[str]:
+    there = sorted(client.nthreads())
+    if isinstance(workers, str):
+        raise TypeError(f"workers is {workers!r}; give a list of addresses")
+    ranks = there if workers is None else list(workers)
+    if not ranks:
+        raise ValueError("there are no workers: start some, or wait with client.wait_for_workers(n)")
+    strange = [worker for worker in ranks if worker not in there]
+    if strange:
+        raise ValueError(f"no worker has the address {strange[0]!r}; there are {', '.join(there) or 'none'}")
+    if len(set(ranks)) < len(ranks):
+        raise ValueError("a worker is named twice; each can be one rank")
+    return ranks
+
+
+def _host(worker: str) -> str:
+    """The host of tcp://10.0.0.1:4711 or tls://[::1]:4711; "" within one process (inproc://...)."""
+    scheme, _, rest = worker.partition("://")
+    return "" if scheme == "inproc" else rest.rpartition(":")[0].strip("[]")
+
+
+def _port_on(client: Any, worker: str) -> int:
+    return int(client.submit(free_port, workers=[worker], pure=False).result())

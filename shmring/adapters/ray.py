@@ -1,0 +1,107 @@
+"""Ray's actors as the ranks of a world, and shmring as a backend of `ray.util.collective`.
+
+May know: _extras, _tasks, ray_group, the public API; ray when it is used.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import shmring
+
+from ._extras import need
+from ._tasks import collect, free_port, join_address
+
+__all__ = ["join", "register_backend", "world"]
+
+BACKEND = "SHMRING"
+
+
+def world(actors: Sequence[Any], *, port: int | None = None, timeout: float = 60.0) -> shmring.World:
+    """A fresh world whose rank r is to be `actors[r]`: give it to each, for `shmring.init(world, rank=r)`.
+
+    Actors of several nodes meet at the node of `actors[0]`, over TCP: on `port`, or on one that is free
+    there. With a port they meet over TCP on one node too. timeout: seconds, for all actors to start and to
+    say where they are. Raises shmring.Timeout with the ranks that did not, and what Ray raises for dead ones.
+    """
+    places = _places(actors, timeout)
+    address = None
+    if port is not None or len({node for node, _, _ in places}) > 1:
+        _, host, free = places[0]
+        address = join_address(host, free if port is None else operator.index(port))
+    return shmring.world(len(places), address=address)
+
+
+def join(
+    actors: Sequence[Any], *, attribute: str = "comm", port: int | None = None, timeout: float | None = None
+) -> None:
+    """Make a world of the actors: each then has its communicator as `self.comm`, actors[r] as rank r.
+
+    attribute: another name for it. A communicator that is there already is closed first, so that actors can
+    join again after a failure. port: as for `world`. timeout: seconds, for the actors to start, for the
+    meeting and for each later call on the communicator. Raises what joining raised, the first cause of all.
+    """
+    meeting = world(actors, port=port) if timeout is None else world(actors, port=port, timeout=timeout)
+    calls = [
+        actor.__ray_call__.remote(_join, meeting, rank, attribute, timeout)
+        for rank, actor in enumerate(actors)
+    ]
+    collect([call.future() for call in calls], [repr(actor) for actor in actors])
+
+
+def register_backend(actors: Sequence[Any] = ()) -> None:
+    """Register shmring with `ray.util.collective` as backend "SHMRING", in this process and in the actors.
+
+    Groups are then made as for other backends, `create_collective_group(..., backend="SHMRING")`, of actors
+    on any nodes; tensors are NumPy arrays or PyTorch tensors on the CPU, contiguous in memory. Registering
+    again does nothing. Raises ImportError for a Ray that knows no backends but its own.
+    """
+    ray = need("ray", "ray")
+    _register()
+    ray.get([actor.__ray_call__.remote(_register) for actor in actors])
+
+
+def _register(_: object = None) -> None:
+    ray = need("ray", "ray")
+    try:
+        from ray.util.collective.backend_registry import register_collective_backend
+        from ray.util.collective.collective import is_backend_available
+    except ImportError as error:
+        raise ImportError(
+            f"ray {ray.__version__} has no register_collective_backend: pip install -U 'shmring[ray]'"
+        ) from error
+    from .ray_group import Group
+
+    if not is_backend_available(BACKEND):
+        register_collective_backend(BACKEND, Group)
+
+
+def _places(actors: Sequence[Any], timeout_s: float) -> list[tuple[str, str, int]]:
+    """By rank: (node, its address, a free port there)."""
+    ray = need("ray", "ray")
+    if len(set(actors)) < len(actors):
+        raise ValueError("an actor is named twice; each can be one rank")
+    calls = [actor.__ray_call__.remote(_place) for actor in actors]
+    _, late = ray.wait(calls, num_returns=len(calls), timeout=timeout_s) if calls else ([], [])
+    if late:
+        ranks = [rank for rank, call in enumerate(calls) if call in late]
+        raise shmring.Timeout(
+            f"of {len(actors)} actors those for rank {', '.join(map(str, ranks))} did not answer within "
+            f"{timeout_s:g} s: they are busy, or Ray has no free resources to start them (`ray status`)",
+            rank=ranks[0],
+        )
+    return list(ray.get(calls))
+
+
+def _place(_: object) -> tuple[str, str, int]:
+    ray = need("ray", "ray")
+    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), free_port()
+
+
+def _join(actor: object, meeting: shmring.World, rank: int, attribute: str, timeout_s: float | None) -> None:
+    before = getattr(actor, attribute, None)
+    if isinstance(before, shmring.Comm):
+        before.close()
+    setattr(actor, attribute, shmring.init(meeting, rank, timeout=timeout_s))

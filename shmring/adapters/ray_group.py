@@ -1,0 +1,151 @@
+"""shmring as a collective group of `ray.util.collective`: what register_backend registers.
+
+Loaded only by it, as the class derives from one of Ray's. May know: _tasks, the public API, ray.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from ray.experimental import internal_kv
+from ray.util.collective.collective_group.base_collective_group import BaseGroup
+from ray.util.collective.types import ReduceOp
+
+import shmring
+
+from ._tasks import free_port, join_address
+
+_OPS = {
+    ReduceOp.SUM: shmring.Op.SUM,
+    ReduceOp.PRODUCT: shmring.Op.PROD,
+    ReduceOp.MIN: shmring.Op.MIN,
+    ReduceOp.MAX: shmring.Op.MAX,
+}
+_FIRST_RANK_S = 60.0  # for rank 0 to say where the others find it
+_LOOK_S = 0.02
+
+
+class Group(BaseGroup):  # type: ignore[misc]
+    """One actor's place in a collective group. Ray hands over every tensor as a list of one."""
+
+    def __init__(self, world_size: int, rank: int, group_name: str) -> None:
+        super().__init__(world_size, rank, group_name)
+        self._comm = _meet(world_size, rank, group_name)
+
+    @classmethod
+    def backend(cls) -> str:
+        return "SHMRING"
+
+    @classmethod
+    def check_backend_availability(cls) -> bool:
+        return True
+
+    def destroy_group(self) -> None:
+        self._comm.close()
+
+    def allreduce(self, tensor: list[Any], allreduce_options: Any = None) -> None:
+        """In place."""
+        self._comm.all_reduce(_one(tensor), op=_op(allreduce_options))
+
+    def barrier(self, barrier_options: Any = None) -> None:
+        self._comm.barrier()
+
+    def reduce(self, tensor: list[Any], reduce_options: Any = None) -> None:
+        """In place on the root, whose tensor alone changes."""
+        self._comm.reduce(_one(tensor), op=_op(reduce_options), root=getattr(reduce_options, "root_rank", 0))
+
+    def broadcast(self, tensor: list[Any], broadcast_options: Any = None) -> None:
+        self._comm.broadcast(_one(tensor), root=getattr(broadcast_options, "root_rank", 0))
+
+    def allgather(
+        self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = None
+    ) -> None:
+        """tensor_list[0][r] becomes rank r's tensor."""
+        x = _one(tensor)
+        gathered = _stack([x] * self.world_size)
+        self._comm.all_gather(x, out=gathered)
+        for there, here in zip(_each(tensor_list), gathered, strict=True):
+            _copy(there, here)
+
+    def reducescatter(
+        self, tensor: list[Any], tensor_list: list[list[Any]], reducescatter_options: Any = None
+    ) -> None:
+        """tensor becomes the reduced tensor_list[0][rank]; the list stays as it is."""
+        parts = _stack(_each(tensor_list))
+        self._comm.reduce_scatter(parts, op=_op(reducescatter_options), out=_one(tensor))
+
+    def send(self, tensor: list[Any], send_options: Any) -> None:
+        self._comm.send(_one(tensor), send_options.dst_rank)
+
+    def recv(self, tensor: list[Any], recv_options: Any) -> None:
+        self._comm.recv(_one(tensor), recv_options.src_rank)
+
+
+def _meet(world_size: int, rank: int, group_name: str) -> shmring.Comm:
+    """Rank 0 leaves the world in Ray's key-value store, from where it goes when all have joined."""
+    name = f"shmring {ray.get_runtime_context().namespace} {group_name}"
+    if rank > 0:
+        return shmring.init(_look_up(name, group_name), rank)
+    address = join_address(ray.util.get_node_ip_address(), free_port())
+    world = shmring.world(world_size, address=address)
+    internal_kv._internal_kv_put(name, pickle.dumps(world), overwrite=True)
+    try:
+        return shmring.init(world, rank)
+    finally:
+        internal_kv._internal_kv_del(name)
+
+
+def _look_up(name: str, group_name: str) -> shmring.World:
+    until = time.monotonic() + _FIRST_RANK_S
+    while (found := internal_kv._internal_kv_get(name)) is None:
+        if time.monotonic() > until:
+            raise shmring.Timeout(
+                f"rank 0 of the collective group {group_name!r} did not come within {_FIRST_RANK_S:g} s",
+                rank=0,
+            )
+        time.sleep(_LOOK_S)
+    world = pickle.loads(found)
+    assert isinstance(world, shmring.World)
+    return world
+
+
+def _op(options: Any) -> shmring.Op:
+    return _OPS[getattr(options, "reduceOp", ReduceOp.SUM)]
+
+
+def _one(tensors: Sequence[Any]) -> Any:
+    if len(tensors) != 1:
+        raise ValueError(f"an actor gave {len(tensors)} tensors; shmring takes one, on the CPU")
+    return _without_gradient(tensors[0])
+
+
+def _each(tensor_lists: Sequence[Sequence[Any]]) -> list[Any]:
+    if len(tensor_lists) != 1:
+        raise ValueError(f"an actor gave {len(tensor_lists)} lists of tensors; shmring takes one")
+    return [_without_gradient(tensor) for tensor in tensor_lists[0]]
+
+
+def _without_gradient(tensor: Any) -> Any:
+    return tensor.detach() if _is_torch(tensor) else tensor
+
+
+def _is_torch(tensor: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def _stack(tensors: Sequence[Any]) -> Any:
+    return sys.modules["torch"].stack(list(tensors)) if _is_torch(tensors[0]) else np.stack(tensors)
+
+
+def _copy(there: Any, here: Any) -> None:
+    if _is_torch(there):
+        there.copy_(here if _is_torch(here) else sys.modules["torch"].from_numpy(here))
+    else:
+        there[...] = here
