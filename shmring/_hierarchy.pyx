@@ -228,7 +228,7 @@ cdef inline float *residual_of(Leg *leg, Call *c, int number) noexcept nogil:
 cdef void enter_large(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     begin_crossing(g, c)
-    leg.in_parts = leg.nnodes > 2 and leg.nborders <= SR_WIRE_QUEUE // 2
+    leg.in_parts = goes_in_parts(leg, c)
     choose_partials(leg, c, c.wire if leg.in_parts or leg.nnodes == 2 else <int> SR_WIRE_NATIVE)
     leg.stretch_count = stretch_count_of(leg, c.count, leg.itemsize)
     leg.fold_lag = FOLD_LAG
@@ -237,6 +237,14 @@ cdef void enter_large(Group *g, Call *c) noexcept nogil:
         leg.per_group = c.nodes_in_group
         leg.fold_lag = FOLD_LAG_IN_GROUPS
         leg.lag = 3 * FOLD_LAG_IN_GROUPS
+
+
+# That each host folds a part for all is less on the wire with three hosts and more. With two it is as much, one hop more,
+# and half the work, which counts where a message is long.
+cdef inline bint goes_in_parts(const Leg *leg, const Call *c) noexcept nogil:
+    if leg.nborders > SR_WIRE_QUEUE // 2:
+        return False
+    return leg.nnodes > 2 or (c.kind != REDUCE and c.nbytes >= leg.parts_nbytes)
 
 
 cdef inline bint are_grouped(const Leg *leg) noexcept nogil:

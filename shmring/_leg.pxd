@@ -84,6 +84,7 @@ cdef struct Leg:
     Piece *taken
     # what is the same for all calls
     size_t small_nbytes    # up to here one rank of each host exchanges all of a message
+    size_t parts_nbytes    # from here on two hosts fold half of it each
     size_t slice_nbytes    # of a stretch, what one rank owns at most
     size_t stretch_nbytes, least_stretch_nbytes
     size_t pair_nbytes     # of room for everyone's part: half of it holds one of each rank

@@ -110,6 +110,7 @@ cdef enum:
     SLICE_NBYTES = 1 << 20     # unless another length is asked for, ...
     SMALL_PER_SLICE = 32       # ... of which 1/32 is small ...
     LEAST_PER_SLICE = 16       # ... and 1/16 the least that is worth a step
+    PARTS_PER_SLICE = 4        # ... and of which 4 are worth another hop
 
 
 # The least number that all the counts divide, or 1 if it is beyond what stretches are made of.
@@ -173,6 +174,7 @@ cdef class Wires:
         leg.nborders = most_borders(counts)
         leg.even_nbytes = common_multiple(counts, least_nbytes) * SR_CACHE_LINE
         leg.small_nbytes = slice_nbytes // SMALL_PER_SLICE
+        leg.parts_nbytes = slice_nbytes * PARTS_PER_SLICE
         leg.slice_nbytes = slice_nbytes
         leg.stretch_nbytes = min(counts) * (slice_nbytes - SLACK_NBYTES)
         leg.least_stretch_nbytes = min(counts) * least_nbytes
