@@ -1,8 +1,8 @@
 # The collectives of ranks of several hosts that move pieces from rank to rank, and the choice of a pipeline for every
 # call of several hosts. A piece crosses the wire once for each host that wants it, straight from the array where it is
 # given into one where it is taken; local ranks get it from there. Long pieces go in parts, so that one is on the wire
-# while another is handed out. May know: _group, _leg, _local, _hierarchy, _reduce_scatter,
-# _pipelines. Every function returns at once;
+# while another is handed out. May know: _group, _leaders, _leg, _local, _hierarchy,
+# _pipelines, _reduce_scatter. Every function returns at once;
 # what it waits for is in call.awaited.
 
 from libc.stddef cimport size_t
@@ -10,7 +10,8 @@ from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memmove
 
 from ._group cimport *
-from ._hierarchy cimport choose_reduction, gather_stretch, slice_at, stretch_count_of
+from ._hierarchy cimport enter_large, gather_stretch, slice_at, step_large, stretch_count_of
+from ._leaders cimport enter_small, step_small
 from ._leg cimport *
 from ._local cimport begin_local, finish_crossing, new_local, step_crossing
 from ._pipelines cimport choose_pipeline, enter_refused
@@ -488,5 +489,7 @@ cdef void choose_way(Group *g, Call *c) noexcept nogil:
         c.step = step_small_broadcast if c.nbytes <= leg.small_nbytes else step_large_broadcast
     elif c.kind == REDUCE_SCATTER and c.nbytes > 0:
         c.enter, c.step = enter_reduce_scatter, step_reduce_scatter
+    elif c.nbytes <= leg.small_nbytes:
+        c.enter, c.step = enter_small, step_small
     else:
-        choose_reduction(g, c)
+        c.enter, c.step = enter_large, step_large

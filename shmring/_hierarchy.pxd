@@ -5,7 +5,8 @@ from libc.stddef cimport size_t
 from ._group cimport Call, Group
 from ._leg cimport Leg
 
-cdef void choose_reduction(Group *g, Call *c) noexcept nogil
+cdef void enter_large(Group *g, Call *c) noexcept nogil
+cdef int step_large(Group *g, Call *c) noexcept nogil
 cdef int gather_stretch(Group *g, Call *c, int number) noexcept nogil
 cdef size_t slice_at(Leg *leg, int node, int local, size_t count) noexcept nogil
 cdef size_t stretch_count_of(Leg *leg, size_t count, size_t itemsize) noexcept nogil

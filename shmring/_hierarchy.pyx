@@ -1,10 +1,9 @@
-# all_reduce, reduce and barrier of ranks of several hosts. The ranks of a host reduce among themselves first, so that
+# Large all_reduce and reduce of ranks of several hosts. The ranks of a host reduce among themselves first, so that
 # every byte crosses the wire once for all of them; then hosts exchange partial results and fold them in the order of
 # hosts; then each host hands the result to its ranks. Everybody takes part in the middle step: a local rank owns a
 # slice and has connections of its own to those that own it elsewhere. (Hierarchical all-reduce, as in Horovod and
-# NCCL; the exchange of large messages is a direct reduce-scatter and all-gather: 2(H-1)/H of a slice over the wire,
-# for H hosts.) May know: _group, _leg, _local, _partials. Every function returns at once; what it waits for is in
-# call.awaited.
+# NCCL; the exchange is a direct reduce-scatter and all-gather: 2(H-1)/H of a slice over the wire, for H hosts.)
+# May know: _group, _leg, _local, _partials. Every function returns at once; what it waits for is in call.awaited.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
@@ -15,97 +14,6 @@ from ._local cimport begin_local, finish_crossing, new_local, step_crossing
 from ._partials cimport *
 
 
-# Whether the result is wanted on a node.
-cdef inline bint is_wanted_on(Leg *leg, Call *c, int node) noexcept nogil:
-    return c.kind != REDUCE or node == leg.node_of[c.root]
-
-
-# ---- small: one rank of each host exchanges all of it ----------------------------------------------------------
-
-cdef enum:
-    REDUCING, EXCHANGING, BROADCASTING   # stages of a small call
-
-
-# Who does that: the root, where there is one.
-cdef inline int leader_on(Leg *leg, Call *c, int node) noexcept nogil:
-    return leg.local_of[c.root] if c.kind == REDUCE and node == leg.node_of[c.root] else 0
-
-
-cdef inline bint leads(Leg *leg, Call *c) noexcept nogil:
-    return leg.local_of[leg.rank] == leader_on(leg, c, leg.node)
-
-
-cdef void enter_small(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Call *step
-    begin_crossing(g, c)
-    choose_partials(leg, c, SR_WIRE_NATIVE)
-    if is_partial_itself(g, c):
-        return
-    if c.nbytes == 0:   # the ranks meet all the same
-        new_local(g, c, BARRIER, 0)
-    else:
-        step = new_reduction(g, c, REDUCE, c.count)
-        step.root = leader_on(leg, c, leg.node)
-        step.x = summands(g, c, c.x, c.count, leg.scratch)
-        step.out = leg.room
-    begin_local(g, c)
-
-
-cdef int step_small(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, stage_small)
-
-
-cdef int stage_small(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *whole = &leg.stretch[0]
-    if leg.stage == REDUCING:
-        leg.stage = EXCHANGING
-        if leads(leg, c):
-            exchange_partials(g, c)
-    if leg.stage == EXCHANGING:
-        if whole.receiving > 0 or whole.sending > 0:
-            return blocked_on_wires(g, c)
-        leg.stage = BROADCASTING
-        if leads(leg, c) and is_wanted_on(leg, c, leg.node) and c.nbytes > 0:
-            fold_nodes(g, c, own_partial(g, c), leg.room + leg.slice_nbytes, leg.slice_nbytes, leg.room, c.out,
-                       c.count)
-        if c.kind != REDUCE and g.size > 1:
-            hand_out_small(g, c)
-            return PROGRESSED
-    count_path(g, ACROSS)
-    return DONE
-
-
-cdef inline const unsigned char *own_partial(Group *g, Call *c) noexcept nogil:
-    return c.x if is_partial_itself(g, c) else leg_of(g).room
-
-
-# The partial result of this host is there: its leader sends it to all others that fold.
-cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *whole = &leg.stretch[0]
-    cdef unsigned char *arrived = leg.room
-    cdef int node, other
-    for node in range(leg.nnodes):
-        if node == leg.node:
-            continue
-        arrived += leg.slice_nbytes
-        other = rank_at(leg, node, leader_on(leg, c, node))
-        if is_wanted_on(leg, c, node):
-            send_partial(g, c, other, own_partial(g, c), c.count, NULL, NULL, &whole.sending)
-        if is_wanted_on(leg, c, leg.node):
-            receive_partial(g, c, other, arrived, c.count, &whole.receiving)
-
-
-# From the leader to the other ranks of the host.
-cdef void hand_out_small(Group *g, Call *c) noexcept nogil:
-    cdef Call *step = new_local(g, c, BROADCAST if c.nbytes > 0 else BARRIER, c.count if c.nbytes > 0 else 0)
-    step.x = c.out
-    step.out = c.out
-    begin_local(g, c)
-
-
 # ---- large: slices of stretches ----------------------------------------------------------------------------------
 
 # A message goes in stretches, so that one is on the wire while the next is reduced and the one before is handed out.
@@ -113,7 +21,7 @@ cdef void hand_out_small(Group *g, Call *c) noexcept nogil:
 # *turn* reduces one stretch locally, folds an earlier one, posts the first one's exchange, and gathers a third. Where
 # nodes are in groups each folds in its group first, and then what the nodes in its place made of it in other groups.
 cdef enum:
-    FOLDING = 1, JOINING = 2, POSTING = 3, GATHERING = 4   # stages of a turn, after REDUCING
+    REDUCING, FOLDING, JOINING, POSTING, GATHERING   # stages of a turn
     FOLD_LAG = 3         # turns from reducing a stretch locally to folding what other hosts made of it
     FOLD_LAG_IN_GROUPS = 2   # ... and from there to folding what other groups made of it
 
@@ -239,8 +147,8 @@ cdef void enter_large(Group *g, Call *c) noexcept nogil:
         leg.lag = 3 * FOLD_LAG_IN_GROUPS
 
 
-# That each host folds a part for all is less on the wire with three hosts and more. With two it is as much, one hop more,
-# and half the work, which counts where a message is long.
+# That each host folds a part for all is less on the wire with three hosts and more. With two it is as much, one hop
+# more, and half the work, which counts where a message is long.
 cdef inline bint goes_in_parts(const Leg *leg, const Call *c) noexcept nogil:
     if leg.nborders > SR_WIRE_QUEUE // 2:
         return False
@@ -573,13 +481,3 @@ cdef void describe_slices(Group *g, Call *c, int number, Call *step) noexcept no
         leg.given[local].data = <unsigned char *> step.x
         leg.given[local].nbytes = (end_of_own_slice(leg, s.count) - own_slice(leg, s.count)) * c.itemsize
     step.given, step.taken = leg.given, leg.taken
-
-
-# ---- small or large --------------------------------------------------------------------------------------------
-
-# A pure function of the call and of what all ranks share.
-cdef void choose_reduction(Group *g, Call *c) noexcept nogil:
-    if c.nbytes <= leg_of(g).small_nbytes:
-        c.enter, c.step = enter_small, step_small
-    else:
-        c.enter, c.step = enter_large, step_large

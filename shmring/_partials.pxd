@@ -3,8 +3,13 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 
-from ._group cimport Call, Group
+from ._group cimport REDUCE, Call, Group
 from ._leg cimport Leg
+
+# Whether the result is wanted on a node.
+cdef inline bint is_wanted_on(Leg *leg, Call *c, int node) noexcept nogil:
+    return c.kind != REDUCE or node == leg.node_of[c.root]
+
 
 cdef void choose_partials(Leg *leg, Call *c, int wire) noexcept nogil
 cdef bint is_partial_itself(Group *g, Call *c) noexcept nogil

@@ -1,6 +1,6 @@
 """The state of one communicator on one rank, and the tables that Python reads from C."""
 
-from typing import Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 class _Segment(Protocol):
     @property
@@ -33,11 +33,15 @@ DTYPES: tuple[str, ...]
 DTYPE_NBYTES: tuple[int, ...]  # in the order of DTYPES
 OPS: tuple[str, ...]
 KINDS: tuple[str, ...]
+WIRES: tuple[str, ...]
 ALGORITHMS: tuple[str, ...]
 PATHS: tuple[str, ...]
 CAUSES: dict[str, int]  # why a communicator was given up, and its number in the abort word
 TINY_NBYTES: int  # what fits into a call line
 MAX_RANKS: int
+
+def described(fingerprint: int, count: int) -> dict[str, Any] | None:
+    """What a fingerprint and a count say of a call, as `record_of` does; None for one that says nothing."""
 
 def supported(dtype: str, op: str) -> bool:
     """Whether the op has a meaning for the dtype."""
