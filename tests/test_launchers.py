@@ -1,10 +1,12 @@
 """What launchers put into the environment, and what is read from it. May know: bootstrap, launchers,
 settings."""
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -303,6 +305,36 @@ def test_one_host_has_no_address():
 def test_a_step_on_one_node_of_a_larger_slurm_job_is_one_host():
     world, _ = world_from_environment({**SLURM, "SLURM_JOB_NUM_NODES": "4"})
     assert world.nprocs == 2
+
+
+# Put together from what srun 24.11 (one node) and 2.2 (two nodes) were seen to set, and from srun(1).
+SLURM_CASES = json.loads((Path(__file__).parent / "fixtures" / "slurm.json").read_text())
+
+
+@pytest.mark.parametrize("case", SLURM_CASES.values(), ids=SLURM_CASES)
+def test_slurms_environments(case, monkeypatch):
+    size, worlds = case["size"], []
+    for rank, task in enumerate(case["tasks"]):
+        monkeypatch.setattr(bootstrap, "_calls", type(bootstrap._calls)())
+        environ = {**case["shared"], **task}
+        job = launchers.find_job(bootstrap.Settings.from_environment(environ), environ)
+        if size is None:  # nobody has started tasks: each process is alone
+            assert job is None
+            assert world_from_environment({**environ, "SHMRING_KEY": KEY}) is None
+            continue
+        assert (job.launcher, job.rank, job.size) == ("Slurm", rank, size)
+        world, own = world_from_environment({**environ, "SHMRING_KEY": KEY})
+        assert (own, world.nprocs) == (rank, size)
+        worlds.append(world)
+        if case["first_host"] is None:
+            assert world.address is None
+            assert job.local_size == size
+        else:
+            assert parse_address("address", world.address)[0] == case["first_host"]
+            with pytest.raises(Error, match=f"runs this job's {size} ranks on several hosts"):
+                world_from_environment(environ)
+    assert len(set(worlds)) <= 1
+    assert len(worlds) == (size or 0)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ def run(
     by default all workers, in the order of their addresses. Futures among args are resolved as in
     `client.submit`. Every worker needs a free thread, or the others wait for it.
     port: of rank 0's host, where workers of several hosts meet; by default a free one. With a port they
-    meet over TCP on one host too. timeout: seconds, for the meeting and for each call on `comm`.
+    meet over TCP on one host too. timeout: seconds, for the meeting and for each call on `comm`; where the
+    meeting fails, a worker that comes late to it is busy for that long.
     Raises the exception of the first failing rank in its own type, with `.rank` and a note; RankFailed
     where a worker is gone; ValueError for a worker that is not there.
     """

@@ -20,8 +20,8 @@ def run(fn: Callable[..., Any], n_jobs: int, *args: Any, timeout: float | None =
     The backend is joblib's present one (loky, unless `joblib.parallel_config` says otherwise); large arrays
     among args arrive as joblib sends them, mapped and read-only. n_jobs: -1 is as many as joblib means by
     it. timeout: seconds, for the meeting and for each call on `comm`. Raises ValueError where joblib would
-    run fewer at the same time (as it does within its own workers), TypeError for a function that cannot be
-    pickled, and the exception of the first failing rank in its own type, with `.rank` and a note.
+    run fewer at the same time (deep within its own workers it runs one), TypeError for a function that cannot
+    be pickled, and the exception of the first failing rank in its own type, with `.rank` and a note.
     """
     joblib = need("joblib", "joblib")
     workers = joblib.effective_n_jobs(n_jobs)
@@ -29,8 +29,8 @@ def run(fn: Callable[..., Any], n_jobs: int, *args: Any, timeout: float | None =
     world = shmring.world(nprocs)
     if workers < nprocs:
         raise ValueError(
-            f"joblib would run {workers} task(s) at the same time here, too few for {nprocs} ranks: choose a "
-            "backend with more workers (joblib.parallel_config), and do not call this within a joblib worker"
+            f"joblib would run {workers} task(s) at the same time here, too few for {nprocs} ranks: choose "
+            "another backend (joblib.parallel_config), or do not call this within joblib's own workers"
         )
     function = pack(fn)
     # One by one and all at once: what joblib puts into one batch would run one after the other.
