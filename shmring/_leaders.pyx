@@ -72,6 +72,7 @@ cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Stretch *whole = &leg.stretch[0]
     cdef unsigned char *arrived = leg.room
+    cdef size_t count = c.count if c.nbytes > 0 else 0   # of what moves nothing it only says what the call is
     cdef int node, other
     for node in range(leg.nnodes):
         if node == leg.node:
@@ -79,9 +80,9 @@ cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
         arrived += leg.slice_nbytes
         other = rank_at(leg, node, leader_on(leg, c, node))
         if is_wanted_on(leg, c, node):
-            send_partial(g, c, other, own_partial(g, c), c.count, NULL, NULL, &whole.sending)
+            send_partial(g, c, other, own_partial(g, c), count, NULL, NULL, &whole.sending)
         if is_wanted_on(leg, c, leg.node):
-            receive_partial(g, c, other, arrived, c.count, &whole.receiving)
+            receive_partial(g, c, other, arrived, count, &whole.receiving)
 
 
 # From the leader to the other ranks of the host.
