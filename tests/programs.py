@@ -281,13 +281,17 @@ class Prepared:
     def _in_place(self):
         return self._row["kind"] in (*IN_PLACE, "all_reduce")
 
+    def _algorithm(self):
+        """Ring and tree are of ranks of one host."""
+        return self._row["algorithm"] if self.group.num_nodes == 1 else "auto"
+
     def make(self, way):
         kind, row = self._row["kind"], self._row
         given, keywords = self._x.array, {}
         if kind in (*FOLDING, "all_reduce"):
             keywords["op"] = row["op"]
         if kind == "all_reduce":
-            keywords["algorithm"] = row["algorithm"]
+            keywords["algorithm"] = self._algorithm()
         if kind in ("reduce", "broadcast", "scatter", "gather"):
             keywords["root"] = self._root
         if self._out is not None:
@@ -308,7 +312,7 @@ class Prepared:
         self._x.assert_surroundings()
         if row["kind"] == "all_reduce":
             flat = [x.ravel() for x in self._xs]
-            want = all_reduced(row["dtype"], row["op"], flat, row["algorithm"], self._nodes)
+            want = all_reduced(row["dtype"], row["op"], flat, self._algorithm(), self._nodes)
         else:
             want = outcomes(row, self._xs, self._nodes)[rank]
         has_result = want is not None and not (row["kind"] == "reduce" and rank != self._root)
