@@ -1,6 +1,7 @@
 """Under launchers and on Kubernetes: torchrun and mpiexec really run where they are installed, and so does
 every example of examples/engines. May know: the public API, shmring.run; examples/."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -143,6 +144,19 @@ def test_mpi_in_the_same_process(tmp_path):
                 print(ranks, "well")
         """
     assert_well(start(*mpiexec(), "-n", 2, sys.executable, write_script(tmp_path, code)))
+
+
+# --- Slurm ---
+
+
+def test_slurms_variables_make_a_world():
+    # There is no srun here: its variables are given as it gives them, both nodes being this host.
+    case = json.loads((Path(__file__).parent / "fixtures" / "slurm.json").read_text())["two nodes"]
+    here = {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_JOB_ID": str(free_port()), "SHMRING_KEY": KEY}
+    shared = {**case["shared"], **here}
+    tasks = [{**shared, **task, "SHMRING_NODE": task["SLURM_NODEID"]} for task in case["tasks"]]
+    first, *_ = output_of(*(start(sys.executable, PI, 10_000, **task) for task in tasks))
+    assert_pi(first, 4, hosts=2)
 
 
 # --- the examples ---

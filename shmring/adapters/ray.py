@@ -81,10 +81,12 @@ def _register(_: object = None) -> None:
 def _places(actors: Sequence[Any], timeout_s: float) -> list[tuple[str, str, int]]:
     """By rank: (node, its address, a free port there)."""
     ray = need("ray", "ray")
-    if len(set(actors)) < len(actors):
-        raise ValueError("an actor is named twice; each can be one rank")
+    if not actors or len(set(actors)) < len(actors):
+        raise ValueError(
+            "there are no actors" if not actors else "an actor is named twice; it can be one rank"
+        )
     calls = [actor.__ray_call__.remote(_place) for actor in actors]
-    _, late = ray.wait(calls, num_returns=len(calls), timeout=timeout_s) if calls else ([], [])
+    _, late = ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
     if late:
         ranks = [rank for rank, call in enumerate(calls) if call in late]
         raise shmring.Timeout(
