@@ -1,17 +1,25 @@
-# Waiting until a message is complete: pauses, yields, then sleep on the rank's one bell for messages; meanwhile all
-# that is posted is carried on. And what the thread in the background does where nobody waits.
-# May know: _group, _messages, _progress, _ring. Nothing here touches a Python object.
+# Waiting until a message is complete: pauses, yields, then sleep on the rank's one bell for messages, or for news from
+# other hosts; meanwhile all that is posted is carried on. And what the thread in the background does where nobody waits.
+# May know: _group, _leg, _messages, _post, _progress, _ring. Nothing here touches a Python object.
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from ._group cimport *
-from ._messages cimport ANY, COMPLETE, Mail, Message, step_mail, tell_all
+from ._leg cimport sr_wire_sleep
+from ._messages cimport (
+    ANY, COMPLETE, DAMAGED, FAR, NEAR, Mail, Message, awaited_sides, step_mail, tell_all,
+)
+from ._post cimport SR_POST_DAMAGED, SR_POST_OPEN, sr_office_attend, sr_office_hears, sr_office_wake
 from ._progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Errand
 from ._ring cimport sr_bell_sleep, sr_bell_watch, sr_pause
 
 
 cdef enum:
     WATCH_NS = 50000000      # so long the thread goes on to look at a mail in which nothing is pending
+    PAUSES_A_LOOK = 16       # a look at what comes from other hosts is a system call
+    SHORT_NAP_NS = 100000    # where neighbours and other hosts are awaited at once, which no one sleep ends; ...
+    LONG_NAP_NS = 2000000
+    PATIENCE = 16            # ... and naps are this part of how long it has taken so far
 
 
 # DONE, BLOCKED after so many pauses in which nothing moved, or what else a step came to.
@@ -32,8 +40,13 @@ cdef int step_until_complete(Mail *m, Message *message, int pauses) noexcept nog
     return DONE
 
 
+# Before a wait for this message: how many pauses it is worth, and whether other hosts' mail can wait for it.
 cdef inline int pauses_for(Mail *m, Message *message, int pauses) noexcept nogil:
-    return 0 if message.peer != ANY and runs_here(m.g, message.peer) else pauses
+    cdef bint may_be_far = m.office != NULL and (message.peer == ANY or m.peer[message.peer].post != NULL)
+    m.far_later = not may_be_far
+    if may_be_far:
+        return pauses // PAUSES_A_LOOK
+    return 0 if message.peer != ANY and runs_here(m.g, m.peer[message.peer].lane) else pauses
 
 
 # A short try with the GIL held, as a small collective makes it.
@@ -53,8 +66,9 @@ cdef int deliver_patiently(Mail *m, Message *message, Wait *wait) noexcept nogil
     cdef Group *g = m.g
     cdef uint64_t now
     cdef int status
+    cdef int pauses = pauses_for(m, message, g.pauses)
     if wait.awake_until_ns == 0:
-        status = step_until_complete(m, message, pauses_for(m, message, g.pauses))
+        status = step_until_complete(m, message, pauses)
         if status != BLOCKED:
             return status
     now = sr_now_ns()
@@ -82,16 +96,31 @@ cdef int deliver_patiently(Mail *m, Message *message, Wait *wait) noexcept nogil
         if now < wait.awake_until_ns:
             sr_yield()
         else:
-            sleep(m, message)
+            sleep(m, message, now - wait.awake_until_ns)
         now = sr_now_ns()
 
 
-cdef void sleep(Mail *m, Message *message) noexcept nogil:
+cdef void sleep(Mail *m, Message *message, uint64_t asleep_ns) noexcept nogil:
     cdef uint32_t generation
+    cdef int sides = awaited_sides(m) if m.office != NULL else NEAR
     tell_all(m)
+    if sides & FAR:
+        sleep_far(m, message, m.g.sleep_ns if sides == FAR else nap_after(asleep_ns))
+        return
     generation = sr_bell_watch(&m.g.me.mail_bell)
     if step_mail(m) == BLOCKED and message.state != COMPLETE:
         sr_bell_sleep(&m.g.me.mail_bell, generation, m.g.sleep_ns)
+
+
+cdef inline uint64_t nap_after(uint64_t asleep_ns) noexcept nogil:
+    return min(<uint64_t> LONG_NAP_NS, max(<uint64_t> SHORT_NAP_NS, asleep_ns // PATIENCE))
+
+
+cdef void sleep_far(Mail *m, Message *message, uint64_t limit_ns) noexcept nogil:
+    m.far_later = False
+    if not sr_office_attend(m.office) and step_mail(m) == BLOCKED and message.state != COMPLETE:
+        sr_wire_sleep(m.office.news, limit_ns)
+    sr_office_wake(m.office)
 
 
 # Whatever its peer has sent is here: nothing more will come of it.
@@ -99,22 +128,39 @@ cdef inline bint is_stuck(Mail *m, Message *message) noexcept nogil:
     return step_mail(m) == BLOCKED and message.state != COMPLETE
 
 
+# PROGRESSED: it lives. Else DEAD, LEFT, or DAMAGED where what came from it makes no sense.
+cdef int fate_of(Mail *m, int rank) noexcept nogil:
+    cdef sr_life *life
+    if m.peer[rank].post != NULL:
+        if sr_flag_load(&m.peer[rank].post.left) != 0:
+            return LEFT
+        if sr_flag_load(&m.peer[rank].post.end) == SR_POST_DAMAGED:
+            return DAMAGED
+        return PROGRESSED if sr_flag_load(&m.peer[rank].post.end) == SR_POST_OPEN else DEAD
+    life = &m.g.lane[m.peer[rank].lane].life
+    if sr_life_died(life):
+        return DEAD
+    return LEFT if sr_life_state(life) == SR_CLOSED else PROGRESSED
+
+
 cdef int look_around(Mail *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
-    cdef Group *g = m.g
-    cdef int rank, nleft = 0
-    for rank in range(g.size):
-        if rank == g.rank or (message.peer != ANY and message.peer != rank):
+    cdef int rank, fate, nleft = 0
+    if m.office != NULL and sr_office_hears(m.office):
+        return SIGNALLED
+    for rank in range(m.size):
+        if rank == m.rank or (message.peer != ANY and message.peer != rank):
             continue
-        if sr_life_died(&g.lane[rank].life):
-            wait.culprit = rank
-            return DEAD if is_stuck(m, message) else PROGRESSED
-        if sr_life_state(&g.lane[rank].life) == SR_CLOSED:
-            wait.culprit = rank
-            nleft += 1
-    if nleft > 0 and (message.peer != ANY or nleft == g.size - 1):
+        fate = fate_of(m, rank)
+        if fate == PROGRESSED:
+            continue
+        wait.culprit = m.needy = rank
+        if fate != LEFT:
+            return fate if is_stuck(m, message) else PROGRESSED
+        nleft += 1
+    if nleft > 0 and (message.peer != ANY or nleft == m.size - 1):
         return LEFT if is_stuck(m, message) else PROGRESSED
     if now >= wait.deadline_ns:
-        wait.culprit = g.rank if message.peer == ANY else message.peer
+        wait.culprit = m.rank if message.peer == ANY else message.peer
         return LATE
     if now >= wait.signal_ns:
         wait.signal_ns = now + SIGNAL_INTERVAL_NS
@@ -130,6 +176,7 @@ cdef int run_errand(Errand *e, sr_nap *nap) noexcept nogil:
     cdef Mail *m = <Mail *> e
     cdef uint64_t now = sr_now_ns()
     cdef int found
+    e.news = 0
     if not sr_flag_take(&m.stepper, BACKGROUND):   # a caller carries it on
         if now < m.watched_until_ns:
             return WAITING
@@ -157,6 +204,9 @@ cdef int step_errand(Mail *m, sr_nap *nap) noexcept nogil:
         tell_all(m)
         if is_flowing(m):
             sr_nap_watch(nap, &m.g.me.mail_bell)
+    m.far_later = False
+    if m.office != NULL and awaited_sides(m) & FAR:
+        m.errand.news = m.office.news
     status = step_mail(m)
     if status == PROGRESSED:
         return ACTIVE

@@ -1,10 +1,11 @@
 # The leg: what a rank of one host has to do with ranks of others. Where everybody is, the connections, and moving what
-# was posted on them. May know: wire.h, _group.
+# was posted on them. May know: wire.h, _group, _post.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
 from ._group cimport *
+from ._post cimport sr_office
 
 
 cdef extern from "wire.h" nogil:
@@ -59,7 +60,7 @@ cdef struct Leg:
     int *busy              # numbers of the wires on which something was posted and is not done
     int nbusy
     int news               # an epoll descriptor of all of them, and of ...
-    int mail_news          # ... one of the connections on which ranks tell each other that it is over
+    sr_office *office      # the mail between ranks
     uint64_t seq           # of the last call begun, of all ranks
     int lost               # whose connection a step has found broken
     const void **source    # by node, valid within one step
@@ -152,6 +153,6 @@ cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil
 
 cdef class Wires:
     cdef Leg leg
-    cdef object news, data
+    cdef object news, data, office
 
     cdef int allocate(self, int size) except -1

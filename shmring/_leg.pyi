@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from socket import socket
 
+from ._office import Office
+
 class Wires:
     """One rank's connections to those of other hosts, and where all ranks are."""
 
     def __init__(
-        self, *, rank: int, nodes: Sequence[Sequence[int]], data: Mapping[int, socket], mail_news: int
+        self, *, rank: int, nodes: Sequence[Sequence[int]], data: Mapping[int, socket], office: Office
     ) -> None: ...
     def measure_out(self, slice_nbytes: int) -> None:
         """How long what goes over the wire at once may be, the same on all ranks; between calls."""

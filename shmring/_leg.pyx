@@ -1,4 +1,4 @@
-# The leg: posting messages to ranks of other hosts, and moving them. May know: _group. Every function returns at once.
+# The leg: posting messages to ranks of other hosts, and moving them. May know: _group, _office. Every function returns at once.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -7,6 +7,7 @@ from libc.string cimport memset
 from libc.stddef cimport size_t
 
 from ._group cimport *
+from ._office cimport Office
 
 import fractions
 import math
@@ -130,11 +131,11 @@ cdef class Wires:
     """The connections of one communicator on one rank to the ranks of other hosts, and where all ranks are.
 
     nodes: the ranks of each node, in local order. data: a connected, non-blocking socket to every rank of another
-    node, by rank; they are kept, and closed by whoever made them. mail_news: a descriptor that is readable when
-    something comes on other connections, which is to be looked at in every wait.
+    node, by rank; they are kept, and closed by whoever made them. office: the mail to the same ranks, which is to be
+    looked at in every wait.
     """
 
-    def __cinit__(self, *, int rank, nodes, dict data, int mail_news):
+    def __cinit__(self, *, int rank, nodes, dict data, Office office):
         cdef Leg *leg = &self.leg
         cdef int size = sum(len(ranks) for ranks in nodes)
         cdef int at = 0, node, local, number
@@ -144,8 +145,8 @@ cdef class Wires:
         leg.rank, leg.size, leg.nnodes = rank, size, len(nodes)
         leg.nwires = len(data)
         leg.news = self.news.fileno()
-        leg.mail_news = mail_news
-        self.news.register(mail_news, select.EPOLLIN)
+        leg.office, self.office = office.office, office
+        self.news.register(office.fileno(), select.EPOLLIN)
         self.allocate(size)
         for node, ranks in enumerate(nodes):
             leg.first[node] = at

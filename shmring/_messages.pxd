@@ -1,9 +1,11 @@
-# Point-to-point messages of one communicator on one rank, as structures. May know: _group, _progress, _ring.
+# Point-to-point messages of one communicator on one rank, as structures. Ranks are those of the
+# world; `lane` says which of the host's own a rank is. May know: _group, _leg, _post, _progress, _ring.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from ._group cimport Group, sr_flag
+from ._post cimport sr_office, sr_post
 from ._progress cimport Errand
 from ._ring cimport sr_incoming, sr_outgoing, sr_ring_end
 
@@ -58,9 +60,16 @@ cdef struct Aside:
     unsigned char *data      # behind this structure
 
 
+cdef enum Side:       # where what is posted comes from or goes to
+    NEAR = 1          # ranks of this host
+    FAR = 2           # ranks of others
+
+
 cdef struct Peer:
+    int lane                 # among the ranks of this host; -1: it is of another, and
+    sr_post *post            # ... there is this connection to it in place of rings; else NULL
     sr_ring_end out          # to it; open once out_open
-    sr_ring_end inward       # from it; open once it has marked this rank's mail
+    sr_ring_end inward       # from it; open once it is among the sources
     bint out_open
     Message *first_send      # in order; only the first one moves
     Message *last_send
@@ -78,9 +87,15 @@ cdef struct Mail:
     uint64_t watched_until_ns   # the thread's own
     bint stuck               # there was no memory to put a message aside: that is for who waits to hear
     Group *g
+    int rank, size           # of all hosts' ranks
+    int *rank_of             # by lane
+    sr_office *office        # the mail to ranks of other hosts; NULL: there are none
+    uint64_t nheeded         # of those from whom something has come, how many are among the sources
+    bint far_later           # nobody waits for other hosts: their mail is looked at now and then only
+    uint32_t nsteps
     Peer *peer               # by rank
     size_t ring_nbytes
-    uint64_t *seen           # the marks in this rank's mail that have been heeded
+    uint64_t *seen           # by lane, a bit each: the marks in this rank's mail that have been heeded
     int *source              # ranks whose rings to this one are open
     int nsources
     int first_source         # where the next look round begins, so that none is starved
@@ -99,6 +114,7 @@ cdef void post_send(Mail *m, Message *message) noexcept nogil
 cdef void post_receive(Mail *m, Message *message) noexcept nogil
 cdef void withdraw(Mail *m, Message *message) noexcept nogil
 cdef void put_aside(Mail *m, Aside *aside) noexcept nogil
+cdef int awaited_sides(Mail *m) noexcept nogil
 cdef bint deliver_to_self(Mail *m, Message *message) noexcept nogil
 cdef void open_way(Mail *m, int receiver) noexcept nogil
 cdef void tell_all(Mail *m) noexcept nogil

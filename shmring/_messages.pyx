@@ -1,17 +1,19 @@
 # Moving point-to-point messages: step_mail carries on everything that is posted, as far as it goes, and returns at
 # once. Order between a pair of ranks is that of their ring; a message that nobody waits for, before one that somebody
-# does, is put aside into private memory. May know: _group, _ring, src. Nothing here touches a Python object.
+# does, is put aside into private memory. May know: _group, _post, _ring, src. Nothing here touches a Python object.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 from ._group cimport *
+from ._post cimport *
 from ._ring cimport *
 
 cdef enum:
     # Measured with bench/bench_ping_pong.py: one is sent while the one before is received.
     PIECE_NBYTES = 16384
+    STEPS_A_LOOK = 16    # while nobody waits for other hosts: a look at their mail is a system call
 
 
 # ---- what is linked ------------------------------------------------------------------------------------------
@@ -77,6 +79,7 @@ cdef void unlink_aside(Mail *m, Aside *aside) noexcept nogil:
 # cannot be taken back, and the communicator with it.
 cdef void withdraw(Mail *m, Message *message) noexcept nogil:
     cdef int i
+    cdef Peer *p
     cdef Aside *aside = m.first_aside
     if message.state == COMPLETE:
         return
@@ -85,9 +88,12 @@ cdef void withdraw(Mail *m, Message *message) noexcept nogil:
         return
     unlink_receive(m, message)
     for i in range(m.nsources):
-        if m.peer[m.source[i]].receiver == message:
-            m.peer[m.source[i]].receiver = NULL
-            m.peer[m.source[i]].incoming.data = NULL
+        p = &m.peer[m.source[i]]
+        if p.receiver == message:
+            p.receiver = NULL
+            p.incoming.data = NULL
+            if p.post != NULL:
+                sr_post_withdraw(m.office, p.post)
     while aside != NULL:
         if aside.wanted_by == message:
             aside.wanted_by = NULL
@@ -178,7 +184,7 @@ cdef void post_receive(Mail *m, Message *message) noexcept nogil:
 # Straight into the memory of a receive that waits for it. False: there is none, and it has to be put aside.
 cdef bint deliver_to_self(Mail *m, Message *message) noexcept nogil:
     cdef uint32_t tag = <uint32_t> message.tag
-    cdef Message *receiver = take_receiver(m, m.g.rank, tag, message.kind, message.nbytes)
+    cdef Message *receiver = take_receiver(m, m.rank, tag, message.kind, message.nbytes)
     cdef Failure failure
     if receiver == NULL:
         return False
@@ -192,6 +198,12 @@ cdef bint deliver_to_self(Mail *m, Message *message) noexcept nogil:
 
 # ---- sending -------------------------------------------------------------------------------------------------
 
+cdef inline int push(Mail *m, Peer *p, Message *message) noexcept nogil:
+    if p.post != NULL:
+        return sr_post_push(m.office, p.post, &message.out)
+    return sr_ring_push(&p.out, &message.out)
+
+
 cdef void post_send(Mail *m, Message *message) noexcept nogil:
     cdef Peer *p = &m.peer[message.peer]
     message.out.head.tag = <uint32_t> message.tag
@@ -202,7 +214,7 @@ cdef void post_send(Mail *m, Message *message) noexcept nogil:
     message.next = NULL
     p.out.stream = m.g.far
     if p.first_send == NULL:
-        if sr_ring_push(&p.out, &message.out) == SR_RING_WHOLE:
+        if push(m, p, message) == SR_RING_WHOLE:
             complete(m, message)
             return
         p.first_send = message
@@ -218,12 +230,12 @@ cdef bint step_sends(Mail *m) noexcept nogil:
     cdef Message *message
     cdef uint64_t offset
     cdef int rank
-    for rank in range(m.g.size):
+    for rank in range(m.size):
         p = &m.peer[rank]
         while p.first_send != NULL:
             message = p.first_send
             offset = message.out.offset
-            if sr_ring_push(&p.out, &message.out) == SR_RING_WAIT:
+            if push(m, p, message) == SR_RING_WAIT:
                 moved = moved or message.out.offset != offset
                 break
             unlink_send(m, message)
@@ -313,7 +325,10 @@ cdef int step_incoming(Mail *m, int source) noexcept nogil:
                 return status if status != BLOCKED else outcome
             outcome = PROGRESSED
         offset = p.incoming.offset
-        status = sr_ring_pull(&p.inward, &p.incoming)
+        if p.post != NULL:
+            status = sr_post_pull(m.office, p.post)
+        else:
+            status = sr_ring_pull(&p.inward, &p.incoming)
         if p.incoming.offset != offset:
             outcome = PROGRESSED
         if status == SR_RING_WAIT:
@@ -327,6 +342,7 @@ cdef int step_incoming(Mail *m, int source) noexcept nogil:
 
 # ---- ways ----------------------------------------------------------------------------------------------------
 
+# Of the ring between two ranks of this host; other: at its other end.
 cdef void open_end(Mail *m, sr_ring_end *end, int sender, int receiver, int other) noexcept nogil:
     cdef sr_header *header = m.g.header
     cdef size_t offset = sr_layout_message_ring_offset(m.g.size, header.ring_nbytes, m.ring_nbytes, sender, receiver)
@@ -336,11 +352,11 @@ cdef void open_end(Mail *m, sr_ring_end *end, int sender, int receiver, int othe
                      PIECE_NBYTES)
 
 
-# Lays out the ring to a rank, whose pages are there, and tells it.
+# Lays out the ring to a rank of this host, whose pages are there, and tells it.
 cdef void open_way(Mail *m, int receiver) noexcept nogil:
     cdef Peer *p = &m.peer[receiver]
-    cdef sr_lane *lane = m.g.lane[receiver]
-    open_end(m, &p.out, m.g.rank, receiver, receiver)
+    cdef sr_lane *lane = m.g.lane[p.lane]
+    open_end(m, &p.out, m.g.rank, p.lane, p.lane)
     format_way(&p.out)
     p.out_open = True
     sr_flag_mark(&lane.mail[m.g.rank // 64], <uint64_t> 1 << (m.g.rank % 64), &lane.mail_bell)
@@ -350,36 +366,93 @@ cdef inline void format_way(sr_ring_end *end) noexcept nogil:
     sr_ring_format(end.ring, end.bytes, end.position)
 
 
+cdef inline void add_source(Mail *m, int rank) noexcept nogil:
+    m.source[m.nsources] = rank
+    m.nsources += 1
+
+
 # Opens the rings whose senders have marked this rank's mail since the last look.
 cdef inline void open_sources(Mail *m) noexcept nogil:
-    cdef int word, rank
+    cdef int word, lane
     cdef uint64_t new
     for word in range((m.g.size + 63) // 64):
         new = sr_flag_load_ordered(&m.g.me.mail[word]) & ~m.seen[word]
         if new == 0:
             continue
         m.seen[word] |= new
-        for rank in range(64 * word, min(m.g.size, 64 * word + 64)):
-            if new >> (rank % 64) & 1 and rank != m.g.rank:
-                open_end(m, &m.peer[rank].inward, rank, m.g.rank, rank)
-                m.source[m.nsources] = rank
-                m.nsources += 1
+        for lane in range(64 * word, min(m.g.size, 64 * word + 64)):
+            if new >> (lane % 64) & 1 and lane != m.g.rank:
+                open_end(m, &m.peer[m.rank_of[lane]].inward, lane, m.g.rank, lane)
+                add_source(m, m.rank_of[lane])
+
+
+# The same for ranks of other hosts from whom something has come.
+cdef void open_far_sources(Mail *m) noexcept nogil:
+    cdef sr_post *post
+    cdef Peer *p
+    cdef int i
+    for i in range(m.office.nposts):
+        post = &m.office.post[i]
+        p = &m.peer[post.rank]
+        if p.inward.ring == NULL and sr_flag_load(&post.opened) != 0:
+            sr_post_read(m.office, post, &p.inward, &p.incoming, m.g.kernels.copy)
+            add_source(m, post.rank)
+            m.nheeded += 1
 
 
 # Senders learn what room there is, also that which they would learn of later: for who is about to sleep.
 cdef void tell_all(Mail *m) noexcept nogil:
     cdef int i
     for i in range(m.nsources):
-        sr_ring_tell(&m.peer[m.source[i]].inward)
+        if m.peer[m.source[i]].post == NULL:   # others learn it when it is worth a frame
+            sr_ring_tell(&m.peer[m.source[i]].inward)
 
 
 # ---- all of it -----------------------------------------------------------------------------------------------
+
+cdef inline int side_of(Mail *m, int rank) noexcept nogil:
+    if rank == ANY:
+        return (NEAR if m.g.size > 1 else 0) | (FAR if m.office != NULL else 0)
+    return NEAR if m.peer[rank].post == NULL else FAR
+
+
+# The sides from which anything that is posted waits for something.
+cdef int awaited_sides(Mail *m) noexcept nogil:
+    cdef int sides = 0
+    cdef int i
+    cdef Message *at = m.first_receive
+    while at != NULL:
+        sides |= side_of(m, at.peer)
+        at = at.next
+    for i in range(m.nsources):
+        if m.peer[m.source[i]].receiving:
+            sides |= side_of(m, m.source[i])
+    if m.nsends > 0:
+        for i in range(m.size):
+            if m.peer[i].first_send != NULL:
+                sides |= side_of(m, i)
+    return sides
+
+
+# Takes in what has come from other hosts. Whether there was anything.
+cdef bint step_office(Mail *m) noexcept nogil:
+    cdef bint moved
+    m.nsteps += 1
+    if m.far_later and m.nsteps % STEPS_A_LOOK != 0:
+        return False
+    moved = sr_office_step(m.office)
+    if sr_flag_load(&m.office.nopened) != m.nheeded:
+        open_far_sources(m)
+    return moved
+
 
 # PROGRESSED, BLOCKED, NEEDS_ROOM or DAMAGED. The first two also when nothing is posted.
 cdef int step_mail(Mail *m) noexcept nogil:
     cdef int outcome = BLOCKED
     cdef int i, at, status
     open_sources(m)
+    if m.office != NULL and step_office(m):
+        outcome = PROGRESSED
     if m.nsends > 0 and step_sends(m):
         outcome = PROGRESSED
     at = m.first_source

@@ -27,6 +27,7 @@ cdef enum Round:      # what a round found, the most urgent last
 # and looked once more. After REAPABLE and WANTS_PYTHON its owner's _attend() is called.
 cdef struct Errand:
     int (*step)(Errand *, sr_nap *) noexcept nogil
+    int news              # of what a step found WAITING: an epoll descriptor that may end it, too; 0: none
     Errand *next          # of the process
 
 

@@ -1,6 +1,6 @@
 # Calls that were issued to be run in the background: each communicator's queue, in order, and the one thread of this
 # process that steps whatever nobody waits for, without the GIL.
-# May know: _group, _leg, _waiting.
+# May know: _group, _leg, _post, _waiting.
 
 import functools
 import os
@@ -15,7 +15,8 @@ from posix.stdlib cimport posix_memalign
 from posix.unistd cimport write
 
 from ._group cimport *
-from ._leg cimport leg_of, sr_wire_has_news, sr_wire_sleep
+from ._leg cimport leg_of, sr_wire_sleep
+from ._post cimport sr_office_hears
 from ._waiting cimport BRIEF_NBYTES, NAP_NS, glance, run_steps, try_briefly
 
 cdef enum:
@@ -24,6 +25,8 @@ cdef enum:
     PAUSES = 30
     SPIN_NS = 20000                # as long as blocked calls are looked at again and again
     IDLE_NS = 1000000000
+    LONG_NAP_NS = 2000000          # as often as the dead are looked for
+    PATIENCE = 16                  # naps are this part of how long nothing has happened
 
 cdef uint64_t FINISHED = ~<uint64_t> 0   # of Task.notify
 
@@ -247,7 +250,7 @@ cdef struct Background:
     sr_flag guard              # taken by who walks or changes the list
     Errand *first
     uint64_t blocked_since_ns
-    int news                   # of a call's wires, an epoll descriptor; 0: none waits for any
+    int news                   # of an errand that waits for other hosts, an epoll descriptor; 0: none does
 
 cdef Background background
 cdef sr_bell issued_bell
@@ -336,8 +339,7 @@ cdef void serve() noexcept nogil:
             sr_yield()
             continue
         if background.news != 0:   # there is no sleep that wires and flags both end
-            sr_wire_sleep(background.news, NAP_NS)
-            background.news = 0
+            sr_wire_sleep(background.news, nap_across_ns())
             continue
         memset(&nap, 0, sizeof(nap))
         if sr_nap_enter(&nap, &background.issued, heard + 1, &issued_bell) and go_round(&nap) == found:
@@ -353,17 +355,25 @@ cdef bint blocked_long() noexcept nogil:
 
 
 cdef uint64_t nap_ns(int found) noexcept nogil:
-    return IDLE_NS if found == IDLE else 2000000   # as often as the dead are looked for
+    return IDLE_NS if found == IDLE else LONG_NAP_NS
+
+
+cdef uint64_t nap_across_ns() noexcept nogil:
+    cdef uint64_t blocked_ns = sr_now_ns() - background.blocked_since_ns
+    return min(<uint64_t> LONG_NAP_NS, max(<uint64_t> NAP_NS, blocked_ns // PATIENCE))
 
 
 # Everyone's turn. nap: also enters what they are blocked on.
 cdef int go_round(sr_nap *nap) noexcept nogil:
     cdef int found = IDLE
     cdef Errand *e
+    background.news = 0
     take_guard()
     e = background.first
     while e != NULL:
         found = max(found, e.step(e, nap))
+        if e.news != 0:
+            background.news = e.news
         e = e.next
     sr_flag_set(&background.guard, 0)
     return found
@@ -373,6 +383,7 @@ cdef int go_round(sr_nap *nap) noexcept nogil:
 cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil:
     cdef Queue *q = <Queue *> e
     cdef int found = IDLE
+    e.news = 0
     if not is_pending(q):
         return REAPABLE if sr_flag_load(&q.reaped) != sr_flag_load(&q.finished) else IDLE
     if sr_flag_load(&q.nwaiters) == 0 and sr_flag_take(&q.stepper, BACKGROUND):
@@ -390,8 +401,8 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
         c = &oldest(q).call
         status = glance(q.group, c, sr_now_ns())
         if c.crosses and (status == PROGRESSED or status == SIGNALLED):
-            background.news = leg_of(q.group).news
-            if not sr_wire_has_news(leg_of(q.group).mail_news):
+            q.errand.news = leg_of(q.group).news
+            if not sr_office_hears(leg_of(q.group).office):
                 return WAITING
             status = SIGNALLED
         elif status == PROGRESSED or status == SIGNALLED:

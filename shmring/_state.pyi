@@ -112,5 +112,8 @@ class State:
     def life_of(self, rank: int) -> tuple[int, int]:
         """(pid, start time) of a rank, as it said when it joined."""
 
+    def message_rings(self) -> tuple[int, int]:
+        """(bytes of each, first sequence number), as rank 0 of the host has laid them out."""
+
     def stats(self) -> _Stats:
         """Counters since the communicator began; see Comm.stats."""

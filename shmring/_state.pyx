@@ -241,6 +241,10 @@ cdef class State:
         """(pid, start time) of a rank, as it said when it joined."""
         return self.g.lane[rank].life.pid, self.g.lane[rank].life.start_time
 
+    def message_rings(self):
+        """(bytes of each, first sequence number), as rank 0 of the host has laid them out."""
+        return self.g.header.message_ring_nbytes, self.g.header.first_seq
+
     def stats(self):
         """Counters since the communicator began; see Comm.stats."""
         cdef Group *g = &self.g

@@ -1,10 +1,11 @@
 # Running a call to its end: pauses, then yields, then sleep, with a look at whatever may end the wait otherwise.
-# May know: _group, _leg.
+# May know: _group, _leg, _post.
 
 from libc.stdint cimport uint64_t
 
 from ._group cimport *
-from ._leg cimport Leg, leg_of, move, sr_wire_has_news, sr_wire_sleep
+from ._leg cimport Leg, leg_of, move, sr_wire_sleep
+from ._post cimport sr_office_hears
 
 
 cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
@@ -145,7 +146,7 @@ cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
     if now >= c.deadline_ns:
         c.awaited.rank = latest(g, c)
         return LATE
-    if now >= g.signal_ns or (c.crosses and sr_wire_has_news(leg_of(g).mail_news)):
+    if now >= g.signal_ns or (c.crosses and sr_office_hears(leg_of(g).office)):
         g.signal_ns = now + SIGNAL_INTERVAL_NS
         return SIGNALLED
     return PROGRESSED

@@ -278,7 +278,7 @@ cdef class Comm(Messages):
             self.engine.disown()
             self.links.close()
             if self.crossing is not None:
-                self.crossing.close()
+                self.crossing.disown()
             self.close_descriptor()
 
     def __enter__(self):

@@ -1,6 +1,6 @@
 """What a communicator of several hosts has beside its segment: the connections to ranks of other hosts.
 
-May know: _leg, alarms, errors, limits, lines, worlds; it is handed an engine and what the meeting left.
+May know: _leg, _office, alarms, errors, limits, lines, worlds; it is handed an engine and what the meeting left.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from ._leg import Wires
+from ._office import Office
 from .alarms import Alarms
 from .limits import explain
 from .lines import listen
@@ -27,12 +28,13 @@ class Crossing:
     def __init__(self, engine: Engine, place: Place, mesh: Mesh, key: bytes) -> None:
         self._mesh = mesh
         self._key = key
-        self._alarms = Alarms(mesh.mail)
+        office = Office(mesh.mail, *engine.message_rings())
+        self._alarms = Alarms(mesh.mail, office)
         self._wires = Wires(
             rank=place.rank,
             nodes=place.ranks_of_node,
             data=mesh.data,
-            mail_news=self._alarms.fileno(),
+            office=office,
         )
         engine.cross(self._wires, self._alarms)
 
@@ -54,6 +56,12 @@ class Crossing:
         """Close all connections; a second call does nothing."""
         self._wires.close()
         self._alarms.close()
+        self._mesh.close()
+
+    def disown(self) -> None:
+        """In a forked child: close what it inherited, and say nothing."""
+        self._wires.close()
+        self._alarms.disown()
         self._mesh.close()
 
 

@@ -1,50 +1,20 @@
-# May know: _messages, _operands, fusion.
+# May know: _messages, _operands, carrier.
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
-from ._messages cimport Mail, Message
+from ._messages cimport Message
 from ._operands cimport Operand
-from .fusion cimport Fusion
+from .carrier cimport Begun, Carrier
 
 
-cdef class Messages(Fusion):
-    cdef Mail mail
-    cdef bint is_messaging       # a thread is inside a call that sends or receives
-    cdef set transfers           # keeps what is on its way alive
-    cdef bint is_enlisted        # with the thread that runs in the background
-
-    cdef int take_turn(self) except -1
-    cdef int let_go_of_completed(self) except -1
-    cdef int enlist(self) except -1
-
-    cdef int begin_messaging(self) except -1
-    cdef int end_messaging(self) except -1
-    cdef int open_mail(self) except -1
-    cdef int close_mail(self) except -1
+cdef class Messages(Carrier):
     cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
                                  object tag, str what)
     cdef int describe_wish(self, Message *message, object source, object tag) except -1
-    cdef int post(self, Message *message) except -1
-    cdef int put_own_aside(self, Message *message) except -1
-    cdef int open_way_to(self, int rank) except -1
-    cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1
-    cdef int make_room(self) except -1
     cdef object begin_transfer(self, object x, bint is_send, object peer, object tag)
-    cdef object damaged(self, int source)
-    cdef int advance(self) except -1
-    cdef int post_and_carry(self, Message *message, uint64_t timeout_ns) except -1
-    cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
-    cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1
-    cdef int abandon(self, Message *message) except -1
     cdef object result_of(self, Message *message)
     cdef int rank_number(self, object rank, str what, bint may_be_any) except -2
 
 
-cdef class Transfer:
+cdef class Transfer(Begun):
     cdef Messages comm
-    cdef Message message
-    cdef Operand operand
-    cdef object kept             # while it is on its way: the array and what holds its memory
-    cdef bint is_over            # it is complete, and has let go of them
-
-    cdef int let_go(self) except -1

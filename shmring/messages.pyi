@@ -5,14 +5,14 @@ from typing import Any, Literal, SupportsIndex, overload
 
 from ._status import Status
 from .collectives import _Array
-from .fusion import Fusion
+from .carrier import Begun, Carrier
 
 ANY_SOURCE: int
 ANY_TAG: int
 
 __all__ = ["ANY_SOURCE", "ANY_TAG", "Messages", "Status", "Transfer"]
 
-class Transfer:
+class Transfer(Begun):
     """A message that has been begun by `isend` or `irecv`. It goes on in the background."""
 
     def __init__(self) -> None: ...
@@ -28,7 +28,7 @@ class Transfer:
     def __await__(self) -> Generator[Any, None, Status | None]:
         """For asyncio."""
 
-class Messages(Fusion):
+class Messages(Carrier):
     """What goes from one rank to one other."""
 
     def send(

@@ -117,17 +117,11 @@ static inline bool sr_ring_has_room(struct sr_ring_end *end, uint64_t nbytes)
     return (int64_t)(taken - needed) >= 0;
 }
 
-/* Puts one frame where there is room for it. Publishes it; pairs with sr_ring_peek. */
-static inline void sr_ring_put(struct sr_ring_end *end, const struct sr_frame *head, const void *data)
+/* Publishes a frame whose bytes are in place, where there is room for it; pairs with sr_ring_peek. */
+static inline void sr_ring_announce(struct sr_ring_end *end, const struct sr_frame *head)
 {
     struct sr_frame *frame = sr_ring_frame_at(end, end->position);
     const uint64_t next = end->position + sr_ring_frame_nbytes(head->nbytes);
-    const uint64_t begin = sr_ring_data_at(end->position, head->nbytes) & (end->nbytes - 1);
-    const size_t before_end = head->nbytes < end->nbytes - begin ? head->nbytes : (size_t)(end->nbytes - begin);
-    if (head->nbytes > 0)
-        sr_ring_copy(end, end->bytes + begin, data, before_end, end->stream);
-    if (before_end < head->nbytes)
-        sr_ring_copy(end, end->bytes, (const char *)data + before_end, head->nbytes - before_end, end->stream);
     frame->message_nbytes = head->message_nbytes;
     frame->nbytes = head->nbytes;
     frame->flags = head->flags;
@@ -136,6 +130,18 @@ static inline void sr_ring_put(struct sr_ring_end *end, const struct sr_frame *h
     sr_flag_set(&sr_ring_frame_at(end, next)->begun, next);
     sr_flag_publish(&frame->begun, end->position + 1, end->bell);
     end->position = next;
+}
+
+/* Puts one frame where there is room for it, and publishes it. */
+static inline void sr_ring_put(struct sr_ring_end *end, const struct sr_frame *head, const void *data)
+{
+    const uint64_t begin = sr_ring_data_at(end->position, head->nbytes) & (end->nbytes - 1);
+    const size_t before_end = head->nbytes < end->nbytes - begin ? head->nbytes : (size_t)(end->nbytes - begin);
+    if (head->nbytes > 0)
+        sr_ring_copy(end, end->bytes + begin, data, before_end, end->stream);
+    if (before_end < head->nbytes)
+        sr_ring_copy(end, end->bytes, (const char *)data + before_end, head->nbytes - before_end, end->stream);
+    sr_ring_announce(end, head);
 }
 
 /* Puts in as much of a message as there is room for: SR_RING_WHOLE or SR_RING_WAIT. */

@@ -23,6 +23,8 @@ C_HOUSE = {
     "ring.h": {"flag.h"},
     "schedule.h": set(),
     "single_copy.h": set(),
+    "post.h": {"ring.h"},
+    "post.c": {"post.h"},
     "wire.h": set(),
     "wire.c": {"wire.h"},
     "kernels.h": set(),
@@ -46,7 +48,6 @@ HOUSE = {
     "tuning": {"measured", "settings"},
     "memory": {"errors", "limits"},
     "failures": {"errors", "liveness"},
-    "alarms": {"errors"},
     # joining a world
     "handshake": {"errors"},
     "links": {"errors", "handshake", "limits"},
@@ -75,17 +76,20 @@ HOUSE = {
     "_exchange": {"_group", "_lines", "_slots"},
     "_chain": {"_group", "_lines", "_slots", "_exchange"},
     "_pipelines": {"_group", "_lines", "_slots", "_chain", "_exchange", "_schedules"},
-    "_leg": {"wire.h", "_group"},
+    "_post": {"post.h", "_group", "_ring"},
+    "_office": {"_group", "_post", "_ring"},
+    "alarms": {"_office", "errors"},
+    "_leg": {"wire.h", "_group", "_office", "_post"},
     "_local": {"_group", "_leg", "_pipelines"},
     "_partials": {"_group", "_leg", "_local"},
     "_leaders": {"_group", "_leg", "_local", "_partials"},
     "_hierarchy": {"_group", "_leg", "_local", "_partials"},
     "_reduce_scatter": {"_group", "_leg", "_local", "_partials"},
     "_across": {"_group", "_hierarchy", "_leaders", "_leg", "_local", "_pipelines", "_reduce_scatter"},
-    "_waiting": {"_group", "_leg"},
-    "_progress": {"_group", "_leg", "_waiting"},
-    "_messages": {"_group", "_progress", "_ring"},
-    "_delivery": {"_group", "_messages", "_progress", "_ring"},
+    "_waiting": {"_group", "_leg", "_post"},
+    "_progress": {"_group", "_leg", "_post", "_waiting"},
+    "_messages": {"_group", "_leg", "_post", "_progress", "_ring"},
+    "_delivery": {"_group", "_leg", "_messages", "_post", "_progress", "_ring"},
     "_layout": {"_group"},
     "_state": {"kernels.h", "_group", "_leg", "_slots"},
     "_engine": {"_across", "_group", "_distance", "_leg", "_pipelines", "_progress", "_state"}
@@ -105,7 +109,7 @@ HOUSE = {
     "fusion": {"_across", "_engine", "_group", "_operands", "_progress", "_state", "_timeouts"}
     | {"collectives", "uneven", "work"},
     "objects": {"collectives"},
-    "crossing": {"_leg", "alarms", "errors", "limits", "lines", "worlds"},
+    "crossing": {"_leg", "_office", "alarms", "errors", "limits", "lines", "worlds"},
     "beginning": {"_engine", "_layout", "bootstrap", "crossing", "limits", "links", "liveness", "memory"}
     | {"nodes", "settings", "tuning"},
     "_locks": {"flag.h", "_engine", "_group", "_timeouts", "errors", "failures", "liveness"},
@@ -113,8 +117,9 @@ HOUSE = {
     "groups": {"beginning", "bootstrap", "errors"},
     "ring": {"_ring", "errors", "limits", "liveness", "memory", "settings"},
     "_status": {"_group", "_messages", "_operands", "_state", "errors"},
-    "messages": {"_delivery", "_engine", "_group", "_messages", "_operands", "_progress", "_ring", "_status"}
-    | {"_timeouts", "errors", "failures", "fusion", "liveness", "objects"},
+    "carrier": {"_delivery", "_engine", "_group", "_leg", "_messages", "_operands", "_post", "_progress"}
+    | {"_ring", "_status", "errors", "failures", "fusion", "liveness"},
+    "messages": {"_group", "_messages", "_operands", "_status", "_timeouts", "carrier", "objects"},
     "comm": {"_engine", "_group", "_timeouts", "arrays", "collectives", "feedback", "groups", "memory"}
     | {"messages"}
     | {"objects", "shared"},

@@ -1,0 +1,128 @@
+# A rank's mail to ranks of other hosts as Python sees it: the memory that it is made of, and the words that are said
+# and heard. May know: _group, _post, _ring.
+
+import contextlib
+import os
+import select
+import time
+
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE
+from posix.mman cimport mmap as map_memory
+from posix.mman cimport munmap
+from posix.stdlib cimport posix_memalign
+
+from ._group cimport SR_LINE, SR_PAGE, sr_flag_load
+from ._post cimport *
+from ._ring cimport sr_ring, sr_ring_first
+
+cdef extern from "<sys/mman.h>":
+    enum: MAP_NORESERVE
+
+OVER = SR_POST_OVER
+LEAVING = SR_POST_LEAVING
+MOST_NBYTES = SR_POST_WORD_NBYTES
+
+cdef enum:
+    MOST_RING_NBYTES = 1 << 20
+    CROWD = 4                    # with more ranks than these ...
+    CROWD_RING_NBYTES = 1 << 18  # ... there are more rings, and each is shorter
+
+
+cdef class Office:
+    """One rank's connections for mail, by the rank at the other end: they are kept, and closed by their maker.
+
+    ring_nbytes, first_seq: how long the rings for what comes are at most, and where their positions begin.
+    """
+
+    def __cinit__(self, lines, uint64_t ring_nbytes, uint64_t first_seq):
+        cdef uint64_t first
+        cdef size_t room_nbytes
+        cdef int number, error
+        cdef unsigned char *room
+        self.lines = dict(sorted(lines.items()))
+        self.number_of = {rank: number for number, rank in enumerate(self.lines)}
+        self.news = select.epoll()
+        ring_nbytes = min(ring_nbytes, <uint64_t> (MOST_RING_NBYTES if len(lines) < CROWD else CROWD_RING_NBYTES))
+        first = sr_ring_first(first_seq, ring_nbytes)
+        room_nbytes = SR_PAGE + ((ring_nbytes + SR_PAGE - 1) & ~<size_t> (SR_PAGE - 1)) + SR_POST_REST_NBYTES
+        self.allocate(len(lines), room_nbytes)
+        sr_office_open(self.office, self.post, len(lines), self.news.fileno())
+        for number, (rank, line) in enumerate(self.lines.items()):
+            room = <unsigned char *> self.memory + number * room_nbytes
+            error = sr_post_open(self.office, &self.post[number], line.fileno(), rank, <sr_ring *> room,
+                                 room + SR_PAGE, ring_nbytes, first, room + room_nbytes - SR_POST_REST_NBYTES)
+            if error != 0:
+                raise OSError(error, os.strerror(error))
+
+    # Its pages come when they are touched: few pairs of ranks ever have messages.
+    cdef int allocate(self, int nposts, size_t room_nbytes) except -1:
+        cdef void *memory
+        self.post = <sr_post *> calloc(nposts + 1, sizeof(sr_post))
+        if self.post == NULL or posix_memalign(<void **> &self.office, SR_LINE, sizeof(sr_office)) != 0:
+            raise MemoryError()
+        memset(self.office, 0, sizeof(sr_office))
+        memory = map_memory(NULL, nposts * room_nbytes + SR_PAGE, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+        if memory == MAP_FAILED:
+            raise MemoryError()
+        self.memory, self.memory_nbytes = memory, nposts * room_nbytes + SR_PAGE
+        return 0
+
+    def __dealloc__(self):
+        free(self.post)
+        free(self.office)
+        if self.memory != NULL:
+            munmap(self.memory, self.memory_nbytes)
+
+    cdef sr_post *post_of(self, int rank) except NULL:
+        return &self.post[self.number_of[rank]]
+
+    def fileno(self):
+        """A descriptor that is readable when something has come."""
+        return self.news.fileno()
+
+    def say(self, int what, bytes body):
+        """Tell everyone, as far as they are there."""
+        cdef int number
+        for number in range(self.office.nposts):
+            sr_post_say(self.office, &self.post[number], what, <const char *> body, len(body))
+
+    def hear(self):
+        """(rank, what it has said of why it is over), or None so far."""
+        if not sr_office_hears(self.office):
+            return None
+        return self.post[self.office.word_from].rank, self.office.word[:self.office.word_nbytes]
+
+    def await_news(self, double within_s):
+        """Returns when something has come, or a little later."""
+        with contextlib.suppress(InterruptedError):
+            self.news.poll(within_s)
+
+    def has_ended(self, int rank):
+        """Whether nothing comes from a rank any more."""
+        return sr_flag_load(&self.post_of(rank).end) != SR_POST_OPEN
+
+    def has_left(self, int rank):
+        """Whether a rank has said that it leaves."""
+        return sr_flag_load(&self.post_of(rank).left) != 0
+
+    def close(self, double within_s):
+        """Send what was promised, and stop; the connections are their maker's. A second call does nothing."""
+        cdef int number
+        cdef double until = time.monotonic() + within_s
+        if self.news.closed:
+            return
+        sr_office_step(self.office)
+        for number in range(self.office.nposts):
+            while sr_post_owes(self.office, &self.post[number]) and time.monotonic() < until:
+                self.await_news(0.02)
+                sr_office_step(self.office)
+        sr_office_shut(self.office)
+        self.news.close()
+
+    def disown(self):
+        """In a forked child: all of it belongs to the parent."""
+        self.news.close()

@@ -1,0 +1,362 @@
+# Carrying point-to-point messages on, by one thread at a time: opening ways, moving what is posted, waiting for it, and
+# what ends that otherwise. What is a message, and what comes of it, is messages' affair.
+# May know: _delivery, _engine, _group, _leg, _messages, _operands, _post, _progress, _ring, _status, errors, failures,
+# fusion, liveness.
+
+import contextlib
+import os
+
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from ._delivery cimport Wait, deliver_briefly, deliver_patiently, run_errand
+from ._group cimport (   # and not its Status
+    BLOCKED, DEAD, DONE, LATE, LEFT, SIGNALLED, SR_ABORTED, SR_CACHE_LINE, SR_NO_ABORT, SR_RANK_FAILED,
+    SR_TIMED_OUT, Group, sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
+    sr_layout_message_room_nbytes, sr_now_ns, sr_yield,
+)
+from ._leg cimport leg_of, remote
+from ._messages cimport *
+from ._operands cimport release
+from ._ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
+from ._progress cimport BACKGROUND, WAITER, delist, enlist, rouse
+from ._status cimport wish_text
+
+from . import failures, liveness
+from .errors import Closed, Error
+
+cdef enum:
+    BRIEF_NBYTES = 65536     # messages this small are copied sooner than the GIL is let go and taken again
+
+
+cdef class Begun:
+    """A message that outlives the call which began it, and what it keeps alive on its way."""
+
+    def __dealloc__(self):
+        release(&self.operand)
+
+    cdef int let_go(self) except -1:
+        release(&self.operand)
+        self.kept = None
+        self.is_over = True
+        return 0
+
+
+cdef class Carrier(Fusion):
+    """What is posted on one communicator. It never waits for a collective, and may be used by another thread than
+    those; by one thread at a time."""
+
+    def __dealloc__(self):
+        cdef Aside *aside = self.mail.first_aside
+        if self.is_enlisted:
+            delist(&self.mail.errand)
+        while aside != NULL:
+            self.mail.first_aside = aside.next
+            free(aside)
+            aside = self.mail.first_aside
+        free(self.mail.peer)
+        free(self.mail.seen)
+        free(self.mail.source)
+        free(self.mail.rank_of)
+
+    # -- one thread at a time --
+
+    cdef int begin_messaging(self) except -1:
+        if self.engine.closed_because is not None:
+            raise Closed(self.engine.closed_because, rank=self.own_rank)
+        if self.is_messaging:
+            raise RuntimeError("another thread is sending or receiving on this communicator; give each thread its own")
+        if sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
+            failures.raise_aborted(self.engine)
+        if self.mail.peer == NULL:
+            self.open_mail()
+        if self.mail.office != NULL and sr_flag_load(&self.mail.office.heard) != 0:
+            self.hear_others()
+        self.is_messaging = True
+        if self.is_enlisted:
+            self.take_turn()
+        return 0
+
+    cdef int end_messaging(self) except -1:
+        cdef bint leaves_something = self.mail.npending > 0
+        if self.mail.completed != NULL:
+            self.let_go_of_completed()
+        self.is_messaging = False
+        if self.is_enlisted:
+            sr_flag_set(&self.mail.stepper, 0)
+            if leaves_something and sr_flag_swap(&self.mail.resting, 0):
+                rouse()
+        return 0
+
+    # The thread in the background has it for a step, for which it does not need the GIL, or while it attends.
+    cdef int take_turn(self) except -1:
+        if not sr_flag_take(&self.mail.stepper, WAITER):
+            with nogil:
+                while not sr_flag_take(&self.mail.stepper, WAITER):
+                    sr_yield()
+        self.mail.stuck = False
+        return 0
+
+    cdef int enlist(self) except -1:
+        self.mail.errand.step = run_errand
+        self.take_turn()
+        sr_flag_set(&self.mail.resting, 1)
+        self.is_enlisted = True
+        enlist(&self.mail.errand, self)
+        return 0
+
+    def _attend(self):
+        """What the thread that carries transfers on cannot do without the GIL."""
+        cdef Mail *m = &self.mail
+        if self.is_messaging or self.engine.closed_because is not None or not self.is_enlisted:
+            return
+        if not sr_flag_take(&m.stepper, BACKGROUND):
+            return
+        try:
+            if m.npending > 0 and sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
+                self.advance()
+        except Exception:   # who waits comes upon it again, and hears of it
+            m.stuck = True
+        finally:
+            self.let_go_of_completed()
+            sr_flag_set(&m.stepper, 0)
+
+    # What has completed meanwhile lets go of its arrays.
+    cdef int let_go_of_completed(self) except -1:
+        cdef Begun begun
+        cdef Message *message
+        while self.mail.completed != NULL:
+            message = self.mail.completed
+            self.mail.completed = message.next
+            begun = <Begun> message.owner
+            begun.let_go()
+            self.transfers.discard(begun)
+        return 0
+
+    cdef int open_mail(self) except -1:
+        cdef Mail *m = &self.mail
+        cdef Group *g = &self.engine.g
+        if not sr_ring_is_valid_length(g.header.message_ring_nbytes):
+            raise Error("the segment of this communicator is damaged: its message rings have no valid length")
+        m.g = g
+        m.rank, m.size = self.own_rank, self.nranks
+        m.ring_nbytes = g.header.message_ring_nbytes
+        m.seen = <uint64_t *> calloc((g.size + 63) // 64, sizeof(uint64_t))
+        m.source = <int *> calloc(m.size, sizeof(int))
+        m.rank_of = <int *> calloc(g.size, sizeof(int))
+        m.peer = <Peer *> calloc(m.size, sizeof(Peer))
+        if m.seen == NULL or m.source == NULL or m.rank_of == NULL or m.peer == NULL:
+            raise MemoryError()
+        self.find_peers()
+        self.transfers = set()
+        return 0
+
+    cdef int find_peers(self) except -1:
+        cdef Mail *m = &self.mail
+        cdef int i
+        for i in range(m.g.size):
+            m.rank_of[i] = self.engine.world_rank(i)
+            m.peer[m.rank_of[i]].lane = i
+        if m.g.leg != NULL:
+            m.office = leg_of(m.g).office
+            for i in range(m.office.nposts):
+                m.peer[m.office.post[i].rank].lane = -1
+                m.peer[m.office.post[i].rank].post = &m.office.post[i]
+        return 0
+
+    cdef int close_mail(self) except -1:
+        if self.is_enlisted:
+            delist(&self.mail.errand)
+            self.take_turn()
+            self.let_go_of_completed()
+            self.is_enlisted = False
+            sr_flag_set(&self.mail.stepper, 0)
+        if self.transfers is not None:
+            self.transfers.clear()
+        return 0
+
+    # -- moving --
+
+    cdef int post(self, Message *message) except -1:
+        if not message.is_send:
+            post_receive(&self.mail, message)
+        elif message.peer == self.own_rank:
+            if not deliver_to_self(&self.mail, message):
+                self.put_own_aside(message)
+        else:
+            if not self.mail.peer[message.peer].out_open and self.mail.peer[message.peer].post == NULL:
+                self.open_way_to(message.peer)
+            post_send(&self.mail, message)
+        return 0
+
+    cdef int put_own_aside(self, Message *message) except -1:
+        cdef Aside *aside = new_aside(self.own_rank, <uint32_t> message.tag, message.kind, message.nbytes)
+        memcpy(aside.data, message.data, message.nbytes)
+        aside.whole = True
+        put_aside(&self.mail, aside)
+        message.state = COMPLETE
+        if message.owner != NULL:
+            message.next = self.mail.completed
+            self.mail.completed = message
+            self.mail.npending -= 1
+        return 0
+
+    cdef int open_way_to(self, int rank) except -1:
+        cdef Group *g = &self.engine.g
+        cdef size_t nbytes = self.mail.ring_nbytes
+        self.allocate_message_ring(
+            sr_layout_message_ring_offset(g.size, g.header.ring_nbytes, nbytes, g.rank, self.mail.peer[rank].lane),
+            sr_layout_message_room_nbytes(nbytes))
+        open_way(&self.mail, rank)
+        return 0
+
+    cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1:
+        raise NotImplementedError("Comm has the memory")
+
+    # The message at the head of a ring, which nobody waits for, makes way for one behind it.
+    cdef int make_room(self) except -1:
+        cdef sr_frame head
+        cdef int source = self.mail.needy
+        if sr_ring_peek(&self.mail.peer[source].inward, &head) != SR_RING_WHOLE:
+            raise self.damaged(source)
+        put_aside(&self.mail, new_aside(source, head.tag, head.kind, head.message_nbytes))
+        return 0
+
+    # As far as it goes at once.
+    cdef int advance(self) except -1:
+        cdef int status = NEEDS_ROOM
+        self.mail.far_later = False
+        while status == NEEDS_ROOM:
+            if self.transfers:
+                with nogil:
+                    status = step_mail(&self.mail)
+            else:
+                status = step_mail(&self.mail)
+            if status == NEEDS_ROOM:
+                self.make_room()
+            elif status == DAMAGED:
+                raise self.damaged(self.mail.needy)
+        return 0
+
+    # A call that does not outlive its message.
+    cdef int post_and_carry(self, Message *message, uint64_t timeout_ns) except -1:
+        self.post(message)
+        try:
+            self.carry(message, timeout_ns, True)
+        except BaseException:
+            self.abandon(message)
+            raise
+        return 0
+
+    # Returns when the message is complete; what ends the wait otherwise is raised, and leaves it posted. is_final:
+    # coming too late is the end of the communicator, as it is for a collective.
+    cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
+        cdef Wait wait
+        cdef int status = BLOCKED
+        if message.state == COMPLETE:
+            return 0
+        if message.nbytes <= BRIEF_NBYTES and self.mail.nsends <= message.is_send:
+            status = deliver_briefly(&self.mail, message)
+            if status == DONE:
+                return 0
+        memset(&wait, 0, sizeof(wait))
+        wait.deadline_ns = sr_now_ns() + timeout_ns
+        while message.state != COMPLETE:
+            if status == NEEDS_ROOM:
+                self.make_room()
+            elif status == DAMAGED:
+                raise self.damaged(self.mail.needy)
+            elif status == SIGNALLED:
+                PyErr_CheckSignals()
+                self.hear_others()
+            elif status != BLOCKED:
+                self.raise_for(status, message, wait.culprit, timeout_ns, is_final)
+            with nogil:
+                status = deliver_patiently(&self.mail, message, &wait)
+        return 0
+
+    # A message that is given up. One that has left in part cannot be taken back: then all is given up.
+    cdef int abandon(self, Message *message) except -1:
+        if message.state != COMPLETE and message.is_send and message.out.offset > 0:
+            self.engine.give_up(SR_ABORTED, self.engine.g.rank, self.engine.first_user_seq - 1,
+                                f"rank {self.own_rank} left a send to rank {message.peer} in the middle")
+        withdraw(&self.mail, message)
+        return 0
+
+    # -- what ends it otherwise --
+
+    # Ends the communicator if a rank of another host has.
+    cdef int hear_others(self) except -1:
+        self.engine.hear_others(self.engine.first_user_seq - 1)   # of no collective
+        return 0
+
+    # A rank as the engine counts them, its own host's first.
+    cdef int engine_number(self, int rank) noexcept:
+        cdef Peer *p = &self.mail.peer[rank]
+        return remote(&self.engine.g, rank) if p.post != NULL else p.lane
+
+    cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1:
+        seq = self.engine.first_user_seq - 1   # of no collective
+        wanted = wish_text(message)
+        number = self.engine_number(culprit)
+        if status == LATE and not is_final:
+            raise TimeoutError(f"{wanted} is not complete within {timeout_ns * 1e-9:g} s; it goes on")
+        if status == LATE:
+            what_was = f"did not answer rank {self.own_rank}'s {wanted} within {timeout_ns * 1e-9:g} s"
+            if culprit == self.own_rank:
+                what_was = f"waited {timeout_ns * 1e-9:g} s in vain in {wanted}"
+            self.engine.give_up(SR_TIMED_OUT, number, seq, f"{what_was}; it {self.whereabouts(culprit)}")
+        elif status == DEAD:
+            self.engine.give_up(SR_RANK_FAILED, number, seq, self.cause_of_death(culprit))
+        elif status == LEFT:
+            self.engine.give_up(SR_RANK_FAILED, number, seq,
+                                f"closed the communicator before rank {self.own_rank}'s {wanted} was complete")
+        try:
+            failures.raise_aborted(self.engine)
+        except Error as error:
+            error.op = "send" if message.is_send else "probe" if message.is_probe else "recv"
+            error.seq = None
+            raise
+
+    cdef str whereabouts(self, int rank):
+        cdef Peer *p = &self.mail.peer[rank]
+        if p.post != NULL:
+            return f"runs on {self.engine.host_of(self.engine_number(rank))}"
+        return f"is {liveness.state(*self.engine.life_of(p.lane))}"
+
+    cdef str cause_of_death(self, int rank):
+        cdef Peer *p = &self.mail.peer[rank]
+        if p.post == NULL:
+            return liveness.how_it_ended(*self.engine.life_of(p.lane))
+        if p.post.error != 0:
+            return os.strerror(p.post.error)
+        return "its connection was closed: it ended, or its host did"
+
+    # The error for what no sender of this version writes; it ends the communicator.
+    cdef object damaged(self, int source):
+        text = f"the message ring from rank {source} is damaged"
+        if self.mail.peer[source].post != NULL:
+            text = f"what came from rank {source} is no mail of this version of shmring: use one version on all hosts"
+        self.engine.give_up(SR_ABORTED, self.engine.g.rank, self.engine.first_user_seq - 1, text)
+        with contextlib.suppress(Error):   # which tells all ranks
+            failures.raise_aborted(self.engine)
+        return Error(text, rank=source)
+
+
+# Private memory for a message and what is known of it.
+cdef Aside *new_aside(int source, uint32_t tag, uint32_t kind, size_t nbytes) except NULL:
+    cdef Aside *aside = NULL
+    if nbytes < <size_t> 1 << 62:
+        aside = <Aside *> malloc(sizeof(Aside) + SR_CACHE_LINE + nbytes)
+    if aside == NULL:
+        raise MemoryError(f"no memory for a message of {nbytes} bytes from rank {source}, which came before the one "
+                          "that is received; receive them in the order in which they are sent")
+    memset(aside, 0, sizeof(Aside))
+    aside.source = source
+    aside.tag = tag
+    aside.kind = kind
+    aside.nbytes = nbytes
+    aside.data = <unsigned char *> aside + sizeof(Aside)
+    return aside
