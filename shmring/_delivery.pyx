@@ -1,5 +1,6 @@
 # Waiting until a message is complete: pauses, yields, then sleep on the rank's one bell for messages, or for news from
-# other hosts; meanwhile all that is posted is carried on. And what the thread in the background does where nobody waits.
+# other hosts; meanwhile all that is posted is carried on. And what the thread in the background does where nobody
+# waits.
 # May know: _group, _leg, _messages, _post, _progress, _ring. Nothing here touches a Python object.
 
 from libc.stdint cimport uint32_t, uint64_t

@@ -1,4 +1,5 @@
-# The leg: posting messages to ranks of other hosts, and moving them. May know: _group, _office. Every function returns at once.
+# The leg: posting messages to ranks of other hosts, and moving them. May know: _group, _office. Every function returns
+# at once.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc

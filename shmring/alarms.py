@@ -1,8 +1,8 @@
 """What ranks of different hosts tell each other beside their calls: that it is over and why, or that they
 leave.
 
-It goes by mail, which nothing stops up: when a connection for data ends, what was told before by mail says why.
-May know: errors, _office.
+It goes by mail, which nothing stops up: when a connection for data ends, what was told before by mail says
+why. May know: errors, _office.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from collections.abc import Generator
 from typing import Any, Literal, SupportsIndex, overload
 
 from ._status import Status
-from .collectives import _Array
 from .carrier import Begun, Carrier
+from .collectives import _Array
 
 ANY_SOURCE: int
 ANY_TAG: int

@@ -107,18 +107,14 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
 
-    def meet(self, *, timeout_s=CALL_TIMEOUT_S, address=None, nodes=None, **environ):
+    def meet(self, *, timeout_s=CALL_TIMEOUT_S, address=None, **environ):
         """Every rank leaves its communicator, if it has one, and joins a new world with the others.
 
-        address: over hosts, another than the first of rank 0's. nodes: by rank, which it is to be on: ranks of
-        different nodes share no memory, though all are here. environ: the SHMRING_* variables that the ranks
-        shall have now, and no others.
+        address: over hosts, another than the first of rank 0's. environ: the SHMRING_* variables that the
+        ranks shall have now, and no others.
         """
         self._environ = {name: str(value) for name, value in environ.items()}
-        of_rank = {rank: {"SHMRING_NODE": str(node)} for rank, node in enumerate(nodes or [])}
-        if nodes:
-            address = f"127.0.0.1:{free_port()}"
-        self._raise_first(self.try_to_meet(timeout_s=timeout_s, address=address, of_rank=of_rank))
+        self._raise_first(self.try_to_meet(timeout_s=timeout_s, address=address))
         return self
 
     def try_to_meet(self, *, timeout_s=CALL_TIMEOUT_S, address=None, of_rank=None):
@@ -136,7 +132,7 @@ class Ranks:
         if self.nodes:
             return dataclasses.replace(world, address=address or f"127.0.0.1:{free_port()}")
         if not self.hosts:
-            return dataclasses.replace(world, address=address)
+            return world
         port = FIRST_PORT + next(self._worlds) % PORTS
         return dataclasses.replace(world, address=address or f"{self.hosts[0].address}:{port}")
 

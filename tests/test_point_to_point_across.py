@@ -174,7 +174,7 @@ def send_where_rings_differ(comm):
 
 def test_hosts_may_have_rings_of_other_lengths(world_across):
     ranks = world_across(APART)  # joins once more, each with its own
-    of_rank = {rank: {"SHMRING_NODE": str(rank), "SHMRING_MESSAGE_RING": str(TINY << 5 * rank)} for rank in APART}
+    of_rank = {rank: {"SHMRING_MESSAGE_RING": str(TINY << 5 * rank)} for rank in APART}
     outcomes = ranks.try_to_meet(address=f"127.0.0.1:{free_port()}", of_rank=of_rank)
     assert outcomes == [None, None]
     ranks(send_where_rings_differ)
@@ -196,8 +196,8 @@ def test_a_rank_that_does_not_answer_is_a_timeout(two_apart, call):
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("how", ["one way", "other way", "both ways"])
 def test_a_rank_killed_in_the_middle_of_a_message_is_named(tmp_path, how, victim):
-    with Ranks(2) as ranks:
-        ranks.meet(nodes=APART, SHMRING_MESSAGE_RING=TINY)
+    with Ranks(2, nodes=APART) as ranks:
+        ranks.meet(SHMRING_MESSAGE_RING=TINY)
         ranks.begin(failures.talk_for_ever, how, str(tmp_path / "runs"))
         when_there(tmp_path / "runs")
         ranks.kill(victim)
@@ -215,8 +215,8 @@ def talk_around(comm, path):
 
 
 def test_all_ranks_name_the_one_that_was_killed(tmp_path):
-    with Ranks(4) as ranks:
-        ranks.meet(nodes=PAIRS)
+    with Ranks(4, nodes=PAIRS) as ranks:
+        ranks.meet()
         ranks.begin(talk_around, str(tmp_path / "runs"))
         when_there(tmp_path / "runs")
         ranks.kill(2)
@@ -228,8 +228,8 @@ def test_all_ranks_name_the_one_that_was_killed(tmp_path):
 
 @pytest.mark.parametrize("source", [1, ANY_SOURCE])
 def test_a_rank_that_dies_is_noticed_by_who_waits_for_it(source):
-    with Ranks(2) as ranks:
-        rank, took_s = ranks.meet(nodes=APART).outcomes(failures.wait_for_the_dead, source)[0]
+    with Ranks(2, nodes=APART) as ranks:
+        rank, took_s = ranks.meet().outcomes(failures.wait_for_the_dead, source)[0]
         assert rank == 1
         assert took_s < SOON_S
 
