@@ -21,7 +21,8 @@ NONCE_NBYTES = 16
 _KIND = struct.Struct("!8sB")
 _ENDPOINT = struct.Struct("!B16sH")  # 4 or 6, address, port
 _PAGE = struct.Struct(f"!8sB{NONCE_NBYTES}sHH")  # magic, kind, the table's nonce, first rank, how many
-_ROW = struct.Struct("!H" + _ENDPOINT.format[1:])  # node, endpoint
+_ROW = struct.Struct("!HH" + _ENDPOINT.format[1:])  # node, machine, endpoint
+_MACHINE_CHARACTERS = 16  # of an identity
 _PAGE_ROWS = (handshake.FRAME_NBYTES - _PAGE.size) // _ROW.size
 _FAMILIES = {4: (socket.AF_INET, 4), 6: (socket.AF_INET6, 16)}  # family, bytes of an address
 
@@ -38,6 +39,7 @@ class Row(NamedTuple):
 
     node: int
     endpoint: Endpoint
+    machine: int = 0  # nodes of one machine may still share no memory: containers
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,29 @@ def number(identities: Sequence[str]) -> list[int]:
     return [numbers.setdefault(identity, len(numbers)) for identity in identities]
 
 
+def number_machines(identities: Sequence[str]) -> list[int]:
+    """Every rank's machine, as `number` has nodes."""
+    return number([identity[:_MACHINE_CHARACTERS] for identity in identities])
+
+
 def identity(name: str) -> str:
-    """A text that ranks have in common exactly if they can share memory, and were given the same name."""
+    """A text that ranks have in common exactly if they can share memory, and were given the same name.
+
+    Its beginning they have in common if they are on the same machine.
+    """
+    boot = _read("/proc/sys/kernel/random/boot_id")
     parts = (
-        _read("/proc/sys/kernel/random/boot_id"),
+        boot,
         _inode("/proc/self/ns/net"),  # they meet on an abstract Unix socket
         _inode("/proc/self/ns/pid"),  # they watch each other by pid
         str(os.geteuid()),
         name,
     )
-    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+    return _digest(boot)[:_MACHINE_CHARACTERS] + _digest("\n".join(parts))[_MACHINE_CHARACTERS:]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def pack_endpoint(endpoint: Endpoint) -> bytes:
@@ -105,7 +120,8 @@ def pack_table(rows: Sequence[Row], nonce: bytes) -> list[bytes]:
     for first in range(0, len(rows), _PAGE_ROWS):
         some = rows[first : first + _PAGE_ROWS]
         head = _PAGE.pack(handshake.MAGIC, handshake.TABLE, nonce, first, len(some))
-        pages.append(head + b"".join(_ROW.pack(row.node, *_packed(row.endpoint)) for row in some))
+        packed = (_ROW.pack(row.node, row.machine, *_packed(row.endpoint)) for row in some)
+        pages.append(head + b"".join(packed))
     return pages
 
 
@@ -119,11 +135,11 @@ def unpack_page(packet: bytes, rows: Sequence[Row], nprocs: int) -> tuple[bytes,
         raise BadFrame(packet, f"a page of {count} ranks from rank {first} on, which is out of turn")
     page = []
     num_nodes = max((row.node for row in rows), default=-1) + 1
-    for node, *endpoint in _ROW.iter_unpack(packet[_PAGE.size :]):
+    for node, machine, *endpoint in _ROW.iter_unpack(packet[_PAGE.size :]):
         if node > num_nodes:  # they are numbered by their lowest ranks
             raise BadFrame(packet, f"a table with node {node} before node {num_nodes}")
         num_nodes = max(num_nodes, node + 1)
-        page.append(Row(node, _unpacked(packet, *endpoint)))
+        page.append(Row(node, _unpacked(packet, *endpoint), machine))
     return nonce, page
 
 

@@ -45,6 +45,11 @@ class Found:
     nonce: bytes  # this meeting's alone, where its world's id may come again
     scope_id: int  # the interface by which link-local IPv6 addresses are reached from here
     listener: socket.socket
+    machines: Sequence[int] = ()  # by rank: equal where two nodes are on one machine
+
+    def is_near(self, rank: int) -> bool:
+        """Whether a rank of another node is on this machine."""
+        return bool(self.machines) and self.machines[rank] == self.machines[self.place.rank]
 
 
 def meet(attempt: Attempt, ports: tuple[int, int] | None) -> Found:
@@ -66,7 +71,8 @@ def _gather(attempt: Attempt) -> Found:
         with contextlib.closing(_Host(attempt, listener)) as host:
             star = Star(0, attempt.world.nprocs, host.gather())
             place = nodes.place_of(0, [row.node for row in host.rows])
-            return Found(star, place, [row.endpoint for row in host.rows], host.nonce, 0, listener)
+            endpoints, machines = [row.endpoint for row in host.rows], [row.machine for row in host.rows]
+            return Found(star, place, endpoints, host.nonce, 0, listener, machines)
     except BaseException:
         listener.close()
         raise
@@ -102,8 +108,9 @@ class _Host(Reception):
     def _conclude(self, lines: dict[int, Line]) -> None:
         """Number the nodes and send everyone the table."""
         ranks = range(self._attempt.world.nprocs)
-        numbers = nodes.number([self._identities[rank] for rank in ranks])
-        self.rows = [Row(numbers[rank], self._endpoints[rank]) for rank in ranks]
+        identities = [self._identities[rank] for rank in ranks]
+        numbers, machines = nodes.number(identities), nodes.number_machines(identities)
+        self.rows = [Row(numbers[rank], self._endpoints[rank], machines[rank]) for rank in ranks]
         for page in nodes.pack_table(self.rows, self.nonce):
             for rank, line in list(lines.items()):
                 if not line.send(page):
@@ -135,7 +142,8 @@ class _Guest(Guest):
         place = nodes.place_of(self._attempt.rank, [row.node for row in self._rows])
         endpoints = [row.endpoint for row in self._rows]
         endpoints[0] = self._rank_0
-        return Found(star, place, endpoints, self._nonce, self._scope_id, self._listener)
+        machines = [row.machine for row in self._rows]
+        return Found(star, place, endpoints, self._nonce, self._scope_id, self._listener, machines)
 
     def close(self) -> None:
         if self._listener is not None:
