@@ -17,7 +17,7 @@ from ._ring cimport sr_bell_sleep, sr_bell_watch, sr_pause
 
 cdef enum:
     WATCH_NS = 50000000      # so long the thread goes on to look at a mail in which nothing is pending
-    PAUSES_A_LOOK = 16       # a look at what comes from other hosts is a system call
+    FAR_LOOKS = 3            # of a short try: a look at what comes from other hosts is a system call
     SHORT_NAP_NS = 100000    # where neighbours and other hosts are awaited at once, which no one sleep ends; ...
     LONG_NAP_NS = 2000000
     PATIENCE = 16            # ... and naps are this part of how long it has taken so far
@@ -41,12 +41,12 @@ cdef int step_until_complete(Mail *m, Message *message, int pauses) noexcept nog
     return DONE
 
 
-# Before a wait for this message: how many pauses it is worth, and whether other hosts' mail can wait for it.
+# Before a wait for this message: how many pauses it is worth, and whether other hosts' mail can wait for it. Between
+# looks at that a yield costs nothing that counts, and the sender may be a rank that runs here after all.
 cdef inline int pauses_for(Mail *m, Message *message, int pauses) noexcept nogil:
-    cdef bint may_be_far = m.office != NULL and (message.peer == ANY or m.peer[message.peer].post != NULL)
-    m.far_later = not may_be_far
-    if may_be_far:
-        return pauses // PAUSES_A_LOOK
+    m.far_later = m.office == NULL or (message.peer != ANY and m.peer[message.peer].post == NULL)
+    if not m.far_later:
+        return min(pauses, FAR_LOOKS)
     return 0 if message.peer != ANY and runs_here(m.g, m.peer[message.peer].lane) else pauses
 
 

@@ -304,6 +304,7 @@ static bool begin_frame(struct sr_office *office, struct sr_post *post, bool by_
 /* All of a frame is there. */
 static void finish_frame(struct sr_office *office, struct sr_post *post)
 {
+    const bool in_ring = !post->past;
     if (post->head.what == SR_POST_PIECE)
         finish_piece(office, post);
     if (post->head.what == SR_POST_OVER && office->word_from == (int)number_of(office, post) &&
@@ -311,6 +312,7 @@ static void finish_frame(struct sr_office *office, struct sr_post *post)
         office->word_nbytes = post->head.nbytes;
         sr_flag_set(&office->heard, number_of(office, post) + 1u);
     }
+    post->pausing = post->head.what == SR_POST_PIECE && !(post->head.flags & SR_FRAME_LAST) && in_ring;
     post->head_nbytes = post->arrived = 0;
 }
 
@@ -420,6 +422,8 @@ static bool receive(struct sr_office *office, struct sr_post *post, bool by_read
         }
         if (nbytes < in_place + ahead)
             return true; /* there was no more */
+        if (by_reader && post->pausing)
+            return true; /* to read that, as what comes next of the message may go past the ring */
     }
     return moved;
 }

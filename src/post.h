@@ -34,7 +34,7 @@ _Static_assert(sizeof(struct sr_post_head) == 32, "a head has no holes");
 
 enum {
     SR_POST_MAGIC = 0x31507273,
-    SR_POST_PIECE_NBYTES = 65536, /* measured with bench/ping_pong_across.py: larger ones gain nothing */
+    SR_POST_PIECE_NBYTES = 65536, /* a system call is lost in the time that so much takes */
     SR_POST_WORD_NBYTES = 65536,  /* of what says why it is over */
     SR_POST_REST_NBYTES = SR_POST_PIECE_NBYTES + SR_POST_WORD_NBYTES + SR_PAGE,
     SR_POST_SCRATCH_NBYTES = 8192,
@@ -72,6 +72,7 @@ struct sr_post {
     size_t arrived;        /* of what follows it */
     bool past;             /* this piece goes past the ring: */
     unsigned char *target; /* ... here; NULL: nowhere */
+    bool pausing;          /* the last frame was a piece that is in the ring, with more to come of its message */
     uint64_t landed;       /* bytes of the reader's message that came so, and that it has not counted yet */
     /* the reader's own */
     struct sr_ring_end *out_of; /* the consumer's end */
