@@ -14,7 +14,7 @@ from ._hierarchy cimport enter_large, gather_stretch, slice_at, step_large, stre
 from ._leaders cimport enter_small, step_small
 from ._leg cimport *
 from ._local cimport begin_local, finish_crossing, new_local, step_crossing
-from ._pipelines cimport choose_pipeline, enter_refused
+from ._pipelines cimport choose_pipeline, enter_refused, step_refused
 from ._reduce_scatter cimport enter_reduce_scatter, step_reduce_scatter
 
 
@@ -457,18 +457,47 @@ cdef int step_large_broadcast(Group *g, Call *c) noexcept nogil:
 
 # ---- calls that are none -------------------------------------------------------------------------------------------
 
-# What the other hosts make of it they see when they come to it: this rank does not wait for them.
+# What the other hosts make of it they see when they come to it: this rank waits for them only if it has refused as many
+# calls as messages may be under way.
 cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
+    enter_refused(g, c)
+    c.crosses = True
+    leg_of(g).seq += 1
+    leg_of(g).stage = 0
+
+
+cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int moved
+    if leg.stage == 0 and leg.local_of[leg.rank] == 0:
+        if not has_room_for_all(leg):
+            moved = move(g, c)
+            return blocked_on_wires(g, c) if moved == BLOCKED else moved
+        tell_of_refusal(g, c)
+        move(g, c)   # what it comes to is the next call's: in this one the refusal is what the caller hears of
+    leg.stage = 1
+    return step_refused(g, c)
+
+
+cdef bint has_room_for_all(Leg *leg) noexcept nogil:
+    cdef sr_wire *wire
+    cdef int node
+    for node in range(leg.nnodes):
+        if node != leg.node:
+            wire = leg.wire[rank_at(leg, node, 0)]
+            if not sr_wire_has_room(&wire.out) or not sr_wire_has_room(&wire.in_):
+                return False
+    return True
+
+
+# One rank of each host does.
+cdef void tell_of_refusal(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef int node
-    enter_refused(g, c)
-    leg.seq += 1
     for node in range(leg.nnodes):
-        if node != leg.node and leg.local_of[leg.rank] == 0:
-            if sr_wire_has_room(&leg.wire[rank_at(leg, node, 0)].out):
-                send_to(g, c, rank_at(leg, node, 0), NULL, 0, &leg.unheeded)
-                receive_from(g, c, rank_at(leg, node, 0), NULL, 0, &leg.unheeded)
-    move(g, c)
+        if node != leg.node:
+            send_to(g, c, rank_at(leg, node, 0), NULL, 0, &leg.unheeded)
+            receive_from(g, c, rank_at(leg, node, 0), NULL, 0, &leg.unheeded)
 
 
 # ---- choice --------------------------------------------------------------------------------------------------------

@@ -5,16 +5,17 @@
 import contextlib
 import os
 import threading
+import time
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from ._across cimport choose_way, enter_refused_across
+from ._across cimport choose_way, enter_refused_across, step_refused_across
 from ._group cimport *
 from ._distance cimport enter_ping, step_ping_call
-from ._leg cimport Leg, Wires, leg_of, rank_at, sr_wire_head
+from ._leg cimport SR_WIRE_QUEUE, Wires, leg_of, rank_at, remote, sr_wire, sr_wire_head
 from ._pipelines cimport enter_refused, step_refused
 from ._progress cimport *
 from ._timeouts cimport NEVER_NS, ns_of
@@ -24,6 +25,8 @@ from . import _state, failures, liveness
 from .errors import Closed, Error, RankFailed, Timeout
 
 
+cdef double GRACE_S = 0.15      # between who may say first why a call is late
+cdef str ENDED = "its connection was closed: it ended, or its host did"
 cdef double LAST_WORD_S = 1.0   # for what was told before a connection ended
 
 
@@ -32,6 +35,13 @@ cdef bint can_read_memory_of(const sr_life *life) noexcept:
     cdef uint64_t nonce
     return (sr_single_copy(sr_life_task(life), &nonce, <uintptr_t> &(<sr_life *> <uintptr_t> life.address).nonce,
                            sizeof(nonce)) == 0 and nonce == life.nonce)
+
+
+# Whether the first that ranks of a host do is to meet: then who has not met the others has not come.
+cdef bint begins_locally(Group *g, Call *c) noexcept:
+    if c.kind == BROADCAST:
+        return leg_of(g).node_of[c.root] == leg_of(g).node
+    return c.kind == ALL_REDUCE or c.kind == REDUCE or c.kind == REDUCE_SCATTER or c.kind == BARRIER
 
 
 cdef bytes reason_text(str reason):
@@ -183,6 +193,8 @@ cdef class Engine(State):
         elif status == MISMATCHED:
             self.give_up(SR_MISMATCHED, culprit, c.parted_seq, "")
         elif status == LATE:
+            if c.crosses:
+                self.await_better_word(c, culprit)
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
             cause = liveness.how_it_ended(g.lane[culprit].life.pid, g.lane[culprit].life.start_time)
@@ -197,15 +209,14 @@ cdef class Engine(State):
     # What has become of a connection to another host: whoever ended it may have said why.
     cdef int surface_across(self, Call *c, int status) except -1:
         cdef int rank = leg_of(&self.g).lost
-        if self.alarms.hear_out(rank, LAST_WORD_S) is not None:
+        if self.alarms.hear_out(rank, LAST_WORD_S if status == LOST else 0.0) is not None:
             self.hear_others(c.seq)
         elif status == PARTED:
-            told = failures.describe_parted(self, rank, self.arriving(rank))
-            self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, told)
+            self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, failures.describe_parted(self, rank, *self.parted(rank)))
         elif self.alarms.has_left(rank):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, "closed the communicator while others still called it")
         else:
-            cause = os.strerror(c.error) if c.error else "its connection was closed: it ended, or its host did"
+            cause = os.strerror(c.error) if c.error else ENDED
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, cause)
         return 0
 
@@ -216,11 +227,30 @@ cdef class Engine(State):
             failures.raise_aborted(self)
         return 0
 
-    # What a rank of another host says that it calls.
-    cdef object arriving(self, int rank):
-        cdef Leg *leg = leg_of(&self.g)
-        cdef sr_wire_head *head = &leg.wire[rank].arriving
-        return _state.described(head.fingerprint, head.count) if head.seq == leg.seq else None
+    # Who waits for one that waits itself would blame the wrong rank: whoever knows better speaks first. That is who waits
+    # for a neighbour that has not come, then who waits for another host, then who waits for a neighbour that may.
+    cdef int await_better_word(self, Call *c, int culprit) except -1:
+        cdef uint64_t first = leg_of(&self.g).first_local
+        cdef double until
+        if culprit >= self.g.size:
+            grace_s = GRACE_S
+        elif not is_before(self.last_seq_of(culprit), first):
+            grace_s = 3 * GRACE_S
+        else:
+            grace_s = 0.0 if begins_locally(&self.g, c) else 2 * GRACE_S
+        until = sr_now_ns() * 1e-9 + grace_s
+        while sr_flag_load(&self.g.header.abort) == SR_NO_ABORT and sr_now_ns() * 1e-9 < until:
+            self.hear_others(c.seq)
+            time.sleep(0.005)
+        return 0
+
+    # What this rank called, and what a rank of another host says that it called where that was to come.
+    cdef tuple parted(self, int rank):
+        cdef sr_wire *wire = leg_of(&self.g).wire[rank]
+        cdef sr_wire_head *wanted = &wire.in_.message[wire.in_.first % SR_WIRE_QUEUE].head
+        cdef sr_wire_head *head = &wire.arriving
+        return (_state.described(wanted.fingerprint, wanted.count),
+                _state.described(head.fingerprint, head.count) if head.seq == wanted.seq else None)
 
     cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1:
         cdef bytes text = reason_text(reason)
@@ -296,7 +326,7 @@ cdef class Engine(State):
         c.kind = kind
         c.timeout_ns = ns_of(self.timeout_s)
         c.enter = enter_refused if self.g.leg == NULL else enter_refused_across
-        c.step = step_refused
+        c.step = step_refused if self.g.leg == NULL else step_refused_across
         return 0
 
     # -- calls in the background --
@@ -424,6 +454,22 @@ cdef class Engine(State):
     def check(self):
         """Raises if the communicator is closed or some rank has given up; the cold paths ask while they wait."""
         self.check_usable()
+
+    def look(self):
+        """As check, and raises if some rank has ended meanwhile: for waits outside of any call."""
+        cdef Group *g = &self.g
+        cdef int rank
+        self.check_usable()
+        self.hear_others(g.seq)
+        for rank in range(g.size):
+            if rank != g.rank and sr_life_died(&g.lane[rank].life):
+                cause = liveness.how_it_ended(g.lane[rank].life.pid, g.lane[rank].life.start_time)
+                self.give_up(SR_RANK_FAILED, rank, g.seq, cause)
+                failures.raise_aborted(self)
+        for rank in range(self.world_size if g.leg != NULL else 0):
+            if leg_of(g).wire[rank] != NULL and self.alarms.has_ended(rank) and not self.alarms.has_left(rank):
+                self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, ENDED)
+                failures.raise_aborted(self)
 
     # A tiny call of the engine's own: start-up and agreements.
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s) except -1:

@@ -12,7 +12,10 @@ cdef extern from "wire.h" nogil:
     cdef struct sr_wire_head:
         uint32_t magic, part
         uint64_t seq, fingerprint, count, nbytes
+    cdef struct sr_wire_message:
+        sr_wire_head head
     ctypedef struct sr_wire_queue "struct sr_wire_queue":
+        sr_wire_message *message
         uint32_t first, end
     cdef struct sr_wire:
         int fd, error
@@ -62,6 +65,7 @@ cdef struct Leg:
     int news               # an epoll descriptor of all of them, and of ...
     sr_office *office      # the mail between ranks
     uint64_t seq           # of the last call begun, of all ranks
+    uint64_t first_local   # the sequence number of its first local step
     int lost               # whose connection a step has found broken
     const void **source    # by node, valid within one step
     const void **by_rank   # by rank, valid within one step
@@ -119,6 +123,7 @@ cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef int i
     leg.seq += 1
+    leg.first_local = g.seq + 1
     leg.turn = leg.stage = 0
     leg.runs_locally = False
     leg.dtype, leg.itemsize = c.dtype, max(c.itemsize, <size_t> 1)

@@ -47,6 +47,8 @@ def supported(str dtype, str op):
 def described(uint64_t fingerprint, uint64_t count):
     """What a fingerprint and a count say of a call, as `record_of` does; None for one that says nothing."""
     cdef uint64_t kind = fingerprint & 63
+    if kind == INVALID:
+        return {"kind": "something", "invalid": True}
     if kind >= NKINDS:
         return None
     return words_of(kind, fingerprint >> 6 & 63, fingerprint >> 12 & 15, fingerprint >> 16 & 7, fingerprint >> 19 & 1,

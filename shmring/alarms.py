@@ -61,6 +61,10 @@ class Alarms:
         """Whether a rank has said that it closes the communicator."""
         return self._office.has_left(rank)
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank's connection has ended, as far as `hear` has heard."""
+        return self._office.has_ended(rank)
+
     def address_of(self, rank: int) -> str:
         """Where a rank runs, as the network has it."""
         return self._addresses.get(rank, "another host")

@@ -73,9 +73,11 @@ def describe_unreadable(rank: int, error: int) -> str:
     )
 
 
-def describe_parted(engine: Engine, rank: int, theirs: Mapping[str, Any] | None) -> str:
+def describe_parted(
+    engine: Engine, rank: int, ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None
+) -> str:
     """Two calls of ranks of different hosts that do not match."""
-    own = describe_call(engine.record_of(engine.rank, engine.seq))
+    own = describe_call(ours)
     other = describe_call(theirs) if theirs else "something else, or a call before or after it"
     return f"rank {engine.world_rank(engine.rank)} called {own}; rank {rank} called {other}"
 
