@@ -1,7 +1,7 @@
 """How the ranks of a world find each other, learn to trust each other, and learn who shares a host with whom.
 
 On one host they meet on a Unix socket; a world with an address first comes to rank 0 over TCP. May know:
-errors, launchers, links, mesh, neighbours, nodes, rendezvous, settings, star, worlds.
+errors, launchers, lines, links, mesh, neighbours, nodes, rendezvous, settings, star, worlds.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from . import neighbours, nodes, rendezvous
 from .errors import Error
 from .launchers import Job, find_job
+from .lines import Check
 from .links import Links
 from .mesh import Mesh, weave
 from .nodes import Place
 from .rendezvous import Found
 from .settings import Settings, parse_address
 from .star import Star
-from .worlds import Attempt, World, check_nprocs, world
+from .worlds import Attempt, World, check_nprocs, nothing_to_check, world
 
 __all__ = ["Meeting", "World", "check_nprocs", "join", "world", "world_from_environment"]
 
@@ -109,12 +110,20 @@ def _address(job: Job, settings: Settings, world_id: str) -> str:
     return address
 
 
-def join(world: World, rank: int, *, timeout_s: float, node: str | None = None) -> Meeting:
+def join(
+    world: World,
+    rank: int,
+    *,
+    timeout_s: float,
+    node: str | None = None,
+    check: Check = nothing_to_check,
+) -> Meeting:
     """Meet the other ranks of the world; returns when all have come, within `timeout_s` in all.
 
-    `node` overrides SHMRING_NODE. Raises the same error on every rank that got in: Timeout names the
-    ranks that never came, RankFailed one that ended meanwhile, Mismatch ranks that disagree about
-    nprocs. A rank with another key, or one that comes twice, gets an Error.
+    `node` overrides SHMRING_NODE; `check` may raise while ranks have not come yet. Raises the same error on
+    every rank that got in: Timeout names the ranks that never came, RankFailed one that ended meanwhile,
+    Mismatch ranks that disagree about nprocs. A rank with another key, or one that comes twice, gets an
+    Error.
     """
     rank = operator.index(rank)
     if not 0 <= rank < world.nprocs:
@@ -125,7 +134,7 @@ def join(world: World, rank: int, *, timeout_s: float, node: str | None = None) 
     name = (settings.node if node is None else node) or ""
     if (world.id, rank) in _used:
         raise neighbours.second_use(rank)
-    attempt = Attempt(world, rank, name, timeout_s, time.monotonic() + timeout_s)
+    attempt = Attempt(world, rank, name, timeout_s, time.monotonic() + timeout_s, check=check)
     if world.address is None or world.nprocs == 1:
         links = neighbours.meet(attempt, range(world.nprocs))
         meeting = Meeting(links, nodes.place_of(rank, [0] * world.nprocs))

@@ -102,7 +102,7 @@ def form_across(
         return None
     world = invitations[ranks[0]]
     deadline = time.monotonic() + timeout_s
-    meeting = join(world, ranks.index(comm.rank), timeout_s=timeout_s, node=settings.node)
+    meeting = join(world, ranks.index(comm.rank), timeout_s=timeout_s, node=settings.node, check=engine.look)
     try:
         start_s = max(deadline - time.monotonic(), 0.001)
         begun = begin_where_met(

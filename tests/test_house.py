@@ -62,8 +62,8 @@ HOUSE = {
     "rendezvous": {"doorman", "errors", "guest", "handshake", "limits", "lines", "nodes", "settings", "star"}
     | {"worlds"},
     "mesh": {"doorman", "errors", "guest", "handshake", "limits", "lines", "rendezvous", "worlds"},
-    "bootstrap": {"errors", "launchers", "links", "mesh", "neighbours", "nodes", "rendezvous", "settings"}
-    | {"star", "worlds"},
+    "bootstrap": {"errors", "launchers", "lines", "links", "mesh", "neighbours", "nodes", "rendezvous"}
+    | {"settings", "star", "worlds"},
     # the engine
     "_kernels": {"kernels.h"},
     "_group": {"flag.h", "kernels.h", "layout.h", "schedule.h", "single_copy.h"},
