@@ -1,0 +1,607 @@
+"""Ranks of several hosts that die, stop, leave, give up or call something else, and links that are cut:
+everybody raises the same, soon, and it names who or what it was; nothing is left.
+
+Hosts are names over loopback where a process is what fails, and stand-ins (bench/hosts.py) where a link does.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import struct
+import time
+
+import numpy as np
+import pytest
+from ranks import Died, Ranks, turns, when_there
+from test_errors import COUNTS, DIFFERENT, WRONG, array_for, assert_all, ones, refuse_everything
+
+import shmring
+
+SOON_S = 12  # far below every timeout, on a machine that stands still at times
+LAYOUTS = {"1+1": [0, 1], "2+2": [0, 0, 1, 1], "2+2+2": [0, 0, 1, 1, 2, 2], "2+1+3": [0, 0, 1, 2, 2, 2]}
+VICTIMS = [(layout, victim) for layout, nodes in LAYOUTS.items() for victim in range(len(nodes))]
+
+
+def across(layout):
+    return Ranks(len(LAYOUTS[layout]), nodes=LAYOUTS[layout])
+
+
+def survivors(outcomes, *victims):
+    for victim in victims:
+        assert isinstance(outcomes[victim], Died), outcomes
+    return [outcome for rank, outcome in enumerate(outcomes) if rank not in victims]
+
+
+def assert_named(outcomes, kind, *culprits):
+    """All have raised the same, which names one of these ranks."""
+    for error in assert_all(outcomes, kind):
+        assert error.rank in culprits, outcomes
+        assert f"rank {error.rank}" in str(error)
+    assert len({error.rank for error in outcomes}) == 1, outcomes
+
+
+# ---- ranks that die ---------------------------------------------------------------------------------------
+
+
+def barrier(comm):
+    comm.barrier()
+
+
+def small(comm):
+    comm.all_reduce(ones(9))
+
+
+def large(comm):
+    comm.all_reduce(ones(60_000))
+
+
+def moved(comm):
+    comm.all_to_all(np.zeros((comm.size, 9000)))
+
+
+def scanned(comm):
+    comm.scan(ones(9000))
+
+
+def gathered(comm):
+    comm.all_gather_v(ones(5000 * (comm.rank + 1)))
+
+
+def from_root(comm):
+    comm.broadcast(ones(60_000), comm.size - 1)
+
+
+def in_background(comm):
+    for work in [comm.all_reduce(ones(count), async_op=True) for count in (5, 50_000, 500, 20_000)]:
+        work.wait()
+
+
+def asks_late(comm):
+    """Nobody looks at the works before they have come to an end, or to none."""
+    works = [comm.all_reduce(ones(50_000), async_op=True) for _ in range(3)]
+    time.sleep(0.01)
+    for work in works:
+        work.wait()
+
+
+def together(comm):
+    comm.all_reduce_many([ones(3000) for _ in range(20)])
+
+
+def in_group(comm):
+    comm.split(comm.rank % 2).close()
+
+
+def in_dup(comm):
+    with comm.dup() as twin:
+        twin.all_reduce(ones(9))
+
+
+CALLS = (barrier, small, large, moved, scanned, gathered, from_root, in_background, asks_late, together)
+
+
+def for_ever(comm, call, path_to_tell):
+    for _ in turns(comm, path_to_tell):
+        call(comm)
+
+
+def assert_a_death_is_named(tmp_path, layout, call, *victims):
+    with across(layout) as ranks:
+        ranks.meet(SHMRING_WIRE_SLICE=16384)
+        ranks.begin(for_ever, call, str(tmp_path / "runs"))
+        when_there(tmp_path / "runs")
+        begin = time.monotonic()
+        for victim in victims:
+            ranks.kill(victim)
+        outcomes = survivors(ranks.answers(), *victims)
+        assert time.monotonic() - begin < SOON_S
+        for error in assert_all(outcomes, shmring.RankFailed):
+            assert error.rank in victims, outcomes
+            assert error.cause
+            assert error.host
+        if len(victims) == 1:
+            assert_named(outcomes, shmring.RankFailed, *victims)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("layout", "victim"), [("1+1", 0), ("2+2", 1), ("2+1+3", 2)])
+def test_a_killed_rank_is_named_by_all_others(tmp_path, layout, victim, call):
+    assert_a_death_is_named(tmp_path, layout, call, victim)
+
+
+@pytest.mark.parametrize(("layout", "victim"), VICTIMS)
+def test_whoever_is_killed_is_named(tmp_path, layout, victim):
+    assert_a_death_is_named(tmp_path, layout, large, victim)
+
+
+@pytest.mark.parametrize("call", [small, large, in_background])
+@pytest.mark.parametrize(("layout", "victims"), [("2+2", (2, 3)), ("2+2+2", (0, 1)), ("2+1+3", (3, 4, 5))])
+def test_of_a_host_that_is_killed_a_rank_is_named(tmp_path, layout, victims, call):
+    assert_a_death_is_named(tmp_path, layout, call, *victims)
+
+
+@pytest.mark.parametrize("call", [in_group, in_dup])
+@pytest.mark.parametrize(("layout", "victim"), [("1+1", 1), ("2+2", 0), ("2+1+3", 2)])
+def test_a_rank_that_dies_while_groups_form_fails_them(tmp_path, layout, victim, call):
+    with across(layout) as ranks:
+        ranks.meet()
+        ranks.begin(for_ever, call, str(tmp_path / "runs"))
+        when_there(tmp_path / "runs")
+        begin = time.monotonic()
+        ranks.kill(victim)
+        for error in survivors(ranks.answers(), victim):
+            assert isinstance(error, shmring.Error), error
+            assert not isinstance(error, shmring.Timeout), error
+        assert time.monotonic() - begin < SOON_S
+
+
+def die_idle(comm, victim, before_any_call):
+    if not before_any_call:
+        comm.barrier()
+    if comm.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.3)
+    comm.all_reduce(ones(9))
+
+
+@pytest.mark.parametrize("before_any_call", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_that_died_between_calls_is_named(layout, before_any_call):
+    with across(layout) as ranks:
+        for_victim = ranks.meet().outcomes(die_idle, 1, before_any_call)
+    assert_named(survivors(for_victim, 1), shmring.RankFailed, 1)
+
+
+def call_twice_after(comm, victim):
+    """The second error is the first again."""
+    if comm.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    errors = []
+    for call in (lambda: comm.all_reduce(ones(50_000)), comm.barrier, lambda: comm.empty(3), comm.dup):
+        with pytest.raises(shmring.RankFailed) as caught:
+            call()
+        errors.append(str(caught.value))
+    assert len(set(errors)) == 1, errors
+    with pytest.raises(shmring.RankFailed):
+        comm.all_reduce(ones(3), async_op=True).wait()
+    return errors[0]
+
+
+@pytest.mark.parametrize(("layout", "victim"), [("1+1", 0), ("2+2", 3), ("2+1+3", 2)])
+def test_a_failure_is_final(layout, victim):
+    with across(layout) as ranks:
+        outcomes = survivors(ranks.meet().outcomes(call_twice_after, victim), victim)
+    assert all(isinstance(outcome, str) and f"rank {victim}" in outcome for outcome in outcomes), outcomes
+
+
+def use_group_after(comm, victim):
+    """Groups without the dead go on; those with it do not; nor does the whole."""
+    group = comm.split(comm.rank == victim)
+    pair = comm.split(comm.rank // 2)
+    comm.barrier()
+    if comm.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(shmring.RankFailed):
+        comm.barrier()
+    x = np.full(20_000, 1.0)
+    group.all_reduce(x)
+    assert (x == comm.size - 1).all()
+    if comm.rank // 2 == victim // 2:
+        with pytest.raises(shmring.RankFailed) as caught:
+            pair.all_reduce(x)
+        assert pair.parent_ranks[caught.value.rank] == victim
+    else:
+        pair.all_reduce(x)
+        assert (x == 2 * (comm.size - 1)).all()
+    return True
+
+
+def test_groups_without_the_dead_go_on():
+    for nodes in ([0, 0, 1, 1], [0, 1, 0, 1]):
+        with Ranks(4, nodes=nodes) as ranks:
+            outcomes = survivors(ranks.meet().outcomes(use_group_after, 2), 2)
+        assert outcomes == [True] * 3, outcomes
+
+
+# ---- ranks that do not come, or stop ----------------------------------------------------------------------
+
+
+def miss(comm, absent, call):
+    if comm.rank == absent:
+        time.sleep(1.2)
+        comm.barrier()
+    call(comm)
+    comm.barrier()  # who is the root has nothing to wait for before
+
+
+ABSENT = [
+    ("1+1", 0, small),
+    ("2+2", 0, small),
+    ("2+2", 0, from_root),
+    ("2+2", 3, barrier),
+    ("2+2", 3, moved),
+    ("2+2+2", 1, large),
+    ("2+2+2", 1, gathered),
+    ("2+1+3", 2, small),
+    ("2+1+3", 4, large),
+]
+
+
+@pytest.mark.parametrize(("layout", "absent", "call"), ABSENT)
+def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_across, layout, absent, call):
+    outcomes = world_across(LAYOUTS[layout], timeout_s=0.5).outcomes(miss, absent, call)
+    assert_named(outcomes, shmring.Timeout, absent)
+    for error in outcomes:
+        assert isinstance(error, TimeoutError)
+        assert "0.5 s" in str(error)
+        assert "timeout=" in str(error)
+
+
+# ---- leaving, giving up, interrupting ---------------------------------------------------------------------
+
+
+def leave_early(comm, leaver):
+    comm.barrier()
+    if comm.rank == leaver:
+        comm.close()
+        return None
+    comm.all_reduce(ones(9))
+
+
+@pytest.mark.parametrize(
+    ("layout", "leaver"), [("1+1", 0), ("2+2", 1), ("2+2", 2), ("2+1+3", 2), ("2+1+3", 4)]
+)
+def test_a_rank_that_leaves_while_others_call(world_across, layout, leaver):
+    outcomes = world_across(LAYOUTS[layout]).outcomes(leave_early, leaver)
+    assert outcomes.pop(leaver) is None
+    assert_named(outcomes, shmring.RankFailed, leaver)
+    for error in outcomes:
+        assert "closed" in error.cause
+
+
+def leave_after_the_last_call(comm, count):
+    """Who is through with the last call may leave at once; the others still finish it."""
+    x = ones(count)
+    comm.all_reduce(x)
+    comm.close()
+    return float(x[-1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nobody_waits_for_the_others_to_leave(world_across, layout):
+    for count in (1, 900, 60_000, 600_000):
+        for _ in range(2):
+            results = world_across(LAYOUTS[layout])(leave_after_the_last_call, count)
+            assert results == [float(len(LAYOUTS[layout]))] * len(LAYOUTS[layout])
+
+
+def give_up(comm, how):
+    if comm.rank != 1:
+        comm.all_reduce(ones(9))
+        return
+    time.sleep(0.2)
+    if how == "abort":
+        comm.abort("no convergence")
+        comm.barrier()
+    with comm:
+        raise KeyError("no convergence")
+
+
+@pytest.mark.parametrize("how", ["abort", "exception"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_that_gives_up_ends_everybodys_call_with_its_reason(world_across, layout, how):
+    outcomes = world_across(LAYOUTS[layout]).outcomes(give_up, how)
+    if how == "exception":
+        assert isinstance(outcomes.pop(1), KeyError)
+    assert_named(outcomes, shmring.Aborted, 1)
+    for error in outcomes:
+        assert "no convergence" in error.reason
+        assert error.reason in str(error)
+
+
+def wait_for_interrupt(comm, count, path_to_tell):
+    if comm.rank == comm.size - 1:
+        time.sleep(30)
+    if comm.rank == 0:
+        with open(path_to_tell, "w"):
+            pass
+    comm.all_reduce(ones(count))
+
+
+@pytest.mark.parametrize("count", [3, 60_000])
+@pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+3"])
+def test_ctrl_c_ends_a_wait_for_another_host(tmp_path, layout, count):
+    with across(layout) as ranks:
+        ranks.meet(timeout_s=40)
+        ranks.begin(wait_for_interrupt, count, str(tmp_path / "waits"))
+        when_there(tmp_path / "waits")
+        time.sleep(0.2)
+        begin = time.monotonic()
+        ranks.kill(0, signal.SIGINT)
+        own, *others = ranks.answers(among=range(len(LAYOUTS[layout]) - 1))
+        took_s = time.monotonic() - begin
+        ranks.kill(len(LAYOUTS[layout]) - 1)
+        assert isinstance(own, KeyboardInterrupt)
+        for error in assert_all(others, shmring.Aborted):
+            assert "KeyboardInterrupt in rank 0" in error.reason
+        assert took_s < SOON_S
+
+
+# ---- calls that do not match, and wrong ones --------------------------------------------------------------
+
+
+# One of each way in which calls part; test_errors has all of them.
+APART = (
+    "op",
+    "op of large",
+    "dtype",
+    "size",
+    "nothing and something",
+    "small and large",
+    "same bytes",
+    "kind",
+    "a barrier",
+    "two allocations",
+    "order",
+)
+REFUSED = (
+    "every other",
+    "a number",
+    "no such op",
+    "float band",
+    "timeout of 0",
+    "out overlaps",
+    "no such root",
+)
+
+
+def call_differently(comm, what, odd_one):
+    """Who has nothing to wait for in a call may see it with the next one, such as a root."""
+    comm.all_reduce(ones(5))
+    with contextlib.suppress(shmring.Mismatch):
+        DIFFERENT[what][comm.rank == odd_one](comm)
+    with pytest.raises(shmring.Mismatch) as caught:
+        comm.barrier()
+    return caught.value
+
+
+@pytest.mark.parametrize("what", APART)
+@pytest.mark.parametrize(("layout", "odd_one"), [("1+1", 1), ("2+2", 0), ("2+2", 3), ("2+1+3", 2)])
+def test_calls_that_differ_are_a_mismatch_on_every_rank(world_across, layout, odd_one, what):
+    outcomes = world_across(LAYOUTS[layout]).outcomes(call_differently, what, odd_one)
+    for error in assert_all(outcomes, shmring.Mismatch):
+        assert len(error.calls) == len(outcomes)
+        assert str(error).count("called") >= 2, error
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(("layout", "wrong_one"), [("1+1", 1), ("2+2", 1), ("2+1+3", 2)])
+def test_a_wrong_argument_on_one_rank_is_a_mismatch_elsewhere(world_across, layout, wrong_one, name):
+    for path in ("tiny", "large"):
+        outcomes = world_across(LAYOUTS[layout]).outcomes(refuse_on_one, wrong_one, path, name)
+        assert_all(outcomes, shmring.Mismatch)
+        if "root" not in name:  # whose root is through with it before anybody could say so
+            assert any("refused" in str(error) for error in outcomes), outcomes
+
+
+def refuse_on_one(comm, wrong_one, path, name):
+    x = array_for(comm, path)
+    try:
+        right_or_wrong(comm, x, comm.rank == wrong_one, name)
+        assert comm.rank != wrong_one
+    except shmring.Mismatch as error:
+        assert comm.rank != wrong_one
+        return error
+    except WRONG[name][1]:
+        assert comm.rank == wrong_one
+    with pytest.raises(
+        shmring.Mismatch
+    ) as caught:  # with the next call, who had nothing to wait for in this one
+        comm.barrier()
+    return caught.value
+
+
+def right_or_wrong(comm, x, is_wrong, name):
+    if is_wrong:
+        WRONG[name][0](comm, x)
+    elif "root" in name or "broadcast" in name:
+        comm.broadcast(x)
+    elif "barrier" in name:
+        comm.barrier()
+    else:
+        comm.all_reduce(x)
+
+
+@pytest.mark.parametrize("path", COUNTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_wrong_argument_everywhere_is_an_error_everywhere_and_no_more(world_across, layout, path):
+    world_across(LAYOUTS[layout])(refuse_everything, path)
+
+
+def refuse_many(comm, late):
+    """More refusals than messages may be under way, before anybody else has begun."""
+    if comm.rank in late:
+        time.sleep(0.5)
+    for _ in range(300):
+        with pytest.raises(ValueError, match="allowed"):
+            comm.all_reduce(ones(3), "sub")
+    x = ones(9)
+    comm.all_reduce(x)
+    return float(x[0])
+
+
+@pytest.mark.parametrize(("layout", "late"), [("1+1", (1,)), ("2+2", (2, 3)), ("2+1+3", (0, 1))])
+def test_any_number_of_wrong_calls_harms_nobody(world_across, layout, late):
+    assert world_across(LAYOUTS[layout])(refuse_many, late) == [float(len(LAYOUTS[layout]))] * len(
+        LAYOUTS[layout]
+    )
+
+
+# ---- connections that break -------------------------------------------------------------------------------
+
+
+def connections():
+    """The TCP connections of this process, all of them the communicator's."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                yield from connection_at(int(name))
+
+
+def connection_at(fd):
+    with socket.socket(fileno=os.dup(fd)) as connection:
+        if connection.family == socket.AF_INET:
+            yield fd, connection
+
+
+def reset_all(comm, victim, ends):
+    comm.barrier()
+    if comm.rank == victim:
+        nothing = os.open("/dev/null", os.O_RDWR)
+        fds = []
+        for fd, connection in connections():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            fds.append(fd)
+        assert fds
+        if ends:
+            os._exit(3)
+        for fd in fds:
+            os.dup2(nothing, fd)
+    comm.all_reduce(ones(60_000))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(("layout", "victim"), [("1+1", 1), ("2+2", 0), ("2+1+3", 2)])
+def test_connections_that_are_reset_are_a_failure_on_all_sides(layout, victim, ends):
+    with across(layout) as ranks:
+        outcomes = ranks.meet().outcomes(reset_all, victim, ends)
+    assert isinstance(outcomes.pop(victim), Died if ends else shmring.Error)
+    for error in assert_all(outcomes, shmring.RankFailed):
+        assert ends is False or error.rank == victim
+
+
+def call_until(comm, call, path_to_tell):
+    call_of = {"small": small, "large": large, "moved": moved, "background": in_background}[call]
+    for _ in turns(comm, path_to_tell):
+        call_of(comm)
+
+
+CUT_TIMEOUT_S = 1
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize(
+    ("layout", "call"),
+    [("1+1", "small"), ("1+1", "background"), ("2+2", "small"), ("2+2", "large"), ("2+1+3", "small")]
+    + [("2+1+3", "moved")],
+)
+def test_a_cut_link_ends_calls_on_both_sides(tmp_path, world_over, layout, call):
+    nodes = LAYOUTS[layout]
+    last = max(nodes)
+    ranks = world_over(nodes, timeout_s=CUT_TIMEOUT_S)
+    ranks.begin(call_until, call, str(tmp_path / "runs"))
+    when_there(tmp_path / "runs")
+    begin = time.monotonic()
+    ranks.hosts[-1].down()
+    outcomes = ranks.answers()
+    took_s = time.monotonic() - begin
+    ranks.hosts[-1].up()
+    for rank, error in enumerate(outcomes):
+        assert isinstance(error, (shmring.Timeout, shmring.RankFailed)), outcomes
+        assert (nodes[error.rank] == last) != (nodes[rank] == last), (rank, outcomes)
+    assert took_s < CUT_TIMEOUT_S + SOON_S
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("pulled", [False, True])
+@pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+3"])
+def test_a_host_that_dies_with_its_link_or_without(tmp_path, world_over, layout, pulled):
+    """Pulled: nobody hears of it, and what is left of its connections is half-open."""
+    nodes = LAYOUTS[layout]
+    ranks = world_over(nodes, timeout_s=CUT_TIMEOUT_S)
+    ranks.begin(call_until, "large", str(tmp_path / "runs"))
+    when_there(tmp_path / "runs")
+    begin = time.monotonic()
+    host = ranks.hosts[-1]
+    if pulled:
+        host.down()
+    host.kill()
+    dead = [rank for rank, node in enumerate(nodes) if node == max(nodes)]
+    outcomes = survivors(ranks.answers(), *dead)
+    took_s = time.monotonic() - begin
+    for error in outcomes:
+        assert isinstance(error, (shmring.Timeout, shmring.RankFailed) if pulled else shmring.RankFailed)
+        assert error.rank in dead
+    assert took_s < CUT_TIMEOUT_S + SOON_S
+
+
+# ---- nothing is left --------------------------------------------------------------------------------------
+
+
+def descriptors():
+    gc.collect()
+    return sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_lives(fd))
+
+
+def fd_lives(fd):
+    return os.path.lexists(f"/proc/self/fd/{fd}") and "/proc/" not in os.readlink(f"/proc/self/fd/{fd}")
+
+
+def leave_what(comm):
+    """How many descriptors there are once the communicator and all that came of it is closed."""
+    comm.close()
+    return len(descriptors())
+
+
+def use_and_fail(comm, victim):
+    twin, pair = comm.dup(), comm.split(comm.rank % 2)
+    x = comm.zeros(20_000)
+    twin.all_reduce(x)
+    works = [pair.all_reduce(ones(30_000), async_op=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    if comm.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(shmring.RankFailed):
+        twin.barrier()
+    with pytest.raises(shmring.RankFailed):
+        comm.all_reduce(ones(60_000), async_op=True).wait()
+    twin.close()
+    pair.close()
+    comm.close()
+
+
+@pytest.mark.parametrize(("layout", "victim"), [("1+1", 0), ("2+2", 3), ("2+1+3", 2)])
+def test_no_descriptor_is_left_after_a_failure(layout, victim):
+    with across(layout) as ranks:
+        ranks.meet()
+        before = ranks(leave_what)
+        ranks.meet()
+        survivors(ranks.outcomes(use_and_fail, victim), victim)
+        ranks.begin(leave_what)
+        after = ranks.answers()
+        assert isinstance(after.pop(victim), Died)
+        before.pop(victim)
+        assert after == before
