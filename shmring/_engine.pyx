@@ -227,8 +227,8 @@ cdef class Engine(State):
             failures.raise_aborted(self)
         return 0
 
-    # Who waits for one that waits itself would blame the wrong rank: whoever knows better speaks first. That is who waits
-    # for a neighbour that has not come, then who waits for another host, then who waits for a neighbour that may.
+    # Who waits for one that waits itself would blame the wrong rank: whoever knows better speaks first. That is who
+    # waits for a neighbour that has not come, then who waits for another host, then who waits for a neighbour that may.
     cdef int await_better_word(self, Call *c, int culprit) except -1:
         cdef uint64_t first = leg_of(&self.g).first_local
         cdef double until
