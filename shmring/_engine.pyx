@@ -212,7 +212,8 @@ cdef class Engine(State):
         if self.alarms.hear_out(rank, LAST_WORD_S if status == LOST else 0.0) is not None:
             self.hear_others(c.seq)
         elif status == PARTED:
-            self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, failures.describe_parted(self, rank, *self.parted(rank)))
+            told = failures.describe_parted(self, rank, *self.parted(rank))
+            self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, told)
         elif self.alarms.has_left(rank):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, "closed the communicator while others still called it")
         else:
@@ -228,7 +229,7 @@ cdef class Engine(State):
         return 0
 
     # Who waits for one that waits itself would blame the wrong rank: whoever knows better speaks first. That is who
-    # waits for a neighbour that has not come, then who waits for another host, then who waits for a neighbour that may.
+    # waits for a neighbour that has not come, then who waits for another host, then who waits for one that may have.
     cdef int await_better_word(self, Call *c, int culprit) except -1:
         cdef uint64_t first = leg_of(&self.g).first_local
         cdef double until

@@ -113,8 +113,12 @@ def assert_a_death_is_named(tmp_path, layout, call, *victims):
         ranks.begin(for_ever, call, str(tmp_path / "runs"))
         when_there(tmp_path / "runs")
         begin = time.monotonic()
-        for victim in victims:
-            ranks.kill(victim)
+        for sig in (
+            signal.SIGSTOP,
+            signal.SIGKILL,
+        ):  # at once: nobody hears of another's death before its own
+            for victim in victims:
+                ranks.kill(victim, sig)
         outcomes = survivors(ranks.answers(), *victims)
         assert time.monotonic() - begin < SOON_S
         for error in assert_all(outcomes, shmring.RankFailed):
@@ -352,20 +356,7 @@ def test_ctrl_c_ends_a_wait_for_another_host(tmp_path, layout, count):
 # ---- calls that do not match, and wrong ones --------------------------------------------------------------
 
 
-# One of each way in which calls part; test_errors has all of them.
-APART = (
-    "op",
-    "op of large",
-    "dtype",
-    "size",
-    "nothing and something",
-    "small and large",
-    "same bytes",
-    "kind",
-    "a barrier",
-    "two allocations",
-    "order",
-)
+APART = sorted(set(DIFFERENT) - {"root", "root of large", "op of small", "two large", "dtype of large"})
 REFUSED = (
     "every other",
     "a number",
@@ -511,12 +502,11 @@ def call_until(comm, call, path_to_tell):
 CUT_TIMEOUT_S = 1
 
 
+CUT = [("1+1", "small"), ("1+1", "background"), ("2+2", "small"), ("2+2", "large"), ("2+1+3", "small")]
+
+
 @pytest.mark.limit(120)
-@pytest.mark.parametrize(
-    ("layout", "call"),
-    [("1+1", "small"), ("1+1", "background"), ("2+2", "small"), ("2+2", "large"), ("2+1+3", "small")]
-    + [("2+1+3", "moved")],
-)
+@pytest.mark.parametrize(("layout", "call"), CUT)
 def test_a_cut_link_ends_calls_on_both_sides(tmp_path, world_over, layout, call):
     nodes = LAYOUTS[layout]
     last = max(nodes)
@@ -530,7 +520,8 @@ def test_a_cut_link_ends_calls_on_both_sides(tmp_path, world_over, layout, call)
     ranks.hosts[-1].up()
     for rank, error in enumerate(outcomes):
         assert isinstance(error, (shmring.Timeout, shmring.RankFailed)), outcomes
-        assert (nodes[error.rank] == last) != (nodes[rank] == last), (rank, outcomes)
+        if last == 1 or nodes[rank] == last:  # a third host may still wait for one that waits for the second
+            assert (nodes[error.rank] == last) != (nodes[rank] == last), (rank, outcomes)
     assert took_s < CUT_TIMEOUT_S + SOON_S
 
 
