@@ -388,6 +388,8 @@ cdef class Engine(State):
                         status = step_until(q, task, until_ns)
                     if status == SIGNALLED:
                         PyErr_CheckSignals()
+                        with contextlib.suppress(Error):   # the next step ends all that was issued
+                            self.hear_others(self.g.seq)
                     elif status == UNDESCRIBED:
                         self.describe_oldest()
                     elif status != DONE:
