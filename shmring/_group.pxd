@@ -73,6 +73,7 @@ cdef extern from "flag.h" nogil:
     uint64_t sr_now_ns()
     uint64_t sr_flag_load(const sr_flag *)
     uint64_t sr_flag_load_after_reads(const sr_flag *)
+    uint64_t sr_flag_load_ordered(const sr_flag *)
     bint sr_flag_reached(const sr_flag *, uint64_t target)
     void sr_flag_set(sr_flag *, uint64_t value)
     void sr_flag_publish(sr_flag *, uint64_t value, sr_bell *own_bell)

@@ -32,6 +32,7 @@ cdef extern from "wire.h" nogil:
     void sr_wire_post(sr_wire_queue *, const sr_wire_head *, void *data, uint32_t *left)
     int sr_wire_step(sr_wire *)
     void sr_wire_sleep(int news, uint64_t limit_ns)
+    void sr_wire_sleep_or(int news, int other, uint64_t limit_ns)
     bint sr_wire_has_news(int news)
 
 

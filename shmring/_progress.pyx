@@ -12,10 +12,10 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from posix.stdlib cimport posix_memalign
-from posix.unistd cimport write
+from posix.unistd cimport read, write
 
 from ._group cimport *
-from ._leg cimport leg_of, sr_wire_sleep
+from ._leg cimport leg_of, sr_wire_sleep_or
 from ._post cimport sr_office_hears
 from ._waiting cimport BRIEF_NBYTES, NAP_NS, glance, run_steps, try_briefly
 
@@ -251,6 +251,8 @@ cdef struct Background:
     Errand *first
     uint64_t blocked_since_ns
     int news                   # of an errand that waits for other hosts, an epoll descriptor; 0: none does
+    sr_flag at_news            # the thread sleeps until there are some, ...
+    int waker                  # ... or this eventfd is written to
 
 cdef Background background
 cdef sr_bell issued_bell
@@ -291,8 +293,12 @@ cdef void take_guard() noexcept nogil:
 # There is something to be stepped.
 cdef int rouse() except -1:
     global _thread
+    cdef uint64_t one = 1
     sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_bell)
+    if sr_flag_load_ordered(&background.at_news) != 0:
+        write(background.waker, &one, sizeof(one))
     if _thread is None:
+        background.waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         _thread = threading.Thread(target=_run, name="shmring-progress", daemon=True)
         _thread.start()
     return 0
@@ -311,6 +317,8 @@ def _run():
 def _forget():
     """In a forked child there is no such thread, and the queues are the parent's."""
     global _thread
+    if _thread is not None:
+        os.close(background.waker)
     _thread = None
     _owners.clear()
     memset(&background, 0, sizeof(background))
@@ -338,8 +346,8 @@ cdef void serve() noexcept nogil:
         if found == WAITING and not blocked_long():
             sr_yield()
             continue
-        if background.news != 0:   # there is no sleep that wires and flags both end
-            sr_wire_sleep(background.news, nap_across_ns())
+        if background.news != 0:
+            nap_across(heard)
             continue
         memset(&nap, 0, sizeof(nap))
         if sr_nap_enter(&nap, &background.issued, heard + 1, &issued_bell) and go_round(&nap) == found:
@@ -358,9 +366,18 @@ cdef uint64_t nap_ns(int found) noexcept nogil:
     return IDLE_NS if found == IDLE else LONG_NAP_NS
 
 
-cdef uint64_t nap_across_ns() noexcept nogil:
+# There is no sleep that wires and flags both end: a short one at first, then longer ones.
+cdef void nap_across(uint64_t heard) noexcept nogil:
     cdef uint64_t blocked_ns = sr_now_ns() - background.blocked_since_ns
-    return min(<uint64_t> LONG_NAP_NS, max(<uint64_t> NAP_NS, blocked_ns // PATIENCE))
+    cdef uint64_t ignored
+    sr_flag_publish(&background.at_news, 1, &issued_bell)
+    if sr_flag_load_ordered(&background.issued) == heard:
+        sr_wire_sleep_or(background.news, background.waker,
+                         min(<uint64_t> LONG_NAP_NS, max(<uint64_t> NAP_NS, blocked_ns // PATIENCE)))
+    sr_flag_set(&background.at_news, 0)
+    if sr_flag_load(&background.issued) != heard:
+        read(background.waker, &ignored, sizeof(ignored))
+        background.blocked_since_ns = 0
 
 
 # Everyone's turn. nap: also enters what they are blocked on.

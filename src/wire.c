@@ -1,6 +1,7 @@
 #include "wire.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -159,6 +160,12 @@ void sr_wire_sleep(int news, uint64_t limit_ns) {
     if (syscall(SYS_epoll_pwait2, news, events, 16, &limit, NULL, 0) >= 0 || errno != ENOSYS) return;
 #endif
     epoll_wait(news, events, 16, (int)(limit_ns / 1000000) + 1); /* kernels before 5.11 count in milliseconds */
+}
+
+void sr_wire_sleep_or(int news, int other, uint64_t limit_ns) {
+    struct pollfd both[2] = {{.fd = news, .events = POLLIN}, {.fd = other, .events = POLLIN}};
+    struct timespec limit = {(time_t)(limit_ns / 1000000000), (long)(limit_ns % 1000000000)};
+    ppoll(both, 2, &limit, NULL);
 }
 
 int sr_wire_has_news(int news) {

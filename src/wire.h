@@ -79,6 +79,7 @@ enum sr_wire_status sr_wire_step(struct sr_wire *wire);
 
 /* Of an epoll descriptor: sleeps until one of its sockets has news, for limit_ns at most; whether one has. */
 void sr_wire_sleep(int news, uint64_t limit_ns);
+void sr_wire_sleep_or(int news, int other, uint64_t limit_ns); /* also until the other descriptor can be read */
 int sr_wire_has_news(int news);
 
 #endif
