@@ -550,6 +550,8 @@ cdef class Engine(State):
         """The start-up is over: calls are counted from here, and `timeout_s` is their default."""
         self.timeout_s = timeout_s
         self.first_user_seq = self.g.seq + 1
+        if self.g.leg != NULL:
+            leg_of(&self.g).first_user_seq = leg_of(&self.g).seq + 1
         memset(&self.g.stats, 0, sizeof(Stats))
 
     # -- shared blocks --

@@ -66,6 +66,7 @@ cdef struct Leg:
     int news               # an epoll descriptor of all of them, and of ...
     sr_office *office      # the mail between ranks
     uint64_t seq           # of the last call begun, of all ranks
+    uint64_t first_user_seq   # ... and of the first that is not the engine's own
     uint64_t first_local   # the sequence number of its first local step
     int lost               # whose connection a step has found broken
     const void **source    # by node, valid within one step

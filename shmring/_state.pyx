@@ -198,7 +198,7 @@ cdef class State:
         Of several hosts' calls, which have several local ones each, it is the last one that this rank has begun.
         """
         if self.g.leg != NULL:
-            return leg_of(&self.g).seq
+            return <int64_t> (leg_of(&self.g).seq - leg_of(&self.g).first_user_seq) + 1
         return <int64_t> (seq - self.first_user_seq) + 1
 
     @property

@@ -66,14 +66,13 @@ static void check_bytes(const unsigned char *data, uint64_t message, int sender)
         CHECK(data[i] == byte_of(message, sender, i));
 }
 
-static void post_next(struct end *end, struct sr_wire_queue *queue, unsigned char **data, uint32_t *left,
-                      uint64_t message, int sender)
+static void post_next(struct sr_wire_queue *queue, unsigned char **data, uint32_t *left, uint64_t message,
+                      int sender)
 {
     struct sr_wire_head head = head_of(message, sender);
     left[message % UNDER_WAY] = 1;
     CHECK(sr_wire_has_room(queue));
     sr_wire_post(queue, &head, data[message % UNDER_WAY], &left[message % UNDER_WAY]);
-    (void)end;
 }
 
 static void exchange(struct check_rank *me)
@@ -92,10 +91,10 @@ static void exchange(struct check_rank *me)
     while (checked < MESSAGES || posted_out < MESSAGES || sr_wire_is_busy(&end->wire.out)) {
         if (posted_out < MESSAGES && end->sending[posted_out % UNDER_WAY] == 0 && check_random(me) % 3) {
             fill(end->sent[posted_out % UNDER_WAY], posted_out, me->rank);
-            post_next(end, &end->wire.out, end->sent, end->sending, posted_out++, me->rank);
+            post_next(&end->wire.out, end->sent, end->sending, posted_out++, me->rank);
         }
         if (posted_in < MESSAGES && posted_in < checked + UNDER_WAY && check_random(me) % 3)
-            post_next(end, &end->wire.in, end->received, end->receiving, posted_in++, other);
+            post_next(&end->wire.in, end->received, end->receiving, posted_in++, other);
         enum sr_wire_status status = sr_wire_step(&end->wire);
         CHECK(status <= SR_WIRE_PROGRESSED);
         while (checked < posted_in && end->receiving[checked % UNDER_WAY] == 0) {
