@@ -375,8 +375,8 @@ cdef void nap_across(uint64_t heard) noexcept nogil:
         sr_wire_sleep_or(background.news, background.waker,
                          min(<uint64_t> LONG_NAP_NS, max(<uint64_t> NAP_NS, blocked_ns // PATIENCE)))
     sr_flag_set(&background.at_news, 0)
+    read(background.waker, &ignored, sizeof(ignored))   # always: it may have been written to behind the last sleep
     if sr_flag_load(&background.issued) != heard:
-        read(background.waker, &ignored, sizeof(ignored))
         background.blocked_since_ns = 0
 
 
