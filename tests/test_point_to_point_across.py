@@ -180,6 +180,13 @@ def test_hosts_may_have_rings_of_other_lengths(world_across):
     ranks(send_where_rings_differ)
 
 
+def test_random_programs_over_a_network(world_over):
+    ranks = world_over([0, 1, 1, 0], SHMRING_MESSAGE_RING=4096)
+    for seed in range(3):
+        ranks(one_host.run_program, seed, 240, RECORD)
+    ranks(exchange_sizes, [0, 100, 5000, 100_000, 1 << 20])
+
+
 # ---- the end of others ------------------------------------------------------------------------------------
 
 
