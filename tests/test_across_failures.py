@@ -359,15 +359,8 @@ def test_ctrl_c_ends_a_wait_for_another_host(tmp_path, layout, count):
 # Algorithms are of one host. Of two roots neither hears of the other while each only sends.
 NOT_APART = {"root", "root of large", "op of small", "two large", "dtype of large"}
 APART = sorted(set(DIFFERENT) - NOT_APART - {"algorithm", "direct and master", "two algorithms"})
-REFUSED = (
-    "every other",
-    "a number",
-    "no such op",
-    "float band",
-    "timeout of 0",
-    "out overlaps",
-    "no such root",
-)
+ARGUMENTS = "every other", "a number", "no such op", "float band", "timeout of 0", "out overlaps"
+REFUSED = *ARGUMENTS, "no such root"
 
 
 def call_differently(comm, what, odd_one):
