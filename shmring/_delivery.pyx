@@ -1,7 +1,7 @@
 # Waiting until a message is complete: pauses, yields, then sleep on the rank's one bell for messages, or for news from
 # other hosts; meanwhile all that is posted is carried on. And what the thread in the background does where nobody
 # waits.
-# May know: _group, _leg, _messages, _post, _progress, _ring. Nothing here touches a Python object.
+# May know: _group, _leg, _messages, _post, _progress, _ring, _waiting. Nothing here touches a Python object.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -13,14 +13,12 @@ from ._messages cimport (
 from ._post cimport SR_POST_DAMAGED, SR_POST_OPEN, sr_office_attend, sr_office_hears, sr_office_wake
 from ._progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Errand
 from ._ring cimport sr_bell_sleep, sr_bell_watch, sr_pause
+from ._waiting cimport nap_after
 
 
 cdef enum:
     WATCH_NS = 50000000      # so long the thread goes on to look at a mail in which nothing is pending
     FAR_LOOKS = 3            # of a short try: a look at what comes from other hosts is a system call
-    SHORT_NAP_NS = 100000    # where neighbours and other hosts are awaited at once, which no one sleep ends; ...
-    LONG_NAP_NS = 2000000
-    PATIENCE = 16            # ... and naps are this part of how long it has taken so far
 
 
 # DONE, BLOCKED after so many pauses in which nothing moved, or what else a step came to.
@@ -111,10 +109,6 @@ cdef void sleep(Mail *m, Message *message, uint64_t asleep_ns) noexcept nogil:
     generation = sr_bell_watch(&m.g.me.mail_bell)
     if step_mail(m) == BLOCKED and message.state != COMPLETE:
         sr_bell_sleep(&m.g.me.mail_bell, generation, m.g.sleep_ns)
-
-
-cdef inline uint64_t nap_after(uint64_t asleep_ns) noexcept nogil:
-    return min(<uint64_t> LONG_NAP_NS, max(<uint64_t> SHORT_NAP_NS, asleep_ns // PATIENCE))
 
 
 cdef void sleep_far(Mail *m, Message *message, uint64_t limit_ns) noexcept nogil:

@@ -17,7 +17,7 @@ from posix.unistd cimport read, write
 from ._group cimport *
 from ._leg cimport leg_of, sr_wire_sleep_or
 from ._post cimport sr_office_hears
-from ._waiting cimport BRIEF_NBYTES, NAP_NS, glance, run_steps, try_briefly
+from ._waiting cimport BRIEF_NBYTES, LONG_NAP_NS, glance, nap_after, run_steps, try_briefly
 
 cdef enum:
     FIRST_CAPACITY = 16
@@ -25,8 +25,6 @@ cdef enum:
     PAUSES = 30
     SPIN_NS = 20000                # as long as blocked calls are looked at again and again
     IDLE_NS = 1000000000
-    LONG_NAP_NS = 2000000          # as often as the dead are looked for
-    PATIENCE = 16                  # naps are this part of how long nothing has happened
 
 cdef uint64_t FINISHED = ~<uint64_t> 0   # of Task.notify
 
@@ -372,8 +370,7 @@ cdef void nap_across(uint64_t heard) noexcept nogil:
     cdef uint64_t ignored
     sr_flag_publish(&background.at_news, 1, &issued_bell)
     if sr_flag_load_ordered(&background.issued) == heard:
-        sr_wire_sleep_or(background.news, background.waker,
-                         min(<uint64_t> LONG_NAP_NS, max(<uint64_t> NAP_NS, blocked_ns // PATIENCE)))
+        sr_wire_sleep_or(background.news, background.waker, nap_after(blocked_ns))
     sr_flag_set(&background.at_news, 0)
     read(background.waker, &ignored, sizeof(ignored))   # always: it may have been written to behind the last sleep
     if sr_flag_load(&background.issued) != heard:

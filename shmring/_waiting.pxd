@@ -5,8 +5,14 @@ from libc.stdint cimport uint64_t
 from ._group cimport Call, Group
 
 cdef enum:
-    NAP_NS = 100000   # where either a flag or the wire may be first: there is no sleep that both end
+    SHORT_NAP_NS = 100000       # where either a flag or the wire may be first: there is no sleep that both end
+    LONG_NAP_NS = 2000000       # as often as the dead are looked for
+    PATIENCE = 16               # naps are this part of how long it has taken so far
     BRIEF_NBYTES = 65536        # calls this small are over sooner than the GIL is let go and taken again
+
+cdef inline uint64_t nap_after(uint64_t waited_ns) noexcept nogil:
+    return min(<uint64_t> LONG_NAP_NS, max(<uint64_t> SHORT_NAP_NS, waited_ns // PATIENCE))
+
 
 cdef int run_steps(Group *g, Call *c) noexcept nogil
 cdef int try_briefly(Group *g, Call *c) noexcept nogil

@@ -66,20 +66,20 @@ cdef int wait_long(Group *g, Call *c) noexcept nogil:
         if now - c.wait_begin_ns < g.yield_ns:
             sr_yield()
         elif c.crosses:
-            sleep_across(g, c)
+            sleep_across(g, c, now - c.wait_begin_ns)
         else:
             sr_flag_sleep(c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell, g.sleep_ns)
         now = sr_now_ns()
     return PROGRESSED
 
 
-cdef void sleep_across(Group *g, Call *c) noexcept nogil:
+cdef void sleep_across(Group *g, Call *c, uint64_t waited_ns) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef bint awaits_neighbour = c.awaited.rank < g.size
     if leg.nbusy == 0 and awaits_neighbour:
         sr_flag_sleep(c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell, g.sleep_ns)
     else:
-        sr_wire_sleep(leg.news, <uint64_t> NAP_NS if awaits_neighbour else g.sleep_ns)
+        sr_wire_sleep(leg.news, nap_after(waited_ns) if awaits_neighbour else g.sleep_ns)
 
 
 # Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.

@@ -89,7 +89,7 @@ HOUSE = {
     "_waiting": {"_group", "_leg", "_post"},
     "_progress": {"_group", "_leg", "_post", "_waiting"},
     "_messages": {"_group", "_leg", "_post", "_progress", "_ring"},
-    "_delivery": {"_group", "_leg", "_messages", "_post", "_progress", "_ring"},
+    "_delivery": {"_group", "_leg", "_messages", "_post", "_progress", "_ring", "_waiting"},
     "_layout": {"_group"},
     "_state": {"kernels.h", "_group", "_leg", "_slots"},
     "_engine": {"_across", "_group", "_distance", "_leg", "_pipelines", "_progress", "_state"}
