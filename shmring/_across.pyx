@@ -47,10 +47,6 @@ cdef inline size_t part_from(Call *c, int rank, size_t offset, size_t most) noex
 
 # ---- what all have in common: turns, each with a local part ------------------------------------------------------
 
-cdef inline Stretch *part_at(Leg *leg, int number) noexcept nogil:
-    return &leg.stretch[number % MOST_UNDER_WAY]
-
-
 # Parts of the longest piece; one where there is nothing but heads to exchange.
 cdef inline int nparts(Leg *leg, Call *c) noexcept nogil:
     return <int> ((c.nbytes + leg.part_nbytes - 1) // leg.part_nbytes) if c.nbytes > 0 else 1
@@ -96,7 +92,7 @@ cdef void enter_pairwise(Group *g, Call *c) noexcept nogil:
 # The part of this turn, with all ranks of other hosts.
 cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = part_at(leg, 0)
+    cdef Stretch *s = stretch_at(leg, 0)
     cdef size_t offset = <size_t> leg.turn * leg.part_nbytes
     cdef size_t nbytes
     cdef unsigned char *there
@@ -128,7 +124,7 @@ cdef void take_from_room(Group *g, Call *c) noexcept nogil:
 # stage 0: the pieces of this host are to be exchanged yet; 1: they are.
 cdef int stage_pairwise(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = part_at(leg, 0)
+    cdef Stretch *s = stretch_at(leg, 0)
     if leg.stage == 0:
         leg.stage = 1
         return exchange_locally(g, c)
@@ -214,7 +210,7 @@ cdef void enter_all_gather(Group *g, Call *c) noexcept nogil:
 
 cdef void exchange_parts(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = part_at(leg, number)
+    cdef Stretch *s = stretch_at(leg, number)
     cdef int local = leg.local_of[leg.rank]
     cdef int node, other
     cdef size_t nbytes = part_nbytes_of(g, c, leg.rank, number)
@@ -233,7 +229,7 @@ cdef void exchange_parts(Group *g, Call *c, int number) noexcept nogil:
 cdef inline void receive_part(Group *g, Call *c, int rank, int number) noexcept nogil:
     cdef size_t nbytes = part_nbytes_of(g, c, rank, number)
     if nbytes > 0 or number == 0:
-        receive_from(g, c, rank, part_of_rank(g, c, rank, number), nbytes, &part_at(leg_of(g), number).receiving)
+        receive_from(g, c, rank, part_of_rank(g, c, rank, number), nbytes, &stretch_at(leg_of(g), number).receiving)
 
 
 # stage 0: post the part of this turn; 1: hand out the groups of an earlier one, a local step each.
@@ -245,12 +241,12 @@ cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
         return finish_crossing(g, c)
     if leg.stage == 0:
         if leg.turn < last:
-            if part_at(leg, leg.turn).sending > 0:
+            if stretch_at(leg, leg.turn).sending > 0:
                 return blocked_on_wires(g, c)
             exchange_parts(g, c, leg.turn)
         leg.stage = 1
     if number >= 0:
-        if part_at(leg, number).receiving > 0 or (is_scan(c) and part_at(leg, number).sending > 0):
+        if stretch_at(leg, number).receiving > 0 or (is_scan(c) and stretch_at(leg, number).sending > 0):
             return blocked_on_wires(g, c)
         if hand_out_group(g, c, number):
             return PROGRESSED
@@ -264,25 +260,17 @@ cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
 # The next group of pieces, of which every local rank has one. False: there is none left.
 cdef bint hand_out_group(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef int node = 0
-    cdef int begin = leg.group
-    while node < leg.nnodes and begin >= ngroups(g, leg, node):
-        begin -= ngroups(g, leg, node)
-        node += 1
+    cdef int begin
+    cdef int node = node_of_group(g, leg, leg.group, &begin)
     if node == leg.nnodes:
         return False
     leg.group += 1
-    begin *= g.size
     if g.size == 1:
         if node == leg.node:
             keep_own_part(g, c, number)
     else:
         begin_group(g, c, number, node, begin)
     return True
-
-
-cdef inline int ngroups(Group *g, Leg *leg, int node) noexcept nogil:
-    return (leg.nlocal[node] + g.size - 1) // g.size
 
 
 cdef inline void keep_own_part(Group *g, Call *c, int number) noexcept nogil:
@@ -351,7 +339,7 @@ cdef void enter_broadcast(Group *g, Call *c) noexcept nogil:
 
 cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = part_at(leg, 0)
+    cdef Stretch *s = stretch_at(leg, 0)
     cdef Call *step
     cdef int node
     if leg.stage == 0:
@@ -384,14 +372,14 @@ cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
         return finish_crossing(g, c)
     if leg.stage == 0:
         if leg.turn < last:
-            if part_at(leg, leg.turn).sending > 0:
+            if stretch_at(leg, leg.turn).sending > 0:
                 return blocked_on_wires(g, c)
             begin_stretch(g, c, leg.turn)
         leg.stage = 1
         return PROGRESSED
     if leg.stage == 1:
         if number >= 0:
-            if part_at(leg, number).receiving > 0:
+            if stretch_at(leg, number).receiving > 0:
                 return blocked_on_wires(g, c)
             pass_on(g, c, number)
         leg.stage = 2
@@ -406,7 +394,7 @@ cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
 
 cdef void begin_stretch(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = part_at(leg, number)
+    cdef Stretch *s = stretch_at(leg, number)
     cdef Call *step
     s.begin = <size_t> number * leg.stretch_count
     s.count = min(leg.stretch_count, c.count - s.begin)
@@ -430,7 +418,7 @@ cdef inline void pass_on(Group *g, Call *c, int number) noexcept nogil:
 # What of the own slice belongs to each rank of another node: from it or to it.
 cdef void exchange_slice(Group *g, Call *c, int number, int node, bint receives) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = part_at(leg, number)
+    cdef Stretch *s = stretch_at(leg, number)
     cdef unsigned char *out = c.out + s.begin * c.itemsize
     cdef int own = leg.local_of[leg.rank]
     cdef size_t begin, end

@@ -57,10 +57,6 @@ cdef inline bint is_even(Group *g, size_t count) noexcept nogil:
     return count % (<size_t> g.size * grain_of(leg_of(g))) == 0
 
 
-cdef inline Stretch *stretch_at(Leg *leg, int number) noexcept nogil:
-    return &leg.stretch[number % MOST_UNDER_WAY]
-
-
 # Some stretches even of a short message, as long as they are worth a step each. itemsize: of partial results.
 cdef size_t stretch_count_of(Leg *leg, size_t count, size_t itemsize) noexcept nogil:
     cdef size_t nbytes = max(min(count * itemsize // 4, leg.stretch_nbytes), leg.least_stretch_nbytes)

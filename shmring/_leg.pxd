@@ -110,6 +110,25 @@ cdef inline int rank_at(const Leg *leg, int node, int local) noexcept nogil:
     return leg.rank_at[leg.first[node] + local]
 
 
+cdef inline Stretch *stretch_at(Leg *leg, int number) noexcept nogil:
+    return &leg.stretch[number % MOST_UNDER_WAY]
+
+
+# Where every local rank has one rank of a node to do something for, that takes so many groups of ranks.
+cdef inline int ngroups(Group *g, Leg *leg, int node) noexcept nogil:
+    return (leg.nlocal[node] + g.size - 1) // g.size
+
+
+# Which node a group is of; *first: its first local rank there.
+cdef inline int node_of_group(Group *g, Leg *leg, int group, int *first) noexcept nogil:
+    cdef int node = 0
+    while node < leg.nnodes and group >= ngroups(g, leg, node):
+        group -= ngroups(g, leg, node)
+        node += 1
+    first[0] = group * g.size
+    return node
+
+
 # In the order of nodes without the own one: where what comes from a node lies among what comes from all.
 cdef inline int place_of(const Leg *leg, int node) noexcept nogil:
     return node if node < leg.node else node - 1

@@ -14,10 +14,6 @@ cdef enum:
     ASKING, REDUCING, FOLDING   # stages of a turn
 
 
-cdef inline int ngroups(Group *g, Leg *leg, int node) noexcept nogil:
-    return (leg.nlocal[node] + g.size - 1) // g.size
-
-
 # Which local rank of a node reduces the pieces of a rank.
 cdef inline int reducer_on(Leg *leg, int node, int rank) noexcept nogil:
     return rank_at(leg, node, leg.local_of[rank] % leg.nlocal[node])
@@ -81,16 +77,6 @@ cdef inline unsigned char *place_for_own(Group *g, Call *c) noexcept nogil:
 # What this rank reduces in one group, for another host.
 cdef inline unsigned char *place_for_partial(Leg *leg, int group) noexcept nogil:
     return leg.room + <size_t> (leg.nnodes - 1 + group) * leg.pair_nbytes
-
-
-# Which node a group is of; *first: its first local rank there.
-cdef inline int node_of_group(Group *g, Leg *leg, int group, int *first) noexcept nogil:
-    cdef int node = 0
-    while node < leg.nnodes and group >= ngroups(g, leg, node):
-        group -= ngroups(g, leg, node)
-        node += 1
-    first[0] = group * g.size
-    return node
 
 
 # The pieces of as many ranks of a node as this one has, a local rank reducing that of each. What this rank reduced in

@@ -15,7 +15,16 @@ import time
 import numpy as np
 import pytest
 from ranks import Died, Ranks, turns, when_there
-from test_errors import COUNTS, DIFFERENT, WRONG, array_for, assert_all, ones, refuse_everything
+from test_errors import (
+    COUNTS,
+    DIFFERENT,
+    WRONG,
+    array_for,
+    assert_all,
+    ones,
+    refuse_everything,
+    right_or_wrong,
+)
 
 import shmring
 
@@ -407,17 +416,6 @@ def refuse_on_one(comm, wrong_one, path, name):
     ) as caught:  # with the next call, who had nothing to wait for in this one
         comm.barrier()
     return caught.value
-
-
-def right_or_wrong(comm, x, is_wrong, name):
-    if is_wrong:
-        WRONG[name][0](comm, x)
-    elif "root" in name or "broadcast" in name:
-        comm.broadcast(x)
-    elif "barrier" in name:
-        comm.barrier()
-    else:
-        comm.all_reduce(x)
 
 
 @pytest.mark.parametrize("path", COUNTS)

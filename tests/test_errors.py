@@ -87,8 +87,11 @@ def test_a_wrong_argument_everywhere_is_an_error_everywhere_and_no_more(world_of
 
 
 def refuse_on_rank_1(comm, path, name):
-    x = array_for(comm, path)
-    if comm.rank == 1:
+    right_or_wrong(comm, array_for(comm, path), comm.rank == 1, name)
+
+
+def right_or_wrong(comm, x, is_wrong, name):
+    if is_wrong:
         WRONG[name][0](comm, x)
     elif "root" in name or "broadcast" in name:
         comm.broadcast(x)
