@@ -201,7 +201,7 @@ cdef int step_errand(Mail *m, sr_nap *nap) noexcept nogil:
             sr_nap_watch(nap, &m.g.me.mail_bell)
     m.far_later = False
     if m.office != NULL and awaited_sides(m) & FAR:
-        m.errand.news = m.office.news
+        m.errand.news, m.errand.waker = m.office.news, m.office.waker
     status = step_mail(m)
     if status == PROGRESSED:
         return ACTIVE

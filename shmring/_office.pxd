@@ -11,7 +11,9 @@ cdef class Office:
     cdef void *memory             # of the rings, and of what sockets would not take
     cdef size_t memory_nbytes
     cdef object lines, news
+    cdef int waker
     cdef dict number_of           # by rank
 
     cdef int allocate(self, int nposts, size_t room_nbytes) except -1
+    cdef int close_descriptors(self) except -1
     cdef sr_post *post_of(self, int rank) except NULL

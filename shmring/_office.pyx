@@ -44,12 +44,15 @@ cdef class Office:
         cdef unsigned char *room
         self.lines = dict(sorted(lines.items()))
         self.number_of = {rank: number for number, rank in enumerate(self.lines)}
+        self.waker = -1
         self.news = select.epoll()
+        self.waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         ring_nbytes = min(ring_nbytes, <uint64_t> (MOST_RING_NBYTES if len(lines) < CROWD else CROWD_RING_NBYTES))
         first = sr_ring_first(first_seq, ring_nbytes)
         room_nbytes = SR_PAGE + ((ring_nbytes + SR_PAGE - 1) & ~<size_t> (SR_PAGE - 1)) + SR_POST_REST_NBYTES
         self.allocate(len(lines), room_nbytes)
         sr_office_open(self.office, self.post, len(lines), self.news.fileno())
+        self.office.waker = self.waker
         for number, (rank, line) in enumerate(self.lines.items()):
             room = <unsigned char *> self.memory + number * room_nbytes
             error = sr_post_open(self.office, &self.post[number], line.fileno(), rank, <sr_ring *> room,
@@ -72,6 +75,8 @@ cdef class Office:
         return 0
 
     def __dealloc__(self):
+        if self.waker >= 0:
+            os.close(self.waker)
         free(self.post)
         free(self.office)
         if self.memory != NULL:
@@ -121,8 +126,15 @@ cdef class Office:
                 self.await_news(0.02)
                 sr_office_step(self.office)
         sr_office_shut(self.office)
-        self.news.close()
+        self.close_descriptors()
 
     def disown(self):
         """In a forked child: all of it belongs to the parent."""
+        self.close_descriptors()
+
+    cdef int close_descriptors(self) except -1:
         self.news.close()
+        if self.waker >= 0:
+            os.close(self.waker)
+            self.waker = -1
+        return 0

@@ -13,7 +13,7 @@ cdef extern from "post.h" nogil:
         sr_flag end, left, opened
     cdef struct sr_office:
         sr_flag heard, nopened
-        int news, nposts, word_from
+        int news, waker, nposts, word_from
         sr_post *post
         uint32_t word_nbytes
         unsigned char *word

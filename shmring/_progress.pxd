@@ -28,6 +28,7 @@ cdef enum Round:      # what a round found, the most urgent last
 cdef struct Errand:
     int (*step)(Errand *, sr_nap *) noexcept nogil
     int news              # of what a step found WAITING: an epoll descriptor that may end it, too; 0: none
+    int waker             # with it: an eventfd that ends a sleep on it; both stay until it is delisted
     Errand *next          # of the process
 
 

@@ -250,7 +250,7 @@ cdef struct Background:
     uint64_t blocked_since_ns
     int news                   # of an errand that waits for other hosts, an epoll descriptor; 0: none does
     sr_flag at_news            # the thread sleeps until there are some, ...
-    int waker                  # ... or this eventfd is written to
+    int waker                  # ... or this eventfd of the errand's is written to; 0: there is none
 
 cdef Background background
 cdef sr_bell issued_bell
@@ -280,6 +280,7 @@ cdef void delist(Errand *e) noexcept nogil:
         link = &link[0].next
     if link[0] == e:
         link[0] = e.next
+        background.waker = 0
     sr_flag_set(&background.guard, 0)
 
 
@@ -294,9 +295,9 @@ cdef int rouse() except -1:
     cdef uint64_t one = 1
     sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_bell)
     if sr_flag_load_ordered(&background.at_news) != 0:
-        write(background.waker, &one, sizeof(one))
+        if background.waker != 0:   # and stays: who delists its errand has the GIL, too
+            write(background.waker, &one, sizeof(one))
     if _thread is None:
-        background.waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         _thread = threading.Thread(target=_run, name="shmring-progress", daemon=True)
         _thread.start()
     return 0
@@ -315,8 +316,6 @@ def _run():
 def _forget():
     """In a forked child there is no such thread, and the queues are the parent's."""
     global _thread
-    if _thread is not None:
-        os.close(background.waker)
     _thread = None
     _owners.clear()
     memset(&background, 0, sizeof(background))
@@ -372,7 +371,10 @@ cdef void nap_across(uint64_t heard) noexcept nogil:
     if sr_flag_load_ordered(&background.issued) == heard:
         sr_wire_sleep_or(background.news, background.waker, nap_after(blocked_ns))
     sr_flag_set(&background.at_news, 0)
-    read(background.waker, &ignored, sizeof(ignored))   # always: it may have been written to behind the last sleep
+    take_guard()
+    if background.waker != 0:   # always: it may have been written to behind the last sleep
+        read(background.waker, &ignored, sizeof(ignored))
+    sr_flag_set(&background.guard, 0)
     if sr_flag_load(&background.issued) != heard:
         background.blocked_since_ns = 0
 
@@ -387,7 +389,7 @@ cdef int go_round(sr_nap *nap) noexcept nogil:
     while e != NULL:
         found = max(found, e.step(e, nap))
         if e.news != 0:
-            background.news = e.news
+            background.news, background.waker = e.news, e.waker
         e = e.next
     sr_flag_set(&background.guard, 0)
     return found
@@ -416,6 +418,7 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
         status = glance(q.group, c, sr_now_ns())
         if c.crosses and (status == PROGRESSED or status == SIGNALLED):
             q.errand.news = leg_of(q.group).news
+            q.errand.waker = leg_of(q.group).office.waker
             if not sr_office_hears(leg_of(q.group).office):
                 return WAITING
             status = SIGNALLED

@@ -87,6 +87,7 @@ struct sr_office {
     sr_flag attended; /* the reader waits for news: nobody else needs to */
     sr_flag heard;    /* 0, or 1 + the number of the post on which somebody has said why it is over; R all */
     sr_flag nopened;  /* posts on which a first piece has come; R all */
+    int waker;        /* an eventfd that ends the sleep of who waits for news in the background */
     int news;         /* an epoll descriptor of all posts that have not ended */
     int nposts;
     struct sr_post *post;
