@@ -23,7 +23,7 @@ from .lines import Address, Line, connect, watch_link
 from .rendezvous import Found
 from .worlds import Attempt, named
 
-_NEAR_NBYTES = 256 << 10  # of a socket's buffers; the kernel doubles it
+_NEAR_NBYTES = 512 << 10  # of a socket's buffers; the kernel doubles it
 _CONNECT_S = 5.0  # one attempt
 _REFUSED_S = 2.0  # after this a refused connection is no rank that has just ended, but a firewall
 
@@ -38,7 +38,7 @@ class Mesh:
     def add(self, rank: int, purpose: bytes, connection: socket.socket, *, is_near: bool = False) -> None:
         # The kernel grows the buffers with what is under way (up to tcp_rmem[2] and tcp_wmem[2]); to set them
         # ends that for good. Within one machine nothing is under way: there buffers that stay in cache are
-        # faster (64 MiB, 2 x 2 ranks: 68 ms instead of 82; a stream over loopback: 5.7 GB/s instead of 1.9).
+        # faster (64 MiB, 2 x 2 ranks, bench/bench_wire.py: 79 ms; 86 with half as much, 84 with four times).
         if is_near and purpose == DATA:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_NBYTES)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _NEAR_NBYTES)
