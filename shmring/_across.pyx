@@ -1,9 +1,8 @@
 # The collectives of ranks of several hosts that move pieces from rank to rank, and the choice of a pipeline for every
 # call of several hosts. A piece crosses the wire once for each host that wants it, straight from the array where it is
 # given into one where it is taken; local ranks get it from there. Long pieces go in parts, so that one is on the wire
-# while another is handed out. May know: _group, _leaders, _leg, _local, _hierarchy,
-# _pipelines, _reduce_scatter. Every function returns at once;
-# what it waits for is in call.awaited.
+# while another is handed out. May know: _group, _hierarchy, _leaders, _leg, _local, _pipelines, _reduce_scatter. Every
+# function returns at once; what it waits for is in call.awaited.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
@@ -85,7 +84,7 @@ cdef void enter_pairwise(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     begin_crossing(g, c)
     leg.part_nbytes = leg.pair_nbytes
-    leg.in_parts = takes_in_place(g, c)
+    leg.through_room = takes_in_place(g, c)
     exchange_pieces(g, c)
 
 
@@ -106,7 +105,7 @@ cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
                 send_to(g, c, rank, piece_for(c, rank) + offset, nbytes, &s.sending)
         if goes_from_to(c, rank, leg.rank):
             nbytes = part_from(c, rank, offset, leg.part_nbytes)
-            there = leg.room + rank * leg.pair_nbytes if leg.in_parts else piece_from(g, c, rank) + offset
+            there = leg.room + rank * leg.pair_nbytes if leg.through_room else piece_from(g, c, rank) + offset
             if nbytes > 0 or leg.turn == 0:
                 receive_from(g, c, rank, there, nbytes, &s.receiving)
 
@@ -130,7 +129,7 @@ cdef int stage_pairwise(Group *g, Call *c) noexcept nogil:
         return exchange_locally(g, c)
     if s.sending > 0 or s.receiving > 0:
         return blocked_on_wires(g, c)
-    if leg.in_parts:
+    if leg.through_room:
         take_from_room(g, c)
     leg.turn += 1
     if leg.turn == nparts(leg, c):
@@ -326,10 +325,6 @@ cdef enum:
     CHAIN_LAG = 2   # turns from posting a stretch's receives to passing it on
 
 
-cdef inline int nstretches(Leg *leg, Call *c) noexcept nogil:
-    return <int> ((c.count + leg.stretch_count - 1) // leg.stretch_count)
-
-
 cdef void enter_broadcast(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     begin_crossing(g, c)
@@ -396,8 +391,7 @@ cdef void begin_stretch(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Stretch *s = stretch_at(leg, number)
     cdef Call *step
-    s.begin = <size_t> number * leg.stretch_count
-    s.count = min(leg.stretch_count, c.count - s.begin)
+    lay_out(leg, c, number)
     if leg.node == leg.node_of[c.root]:
         step = new_local(g, c, BROADCAST, s.count)
         step.x = c.x + s.begin * c.itemsize
@@ -449,7 +443,6 @@ cdef int step_large_broadcast(Group *g, Call *c) noexcept nogil:
 # calls as messages may be under way.
 cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
     enter_refused(g, c)
-    c.crosses = True
     leg_of(g).seq += 1
     leg_of(g).stage = 0
 
@@ -496,7 +489,6 @@ cdef void choose_way(Group *g, Call *c) noexcept nogil:
     if leg == NULL:
         choose_pipeline(g, c)
         return
-    c.crosses = True
     if c.kind == GATHER or c.kind == SCATTER or c.kind == ALL_TO_ALL:
         c.enter, c.step = enter_pairwise, step_pairwise
     elif c.kind == ALL_GATHER or is_scan(c):

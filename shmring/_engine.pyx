@@ -26,7 +26,6 @@ from .errors import Closed, Error, RankFailed, Timeout
 
 
 cdef double GRACE_S = 0.15      # between who may say first why a call is late
-cdef str ENDED = "its connection was closed: it ended, or its host did"
 cdef double LAST_WORD_S = 1.0   # for what was told before a connection ended
 
 
@@ -193,12 +192,11 @@ cdef class Engine(State):
         elif status == MISMATCHED:
             self.give_up(SR_MISMATCHED, culprit, c.parted_seq, "")
         elif status == LATE:
-            if c.crosses:
+            if g.leg != NULL:
                 self.await_better_word(c, culprit)
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
-            cause = liveness.how_it_ended(g.lane[culprit].life.pid, g.lane[culprit].life.start_time)
-            self.give_up(SR_RANK_FAILED, culprit, seq, cause)
+            self.give_up(SR_RANK_FAILED, culprit, seq, liveness.how_it_ended(*self.life_of(culprit)))
         elif status == LEFT:
             self.give_up(SR_RANK_FAILED, culprit, seq, "closed the communicator while others still called it")
         elif status == UNREADABLE:
@@ -208,7 +206,7 @@ cdef class Engine(State):
 
     # What has become of a connection to another host: whoever ended it may have said why.
     cdef int surface_across(self, Call *c, int status) except -1:
-        cdef int rank = leg_of(&self.g).lost
+        cdef int rank = self.world_rank(c.awaited.rank)
         if self.alarms.hear_out(rank, LAST_WORD_S if status == LOST else 0.0) is not None:
             self.hear_others(c.seq)
         elif status == PARTED:
@@ -217,7 +215,7 @@ cdef class Engine(State):
         elif self.alarms.has_left(rank):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, "closed the communicator while others still called it")
         else:
-            cause = os.strerror(c.error) if c.error else ENDED
+            cause = os.strerror(c.error) if c.error else failures.CONNECTION_ENDED
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, cause)
         return 0
 
@@ -466,12 +464,11 @@ cdef class Engine(State):
         self.hear_others(g.seq)
         for rank in range(g.size):
             if rank != g.rank and sr_life_died(&g.lane[rank].life):
-                cause = liveness.how_it_ended(g.lane[rank].life.pid, g.lane[rank].life.start_time)
-                self.give_up(SR_RANK_FAILED, rank, g.seq, cause)
+                self.give_up(SR_RANK_FAILED, rank, g.seq, liveness.how_it_ended(*self.life_of(rank)))
                 failures.raise_aborted(self)
         for rank in range(self.world_size if g.leg != NULL else 0):
             if leg_of(g).wire[rank] != NULL and self.alarms.has_ended(rank) and not self.alarms.has_left(rank):
-                self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, ENDED)
+                self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, failures.CONNECTION_ENDED)
                 failures.raise_aborted(self)
 
     # A tiny call of the engine's own: start-up and agreements.

@@ -270,7 +270,6 @@ cdef struct Call:
     uint64_t fingerprint
     uint64_t timeout_ns
     const Call *within               # the call of ranks of several hosts that this is a local step of, or NULL
-    bint crosses                     # it is such a call
     uint8_t wire                     # how what crosses is written, see kernels.h
     uint16_t nodes_in_group          # of hosts that reduce among themselves first; 0: there are no groups
     float *residual                  # what earlier calls lost by that, see sent_count of _hierarchy; or NULL

@@ -63,10 +63,6 @@ cdef size_t stretch_count_of(Leg *leg, size_t count, size_t itemsize) noexcept n
     return max(nbytes // leg.even_nbytes, <size_t> 1) * leg.even_nbytes // itemsize
 
 
-cdef inline int nstretches(Leg *leg, Call *c) noexcept nogil:
-    return <int> ((c.count + leg.stretch_count - 1) // leg.stretch_count)
-
-
 # Of the room for a stretch: this rank's partial result where it has no other place, its final one, what is sent of them
 # where that is written shorter, and what comes from other nodes.
 cdef inline unsigned char *room_of(Leg *leg, int number, int which) noexcept nogil:
@@ -211,8 +207,7 @@ cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
     cdef int local
     if s.sending > 0:   # of the stretch that was there before
         return blocked_on_wires(g, c)
-    s.begin = <size_t> number * leg.stretch_count
-    s.count = min(leg.stretch_count, c.count - s.begin)
+    lay_out(leg, c, number)
     x = c.x + s.begin * c.itemsize
     if is_partial_itself(g, c):
         return DONE

@@ -68,7 +68,6 @@ cdef struct Leg:
     uint64_t seq           # of the last call begun, of all ranks
     uint64_t first_user_seq   # ... and of the first that is not the engine's own
     uint64_t first_local   # the sequence number of its first local step
-    int lost               # whose connection a step has found broken
     const void **source    # by node, valid within one step
     const void **by_rank   # by rank, valid within one step
     # the call under way
@@ -79,6 +78,7 @@ cdef struct Leg:
     int lag                # turns from the beginning of a stretch to its end
     int fold_lag           # ... to what is folded first
     bint in_parts          # each host folds a part of a slice for all, rather than all of it for itself
+    bint through_room      # what arrives would overwrite what is yet to be sent
     int per_group          # nodes that exchange with each other first, or all; then groups do
     int dtype              # of partial results
     size_t itemsize        # ... and bytes of one
@@ -112,6 +112,17 @@ cdef inline int rank_at(const Leg *leg, int node, int local) noexcept nogil:
 
 cdef inline Stretch *stretch_at(Leg *leg, int number) noexcept nogil:
     return &leg.stretch[number % MOST_UNDER_WAY]
+
+
+cdef inline int nstretches(Leg *leg, Call *c) noexcept nogil:
+    return <int> ((c.count + leg.stretch_count - 1) // leg.stretch_count)
+
+
+# Where a stretch that begins to be under way lies.
+cdef inline void lay_out(Leg *leg, const Call *c, int number) noexcept nogil:
+    cdef Stretch *s = stretch_at(leg, number)
+    s.begin = <size_t> number * leg.stretch_count
+    s.count = min(leg.stretch_count, c.count - s.begin)
 
 
 # Where every local rank has one rank of a node to do something for, that takes so many groups of ranks.

@@ -80,13 +80,15 @@ cdef int move(Group *g, Call *c) noexcept nogil:
     return outcome
 
 
-cdef int broken(Group *g, Call *c, sr_wire *wire, int status) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+cdef inline int rank_at_end_of(Leg *leg, const sr_wire *wire) noexcept nogil:
     cdef int rank = 0
     while leg.wire[rank] != wire:
         rank += 1
-    leg.lost = rank
-    c.awaited.rank = remote(g, rank)
+    return rank
+
+
+cdef int broken(Group *g, Call *c, sr_wire *wire, int status) noexcept nogil:
+    c.awaited.rank = remote(g, rank_at_end_of(leg_of(g), wire))
     c.error = wire.error if status == SR_WIRE_FAILED else 0
     return PARTED if status == SR_WIRE_PARTED else LOST
 
@@ -98,11 +100,7 @@ memset(&never, 0, sizeof(never))
 
 cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef int rank = leg.rank
-    if leg.nbusy > 0:
-        rank = 0
-        while leg.wire[rank] != &leg.wires[leg.busy[0]]:
-            rank += 1
+    cdef int rank = leg.rank if leg.nbusy == 0 else rank_at_end_of(leg, &leg.wires[leg.busy[0]])
     return blocked_on(c, &never, 1, remote(g, rank))
 
 

@@ -416,7 +416,7 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
     if status == BLOCKED:
         c = &oldest(q).call
         status = glance(q.group, c, sr_now_ns())
-        if c.crosses and (status == PROGRESSED or status == SIGNALLED):
+        if q.group.leg != NULL and (status == PROGRESSED or status == SIGNALLED):
             q.errand.news = leg_of(q.group).news
             q.errand.waker = leg_of(q.group).office.waker
             if not sr_office_hears(leg_of(q.group).office):

@@ -24,7 +24,7 @@ cdef int run_steps(Group *g, Call *c) noexcept nogil:
             continue
         if status != BLOCKED:
             return status
-        if c.crosses or not sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.pauses)):
+        if g.leg != NULL or not sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.pauses)):
             status = wait_long(g, c)
             if status != PROGRESSED:
                 return status
@@ -36,7 +36,7 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     cdef int status = PROGRESSED
     while status == PROGRESSED:
         status = c.step(g, c)
-        if status == BLOCKED and not c.crosses:
+        if status == BLOCKED and not g.leg != NULL:
             if sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.brief_pauses)):
                 status = PROGRESSED
             elif yields < g.brief_yields:
@@ -55,7 +55,7 @@ cdef int wait_long(Group *g, Call *c) noexcept nogil:
         c.wait_begin_ns = now
     c.interrupted = False
     while not sr_flag_reached(c.awaited.flag, c.awaited.target):
-        if c.crosses:
+        if g.leg != NULL:
             status = move(g, c)
             if status != BLOCKED:
                 return status
@@ -65,7 +65,7 @@ cdef int wait_long(Group *g, Call *c) noexcept nogil:
             return status
         if now - c.wait_begin_ns < g.yield_ns:
             sr_yield()
-        elif c.crosses:
+        elif g.leg != NULL:
             sleep_across(g, c, now - c.wait_begin_ns)
         else:
             sr_flag_sleep(c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell, g.sleep_ns)
@@ -146,7 +146,7 @@ cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
     if now >= c.deadline_ns:
         c.awaited.rank = latest(g, c)
         return LATE
-    if now >= g.signal_ns or (c.crosses and sr_office_hears(leg_of(g).office)):
+    if now >= g.signal_ns or (g.leg != NULL and sr_office_hears(leg_of(g).office)):
         g.signal_ns = now + SIGNAL_INTERVAL_NS
         return SIGNALLED
     return PROGRESSED

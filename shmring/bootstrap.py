@@ -24,7 +24,7 @@ from .links import Links
 from .mesh import Mesh, weave
 from .nodes import Place
 from .rendezvous import Found
-from .settings import Settings, parse_address
+from .settings import Settings, address_text, parse_address
 from .star import Star
 from .worlds import Attempt, World, check_nprocs, nothing_to_check, world
 
@@ -105,7 +105,7 @@ def _address(job: Job, settings: Settings, world_id: str) -> str:
     # Below the ports that kernels give to outgoing connections; another one for each world.
     digest = hashlib.sha256(f"shmring port {world_id}".encode()).digest()
     port = settings.port or 20000 + int.from_bytes(digest[:4], "big") % 10000
-    address = f"[{host}]:{port}" if host.count(":") > 1 and not host.startswith("[") else f"{host}:{port}"
+    address = address_text(host, port)
     parse_address(name, address)
     return address
 

@@ -332,7 +332,7 @@ cdef class Carrier(Fusion):
             return liveness.how_it_ended(*self.engine.life_of(p.lane))
         if p.post.error != 0:
             return os.strerror(p.post.error)
-        return "its connection was closed: it ended, or its host did"
+        return failures.CONNECTION_ENDED
 
     # The error for what no sender of this version writes; it ends the communicator.
     cdef object damaged(self, int source):

@@ -218,7 +218,8 @@ cdef class Collectives:
         return self.engine.drive(c)
 
     cdef inline int prepare_staging(self, Call *c) except -1:
-        if not self.staging_ready and (c.x_nbytes > SR_PAYLOAD_NBYTES or c.algorithm != AUTO or c.crosses):
+        if not self.staging_ready and (c.x_nbytes > SR_PAYLOAD_NBYTES or c.algorithm != AUTO
+                                       or self.engine.g.leg != NULL):
             self.allocate_staging()
         return 0
 

@@ -1,20 +1,19 @@
 """What a communicator of several hosts has beside its segment: the connections to ranks of other hosts.
 
-May know: _leg, _office, alarms, errors, limits, lines, worlds; it is handed an engine and what the meeting
+May know: _leg, _office, alarms, rendezvous, settings, worlds; it is handed an engine and what the meeting
 left.
 """
 
 from __future__ import annotations
 
 import secrets
-import socket
 from typing import TYPE_CHECKING
 
 from ._leg import Wires
 from ._office import Office
 from .alarms import Alarms
-from .limits import explain
-from .lines import listen
+from .rendezvous import listen_nearby
+from .settings import address_text
 from .worlds import World
 
 if TYPE_CHECKING:
@@ -47,11 +46,10 @@ class Crossing:
     def invite(self, nprocs: int, ports: tuple[int, int] | None) -> World:
         """A world of some of these ranks that this one, its rank 0, will listen for on its own host."""
         connection = next(iter(self._mesh.data.values()))
-        own = connection.getsockname()
-        address = own[0].partition("%")[0]
-        port = _free_port(connection.family, own, ports)
-        where = f"[{address}]:{port}" if connection.family == socket.AF_INET6 else f"{address}:{port}"
-        return World(secrets.token_hex(16), self._key, nprocs, where)
+        with listen_nearby(connection.family, connection.getsockname(), ports) as listener:
+            host, port, *_ = listener.getsockname()  # where it can listen again, if nobody is faster
+        address = address_text(host.partition("%")[0], port)
+        return World(secrets.token_hex(16), self._key, nprocs, address)
 
     def close(self) -> None:
         """Close all connections; a second call does nothing."""
@@ -64,15 +62,3 @@ class Crossing:
         self._wires.close()
         self._alarms.disown()
         self._mesh.close()
-
-
-def _free_port(family: int, own: tuple, ports: tuple[int, int] | None) -> int:  # type: ignore[type-arg]
-    """One at which nobody listens now; whoever takes it before the group meets proves to be no rank."""
-    first, last = ports or (0, 0)
-    for port in range(first, last + 1):
-        try:
-            with listen(family, (own[0], port, *own[2:])) as listener:
-                return int(listener.getsockname()[1])
-        except OSError as error:
-            failure = error
-    raise explain(failure, f"finding a port of {own[0]} at which a group can meet")

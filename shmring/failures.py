@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "all_reduce_many")
 ROOTED = ("reduce", "broadcast", "scatter", "gather", "scatter_v", "gather_v")
+CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
 _NOTHING = "nothing yet"
 _ELSEWHERE = "(on another host)"
 _OVER = "this communicator is over, join a new world"
@@ -52,8 +53,9 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
 
 def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
     """What became of a rank that call `seq` waited for in vain, and what it did last."""
-    if engine.host_of(rank) is not None:
-        return f"sent nothing more within {timeout_s:g} s; it runs on {engine.host_of(rank)}"
+    host = engine.host_of(rank)
+    if host is not None:
+        return f"sent nothing more within {timeout_s:g} s; it runs on {host}"
     last = engine.last_seq_of(rank)
     number, awaited = engine.number_of(last), engine.number_of(seq)
     call = f"call #{awaited}" if awaited > 0 else "the start"

@@ -186,7 +186,7 @@ class _Guest(Guest):
             return False
         self._rank_0 = Endpoint(host.partition("%")[0], port)
         self._scope_id = own[3] if len(own) > 3 else 0
-        self._listener = _listen_nearby(line.connection.family, own, self._ports)
+        self._listener = listen_nearby(line.connection.family, own, self._ports)
         host, port, *_ = self._listener.getsockname()
         if not line.send(nodes.pack_endpoint(Endpoint(host, port))):
             return False
@@ -276,7 +276,7 @@ def _warn_of_loopback(address: str, resolved: str) -> None:
         _log.warning(what, host, resolved)
 
 
-def _listen_nearby(family: int, own: Address, ports: tuple[int, int] | None) -> socket.socket:
+def listen_nearby(family: int, own: Address, ports: tuple[int, int] | None) -> socket.socket:
     """A rank's own listener: at the address by which it reached rank 0, so loopback stays loopback."""
     first, last = ports or (0, 0)
     for port in range(first, last + 1):

@@ -99,6 +99,11 @@ class Settings:
             )
 
 
+def address_text(host: str, port: int) -> str:
+    """What `parse_address` takes apart: IPv6 addresses in brackets."""
+    return f"[{host}]:{port}" if host.count(":") > 1 and not host.startswith("[") else f"{host}:{port}"
+
+
 def parse_address(name: str, text: str) -> tuple[str, int]:
     """(host, port) of "host:port", "host" or "[::1]:port"; ValueError says what is wrong with it."""
     if not isinstance(text, str):

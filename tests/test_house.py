@@ -109,7 +109,7 @@ HOUSE = {
     "fusion": {"_across", "_engine", "_group", "_operands", "_progress", "_state", "_timeouts"}
     | {"collectives", "uneven", "work"},
     "objects": {"collectives"},
-    "crossing": {"_leg", "_office", "alarms", "errors", "limits", "lines", "worlds"},
+    "crossing": {"_leg", "_office", "alarms", "rendezvous", "settings", "worlds"},
     "beginning": {"_engine", "_layout", "bootstrap", "crossing", "limits", "links", "liveness", "memory"}
     | {"nodes", "settings", "tuning"},
     "_locks": {"flag.h", "_engine", "_group", "_timeouts", "errors", "failures", "liveness"},
