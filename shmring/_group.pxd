@@ -1,10 +1,12 @@
 # What every pipeline stands on: the C rooms as Cython sees them, one communicator's state (Group), one
 # collective in progress (Call), and the steps that all of them share: what they wait for, and the call line.
-# May know: src. Nothing here touches a Python object.
+# May know: _kernels, src. Nothing here touches a Python object.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
+
+from ._kernels cimport *
 
 
 cdef extern from "layout.h" nogil:
@@ -105,39 +107,6 @@ cdef extern from "flag.h" nogil:
     void sr_life_leave(sr_leave *leave)
     ctypedef struct sr_leave "_Atomic uint32_t":
         pass
-
-
-cdef extern from "kernels.h" nogil:
-    ctypedef void sr_fold_fn(void **dst, int ndst, uint32_t stream, const void **src, int nsrc,
-                             size_t count, uint32_t divisor) noexcept
-    ctypedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream) noexcept
-    ctypedef void sr_copy_two_fn(void *dst0, const void *src0, uint32_t stream0, void *dst1, const void *src1,
-                                 uint32_t stream1, size_t nbytes) noexcept
-    ctypedef void sr_widen_fn(float *dst, const void *src, size_t count) noexcept
-    ctypedef void sr_narrow_fn(void *dst, const float *src, size_t count) noexcept
-    ctypedef void sr_encode_fn(void *dst, float *residual, const float *src, size_t count) noexcept
-    ctypedef void sr_decode_fn(float *dst, const void *src, size_t count) noexcept
-    size_t sr_encoded_nbytes(int format, size_t count)
-    cdef struct sr_kernels:
-        const char *isa
-        sr_fold_fn *fold[17][11]
-        sr_copy_fn *copy
-        sr_copy_two_fn *copy_two
-        sr_widen_fn *widen[17]
-        sr_narrow_fn *narrow[17]
-        sr_encode_fn *encode[4]
-        sr_decode_fn *decode[4]
-    cdef enum:
-        SR_BOOL, SR_I8, SR_U8, SR_I16, SR_U16, SR_I32, SR_U32, SR_I64, SR_U64
-        SR_F16, SR_BF16, SR_F32, SR_F64, SR_C64, SR_C128, SR_F8_E4M3FN, SR_F8_E5M2, SR_DTYPES
-        SR_SUM, SR_PROD, SR_MIN, SR_AVG, SR_BOR, SR_LAND, SR_OPS
-        SR_WIRE_NATIVE, SR_WIRE_FORMATS
-    const uint8_t *sr_dtype_nbytes
-    bint sr_dtype_is_widened(int dtype)
-    struct sr_float_env:
-        pass
-    sr_float_env sr_float_env_enter()
-    void sr_float_env_leave(sr_float_env)
 
 
 cdef extern from "schedule.h" nogil:

@@ -1,4 +1,4 @@
-"""The kernels' table as tests and benchmarks see it: memory comes as contiguous buffers of bytes."""
+"""The kernels as tests and benchmarks see them: memory comes as contiguous buffers of bytes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 _Bytes = NDArray[Any] | bytearray | memoryview
+
+OPS: tuple[str, ...]  # all there are, in the order of their numbers
 
 def isas() -> list[str]:
     """Names of the instruction sets that this machine supports, best first."""

@@ -1,39 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The kernels' table as tests and benchmarks see it. Nothing else imports this: the engine has its own copy."""
-# Owns nothing; knows src/kernels.h only. Memory comes as contiguous buffers of bytes (`array.view(numpy.uint8)`).
+"""The kernels: the only extension that links them. The functions that Python sees are for tests and benchmarks."""
+# Knows src/kernels.h only. Memory comes as contiguous buffers of bytes (`array.view(numpy.uint8)`).
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy
 
 cdef extern from "kernels.h" nogil:
-    enum:
-        SR_DTYPES
-        SR_OPS
-        SR_WIRE_FORMATS
-    ctypedef void sr_fold_fn(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc,
-                             size_t count, uint32_t divisor)
-    ctypedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream)
-    ctypedef void sr_copy_two_fn(void *dst0, const void *src0, uint32_t stream0, void *dst1, const void *src1,
-                                 uint32_t stream1, size_t nbytes)
-    ctypedef void sr_widen_fn(float *dst, const void *src, size_t count)
-    ctypedef void sr_narrow_fn(void *dst, const float *src, size_t count)
-    ctypedef void sr_encode_fn(void *dst, float *residual_or_null, const float *src, size_t count)
-    ctypedef void sr_decode_fn(float *dst, const void *src, size_t count)
-    struct sr_kernels:
-        const char *isa
-        sr_fold_fn *fold[17][11]
-        sr_copy_fn *copy
-        sr_copy_two_fn *copy_two
-        sr_widen_fn *widen[17]
-        sr_narrow_fn *narrow[17]
-        sr_encode_fn *encode[4]
-        sr_decode_fn *decode[4]
     const uint8_t sr_dtype_nbytes[]
     const char *sr_dtype_name[]
     const char *sr_op_name[]
     const char *sr_wire_name[]
-    size_t sr_encoded_nbytes(int format, size_t count)
     const sr_kernels *sr_kernels_find(const char *isa)
     const char *sr_kernels_isas(int i)
 
@@ -47,6 +24,17 @@ cdef extern from "<time.h>" nogil:
 
 cdef enum:
     MOST = 128  # buffers in one call
+
+
+cdef const sr_kernels *find_kernels(const char *isa) noexcept nogil:
+    return sr_kernels_find(isa)
+
+
+cdef size_t dtype_nbytes(uint32_t dtype) noexcept nogil:
+    return sr_dtype_nbytes[dtype]
+
+
+OPS = tuple(sr_op_name[i].decode() for i in range(SR_OPS))
 
 
 def isas() -> list[str]:
@@ -66,7 +54,7 @@ def ops(dtype: str) -> list[str]:
     """Names of the ops that have a meaning for the dtype."""
     cdef const sr_kernels *kernels = sr_kernels_find(NULL)
     cdef int d = list(dtypes()).index(dtype)
-    return [sr_op_name[i].decode() for i in range(SR_OPS) if kernels.fold[d][i] is not NULL]
+    return [OPS[i] for i in range(SR_OPS) if kernels.fold[d][i] is not NULL]
 
 
 cdef const sr_kernels *_find(str isa) except NULL:
@@ -111,7 +99,7 @@ def fold(dtype: str, op: str, srcs, dsts, isa: str = "", divisor: int = 1, strea
     """dsts[d] = srcs[0] op srcs[1] ... for every d; returns the seconds that `loops` of it took."""
     cdef const sr_kernels *kernels = _find(isa)
     cdef int d = list(dtypes()).index(dtype)
-    cdef int o = [sr_op_name[i].decode() for i in range(SR_OPS)].index(op)
+    cdef int o = OPS.index(op)
     cdef sr_fold_fn *function = kernels.fold[d][o]
     if function is NULL:
         raise ValueError(f"{op} has no meaning for {dtype}")
@@ -126,7 +114,7 @@ def fold(dtype: str, op: str, srcs, dsts, isa: str = "", divisor: int = 1, strea
     with nogil:
         start = _now()
         while left > 0:
-            function(dst.at, dst.count, mask, <const void *const *>src.at, src.count, count, by)
+            function(dst.at, dst.count, mask, <const void **> src.at, src.count, count, by)
             left -= 1
         start = _now() - start
     return start

@@ -1,6 +1,6 @@
 # The two ends of a ring that lives alone: items in at the one, out at the other, and the waiting for room and items.
-# May know: _group, _timeouts, errors, src. Making the memory, pickling, and what a dtype is called are the ring
-# module's.
+# May know: _group, _kernels, _timeouts, errors, src. Making the memory, pickling, and what a dtype is called are the
+# ring module's.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
@@ -11,9 +11,9 @@ from libc.string cimport memcmp, memcpy, memset
 cimport numpy as cnp
 
 from ._group cimport (
-    SR_CLOSED, SR_MAGIC, SR_PAGE, sr_bell_ring, sr_flag_load, sr_kernels, sr_life_set_state, sr_life_state,
-    sr_now_ns,
+    SR_CLOSED, SR_MAGIC, SR_PAGE, sr_bell_ring, sr_flag_load, sr_life_set_state, sr_life_state, sr_now_ns,
 )
+from ._kernels cimport find_kernels
 from ._timeouts cimport deadline_ns_of
 
 import queue
@@ -22,9 +22,6 @@ from .errors import Closed, Error, Timeout
 
 cdef extern from "<numpy/arrayobject.h>":
     object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, bint fortran)   # takes the dtype away
-
-cdef extern from "kernels.h" nogil:
-    const sr_kernels *sr_kernels_find(const char *isa)
 
 cnp.import_array()
 
@@ -422,7 +419,7 @@ cdef class Ends:
         life.pid, life.start_time = self._come()
         sr_ring_open_end(end, &self.q.ring, <unsigned char *> self.q + SR_PAGE, self.q.nbytes,
                          sr_flag_load(&self.q.ring.taken.value), &self.q.bell[1 - side],
-                         sr_kernels_find(NULL).copy, PIECE_NBYTES)
+                         find_kernels(NULL).copy, PIECE_NBYTES)
         if side == SR_PRODUCER:
             self.puts = True
         else:

@@ -46,9 +46,6 @@ def described(fingerprint: int, count: int) -> dict[str, Any] | None:
 def supported(dtype: str, op: str) -> bool:
     """Whether the op has a meaning for the dtype."""
 
-def isas() -> list[str]:
-    """Instruction sets that this machine supports, best first."""
-
 class State:
     """One communicator's state on one rank, over a segment that `format_segment` has begun."""
 

@@ -1,5 +1,5 @@
 # One communicator's state on one rank, and the tables that Python reads: what is there, before anything is called.
-# May know: _group (src), _leg, _slots.
+# May know: _group (src), _kernels, _leg, _slots.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
@@ -9,20 +9,14 @@ from ._group cimport *
 from ._leg cimport leg_of
 from ._slots cimport slot_nbytes
 
-cdef extern from "kernels.h" nogil:
-    const sr_kernels *sr_kernels_find(const char *isa)
-    const char *sr_kernels_isas(int i)
-    const char **sr_dtype_name
-    const char **sr_op_name
-    const char **sr_wire_name
-
+from . import _kernels
+from ._kernels import OPS, dtypes
 
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
-DTYPES = tuple(sr_dtype_name[i].decode() for i in range(SR_DTYPES))
+DTYPES = tuple(dtypes())
 MOVED_DTYPE = "bytes"   # of calls that only move items of any other dtype
-DTYPE_NBYTES = tuple(sr_dtype_nbytes[i] for i in range(SR_DTYPES))
-OPS = tuple(sr_op_name[i].decode() for i in range(SR_OPS))
+DTYPE_NBYTES = tuple(dtypes().values())
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
          "broadcast", "scatter", "gather", "all_gather", "all_to_all", "barrier", "empty", "ping", "agree",
          "split", "group", "shared", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many")
@@ -33,15 +27,14 @@ PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", 
 assert len(PATHS) == NPATHS
 CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED,
           "told": SR_TOLD}
-WIRES = tuple(sr_wire_name[i].decode() for i in range(SR_WIRE_FORMATS))
+WIRES = tuple(_kernels.wire_formats())
 TINY_NBYTES = SR_PAYLOAD_NBYTES
 MAX_RANKS = SR_MAX_RANKS
 
 
 def supported(str dtype, str op):
     """Whether the op has a meaning for the dtype."""
-    cdef const sr_kernels *kernels = sr_kernels_find(NULL)
-    return kernels.fold[DTYPES.index(dtype)][OPS.index(op)] != NULL
+    return op in _kernels.ops(dtype)
 
 
 def described(uint64_t fingerprint, uint64_t count):
@@ -59,14 +52,6 @@ cdef dict words_of(int kind, int dtype, int op, int algorithm, bint order, uint3
     return {"kind": KINDS[kind], "count": count, "root": root,
             "dtype": (*DTYPES, MOVED_DTYPE)[dtype % (SR_DTYPES + 1)], "op": OPS[op % SR_OPS],
             "algorithm": ALGORITHMS[algorithm % NALGORITHMS], "order": "F" if order else "C", "invalid": False}
-
-
-def isas():
-    """Instruction sets that this machine supports, best first."""
-    names = []
-    while sr_kernels_isas(len(names)) != NULL:
-        names.append(sr_kernels_isas(len(names)).decode())
-    return names
 
 
 # ---- the state -------------------------------------------------------------------------------------------------
@@ -111,9 +96,9 @@ cdef class State:
         self.segment = segment
         self.timeout_s = timeout_s
         isa_bytes = isa.encode()
-        g.kernels = sr_kernels_find(isa_bytes)
+        g.kernels = find_kernels(isa_bytes)
         if g.kernels == NULL:
-            raise ValueError(f"SHMRING_ISA={isa}: this machine has {', '.join(isas())}")
+            raise ValueError(f"SHMRING_ISA={isa}: this machine has {', '.join(_kernels.isas())}")
         g.seq = g.verified = g.header.first_seq
         g.position = g.credit = g.pings = first_position(g.header)
         g.tunings[0], g.tunings[1] = tuning

@@ -1,5 +1,5 @@
 # What is said of a message: what its items are, in 32 bits that both ends compare; the Status that a receiver gets; the
-# words of its errors. May know: _group, _messages, _operands, _state, errors.
+# words of its errors. May know: _group, _kernels, _messages, _operands, _state, errors.
 
 import operator
 
@@ -9,7 +9,8 @@ from libc.stdint cimport int64_t, uint32_t
 
 cimport numpy as cnp
 
-from ._group cimport SR_DTYPES, sr_dtype_nbytes
+from ._group cimport SR_DTYPES
+from ._kernels cimport dtype_nbytes
 from ._messages cimport ANY, Message
 from ._operands cimport MOVED, Operand
 
@@ -41,7 +42,7 @@ cdef size_t item_nbytes(uint32_t kind) noexcept:
     cdef uint32_t dtype = kind & 0xff
     if dtype == MOVED:
         return max(kind >> ITEM_SHIFT, <uint32_t> 1)
-    return sr_dtype_nbytes[dtype] if dtype < SR_DTYPES else 1
+    return dtype_nbytes(dtype) if dtype < SR_DTYPES else 1
 
 
 cdef object dtype_name(uint32_t kind):

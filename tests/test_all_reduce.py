@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from ranks import Ranks
 
 import shmring
-from shmring import _state
+from shmring import _kernels, _state
 
 RANKS = (1, 2, 3, 4, 5, 8)
 SIZES = (
@@ -46,7 +46,7 @@ FACTORS = {
     "depth": (None, 2, 3, 16),
     "path": ("auto", "near", "far"),
     "segment": ("memfd", "posix"),
-    "isa": tuple(_state.isas()),
+    "isa": tuple(_kernels.isas()),
 }
 
 

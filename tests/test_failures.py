@@ -15,7 +15,7 @@ from ranks import Died, Ranks, turns, when_there
 from test_errors import COUNTS, PATHS, array_for, assert_all, ones
 
 import shmring
-from shmring import _state
+from shmring import _kernels
 
 SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
 
@@ -136,7 +136,7 @@ def test_calls_that_begin_after_a_death(call):
 def test_a_rank_that_cannot_begin_is_not_waited_for():
     begin = time.monotonic()
     with Ranks(3) as ranks:
-        impossible = {"SHMRING_ISA": "sse2" if "neon" in _state.isas() else "neon"}
+        impossible = {"SHMRING_ISA": "sse2" if "neon" in _kernels.isas() else "neon"}
         outcomes = ranks.try_to_meet(timeout_s=30, of_rank={1: impossible})
     assert isinstance(outcomes.pop(1), ValueError)
     assert all(isinstance(outcome, shmring.Error) for outcome in outcomes), outcomes

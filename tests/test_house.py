@@ -66,11 +66,11 @@ HOUSE = {
     | {"settings", "star", "worlds"},
     # the engine
     "_kernels": {"kernels.h"},
-    "_group": {"flag.h", "kernels.h", "layout.h", "schedule.h", "single_copy.h"},
+    "_group": {"_kernels", "flag.h", "layout.h", "schedule.h", "single_copy.h"},
     "_slots": {"_group"},
     "_schedules": {"_group", "_slots"},
     "_timeouts": {"_group"},
-    "_ring": {"flag.h", "kernels.h", "layout.h", "ring.h", "_group", "_timeouts", "errors"},
+    "_ring": {"flag.h", "layout.h", "ring.h", "_group", "_kernels", "_timeouts", "errors"},
     "_distance": {"_group"},
     "_lines": {"_group", "_distance"},
     "_exchange": {"_group", "_lines", "_slots"},
@@ -91,7 +91,7 @@ HOUSE = {
     "_messages": {"_group", "_leg", "_post", "_progress", "_ring"},
     "_delivery": {"_group", "_leg", "_messages", "_post", "_progress", "_ring", "_waiting"},
     "_layout": {"_group"},
-    "_state": {"kernels.h", "_group", "_leg", "_slots"},
+    "_state": {"_group", "_kernels", "_leg", "_slots"},
     "_engine": {"_across", "_group", "_distance", "_leg", "_pipelines", "_progress", "_state"}
     | {"_timeouts", "_waiting"}
     | {"errors", "failures", "liveness"},
@@ -116,7 +116,7 @@ HOUSE = {
     "shared": {"_locks", "errors"},
     "groups": {"beginning", "bootstrap", "errors"},
     "ring": {"_ring", "errors", "limits", "liveness", "memory", "settings"},
-    "_status": {"_group", "_messages", "_operands", "_state", "errors"},
+    "_status": {"_group", "_kernels", "_messages", "_operands", "_state", "errors"},
     "carrier": {"_delivery", "_engine", "_group", "_leg", "_messages", "_operands", "_post", "_progress"}
     | {"_ring", "_status", "errors", "failures", "fusion", "liveness"},
     "messages": {"_group", "_messages", "_operands", "_status", "_timeouts", "carrier", "objects"},
