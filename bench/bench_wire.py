@@ -29,7 +29,7 @@ from interleave import Cell, Match, Noise
 from peers import QUIET_BELOW, machine
 from probe import Probe, compile_probe
 from progress import Progress
-from wire_libraries import BLOCKING, EXCHANGE, EXCHANGE_BUFFERED, POLLING
+from wire_libraries import BLOCKING, EXCHANGE, EXCHANGE_BUFFERED, EXCHANGE_RENO, POLLING
 from wire_tables import MIB, Scene
 
 JSON_SCHEMA = 1
@@ -79,7 +79,7 @@ def variants_of(scene: Scene) -> dict[str, tuple[str, ...]]:
         return {"shmring": ("private", "plan"), "gloo": ("in place",), "sockets": (BLOCKING, POLLING)}
     narrow = ("wire=bf16", "wire=int8") if scene.rate_bit_s and scene.hosts == 2 else ()
     found = {"shmring": ("private", "zero-copy", *narrow), "gloo": ("in place",),
-             "sockets": (EXCHANGE, EXCHANGE_BUFFERED)}
+             "sockets": (EXCHANGE, EXCHANGE_BUFFERED, EXCHANGE_RENO)}
     return found if scene.rate_bit_s else {**found, "local": ("private",)}
 
 

@@ -22,8 +22,9 @@ PORT_OF_RANK_0 = 29600
 SHMRING_PORT = 29555
 CONNECT_TIMEOUT_S = 30.0
 WIRE = "wire="
-# Bare sockets: both ways at once with the system's own buffers, or these; and 8 bytes there and back.
-EXCHANGE, EXCHANGE_BUFFERED = "exchange", "exchange, 1 MiB"
+# Bare sockets: both ways at once as the system has them, with these buffers, or without BBR's pacing, as
+# shmring is inside one machine; and 8 bytes there and back.
+EXCHANGE, EXCHANGE_BUFFERED, EXCHANGE_RENO = "exchange", "exchange, 1 MiB", "exchange, Reno"
 BUFFER_NBYTES = 1 << 20
 BLOCKING, POLLING = "blocking", "polling"
 
@@ -100,8 +101,11 @@ class Sockets(Library):
         self.place = place_of(self.seat)
         self.before = (self.seat.rank - self.place.ranks_a_host) % self.seat.size
         # Each its own connection: buffers that were set once are never fitted by the system again.
-        self.wires = {EXCHANGE: self._wire(PORT_OF_RANK_0, None),
-                      EXCHANGE_BUFFERED: self._wire(PORT_OF_RANK_0 + self.seat.size, BUFFER_NBYTES)}
+        kinds = [(EXCHANGE, None), (EXCHANGE_BUFFERED, BUFFER_NBYTES), (EXCHANGE_RENO, None)]
+        self.wires = {kind: self._wire(PORT_OF_RANK_0 + number * self.seat.size, buffer_nbytes)
+                      for number, (kind, buffer_nbytes) in enumerate(kinds)}
+        for sock in (self.wires[EXCHANGE_RENO].to_next, self.wires[EXCHANGE_RENO].from_last):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
     def _wire(self, first_port: int, buffer_nbytes: int | None) -> Wire:
         """Of two hosts the second connects to the first, of more each to the next."""

@@ -110,7 +110,7 @@ cdef enum:
     SLICE_NBYTES = 1 << 20     # unless another length is asked for, ...
     SMALL_PER_SLICE = 32       # ... of which 1/32 is small ...
     LEAST_PER_SLICE = 16       # ... and 1/16 the least that is worth a step
-    PARTS_PER_SLICE = 4        # ... and of which 4 are worth another hop
+    PARTS_PER_SLICE = 2        # ... and of which 2 are worth another hop
 
 
 # The least number that all the counts divide, or 1 if it is beyond what stretches are made of.

@@ -23,7 +23,7 @@ from .lines import Address, Line, connect, watch_link
 from .rendezvous import Found
 from .worlds import Attempt, named
 
-_NEAR_NBYTES = 512 << 10  # of a socket's buffers; the kernel doubles it
+_UNPACED = b"reno"  # the one congestion control that every Linux has and lets everybody choose
 _CONNECT_S = 5.0  # one attempt
 _REFUSED_S = 2.0  # after this a refused connection is no rank that has just ended, but a firewall
 
@@ -37,11 +37,12 @@ class Mesh:
 
     def add(self, rank: int, purpose: bytes, connection: socket.socket, *, is_near: bool = False) -> None:
         # The kernel grows the buffers with what is under way (up to tcp_rmem[2] and tcp_wmem[2]); to set them
-        # ends that for good. Within one machine nothing is under way: there buffers that stay in cache are
-        # faster (64 MiB, 2 x 2 ranks, bench/bench_wire.py: 79 ms; 86 with half as much, 84 with four times).
-        if is_near and purpose == DATA:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_NBYTES)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _NEAR_NBYTES)
+        # ends that for good. Between hosts the congestion control is the administrator's choice. Within one
+        # machine there is nothing to share with others, and BBR's pacing only costs a timer for every few
+        # packets (64 MiB, 2 x 2 ranks, bench/bench_wire.py: 87 ms with BBR, 63 without).
+        if is_near:
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         watch_link(connection)
         (self.data if purpose == DATA else self.mail)[rank] = connection

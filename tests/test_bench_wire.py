@@ -189,7 +189,7 @@ def test_a_tiny_run_of_bare_sockets(hosts, tmp_path):
     found = json.loads((tmp_path / "result.json").read_text())
     assert [run["problems"] for run in found["runs"]] == [[], [], []]
     assert [[figure["variant"] for figure in run["figures"]] for run in found["runs"]] == [
-        ["exchange", "exchange, 1 MiB"],
+        ["exchange", "exchange, 1 MiB", "exchange, Reno"],
         ["blocking", "polling"],
         [],
     ]
