@@ -22,7 +22,7 @@ cdef class Engine(State):
     cdef int surface(self, Call *c, int status) except -1
     cdef int surface_across(self, Call *c, int status) except -1
     cdef int hear_others(self, object seq) except -1
-    cdef tuple parted(self, int rank)
+    cdef tuple parted(self, Call *c, int rank)
     cdef int await_better_word(self, Call *c, int culprit) except -1
     cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1
     cdef int prepare_to_begin(self, Call *c) except -1

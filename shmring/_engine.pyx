@@ -15,7 +15,7 @@ from libc.string cimport memcpy, memset
 from ._across cimport choose_way, enter_refused_across, step_refused_across
 from ._group cimport *
 from ._distance cimport enter_ping, step_ping_call
-from ._leg cimport SR_WIRE_QUEUE, Wires, leg_of, rank_at, remote, sr_wire, sr_wire_head
+from ._leg cimport SR_WIRE_QUEUE, Leg, Wires, leg_of, rank_at, remote, sr_wire, sr_wire_head, sr_wire_is_busy
 from ._pipelines cimport enter_refused, step_refused
 from ._progress cimport *
 from ._timeouts cimport NEVER_NS, ns_of
@@ -210,7 +210,7 @@ cdef class Engine(State):
         if self.alarms.hear_out(rank, LAST_WORD_S if status == LOST else 0.0) is not None:
             self.hear_others(c.seq)
         elif status == PARTED:
-            told = failures.describe_parted(self, rank, *self.parted(rank))
+            told = failures.describe_parted(self, rank, *self.parted(c, rank))
             self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, told)
         elif self.alarms.has_left(rank):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, "closed the communicator while others still called it")
@@ -243,13 +243,18 @@ cdef class Engine(State):
             time.sleep(0.005)
         return 0
 
-    # What this rank called, and what a rank of another host says that it called where that was to come.
-    cdef tuple parted(self, int rank):
-        cdef sr_wire *wire = leg_of(&self.g).wire[rank]
-        cdef sr_wire_head *wanted = &wire.in_.message[wire.in_.first % SR_WIRE_QUEUE].head
+    # What this rank called, and what a rank of another host says that it called.
+    cdef tuple parted(self, Call *c, int rank):
+        cdef Leg *leg = leg_of(&self.g)
+        cdef sr_wire *wire = leg.wire[rank]
         cdef sr_wire_head *head = &wire.arriving
-        return (_state.described(wanted.fingerprint, wanted.count),
-                _state.described(head.fingerprint, head.count) if head.seq == wanted.seq else None)
+        cdef uint64_t seq = leg.seq, fingerprint = c.fingerprint, count = c.count
+        cdef sr_wire_head *wanted
+        if sr_wire_is_busy(&wire.in_):   # it may be of a call before
+            wanted = &wire.in_.message[wire.in_.first % SR_WIRE_QUEUE].head
+            seq, fingerprint, count = wanted.seq, wanted.fingerprint, wanted.count
+        return (_state.described(fingerprint, count),
+                _state.described(head.fingerprint, head.count) if head.seq == seq else None)
 
     cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1:
         cdef bytes text = reason_text(reason)

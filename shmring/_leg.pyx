@@ -93,6 +93,22 @@ cdef int broken(Group *g, Call *c, sr_wire *wire, int status) noexcept nogil:
     return PARTED if status == SR_WIRE_PARTED else LOST
 
 
+# A wait that is long may be for somebody who called something else, and sent it to this rank where it expects nothing:
+# looks at one wire at a time. PARTED: it did.
+cdef int peek(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef sr_wire *wire
+    if leg.nwires == 0:
+        return PROGRESSED
+    wire = &leg.wires[leg.next_peeked]
+    leg.next_peeked = (leg.next_peeked + 1) % leg.nwires
+    if not sr_wire_peek(wire) or wire.arriving.seq != leg.seq:
+        return PROGRESSED
+    if wire.arriving.fingerprint == c.fingerprint and wire.arriving.count == c.count:
+        return PROGRESSED
+    return broken(g, c, wire, SR_WIRE_PARTED)
+
+
 # Until something moves: with a flag that is never set, as whoever waits has one to look at.
 cdef sr_flag never
 memset(&never, 0, sizeof(never))

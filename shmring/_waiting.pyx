@@ -4,7 +4,7 @@
 from libc.stdint cimport uint64_t
 
 from ._group cimport *
-from ._leg cimport Leg, leg_of, move, sr_wire_sleep
+from ._leg cimport Leg, leg_of, move, peek, sr_wire_sleep
 from ._post cimport sr_office_hears
 
 
@@ -148,5 +148,5 @@ cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
         return LATE
     if now >= g.signal_ns or (g.leg != NULL and sr_office_hears(leg_of(g).office)):
         g.signal_ns = now + SIGNAL_INTERVAL_NS
-        return SIGNALLED
+        return SIGNALLED if g.leg == NULL or peek(g, c) != PARTED else <int> PARTED
     return PROGRESSED

@@ -128,6 +128,12 @@ static enum sr_wire_status step_in(struct sr_wire *wire) {
     return SR_WIRE_PROGRESSED;
 }
 
+int sr_wire_peek(struct sr_wire *wire) {
+    if (sr_wire_is_busy(&wire->in) || wire->end != 0) return 0;
+    ssize_t nbytes = recv(wire->fd, &wire->arriving, sizeof wire->arriving, MSG_PEEK | MSG_DONTWAIT);
+    return nbytes == sizeof wire->arriving && wire->arriving.magic == SR_WIRE_MAGIC;
+}
+
 static enum sr_wire_status step_both(struct sr_wire *wire) {
     enum sr_wire_status sent = step_out(wire);
     if (sent > SR_WIRE_PROGRESSED) {

@@ -77,6 +77,9 @@ void sr_wire_post(struct sr_wire_queue *queue, const struct sr_wire_head *head, 
 /* Moves what can be moved at once. */
 enum sr_wire_status sr_wire_step(struct sr_wire *wire);
 
+/* Whether a message has come where none is expected; its head is in `arriving` then, and left to be received. */
+int sr_wire_peek(struct sr_wire *wire);
+
 /* Of an epoll descriptor: sleeps until one of its sockets has news, for limit_ns at most; whether one has. */
 void sr_wire_sleep(int news, uint64_t limit_ns);
 void sr_wire_sleep_or(int news, int other, uint64_t limit_ns); /* also until the other descriptor can be read */

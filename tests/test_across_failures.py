@@ -365,9 +365,7 @@ def test_ctrl_c_ends_a_wait_for_another_host(tmp_path, layout, count):
 # ---- calls that do not match, and wrong ones --------------------------------------------------------------
 
 
-# Algorithms are of one host. Of two roots neither hears of the other while each only sends.
-NOT_APART = {"root", "root of large", "op of small", "two large", "dtype of large"}
-APART = sorted(set(DIFFERENT) - NOT_APART - {"algorithm", "direct and master", "two algorithms"})
+APART = sorted(set(DIFFERENT) - {"algorithm", "direct and master", "two algorithms"})  # those are of one host
 ARGUMENTS = "every other", "a number", "no such op", "float band", "timeout of 0", "out overlaps"
 REFUSED = *ARGUMENTS, "no such root"
 

@@ -158,6 +158,23 @@ static void check_parted(struct sr_wire_head sent)
     close_ends();
 }
 
+static void test_unexpected(void)
+{
+    struct sr_wire_head head = plain_head(100);
+    check_begin("a message where none is expected");
+    open_both();
+    CHECK(!sr_wire_peek(&other));
+    sr_wire_post(&one.out, &head, data_of_one, &left_of_one);
+    CHECK(sr_wire_step(&one) == SR_WIRE_PROGRESSED);
+    CHECK(sr_wire_peek(&other) && other.arriving.fingerprint == head.fingerprint);
+    sr_wire_post(&other.in, &head, data_of_other, &left_of_other);
+    CHECK(!sr_wire_peek(&other)); /* now it is, and it is still there */
+    CHECK(sr_wire_step(&other) == SR_WIRE_PROGRESSED && left_of_other == 0 && data_of_other[99] == 1);
+    CHECK(!sr_wire_peek(&other));
+    close_ends();
+    CHECK(!sr_wire_peek(&other));
+}
+
 static void test_other_heads(void)
 {
     struct sr_wire_head head = plain_head(100);
@@ -240,6 +257,7 @@ int main(void)
     test_both_ways("both ways, all lengths", "mixed", 0);
     test_both_ways("both ways, all lengths, little room in the socket", "mixed", 1);
     test_both_ways("both ways, small messages", "small", 0);
+    test_unexpected();
     test_other_heads();
     test_closed();
     test_last_word();
