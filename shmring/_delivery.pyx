@@ -6,11 +6,11 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from ._group cimport *
-from ._leg cimport sr_wire_sleep
+from ._leg cimport leg_of, sr_wire_sleep
 from ._messages cimport (
     ANY, COMPLETE, DAMAGED, FAR, NEAR, Mail, Message, awaited_sides, step_mail, tell_all,
 )
-from ._post cimport SR_POST_DAMAGED, SR_POST_OPEN, sr_office_attend, sr_office_hears, sr_office_wake
+from ._post cimport SR_POST_DAMAGED, SR_POST_OPEN, sr_office_attend, sr_office_hears, sr_office_wake, sr_post_check_link
 from ._progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Errand
 from ._ring cimport sr_bell_sleep, sr_bell_watch, sr_pause
 from ._waiting cimport nap_after
@@ -159,6 +159,8 @@ cdef int look_around(Mail *m, Message *message, Wait *wait, uint64_t now) noexce
         return LATE
     if now >= wait.signal_ns:
         wait.signal_ns = now + SIGNAL_INTERVAL_NS
+        if message.peer != ANY and m.peer[message.peer].post != NULL:
+            sr_post_check_link(m.office, m.peer[message.peer].post, leg_of(m.g).cut_ns)
         return SIGNALLED
     return PROGRESSED
 

@@ -31,6 +31,7 @@ cdef extern from "wire.h" nogil:
     bint sr_wire_has_room(const sr_wire_queue *)
     void sr_wire_post(sr_wire_queue *, const sr_wire_head *, void *data, uint32_t *left)
     int sr_wire_step(sr_wire *)
+    bint sr_wire_is_cut(sr_wire *, uint64_t limit_ns)
     bint sr_wire_peek(sr_wire *)
     void sr_wire_sleep(int news, uint64_t limit_ns)
     void sr_wire_sleep_or(int news, int other, uint64_t limit_ns)
@@ -64,7 +65,8 @@ cdef struct Leg:
     int nwires
     int *busy              # numbers of the wires on which something was posted and is not done
     int nbusy
-    int next_peeked        # the wire that is looked at next for a message that this rank does not expect
+    int next_examined      # the wire that a long wait looks at next
+    uint64_t cut_ns        # a connection whose other end has not answered for so long is taken for cut
     int news               # an epoll descriptor of all of them, and of ...
     sr_office *office      # the mail between ranks
     uint64_t seq           # of the last call begun, of all ranks
@@ -187,7 +189,7 @@ cdef inline bint have_room(const Leg *leg, int nmessages) noexcept nogil:
 cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, uint32_t *left) noexcept nogil
 cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, uint32_t *left) noexcept nogil
 cdef int move(Group *g, Call *c) noexcept nogil
-cdef int peek(Group *g, Call *c) noexcept nogil
+cdef int examine(Group *g, Call *c) noexcept nogil
 cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil
 
 

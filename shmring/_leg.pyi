@@ -9,7 +9,13 @@ class Wires:
     """One rank's connections to those of other hosts, and where all ranks are."""
 
     def __init__(
-        self, *, rank: int, nodes: Sequence[Sequence[int]], data: Mapping[int, socket], office: Office
+        self,
+        *,
+        rank: int,
+        nodes: Sequence[Sequence[int]],
+        data: Mapping[int, socket],
+        office: Office,
+        cut_s: float,
     ) -> None: ...
     def measure_out(self, slice_nbytes: int) -> None:
         """How long what goes over the wire at once may be, the same on all ranks; between calls."""

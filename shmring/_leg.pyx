@@ -93,15 +93,18 @@ cdef int broken(Group *g, Call *c, sr_wire *wire, int status) noexcept nogil:
     return PARTED if status == SR_WIRE_PARTED else LOST
 
 
-# A wait that is long may be for somebody who called something else, and sent it to this rank where it expects nothing:
-# looks at one wire at a time. PARTED: it did.
-cdef int peek(Group *g, Call *c) noexcept nogil:
+# Where a wait is long: looks at one wire at a time. LOST: the other end does not answer any more. PARTED: it called
+# something else, and sent that where this rank expects nothing. PROGRESSED: neither.
+cdef int examine(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef sr_wire *wire
     if leg.nwires == 0:
         return PROGRESSED
-    wire = &leg.wires[leg.next_peeked]
-    leg.next_peeked = (leg.next_peeked + 1) % leg.nwires
+    wire = &leg.wires[leg.next_examined]
+    leg.next_examined = (leg.next_examined + 1) % leg.nwires
+    if sr_wire_is_busy(&wire.out) or sr_wire_is_busy(&wire.in_):
+        if sr_wire_is_cut(wire, leg.cut_ns):
+            return broken(g, c, wire, SR_WIRE_FAILED)
     if not sr_wire_peek(wire) or wire.arriving.seq != leg.seq:
         return PROGRESSED
     if wire.arriving.fingerprint == c.fingerprint and wire.arriving.count == c.count:
@@ -147,10 +150,10 @@ cdef class Wires:
 
     nodes: the ranks of each node, in local order. data: a connected, non-blocking socket to every rank of another
     node, by rank; they are kept, and closed by whoever made them. office: the mail to the same ranks, which is to be
-    looked at in every wait.
+    looked at in every wait. cut_s: a connection whose other end does not answer for so long is taken for cut.
     """
 
-    def __cinit__(self, *, int rank, nodes, dict data, Office office):
+    def __cinit__(self, *, int rank, nodes, dict data, Office office, double cut_s):
         cdef Leg *leg = &self.leg
         cdef int size = sum(len(ranks) for ranks in nodes)
         cdef int at = 0, node, local, number
@@ -161,6 +164,7 @@ cdef class Wires:
         leg.nwires = len(data)
         leg.news = self.news.fileno()
         leg.office, self.office = office.office, office
+        leg.cut_ns = <uint64_t> (cut_s * 1e9)
         self.news.register(office.fileno(), select.EPOLLIN)
         self.allocate(size)
         for node, ranks in enumerate(nodes):

@@ -4,7 +4,7 @@
 from libc.stdint cimport uint64_t
 
 from ._group cimport *
-from ._leg cimport Leg, leg_of, move, peek, sr_wire_sleep
+from ._leg cimport Leg, examine, leg_of, move, sr_wire_sleep
 from ._post cimport sr_office_hears
 
 
@@ -135,7 +135,7 @@ cdef int latest(Group *g, Call *c) noexcept nogil:
 
 
 cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
-    cdef int rank
+    cdef int rank, status
     for rank in range(g.size):
         if rank != g.rank and sr_life_died(&g.lane[rank].life) and is_missed(g, c, rank):
             c.awaited.rank = rank
@@ -148,5 +148,6 @@ cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
         return LATE
     if now >= g.signal_ns or (g.leg != NULL and sr_office_hears(leg_of(g).office)):
         g.signal_ns = now + SIGNAL_INTERVAL_NS
-        return SIGNALLED if g.leg == NULL or peek(g, c) != PARTED else <int> PARTED
+        status = examine(g, c) if g.leg != NULL else PROGRESSED
+        return SIGNALLED if status == PROGRESSED else status
     return PROGRESSED

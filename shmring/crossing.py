@@ -1,6 +1,6 @@
 """What a communicator of several hosts has beside its segment: the connections to ranks of other hosts.
 
-May know: _leg, _office, alarms, rendezvous, settings, worlds; it is handed an engine and what the meeting
+May know: _leg, _office, alarms, lines, rendezvous, settings, worlds; it is handed an engine and what the meeting
 left.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+from . import lines
 from ._leg import Wires
 from ._office import Office
 from .alarms import Alarms
@@ -35,6 +36,7 @@ class Crossing:
             nodes=place.ranks_of_node,
             data=mesh.data,
             office=office,
+            cut_s=lines.CUT_S,
         )
         engine.cross(self._wires, self._alarms)
 

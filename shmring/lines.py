@@ -22,7 +22,7 @@ Address = tuple[str, int] | tuple[str, int, int, int]  # as sockets have it, for
 SELECT_S = 60.0  # keeps timeouts inside what the selectors can take
 _LENGTH = struct.Struct("!H")
 _BACKLOG = 1024  # the kernel's queue: ranks behind a flood keep their place in it
-_CUT_S = 20  # a link that carries nothing for so long is taken for cut
+CUT_S = 20  # a link that carries nothing for so long is taken for cut
 _STUCK_S = 5.0  # a peer whose kernel takes nothing for so long is gone
 
 
@@ -164,15 +164,19 @@ def listen(family: int, address: Address) -> socket.socket:
     return new
 
 
-def watch_link(connection: socket.socket) -> None:
-    """Have a cut link, or a host that went down, surface as an error of the connection."""
-    options = {
-        # Silence alone is looked at every quarter of it; what was sent has to be acknowledged within it.
-        socket.TCP_KEEPIDLE: _CUT_S // 4,
-        socket.TCP_KEEPINTVL: _CUT_S // 4,
+def watch_link(connection: socket.socket, *, is_always_read: bool) -> None:
+    """Have a cut link, or a host that went down, surface as an error of the connection.
+
+    is_always_read: what is sent has to be acknowledged in time, too. Where the other end reads only now and
+    then, a full buffer would be taken for a cut.
+    """
+    options = {  # silence alone is looked at every quarter of it
+        socket.TCP_KEEPIDLE: max(CUT_S // 4, 1),
+        socket.TCP_KEEPINTVL: max(CUT_S // 4, 1),
         socket.TCP_KEEPCNT: 3,
-        socket.TCP_USER_TIMEOUT: _CUT_S * 1000,
     }
+    if is_always_read:
+        options[socket.TCP_USER_TIMEOUT] = CUT_S * 1000
     with contextlib.suppress(OSError):  # best effort: without them the deadline tells
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in options.items():

@@ -44,7 +44,7 @@ class Mesh:
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        watch_link(connection)
+        watch_link(connection, is_always_read=False)
         (self.data if purpose == DATA else self.mail)[rank] = connection
 
     def close(self) -> None:

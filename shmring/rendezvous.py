@@ -92,7 +92,7 @@ class _Host(Reception):
     def _take_in(self, hello: Hello, line: Line) -> None:
         super()._take_in(hello, line)
         self._identities[hello.rank] = hello.node
-        watch_link(line.connection)
+        watch_link(line.connection, is_always_read=True)
 
     def _hear_word(self, rank: int, packet: bytes) -> None:
         if rank in self._endpoints or handshake.kind_of(packet) != handshake.ENDPOINT:
@@ -160,7 +160,7 @@ class _Guest(Guest):
             until = min(self._attempt.deadline, time.monotonic() + _CONNECT_S)
             there = connect(family, address, until, self._attempt.look_s(), self._attempt.check)
             if not isinstance(there, OSError):
-                watch_link(there)
+                watch_link(there, is_always_read=True)
                 return Line(there)
             if there.errno in (errno.EMFILE, errno.ENFILE):
                 raise explain(there, "connecting to rank 0")

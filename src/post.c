@@ -203,6 +203,14 @@ enum sr_ring_status sr_post_push(struct sr_office *office, struct sr_post *post,
     return status;
 }
 
+void sr_post_check_link(struct sr_office *office, struct sr_post *post, uint64_t limit_ns)
+{
+    take_turn(office);
+    if (sr_flag_load(&post->end) == SR_POST_OPEN && sr_link_is_cut(&post->link, post->fd, limit_ns))
+        end_post(office, post, SR_POST_FAILED, ETIMEDOUT);
+    leave_turn(office);
+}
+
 bool sr_post_owes(struct sr_office *office, struct sr_post *post)
 {
     take_turn(office);

@@ -4,7 +4,7 @@
  * socket than that ring has room for: whoever looks can take off all that has come, and no word is stuck for long.
  *
  * Owns no descriptor: it is handed connected, non-blocking sockets and an epoll descriptor. Nothing here waits. Any
- * thread may call what is below; who *reads* the rings is one thread at a time. May know: ring.h.
+ * thread may call what is below; who *reads* the rings is one thread at a time. May know: link.h, ring.h.
  *
  *   sender                                       receiver
  *   array --sr_post_push--> socket ~~~~~~> pump --+--> ring --sr_post_pull--> array
@@ -13,6 +13,7 @@
 #ifndef SR_POST_H
 #define SR_POST_H
 
+#include "link.h"
 #include "ring.h"
 
 enum sr_post_what {
@@ -56,6 +57,7 @@ struct sr_post {
     sr_flag left;          /* the other end has said that it leaves; R all */
     sr_flag opened;        /* the first piece has come; R all */
     int error;
+    struct sr_link link;
     /* out: in bytes as the other end's ring counts them, from 0 */
     uint64_t sent, limit;  /* so far; up to where its ring has room */
     uint64_t there_nbytes; /* of that ring; 0: nothing is known of it yet */
@@ -131,6 +133,9 @@ void sr_post_withdraw(struct sr_office *office, struct sr_post *post);
 /* Sends a word behind what is there. */
 void sr_post_say(struct sr_office *office, struct sr_post *post, enum sr_post_what what, const void *body,
                  uint32_t nbytes);
+
+/* To be asked now and then while something is under way: ends the post if the other end has not answered for so long. */
+void sr_post_check_link(struct sr_office *office, struct sr_post *post, uint64_t limit_ns);
 
 /* Sends what is left over; whether something still is. */
 bool sr_post_owes(struct sr_office *office, struct sr_post *post);

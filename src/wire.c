@@ -128,6 +128,13 @@ static enum sr_wire_status step_in(struct sr_wire *wire) {
     return SR_WIRE_PROGRESSED;
 }
 
+int sr_wire_is_cut(struct sr_wire *wire, uint64_t limit_ns) {
+    if (wire->end != 0 || !sr_link_is_cut(&wire->link, wire->fd, limit_ns)) return 0;
+    wire->end = SR_WIRE_FAILED;
+    wire->error = ETIMEDOUT;
+    return 1;
+}
+
 int sr_wire_peek(struct sr_wire *wire) {
     if (sr_wire_is_busy(&wire->in) || wire->end != 0) return 0;
     ssize_t nbytes = recv(wire->fd, &wire->arriving, sizeof wire->arriving, MSG_PEEK | MSG_DONTWAIT);

@@ -3,9 +3,11 @@
  * has opened and authenticated, and closes. Nothing here waits but sr_wire_sleep.
  *
  * One thread at a time touches a connection. Everything is counted in bytes; the numbers of a head are little-endian,
- * as are all machines that shmring runs on. */
+ * as are all machines that shmring runs on. May know: link.h. */
 #ifndef SHMRING_WIRE_H
 #define SHMRING_WIRE_H
+
+#include "link.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -45,6 +47,7 @@ struct sr_wire {
     int fd;
     int end;                      /* what a step has come to that was the last one, or 0 */
     int error;                    /* errno, if that is SR_WIRE_FAILED */
+    struct sr_link link;
     uint64_t nsent, nreceived;    /* bytes, heads included */
     struct sr_wire_queue out, in;
     struct sr_wire_head arriving; /* what the other end says of in.first, as far as it is there */
@@ -76,6 +79,10 @@ void sr_wire_post(struct sr_wire_queue *queue, const struct sr_wire_head *head, 
 
 /* Moves what can be moved at once. */
 enum sr_wire_status sr_wire_step(struct sr_wire *wire);
+
+/* To be asked now and then of a connection on which something is under way: whether it ends here, as the other end has
+ * not answered for limit_ns. */
+int sr_wire_is_cut(struct sr_wire *wire, uint64_t limit_ns);
 
 /* Whether a message has come where none is expected; its head is in `arriving` then, and left to be received. */
 int sr_wire_peek(struct sr_wire *wire);

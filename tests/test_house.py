@@ -23,9 +23,10 @@ C_HOUSE = {
     "ring.h": {"flag.h"},
     "schedule.h": set(),
     "single_copy.h": set(),
-    "post.h": {"ring.h"},
+    "link.h": {"flag.h"},
+    "post.h": {"link.h", "ring.h"},
     "post.c": {"post.h"},
-    "wire.h": set(),
+    "wire.h": {"link.h"},
     "wire.c": {"wire.h"},
     "kernels.h": set(),
     "kernels_item.h": {"kernels.h"},
@@ -109,7 +110,7 @@ HOUSE = {
     "fusion": {"_across", "_engine", "_group", "_operands", "_progress", "_state", "_timeouts"}
     | {"collectives", "uneven", "work"},
     "objects": {"collectives"},
-    "crossing": {"_leg", "_office", "alarms", "rendezvous", "settings", "worlds"},
+    "crossing": {"_leg", "_office", "alarms", "lines", "rendezvous", "settings", "worlds"},
     "beginning": {"_engine", "_layout", "bootstrap", "crossing", "limits", "links", "liveness", "memory"}
     | {"nodes", "settings", "tuning"},
     "_locks": {"flag.h", "_engine", "_group", "_timeouts", "errors", "failures", "liveness"},
