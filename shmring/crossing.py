@@ -1,7 +1,7 @@
 """What a communicator of several hosts has beside its segment: the connections to ranks of other hosts.
 
-May know: _leg, _office, alarms, lines, rendezvous, settings, worlds; it is handed an engine and what the meeting
-left.
+May know: _leg, _office, alarms, lines, rendezvous, settings, worlds; it is handed an engine and what the
+meeting left.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ void sr_post_withdraw(struct sr_office *office, struct sr_post *post);
 void sr_post_say(struct sr_office *office, struct sr_post *post, enum sr_post_what what, const void *body,
                  uint32_t nbytes);
 
-/* To be asked now and then while something is under way: ends the post if the other end has not answered for so long. */
+/* To be asked now and then while something is under way: ends the post if the other end has not answered for long. */
 void sr_post_check_link(struct sr_office *office, struct sr_post *post, uint64_t limit_ns);
 
 /* Sends what is left over; whether something still is. */
