@@ -460,13 +460,14 @@ cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
     return step_refused(g, c)
 
 
+# Half of the queues is for the calls that follow, which do not look.
 cdef bint has_room_for_all(Leg *leg) noexcept nogil:
     cdef sr_wire *wire
     cdef int node
     for node in range(leg.nnodes):
         if node != leg.node:
             wire = leg.wire[rank_at(leg, node, 0)]
-            if not sr_wire_has_room(&wire.out) or not sr_wire_has_room(&wire.in_):
+            if max(sr_wire_length(&wire.out), sr_wire_length(&wire.in_)) >= SR_WIRE_QUEUE // 2:
                 return False
     return True
 

@@ -250,22 +250,23 @@ cdef inline size_t part_of(Leg *leg, int node, size_t at, size_t end, size_t *be
     return at + sr_slice_begin_grained(end - at, leg.per_group, node + 1, grain_of(leg)) - begin[0]
 
 
-# Of the own slice: to everyone on other hosts that owns some of it. In parts, each host gets the part that it folds.
+# Of the own slice: to everyone on other hosts that owns some of it. In parts, each host gets the part that it folds of
+# every run of elements with the same owners everywhere; else there is one message for each that owns some.
 cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Stretch *s = stretch_at(leg, number)
-    cdef size_t at = own_slice(leg, s.count)
     cdef size_t end = end_of_own_slice(leg, s.count)
-    cdef size_t next
+    cdef size_t at, next
     cdef int node
-    if not have_room(leg, leg.nborders):
+    if not have_room(leg, leg.nborders if leg.in_parts else 1):
         return blocked_on_wires(g, c)
-    while at < end:
-        next = next_border(leg, at, s.count)
-        for node in range(own_group(leg), own_group(leg) + leg.per_group):
-            if node != leg.node:
-                exchange_part(g, c, number, node, at, next)
-        at = next
+    for node in range(own_group(leg), own_group(leg) + leg.per_group):
+        at = own_slice(leg, s.count) if node != leg.node else end
+        while at < end:
+            owner_on(leg, node, at, s.count, &next)
+            next = next_border(leg, at, s.count) if leg.in_parts else min(next, end)
+            exchange_part(g, c, number, node, at, next)
+            at = next
     return DONE
 
 

@@ -28,7 +28,7 @@ cdef extern from "wire.h" nogil:
         SR_WIRE_IDLE, SR_WIRE_BLOCKED, SR_WIRE_PROGRESSED, SR_WIRE_CLOSED, SR_WIRE_FAILED, SR_WIRE_PARTED
     void sr_wire_open(sr_wire *, int fd)
     bint sr_wire_is_busy(const sr_wire_queue *)
-    bint sr_wire_has_room(const sr_wire_queue *)
+    uint32_t sr_wire_length(const sr_wire_queue *)
     void sr_wire_post(sr_wire_queue *, const sr_wire_head *, void *data, uint32_t *left)
     int sr_wire_step(sr_wire *)
     bint sr_wire_is_cut(sr_wire *, uint64_t limit_ns)
@@ -180,8 +180,7 @@ cdef inline bint have_room(const Leg *leg, int nmessages) noexcept nogil:
     cdef sr_wire *wire
     for at in range(leg.nbusy):
         wire = &leg.wires[leg.busy[at]]
-        if (wire.out.end - wire.out.first + nmessages > SR_WIRE_QUEUE
-                or wire.in_.end - wire.in_.first + nmessages > SR_WIRE_QUEUE):
+        if max(sr_wire_length(&wire.out), sr_wire_length(&wire.in_)) + nmessages > SR_WIRE_QUEUE:
             return False
     return True
 

@@ -69,9 +69,7 @@ enum sr_wire_status {
 void sr_wire_open(struct sr_wire *wire, int fd);
 
 static inline int sr_wire_is_busy(const struct sr_wire_queue *queue) { return queue->first != queue->end; }
-static inline int sr_wire_has_room(const struct sr_wire_queue *queue) {
-    return queue->end - queue->first < SR_WIRE_QUEUE;
-}
+static inline uint32_t sr_wire_length(const struct sr_wire_queue *queue) { return queue->end - queue->first; }
 
 /* Queues a message behind those under way; there has to be room. Sent or received by later steps: until `*left` is
  * one less, `data` belongs to the connection. */

@@ -397,3 +397,16 @@ def one_after_the_other(comm, count, times):
 def test_many_calls_in_a_row(settled, layout):
     settled(layout)(one_after_the_other, 3, 500)
     settled(layout)(one_after_the_other, 3000, 50)
+
+
+def sum_of_many(comm, count):
+    x = np.arange(count, dtype="f4") % 97
+    comm.all_reduce(x)
+    return np.array_equal(x, comm.size * (np.arange(count) % 97))
+
+
+@pytest.mark.limit(120)
+def test_a_host_of_many_ranks_beside_hosts_of_one():
+    """Whose pieces differ in length by more than messages may be under way between two ranks."""
+    with Ranks(67, nodes=[0, 1] + [2] * 65) as ranks:
+        assert all(ranks.meet()(sum_of_many, 100_001))

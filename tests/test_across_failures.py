@@ -422,11 +422,11 @@ def test_a_wrong_argument_everywhere_is_an_error_everywhere_and_no_more(world_ac
     world_across(LAYOUTS[layout])(refuse_everything, path)
 
 
-def refuse_many(comm, late):
-    """More refusals than messages may be under way, before anybody else has begun."""
+def refuse_many(comm, late, times):
+    """As many refusals as messages may be under way, or more, before anybody else has begun."""
     if comm.rank in late:
         time.sleep(0.5)
-    for _ in range(300):
+    for _ in range(times):
         with pytest.raises(ValueError, match="allowed"):
             comm.all_reduce(ones(3), "sub")
     x = ones(9)
@@ -435,10 +435,10 @@ def refuse_many(comm, late):
 
 
 @pytest.mark.parametrize(("layout", "late"), [("1+1", (1,)), ("2+2", (2, 3)), ("2+1+3", (0, 1))])
-def test_any_number_of_wrong_calls_harms_nobody(world_across, layout, late):
-    assert world_across(LAYOUTS[layout])(refuse_many, late) == [float(len(LAYOUTS[layout]))] * len(
-        LAYOUTS[layout]
-    )
+@pytest.mark.parametrize("times", [32, 64, 300])
+def test_any_number_of_wrong_calls_harms_nobody(world_across, layout, late, times):
+    size = len(LAYOUTS[layout])
+    assert world_across(LAYOUTS[layout])(refuse_many, late, times) == [float(size)] * size
 
 
 # ---- connections that break -------------------------------------------------------------------------------

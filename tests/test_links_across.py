@@ -1,5 +1,5 @@
-"""Connections between hosts that carry nothing for a while: a rank that comes late is waited for, a link that is
-cut is not. What a cut does to calls with a short timeout is in test_across_failures.
+"""Connections between hosts that carry nothing for a while: a rank that comes late is waited for, a link
+that is cut is not. What a cut does to calls with a short timeout is in test_across_failures.
 
 May know: ranks, test_errors.
 """
@@ -74,7 +74,6 @@ def test_a_rank_that_comes_late_is_waited_for(meet_over, places):
 
 
 def be_cut_off(comm, call):
-    """The other host is silent from within the call on: with bytes that nobody acknowledges, or awaiting some."""
     x, y = np.ones(MUCH, "f4"), np.empty(MUCH, "f4")
     comm.barrier()
     while True:
