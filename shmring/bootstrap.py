@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import operator
 import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -117,11 +118,13 @@ def join(
     timeout_s: float,
     node: str | None = None,
     check: Check = nothing_to_check,
+    listener: socket.socket | None = None,
 ) -> Meeting:
     """Meet the other ranks of the world; returns when all have come, within `timeout_s` in all.
 
-    `node` overrides SHMRING_NODE; `check` may raise while ranks have not come yet. Raises the same error on
-    every rank that got in: Timeout names the ranks that never came, RankFailed one that ended meanwhile,
+    `node` overrides SHMRING_NODE; `check` may raise while ranks have not come yet; `listener`, which is taken
+    over, is rank 0's where it listens at the world's address already. Raises the same error on every rank
+    that got in: Timeout names the ranks that never came, RankFailed one that ended meanwhile,
     Mismatch ranks that disagree about nprocs. A rank with another key, or one that comes twice, gets an
     Error.
     """
@@ -134,7 +137,7 @@ def join(
     name = (settings.node if node is None else node) or ""
     if (world.id, rank) in _used:
         raise neighbours.second_use(rank)
-    attempt = Attempt(world, rank, name, timeout_s, time.monotonic() + timeout_s, check=check)
+    attempt = Attempt(world, rank, name, timeout_s, time.monotonic() + timeout_s, check, listener)
     if world.address is None or world.nprocs == 1:
         links = neighbours.meet(attempt, range(world.nprocs))
         meeting = Meeting(links, nodes.place_of(rank, [0] * world.nprocs))

@@ -7,6 +7,7 @@ meeting left.
 from __future__ import annotations
 
 import secrets
+import socket
 from typing import TYPE_CHECKING
 
 from . import lines
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ._engine import Engine
     from .mesh import Mesh
     from .nodes import Place
+
+Invitation = tuple[str, str]  # a world's id and address
 
 
 class Crossing:
@@ -45,13 +48,17 @@ class Crossing:
         if slice_nbytes := engine.broadcast_word(slice_nbytes):
             self._wires.measure_out(slice_nbytes)
 
-    def invite(self, nprocs: int, ports: tuple[int, int] | None) -> World:
-        """A world of some of these ranks that this one, its rank 0, will listen for on its own host."""
+    def listen(self, ports: tuple[int, int] | None) -> tuple[socket.socket, Invitation]:
+        """For some of these ranks, of whose world this one is rank 0: on its own host."""
         connection = next(iter(self._mesh.data.values()))
-        with listen_nearby(connection.family, connection.getsockname(), ports) as listener:
-            host, port, *_ = listener.getsockname()  # where it can listen again, if nobody is faster
-        address = address_text(host.partition("%")[0], port)
-        return World(secrets.token_hex(16), self._key, nprocs, address)
+        listener = listen_nearby(connection.family, connection.getsockname(), ports)
+        host, port, *_ = listener.getsockname()
+        return listener, (secrets.token_hex(16), address_text(host.partition("%")[0], port))
+
+    def world(self, nprocs: int, invitation: Invitation) -> World:
+        """What a rank is invited to: the key is this world's, and never sent."""
+        world_id, address = invitation
+        return World(world_id, self._key, nprocs, address)
 
     def close(self) -> None:
         """Close all connections; a second call does nothing."""

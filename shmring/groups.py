@@ -5,7 +5,9 @@ May know: beginning, bootstrap, errors; it is handed an engine, links, and what 
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import socket
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -19,7 +21,7 @@ from .errors import Error, Mismatch
 if TYPE_CHECKING:
     from ._engine import Engine
     from .comm import Comm
-    from .crossing import Crossing
+    from .crossing import Crossing, Invitation
     from .links import Links
     from .settings import Settings
 
@@ -94,24 +96,44 @@ def form_across(
     timeout_s: float,
 ) -> tuple[Begun, tuple[int, ...]] | None:
     """As `form`, where the ranks are on several hosts: each group meets as a world of its own."""
-    ranks = next((group for group in groups if comm.rank in group), None)
-    leads = ranks is not None and comm.rank == ranks[0]
-    invitation = crossing.invite(len(ranks), settings.ports) if leads and ranks is not None else None
-    invitations = comm.all_gather_object(invitation, timeout=timeout_s)
-    if ranks is None:
-        return None
-    world = invitations[ranks[0]]
     deadline = time.monotonic() + timeout_s
-    meeting = join(world, ranks.index(comm.rank), timeout_s=timeout_s, node=settings.node, check=engine.look)
+    ranks = next((group for group in groups if comm.rank in group), [])
+    listener, invitation = _invite(crossing, settings) if ranks[:1] == [comm.rank] else (None, None)
+    with listener or contextlib.nullcontext():
+        invitations = comm.all_gather_object(invitation, timeout=timeout_s)
+        if not ranks:
+            return None
+        if isinstance(invitations[ranks[0]], str):
+            raise Error(f"rank {ranks[0]} cannot lead its group: {invitations[ranks[0]]}", rank=ranks[0])
+        world = crossing.world(len(ranks), invitations[ranks[0]])
+        meeting = join(
+            world,
+            ranks.index(comm.rank),
+            timeout_s=_left(deadline),
+            node=settings.node,
+            check=engine.look,
+            listener=listener,
+        )
     try:
-        start_s = max(deadline - time.monotonic(), 0.001)
         begun = begin_where_met(
-            meeting, settings, engine.timeout_s, key=world.key, start_s=start_s, parent=engine
+            meeting, settings, engine.timeout_s, key=world.key, start_s=_left(deadline), parent=engine
         )
         return begun, tuple(ranks)
     except BaseException:
         meeting.close()
         raise
+
+
+def _invite(crossing: Crossing, settings: Settings) -> tuple[socket.socket | None, Invitation | str]:
+    """It listens until its group has met, so that no other takes its port; or why it cannot."""
+    try:
+        return crossing.listen(settings.ports)
+    except Error as error:
+        return None, str(error)
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)
 
 
 def _introduce(engine: Engine, links: Links, groups: list[list[int]], timeout_s: float) -> Links | None:

@@ -66,7 +66,7 @@ def meet(attempt: Attempt, ports: tuple[int, int] | None) -> Found:
 
 
 def _gather(attempt: Attempt) -> Found:
-    listener = _listen_at_address(attempt)
+    listener = attempt.listener or _listen_at_address(attempt)
     try:
         with contextlib.closing(_Host(attempt, listener)) as host:
             star = Star(0, attempt.world.nprocs, host.gather())

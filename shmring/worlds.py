@@ -9,6 +9,7 @@ import hashlib
 import operator
 import os
 import secrets
+import socket
 import time
 from dataclasses import dataclass, field
 
@@ -76,6 +77,7 @@ class Attempt:
     """One rank's attempt to join a world: what it says of itself, until when, and what may end it early.
 
     `deadline` is a time.monotonic() value; `check` is called at least every 20 ms of a wait and may raise.
+    `listener`: rank 0's, where it listens at the world's address already.
     """
 
     world: World
@@ -84,6 +86,7 @@ class Attempt:
     timeout_s: float
     deadline: float
     check: Check = nothing_to_check
+    listener: socket.socket | None = None
 
     def is_over(self) -> bool:
         return time.monotonic() >= self.deadline
