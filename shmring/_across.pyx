@@ -443,6 +443,7 @@ cdef int step_large_broadcast(Group *g, Call *c) noexcept nogil:
 # calls as messages may be under way.
 cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
     enter_refused(g, c)
+    leg_of(g).fingerprint = 0   # its record says more
     leg_of(g).seq += 1
     leg_of(g).stage = 0
 

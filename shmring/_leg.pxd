@@ -71,6 +71,7 @@ cdef struct Leg:
     sr_office *office      # the mail between ranks
     uint64_t seq           # of the last call begun, of all ranks
     uint64_t first_user_seq   # ... and of the first that is not the engine's own
+    uint64_t fingerprint, count   # ... and what it is; 0: see its record
     uint64_t first_local   # the sequence number of its first local step
     const void **source    # by node, valid within one step
     const void **by_rank   # by rank, valid within one step
@@ -159,6 +160,7 @@ cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef int i
     leg.seq += 1
+    leg.fingerprint, leg.count = c.fingerprint, c.count
     leg.first_local = g.seq + 1
     leg.turn = leg.stage = 0
     leg.runs_locally = False

@@ -103,6 +103,9 @@ class State:
     def record_of(self, rank: int, seq: int) -> _Record | None:
         """What a rank called as its seq-th call; None when it has not, or too long ago."""
 
+    def own_call(self, seq: int) -> dict[str, Any] | None:
+        """As record_of, of this rank; of a call of several hosts also where no local step of it has begun."""
+
     def last_seq_of(self, rank: int) -> int:
         """The highest sequence number that a rank has begun."""
 

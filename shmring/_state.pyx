@@ -6,7 +6,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from ._group cimport *
-from ._leg cimport leg_of
+from ._leg cimport Leg, leg_of
 from ._slots cimport slot_nbytes
 
 from . import _kernels
@@ -212,6 +212,13 @@ cdef class State:
         words = words_of(record.kind, record.dtype, record.op, record.algorithm, record.order, record.root,
                          record.count)
         return words | {"seq": record.seq, "invalid": bool(record.invalid)}
+
+    def own_call(self, seq):
+        """As record_of, of this rank; of a call of several hosts also where no local step of it has begun."""
+        cdef Leg *leg = leg_of(&self.g)
+        if leg == NULL or leg.fingerprint == 0:
+            return self.record_of(self.g.rank, seq)
+        return described(leg.fingerprint, leg.count)
 
     def last_seq_of(self, int rank):
         """The highest sequence number that a rank has begun."""

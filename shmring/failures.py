@@ -99,7 +99,7 @@ def _what_ended(engine: Engine) -> Error:
     if cause == "told":
         return engine.what_others_told() or Aborted(reason, reason=reason)
     number = engine.number_of(failed_seq)
-    own = engine.record_of(engine.rank, failed_seq) if number > 0 else None  # else no collective failed
+    own = engine.own_call(failed_seq) if number > 0 else None  # else no collective failed
     op = own["kind"] if own else None
     if cause == "mismatch":
         return _mismatch(engine, culprit, failed_seq, number, op, reason)
@@ -120,7 +120,10 @@ def _mismatch(
 ) -> Mismatch:
     must = "every rank has to make the same calls in the same order"
     called = {
-        engine.world_rank(rank): describe_call(engine.record_of(rank, seq)) for rank in range(engine.size)
+        engine.world_rank(rank): describe_call(
+            engine.own_call(seq) if rank == engine.rank else engine.record_of(rank, seq)
+        )
+        for rank in range(engine.size)
     }
     told = between_hosts or _callers(called)
     text = f"the ranks' calls do not match in call #{number}: {told}; {must}"

@@ -292,6 +292,7 @@ def test_a_rank_that_leaves_while_others_call(world_across, layout, leaver):
     assert_named(outcomes, shmring.RankFailed, leaver)
     for error in outcomes:
         assert "closed" in error.cause
+        assert error.op == "all_reduce"
 
 
 def leave_after_the_last_call(comm, count):
