@@ -69,8 +69,8 @@ class Close(NamedTuple):
     group: int
 
 
-def program_of(seed, size, length=14, folded=tuple(DTYPES)):
-    """The steps of a program for `size` ranks; folded: the dtypes that are reduced."""
+def program_of(seed, size, length=14):
+    """The steps of a program for `size` ranks."""
     chance = random.Random(seed)
     groups = {0: tuple(range(size))}  # world ranks of each, by number; closed ones are gone
     last, steps = 0, []
@@ -85,7 +85,7 @@ def program_of(seed, size, length=14, folded=tuple(DTYPES)):
                 last += 1
                 groups[last] = ranks
         elif kind == "burst":
-            calls = (_call(chance, groups, chance.choice(sorted(groups)), folded) for _ in range(6))
+            calls = (_call(chance, groups, chance.choice(sorted(groups))) for _ in range(6))
             steps.append(Burst(tuple(calls)))
         elif kind == "uneven":
             names = ("kind", "dtype", "most", "trailing", "memory", "out", "root", "background")
@@ -99,7 +99,7 @@ def program_of(seed, size, length=14, folded=tuple(DTYPES)):
             steps.append(Close(number))
             del groups[number]
         else:
-            steps.append(_call(chance, groups, number, folded))
+            steps.append(_call(chance, groups, number))
     return steps
 
 
@@ -122,9 +122,9 @@ def members_of(step, parent):
     return found
 
 
-def _call(chance, groups, number, folded):
+def _call(chance, groups, number):
     kind = chance.choice(KINDS)
-    dtype = chance.choice(sorted(DTYPES if kind in MOVING else folded))
+    dtype = chance.choice(sorted(DTYPES))
     ops = [op for op in _state.OPS if _state.supported(dtype, op)]
     if kind in ("scan", "exscan"):
         ops = [op for op in ops if op != "avg"]
@@ -155,12 +155,12 @@ def _many(chance, number):
 # ---- running one ------------------------------------------------------------------------------------------
 
 
-def run_program(comm, seed, nodes=None, folded=tuple(DTYPES)):
+def run_program(comm, seed, nodes=None):
     """One rank's part in a program: its number of steps. Raises where a result is not what NumPy says.
 
     nodes: by rank, where there are several hosts.
     """
-    steps = program_of(seed, comm.size, folded=folded)
+    steps = program_of(seed, comm.size)
     try:
         _Rank(comm, seed, nodes or [0] * comm.size).run(steps)
     except BaseException as error:

@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 import pytest
-from cases import DTYPES, MEMORIES, SMALL_FLOATS, pairwise, rng_of, same_bytes
+from cases import DTYPES, MEMORIES, pairwise, rng_of, same_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import KINDS, WAYS, Prepared, run_program, seeds_of
@@ -31,7 +31,6 @@ LAYOUTS = {  # by rank: the host that it is on
     "2+1+3": [0, 0, 1, 2, 2, 2],
     "3+2 interleaved": [1, 0, 1, 0, 1],
 }
-FOLDED = tuple(sorted(set(DTYPES) - set(SMALL_FLOATS)))  # narrow floats: once they are wide between hosts
 TINY_SLICE = 4096  # what goes at once; 1/32 of it is small
 SLICES = (None, TINY_SLICE, 16 << 10)
 FIRST_SEQS = (0, 2**32 - 3, 2**64 - 3)
@@ -61,8 +60,6 @@ def has_a_meaning(row):
     if "kind" not in row or not is_folding(row):
         return True
     if row.get("op") == "avg" and row["kind"] in ("scan", "exscan"):
-        return False
-    if "dtype" in row and row["dtype"] in SMALL_FLOATS:
         return False
     return "op" not in row or "dtype" not in row or _state.supported(row["dtype"], row["op"])
 
@@ -178,7 +175,7 @@ def test_any_sequence_of_calls(settled, layout, calls):
 def test_random_programs(world_across, layout, environ):
     ranks = world_across(LAYOUTS[layout], **environ)
     for seed in seeds_of((layout, sorted(environ)), 4):
-        ranks(run_program, seed, LAYOUTS[layout], FOLDED)
+        ranks(run_program, seed, LAYOUTS[layout])
 
 
 # ---- shapes, orders, makes of items -----------------------------------------------------------------------
@@ -315,7 +312,7 @@ def test_one_has_all(world_across, layout):
 @pytest.mark.parametrize("place", ["private", "shared", "out"])
 @pytest.mark.parametrize("layout", ["1+1", "2+1+3"])
 def test_arrays_together_become_what_they_become_one_by_one(world_across, layout, place):
-    specs = [(dtype, count) for dtype in FOLDED for count in (0, 1, 3, 700, 9001)]
+    specs = [(dtype, count) for dtype in DTYPES for count in (0, 1, 3, 700, 9001)]
     ranks = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
     for op, fuse_nbytes, background in (("sum", None, False), ("prod", 0, True), ("sum", 5000, True)):
         ranks(fused_and_separate, specs, op, fuse_nbytes, place, background)
