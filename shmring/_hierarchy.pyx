@@ -396,9 +396,13 @@ cdef const unsigned char *write_result(Group *g, Call *c, int number, size_t beg
     cdef float *residual = residual_of(leg, c, number)
     if not are_results_encoded(leg, c) or length == 0:
         return result
-    # Of groups each has somebody who writes it, and all have to write the same.
-    encode_and_keep(g, encoded, NULL if residual == NULL or are_grouped(leg) else residual + begin, <float *> result,
-                    length)
+    if residual != NULL:
+        residual += begin
+    if not are_grouped(leg):
+        encode_and_keep(g, encoded, residual, <float *> result, length)
+    else:   # each group has somebody who writes it: the first's has what is lost in what it sends to others next time
+        encode_alike(g, encoded, residual if own_group(leg) == 0 else NULL, leg.size if c.op == SR_AVG else 1,
+                     <float *> result, length)
     return encoded
 
 

@@ -27,6 +27,8 @@ cdef void fold_some(Group *g, Call *c, int first, int step, bint is_last, const 
                     size_t count) noexcept nogil
 cdef void encode_and_keep(Group *g, unsigned char *encoded, float *residual, float *values,
                           size_t count) noexcept nogil
+cdef void encode_alike(Group *g, unsigned char *encoded, float *residual, float times, float *values,
+                       size_t count) noexcept nogil
 cdef size_t nbytes_on_wire(Leg *leg, size_t count) noexcept nogil
 cdef bint are_results_encoded(Leg *leg, Call *c) noexcept nogil
 cdef size_t result_nbytes(Leg *leg, Call *c, size_t count) noexcept nogil

@@ -5,6 +5,7 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
+from libc.string cimport memset
 
 from ._group cimport *
 from ._leg cimport *
@@ -49,6 +50,19 @@ cdef void encode_and_keep(Group *g, unsigned char *encoded, float *residual, flo
     cdef int format = leg_of(g).format
     g.kernels.encode[format](encoded, residual, values, count)
     g.kernels.decode[format](values, encoded, count)
+
+
+# The same of what several ranks write, who must all come to the same bits: nothing is added to it. What is lost goes
+# into `residual`, unless that is NULL, `times` over.
+cdef void encode_alike(Group *g, unsigned char *encoded, float *residual, float times, float *values,
+                       size_t count) noexcept nogil:
+    cdef float *lost = <float *> leg_of(g).scratch
+    cdef size_t i
+    memset(lost, 0, count * sizeof(float))
+    encode_and_keep(g, encoded, lost, values, count)
+    if residual != NULL:
+        for i in range(count):
+            residual[i] += times * lost[i]
 
 
 cdef size_t nbytes_on_wire(Leg *leg, size_t count) noexcept nogil:
