@@ -30,7 +30,7 @@ class Collectives:
     """What a communicator can call; with async_op=True in the background, as a Work."""
 
     wire: _Wire
-    """How sums travel between hosts unless a call says otherwise; see `all_reduce`."""
+    """How sums of `all_reduce` and `reduce` travel between hosts unless a call says otherwise."""
 
     @overload
     def all_reduce(

@@ -43,6 +43,11 @@ cdef inline bint is_in_place(int kind) noexcept:
     return kind == ALL_REDUCE or kind == REDUCE or kind == BROADCAST or kind == SCAN or kind == EXSCAN
 
 
+# Whose partial results may travel shorter between hosts.
+cdef inline bint takes_wire(Call *c) noexcept:
+    return c.kind == ALL_REDUCE or c.kind == REDUCE
+
+
 cdef str shown(Operand *operand):
     return f"{(_state.DTYPES + (_state.MOVED_DTYPE,))[operand.dtype]}[{operand.count}]"
 
@@ -88,7 +93,10 @@ cdef class Collectives:
 
     @property
     def wire(self):
-        """How sums travel between hosts unless a call says otherwise; see `all_reduce`. The same on all ranks."""
+        """How sums of `all_reduce` and `reduce` travel between hosts unless a call says otherwise; see `all_reduce`.
+
+        The same on all ranks. A communicator begins with "native", one that is split from another too.
+        """
         return _state.WIRES[self.default_wire]
 
     @wire.setter
@@ -271,7 +279,7 @@ cdef class Collectives:
         c.out_nbytes = c.nbytes * self.nranks if is_joined(c) else c.nbytes
         if c.x != NULL and out is not None:
             check_overlap(c, self.own_rank)
-        if across is not None or self.default_wire != SR_WIRE_NATIVE:
+        if takes_wire(c) and (across is not None or self.default_wire != SR_WIRE_NATIVE):
             residual = self.describe_crossing(c, x, across)
         if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.leg == NULL:
             self.find_blocks(c)

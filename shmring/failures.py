@@ -21,6 +21,7 @@ ROOTED = ("reduce", "broadcast", "scatter", "gather", "scatter_v", "gather_v")
 CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
 _NOTHING = "nothing yet"
 _ELSEWHERE = "(on another host)"
+_LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire= or another group_size="
 _OVER = "this communicator is over, join a new world"
 
 
@@ -81,7 +82,8 @@ def describe_parted(
     """Two calls of ranks of different hosts that do not match."""
     own = describe_call(ours)
     other = describe_call(theirs) if theirs else "something else, or a call before or after it"
-    return f"rank {engine.world_rank(engine.rank)} called {own}; rank {rank} called {other}"
+    told = f"rank {engine.world_rank(engine.rank)} called {own}; rank {rank} called {other}"
+    return told + (_LOOK_ALIKE if own == other else "")
 
 
 def raise_aborted(engine: Engine) -> NoReturn:
@@ -136,7 +138,7 @@ def _callers(called: Mapping[int, str]) -> str:
     for rank, call in called.items():
         callers.setdefault(call, []).append(rank)
     told = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
-    return told + (", but with arrays of other shapes or dtypes" if len(callers) == 1 else "")
+    return told + (_LOOK_ALIKE if len(callers) == 1 else "")
 
 
 def _did(call: str) -> str:

@@ -140,9 +140,10 @@ cdef class Fusion(Uneven):
         elements, in the same order. In place, or into `out`: a list of as many arrays of those dtypes and lengths,
         out[i] the i-th array or disjoint from all. Arrays of up to fuse_nbytes bytes (the same on every rank; the
         tuning's if None) are reduced together by dtype, larger ones by themselves; all in rank order, so the bits are
-        those of separate calls. timeout: seconds, of each of the calls that it takes. Small arrays that are
-        consecutive views of one array are not packed, and of one from `empty` and its kin not copied at all. With
-        async_op=True it returns a `Work` for all of them, and they are packed when their turn comes.
+        those of separate calls with wire="native", whatever `Comm.wire` is. timeout: seconds, of each of the calls that
+        it takes. Small arrays that are consecutive views of one array are not packed, and of one from `empty` and its
+        kin not copied at all. With async_op=True it returns a `Work` for all of them, and they are packed when their
+        turn comes.
         """
         cdef Call c
         cdef _Members members

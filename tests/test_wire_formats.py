@@ -5,6 +5,7 @@ Hosts are names here, and the wire is loopback: see conftest.world_across.
 """
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -496,6 +497,30 @@ def other_calls(comm, count):
     return found
 
 
+def kept_nbytes(comm, count):
+    """What is allocated for good by calls that take no format, and by a sum."""
+    x = np.ones((comm.size, count), "f4")
+    part, joined = x[comm.rank], np.empty_like(x)
+    comm.wire = "int8"
+    tracemalloc.start()
+    comm.broadcast(x)
+    comm.scan(x)
+    comm.all_gather(part, out=joined)
+    comm.reduce_scatter(x, out=part)
+    comm.all_reduce(x, "max")
+    without = tracemalloc.get_traced_memory()[0]
+    comm.all_reduce(x)
+    kept = tracemalloc.get_traced_memory()[0] - without
+    tracemalloc.stop()
+    return without, kept / x.nbytes
+
+
+def test_only_sums_keep_what_they_lose(world_across):
+    for without, kept in world_across(LAYOUTS["2+2"])(kept_nbytes, 300_000):
+        assert without < 10_000
+        assert 0.5 <= kept < 0.6, "of each host a rank keeps it for its slices"
+
+
 @pytest.mark.parametrize("layout", ["1+1", "2+1+3"])
 def test_all_else_travels_as_it_is(world_across, layout):
     ranks = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
@@ -559,4 +584,7 @@ def test_formats_that_differ_are_a_mismatch_on_every_rank(world_across, layout, 
     for own, other in (("bf16", "int8"), (None, "fp16"), ("int8", "native"), ("bf16", "fp8")):
         ranks = world_across(LAYOUTS[layout])
         for rank, said in enumerate(ranks(give_different, count, own, other, odd_one)):
-            assert ("allowed" if (rank, other) == (odd_one, "fp8") else "do not match") in said
+            if other == "fp8":
+                assert ("allowed" if rank == odd_one else "do not match") in said
+            else:
+                assert "another wire= or another group_size=" in said
