@@ -73,8 +73,9 @@ cdef class Collectives:
 
         Between hosts, which are folded in the order of their lowest ranks, `wire` says how sums and averages of
         float32 and shorter floats travel: "native" (float32), "bf16", "fp16", or "int8" with a scale for each 256
-        elements. What rounding loses of an array is sent with what the same array holds the next time. None: as
-        `Comm.wire` says. All ranks give the same, and get the same bits.
+        elements. What rounding loses of an array is sent with what the same array holds the next time. Beyond 65,504
+        fp16 is infinite; an infinity or a NaN makes NaNs of all 256 elements of int8. Up to 32 KiB travel as they are.
+        None: as `Comm.wire` says. All ranks give the same, and get the same bits.
 
         group_size: of hosts that are near each other, as in one data centre, which reduce among themselves before
         such groups do: then only 1/group_size of a message leaves each host for other groups. It divides the number
