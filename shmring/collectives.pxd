@@ -29,7 +29,7 @@ cdef class Collectives:
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
                          object out, object algorithm, object timeout, object across)
     cdef object describe_crossing(self, Call *c, object x, object across)
-    cdef object describe_wire(self, Call *c, object x, object wire)
+    cdef object describe_wire(self, Call *c, object x, const void *address, object wire)
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1
     cdef int find_blocks(self, Call *c) except -1
     cdef int root_of(self, int kind, object root) except -1

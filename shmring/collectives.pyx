@@ -308,9 +308,10 @@ cdef class Collectives:
         wire, group_size = across or (None, None)
         if group_size is not None:
             c.nodes_in_group = shapes.check_group_size(group_size, self.place.num_nodes)
-        return self.describe_wire(c, x, wire)
+        return self.describe_wire(c, x, c.x, wire)
 
-    cdef object describe_wire(self, Call *c, object x, object wire):
+    # address: where x has what is reduced, or the first of several arrays that are.
+    cdef object describe_wire(self, Call *c, object x, const void *address, object wire):
         cdef int number = self.default_wire if wire is None else wire_number(wire)
         cdef bint is_small = self.engine.g.leg == NULL or c.nbytes <= leg_of(&self.engine.g).small_nbytes
         cdef cnp.ndarray residual
@@ -323,7 +324,8 @@ cdef class Collectives:
         c.wire = number
         if number == SR_WIRE_NATIVE or is_small:
             return None
-        kept = self.residuals.of(x, <uintptr_t> c.x, residual_count(leg_of(&self.engine.g), c.count))
+        place = <uintptr_t> address, c.dtype, c.count
+        kept = self.residuals.of(x, place, residual_count(leg_of(&self.engine.g), c.count))
         if kept is not None:
             residual = kept
             c.residual = <float *> cnp.PyArray_DATA(residual)

@@ -20,7 +20,7 @@ cdef class _Members:
     cdef uint32_t dtypes        # a bit for each that occurs
     cdef uint64_t signature     # of what they are: the same on all ranks
     cdef uint64_t places        # of where they lie
-    cdef list kept
+    cdef list arrays, kept
 
     cdef int add(self, object x, bint writable, size_t i) except -1
     cdef int add_out(self, object out, size_t i) except -1
@@ -50,7 +50,8 @@ cdef class Fusion(Uneven):
     cdef int reduce_all_of_dtype(self, Call *c, _Members members, size_t fuse_nbytes) except -1
     cdef int reduce_bunch(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
                           size_t count) except -1
-    cdef int reduce_at(self, Call *c, _Members members, unsigned char *x, unsigned char *out, size_t count) except -1
+    cdef int reduce_at(self, Call *c, _Members members, size_t first, unsigned char *x, unsigned char *out,
+                       size_t count) except -1
     cdef object issue_all(self)
     cdef int reduce_later(self, Call *c, object kept) except -1
     cdef int reduce_bunch_later(self, Call *c, _Members members, size_t first, size_t last, size_t limit,

@@ -140,10 +140,10 @@ cdef class Fusion(Uneven):
         elements, in the same order. In place, or into `out`: a list of as many arrays of those dtypes and lengths,
         out[i] the i-th array or disjoint from all. Arrays of up to fuse_nbytes bytes (the same on every rank; the
         tuning's if None) are reduced together by dtype, larger ones by themselves; all in rank order, so the bits are
-        those of separate calls with wire="native", whatever `Comm.wire` is. timeout: seconds, of each of the calls that
-        it takes. Small arrays that are consecutive views of one array are not packed, and of one from `empty` and its
-        kin not copied at all. With async_op=True it returns a `Work` for all of them, and they are packed when their
-        turn comes.
+        those of separate calls; but with another `Comm.wire` than "native" what is reduced together travels, and is
+        rounded, as one array. timeout: seconds, of each of the calls that it takes. Small arrays that are consecutive
+        views of one array are not packed, and of one from `empty` and its kin not copied at all. With async_op=True it
+        returns a `Work` for all of them, and they are packed when their turn comes.
         """
         cdef Call c
         cdef _Members members
@@ -166,7 +166,7 @@ cdef class Fusion(Uneven):
         try:
             if not members.nelements:   # so that others who have some do not wait for a rank that has none
                 self.describe_reduction_of(&c, SR_U8, "max", timeout)
-                self.reduce_at(&c, members, NULL, NULL, 0)
+                self.reduce_at(&c, members, 0, NULL, NULL, 0)
             for dtype in range(SR_DTYPES):
                 if members.dtypes >> dtype & 1:
                     self.describe_reduction_of(&c, dtype, op, timeout)
@@ -189,7 +189,7 @@ cdef class Fusion(Uneven):
         cdef size_t i
         arrays = list_of(arrays, "arrays")
         members = _Members(len(arrays))
-        members.kept.append(arrays)   # the caller's list may change, or be none that lasts
+        members.arrays = arrays   # the caller's list may change, or be none that lasts
         i = 0
         for x in arrays:
             members.add(x, out is None, i)
@@ -228,7 +228,7 @@ cdef class Fusion(Uneven):
             if member.dtype != c.dtype:
                 continue
             if member.count > limit:
-                self.reduce_at(c, members, member.x, member.out, member.count)
+                self.reduce_at(c, members, i, member.x, member.out, member.count)
             elif count + member.count <= most:
                 count += member.count
             else:
@@ -244,23 +244,29 @@ cdef class Fusion(Uneven):
         cdef unsigned char *buffer
         cdef Member *begin = NULL
         if are_consecutive(c, members.member, first, last, limit, &begin):
-            return self.reduce_at(c, members, begin.x, begin.out, count)
+            return self.reduce_at(c, members, begin - members.member, begin.x, begin.out, count)
+        first = begin - members.member
         if self.works is not None:
             return self.reduce_bunch_later(c, members, first, last, limit, count)
         buffer = self.room(count * c.itemsize)
         with nogil:
             move(c, members.member, first, last, limit, buffer, True)
-        self.reduce_at(c, members, buffer, buffer, count)
+        self.reduce_at(c, members, first, buffer, buffer, count)
         with nogil:
             move(c, members.member, first, last, limit, buffer, False)
         return 0
 
-    cdef int reduce_at(self, Call *c, _Members members, unsigned char *x, unsigned char *out, size_t count) except -1:
+    # first: number of the member that is there, or of the first of those that are.
+    cdef int reduce_at(self, Call *c, _Members members, size_t first, unsigned char *x, unsigned char *out,
+                       size_t count) except -1:
         c.x, c.out, c.count = x, out, count
         c.nbytes = c.x_nbytes = c.out_nbytes = count * c.itemsize
         c.x_block = c.out_block = 0
         if self.engine.g.nblocks > 0 and c.nbytes >= self.engine.g.zero_copy_nbytes:
             self.find_blocks(c)
+        if self.default_wire != SR_WIRE_NATIVE and count > 0:
+            c.wire, c.residual = SR_WIRE_NATIVE, NULL
+            members.kept.append(self.describe_wire(c, members.arrays[first], members.member[first].x, None))
         c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
         choose_way(&self.engine.g, c)
         if self.works is not None:
@@ -285,7 +291,7 @@ cdef class Fusion(Uneven):
         bunch.bunch.member = members.member
         bunch.bunch.first, bunch.bunch.last, bunch.bunch.limit = first, last, limit
         bunch.bunch.buffer = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> bunch.room)
-        self.reduce_at(c, members, bunch.bunch.buffer, bunch.bunch.buffer, count)
+        self.reduce_at(c, members, first, bunch.bunch.buffer, bunch.bunch.buffer, count)
         work = self.works[len(self.works) - 1]
         work.kept = bunch
         work.task.bunch = &bunch.bunch
