@@ -289,7 +289,8 @@ cdef class Comm(Messages):
         try:
             if not leaves_in_order and self.engine.closed_because is None and self.engine.abort_report() is None:
                 # The others must not wait for a rank that has left in the middle.
-                self.engine.abort(f"{kind.__name__} in rank {self.rank}: {text_of(error)}"[:150])
+                said = text_of(error)  # nothing, where it is a KeyboardInterrupt
+                self.engine.abort(f"{kind.__name__} in rank {self.rank}{': ' if said else ''}{said}"[:150])
         finally:
             self.close()
 

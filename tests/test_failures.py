@@ -236,6 +236,19 @@ def test_an_exception_inside_with_is_told_to_the_others(world_of, path):
         assert error.reason in str(error)
 
 
+def be_interrupted_inside_with(comm):
+    with comm:
+        if comm.rank == 1:
+            raise KeyboardInterrupt
+        comm.barrier()
+
+
+def test_what_says_nothing_is_told_without_a_colon(world_of):
+    error, own = world_of(2).outcomes(be_interrupted_inside_with)
+    assert isinstance(own, KeyboardInterrupt)
+    assert error.reason == "KeyboardInterrupt in rank 1"
+
+
 class Unspeakable(Exception):
     def __str__(self):
         raise ValueError("no words")
