@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import handshake
-from .errors import Error, Mismatch, RankFailed, Timeout
+from .errors import WAIT_LONGER, Error, Mismatch, RankFailed, Timeout
 from .handshake import BadFrame, Challenge, Hello
 from .limits import explain
 from .lines import Line
@@ -27,6 +27,8 @@ from .worlds import Attempt, named
 HANDSHAKE_S = 5.0  # a connection that has not proven itself by then is dropped
 _CROWDED_S = 1.0  # and by then where others wait outside for its place
 _MOST_STRANGERS = 128  # at once, and twice the awaited besides
+SILENCE_S = 10.0  # a wait of so long is told in the log, long before its timeout
+_SHMRUN = "with shmrun every host needs the same --nnodes and -n, and a --node-rank of its own"
 
 _log = logging.getLogger("shmring")
 # Kinds of connections that are turned away: those that also happen when nobody means harm are no warnings.
@@ -77,8 +79,8 @@ class Doorman:
         """Have `hear` called when something comes from a rank that is in."""
         self._selector.register(line, selectors.EVENT_READ, hear)
 
-    def serve(self) -> None:
-        """Wait for something to come and deal with it."""
+    def serve(self, by: float = float("inf")) -> None:
+        """Wait for something to come, `by` a time.monotonic() value at most, and deal with it."""
         now = time.monotonic()
         patience_s = HANDSHAKE_S if len(self._strangers) < self._most_strangers else _CROWDED_S
         oldest = next(iter(self._strangers.values()), None)
@@ -87,7 +89,7 @@ class Doorman:
             oldest = next(iter(self._strangers.values()), None)
         self._attempt.check()
         self._listen(len(self._strangers) < self._most_strangers)
-        until = float("inf") if oldest is None else oldest.since + patience_s
+        until = by if oldest is None else min(by, oldest.since + patience_s)
         for key, _ in self._selector.select(self._attempt.wait_s(until)):
             key.data()
 
@@ -128,8 +130,9 @@ class Doorman:
                 self._most_strangers = max(1, len(self._strangers))
                 return
             raise explain(error, "accepting a rank's connection") from error
-        line = Line(connection)
-        who = f"{address[0]} port {address[1]}" if connection.family != socket.AF_UNIX else ""
+        is_local = connection.family == socket.AF_UNIX
+        line = Line(connection, "" if is_local else address[0])
+        who = "" if is_local else f"{address[0]} port {address[1]}"
         if not who:
             uid, pid = peer_uid_and_pid(connection)
             who = f"process {pid}"
@@ -219,6 +222,7 @@ class Reception:
         self._attempt = attempt
         self._awaited = awaited
         self._joined: dict[int, Line] = {}
+        self._tell_at = time.monotonic() + SILENCE_S
         self._doorman = Doorman(attempt, listener, (purpose,), len(awaited), self._take_in)
 
     def gather(self) -> dict[int, Line]:
@@ -226,8 +230,10 @@ class Reception:
         try:
             while not self._is_complete():
                 if self._attempt.is_over():
-                    raise self._late(f"did not come within {self._attempt.timeout_s:g} s")
-                self._doorman.serve()
+                    raise self._late(f"did not come{self._where('to')} within {self._attempt.timeout_s:g} s")
+                if time.monotonic() >= self._tell_at:
+                    self._tell_who_is_awaited()
+                self._doorman.serve(self._tell_at)
             self._conclude(self._joined)
         except BaseException as error:
             frame = handshake.pack_frame(handshake.FAILED, error, self._attempt.rank)
@@ -252,21 +258,24 @@ class Reception:
     def _conclude(self, lines: dict[int, Line]) -> None:
         """All have come."""
 
-    def _objection(self, hello: Hello) -> Error | None:
+    def _objection(self, hello: Hello, line: Line) -> Error | None:
         """What is wrong with a rank that does belong here; ends the meeting for all."""
         rank, nprocs = hello.rank, self._attempt.world.nprocs
+        what_to_do = f" ({_SHMRUN})" if line.host else ""
         if hello.nprocs != nprocs:
             return Mismatch(
-                f"rank {self._attempt.rank} joined a world of {nprocs} ranks, rank {rank} one of "
-                f"{hello.nprocs}: all must be given the same World",
+                f"rank {self._attempt.rank} joined a world of {nprocs} ranks, rank {rank}{_on(line)} one of "
+                f"{hello.nprocs}: all must be given the same World{what_to_do}",
                 rank=rank,
             )
         if rank in self._joined or rank not in self._awaited:
-            return Error(f"rank {rank} joined twice: each process needs a rank of its own", rank=rank)
+            again = f"{_on(self._joined[rank])} and{_on(line)}" if line.host and rank in self._joined else ""
+            text = f"rank {rank} joined twice{again}: each process needs a rank of its own{what_to_do}"
+            return Error(text, rank=rank)
         return None
 
     def _take_in(self, hello: Hello, line: Line) -> None:
-        error = self._objection(hello)
+        error = self._objection(hello, line)
         if error is not None:
             raise error
         self._joined[hello.rank] = line
@@ -285,20 +294,39 @@ class Reception:
     def _hear_word(self, rank: int, packet: bytes) -> None:
         """A rank that waits speaks only to give up."""
         _, failure = handshake.unpack_frame(packet)
-        raise failure or self._late(f"did not come while rank {rank} would wait")
+        raise failure or self._late(f"did not come{self._where('to')} while rank {rank} would wait")
 
     def _late(self, what: str) -> Timeout:
-        missing = self._missing()
-        text = f"{named(missing)} of {self._attempt.world.nprocs} {what}{self._doorman.hints()}"
+        missing, hints = self._missing(), self._doorman.hints()
+        text = f"{named(missing)} of {self._attempt.world.nprocs} {what}{hints}; {WAIT_LONGER}"
         return Timeout(text, rank=missing[0])
 
+    def _tell_who_is_awaited(self) -> None:
+        """Once: else whoever forgot to start a host would sit before a silent screen up to the timeout."""
+        self._tell_at = float("inf")
+        missing, attempt = named(self._missing()), self._attempt
+        what = "rank %d has waited %g s%s for %s of %d, and will wait %g s in all%s"
+        told = (attempt.rank, SILENCE_S, self._where("at"), missing, attempt.world.nprocs, attempt.timeout_s)
+        _log.warning(what, *told, self._doorman.hints())
+
+    def _where(self, preposition: str) -> str:
+        address = self._attempt.world.address
+        return f" {preposition} {address}" if address else ""
+
     def _lose(self, rank: int) -> RankFailed:
-        self._joined.pop(rank).close()
-        return ended(rank)
+        line = self._joined.pop(rank)
+        line.close()
+        return ended(rank, line.host)
 
 
-def ended(rank: int) -> RankFailed:
-    return RankFailed(f"rank {rank} ended while the ranks were meeting", rank=rank, cause="connection closed")
+def ended(rank: int, host: str = "") -> RankFailed:
+    text = f"rank {rank} ended while the ranks were meeting" + (f": see its output on {host}" if host else "")
+    return RankFailed(text, rank=rank, host=host or None, cause="connection closed")
+
+
+def _on(line: Line) -> str:
+    """Where a rank is, for a message; nothing where all are on this host."""
+    return f" on {line.host}" if line.host else ""
 
 
 def most_strangers(num_awaited: int) -> int:

@@ -6,6 +6,8 @@ May know: nothing.
 
 from __future__ import annotations
 
+WAIT_LONGER = "to wait longer set timeout= or SHMRING_TIMEOUT (seconds)"
+
 
 class Error(RuntimeError):
     """Base of every error that shmring raises itself.

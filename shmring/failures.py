@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import liveness
-from .errors import Aborted, Error, Mismatch, RankFailed, Timeout
+from .errors import WAIT_LONGER, Aborted, Error, Mismatch, RankFailed, Timeout
 
 if TYPE_CHECKING:
     from ._engine import Engine
@@ -111,7 +111,7 @@ def _what_ended(engine: Engine) -> Error:
         text = f"rank {culprit} on {host} failed: {reason}; {_OVER}"
         return RankFailed(text, rank=culprit, op=op, seq=number, host=host, cause=reason)
     if cause == "timed out":
-        text = f"rank {culprit} {reason}; {_OVER}; to wait longer set timeout= or SHMRING_TIMEOUT (seconds)"
+        text = f"rank {culprit} {reason}; {_OVER}; {WAIT_LONGER}"
         return Timeout(text, rank=culprit, op=op, seq=number)
     text = f"rank {culprit} gave up: {reason}; {_OVER}"
     return Aborted(text, rank=culprit, op=op, seq=number, reason=reason)

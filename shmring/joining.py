@@ -1,6 +1,6 @@
 """From a world to a communicator: meet, and begin.
 
-May know: bootstrap, beginning, comm, settings.
+May know: bootstrap, beginning, comm, errors, settings.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 from .beginning import begin_where_met
 from .bootstrap import World, join, world_from_environment
 from .comm import Comm
+from .errors import Error
 from .settings import Settings
 
 
@@ -34,6 +35,14 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
         )
     elif rank is None:
         raise ValueError("a world needs this process' rank in it: shmring.init(world, rank=...)")
+    try:
+        return _join(world, rank, settings, timeout_s)
+    except Error as error:
+        # The message says what happened. The way through the meeting would bury it, on every rank.
+        raise error.with_traceback(None) from None
+
+
+def _join(world: World, rank: int, settings: Settings, timeout_s: float) -> Comm:
     meeting = join(world, rank, timeout_s=timeout_s)
     try:
         return Comm(*begin_where_met(meeting, settings, timeout_s, key=world.key))

@@ -27,11 +27,15 @@ _STUCK_S = 5.0  # a peer whose kernel takes nothing for so long is gone
 
 
 class Line:
-    """A non-blocking connection between two ranks, and what has come so far of its next frame."""
+    """A non-blocking connection between two ranks, and what has come so far of its next frame.
 
-    def __init__(self, connection: socket.socket) -> None:
+    `host` is the address of who came, for messages; empty on a Unix socket, and for who went there itself.
+    """
+
+    def __init__(self, connection: socket.socket, host: str = "") -> None:
         connection.setblocking(False)
         self.connection = connection
+        self.host = host
         self._is_stream = connection.type == socket.SOCK_STREAM
         self._begun = bytearray()
 

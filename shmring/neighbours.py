@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from . import handshake
 from .doorman import Reception, ended, most_strangers, peer_uid_and_pid
-from .errors import Error, Timeout
+from .errors import WAIT_LONGER, Error, Timeout
 from .guest import Guest
 from .handshake import Hello
 from .limits import explain
@@ -114,8 +114,8 @@ class _Host(Reception):
             marker.bind(meeting_point(self._attempt.world, b".met"))
             marker.listen(1)
 
-    def _objection(self, hello: Hello) -> Error | None:
-        own, error = self._attempt, super()._objection(hello)
+    def _objection(self, hello: Hello, line: Line) -> Error | None:
+        own, error = self._attempt, super()._objection(hello, line)
         if error is None and hello.node != own.node:
             return Error(
                 f"rank {own.rank} is on node {own.node!r}, rank {hello.rank} on node {hello.node!r} "
@@ -167,6 +167,6 @@ class _Guest(Guest):
         return Timeout(
             f"rank {self._peer} of {self._attempt.world.nprocs} did not come within "
             f"{self._attempt.timeout_s:g} s (ranks meet only within one network namespace: containers need "
-            "a common one)",
+            f"a common one); {WAIT_LONGER}",
             rank=self._peer,
         )

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from . import handshake, nodes
-from .doorman import Reception, ended
-from .errors import Error, Timeout
+from .doorman import SILENCE_S, Reception, ended
+from .errors import WAIT_LONGER, Error, Timeout
 from .guest import Guest
 from .handshake import BadFrame, Hello
 from .limits import explain
@@ -31,6 +31,7 @@ from .worlds import Attempt
 
 _CONNECT_S = 5.0  # one attempt; the kernel's own pauses between its attempts grow without end
 _LONGEST_PAUSE_S = 0.25
+_OTHER_PORT = "choose another port (SHMRING_PORT, or shmrun's --rdzv)"
 
 _log = logging.getLogger("shmring")
 
@@ -135,6 +136,7 @@ class _Guest(Guest):
         self._scope_id = 0
         self._why = ""  # the last attempt failed
         self._seen = False  # rank 0 was there, so that its absence means that it ended
+        self._tell_at = time.monotonic() + SILENCE_S
 
     def found(self, line: Line) -> Found:
         assert self._listener is not None
@@ -161,13 +163,23 @@ class _Guest(Guest):
             there = connect(family, address, until, self._attempt.look_s(), self._attempt.check)
             if not isinstance(there, OSError):
                 watch_link(there, is_always_read=True)
+                self._why = "something took the connection, but did not answer"
                 return Line(there)
             if there.errno in (errno.EMFILE, errno.ENFILE):
                 raise explain(there, "connecting to rank 0")
             if there.errno == errno.ECONNREFUSED and self._seen:
                 raise ended(0)
             self._why = str(there.strerror)
+        if time.monotonic() >= self._tell_at:
+            self._tell_it_tries()
         return None
+
+    def _tell_it_tries(self) -> None:
+        """Once: else a mistaken address would show only when the timeout is over."""
+        self._tell_at = float("inf")
+        what = "rank %d has tried for %g s to reach rank 0 at %s (%s), and will try for %g s in all"
+        attempt = self._attempt
+        _log.warning(what, attempt.rank, SILENCE_S, self._address, self._why, attempt.timeout_s)
 
     def _proven(self) -> None:
         self._seen = True
@@ -186,7 +198,11 @@ class _Guest(Guest):
             return False
         self._rank_0 = Endpoint(host.partition("%")[0], port)
         self._scope_id = own[3] if len(own) > 3 else 0
-        self._listener = listen_nearby(line.connection.family, own, self._ports)
+        try:
+            self._listener = listen_nearby(line.connection.family, own, self._ports)
+        except Error as error:  # so that all ranks raise it
+            line.send(handshake.pack_frame(handshake.FAILED, error, self._attempt.rank))
+            raise
         host, port, *_ = self._listener.getsockname()
         if not line.send(nodes.pack_endpoint(Endpoint(host, port))):
             return False
@@ -213,14 +229,14 @@ class _Guest(Guest):
             return super()._wrong_answer(error, other_version)
         return (
             f"what answers at {self._address} is not rank 0 of this world (it sent {error}): if another "
-            "program listens there, choose another port (SHMRING_PORT)"
+            f"program listens there, {_OTHER_PORT}"
         )
 
     def _never_came(self) -> Timeout:
         nprocs, timeout_s = self._attempt.world.nprocs, self._attempt.timeout_s
         what = f"rank 0 of {nprocs} did not come to {self._address} within {timeout_s:g} s"
         why = f" (the last attempt to reach it there: {self._why})" if self._why else ""
-        return Timeout(what + why, rank=0)
+        return Timeout(f"{what}{why}; {WAIT_LONGER}", rank=0)
 
 
 def _resolve(address: str) -> list[tuple[int, Address]]:
@@ -261,10 +277,10 @@ def _listen_at_address(attempt: Attempt) -> socket.socket:
 
 def _cannot_listen(error: OSError, address: str) -> Error:
     if error.errno == errno.EADDRINUSE:
-        text = f"the port at {address} is taken, by another program or job: choose another (SHMRING_PORT)"
+        text = f"the port at {address} is taken, by another program, job or rank 0: {_OTHER_PORT}"
         return Error(text, rank=0)
     if error.errno == errno.EACCES:
-        return Error(f"only root may listen at {address}: choose a port above 1023 (SHMRING_PORT)", rank=0)
+        return Error(f"only root may listen at {address}: {_OTHER_PORT}, above 1023", rank=0)
     return explain(error, f"listening at {address}")
 
 

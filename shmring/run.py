@@ -113,11 +113,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def _count_ranks(options: argparse.Namespace) -> None:
     """Turn -n into the number of ranks on each host, and check what says which host this is."""
     texts = options.counts.split(",")
+    is_said = options.nnodes is not None
     options.nnodes = len(texts) if options.nnodes is None else options.nnodes
     if options.nnodes < 1 or len(texts) not in (1, options.nnodes):
         raise ValueError(
             f"--nnodes is {options.nnodes} but -n is {options.counts}: give one number, or one for each host"
         )
+    if options.rdzv is not None and not is_said and len(texts) == 1:
+        raise ValueError("--rdzv is for several hosts: say how many with --nnodes, the same on all of them")
     if options.nnodes > 1:
         if "auto" in texts:
             raise ValueError("-n auto may differ from host to host: give the same numbers on all of them")
@@ -126,7 +129,10 @@ def _count_ranks(options: argparse.Namespace) -> None:
         parse_address("--rdzv", options.rdzv)
     options.node_rank = options.node_rank or 0
     if not 0 <= options.node_rank < options.nnodes:
-        raise ValueError(f"--node-rank is {options.node_rank}; allowed: 0 to {options.nnodes - 1}")
+        raise ValueError(
+            f"--node-rank is {options.node_rank}; allowed: 0 to {options.nnodes - 1}, as --nnodes is "
+            f"{options.nnodes}"
+        )
     options.counts = [_nprocs(text) for text in texts] * (options.nnodes // len(texts))
     check_nprocs(sum(options.counts))
 

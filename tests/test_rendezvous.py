@@ -1,7 +1,7 @@
 """Ranks of several nodes meet over TCP: all of them, or one typed error for all.
 
-Ranks are threads on loopback that say they are on different nodes. May know: bootstrap, handshake, joining,
-lines, nodes.
+Ranks are threads on loopback that say they are on different nodes. May know: bootstrap, doorman, handshake,
+joining, lines, nodes, rendezvous, settings.
 """
 
 import collections
@@ -11,6 +11,7 @@ import random
 import socket
 import threading
 import time
+import traceback
 
 import pytest
 from meeting import (
@@ -29,10 +30,11 @@ from meeting import (
 )
 
 import shmring
-from shmring import bootstrap, handshake, joining, memory, nodes
+from shmring import bootstrap, doorman, handshake, joining, memory, nodes, rendezvous
 from shmring.bootstrap import World, join, world
 from shmring.errors import Aborted, Error, Mismatch, RankFailed, Timeout
 from shmring.lines import Line
+from shmring.settings import parse_address
 
 # --- meeting ---
 
@@ -226,10 +228,9 @@ def test_no_port_left_is_an_error_for_all(monkeypatch):
         holder.listen()
         monkeypatch.setenv("SHMRING_PORTS", f"{port}-{port}")
         errors = meet_on("ab")
-    assert type(errors[1]) is Error
-    assert f"all of SHMRING_PORTS={port}-{port} are taken" in str(errors[1])
-    assert type(errors[0]) is RankFailed
-    assert errors[0].rank == 1
+    for error in errors:
+        assert type(error) is Error
+        assert f"all of SHMRING_PORTS={port}-{port} are taken" in str(error)
 
 
 # --- failing to meet ---
@@ -240,8 +241,41 @@ def test_missing_ranks_are_named_to_all():
     errors = in_threads(*(coming(meeting, rank, node=str(rank), timeout_s=1.5) for rank in (0, 2)))
     for error in errors:
         assert type(error) is Timeout
-        assert "ranks 1, 3 of 4 did not come" in str(error)
+        assert f"ranks 1, 3 of 4 did not come to {meeting.address} within 1.5 s; to wait longer" in str(error)
         assert error.rank == 1
+
+
+def test_a_long_wait_is_told_once(monkeypatch, caplog):
+    monkeypatch.setattr(doorman, "SILENCE_S", 0.2)
+    meeting = world_at(3)
+    in_threads(*(coming(meeting, rank, node=str(rank), timeout_s=1.0) for rank in (0, 2)))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"rank 0 has waited 0.2 s at {meeting.address} for rank 1 of 3, and will wait 1 s in all"]
+
+
+def test_it_is_told_that_rank_0_cannot_be_reached(monkeypatch, caplog):
+    monkeypatch.setattr(rendezvous, "SILENCE_S", 0.2)
+    meeting = world_at(2)
+    with pytest.raises(Timeout):
+        join(meeting, 1, timeout_s=1.0)
+    told = [record.getMessage() for record in caplog.records]
+    what = f"rank 1 has tried for 0.2 s to reach rank 0 at {meeting.address} (Connection refused)"
+    assert told == [f"{what}, and will try for 1 s in all"]
+
+
+def test_a_failed_meeting_shows_what_happened_and_not_the_way_there():
+    with pytest.raises(Timeout) as caught:
+        shmring.init(world_at(2), 1, timeout=0.2)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [frame.name for frame in frames[1:]] == ["init"]
+    assert caught.value.__suppress_context__
+
+
+def test_whoever_takes_the_connection_and_says_nothing_is_not_rank_0():
+    meeting = world_at(2)
+    with socket.create_server(parse_address("address", meeting.address)), pytest.raises(Timeout) as caught:
+        join(meeting, 1, timeout_s=0.3)
+    assert "something took the connection, but did not answer" in str(caught.value)
 
 
 def test_a_rank_that_gives_up_first_takes_the_others_with_it():
@@ -251,7 +285,7 @@ def test_a_rank_that_gives_up_first_takes_the_others_with_it():
     )
     for error in errors:
         assert type(error) is Timeout
-        assert "rank 2 of 3 did not come while rank 1 would wait" in str(error)
+        assert f"rank 2 of 3 did not come to {meeting.address} while rank 1 would wait" in str(error)
 
 
 def test_rank_0_missing_is_named_with_the_address():
@@ -286,7 +320,7 @@ def test_a_port_that_is_taken_is_said_at_once():
     with socket.socket() as holder:
         holder.bind(bootstrap.rendezvous.parse_address("address", meeting.address))
         holder.listen()
-        with pytest.raises(Error, match="is taken, by another program or job: choose another"):
+        with pytest.raises(Error, match="is taken, by another program, job or rank 0: choose another"):
             join(meeting, 0, timeout_s=100)
 
 
@@ -379,6 +413,8 @@ def test_ranks_that_disagree_about_nprocs_all_say_so():
     for error in errors:
         assert type(error) is Mismatch
         assert error.rank == 1
+        assert "rank 1 on 127.0.0.1 one of 2" in str(error)
+        assert "the same --nnodes and -n" in str(error)
 
 
 def test_a_rank_that_comes_twice_ends_it_for_all():
@@ -386,7 +422,8 @@ def test_a_rank_that_comes_twice_ends_it_for_all():
     errors = in_threads(*(coming(meeting, rank, node=str(rank)) for rank in (0, 1, 1)))
     for error in errors:
         assert type(error) is Error
-        assert "rank 1 joined twice" in str(error)
+        assert "rank 1 joined twice on 127.0.0.1 and on 127.0.0.1: each process" in str(error)
+        assert "a --node-rank of its own" in str(error)
 
 
 def test_a_failed_meeting_closes_everything():

@@ -76,7 +76,7 @@ def test_a_rank_of_another_host_that_ends_shows_here(hosts):
         """
     (_, err, code), (_, other_err, other_code) = hosts(code, on(0, "-n", "2"), on(1, "-n", "2"))
     assert code == 1
-    assert "RankFailed: rank 2 ended while the ranks were meeting" in err
+    assert "RankFailed: rank 2 ended while the ranks were meeting: see its output on 127.0.0.1" in err
     assert other_code == 9
     assert "rank 2 of 4 failed first: exit status 9" in other_err
 
@@ -96,7 +96,8 @@ def test_the_key_is_in_no_command_line_and_reaches_the_ranks(hosts, tmp_path):
     [
         (["--nnodes", "2", "-n", "2"], "several hosts need --rdzv HOST:PORT"),
         (["--nnodes", "2", "-n", "2", "--rdzv", "x:1"], "its own --node-rank"),
-        (["--nnodes", "2", "-n", "2", "--rdzv", "x:1", "--node-rank", "2"], "allowed: 0 to 1"),
+        (["--nnodes", "2", "-n", "2", "--rdzv", "x:1", "--node-rank", "2"], "0 to 1, as --nnodes is 2"),
+        (["-n", "2", "--rdzv", "x:1", "--node-rank", "0"], "say how many with --nnodes"),
         (["--nnodes", "2", "-n", "2", "--rdzv", "x:y", "--node-rank", "1"], "the port in --rdzv is 'y'"),
         (["--nnodes", "3", "-n", "2,1", "--rdzv", "x:1", "--node-rank", "1"], "or one for each host"),
         (["--nnodes", "0", "-n", "2"], "--nnodes is 0"),
