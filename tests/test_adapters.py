@@ -204,14 +204,14 @@ RAY = """
         def die(self):
             os._exit(3)
 
-        def collectives(self, rank):
+        def collectives(self, rank, group):
             for make in KINDS:
-                self.check(rank, make)
-            assert collective.get_rank("all") == rank
-            collective.destroy_collective_group("all")
+                self.check(rank, make, group)
+            assert collective.get_rank(group) == rank
+            collective.destroy_collective_group(group)
             return len(KINDS)
 
-        def check(self, rank, make):
+        def check(self, rank, make, group):
             def same(x, *values):
                 assert [float(y) for y in x] == [float(value) for value in values], (rank, x, values)
 
@@ -219,30 +219,33 @@ RAY = """
                 return [make([0, 0]) for _ in range(3)]
 
             x = make([rank + 1, 2])
-            collective.allreduce(x, "all")
+            collective.allreduce(x, group)
             same(x, 6, 6)
             x = make([rank + 1, 2])
-            collective.allreduce(x, "all", ReduceOp.PRODUCT)
+            collective.allreduce(x, group, ReduceOp.PRODUCT)
             same(x, 6, 8)
             x = make([rank + 1, 2])
-            collective.reduce(x, 1, "all", ReduceOp.MAX)
+            collective.reduce(x, 1, group, ReduceOp.MAX)
             same(x, 3 if rank == 1 else rank + 1, 2)
             x = make([rank + 1, rank])
-            collective.broadcast(x, 2, "all")
+            collective.broadcast(x, 2, group)
             same(x, 3, 2)
             parts = others()
-            collective.allgather(parts, make([rank, 5]), "all")
+            collective.allgather(parts, make([rank, 5]), group)
             for other, part in enumerate(parts):
                 same(part, other, 5)
             x = make([0, 0])
-            collective.reducescatter(x, [make([part, rank]) for part in range(3)], "all", ReduceOp.SUM)
+            collective.reducescatter(x, [make([part, rank]) for part in range(3)], group, ReduceOp.SUM)
             same(x, 3 * rank, 3)
-            collective.barrier("all")
-            if rank == 0:
-                collective.send(make([7, 8]), 1, "all")
-            elif rank == 1:
-                collective.recv(x, 0, "all")
-                same(x, 7, 8)
+            collective.barrier(group)
+            for sender in range(3):  # to every other, of its host or not
+                for receiver in {0, 1, 2} - {sender}:
+                    if rank == sender:
+                        collective.send(make([sender, receiver]), receiver, group)
+                    elif rank == receiver:
+                        x = make([7, 8])
+                        collective.recv(x, sender, group)
+                        same(x, sender, receiver)
 
     if __name__ == "__main__":
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
@@ -254,12 +257,14 @@ RAY = """
         adapter.join(actors)
         assert ray.get([actor.total.remote(1) for actor in actors]) == [(6, 1)] * 3
 
-        adapter.register_backend(actors)
-        adapter.register_backend(actors)
-        collective.create_collective_group(actors, 3, [0, 1, 2], "SHMRING", "all")
-        done = [actor.collectives.remote(rank) for rank, actor in enumerate(actors)]
-        assert ray.get(done) == [len(KINDS)] * 3
+        def check_collectives(group):
+            adapter.register_backend(actors)
+            adapter.register_backend(actors)
+            collective.create_collective_group(actors, 3, [0, 1, 2], "SHMRING", group)
+            done = [actor.collectives.remote(rank, group) for rank, actor in enumerate(actors)]
+            assert ray.get(done) == [len(KINDS)] * 3
 
+        check_collectives("one_host")
         try:
             adapter.join([*actors, actor(), actor()], timeout=2)
         except shmring.Timeout as error:
@@ -279,6 +284,7 @@ RAY = """
         for _ in range(2):  # what is there already is left
             adapter.join(actors, port=PORT)
             assert ray.get([actor.total.remote(1) for actor in actors]) == [(6, 2)] * 3
+        check_collectives("two_hosts")
         ray.shutdown()
         print("well")
     """
