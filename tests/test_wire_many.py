@@ -23,7 +23,7 @@ def arrays_of(rank, kind):
 
 
 def means_of_many(comm, kind, times):
-    """The first results, the means of all, the bytes that crossed the wire, and those of the same as it is."""
+    """The first results, the means of all, the bytes that crossed the wire, those of the same as it is."""
     comm.wire = "int8"
     given = arrays_of(comm.rank, kind)
     arrays, results = arrays_of(comm.rank, kind), []
