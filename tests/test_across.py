@@ -9,12 +9,13 @@ import functools
 
 import numpy as np
 import pytest
-from cases import DTYPES, MEMORIES, pairwise, rng_of, same_bytes
+from cases import DTYPES, pairwise, rng_of, same_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import KINDS, WAYS, Prepared, run_program, seeds_of
 from ranks import Ranks
 from test_collectives import CALLS, FOLDING, IN_PLACE, some_calls, sums_of
+from test_collectives import FACTORS as ON_ONE_HOST
 from test_fusion import fused_and_separate
 from test_objects import every_call
 from test_uneven import FACTORS as UNEVEN
@@ -36,14 +37,8 @@ SLICES = (None, TINY_SLICE, 16 << 10)
 FIRST_SEQS = (0, 2**32 - 3, 2**64 - 3)
 
 FACTORS = {
+    **{name: ON_ONE_HOST[name] for name in ("dtype", "op", "rows", "columns", "memory", "out", "root")},
     "kind": KINDS,
-    "dtype": tuple(DTYPES),
-    "op": _state.OPS,
-    "rows": (0, 1, 2, 3, 7),  # of each rank's part
-    "columns": (None, 1, 3, 50, 1000, 6001),  # None: one dimension
-    "memory": MEMORIES,
-    "out": (False, True),
-    "root": ("first", "last", "middle"),
     "way": tuple(dict.fromkeys(WAYS)),
     "layout": tuple(LAYOUTS),
     "slice": SLICES,

@@ -11,13 +11,7 @@ from meeting import free_port
 
 # --- pools and joblib ---
 
-POOLS = """
-    import os, sys, time
-    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-    from multiprocessing import get_context
-
-    from shmring.adapters import pools
-
+CALLS = """
     def total(comm, x):
         return sum(comm.all_gather_object(comm.rank + x))
 
@@ -25,6 +19,15 @@ POOLS = """
         if comm.rank == 1:
             raise KeyError("the cause")
         comm.barrier()
+
+"""
+
+POOLS = CALLS + """
+    import os, sys, time
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+    from multiprocessing import get_context
+
+    from shmring.adapters import pools
 
     def die(comm):
         if comm.rank == 1:
@@ -76,17 +79,9 @@ def test_pools(tmp_path, pool):
     assert_well(start(sys.executable, write_script(tmp_path, POOLS.replace("{}", pool))))
 
 
-JOBLIB = """
+JOBLIB = CALLS + """
     import joblib
     from shmring.adapters import joblib as adapter
-
-    def total(comm, x):
-        return sum(comm.all_gather_object(comm.rank + x))
-
-    def fail(comm):
-        if comm.rank == 1:
-            raise KeyError("the cause")
-        comm.barrier()
 
     if __name__ == "__main__":
         for x in range(20):  # joblib would put quick tasks into one batch
