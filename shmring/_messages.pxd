@@ -113,6 +113,7 @@ cdef int step_mail(Mail *m) noexcept nogil
 cdef void post_send(Mail *m, Message *message) noexcept nogil
 cdef void post_receive(Mail *m, Message *message) noexcept nogil
 cdef void withdraw(Mail *m, Message *message) noexcept nogil
+cdef void withdraw_all(Mail *m) noexcept nogil
 cdef void put_aside(Mail *m, Aside *aside) noexcept nogil
 cdef int awaited_sides(Mail *m) noexcept nogil
 cdef bint deliver_to_self(Mail *m, Message *message) noexcept nogil

@@ -75,6 +75,14 @@ cdef void unlink_aside(Mail *m, Aside *aside) noexcept nogil:
         m.last_aside = before
 
 
+# What comes of the message that is under way from there goes nowhere.
+cdef void pass_over(Mail *m, Peer *p) noexcept nogil:
+    p.receiver = NULL
+    p.incoming.data = NULL
+    if p.post != NULL:
+        sr_post_withdraw(m.office, p.post)
+
+
 # Forgets a message that is not complete. What has begun to arrive for it is passed over; what has begun to leave
 # cannot be taken back, and the communicator with it.
 cdef void withdraw(Mail *m, Message *message) noexcept nogil:
@@ -90,14 +98,18 @@ cdef void withdraw(Mail *m, Message *message) noexcept nogil:
     for i in range(m.nsources):
         p = &m.peer[m.source[i]]
         if p.receiver == message:
-            p.receiver = NULL
-            p.incoming.data = NULL
-            if p.post != NULL:
-                sr_post_withdraw(m.office, p.post)
+            pass_over(m, p)
     while aside != NULL:
         if aside.wanted_by == message:
             aside.wanted_by = NULL
         aside = aside.next
+
+
+# Before all that is posted loses its memory: the office still takes in what comes.
+cdef void withdraw_all(Mail *m) noexcept nogil:
+    cdef int i
+    for i in range(m.nsources):
+        pass_over(m, &m.peer[m.source[i]])
 
 
 # ---- matching ------------------------------------------------------------------------------------------------

@@ -174,6 +174,7 @@ cdef class Carrier(Fusion):
             self.is_enlisted = False
             sr_flag_set(&self.mail.stepper, 0)
         if self.transfers is not None:
+            withdraw_all(&self.mail)
             self.transfers.clear()
         return 0
 
