@@ -1,6 +1,7 @@
 # May know: _post.
 
 from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
 
 from ._post cimport sr_office, sr_post
 
@@ -16,4 +17,5 @@ cdef class Office:
 
     cdef int allocate(self, int nposts, size_t room_nbytes) except -1
     cdef int close_descriptors(self) except -1
+    cdef bint is_delivering(self, uint64_t cut_ns)
     cdef sr_post *post_of(self, int rank) except NULL

@@ -23,6 +23,8 @@ class Office:
         """Whether nothing comes from a rank any more."""
     def has_left(self, rank: int) -> bool:
         """Whether a rank has said that it leaves."""
+    def deliver(self, within_s: float, cut_s: float) -> None:
+        """Wait until what was sent of messages has reached the hosts of those it is for, or cannot."""
     def close(self, within_s: float) -> None:
         """Send what was promised, and stop."""
     def disown(self) -> None:

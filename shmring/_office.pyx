@@ -114,6 +114,30 @@ cdef class Office:
         """Whether a rank has said that it leaves."""
         return sr_flag_load(&self.post_of(rank).left) != 0
 
+    def deliver(self, double within_s, double cut_s):
+        """Wait until what was sent of messages has reached the hosts of those it is for, or cannot.
+
+        It ends sooner where somebody says that it is over. cut_s: who does not answer for so long is gone. What they
+        send meanwhile is taken in: two that do this at once do not wait for each other.
+        """
+        cdef double until = time.monotonic() + within_s
+        cdef double pause_s = 0.001
+        while self.is_delivering(<uint64_t> (cut_s * 1e9)) and time.monotonic() < until:
+            self.await_news(pause_s)   # of an acknowledgement there is none
+            sr_office_step(self.office)
+            if self.hear() is not None:
+                return
+            pause_s = min(2 * pause_s, 0.02)
+
+    cdef bint is_delivering(self, uint64_t cut_ns):
+        cdef bint is_any = False
+        cdef int number
+        for number in range(self.office.nposts if not self.news.closed else 0):
+            if sr_post_is_delivering(self.office, &self.post[number]):
+                sr_post_check_link(self.office, &self.post[number], cut_ns)
+                is_any = True
+        return is_any
+
     def close(self, double within_s):
         """Send what was promised, and stop; the connections are their maker's. A second call does nothing."""
         cdef int number

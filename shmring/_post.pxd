@@ -35,4 +35,5 @@ cdef extern from "post.h" nogil:
     void sr_post_say(sr_office *, sr_post *, int what, const void *body, uint32_t nbytes)
     void sr_post_check_link(sr_office *, sr_post *, uint64_t limit_ns)
     bint sr_post_owes(sr_office *, sr_post *)
+    bint sr_post_is_delivering(sr_office *, sr_post *)
     void sr_office_shut(sr_office *)

@@ -153,7 +153,7 @@ class Comm(Messages):
         """Give up: every rank's present or next call raises `Aborted` with this reason."""
 
     def close(self) -> None:
-        """Leave. Local; ranks that still call the communicator get RankFailed."""
+        """Leave. Local; messages that were sent still come, ranks that still call it get RankFailed."""
 
     def _disown(self) -> None:
         """In a forked child: descriptors go, shared memory stays untouched."""

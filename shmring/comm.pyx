@@ -248,7 +248,13 @@ cdef class Comm(Messages):
         self.engine.abort(reason)
 
     def close(self):
-        """Leave. Local; ranks that still call the communicator get RankFailed. Closing twice is harmless."""
+        """Leave. Local; ranks that still call the communicator get RankFailed. Closing twice is harmless.
+
+        Messages that were sent are still received. Those to ranks of other hosts may be on their way: this waits until
+        they are there, where a rank that is in no call takes in some 64 KiB, and no longer than the communicator's
+        timeout. What is late then, or under way when the communicator is over, is lost, and its receiver gets
+        RankFailed; so is a `Transfer` that is not complete.
+        """
         if self.engine.closed_because is not None:
             return
         if self.is_messaging:
@@ -260,10 +266,10 @@ cdef class Comm(Messages):
     cdef int forget(self) except -1:
         self.arrays.close()
         self.links.close()
-        if self.crossing is not None:
-            self.crossing.close()
         self.close_descriptor()
         self.staging_ready = True
+        if self.crossing is not None:   # may wait: the last, should a signal end that
+            self.crossing.close(self.engine.timeout_s if self.engine.abort_report() is None else 0.0)
         return 0
 
     cdef int close_descriptor(self) except -1:
@@ -277,9 +283,9 @@ cdef class Comm(Messages):
         if self.engine.closed_because is None:
             self.engine.disown()
             self.links.close()
-            if self.crossing is not None:
-                self.crossing.disown()
             self.close_descriptor()
+        if self.crossing is not None:   # also while a thread of the parent waits in close
+            self.crossing.disown()
 
     def __enter__(self):
         return self

@@ -32,7 +32,7 @@ class Crossing:
     def __init__(self, engine: Engine, place: Place, mesh: Mesh, key: bytes) -> None:
         self._mesh = mesh
         self._key = key
-        office = Office(mesh.mail, *engine.message_rings())
+        self._office = office = Office(mesh.mail, *engine.message_rings())
         self._alarms = Alarms(mesh.mail, office)
         self._wires = Wires(
             rank=place.rank,
@@ -60,11 +60,14 @@ class Crossing:
         world_id, address = invitation
         return World(world_id, self._key, nprocs, address)
 
-    def close(self) -> None:
-        """Close all connections; a second call does nothing."""
-        self._wires.close()
-        self._alarms.close()
-        self._mesh.close()
+    def close(self, within_s: float) -> None:
+        """Close all connections; a second call does nothing. within_s: for messages to reach their hosts."""
+        try:
+            self._office.deliver(within_s, lines.CUT_S)
+        finally:
+            self._wires.close()
+            self._alarms.close()
+            self._mesh.close()
 
     def disown(self) -> None:
         """In a forked child: close what it inherited, and say nothing."""

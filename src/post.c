@@ -1,7 +1,9 @@
 #include "post.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -85,8 +87,10 @@ static size_t put_on_socket(struct sr_office *office, struct sr_post *post, stru
 {
     const struct msghdr all = {.msg_iov = place, .msg_iovlen = nplaces};
     const ssize_t nbytes = sendmsg(post->fd, &all, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (nbytes >= 0)
+    if (nbytes >= 0) {
+        post->put += (uint64_t)nbytes;
         return (size_t)nbytes;
+    }
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)
         watch(office, post, true);
     else if (errno != EINTR)
@@ -179,9 +183,12 @@ static bool push_piece(struct sr_office *office, struct sr_post *post, struct sr
     struct iovec place[2] = {{(void *)&head, sizeof head}, {(void *)(message->data + message->offset), nbytes}};
     if (post->sent + sr_ring_frame_nbytes(nbytes) + SR_CACHE_LINE > post->limit)
         return false;
+    const uint64_t end = post->put + sizeof head + nbytes;
     const size_t taken = put_on_socket(office, post, place, 2);
     if (taken == 0)
         return false;
+    if (head.flags & SR_FRAME_LAST)
+        post->messages_end = end;
     if (taken < sizeof head + nbytes)
         keep_rest(office, post, place, 2, taken);
     post->sent += sr_ring_frame_nbytes(nbytes);
@@ -218,6 +225,19 @@ bool sr_post_owes(struct sr_office *office, struct sr_post *post)
     const bool owes = has_rest(post);
     leave_turn(office);
     return owes;
+}
+
+bool sr_post_is_delivering(struct sr_office *office, struct sr_post *post)
+{
+    int unacknowledged = 0;
+    take_turn(office);
+    send_rest(office, post);
+    const bool is_there = !post->deaf && sr_flag_load(&post->end) == SR_POST_OPEN;
+    const bool is_delivering =
+        is_there && (post->put < post->messages_end || (ioctl(post->fd, SIOCOUTQ, &unacknowledged) == 0 &&
+                                                        (uint64_t)unacknowledged > post->put - post->messages_end));
+    leave_turn(office);
+    return is_delivering;
 }
 
 /* ---- receiving ---------------------------------------------------------------------------------------------- */

@@ -63,6 +63,8 @@ struct sr_post {
     uint64_t there_nbytes; /* of that ring; 0: nothing is known of it yet */
     unsigned char *rest;   /* what the socket would not take, from a frame's middle on; SR_POST_REST_NBYTES */
     size_t rest_begin, rest_end;
+    uint64_t put;          /* bytes that the socket has taken */
+    uint64_t messages_end; /* how many those are once all whole messages are among them */
     bool deaf;             /* it takes nothing any more */
     bool watched;          /* there will be news when it takes something again */
     /* in */
@@ -139,6 +141,11 @@ void sr_post_check_link(struct sr_office *office, struct sr_post *post, uint64_t
 
 /* Sends what is left over; whether something still is. */
 bool sr_post_owes(struct sr_office *office, struct sr_post *post);
+
+/* The same; whether any part of a whole message has not reached the other end's kernel. Until then the descriptor has
+   to stay: a socket that nobody has answers what comes, credit say, with a reset, and what it had still to send is
+   gone. What has reached the other kernel is read there, reset or not: nobody has to stay until it is. */
+bool sr_post_is_delivering(struct sr_office *office, struct sr_post *post);
 
 /* Nothing is read or sent any more: the descriptors are about to go. */
 void sr_office_shut(struct sr_office *office);

@@ -1,5 +1,5 @@
-"""What a communicator over several hosts does when it is closed: nothing is received into memory that is its
-owner's again.
+"""What a communicator over several hosts does when it is closed: messages that were sent come, whatever their
+sender does next; nothing is received into memory that is its owner's again; and nobody is waited for in vain.
 
 May know: ranks; the public API of shmring.
 """
@@ -7,15 +7,232 @@ May know: ranks; the public API of shmring.
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 
 import numpy as np
 import pytest
+from ranks import Died, Ranks
 
 import shmring
 
+SOON_S = 10
 APART = [0, 1]
+CROWD = [0, 1, 2, 3, 4]
+RING = 1 << 20
+MUCH_NBYTES = 900_000  # fits into the ring, so that a send returns; not into what a socket takes in
+LATE_S = 1.5
+
+
+def bytes_of(nbytes):
+    return np.arange(nbytes, dtype="u4").astype("u1")
+
+
+# ---- what was sent comes ----------------------------------------------------------------------------------
+
+
+def send_and_close(comm, nbytes, late_s, how="send"):
+    """Rank 0 leaves behind its message to the last one, which receives it late."""
+    last = comm.size - 1
+    if comm.rank == 0:
+        transfer = comm.isend(bytes_of(nbytes), last) if how == "isend" else comm.send(bytes_of(nbytes), last)
+        if transfer is not None:
+            transfer.wait()
+        comm.close()
+    if comm.rank != last:
+        return None
+    time.sleep(late_s)
+    x = np.zeros(nbytes, "u1")
+    comm.recv(x, 0)
+    assert (x == bytes_of(nbytes)).all()
+    with pytest.raises(shmring.RankFailed, match="closed") as caught:
+        comm.recv(x, 0)
+    return caught.value.rank
+
+
+@pytest.mark.parametrize("late_s", [0, 0.1, LATE_S])
+@pytest.mark.parametrize(
+    ("nodes", "nbytes"), [(APART, 1000), (APART, 60_000), (APART, MUCH_NBYTES), (CROWD, 200_000)]
+)
+def test_what_was_sent_comes_though_its_sender_closes(world_across, nodes, nbytes, late_s):
+    ranks = world_across(nodes, SHMRING_MESSAGE_RING=RING)
+    assert ranks(send_and_close, nbytes, late_s)[-1] == 0
+
+
+def test_what_isend_sent_comes_though_its_sender_closes(world_across):
+    ranks = world_across(APART, SHMRING_MESSAGE_RING=RING)
+    assert ranks(send_and_close, MUCH_NBYTES, LATE_S, "isend")[1] == 0
+
+
+def test_what_was_sent_comes_over_a_network(world_over):
+    for nbytes in (4, MUCH_NBYTES):
+        ranks = world_over(APART, SHMRING_MESSAGE_RING=RING)
+        assert ranks(send_and_close, nbytes, LATE_S)[1] == 0
+
+
+def receive_many_and_answer(comm, count, nbytes):
+    """Rank 1 has sent what rank 0 never receives: that it is unread when rank 0 closes destroys nothing."""
+    if comm.rank == 1:
+        comm.send(bytes_of(nbytes), 0, tag=1)
+        comm.recv(np.zeros(1), 0, tag=3)
+        time.sleep(LATE_S)
+        for _ in range(count):
+            x = np.zeros(nbytes, "u1")
+            comm.recv(x, 0, tag=2)
+            assert (x == bytes_of(nbytes)).all()
+        return True
+    comm.send(np.zeros(1), 1, tag=3)
+    for _ in range(count):
+        comm.send(bytes_of(nbytes), 1, tag=2)
+    comm.close()
+    return None
+
+
+def test_what_was_sent_comes_though_its_sender_leaves_a_message_unread(world_across):
+    ranks = world_across(APART, SHMRING_MESSAGE_RING=RING)
+    assert ranks(receive_many_and_answer, 3, 300_000)[1]
+
+
+# ---- nobody is waited for in vain --------------------------------------------------------------------------
+
+
+def send_and_close_at_once(comm):
+    """Nobody receives anything; how long closing took."""
+    comm.send(bytes_of(MUCH_NBYTES), 1 - comm.rank)
+    begin = time.monotonic()
+    comm.close()
+    return time.monotonic() - begin
+
+
+def test_ranks_that_close_at_once_do_not_wait_for_each_other(world_across):
+    assert max(world_across(APART, SHMRING_MESSAGE_RING=RING)(send_and_close_at_once)) < SOON_S
+
+
+def begin_to_send_and_close(comm):
+    """What is lost all the same, as it has not left in whole, is not waited for; how long closing took."""
+    if comm.rank == 0:
+        comm.isend(bytes_of(4 * RING), 1)
+        time.sleep(0.2)
+        begin = time.monotonic()
+        comm.close()
+        return time.monotonic() - begin
+    time.sleep(LATE_S)
+    with pytest.raises(shmring.RankFailed):
+        comm.recv(np.zeros(4 * RING, "u1"), 0)
+    return 0
+
+
+def test_a_rank_that_closes_does_not_wait_for_a_message_half_sent(world_across):
+    ranks = world_across(APART, SHMRING_MESSAGE_RING=RING)
+    assert ranks(begin_to_send_and_close)[0] < LATE_S
+
+
+def send_and_close_though(comm, what):
+    """Rank 1 is in no call, or is stopped; how long rank 0's closing took."""
+    comm.barrier()
+    if comm.rank == 1:
+        if what == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(LATE_S)
+        return 0
+    comm.send(bytes_of(MUCH_NBYTES), 1)
+    if what == "aborted":
+        comm.abort("enough")
+    begin = time.monotonic()
+    comm.close()
+    return time.monotonic() - begin
+
+
+def test_a_rank_that_has_given_up_closes_soon(world_across):
+    assert world_across(APART, SHMRING_MESSAGE_RING=RING)(send_and_close_though, "aborted")[0] < LATE_S
+
+
+def test_a_rank_that_closes_waits_for_one_that_is_stopped_no_longer_than_for_a_call():
+    with Ranks(2, nodes=APART) as ranks:
+        ranks.meet(SHMRING_MESSAGE_RING=RING, timeout_s=2)
+        ranks.begin(send_and_close_though, "stopped")
+        (took_s,) = ranks.answers(among=[0])
+        assert 1.5 < took_s < SOON_S
+        ranks.kill(1, signal.SIGCONT)
+        assert ranks.answers(among=[1]) == [0]
+
+
+def kill_oneself_later(comm):
+    """Rank 0 waits in close, and sees the other one die."""
+    if comm.rank == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return send_and_close_at_once(comm)
+
+
+def test_a_rank_that_closes_sees_one_die():
+    with Ranks(2, nodes=APART) as ranks:
+        ranks.meet(SHMRING_MESSAGE_RING=RING)
+        took_s, other = ranks.outcomes(kill_oneself_later)
+        assert took_s < SOON_S
+        assert isinstance(other, Died)
+
+
+def give_up_later(comm):
+    """Rank 0 waits in close, and hears that it is over."""
+    if comm.rank == 0:
+        return send_and_close_at_once(comm)
+    time.sleep(0.3)
+    comm.abort("enough")
+    time.sleep(LATE_S)  # the sockets stay full
+    return 0
+
+
+def test_a_rank_that_closes_hears_that_it_is_over(world_across):
+    assert max(world_across(APART, SHMRING_MESSAGE_RING=RING)(give_up_later)) < LATE_S
+
+
+def connections():
+    """How many TCP connections this process has."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd))) as line:
+            count += line.family == socket.AF_INET and bool(line.getpeername())
+    return count
+
+
+def wait_in_close(comm, meanwhile):
+    """Rank 0 waits in close, and meanwhile(), while rank 1 does not look; what that has returned."""
+    if comm.rank == 1:
+        time.sleep(LATE_S)
+        comm.close()
+        return None
+    before, found = connections(), []
+    comm.send(bytes_of(MUCH_NBYTES), 1)
+    thread = threading.Timer(0.3, lambda: found.append(meanwhile()))
+    thread.start()
+    with pytest.raises(KeyboardInterrupt) if meanwhile is interrupt else contextlib.nullcontext():
+        comm.close()
+    comm.close()
+    thread.join()
+    assert connections() == before - 2  # of data and of mail
+    return before, found[0]
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def count_in_a_child():
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(connections())
+
+
+def test_ctrl_c_ends_the_wait_of_a_rank_that_closes(world_across):
+    world_across(APART, SHMRING_MESSAGE_RING=RING)(wait_in_close, interrupt)
+
+
+def test_a_child_that_is_forked_from_a_rank_that_closes_has_none_of_its_connections(world_across):
+    before, in_child = world_across(APART, SHMRING_MESSAGE_RING=RING)(wait_in_close, count_in_a_child)[0]
+    assert in_child == before - 2
+
 
 # ---- memory that is its owner's again ----------------------------------------------------------------------
 

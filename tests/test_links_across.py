@@ -16,6 +16,7 @@ from shmring import lines
 
 CUT_S = 1  # instead of 20 s, for those who wait
 MUCH = 4 << 20  # elements: more than sockets take while the other end does not read
+MUCH_IN_RING = 140_000  # bytes: more than a rank takes in that does not look
 SOON_S = 15
 
 
@@ -57,7 +58,7 @@ def meet_over(networks):
         ranks = Ranks(len(places), on=[network[place] for place in places]).__enter__()
         crews.append(ranks)
         ranks.meet()(notice_cuts_sooner)
-        ranks.meet(timeout_s=timeout_s)
+        ranks.meet(timeout_s=timeout_s, SHMRING_MESSAGE_RING=1 << 20)
         return ranks
 
     yield meet
@@ -98,3 +99,24 @@ def test_a_cut_link_is_noticed_long_before_the_timeout(meet_over, call):
     for rank, error in enumerate(assert_all(outcomes, shmring.RankFailed)):
         assert error.rank == 1 - rank, outcomes
     assert took_s < SOON_S
+
+
+def close_while_cut_off(comm):
+    """Rank 0 has sent more than the other host takes; how long it waits for that when it closes."""
+    if comm.rank == 1:
+        return 0
+    comm.send(np.ones(MUCH_IN_RING, "u1"), 1)
+    time.sleep(1)  # by then the link is cut
+    begin = time.monotonic()
+    comm.close()
+    return time.monotonic() - begin
+
+
+@pytest.mark.limit(120)
+def test_a_rank_that_closes_takes_a_cut_link_for_cut(meet_over):
+    ranks = meet_over([0, 1], timeout_s=100)
+    ranks.begin(close_while_cut_off)
+    time.sleep(0.5)
+    ranks.hosts[1].down()
+    (took_s,) = ranks.answers(among=[0])
+    assert CUT_S / 2 < took_s < SOON_S

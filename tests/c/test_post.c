@@ -5,6 +5,7 @@
 
 #include "check.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 
 enum { MESSAGES = 2000, MOST_NBYTES = 60000, RING_MOST_NBYTES = 1 << 16 };
@@ -30,9 +31,24 @@ static void copy(void *dst, const void *src, size_t nbytes, uint32_t stream)
     memcpy(dst, src, nbytes);
 }
 
+static void connect_ends(void) { CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0); }
+
+static void connect_ends_by_tcp(void)
+{
+    struct sockaddr_in where = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t nbytes = sizeof where;
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(bind(listener, (struct sockaddr *)&where, sizeof where) == 0 && listen(listener, 1) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&where, &nbytes) == 0);
+    ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(ends[0], (struct sockaddr *)&where, sizeof where) == 0);
+    ends[1] = accept(listener, NULL, NULL);
+    CHECK(fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 && fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
+    close(listener);
+}
+
 static void open_sides(uint64_t ring_nbytes, uint64_t other_ring_nbytes, int buffer_nbytes, int start)
 {
-    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
     memset(side, 0, sizeof side);
     for (int i = 0; i < 2; i++) {
         uint64_t nbytes = i == 0 ? ring_nbytes : other_ring_nbytes;
@@ -182,6 +198,7 @@ static void take_part(struct check_rank *me)
 static void test_both_ways(const char *name, uint64_t ring_nbytes, uint64_t other_nbytes, int buffer_nbytes, int start)
 {
     check_begin(name);
+    connect_ends();
     open_sides(ring_nbytes, other_nbytes, buffer_nbytes, start);
     check_ranks(4, take_part, NULL);
     CHECK(side[0].post.passed > 0 && side[1].post.passed > 0); /* some went past the rings */
@@ -195,6 +212,7 @@ static void test_words(void)
     static unsigned char data[RING_MOST_NBYTES];
     struct sr_outgoing out = {.head = {.message_nbytes = sizeof data}, .data = data};
     check_begin("words are heard behind messages that nobody receives");
+    connect_ends();
     open_sides(4096, 4096, 1, CHECK_FROM_ZERO);
     sr_office_step(&side[0].office);
     CHECK(sr_post_push(&side[0].office, &side[0].post, &out) == SR_RING_WAIT);
@@ -214,6 +232,56 @@ static void test_words(void)
     CHECK(sr_post_push(&side[1].office, &side[1].post, &out) == SR_RING_WAIT); /* harmless */
     sr_post_say(&side[1].office, &side[1].post, SR_POST_LEAVING, NULL, 0);
     ends[0] = open("/dev/null", O_RDONLY);
+    close_sides();
+}
+
+/* ---- the end ---------------------------------------------------------------------------------------------------- */
+
+static void test_sender_ends(void)
+{
+    static unsigned char sent[30000], received[sizeof sent];
+    struct sr_outgoing out = {.head = {.message_nbytes = sizeof sent}, .data = sent};
+    check_begin("what the other kernel has is received, though its sender has closed and is written to");
+    connect_ends_by_tcp();
+    open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 0, CHECK_FROM_ZERO);
+    for (size_t i = 0; i < sizeof sent; i++)
+        sent[i] = byte_of(1, 0, i);
+    while (side[0].post.there_nbytes == 0)
+        sr_office_step(&side[0].office);
+    CHECK(!sr_post_is_delivering(&side[0].office, &side[0].post)); /* credit is no message */
+    CHECK(sr_post_push(&side[0].office, &side[0].post, &out) == SR_RING_WHOLE);
+    while (sr_post_is_delivering(&side[0].office, &side[0].post))
+        sr_yield();
+    CHECK(side[0].post.put == side[0].post.messages_end && !has_rest(&side[0].post));
+    close(ends[0]);
+    ends[0] = open("/dev/null", O_RDONLY);
+    for (int i = 0; i < 3; i++, usleep(1000))
+        sr_post_say(&side[1].office, &side[1].post, SR_POST_LEAVING, NULL, 0);
+    CHECK(side[1].post.deaf); /* it has been reset */
+    while (sr_flag_load(&side[1].post.end) == SR_POST_OPEN)
+        sr_office_step(&side[1].office);
+    side[1].incoming = (struct sr_incoming){received, sizeof received, 0};
+    sr_post_read(&side[1].office, &side[1].post, &side[1].out_of, &side[1].incoming, copy);
+    CHECK(sr_post_pull(&side[1].office, &side[1].post) == SR_RING_WHOLE);
+    CHECK(memcmp(sent, received, sizeof sent) == 0);
+    close_sides();
+}
+
+static void test_receiver_ends(void)
+{
+    static unsigned char data[30000];
+    struct sr_outgoing out = {.head = {.message_nbytes = sizeof data}, .data = data};
+    check_begin("what nobody takes is on its way, until the other end is gone");
+    connect_ends();
+    open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 1, CHECK_FROM_ZERO);
+    sr_office_step(&side[0].office);
+    CHECK(sr_post_push(&side[0].office, &side[0].post, &out) == SR_RING_WHOLE);
+    for (int i = 0; i < 100; i++)
+        CHECK(sr_post_is_delivering(&side[0].office, &side[0].post));
+    close(ends[1]);
+    ends[1] = open("/dev/null", O_RDONLY);
+    sr_office_step(&side[0].office);
+    CHECK(!sr_post_is_delivering(&side[0].office, &side[0].post));
     close_sides();
 }
 
@@ -241,6 +309,7 @@ static void test_whatever_comes(void)
     struct check_rank dice = {.random = 1};
     check_begin("frames at random: an end, and nothing written where it must not be");
     for (int round = 0; round < 3000; round++) {
+        connect_ends();
         open_sides(4096, 4096, 0, CHECK_FROM_ZERO);
         for (int i = 0; i < 40 && sr_flag_load(&side[1].post.end) == SR_POST_OPEN; i++) {
             struct sr_post_head head = random_head(&dice);
@@ -262,6 +331,8 @@ int main(void)
     test_both_ways("both ways, positions wrap", 8192, 4096, 1, CHECK_PAST_64_BITS);
     test_both_ways("both ways, long rings", RING_MOST_NBYTES, RING_MOST_NBYTES, 0, CHECK_FROM_ZERO);
     test_words();
+    test_sender_ends();
+    test_receiver_ends();
     test_whatever_comes();
     return 0;
 }
