@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from ranks import Died, Ranks
 
 import shmring
 
-SOON_S = 10
+SOON_S = 10  # before a call's timeout
 APART = [0, 1]
 CROWD = [0, 1, 2, 3, 4]
 RING = 1 << 20
@@ -111,21 +112,18 @@ def test_ranks_that_close_at_once_do_not_wait_for_each_other(world_across):
 
 def begin_to_send_and_close(comm):
     """What is lost all the same, as it has not left in whole, is not waited for; how long closing took."""
-    if comm.rank == 0:
-        comm.isend(bytes_of(4 * RING), 1)
-        time.sleep(0.2)
-        begin = time.monotonic()
-        comm.close()
-        return time.monotonic() - begin
-    time.sleep(LATE_S)
-    with pytest.raises(shmring.RankFailed):
-        comm.recv(np.zeros(4 * RING, "u1"), 0)
-    return 0
+    if comm.rank == 1:
+        return 0
+    comm.isend(bytes_of(4 * RING), 1)
+    time.sleep(0.2)
+    begin = time.monotonic()
+    comm.close()
+    return time.monotonic() - begin
 
 
 def test_a_rank_that_closes_does_not_wait_for_a_message_half_sent(world_across):
     ranks = world_across(APART, SHMRING_MESSAGE_RING=RING)
-    assert ranks(begin_to_send_and_close)[0] < LATE_S
+    assert ranks(begin_to_send_and_close)[0] < SOON_S
 
 
 def send_and_close_though(comm, what):
@@ -145,7 +143,7 @@ def send_and_close_though(comm, what):
 
 
 def test_a_rank_that_has_given_up_closes_soon(world_across):
-    assert world_across(APART, SHMRING_MESSAGE_RING=RING)(send_and_close_though, "aborted")[0] < LATE_S
+    assert world_across(APART, SHMRING_MESSAGE_RING=RING)(send_and_close_though, "aborted")[0] < SOON_S
 
 
 def test_a_rank_that_closes_waits_for_one_that_is_stopped_no_longer_than_for_a_call():
@@ -185,15 +183,17 @@ def give_up_later(comm):
 
 
 def test_a_rank_that_closes_hears_that_it_is_over(world_across):
-    assert max(world_across(APART, SHMRING_MESSAGE_RING=RING)(give_up_later)) < LATE_S
+    assert max(world_across(APART, SHMRING_MESSAGE_RING=RING)(give_up_later)) < SOON_S
 
 
 def connections():
     """How many TCP connections this process has."""
     count = 0
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd))) as line:
-            count += line.family == socket.AF_INET and bool(line.getpeername())
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was the one that lists them, or only listens
+            if os.readlink(path).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(path.name))) as line:
+                    count += line.family == socket.AF_INET and bool(line.getpeername())
     return count
 
 
