@@ -192,6 +192,7 @@ cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, u
 cdef int move(Group *g, Call *c) noexcept nogil
 cdef int examine(Group *g, Call *c) noexcept nogil
 cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil
+cdef int furthest_behind(Group *g, Call *c) noexcept nogil
 
 
 cdef class Wires:

@@ -123,6 +123,20 @@ cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil:
     return blocked_on(c, &never, 1, remote(g, rank))
 
 
+# Of those that a late call waits for, the rank with the most messages yet to come: others that have to wait for it
+# themselves have sent what they could before.
+cdef int furthest_behind(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int culprit = c.awaited.rank
+    cdef uint32_t awaited, most = 0
+    cdef int at
+    for at in range(leg.nbusy):
+        awaited = sr_wire_length(&leg.wires[leg.busy[at]].in_)
+        if awaited > most:
+            culprit, most = remote(g, rank_at_end_of(leg, &leg.wires[leg.busy[at]])), awaited
+    return culprit
+
+
 # ---- what it is made of --------------------------------------------------------------------------------------
 
 cdef enum:

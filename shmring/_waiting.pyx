@@ -4,7 +4,7 @@
 from libc.stdint cimport uint64_t
 
 from ._group cimport *
-from ._leg cimport Leg, examine, leg_of, move, sr_wire_sleep
+from ._leg cimport Leg, examine, furthest_behind, leg_of, move, sr_wire_sleep
 from ._post cimport sr_office_hears
 
 
@@ -122,7 +122,9 @@ cdef int latest(Group *g, Call *c) noexcept nogil:
     cdef uint64_t staged, least = 0
     cdef int culprit = -1
     cdef int rank
-    if (all_came and not relayed) or c.awaited.rank >= g.size:
+    if c.awaited.rank >= g.size:
+        return furthest_behind(g, c)
+    if all_came and not relayed:
         return c.awaited.rank
     for rank in range(g.size):
         if rank != g.rank and (all_came or not sr_flag_reached(&line_of(g, rank, seq).seq, seq)):

@@ -237,9 +237,10 @@ cdef class Comm(Messages):
     def stats(self):
         """Counters of this rank since it joined, and what the engine knows of the machine.
 
-        `calls`; `bytes_sent`, payload that this rank put where others read it; `steps` of ring and tree calls;
-        `paths`, calls by the path they took; `path`, that of the last one; `distance` ("near" or "far") and
-        `round_trip_ns` between the cores, as rank 0 measured it; `isa` of the reduction loops.
+        `calls`; `bytes_sent`, payload that this rank put where others read it; `bytes_over_wire`, payload of
+        collectives that it sent to other hosts, as it was written there; `steps` of ring and tree calls; `paths`,
+        calls by the path they took; `path`, that of the last one; `distance` ("near" or "far") and `round_trip_ns`
+        between the cores, as rank 0 measured it; `isa` of the reduction loops.
         """
         return self.engine.stats()
 
