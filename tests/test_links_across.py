@@ -71,7 +71,7 @@ def meet_over(networks):
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("places", [[0, 1], [0, 0, 1, 1]])
 def test_a_rank_that_comes_late_is_waited_for(meet_over, places):
-    meet_over(places, timeout_s=60)(come_late, 3 * CUT_S)
+    meet_over(places, timeout_s=60)(come_late, 1.6 * CUT_S)
 
 
 def be_cut_off(comm, call):
