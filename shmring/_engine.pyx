@@ -183,7 +183,7 @@ cdef class Engine(State):
             try:
                 PyErr_CheckSignals()
             except BaseException as error:
-                self.give_up(SR_ABORTED, g.rank, seq, f"{type(error).__name__} in rank {self.world_rank(g.rank)}")
+                self.give_up(SR_ABORTED, g.rank, seq, failures.describe_raised(self, error))
                 raise
             self.hear_others(seq)
             return 0
@@ -301,9 +301,7 @@ cdef class Engine(State):
         """Gives up because of an error outside of any call; if it is shmring's, raises what all ranks raise."""
         if self.closed_because is not None:
             return
-        said = f": {error}" if str(error) else ""  # a KeyboardInterrupt says nothing
-        rank = self.world_rank(self.g.rank)
-        cause, culprit, reason = SR_ABORTED, self.g.rank, f"{type(error).__name__} in rank {rank}{said}"
+        cause, culprit, reason = SR_ABORTED, self.g.rank, failures.describe_raised(self, error, str(error))
         if isinstance(error, (RankFailed, Timeout)) and error.rank is not None:
             cause = SR_RANK_FAILED if isinstance(error, RankFailed) else SR_TIMED_OUT
             culprit, reason = error.rank, str(error).removeprefix(f"rank {error.rank} ")
@@ -371,8 +369,7 @@ cdef class Engine(State):
             self.wait_for(&task, NEVER_NS)
         except BaseException as error:
             if not is_finished(self.queue, &task):
-                rank = self.world_rank(self.g.rank)
-                self.give_up(SR_ABORTED, self.g.rank, self.g.seq, f"{type(error).__name__} in rank {rank}")
+                self.give_up(SR_ABORTED, self.g.rank, self.g.seq, failures.describe_raised(self, error))
                 finish_all(self.queue, ABORTED)
             raise
         finally:

@@ -29,8 +29,12 @@ cdef inline sr_wire_head head_of(Leg *leg, Call *c, uint32_t number, size_t nbyt
     return head
 
 
+cdef inline bint is_busy(const sr_wire *wire) noexcept nogil:
+    return sr_wire_is_busy(&wire.out) or sr_wire_is_busy(&wire.in_)
+
+
 cdef inline void keep_busy(Leg *leg, sr_wire *wire) noexcept nogil:
-    if not sr_wire_is_busy(&wire.out) and not sr_wire_is_busy(&wire.in_):
+    if not is_busy(wire):
         leg.busy[leg.nbusy] = wire - leg.wires
         leg.nbusy += 1
 
@@ -72,7 +76,7 @@ cdef int move(Group *g, Call *c) noexcept nogil:
             return broken(g, c, wire, status)
         if status == SR_WIRE_PROGRESSED:
             outcome = PROGRESSED
-        if sr_wire_is_busy(&wire.out) or sr_wire_is_busy(&wire.in_):
+        if is_busy(wire):
             at += 1
         else:
             leg.nbusy -= 1
@@ -102,9 +106,8 @@ cdef int examine(Group *g, Call *c) noexcept nogil:
         return PROGRESSED
     wire = &leg.wires[leg.next_examined]
     leg.next_examined = (leg.next_examined + 1) % leg.nwires
-    if sr_wire_is_busy(&wire.out) or sr_wire_is_busy(&wire.in_):
-        if sr_wire_is_cut(wire, leg.cut_ns):
-            return broken(g, c, wire, SR_WIRE_FAILED)
+    if is_busy(wire) and sr_wire_is_cut(wire, leg.cut_ns):
+        return broken(g, c, wire, SR_WIRE_FAILED)
     if not sr_wire_peek(wire) or wire.arriving.seq != leg.seq:
         return PROGRESSED
     if wire.arriving.fingerprint == c.fingerprint and wire.arriving.count == c.count:

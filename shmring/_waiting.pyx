@@ -36,7 +36,7 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     cdef int status = PROGRESSED
     while status == PROGRESSED:
         status = c.step(g, c)
-        if status == BLOCKED and not g.leg != NULL:
+        if status == BLOCKED and g.leg == NULL:
             if sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.brief_pauses)):
                 status = PROGRESSED
             elif yields < g.brief_yields:

@@ -1,6 +1,7 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
 # collectives, uneven, fusion and messages.
-# May know: _engine, _group, _timeouts, arrays, collectives, feedback, groups, memory, messages, objects, shared.
+# May know: _engine, _group, _timeouts, arrays, collectives, failures, feedback, groups, memory, messages, objects,
+# shared.
 
 import atexit
 import math
@@ -13,7 +14,7 @@ from ._timeouts cimport ns_of, timeout_s_of
 from .collectives cimport algorithm_number
 from .messages cimport Messages
 
-from . import groups, memory, objects, shared
+from . import failures, groups, memory, objects, shared
 from .arrays import MOST_NBYTES, Arrays
 from .arrays import check as check_array
 from .feedback import Residuals
@@ -296,8 +297,7 @@ cdef class Comm(Messages):
         try:
             if not leaves_in_order and self.engine.closed_because is None and self.engine.abort_report() is None:
                 # The others must not wait for a rank that has left in the middle.
-                said = text_of(error)  # nothing, where it is a KeyboardInterrupt
-                self.engine.abort(f"{kind.__name__} in rank {self.rank}{': ' if said else ''}{said}"[:150])
+                self.engine.abort(failures.describe_raised(self.engine, error, text_of(error))[:150])
         finally:
             self.close()
 

@@ -52,6 +52,11 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
     return f"{kind}({', '.join(words)})"
 
 
+def describe_raised(engine: Engine, error: BaseException, said: str = "") -> str:
+    """Why this rank gives up: what it raised, and what that says, if anything."""
+    return f"{type(error).__name__} in rank {engine.world_rank(engine.rank)}{': ' if said else ''}{said}"
+
+
 def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
     """What became of a rank that call `seq` waited for in vain, and what it did last."""
     host = engine.host_of(rank)

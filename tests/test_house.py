@@ -121,9 +121,8 @@ HOUSE = {
     "carrier": {"_delivery", "_engine", "_group", "_leg", "_messages", "_operands", "_post", "_progress"}
     | {"_ring", "_status", "errors", "failures", "fusion", "liveness"},
     "messages": {"_group", "_messages", "_operands", "_status", "_timeouts", "carrier", "objects"},
-    "comm": {"_engine", "_group", "_timeouts", "arrays", "collectives", "feedback", "groups", "memory"}
-    | {"messages"}
-    | {"objects", "shared"},
+    "comm": {"_engine", "_group", "_timeouts", "arrays", "collectives", "failures", "feedback"}
+    | {"groups", "memory", "messages", "objects", "shared"},
     "joining": {"beginning", "bootstrap", "comm", "errors", "settings"},
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),
