@@ -6,6 +6,7 @@ shmring: tests use it as well.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -78,15 +79,19 @@ def _processes_in(namespace: str) -> list[int]:
         return []
 
 
+def _send(pids: Sequence[int], sig: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sig)
+
+
 def _kill_all_in(namespace: str, sig: int) -> None:
     """Until nobody is there, who was forked meanwhile included; if the signal can be caught, once."""
     until = time.monotonic() + KILL_TIMEOUT_S
     while pids := _processes_in(namespace):
-        for pid in pids:
-            try:
-                os.kill(pid, sig)
-            except ProcessLookupError:
-                continue
+        if sig == signal.SIGKILL:  # as with a machine's end, none of them sees another one die
+            _send(pids, signal.SIGSTOP)
+        _send(pids, sig)
         if sig != signal.SIGKILL:
             return
         if time.monotonic() > until:

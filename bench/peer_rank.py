@@ -1,8 +1,8 @@
 """What runs inside every rank of every contestant: joins, then prepares, runs and checks as it is told.
 
 Owns the timed loop, which is one text for everybody. Runs in the contestant's own interpreter and knows
-peer_libraries and wire_libraries. Told by crew.py, a JSON line a message; between two messages a rank is
-blocked reading its socket and costs no CPU.
+peer_libraries, torch_libraries and wire_libraries. Told by crew.py, a JSON line a message; between two
+messages a rank is blocked reading its socket and costs no CPU.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from calls import Array, fill_pattern
 from peer_libraries import LIBRARIES, Job, Library, Seat
+from torch_libraries import TORCH_LIBRARIES
 from wire_libraries import WIRE_LIBRARIES
 
 clock = time.perf_counter_ns  # on Linux CLOCK_MONOTONIC, the same in every process
@@ -229,7 +230,8 @@ def seat_from_arguments(arguments: list[str]) -> tuple[str, Seat, list[int]]:
 
 def main() -> None:
     name, seat, cpus = seat_from_arguments(sys.argv[1:])
-    rank = Rank({**LIBRARIES, **WIRE_LIBRARIES, "copy": Copy}[name](seat), cpus[seat.rank % len(cpus)])
+    libraries = {**LIBRARIES, **TORCH_LIBRARIES, **WIRE_LIBRARIES, "copy": Copy}
+    rank = Rank(libraries[name](seat), cpus[seat.rank % len(cpus)])
     with socket.socket(socket.AF_UNIX) as to_crew:
         to_crew.connect(str(seat.folder / "crew"))
         with to_crew.makefile("rw", encoding="utf-8") as lines:

@@ -160,13 +160,16 @@ def as_json(options: argparse.Namespace, started: str, contestants: list[Contest
     }
 
 
-def print_run(run: dict[str, Any], by_group: dict[targets.Group, targets.Medians]) -> None:
-    mine = {group: medians for group, medians in by_group.items() if group.ranks == run["ranks"]}
-    print("\n" + tables.report(mine, run["samples"], run["cpus"]))
-    noise = run["noise"]
+def print_noise(noise: dict[str, float]) -> None:
     quiet = noise["others"] + noise["stolen"] <= QUIET_BELOW
     print(f"Meanwhile other processes took {noise['others']:.1%} of the CPUs and other guests "
           f"{noise['stolen']:.1%}{'.' if quiet else ': NOT A QUIET RUN.'}")
+
+
+def print_run(run: dict[str, Any], by_group: dict[targets.Group, targets.Medians]) -> None:
+    mine = {group: medians for group, medians in by_group.items() if group.ranks == run["ranks"]}
+    print("\n" + tables.report(mine, run["samples"], run["cpus"]))
+    print_noise(run["noise"])
     for problem in run["problems"]:
         print("PROBLEM", problem)
 

@@ -158,6 +158,12 @@ def _ratio(nbytes: int, variant: str, mine: Median, rival: str, best_of_rivals: 
     name, best = best_of_rivals
     value = mine.us / best.us if rival == "copy" else best.us / mine.us
     rounds = min(mine.rounds, best.rounds)
+    return judged(nbytes, variant, rival, name, value, rounds, target)
+
+
+def judged(nbytes: int, variant: str, rival: str, name: str, value: float, rounds: int,
+           target: float | None) -> Ratio:
+    """The ratio with what came of its target."""
     verdict = ""
     if target is not None:
         good = value <= target if rival == "copy" else value >= target

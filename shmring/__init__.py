@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Adoption": "arrays",
     "Comm": "comm",
     "ANY_SOURCE": "messages",
     "ANY_TAG": "messages",
     "Status": "messages",
     "Transfer": "messages",
     "Bucketer": "bucketer",
+    "Memory": "_operands",
     "Plan": "collectives",
     "Work": "work",
     "Op": "ops",
     "Ring": "ring",
     "SharedArray": "shared",
     "World": "bootstrap",
+    "host_id": "bootstrap",
     "world": "bootstrap",
     "init": "joining",
     "spawn": "launch",
@@ -40,10 +43,12 @@ __all__ = [
     "ANY_SOURCE",
     "ANY_TAG",
     "Aborted",
+    "Adoption",
     "Bucketer",
     "Closed",
     "Comm",
     "Error",
+    "Memory",
     "Mismatch",
     "Op",
     "OutOfMemory",
@@ -58,13 +63,16 @@ __all__ = [
     "Work",
     "World",
     "__version__",
+    "host_id",
     "init",
     "spawn",
     "world",
 ]
 
 if TYPE_CHECKING:
-    from .bootstrap import World, world
+    from ._operands import Memory
+    from .arrays import Adoption
+    from .bootstrap import World, host_id, world
     from .bucketer import Bucketer
     from .collectives import Plan
     from .comm import Comm

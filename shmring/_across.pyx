@@ -5,7 +5,7 @@
 # function returns at once; what it waits for is in call.awaited.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy, memmove
 
 from ._group cimport *
@@ -445,6 +445,7 @@ cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
     enter_refused(g, c)
     leg_of(g).fingerprint = 0   # its record says more
     leg_of(g).seq += 1
+    g.recorded.number = call_number(leg_of(g), leg_of(g).seq)
     leg_of(g).stage = 0
 
 

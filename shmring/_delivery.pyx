@@ -1,19 +1,20 @@
 # Waiting until a message is complete: pauses, yields, then sleep on the rank's one bell for messages, or for news from
 # other hosts; meanwhile all that is posted is carried on. And what the thread in the background does where nobody
 # waits.
-# May know: _group, _leg, _messages, _post, _progress, _ring, _waiting. Nothing here touches a Python object.
+# May know: _flight, _group, _leg, _messages, _post, _progress, _ring, _waiting. Nothing here touches a Python object.
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
+from ._flight cimport ANYBODY, SR_IN_PROBE, SR_IN_RECV, SR_IN_SEND, SR_WAIT_MESSAGE, begin_wait, end_wait
 from ._group cimport *
-from ._leg cimport leg_of, sr_wire_sleep
+from ._leg cimport leg_of, remote, sr_wire_sleep
 from ._messages cimport (
-    ANY, COMPLETE, DAMAGED, FAR, NEAR, Mail, Message, awaited_sides, step_mail, tell_all,
+    ANY, COMPLETE, DAMAGED, FAR_SIDE, NEAR_SIDE, Mail, Message, awaited_sides, step_mail, tell_all,
 )
 from ._post cimport SR_POST_DAMAGED, SR_POST_OPEN, sr_office_attend, sr_office_hears, sr_office_wake, sr_post_check_link
 from ._progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Errand
-from ._ring cimport sr_bell_sleep, sr_bell_watch, sr_pause
-from ._waiting cimport nap_after
+from ._ring cimport sr_pause
+from ._waiting cimport nap_after, sleep_until_death
 
 
 cdef enum:
@@ -60,8 +61,28 @@ cdef int deliver_briefly(Mail *m, Message *message) noexcept nogil:
         yields += 1
 
 
-# Returns when the message is complete, or with what ends the wait or has to be done with the GIL.
+# As wait_until_delivered; others can read for whom this rank waits.
 cdef int deliver_patiently(Mail *m, Message *message, Wait *wait) noexcept nogil:
+    cdef int status = wait_until_delivered(m, message, wait)
+    if status != SIGNALLED:
+        end_wait(m.g, SR_WAIT_MESSAGE)
+    return status
+
+
+# A rank as everybody else numbers it, see remote.
+cdef inline int awaited_by(Mail *m, const Message *message) noexcept nogil:
+    if message.peer == ANY:
+        return ANYBODY
+    return m.peer[message.peer].lane if m.peer[message.peer].post == NULL else remote(m.g, message.peer)
+
+
+cdef inline void tell_of_wait(Mail *m, const Message *message, uint64_t since_ns) noexcept nogil:
+    cdef int kind = SR_IN_SEND if message.is_send else SR_IN_PROBE if message.is_probe else SR_IN_RECV
+    begin_wait(m.g, SR_WAIT_MESSAGE, kind, since_ns, awaited_by(m, message))
+
+
+# Returns when the message is complete, or with what ends the wait or has to be done with the GIL.
+cdef int wait_until_delivered(Mail *m, Message *message, Wait *wait) noexcept nogil:
     cdef Group *g = m.g
     cdef uint64_t now
     cdef int status
@@ -95,20 +116,24 @@ cdef int deliver_patiently(Mail *m, Message *message, Wait *wait) noexcept nogil
         if now < wait.awake_until_ns:
             sr_yield()
         else:
-            sleep(m, message, now - wait.awake_until_ns)
+            tell_of_wait(m, message, wait.awake_until_ns)
+            if sleep(m, message, now - wait.awake_until_ns):
+                wait.look_ns = 0
         now = sr_now_ns()
 
 
-cdef void sleep(Mail *m, Message *message, uint64_t asleep_ns) noexcept nogil:
-    cdef uint32_t generation
-    cdef int sides = awaited_sides(m) if m.office != NULL else NEAR
+# True: some rank has died.
+cdef bint sleep(Mail *m, Message *message, uint64_t asleep_ns) noexcept nogil:
+    cdef sr_nap nap
+    cdef int sides = awaited_sides(m) if m.office != NULL else NEAR_SIDE
     tell_all(m)
-    if sides & FAR:
-        sleep_far(m, message, m.g.sleep_ns if sides == FAR else nap_after(asleep_ns))
-        return
-    generation = sr_bell_watch(&m.g.me.mail_bell)
-    if step_mail(m) == BLOCKED and message.state != COMPLETE:
-        sr_bell_sleep(&m.g.me.mail_bell, generation, m.g.sleep_ns)
+    if sides & FAR_SIDE:
+        sleep_far(m, message, m.g.sleep_ns if sides == FAR_SIDE else nap_after(asleep_ns))
+        return False
+    nap.n = 0
+    sr_nap_watch(&nap, &m.g.me.mail_bell)
+    return (step_mail(m) == BLOCKED and message.state != COMPLETE
+            and sr_flag_load_ordered(&m.g.header.abort) == SR_NO_ABORT and sleep_until_death(m.g, &nap))
 
 
 cdef void sleep_far(Mail *m, Message *message, uint64_t limit_ns) noexcept nogil:
@@ -124,18 +149,14 @@ cdef inline bint is_stuck(Mail *m, Message *message) noexcept nogil:
 
 
 # PROGRESSED: it lives. Else DEAD, LEFT, or DAMAGED where what came from it makes no sense.
-cdef int fate_of(Mail *m, int rank) noexcept nogil:
-    cdef sr_life *life
+cdef int fate_of_peer(Mail *m, int rank) noexcept nogil:
     if m.peer[rank].post != NULL:
         if sr_flag_load(&m.peer[rank].post.left) != 0:
             return LEFT
         if sr_flag_load(&m.peer[rank].post.end) == SR_POST_DAMAGED:
             return DAMAGED
         return PROGRESSED if sr_flag_load(&m.peer[rank].post.end) == SR_POST_OPEN else DEAD
-    life = &m.g.lane[m.peer[rank].lane].life
-    if sr_life_died(life):
-        return DEAD
-    return LEFT if sr_life_state(life) == SR_CLOSED else PROGRESSED
+    return fate_of(&m.g.lane[m.peer[rank].lane].life)
 
 
 cdef int look_around(Mail *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
@@ -145,7 +166,7 @@ cdef int look_around(Mail *m, Message *message, Wait *wait, uint64_t now) noexce
     for rank in range(m.size):
         if rank == m.rank or (message.peer != ANY and message.peer != rank):
             continue
-        fate = fate_of(m, rank)
+        fate = fate_of_peer(m, rank)
         if fate == PROGRESSED:
             continue
         wait.culprit = m.needy = rank
@@ -202,7 +223,7 @@ cdef int step_errand(Mail *m, sr_nap *nap) noexcept nogil:
         if is_flowing(m):
             sr_nap_watch(nap, &m.g.me.mail_bell)
     m.far_later = False
-    if m.office != NULL and awaited_sides(m) & FAR:
+    if m.office != NULL and awaited_sides(m) & FAR_SIDE:
         m.errand.news, m.errand.waker = m.office.news, m.office.waker
     status = step_mail(m)
     if status == PROGRESSED:

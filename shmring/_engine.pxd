@@ -1,9 +1,11 @@
-# The engine of one communicator on one rank. May know: _group, _progress, _state.
+# The engine of one communicator on one rank. May know: _group, _life, _progress, _stalls, _state.
 
 from libc.stdint cimport uint64_t
 
 from ._group cimport Call
+from ._life cimport ParkedLife
 from ._progress cimport Issued, Queue, Task
+from ._stalls cimport Stalls
 from ._state cimport State
 
 
@@ -11,9 +13,11 @@ cdef class Engine(State):
     cdef Queue *queue                     # of the calls that run in the background
     cdef readonly object closed_because   # None while open, else the text of the Closed error
     cdef bint busy, enlisted
-    cdef object leave_word
-    cdef object park_thread
+    cdef ParkedLife parked
+    cdef readonly Stalls stalls           # warns of calls that take long
     cdef object wires, alarms             # of several hosts, else None
+    cdef unsigned long thread             # that has made it, and as a rule calls its collectives
+    cdef object arrays                    # that others write into; None: there are none, or not any more
     cdef object __weakref__
 
     cdef int drive(self, Call *c) except -1
@@ -22,9 +26,9 @@ cdef class Engine(State):
     cdef int surface(self, Call *c, int status) except -1
     cdef int surface_across(self, Call *c, int status) except -1
     cdef int hear_others(self, object seq) except -1
-    cdef tuple parted(self, Call *c, int rank)
+    cdef int compare_calls(self, Call *c) except -1
     cdef int await_better_word(self, Call *c, int culprit) except -1
-    cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1
+    cdef int give_up(self, int cause, int culprit, object seq, str reason, str op=*) except -1
     cdef int prepare_to_begin(self, Call *c) except -1
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s) except -1
     cdef int describe_refusal(self, Call *c, int kind) except -1

@@ -1,8 +1,12 @@
 """The engine of one communicator on one rank, as the cold paths see it."""
 
+from typing import Any
+
 from ._leg import Wires
+from ._stalls import Stalls
 from ._state import State
 from .alarms import Alarms
+from .arrays import Arrays
 from .errors import Error
 
 class Engine(State):
@@ -11,6 +15,10 @@ class Engine(State):
     @property
     def closed_because(self) -> str | None:
         """None while open, else the text of the Closed error."""
+
+    @property
+    def stalls(self) -> Stalls:
+        """Warns of calls that take long."""
 
     def take_after(self, parent: Engine) -> None:
         """Wait, and take the cores for near or far, as an engine does whose ranks include these."""
@@ -36,12 +44,14 @@ class Engine(State):
     def what_others_told(self) -> Error | None:
         """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
 
-    def world_rank(self, rank: int) -> int:
-        """The number, among all hosts' ranks, of a local one, or of one elsewhere where a wait told of it."""
+    def check_idle(self) -> None:
+        """Raises if the communicator is closed, or another thread is inside a call of it."""
 
-    @property
-    def world_size(self) -> int:
-        """How many ranks there are on all hosts."""
+    def share(self, arrays: Arrays | None) -> None:
+        """What is to become private when it is over."""
+
+    def end_sharing(self, beside: bool = False) -> str | None:
+        """It is over: no rank that goes on later writes into what this one has; or why that is not so."""
 
     def host_of(self, rank: int) -> str | None:
         """Where a rank of another host runs; None for local ones. Numbers as in `world_rank`."""
@@ -51,6 +61,9 @@ class Engine(State):
 
     def disown(self) -> None:
         """In a forked child: the communicator belongs to the parent; touches nothing that is shared."""
+
+    def told_call(self, rank: int) -> tuple[int, dict[str, Any] | None] | None:
+        """By what a rank of another host told last: (which of the user's calls, what it was)."""
 
     def check(self) -> None:
         """Raises if the communicator is closed or a rank has given up; the cold paths ask while they wait."""
@@ -73,7 +86,8 @@ class Engine(State):
     def own_ring(self) -> tuple[int, int]:
         """(offset in the segment, bytes) of this rank's staging ring."""
 
-    def set_blocks(self, blocks: list[tuple[int, int, int]]) -> None:
+    def has_pending(self) -> bool: ...
+    def set_blocks(self, blocks: list[tuple[int, int, int, int]]) -> None:
         """Which shared arrays this process maps: (id, begin, stride) of each, begin of rank 0's part."""
 
     def abort(self, reason: str) -> None:

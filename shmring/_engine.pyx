@@ -1,13 +1,13 @@
 # The engine of one communicator on one rank: runs calls to their end, at once or in the background, and says what went
-# wrong. May know: _across, _group, _distance, _leg, _pipelines, _progress, _state, _timeouts, _waiting; failures and
-# liveness once something is wrong. Opens and allocates nothing shared.
+# wrong. May know: _across, _flight, _group, _distance, _leg, _life, _parting, _pipelines, _progress, _stalls, _state,
+# _timeouts, _waiting; failures and liveness once something is wrong. Opens and allocates nothing shared.
 
 import contextlib
 import os
-import threading
 import time
 
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -15,9 +15,13 @@ from libc.string cimport memcpy, memset
 from ._across cimport choose_way, enter_refused_across, step_refused_across
 from ._group cimport *
 from ._distance cimport enter_ping, step_ping_call
-from ._leg cimport SR_WIRE_QUEUE, Leg, Wires, leg_of, rank_at, remote, sr_wire, sr_wire_head, sr_wire_is_busy
+from ._flight cimport SR_WAIT_CALL
+from ._leg cimport Wires, leg_of, remote
+from ._life cimport ParkedLife
+from ._parting cimport find_parted, last_call_of, parted_calls
 from ._pipelines cimport enter_refused, step_refused
 from ._progress cimport *
+from ._stalls cimport Stalls
 from ._timeouts cimport NEVER_NS, ns_of
 from ._waiting cimport BRIEF_NBYTES, run_steps, try_briefly
 
@@ -43,10 +47,6 @@ cdef bint begins_locally(Group *g, Call *c) noexcept:
     return c.kind == ALL_REDUCE or c.kind == REDUCE or c.kind == REDUCE_SCATTER or c.kind == BARRIER
 
 
-cdef bytes reason_text(str reason):
-    return reason.encode("utf-8", "backslashreplace")[:SR_REASON_NBYTES - 1]
-
-
 # ---- the engine ------------------------------------------------------------------------------------------------
 
 cdef class Engine(State):
@@ -54,7 +54,9 @@ cdef class Engine(State):
 
     def __cinit__(self, *_, **__):
         self.queue = new_queue(&self.g)
-        self.leave_word = bytearray(4)
+        self.parked = ParkedLife()
+        self.thread = <unsigned long> PyThread_get_thread_ident()
+        self.stalls = Stalls()
 
     def __dealloc__(self):
         if self.queue != NULL:
@@ -79,40 +81,29 @@ cdef class Engine(State):
         self.g.me.life.start_time = start_time
         self.g.me.life.address = <uintptr_t> &self.g.me.life
         self.g.me.life.nonce = int.from_bytes(os.urandom(8), "little")
-        self.park_thread = threading.Thread(target=self._park, name="shmring-life", daemon=True)
-        self.park_thread.start()
-        while not sr_life_is_held(&self.g.me.life):
-            self.park_thread.join(0.0001)
+        self.g.me.desk.rank, self.g.me.desk.size = self.g.rank, self.g.size
+        self.parked.begin(self.g.me, self)
         sr_life_set_state(&self.g.me.life, SR_JOINED)
-
-    def _park(self):
-        cdef unsigned char[:] word = self.leave_word
-        cdef sr_leave *leave = <sr_leave *> &word[0]
-        cdef sr_life *life = &self.g.me.life
-        with nogil:
-            sr_life_hold(life, leave)
 
     def close(self, str because="the communicator is closed"):
         """Leaves, once the calls that were issued are finished; others that still wait for this rank are told.
 
         Closing twice is harmless.
         """
-        cdef unsigned char[:] word = self.leave_word
-        cdef int rank
         if self.closed_because is not None:
             return
-        if self.busy:
+        if self.busy or self.claimant != 0:
             raise RuntimeError("close() while another thread is inside a call of this communicator")
         self.finish_issued()
-        delist(&self.queue.errand)
-        if self.alarms is not None:
-            self.alarms.leave()
-        self.closed_because = because
+        self.closed_because = because   # at once, so that no other thread begins a call meanwhile
         sr_life_set_state(&self.g.me.life, SR_CLOSED)
         sr_bell_ring(&self.g.me.bell)
-        if self.park_thread is not None:
-            sr_life_leave(<sr_leave *> &word[0])
-            self.park_thread.join()
+        delist(&self.queue.errand)
+        try:
+            if self.alarms is not None:
+                self.alarms.leave()
+        finally:
+            self.parked.leave()
 
     def disown(self):
         """In a forked child: the communicator belongs to the parent; touches nothing that is shared."""
@@ -126,18 +117,18 @@ cdef class Engine(State):
         return 0
 
     cdef int check_usable(self) except -1:
-        self.check_open()
-        if self.busy:
-            raise RuntimeError("another thread is inside a call of this communicator; give each thread its own")
+        self.check_idle()
         if sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
             failures.raise_aborted(self)
         return 0
 
     cdef int prepare_to_begin(self, Call *c) except -1:
-        if self.closed_because is not None or self.busy or sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
-            if self.closed_because is None and not self.busy:
+        cdef bint is_over = SR_CHECKS and sr_flag_load(&self.g.header.abort) != SR_NO_ABORT
+        if self.closed_because is not None or self.busy or self.claimant != 0 or is_over:
+            if is_over and self.closed_because is None and not self.busy and self.may_call():
                 # What would have been called is part of what the others say of a mismatch.
                 c.seq = self.g.seq + 1
+                c.number = self.number_of(self.g.seq) + 1
                 record_call(&self.g, c, False)
             self.check_usable()
         return 0
@@ -158,6 +149,8 @@ cdef class Engine(State):
                 status = try_briefly(g, c)
             if status != DONE:
                 self.complete(c)
+            record_outcome(g, SR_COMPLETE)
+            SR_FAULT(SR_BEFORE_RELEASE)
             g.stats.calls += 1
         finally:
             sr_float_env_leave(env)
@@ -182,11 +175,17 @@ cdef class Engine(State):
         if status == SIGNALLED:
             try:
                 PyErr_CheckSignals()
+                self.stalls.heed(self, SR_WAIT_CALL)
             except BaseException as error:
+                record_outcome(g, SR_RAISED)
                 self.give_up(SR_ABORTED, g.rank, seq, failures.describe_raised(self, error))
+                with contextlib.suppress(Error):   # that is for the others, and for what they share
+                    failures.raise_aborted(self)
                 raise
             self.hear_others(seq)
+            self.compare_calls(c)
             return 0
+        record_outcome(g, SR_RAISED)
         if status == LOST or status == PARTED:
             self.surface_across(c, status)
         elif status == MISMATCHED:
@@ -198,7 +197,7 @@ cdef class Engine(State):
         elif status == DEAD:
             self.give_up(SR_RANK_FAILED, culprit, seq, liveness.how_it_ended(*self.life_of(culprit)))
         elif status == LEFT:
-            self.give_up(SR_RANK_FAILED, culprit, seq, "closed the communicator while others still called it")
+            self.give_up(SR_RANK_FAILED, culprit, seq, failures.CLOSED_IT)
         elif status == UNREADABLE:
             self.give_up(SR_ABORTED, g.rank, seq, failures.describe_unreadable(culprit, c.error))
         failures.raise_aborted(self)
@@ -210,10 +209,10 @@ cdef class Engine(State):
         if self.alarms.hear_out(rank, LAST_WORD_S if status == LOST else 0.0) is not None:
             self.hear_others(c.seq)
         elif status == PARTED:
-            told = failures.describe_parted(self, rank, *self.parted(c, rank))
+            told = failures.describe_parted(self, rank, *parted_calls(self, c, rank))
             self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, told)
         elif self.alarms.has_left(rank):
-            self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, "closed the communicator while others still called it")
+            self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.CLOSED_IT)
         else:
             cause = os.strerror(c.error) if c.error else failures.CONNECTION_ENDED
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, cause)
@@ -225,6 +224,19 @@ cdef class Engine(State):
             self.give_up(SR_TOLD, self.g.rank, seq, str(self.alarms.error))
             failures.raise_aborted(self)
         return 0
+
+    # Whether a rank of another host waits in another call than this one.
+    cdef int compare_calls(self, Call *c) except -1:
+        parted = find_parted(self, c, self.alarms)
+        if parted is not None:
+            told = failures.describe_parted(self, *parted, None)
+            self.give_up(SR_MISMATCHED, remote(&self.g, parted[0]), c.seq, told)
+            failures.raise_aborted(self)
+        return 0
+
+    def told_call(self, int rank):
+        """By what came from a rank of another host last: (which of the user's calls, what it was), or None."""
+        return last_call_of(self, rank - self.g.size, self.alarms)
 
     # Who waits for one that waits itself would blame the wrong rank: whoever knows better speaks first. That is who
     # waits for a neighbour that has not come, then who waits for another host, then who waits for one that may have.
@@ -243,22 +255,9 @@ cdef class Engine(State):
             time.sleep(0.005)
         return 0
 
-    # What this rank called, and what a rank of another host says that it called.
-    cdef tuple parted(self, Call *c, int rank):
-        cdef Leg *leg = leg_of(&self.g)
-        cdef sr_wire *wire = leg.wire[rank]
-        cdef sr_wire_head *head = &wire.arriving
-        cdef uint64_t seq = leg.seq, fingerprint = c.fingerprint, count = c.count
-        cdef sr_wire_head *wanted
-        if sr_wire_is_busy(&wire.in_):   # it may be of a call before
-            wanted = &wire.in_.message[wire.in_.first % SR_WIRE_QUEUE].head
-            seq, fingerprint, count = wanted.seq, wanted.fingerprint, wanted.count
-        return (_state.described(fingerprint, count),
-                _state.described(head.fingerprint, head.count) if head.seq == seq else None)
-
-    cdef int give_up(self, int cause, int culprit, object seq, str reason) except -1:
-        cdef bytes text = reason_text(reason)
-        report_abort(self.g.header, cause, culprit, self.g.rank, seq, text, len(text))
+    cdef int give_up(self, int cause, int culprit, object seq, str reason, str op=None) except -1:
+        cdef sr_report said = self.report_of(seq, reason, op)
+        report_abort(self.g.header, cause, culprit, self.g.rank, &said)
         return 0
 
     def abort(self, str reason):
@@ -267,12 +266,38 @@ cdef class Engine(State):
         self.give_up(SR_ABORTED, self.g.rank, self.g.seq, reason)
         if self.alarms is not None:
             with contextlib.suppress(Error):
-                failures.raise_aborted(self)
+                failures.raise_aborted(self, beside=True)
 
     def cross(self, Wires wires, alarms):
         """From here on calls are of the ranks of several hosts."""
         self.wires, self.alarms = wires, alarms
         self.g.leg = &wires.leg
+        self.g.me.desk.rank, self.g.me.desk.size = self.world_rank(self.g.rank), self.world_size
+
+    def end_sharing(self, bint beside=False):
+        """It is over: no rank that goes on later writes into what this one has; or why that is not so.
+
+        Not on the thread for the background, nor beside the thread of the collectives: that one may be writing into the
+        same arrays until it raises.
+        """
+        if is_background() or (beside and (self.busy or self.thread != <unsigned long> PyThread_get_thread_ident())):
+            return None
+        finish_all(self.queue, ABORTED)
+        return None if self.arrays is None else self.arrays.make_private()
+
+    def check_idle(self):
+        """Raises if the communicator is closed, or another thread is inside a call of it."""
+        self.check_open()
+        if self.busy or not self.may_call():
+            raise RuntimeError(_state.TAKEN)
+
+    def has_pending(self):
+        """Whether a call of this rank is under way."""
+        return self.closed_because is None and (self.busy or is_pending(self.queue))
+
+    def share(self, arrays):
+        """What is to become private when it is over."""
+        self.arrays = arrays
 
     def tell_others(self, error):
         """The ranks of other hosts learn that it is over."""
@@ -282,16 +307,6 @@ cdef class Engine(State):
     def what_others_told(self):
         """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
         return self.alarms.hear_out(None, LAST_WORD_S) if self.alarms is not None else None
-
-    def world_rank(self, int rank):
-        """The number among the ranks of all hosts of a local one, or of one of another host where a wait told of it."""
-        if self.g.leg == NULL:
-            return rank
-        return rank - self.g.size if rank >= self.g.size else rank_at(leg_of(&self.g), leg_of(&self.g).node, rank)
-
-    @property
-    def world_size(self):
-        return self.g.size if self.g.leg == NULL else leg_of(&self.g).size
 
     def host_of(self, int rank):
         """Where a rank of another host runs; None for local ones. Numbers as in `world_rank`."""
@@ -305,6 +320,7 @@ cdef class Engine(State):
         if isinstance(error, (RankFailed, Timeout)) and error.rank is not None:
             cause = SR_RANK_FAILED if isinstance(error, RankFailed) else SR_TIMED_OUT
             culprit, reason = error.rank, str(error).removeprefix(f"rank {error.rank} ")
+            reason += f"; {failures.describe_doing(self, culprit)}" if cause == SR_TIMED_OUT else ""
         self.give_up(cause, culprit, self.g.seq, reason)
         if isinstance(error, Error):
             failures.raise_aborted(self)
@@ -322,6 +338,7 @@ cdef class Engine(State):
         try:
             c.enter(&self.g, c)
             self.complete(c)
+            record_outcome(&self.g, SR_COMPLETE)
         finally:
             self.busy = False
         return 0
@@ -370,7 +387,7 @@ cdef class Engine(State):
         except BaseException as error:
             if not is_finished(self.queue, &task):
                 self.give_up(SR_ABORTED, self.g.rank, self.g.seq, failures.describe_raised(self, error))
-                finish_all(self.queue, ABORTED)
+                self.end_sharing()
             raise
         finally:
             reap(self.queue)
@@ -380,6 +397,7 @@ cdef class Engine(State):
     cdef bint wait_for(self, Task *task, uint64_t until_ns) except -1:
         """Waits for an issued call, stepping it; False: it is not finished at until_ns. Raises what it ended with."""
         cdef Queue *q = self.queue
+        cdef Call call
         cdef int status
         if not is_finished(q, task):
             self.check_open()
@@ -393,6 +411,9 @@ cdef class Engine(State):
                         PyErr_CheckSignals()
                         with contextlib.suppress(Error):   # the next step ends all that was issued
                             self.hear_others(self.g.seq)
+                            if self.g.leg != NULL and copy_oldest_begun(q, &call):
+                                self.compare_calls(&call)
+                        self.stalls.heed(self, SR_WAIT_CALL)
                     elif status == UNDESCRIBED:
                         self.describe_oldest()
                     elif status != DONE:
@@ -422,14 +443,7 @@ cdef class Engine(State):
     cdef int end_issued(self) except -1:
         cdef Queue *q = self.queue
         cdef Call c
-        cdef int status = DONE
-        take_turn(q, WAITER)
-        if is_pending(q):
-            c = oldest(q).call
-            status = q.trouble
-            if status == SIGNALLED:   # only to hear what other hosts tell
-                q.trouble = DONE
-        sr_flag_set(&q.stepper, 0)
+        cdef int status = take_trouble(q, &c)
         if status == DONE:
             return 0
         try:
@@ -438,23 +452,27 @@ cdef class Engine(State):
             finish_all(q, ABORTED)
         return 0
 
+    # For who is about to close: nothing is pending when it returns, and no other thread is inside a call.
     cdef int finish_issued(self) except -1:
         cdef Queue *q = self.queue
         cdef Issued last
-        while is_pending(q):
+        while True:
+            reap(q)   # which may run anything, as waiting lets others run
+            if self.busy:
+                raise RuntimeError("close() while another thread is inside a call of this communicator")
+            if not is_pending(q):
+                return 0
             last = <Issued> q.task[sr_flag_load(&q.issued) & q.mask].keeper
-            try:
+            with contextlib.suppress(Error):   # known to who waits for the call
                 self.wait_for(&last.task, NEVER_NS)
-            except Error:   # known to who waits for the call
-                continue
-        reap(q)
-        return 0
 
     def _attend(self):
         """What the thread that steps issued calls cannot do without the GIL."""
         self.describe_oldest()
         if self.queue.trouble != DONE:
             self.end_issued()
+        elif is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:   # else they do
+            self.stalls.heed(self, SR_WAIT_CALL)
         reap(self.queue)
 
     def check(self):
@@ -551,7 +569,7 @@ cdef class Engine(State):
     def open_for_calls(self, double timeout_s):
         """The start-up is over: calls are counted from here, and `timeout_s` is their default."""
         self.timeout_s = timeout_s
-        self.first_user_seq = self.g.seq + 1
+        self.g.first_user_seq = self.g.seq + 1
         if self.g.leg != NULL:
             leg_of(&self.g).first_user_seq = leg_of(&self.g).seq + 1
         memset(&self.g.stats, 0, sizeof(Stats))
@@ -559,15 +577,16 @@ cdef class Engine(State):
     # -- shared blocks --
 
     def set_blocks(self, list blocks):
-        """Which shared arrays this process maps: (id, begin, stride) of each, begin of rank 0's part."""
+        """Which shared arrays this process maps: (id, begin of rank 0's part, where the own one is, stride) of each."""
         cdef int i
         cdef Group *g = &self.g
         cdef Block *table = <Block *> calloc(len(blocks) + 1, sizeof(Block))
         if table == NULL:
             raise MemoryError()
-        for i, (block, begin, stride) in enumerate(sorted(blocks, key=lambda entry: entry[1])):
+        for i, (block, begin, own, stride) in enumerate(sorted(blocks, key=lambda entry: entry[2])):
             table[i].id = block
             table[i].begin = begin
+            table[i].own = own
             table[i].stride = stride
         take_turn(self.queue, WAITER)
         free(g.block)

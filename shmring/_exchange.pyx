@@ -412,6 +412,7 @@ cdef int step_shared(Group *g, Call *c) noexcept nogil:
             return status
         if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:
             return ABORTED   # who gives up may write to its array again, and that was read here
+        SR_FAULT(SR_BEFORE_RELEASE)
         publish(g, SR_FINISHED, c.seq)
         c.phase = 1
         c.fold_peer = 0

@@ -4,7 +4,7 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from ._kernels cimport *
 
@@ -29,11 +29,23 @@ cdef extern from "layout.h" nogil:
         uint64_t start_time, address, nonce
     cdef struct sr_record:
         uint64_t seq, count
+        int64_t number
+        uint8_t kind, dtype, op, algorithm, order, named, wire
         uint32_t root
-        uint8_t kind, dtype, op, algorithm, invalid, order
+        uint16_t nodes_in_group
+        uint8_t invalid, outcome
+    cdef struct sr_wait:
+        sr_flag since_ns, until_ns, seq, what
+    cdef struct sr_desk:
+        uint32_t rank, size
+        sr_flag told
     cdef struct sr_report:
         uint64_t seq
+        int64_t number
+        char *op
         char *reason
+    cdef struct sr_views:
+        pass
     cdef struct sr_lane:
         sr_call_line *line
         sr_counter *progress
@@ -43,6 +55,10 @@ cdef extern from "layout.h" nogil:
         sr_bell mail_bell
         sr_flag *mail
         sr_record *record
+        sr_views views
+        sr_wait *wait
+        sr_desk desk
+        char *stacks
     ctypedef struct sr_tuning "struct sr_tuning":
         uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
         uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
@@ -52,15 +68,18 @@ cdef extern from "layout.h" nogil:
         uint64_t magic
         uint32_t nranks, forced_path
         uint64_t ring_nbytes, message_ring_nbytes, first_seq
+        unsigned char *key
         sr_tuning *tuning
-        sr_flag abort
+        sr_flag abort, quiet_until_ns
     cdef enum:
-        SR_PAGE, SR_LINE, SR_LINES, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_REASON_NBYTES, SR_MAX_RANKS
+        SR_PAGE, SR_LINE, SR_LINES, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_MAX_RANKS
+        SR_OP_NBYTES, SR_REASON_NBYTES, SR_VIEW_NBYTES, SR_VIEW_WORDS, SR_KEY_NBYTES
         SR_MAGIC
         SR_PRIVATE
         SR_STAGED, SR_REDUCED, SR_COPIED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
         SR_ABSENT, SR_JOINED, SR_CLOSED
         SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_TOLD
+        SR_UNDER_WAY, SR_COMPLETE, SR_RAISED
     sr_lane *sr_layout_lane(void *segment, int rank)
     size_t sr_layout_control_nbytes(int nranks)
     size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)
@@ -87,8 +106,12 @@ cdef extern from "flag.h" nogil:
     void sr_nap_watch(sr_nap *, sr_bell *own_bell)
     bint sr_nap_enter(sr_nap *, const sr_flag *, uint64_t target, sr_bell *owner_bell)
     void sr_nap_sleep(sr_nap *, uint64_t limit_ns)
+    bint sr_nap_watch_life(sr_nap *, sr_life *)
+    bint sr_nap_sleep_among_lives(sr_nap *, uint64_t limit_ns)
+    void sr_life_tell(sr_life *)
     bint sr_flag_take(sr_flag *, uint64_t value)
     uint64_t sr_flag_swap(sr_flag *, uint64_t value)
+    bint sr_flag_replace(sr_flag *, uint64_t old, uint64_t value)
     void sr_pause()
     void sr_yield()
     uint64_t sr_abort_pack(int cause, int culprit, int reporter)
@@ -96,17 +119,22 @@ cdef extern from "flag.h" nogil:
     int sr_abort_culprit(uint64_t word)
     int sr_abort_reporter(uint64_t word)
     void sr_abort_set(sr_header *, uint64_t word)
+    void sr_views_tell(sr_views *, const uint64_t *word)
+    uint64_t sr_views_read(const sr_views *, uint64_t *word)
     int sr_life_tell_cpu(sr_life *)
     int sr_life_cpu(const sr_life *)
     bint sr_life_died(const sr_life *)
     int sr_life_state(const sr_life *)
     void sr_life_set_state(sr_life *, int state)
-    void sr_life_hold(sr_life *, sr_leave *leave)
     bint sr_life_is_held(const sr_life *)
     int sr_life_task(const sr_life *)
-    void sr_life_leave(sr_leave *leave)
-    ctypedef struct sr_leave "_Atomic uint32_t":
-        pass
+
+
+cdef extern from "fault.h" nogil:
+    enum: SR_BEFORE_RELEASE
+    void SR_FAULT(int point)
+    const sr_kernels *SR_FAULT_KERNELS(const sr_kernels *)
+    const bint SR_CHECKS
 
 
 cdef extern from "schedule.h" nogil:
@@ -158,10 +186,12 @@ cdef enum Path:      # what a call went through, for stats
     TINY, SMALL, NEAR, FAR, ZERO_COPY, BY_RING, BY_TREE, BY_MASTER, SINGLE_COPY, BY_CHAIN, ACROSS, NPATHS
 
 
-# One shared array's memory as this process maps it: `stride` bytes for each rank, in rank order.
+# One shared array's memory as this process maps it: `stride` bytes for each rank, in rank order. The own part is known
+# to its user at `own`, which is another address of the same memory where that was adopted.
 cdef struct Block:
     uint32_t id
     uintptr_t begin
+    uintptr_t own
     size_t stride
 
 
@@ -180,6 +210,8 @@ cdef struct Group:
     unsigned char **ring       # by rank
     const sr_kernels *kernels
     uint64_t seq               # of the last call begun
+    uint64_t first_user_seq    # of the first that is not the engine's own
+    sr_record *recorded        # of the last call begun
     uint64_t verified          # up to this call everyone's lines are there and agree with this rank's
     uint64_t position          # where the next slot begins, see layout.h
     uint64_t credit            # up to here everyone else has copied, as last seen
@@ -190,15 +222,17 @@ cdef struct Group:
     uint32_t announced_far     # rank 0's word in the lines of the current call
     size_t ring_nbytes         # of one rank's staging ring
     size_t lap_nbytes          # from a position to the same place one time around later
+    int ndead                  # of all ranks, as far as this one has heard
     bint crowded               # there are more ranks than CPUs, as all have agreed
     int pauses, brief_pauses, brief_yields
     uint64_t yield_ns, sleep_ns, look_ns, ping_interval_ns
     uint64_t next_look_ns, signal_ns   # when to look around again, and for signals
+    uint64_t stall_ns, word_due_ns     # how long a wait may go without a word, 0: for ever; when one is due
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from here on
     bint single_copy           # every rank can read the private memory of every other
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step
-    Block *block               # sorted by begin
+    Block *block               # sorted by own
     int nblocks
     sr_tuning[2] tunings       # near, far
     sr_tuning *tuning          # in force
@@ -230,16 +264,17 @@ cdef struct Awaited:
 cdef struct Call:
     void (*enter)(Group *, Call *) noexcept nogil
     int (*step)(Group *, Call *) noexcept nogil
-    # what is called
+    # what is called: the first eight bytes as a flight record has them
     uint8_t kind, dtype, op, algorithm, order
     uint8_t named                    # the kind that this call is a step of, 0: it is no step of another
+    uint8_t wire                     # how what crosses is written, see kernels.h
+    uint8_t unused
     int root
     size_t count, itemsize, nbytes   # of what one rank takes from one other; uneven: nbytes of the largest piece
     size_t x_nbytes, out_nbytes      # of the whole arrays where they are used
     uint64_t fingerprint
     uint64_t timeout_ns
     const Call *within               # the call of ranks of several hosts that this is a local step of, or NULL
-    uint8_t wire                     # how what crosses is written, see kernels.h
     uint16_t nodes_in_group          # of hosts that reduce among themselves first; 0: there are no groups
     float *residual                  # what earlier calls lost by that, see sent_count of _hierarchy; or NULL
     # where it lies
@@ -251,6 +286,7 @@ cdef struct Call:
     const Piece *taken               # uneven: by rank, what this one takes of it
     # how far it is
     uint64_t seq
+    int64_t number             # among the user's calls
     uint64_t parted_seq        # of the call in which the ranks' calls differ, if they do
     uint64_t deadline_ns       # 0: nobody has waited long yet
     uint64_t wait_begin_ns     # of the long wait that is under way
@@ -296,11 +332,15 @@ cdef inline uint8_t name_of(const Call *c) noexcept nogil:
     return c.named if c.named else c.kind
 
 
+cdef inline uint64_t mixed_count(uint64_t count) noexcept nogil:
+    return count ^ (count >> 32) * <uint64_t> 0x9E3779B1
+
+
 cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
     cdef uint64_t what = name_of(c) | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
     what |= <uint64_t> c.algorithm << 16 | <uint64_t> c.order << 19
-    cdef uint64_t count = c.count ^ (<uint64_t> c.count >> 32) * <uint64_t> 0x9E3779B1
-    return (what | <uint64_t> c.root << 20 | count << 32) ^ <uint64_t> c.wire << 61 ^ <uint64_t> c.nodes_in_group << 45
+    what |= <uint64_t> c.root << 20 | mixed_count(c.count) << 32
+    return what ^ <uint64_t> c.wire << 61 ^ <uint64_t> c.nodes_in_group << 45   # _flight.described takes it apart
 
 
 # ---- what a kind is ------------------------------------------------------------------------------------------
@@ -421,18 +461,23 @@ cdef inline bint all_reached(Group *g, int which, uint64_t target, int *peer) no
     return True
 
 
-# Sets the abort word, once for all ranks, and wakes whoever sleeps. text: at most SR_REASON_NBYTES - 1 bytes.
-cdef inline void report_abort(sr_header *header, int cause, int culprit, int reporter, uint64_t seq,
-                              const char *text, size_t text_nbytes) noexcept nogil:
-    cdef sr_report *report = &sr_layout_lane(header, reporter).report
+# Sets the abort word, once for all ranks, and wakes whoever sleeps.
+cdef inline void report_abort(sr_header *header, int cause, int culprit, int reporter,
+                              const sr_report *said) noexcept nogil:
     cdef uint32_t rank
     if sr_flag_load(&header.abort) == SR_NO_ABORT:
-        report.seq = seq
-        memset(report.reason, 0, SR_REASON_NBYTES)
-        memcpy(report.reason, text, text_nbytes)
+        sr_layout_lane(header, reporter).report = said[0]
         sr_abort_set(header, sr_abort_pack(cause, culprit, reporter))
     for rank in range(header.nranks):
         sr_bell_ring(&sr_layout_lane(header, rank).bell)
+        sr_bell_ring(&sr_layout_lane(header, rank).mail_bell)
+
+
+# What has become of a rank of this host: PROGRESSED, it lives; DEAD, or LEFT.
+cdef inline int fate_of(const sr_life *life) noexcept nogil:
+    if sr_life_died(life):
+        return DEAD
+    return LEFT if sr_life_state(life) == SR_CLOSED else PROGRESSED
 
 
 # ---- the call line -------------------------------------------------------------------------------------------
@@ -449,20 +494,26 @@ cdef inline sr_call_line *line_of(Group *g, int rank, uint64_t seq) noexcept nog
 cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
     cdef sr_record *record = &g.me.record[c.seq & (SR_RECORDS - 1)]
     cdef const Call *called = c if c.within == NULL else c.within
+    g.recorded = record
     record.seq = c.seq
     record.count = called.count
+    record.number = called.number
+    memcpy(&record.kind, &called.kind, 8)   # one word: see Call
     record.root = <uint32_t> called.root
-    record.kind = name_of(called)
-    record.dtype = called.dtype
-    record.op = called.op
-    record.algorithm = called.algorithm
+    record.nodes_in_group = called.nodes_in_group
     record.invalid = invalid
-    record.order = called.order
+    record.outcome = SR_UNDER_WAY
+
+
+# What has become of the call that was recorded last.
+cdef inline void record_outcome(Group *g, int outcome) noexcept nogil:
+    g.recorded.outcome = outcome
 
 
 cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     g.seq += 1
     c.seq = c.parted_seq = g.seq
+    c.number = <int64_t> (g.seq - g.first_user_seq) + 1
     c.deadline_ns = 0
     c.peer = c.giver = 0
     c.lines_seen = False

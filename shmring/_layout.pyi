@@ -17,6 +17,8 @@ def tree_schedule(size: int) -> list[tuple[int, int, int]]:
 def slice_bounds(count: int, size: int) -> list[tuple[int, int]]:
     """Where each slice of the ring begins and ends: they differ by at most one element."""
 
+KEY_NBYTES: int
+
 def control_nbytes(nranks: int) -> int:
     """Bytes of a segment before its staging rings."""
 
@@ -35,6 +37,7 @@ def format_segment(
     forced_path: int = 0,
     first_seq: int = 0,
     message_nbytes: int = 0,
+    key: bytes = ...,
 ) -> None:
     """Writes the header and every lane's first values into zeroed memory, before anyone else maps it."""
 

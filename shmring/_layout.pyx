@@ -24,6 +24,9 @@ def slice_bounds(size_t count, int size):
     return [(sr_slice_begin(count, size, i), sr_slice_begin(count, size, i + 1)) for i in range(size)]
 
 
+KEY_NBYTES = SR_KEY_NBYTES
+
+
 # ---- the segment as rank 0 begins it ---------------------------------------------------------------------------
 
 def control_nbytes(int nranks):
@@ -42,20 +45,23 @@ def segment_nbytes(int nranks, size_t ring_nbytes, size_t message_nbytes=0):
 
 
 def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning, int forced_path=0,
-                   uint64_t first_seq=0, size_t message_nbytes=0):
+                   uint64_t first_seq=0, size_t message_nbytes=0, bytes key=bytes(SR_KEY_NBYTES)):
     """Writes the header and every lane's first values into fresh, zeroed memory, before anyone else maps it.
 
-    tuning: the tables for near and for far cores, of which the header keeps what the engine reads.
+    tuning: the tables for near and for far cores, of which the header keeps what the engine reads. key: secret.
     """
     cdef sr_header *header = <sr_header *> address
     cdef sr_lane *lane
     cdef int rank, which, i
+    if len(key) != SR_KEY_NBYTES:
+        raise ValueError(f"the key of a segment has {SR_KEY_NBYTES} bytes")
     header.nranks = nranks
     header.ring_nbytes = ring_nbytes
     header.forced_path = forced_path
     for i in range(2):
         header.tuning[i] = tuning[i]
     header.first_seq = first_seq
+    memcpy(header.key, <const char *> key, SR_KEY_NBYTES)
     header.message_ring_nbytes = message_nbytes or message_ring_nbytes(nranks)
     for rank in range(nranks):
         lane = sr_layout_lane(header, rank)

@@ -2,7 +2,7 @@
 # was posted on them. May know: wire.h, _group, _post.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from ._group cimport *
 from ._post cimport sr_office
@@ -35,7 +35,7 @@ cdef extern from "wire.h" nogil:
     bint sr_wire_peek(sr_wire *)
     void sr_wire_sleep(int news, uint64_t limit_ns)
     void sr_wire_sleep_or(int news, int other, uint64_t limit_ns)
-    bint sr_wire_has_news(int news)
+    void sr_wire_take_news(int news)
 
 
 cdef enum:
@@ -155,6 +155,11 @@ cdef inline int remote(const Group *g, int rank) noexcept nogil:
     return g.size + rank
 
 
+# Which of the user's calls of all ranks a sequence number means: the first is 1, the engine's own are 0 or less.
+cdef inline int64_t call_number(const Leg *leg, uint64_t seq) noexcept nogil:
+    return <int64_t> (seq - leg.first_user_seq) + 1
+
+
 # A call of all ranks begins.
 cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
@@ -162,6 +167,9 @@ cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     leg.seq += 1
     leg.fingerprint, leg.count = c.fingerprint, c.count
     leg.first_local = g.seq + 1
+    c.number = call_number(leg, leg.seq)
+    c.seq = g.seq + 1   # of its first local step, if there is to be one
+    record_call(g, c, False)
     leg.turn = leg.stage = 0
     leg.runs_locally = False
     leg.dtype, leg.itemsize = c.dtype, max(c.itemsize, <size_t> 1)

@@ -1,5 +1,5 @@
 # Locks in shared memory, taken by ranks: the death of an owner is noticed by those who wait. Uncontended they are one
-# atomic exchange. May know: flag.h, _engine, _group, _timeouts, errors, failures, liveness.
+# atomic exchange. May know: flag.h, _engine, _flight, _group, _timeouts, errors, failures, liveness.
 
 import operator
 import os
@@ -10,6 +10,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
 from ._engine cimport Engine
+from ._flight cimport SR_AT_LOCK, SR_WAIT_LOCK, begin_wait, correct_wait, end_wait
 from ._group cimport *
 from ._timeouts cimport ns_of, timeout_s_of
 
@@ -41,17 +42,19 @@ os.register_at_fork(after_in_child=_count_fork)
 # ---- waiting ---------------------------------------------------------------------------------------------------
 
 # DONE: it is ours. DEAD and LEFT: *owner has it for ever.
-cdef int await_lock(Group *g, sr_lock *lock, uint64_t deadline_ns, int *owner) noexcept nogil:
+cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t deadline_ns, int *owner) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
     cdef uint64_t signal_ns = now + SIGNAL_INTERVAL_NS
     cdef int status
     if sr_lock_spin(lock, g.rank, g.pauses):
         return DONE
+    begin_wait(g, SR_WAIT_LOCK, SR_AT_LOCK, begin_ns, sr_lock_owner(lock))
     while not sr_lock_sleep(lock, g.rank, g.sleep_ns):
         if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
             return ABORTED
         owner[0] = sr_lock_owner(lock)
-        status = fate_of(g, owner[0])
+        correct_wait(g, SR_WAIT_LOCK, SR_AT_LOCK, owner[0])
+        status = fate_of_owner(g, owner[0])
         if status != PROGRESSED and sr_lock_owner(lock) == owner[0]:   # it may have let go before it ended
             return status
         now = sr_now_ns()
@@ -62,12 +65,10 @@ cdef int await_lock(Group *g, sr_lock *lock, uint64_t deadline_ns, int *owner) n
     return DONE
 
 
-cdef int fate_of(Group *g, int rank) noexcept nogil:
+cdef inline int fate_of_owner(Group *g, int rank) noexcept nogil:
     if rank < 0 or rank >= g.size or rank == g.rank:
         return PROGRESSED
-    if sr_life_died(&g.lane[rank].life):
-        return DEAD
-    return LEFT if sr_life_state(&g.lane[rank].life) == SR_CLOSED else PROGRESSED
+    return fate_of(&g.lane[rank].life)
 
 
 # ---- locks -----------------------------------------------------------------------------------------------------
@@ -116,24 +117,39 @@ cdef class Locks:
     cdef int wait(self, int index, double timeout_s) except -1:
         cdef Group *g = &self.engine.g
         cdef sr_lock *lock = &self.first[index]
-        cdef uint64_t deadline_ns = sr_now_ns() + ns_of(timeout_s)
+        cdef uint64_t begin_ns = sr_now_ns()
+        cdef uint64_t deadline_ns = begin_ns + ns_of(timeout_s)
         cdef int owner = sr_lock_owner(lock)
         cdef int status = BLOCKED
         if owner == g.rank and self.holder[index] == <unsigned long> PyThread_get_thread_ident():
             raise RuntimeError(f"this thread has taken lock {index} already, and would wait for itself")
         while status != DONE:
             with nogil:
-                status = await_lock(g, lock, deadline_ns, &owner)
+                status = await_lock(g, lock, begin_ns, deadline_ns, &owner)
+                if status != SIGNALLED:
+                    end_wait(g, SR_WAIT_LOCK)
             if status == SIGNALLED:
-                PyErr_CheckSignals()
+                try:
+                    PyErr_CheckSignals()
+                    self.engine.stalls.heed(self.engine, SR_WAIT_LOCK)
+                    self.engine.check_open()   # whose handler may have closed it
+                except BaseException:
+                    end_wait(g, SR_WAIT_LOCK)
+                    raise
             elif status == ABORTED:
-                failures.raise_aborted(self.engine)
+                failures.raise_aborted(self.engine, beside=True)
             elif status == LATE:
-                raise Timeout(f"rank {owner} has not let go of lock {index} of a shared array within {timeout_s:g} s",
-                              rank=owner)
+                self.be_late(owner, index, timeout_s)
             elif status != DONE:
                 self.lament(owner, status, index)
         return 0
+
+    cdef int be_late(self, int owner, int index, double timeout_s) except -1:
+        if not 0 <= owner < self.engine.g.size:   # it has just let go, and somebody else was faster
+            raise Timeout(f"lock {index} of a shared array was not to be had within {timeout_s:g} s")
+        rank = self.engine.world_rank(owner)
+        raise Timeout(f"rank {rank} has not let go of lock {index} of a shared array within {timeout_s:g} s; "
+                      + failures.describe_doing(self.engine, owner), rank=rank)
 
     # What a rank that is gone had taken nobody will ever have: everyone is told.
     cdef int lament(self, int owner, int status, int index) except -1:

@@ -61,8 +61,8 @@ cdef struct Aside:
 
 
 cdef enum Side:       # where what is posted comes from or goes to
-    NEAR = 1          # ranks of this host
-    FAR = 2           # ranks of others
+    NEAR_SIDE = 1     # ranks of this host
+    FAR_SIDE = 2      # ranks of others
 
 
 cdef struct Peer:

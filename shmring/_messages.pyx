@@ -27,9 +27,18 @@ cdef void complete(Mail *m, Message *message) noexcept nogil:
         m.npending -= 1
 
 
-cdef void fail_or_complete(Mail *m, Message *message, Failure failure) noexcept nogil:
+# What has arrived while the communicator ends may be in pages of a shared array that were copied already, for it to
+# become private: so no receive is complete then that was not before. (Between the abort and a copy there is much of
+# Python: whatever was written before the word was looked at is there by then.) It stays as it is, in no list: whoever
+# waits for it comes upon the abort.
+cdef inline void complete_receive(Mail *m, Message *message) noexcept nogil:
+    if sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
+        complete(m, message)
+
+
+cdef void end_receive(Mail *m, Message *message, Failure failure) noexcept nogil:
     message.failure = failure
-    complete(m, message)
+    complete_receive(m, message)
 
 
 # False: it is not in this list.
@@ -165,7 +174,7 @@ cdef void hand_over(Mail *m, Aside *aside) noexcept nogil:
         memcpy(message.data, aside.data, aside.nbytes)
     unlink_aside(m, aside)
     free(aside)
-    fail_or_complete(m, message, failure)
+    end_receive(m, message, failure)
 
 
 # Finds what has been put aside for a new receive or probe, else queues it.
@@ -203,7 +212,7 @@ cdef bint deliver_to_self(Mail *m, Message *message) noexcept nogil:
     failure = failure_of(receiver)
     if failure == NO_FAILURE:
         memcpy(receiver.data, message.data, message.nbytes)
-    fail_or_complete(m, receiver, failure)
+    end_receive(m, receiver, failure)
     complete(m, message)
     return True
 
@@ -309,14 +318,14 @@ cdef int begin_incoming(Mail *m, int source) noexcept nogil:
     if failure != NO_FAILURE:
         p.receiver = NULL
         p.incoming.data = NULL
-        fail_or_complete(m, message, failure)
+        end_receive(m, message, failure)
     return PROGRESSED
 
 
 cdef void finish_incoming(Mail *m, Peer *p) noexcept nogil:
     p.receiving = False
     if p.receiver != NULL:
-        complete(m, p.receiver)
+        complete_receive(m, p.receiver)
     elif p.aside != NULL:
         p.aside.whole = True
         if p.aside.wanted_by != NULL:
@@ -424,8 +433,8 @@ cdef void tell_all(Mail *m) noexcept nogil:
 
 cdef inline int side_of(Mail *m, int rank) noexcept nogil:
     if rank == ANY:
-        return (NEAR if m.g.size > 1 else 0) | (FAR if m.office != NULL else 0)
-    return NEAR if m.peer[rank].post == NULL else FAR
+        return (NEAR_SIDE if m.g.size > 1 else 0) | (FAR_SIDE if m.office != NULL else 0)
+    return NEAR_SIDE if m.peer[rank].post == NULL else FAR_SIDE
 
 
 # The sides from which anything that is posted waits for something.
@@ -443,6 +452,9 @@ cdef int awaited_sides(Mail *m) noexcept nogil:
         for i in range(m.size):
             if m.peer[i].first_send != NULL:
                 sides |= side_of(m, i)
+    for i in range(m.office.nposts if m.office != NULL else 0):
+        if m.office.post[i].watched:   # its socket would not take all that was sent
+            sides |= FAR_SIDE
     return sides
 
 

@@ -17,13 +17,28 @@ class Office:
         """Tell everyone, as far as they are there."""
     def hear(self) -> tuple[int, bytes] | None:
         """Who has said that it is over, and why; None so far."""
+    def say_call(self, seq: int, fingerprint: int, count: int) -> None:
+        """Tell everyone in which collective this rank waits."""
+    def call_of(self, rank: int) -> tuple[int, int, int] | None:
+        """(seq, fingerprint, count) of the collective in which a rank has said last that it waits."""
+    def other_call(self, seq: int, fingerprint: int) -> int | None:
+        """A rank that has said that it waits in the collective of that number, but in another one."""
     def await_news(self, within_s: float) -> None:
         """Return when something has come, or a little later."""
+    def tell_view(self, view: bytes) -> None:
+        """Say to all others which of them this rank goes on with; see views."""
+
+    def view_of(self, rank: int) -> bytes | None:
+        """What a rank has said so last; None: nothing."""
+
+    def look(self, cut_s: float) -> None:
+        """Take in what has come, and nothing of messages. cut_s: who does not answer for so long is gone."""
+
     def has_ended(self, rank: int) -> bool:
         """Whether nothing comes from a rank any more."""
     def has_left(self, rank: int) -> bool:
         """Whether a rank has said that it leaves."""
-    def deliver(self, within_s: float, cut_s: float) -> None:
+    def deliver(self, within_s: float, cut_s: float, unless_over: bool = True) -> None:
         """Wait until what was sent of messages has reached the hosts of those it is for, or cannot."""
     def close(self, within_s: float) -> None:
         """Send what was promised, and stop."""

@@ -14,7 +14,7 @@ from posix.mman cimport mmap as map_memory
 from posix.mman cimport munmap
 from posix.stdlib cimport posix_memalign
 
-from ._group cimport SR_LINE, SR_PAGE, sr_flag_load
+from ._group cimport SR_LINE, SR_PAGE, SR_VIEW_NBYTES, sr_flag_load
 from ._post cimport *
 from ._ring cimport sr_ring, sr_ring_first
 
@@ -101,10 +101,51 @@ cdef class Office:
             return None
         return self.post[self.office.word_from].rank, self.office.word[:self.office.word_nbytes]
 
+    def say_call(self, uint64_t seq, uint64_t fingerprint, uint64_t count):
+        """Tell everyone in which collective this rank waits."""
+        cdef sr_post_call call = sr_post_call(seq, fingerprint, count)
+        self.say(SR_POST_CALLING, (<const char *> &call)[:sizeof(call)])
+
+    def call_of(self, int rank):
+        """(seq, fingerprint, count) of the collective in which a rank has said last that it waits, or None."""
+        cdef sr_post_call call
+        if not sr_post_hear(self.office, self.post_of(rank), SR_POST_CALLING, &call):
+            return None
+        return call.seq, call.fingerprint, call.count
+
+    def other_call(self, uint64_t seq, uint64_t fingerprint):
+        """A rank that has said that it waits in the collective of that number, but in another one; None: none has."""
+        cdef sr_post_call call
+        cdef int number
+        for number in range(self.office.nposts):
+            if (sr_post_hear(self.office, &self.post[number], SR_POST_CALLING, &call) and call.seq == seq
+                    and call.fingerprint != fingerprint):
+                return self.post[number].rank
+        return None
+
     def await_news(self, double within_s):
         """Returns when something has come, or a little later."""
+        if self.news.closed:
+            time.sleep(within_s)
+            return
         with contextlib.suppress(InterruptedError):
             self.news.poll(within_s)
+
+    def tell_view(self, bytes view):
+        """Say to all others which of them this rank goes on with; see views."""
+        self.say(SR_POST_VIEW, view)
+
+    def view_of(self, int rank):
+        """What a rank has said so last; None: nothing."""
+        cdef unsigned char[SR_VIEW_NBYTES] view
+        return view[:SR_VIEW_NBYTES] if sr_post_hear(self.office, self.post_of(rank), SR_POST_VIEW, view) else None
+
+    def look(self, double cut_s):
+        """Take in what has come, and nothing of messages. cut_s: who does not answer for so long is gone."""
+        cdef int number
+        sr_office_look(self.office)
+        for number in range(self.office.nposts):
+            sr_post_check_link(self.office, &self.post[number], <uint64_t> (cut_s * 1e9))
 
     def has_ended(self, int rank):
         """Whether nothing comes from a rank any more."""
@@ -114,18 +155,19 @@ cdef class Office:
         """Whether a rank has said that it leaves."""
         return sr_flag_load(&self.post_of(rank).left) != 0
 
-    def deliver(self, double within_s, double cut_s):
-        """Wait until what was sent of messages has reached the hosts of those it is for, or cannot.
+    def deliver(self, double within_s, double cut_s, bint unless_over=True):
+        """Wait until what was sent of messages, and the last view, have reached the hosts of those they are for.
 
-        It ends sooner where somebody says that it is over. cut_s: who does not answer for so long is gone. What they
-        send meanwhile is taken in: two that do this at once do not wait for each other.
+        It ends sooner where they cannot, and unless_over where somebody says that it is over. cut_s: who does not
+        answer for so long is gone. What they send meanwhile is taken in: two that do this at once do not wait for
+        each other.
         """
         cdef double until = time.monotonic() + within_s
         cdef double pause_s = 0.001
         while self.is_delivering(<uint64_t> (cut_s * 1e9)) and time.monotonic() < until:
             self.await_news(pause_s)   # of an acknowledgement there is none
             sr_office_step(self.office)
-            if self.hear() is not None:
+            if unless_over and self.hear() is not None:
                 return
             pause_s = min(2 * pause_s, 0.02)
 

@@ -16,6 +16,16 @@ cdef struct Operand:      # held from take() to release()
     bint fortran
 
 
+# An array that another library holds; see _operands.pyi.
+cdef class Memory:
+    cdef unsigned char *data
+    cdef readonly size_t count
+    cdef size_t itemsize
+    cdef int number             # of its dtype
+    cdef readonly bint readonly
+    cdef readonly object owner
+
+
 # Fills the operand; what it returns has to live as long as the operand is used. moves: items of any fixed size will do.
 cdef object take(Operand *operand, object x, bint writable, str what, bint moves)
 cdef void release(Operand *operand) noexcept

@@ -11,11 +11,86 @@ cimport numpy as cnp
 
 from ._group cimport *
 
+import numpy as np
+
 from . import _state, buffers
 
 cnp.import_array()
 
 cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(_state.DTYPES)}
+
+
+cdef class Memory:
+    """A contiguous array that another library holds, as x or out of a collective: where it lies and what it is.
+
+    address: of its first element, in this process. count: elements. dtype: the name of one of shmring's dtypes;
+    whatever is only moved may be called uint8. readonly: an error where it would be written to. owner: kept as long as
+    this is. Nobody can check what is told here: wrong addresses end the process. It has one dimension, in C order.
+    """
+
+    def __init__(self, uintptr_t address, size_t count, str dtype, *, bint readonly=False, object owner=None):
+        number = DTYPE_NUMBERS.get(dtype)
+        if number is None:
+            raise TypeError(f"dtype is {dtype!r}; allowed: {', '.join(_state.DTYPES)}")
+        self.data = <unsigned char *> address
+        self.count = count
+        self.number = number
+        self.itemsize = _state.DTYPE_NBYTES[number]
+        self.readonly = readonly
+        self.owner = owner
+
+    @property
+    def address(self):
+        return <uintptr_t> self.data
+
+    @property
+    def dtype(self):
+        """Its dtype's name."""
+        return _state.DTYPES[self.number]
+
+    @property
+    def nbytes(self):
+        return self.count * self.itemsize
+
+    @property
+    def shape(self):
+        return (self.count,)
+
+    def __array__(self, dtype=None, copy=None):
+        """The same memory as NumPy's array, where NumPy itself has the dtype."""
+        cdef cnp.npy_intp length = self.count
+        cdef cnp.ndarray array
+        cdef int number
+        for number in range(24):
+            if DTYPE_OF_NUMPY[number] == self.number:
+                break
+        else:
+            raise TypeError(f"NumPy has no {self.dtype}; for a result, give an out")
+        if dtype is not None and np.dtype(dtype).name != self.dtype:
+            raise TypeError(f"this is memory of {self.dtype}, not of {dtype}")
+        array = cnp.PyArray_SimpleNewFromData(1, &length, number, self.data)
+        cnp.set_array_base(array, self)
+        if self.readonly:
+            array.setflags(write=False)
+        return array.copy() if copy else array
+
+    def __repr__(self):
+        return f"<shmring.Memory {self.dtype}[{self.count}] at {self.address:#x}>"
+
+
+cdef inline bint take_memory(Operand *operand, object x, bint writable) noexcept:
+    cdef Memory memory
+    if type(x) is not Memory:
+        return False
+    memory = <Memory> x
+    if writable and memory.readonly:
+        return False
+    operand.data = memory.data
+    operand.count = memory.count
+    operand.dtype = memory.number
+    operand.itemsize = memory.itemsize
+    operand.fortran = False
+    return True
 
 
 # NumPy's type numbers, 0 to 23, as ours; -1: not one that can be reduced.
@@ -96,8 +171,12 @@ cdef object take(Operand *operand, object x, bint writable, str what, bint moves
     cdef int flags = PyBUF_FORMAT | PyBUF_ANY_CONTIGUOUS
     cdef int dtype
     operand.held = False
-    if take_ndarray(operand, x, writable) or (moves and take_moved_ndarray(operand, x, writable)):
+    if take_ndarray(operand, x, writable) or take_memory(operand, x, writable):
         return None
+    if moves and take_moved_ndarray(operand, x, writable):
+        return None
+    if type(x) is Memory:
+        raise buffers.read_only(what)
     if writable:
         buffers.refuse_as_output(x, what)
     if not PyObject_CheckBuffer(x):

@@ -261,7 +261,7 @@ cdef void enter_alone(Group *g, Call *c) noexcept nogil:
 cdef int step_alone(Group *g, Call *c) noexcept nogil:
     if c.nbytes == 0 or c.kind == EXSCAN:
         return DONE
-    if is_folded(c):   # which may change bits, as with any number of ranks: a bool of 2 becomes 1
+    if is_folded(c) and (c.op >= SR_LAND or c.dtype == SR_BOOL):   # which change bits: a bool of 2 becomes 1
         g.source[0] = c.x
         g.target[0] = c.out
         g.kernels.fold[c.dtype][c.op](g.target, 1, 0, g.source, 1, c.count, 1)

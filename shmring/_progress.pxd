@@ -42,7 +42,9 @@ cdef struct Queue:
     sr_flag issued, finished, reaped   # numbers of the last one appended, finished, and let go
     sr_flag stepper       # 0, or who steps: enum below
     sr_flag nwaiters      # threads that wait for a task, which leaves the stepping to them
-    int trouble           # the status that ends the communicator, once there is one
+    int trouble           # the status that ends the communicator, once there is one, ...
+    uint64_t trouble_number   # ... of which task, ...
+    Call troubled         # ... and its call as it was then: who steps it next may wait for another rank
     sr_bell *bell         # rung when tasks are finished
 
 cdef enum:
@@ -69,9 +71,12 @@ cdef void step_briefly(Queue *q) noexcept
 cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil
 cdef void take_turn(Queue *q, uint64_t who) noexcept nogil
 cdef Task *oldest(Queue *q) noexcept nogil
+cdef bint copy_oldest_begun(Queue *q, Call *c) noexcept nogil
+cdef int take_trouble(Queue *q, Call *c) noexcept nogil
 cdef void finish_all(Queue *q, int status) noexcept nogil
 cdef void reap(Queue *q) noexcept
 cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil
 cdef int rouse() except -1
+cdef bint is_background() except -1
 cdef int enlist(Errand *e, object owner) except -1
 cdef void delist(Errand *e) noexcept nogil

@@ -1,6 +1,6 @@
 # Calls that were issued to be run in the background: each communicator's queue, in order, and the one thread of this
 # process that steps whatever nobody waits for, without the GIL.
-# May know: _group, _leg, _post, _waiting.
+# May know: _flight, _group, _leg, _post, _waiting, limits.
 
 import functools
 import os
@@ -8,16 +8,19 @@ import threading
 import weakref
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from posix.stdlib cimport posix_memalign
 from posix.unistd cimport read, write
 
+from ._flight cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
 from ._group cimport *
-from ._leg cimport leg_of, sr_wire_sleep_or
+from ._leg cimport call_number, leg_of, sr_wire_sleep_or, sr_wire_take_news
 from ._post cimport sr_office_hears
 from ._waiting cimport BRIEF_NBYTES, LONG_NAP_NS, glance, nap_after, run_steps, try_briefly
+
+from . import limits
 
 cdef enum:
     FIRST_CAPACITY = 16
@@ -117,6 +120,26 @@ cdef void reap(Queue *q) noexcept:
 
 # ---- stepping: by whoever has its turn -------------------------------------------------------------------------
 
+cdef void note_trouble(Queue *q, Task *t, int status) noexcept nogil:
+    q.trouble = status
+    q.trouble_number = t.number
+    q.troubled = t.call
+
+
+# What a step ended with, and the call as it was then; DONE: nothing, or that call has come to its end meanwhile.
+cdef int take_trouble(Queue *q, Call *c) noexcept nogil:
+    cdef int status
+    take_turn(q, WAITER)
+    status = q.trouble
+    c[0] = q.troubled
+    if not is_pending(q) or oldest(q).number != q.trouble_number:
+        status = DONE
+    if status == DONE or status == SIGNALLED:   # which is only to hear what other hosts tell
+        q.trouble = DONE
+    sr_flag_set(&q.stepper, 0)
+    return status
+
+
 # For short turns that cannot be left to somebody else.
 cdef void take_turn(Queue *q, uint64_t who) noexcept nogil:
     while not sr_flag_take(&q.stepper, who):
@@ -125,6 +148,18 @@ cdef void take_turn(Queue *q, uint64_t who) noexcept nogil:
 
 cdef Task *oldest(Queue *q) noexcept nogil:
     return q.task[(sr_flag_load(&q.finished) + 1) & q.mask]
+
+
+# The call that is under way, for who reads it while others may finish it; False: none is, or it is being stepped.
+cdef bint copy_oldest_begun(Queue *q, Call *c) noexcept nogil:
+    cdef bint is_there
+    if not sr_flag_take(&q.stepper, WAITER):
+        return False
+    is_there = is_pending(q) and oldest(q).begun
+    if is_there:
+        c[0] = oldest(q).call
+    sr_flag_set(&q.stepper, 0)
+    return is_there
 
 
 # False: it has to be described first.
@@ -151,6 +186,9 @@ cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
         write(<int> (notify - 1), &one, sizeof(one))
     if status == DONE and t.call.kind != INVALID:
         q.group.stats.calls += 1
+    record_outcome(q.group, SR_COMPLETE if status == DONE else SR_RAISED)
+    if status == DONE:
+        end_wait(q.group, SR_WAIT_CALL)
     sr_flag_publish(&q.finished, t.number, q.bell)
 
 
@@ -166,10 +204,13 @@ cdef int step_queue(Queue *q) noexcept nogil:
         if not begin(q, t):
             return UNDESCRIBED
         status = t.call.step(q.group, &t.call)
-        if status == DONE:
-            finish_oldest(q, t, DONE)
+        if status == BLOCKED and sr_flag_spin(t.call.awaited.flag, t.call.awaited.target, PAUSES):
             status = PROGRESSED
-        elif status == BLOCKED and sr_flag_spin(t.call.awaited.flag, t.call.awaited.target, PAUSES):
+        if status == PROGRESSED:
+            t.call.interrupted = False   # the wait that was is over
+            end_wait(q.group, SR_WAIT_CALL)
+        elif status == DONE:
+            finish_oldest(q, t, DONE)
             status = PROGRESSED
         steps += 1
     return status
@@ -205,7 +246,7 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
             if sr_flag_load(&q.stepper) != WAITER:
                 sr_yield()          # the thread, which is away after a step
                 continue
-            sr_flag_sleep(&q.finished, t.number, q.bell, q.group.look_ns)
+            sr_flag_sleep(&q.finished, t.number, q.bell, LONG_NAP_NS)   # whoever has its turn rings
             if not is_finished(q, t):
                 return SIGNALLED
             continue
@@ -218,7 +259,7 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
             if status == DONE:
                 finish_oldest(q, first, DONE)
             elif status != SIGNALLED and status != UNDESCRIBED:
-                q.trouble = status
+                note_trouble(q, first, status)
         sr_float_env_leave(env)
         sr_flag_set(&q.stepper, 0)
         if sr_flag_load(&q.nwaiters) > 1:
@@ -237,6 +278,8 @@ cdef void finish_all(Queue *q, int status) noexcept nogil:
         t = oldest(q)
         if not t.begun:
             begin_call(q.group, &t.call)
+            if q.group.leg != NULL:
+                q.group.recorded.number = call_number(leg_of(q.group), leg_of(q.group).seq + 1)
         finish_oldest(q, t, status)
     sr_flag_set(&q.stepper, 0)
 
@@ -259,6 +302,12 @@ memset(&issued_bell, 0, sizeof(issued_bell))
 
 _owners = {}   # weak references by id; listed at once, which those of a WeakSet cannot be
 _thread = None
+_starting = threading.RLock()   # making a thread runs Python, and so others, who may want one as well
+
+
+# Whether this is the thread that steps what others have begun.
+cdef bint is_background() except -1:
+    return _thread is not None and threading.current_thread() is _thread
 
 
 # From now on the thread steps it; owner._attend() is called when Python is needed. Also while it is enlisted already.
@@ -291,15 +340,26 @@ cdef void take_guard() noexcept nogil:
 
 # There is something to be stepped.
 cdef int rouse() except -1:
-    global _thread
     cdef uint64_t one = 1
     sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_bell)
     if sr_flag_load_ordered(&background.at_news) != 0:
         if background.waker != 0:   # and stays: who delists its errand has the GIL, too
             write(background.waker, &one, sizeof(one))
     if _thread is None:
-        _thread = threading.Thread(target=_run, name="shmring-progress", daemon=True)
-        _thread.start()
+        start_thread()
+    return 0
+
+
+cdef int start_thread() except -1:
+    global _thread
+    with _starting:
+        if _thread is None:
+            _thread = threading.Thread(target=_run, name="shmring-progress", daemon=True)   # which may ask at once
+            try:
+                limits.start_thread(_thread)
+            except BaseException:
+                _thread = None
+                raise
     return 0
 
 
@@ -307,16 +367,21 @@ def _run():
     while True:
         with nogil:
             serve()
-        for reference in list(_owners.values()):
-            owner = reference()
-            if owner is not None:
-                owner._attend()
+        _attend_to_all()
+
+
+def _attend_to_all():   # a function, so that the thread keeps no owner alive while it sleeps
+    for reference in list(_owners.values()):
+        owner = reference()
+        if owner is not None:
+            owner._attend()
 
 
 def _forget():
     """In a forked child there is no such thread, and the queues are the parent's."""
-    global _thread
+    global _thread, _starting
     _thread = None
+    _starting = threading.RLock()
     _owners.clear()
     memset(&background, 0, sizeof(background))
     memset(&issued_bell, 0, sizeof(issued_bell))
@@ -399,10 +464,13 @@ cdef int go_round(sr_nap *nap) noexcept nogil:
 cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil:
     cdef Queue *q = <Queue *> e
     cdef int found = IDLE
+    cdef int news = e.news   # for which the thread may have slept
     e.news = 0
     if not is_pending(q):
         return REAPABLE if sr_flag_load(&q.reaped) != sr_flag_load(&q.finished) else IDLE
     if sr_flag_load(&q.nwaiters) == 0 and sr_flag_take(&q.stepper, BACKGROUND):
+        if news != 0:
+            sr_wire_take_news(news)
         found = step_in_background(q, nap)
         sr_flag_set(&q.stepper, 0)
     return found
@@ -410,23 +478,49 @@ cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil:
 
 cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
     cdef int status = step_queue(q)
+    cdef uint64_t now
     cdef Call *c
     if status == DONE or status == PROGRESSED:
         return ACTIVE
     if status == BLOCKED:
         c = &oldest(q).call
-        status = glance(q.group, c, sr_now_ns())
+        now = sr_now_ns()
+        status = glance(q.group, c, now)
+        if nap == NULL and (status == PROGRESSED or status == SIGNALLED) and word_is_due(q.group, now):
+            return WANTS_PYTHON
         if q.group.leg != NULL and (status == PROGRESSED or status == SIGNALLED):
             q.errand.news = leg_of(q.group).news
             q.errand.waker = leg_of(q.group).office.waker
             if not sr_office_hears(leg_of(q.group).office):
+                tell_of_wait(q.group, c)
                 return WAITING
             status = SIGNALLED
         elif status == PROGRESSED or status == SIGNALLED:
-            if nap != NULL and not sr_nap_enter(nap, c.awaited.flag, c.awaited.target,
-                                                &q.group.lane[c.awaited.rank].bell):
+            if nap != NULL:
+                tell_of_wait(q.group, c)
+            if nap != NULL and (not sr_nap_enter(nap, c.awaited.flag, c.awaited.target,
+                                                 &q.group.lane[c.awaited.rank].bell)
+                                or sr_flag_load_ordered(&q.group.header.abort) != SR_NO_ABORT):
                 return ACTIVE
             return WAITING
     if status != UNDESCRIBED:
-        q.trouble = status
+        note_trouble(q, oldest(q), status)
+        give_up_wait(q.group, SR_WAIT_CALL, sr_now_ns())
     return WANTS_PYTHON
+
+
+# Once: the wait may have been told of by who waited for the call, and has left it.
+cdef inline void tell_of_wait(Group *g, const Call *c) noexcept nogil:
+    cdef uint64_t now
+    if sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
+        now = sr_now_ns()
+        begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, now, c.awaited.rank)
+        g.word_due_ns = now + g.stall_ns
+
+
+# Whether the wait is long enough to be spoken of, if nobody has: asked again only after as long.
+cdef inline bint word_is_due(Group *g, uint64_t now) noexcept nogil:
+    if g.stall_ns == 0 or now < g.word_due_ns or sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
+        return False
+    g.word_due_ns = now + g.stall_ns
+    return True

@@ -21,6 +21,7 @@ cdef extern from "layout.h" nogil:
     cdef enum:
         SR_FRAME_FIRST, SR_FRAME_LAST, SR_FRAME_CUT
         SR_RING_LEAST_NBYTES
+        SR_QUEUE_MAGIC
         SR_PRODUCER, SR_CONSUMER
 
 

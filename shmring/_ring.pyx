@@ -11,7 +11,7 @@ from libc.string cimport memcmp, memcpy, memset
 cimport numpy as cnp
 
 from ._group cimport (
-    SR_CLOSED, SR_MAGIC, SR_PAGE, sr_bell_ring, sr_flag_load, sr_life_set_state, sr_life_state, sr_now_ns,
+    SR_CLOSED, SR_PAGE, sr_bell_ring, sr_flag_load, sr_life_set_state, sr_life_state, sr_now_ns,
 )
 from ._kernels cimport find_kernels
 from ._timeouts cimport deadline_ns_of
@@ -87,7 +87,7 @@ cdef class Ends:
     def __init__(self, mapping, int pauses):
         cdef uintptr_t address = mapping.address
         cdef sr_queue *q = <sr_queue *> address
-        if mapping.nbytes < SR_PAGE or q.magic != SR_MAGIC or not sr_ring_is_valid_length(q.nbytes) \
+        if mapping.nbytes < SR_PAGE or q.magic != SR_QUEUE_MAGIC or not sr_ring_is_valid_length(q.nbytes) \
                 or mapping.nbytes - SR_PAGE < q.nbytes:
             raise Error("this memory is not a ring of this version of shmring")
         self.mapping = mapping
@@ -103,7 +103,7 @@ cdef class Ends:
         q.nbytes = nbytes
         q.creator.pid = pid
         q.creator.start_time = start_time
-        q.magic = SR_MAGIC
+        q.magic = SR_QUEUE_MAGIC
 
     # -- putting --
 

@@ -63,6 +63,7 @@ cdef inline int blocked_on_credit(Group *g, Call *c, uint64_t end) noexcept nogi
 
 # The ring up to `position` is free as far as this rank is concerned. Published, since a writer may sleep on it.
 cdef inline void give_credit(Group *g, uint64_t position) noexcept nogil:
+    SR_FAULT(SR_BEFORE_RELEASE)
     publish(g, SR_COPIED, position)
 
 

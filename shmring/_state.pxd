@@ -1,14 +1,19 @@
-# May know: _group.
+# May know: _flight, _group.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._group cimport Group
+from ._flight cimport Flight
+from ._group cimport Group, sr_report
 
 
 cdef class State:
     cdef Group g
     cdef readonly double timeout_s        # default of every call
-    cdef uint64_t first_user_seq
+    cdef unsigned long claimant           # the thread inside a call of several steps; 0: none is
     cdef object segment                   # keeps the mapping alive
+    cdef readonly Flight flight           # what errors say of the others is read through it
 
+    cdef bint may_call(self) noexcept
+    cdef bint claim_once(self) except -1
+    cdef sr_report report_of(self, object seq, str reason, str op)
     cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept

@@ -2,22 +2,23 @@
 
 from typing import Any, Literal, Protocol, TypedDict
 
+from ._flight import ALGORITHMS as ALGORITHMS
+from ._flight import DTYPE_NBYTES as DTYPE_NBYTES
+from ._flight import DTYPES as DTYPES
+from ._flight import KINDS as KINDS
+from ._flight import MAX_RANKS as MAX_RANKS
+from ._flight import MOVED_DTYPE as MOVED_DTYPE
+from ._flight import WIRES as WIRES
+from ._flight import Flight, _Record
+from ._flight import described as described
+
+OPS: tuple[str, ...]
+
 class _Segment(Protocol):
     @property
     def address(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-
-class _Record(TypedDict):
-    seq: int
-    kind: str
-    count: int
-    root: int
-    dtype: str
-    op: str
-    algorithm: str
-    invalid: bool
-    order: Literal["C", "F"]
 
 class _Stats(TypedDict):
     calls: int
@@ -29,19 +30,9 @@ class _Stats(TypedDict):
     round_trip_ns: int
     isa: str
 
-DTYPES: tuple[str, ...]
-DTYPE_NBYTES: tuple[int, ...]  # in the order of DTYPES
-OPS: tuple[str, ...]
-KINDS: tuple[str, ...]
-WIRES: tuple[str, ...]
-ALGORITHMS: tuple[str, ...]
 PATHS: tuple[str, ...]
-CAUSES: dict[str, int]  # why a communicator was given up, and its number in the abort word
+TAKEN: str  # what a second thread is told
 TINY_NBYTES: int  # what fits into a call line
-MAX_RANKS: int
-
-def described(fingerprint: int, count: int) -> dict[str, Any] | None:
-    """What a fingerprint and a count say of a call, as `record_of` does; None for one that says nothing."""
 
 def supported(dtype: str, op: str) -> bool:
     """Whether the op has a meaning for the dtype."""
@@ -59,6 +50,10 @@ class State:
         tuning: list[dict[str, int]],
         timeout_s: float,
     ) -> None: ...
+    @property
+    def flight(self) -> Flight:
+        """What errors say of the others is read through it."""
+
     @property
     def timeout_s(self) -> float:
         """The default of every call."""
@@ -79,6 +74,12 @@ class State:
     def isa(self) -> str:
         """The instruction set of the reduction loops."""
 
+    def claim(self) -> None:
+        """A call of several steps begins: until `unclaim` other threads are refused theirs."""
+
+    def unclaim(self) -> None:
+        """All its steps are done."""
+
     def be_patient(
         self,
         *,
@@ -97,8 +98,18 @@ class State:
     def number_of(self, seq: int) -> int:
         """Which of the user's calls a sequence number means: from 1 on; the engine's own are 0 or less."""
 
-    def abort_report(self) -> tuple[str, int, int, str] | None:
-        """(cause, culprit, the reporter's sequence number, reason), or None while nobody has given up."""
+    def world_rank(self, rank: int) -> int:
+        """The number, among all hosts' ranks, of a local one, or of one elsewhere where a wait told of it."""
+
+    def name_of(self, rank: int | None) -> str:
+        """A rank in words. Numbers as in `world_rank`; None: any."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are on all hosts."""
+
+    def abort_report(self) -> tuple[str, int, int, str, int, str | None] | None:
+        """What the rank that gave up first has said, as `Flight.abort_report`; None while nobody has."""
 
     def record_of(self, rank: int, seq: int) -> _Record | None:
         """What a rank called as its seq-th call; None when it has not, or too long ago."""
@@ -108,6 +119,18 @@ class State:
 
     def last_seq_of(self, rank: int) -> int:
         """The highest sequence number that a rank has begun."""
+
+    def key(self) -> bytes:
+        """A secret of those who map the segment."""
+
+    def tell_view(self, view: bytes) -> None:
+        """Says to all others which of them this rank goes on with; see views."""
+
+    def view_of(self, rank: int) -> bytes | None:
+        """What a rank has said so last; None: nothing."""
+
+    def has_gone(self, rank: int) -> bool:
+        """Whether a rank has ended, or left."""
 
     def life_of(self, rank: int) -> tuple[int, int]:
         """(pid, start time) of a rank, as it said when it joined."""

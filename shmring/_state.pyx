@@ -1,57 +1,32 @@
 # One communicator's state on one rank, and the tables that Python reads: what is there, before anything is called.
-# May know: _group (src), _kernels, _leg, _slots.
+# May know: _flight, _group (src), _kernels, _leg, _slots.
 
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from ._group cimport *
-from ._leg cimport Leg, leg_of
+from ._flight cimport Flight
+from ._leg cimport Leg, call_number, leg_of, rank_at
 from ._slots cimport slot_nbytes
 
 from . import _kernels
-from ._kernels import OPS, dtypes
+from ._flight import ALGORITHMS, DTYPE_NBYTES, DTYPES, KINDS, MAX_RANKS, MOVED_DTYPE, WIRES, described
+from ._kernels import OPS
 
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
-DTYPES = tuple(dtypes())
-MOVED_DTYPE = "bytes"   # of calls that only move items of any other dtype
-DTYPE_NBYTES = tuple(dtypes().values())
-KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
-         "broadcast", "scatter", "gather", "all_gather", "all_to_all", "barrier", "empty", "ping", "agree",
-         "split", "group", "shared", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many")
-assert len(KINDS) == NKINDS
-ALGORITHMS = ("auto", "ring", "tree", "master", "direct")
 PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", "single_copy", "chain",
          "across")
 assert len(PATHS) == NPATHS
-CAUSES = {"failed": SR_RANK_FAILED, "timed out": SR_TIMED_OUT, "mismatch": SR_MISMATCHED, "aborted": SR_ABORTED,
-          "told": SR_TOLD}
-WIRES = tuple(_kernels.wire_formats())
+TAKEN = "another thread is inside a call of this communicator; give each thread its own"
 TINY_NBYTES = SR_PAYLOAD_NBYTES
-MAX_RANKS = SR_MAX_RANKS
 
 
 def supported(str dtype, str op):
     """Whether the op has a meaning for the dtype."""
     return op in _kernels.ops(dtype)
-
-
-def described(uint64_t fingerprint, uint64_t count):
-    """What a fingerprint and a count say of a call, as `record_of` does; None for one that says nothing."""
-    cdef uint64_t kind = fingerprint & 63
-    if kind == INVALID:
-        return {"kind": "something", "invalid": True}
-    if kind >= NKINDS:
-        return None
-    return words_of(kind, fingerprint >> 6 & 63, fingerprint >> 12 & 15, fingerprint >> 16 & 7, fingerprint >> 19 & 1,
-                    fingerprint >> 20 & 0xfff, count)
-
-
-cdef dict words_of(int kind, int dtype, int op, int algorithm, bint order, uint32_t root, uint64_t count):
-    return {"kind": KINDS[kind], "count": count, "root": root,
-            "dtype": (*DTYPES, MOVED_DTYPE)[dtype % (SR_DTYPES + 1)], "op": OPS[op % SR_OPS],
-            "algorithm": ALGORITHMS[algorithm % NALGORITHMS], "order": "F" if order else "C", "invalid": False}
 
 
 # ---- the state -------------------------------------------------------------------------------------------------
@@ -90,16 +65,19 @@ cdef class State:
         g.rank = rank
         g.size = size
         g.me = g.lane[rank]
+        g.recorded = &g.me.record[0]
 
     def __init__(self, segment, int rank, int size, *, str isa, list tuning, double timeout_s):
         cdef Group *g = &self.g
         self.segment = segment
+        self.flight = Flight(segment)
         self.timeout_s = timeout_s
         isa_bytes = isa.encode()
-        g.kernels = find_kernels(isa_bytes)
+        g.kernels = SR_FAULT_KERNELS(find_kernels(isa_bytes))
         if g.kernels == NULL:
             raise ValueError(f"SHMRING_ISA={isa}: this machine has {', '.join(_kernels.isas())}")
         g.seq = g.verified = g.header.first_seq
+        g.first_user_seq = g.seq + (<uint64_t> 1 << 62)   # far ahead: no call is the user's yet
         g.position = g.credit = g.pings = first_position(g.header)
         g.tunings[0], g.tunings[1] = tuning
         g.next_far = g.header.forced_path == 2
@@ -144,23 +122,47 @@ cdef class State:
     cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept:
         cdef Group *g = &self.g
         cdef uintptr_t begin = <uintptr_t> address
-        cdef uintptr_t part
+        cdef uintptr_t own
         cdef size_t stride
         cdef int low = 0, high = g.nblocks, middle
         while low < high:
             middle = (low + high) // 2
-            if g.block[middle].begin <= begin:
+            if g.block[middle].own <= begin:
                 low = middle + 1
             else:
                 high = middle
         if low == 0:
             return False
-        part = g.block[low - 1].begin + <uintptr_t> g.rank * g.block[low - 1].stride
+        own = g.block[low - 1].own
         stride = g.block[low - 1].stride
-        if begin < part or begin - part > stride or nbytes > stride - (begin - part):
+        if begin - own > stride or nbytes > stride - (begin - own):
             return False
         block[0] = g.block[low - 1].id
-        offset[0] = begin - part
+        offset[0] = begin - own
+        return True
+
+    # -- calls of several steps --
+
+    # Between the steps of a call that a thread has claimed only that thread may call.
+    cdef bint may_call(self) noexcept:
+        return self.claimant == 0 or self.claimant == <unsigned long> PyThread_get_thread_ident()
+
+    def claim(self):
+        """A call of several steps begins: until `unclaim` other threads are refused theirs, and this one another
+        such call, which a signal's handler might make."""
+        if self.claimant != 0:
+            raise RuntimeError(TAKEN)
+        self.claimant = <unsigned long> PyThread_get_thread_ident()
+
+    def unclaim(self):
+        """All its steps are done."""
+        self.claimant = 0
+
+    # As claim, for what may be a step of a larger call itself: False then, and it is not to be unclaimed.
+    cdef bint claim_once(self) except -1:
+        if self.claimant != 0 and self.may_call():
+            return False
+        self.claim()
         return True
 
     # -- what tools and errors read --
@@ -183,35 +185,49 @@ cdef class State:
         Of several hosts' calls, which have several local ones each, it is the last one that this rank has begun.
         """
         if self.g.leg != NULL:
-            return <int64_t> (leg_of(&self.g).seq - leg_of(&self.g).first_user_seq) + 1
-        return <int64_t> (seq - self.first_user_seq) + 1
+            return call_number(leg_of(&self.g), leg_of(&self.g).seq)
+        return <int64_t> (seq - self.g.first_user_seq) + 1
+
+    def world_rank(self, int rank):
+        """The number among the ranks of all hosts of a local one, or of one of another host where a wait told of it."""
+        if self.g.leg == NULL:
+            return rank
+        return rank - self.g.size if rank >= self.g.size else rank_at(leg_of(&self.g), leg_of(&self.g).node, rank)
+
+    def name_of(self, rank):
+        """A rank in words. Numbers as in `world_rank`; None: any."""
+        return "any rank" if rank is None else f"rank {self.world_rank(rank)}"
+
+    @property
+    def world_size(self):
+        return self.g.size if self.g.leg == NULL else leg_of(&self.g).size
 
     @property
     def isa(self):
         return self.g.kernels.isa.decode()
 
+    # What this rank says when it gives up. seq: of its call, or of the last one, if it is in none; None where it was no
+    # collective that failed. op: what failed then.
+    cdef sr_report report_of(self, object seq, str reason, str op):
+        cdef sr_report said
+        cdef bytes text = reason.encode("utf-8", "backslashreplace")[:SR_REASON_NBYTES - 1]
+        cdef bytes name
+        memset(&said, 0, sizeof(said))
+        said.seq = self.g.first_user_seq - 1 if seq is None else seq
+        said.number = 0 if seq is None else self.number_of(seq)
+        called = self.own_call(seq) if said.number > 0 else None
+        name = (op or (called["kind"] if called else "")).encode()[:SR_OP_NBYTES - 1]
+        memcpy(said.op, <const char *> name, len(name))
+        memcpy(said.reason, <const char *> text, len(text))
+        return said
+
     def abort_report(self):
-        """(cause, culprit, the reporter's sequence number, reason), or None while nobody has given up."""
-        cdef uint64_t word = sr_flag_load(&self.g.header.abort)
-        cdef int reporter = sr_abort_reporter(word)
-        cdef sr_report *report
-        if word == SR_NO_ABORT:
-            return None
-        if reporter >= self.g.size or sr_abort_culprit(word) >= self.g.size + SR_MAX_RANKS:
-            raise ValueError("the abort word of this communicator is damaged")
-        report = &self.g.lane[reporter].report
-        reason = (<bytes> report.reason[:SR_REASON_NBYTES]).split(b"\0")[0].decode(errors="replace")
-        cause = next(name for name, value in CAUSES.items() if value == sr_abort_cause(word))
-        return cause, sr_abort_culprit(word), report.seq, reason
+        """What the rank that gave up first has said, as `Flight.abort_report`; None while nobody has."""
+        return self.flight.abort_report()
 
     def record_of(self, int rank, seq):
         """What a rank called as its seq-th call, as a dict; None when it has not, or too long ago."""
-        cdef sr_record record = self.g.lane[rank].record[<uint64_t> seq & (SR_RECORDS - 1)]
-        if record.kind >= NKINDS or record.seq != <uint64_t> seq:
-            return None
-        words = words_of(record.kind, record.dtype, record.op, record.algorithm, record.order, record.root,
-                         record.count)
-        return words | {"seq": record.seq, "invalid": bool(record.invalid)}
+        return self.flight.record_of(rank, seq)
 
     def own_call(self, seq):
         """As record_of, of this rank; of a call of several hosts also where no local step of it has begun."""
@@ -231,9 +247,32 @@ cdef class State:
                 last = seq
         return last
 
+    def key(self):
+        """A secret of those who map the segment."""
+        return <bytes> self.g.header.key[:SR_KEY_NBYTES]
+
+    def tell_view(self, bytes view):
+        """Says to all others which of them this rank goes on with; see views."""
+        cdef uint64_t[SR_VIEW_WORDS] words
+        if len(view) != SR_VIEW_NBYTES:
+            raise ValueError(f"a view has {SR_VIEW_NBYTES} bytes")
+        memcpy(words, <const char *> view, SR_VIEW_NBYTES)
+        sr_views_tell(&self.g.me.views, words)
+
+    def view_of(self, int rank):
+        """What a rank has said so last; None: nothing."""
+        cdef uint64_t[SR_VIEW_WORDS] words
+        if sr_views_read(&self.g.lane[rank].views, words) == 0:
+            return None
+        return (<unsigned char *> words)[:SR_VIEW_NBYTES]
+
+    def has_gone(self, int rank):
+        """Whether a rank has ended, or left."""
+        return fate_of(&self.g.lane[rank].life) != PROGRESSED
+
     def life_of(self, int rank):
         """(pid, start time) of a rank, as it said when it joined."""
-        return self.g.lane[rank].life.pid, self.g.lane[rank].life.start_time
+        return self.flight.life_of(rank)
 
     def message_rings(self):
         """(bytes of each, first sequence number), as rank 0 of the host has laid them out."""

@@ -21,6 +21,7 @@ cdef class Status:
 cdef uint32_t kind_of(Operand *operand, object x) except? 0
 cdef int64_t tag_number(object tag, bint may_be_any) except -2
 cdef Status status_of(Message *message)
+cdef str op_of(Message *message)
 cdef str wish_text(Message *message)
 cdef object mismatch(Message *message, int rank, str what_now)
 cdef object truncated(Message *message, int rank)

@@ -96,13 +96,17 @@ cdef int64_t tag_number(object tag, bint may_be_any) except -2:
     return number
 
 
+# The name of the call that has posted it.
+cdef str op_of(Message *message):
+    return "send" if message.is_send else "probe" if message.is_probe else "recv"
+
+
 cdef str wish_text(Message *message):
     tag = "any tag" if message.tag == ANY else f"tag {message.tag}"
     if message.is_send:
-        return f"send to rank {message.peer} with {tag}"
-    what = "probe" if message.is_probe else "recv"
+        return f"{op_of(message)} to rank {message.peer} with {tag}"
     source = "any rank" if message.peer == ANY else f"rank {message.peer}"
-    return f"{what} from {source} with {tag}"
+    return f"{op_of(message)} from {source} with {tag}"
 
 
 cdef object mismatch(Message *message, int rank, str what_now):

@@ -2,12 +2,13 @@
 
 from libc.stdint cimport uint64_t
 
-from ._group cimport Call, Group
+from ._group cimport Call, Group, sr_nap
 
 cdef enum:
     SHORT_NAP_NS = 100000       # where either a flag or the wire may be first: there is no sleep that both end
     LONG_NAP_NS = 2000000       # as often as the dead are looked for
     PATIENCE = 16               # naps are this part of how long it has taken so far
+    COURTESY_NS = 50000000      # for those whose deadline comes first by little
     BRIEF_NBYTES = 65536        # calls this small are over sooner than the GIL is let go and taken again
 
 cdef inline uint64_t nap_after(uint64_t waited_ns) noexcept nogil:
@@ -16,4 +17,5 @@ cdef inline uint64_t nap_after(uint64_t waited_ns) noexcept nogil:
 
 cdef int run_steps(Group *g, Call *c) noexcept nogil
 cdef int try_briefly(Group *g, Call *c) noexcept nogil
+cdef bint sleep_until_death(Group *g, sr_nap *nap) noexcept nogil
 cdef int glance(Group *g, Call *c, uint64_t now) noexcept nogil

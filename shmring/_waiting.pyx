@@ -1,8 +1,9 @@
 # Running a call to its end: pauses, then yields, then sleep, with a look at whatever may end the wait otherwise.
-# May know: _group, _leg, _post.
+# May know: _flight, _group, _leg, _post.
 
 from libc.stdint cimport uint64_t
 
+from ._flight cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
 from ._group cimport *
 from ._leg cimport Leg, examine, furthest_behind, leg_of, move, sr_wire_sleep
 from ._post cimport sr_office_hears
@@ -46,8 +47,18 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     return status
 
 
-# Yields, then sleeps; now and then looks around. PROGRESSED: the flag is there.
+# As wait_until_there; others can read for whom this rank waits.
 cdef int wait_long(Group *g, Call *c) noexcept nogil:
+    cdef int status = wait_until_there(g, c)
+    if status == PROGRESSED:
+        end_wait(g, SR_WAIT_CALL)
+    elif status != SIGNALLED:
+        give_up_wait(g, SR_WAIT_CALL, sr_now_ns())
+    return status
+
+
+# Yields, then sleeps; now and then looks around. PROGRESSED: the flag is there.
+cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
     cdef int status
     g.next_look_ns = now + g.look_ns
@@ -65,25 +76,54 @@ cdef int wait_long(Group *g, Call *c) noexcept nogil:
             return status
         if now - c.wait_begin_ns < g.yield_ns:
             sr_yield()
-        elif g.leg != NULL:
+            now = sr_now_ns()
+            continue
+        begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, c.wait_begin_ns, c.awaited.rank)
+        if g.leg != NULL:
             sleep_across(g, c, now - c.wait_begin_ns)
         else:
-            sr_flag_sleep(c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell, g.sleep_ns)
+            sleep_among_neighbours(g, c)
         now = sr_now_ns()
     return PROGRESSED
+
+
+cdef void sleep_among_neighbours(Group *g, Call *c) noexcept nogil:
+    cdef sr_nap nap
+    nap.n = 0
+    if (sr_nap_enter(&nap, c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell)
+            and sr_flag_load_ordered(&g.header.abort) == SR_NO_ABORT and sleep_until_death(g, &nap)):
+        g.next_look_ns = 0
+
+
+# The end of a sleep, of who has watched a bell and looked again. True: some rank has died, which has to be looked at.
+cdef bint sleep_until_death(Group *g, sr_nap *nap) noexcept nogil:
+    cdef int rank, ndead = 0
+    for rank in range(g.size):
+        if rank != g.rank and not sr_nap_watch_life(nap, &g.lane[rank].life):
+            ndead += 1
+    if ndead == g.ndead:
+        return sr_nap_sleep_among_lives(nap, g.sleep_ns)
+    # The kernel has woken one, whom it may not concern.
+    for rank in range(g.size):
+        if rank != g.rank and sr_life_died(&g.lane[rank].life):
+            sr_life_tell(&g.lane[rank].life)
+    g.ndead = ndead
+    return True
 
 
 cdef void sleep_across(Group *g, Call *c, uint64_t waited_ns) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef bint awaits_neighbour = c.awaited.rank < g.size
     if leg.nbusy == 0 and awaits_neighbour:
-        sr_flag_sleep(c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell, g.sleep_ns)
+        sleep_among_neighbours(g, c)
     else:
         sr_wire_sleep(leg.news, nap_after(waited_ns) if awaits_neighbour else g.sleep_ns)
 
 
 # Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.
 cdef int glance(Group *g, Call *c, uint64_t now) noexcept nogil:
+    if not SR_CHECKS:
+        return PROGRESSED
     if c.deadline_ns == 0:
         c.deadline_ns = now + c.timeout_ns
     if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
@@ -136,6 +176,20 @@ cdef int latest(Group *g, Call *c) noexcept nogil:
     return culprit if culprit >= 0 else c.awaited.rank
 
 
+# Who waits for one that may wait itself would blame the wrong rank: it says so later, whoever knows better first. Up a
+# tree that is who waits for the smaller subtree; down, and for a master, all wait for what is still on its way up.
+cdef uint64_t courtesy_ns(Group *g, Call *c) noexcept nogil:
+    cdef int waits = 0
+    if (c.algorithm != TREE and c.algorithm != MASTER) or c.awaited.rank >= g.size:
+        return 0
+    if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
+        waits = sr_tree_steps(g.size) + 1
+    elif c.algorithm == TREE:
+        while 1 << waits < c.awaited.rank - g.rank:
+            waits += 1
+    return <uint64_t> waits * COURTESY_NS
+
+
 cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef int rank, status
     for rank in range(g.size):
@@ -145,11 +199,12 @@ cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
     if c.awaited.rank < g.size and sr_life_state(&g.lane[c.awaited.rank].life) == SR_CLOSED:
         # It may have published before it left.
         return PROGRESSED if sr_flag_reached(c.awaited.flag, c.awaited.target) else LEFT
-    if now >= c.deadline_ns:
+    if now >= c.deadline_ns + courtesy_ns(g, c):
         c.awaited.rank = latest(g, c)
         return LATE
     if now >= g.signal_ns or (g.leg != NULL and sr_office_hears(leg_of(g).office)):
         g.signal_ns = now + SIGNAL_INTERVAL_NS
+        correct_wait(g, SR_WAIT_CALL, SR_IN_CALL, latest(g, c))
         status = examine(g, c) if g.leg != NULL else PROGRESSED
         return SIGNALLED if status == PROGRESSED else status
     return PROGRESSED

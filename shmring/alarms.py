@@ -28,6 +28,7 @@ class Alarms:
         self._addresses = {rank: _address_of(line) for rank, line in lines.items()}
         self._office = office
         self._told = False
+        self._said_call: int | None = None
         self.error: Error | None = None  # the first that was heard
 
     def tell(self, error: Error) -> None:
@@ -47,6 +48,20 @@ class Alarms:
         if heard is not None:
             self.error = _error_in(heard[1], heard[0])
         return self.error
+
+    def compare_calls(self, seq: int, fingerprint: int, count: int) -> int | None:
+        """Of a rank that has waited for a while: who waits in another collective of that number, or None.
+
+        Else two that wait for each other would do so until it is late: nothing comes that would tell them.
+        """
+        if self._said_call != seq:
+            self._said_call = seq
+            self._office.say_call(seq, fingerprint, count)
+        return self._office.other_call(seq, fingerprint)
+
+    def call_of(self, rank: int) -> tuple[int, int, int] | None:
+        """(seq, fingerprint, count) of the collective in which a rank has last said that it waits."""
+        return self._office.call_of(rank)
 
     def hear_out(self, rank: int | None, within_s: float) -> Error | None:
         """What a rank has told whose other connection has ended, or anybody else meanwhile; None: anybody."""

@@ -1,6 +1,7 @@
 """From links to an engine: the ranks share a segment, start over it, and know that all have.
 
-May know: _layout, _engine, bootstrap, crossing, limits, links, liveness, memory, nodes, settings, tuning.
+May know: _layout, _engine, bootstrap, crossing, errors, limits, links, liveness, memory, nodes, settings,
+tuning.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import NamedTuple
 
 from . import limits, liveness, memory, tuning
 from ._engine import Engine
-from ._layout import control_nbytes, format_segment, header_of, segment_nbytes
+from ._layout import KEY_NBYTES, control_nbytes, format_segment, header_of, segment_nbytes
 from .bootstrap import Meeting
 from .crossing import Crossing
+from .errors import Error
 from .links import Links
 from .nodes import Place
 from .settings import Settings
@@ -45,12 +47,31 @@ def begin_where_met(
     start_s: float | None = None,
     parent: Engine | None = None,
 ) -> Begun:
-    """`begin` on every host of a meeting: an engine on every rank, or an error on every rank of all hosts."""
+    """`begin` on every host of a meeting: an engine on every rank, or an error on every rank of all hosts.
+
+    After an error the meeting is closed.
+    """
+    with contextlib.ExitStack() as undo:
+        undo.callback(meeting.close)
+        begun = _begin_where_met(meeting, settings, timeout_s, key=key, start_s=start_s, parent=parent)
+        undo.pop_all()
+    return begun
+
+
+def _begin_where_met(
+    meeting: Meeting,
+    settings: Settings,
+    timeout_s: float,
+    *,
+    key: bytes,
+    start_s: float | None,
+    parent: Engine | None,
+) -> Begun:
     if meeting.star is None:
         return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
     deadline = time.monotonic() + (timeout_s if start_s is None else start_s)
     with contextlib.ExitStack() as undo, meeting.star.together():
-        begun = begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
+        begun = _begin_on_host(meeting, settings, timeout_s, start_s=start_s, parent=parent)
         undo.callback(os.close, begun.fd)
         undo.callback(begun.engine.close)
         if meeting.mesh is not None:
@@ -64,6 +85,20 @@ def begin_where_met(
         undo.pop_all()
     meeting.star.close()
     return begun
+
+
+def _begin_on_host(
+    meeting: Meeting, settings: Settings, timeout_s: float, *, start_s: float | None, parent: Engine | None
+) -> Begun:
+    """`begin`, whose errors are about ranks as the host numbers them: others know the world's numbers."""
+    try:
+        return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
+    except Error as error:
+        place = meeting.place
+        if error.rank is not None and error.rank < place.local_size:
+            error.rank = place.ranks_of_node[place.node][error.rank]
+            error.args = (f"{error} (by its host's numbers; it is rank {error.rank})",)
+        raise
 
 
 def begin(
@@ -88,6 +123,7 @@ def begin(
             segment = memory.Mapping(fd, os.fstat(fd).st_size)
             engine = _new_engine(segment, links, settings, start_s)
             undo.callback(engine.close)
+            engine.stalls.warn_after(engine, settings.stall_s)
             engine.arrive(os.getpid(), liveness.start_time(os.getpid()))
             # Until now a death shows on the links, from now on in the segment.
             links.all_ready(check=_nothing_to_check, deadline=deadline)
@@ -160,6 +196,7 @@ def _create_segment(size: int, settings: Settings) -> int:
             tuning=tables,
             first_seq=settings.first_seq,
             message_nbytes=settings.message_ring_nbytes,
+            key=os.urandom(KEY_NBYTES),
         )
         mapping.close()
     except BaseException:

@@ -29,7 +29,7 @@ from .settings import Settings, address_text, parse_address
 from .star import Star
 from .worlds import Attempt, World, check_nprocs, nothing_to_check, world
 
-__all__ = ["Meeting", "World", "check_nprocs", "join", "world", "world_from_environment"]
+__all__ = ["Meeting", "World", "check_nprocs", "host_id", "join", "world", "world_from_environment"]
 
 
 @dataclass
@@ -50,6 +50,11 @@ class Meeting:
         for part in (self.links, self.mesh, self.star):
             if part is not None:
                 part.close()
+
+
+def host_id() -> str:
+    """The same for processes that count as being on one host: a world of these needs no address."""
+    return nodes.identity(Settings.from_environment().node or "")
 
 
 def world_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[World, int] | None:
@@ -119,14 +124,15 @@ def join(
     node: str | None = None,
     check: Check = nothing_to_check,
     listener: socket.socket | None = None,
+    is_invited: bool = False,
 ) -> Meeting:
     """Meet the other ranks of the world; returns when all have come, within `timeout_s` in all.
 
     `node` overrides SHMRING_NODE; `check` may raise while ranks have not come yet; `listener`, which is taken
-    over, is rank 0's where it listens at the world's address already. Raises the same error on every rank
-    that got in: Timeout names the ranks that never came, RankFailed one that ended meanwhile,
-    Mismatch ranks that disagree about nprocs. A rank with another key, or one that comes twice, gets an
-    Error.
+    over, is rank 0's where it listens at the world's address already, and `is_invited` says so to others.
+    Raises the same error on every rank that got in: Timeout names the ranks that never came, RankFailed one
+    that ended meanwhile, Mismatch ranks that disagree about nprocs. A rank with another key, or one that
+    comes twice, gets an Error.
     """
     rank = operator.index(rank)
     if not 0 <= rank < world.nprocs:
@@ -137,7 +143,7 @@ def join(
     name = (settings.node if node is None else node) or ""
     if (world.id, rank) in _used:
         raise neighbours.second_use(rank)
-    attempt = Attempt(world, rank, name, timeout_s, time.monotonic() + timeout_s, check, listener)
+    attempt = Attempt(world, rank, name, timeout_s, time.monotonic() + timeout_s, check, listener, is_invited)
     if world.address is None or world.nprocs == 1:
         links = neighbours.meet(attempt, range(world.nprocs))
         meeting = Meeting(links, nodes.place_of(rank, [0] * world.nprocs))

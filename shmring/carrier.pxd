@@ -42,6 +42,5 @@ cdef class Carrier(Fusion):
     cdef int hear_others(self) except -1
     cdef int engine_number(self, int rank) noexcept
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1
-    cdef str whereabouts(self, int rank)
     cdef str cause_of_death(self, int rank)
     cdef object damaged(self, int source)

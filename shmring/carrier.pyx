@@ -1,7 +1,7 @@
 # Carrying point-to-point messages on, by one thread at a time: opening ways, moving what is posted, waiting for it, and
 # what ends that otherwise. What is a message, and what comes of it, is messages' affair.
-# May know: _delivery, _engine, _group, _leg, _messages, _operands, _post, _progress, _ring, _status, errors, failures,
-# fusion, liveness.
+# May know: _delivery, _engine, _flight, _group, _leg, _messages, _operands, _post, _progress, _ring, _status, errors,
+# failures, fusion, liveness.
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from ._delivery cimport Wait, deliver_briefly, deliver_patiently, run_errand
+from ._flight cimport SR_WAIT_MESSAGE, end_wait
 from ._group cimport (   # and not its Status
     BLOCKED, DEAD, DONE, LATE, LEFT, SIGNALLED, SR_ABORTED, SR_CACHE_LINE, SR_NO_ABORT, SR_RANK_FAILED,
     SR_TIMED_OUT, Group, sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
@@ -22,7 +23,7 @@ from ._messages cimport *
 from ._operands cimport release
 from ._ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
 from ._progress cimport BACKGROUND, WAITER, delist, enlist, rouse
-from ._status cimport wish_text
+from ._status cimport op_of, wish_text
 
 from . import failures, liveness
 from .errors import Closed, Error
@@ -69,12 +70,16 @@ cdef class Carrier(Fusion):
         if self.is_messaging:
             raise RuntimeError("another thread is sending or receiving on this communicator; give each thread its own")
         if sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
-            failures.raise_aborted(self.engine)
-        if self.mail.peer == NULL:
-            self.open_mail()
-        if self.mail.office != NULL and sr_flag_load(&self.mail.office.heard) != 0:
-            self.hear_others()
-        self.is_messaging = True
+            failures.raise_aborted(self.engine, beside=True)
+        self.is_messaging = True   # before anything that may run Python, and so another thread
+        try:
+            if self.mail.peer == NULL:
+                self.open_mail()
+            if self.mail.office != NULL and sr_flag_load(&self.mail.office.heard) != 0:
+                self.hear_others()
+        except BaseException:
+            self.is_messaging = False
+            raise
         if self.is_enlisted:
             self.take_turn()
         return 0
@@ -270,7 +275,12 @@ cdef class Carrier(Fusion):
             elif status == DAMAGED:
                 raise self.damaged(self.mail.needy)
             elif status == SIGNALLED:
-                PyErr_CheckSignals()
+                try:
+                    PyErr_CheckSignals()
+                    self.engine.stalls.heed(self.engine, SR_WAIT_MESSAGE)
+                except BaseException:
+                    end_wait(self.mail.g, SR_WAIT_MESSAGE)
+                    raise
                 self.hear_others()
             elif status != BLOCKED:
                 self.raise_for(status, message, wait.culprit, timeout_ns, is_final)
@@ -281,7 +291,7 @@ cdef class Carrier(Fusion):
     # A message that is given up. One that has left in part cannot be taken back: then all is given up.
     cdef int abandon(self, Message *message) except -1:
         if message.state != COMPLETE and message.is_send and message.out.offset > 0:
-            self.engine.give_up(SR_ABORTED, self.engine.g.rank, self.engine.first_user_seq - 1,
+            self.engine.give_up(SR_ABORTED, self.engine.g.rank, None,
                                 f"rank {self.own_rank} left a send to rank {message.peer} in the middle")
         withdraw(&self.mail, message)
         return 0
@@ -290,7 +300,7 @@ cdef class Carrier(Fusion):
 
     # Ends the communicator if a rank of another host has.
     cdef int hear_others(self) except -1:
-        self.engine.hear_others(self.engine.first_user_seq - 1)   # of no collective
+        self.engine.hear_others(None)
         return 0
 
     # A rank as the engine counts them, its own host's first.
@@ -299,8 +309,7 @@ cdef class Carrier(Fusion):
         return remote(&self.engine.g, rank) if p.post != NULL else p.lane
 
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1:
-        seq = self.engine.first_user_seq - 1   # of no collective
-        wanted = wish_text(message)
+        op, wanted = op_of(message), wish_text(message)
         number = self.engine_number(culprit)
         if status == LATE and not is_final:
             raise TimeoutError(f"{wanted} is not complete within {timeout_ns * 1e-9:g} s; it goes on")
@@ -308,24 +317,14 @@ cdef class Carrier(Fusion):
             what_was = f"did not answer rank {self.own_rank}'s {wanted} within {timeout_ns * 1e-9:g} s"
             if culprit == self.own_rank:
                 what_was = f"waited {timeout_ns * 1e-9:g} s in vain in {wanted}"
-            self.engine.give_up(SR_TIMED_OUT, number, seq, f"{what_was}; it {self.whereabouts(culprit)}")
+            did = failures.describe_doing(self.engine, number)
+            self.engine.give_up(SR_TIMED_OUT, number, None, f"{what_was}; {did}", op)
         elif status == DEAD:
-            self.engine.give_up(SR_RANK_FAILED, number, seq, self.cause_of_death(culprit))
+            self.engine.give_up(SR_RANK_FAILED, number, None, self.cause_of_death(culprit), op)
         elif status == LEFT:
-            self.engine.give_up(SR_RANK_FAILED, number, seq,
-                                f"closed the communicator before rank {self.own_rank}'s {wanted} was complete")
-        try:
-            failures.raise_aborted(self.engine)
-        except Error as error:
-            error.op = "send" if message.is_send else "probe" if message.is_probe else "recv"
-            error.seq = None
-            raise
-
-    cdef str whereabouts(self, int rank):
-        cdef Peer *p = &self.mail.peer[rank]
-        if p.post != NULL:
-            return f"runs on {self.engine.host_of(self.engine_number(rank))}"
-        return f"is {liveness.state(*self.engine.life_of(p.lane))}"
+            self.engine.give_up(SR_RANK_FAILED, number, None,
+                                f"closed the communicator before rank {self.own_rank}'s {wanted} was complete", op)
+        failures.raise_aborted(self.engine, beside=True)
 
     cdef str cause_of_death(self, int rank):
         cdef Peer *p = &self.mail.peer[rank]
@@ -340,9 +339,9 @@ cdef class Carrier(Fusion):
         text = f"the message ring from rank {source} is damaged"
         if self.mail.peer[source].post != NULL:
             text = f"what came from rank {source} is no mail of this version of shmring: use one version on all hosts"
-        self.engine.give_up(SR_ABORTED, self.engine.g.rank, self.engine.first_user_seq - 1, text)
+        self.engine.give_up(SR_ABORTED, self.engine.g.rank, None, text)
         with contextlib.suppress(Error):   # which tells all ranks
-            failures.raise_aborted(self.engine)
+            failures.raise_aborted(self.engine, beside=True)
         return Error(text, rank=source)
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal, NoReturn, Protocol, SupportsIndex, overload
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
+from ._operands import Memory
 from .ops import Op
 from .work import Work
 
@@ -16,7 +17,7 @@ class _DLPack(Protocol):  # torch, JAX; on the CPU
     def __dlpack__(self) -> Any: ...
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
 
-_Array = NDArray[Any] | Buffer | _ArrayInterface | _DLPack  # contiguous
+_Array = NDArray[Any] | Memory | Buffer | _ArrayInterface | _DLPack  # contiguous
 _Algorithm = Literal["auto", "direct", "ring", "tree", "master"]
 _Wire = Literal["native", "bf16", "fp16", "int8"]
 _OpName = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor"]
@@ -267,6 +268,9 @@ class Collectives:
     @overload
     def barrier(self, *, async_op: Literal[True], timeout: float | None = None) -> Work[None]:
         """The same in the background."""
+
+    def refuse(self, kind: _Kind) -> None:
+        """For who wraps a communicator and finds an argument wrong before a collective is called."""
 
     def plan(self, kind: _Kind, *arguments: Any, **keywords: Any) -> Plan:
         """The call `kind` with its arguments checked once and its arrays pinned: a callable that runs it."""

@@ -173,6 +173,16 @@ cdef class Collectives:
         """
         return Plan(self, kind, arguments, keywords)
 
+    def refuse(self, str kind):
+        """For who wraps a communicator and finds an argument wrong before a collective is called.
+
+        The ranks that call the collective of this name get `Mismatch` in place of waiting; if all refuse it, nothing
+        has happened. Raises what the communicator has come to.
+        """
+        if kind not in KIND_NUMBERS:
+            raise ValueError(f"kind is {kind!r}; allowed: {', '.join(KIND_NUMBERS)}")
+        self.engine.refuse(KIND_NUMBERS[kind])
+
     # -- from arguments to a call --
 
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ._engine import Engine
+from ._operands import Memory
 from ._state import _Stats
+from .arrays import Adoption
 from .crossing import Crossing
 from .links import Links
 from .memory import Mapping
@@ -33,7 +35,12 @@ class Comm(Messages):
         place: Place | Links,
         crossing: Crossing | None = None,
         parent_ranks: tuple[int, ...] | None = None,
+        epoch: int = 0,
     ) -> None: ...
+    @property
+    def epoch(self) -> int:
+        """How often a communicator of these ranks has become one of fewer, by `shrink`."""
+
     @property
     def parent_ranks(self) -> tuple[int, ...] | None:
         """By rank, its number in the communicator that this group was made of; None for a world."""
@@ -114,6 +121,9 @@ class Comm(Messages):
 
     @overload
     def copy_of(self, a: ArrayLike, *, timeout: float | None = None) -> NDArray[Any]: ...
+    def adopt(self, x: Memory, *, timeout: float | None = None) -> Adoption:
+        """Collective: an array of another library becomes one that all ranks map, where it lies."""
+
     def shared(
         self,
         shape: _Shape,
@@ -151,6 +161,9 @@ class Comm(Messages):
 
     def abort(self, reason: str) -> None:
         """Give up: every rank's present or next call raises `Aborted` with this reason."""
+
+    def shrink(self, *, timeout: float | None = None) -> Comm:
+        """Collective over the ranks that are left when the communicator is over: a new one of them."""
 
     def close(self) -> None:
         """Leave. Local; messages that were sent still come, ranks that still call it get RankFailed."""

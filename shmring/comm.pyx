@@ -1,7 +1,7 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
 # collectives, uneven, fusion and messages.
-# May know: _engine, _group, _timeouts, arrays, collectives, failures, feedback, groups, memory, messages, objects,
-# shared.
+# May know: _engine, _group, _operands, _timeouts, arrays, collectives, errors, failures, feedback, groups, memory,
+# messages, objects, shared, shrinking.
 
 import atexit
 import math
@@ -10,13 +10,15 @@ import weakref
 
 from ._engine cimport Engine
 from ._group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SHARE, SPLIT, SR_SUM
+from ._operands cimport Memory
 from ._timeouts cimport ns_of, timeout_s_of
 from .collectives cimport algorithm_number
 from .messages cimport Messages
 
-from . import failures, groups, memory, objects, shared
-from .arrays import MOST_NBYTES, Arrays
+from . import failures, groups, memory, objects, shared, shrinking
+from .arrays import MOST_NBYTES, Arrays, whole_pages
 from .arrays import check as check_array
+from .errors import Error, Timeout
 from .feedback import Residuals
 
 open_comms = weakref.WeakSet()   # of this process
@@ -31,7 +33,8 @@ cdef class Comm(Messages):
     `shmring.Error`, the same on every rank and final for this communicator.
     """
 
-    def __init__(self, Engine engine, links, segment, int fd, settings, place, crossing=None, parent_ranks=None):
+    def __init__(self, Engine engine, links, segment, int fd, settings, place, crossing=None, parent_ranks=None,
+                 epoch=0):
         self.engine = engine
         self.place = place
         self.crossing = crossing
@@ -41,12 +44,15 @@ cdef class Comm(Messages):
         self.fd = fd
         self.settings = settings
         self.parent_ranks = parent_ranks
+        self.epoch = epoch
         self.default_algorithm = algorithm_number(settings.algorithm)
         self.residuals = Residuals()
         self.default_timeout_ns = ns_of(engine.timeout_s)
         self.arrays = Arrays(engine, links, settings.segment)
+        engine.share(self.arrays)
         self.staging_ready = engine.size == 1
         open_comms.add(self)
+        failures.rehearse(engine)
 
     @property
     def rank(self):
@@ -93,8 +99,12 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(SPLIT)
             raise
-        self.engine.call_tiny(SPLIT, SR_SUM, 0, NULL, 0, timeout_s)
-        return self.form(groups.by_color(self.all_gather(wish, timeout=timeout_s)), timeout_s)
+        self.engine.claim()
+        try:
+            self.engine.call_tiny(SPLIT, SR_SUM, 0, NULL, 0, timeout_s)
+            return self.form(groups.by_color(self.all_gather(wish, timeout=timeout_s)), timeout_s)
+        finally:
+            self.engine.unclaim()
 
     def group(self, ranks, *, timeout=None):
         """Collective: a communicator of the ranks in the list, which is the same on all; ranks[i] is its rank i.
@@ -107,9 +117,13 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(FORM_GROUP)
             raise
-        self.engine.call_tiny(FORM_GROUP, SR_SUM, len(wanted), NULL, 0, timeout_s)
-        groups.check_same(self.all_gather(wanted, timeout=timeout_s))
-        return self.form([wanted.tolist()] if len(wanted) else [], timeout_s)
+        self.engine.claim()
+        try:
+            self.engine.call_tiny(FORM_GROUP, SR_SUM, len(wanted), NULL, 0, timeout_s)
+            groups.check_same(self.all_gather(wanted, timeout=timeout_s))
+            return self.form([wanted.tolist()] if len(wanted) else [], timeout_s)
+        finally:
+            self.engine.unclaim()
 
     def dup(self, *, timeout=None):
         """Collective: another communicator of the same ranks, as `split(0)`."""
@@ -136,7 +150,11 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.arrays.empty(lengths, numpy_dtype, timeout_s)
+        self.engine.claim()
+        try:
+            return self.arrays.empty(lengths, numpy_dtype, timeout_s)
+        finally:
+            self.engine.unclaim()
 
     def zeros(self, shape, dtype="float64", *, timeout=None):
         """Collective: `empty`, with the promise that it holds zeros."""
@@ -169,6 +187,30 @@ cdef class Comm(Messages):
         array[...] = a
         return array
 
+    def adopt(self, x, *, timeout=None):
+        """Collective: an array of another library becomes one that every rank of the host maps, where it lies.
+
+        x: a `Memory` with an owner, of as many bytes on every rank, whole pages in a mapping of their own, as
+        `tensor.share_memory_()` makes them. Returns an `Adoption`; as long as that lives, collectives on parts of the
+        array copy nothing. What the array holds stays. Nobody may write to it meanwhile, nor unmap it before the
+        adoption is released. timeout: seconds. Raises ValueError, or OutOfMemory; then nothing has changed.
+        """
+        try:
+            if not isinstance(x, Memory) or x.owner is None or x.readonly:
+                raise TypeError(f"x is {x!r:.60}; give a shmring.Memory with an owner, not a readonly one")
+            nbytes = whole_pages(x.nbytes)
+            memory.check_own_mapping(x.address, nbytes)
+            self.arrays.check_not_adopted(x.address, nbytes)
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+        except Exception:
+            self.engine.refuse(ALLOCATE)
+            raise
+        self.engine.claim()
+        try:
+            return self.arrays.adopt(x.address, nbytes, x.owner, timeout_s)
+        finally:
+            self.engine.unclaim()
+
     def shared(self, shape, dtype="float64", *, locks=0, timeout=None):
         """Collective: one array, zeros at first, that all ranks of the host see: what one writes is there for all.
 
@@ -185,9 +227,13 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(SHARE)
             raise
-        self.engine.call_tiny(SHARE, SR_SUM, min(nbytes, MOST_NBYTES), NULL, 0, timeout_s)
-        shared.check_same(self, (lengths, numpy_dtype, count), timeout_s)
-        room = self.arrays.one_for_all(shared.room_nbytes(nbytes, count), timeout_s)
+        self.engine.claim()
+        try:
+            self.engine.call_tiny(SHARE, SR_SUM, min(nbytes, MOST_NBYTES), NULL, 0, timeout_s)
+            shared.check_same(self, (lengths, numpy_dtype, count), timeout_s)
+            room = self.arrays.one_for_all(shared.room_nbytes(nbytes, count), timeout_s)
+        finally:
+            self.engine.unclaim()
         return shared.over(room, lengths, numpy_dtype, count, self, self.engine)
 
     # -- objects: the only calls that pickle --
@@ -198,7 +244,11 @@ cdef class Comm(Messages):
         Anything that pickles; arrays inside travel beside the pickle. timeout: seconds, of each of its calls.
         """
         frame = self.frame_of(BROADCAST, item, root, False)
-        received = objects.broadcast(self, frame, root, timeout)
+        self.engine.claim()
+        try:
+            received = objects.broadcast(self, frame, root, timeout)
+        finally:
+            self.engine.unclaim()
         return objects.unpack(received) if frame is None else item
 
     def all_gather_object(self, item, *, timeout=None):
@@ -249,6 +299,43 @@ cdef class Comm(Messages):
         """Give up: every rank's present or next call raises `Aborted` with this reason."""
         self.engine.abort(reason)
 
+    def shrink(self, *, timeout=None):
+        """Collective over the ranks that are left when the communicator is over: a new one of them, in their order.
+
+        Called after any of `shmring.Error` but `Closed`; if nobody has given up yet this rank does. The ranks that are
+        left agree who they are, also when more of them die meanwhile: those that have ended, left, or cannot be reached
+        are out, and so is one that does not come within timeout seconds (the communicator's unless given), or that a
+        Timeout has named already; it raises RankFailed for itself if it comes later. Returns the new communicator,
+        whose `parent_ranks` are the ranks' old numbers; this one is closed, its shared arrays have become private ones.
+        Ranks may differ by one call that some have completed and others have not: agree on where to go on from.
+        See MPI_Comm_shrink of MPI 4's ULFM.
+        """
+        timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+        self.engine.check_idle()
+        if self.is_messaging:
+            raise RuntimeError("shrink() while another thread is inside a call of this communicator")
+        self.engine.claim()
+        try:
+            over = shrinking.Over(self.engine, self.place, self.crossing, self.settings, self.lost())
+            begun, parent_ranks = shrinking.shrink(over, timeout_s, _drop)
+            left = Comm(*begun, parent_ranks=parent_ranks, epoch=self.epoch + 1)
+            left.wire = self.wire
+            if self.crossing is not None:
+                self.crossing.deliver_view()
+        finally:
+            self.engine.unclaim()
+        self.close()
+        return left
+
+    # Gives up for all, if nobody has; whom the others have waited for in vain.
+    cdef object lost(self):
+        if self.engine.abort_report() is None:
+            self.engine.abort(f"rank {self.rank} goes on with fewer ranks")
+        try:
+            failures.raise_aborted(self.engine)
+        except Error as error:
+            return frozenset([error.rank] if isinstance(error, Timeout) and error.rank is not None else [])
+
     def close(self):
         """Leave. Local; ranks that still call the communicator get RankFailed. Closing twice is harmless.
 
@@ -259,16 +346,23 @@ cdef class Comm(Messages):
         """
         if self.engine.closed_because is not None:
             return
+        self.engine.finish_issued()
+        if self.engine.closed_because is not None:   # by another thread
+            return
         if self.is_messaging:
             raise RuntimeError("close() while another thread is inside a call of this communicator")
-        self.engine.close()
-        self.close_mail()
-        self.forget()
+        try:
+            self.engine.close()   # at once, as nothing is pending
+        finally:   # also where a signal has ended it in the middle
+            if self.engine.closed_because is not None:
+                self.close_mail()
+                self.forget()
 
     cdef int forget(self) except -1:
+        self.engine.share(None)
+        self.close_descriptor()   # the first: a signal may end what follows
         self.arrays.close()
         self.links.close()
-        self.close_descriptor()
         self.staging_ready = True
         if self.crossing is not None:   # may wait: the last, should a signal end that
             self.crossing.close(self.engine.timeout_s if self.engine.abort_report() is None else 0.0)
@@ -325,7 +419,8 @@ cdef class Comm(Messages):
             memory.allocate(self.fd, offset, nbytes, purpose="a staging ring")
             self.segment.populate(offset, nbytes)
         except BaseException as error:
-            self.engine.abort(f"rank {self.rank} has no memory for its staging ring: {error}")
+            said = f"no memory for its staging ring: {error}" if isinstance(error, Error) else text_of(error)
+            self.engine.abort(failures.describe_raised(self.engine, error, said)[:150])
             raise
         self.staging_ready = True
         return 0
@@ -352,6 +447,11 @@ def _disown_all():
 
 
 os.register_at_fork(after_in_child=_disown_all)
+
+
+def _drop(begun):
+    """Of a communicator that nobody will call."""
+    Comm(*begun).close()
 
 
 cdef str text_of(object error):

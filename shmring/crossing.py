@@ -1,7 +1,7 @@
 """What a communicator of several hosts has beside its segment: the connections to ranks of other hosts.
 
-May know: _leg, _office, alarms, lines, rendezvous, settings, worlds; it is handed an engine and what the
-meeting left.
+May know: _leg, _office, alarms, limits, lines, rendezvous, settings, worlds; it is handed an engine and what
+the meeting left.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from . import lines
 from ._leg import Wires
 from ._office import Office
 from .alarms import Alarms
+from .limits import explain
 from .rendezvous import listen_nearby
 from .settings import address_text
 from .worlds import World
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Invitation = tuple[str, str]  # a world's id and address
 
+_VIEW_S = 1.0  # for the last view of those that go on to reach them
+
 
 class Crossing:
     """One rank's connections; from its making on the engine's calls are of all ranks of all hosts."""
@@ -32,15 +35,18 @@ class Crossing:
     def __init__(self, engine: Engine, place: Place, mesh: Mesh, key: bytes) -> None:
         self._mesh = mesh
         self._key = key
-        self._office = office = Office(mesh.mail, *engine.message_rings())
-        self._alarms = Alarms(mesh.mail, office)
-        self._wires = Wires(
-            rank=place.rank,
-            nodes=place.ranks_of_node,
-            data=mesh.data,
-            office=office,
-            cut_s=lines.CUT_S,
-        )
+        try:
+            self._office = office = Office(mesh.mail, *engine.message_rings())
+            self._alarms = Alarms(mesh.mail, office)
+            self._wires = Wires(
+                rank=place.rank,
+                nodes=place.ranks_of_node,
+                data=mesh.data,
+                office=office,
+                cut_s=lines.CUT_S,
+            )
+        except OSError as error:
+            raise explain(error, "watching the connections to other hosts") from error
         engine.cross(self._wires, self._alarms)
 
     def agree(self, engine: Engine, slice_nbytes: int) -> None:
@@ -59,6 +65,35 @@ class Crossing:
         """What a rank is invited to: the key is this world's, and never sent."""
         world_id, address = invitation
         return World(world_id, self._key, nprocs, address)
+
+    def tell_view(self, view: bytes) -> None:
+        """Say to the ranks of other hosts who goes on; see views."""
+        self._office.tell_view(view)
+
+    def view_of(self, rank: int) -> bytes | None:
+        """What a rank of another host has said so last."""
+        return self._office.view_of(rank)
+
+    def has_gone(self, rank: int) -> bool:
+        """Whether a rank of another host has ended, left, or is not to be reached any more."""
+        return self._office.has_ended(rank) or self._office.has_left(rank)
+
+    def hear_views(self) -> None:
+        """Take in what they have said."""
+        self._office.look(lines.CUT_S)
+
+    def await_news(self, within_s: float) -> None:
+        """Wait for what they say, a little while."""
+        self._office.await_news(within_s)
+
+    def deliver_view(self) -> None:
+        """Wait until what was said last is there, as far as it can be: this rank is about to close."""
+        self._office.deliver(_VIEW_S, lines.CUT_S, unless_over=False)
+
+    @property
+    def key(self) -> bytes:
+        """The world's, which is never sent."""
+        return self._key
 
     def close(self, within_s: float) -> None:
         """Close all connections; a second call does nothing. within_s: for messages to reach their hosts."""

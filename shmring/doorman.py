@@ -7,6 +7,7 @@ are counted, and logged once a kind. May know: errors, handshake, limits, lines,
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import logging
 import os
@@ -27,6 +28,7 @@ from .worlds import Attempt, named
 HANDSHAKE_S = 5.0  # a connection that has not proven itself by then is dropped
 _CROWDED_S = 1.0  # and by then where others wait outside for its place
 _MOST_STRANGERS = 128  # at once, and twice the awaited besides
+_LATECOMERS_S = 0.3  # for those that are on their way when the meeting has failed, to hear of it
 SILENCE_S = 10.0  # a wait of so long is told in the log, long before its timeout
 _SHMRUN = "with shmrun every host needs the same --nnodes and -n, and a --node-rank of its own"
 
@@ -70,7 +72,10 @@ class Doorman:
         self._take_in = take_in
         self._strangers: dict[Line, _Stranger] = {}  # the oldest first
         self._most_strangers = most_strangers(num_awaited)
-        self._selector = selectors.DefaultSelector()
+        try:
+            self._selector = selectors.DefaultSelector()
+        except OSError as error:
+            raise explain(error, "waiting for the other ranks' connections") from error
         self._listening = False
         self._turned_away: collections.Counter[str] = collections.Counter()
         self._latest: collections.deque[str] = collections.deque(maxlen=3)
@@ -78,6 +83,13 @@ class Doorman:
     def watch(self, line: Line, hear: Callable[[], None]) -> None:
         """Have `hear` called when something comes from a rank that is in."""
         self._selector.register(line, selectors.EVENT_READ, hear)
+
+    def turn_to(self, take_in: Callable[[Hello, Line], None]) -> None:
+        """Give those that come from now on to `take_in`, and watch nobody that is in any more."""
+        self._take_in = take_in
+        for key in list(self._selector.get_map().values()):
+            if key.fileobj is not self._listener and key.fileobj not in self._strangers:
+                self._selector.unregister(key.fileobj)
 
     def serve(self, by: float = float("inf")) -> None:
         """Wait for something to come, `by` a time.monotonic() value at most, and deal with it."""
@@ -102,6 +114,7 @@ class Doorman:
     def close(self) -> None:
         """End all that is not yet proven; the listener is the caller's."""
         self._selector.close()
+        self._take_in = _nobody  # whose it is need not wait for the garbage collector
         for line in self._strangers:
             line.close()
         self._strangers.clear()
@@ -210,6 +223,10 @@ class Doorman:
             raise
 
 
+def _nobody(hello: Hello, line: Line) -> None:
+    """The door is closed."""
+
+
 class Reception:
     """One rank's wait for others: each proves itself and is kept until all have come.
 
@@ -239,9 +256,25 @@ class Reception:
             frame = handshake.pack_frame(handshake.FAILED, error, self._attempt.rank)
             for line in self._joined.values():
                 line.send(frame)
+            if isinstance(error, Error):
+                self._tell_latecomers(frame, set(self._missing()) - {error.rank})
             raise
         lines, self._joined = self._joined, {}
         return dict(sorted(lines.items()))
+
+    def _tell_latecomers(self, frame: bytes, missing: set[int]) -> None:
+        """Who is on its way would find the door closed, and take this rank for the one that has ended."""
+
+        def tell(hello: Hello, line: Line) -> None:
+            line.send(frame)
+            line.close()
+            missing.discard(hello.rank)
+
+        self._doorman.turn_to(tell)
+        until = time.monotonic() + _LATECOMERS_S
+        with contextlib.suppress(Error):
+            while missing and time.monotonic() < until and not self._attempt.is_over():
+                self._doorman.serve(until)
 
     def close(self) -> None:
         self._doorman.close()

@@ -6,14 +6,19 @@ May know: nothing.
 
 from __future__ import annotations
 
-WAIT_LONGER = "to wait longer set timeout= or SHMRING_TIMEOUT (seconds)"
+from collections.abc import Callable
+
+WAIT_LONGER = "to wait longer give a larger timeout (timeout= or SHMRING_TIMEOUT, in seconds)"
 
 
 class Error(RuntimeError):
     """Base of every error that shmring raises itself.
 
-    Attributes: `rank`, the rank that the error is about (None: no single one); `op`, the name of the
-    collective that raised it; `seq`, that collective's sequence number in its communicator.
+    Attributes: `rank`, the rank that the error is about (None: no single one); `op`, the name of the call
+    in which the rank that gave up first was; `seq`, which call of the communicator that was, if it was a
+    collective; `where`, of an error that ends a communicator, by rank what each was at, as this rank saw
+    it: a tuple of texts such as "in all_reduce(float32[1024], sum) #12, waiting 3.2 s for rank 1" or
+    "after barrier() #11".
     """
 
     def __init__(
@@ -23,10 +28,45 @@ class Error(RuntimeError):
         self.rank = rank
         self.op = op
         self.seq = seq
+        self._where: tuple[str, ...] = ()
+        self._notes: list[str] = []
+        self._tell: Callable[[], tuple[tuple[str, ...], str]] | None = None
+
+    def sees(self, tell: Callable[[], tuple[tuple[str, ...], str]]) -> None:
+        """Have tell() give `where` and a note, once somebody wants to know.
+
+        How soon ranks raise counts, most of all where many of them share few CPUs; words can wait.
+        """
+        self._tell = tell
+
+    def _be_told(self) -> None:
+        if (tell := self._tell) is not None:
+            self._where, note = tell()
+            self._notes.insert(0, note)
+            self._tell = None
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """By rank what each was at; () where nobody has looked."""
+        self._be_told()
+        return self._where
+
+    # Where add_note() adds to, and what a traceback shows.
+    @property
+    def __notes__(self) -> list[str]:
+        self._be_told()
+        return self._notes
+
+    @__notes__.setter
+    def __notes__(self, notes: list[str]) -> None:
+        self._be_told()
+        self._notes = notes
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only attributes travel as state: an exception crosses processes in `spawn`.
-        return (type(self), (self.args[0] if self.args else "",), self.__dict__)
+        self._be_told()
+        state = self.__dict__ | {"_notes": list(self._notes)}  # a copy's notes are its own
+        return (type(self), (self.args[0] if self.args else "",), state)
 
 
 class RankFailed(Error):

@@ -1,55 +1,32 @@
 """From the abort word and the flight records to the exception that every rank raises.
 
-May know: errors, liveness; it is handed an engine.
+May know: errors, flight, liveness; it is handed an engine.
 """
 
 from __future__ import annotations
 
+import copy
 import os
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import liveness
+from . import flight, liveness
 from .errors import WAIT_LONGER, Aborted, Error, Mismatch, RankFailed, Timeout
+from .flight import describe_call
 
 if TYPE_CHECKING:
     from ._engine import Engine
 
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "all_reduce_many")
-ROOTED = ("reduce", "broadcast", "scatter", "gather", "scatter_v", "gather_v")
+CLOSED_IT = "closed the communicator while others still called it"
 CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
-_NOTHING = "nothing yet"
-_ELSEWHERE = "(on another host)"
+_ELSEWHERE = "on another host"
 _LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire= or another group_size="
-_OVER = "this communicator is over, join a new world"
+_TOLD_CALL = re.compile(r"rank (\d+) called (.*?)(?=; rank \d+ called |$)")
+_OVER = "this communicator is over: its shrink() goes on with the ranks that are left"
 
-
-def describe_call(record: Mapping[str, Any] | None) -> str:
-    """As a person would write it: all_reduce(float32[1024], sum)."""
-    if record is None:
-        return _NOTHING
-    kind = record["kind"]
-    if record["invalid"]:
-        return f"{kind} with arguments that it refused"
-    if kind == "barrier":
-        return "barrier()"
-    if kind == "split":
-        return "split()"
-    if kind == "group":
-        return f"group({record['count']} ranks)"
-    if kind in ("empty", "shared"):
-        return f"{kind}({record['count']} bytes)"
-    words = [f"{'rows of ' if kind.endswith('_v') else ''}{record['dtype']}[{record['count']}]"]
-    if kind in REDUCTIONS:
-        words.append(record["op"])
-    if kind in ROOTED:
-        words.append(f"root={record['root']}")
-    if record["order"] == "F":
-        words.append("order F")
-    if record["algorithm"] != "auto":
-        words.append(f"algorithm={record['algorithm']}")
-    return f"{kind}({', '.join(words)})"
+_has_rehearsed = False  # in this process, or in one that it was forked from
 
 
 def describe_raised(engine: Engine, error: BaseException, said: str = "") -> str:
@@ -59,18 +36,30 @@ def describe_raised(engine: Engine, error: BaseException, said: str = "") -> str
 
 def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
     """What became of a rank that call `seq` waited for in vain, and what it did last."""
-    host = engine.host_of(rank)
-    if host is not None:
-        return f"sent nothing more within {timeout_s:g} s; it runs on {host}"
+    if engine.host_of(rank) is not None:
+        return f"sent nothing more within {timeout_s:g} s; {describe_doing(engine, rank)}"
     last = engine.last_seq_of(rank)
     number, awaited = engine.number_of(last), engine.number_of(seq)
     call = f"call #{awaited}" if awaited > 0 else "the start"
     missed = f"did not come to {call}" if number < awaited else f"came to {call} but did not go on"
+    return f"{missed} within {timeout_s:g} s; {describe_doing(engine, rank)}"
+
+
+def describe_doing(engine: Engine, rank: int) -> str:
+    """What a rank did last, and where it runs or in which state it is, as far as that is known here."""
+    host = engine.host_of(rank)
+    if host is not None:
+        told = engine.told_call(rank)
+        if told is None or told[0] <= 0 or told[1] is None:
+            return f"it runs on {host}"
+        return f"the last call that it told of was {describe_call(told[1])} #{told[0]}; it runs on {host}"
+    last = engine.last_seq_of(rank)
+    number = engine.number_of(last)
     if number <= 0:
         did = "it has called nothing yet"
     else:
         did = f"its last call was {describe_call(engine.record_of(rank, last))} #{number}"
-    return f"{missed} within {timeout_s:g} s; {did}; it is {liveness.state(*engine.life_of(rank))}"
+    return f"{did}; it is {liveness.state(*engine.life_of(rank))}"
 
 
 def describe_unreadable(rank: int, error: int) -> str:
@@ -82,44 +71,90 @@ def describe_unreadable(rank: int, error: int) -> str:
 
 
 def describe_parted(
-    engine: Engine, rank: int, ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None
+    engine: Engine,
+    rank: int,
+    ours: Mapping[str, Any] | None,
+    theirs: Mapping[str, Any] | None,
+    number: int | None,
 ) -> str:
-    """Two calls of ranks of different hosts that do not match."""
+    """Two calls of ranks of different hosts that do not match; number: theirs, where it is another one."""
     own = describe_call(ours)
-    other = describe_call(theirs) if theirs else "something else, or a call before or after it"
+    if theirs is None or (number is not None and number <= 0):  # one of the engine's own
+        other = "something else, or a call before or after it"
+    else:
+        other = describe_call(theirs) + (f" as call #{number}" if number is not None else "")
     told = f"rank {engine.world_rank(engine.rank)} called {own}; rank {rank} called {other}"
     return told + (_LOOK_ALIKE if own == other else "")
 
 
-def raise_aborted(engine: Engine) -> NoReturn:
-    """Raises what the abort word says: the same on every rank, also of other hosts."""
-    error = _what_ended(engine)
+def raise_aborted(engine: Engine, *, beside: bool = False) -> NoReturn:
+    """Raises what the abort word says: the same on every rank, also of other hosts.
+
+    beside: in a thread that may not be that of the collectives.
+    """
+    error = _error_of(engine, engine.abort_report())
+    error.sees(_see(engine))
     engine.tell_others(error)
-    raise error
+    if (trouble := engine.end_sharing(beside=beside)) is not None:
+        error.add_note(trouble)
+    try:
+        raise error
+    finally:
+        del error  # whose traceback has this frame: nothing else may have to wait for the garbage collector
 
 
-def _what_ended(engine: Engine) -> Error:
-    report = engine.abort_report()
+def rehearse(engine: Engine) -> None:
+    """Builds an error and throws it away, once in a process, so that the first real one is not slow.
+
+    Python takes several times longer for what it does for the first time, and how soon all raise counts.
+    """
+    global _has_rehearsed
+    if not _has_rehearsed:
+        _has_rehearsed = True
+        engine.abort_report()
+        liveness.how_it_ended(os.getppid(), -1)  # of nobody: which has it look once
+        _error_of(engine, ("failed", engine.rank, 0, "", 0, None)).sees(_see(engine))
+
+
+def _see(engine: Engine) -> Callable[[], tuple[tuple[str, ...], str]]:
+    """What tells where every rank was: by rank, and of this host's those at the same place together.
+
+    It keeps nothing of the engine alive.
+    """
+    seen = {engine.world_rank(rank): engine.flight.sight_of(rank) for rank in range(engine.size)}
+    awaited = {wait["awaited"] for sight in seen.values() for wait in sight.waits}
+    names = {rank: engine.name_of(rank) for rank in awaited}
+    size = engine.world_size
+
+    def tell() -> tuple[tuple[str, ...], str]:
+        places = {rank: flight.place_of(sight, names.__getitem__) for rank, sight in seen.items()}
+        elsewhere = "" if len(seen) == size else " (ranks of this host)"
+        where = tuple(str(places.get(rank, _ELSEWHERE)) for rank in range(size))
+        return where, f"where they were{elsewhere}: {flight.grouped(places)}"
+
+    return tell
+
+
+def _error_of(engine: Engine, report: tuple[str, int, int, str, int, str | None] | None) -> Error:
     if report is None:
         return Error(f"the communicator stopped without saying why; {_OVER}", rank=engine.rank)
-    cause, culprit, failed_seq, reason = report
+    cause, culprit, failed_seq, reason, number, op = report
     if cause == "told":
-        return engine.what_others_told() or Aborted(reason, reason=reason)
-    number = engine.number_of(failed_seq)
-    own = engine.own_call(failed_seq) if number > 0 else None  # else no collective failed
-    op = own["kind"] if own else None
+        # A copy: what is raised refers to who raises it, and the one that was told stays.
+        return copy.copy(engine.what_others_told()) or Aborted(reason, reason=reason)
     if cause == "mismatch":
         return _mismatch(engine, culprit, failed_seq, number, op, reason)
+    seq = number if number > 0 else None
     host = engine.host_of(culprit) or socket.gethostname()
     culprit = engine.world_rank(culprit)
     if cause == "failed":
         text = f"rank {culprit} on {host} failed: {reason}; {_OVER}"
-        return RankFailed(text, rank=culprit, op=op, seq=number, host=host, cause=reason)
+        return RankFailed(text, rank=culprit, op=op, seq=seq, host=host, cause=reason)
     if cause == "timed out":
         text = f"rank {culprit} {reason}; {_OVER}; {WAIT_LONGER}"
-        return Timeout(text, rank=culprit, op=op, seq=number)
+        return Timeout(text, rank=culprit, op=op, seq=seq)
     text = f"rank {culprit} gave up: {reason}; {_OVER}"
-    return Aborted(text, rank=culprit, op=op, seq=number, reason=reason)
+    return Aborted(text, rank=culprit, op=op, seq=seq, reason=reason)
 
 
 def _mismatch(
@@ -133,9 +168,15 @@ def _mismatch(
         for rank in range(engine.size)
     }
     told = between_hosts or _callers(called)
+    called |= _calls_in(between_hosts)
     text = f"the ranks' calls do not match in call #{number}: {told}; {must}"
-    calls = tuple(called.get(rank, _ELSEWHERE) for rank in range(engine.world_size))
+    calls = tuple(called.get(rank, f"({_ELSEWHERE})") for rank in range(engine.world_size))
     return Mismatch(text, rank=engine.world_rank(culprit), op=op, seq=number, calls=calls)
+
+
+def _calls_in(told: str) -> dict[int, str]:
+    """By rank, the calls that `describe_parted` has told of."""
+    return {int(rank): call for rank, call in _TOLD_CALL.findall(told.removesuffix(_LOOK_ALIKE))}
 
 
 def _callers(called: Mapping[int, str]) -> str:
@@ -143,11 +184,11 @@ def _callers(called: Mapping[int, str]) -> str:
     for rank, call in called.items():
         callers.setdefault(call, []).append(rank)
     told = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
-    return told + (_LOOK_ALIKE if len(callers) == 1 else "")
+    return told + (_LOOK_ALIKE if len(callers.keys() - {flight.NOTHING}) == 1 else "")
 
 
 def _did(call: str) -> str:
-    return "had not come yet" if call == _NOTHING else f"called {call}"
+    return "had not come yet" if call == flight.NOTHING else f"called {call}"
 
 
 def _named(ranks: list[int]) -> str:

@@ -45,6 +45,7 @@ cdef class Fusion(Uneven):
     cdef bint fusing
     cdef list works              # of the call that is being taken apart, if it is to run in the background
 
+    cdef int check_alone(self) except -1
     cdef object members_of(self, object arrays, object out)
     cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout) except -1
     cdef int reduce_all_of_dtype(self, Call *c, _Members members, size_t fuse_nbytes) except -1

@@ -149,8 +149,8 @@ cdef class Fusion(Uneven):
         cdef _Members members
         cdef size_t limit
         cdef int dtype
-        if self.fusing:
-            raise RuntimeError("another thread is inside a call of this communicator; give each thread its own")
+        cdef bint is_claimed
+        self.check_alone()
         try:
             members = self.members_of(arrays, out)
             limit = self.engine.g.tuning.fuse_nbytes if fuse_nbytes is None else size_of(fuse_nbytes)
@@ -161,6 +161,8 @@ cdef class Fusion(Uneven):
         except Exception:
             self.engine.refuse(ALL_REDUCE_MANY)
             raise
+        self.check_alone()   # again: arrays were asked where they are, and another thread may have begun meanwhile
+        is_claimed = self.engine.claim_once()
         self.fusing = True
         self.works = [] if async_op else None
         try:
@@ -175,6 +177,13 @@ cdef class Fusion(Uneven):
         finally:
             self.fusing = False
             self.works = None
+            if is_claimed:
+                self.engine.unclaim()
+
+    cdef int check_alone(self) except -1:
+        if self.fusing:
+            raise RuntimeError(_state.TAKEN)
+        return 0
 
     # Calls of one communicator are finished in order: who waits for the last waits for all.
     cdef object issue_all(self):

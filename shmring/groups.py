@@ -113,15 +113,12 @@ def form_across(
             node=settings.node,
             check=engine.look,
             listener=listener,
+            is_invited=True,
         )
-    try:
-        begun = begin_where_met(
-            meeting, settings, engine.timeout_s, key=world.key, start_s=_left(deadline), parent=engine
-        )
-        return begun, tuple(ranks)
-    except BaseException:
-        meeting.close()
-        raise
+    begun = begin_where_met(
+        meeting, settings, engine.timeout_s, key=world.key, start_s=_left(deadline), parent=engine
+    )
+    return begun, tuple(ranks)
 
 
 def _invite(crossing: Crossing, settings: Settings) -> tuple[socket.socket | None, Invitation | str]:

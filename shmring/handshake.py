@@ -59,9 +59,7 @@ class Hello:
 
     def pack(self) -> bytes:
         node = self.node.encode()
-        return _HELLO.pack(
-            MAGIC, self.purpose, self.rank, self.peer, self.nprocs, self.tag, self.nonce, node
-        )
+        return _HELLO.pack(MAGIC, self.purpose, self.rank, self.peer, self.nprocs, self.tag, self.nonce, node)
 
     @classmethod
     def unpack(cls, packet: bytes) -> Hello:

@@ -1,6 +1,6 @@
 """From a world to a communicator: meet, and begin.
 
-May know: bootstrap, beginning, comm, errors, settings.
+May know: bootstrap, beginning, comm, errors, limits, settings.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from .beginning import begin_where_met
 from .bootstrap import World, join, world_from_environment
 from .comm import Comm
 from .errors import Error
+from .limits import explain
 from .settings import Settings
 
 
@@ -40,6 +41,8 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
     except Error as error:
         # The message says what happened. The way through the meeting would bury it, on every rank.
         raise error.with_traceback(None) from None
+    except OSError as error:
+        raise explain(error, f"joining a world as rank {rank}") from error
 
 
 def _join(world: World, rank: int, settings: Settings, timeout_s: float) -> Comm:

@@ -1,7 +1,7 @@
 """`spawn`: start ranks from Python, hand each a communicator, collect what they return or why they failed.
 
 The rank's side is `_run_rank`, the launcher's `_Launch`. Nobody outlives the launcher, and nothing
-outlives `spawn`. May know: bootstrap, errors, processes, the public API.
+outlives `spawn`. May know: bootstrap, errors, limits, processes, the public API.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from .bootstrap import World, check_nprocs, world
 from .errors import Aborted, Error, RankFailed, Timeout
+from .limits import explain
 from .processes import describe_exit, die_with, parent_death_tie
 
 _GRACE_S = 1.0  # after a failure, for the others to raise RankFailed and report
@@ -47,6 +48,7 @@ def spawn(
     *,
     timeout: float | None = None,
     method: str | None = None,
+    return_exceptions: bool = False,
 ) -> list[Any]:
     """Run `fn(comm, *args, **kwargs)` in `nprocs` new processes; return their results by rank.
 
@@ -54,7 +56,8 @@ def spawn(
     traceback; a rank that is killed or exits raises RankFailed with `.cause`. The other ranks are
     stopped then. `timeout` bounds the whole run in seconds (Timeout). `method` is "fork", "spawn" or
     "forkserver"; by default multiprocessing's own. Closures, lambdas and notebook functions need
-    cloudpickle, or "fork". Results and exceptions travel as pickles.
+    cloudpickle, or "fork". Results and exceptions travel as pickles. With `return_exceptions` a rank that
+    fails does not end the others (see `Comm.shrink`): the list has its exception in place of its result.
     """
     nprocs = check_nprocs(nprocs)
     if not callable(fn):
@@ -64,11 +67,14 @@ def spawn(
     call: _Call = (fn, tuple(args), dict(kwargs or {}))
     method = _checked_method(method) or _default_method(fn)
     payload = b"" if method == "fork" else _pickle_call(call)
-    launch = _Launch(timeout)
+    launch = _Launch(timeout, keeps_going=return_exceptions)
     try:
-        launch.start(world(nprocs), method, call, payload)
-        launch.collect()
-        launch.stop(0.0 if launch.failures else _EXIT_S)
+        try:
+            launch.start(world(nprocs), method, call, payload)
+        except OSError as error:
+            raise explain(error, f"starting rank {launch.nstarted} of {nprocs}") from error
+        may_exit = launch.collect()
+        launch.stop(_EXIT_S if may_exit else 0.0)
     except KeyboardInterrupt:
         launch.stop(_INTERRUPT_S)
         raise
@@ -342,13 +348,17 @@ class _Rank:
 class _Launch:
     """The ranks of one `spawn`, from their start until none is left."""
 
-    def __init__(self, timeout_s: float | None) -> None:
+    def __init__(self, timeout_s: float | None, *, keeps_going: bool = False) -> None:
         self.failures: dict[int, _Failure] = {}
+        self._keeps_going = keeps_going
         self._timeout_s = timeout_s
         self._deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         self._ranks: list[_Rank] = []
         self._blobs: dict[int, bytearray] = {}
-        self._selector = selectors.DefaultSelector()
+        try:
+            self._selector = selectors.DefaultSelector()
+        except OSError as error:
+            raise explain(error, "starting ranks") from error
 
     def start(self, world: World, method: str, call: _Call, payload: bytes) -> None:
         context: Any = multiprocessing.get_context(method)
@@ -366,26 +376,36 @@ class _Launch:
                 raise
             finally:
                 theirs.close()
+            self._ranks.append(_Rank(rank, process, ours, memoryview(message)))  # first: it is stopped then
             os.set_blocking(ours.fileno(), False)
-            self._register(_Rank(rank, process, ours, memoryview(message)))
+            self._register(self._ranks[-1])
 
-    def collect(self) -> None:
-        """Wait until every rank has returned or failed, or a failure's grace or the time is over."""
+    @property
+    def nstarted(self) -> int:
+        """How many ranks there are so far."""
+        return len(self._ranks)
+
+    def collect(self) -> bool:
+        """Wait until every rank has returned or failed, or a failure's grace or the time is over.
+
+        Whether they end by themselves now.
+        """
         grace_ends = float("inf")
         while any(not rank.settled for rank in self._ranks):
             now = time.monotonic()
             if now >= grace_ends:
-                return
-            if now >= self._deadline and not self.failures:
+                return False
+            if now >= self._deadline and (self._keeps_going or not self.failures):
                 self._out_of_time()
-                return
+                return False
             for key, events in self._selector.select(_LOOK_S):
                 self._exchange(key.data, events)
             for rank in self._ranks:
                 if not rank.settled and rank.process.exitcode is not None:
                     self._bury(rank)
-            if self.failures and grace_ends == float("inf"):
+            if self.failures and not self._keeps_going and grace_ends == float("inf"):
                 grace_ends = time.monotonic() + _GRACE_S
+        return self._keeps_going or not self.failures
 
     def stop(self, patience_s: float) -> None:
         """Leave no rank behind: wait for `patience_s`, then SIGTERM, then SIGKILL."""
@@ -407,14 +427,23 @@ class _Launch:
         self._selector.close()
 
     def results(self) -> list[Any]:
-        """The results by rank, or the first cause raised."""
-        if self.failures:
+        """The results by rank, or the first cause raised, unless exceptions are results."""
+        if self.failures and not self._keeps_going:
             rank, failure = min(self.failures.items(), key=lambda item: (item[1].tier, item[1].at))
             raise failure.exception(rank)
-        return [_unpickled_result(rank, self._blobs[rank]) for rank in sorted(self._blobs)]
+        exceptions = {rank: failure.exception(rank) for rank, failure in self.failures.items()}
+        results = {rank: self._result_of(rank, blob) for rank, blob in self._blobs.items()}
+        return [result for _, result in sorted((results | exceptions).items())]
+
+    def _result_of(self, rank: int, blob: bytearray) -> Any:
+        try:
+            return _unpickled_result(rank, blob)
+        except RuntimeError as error:
+            if self._keeps_going:
+                return error
+            raise
 
     def _register(self, rank: _Rank) -> None:
-        self._ranks.append(rank)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.unsent else 0)
         self._selector.register(rank.connection.fileno(), events, rank)
         self._selector.register(rank.process.sentinel, selectors.EVENT_READ, None)
@@ -471,7 +500,8 @@ class _Launch:
             f"{self._timeout_s:g} s and {'were' if len(late) > 1 else 'was'} stopped",
             rank=late[0],
         )
-        self.failures[late[0]] = _Failure(str(error), pickled=pickle.dumps(error))
+        for rank in late:
+            self.failures[rank] = _Failure(str(error), pickled=pickle.dumps(error))
 
     def _wait_for_exits(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import resource  # now: once descriptors have run out it could not be loaded
+import threading
 from dataclasses import dataclass
 
 from .errors import Error, OutOfMemory
@@ -86,12 +87,27 @@ def explain(error: OSError, doing: str) -> Error:
         return Error(f"{doing} failed: this host has no descriptors left; raise sysctl fs.file-max")
     if code == errno.EFBIG:
         return Error(f"{doing} failed: it is above the file size limit of this process; raise it (ulimit -f)")
+    if code == errno.EAGAIN:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        return Error(
+            f"{doing} failed: no process or thread more may begin here; look at the limits ulimit -u "
+            f"({_told(soft)} of this user, at most {_told(hard)} without root), pids.max of the cgroup, and "
+            "ulimit -v"
+        )
     if code == errno.ENOMEM:
         return OutOfMemory(
             f"{doing} failed: the kernel has no memory or address space for it; look at the limits "
             "ulimit -v, sysctl vm.max_map_count and vm.overcommit_memory"
         )
     return Error(f"{doing} failed: {error.strerror or error} ({errno.errorcode.get(code or 0, code)})")
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start it, or raise the Error that says which limit keeps it from that."""
+    try:
+        thread.start()
+    except RuntimeError as error:  # Python's only word for it
+        raise explain(OSError(errno.EAGAIN, str(error)), f"starting the thread {thread.name}") from error
 
 
 def _host_headroom() -> Headroom:
@@ -101,6 +117,10 @@ def _host_headroom() -> Headroom:
     total = table.get("MemTotal:", 0) * 1024
     available = (table["MemAvailable:"] + table.get("SwapFree:", 0)) * 1024
     return Headroom(max(available - _margin(total), 0), f"this host's memory ({total / MIB:.0f} MiB)")
+
+
+def _told(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 
 def _margin(limit_nbytes: int) -> int:

@@ -25,7 +25,7 @@ Check = Callable[[], None]
 
 
 class Links:
-    """One rank's end of the star, and its place: `rank size local_rank local_size node num_nodes`.
+    """One rank's end of the star, and its place, with a Place's attributes.
 
     Rank 0 holds a connection to every other rank, the others one to rank 0. Nothing in it belongs to
     the process, so ranks may be threads. Calls are collective and come from one thread at a time.
@@ -41,6 +41,7 @@ class Links:
         self.local_size = size
         self.node = 0
         self.num_nodes = 1
+        self.ranks_of_node = (tuple(range(size)),)
         self._peers = peers
         self._marker = marker  # says "this world has met" to whoever comes late
         for peer in peers.values():

@@ -22,12 +22,17 @@ SHM_DIRECTORY = "/dev/shm"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MFD_NOEXEC_SEAL = 0x0008  # Linux 6.3; with sysctl vm.memfd_noexec=2 the kernel insists on it
 _MADV_REMOVE = 9
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
+_MAP_FIXED = 0x10
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_FAILED = ctypes.c_void_p(-1).value
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
 # Pages are allocated piece by piece with a look at the limits before each: ranks that allocate at the
 # same time then overshoot by a piece each, which the limits' margin covers, and signals get their turn.
 _PIECE_NBYTES = 8 * MIB
+_MOVED_NBYTES = 16 * MIB  # of what becomes private, at once
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -35,6 +40,8 @@ _libc.mmap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
 )  # fmt: skip
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _mmap = getattr(_libc, "mmap64", _libc.mmap)  # off_t has 64 bits in this one everywhere
 _mmap.restype, _mmap.argtypes = _libc.mmap.restype, _libc.mmap.argtypes
@@ -100,17 +107,14 @@ class Mapping:
     watches for views: whoever hands out the address closes the mapping after the last of them.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, *, writable: bool = True) -> None:
         self.address = 0
         self.nbytes = nbytes
         there = os.fstat(fd).st_size
         if there < nbytes:  # access beyond the end would be a SIGBUS
             raise Error(f"the segment has {there} bytes where {nbytes} were announced")
-        address = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-        if address == ctypes.c_void_p(-1).value or address is None:
-            error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            raise explain(error, f"mapping {nbytes} bytes of shared memory") from error
-        self.address = address
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self.address = _map(nbytes, mmap.MAP_SHARED, fd, what="shared memory", access=access)
 
     def discard(self, offset: int, nbytes: int) -> None:
         """Free the whole pages inside the range, for every process; they read as zeros again."""
@@ -121,6 +125,27 @@ class Mapping:
         if first < last and _libc.madvise(self.address + first, last - first, _MADV_REMOVE):
             error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             raise explain(error, f"freeing {nbytes} bytes of shared memory") from error
+
+    def make_private(self, offset: int = 0, nbytes: int | None = None) -> None:
+        """Whole pages of the range become this process' own, with what they hold, where they are.
+
+        Each piece changes at once, as far as other threads can see. Raises OutOfMemory once the rest would
+        not fit; what has been done stays so.
+        """
+        nbytes = self.nbytes - offset if nbytes is None else nbytes
+        limits = MemoryLimits()
+        for done in range(0, nbytes, _MOVED_NBYTES):
+            room = limits.headroom()  # each time: others may be copying as well
+            if room.nbytes < nbytes - done:
+                raise _out_of_memory(nbytes, room, "a private copy of a shared array")
+            _make_private(self.address + offset + done, min(_MOVED_NBYTES, nbytes - done))
+
+    def keep_only(self, offset: int, nbytes: int) -> None:
+        """Let go of all memory outside of the range; its addresses stay taken until the mapping is closed."""
+        how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        for begin, end in ((0, offset), (offset + nbytes, self.nbytes)):
+            if begin < end:
+                _map(end - begin, how, what="nothing", at=self.address + begin, access=0)
 
     def populate(self, offset: int = 0, nbytes: int | None = None) -> None:
         """Map the pages of the range now instead of at first touch: a kindness, not a promise."""
@@ -138,6 +163,64 @@ class Mapping:
 
     def __repr__(self) -> str:
         return f"<Mapping of {self.nbytes} bytes at {self.address:#x}>"
+
+
+class Adopted(Mapping):
+    """Memory at somebody else's addresses, who unmaps them: its pages are those of a segment."""
+
+    def __init__(self, segment: Mapping, offset: int, nbytes: int, address: int) -> None:
+        """Puts the segment's pages into the place of those at `address`, which are a mapping of their own.
+
+        What those hold is copied before; nobody may write to them meanwhile. Raises ValueError unless the
+        mapping is that long, in whole pages, and writable.
+        """
+        check_own_mapping(address, nbytes)
+        ctypes.memmove(segment.address + offset, address, nbytes)
+        # Of a shared mapping none of whose bytes are moved mremap makes a second one: see mremap(2).
+        how = _MREMAP_MAYMOVE | _MREMAP_FIXED
+        if _libc.mremap(segment.address + offset, 0, nbytes, how, address) == _FAILED:
+            error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            raise explain(error, f"mapping {nbytes} bytes of shared memory where an array is") from error
+        self.address = address
+        self.nbytes = nbytes
+
+    def close(self) -> None:
+        self.address = 0
+
+
+def check_own_mapping(address: int, nbytes: int) -> None:
+    """ValueError unless nbytes at address are writable mappings one after another, and all of them."""
+    begin, end = address, address + nbytes
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
+        for line in maps:
+            place, access = line.split(maxsplit=2)[:2]
+            first, last = (int(text, 16) for text in place.split("-"))
+            if first == begin and begin < last <= end and access.startswith("rw"):
+                begin = last
+    if begin != end or nbytes == 0:
+        raise ValueError(
+            f"the {nbytes} bytes at {address:#x} are not a writable mapping of their own, whose pages could "
+            "become shared ones: mmap makes what can be adopted, and so does tensor.share_memory_()"
+        )
+
+
+def _map(
+    nbytes: int, how: int, fd: int = -1, *, what: str, at: int | None = None, access: int = _READ_WRITE
+) -> int:
+    address = _mmap(at, nbytes, access, how, fd, 0)
+    if address == _FAILED or address is None:
+        error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        raise explain(error, f"mapping {nbytes} bytes of {what}") from error
+    return int(address)
+
+
+def _make_private(address: int, nbytes: int) -> None:
+    copy = _map(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, what="private memory")
+    ctypes.memmove(copy, address, nbytes)
+    if _libc.mremap(copy, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) == _FAILED:
+        error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        _libc.munmap(copy, nbytes)
+        raise explain(error, f"replacing {nbytes} bytes of shared memory by private ones") from error
 
 
 def _open_memfd() -> int:

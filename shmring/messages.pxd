@@ -18,3 +18,5 @@ cdef class Messages(Carrier):
 
 cdef class Transfer(Begun):
     cdef Messages comm
+
+    cdef int look_around(self, double waited_s) except -1

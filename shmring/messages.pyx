@@ -1,13 +1,15 @@
 # Point-to-point: from Python's arguments to posted messages, and from their ends to results.
-# May know: _group, _messages, _operands, _status, _timeouts, carrier, objects.
+# May know: _group, _messages, _operands, _status, _timeouts, carrier, errors, objects.
 
 import operator
+import time
 
 cimport cython
 from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
+from ._group cimport LATE
 from ._messages cimport *
 from ._operands cimport Operand, release, take
 from ._status cimport OBJECT, kind_of, mismatch, status_of, tag_number, truncated, wish_text
@@ -18,9 +20,12 @@ import numpy as np
 
 from . import objects
 from ._status import Status
+from .errors import Error
 
 ANY_SOURCE = ANY
 ANY_TAG = ANY
+
+cdef double LOOK_S = 0.025   # between two looks of who awaits a transfer at whether its peer is still there
 
 
 # ---- sending and receiving ---------------------------------------------------------------------------------------
@@ -289,14 +294,35 @@ cdef class Transfer(Begun):
         return self.wait(timeout)
 
     def __await__(self):
-        """For asyncio: looks now and then whether it is complete, and lets others run meanwhile."""
+        """For asyncio: looks now and then whether it is complete, and lets others run meanwhile.
+
+        As `wait` without a timeout it ends with the other rank's end, or after the communicator's timeout.
+        """
         import asyncio
 
-        pause_s = 0.0
+        pause_s, began_s = 0.0, time.monotonic()
+        looked_s = began_s
         while not self.done():
+            if time.monotonic() - looked_s > LOOK_S:
+                looked_s = time.monotonic()
+                self.look_around(looked_s - began_s)
             yield from asyncio.sleep(pause_s).__await__()
             pause_s = min(0.002, 2 * pause_s + 0.00005)
         return self.result()
+
+    # What ends it otherwise, as a short wait finds it: carrying it on alone looks at nobody.
+    cdef int look_around(self, double waited_s) except -1:
+        cdef uint64_t timeout_ns = self.comm.default_timeout_ns
+        cdef int culprit = self.comm.own_rank if self.message.peer == ANY else self.message.peer
+        try:
+            self.wait(1e-9)   # which has one look around
+        except Error:
+            raise
+        except TimeoutError:
+            pass
+        if not self.is_over and waited_s * 1e9 > timeout_ns:
+            self.comm.raise_for(LATE, &self.message, culprit, timeout_ns, True)
+        return 0
 
     def __repr__(self):
         state = "complete" if self.is_over else "on its way"

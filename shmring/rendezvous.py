@@ -135,7 +135,7 @@ class _Guest(Guest):
         self._rank_0 = Endpoint("", 0)  # as it is reached from here; it may know itself by another address
         self._scope_id = 0
         self._why = ""  # the last attempt failed
-        self._seen = False  # rank 0 was there, so that its absence means that it ended
+        self._seen = attempt.is_invited  # rank 0 was there, so that its absence means that it ended
         self._tell_at = time.monotonic() + SILENCE_S
 
     def found(self, line: Line) -> Found:

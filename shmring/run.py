@@ -98,6 +98,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         metavar="SECONDS",
         help="from SIGTERM to SIGKILL for the others when a rank fails (default %(default)g)",
     )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="let the others go on when a rank fails (see Comm.shrink); the exit code is 0 if any ends well",
+    )
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
@@ -374,7 +379,9 @@ class _Run:
         if rank.exit_code == 0 or stopped or self._forwarded is not None:
             return
         rank.failed_at = sum(other.failed_at is not None for other in self._ranks)
-        if not self._stopping:
+        if self._options.keep_going:
+            _say(f"rank {rank.rank} of {self._share.size} ended: {describe_exit(rank.exit_code)}")
+        elif not self._stopping:
             patience_s = _CAUSE_S if _is_consequence(rank) else 0.0
             self._terminate_at = min(self._terminate_at, time.monotonic() + patience_s)
 
@@ -412,7 +419,8 @@ class _Run:
             (rank for rank in self._ranks if rank.failed_at is not None),
             key=lambda rank: (_is_consequence(rank), rank.failed_at),
         )
-        if failed:
+        goes_on = self._options.keep_going and any(rank.exit_code == 0 for rank in self._ranks)
+        if failed and not goes_on:
             return self._report(failed[0])
         if self._forwarded is None or all(rank.exit_code == 0 for rank in self._ranks):
             return 0

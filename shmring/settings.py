@@ -40,6 +40,7 @@ class Settings:
     key: bytes | None = field(default=None, repr=False)
     node: str | None = None
     timeout_s: float = 1800.0
+    stall_s: float = 60.0  # a call that waits longer is warned of; 0: none is
     segment: str = "memfd"
     chunk_nbytes: int | None = None
     depth: int | None = None
@@ -71,6 +72,7 @@ class Settings:
             key=_key(environ),
             node=read("SHMRING_NODE", _text(64), None),
             timeout_s=read("SHMRING_TIMEOUT", _seconds, 1800.0),
+            stall_s=read("SHMRING_STALL", _seconds_or_none, 60.0),
             segment=read("SHMRING_SEGMENT", _choice(SEGMENTS), "memfd"),
             chunk_nbytes=read("SHMRING_CHUNK", _size(64, 1 << 30), None),
             depth=read("SHMRING_DEPTH", _integer(2, 4096), None),
@@ -200,6 +202,13 @@ def _seconds(name: str, text: str) -> float:
     if not 0.0 < seconds <= 1e9:  # also refuses nan
         raise _wrong(name, text, "seconds, more than 0 (such as 0.5 or 1800)")
     return seconds
+
+
+def _seconds_or_none(name: str, text: str) -> float:
+    try:
+        return 0.0 if float(text) == 0 else _seconds(name, text)
+    except ValueError:
+        raise _wrong(name, text, "seconds (such as 60), or 0 for none") from None
 
 
 def _choice(allowed: tuple[str, ...]) -> Callable[[str, str], str]:

@@ -169,6 +169,8 @@ def patience(nranks: int, *, crowded: bool, one_group: bool) -> dict[str, int]:
     And how often to measure the distance, since virtual CPUs move within seconds: it takes 3 to 11 us a pair
     of ranks, less than a thousandth of the time, and a hundred times as much where ranks take turns on a CPU.
 
+    look_ns is for waits that do not sleep: to look whether the others live is a load for each.
+
     `one_group`: the scheduler counts their time together. If it does not, as where each has a session of its
     own (torchrun), a rank that yields takes as much time as the one that works: it had better sleep soon.
     """
@@ -179,7 +181,7 @@ def patience(nranks: int, *, crowded: bool, one_group: bool) -> dict[str, int]:
             "brief_yields": 0,
             "yield_ns": 200_000,
             "sleep_ns": 4_000_000,
-            "look_ns": 100_000,
+            "look_ns": 50_000,
             "ping_interval_ns": 20_000_000 * (nranks - 1),
             "zero_copy_nbytes": 0,
             "crowded": False,
@@ -190,7 +192,7 @@ def patience(nranks: int, *, crowded: bool, one_group: bool) -> dict[str, int]:
         "brief_yields": 4,
         "yield_ns": 1_000_000 if one_group else 20_000,
         "sleep_ns": 4_000_000,
-        "look_ns": 200_000,
+        "look_ns": 50_000,
         "ping_interval_ns": 5_000_000_000,
         "zero_copy_nbytes": OVERSUBSCRIBED_ZERO_COPY_NBYTES,
         "crowded": True,

@@ -46,6 +46,7 @@ cdef class _Parts:
 cdef class Uneven(Collectives):
     cdef object run_uneven(self, int kind, object x, object root, object out, object like, object async_op,
                            object timeout)
+    cdef object run_both(self, int kind, Call *counts, Call *c, _Parts parts, object out)
     cdef object issue_uneven(self, Call *counts, Call *c, _Parts parts, object out)
     cdef int describe_given(self, Call *c, _Parts parts, object x, object out, object like) except -1
     cdef int give(self, Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1

@@ -135,6 +135,7 @@ cdef class Uneven(Collectives):
                            object timeout):
         cdef Call c, counts
         cdef _Parts parts
+        cdef bint is_claimed
         memset(&c, 0, sizeof(c))
         c.named = kind
         try:
@@ -149,19 +150,27 @@ cdef class Uneven(Collectives):
         self.describe_counts(&counts, &c, parts)
         if async_op:
             return self.issue_uneven(&counts, &c, parts, out)
-        self.drive(&counts)
-        self.check_counts(&c, parts)
+        is_claimed = self.engine.claim_once()
         try:
-            result = self.describe_taken(&c, parts, out)
+            return self.run_both(kind, &counts, &c, parts, out)
+        finally:
+            if is_claimed:
+                self.engine.unclaim()
+
+    cdef object run_both(self, int kind, Call *counts, Call *c, _Parts parts, object out):
+        self.drive(counts)
+        self.check_counts(c, parts)
+        try:
+            result = self.describe_taken(c, parts, out)
         except Exception:
             self.engine.refuse(kind)
             raise
         if c.nbytes <= TOLD_NBYTES:
-            take_what_was_told(&c, parts, self.own_rank)
+            take_what_was_told(c, parts, self.own_rank)
         else:
             if not self.staging_ready:
                 self.allocate_staging()
-            self.drive(&c)
+            self.drive(c)
         return result
 
     # The second call is described when the first one is finished.

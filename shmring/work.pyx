@@ -1,5 +1,5 @@
 # Work: a collective that runs in the background, as its caller sees it.
-# May know: _engine, _group, _operands, _progress, _timeouts, awaiting, errors.
+# May know: _engine, _group, _operands, _progress, _timeouts, awaiting, errors, limits.
 
 import os
 
@@ -10,7 +10,7 @@ from ._operands cimport release
 from ._progress cimport is_finished
 from ._timeouts cimport deadline_ns_of
 
-from . import awaiting
+from . import awaiting, limits
 from .errors import Error
 
 
@@ -56,8 +56,13 @@ cdef class Work(Issued):
 
     def fileno(self):
         """A descriptor that is readable once the call is finished, for select and its kin. It belongs to the Work."""
+        if not is_finished(self.engine.queue, &self.task):
+            self.engine.check_open()   # in a forked child it never would be
         if self.notice_fd < 0:
-            self.notice_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            try:
+                self.notice_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            except OSError as error:
+                raise limits.explain(error, "making what tells that a call is finished") from error
             if not sr_flag_take(&self.task.notify, self.notice_fd + 1):
                 os.eventfd_write(self.notice_fd, 1)
         return self.notice_fd

@@ -77,7 +77,8 @@ class Attempt:
     """One rank's attempt to join a world: what it says of itself, until when, and what may end it early.
 
     `deadline` is a time.monotonic() value; `check` is called at least every 20 ms of a wait and may raise.
-    `listener`: rank 0's, where it listens at the world's address already.
+    `listener`: rank 0's, where it listens at the world's address already; `is_invited`: another, which knows
+    that it does, so that its absence means that it ended.
     """
 
     world: World
@@ -87,6 +88,7 @@ class Attempt:
     deadline: float
     check: Check = nothing_to_check
     listener: socket.socket | None = None
+    is_invited: bool = False
 
     def is_over(self) -> bool:
         return time.monotonic() >= self.deadline

@@ -1,5 +1,5 @@
 /* Publish and wait: the only file with memory orders, pauses and futexes.
-   May know: layout.h. Every publish names the wait that it pairs with; TSan proves the pairs in tests/c. */
+   May know: layout.h, fault.h. Every publish names the wait that it pairs with; TSan proves the pairs in tests/c. */
 #ifndef SR_FLAG_H
 #define SR_FLAG_H
 
@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "fault.h"
 #include "layout.h"
 
 static inline void sr_pause(void)
@@ -88,7 +89,9 @@ static inline void sr_bell_sleep(struct sr_bell *own_bell, uint32_t generation, 
    the same the other way round in S1, S2), so one of the two always sees the other. */
 static inline void sr_flag_publish(sr_flag *flag, uint64_t value, struct sr_bell *own_bell)
 {
+    SR_FAULT(SR_BEFORE_PUBLISH);
     atomic_exchange_explicit(flag, value, memory_order_seq_cst);
+    SR_FAULT(SR_AFTER_PUBLISH);
     if (__builtin_expect(atomic_load_explicit(&own_bell->sleepers, memory_order_seq_cst) & 1, 0))
         sr_bell_ring(own_bell);
 }
@@ -169,16 +172,52 @@ static inline bool sr_nap_enter(struct sr_nap *nap, const sr_flag *flag, uint64_
     return (int64_t)(sr_flag_load_ordered(flag) - target) < 0;
 }
 
-/* Until one of the owners rings. Linux 5.16; where the kernel does not know it, for a moment only. */
-static inline void sr_nap_sleep(struct sr_nap *nap, uint64_t limit_ns)
+enum { SR_NAP_UNKNOWN = -2 };
+
+/* Which of the bells has ended it; -1: something else; SR_NAP_UNKNOWN at once where the kernel has no such sleep. */
+static inline int sr_nap_try(struct sr_nap *nap, uint64_t limit_ns)
 {
     enum { SYS_FUTEX_WAITV = 449 };
     uint64_t until_ns = sr_now_ns() + limit_ns;
     struct timespec until = {(time_t)(until_ns / 1000000000u), (long)(until_ns % 1000000000u)};
-    struct timespec moment = {0, 200000};
     long woken = syscall(SYS_FUTEX_WAITV, nap->bell, nap->n, 0, &until, CLOCK_MONOTONIC);
-    if (woken < 0 && (errno == ENOSYS || errno == EPERM))
+    if (woken < 0)
+        return errno == ENOSYS || errno == EPERM ? SR_NAP_UNKNOWN : -1;
+    return (int)woken;
+}
+
+/* Until one of the owners rings. Linux 5.16; where the kernel does not know it, for a moment only. */
+static inline void sr_nap_sleep(struct sr_nap *nap, uint64_t limit_ns)
+{
+    struct timespec moment = {0, 200000};
+    if (sr_nap_try(nap, limit_ns) == SR_NAP_UNKNOWN)
         nanosleep(&moment, NULL);
+}
+
+/* As sr_nap_watch, for who has watched a bell first: the kernel ends the nap when the life does. It wakes one of all
+   that nap on it, who has to tell the others. False: it has ended. */
+static inline bool sr_nap_watch_life(struct sr_nap *nap, struct sr_life *life)
+{
+    uint32_t holder = atomic_load_explicit(&life->holder, memory_order_acquire);
+    if (holder & FUTEX_OWNER_DIED)
+        return false;
+    if (holder != 0 && nap->n < SR_NAP_FLAGS) {
+        nap->bell[nap->n] = nap->bell[0];
+        nap->bell[nap->n].generation = holder;
+        nap->bell[nap->n++].address = (uint64_t)(uintptr_t)&life->holder;
+    }
+    return true;
+}
+
+/* Until the first bell rings or a life ends. True: one has. Before Linux 5.16 nobody is woken by that. */
+static inline bool sr_nap_sleep_among_lives(struct sr_nap *nap, uint64_t limit_ns)
+{
+    struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
+    int woken = sr_nap_try(nap, limit_ns);
+    if (woken == SR_NAP_UNKNOWN)
+        syscall(SYS_futex, (void *)(uintptr_t)nap->bell[0].address, FUTEX_WAIT, (uint32_t)nap->bell[0].generation,
+                &limit, NULL, 0);
+    return woken > 0;
 }
 
 /* ---- taking turns ------------------------------------------------------------------------------------------- */
@@ -189,6 +228,12 @@ static inline bool sr_flag_take(sr_flag *flag, uint64_t value)
 {
     uint64_t none = 0;
     return atomic_compare_exchange_strong_explicit(flag, &none, value, memory_order_acq_rel, memory_order_acquire);
+}
+
+/* As sr_flag_take, of a word that is `old`. */
+static inline bool sr_flag_replace(sr_flag *flag, uint64_t old, uint64_t value)
+{
+    return atomic_compare_exchange_strong_explicit(flag, &old, value, memory_order_acq_rel, memory_order_acquire);
 }
 
 /* Sets a word and tells what was there: who comes second in taking and swapping knows it. */
@@ -208,11 +253,44 @@ static inline enum sr_cause sr_abort_cause(uint64_t word) { return (enum sr_caus
 static inline int sr_abort_culprit(uint64_t word) { return (int)(word >> 8 & 0xffff); }
 static inline int sr_abort_reporter(uint64_t word) { return (int)(word >> 24 & 0xffff); }
 
-/* The first to come decides what everybody raises. The reporter's sr_report is written before. */
+/* The first to come decides what everybody raises. The reporter's sr_report is written before. What this rank writes
+   after it, others may still be reading: the look keeps it behind the word, where an exclusive store alone does not
+   (aarch64 before 8.1; tests/models/give_up.litmus). Pairs with sr_flag_load_after_reads. */
 static inline void sr_abort_set(struct sr_header *header, uint64_t word)
 {
     uint64_t none = SR_NO_ABORT;
     atomic_compare_exchange_strong_explicit(&header->abort, &none, word, memory_order_seq_cst, memory_order_acquire);
+    (void)atomic_load_explicit(&header->abort, memory_order_seq_cst);
+}
+
+/* ---- views: each replaces the one before --------------------------------------------------------------------- */
+
+/* The fences are those of a sequence lock (H.-J. Boehm, "Can seqlocks get along with programming language memory
+   models?", 2012): who reads a word of the view after the next one, which lies in the same place, sees that the next
+   one has been told. */
+static inline void sr_views_tell(struct sr_views *views, const uint64_t *word)
+{
+    const uint64_t number = atomic_load_explicit(&views->told, memory_order_relaxed) + 1;
+    atomic_thread_fence(memory_order_release);
+    for (unsigned i = 0; i < SR_VIEW_WORDS; i++)
+        atomic_store_explicit(&views->word[number & 1][i], word[i], memory_order_relaxed);
+    atomic_store_explicit(&views->told, number, memory_order_release);
+}
+
+/* The number of the view that was read; 0: there is none. */
+static inline uint64_t sr_views_read(const struct sr_views *from, uint64_t *word)
+{
+    struct sr_views *views = (struct sr_views *)from;
+    uint64_t number = sr_flag_load(&views->told), seen = number;
+    while (number != 0) {
+        for (unsigned i = 0; i < SR_VIEW_WORDS; i++)
+            word[i] = atomic_load_explicit(&views->word[number & 1][i], memory_order_relaxed);
+        seen = sr_flag_load_after_reads(&views->told);
+        if (seen == number)
+            break;
+        number = seen;
+    }
+    return number;
 }
 
 /* ---- locks: after U. Drepper, "Futexes are tricky", 2011, mutex 3; the word names its owner, so that who waits can
@@ -293,20 +371,88 @@ static inline bool sr_life_claim(struct sr_life *life)
                                                    memory_order_acquire);
 }
 
-/* The parked thread's whole life (the kernel's robust futex interface: Documentation/locking/robust-futex-ABI):
-   registers `holder` with the kernel, takes it, and sleeps until *leave is set; then lets go in order. A list
-   entry of our own instead of a robust pthread mutex, because its futex word is then ours to lay out and read. */
-static inline void sr_life_hold(struct sr_life *life, _Atomic uint32_t *leave)
-{
+/* What the kernel is told of: it has to stay where it is as long as the life is held. */
+struct sr_hold {
     struct robust_list entry;
-    struct robust_list_head head = {{&entry}, (long)((char *)&life->holder - (char *)&entry), NULL};
-    entry.next = &head.list;
-    syscall(SYS_set_robust_list, &head, sizeof head);
-    atomic_store_explicit(&life->holder, (uint32_t)syscall(SYS_gettid), memory_order_release);
-    while (atomic_load_explicit(leave, memory_order_acquire) == 0)
-        syscall(SYS_futex, leave, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
+    struct robust_list_head head;
+};
+
+/* Of a thread that has nothing to do but to die: it shall not wait behind those that compute. Linux 6.12 lets whoever
+   asks for a short slice go first when it wakes; elsewhere this changes nothing. */
+static inline void sr_life_be_prompt(void)
+{
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime_ns, deadline_ns, period_ns;
+    } asked = {.size = sizeof asked};
+    if (syscall(SYS_sched_getattr, 0, &asked, sizeof asked, 0) == 0 && asked.policy == SCHED_OTHER) {
+        asked.runtime_ns = 100000;
+        syscall(SYS_sched_setattr, 0, &asked, 0);
+    }
+}
+
+/* The parked thread's life (the kernel's robust futex interface: Documentation/locking/robust-futex-ABI): registers
+   `holder` with the kernel and takes it; whatever ends the thread then is seen by all. A list entry of our own instead
+   of a robust pthread mutex, because its futex word is then ours to lay out and read. */
+static inline void sr_life_hold(struct sr_life *life, struct sr_hold *hold)
+{
+    hold->entry.next = &hold->head.list;
+    hold->head.list.next = &hold->entry;
+    hold->head.futex_offset = (long)((char *)&life->holder - (char *)&hold->entry);
+    hold->head.list_op_pending = NULL;
+    syscall(SYS_set_robust_list, &hold->head, sizeof hold->head);
+    sr_life_be_prompt();
+    atomic_store_explicit(&life->holder, (uint32_t)syscall(SYS_gettid) | FUTEX_WAITERS, memory_order_release);
+}
+
+static inline void sr_life_let_go(struct sr_life *life)
+{
     atomic_store_explicit(&life->holder, 0, memory_order_release);
-    syscall(SYS_set_robust_list, NULL, sizeof head);
+    syscall(SYS_set_robust_list, NULL, sizeof(struct robust_list_head));
+}
+
+/* How it spends that life: sleeps until somebody asks (true), or *leave is set (false). A signal is no question. */
+static inline bool sr_desk_await(struct sr_desk *desk, _Atomic uint32_t *leave)
+{
+    long woken = -1;
+    while (woken != 0) {
+        uint32_t bell = atomic_load_explicit(&desk->bell, memory_order_acquire); /* before the look at leave */
+        if (atomic_load_explicit(leave, memory_order_acquire) != 0)
+            return false;
+        woken = syscall(SYS_futex, &desk->bell, FUTEX_WAIT, bell, NULL, NULL, 0);
+    }
+    return atomic_load_explicit(leave, memory_order_acquire) == 0;
+}
+
+/* From any thread of the owner. The word changes, so that who is about to sleep on the old one does not. */
+static inline void sr_desk_leave(struct sr_desk *desk, _Atomic uint32_t *leave)
+{
+    atomic_store_explicit(leave, 1, memory_order_release);
+    atomic_fetch_add_explicit(&desk->bell, 1, memory_order_release);
+    syscall(SYS_futex, &desk->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+/* From anywhere: who is not asleep does not hear it. Needs no right to write. False: the kernel does not do it. */
+static inline bool sr_desk_ask(const struct sr_desk *desk)
+{
+    return syscall(SYS_futex, &desk->bell, FUTEX_WAKE, 1, NULL, NULL, 0) >= 0;
+}
+
+/* T1: `told` is odd while the text is written. Who reads loads it before (A1) and after (sr_flag_load_after_reads): the
+   same even value says that the text is whole (H.-J. Boehm, "Can seqlocks get along with programming language memory
+   models?", 2012). */
+static inline void sr_desk_begin_telling(struct sr_desk *desk)
+{
+    atomic_fetch_or_explicit(&desk->told, 1, memory_order_seq_cst); /* no later write comes before it */
+}
+
+static inline void sr_desk_end_telling(struct sr_desk *desk)
+{
+    uint64_t told = atomic_load_explicit(&desk->told, memory_order_relaxed);
+    atomic_store_explicit(&desk->told, told + 1, memory_order_release);
 }
 
 /* The parked thread, as the owner's process may be called in system calls. */
@@ -315,15 +461,15 @@ static inline int sr_life_task(const struct sr_life *life)
     return (int)(atomic_load_explicit(&((struct sr_life *)life)->holder, memory_order_relaxed) & FUTEX_TID_MASK);
 }
 
+/* Of one that has ended: wakes all that nap on it. */
+static inline void sr_life_tell(struct sr_life *life)
+{
+    syscall(SYS_futex, &life->holder, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+}
+
 static inline bool sr_life_is_held(const struct sr_life *life)
 {
     return atomic_load_explicit(&((struct sr_life *)life)->holder, memory_order_acquire) != 0;
-}
-
-static inline void sr_life_leave(_Atomic uint32_t *leave)
-{
-    atomic_store_explicit(leave, 1, memory_order_release);
-    syscall(SYS_futex, leave, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 #endif

@@ -18,7 +18,7 @@
                         | sr_header                                    |  geometry, the abort word
      4096               +----------------------------------------------+
                         | sr_lane of rank 0: call lines, counters,     |  each line by one writer
-                        |   bell, life, flight records                 |
+                        |   bell, life, flight records, waits, stacks  |
                         | sr_lane of rank 1 ...                        |
      page-aligned       +----------------------------------------------+
                         | staging ring of rank 0  (ring_nbytes)        |  allocated before its first touch
@@ -29,7 +29,8 @@
                         | message rings to rank 1 ...                  |
                         +----------------------------------------------+                                  */
 
-#define SR_MAGIC 0x676e69726d687331u /* "1shmring" */
+#define SR_MAGIC 0x676e69726d687332u       /* "2shmring": a segment of this layout */
+#define SR_QUEUE_MAGIC 0x65756575716d6873u /* "shmqueue": a ring that lives alone */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
 #define SR_LINE 128u            /* two cache lines: the adjacent-line prefetcher pairs them */
@@ -37,6 +38,11 @@
 #define SR_PAYLOAD_NBYTES 48u   /* of a call line: what a tiny message may weigh */
 #define SR_RECORDS 64u          /* flight records a rank, a power of two */
 #define SR_REASON_NBYTES 192u
+#define SR_OP_NBYTES 24u
+#define SR_VIEW_NBYTES 640u     /* what a rank that goes on says of who does, see shmring/views.py */
+#define SR_VIEW_WORDS (SR_VIEW_NBYTES / 8u)
+#define SR_KEY_NBYTES 32u
+#define SR_STACKS_NBYTES 8192u  /* of a rank's account of its Python stacks */
 #define SR_MAX_RANKS 4096u      /* culprit, also of another host, and reporter have 16 bits each in the abort word */
 
 typedef _Atomic uint64_t sr_flag; /* monotonic, compared by signed difference, so that it may wrap */
@@ -85,7 +91,8 @@ enum sr_state { SR_ABSENT, SR_JOINED, SR_CLOSED };
 
 /* Tells the living from the dead: the owner's parked thread holds `holder` as a robust futex for life. */
 struct sr_life {
-    _Atomic uint32_t holder; /* W parked thread: its tid; the kernel sets FUTEX_OWNER_DIED; R all */
+    _Atomic uint32_t holder; /* W parked thread: its tid | FUTEX_WAITERS; the kernel sets FUTEX_OWNER_DIED and wakes
+                                one of those that sleep on it; R all */
     _Atomic uint32_t state;  /* W owner: enum sr_state; R all */
     int32_t pid;             /* W owner before state; R all */
     _Atomic int32_t cpu;     /* W owner when it waits and CPUs are shared: where it runs; R all, as a hint */
@@ -97,22 +104,63 @@ struct sr_life {
 
 #define SR_MAIL_WORDS (SR_MAX_RANKS / 64u)
 
-/* What a rank called last: read by others for error messages, by tools from outside. */
+/* How a call that a rank has begun stands. */
+enum sr_outcome { SR_UNDER_WAY, SR_COMPLETE, SR_RAISED };
+
+/* What a rank called last: read by others for error messages, by tools from outside. Who reads while the owner goes on
+   may find it half written, and takes nothing in it for granted. */
 struct sr_record {
-    uint64_t seq;      /* W owner; R others once they know that the owner stands still */
+    uint64_t seq;      /* W owner; R all, as the rest */
     uint64_t count;    /* elements */
-    uint32_t root;
-    uint8_t kind, dtype, op, algorithm;
-    uint8_t invalid;   /* the call was refused with an error on its own rank */
+    int64_t number;    /* which of the user's calls it belongs to: from 1 on; the engine's own are 0 or less */
+    uint8_t kind, dtype, op, algorithm; /* these eight as one word, as the engine has them */
     uint8_t order;     /* 1: Fortran order in more than one dimension */
-    uint8_t reserved[38];
+    uint8_t named;     /* the kind of which it is a step, 0: of none */
+    uint8_t wire;      /* how what crosses between hosts is written */
+    uint8_t unused;
+    uint32_t root;
+    uint16_t nodes_in_group;
+    uint8_t invalid;   /* the call was refused with an error on its own rank */
+    uint8_t outcome;   /* enum sr_outcome */
+    uint8_t reserved[24];
 };
+
+/* Waits of a rank that may be under way at the same time, in threads of their own. */
+enum sr_wait_place { SR_WAIT_CALL, SR_WAIT_MESSAGE, SR_WAIT_LOCK, SR_WAITS };
+enum sr_wait_kind { SR_IN_CALL, SR_IN_SEND, SR_IN_RECV, SR_IN_PROBE, SR_AT_LOCK, SR_WAIT_KINDS };
+
+/* What a rank waits for once that takes so long that it sleeps: read by others and by tools, as records are. */
+struct sr_wait {
+    sr_flag since_ns; /* of CLOCK_MONOTONIC; 0: it waits for nothing. W owner, last; R all, as the rest */
+    sr_flag until_ns; /* 0: it still waits; else when it gave up, with an error */
+    sr_flag seq;      /* of the record that says in which call; of calls only */
+    sr_flag what;     /* enum sr_wait_kind << 32 | the rank awaited, local; size + rank: of another host; ~0: any */
+} __attribute__((aligned(64)));
+
+/* Where somebody who only reads asks a rank for its stacks: the parked thread sleeps on `bell`, and to be woken without
+   a reason is to be asked. */
+struct sr_desk {
+    _Atomic uint32_t bell; /* W owner: goes up when the parked thread is to leave; the futex word; R all */
+    uint32_t rank, size;   /* W owner: as the ranks of all hosts are counted; R all */
+    sr_flag told;          /* W parked thread: goes up by one before and after it writes `stacks`; R all */
+} __attribute__((aligned(128)));
 
 /* Who gave up, and why; filled before the abort word is set. */
 struct sr_report {
-    uint64_t seq;                  /* W owner; R all after the abort word names the owner as reporter */
-    char reason[SR_REASON_NBYTES]; /* zero-terminated UTF-8 */
-    uint8_t reserved[56];
+    /* W owner, before the abort word; R all, once that names the owner as reporter. */
+    uint64_t seq;
+    int64_t number;                /* which of the user's calls that is */
+    char op[SR_OP_NBYTES];         /* that call's name; zero-terminated, as the reason, which is UTF-8 */
+    char reason[SR_REASON_NBYTES];
+    uint8_t reserved[24];
+};
+
+/* What a rank says once the communicator is over and it wants to go on with those that are left: its *view*, whole,
+   each time that changes. The last two are kept, so that the newer one can be read while the next is written. */
+struct sr_views {
+    sr_flag told;                            /* how many; W owner, last; R all */
+    uint8_t reserved[120];
+    sr_flag word[2][SR_VIEW_WORDS];          /* by number modulo 2; W owner before told; R all */
 };
 
 struct sr_lane {
@@ -124,6 +172,10 @@ struct sr_lane {
     struct sr_bell mail_bell;    /* on which the owner sleeps for messages and for room; its peers ring it */
     sr_flag mail[SR_MAIL_WORDS]; /* W rank r its bit r, once its message ring to the owner is laid out; R owner */
     struct sr_record record[SR_RECORDS];
+    struct sr_views views;
+    struct sr_wait wait[SR_WAITS]; /* by enum sr_wait_place */
+    struct sr_desk desk;
+    char stacks[SR_STACKS_NBYTES] __attribute__((aligned(4096))); /* W parked thread; R all: zero-terminated UTF-8 */
 } __attribute__((aligned(4096)));
 
 /* ---- rings of frames (ring.h) ------------------------------------------------------------------------------ */
@@ -199,8 +251,10 @@ struct sr_header {
     uint64_t message_ring_nbytes; /* W rank 0 ...: of one message ring, a power of two; R all */
     struct sr_tuning tuning[2];   /* W rank 0 ...: for near cores, for far ones; R all */
     uint64_t first_seq;   /* W rank 0 ...: where sequence numbers and positions begin; R all */
+    uint8_t key[SR_KEY_NBYTES]; /* W rank 0 ...: at random: by it those know each other who go on after an end; R all */
     /* Sticky, set once by compare-and-swap: cause 8 bits | culprit 16 | reporter 16 (see flag.h). W anyone; R all */
     sr_flag abort __attribute__((aligned(128)));
+    sr_flag quiet_until_ns __attribute__((aligned(128))); /* W who warns of a late rank, by compare-and-swap; R all */
 };
 
 /* A lock of an array that all ranks see (Comm.shared). Such an array has memory of its own:
@@ -222,8 +276,9 @@ _Static_assert(sizeof(struct sr_call_line) == SR_CACHE_LINE, "a call line is one
 _Static_assert(sizeof(struct sr_descriptor) <= SR_PAYLOAD_NBYTES, "a descriptor travels in a call line");
 _Static_assert(sizeof(struct sr_counter) == SR_LINE, "a counter owns its pair of cache lines");
 _Static_assert(sizeof(struct sr_record) == 64, "a flight record is one cache line");
+_Static_assert(sizeof(struct sr_wait) == SR_CACHE_LINE, "a wait is one cache line");
 _Static_assert(sizeof(struct sr_report) == 256, "a report is four cache lines");
-_Static_assert(sizeof(struct sr_lane) == 4 * SR_PAGE, "a lane is four pages");
+_Static_assert(sizeof(struct sr_lane) == 6 * SR_PAGE, "a lane is six pages");
 _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
 _Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE, "a small message is one line");
 _Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring that lives alone is one page");

@@ -146,6 +146,8 @@ void sr_post_say(struct sr_office *office, struct sr_post *post, enum sr_post_wh
     const struct sr_post_head head = {.magic = SR_POST_MAGIC, .what = what, .nbytes = nbytes};
     take_turn(office);
     say(office, post, &head, body);
+    if (what == SR_POST_VIEW)
+        post->messages_end = post->put + (post->rest_end - post->rest_begin);
     leave_turn(office);
 }
 
@@ -324,6 +326,9 @@ static bool begin_frame(struct sr_office *office, struct sr_post *post, bool by_
         return post->head.nbytes == 0 && heed_credit(post);
     case SR_POST_PIECE:
         return begin_piece(office, post, by_reader);
+    case SR_POST_VIEW:
+    case SR_POST_CALLING:
+        return post->head.nbytes == sr_post_note_nbytes(post->head.what);
     default:
         return false;
     }
@@ -339,6 +344,11 @@ static void finish_frame(struct sr_office *office, struct sr_post *post)
         sr_flag_load(&office->heard) == 0) {
         office->word_nbytes = post->head.nbytes;
         sr_flag_set(&office->heard, number_of(office, post) + 1u);
+    }
+    if (sr_post_is_note(post->head.what)) {
+        struct sr_post_note *note = sr_post_note_of(post, post->head.what);
+        memcpy(note->last, note->next, post->head.nbytes);
+        note->count++;
     }
     post->pausing = post->head.what == SR_POST_PIECE && !(post->head.flags & SR_FRAME_LAST) && in_ring;
     post->head_nbytes = post->arrived = 0;
@@ -365,6 +375,8 @@ static size_t places_of(struct sr_office *office, struct sr_post *post, struct i
     if (post->head.what == SR_POST_OVER) {
         const bool wanted = office->word_from == (int)number_of(office, post) && sr_flag_load(&office->heard) == 0;
         target = wanted ? office->word : NULL;
+    } else if (sr_post_is_note(post->head.what)) {
+        target = sr_post_note_of(post, post->head.what)->next;
     }
     if (target == NULL)
         return 0;
@@ -461,7 +473,7 @@ static bool receive(struct sr_office *office, struct sr_post *post, bool by_read
 static bool look_for_news(struct sr_office *office, bool by_reader)
 {
     struct epoll_event events[EVENTS_AT_ONCE];
-    const int nevents = epoll_wait(office->news, events, EVENTS_AT_ONCE, 0);
+    const int nevents = office->news < 0 ? 0 : epoll_wait(office->news, events, EVENTS_AT_ONCE, 0);
     bool moved = false;
     for (int i = 0; i < nevents; i++) {
         struct sr_post *post = &office->post[events[i].data.u32];
@@ -507,6 +519,22 @@ bool sr_office_hears(struct sr_office *office)
     return sr_flag_load(&office->heard) != 0;
 }
 
+void sr_office_look(struct sr_office *office)
+{
+    take_turn(office);
+    look_for_news(office, false);
+    leave_turn(office);
+}
+
+uint64_t sr_post_hear(struct sr_office *office, struct sr_post *post, enum sr_post_what what, void *note)
+{
+    take_turn(office);
+    const uint64_t count = sr_post_note_of(post, what)->count;
+    memcpy(note, sr_post_note_of(post, what)->last, sr_post_note_nbytes(what));
+    leave_turn(office);
+    return count;
+}
+
 void sr_office_shut(struct sr_office *office)
 {
     take_turn(office);
@@ -515,6 +543,7 @@ void sr_office_shut(struct sr_office *office)
             sr_flag_set(&office->post[i].end, SR_POST_CLOSED);
         office->post[i].deaf = true;
     }
+    office->news = -1; /* its number may soon be another's */
     leave_turn(office);
 }
 

@@ -21,6 +21,9 @@ enum sr_post_what {
     SR_POST_LEAVING,  /* the sender leaves in order */
     SR_POST_CREDIT,   /* `whole`: up to where the other end may send */
     SR_POST_PIECE,    /* of a message: what sr_frame says of it, and its bytes */
+    /* notes, each of which replaces the one before: */
+    SR_POST_VIEW,     /* of who goes on after the end, see sr_views */
+    SR_POST_CALLING,  /* the sender has waited for a while in a collective: struct sr_post_call */
 };
 
 /* In front of everything; little-endian, as are all machines that shmring runs on. */
@@ -32,6 +35,16 @@ struct sr_post_head {
     uint64_t whole;            /* of a piece: bytes of its message */
 };
 _Static_assert(sizeof(struct sr_post_head) == 32, "a head has no holes");
+
+/* Which one, by the number that all ranks count, and as what. */
+struct sr_post_call {
+    uint64_t seq, fingerprint, count;
+};
+
+struct sr_post_note {
+    uint64_t count; /* that have come */
+    unsigned char last[SR_VIEW_NBYTES], next[SR_VIEW_NBYTES]; /* the last one; the one that comes */
+};
 
 enum {
     SR_POST_MAGIC = 0x31507273,
@@ -64,7 +77,7 @@ struct sr_post {
     unsigned char *rest;   /* what the socket would not take, from a frame's middle on; SR_POST_REST_NBYTES */
     size_t rest_begin, rest_end;
     uint64_t put;          /* bytes that the socket has taken */
-    uint64_t messages_end; /* how many those are once all whole messages are among them */
+    uint64_t messages_end; /* how many those are once all whole messages, and the last view, are among them */
     bool deaf;             /* it takes nothing any more */
     bool watched;          /* there will be news when it takes something again */
     /* in */
@@ -76,6 +89,7 @@ struct sr_post {
     size_t arrived;        /* of what follows it */
     bool past;             /* this piece goes past the ring: */
     unsigned char *target; /* ... here; NULL: nowhere */
+    struct sr_post_note note[2]; /* by enum sr_post_what from SR_POST_VIEW on */
     bool pausing;          /* the last frame was a piece that is in the ring, with more to come of its message */
     uint64_t landed;       /* bytes of the reader's message that came so, and that it has not counted yet */
     /* the reader's own */
@@ -135,6 +149,24 @@ void sr_post_withdraw(struct sr_office *office, struct sr_post *post);
 /* Sends a word behind what is there. */
 void sr_post_say(struct sr_office *office, struct sr_post *post, enum sr_post_what what, const void *body,
                  uint32_t nbytes);
+
+static inline bool sr_post_is_note(uint32_t what) { return what == SR_POST_VIEW || what == SR_POST_CALLING; }
+
+static inline uint32_t sr_post_note_nbytes(uint32_t what)
+{
+    return what == SR_POST_VIEW ? SR_VIEW_NBYTES : (uint32_t)sizeof(struct sr_post_call);
+}
+
+static inline struct sr_post_note *sr_post_note_of(struct sr_post *post, uint32_t what)
+{
+    return &post->note[what - SR_POST_VIEW];
+}
+
+/* How many such notes have come, and the last one; 0: none. */
+uint64_t sr_post_hear(struct sr_office *office, struct sr_post *post, enum sr_post_what what, void *note);
+
+/* As sr_office_step, for who does not read: what comes of messages goes no further than their rings. */
+void sr_office_look(struct sr_office *office);
 
 /* To be asked now and then while something is under way: ends the post if the other end has not answered for long. */
 void sr_post_check_link(struct sr_office *office, struct sr_post *post, uint64_t limit_ns);

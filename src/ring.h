@@ -176,6 +176,7 @@ static inline uint64_t sr_ring_message_nbytes(const struct sr_ring_end *end, uin
 static inline void sr_ring_tell(struct sr_ring_end *end)
 {
     if (end->taken != end->position) {
+        SR_FAULT(SR_BEFORE_RELEASE);
         end->taken = end->position;
         sr_flag_publish(&end->ring->taken.value, end->position, end->bell);
     }

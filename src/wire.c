@@ -178,12 +178,10 @@ void sr_wire_sleep(int news, uint64_t limit_ns) {
 void sr_wire_sleep_or(int news, int other, uint64_t limit_ns) {
     struct pollfd both[2] = {{.fd = news, .events = POLLIN}, {.fd = other, .events = POLLIN}};
     struct timespec limit = {(time_t)(limit_ns / 1000000000), (long)(limit_ns % 1000000000)};
-    struct epoll_event events[16];
-    /* What it has is not taken off by looking at it: the next sleep would be none. */
-    if (ppoll(both, 2, &limit, NULL) > 0 && both[0].revents) epoll_wait(news, events, 16, 0);
+    ppoll(both, 2, &limit, NULL);
 }
 
-int sr_wire_has_news(int news) {
-    struct epoll_event event;
-    return epoll_wait(news, &event, 1, 0) > 0;
+void sr_wire_take_news(int news) {
+    struct epoll_event events[16];
+    epoll_wait(news, events, 16, 0);
 }

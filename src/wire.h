@@ -85,9 +85,15 @@ int sr_wire_is_cut(struct sr_wire *wire, uint64_t limit_ns);
 /* Whether a message has come where none is expected; its head is in `arriving` then, and left to be received. */
 int sr_wire_peek(struct sr_wire *wire);
 
-/* Of an epoll descriptor: sleeps until one of its sockets has news, for limit_ns at most; whether one has. */
+/* Of an epoll descriptor: sleeps until one of its sockets has news, for limit_ns at most, and takes them. For who steps
+ * the connections next. */
 void sr_wire_sleep(int news, uint64_t limit_ns);
-void sr_wire_sleep_or(int news, int other, uint64_t limit_ns); /* also until the other descriptor can be read */
-int sr_wire_has_news(int news);
+
+/* Also until the other descriptor can be read; leaves the news, which another thread may be sleeping for. */
+void sr_wire_sleep_or(int news, int other, uint64_t limit_ns);
+
+/* Takes what they are, before the connections are stepped: news that are told by edges would end the next sleep again,
+ * or, taken behind the step, be those that it has not seen. */
+void sr_wire_take_news(int news);
 
 #endif

@@ -168,6 +168,15 @@ def world_of(crews):
 
 
 @pytest.fixture
+def three():
+    """Three ranks of this test's own that have met: for what leaves them changed, or dead."""
+    from ranks import Ranks
+
+    with Ranks(3) as ranks:
+        yield ranks.meet()
+
+
+@pytest.fixture
 def world_across(crews):
     """world_across([0, 0, 1, 1], SHMRING_CHUNK=256) → Ranks that have just met as if they were on two hosts.
 

@@ -22,7 +22,9 @@ CALLS = """
 
 """
 
-POOLS = CALLS + """
+POOLS = (
+    CALLS
+    + """
     import os, sys, time
     from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
     from multiprocessing import get_context
@@ -63,6 +65,7 @@ POOLS = CALLS + """
         {}
         print("well")
     """
+)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,9 @@ def test_pools(tmp_path, pool):
     assert_well(start(sys.executable, write_script(tmp_path, POOLS.replace("{}", pool))))
 
 
-JOBLIB = CALLS + """
+JOBLIB = (
+    CALLS
+    + """
     import joblib
     from shmring.adapters import joblib as adapter
 
@@ -99,6 +104,7 @@ JOBLIB = CALLS + """
                 assert "joblib would run 1 task(s)" in str(error)
         print("well")
     """
+)
 
 
 @needs("joblib")

@@ -555,3 +555,24 @@ def test_an_uneven_call_that_is_refused_late_is_a_mismatch_elsewhere(world_of):
     for error in (first, last):
         assert isinstance(error, shmring.Mismatch)
         assert "all_gather_v with arguments that it refused" in error.calls
+
+
+def segments_mapped():
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:shmring" in line for line in maps)
+
+
+def leave_a_group_behind(comm):
+    before = segments_mapped()
+    group = comm.dup()
+    work = group.all_reduce(np.ones(100_000), async_op=True)
+    time.sleep(0.1)  # for the thread to step it, and to attend to it
+    work.wait()
+    group.close()
+    del group, work
+    gc.collect()
+    return segments_mapped() - before
+
+
+def test_the_thread_in_the_background_keeps_nothing_of_a_closed_communicator(world_of):
+    assert world_of(2)(leave_a_group_behind) == [0, 0]

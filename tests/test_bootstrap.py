@@ -203,9 +203,7 @@ def test_a_guest_does_not_believe_a_rank_0_with_another_key():
 def test_ranks_that_disagree_about_nprocs_all_say_so():
     meeting = world(3)
     smaller = World(meeting.id, meeting.key, 2)
-    errors = in_threads(
-        joining(meeting, 0), joining(meeting, 2), joining(smaller, 1, after_s=0.1)
-    )
+    errors = in_threads(joining(meeting, 0), joining(meeting, 2), joining(smaller, 1, after_s=0.1))
     for error in errors:
         assert type(error) is Mismatch
         assert "world of 3 ranks, rank 1 one of 2" in str(error)
@@ -223,9 +221,7 @@ def test_a_rank_that_comes_twice_ends_it_for_all():
 
 def test_two_rank_0():
     meeting = world(2)
-    outcomes = in_threads(
-        joining(meeting, 0), joining(meeting, 0), joining(meeting, 1, after_s=0.2)
-    )
+    outcomes = in_threads(joining(meeting, 0), joining(meeting, 0), joining(meeting, 1, after_s=0.2))
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     assert [type(error) for error in errors] == [Error]
     assert "single-use" in str(errors[0])

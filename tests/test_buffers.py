@@ -55,6 +55,11 @@ SMALL_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 NUMPY = (*"?bBhHiIlLqQefdFD", "intp", "uintp")
 
 
+def memory_of(source):
+    """What says of the array no more than where it lies."""
+    return shmring.Memory(source.ctypes.data, source.size, source.dtype.name, owner=source)
+
+
 def make(rank):
     """name → (array, how to read it), three elements of rank + 1 each."""
     ones, small = np.full(3, rank + 1), {name: np.dtype(getattr(ml_dtypes, name)) for name in SMALL_FLOATS}
@@ -65,6 +70,8 @@ def make(rank):
     exported = ("bool", "uint8", "int64", "float16", "float32", "complex64")
     made |= {f"interface {name}": Interface(ones.astype(name)) for name in exported}
     made |= {f"dlpack {name}": DLPack(ones.astype(name)) for name in exported}
+    made |= {f"memory {name}": memory_of(ones.astype(name)) for name in exported}
+    made |= {f"memory {name}": memory_of(ones.astype(dtype)) for name, dtype in small.items()}
     matrix = np.full((3, 2), rank + 1, "f4")
     return made | {
         "bytearray": bytearray([rank + 1] * 3),
@@ -83,8 +90,15 @@ def make(rank):
     }
 
 
+def source_of(buffer):
+    """The NumPy array that is behind it."""
+    if isinstance(buffer, shmring.Memory):
+        return buffer.owner
+    return np.asarray(getattr(buffer, "_source", buffer))
+
+
 def numbers_in(buffer):
-    numbers = np.asarray(getattr(buffer, "_source", buffer)).ravel()
+    numbers = source_of(buffer).ravel()
     return (numbers.real if numbers.dtype.kind == "c" else numbers).astype("f8").tolist()
 
 
@@ -95,7 +109,7 @@ def reduce_all_makes(comm):
         comm.all_reduce(x)
         found[name] = numbers_in(x)
     for name, x in make(comm.rank).items():
-        before, out = numbers_in(x), np.zeros_like(np.asarray(getattr(x, "_source", x)))
+        before, out = numbers_in(x), np.zeros_like(source_of(x))
         comm.all_reduce(x, out=out)
         assert numbers_in(out) == found[name], name
         assert numbers_in(x) == before, f"{name}: x was written to"
@@ -120,6 +134,42 @@ def broadcast_all_makes(comm):
 def test_every_make_can_be_broadcast(world_of):
     want = {name: numbers_in(x) for name, x in make(1).items()}
     assert world_of(2)(broadcast_all_makes) == [want, want]
+
+
+def give_and_take_memory(comm):
+    """Where the result is split, joined, sent, or as long as each rank likes."""
+    size, rank = comm.size, comm.rank
+    x, out = np.full(2 * size, rank, "f4"), np.zeros(2, "f4")
+    comm.reduce_scatter(memory_of(x), out=memory_of(out))
+    assert out.tolist() == [size * (size - 1) / 2] * 2
+    out = np.zeros(size, "i8")
+    assert comm.all_gather(memory_of(np.full(1, rank)), out=out) is out
+    assert out.tolist() == list(range(size))
+    pieces = comm.all_gather_v(np.asarray(memory_of(np.full(rank, rank, "u1"))))
+    assert [piece.tolist() for piece in pieces] == [[r] * r for r in range(size)]
+    came = np.zeros(3, "f8")
+    comm.sendrecv(memory_of(np.full(3, rank, "f8")), (rank + 1) % size, memory_of(came))
+    return came.tolist()
+
+
+def test_memory_of_others(world_of):
+    assert world_of(3)(give_and_take_memory) == [[2.0] * 3, [0.0] * 3, [1.0] * 3]
+
+
+def test_memory_is_described_and_checked():
+    x = np.arange(6, dtype="f4")
+    memory = memory_of(x)
+    assert (memory.address, memory.count, memory.dtype) == (x.ctypes.data, 6, "float32")
+    assert (memory.nbytes, memory.shape) == (24, (6,))
+    assert memory.owner is x
+    assert np.shares_memory(np.asarray(memory), x)
+    assert not np.shares_memory(np.array(memory), x)
+    with pytest.raises(TypeError, match="dtype is 'float33'; allowed: bool"):
+        shmring.Memory(0, 0, "float33")
+    with pytest.raises(TypeError, match="NumPy has no bfloat16"):
+        np.asarray(shmring.Memory(0, 0, "bfloat16"))
+    with shmring.init() as comm, pytest.raises(ValueError, match="x is read-only"):
+        comm.all_reduce(shmring.Memory(x.ctypes.data, 6, "float32", readonly=True))
 
 
 def different_makes(comm):

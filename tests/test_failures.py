@@ -2,6 +2,7 @@
 soon, and it names them. Forked children and second threads are told that the communicator is not theirs.
 """
 
+import faulthandler
 import os
 import pickle
 import signal
@@ -15,7 +16,7 @@ from ranks import Died, Ranks, turns, when_there
 from test_errors import COUNTS, PATHS, array_for, assert_all, ones
 
 import shmring
-from shmring import _kernels
+from shmring import _kernels, liveness
 
 SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
 
@@ -64,8 +65,7 @@ def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_
         ranks.kill(1, signal.SIGCONT)
         errors = assert_all([*others, *ranks.answers(among=(1,))], shmring.Timeout)
         assert len({str(error) for error in errors}) == 1
-        if algorithm in ("auto", "ring"):
-            assert errors[0].rank == 1
+        assert errors[0].rank == 1
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -93,6 +93,9 @@ def end(comm, how):
         if how == "segfault":
             signal.signal(signal.SIGSEGV, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGSEGV)
+        if how == "abort":
+            faulthandler.disable()  # which would tell of it
+            os.abort()
         if how == "execve":
             os.execv("/bin/sleep", ["sleep", "0.5"])
     begin = time.monotonic()
@@ -103,13 +106,22 @@ def end(comm, how):
     return None
 
 
-@pytest.mark.parametrize("how", ["exit", "segfault", "execve"])
+@pytest.mark.parametrize("how", ["exit", "segfault", "abort", "execve"])
 def test_a_rank_that_ends_without_a_word_is_named_soon(how):
     with Ranks(3) as ranks:
         first, _, last = ranks.meet().outcomes(end, how)
         for error, took_s in (first, last):
             assert error.rank == 1
             assert 0.1 < took_s < SOON_S
+
+
+def test_who_is_killed_but_waits_for_a_cpu_to_die_on_is_dead(monkeypatch):
+    pid, start = os.getppid(), liveness.start_time(os.getppid())
+    fields = liveness._stat(pid)
+    assert "lives" in liveness.how_it_ended(pid, start)
+    fields[28] = str(1 << signal.SIGKILL - 1)  # pending, as proc(5) numbers them from the name on
+    monkeypatch.setattr(liveness, "_stat", lambda _: fields)
+    assert liveness.how_it_ended(pid, start) == f"process {pid} died"
 
 
 def call_after_a_death(comm, call):

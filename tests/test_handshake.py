@@ -93,9 +93,7 @@ def test_rank_0s_own_proof_cannot_be_sent_back_to_it():
             stranger.send(handshake.pack_proof(challenge.proof))
             return stranger.recv(4096)
 
-    host, answer, guest = in_threads(
-        joining(meeting, 0), reflect, joining(meeting, 1, after_s=0.2)
-    )
+    host, answer, guest = in_threads(joining(meeting, 0), reflect, joining(meeting, 1, after_s=0.2))
     assert answer == b""
     close([host, guest])
 

@@ -19,7 +19,8 @@ if not (ROOT / "src").is_dir():
 # A new file is entered here first.
 C_HOUSE = {
     "layout.h": set(),
-    "flag.h": {"layout.h"},
+    "fault.h": set(),
+    "flag.h": {"fault.h", "layout.h"},
     "ring.h": {"flag.h"},
     "schedule.h": set(),
     "single_copy.h": set(),
@@ -48,7 +49,10 @@ HOUSE = {
     "measured": set(),
     "tuning": {"measured", "settings"},
     "memory": {"errors", "limits"},
-    "failures": {"errors", "liveness"},
+    "flight": set(),
+    "stacks": {"liveness"},
+    "failures": {"errors", "flight", "liveness"},
+    "stalls": {"flight", "liveness", "stacks"},
     # joining a world
     "handshake": {"errors"},
     "links": {"errors", "handshake", "limits"},
@@ -67,7 +71,9 @@ HOUSE = {
     | {"settings", "star", "worlds"},
     # the engine
     "_kernels": {"kernels.h"},
-    "_group": {"_kernels", "flag.h", "layout.h", "schedule.h", "single_copy.h"},
+    "_group": {"_kernels", "fault.h", "flag.h", "layout.h", "schedule.h", "single_copy.h"},
+    "_flight": {"flag.h", "layout.h", "_group", "_kernels"},
+    "_life": {"flag.h", "_flight", "_group", "limits", "stacks"},
     "_slots": {"_group"},
     "_schedules": {"_group", "_slots"},
     "_timeouts": {"_group"},
@@ -87,21 +93,23 @@ HOUSE = {
     "_hierarchy": {"_group", "_leg", "_local", "_partials"},
     "_reduce_scatter": {"_group", "_leg", "_local", "_partials"},
     "_across": {"_group", "_hierarchy", "_leaders", "_leg", "_local", "_pipelines", "_reduce_scatter"},
-    "_waiting": {"_group", "_leg", "_post"},
-    "_progress": {"_group", "_leg", "_post", "_waiting"},
+    "_waiting": {"_flight", "_group", "_leg", "_post"},
+    "_progress": {"_flight", "_group", "_leg", "_post", "_waiting", "limits"},
     "_messages": {"_group", "_leg", "_post", "_progress", "_ring"},
-    "_delivery": {"_group", "_leg", "_messages", "_post", "_progress", "_ring", "_waiting"},
+    "_delivery": {"_flight", "_group", "_leg", "_messages", "_post", "_progress", "_ring", "_waiting"},
     "_layout": {"_group"},
-    "_state": {"_group", "_kernels", "_leg", "_slots"},
-    "_engine": {"_across", "_group", "_distance", "_leg", "_pipelines", "_progress", "_state"}
-    | {"_timeouts", "_waiting"}
+    "_parting": {"_group", "_leg", "_state"},
+    "_state": {"_flight", "_group", "_kernels", "_leg", "_slots"},
+    "_stalls": {"_flight", "_group", "_state", "stalls"},
+    "_engine": {"_across", "_flight", "_group", "_distance", "_leg", "_life", "_parting", "_pipelines"}
+    | {"_progress", "_stalls", "_state", "_timeouts", "_waiting"}
     | {"errors", "failures", "liveness"},
     # the communicator and what makes one
     "arrays": {"errors", "memory"},
     "shapes": set(),
     "_operands": {"_group", "_state", "buffers"},
     "awaiting": set(),
-    "work": {"_engine", "_group", "_operands", "_progress", "_timeouts", "awaiting", "errors"},
+    "work": {"_engine", "_group", "_operands", "_progress", "_timeouts", "awaiting", "errors", "limits"},
     "feedback": set(),
     "collectives": {"_across", "_engine", "_group", "_hierarchy", "_leg", "_operands", "_state", "_timeouts"}
     | {"errors", "feedback", "shapes", "work"},
@@ -110,24 +118,31 @@ HOUSE = {
     "fusion": {"_across", "_engine", "_group", "_operands", "_progress", "_state", "_timeouts"}
     | {"collectives", "uneven", "work"},
     "objects": {"collectives"},
-    "crossing": {"_leg", "_office", "alarms", "lines", "rendezvous", "settings", "worlds"},
-    "beginning": {"_engine", "_layout", "bootstrap", "crossing", "limits", "links", "liveness", "memory"}
-    | {"nodes", "settings", "tuning"},
-    "_locks": {"flag.h", "_engine", "_group", "_timeouts", "errors", "failures", "liveness"},
+    "crossing": {"_leg", "_office", "alarms", "limits", "lines", "rendezvous", "settings", "worlds"},
+    "beginning": {"_engine", "_layout", "bootstrap", "crossing", "errors", "limits", "links", "liveness"}
+    | {"memory", "nodes", "settings", "tuning"},
+    "views": {"errors"},
+    "shrinking": {"beginning", "bootstrap", "errors", "views", "worlds"},
+    "_locks": {"flag.h", "_engine", "_flight", "_group", "_timeouts", "errors", "failures", "liveness"},
     "shared": {"_locks", "errors"},
     "groups": {"beginning", "bootstrap", "errors"},
     "ring": {"_ring", "errors", "limits", "liveness", "memory", "settings"},
     "_status": {"_group", "_kernels", "_messages", "_operands", "_state", "errors"},
-    "carrier": {"_delivery", "_engine", "_group", "_leg", "_messages", "_operands", "_post", "_progress"}
-    | {"_ring", "_status", "errors", "failures", "fusion", "liveness"},
-    "messages": {"_group", "_messages", "_operands", "_status", "_timeouts", "carrier", "objects"},
-    "comm": {"_engine", "_group", "_timeouts", "arrays", "collectives", "failures", "feedback"}
-    | {"groups", "memory", "messages", "objects", "shared"},
-    "joining": {"beginning", "bootstrap", "comm", "errors", "settings"},
+    "carrier": {"_delivery", "_engine", "_flight", "_group", "_leg", "_messages", "_operands", "_post"}
+    | {"_progress", "_ring", "_status", "errors", "failures", "fusion", "liveness"},
+    "messages": {"_group", "_messages", "_operands", "_status", "_timeouts", "carrier", "errors", "objects"},
+    "comm": {"_engine", "_group", "_operands", "_timeouts", "arrays", "collectives", "errors", "failures"}
+    | {"feedback", "groups", "memory", "messages", "objects", "shared", "shrinking"},
+    "joining": {"beginning", "bootstrap", "comm", "errors", "limits", "settings"},
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "trials", "tuning"},
+    "segments": {"_flight", "flight", "liveness", "memory", "stacks"},
+    "ps": {"segments"},
+    "dump": {"flight", "segments"},
+    "command": {"dump", "ps"},
+    "__main__": {"tools"},
     "_extras": set(),
     "_tasks": {"__init__"},
     "dask": {"_extras", "_tasks", "__init__"},
@@ -135,10 +150,18 @@ HOUSE = {
     "pools": {"_tasks", "__init__"},
     "ray": {"_extras", "_tasks", "ray_group", "__init__"},
     "ray_group": {"_tasks", "__init__"},
-    "launch": {"bootstrap", "errors", "processes", "__init__"},
+    "torch": {"_extras", "_tasks", "_torch_buckets", "_torch_group", "__init__"},
+    "_torch_buckets": {"_torch_group", "__init__"},
+    "_torch_entry": {"adapters", "torch"},
+    "_torch_group": {"_torch_monitored", "_torch_sparse", "_torch_tensors", "_torch_work", "__init__"},
+    "_torch_monitored": {"__init__"},
+    "_torch_sparse": {"_torch_tensors", "__init__"},
+    "_torch_tensors": {"__init__"},
+    "_torch_work": set(),
+    "launch": {"bootstrap", "errors", "limits", "processes", "__init__"},
     "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
-    "__init__": {"bootstrap", "bucketer", "comm", "errors", "joining", "launch", "messages", "ops", "ring"}
-    | {"shared", "work"},
+    "__init__": {"_operands", "arrays", "bootstrap", "bucketer", "comm", "errors", "joining", "launch"}
+    | {"messages", "ops", "ring", "shared", "work"},
 }
 # What only one place may do: pattern, where it is allowed, why.
 ONLY_IN = [
@@ -274,6 +297,17 @@ def reads_of_environment(tree):
         reads = re.search(r"environ(\.get|\.pop)?$|getenv$", ast.unparse(owner))
         if reads and isinstance(key, ast.Constant) and str(key.value).startswith("SHMRING_"):
             yield key.value
+
+
+def test_a_constant_has_one_meaning():
+    """Of two enumerators of one name the later import hides the other, and nobody hears of it."""
+    found = {}
+    for path in sorted(ROOT.glob("shmring/*.pxd")):
+        for block in re.findall(r"enum[^\n]*:[^\n]*\n((?:[ ]{4,}[^\n]*\n)+)", path.read_text()):
+            for name in re.findall(r"\b[A-Z][A-Z0-9_]+\b", re.sub("#.*|=[^,\n]*", "", block)):
+                found.setdefault(name, set()).add(path.name)
+    ours = {name: paths for name, paths in found.items() if not name.startswith("SR_")}
+    assert [(name, paths) for name, paths in ours.items() if len(paths) > 1] == []
 
 
 def test_only_settings_reads_shmring_variables():

@@ -312,8 +312,9 @@ GARBAGE = {
     "an unknown kind": HEAD.pack(MAGIC, 77, 0, 0, 0, 0, 0),
     "no end": HEAD.pack(MAGIC, PIECE, 0xFFFFFFFF, 1, 0, 0, 0xFFFFFFFFFFFF),
     "more than its message": HEAD.pack(MAGIC, PIECE, 100, 3, 0, 0, 50) + bytes(100),
-    "no room": HEAD.pack(MAGIC, PIECE, 100, 1, 0, 0, 1 << 40) + bytes(100) + 9 * (
-        HEAD.pack(MAGIC, PIECE, 100, 0, 0, 0, 1 << 40) + bytes(100)),
+    "no room": HEAD.pack(MAGIC, PIECE, 100, 1, 0, 0, 1 << 40)
+    + bytes(100)
+    + 9 * (HEAD.pack(MAGIC, PIECE, 100, 0, 0, 0, 1 << 40) + bytes(100)),
     "no first piece": HEAD.pack(MAGIC, PIECE, 10, 2, 0, 0, 20) + bytes(10),
     "a piece that is cut": HEAD.pack(MAGIC, PIECE, 0, 4, 0, 0, 20),
     "too much credit": HEAD.pack(MAGIC, CREDIT, 0, 0, 0, 0, 1 << 60),

@@ -40,6 +40,8 @@ def test_the_process_environment_is_the_default(monkeypatch):
         ("CHUNK", "64", "chunk_nbytes", 64),
         ("DEPTH", "4", "depth", 4),
         ("TIMEOUT", "0.5", "timeout_s", 0.5),
+        ("STALL", "2.5", "stall_s", 2.5),
+        ("STALL", "0", "stall_s", 0.0),
         ("SEGMENT", "POSIX", "segment", "posix"),
         ("ISA", "avx2", "isa", "avx2"),
         ("ALGORITHM", "ring", "algorithm", "ring"),

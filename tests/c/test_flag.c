@@ -356,6 +356,41 @@ static void test_abort_has_one_winner(void)
     }
 }
 
+enum { SLEEPERS_OF_ABORT = 4 };
+
+struct night {
+    struct sr_header header;
+    struct sr_counter never;
+    struct sr_bell bell;
+};
+
+/* Rank 0 gives up while the others fall asleep on what never comes. */
+static void sleep_until_abort(struct check_rank *me)
+{
+    struct night *shared = me->shared;
+    if (me->rank == 0) {
+        check_dawdle(me);
+        sr_abort_set(&shared->header, abort_word_of(0));
+        sr_bell_ring(&shared->bell);
+        return;
+    }
+    while (sr_flag_load(&shared->header.abort) == SR_NO_ABORT) {
+        struct sr_nap nap = {0};
+        if (sr_nap_enter(&nap, &shared->never.value, 1, &shared->bell) &&
+            sr_flag_load_ordered(&shared->header.abort) == SR_NO_ABORT)
+            sr_nap_sleep(&nap, TEN_MINUTES_NS);
+    }
+}
+
+static void test_abort_ends_every_sleep(void)
+{
+    for (int i = 0; i < 300; i++) {
+        struct night shared;
+        memset(&shared, 0, sizeof shared);
+        check_ranks(1 + SLEEPERS_OF_ABORT, sleep_until_abort, &shared);
+    }
+}
+
 static void test_abort_word_keeps_its_parts(void)
 {
     for (int rank = 0; rank < (int)SR_MAX_RANKS; rank++) {
@@ -394,6 +429,8 @@ int main(void)
     test_one_of_two_comes_second();
     check_begin("abort has one winner");
     test_abort_has_one_winner();
+    check_begin("abort ends every sleep");
+    test_abort_ends_every_sleep();
     check_begin("abort word keeps its parts");
     test_abort_word_keeps_its_parts();
     return 0;

@@ -252,6 +252,23 @@ static void test_empty_and_idle(void)
     close_ends();
 }
 
+static void test_onlooker(void)
+{
+    struct epoll_event news = {.events = EPOLLIN | EPOLLET};
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    check_begin("who looks on leaves the news to who sleeps for them");
+    open_both();
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, ends[1], &news) == 0);
+    CHECK(write(ends[0], "x", 1) == 1);
+    sr_wire_sleep_or(epoll, -1, TEN_MINUTES_NS);
+    sr_wire_sleep(epoll, TEN_MINUTES_NS);
+    CHECK(write(ends[0], "x", 1) == 1);
+    sr_wire_take_news(epoll);
+    CHECK(epoll_wait(epoll, &news, 1, 0) == 0); /* though the bytes are still there */
+    close(epoll);
+    close_ends();
+}
+
 int main(void)
 {
     test_both_ways("both ways, all lengths", "mixed", 0);
@@ -262,5 +279,6 @@ int main(void)
     test_closed();
     test_last_word();
     test_empty_and_idle();
+    test_onlooker();
     return 0;
 }

@@ -1,0 +1,12 @@
+# May know: _group.
+
+from ._group cimport sr_lane
+
+
+cdef class ParkedLife:
+    cdef sr_lane *lane
+    cdef object leave_word, thread
+
+    cdef int begin(self, sr_lane *lane, object owner) except -1
+    cdef int tell(self) except -1
+    cdef int leave(self) except -1

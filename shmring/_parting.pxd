@@ -1,0 +1,9 @@
+# May know: _group, _state.
+
+from ._group cimport Call
+from ._state cimport State
+
+
+cdef tuple parted_calls(State state, Call *c, int rank)
+cdef tuple find_parted(State state, Call *c, object alarms)
+cdef tuple last_call_of(State state, int rank, object alarms)

@@ -1,0 +1,103 @@
+"""`shmring dump PID`: all that the communicators of a process tell, of every rank of theirs on this host.
+
+May know: flight, segments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+from typing import Any
+
+from ..flight import describe_call, seconds
+from . import segments
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to a parser's."""
+    parser = commands.add_parser(
+        "dump",
+        help="the last calls, waits and Python stacks of all ranks that share a communicator with a process",
+        description="Of each communicator of process PID: why it is over, if it is; of each rank where it "
+        "is, what it waits for, its last calls (at most 64), its Python stacks. Reads only. For stacks each "
+        "rank is woken for a moment and writes them down itself: --no-stacks leaves everybody alone.",
+    )
+    parser.add_argument("pid", type=int, metavar="PID")
+    parser.add_argument(
+        "--no-stacks", action="store_true", help="do not ask the ranks for their Python stacks"
+    )
+    parser.add_argument("--json", action="store_true", help="print a list of communicators as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it; the exit status."""
+    try:
+        os.listdir(f"/proc/{arguments.pid}/fd")
+    except FileNotFoundError:
+        return _fail(f"there is no process {arguments.pid}")
+    except OSError as error:
+        return _fail(f"process {arguments.pid} cannot be looked at: {error.strerror}")
+    found = segments.of_processes([arguments.pid])
+    if not found:
+        return _fail(f"process {arguments.pid} has no communicator, or has closed it")
+    all_seen = [_seen(one, with_stacks=not arguments.no_stacks) for one in found]
+    if arguments.json:
+        json.dump(all_seen, sys.stdout, indent=1)
+        print()
+    else:
+        shown: set[int] = set()  # processes whose stacks have been
+        print("\n".join(_text(one, shown) for one in all_seen))
+    return 0
+
+
+def _fail(text: str) -> int:
+    print(f"shmring dump: {text}", file=sys.stderr)
+    return 1
+
+
+def _seen(segment: segments.Segment, *, with_stacks: bool) -> dict[str, Any]:
+    told = segments.seen(segment)
+    if segment.flight is None:
+        return told
+    stacks = segments.stacks_of(segment) if with_stacks else {}
+    for rank, one in enumerate(told["ranks"]):
+        one["calls"] = segment.flight.records_of(rank)
+        if with_stacks:
+            one["stacks"] = segments.printable(stacks[rank])
+    return told
+
+
+def _text(one: dict[str, Any], shown: set[int]) -> str:
+    if "damage" in one:
+        return f"communicator {one['communicator']} cannot be read: {one['damage']}\n"
+    told = [f"communicator {one['communicator']}, {len(one['ranks'])} ranks on this host"]
+    if one["over"]:
+        told.append(f"over: {segments.over_text(one['over'])}")
+    for rank in one["ranks"]:
+        who = f"rank {rank['rank']} of {rank['size']}, process {rank['pid']}, {rank['state']}"
+        told.append(f"\n{who}: {rank['where']}")
+        told += [f"  waits {_wait(wait)}" for wait in rank["waits"]]
+        told.append("  last calls:")
+        told += [f"    {_call(record)}" for record in rank["calls"]] or ["    none"]
+        if "stacks" in rank:
+            known = rank["pid"] in shown
+            shown.add(rank["pid"])
+            text = "(as above)" if known else rank["stacks"].rstrip("\n")
+            told += ["  stacks:", textwrap.indent(text, "    ")]
+    return "\n".join(told) + "\n"
+
+
+def _wait(wait: dict[str, Any]) -> str:
+    where = "at a lock" if wait["where"] == "lock" else f"in a {wait['where']}"
+    whom = "any rank" if wait["awaited"] is None else f"rank {wait['awaited']}"
+    return f"{where} for {whom}: {seconds(wait['waited_s'])}{', then gave up' if wait['until_ns'] else ''}"
+
+
+def _call(record: dict[str, Any]) -> str:
+    number = f"#{record['number']}" if record["number"] > 0 else "start"
+    outcome = "" if record["outcome"] == "complete" else f" ({record['outcome']})"
+    return f"{number} {describe_call(record)}{outcome}"

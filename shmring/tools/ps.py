@@ -1,0 +1,61 @@
+"""`shmring ps`: one line for each rank of every communicator of this user.
+
+May know: segments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from . import segments
+
+_HEADS = ("COMMUNICATOR", "RANK", "PID", "STATE", "WHERE")
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to a parser's."""
+    parser = commands.add_parser(
+        "ps",
+        help="the ranks of all communicators of this user, where they are and for whom they wait",
+        description="One line a rank: communicator, rank/size, pid, what /proc says of it, where it is. "
+        "Reads only, and disturbs nobody.",
+    )
+    parser.add_argument("--json", action="store_true", help="print a list of communicators as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it; the exit status."""
+    found = [segments.seen(one) for one in segments.of_processes(segments.own_processes())]
+    if arguments.json:
+        json.dump(found, sys.stdout, indent=1)
+        print()
+    elif not found:
+        print("no communicators of this user on this host")
+    else:
+        _print_table([row for one in found for row in _rows(one)])
+    return 0
+
+
+def _rows(one: dict[str, Any]) -> list[tuple[str, ...]]:
+    name = one["communicator"]
+    if "damage" in one:
+        pids = ",".join(map(str, one["pids"][:3])) + (",..." if len(one["pids"]) > 3 else "")
+        return [(name, "?", pids, "", f"cannot be read: {one['damage']}")]
+    rows: list[tuple[str, ...]] = [
+        (name, f"{rank['rank']}/{rank['size']}", str(rank["pid"] or "-"), rank["state"], rank["where"])
+        for rank in one["ranks"]
+    ]
+    if one["over"]:
+        rows.append((name, "", "", "over", segments.over_text(one["over"])))
+    return rows
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in [_HEADS, *rows]) for column in range(len(_HEADS) - 1)]
+    for row in [_HEADS, *rows]:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        print("  ".join([*cells, row[-1]]).rstrip())

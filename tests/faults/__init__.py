@@ -1,0 +1,1 @@
+"""Ranks that are killed, at chosen points and at any time, and what the others say: docs/reliability.md."""

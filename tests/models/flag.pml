@@ -1,0 +1,150 @@
+/* Publish and sleep as src/flag.h has them: nobody sleeps on once what it waits for is there. Here no sleep has a limit,
+   so a lost wake-up is a state without end, and Spin finds all of those. May know: nothing; read beside flag.h.
+
+   Memory is that of x86 (TSO): a plain store waits in its process's buffer, first in, first out, until it is taken out
+   at any later time; loads do not wait for it, locked operations and system calls do. No model of a plain store is in
+   the code as it is: -DSTORE_FLAG and -DSTORE_BELL put one where a locked operation has to be.
+
+   Bounds: WRITERS with a flag each and one bell, SLEEPERS that look at all flags; each flag goes from 0 to VALUES.
+   Sleeper s wants every (s + 1)th value, so that it is also woken in vain. The bell begins two rings before its wrap.
+
+   Each of these breaks it, and has to be found:
+     STORE_FLAG       the flag is a release store instead of a locked exchange (P1)
+     STORE_BELL       the sleeper's bit is a load and a store instead of a locked or (S1)
+     NO_SECOND_LOOK   the flag is not looked at again behind S1 (S2)
+     NO_GENERATION    ringing sets the bell's word back to 0 instead of to the next even number
+     WAKE_ONE         one sleeper is woken instead of all */
+#ifndef WRITERS
+#define WRITERS 1
+#endif
+#ifndef SLEEPERS
+#define SLEEPERS 2
+#endif
+#ifndef VALUES
+#define VALUES 3
+#endif
+
+byte flag[WRITERS];
+byte bell = 252; /* as a word of 8 bits: a generation | 1 if somebody sleeps */
+bool asleep[SLEEPERS];
+chan flag_stores[WRITERS] = [2] of { byte };
+chan bell_stores[SLEEPERS] = [1] of { byte };
+
+proctype take_out_flag(byte writer)
+{
+    byte value;
+end:
+    do
+    :: atomic { flag_stores[writer]?value -> flag[writer] = value }
+    od
+}
+
+proctype take_out_bell(byte sleeper)
+{
+    byte value;
+end:
+    do
+    :: atomic { bell_stores[sleeper]?value -> bell = value }
+    od
+}
+
+/* sr_flag_publish, with sr_bell_ring. */
+proctype writer(byte me)
+{
+    byte value, old, i;
+    for (value : 1 .. VALUES) {
+#ifdef STORE_FLAG
+        flag_stores[me]!value;
+#else
+        atomic { empty(flag_stores[me]) -> flag[me] = value }; /* P1 */
+#endif
+        old = bell;
+        if
+        :: old & 1 ->
+            old = bell;
+            do
+            :: atomic { empty(flag_stores[me]) && bell == old ->
+#ifdef NO_GENERATION
+                   bell = 0
+#else
+                   bell = (old | 1) + 1
+#endif
+               };
+               break
+            :: atomic { empty(flag_stores[me]) && bell != old -> old = bell }
+            od;
+            atomic {
+                i = 0;
+                do
+                :: i < SLEEPERS && asleep[i] ->
+                    asleep[i] = false;
+#ifdef WAKE_ONE
+                    break;
+#endif
+                    i++
+                :: i < SLEEPERS && !asleep[i] -> i++
+                :: i == SLEEPERS -> break
+                od
+            }
+        :: else
+        fi
+    }
+}
+
+/* sr_flag_sleep in a loop, and with several writers the sleep on a bell for mail. */
+proctype sleeper(byte me)
+{
+    byte taken[WRITERS], generation, w;
+    bool all, moved;
+    do
+    :: all = true; moved = false;
+       for (w : 0 .. WRITERS - 1) { /* A1 */
+           if
+           :: taken[w] + me + 1 <= VALUES && flag[w] >= taken[w] + me + 1 -> taken[w] = taken[w] + me + 1; moved = true
+           :: else
+           fi;
+           all = all && taken[w] + me + 1 > VALUES
+       };
+       if
+       :: all -> break
+       :: !all && !moved ->
+#ifdef STORE_BELL
+           generation = bell | 1;
+           bell_stores[me]!generation;
+#else
+           atomic { generation = bell | 1; bell = generation }; /* S1 */
+#endif
+#ifndef NO_SECOND_LOOK
+           for (w : 0 .. WRITERS - 1) {
+               moved = moved || (taken[w] + me + 1 <= VALUES && flag[w] >= taken[w] + me + 1) /* S2 */
+           };
+#endif
+           if
+           :: !moved ->
+               atomic { empty(bell_stores[me]) -> /* the kernel compares and enters the sleeper in one */
+                   if
+                   :: bell == generation -> asleep[me] = true
+                   :: else
+                   fi
+               };
+               !asleep[me]
+           :: else
+           fi
+       :: else
+       fi
+    od
+}
+
+init {
+    byte i;
+    atomic {
+        for (i : 0 .. WRITERS - 1) { run writer(i) }
+        for (i : 0 .. SLEEPERS - 1) { run sleeper(i) }
+#ifdef STORE_FLAG
+        for (i : 0 .. WRITERS - 1) { run take_out_flag(i) }
+#endif
+#ifdef STORE_BELL
+        for (i : 0 .. SLEEPERS - 1) { run take_out_bell(i) }
+#endif
+    }
+}

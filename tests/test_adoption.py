@@ -1,0 +1,244 @@
+"""Arrays of other libraries that all ranks map, where they lie: what they hold, and when it ends.
+
+May know: ranks, the public API.
+"""
+
+import gc
+import mmap
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import Ranks
+
+import shmring
+
+PAGES = 100
+NBYTES = PAGES * mmap.PAGESIZE
+
+
+def own_array(kind="shared", nbytes=NBYTES):
+    """An array of bytes that is a mapping of its own, and never touches another of its kind."""
+    how = mmap.MAP_SHARED if kind == "shared" else mmap.MAP_PRIVATE
+    fd = os.memfd_create("of another library")
+    os.ftruncate(fd, nbytes)
+    mapping = mmap.mmap(fd, nbytes, how)
+    os.close(fd)
+    return np.frombuffer(mapping, "u1")
+
+
+def memory_of(array):
+    return shmring.Memory(array.ctypes.data, array.nbytes, "uint8", owner=array)
+
+
+def adopt(comm, kind="shared"):
+    array = own_array(kind)
+    array[:] = comm.rank + 1
+    return array, comm.adopt(memory_of(array))
+
+
+def use(comm, kind):
+    array, adoption = adopt(comm, kind)
+    assert (array == comm.rank + 1).all()
+    numbers = array.view("f4")
+    numbers[:] = comm.rank
+    before = comm.stats()["paths"]["zero_copy"]
+    comm.all_reduce(numbers)
+    comm.all_reduce(numbers[5:-7], "max")
+    assert (numbers == sum(range(comm.size))).all()
+    assert comm.stats()["paths"]["zero_copy"] == before + 2
+    private = np.full(numbers.size, float(comm.rank), "f4")
+    comm.all_reduce(private, out=numbers)
+    assert (numbers == sum(range(comm.size))).all()
+    other = comm.empty(numbers.size, "f4")
+    comm.all_reduce(numbers, out=other)
+    assert (other == numbers * comm.size).all()
+    before = comm.stats()["paths"]["zero_copy"]
+    adoption.release()
+    assert (numbers == sum(range(comm.size))).all()
+    numbers[:] = comm.rank
+    comm.barrier()
+    comm.all_reduce(numbers)
+    assert (numbers == sum(range(comm.size))).all()
+    assert comm.stats()["paths"]["zero_copy"] == before
+    adoption.release()
+
+
+@pytest.mark.parametrize("kind", ["shared", "private"])
+@pytest.mark.parametrize("segment", ["memfd", "posix"])
+def test_what_is_adopted_is_reduced_where_it_lies(kind, segment):
+    with Ranks(3) as ranks:
+        ranks.meet(SHMRING_SEGMENT=segment)(use, kind)
+
+
+def adopt_again_and_again(comm):
+    array = own_array()
+    before = _mapped()
+    for number in range(20):
+        adoption = comm.adopt(memory_of(array))
+        array[:] = number
+        comm.all_reduce(array, "max")
+        assert (array == number).all()
+        if number % 2:
+            adoption.release()
+        del adoption
+        gc.collect()
+    comm.barrier()
+    comm.empty(1)  # here what all have given back goes
+    return _mapped() - before
+
+
+def _mapped():
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum("shmring" in line and "rw-s" in line for line in lines)
+
+
+def test_nothing_is_left_of_those_that_were_given_back():
+    with Ranks(2) as ranks:
+        assert max(ranks.meet()(adopt_again_and_again)) <= 2
+
+
+def wrong_arrays(comm):
+    array = own_array()
+    other = np.zeros(NBYTES, "u1")
+    for wrong, kind, match in (
+        (lambda: other, TypeError, "shmring.Memory"),
+        (lambda: shmring.Memory(array.ctypes.data, 1, "uint8"), TypeError, "with an owner"),
+        (lambda: memory_of(other), ValueError, "not a writable mapping of their own"),
+        (lambda: memory_of(array[: NBYTES // 2]), ValueError, "not a writable mapping of their own"),
+    ):
+        with pytest.raises(kind, match=match):
+            comm.adopt(wrong())
+    return "refused"
+
+
+def test_what_cannot_be_adopted_is_refused():
+    with shmring.init() as comm:
+        assert wrong_arrays(comm) == "refused"
+        array, adoption = adopt(comm)
+        comm.all_reduce(array)
+        assert (array == 1).all()
+        adoption.release()
+
+
+def one_cannot(comm):
+    array = own_array()
+    wanted = memory_of(array if comm.rank != 1 else np.zeros(NBYTES, "u1"))
+    try:
+        comm.adopt(wanted)
+    except (ValueError, shmring.Mismatch) as error:
+        array[:] = 7  # as before, nobody else's
+        return type(error).__name__
+    return "adopted"
+
+
+def test_what_one_rank_cannot_adopt_is_a_mismatch_elsewhere():
+    with Ranks(3) as ranks:
+        assert ranks.meet()(one_cannot) == ["Mismatch", "ValueError", "Mismatch"]
+
+
+def outlive(comm):
+    array, adoption = adopt(comm)
+    comm.all_reduce(array)
+    comm.close()
+    array += 1
+    adoption.release()
+    array += 1
+    return int(array[0]), int(array[-1])
+
+
+def test_they_outlive_the_communicator():
+    with Ranks(2) as ranks:
+        assert ranks.meet()(outlive) == [(5, 5)] * 2
+
+
+PIDS = {}  # by rank, known to each of them
+
+
+def remember_pids(comm):
+    PIDS.update(enumerate(comm.all_gather_object(os.getpid())))
+
+
+def stop_in_the_middle(comm):
+    """A rank that was stopped goes on when the others are told: what it then writes is nobody else's."""
+    array, adoption = adopt(comm)
+    comm.all_reduce(array, "max")
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        array[:] = 99
+        return None
+    with pytest.raises(shmring.Timeout):
+        comm.all_reduce(array, timeout=0.5)
+    held = array.copy()
+    array[0] = 50
+    os.kill(PIDS[1], signal.SIGCONT)
+    time.sleep(0.3)
+    adoption.release()
+    return array[0] == 50 and (array[1:] == held[1:]).all()
+
+
+def test_a_rank_that_goes_on_later_writes_to_its_own():
+    with Ranks(2) as ranks:
+        ranks.meet()(remember_pids)
+        outcomes = ranks.outcomes(stop_in_the_middle)
+    assert outcomes[0]
+
+
+def test_what_is_adopted_is_not_adopted_again():
+    with shmring.init() as comm, shmring.init() as other:
+        array, adoption = adopt(comm)
+        for again in (comm, other):
+            with pytest.raises(ValueError, match="adopted already"):
+                again.adopt(memory_of(array))
+            array[:] = 3
+        adoption.release()
+
+
+def release_early(comm):
+    array, adoption = adopt(comm)
+    numbers = array.view("f4")
+    numbers[:] = comm.rank + 1
+    if comm.rank == 0:
+        time.sleep(0.2)
+    work = comm.all_reduce(numbers, async_op=True)
+    refused = False
+    if not work.done():
+        with pytest.raises(RuntimeError, match="under way"):
+            adoption.release()
+        refused = True
+    del adoption
+    gc.collect()
+    work.wait()
+    assert (numbers == 3).all()
+    again = comm.adopt(memory_of(array))
+    comm.all_reduce(numbers)
+    assert (numbers == 6).all()
+    again.release()
+    return refused
+
+
+def test_nothing_is_given_back_in_the_middle_of_a_call():
+    with Ranks(2) as ranks:
+        assert ranks.meet()(release_early)[1]
+
+
+def release_in_a_child(comm):
+    array, adoption = adopt(comm)
+    pid = os.fork()
+    if pid == 0:
+        adoption.release()
+        os._exit(9)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    array[:] = 1
+    comm.all_reduce(array)
+    assert (array == comm.size).all()
+    adoption.release()
+    return status
+
+
+def test_a_forked_child_gives_nothing_back():
+    with Ranks(2) as ranks:
+        assert ranks.meet()(release_in_a_child) == [9, 9]

@@ -1,0 +1,461 @@
+"""What is known of every rank when something goes wrong, or takes long: where it was, for whom it waited, its
+Python stacks, the warning of a late one. May know: segments, and those that start ranks.
+"""
+
+import contextlib
+import copy
+import ctypes
+import logging
+import os
+import pickle
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from ranks import Ranks
+
+import shmring
+from shmring.tools import segments
+
+LONG_S = 0.6  # what a rank sleeps that the others shall notice
+
+
+def own_flight():
+    """What this rank's process shows of its one communicator to whoever looks from outside."""
+    (segment,) = segments.of_processes([os.getpid()])
+    return segment.flight
+
+
+def dream(seconds):
+    """A name to be found in a stack."""
+    time.sleep(seconds)
+
+
+# ---- where everybody was ----------------------------------------------------------------------------------
+
+
+def miss_a_barrier(comm):
+    comm.all_reduce(np.ones(4, "f4"))
+    if comm.rank == 1:
+        time.sleep(LONG_S)
+    comm.barrier(timeout=0.3)
+
+
+def test_a_timeout_says_where_everybody_was(world_of):
+    for error in world_of(3).outcomes(miss_a_barrier):
+        assert isinstance(error, shmring.Timeout)
+        assert len(error.where) == 3
+        for rank in (0, 2):
+            assert error.where[rank].startswith("in barrier() #2, wait")
+            assert error.where[rank].endswith("s for rank 1")
+    # The late one has come meanwhile, as it knows itself.
+    assert world_of(3).outcomes(miss_a_barrier)[0].where[1] == "after all_reduce(float32[4], sum) #1"
+
+
+def test_a_note_puts_those_together_that_are_at_the_same_place(world_of):
+    error = world_of(4).outcomes(miss_a_barrier)[0]
+    (note,) = [note for note in error.__notes__ if note.startswith("where they were: ")]
+    assert "ranks 0, 2-3 in barrier() #2, waited 0." in note
+    assert "; rank 1 after all_reduce(float32[4], sum) #1" in note
+
+
+def test_where_survives_a_pickle():
+    error = shmring.Timeout("late", rank=1, seq=12)
+    assert error.where == ()
+    error.add_note("of the user's")
+    error.sees(lambda: (("in barrier() #12", "dead"), "where they were"))
+    again = pickle.loads(pickle.dumps(error))
+    assert again.where == error.where == ("in barrier() #12", "dead")
+    assert again.__notes__ == error.__notes__ == ["where they were", "of the user's"]
+    again.__notes__ = ["another"]
+    assert again.__notes__ == ["another"]
+    copy.copy(error).add_note("of the copy's")
+    assert error.__notes__ == ["where they were", "of the user's"]
+
+
+def test_where_comes_out_of_spawn():
+    with pytest.raises(shmring.Timeout) as caught:
+        shmring.spawn(miss_a_barrier, 2)
+    assert caught.value.where[0].startswith("in barrier() #2, waited")
+
+
+def die_or_wait(comm):
+    comm.all_reduce(np.ones(4, "f4"))
+    if comm.rank == 1:
+        time.sleep(0.2)  # the others are through with it as well
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.broadcast(np.ones(40_000), root=1)
+
+
+def test_a_dead_rank_is_dead_where_it_was_last():
+    with Ranks(3) as ranks:
+        for error in (
+            outcome for rank, outcome in enumerate(ranks.meet().outcomes(die_or_wait)) if rank != 1
+        ):
+            assert isinstance(error, shmring.RankFailed)
+            assert error.where[1] == "dead after all_reduce(float32[4], sum) #1"
+            assert error.where[0].startswith("in broadcast(float64[40000], root=1) #2")
+
+
+def leave_or_wait(comm):
+    comm.barrier()
+    if comm.rank == 1:
+        comm.close()
+    else:
+        comm.barrier()
+
+
+def test_a_rank_that_has_left_is_closed(world_of):
+    error, left = world_of(2).outcomes(leave_or_wait)
+    assert left is None
+    assert error.where[1] == "closed after barrier() #1"
+
+
+def wait_for_mail(comm, how):
+    comm.barrier()
+    if comm.rank == 1:
+        dream(LONG_S)
+    elif how == "recv":
+        comm.recv(np.empty(4), source=1, timeout=0.3)
+    else:
+        comm.recv(np.empty(4), timeout=0.3)
+
+
+def test_a_rank_that_waits_for_a_message_says_so(world_of):
+    seen_by = world_of(2)
+    seen_by.begin(wait_for_mail, "recv")
+    place = place_once_it_waits(seen_by, 0)
+    seen_by.answers()
+    assert place.startswith("in recv, waiting ")
+    assert place.endswith(" s for rank 1")
+
+
+def test_a_rank_that_waits_for_any_message_waits_for_nobody(world_of):
+    seen_by = world_of(2)
+    seen_by.begin(wait_for_mail, "any")
+    place = place_once_it_waits(seen_by, 0)
+    seen_by.answers()
+    assert place.endswith(" s for a message")
+
+
+def place_once_it_waits(ranks, rank):
+    """As who looks from outside sees it."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        (segment,) = segments.of_processes([ranks.pid(rank)])
+        place = segments.rank_seen(segment.flight, rank)["where"]
+        if "waiting" in place:
+            return place
+        time.sleep(0.01)
+    raise AssertionError(f"rank {rank} waits for nobody: {place}")
+
+
+def take_a_lock_in_turn(comm):
+    array = comm.shared(4, locks=1)
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(0.1)
+    with array.lock(0):
+        if comm.rank == 0:
+            time.sleep(LONG_S)
+    comm.barrier()
+
+
+def test_a_rank_at_a_lock_waits_for_who_has_it(world_of):
+    ranks = world_of(2)
+    ranks.begin(take_a_lock_in_turn)
+    until = time.monotonic() + 20
+    place = ""
+    while "lock" not in place and time.monotonic() < until:
+        (segment,) = [one for one in segments.of_processes([ranks.pid(1)]) if one.flight]
+        place = segments.rank_seen(segment.flight, 1)["where"]
+    assert all(answer is None for answer in ranks.answers())
+    assert place.startswith("at a lock of a shared array, waiting ")
+    assert place.endswith(" s for rank 0")
+
+
+def issue_and_go_away(comm):
+    work = comm.all_reduce(np.ones(100_000), async_op=True) if comm.rank == 0 else None
+    if comm.rank == 0:
+        dream(LONG_S)
+        work.wait()
+    else:
+        dream(LONG_S)
+        comm.all_reduce(np.ones(100_000))
+
+
+def test_a_call_in_the_background_waits_for_all_to_see(world_of):
+    ranks = world_of(2)
+    ranks.begin(issue_and_go_away)
+    place = place_once_it_waits(ranks, 0)
+    assert ranks.answers() == [None, None]
+    assert place.startswith("in all_reduce(float64[100000], sum) #1, waiting ")
+    assert place.endswith(" for rank 1")
+
+
+def test_ranks_of_another_host_are_there(world_across):
+    for rank, error in enumerate(world_across([0, 0, 1]).outcomes(miss_a_barrier)):
+        assert isinstance(error, shmring.Timeout)
+        assert [text == "on another host" for text in error.where] == [
+            (rank == 2) != (i == 2) for i in range(3)
+        ]
+        if rank == 0:
+            assert "(ranks of this host)" in error.__notes__[0]
+            assert error.where[0].startswith("in barrier() #2")
+
+
+# ---- records ----------------------------------------------------------------------------------------------
+
+
+def call_often(comm, times):
+    for turn in range(times):
+        comm.all_reduce(np.ones(turn % 7 + 1, "f4"))
+    comm.all_reduce(np.ones(3), async_op=True).wait()
+    with contextlib.suppress(ValueError):
+        comm.broadcast(np.ones(3), root=99)
+    return own_flight().records_of(comm.rank)
+
+
+@pytest.mark.parametrize("first_seq", [0, 2**32 - 30, 2**64 - 30])
+def test_of_many_calls_the_last_64_are_there_in_order(world_of, first_seq):
+    for records in world_of(2, SHMRING_FIRST_SEQ=first_seq)(call_often, 90):
+        assert len(records) == 64
+        assert [record["number"] for record in records] == list(range(29, 93))
+        assert [record["count"] for record in records[:-2]] == [turn % 7 + 1 for turn in range(28, 90)]
+        assert {record["outcome"] for record in records} == {"complete"}
+        assert [record["invalid"] for record in records[-2:]] == [False, True]
+
+
+def call_across(comm):
+    comm.all_reduce(np.ones(5, "f4"), wire="bf16")
+    comm.all_reduce(np.ones(50_000, "f4"), wire="int8")
+    return own_flight().last_of(comm.local_rank)
+
+
+@pytest.mark.parametrize("layout", [[0, 1], [0, 0, 1, 1]])
+def test_of_calls_over_hosts_the_whole_call_is_recorded(world_across, layout):
+    for record in world_across(layout)(call_across):
+        assert (record["kind"], record["count"], record["wire"]) == ("all_reduce", 50_000, "int8")
+        assert (record["number"], record["outcome"]) == (2, "complete")
+
+
+# ---- stacks -----------------------------------------------------------------------------------------------
+
+
+def dream_or_wait(comm, seconds):
+    comm.barrier()
+    if comm.rank == 1:
+        dream(seconds)
+    comm.barrier()
+    return comm.rank
+
+
+def stacks_of(ranks):
+    (segment,) = segments.of_processes([ranks.pid(0)])
+    return segments.stacks_of(segment)
+
+
+def test_a_rank_in_user_code_is_named_with_its_function(world_of):
+    ranks = world_of(3)
+    ranks.begin(dream_or_wait, LONG_S)
+    place_once_it_waits(ranks, 0)
+    told = stacks_of(ranks)
+    assert ranks.answers() == [0, 1, 2]
+    assert ", in dream\n" in told[1]
+    assert all(text.startswith("Thread MainThread (most recent call first):\n") for text in told.values())
+    assert all("in dream_or_wait\n" in text for text in told.values())
+    assert "shmring-life" not in told[1]
+
+
+def hold_the_gil(comm, seconds):
+    comm.barrier()
+    if comm.rank == 1:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    comm.barrier()
+    return comm.rank
+
+
+def test_a_rank_that_holds_the_gil_has_no_stacks(world_of):
+    ranks = world_of(2)
+    ranks.begin(hold_the_gil, 2.5)
+    place_once_it_waits(ranks, 0)
+    told = stacks_of(ranks)
+    assert ranks.answers() == [0, 1]  # what it was asked too late to tell harms nothing
+    assert told[1].startswith("(no answer within 1 s")
+    assert "GIL" in told[1]
+    assert "in hold_the_gil" in told[0]
+
+
+def test_a_stopped_rank_has_no_stacks(world_of):
+    ranks = world_of(2)
+    ranks.begin(dream_or_wait, 0.1)
+    ranks.kill(1, signal.SIGSTOP)
+    while segments.rank_seen(segments.of_processes([ranks.pid(0)])[0].flight, 1)["state"] != "stopped":
+        time.sleep(0.01)
+    told = stacks_of(ranks)
+    ranks.kill(1, signal.SIGCONT)
+    assert told[1] == "(it is stopped)"
+    assert ranks.answers() == [0, 1]
+
+
+def many_threads(comm):
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait, name=f"with a long name {i} " * 10) for i in range(60)]
+    for thread in threads:
+        thread.start()
+    (segment,) = segments.of_processes([os.getpid()])
+    comm.barrier()
+    told = segments.stacks_of(segment)[comm.rank] if comm.rank == 0 else ""
+    comm.barrier()
+    done.set()
+    for thread in threads:
+        thread.join()
+    return told
+
+
+def test_stacks_that_are_too_long_are_cut_with_a_note(world_of):
+    told = world_of(2)(many_threads)[0]
+    assert 7000 < len(told.encode()) < 8192
+    assert told.endswith("\n(and so on)\n")
+    assert told.startswith("Thread MainThread")
+
+
+def close_often(comm, times):
+    for _ in range(times):
+        comm.dup().close()
+    return True
+
+
+def test_who_is_asked_while_it_leaves_leaves(world_of):
+    ranks = world_of(2)
+    ranks.begin(close_often, 40)
+    for _ in range(40):
+        for segment in segments.of_processes([ranks.pid(0)]):
+            segments.stacks_of(segment) if segment.flight and all_here(segment) else None
+    assert ranks.answers() == [True, True]
+
+
+def all_here(segment):
+    return all(segment.flight.presence_of(rank) == "here" for rank in range(segment.flight.nranks))
+
+
+def test_the_death_of_a_rank_that_was_asked_is_seen():
+    with Ranks(2) as ranks:
+        ranks.meet().begin(hold_the_gil, 30)
+        place_once_it_waits(ranks, 0)
+        stacks_of(ranks)  # its parked thread waits for the GIL now
+        ranks.kill(1)
+        error = ranks.answers()[0]
+    assert isinstance(error, shmring.RankFailed)
+    assert error.rank == 1
+
+
+# ---- the warning of a late rank ---------------------------------------------------------------------------
+
+
+def warned(comm, how, seconds):
+    """What this rank has logged while the last one dreamt."""
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append((record.levelname, record.getMessage()))
+    comm.barrier()
+    logging.getLogger("shmring").addHandler(handler)
+    try:
+        if comm.rank == comm.size - 1:
+            dream(seconds)
+        WAYS[how](comm)
+    finally:
+        logging.getLogger("shmring").removeHandler(handler)
+    return told
+
+
+def wait_in_background(comm):
+    comm.all_reduce(np.ones(3), async_op=True).wait()
+
+
+def receive(comm):
+    if comm.rank == comm.size - 1:
+        for rank in range(comm.size - 1):
+            comm.send(np.ones(3), rank)
+    else:
+        comm.recv(np.empty(3), source=comm.size - 1)
+
+
+def leave_it_to_the_background(comm):
+    work = comm.all_reduce(np.ones(3), async_op=True)
+    while not work.done():
+        time.sleep(0.01)
+
+
+WAYS = {
+    "barrier": shmring.Comm.barrier,
+    "waited for": wait_in_background,
+    "in the background": leave_it_to_the_background,
+    "recv": receive,
+}
+
+
+class Failing(logging.Handler):
+    """A handler that is as bad as they come."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def emit(self, record):
+        raise self.error
+
+
+def be_warned_by(comm, error):
+    """The sum of two calls with a long wait between them, or what they raise."""
+    handler = Failing(error)
+    logging.getLogger("shmring").addHandler(handler)
+    x = np.ones(5)
+    try:
+        comm.all_reduce(x)
+        if comm.rank == 1:
+            time.sleep(LONG_S)
+        comm.all_reduce(x)
+    finally:
+        logging.getLogger("shmring").removeHandler(handler)
+    return x.sum()
+
+
+def test_what_a_handler_raises_is_no_error_of_the_call(world_of):
+    assert world_of(2, SHMRING_STALL=0.1)(be_warned_by, ValueError("as bad")) == [20.0, 20.0]
+
+
+def test_an_interrupt_while_it_warns_ends_the_call_for_all(world_of):
+    own, other = world_of(2, SHMRING_STALL=0.1).outcomes(be_warned_by, KeyboardInterrupt())
+    assert isinstance(own, KeyboardInterrupt)
+    assert isinstance(other, shmring.Aborted)
+    assert "KeyboardInterrupt in rank 0" in other.reason
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_one_rank_warns_of_a_late_one_at_doubling_times(world_of, how):
+    told = world_of(3, SHMRING_STALL=0.2)(warned, how, 1.3)
+    assert told[2] == []
+    texts = [text for level, text in told[0] + told[1]]
+    assert {level for level, text in told[0] + told[1]} == {"WARNING"}
+    assert 1 <= len(texts) <= 4  # at 0.2, 0.4, 0.8 s
+    for text in texts:
+        assert " for rank 2 in " in text
+        assert "; rank 2 is after barrier() #1; its process " in text
+        assert " is sleeping and does:\nThread MainThread" in text
+        assert ", in dream\n" in text
+
+
+def test_nobody_warns_where_it_is_off_or_soon_enough(world_of):
+    for stall in (0, 60):
+        assert world_of(2, SHMRING_STALL=stall)(warned, "barrier", 0.5) == [[], []]
+
+
+def test_of_a_rank_on_another_host_its_name_is_told(world_across):
+    told = world_across([0, 0, 1], SHMRING_STALL=0.2)(warned, "barrier", 0.7)
+    texts = [text for rank in told for _, text in rank]
+    assert texts
+    assert any("for rank 2 in barrier() #2; it runs on 127.0.0.1" in text for text in texts), texts
+    assert not any("dream" in text for text in texts)

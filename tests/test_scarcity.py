@@ -1,0 +1,206 @@
+"""Descriptors, threads, processes, file sizes and memory that run out, at each step of what makes a
+communicator and what it makes: the rank concerned says which limit it was and the way out, the others get an
+error as well.
+"""
+
+import dataclasses
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from ranks import Died, Ranks, free_port
+
+import shmring
+
+SOON_S = 20
+STEPS = {
+    "empty": lambda c: c.empty(5),
+    "shared": lambda c: c.shared(5, locks=1),
+    "split": lambda c: c.split(0),
+    "fileno": lambda c: c.all_reduce(np.ones(60_000), async_op=True).fileno(),
+    "nothing": lambda c: c.all_reduce(np.ones(60_000)),
+}
+
+
+class Few:
+    """Only so many descriptors more for this process."""
+
+    def __init__(self, more):
+        self._more = more
+
+    def __enter__(self):
+        self._old = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = len(os.listdir("/proc/self/fd")) - 1  # without that of the listing itself
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + self._more, self._old[1]))
+
+    def __exit__(self, *_):
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._old)
+
+
+def outcome_of(comm, concerned, more, call):
+    """What came of a call where one rank has few descriptors: None, or the error."""
+    begin = time.monotonic()
+    try:
+        if comm.rank == concerned:
+            with Few(more):
+                call()
+        else:
+            call()
+    except shmring.Error as error:
+        assert time.monotonic() - begin < SOON_S
+        return error
+    return None
+
+
+def take_step(comm, step, concerned, more):
+    return outcome_of(comm, concerned, more, lambda: STEPS[step](comm))
+
+
+def join_another(comm, world, places, concerned, more):
+    os.environ.update(places[comm.rank])
+    try:
+        return outcome_of(
+            comm, concerned, more, lambda: shmring.init(world, rank=comm.rank, timeout=1.5).close()
+        )
+    finally:
+        for name in places[comm.rank]:
+            del os.environ[name]
+
+
+def assert_told(outcomes, concerned):
+    """Whether there was enough of it after all; else who is concerned names the limit, and nobody goes on."""
+    assert not any(isinstance(outcome, Died) for outcome in outcomes), outcomes
+    assert all(outcome is None or isinstance(outcome, shmring.Error) for outcome in outcomes), outcomes
+    own = outcomes[concerned]
+    if own is not None:
+        assert "ulimit -n" in str(own) or isinstance(own, shmring.Error), outcomes
+        assert any("ulimit -n" in str(outcome) for outcome in outcomes), outcomes
+    return own is None
+
+
+@pytest.mark.parametrize("concerned", [0, 1])
+@pytest.mark.parametrize("step", STEPS)
+def test_descriptors_that_run_out_at_each_step(step, concerned):
+    for more in range(12):
+        with Ranks(2) as ranks:
+            outcomes = ranks.meet().outcomes(take_step, step, concerned, more)
+        if assert_told(outcomes, concerned):
+            return
+    raise AssertionError("still not enough")
+
+
+@pytest.mark.parametrize("concerned", [0, 1])
+def test_descriptors_that_run_out_while_a_group_over_hosts_begins(concerned):
+    for more in range(0, 15, 2):
+        with Ranks(2, nodes=[0, 1]) as ranks:
+            outcomes = ranks.meet().outcomes(take_step, "split", concerned, more)
+        if assert_told(outcomes, concerned):
+            return
+    raise AssertionError("still not enough")
+
+
+@pytest.mark.parametrize("concerned", [0, 1])
+@pytest.mark.parametrize("across", [False, True])
+def test_descriptors_that_run_out_while_ranks_meet(concerned, across):
+    with Ranks(2) as ranks:
+        ranks.meet()
+        for more in range(0, 24, 3 if across else 1):
+            world, places = shmring.world(2), ({}, {})
+            if across:
+                world = dataclasses.replace(world, address=f"127.0.0.1:{free_port()}")
+                places = {"SHMRING_NODE": "a"}, {"SHMRING_NODE": "b"}
+            if assert_told(ranks.outcomes(join_another, world, places, concerned, more), concerned):
+                return
+    raise AssertionError("still not enough")
+
+
+# ---- limits of whole programs ------------------------------------------------------------------------------
+
+PROGRAM = """
+import multiprocessing.popen_fork, os, resource, sys
+import numpy as np, shmring, shmring.launch, shmring.joining
+
+def work(comm):
+    array = comm.full(1000, 1.0)
+    comm.all_reduce(np.ones(60_000))
+    comm.all_reduce(array, async_op=True).wait()
+    return float(array[0])
+
+def limit(name, value):
+    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
+
+name, value = sys.argv[1], int(sys.argv[2])
+if name == "NPROC":  # which binds no superuser
+    os.setgid(54321)
+    os.setuid(54321)
+limit(name, value)
+try:
+    print(shmring.spawn(work, 2, method="fork", timeout=30))
+except (shmring.Error, MemoryError) as error:
+    print(type(error).__name__, error)
+"""
+
+
+def under(name, value, *around, **environ):
+    command = [*around, sys.executable, "-c", PROGRAM, name, str(value)]
+    environ = {**os.environ, **{key: str(text) for key, text in environ.items()}}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("FSIZE", 0, "ulimit -f"),
+        ("FSIZE", 1 << 20, "ulimit -f"),
+        ("NOFILE", 6, "ulimit -n"),
+        ("MEMLOCK", 0, "[2.0, 2.0]"),  # nothing of it is locked
+        ("STACK", 1 << 20, "[2.0, 2.0]"),
+    ],
+)
+def test_limits_of_a_process(name, value, says):
+    assert says in under(name, value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")
+def test_no_process_more_says_so():
+    said = under("NPROC", 0)
+    assert "ulimit -u" in said
+    assert "rank 0 of 2" in said
+
+
+def no_thread_more(comm):
+    """As another user, in a process that may have none more."""
+    os.setgid(54321)
+    os.setuid(54321)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    said = []
+    for call in (shmring.init, lambda: comm.all_reduce(np.ones(60_000), async_op=True)):
+        with pytest.raises(shmring.Error) as caught:
+            call()
+        said.append(str(caught.value))
+    return said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")
+def test_no_thread_more_says_so():
+    with Ranks(2) as ranks:
+        for said in ranks.meet()(no_thread_more):
+            assert all("ulimit -u" in text for text in said), said
+
+
+def test_a_small_dev_shm_is_an_error_of_all_ranks():
+    mount = textwrap.dedent('mount -t tmpfs -o size=256k tmpfs /dev/shm && exec "$0" "$@"')
+    around = ["unshare", "--mount", "sh", "-c", mount]
+    if os.geteuid() != 0 or subprocess.run([*around, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a small /dev/shm")
+    said = under("CORE", 0, *around, SHMRING_SEGMENT="posix")
+    for words in ("OutOfMemory", "bytes", "has only", "--shm-size", "SHMRING_SEGMENT=memfd"):
+        assert words in said
+    assert "[2.0, 2.0]" in under("CORE", 0, *around, SHMRING_SEGMENT="memfd")
