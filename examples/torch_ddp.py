@@ -1,0 +1,211 @@
+"""Data-parallel training in PyTorch: a small CNN on real handwritten digits, under DistributedDataParallel.
+
+    torchrun --nproc-per-node 2 examples/torch_ddp.py --backend shmring     two ranks
+    torchrun --nproc-per-node 2 examples/torch_ddp.py --backend gloo        the same through gloo
+    python examples/torch_ddp.py                                            one rank, the same losses
+
+The name of the backend is all that differs. Nothing of shmring is imported: torch finds it by itself where it
+is installed (pip install 'shmring[torch,examples]').
+
+What the communication costs is measured after the training: steps of the trained network in turn with those
+of a copy whose communication hook sends nothing and leaves each rank its own gradients, each from a common
+start and up to the end of the slowest rank. The difference of the two medians, over the time of the whole
+step, is the share of communication; what of it is hidden behind the backward pass is not in it.
+"""
+
+import argparse
+import copy
+import os
+import statistics
+import sys
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+try:
+    from sklearn.datasets import load_digits
+except ImportError:
+    sys.exit("the digits come with scikit-learn: pip install scikit-learn")
+
+DIGITS, HELD_OUT = 10, 360
+MOMENTUM = 0.9
+WARM_UP = 5  # steps: DDP sorts its buckets anew after the first
+
+
+def load_data():
+    """Training and held-out images (in 0…1) and labels, split the same way on every rank."""
+    images, labels = map(torch.from_numpy, load_digits(return_X_y=True))
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(2026))
+    images, labels = images[order].float().div(16).reshape(-1, 1, 8, 8), labels[order]
+    return (images[HELD_OUT:], labels[HELD_OUT:]), (images[:HELD_OUT], labels[:HELD_OUT])
+
+
+def make_network(width, seed):
+    """Two convolutions of `width` and twice as many channels, two linear layers."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        *(nn.Conv2d(1, width, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(2 * width * 16, 4 * width), nn.ReLU(), nn.Linear(4 * width, DIGITS)),
+    )
+
+
+def parallel(network, args):
+    """The network as DDP trains it, and the optimizer of its weights."""
+    model = DistributedDataParallel(network, bucket_cap_mb=args.bucket_mb, gradient_as_bucket_view=True)
+    return model, torch.optim.SGD(model.parameters(), args.lr, MOMENTUM)
+
+
+def shards(data, args):
+    """For ever: this rank's part of batch after batch, in an order that is the same on every rank."""
+    images, labels = data
+    shuffle = torch.Generator().manual_seed(args.seed + 1)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    while True:
+        order = torch.randperm(len(images), generator=shuffle)
+        for batch in order.split(args.batch)[: steps_per_epoch(data, args)]:
+            yield images[batch[rank::size]], labels[batch[rank::size]]
+
+
+def steps_per_epoch(data, args):
+    return len(data[0]) // args.batch  # the rest is left out, so that every rank has as many as the others
+
+
+def step(model, optimizer, images, labels):
+    """One step of training; its loss over this rank's shard."""
+    optimizer.zero_grad(set_to_none=False)  # the gradients stay where DDP has put them: in its buckets
+    loss = cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def train(model, optimizer, data, steps, args):
+    """Loss and seconds of each step; the losses are those of the whole batches."""
+    losses, seconds = [], []
+    for _, (images, labels) in zip(steps, shards(data, args), strict=False):
+        began = perf_counter()
+        losses.append(step(model, optimizer, images, labels))
+        seconds.append(perf_counter() - began)
+    of_batches = torch.tensor(losses, dtype=torch.float64)
+    dist.all_reduce(of_batches)
+    return (of_batches / dist.get_world_size()).tolist(), seconds
+
+
+def keep_local(_, bucket):
+    """A communication hook that sends nothing."""
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def communication_share(network, data, args):
+    """The part of a step's time that it does not need where nothing is sent."""
+    talking, silent = (parallel(copy.deepcopy(network), args) for _ in range(2))
+    silent[0].register_comm_hook(None, keep_local)
+    images, labels = next(shards(data, args))
+    seconds = {talking: [], silent: []}
+    for _ in range(WARM_UP + args.repeats):
+        for model, optimizer in seconds:
+            dist.barrier()  # so that nobody waits for whom the step before took longer
+            began = perf_counter()
+            step(model, optimizer, images, labels)
+            seconds[model, optimizer].append(perf_counter() - began)
+    with_it_s, without_s = (slowest_median(found[WARM_UP:]) for found in seconds.values())
+    return 1.0 - without_s / with_it_s
+
+
+def slowest_median(seconds):
+    """The median over steps of the slowest rank's time."""
+    slowest = torch.tensor(seconds)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.median().item()
+
+
+@torch.no_grad()
+def accuracy(network, held_out):
+    images, labels = held_out
+    return (network(images).argmax(dim=1) == labels).double().mean().item()
+
+
+def checksum(network):
+    """One number that says whether two runs came to the same weights, but for rounding."""
+    return sum(weights.double().abs().sum().item() for weights in network.parameters())
+
+
+def with_progress(steps):
+    """Counts the steps behind a progress bar on rank 0, or in plain lines where tqdm is not installed."""
+    if dist.get_rank() > 0:
+        yield from range(steps)
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        for number in range(steps):
+            if (number + 1) % 100 == 0 or number + 1 == steps:
+                print(f"step {number + 1}/{steps}", file=sys.stderr)
+            yield number
+    else:
+        yield from tqdm(range(steps), desc="training", unit="step")
+
+
+def join(backend):
+    """This rank's place among those that torchrun has started; a world of one without it."""
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description="DistributedDataParallel on handwritten digits.")
+    add = parser.add_argument
+    add("--backend", choices=("gloo", "shmring"), default="shmring")
+    add("--epochs", type=int, default=20)
+    add("--steps", type=int, help="of training; takes the place of --epochs")
+    add("--batch", type=int, default=64, help="samples in a step, over all ranks (%(default)s)")
+    add("--width", type=int, default=16, help="channels of the first layer (%(default)s)")
+    add("--bucket-mb", type=float, default=25, help="of gradients that are sent together (%(default)s)")
+    add("--repeats", type=int, default=100, help="steps behind the communication's share (%(default)s)")
+    add("--lr", type=float, default=0.02, help="learning rate (%(default)s)")
+    add("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def run(args):
+    """Trains, measures, and prints on rank 0 what came out."""
+    data, held_out = load_data()
+    if args.batch % dist.get_world_size() or not 0 < args.batch <= len(data[0]):
+        sys.exit(f"--batch {args.batch}: a multiple of the ranks and at most {len(data[0])}, please")
+    network = make_network(args.width, args.seed)
+    model, optimizer = parallel(network, args)
+    nsteps = args.steps or args.epochs * steps_per_epoch(data, args)
+    losses, seconds = train(model, optimizer, data, with_progress(nsteps), args)
+    reached, weights = accuracy(network, held_out), checksum(network)
+    share = communication_share(network, data, args) if args.repeats else 0.0
+    if dist.get_rank() == 0:
+        nbytes = sum(4 * parameter.numel() for parameter in network.parameters())
+        print(f"{args.backend}, {dist.get_world_size()} rank(s), {nbytes / 2**20:.2f} MiB of gradients")
+        print(f"loss first {losses[0]:.6f}, last {losses[-1]:.6f}")
+        print(f"accuracy {reached:.3f} on {len(held_out[1])} held-out digits")
+        print(f"step {1e3 * statistics.median(seconds):.3f} ms (median of {nsteps})")
+        print(f"communication {share:.1%} of a step")
+        print(f"checksum of the weights {weights:.6f}")
+
+
+def main():
+    args = parse_arguments()
+    torch.set_num_threads(1)  # the ranks are the parallelism
+    join(args.backend)
+    try:
+        run(args)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

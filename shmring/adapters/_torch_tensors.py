@@ -1,0 +1,158 @@
+"""From torch's tensors to the memory that shmring's collectives take, and back.
+
+May know: the public API, torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from shmring import Memory
+
+_DTYPES = {
+    getattr(torch, name): name
+    for name in (
+        "bool",
+        *(f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2"),
+    )
+}
+
+
+def memory_of(tensor: torch.Tensor) -> Memory | None:
+    """The tensor's own memory; None where that is not what the tensor says, element by element."""
+    name = _DTYPES.get(tensor.dtype)
+    if name is None or not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_neg():
+        return None
+    if name[0] == "c" and tensor.is_conj():
+        return None
+    address, count = tensor.data_ptr(), tensor.numel()
+    return Memory(address, count, name, owner=tensor) if address or not count else None
+
+
+@contextlib.contextmanager
+def plain_torch() -> Iterator[None]:
+    """Here torch's operations do just what they say, whatever modes the caller is in."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode():
+        yield
+
+
+class Taken:
+    """The memories of one call's tensors, and the copies back to those that had to be staged."""
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def given(self, tensor: torch.Tensor) -> Memory:
+        """Memory that is only read."""
+        return memory_of(tensor) or memory_of(_behind(tensor)) or stage_memory(_staged(tensor))
+
+    def changed(self, tensor: torch.Tensor) -> Memory:
+        """Memory that is read and written, or only written."""
+        memory = memory_of(tensor) or memory_of(_behind(tensor))
+        if memory is not None:
+            return memory
+        if 0 in tensor.stride() and tensor.numel() > 1:
+            raise ValueError(
+                "an expanded tensor has no room for a result; pass tensor.contiguous() and use that"
+            )
+        stage = _staged(tensor)
+        self.copy_back(tensor, stage)
+        return stage_memory(stage)
+
+    def copy_back(self, tensor: torch.Tensor, stage: torch.Tensor) -> None:
+        """When the call is done: tensor becomes what stage is."""
+        self._copies.append((tensor, stage))
+
+    def joined(self, tensors: Sequence[torch.Tensor], *, given: bool) -> Memory:
+        """One memory for tensors of one length and dtype: theirs where they lie side by side, or a stage.
+
+        given: what they hold is read; else it is written at the end.
+        """
+        side_by_side = _side_by_side(tensors)
+        if side_by_side is not None:
+            return side_by_side
+        with plain_torch():
+            stage = torch.empty((len(tensors), tensors[0].numel()), dtype=tensors[0].dtype)
+            for row, tensor in zip(stage, tensors, strict=True):
+                if given:
+                    row.copy_(tensor.reshape(-1))
+                else:
+                    self.copy_back(tensor, row.view(tensor.shape))
+        return stage_memory(stage)
+
+    @property
+    def finish(self) -> Callable[[], None] | None:
+        """What is left to be done when the call is done, if anything is."""
+        return self._copy_all_back if self._copies else None
+
+    def _copy_all_back(self) -> None:
+        with plain_torch():
+            for tensor, stage in self._copies:
+                tensor.copy_(stage)
+        self._copies.clear()
+
+
+def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
+    """ValueError unless all have the dtype and the number of elements of `like`."""
+    for number, tensor in enumerate(tensors):
+        if tensor.dtype != like.dtype or tensor.numel() != like.numel():
+            raise ValueError(
+                f"{what}[{number}] is {tensor.dtype}[{tensor.numel()}]; "
+                f"the others and this rank's tensor are {like.dtype}[{like.numel()}]"
+            )
+
+
+def bytes_of(memory: Memory) -> np.ndarray[Any, Any]:
+    """The same memory as a NumPy array of bytes, for calls whose pieces differ in length."""
+    return Memory(memory.address, memory.nbytes, "uint8", owner=memory).__array__()
+
+
+def _behind(tensor: torch.Tensor) -> torch.Tensor:
+    """The result itself of a functional collective, which is waited for when it is first used."""
+    wait = getattr(tensor, "trigger_wait", None)
+    return tensor if wait is None else wait()
+
+
+def _staged(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_cpu or tensor.layout != torch.strided:
+        raise ValueError(
+            f"shmring takes dense tensors of the CPU, not {tensor.layout} ones of {tensor.device}; for "
+            "accelerators' tensors use their own backend, and shmring beside it for the CPU's"
+        )
+    if tensor.data_ptr() == 0 and tensor.numel() > 0:
+        raise ValueError(
+            f"a {type(tensor).__name__} of {tensor.numel()} elements has no memory of its own: pass the "
+            "tensor that is behind it, as DTensor.to_local() gives"
+        )
+    with plain_torch():
+        return tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+
+
+def stage_memory(stage: torch.Tensor) -> Memory:
+    """The memory of a tensor that is made for a call: contiguous, on the CPU."""
+    name = _DTYPES.get(stage.dtype)
+    if name is None:
+        raise TypeError(
+            f"shmring has no {stage.dtype}; convert the tensor, or send its bytes: .view(torch.uint8)"
+        )
+    return Memory(stage.data_ptr(), stage.numel(), name, owner=stage)
+
+
+def _side_by_side(tensors: Sequence[torch.Tensor]) -> Memory | None:
+    first = memory_of(tensors[0])
+    if first is None:
+        return None
+    for number, tensor in enumerate(tensors[1:], 1):
+        if tensor.data_ptr() != first.address + number * first.nbytes or memory_of(tensor) is None:
+            return None
+    if tensors[0].untyped_storage().data_ptr() != tensors[-1].untyped_storage().data_ptr():
+        return None
+    return Memory(first.address, first.count * len(tensors), first.dtype, owner=list(tensors))

@@ -1,0 +1,121 @@
+"""torch.distributed on shmring: `torch.distributed.init_process_group("shmring")`.
+
+Nothing has to be imported for it: torch finds the backend by itself where shmring is installed, and
+`shmring.adapters.torch.register_backend()` tells it where shmring is only on the path. Needs torch 2.13 or
+newer: pip install 'shmring[torch]'.
+
+May know: _extras, _tasks, _torch_buckets, _torch_group, the public API, torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import shmring
+
+from ._extras import need
+from ._tasks import free_port, join_address
+
+__all__ = ["create_group", "meet", "register_backend", "share_buckets"]
+
+_NOBODY = "192.0.2.1"  # of documentation, RFC 5737: what leads there leads out of this host
+_ASKED = "asked by rank 0"
+_FIRST_NAP_S, _LONGEST_NAP_S = 0.5e-3, 0.05
+
+
+def register_backend() -> None:
+    """Tell torch.distributed of the backend "shmring"."""
+    need("torch.distributed", "torch").Backend.register_backend("shmring", create_group, devices=["cpu"])
+
+
+def create_group(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+    """Collective: this rank's place in a process group, made by torch.distributed; arguments as of `meet`."""
+    from ._torch_group import Group
+
+    return Group(meet(store, rank, size, timeout), store, timeout)
+
+
+def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmring.Comm:
+    """Collective: a communicator of the ranks that have a store of torch.distributed in common.
+
+    They find each other through it. timeout: of the meeting, and of each call without one of its own. Raises
+    shmring.Timeout, RankFailed, OutOfMemory, or what the store raises.
+    """
+    timeout_s = timeout.total_seconds()
+    world = _lead(store, size) if rank == 0 else _join(store, rank, size, timeout_s)
+    return shmring.init(world, rank, timeout=timeout_s)
+
+
+def share_buckets(model: Any) -> None:
+    """Collective: a DistributedDataParallel's gradients are reduced where they lie; see `_torch_buckets`."""
+    from ._torch_buckets import share_buckets
+
+    share_buckets(model)
+
+
+# The store may hold what other ranks have left there that met before and are gone: torchrun's outlives the
+# ranks that it restarts, and files stay. So rank 0 asks under a name that nobody had before, each of the
+# others answers with one of its own, and goes by nothing but what was said to that one.
+
+
+def _lead(store: Any, size: int) -> shmring.World:
+    """Rank 0's: a new world; of several hosts it has an address."""
+    world = shmring.world(size)
+    store.set(_ASKED, world.id)
+    answers = [json.loads(store.get(_answer_key(world.id, other))) for other in range(1, size)]
+    if any(answer["host"] != shmring.host_id() for answer in answers):
+        world = dataclasses.replace(world, address=join_address(_own_address(), free_port()))
+    told = {"id": world.id, "key": world.key.hex(), "nprocs": size, "address": world.address}
+    for answer in answers:
+        store.set(answer["told under"], json.dumps(told))
+    return world
+
+
+def _join(store: Any, rank: int, size: int, timeout_s: float) -> shmring.World:
+    """The world that rank 0 makes for this rank and the others."""
+    told_under = f"told to rank {rank} {secrets.token_hex(8)}"
+    answer = json.dumps({"host": shmring.host_id(), "told under": told_under})
+    until, nap_s, asked = time.monotonic() + timeout_s, _FIRST_NAP_S, b""
+    while not store.check([told_under]):
+        if store.check([_ASKED]) and (latest := store.get(_ASKED)) != asked:
+            asked, nap_s = latest, _FIRST_NAP_S
+            store.set(_answer_key(asked.decode(), rank), answer)
+        if time.monotonic() > until:
+            raise shmring.Timeout(
+                f"rank 0 did not tell rank {rank} of {size} where to meet within {timeout_s:g} s: start all "
+                "ranks, or allow a longer timeout"
+            )
+        time.sleep(nap_s)
+        nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+    told = json.loads(store.get(told_under))
+    return shmring.World(told["id"], bytes.fromhex(told["key"]), told["nprocs"], told["address"])
+
+
+def _answer_key(asked: str, rank: int) -> str:
+    return f"answer of rank {rank} to {asked}"
+
+
+def _own_address() -> str:
+    """Where other hosts reach this one: the address that it uses on the way to where the job's ranks meet."""
+    found = [*_ways_to(os.environ.get("MASTER_ADDR", "localhost")), *_ways_to(_NOBODY)]
+    others = [address for address in found if not ipaddress.ip_address(address).is_loopback]
+    return (others or found or ["127.0.0.1"])[0]
+
+
+def _ways_to(host: str) -> Iterator[str]:
+    """The own address that the kernel would send from; sends nothing."""
+    with contextlib.suppress(OSError):
+        for family, *_, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)
+                yield str(probe.getsockname()[0]).partition("%")[0]

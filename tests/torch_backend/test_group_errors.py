@@ -1,0 +1,128 @@
+"""The process group of the torch backend where something goes wrong: on all ranks, on one, or a rank itself.
+
+May know: ranks, torch, torch_ranks, the adapter.
+"""
+
+import datetime
+import os
+import signal
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from ranks import Died, Ranks
+from torch_ranks import group_of
+
+import shmring
+
+
+def wrong_arguments(comm):
+    with group_of(comm) as group:
+        for call, kind, match in (
+            (lambda: group.allreduce([torch.ones(1)] * 2), ValueError, "2 tensors"),
+            (lambda: dist.all_reduce(torch.ones(2, device="meta")), ValueError, "of meta"),
+            (lambda: group.allgather([[torch.ones(1)]], [torch.ones(1)]), ValueError, "1 outputs"),
+            (lambda: dist.all_reduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), ValueError, "sums only"),
+            (lambda: dist.all_reduce(torch.ones(1).expand(3)), ValueError, "expanded"),
+            (lambda: group._get_backend("cuda"), RuntimeError, "CPU"),
+        ):
+            with pytest.raises(kind, match=match):
+                call()
+        with pytest.raises(ValueError, match="another shape"):
+            dist.all_reduce(torch.ones(2 + comm.rank).to_sparse())
+        assert group._get_sequence_number_for_group() >= 0
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return float(x), dist.get_backend()
+
+
+def test_wrong_arguments_harm_nothing(three):
+    assert three(wrong_arguments) == [(3.0, "shmring")] * 3
+
+
+def wrong_on_one(comm, call):
+    with group_of(comm, seconds=30) as group:
+        x, strided = torch.ones(6), torch.ones(6, 2)[:, 0]
+        bad = comm.rank == 1
+        begin = time.monotonic()
+        try:
+            if call == "all_reduce":
+                dist.all_reduce(torch.ones(1).expand(6) if bad else strided)
+            elif call == "scatter":
+                parts = [torch.ones(6)] * (2 if bad else 3)
+                group.scatter([x], [parts] if bad else [], _scatter_options(1)).wait()
+            elif call == "several":
+                outs = [torch.ones(2), torch.ones(3 if bad else 2)]
+                group.reduce_scatter_single_coalesced(outs, [x, x], c10d.ReduceScatterOptions()).wait()
+            else:
+                lengths = [6, 6, 6] if bad else [2, 2, 2]
+                dist.all_to_all_single(torch.empty(6), x, lengths, lengths)
+        except (ValueError, shmring.Mismatch) as error:
+            assert time.monotonic() - begin < 5
+            return type(error).__name__
+        return "nothing"
+
+
+def _scatter_options(root):
+    options = c10d.ScatterOptions()
+    options.rootRank = root
+    return options
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "scatter", "several", "all_to_all_single"])
+def test_what_is_wrong_on_one_rank_is_a_mismatch_elsewhere(call):
+    with Ranks(3) as ranks:
+        assert ranks.meet()(wrong_on_one, call) == ["Mismatch", "ValueError", "Mismatch"]
+
+
+def die(comm):
+    with group_of(comm):
+        if comm.rank == 1:
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+        try:
+            dist.all_reduce(torch.ones(100_000), async_op=comm.rank == 2)
+            dist.all_reduce(torch.ones(1))
+        except shmring.RankFailed as error:
+            found = error.rank, time.monotonic() - begin < 1
+        os._exit(7 if found == (1, True) else 8)
+
+
+def test_a_rank_that_dies():
+    with Ranks(3) as ranks:
+        outcomes = ranks.meet().outcomes(die)
+    assert [outcome.exitcode for outcome in outcomes if isinstance(outcome, Died)] == [7, -signal.SIGKILL, 7]
+
+
+def wait_in_vain(comm):
+    with group_of(comm) as group:
+        if comm.rank == 0:
+            time.sleep(0.5)
+        x = torch.ones(1)
+        work = dist.all_reduce(x, async_op=True)
+        if comm.rank == 1:
+            with pytest.raises(TimeoutError):
+                work.wait(datetime.timedelta(milliseconds=50))
+        work.wait()
+        named = ""
+        if comm.rank == 0:
+            with pytest.raises(RuntimeError, match="monitoredBarrier") as caught:
+                group.monitored_barrier(datetime.timedelta(milliseconds=200), wait_all_ranks=True)
+            named = str(caught.value)
+            comm.barrier()
+        else:
+            comm.barrier()
+            with pytest.raises(RuntimeError, match="waiting for send/recv from rank 0"):
+                group.monitored_barrier(datetime.timedelta(milliseconds=200))
+        comm.barrier()
+        group.monitored_barrier(datetime.timedelta(seconds=10))
+        return float(x), named.partition(" failed")[0]
+
+
+def test_who_waits_in_vain(three):
+    assert three(wait_in_vain) == [(3.0, "Ranks 1, 2"), (3.0, ""), (3.0, "")]

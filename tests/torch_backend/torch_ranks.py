@@ -1,0 +1,100 @@
+"""Ranks in a process group of torch.distributed, with shmring or with gloo, and what both come to.
+
+May know: the adapter of torch; ranks.
+"""
+
+import contextlib
+import datetime
+import os
+import signal
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from ranks import Died, free_port
+from torch.utils import _pytree as pytree
+
+from shmring.adapters.torch import register_backend
+
+LIMIT_S = 20
+NEWS_S = 1.0  # how soon the survivors hear of a death
+
+
+def of_backend(ranks, backend, function, *args):
+    """By rank: what function(rank, *args) returned in a process group, tensors as arrays."""
+    return ranks(_in_group, backend, function, args)
+
+
+def of_both(ranks, function, *args, rtol=1e-6):
+    """By rank: what it returned on shmring, once gloo has come to the same."""
+    ours = of_backend(ranks, "shmring", function, *args)
+    assert_same(ours, of_backend(ranks, "gloo", function, *args), rtol)
+    return ours
+
+
+def assert_same(found, expected, rtol=1e-6):
+    """Structures of one shape with numbers that are close to each other."""
+    (ours, shape), (theirs, expected_shape) = pytree.tree_flatten(found), pytree.tree_flatten(expected)
+    assert shape == expected_shape, (found, expected)
+    for one, other in zip(ours, theirs, strict=True):
+        if isinstance(other, (np.ndarray, float)):
+            np.testing.assert_allclose(one, other, rtol=rtol, atol=rtol)
+        else:
+            assert one == other, (found, expected)
+
+
+def _in_group(comm, backend, function, args):
+    with group_of(comm, backend):
+        return pytree.tree_map_only(torch.Tensor, as_array, function(comm.rank, *args))
+
+
+@contextlib.contextmanager
+def group_of(comm, backend="shmring", *, seconds=LIMIT_S):
+    """The ranks' default process group."""
+    register_backend()  # where shmring is not installed but only on the path
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    limit = datetime.timedelta(seconds=seconds)
+    there = f"tcp://127.0.0.1:{comm.broadcast_object(free_port())}"
+    dist.init_process_group(backend, there, rank=comm.rank, world_size=comm.size, timeout=limit)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def as_array(tensor):
+    tensor = tensor.detach()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy().copy()
+
+
+# ---- deaths -----------------------------------------------------------------------------------------------
+
+
+def die(path):
+    """Ends this process as the kernel does that is out of memory; the file says when."""
+    time.sleep(0.2)  # the others wait for this rank
+    path.write_text(str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def news_of_death(ranks, path, function, *args):
+    """By surviving rank: what function(rank, path, *args) raised when the last rank had called die(path)."""
+    *survivors, dead = ranks.outcomes(_failure_in_group, function, (path, *args))
+    assert isinstance(dead, Died), dead
+    assert dead.exitcode == -signal.SIGKILL
+    died_s = float(path.read_text())
+    for error, at_s in survivors:
+        assert at_s - died_s < NEWS_S, error
+    return [error for error, _ in survivors]
+
+
+def _failure_in_group(comm, function, args):
+    """What the function raised, as text, and when."""
+    with group_of(comm):
+        try:
+            function(comm.rank, *args)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}", time.monotonic()
+    raise AssertionError("nobody died")
