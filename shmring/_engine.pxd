@@ -13,6 +13,7 @@ cdef class Engine(State):
     cdef Queue *queue                     # of the calls that run in the background
     cdef readonly object closed_because   # None while open, else the text of the Closed error
     cdef bint busy, enlisted
+    cdef uint64_t linger_ns               # for which a call that is issued stays with its caller
     cdef ParkedLife parked
     cdef readonly Stalls stalls           # warns of calls that take long
     cdef object wires, alarms             # of several hosts, else None

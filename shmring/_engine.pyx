@@ -367,6 +367,9 @@ cdef class Engine(State):
         while self.describe_oldest():
             step_briefly(self.queue)
         reap(self.queue)
+        if self.linger_ns > 0 and is_pending(self.queue) and oldest(self.queue) == &issued.task:
+            with contextlib.suppress(Error):   # which is raised where somebody waits for the call
+                self.wait_for(&issued.task, sr_now_ns() + self.linger_ns)
         return self.leave_to_background()
 
     # What is left, unless somebody waits, who then steps it.

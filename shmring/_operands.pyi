@@ -15,6 +15,15 @@ class Memory:
     def __init__(
         self, address: int, count: int, dtype: str, *, readonly: bool = False, owner: object = None
     ) -> None: ...
+    @staticmethod
+    def of(x: object) -> Memory | None:
+        """x's own memory, or None where x is none that is read at once: on the CPU, in C order, of a dtype.
+
+        x: an array of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's
+        tensors). Asks no more than where it lies: of what such a library puts off, as torch does negation,
+        it knows nothing.
+        """
+
     @property
     def address(self) -> int: ...
     @property

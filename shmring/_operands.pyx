@@ -1,11 +1,12 @@
 # From an array of any make to its memory: the fields of a NumPy array, the buffer protocol, and the slower ways.
 # May know: _group, _state, buffers.
 
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release,
     PyObject_CheckBuffer, PyObject_GetBuffer,
 )
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 
 cimport numpy as cnp
 
@@ -38,6 +39,26 @@ cdef class Memory:
         self.itemsize = _state.DTYPE_NBYTES[number]
         self.readonly = readonly
         self.owner = owner
+
+    @staticmethod
+    def of(x):
+        """x's own memory, or None where x is none that is read at once: on the CPU, in C order, of a dtype.
+
+        x: an array of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's tensors). Asks
+        no more than where it lies: of what such a library puts off, as torch does negation, it knows nothing.
+        """
+        cdef Operand operand
+        cdef Memory memory
+        if not (take_ndarray(&operand, x, False) or take_exchanged(&operand, x)) or operand.fortran:
+            return None
+        memory = Memory.__new__(Memory)
+        memory.data = operand.data
+        memory.count = operand.count
+        memory.number = operand.dtype
+        memory.itemsize = operand.itemsize
+        memory.readonly = cnp.PyArray_CheckExact(x) and not cnp.PyArray_ISWRITEABLE(<cnp.ndarray> x)
+        memory.owner = x
+        return memory
 
     @property
     def address(self):
@@ -120,6 +141,102 @@ cdef inline bint take_ndarray(Operand *operand, object x, bint writable) noexcep
     operand.itemsize = cnp.PyArray_ITEMSIZE(<cnp.ndarray> x)
     operand.fortran = not flags & cnp.NPY_ARRAY_C_CONTIGUOUS
     return True
+
+
+# ---- DLPack's exchange in C: https://dmlc.github.io/dlpack/latest/c_api.html ----------------------------------
+
+cdef struct DLTensor:
+    void *data
+    int32_t device, device_number
+    int32_t ndim
+    uint8_t code, bits
+    uint16_t lanes
+    int64_t *shape
+    int64_t *strides          # elements; NULL: C order
+    uint64_t byte_offset
+
+
+ctypedef int (*Describe)(void *x, DLTensor *tensor) except -1
+
+
+cdef struct Exchange:         # what a type's capsule points to
+    uint32_t major, minor
+    Exchange *previous        # of an older version
+    void *allocate
+    void *export_x
+    void *import_x
+    Describe describe
+
+
+cdef enum:
+    DLPACK_MAJOR = 1
+    DLPACK_CPU = 1
+
+
+# Of the type that was met last: one library's tensors come again and again.
+cdef object exchanging_type = None
+cdef Describe describe_exchanged = NULL
+
+
+cdef bint find_exchange(type kind) except -1:
+    global exchanging_type, describe_exchanged
+    cdef Exchange *exchange
+    capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return False
+    exchange = <Exchange *> PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+    while exchange != NULL and exchange.major > DLPACK_MAJOR:
+        exchange = exchange.previous
+    if exchange == NULL or exchange.major < DLPACK_MAJOR:
+        return False
+    exchanging_type, describe_exchanged = kind, exchange.describe
+    return True
+
+
+# False: one of the slower ways has to take it or say why not.
+cdef bint take_exchanged(Operand *operand, object x) except -1:
+    cdef DLTensor tensor
+    cdef int64_t count = 1
+    cdef int axis
+    cdef int dtype
+    if type(x) is not exchanging_type and not find_exchange(type(x)):
+        return False
+    try:
+        describe_exchanged(<void *> x, &tensor)
+    except (BufferError, RuntimeError):   # on another device, or sparse
+        return False
+    if tensor.device != DLPACK_CPU or tensor.lanes != 1:
+        return False
+    dtype = dtype_of_dlpack(tensor.code, tensor.bits)
+    for axis in range(tensor.ndim - 1, -1, -1):
+        if tensor.strides != NULL and tensor.shape[axis] != 1 and tensor.strides[axis] != count:
+            return False
+        count *= tensor.shape[axis]
+    if dtype < 0 or (tensor.data == NULL and count > 0):
+        return False
+    operand.data = <unsigned char *> tensor.data + tensor.byte_offset
+    operand.count = count
+    operand.dtype = dtype
+    operand.itemsize = tensor.bits // 8
+    operand.fortran = False
+    return True
+
+
+# -1: none of ours. The codes are those of DLPack's DLDataTypeCode.
+cdef int dtype_of_dlpack(int code, int bits) noexcept:
+    if code == 0:
+        return SR_I8 if bits == 8 else SR_I16 if bits == 16 else SR_I32 if bits == 32 else SR_I64 if bits == 64 else -1
+    if code == 1:
+        return SR_U8 if bits == 8 else SR_U16 if bits == 16 else SR_U32 if bits == 32 else SR_U64 if bits == 64 else -1
+    if code == 2:
+        return SR_F16 if bits == 16 else SR_F32 if bits == 32 else SR_F64 if bits == 64 else -1
+    if code == 4:
+        return SR_BF16 if bits == 16 else -1
+    if code == 5:
+        return SR_C64 if bits == 64 else SR_C128 if bits == 128 else -1
+    if bits != 8:
+        return -1
+    return SR_BOOL if code == 6 else SR_F8_E4M3FN if code == 10 else SR_F8_E5M2 if code == 12 else -1
 
 
 # The dtype's number from a buffer's format, -1 if there is none. Sizes decide where C leaves them open.

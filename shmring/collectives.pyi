@@ -33,6 +33,9 @@ class Collectives:
     wire: _Wire
     """How sums of `all_reduce` and `reduce` travel between hosts unless a call says otherwise."""
 
+    linger_s: float
+    """Seconds for which a call with async_op=True stays with its caller before it is left to the background."""
+
     @overload
     def all_reduce(
         self,

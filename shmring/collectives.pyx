@@ -15,7 +15,7 @@ from ._group cimport *
 from ._hierarchy cimport residual_count
 from ._leg cimport leg_of
 from ._operands cimport Operand, release, take
-from ._timeouts cimport timeout_ns_of
+from ._timeouts cimport ns_of, timeout_ns_of
 from .work cimport Work
 
 from . import _state, shapes
@@ -103,6 +103,21 @@ cdef class Collectives:
     @wire.setter
     def wire(self, name):
         self.default_wire = wire_number(name)
+
+    @property
+    def linger_s(self):
+        """Seconds for which a call with async_op=True stays with its caller while other ranks are awaited; 0 at first.
+
+        Only then it is left to the background. That takes longer than a small call does, so it pays where ranks come
+        at about the same time. What is behind other calls is left at once. Each rank may have its own.
+        """
+        return self.engine.linger_ns * 1e-9
+
+    @linger_s.setter
+    def linger_s(self, double seconds):
+        if not seconds >= 0:
+            raise ValueError(f"linger_s is {seconds:g}; it must be 0 seconds or more")
+        self.engine.linger_ns = ns_of(seconds)
 
     def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
         """Combine x of the ranks up to and with this one, in rank order: in place, or into `out`.

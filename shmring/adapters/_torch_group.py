@@ -10,6 +10,7 @@ May know: _torch_monitored, _torch_sparse, _torch_tensors, _torch_work, the publ
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import sys
@@ -21,13 +22,15 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
 
 import shmring
 
 from ._torch_monitored import monitored_barrier
 from ._torch_sparse import gather_entries
 from ._torch_tensors import Taken, bytes_of, check_alike, memory_of, plain_torch, stage_memory
-from ._torch_work import Completer, Message, Work
+from ._torch_work import Completer, Message, Work, are_any_halves, finished, has_succeeded
 
 # By ReduceOp's hash, which is its number; reading the rest of it takes longer than a tiny all-reduce.
 _OPS: tuple[Any, ...] = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
@@ -44,7 +47,9 @@ _GATHER = c10d.GatherOptions()
 _REDUCE_SCATTER = c10d.ReduceScatterOptions()
 _SCATTER = c10d.ScatterOptions()
 _FROM_PYTHON = "torch.distributed.distributed_c10d"
-
+_UNSEEN = contextlib.nullcontext()
+# About what a thread takes to hear of something: so long who issues a call had better wait itself.
+_LINGER_S = 200e-6
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -72,6 +77,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     def __init__(self, comm: shmring.Comm, store: dist.Store, timeout: datetime.timedelta) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm = comm
+        comm.linger_s = _LINGER_S
         self._store = store
         self._timeout_s = timeout.total_seconds()
         self._nmonitored = 0
@@ -86,8 +92,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     # -- reductions --
 
-    def allreduce(self, tensors: Any, opts: Any = _ALLREDUCE) -> Work | None:
-        if not opts.asyncOp and len(tensors) == 1:
+    def allreduce(self, tensors: Any, opts: Any = _ALLREDUCE) -> dist.Work | None:
+        if not opts.asyncOp and len(tensors) == 1 and not profiler._is_profiler_enabled:
             number, memory = hash(opts.reduceOp), memory_of(tensors[0])
             if number < _PREMUL_SUM and memory is not None:
                 with self._calling:
@@ -96,7 +102,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._reduce_for_all(tensors, opts)
 
     @_refusing("all_reduce")
-    def _reduce_for_all(self, tensors: Any, opts: Any) -> Work | None:
+    def _reduce_for_all(self, tensors: Any, opts: Any) -> dist.Work | None:
         tensor = _only(tensors)
         if tensor.is_sparse:
             return self._add_sparse(tensor, opts)
@@ -104,7 +110,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         memory = taken.changed(tensor) if number < _PREMUL_SUM else _multiplied(taken, tensor, opts.reduceOp)
         return self._call(opts, taken, [tensor], "all_reduce", memory, _op(number))
 
-    def _add_sparse(self, tensor: Any, opts: Any) -> Work | None:
+    def _add_sparse(self, tensor: Any, opts: Any) -> dist.Work | None:
         if hash(opts.reduceOp) != _SUM:
             raise ValueError("of sparse tensors shmring makes sums only")
         with self._calling:
@@ -116,7 +122,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return None
 
     @_refusing("all_reduce")
-    def allreduce_coalesced(self, tensors: Any, opts: Any = _ALLREDUCE_COALESCED) -> Work | None:
+    def allreduce_coalesced(self, tensors: Any, opts: Any = _ALLREDUCE_COALESCED) -> dist.Work | None:
         taken, number = Taken(), hash(opts.reduceOp)
         if number >= _PREMUL_SUM:
             memories = [_multiplied(taken, tensor, opts.reduceOp) for tensor in tensors]
@@ -125,7 +131,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._call(opts, taken, list(tensors), "all_reduce_many", memories, _op(number))
 
     @_refusing("reduce")
-    def reduce(self, tensors: Any, opts: Any) -> Work | None:
+    def reduce(self, tensors: Any, opts: Any) -> dist.Work | None:
         tensor, taken, number = _only(tensors), Taken(), hash(opts.reduceOp)
         is_root = opts.rootRank == self.comm.rank
         if number >= _PREMUL_SUM:
@@ -135,14 +141,14 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._call(opts, taken, [tensor], "reduce", memory, _op(number), opts.rootRank)
 
     @_refusing("reduce_scatter")
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _REDUCE_SCATTER) -> Work | None:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _REDUCE_SCATTER) -> dist.Work | None:
         output, parts, taken = _only(outputs), _only(inputs), Taken()
         check_alike(parts, output, "the list of inputs")
         self._check_length(parts, "inputs")
         return self._reduce_scatter(opts, taken, output, parts, taken.joined(parts, given=True))
 
     @_refusing("reduce_scatter")
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = _REDUCE_SCATTER) -> Work | None:
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = _REDUCE_SCATTER) -> dist.Work | None:
         taken = Taken()
         return self._reduce_scatter(opts, taken, output, [input], taken.given(input))
 
@@ -151,12 +157,12 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     @_refusing("reduce_scatter")
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = _REDUCE_SCATTER
-    ) -> Work | None:
+    ) -> dist.Work | None:
         return self._each(opts, self.reduce_scatter_single, outputs, inputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _reduce_scatter(self, opts: Any, taken: Taken, output: Any, inputs: Any, memory: Any) -> Work | None:
+    def _reduce_scatter(self, opts: Any, taken: Taken, output: Any, inputs: Any, memory: Any) -> dist.Work | None:
         number = hash(opts.reduceOp)
         if number >= _PREMUL_SUM:
             with plain_torch():
@@ -168,13 +174,13 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     # -- moving --
 
     @_refusing("broadcast")
-    def broadcast(self, tensors: Any, opts: Any = _BROADCAST) -> Work | None:
+    def broadcast(self, tensors: Any, opts: Any = _BROADCAST) -> dist.Work | None:
         tensor, taken = _only(tensors), Taken()
         memory = taken.given(tensor) if opts.rootRank == self.comm.rank else taken.changed(tensor)
         return self._call(opts, taken, [tensor], "broadcast", memory, opts.rootRank)
 
     @_refusing("all_gather")
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> Work | None:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> dist.Work | None:
         parts, tensor, taken = _only(outputs), _only(inputs), Taken()
         self._check_length(parts, "outputs")
         if all(part.numel() == tensor.numel() for part in parts):
@@ -186,7 +192,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._call(opts, taken, list(parts), "all_gather_v", given, out=pieces)
 
     @_refusing("all_gather")
-    def all_gather_single(self, output: Any, input: Any, opts: Any = _ALLGATHER) -> Work | None:
+    def all_gather_single(self, output: Any, input: Any, opts: Any = _ALLGATHER) -> dist.Work | None:
         taken = Taken()
         out = taken.changed(output)
         return self._call(opts, taken, [output], "all_gather", taken.given(input), out=out)
@@ -194,19 +200,19 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     _allgather_base = all_gather_single
 
     @_refusing("all_gather")
-    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = _ALLGATHER) -> Work | None:
+    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = _ALLGATHER) -> dist.Work | None:
         """output_lists[r][k] becomes rank r's inputs[k]."""
         by_input = [[outputs[k] for outputs in output_lists] for k in range(len(inputs))]
         return self._each(opts, self.allgather, [[parts] for parts in by_input], [[x] for x in inputs])
 
     @_refusing("all_gather")
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> Work | None:
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> dist.Work | None:
         return self._each(opts, self.all_gather_single, outputs, inputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     @_refusing("gather")
-    def gather(self, outputs: Any, inputs: Any, opts: Any = _GATHER) -> Work | None:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = _GATHER) -> dist.Work | None:
         tensor, taken = _only(inputs), Taken()
         if opts.rootRank != self.comm.rank:
             return self._call(opts, taken, [], "gather", taken.given(tensor), opts.rootRank)
@@ -217,7 +223,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._call(opts, taken, list(parts), "gather", taken.given(tensor), opts.rootRank, out=out)
 
     @_refusing("scatter")
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = _SCATTER) -> Work | None:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = _SCATTER) -> dist.Work | None:
         output, taken = _only(outputs), Taken()
         out = taken.changed(output)
         given = None
@@ -236,7 +242,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         output_lengths: Any,
         input_lengths: Any,
         opts: Any = _ALL_TO_ALL,
-    ) -> Work | None:
+    ) -> dist.Work | None:
         """lengths: rows for each rank, or empty where all are alike."""
         taken = Taken()
         out, given = taken.changed(output), taken.given(input)
@@ -249,7 +255,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     alltoall_base = all_to_all_single
 
     @_refusing("all_to_all")
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = _ALL_TO_ALL) -> Work | None:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = _ALL_TO_ALL) -> dist.Work | None:
         taken = Taken()
         self._check_length(outputs, "outputs")
         self._check_length(inputs, "inputs")
@@ -262,14 +268,14 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     def send(self, tensors: Any, dest: int, tag: int) -> Work:
         tensor, taken = _only(tensors), Taken()
         memory = taken.given(tensor)
-        with self._messaging:
+        with _profiled("send", tensors), self._messaging:
             transfer = self.comm.isend(memory, dest, tag)
         return self._track(Work([Message(transfer, self._messaging, self._timeout_s)], [tensor]))
 
     def recv(self, tensors: Any, source: int, tag: int) -> Work:
         tensor, taken = _only(tensors), Taken()
         memory = taken.changed(tensor)
-        with self._messaging:
+        with _profiled("recv", tensors), self._messaging:
             transfer = self.comm.irecv(memory, source, tag)
         return self._track(
             Work([Message(transfer, self._messaging, self._timeout_s)], [tensor], taken.finish)
@@ -280,7 +286,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     # -- meeting --
 
-    def barrier(self, opts: Any = _BARRIER) -> Work | None:
+    def barrier(self, opts: Any = _BARRIER) -> dist.Work | None:
         work = self._call(opts, Taken(), [], "barrier")
         if work is None:
             self._finish_done()
@@ -319,17 +325,18 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     def _call(
         self, opts: Any, taken: Taken, result: list[torch.Tensor], kind: str, *arguments: Any, **keywords: Any
-    ) -> Work | None:
+    ) -> dist.Work | None:
         """One collective: done when this returns None, under way in the Work that it returns otherwise."""
         try:
-            return self._make(opts, taken, result, kind, *arguments, **keywords)
+            with _profiled(kind, result):
+                return self._make(opts, taken, result, kind, *arguments, **keywords)
         except Exception as error:
             self._told = error  # by the communicator, which others have called
             raise
 
     def _make(
         self, opts: Any, taken: Taken, result: list[torch.Tensor], kind: str, *arguments: Any, **keywords: Any
-    ) -> Work | None:
+    ) -> dist.Work | None:
         method = getattr(self.comm, kind)
         keywords["timeout"] = _seconds(opts.timeout)
         if not opts.asyncOp:
@@ -338,10 +345,13 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             if taken.finish is not None:
                 taken.finish()
             return None
-        completer = None if _is_called_from_python() else self._completer
         with self._calling:
             part = method(*arguments, async_op=True, **keywords)
-        return self._track(Work([part], result, taken.finish, completer))
+        if _is_called_from_python():
+            return self._track(Work([part], result, taken.finish))
+        if taken.finish is None and has_succeeded(part) and not are_any_halves(result):
+            return finished(result)
+        return self._track(Work([part], result, taken.finish, self._completer))
 
     def _refuse(self, kind: Any, error: Exception) -> None:
         if error is self._told or isinstance(error, shmring.Error):
@@ -350,7 +360,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             self._told = error
             self.comm.refuse(kind)
 
-    def _each(self, opts: Any, call: Callable[..., Work | None], outputs: Any, inputs: Any) -> Work | None:
+    def _each(self, opts: Any, call: Callable[..., Work | None], outputs: Any, inputs: Any) -> dist.Work | None:
         """Several calls as one."""
         if len(outputs) != len(inputs):
             raise ValueError(f"there are {len(outputs)} outputs for {len(inputs)} inputs")
@@ -464,6 +474,14 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return f"<shmring's process group {self._name!r}: {self.comm!r}>"
 
 
+def _profiled(kind: str, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """What torch's profiler sees of a call: "shmring:all_reduce", until it returns, and its result."""
+    if not profiler._is_profiler_enabled:
+        return _UNSEEN
+    name = kind.removesuffix("_v").removesuffix("_many")
+    return cast(Any, _RecordFunctionFast(f"shmring:{name}", list(tensors)))
+
+
 def _is_called_from_python() -> bool:
     """Whether torch.distributed's Python has made this call, and not its C++.
 
@@ -503,13 +521,14 @@ def _seconds(timeout: datetime.timedelta | None) -> float | None:
     return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
 
 
-def _together(works: Sequence[Work]) -> Work:
+def _together(works: Sequence[dist.Work]) -> Work:
     def finish() -> None:
         for work in works:
             work.wait()
 
-    parts = [part for work in works for part in work.parts]
-    return Work(parts, [tensor for work in works for tensor in work.tensors], finish)
+    parts = [part for work in works if isinstance(work, Work) for part in work.parts]
+    results = [work.tensors if isinstance(work, Work) else work.get_future().value() for work in works]
+    return Work(parts, [tensor for result in results for tensor in result], finish)
 
 
 def _hide_from_dynamo() -> None:

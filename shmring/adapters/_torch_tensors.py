@@ -28,13 +28,8 @@ _DTYPES = {
 
 def memory_of(tensor: torch.Tensor) -> Memory | None:
     """The tensor's own memory; None where that is not what the tensor says, element by element."""
-    name = _DTYPES.get(tensor.dtype)
-    if name is None or not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_neg():
-        return None
-    if name[0] == "c" and tensor.is_conj():
-        return None
-    address, count = tensor.data_ptr(), tensor.numel()
-    return Memory(address, count, name, owner=tensor) if address or not count else None
+    memory = Memory.of(tensor)
+    return None if memory is None or tensor.is_neg() or tensor.is_conj() else memory
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What a collective of the torch backend returns when it is not waited for. May know: torch.
 
-A Work is stepped by whoever waits for it, so that no thread hands anything to another. Only who wants a
-future of a call that is not done, and is torch's own C++ (DDP's buckets), gets one that a thread completes.
+A Work is stepped by whoever waits for it, so that no thread hands anything to another. Only where torch's own
+C++ (DDP's buckets) wants a future of a call that takes long, a thread completes it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
 
-# About what a thread takes to hear of something: so long a future's asker had better wait itself.
-_SOON_S = 200e-6
 _TURN_S = 0.01
 
 
@@ -141,10 +140,10 @@ class Work(dist.Work):  # type: ignore[misc, unused-ignore]
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the result; complete, unless torch's C++ asks and it takes long."""
+        """A future of the result; complete, unless torch's C++ asks."""
         completer = self._completer  # None where Python asks
-        are_halves = any(tensor.dtype == torch.float16 for tensor in self.tensors)
-        if completer is not None and not are_halves and not self._is_done_soon():
+        are_halves = are_any_halves(self.tensors)
+        if completer is not None and not are_halves and not self.is_completed():
             ready, future = self._future_of_later()
             completer.complete(self, ready)
             return future
@@ -167,19 +166,32 @@ class Work(dist.Work):  # type: ignore[misc, unused-ignore]
         # What a callback raises, C++ takes for a failure; of `set_exception` it hears nothing.
         return ready, ready.then(lambda _: self.result())
 
-    def _is_done_soon(self) -> bool:
-        try:
-            self._wait(_SOON_S)
-        except TimeoutError:
-            return self.is_completed()
-        except Exception:
-            pass  # result() raises it again
-        return True
-
     def end(self) -> None:
         """Waits until it is done, or over."""
         with contextlib.suppress(Exception):  # result() raises it again
             self._wait(None)
+
+
+def has_succeeded(part: Any) -> bool:
+    """Whether one of shmring's Works has come to a good end already."""
+    if not part.done():
+        return False
+    try:
+        part.wait()
+    except Exception:
+        return False  # raised again where somebody waits for it
+    return True
+
+
+def are_any_halves(tensors: Sequence[torch.Tensor]) -> bool:
+    return any(tensor.dtype == torch.float16 for tensor in tensors)
+
+
+def finished(tensors: list[torch.Tensor]) -> dist.Work:
+    """For C++, which makes less of it than a Work takes: what is done, with this result."""
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result(tensors)
+    return _create_work_from_future(future)
 
 
 class Completer:

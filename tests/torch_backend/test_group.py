@@ -481,3 +481,25 @@ def across_hosts(comm):
 def test_several_hosts():
     with Ranks(3, nodes=[0, 0, 1]) as ranks:
         assert ranks.meet()(across_hosts) == [(6.0, 2, 2)] * 3
+
+
+def seen_by_the_profiler(comm):
+    with group_of(comm):
+        x, row = torch.ones(3), torch.zeros(2)
+        with torch.profiler.profile(record_shapes=True) as seen:
+            dist.all_reduce(x)
+            dist.all_reduce(x, async_op=True).wait()
+            dist.broadcast(x, 0)
+            if comm.rank == 1:
+                dist.send(row, 0)
+            elif comm.rank == 0:
+                dist.recv(row, 1)
+        dist.all_reduce(x)  # which nobody looks at
+        events = [event for event in seen.events() if event.name.startswith("shmring:")]
+        return [(event.name, event.input_shapes) for event in events]
+
+
+def test_the_profiler_sees_calls_and_their_shapes(three):
+    calls = [("shmring:all_reduce", [[3]])] * 2 + [("shmring:broadcast", [[3]])]
+    messages = [("shmring:recv", [[2]])], [("shmring:send", [[2]])], []
+    assert three(seen_by_the_profiler) == [calls + own for own in messages]

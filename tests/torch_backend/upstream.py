@@ -52,7 +52,7 @@ def tests_class(size):
     from torch.testing._internal.distributed import distributed_test as upstream
 
     torch.set_num_threads(1)
-    # What a profiler is told of gloo's calls is made by a constructor that Python does not reach.
+    # These ask for events that end in another thread than they begin in.
     upstream.PROFILING_SUPPORTED_BACKENDS = upstream.SEND_RECV_PROFILING_SUPPORTED_BACKENDS = []
 
     class TestDistBackendForked(upstream.TestDistBackend, upstream.DistributedTest._DistTestBase):
