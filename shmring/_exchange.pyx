@@ -2,13 +2,14 @@
 # need of its x, and takes what is meant for it, by copying (broadcast, scatter, gather, all_gather, all_to_all) or by
 # folding (small all_reduce and reduce, reduce_scatter, scan, exscan). The call line announces the first chunk, so
 # that a message of one chunk has one synchronisation; the tiniest lie in the line itself.
-# May know: _group, _lines, _slots. Every function returns at once; what it waits for is in call.awaited.
+# May know: _group, _lines, _private, _slots. Every function returns at once; what it waits for is in call.awaited.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 from ._group cimport *
 from ._lines cimport *
+from ._private cimport may_be_single_copy
 from ._slots cimport *
 
 
@@ -344,10 +345,6 @@ cdef int finish_exchange(Group *g, Call *c) noexcept nogil:
 
 # ---- zero-copy -----------------------------------------------------------------------------------------------
 
-cdef enum:
-    SHARED_STEP_NBYTES = 1 << 20   # what one step moves, so that other calls get their turn
-
-
 # The address of rank's part of a shared block as this process maps it; NULL when the line lies.
 cdef unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t offset, size_t nbytes) noexcept nogil:
     cdef int i
@@ -480,7 +477,7 @@ cdef int pull(Group *g, Call *c) noexcept nogil:
 # ---- private memory ------------------------------------------------------------------------------------------
 
 # Whether the piece is read from the giver's private memory, and `source` is an address of that.
-cdef inline bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil:
+cdef bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil:
     if c.taken != NULL:
         return c.taken[giver].there_is_private
     return descriptor(g, c, giver).x_block == SR_PRIVATE

@@ -63,7 +63,7 @@ cdef extern from "layout.h" nogil:
         uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
         uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
         uint64_t single_copy_nbytes, single_copy_scatter_nbytes, single_copy_most_nbytes
-        uint64_t far_stream_most_nbytes, chain_nbytes
+        uint64_t far_stream_most_nbytes, chain_nbytes, single_copy_reduce_nbytes, single_copy_reduce_most_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
@@ -201,6 +201,10 @@ cdef struct Stats:
     int last_path
 
 
+cdef enum:
+    SCRATCH_NBYTES = 512 << 10   # what the others have for this rank, little beside an L2
+
+
 # One communicator's state on one rank. Private memory; what it points at is shared.
 cdef struct Group:
     int rank, size
@@ -232,6 +236,7 @@ cdef struct Group:
     bint single_copy           # every rank can read the private memory of every other
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step
+    unsigned char *scratch     # SCRATCH_NBYTES, valid within one step
     Block *block               # sorted by own
     int nblocks
     sr_tuning[2] tunings       # near, far
@@ -301,7 +306,7 @@ cdef struct Call:
     bint single_copy           # ... some of them in private memory, through the kernel
     int error                  # errno of what could not be read
     bint ping                  # the distance is being measured
-    int phase                  # of zero-copy: 0 working, 1 waiting for the others to be done
+    int phase                  # of zero-copy: 0 working, 1 waiting for the others to be done; _fetch has three
     int round_trips            # of the measurement so far
     size_t chunk_nbytes        # a multiple of itemsize
     Head stage, fold, copy
@@ -389,26 +394,6 @@ cdef inline bint takes(const Group *g, const Call *c, int rank) noexcept nogil:
     if c.kind == EXSCAN:
         return rank != 0
     return (c.kind != GATHER and c.kind != REDUCE) or rank == c.root
-
-
-# Where every rank has something to copy, and no byte is copied by two. With one at work, as in a broadcast, slots let
-# the other take part; what several read is dear to write again (2 and 4 ranks, bench/peers.py --input both).
-cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogil:
-    return c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
-
-
-# From which length of pieces on that pays. Through slots the root of a scatter stages while others copy, which is
-# better the less there is and the fewer they are.
-cdef inline uint64_t least_single_copy(const Group *g, const Call *c) noexcept nogil:
-    cdef uint64_t least = g.tuning.single_copy_nbytes
-    return max(least, g.tuning.single_copy_scatter_nbytes // <uint64_t> g.size) if c.kind == SCATTER else least
-
-
-# Whether others may read pieces of nbytes in this rank's private memory. Longer ones had better be streamed through
-# slots, unless one rank alone would fill these.
-cdef inline bint offers_single_copy(const Group *g, const Call *c, size_t nbytes) noexcept nogil:
-    return (g.single_copy and may_be_single_copy(g, c)
-            and (nbytes <= g.tuning.single_copy_most_nbytes or c.kind == SCATTER))
 
 
 # Whether this rank overwrites nothing that others may be reading of its x.

@@ -1,10 +1,11 @@
 # What the call lines say in all but tiny calls: where the data lie, and rank 0's words on the distance.
-# May know: _group, _distance.
+# May know: _group, _distance, _private.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from ._distance cimport begin_ping, step_ping
 from ._group cimport *
+from ._private cimport *
 
 
 cdef enum:
@@ -16,7 +17,7 @@ cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogi
 
 
 # Whether rank hopes for zero-copy, and so has staged nothing before its line. Where it is read its x is shared, or
-# private and readable; where a result is put into place from outside (all_reduce, reduce) its out is shared.
+# private and readable; where a result is put into place from outside (all_reduce, reduce) so is its out.
 cdef inline bint hopes_for_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, rank)
     if c.algorithm != AUTO or (theirs.x_block == 0 and gives(g, c, rank)):
@@ -39,12 +40,6 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
     return (large or c.seq % CLOCK_CALLS == 0) and not g.header.forced_path
 
 
-# Whether others had better read this rank's private x through the kernel.
-cdef inline bint is_worth_single_copy(Group *g, Call *c) noexcept nogil:
-    return (c.given == NULL and c.nbytes >= least_single_copy(g, c) and offers_single_copy(g, c, c.nbytes)
-            and may_be_read_in_place(g, c))
-
-
 # Fills the own line, to be published; where this rank stands in the call is the beginning.
 cdef inline void describe(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *mine = descriptor(g, c, g.rank)
@@ -52,8 +47,11 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     mine.x_offset = c.x_offset
     mine.out_block = c.out_block
     mine.out_offset = c.out_offset
-    if c.x_block == 0 and gives(g, c, g.rank) and is_worth_single_copy(g, c):
-        mine.x_block, mine.x_offset = SR_PRIVATE, <uintptr_t> c.x
+    if is_worth_single_copy(g, c):
+        if c.x_block == 0 and gives(g, c, g.rank):
+            mine.x_block, mine.x_offset = SR_PRIVATE, <uintptr_t> c.x
+        if c.out_block == 0 and c.kind == ALL_REDUCE:
+            mine.out_block, mine.out_offset = SR_PRIVATE, <uintptr_t> c.out
     c.single_copy = mine.x_block == SR_PRIVATE
     mine.skew = skew_of(c)
     mine.far = g.next_far if may_ping(g, c) else g.far
@@ -74,8 +72,11 @@ cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
     cdef int rank
     if c.zero_copy:
         for rank in range(g.size):
+            theirs = descriptor(g, c, rank)
             if not hopes_for_zero_copy(g, c, rank):
                 c.zero_copy = False
+            if c.kind == ALL_REDUCE and (theirs.x_block == SR_PRIVATE or theirs.out_block == SR_PRIVATE):
+                c.single_copy = True
     theirs = descriptor(g, c, 0)
     g.announced_far = theirs.far
     c.ping = theirs.ping != 0

@@ -1,13 +1,14 @@
 # Large all_reduce and reduce as resumable pipelines over shared memory, without the GIL, and the choice of a pipeline
 # for every call. Tiny and small ones, those that move data and zero-copy are in _exchange, ring and tree in _schedules,
-# those of many ranks in _chain. May know: _group, _lines, _slots, _chain, _exchange, _schedules. Every function returns
-# at once; what it waits for is in call.awaited.
+# those of many ranks in _chain, single copies in _fetch. May know: _group, _lines, _slots, _chain, _exchange, _fetch,
+# _schedules. Every function returns at once; what it waits for is in call.awaited.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memmove
 
 from ._chain cimport enter_chain, may_be_chain, step_chain
 from ._exchange cimport enter_exchange, enter_tiny, step_exchange, step_shared, step_tiny
+from ._fetch cimport step_fetched
 from ._group cimport *
 from ._lines cimport *
 from ._schedules cimport enter_stepped, step_ring, step_tree
@@ -87,7 +88,7 @@ cdef int step_direct(Group *g, Call *c) noexcept nogil:
         if status != DONE:
             return status
         if c.zero_copy:
-            return step_shared(g, c)
+            return step_fetched(g, c) if c.single_copy else step_shared(g, c)
     stages = can_stage(g, c)
     if not c.lines_seen or c.ping:
         if stages:

@@ -5,6 +5,7 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
+from posix.stdlib cimport posix_memalign
 
 from ._group cimport *
 from ._flight cimport Flight
@@ -57,7 +58,9 @@ cdef class State:
         g.ring = <unsigned char **> calloc(size, sizeof(void *))
         g.source = <const void **> calloc(size + 1, sizeof(void *))
         g.target = <void **> calloc(size + 1, sizeof(void *))
-        if g.lane == NULL or g.ring == NULL or g.source == NULL or g.target == NULL:
+        # No page of it is there before it is used.
+        if (g.lane == NULL or g.ring == NULL or g.source == NULL or g.target == NULL
+                or posix_memalign(<void **> &g.scratch, SR_PAGE, SCRATCH_NBYTES) != 0):
             raise MemoryError()
         for i in range(size):
             g.lane[i] = sr_layout_lane(g.header, i)
@@ -98,6 +101,7 @@ cdef class State:
         free(self.g.ring)
         free(self.g.source)
         free(self.g.target)
+        free(self.g.scratch)
         free(self.g.block)
 
     def be_patient(self, *, int pauses, int brief_pauses, int brief_yields, uint64_t yield_ns, uint64_t sleep_ns,

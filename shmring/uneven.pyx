@@ -18,6 +18,7 @@ from ._group cimport *
 from ._leg cimport remote
 from ._operands cimport MOVED, Operand, release, take
 from ._pipelines cimport enter_nothing, step_nothing
+from ._private cimport least_single_copy, offers_single_copy
 from ._progress cimport TO_BE_DESCRIBED
 from ._timeouts cimport timeout_ns_of
 from .collectives cimport Collectives

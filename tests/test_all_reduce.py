@@ -45,6 +45,7 @@ FACTORS = {
     "chunk": (None, 256, 512, 1024, 4096),
     "depth": (None, 2, 3, 16),
     "path": ("auto", "near", "far"),
+    "single_copy": ("auto", "off", 64),
     "segment": ("memfd", "posix"),
     "isa": tuple(_kernels.isas()),
 }
@@ -85,10 +86,13 @@ def path_of(row):
         return {row["algorithm"]}
     is_small = row["algorithm"] == "auto" and nbytes * (row["ranks"] - 1) <= small_nbytes
     if row["algorithm"] == "auto" and row["memory"] in ("shared", "slice"):
-        return {"zero_copy"} if nbytes >= ZERO_COPY_NBYTES else {"zero_copy", "small", "near", "far"}
+        some = {"zero_copy", "small", "near", "far", "single_copy"}
+        return {"zero_copy"} if nbytes >= ZERO_COPY_NBYTES else some
     if is_small:
         return {"small"}
-    return {"near", "far"} if row["path"] == "auto" else {row["path"]}
+    through_slots = {"near", "far"} if row["path"] == "auto" else {row["path"]}
+    # Where processes may read each other's memory, and by "auto" where that pays; test_single_copy knows.
+    return through_slots if row["single_copy"] == "off" else {*through_slots, "single_copy"}
 
 
 def test_the_rows_cover_every_pair():
@@ -123,7 +127,7 @@ def test_all_reduce_is_numpy_in_rank_order(world_of, size):
 ])  # fmt: skip
 def test_large_messages_with_the_settings_that_users_have(world_of, count, memory, path):
     row = {"dtype": "float32", "op": "sum", "size": count, "memory": memory, "algorithm": "auto"}
-    ranks = world_of(2, SHMRING_PATH=path)
+    ranks = world_of(2, SHMRING_PATH=path, SHMRING_SINGLE_COPY="off")
     for out in (False, True):
         case = {**row, "out": out}
         results, paths = zip(*ranks(reduce_once, case), strict=True)

@@ -79,10 +79,12 @@ HOUSE = {
     "_timeouts": {"_group"},
     "_ring": {"flag.h", "layout.h", "ring.h", "_group", "_kernels", "_timeouts", "errors"},
     "_distance": {"_group"},
-    "_lines": {"_group", "_distance"},
-    "_exchange": {"_group", "_lines", "_slots"},
+    "_private": {"_group"},
+    "_lines": {"_group", "_distance", "_private"},
+    "_exchange": {"_group", "_lines", "_private", "_slots"},
+    "_fetch": {"_exchange", "_group", "_lines", "_slots"},
     "_chain": {"_group", "_lines", "_slots", "_exchange"},
-    "_pipelines": {"_group", "_lines", "_slots", "_chain", "_exchange", "_schedules"},
+    "_pipelines": {"_group", "_lines", "_slots", "_chain", "_exchange", "_fetch", "_schedules"},
     "_post": {"post.h", "_group", "_ring"},
     "_office": {"_group", "_post", "_ring"},
     "alarms": {"_office", "errors"},
@@ -113,8 +115,8 @@ HOUSE = {
     "feedback": set(),
     "collectives": {"_across", "_engine", "_group", "_hierarchy", "_leg", "_operands", "_state", "_timeouts"}
     | {"errors", "feedback", "shapes", "work"},
-    "uneven": {"_across", "_engine", "_exchange", "_group", "_leg", "_operands", "_pipelines", "_progress"}
-    | {"_state", "_timeouts", "collectives", "shapes", "work"},
+    "uneven": {"_across", "_engine", "_exchange", "_group", "_leg", "_operands", "_pipelines", "_private"}
+    | {"_progress", "_state", "_timeouts", "collectives", "shapes", "work"},
     "fusion": {"_across", "_engine", "_group", "_operands", "_progress", "_state", "_timeouts"}
     | {"collectives", "uneven", "work"},
     "objects": {"collectives"},

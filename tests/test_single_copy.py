@@ -2,6 +2,7 @@
 when the call returns, and what is raised when it cannot be read, or its owner is gone."""
 
 import ctypes
+import functools
 import mmap
 import os
 import signal
@@ -12,7 +13,7 @@ from ranks import Died, Ranks, turns, when_there
 
 import shmring
 
-KINDS = ("scatter", "all_to_all", "scatter_v", "all_to_all_v")
+KINDS = ("scatter", "all_to_all", "scatter_v", "all_to_all_v", "all_reduce")
 OF_TWO = ("all_gather", "all_gather_v")
 OTHERS = ("broadcast", "gather", "gather_v", "exscan")
 COUNT = 3000
@@ -25,6 +26,10 @@ def call(comm, kind, rank=0):
     if kind == "broadcast":
         x = np.full(COUNT, float(rank) if mine else -1.0)
         comm.broadcast(x, 1)
+        return x
+    if kind == "all_reduce":
+        x = np.full(8 * COUNT, float(rank))  # smaller ones are folded by everyone
+        comm.all_reduce(x, "max")
         return x
     if kind == "exscan":
         x = np.full(COUNT, float(rank))
@@ -139,6 +144,50 @@ def test_what_is_overwritten_meanwhile_is_staged(world_of):
     for rank, (found, path) in enumerate(world_of(3, **FROM_64_BYTES)(swapped_in_place)):
         assert found == [10.0 * giver + rank for giver in range(3)]
         assert path != "single_copy"
+
+
+def reduced_in_rank_order(comm, dtype, count, in_place):
+    """Whether all_reduce has made of values, whose sum depends on the order, what it says; the path."""
+    rng = np.random.default_rng(count)
+    scales = 10.0 ** rng.integers(-6, 6, comm.size)
+    xs = [(rng.standard_normal(count + 1) * scale).astype(dtype)[1:] for scale in scales]
+    want = functools.reduce(np.add, xs)
+    x = xs[comm.rank]  # it begins anywhere in a cache line
+    out = x if in_place else np.empty(count + 3, dtype)[3:]
+    comm.all_reduce(x, out=out)
+    return (out == want).all(), comm.stats()["path"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("count", [20_001, (1 << 20) + 7, (17 << 18) + 1])
+def test_large_ones_are_reduced_in_rank_order(world_of, size, count):
+    ranks = world_of(size, **FROM_64_BYTES)
+    for dtype, in_place in (("f4", True), ("f4", False), ("c16", True)):
+        assert ranks(reduced_in_rank_order, dtype, count, in_place) == [(True, "single_copy")] * size
+
+
+def reduced_in_memory_of_all_kinds(comm, first):
+    """all_reduce of private arrays on the ranks from `first` on, of shared ones before, in place and not."""
+
+    def make(count, dtype):
+        shared = comm.empty(count, dtype)  # which all ranks make
+        return shared if comm.rank < first else np.empty(count, dtype)
+
+    found = []
+    for in_place in (True, False):
+        x = make(8 * COUNT, "f8")
+        x[:] = np.arange(8 * COUNT) + comm.rank
+        out = None if in_place else make(8 * COUNT, "f8")
+        comm.all_reduce(x, "sum", out=out)
+        found.append(((x if in_place else out) == comm.size * np.arange(8 * COUNT) + 3).all())
+        found.append(in_place or (x == np.arange(8 * COUNT) + comm.rank).all())
+    return found, comm.stats()["path"]
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_shared_and_private_arrays_are_reduced_together(world_of, first):
+    path = "single_copy" if first < 3 else "zero_copy"
+    assert world_of(3, **FROM_64_BYTES)(reduced_in_memory_of_all_kinds, first) == [([True] * 4, path)] * 3
 
 
 # ---- what goes wrong --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -52,6 +52,7 @@ _UNSEEN = contextlib.nullcontext()
 _LINGER_S = 200e-6
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_Pending: TypeAlias = "dist.Work | None"  # a call: under way, or done
 
 
 def _refusing(kind: str) -> Callable[[_Method], _Method]:
@@ -92,7 +93,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     # -- reductions --
 
-    def allreduce(self, tensors: Any, opts: Any = _ALLREDUCE) -> dist.Work | None:
+    def allreduce(self, tensors: Any, opts: Any = _ALLREDUCE) -> _Pending:
         if not opts.asyncOp and len(tensors) == 1 and not profiler._is_profiler_enabled:
             number, memory = hash(opts.reduceOp), memory_of(tensors[0])
             if number < _PREMUL_SUM and memory is not None:
@@ -102,7 +103,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._reduce_for_all(tensors, opts)
 
     @_refusing("all_reduce")
-    def _reduce_for_all(self, tensors: Any, opts: Any) -> dist.Work | None:
+    def _reduce_for_all(self, tensors: Any, opts: Any) -> _Pending:
         tensor = _only(tensors)
         if tensor.is_sparse:
             return self._add_sparse(tensor, opts)
@@ -110,7 +111,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         memory = taken.changed(tensor) if number < _PREMUL_SUM else _multiplied(taken, tensor, opts.reduceOp)
         return self._call(opts, taken, [tensor], "all_reduce", memory, _op(number))
 
-    def _add_sparse(self, tensor: Any, opts: Any) -> dist.Work | None:
+    def _add_sparse(self, tensor: Any, opts: Any) -> _Pending:
         if hash(opts.reduceOp) != _SUM:
             raise ValueError("of sparse tensors shmring makes sums only")
         with self._calling:
@@ -122,7 +123,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return None
 
     @_refusing("all_reduce")
-    def allreduce_coalesced(self, tensors: Any, opts: Any = _ALLREDUCE_COALESCED) -> dist.Work | None:
+    def allreduce_coalesced(self, tensors: Any, opts: Any = _ALLREDUCE_COALESCED) -> _Pending:
         taken, number = Taken(), hash(opts.reduceOp)
         if number >= _PREMUL_SUM:
             memories = [_multiplied(taken, tensor, opts.reduceOp) for tensor in tensors]
@@ -131,7 +132,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._call(opts, taken, list(tensors), "all_reduce_many", memories, _op(number))
 
     @_refusing("reduce")
-    def reduce(self, tensors: Any, opts: Any) -> dist.Work | None:
+    def reduce(self, tensors: Any, opts: Any) -> _Pending:
         tensor, taken, number = _only(tensors), Taken(), hash(opts.reduceOp)
         is_root = opts.rootRank == self.comm.rank
         if number >= _PREMUL_SUM:
@@ -141,14 +142,14 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._call(opts, taken, [tensor], "reduce", memory, _op(number), opts.rootRank)
 
     @_refusing("reduce_scatter")
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _REDUCE_SCATTER) -> dist.Work | None:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _REDUCE_SCATTER) -> _Pending:
         output, parts, taken = _only(outputs), _only(inputs), Taken()
         check_alike(parts, output, "the list of inputs")
         self._check_length(parts, "inputs")
         return self._reduce_scatter(opts, taken, output, parts, taken.joined(parts, given=True))
 
     @_refusing("reduce_scatter")
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = _REDUCE_SCATTER) -> dist.Work | None:
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = _REDUCE_SCATTER) -> _Pending:
         taken = Taken()
         return self._reduce_scatter(opts, taken, output, [input], taken.given(input))
 
@@ -157,12 +158,12 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     @_refusing("reduce_scatter")
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = _REDUCE_SCATTER
-    ) -> dist.Work | None:
+    ) -> _Pending:
         return self._each(opts, self.reduce_scatter_single, outputs, inputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _reduce_scatter(self, opts: Any, taken: Taken, output: Any, inputs: Any, memory: Any) -> dist.Work | None:
+    def _reduce_scatter(self, opts: Any, taken: Taken, output: Any, inputs: Any, memory: Any) -> _Pending:
         number = hash(opts.reduceOp)
         if number >= _PREMUL_SUM:
             with plain_torch():
@@ -174,13 +175,13 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     # -- moving --
 
     @_refusing("broadcast")
-    def broadcast(self, tensors: Any, opts: Any = _BROADCAST) -> dist.Work | None:
+    def broadcast(self, tensors: Any, opts: Any = _BROADCAST) -> _Pending:
         tensor, taken = _only(tensors), Taken()
         memory = taken.given(tensor) if opts.rootRank == self.comm.rank else taken.changed(tensor)
         return self._call(opts, taken, [tensor], "broadcast", memory, opts.rootRank)
 
     @_refusing("all_gather")
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> dist.Work | None:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
         parts, tensor, taken = _only(outputs), _only(inputs), Taken()
         self._check_length(parts, "outputs")
         if all(part.numel() == tensor.numel() for part in parts):
@@ -192,7 +193,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._call(opts, taken, list(parts), "all_gather_v", given, out=pieces)
 
     @_refusing("all_gather")
-    def all_gather_single(self, output: Any, input: Any, opts: Any = _ALLGATHER) -> dist.Work | None:
+    def all_gather_single(self, output: Any, input: Any, opts: Any = _ALLGATHER) -> _Pending:
         taken = Taken()
         out = taken.changed(output)
         return self._call(opts, taken, [output], "all_gather", taken.given(input), out=out)
@@ -200,19 +201,19 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     _allgather_base = all_gather_single
 
     @_refusing("all_gather")
-    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = _ALLGATHER) -> dist.Work | None:
+    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
         """output_lists[r][k] becomes rank r's inputs[k]."""
         by_input = [[outputs[k] for outputs in output_lists] for k in range(len(inputs))]
         return self._each(opts, self.allgather, [[parts] for parts in by_input], [[x] for x in inputs])
 
     @_refusing("all_gather")
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> dist.Work | None:
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
         return self._each(opts, self.all_gather_single, outputs, inputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     @_refusing("gather")
-    def gather(self, outputs: Any, inputs: Any, opts: Any = _GATHER) -> dist.Work | None:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = _GATHER) -> _Pending:
         tensor, taken = _only(inputs), Taken()
         if opts.rootRank != self.comm.rank:
             return self._call(opts, taken, [], "gather", taken.given(tensor), opts.rootRank)
@@ -223,7 +224,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._call(opts, taken, list(parts), "gather", taken.given(tensor), opts.rootRank, out=out)
 
     @_refusing("scatter")
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = _SCATTER) -> dist.Work | None:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = _SCATTER) -> _Pending:
         output, taken = _only(outputs), Taken()
         out = taken.changed(output)
         given = None
@@ -242,7 +243,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         output_lengths: Any,
         input_lengths: Any,
         opts: Any = _ALL_TO_ALL,
-    ) -> dist.Work | None:
+    ) -> _Pending:
         """lengths: rows for each rank, or empty where all are alike."""
         taken = Taken()
         out, given = taken.changed(output), taken.given(input)
@@ -255,7 +256,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     alltoall_base = all_to_all_single
 
     @_refusing("all_to_all")
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = _ALL_TO_ALL) -> dist.Work | None:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = _ALL_TO_ALL) -> _Pending:
         taken = Taken()
         self._check_length(outputs, "outputs")
         self._check_length(inputs, "inputs")
@@ -286,7 +287,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     # -- meeting --
 
-    def barrier(self, opts: Any = _BARRIER) -> dist.Work | None:
+    def barrier(self, opts: Any = _BARRIER) -> _Pending:
         work = self._call(opts, Taken(), [], "barrier")
         if work is None:
             self._finish_done()
@@ -325,7 +326,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     def _call(
         self, opts: Any, taken: Taken, result: list[torch.Tensor], kind: str, *arguments: Any, **keywords: Any
-    ) -> dist.Work | None:
+    ) -> _Pending:
         """One collective: done when this returns None, under way in the Work that it returns otherwise."""
         try:
             with _profiled(kind, result):
@@ -336,7 +337,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     def _make(
         self, opts: Any, taken: Taken, result: list[torch.Tensor], kind: str, *arguments: Any, **keywords: Any
-    ) -> dist.Work | None:
+    ) -> _Pending:
         method = getattr(self.comm, kind)
         keywords["timeout"] = _seconds(opts.timeout)
         if not opts.asyncOp:
@@ -360,7 +361,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             self._told = error
             self.comm.refuse(kind)
 
-    def _each(self, opts: Any, call: Callable[..., Work | None], outputs: Any, inputs: Any) -> dist.Work | None:
+    def _each(self, opts: Any, call: Callable[..., _Pending], outputs: Any, inputs: Any) -> _Pending:
         """Several calls as one."""
         if len(outputs) != len(inputs):
             raise ValueError(f"there are {len(outputs)} outputs for {len(inputs)} inputs")
@@ -479,7 +480,8 @@ def _profiled(kind: str, tensors: Sequence[torch.Tensor]) -> contextlib.Abstract
     if not profiler._is_profiler_enabled:
         return _UNSEEN
     name = kind.removesuffix("_v").removesuffix("_many")
-    return cast(Any, _RecordFunctionFast(f"shmring:{name}", list(tensors)))
+    recorded: contextlib.AbstractContextManager[Any] = _RecordFunctionFast(f"shmring:{name}", list(tensors))
+    return recorded
 
 
 def _is_called_from_python() -> bool:

@@ -106,6 +106,16 @@ QUESTIONS = (
         _private("all_to_all", 1536 * KIB, 3 * MIB, 6 * MIB, 12 * MIB),
     ),
     Question(
+        "single_copy_reduce_nbytes",
+        (*(n * KIB for n in (128, 256, 512)), 1 * MIB, 2 * MIB, tuning.NEVER),
+        _private("all_reduce", *(n * KIB for n in (192, 384, 768, 1536))),
+    ),
+    Question(
+        "single_copy_reduce_most_nbytes",
+        (*(n * MIB for n in (4, 8, 16, 32, 64)), tuning.NEVER),
+        _private("all_reduce", *(n * MIB for n in (6, 12, 24, 48))),
+    ),
+    Question(
         "chain_nbytes",
         (*(n * KIB for n in (64, 128, 256, 512)), tuning.NEVER),
         lambda n: _private("reduce", *_CHAINED)(n) + _private("scan", *_CHAINED)(n),

@@ -1,0 +1,45 @@
+# When private memory is read by others through the kernel: one copy where staging makes two. May know: _group.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
+
+from ._group cimport *
+
+
+# An all_reduce of slices that their reducers do not push but others fetch, as they do not map where they belong.
+cdef inline bint may_be_fetched(const Group *g, const Call *c) noexcept nogil:
+    return c.kind == ALL_REDUCE and c.nbytes * <size_t> (g.size - 1) > g.tuning.small_nbytes
+
+
+# Where every rank has something to copy, and no byte is copied by two. With one at work, as in a broadcast, slots let
+# the other take part; what several read is dear to write again (2 and 4 ranks, bench/peers.py --input both).
+cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogil:
+    return (c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
+            or may_be_fetched(g, c))
+
+
+# From which length of pieces on that pays. Through slots the root of a scatter stages while others copy, which is
+# better the less there is and the fewer they are.
+cdef inline uint64_t least_single_copy(const Group *g, const Call *c) noexcept nogil:
+    cdef uint64_t least = g.tuning.single_copy_nbytes
+    if c.kind == ALL_REDUCE:
+        return g.tuning.single_copy_reduce_nbytes
+    return max(least, g.tuning.single_copy_scatter_nbytes // <uint64_t> g.size) if c.kind == SCATTER else least
+
+
+# Up to which; longer ones had better be streamed through slots, unless one rank alone would fill these.
+cdef inline uint64_t most_single_copy(const Group *g, const Call *c) noexcept nogil:
+    if c.kind == ALL_REDUCE:
+        return g.tuning.single_copy_reduce_most_nbytes
+    return <uint64_t> -1 if c.kind == SCATTER else g.tuning.single_copy_most_nbytes
+
+
+# Whether others may read pieces of nbytes in this rank's private memory.
+cdef inline bint offers_single_copy(const Group *g, const Call *c, size_t nbytes) noexcept nogil:
+    return g.single_copy and may_be_single_copy(g, c) and nbytes <= most_single_copy(g, c)
+
+
+# Whether they had better do so.
+cdef inline bint is_worth_single_copy(Group *g, Call *c) noexcept nogil:
+    return (c.given == NULL and c.nbytes >= least_single_copy(g, c) and offers_single_copy(g, c, c.nbytes)
+            and may_be_read_in_place(g, c))

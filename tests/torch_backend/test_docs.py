@@ -1,0 +1,44 @@
+"""What docs/torch.md shows runs as it stands there. May know: ranks, torch, the adapter."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist
+from ranks import free_port
+from torch.nn.parallel import DistributedDataParallel
+
+from shmring.adapters.torch import register_backend
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch.md"
+
+
+def run_blocks(comm, page):
+    """Each from names of its own, in one process group; the gradients that their models come to."""
+    register_backend()  # where shmring is not installed but only on the path
+    port = comm.broadcast_object(free_port())
+    place = {"RANK": comm.rank, "WORLD_SIZE": comm.size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    gradients = []
+    try:
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S):
+            torch.manual_seed(0)
+            names = {"model": torch.nn.Linear(3, 1, bias=False)}
+            names["DistributedDataParallel"] = DistributedDataParallel
+            exec(block, names)
+            for _ in range(3):  # the second step's buckets are sorted anew, the third's stay
+                names["model"].zero_grad()
+                names["model"](torch.full((1, 3), float(comm.rank))).sum().backward()
+            gradients.append(names["model"].module.weight.grad.tolist())
+    finally:
+        dist.destroy_process_group()
+    return gradients
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="needs the checkout")
+def test_the_code_of_the_page_runs(three):
+    assert three(run_blocks, PAGE) == [[[[1.0, 1.0, 1.0]]] * 2] * 3
