@@ -94,12 +94,18 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     # -- reductions --
 
     def allreduce(self, tensors: Any, opts: Any = _ALLREDUCE) -> _Pending:
-        if not opts.asyncOp and len(tensors) == 1 and not profiler._is_profiler_enabled:
+        # What most calls are and how DDP's buckets come, without all that the others need: after some compute
+        # every line of code is a miss in the caches, which costs more than the call.
+        if len(tensors) == 1 and not profiler._is_profiler_enabled:
             number, memory = hash(opts.reduceOp), memory_of(tensors[0])
             if number < _PREMUL_SUM and memory is not None:
+                if not opts.asyncOp:
+                    with self._calling:
+                        self.comm.all_reduce(memory, _OPS[number])
+                    return None
                 with self._calling:
-                    self.comm.all_reduce(memory, _OPS[number])
-                return None
+                    part = self.comm.all_reduce(memory, _OPS[number], async_op=True)
+                return self._answer(part, tensors, None)
         return self._reduce_for_all(tensors, opts)
 
     @_refusing("all_reduce")
@@ -348,11 +354,15 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             return None
         with self._calling:
             part = method(*arguments, async_op=True, **keywords)
+        return self._answer(part, result, taken.finish)
+
+    def _answer(self, part: Any, result: list[torch.Tensor], finish: Callable[[], None] | None) -> dist.Work:
+        """For the caller of what was issued."""
         if _is_called_from_python():
-            return self._track(Work([part], result, taken.finish))
-        if taken.finish is None and has_succeeded(part) and not are_any_halves(result):
+            return self._track(Work([part], result, finish))
+        if finish is None and has_succeeded(part) and not are_any_halves(result):
             return finished(result)
-        return self._track(Work([part], result, taken.finish, self._completer))
+        return self._track(Work([part], result, finish, self._completer))
 
     def _refuse(self, kind: Any, error: Exception) -> None:
         if error is self._told or isinstance(error, shmring.Error):

@@ -184,12 +184,12 @@ def has_succeeded(part: Any) -> bool:
 
 
 def are_any_halves(tensors: Sequence[torch.Tensor]) -> bool:
-    return any(tensor.dtype == torch.float16 for tensor in tensors)
+    return any(tensor.dtype is torch.float16 for tensor in tensors)
 
 
 def finished(tensors: list[torch.Tensor]) -> dist.Work:
     """For C++, which makes less of it than a Work takes: what is done, with this result."""
-    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future = torch._C.Future([])
     future.set_result(tensors)
     return _create_work_from_future(future)
 
