@@ -133,7 +133,7 @@ cdef bint sleep(Mail *m, Message *message, uint64_t asleep_ns) noexcept nogil:
     nap.n = 0
     sr_nap_watch(&nap, &m.g.me.mail_bell)
     return (step_mail(m) == BLOCKED and message.state != COMPLETE
-            and sr_flag_load_ordered(&m.g.header.abort) == SR_NO_ABORT and sleep_until_death(m.g, &nap))
+            and sr_flag_load_ordered(&m.g.header.abort) == SR_NO_ABORT and sleep_until_death(m.g, &nap, m.g.sleep_ns))
 
 
 cdef void sleep_far(Mail *m, Message *message, uint64_t limit_ns) noexcept nogil:

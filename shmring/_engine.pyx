@@ -366,10 +366,9 @@ cdef class Engine(State):
         step_briefly(self.queue)
         while self.describe_oldest():
             step_briefly(self.queue)
-        reap(self.queue)
         if self.linger_ns > 0 and is_pending(self.queue) and oldest(self.queue) == &issued.task:
-            with contextlib.suppress(Error):   # which is raised where somebody waits for the call
-                self.wait_for(&issued.task, sr_now_ns() + self.linger_ns)
+            linger(self.queue, &issued.task, sr_now_ns() + self.linger_ns)
+        reap(self.queue)
         return self.leave_to_background()
 
     # What is left, unless somebody waits, who then steps it.

@@ -16,6 +16,10 @@ cdef enum Phase:
     FETCHING
     ENDING
 
+cdef enum:
+    CLAIM_NBYTES = 4 << 10
+    CLAIM_MOST_NBYTES = 2 << 20   # of a message
+
 
 cdef int step_fetched(Group *g, Call *c) noexcept nogil:
     cdef int status
@@ -29,6 +33,8 @@ cdef int step_fetched(Group *g, Call *c) noexcept nogil:
         status = fetch_slices(g, c)
         if status != DONE:
             return status
+        if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:
+            return ABORTED   # who gives up may write to its array again, and that was fetched
         give_credit(g, end_of_call(g))
         c.phase = ENDING
     # Others may still be fetching what this rank has reduced.
@@ -56,7 +62,7 @@ cdef int reduce_own_slice(Group *g, Call *c) noexcept nogil:
     # As far into a cache line as in the own array: then all are loaded by whole lines.
     cdef size_t skew = <uintptr_t> (c.out + begin) & (SR_CACHE_LINE - 1)
     cdef size_t room = SCRATCH_NBYTES // <size_t> (g.size - 1) & ~<size_t> (SR_CACHE_LINE - 1)
-    cdef size_t nbytes = min(left, whole_items(c, room - SR_CACHE_LINE))
+    cdef size_t nbytes = min(left, whole_items(c, room))
     cdef unsigned char *there = g.scratch + skew
     cdef int step, rank
     cdef int status = find_given(g, c, begin)
@@ -70,12 +76,31 @@ cdef int reduce_own_slice(Group *g, Call *c) noexcept nogil:
             if status != DONE:
                 return status
             g.source[rank] = there
-            there += room
+            there += room + SR_CACHE_LINE
     g.target[0] = c.out + begin
-    g.kernels.fold[c.dtype][c.op](g.target, 1, 0, g.source, g.size, nbytes // c.itemsize, <uint32_t> g.size)
+    fold_sources(g, c, nbytes)
     c.fold.offset += nbytes
     g.stats.bytes_sent += nbytes
     return PROGRESSED if nbytes < left else DONE
+
+
+# The others have fetched the same lines at the call before, where the result comes to the same place again. Asking for
+# many of them at once is a fifth of the time at 1 MiB; of what does not stay in the caches nobody holds any.
+cdef void fold_sources(Group *g, Call *c, size_t nbytes) noexcept nogil:
+    cdef bint claims = c.nbytes <= CLAIM_MOST_NBYTES
+    cdef size_t done = 0
+    cdef size_t part = nbytes
+    cdef int rank
+    while done < nbytes:
+        if claims:   # up to the end of a line, where that is between two items
+            part = whole_items(c, CLAIM_NBYTES - (<uintptr_t> g.target[0] & (SR_CACHE_LINE - 1)))
+            part = min(part, nbytes - done)
+            sr_claim(g.target[0], part)
+        g.kernels.fold[c.dtype][c.op](g.target, 1, 0, g.source, g.size, part // c.itemsize, <uint32_t> g.size)
+        g.target[0] = <unsigned char *> g.target[0] + part
+        for rank in range(g.size):
+            g.source[rank] = <unsigned char *> g.source[rank] + part
+        done += part
 
 
 # A part of the next slice of another rank, once that has reduced it. In the order of ranks, beginning with the next.

@@ -114,6 +114,7 @@ cdef extern from "flag.h" nogil:
     bint sr_flag_replace(sr_flag *, uint64_t old, uint64_t value)
     void sr_pause()
     void sr_yield()
+    void sr_claim(void *there, size_t nbytes)
     uint64_t sr_abort_pack(int cause, int culprit, int reporter)
     int sr_abort_cause(uint64_t word)
     int sr_abort_culprit(uint64_t word)
@@ -236,7 +237,7 @@ cdef struct Group:
     bint single_copy           # every rank can read the private memory of every other
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step
-    unsigned char *scratch     # SCRATCH_NBYTES, valid within one step
+    unsigned char *scratch     # SCRATCH_NBYTES and a line for each rank, valid within one step
     Block *block               # sorted by own
     int nblocks
     sr_tuning[2] tunings       # near, far

@@ -21,7 +21,7 @@ class Memory:
 
         x: an array of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's
         tensors). Asks no more than where it lies: of what such a library puts off, as torch does negation,
-        it knows nothing.
+        it knows nothing, and takes its arrays for writable.
         """
 
     @property

@@ -1,7 +1,7 @@
 # From an array of any make to its memory: the fields of a NumPy array, the buffer protocol, and the slower ways.
 # May know: _group, _state, buffers.
 
-from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release,
     PyObject_CheckBuffer, PyObject_GetBuffer,
@@ -45,7 +45,8 @@ cdef class Memory:
         """x's own memory, or None where x is none that is read at once: on the CPU, in C order, of a dtype.
 
         x: an array of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's tensors). Asks
-        no more than where it lies: of what such a library puts off, as torch does negation, it knows nothing.
+        no more than where it lies: of what such a library puts off, as torch does negation, it knows nothing, and
+        takes its arrays for writable.
         """
         cdef Operand operand
         cdef Memory memory
@@ -184,12 +185,24 @@ cdef bint find_exchange(type kind) except -1:
     capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
     if capsule is None:
         return False
+    if not PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
+        return False
     exchange = <Exchange *> PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
     while exchange != NULL and exchange.major > DLPACK_MAJOR:
         exchange = exchange.previous
-    if exchange == NULL or exchange.major < DLPACK_MAJOR:
+    if exchange == NULL or exchange.major < DLPACK_MAJOR or exchange.describe == NULL:
         return False
     exchanging_type, describe_exchanged = kind, exchange.describe
+    return True
+
+
+cdef bint is_in_c_order(const DLTensor *tensor) noexcept:
+    cdef int64_t stride = 1
+    cdef int axis
+    for axis in range(tensor.ndim - 1, -1, -1):
+        if tensor.strides != NULL and tensor.shape[axis] != 1 and tensor.strides[axis] != stride:
+            return False
+        stride *= tensor.shape[axis]
     return True
 
 
@@ -208,11 +221,9 @@ cdef bint take_exchanged(Operand *operand, object x) except -1:
     if tensor.device != DLPACK_CPU or tensor.lanes != 1:
         return False
     dtype = dtype_of_dlpack(tensor.code, tensor.bits)
-    for axis in range(tensor.ndim - 1, -1, -1):
-        if tensor.strides != NULL and tensor.shape[axis] != 1 and tensor.strides[axis] != count:
-            return False
+    for axis in range(tensor.ndim):
         count *= tensor.shape[axis]
-    if dtype < 0 or (tensor.data == NULL and count > 0):
+    if dtype < 0 or (count > 0 and not (tensor.data != NULL and is_in_c_order(&tensor))):
         return False
     operand.data = <unsigned char *> tensor.data + tensor.byte_offset
     operand.count = count

@@ -6,9 +6,15 @@ from libc.stdint cimport uint64_t
 from ._group cimport *
 
 
+cdef enum:
+    LEAST_READ_NBYTES = 16 << 10   # at once, so that there are not too many system calls
+
+
 # An all_reduce of slices that their reducers do not push but others fetch, as they do not map where they belong.
 cdef inline bint may_be_fetched(const Group *g, const Call *c) noexcept nogil:
-    return c.kind == ALL_REDUCE and c.nbytes * <size_t> (g.size - 1) > g.tuning.small_nbytes
+    cdef size_t nothers = g.size - 1
+    return (c.kind == ALL_REDUCE and c.nbytes * nothers > g.tuning.small_nbytes
+            and nothers * LEAST_READ_NBYTES <= SCRATCH_NBYTES)
 
 
 # Where every rank has something to copy, and no byte is copied by two. With one at work, as in a broadcast, slots let

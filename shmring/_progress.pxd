@@ -69,6 +69,7 @@ cdef bint is_finished(const Queue *q, const Task *t) noexcept nogil
 cdef int append(Queue *q, Task *t) except -1
 cdef void step_briefly(Queue *q) noexcept
 cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil
+cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept
 cdef void take_turn(Queue *q, uint64_t who) noexcept nogil
 cdef Task *oldest(Queue *q) noexcept nogil
 cdef bint copy_oldest_begun(Queue *q, Call *c) noexcept nogil

@@ -269,6 +269,17 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     return DONE
 
 
+# For who has issued a task and stays with it for a moment, not looking at Python's signals. Whatever else ends the wait
+# is left to who waits for the task.
+cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
+    cdef int status = SIGNALLED
+    sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) + 1)
+    with nogil:
+        while status == SIGNALLED and sr_now_ns() < until_ns:
+            status = step_until(q, t, until_ns)
+    sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) - 1)
+
+
 # The communicator has come to its end: so have its calls. What would have been called next is part of what the others
 # say of a mismatch.
 cdef void finish_all(Queue *q, int status) noexcept nogil:

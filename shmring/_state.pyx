@@ -60,7 +60,7 @@ cdef class State:
         g.target = <void **> calloc(size + 1, sizeof(void *))
         # No page of it is there before it is used.
         if (g.lane == NULL or g.ring == NULL or g.source == NULL or g.target == NULL
-                or posix_memalign(<void **> &g.scratch, SR_PAGE, SCRATCH_NBYTES) != 0):
+                or posix_memalign(<void **> &g.scratch, SR_PAGE, SCRATCH_NBYTES + size * SR_CACHE_LINE) != 0):
             raise MemoryError()
         for i in range(size):
             g.lane[i] = sr_layout_lane(g.header, i)

@@ -17,5 +17,5 @@ cdef inline uint64_t nap_after(uint64_t waited_ns) noexcept nogil:
 
 cdef int run_steps(Group *g, Call *c) noexcept nogil
 cdef int try_briefly(Group *g, Call *c) noexcept nogil
-cdef bint sleep_until_death(Group *g, sr_nap *nap) noexcept nogil
+cdef bint sleep_until_death(Group *g, sr_nap *nap, uint64_t longest_ns) noexcept nogil
 cdef int glance(Group *g, Call *c, uint64_t now) noexcept nogil

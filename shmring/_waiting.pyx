@@ -80,29 +80,36 @@ cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
             continue
         begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, c.wait_begin_ns, c.awaited.rank)
         if g.leg != NULL:
-            sleep_across(g, c, now - c.wait_begin_ns)
+            sleep_across(g, c, now)
         else:
-            sleep_among_neighbours(g, c)
+            sleep_among_neighbours(g, c, now)
         now = sr_now_ns()
     return PROGRESSED
 
 
-cdef void sleep_among_neighbours(Group *g, Call *c) noexcept nogil:
+# At most until it is time to look for Python's signals, or to leave a call that was only lingered with.
+cdef inline uint64_t longest_sleep_ns(Group *g, uint64_t now) noexcept nogil:
+    cdef uint64_t until_ns = max(g.next_look_ns, g.signal_ns)
+    return min(g.sleep_ns, until_ns - now) if until_ns > now else g.sleep_ns
+
+
+cdef void sleep_among_neighbours(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef sr_nap nap
     nap.n = 0
     if (sr_nap_enter(&nap, c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell)
-            and sr_flag_load_ordered(&g.header.abort) == SR_NO_ABORT and sleep_until_death(g, &nap)):
+            and sr_flag_load_ordered(&g.header.abort) == SR_NO_ABORT
+            and sleep_until_death(g, &nap, longest_sleep_ns(g, now))):
         g.next_look_ns = 0
 
 
 # The end of a sleep, of who has watched a bell and looked again. True: some rank has died, which has to be looked at.
-cdef bint sleep_until_death(Group *g, sr_nap *nap) noexcept nogil:
+cdef bint sleep_until_death(Group *g, sr_nap *nap, uint64_t longest_ns) noexcept nogil:
     cdef int rank, ndead = 0
     for rank in range(g.size):
         if rank != g.rank and not sr_nap_watch_life(nap, &g.lane[rank].life):
             ndead += 1
     if ndead == g.ndead:
-        return sr_nap_sleep_among_lives(nap, g.sleep_ns)
+        return sr_nap_sleep_among_lives(nap, longest_ns)
     # The kernel has woken one, whom it may not concern.
     for rank in range(g.size):
         if rank != g.rank and sr_life_died(&g.lane[rank].life):
@@ -111,13 +118,15 @@ cdef bint sleep_until_death(Group *g, sr_nap *nap) noexcept nogil:
     return True
 
 
-cdef void sleep_across(Group *g, Call *c, uint64_t waited_ns) noexcept nogil:
+cdef void sleep_across(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef Leg *leg = leg_of(g)
+    cdef uint64_t longest_ns
     cdef bint awaits_neighbour = c.awaited.rank < g.size
     if leg.nbusy == 0 and awaits_neighbour:
-        sleep_among_neighbours(g, c)
+        sleep_among_neighbours(g, c, now)
     else:
-        sr_wire_sleep(leg.news, nap_after(waited_ns) if awaits_neighbour else g.sleep_ns)
+        longest_ns = longest_sleep_ns(g, now)
+        sr_wire_sleep(leg.news, min(longest_ns, nap_after(now - c.wait_begin_ns)) if awaits_neighbour else longest_ns)
 
 
 # Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.

@@ -34,7 +34,7 @@ class Collectives:
     """How sums of `all_reduce` and `reduce` travel between hosts unless a call says otherwise."""
 
     linger_s: float
-    """Seconds for which a call with async_op=True stays with its caller before the background has it."""
+    """Seconds, 0 to 0.05, for which a call with async_op=True stays with its caller if others are late."""
 
     @overload
     def all_reduce(

@@ -29,6 +29,7 @@ cdef str SUM = "sum"   # the literal that is the default of op: the same object,
 cdef dict OP_NUMBERS = {name: number for number, name in enumerate(_state.OPS)}
 cdef dict WIRE_NUMBERS = {name: number for number, name in enumerate(_state.WIRES)}
 cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(_state.ALGORITHMS)}
+cdef double MOST_LINGER_S = 0.05   # as Ctrl-C is not heard meanwhile
 cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(_state.KINDS) if number <= BARRIER}
 
 
@@ -106,17 +107,17 @@ cdef class Collectives:
 
     @property
     def linger_s(self):
-        """Seconds for which a call with async_op=True stays with its caller while other ranks are awaited; 0 at first.
+        """Seconds, 0 to 0.05, for which a call with async_op=True stays with its caller while ranks are awaited.
 
         Only then it is left to the background. That takes longer than a small call does, so it pays where ranks come
-        at about the same time. What is behind other calls is left at once. Each rank may have its own.
+        at about the same time. What is behind other calls is left at once. Each rank may have its own; 0 at first.
         """
         return self.engine.linger_ns * 1e-9
 
     @linger_s.setter
     def linger_s(self, double seconds):
-        if not seconds >= 0:
-            raise ValueError(f"linger_s is {seconds:g}; it must be 0 seconds or more")
+        if not 0 <= seconds <= MOST_LINGER_S:
+            raise ValueError(f"linger_s is {seconds:g}; it must be 0 to {MOST_LINGER_S:g} seconds")
         self.engine.linger_ns = ns_of(seconds)
 
     def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):

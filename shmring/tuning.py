@@ -136,9 +136,10 @@ def _measured_table(asked: str, nranks: int) -> measured.Table:
 def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
     """With the chunk and the depth that the environment asks for, and the single copy.
 
-    Who asks for a chunk wants to see data go through slots.
+    Who asks for a chunk or a path wants to see data go through slots.
     """
-    if settings.single_copy_nbytes is not None or settings.chunk_nbytes is not None:
+    asks_for_slots = settings.chunk_nbytes is not None or settings.path != "auto"
+    if settings.single_copy_nbytes is not None or asks_for_slots:
         least = settings.single_copy_nbytes or NEVER
         table = table | {
             "single_copy_nbytes": least,

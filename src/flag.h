@@ -23,6 +23,18 @@ static inline void sr_pause(void)
 #endif
 }
 
+/* Asks for lines that are about to be stored to and that other cores may hold. A store waits until they have let go of
+   its line, one after the other; these requests are under way together. A hint: what lies there stays as it is. */
+static inline void sr_claim(void *there, size_t nbytes)
+{
+#if defined(__x86_64__)
+    for (size_t at = 0; at < nbytes; at += SR_CACHE_LINE)
+        __asm__ volatile("prefetchw %0" : : "m"(((char *)there)[at]));
+#else
+    (void)there, (void)nbytes;
+#endif
+}
+
 static inline uint64_t sr_now_ns(void)
 {
     struct timespec t;

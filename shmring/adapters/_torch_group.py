@@ -358,9 +358,11 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     def _answer(self, part: Any, result: list[torch.Tensor], finish: Callable[[], None] | None) -> dist.Work:
         """For the caller of what was issued."""
-        if _is_called_from_python():
+        caller = _calling_module()
+        if caller == _FROM_PYTHON:
             return self._track(Work([part], result, finish))
-        if finish is None and has_succeeded(part) and not are_any_halves(result):
+        is_torch = caller.startswith("torch.")  # whose C++ asks for nothing that only a Work of ours can do
+        if is_torch and finish is None and has_succeeded(part) and not are_any_halves(result):
             return finished(result)
         return self._track(Work([part], result, finish, self._completer))
 
@@ -494,8 +496,8 @@ def _profiled(kind: str, tensors: Sequence[torch.Tensor]) -> contextlib.Abstract
     return recorded
 
 
-def _is_called_from_python() -> bool:
-    """Whether torch.distributed's Python has made this call, and not its C++.
+def _calling_module() -> str:
+    """Who has made this call: torch.distributed's Python, whoever called torch's C++, or somebody else.
 
     Callbacks of futures may make calls themselves, and these come in the same order on all ranks only where
     a callback runs at once. Python's callers may have such callbacks; DDP's buckets come from C++.
@@ -503,7 +505,7 @@ def _is_called_from_python() -> bool:
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None and frame.f_globals.get("__name__") == _FROM_PYTHON
+    return "" if frame is None else str(frame.f_globals.get("__name__"))
 
 
 def _only(tensors: Sequence[Any]) -> Any:

@@ -189,6 +189,9 @@ def _ask(
         for value in candidates:
             paths.append(str(Path(folder, f"{value}.json")))
             tried = {distance: dict(values) for distance, values in table.items()}
+            if not question.name.startswith("single_copy"):  # it is about slots: see that they are used
+                for distance in ("near", "far"):
+                    tried[distance]["single_copy_reduce_nbytes"] = tuning.NEVER
             for distance in ("any",) if question.name in tuning.OF_BOTH_DISTANCES else ("near", "far"):
                 tried[distance][question.name] = value
             measured.save(Path(paths[-1]), {ranks: tried}, tuning.LIMITS)

@@ -1,0 +1,57 @@
+"""A call with async_op=True that stays with its caller for a moment before the background has it."""
+
+import gc
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+
+def lingering(comm, linger_s, late_s):
+    """Rank 1 comes late: when it came, when the others have their Work, and what they saw then."""
+    comm.linger_s = linger_s
+    x = np.full(1000, comm.rank + 1.0)
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(late_s)
+        came = time.monotonic()
+    work = comm.all_reduce(x, async_op=True)
+    if comm.rank != 1:
+        came = time.monotonic()
+    was_done = work.done()
+    work.wait()
+    kept = weakref.ref(x)
+    assert (x == comm.size * (comm.size + 1) / 2).all()
+    del x, work
+    gc.collect()
+    return came, was_done, kept() is None
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize(
+    ("linger_s", "late_s", "stays"), [(0.0, 0.1, False), (0.002, 0.1, False), (0.05, 0.01, True)]
+)
+def test_a_call_stays_with_its_caller_for_a_moment(world_of, size, linger_s, late_s, stays):
+    """And no longer; once it is done nothing keeps its arrays."""
+    ranks = world_of(size)
+    for _ in range(20):  # as a machine under load may keep anybody for longer
+        (returned, was_done, is_free), (came, _, _), *_ = found = ranks(lingering, linger_s, late_s)
+        assert is_free or not was_done, found
+        if (returned > came) == stays and (was_done or not stays):
+            return
+    raise AssertionError(found)
+
+
+def wrong_linger(comm):
+    for wrong in (-1.0, 0.06, float("nan")):
+        with pytest.raises(ValueError, match="linger_s"):
+            comm.linger_s = wrong
+    with pytest.raises(TypeError):
+        comm.linger_s = "long"
+    comm.linger_s = 0.05
+    return comm.linger_s
+
+
+def test_how_long_a_call_stays_is_a_number_of_seconds(world_of):
+    assert world_of(2)(wrong_linger) == [0.05] * 2
