@@ -48,9 +48,9 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     mine.out_block = c.out_block
     mine.out_offset = c.out_offset
     if is_worth_single_copy(g, c):
-        if c.x_block == 0 and gives(g, c, g.rank):
+        if c.x_block == 0 and gives(g, c, g.rank) and can_be_read(g, c.x):
             mine.x_block, mine.x_offset = SR_PRIVATE, <uintptr_t> c.x
-        if c.out_block == 0 and c.kind == ALL_REDUCE:
+        if c.out_block == 0 and c.kind == ALL_REDUCE and (c.out == c.x or can_be_read(g, c.out)):
             mine.out_block, mine.out_offset = SR_PRIVATE, <uintptr_t> c.out
     c.single_copy = mine.x_block == SR_PRIVATE
     mine.skew = skew_of(c)

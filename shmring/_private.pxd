@@ -1,7 +1,7 @@
 # When private memory is read by others through the kernel: one copy where staging makes two. May know: _group.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint64_t, uintptr_t
 
 from ._group cimport *
 
@@ -43,6 +43,13 @@ cdef inline uint64_t most_single_copy(const Group *g, const Call *c) noexcept no
 # Whether others may read pieces of nbytes in this rank's private memory.
 cdef inline bint offers_single_copy(const Group *g, const Call *c, size_t nbytes) noexcept nogil:
     return g.single_copy and may_be_single_copy(g, c) and nbytes <= most_single_copy(g, c)
+
+
+# Whether the kernel reads it at all, what a device has mapped it does not (as memory that a GPU's driver has pinned):
+# asked of itself, which takes a third of a microsecond.
+cdef inline bint can_be_read(Group *g, const void *array) noexcept nogil:
+    cdef char first
+    return sr_single_copy(sr_life_task(&g.me.life), &first, <uintptr_t> array, 1) == 0
 
 
 # Whether they had better do so.

@@ -18,7 +18,7 @@ from ._group cimport *
 from ._leg cimport remote
 from ._operands cimport MOVED, Operand, release, take
 from ._pipelines cimport enter_nothing, step_nothing
-from ._private cimport least_single_copy, offers_single_copy
+from ._private cimport can_be_read, least_single_copy, offers_single_copy
 from ._progress cimport TO_BE_DESCRIBED
 from ._timeouts cimport timeout_ns_of
 from .collectives cimport Collectives
@@ -396,7 +396,7 @@ cdef void tell_place(Engine engine, Call *c, Told *told, Piece *piece) noexcept:
     cdef Group *g = &engine.g
     cdef size_t least = g.zero_copy_nbytes
     if not engine.find_block(piece.data, piece.nbytes, &told.block, &told.what.offset):
-        if not offers_single_copy(g, c, piece.nbytes):
+        if not offers_single_copy(g, c, piece.nbytes) or piece.nbytes == 0 or not can_be_read(g, piece.data):
             return
         told.block, told.what.offset = SR_PRIVATE, <uintptr_t> piece.data
         least = max(least, least_single_copy(g, c))
