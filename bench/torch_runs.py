@@ -91,7 +91,7 @@ def train_in_turn(python: Path, environment: dict[str, str], options: argparse.N
     for width, bucket_mb in itertools.product(options.widths, options.buckets_mb):
         for round_number in range(min(options.rounds, 3)):
             for backend in options.only[:: -1 if round_number % 2 else 1]:
-                few = 4 if options.quick else 120
+                few = 4 if options.quick else 60
                 training = train(python, environment, backend, options.ranks[0], width, bucket_mb, few)
                 found.append(training)
     return found
