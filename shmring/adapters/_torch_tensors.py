@@ -15,16 +15,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from shmring import Memory
 
-_DTYPES = {
-    getattr(torch, name): name
-    for name in (
-        "bool",
-        *(f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)),
-        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-        *("float8_e4m3fn", "float8_e5m2"),
-    )
-}
-
 
 def memory_of(tensor: torch.Tensor) -> Memory | None:
     """The tensor's own memory; None where that is not what the tensor says, element by element."""
@@ -133,12 +123,12 @@ def _staged(tensor: torch.Tensor) -> torch.Tensor:
 
 def stage_memory(stage: torch.Tensor) -> Memory:
     """The memory of a tensor that is made for a call: contiguous, on the CPU."""
-    name = _DTYPES.get(stage.dtype)
-    if name is None:
+    memory = Memory.of(stage)
+    if memory is None:
         raise TypeError(
             f"shmring has no {stage.dtype}; convert the tensor, or send its bytes: .view(torch.uint8)"
         )
-    return Memory(stage.data_ptr(), stage.numel(), name, owner=stage)
+    return memory
 
 
 def _side_by_side(tensors: Sequence[torch.Tensor]) -> Memory | None:

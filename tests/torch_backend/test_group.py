@@ -19,10 +19,10 @@ from torch_ranks import group_of
 
 import shmring
 from shmring import _state
-from shmring.adapters._torch_tensors import _DTYPES
 
 SIZES = (1, 2, 3, 5)
 COUNTS = (0, 1, 7, 3000, 90_000)
+DTYPES = {getattr(torch, name): name for name in _state.DTYPES}
 REDUCE_OPS = {
     "sum": dist.ReduceOp.SUM,
     "avg": dist.ReduceOp.AVG,
@@ -80,7 +80,7 @@ def bytes_of(x):
 
 def reduce_everything(comm, op_name, memory):
     with group_of(comm) as group:
-        for dtype, name in _DTYPES.items():
+        for dtype, name in DTYPES.items():
             if not _state.supported(name, op_name) or dtype.is_complex:  # torch hands on complex ones as real
                 continue
             for count in COUNTS:
