@@ -15,7 +15,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -280,15 +279,19 @@ class Arrays:
 
         When one cannot, all raise and nothing is left.
         """
-        fd = self._share_alike(total, timeout_s)
         mapping, failure = None, None
         try:
-            mapping = memory.Mapping(fd, total)
-            mapping.populate(begin, nbytes)
+            fd = self._share(total, time.monotonic() + timeout_s)
+            try:
+                mapping = memory.Mapping(fd, total)
+                mapping.populate(begin, nbytes)
+            finally:
+                os.close(fd)
         except Error as error:
             failure = error
-        finally:
-            os.close(fd)
+        except BaseException as error:  # Ctrl-C: the others are waiting for an answer
+            self._engine.report(error)
+            raise
         if not self._engine.all_agree(failure is None, timeout_s):
             if mapping is not None:
                 mapping.close()
@@ -299,17 +302,6 @@ class Arrays:
         assert mapping is not None
         return mapping
 
-    def _share_alike(self, total: int, timeout_s: float) -> int:
-        """The memory's descriptor; where this host has none, the others hear of it in the agreement."""
-        try:
-            return self._share(lambda: self._create(total), time.monotonic() + timeout_s)
-        except (Timeout, RankFailed):
-            raise
-        except Error:
-            if self._engine.world_size > self._engine.size:
-                self._engine.all_agree(False, timeout_s)
-            raise
-
     def _create(self, nbytes: int) -> int:
         fd = memory.create(nbytes, kind=self._kind)
         try:
@@ -319,20 +311,26 @@ class Arrays:
             raise
         return fd
 
-    def _share(self, create: Callable[[], int], deadline: float) -> int:
-        """A descriptor that rank 0 creates, on every rank; what it raises instead, all raise."""
+    def _share(self, total: int, deadline: float) -> int:
+        """A descriptor of memory that rank 0 makes, on every rank; what it raises instead, all raise.
+
+        A rank that has no room for the descriptor raises alone: the others hear of it when they agree.
+        """
         fd = None
         if self._engine.rank == 0:
             try:
-                fd = create()
+                fd = self._create(total)
             except BaseException as error:
                 self._links.fail_descriptor(error)
                 raise
         try:
             return self._links.broadcast_descriptor(fd, check=self._engine.check, deadline=deadline)
-        except (Timeout, RankFailed, KeyboardInterrupt) as error:
-            # Not everybody's: a descriptor may still be under way, so nothing may follow on these links.
-            self._engine.report(error)
+        except BaseException as error:
+            if fd is not None:
+                os.close(fd)
+            if fd is not None or isinstance(error, (Timeout, RankFailed)):
+                # A descriptor may still be under way, so nothing may follow on these links.
+                self._engine.report(error)
             raise
 
     def _sweep(self) -> None:

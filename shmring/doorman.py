@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import logging
 import os
 import selectors
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from . import handshake
 from .errors import WAIT_LONGER, Error, Mismatch, RankFailed, Timeout
 from .handshake import BadFrame, Challenge, Hello
-from .limits import explain
+from .limits import NO_DESCRIPTOR, explain
 from .lines import Line
 from .worlds import Attempt, named
 
@@ -138,7 +137,7 @@ class Doorman:
         except (BlockingIOError, ConnectionError):  # it has gone again
             return
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE) and self._strangers:
+            if error.errno in NO_DESCRIPTOR and self._strangers:
                 self._listen(False)  # until one of them has given its descriptor back
                 self._most_strangers = max(1, len(self._strangers))
                 return

@@ -1,6 +1,6 @@
 """Groups of a communicator's ranks: who belongs to which, and the beginning of each.
 
-May know: beginning, bootstrap, errors; it is handed an engine, links, and what crosses to other hosts.
+May know: beginning, bootstrap, errors, limits; it is handed an engine, links, and what crosses to others.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from .beginning import Begun, begin, begin_where_met
 from .bootstrap import join
 from .errors import Error, Mismatch
+from .limits import explain
 
 if TYPE_CHECKING:
     from ._engine import Engine
@@ -98,14 +99,16 @@ def form_across(
     """As `form`, where the ranks are on several hosts: each group meets as a world of its own."""
     deadline = time.monotonic() + timeout_s
     ranks = next((group for group in groups if comm.rank in group), [])
-    listener, invitation = _invite(crossing, settings) if ranks[:1] == [comm.rank] else (None, None)
+    is_leader = ranks[:1] == [comm.rank]
+    listener, said = _invite(crossing, settings) if is_leader else (None, _why_not_to_come())
     with listener or contextlib.nullcontext():
-        invitations = comm.all_gather_object(invitation, timeout=timeout_s)
+        answers = comm.all_gather_object(said, timeout=timeout_s)
         if not ranks:
             return None
-        if isinstance(invitations[ranks[0]], str):
-            raise Error(f"rank {ranks[0]} cannot lead its group: {invitations[ranks[0]]}", rank=ranks[0])
-        world = crossing.world(len(ranks), invitations[ranks[0]])
+        for rank in ranks:
+            if isinstance(answers[rank], str):
+                raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
+        world = crossing.world(len(ranks), answers[ranks[0]])
         meeting = join(
             world,
             ranks.index(comm.rank),
@@ -127,6 +130,15 @@ def _invite(crossing: Crossing, settings: Settings) -> tuple[socket.socket | Non
         return crossing.listen(settings.ports)
     except Error as error:
         return None, str(error)
+
+
+def _why_not_to_come() -> str | None:
+    """What would keep this rank from its group's rank 0, which could not be told then: no descriptor."""
+    try:
+        socket.socket().close()
+    except OSError as error:
+        return str(explain(error, "connecting to the rank that leads it"))
+    return None
 
 
 def _left(deadline: float) -> float:

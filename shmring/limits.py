@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from .errors import Error, OutOfMemory
 
 MIB = 1 << 20
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)  # of this process, of this host
 _UNLIMITED = 1 << 62  # version 1 writes "no limit" as 2**63 rounded down to a page
 
 

@@ -18,7 +18,7 @@ from .doorman import Doorman, Refused
 from .errors import Error, Timeout
 from .guest import Guest
 from .handshake import DATA, MAIL, READY, STAR, Hello
-from .limits import explain
+from .limits import NO_DESCRIPTOR, explain
 from .lines import Address, Line, connect, watch_link
 from .rendezvous import Found
 from .worlds import Attempt, named
@@ -90,7 +90,7 @@ class _Caller(Guest):
         there = connect(self._family, self._where, until, self._attempt.look_s(), self._attempt.check)
         if not isinstance(there, OSError):
             return Line(there)
-        if there.errno in (errno.EMFILE, errno.ENFILE):
+        if there.errno in NO_DESCRIPTOR:
             raise explain(there, f"connecting to rank {self._peer}")
         if there.errno != errno.ETIMEDOUT and time.monotonic() > self._began + _REFUSED_S:
             raise Error(self._unreachable(str(there.strerror)), rank=self._peer)

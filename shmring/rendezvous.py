@@ -22,7 +22,7 @@ from .doorman import SILENCE_S, Reception, ended
 from .errors import WAIT_LONGER, Error, Timeout
 from .guest import Guest
 from .handshake import BadFrame, Hello
-from .limits import explain
+from .limits import NO_DESCRIPTOR, explain
 from .lines import Address, Line, connect, listen, watch_link
 from .nodes import Endpoint, Place, Row
 from .settings import parse_address
@@ -157,6 +157,8 @@ class _Guest(Guest):
             try:
                 self._where = _resolve(self._address)
             except OSError as error:  # a name may become known when its host has started
+                if error.errno in NO_DESCRIPTOR:
+                    raise explain(error, f"looking up {self._address}") from error
                 self._why = f"its name is not known here: {error.strerror}"
         for family, address in self._where:
             until = min(self._attempt.deadline, time.monotonic() + _CONNECT_S)
@@ -165,7 +167,7 @@ class _Guest(Guest):
                 watch_link(there, is_always_read=True)
                 self._why = "something took the connection, but did not answer"
                 return Line(there)
-            if there.errno in (errno.EMFILE, errno.ENFILE):
+            if there.errno in NO_DESCRIPTOR:
                 raise explain(there, "connecting to rank 0")
             if there.errno == errno.ECONNREFUSED and self._seen:
                 raise ended(0)
@@ -254,6 +256,8 @@ def _listen_at_address(attempt: Attempt) -> socket.socket:
     try:
         known = _resolve(address)
     except OSError as error:
+        if error.errno in NO_DESCRIPTOR:
+            raise explain(error, f"looking up {address}") from error
         raise Error(
             f"rank 0 is to listen at {address}, whose name is not known here ({error.strerror}): give a name "
             "or an address of the host that rank 0 runs on",

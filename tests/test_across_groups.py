@@ -205,7 +205,7 @@ def fail_to_lead(comm):
 
 
 def test_a_rank_that_cannot_lead_its_group_is_named_in_it(world_across):
-    refused = "rank 0 cannot lead its group: no port is free", 0
+    refused = "rank 0 cannot come to its group: no port is free", 0
     assert world_across(LAYOUTS["2+2"])(fail_to_lead) == [refused, 4, refused, 4]
 
 

@@ -127,7 +127,7 @@ HOUSE = {
     "shrinking": {"beginning", "bootstrap", "errors", "views", "worlds"},
     "_locks": {"flag.h", "_engine", "_flight", "_group", "_timeouts", "errors", "failures", "liveness"},
     "shared": {"_locks", "errors"},
-    "groups": {"beginning", "bootstrap", "errors"},
+    "groups": {"beginning", "bootstrap", "errors", "limits"},
     "ring": {"_ring", "errors", "limits", "liveness", "memory", "settings"},
     "_status": {"_group", "_kernels", "_messages", "_operands", "_state", "errors"},
     "carrier": {"_delivery", "_engine", "_flight", "_group", "_leg", "_messages", "_operands", "_post"}
