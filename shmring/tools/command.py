@@ -1,25 +1,27 @@
-"""The command `shmring`: looks at running jobs from outside.
+"""The command `shmring`: one module for each of its commands.
 
-May know: dump, ps.
+May know: dump, ps, screen.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from . import dump, ps
+from .screen import Parser
+
+_COMMANDS = (ps, dump)  # in the order in which --help shows them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="shmring",
         description="Look at the communicators of running processes of this user on this host.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    ps.add_to(commands)
-    dump.add_to(commands)
+    for command in _COMMANDS:
+        command.add_to(commands)
     arguments = parser.parse_args(argv)
     status: int = arguments.run(arguments)
     return status

@@ -1,19 +1,17 @@
 """`shmring dump PID`: all that the communicators of a process tell, of every rank of theirs on this host.
 
-May know: flight, segments.
+May know: flight, screen, segments.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import textwrap
 from typing import Any
 
 from ..flight import describe_call, seconds
-from . import segments
+from . import screen, segments
 
 
 def add_to(commands: Any) -> None:
@@ -29,7 +27,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--no-stacks", action="store_true", help="do not ask the ranks for their Python stacks"
     )
-    parser.add_argument("--json", action="store_true", help="print a list of communicators as JSON")
+    screen.add_json(parser, "a list of communicators")
     parser.set_defaults(run=run)
 
 
@@ -46,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _fail(f"process {arguments.pid} has no communicator, or has closed it")
     all_seen = [_seen(one, with_stacks=not arguments.no_stacks) for one in found]
     if arguments.json:
-        json.dump(all_seen, sys.stdout, indent=1)
-        print()
+        screen.print_json(all_seen)
     else:
         shown: set[int] = set()  # processes whose stacks have been
         print("\n".join(_text(one, shown) for one in all_seen))
@@ -55,8 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fail(text: str) -> int:
-    print(f"shmring dump: {text}", file=sys.stderr)
-    return 1
+    return screen.complain("shmring dump", text)
 
 
 def _seen(segment: segments.Segment, *, with_stacks: bool) -> dict[str, Any]:

@@ -1,16 +1,14 @@
 """`shmring ps`: one line for each rank of every communicator of this user.
 
-May know: segments.
+May know: screen, segments.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import Any
 
-from . import segments
+from . import screen, segments
 
 _HEADS = ("COMMUNICATOR", "RANK", "PID", "STATE", "WHERE")
 
@@ -23,7 +21,7 @@ def add_to(commands: Any) -> None:
         description="One line a rank: communicator, rank/size, pid, what /proc says of it, where it is. "
         "Reads only, and disturbs nobody.",
     )
-    parser.add_argument("--json", action="store_true", help="print a list of communicators as JSON")
+    screen.add_json(parser, "a list of communicators")
     parser.set_defaults(run=run)
 
 
@@ -31,12 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Print it; the exit status."""
     found = [segments.seen(one) for one in segments.of_processes(segments.own_processes())]
     if arguments.json:
-        json.dump(found, sys.stdout, indent=1)
-        print()
+        screen.print_json(found)
     elif not found:
         print("no communicators of this user on this host")
     else:
-        _print_table([row for one in found for row in _rows(one)])
+        print(screen.table([_HEADS, *(row for one in found for row in _rows(one))]))
     return 0
 
 
@@ -53,9 +50,3 @@ def _rows(one: dict[str, Any]) -> list[tuple[str, ...]]:
         rows.append((name, "", "", "over", segments.over_text(one["over"])))
     return rows
 
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in [_HEADS, *rows]) for column in range(len(_HEADS) - 1)]
-    for row in [_HEADS, *rows]:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[-1]]).rstrip())

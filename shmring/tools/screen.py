@@ -1,0 +1,67 @@
+"""What the commands say: tables for people, JSON for programs, one line for what went wrong.
+
+May know: nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+BAD_USAGE = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors are one line that says what and where to read more, and exit status 2."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False} | keywords)
+
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(complain(self.prog, f"{message} (more with {self.prog} --help)", BAD_USAGE))
+
+
+def complain(command: str, text: str, status: int = 1) -> int:
+    """One line on stderr; returns the exit status."""
+    print(f"{command}: {text}", file=sys.stderr, flush=True)
+    return status
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """The flag --json, which every command has."""
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
+
+
+def print_json(found: Any) -> None:
+    """For programs."""
+    json.dump(found, sys.stdout, indent=1)
+    print()
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Columns as wide as their longest cells, of which the first are heads; `right`: columns of numbers."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def need(module: str, extra: str, purpose: str) -> Any:
+    """A module of an extra, or an exit that says how to get it."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+            raise  # it is there, and lacks something itself
+        package = module.partition(".")[0]
+        text = f"{purpose} needs the package {package!r}, which is not installed here: "
+        raise SystemExit(complain("shmring", f"{text}pip install 'shmring[{extra}]'", BAD_USAGE)) from None
