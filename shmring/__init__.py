@@ -24,6 +24,7 @@ _HOMES = {
     "Op": "ops",
     "Ring": "ring",
     "SharedArray": "shared",
+    "Trace": "tracing",
     "World": "bootstrap",
     "host_id": "bootstrap",
     "world": "bootstrap",
@@ -58,6 +59,7 @@ __all__ = [
     "SharedArray",
     "Status",
     "Timeout",
+    "Trace",
     "Transfer",
     "Truncated",
     "Work",
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
     from .ops import Op
     from .ring import Ring
     from .shared import SharedArray
+    from .tracing import Trace
     from .work import Work
 
 

@@ -1,6 +1,6 @@
 # The engine of one communicator on one rank: runs calls to their end, at once or in the background, and says what went
 # wrong. May know: _across, _flight, _group, _distance, _leg, _life, _parting, _pipelines, _progress, _stalls, _state,
-# _timeouts, _waiting; failures and liveness once something is wrong. Opens and allocates nothing shared.
+# _timeouts, _trace, _waiting; failures and liveness once something is wrong. Opens and allocates nothing shared.
 
 import contextlib
 import os
@@ -23,6 +23,7 @@ from ._pipelines cimport enter_refused, step_refused
 from ._progress cimport *
 from ._stalls cimport Stalls
 from ._timeouts cimport NEVER_NS, ns_of
+from ._trace cimport end_call, enter_call
 from ._waiting cimport BRIEF_NBYTES, run_steps, try_briefly
 
 from . import _state, failures, liveness
@@ -144,12 +145,12 @@ cdef class Engine(State):
         self.busy = True
         env = sr_float_env_enter()
         try:
-            c.enter(g, c)
+            enter_call(g, c)
             if c.nbytes <= BRIEF_NBYTES:
                 status = try_briefly(g, c)
             if status != DONE:
                 self.complete(c)
-            record_outcome(g, SR_COMPLETE)
+            end_call(g, SR_COMPLETE)
             SR_FAULT(SR_BEFORE_RELEASE)
             g.stats.calls += 1
         finally:
@@ -177,7 +178,7 @@ cdef class Engine(State):
                 PyErr_CheckSignals()
                 self.stalls.heed(self, SR_WAIT_CALL)
             except BaseException as error:
-                record_outcome(g, SR_RAISED)
+                end_call(g, SR_RAISED)
                 self.give_up(SR_ABORTED, g.rank, seq, failures.describe_raised(self, error))
                 with contextlib.suppress(Error):   # that is for the others, and for what they share
                     failures.raise_aborted(self)
@@ -185,7 +186,7 @@ cdef class Engine(State):
             self.hear_others(seq)
             self.compare_calls(c)
             return 0
-        record_outcome(g, SR_RAISED)
+        end_call(g, SR_RAISED)
         if status == LOST or status == PARTED:
             self.surface_across(c, status)
         elif status == MISMATCHED:
@@ -336,9 +337,9 @@ cdef class Engine(State):
             return self.append(refusal)
         self.busy = True
         try:
-            c.enter(&self.g, c)
+            enter_call(&self.g, c)
             self.complete(c)
-            record_outcome(&self.g, SR_COMPLETE)
+            end_call(&self.g, SR_COMPLETE)
         finally:
             self.busy = False
         return 0

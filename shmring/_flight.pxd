@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from ._group cimport Group, sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_wait
+from ._group cimport Group, sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_record, sr_wait
 
 
 cdef extern from "layout.h" nogil:
@@ -45,6 +45,9 @@ cdef inline void end_wait(Group *g, int place) noexcept nogil:
 cdef inline void give_up_wait(Group *g, int place, uint64_t now_ns) noexcept nogil:
     if sr_flag_load(&g.me.wait[place].since_ns) != 0:
         sr_flag_set(&g.me.wait[place].until_ns, now_ns)
+
+
+cdef dict words_of_record(const sr_record *record)
 
 
 cdef class Flight:

@@ -74,6 +74,10 @@ class Flight:
     def place_of(self, rank: int) -> tuple[int, int]:
         """(rank, size) of a local rank among those of all hosts."""
 
+    @property
+    def nonce(self) -> int:
+        """A number that no other communicator's segment has."""
+
     def record_of(self, rank: int, seq: int) -> _Record | None:
         """What a rank called as its seq-th call; None when it has not, or too long ago."""
 

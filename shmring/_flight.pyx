@@ -166,6 +166,11 @@ cdef class Flight:
             return rank, self.nranks
         return lane.desk.rank, lane.desk.size
 
+    @property
+    def nonce(self):
+        """A number that no other communicator's segment has."""
+        return self.lane(0).life.nonce
+
     # -- calls --
 
     def record_of(self, int rank, seq):

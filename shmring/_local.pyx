@@ -1,5 +1,5 @@
 # Local steps: a call of ranks of several hosts is made of calls of the ranks of each, which take whatever path is best
-# among them, and of messages between hosts. May know: _group, _leg, _pipelines.
+# among them, and of messages between hosts. May know: _group, _leg, _pipelines, _trace.
 
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
@@ -7,6 +7,7 @@ from libc.string cimport memset
 from ._group cimport *
 from ._leg cimport MOST_UNDER_WAY, Leg, blocked_on_wires, leg_of, move
 from ._pipelines cimport choose_pipeline
+from ._trace cimport step_call
 
 
 # The next local step, to be completed by the caller: x, out, root; given and taken where pieces are uneven.
@@ -44,7 +45,7 @@ cdef void begin_local(Group *g, Call *c) noexcept nogil:
 cdef int step_local(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Call *step = &leg.local
-    cdef int status = step.step(g, step)
+    cdef int status = step_call(g, step)
     if status == DONE:
         leg.runs_locally = False
     elif status != PROGRESSED:

@@ -1,6 +1,6 @@
 # Calls that were issued to be run in the background: each communicator's queue, in order, and the one thread of this
 # process that steps whatever nobody waits for, without the GIL.
-# May know: _flight, _group, _leg, _post, _waiting, limits.
+# May know: _flight, _group, _leg, _post, _trace, _waiting, limits.
 
 import functools
 import os
@@ -18,6 +18,7 @@ from ._flight cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wa
 from ._group cimport *
 from ._leg cimport call_number, leg_of, sr_wire_sleep_or, sr_wire_take_news
 from ._post cimport sr_office_hears
+from ._trace cimport end_call, enter_call, step_call
 from ._waiting cimport BRIEF_NBYTES, LONG_NAP_NS, glance, nap_after, run_steps, try_briefly
 
 from . import limits
@@ -170,7 +171,7 @@ cdef inline bint begin(Queue *q, Task *t) noexcept nogil:
         t.begun = True
         if t.before != NULL:
             t.before(t)
-        t.call.enter(q.group, &t.call)
+        enter_call(q.group, &t.call)
     return True
 
 
@@ -186,7 +187,7 @@ cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
         write(<int> (notify - 1), &one, sizeof(one))
     if status == DONE and t.call.kind != INVALID:
         q.group.stats.calls += 1
-    record_outcome(q.group, SR_COMPLETE if status == DONE else SR_RAISED)
+    end_call(q.group, SR_COMPLETE if status == DONE else SR_RAISED)
     if status == DONE:
         end_wait(q.group, SR_WAIT_CALL)
     sr_flag_publish(&q.finished, t.number, q.bell)
@@ -203,7 +204,7 @@ cdef int step_queue(Queue *q) noexcept nogil:
         t = oldest(q)
         if not begin(q, t):
             return UNDESCRIBED
-        status = t.call.step(q.group, &t.call)
+        status = step_call(q.group, &t.call)
         if status == BLOCKED and sr_flag_spin(t.call.awaited.flag, t.call.awaited.target, PAUSES):
             status = PROGRESSED
         if status == PROGRESSED:

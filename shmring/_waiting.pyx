@@ -1,5 +1,5 @@
 # Running a call to its end: pauses, then yields, then sleep, with a look at whatever may end the wait otherwise.
-# May know: _flight, _group, _leg, _post.
+# May know: _flight, _group, _leg, _post, _trace.
 
 from libc.stdint cimport uint64_t
 
@@ -7,6 +7,7 @@ from ._flight cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wa
 from ._group cimport *
 from ._leg cimport Leg, examine, furthest_behind, leg_of, move, sr_wire_sleep
 from ._post cimport sr_office_hears
+from ._trace cimport step_call
 
 
 cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
@@ -20,7 +21,7 @@ cdef int run_steps(Group *g, Call *c) noexcept nogil:
         if status != PROGRESSED:
             return status
     while True:
-        status = c.step(g, c)
+        status = step_call(g, c)
         if status == PROGRESSED:
             continue
         if status != BLOCKED:
@@ -36,7 +37,7 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     cdef int yields = 0
     cdef int status = PROGRESSED
     while status == PROGRESSED:
-        status = c.step(g, c)
+        status = step_call(g, c)
         if status == BLOCKED and g.leg == NULL:
             if sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.brief_pauses)):
                 status = PROGRESSED

@@ -9,10 +9,12 @@ cdef class Comm(Messages):
     cdef readonly object parent_ranks   # None: this is no group, but a world
     cdef readonly int epoch             # how often a communicator of these ranks has become one of fewer
     cdef object __weakref__
+    cdef object tracer              # what `trace` has begun last, or None
     cdef int fd                      # of the segment, for pages of its rings
 
     cdef object form(self, list members, double timeout_s)
     cdef object frame_of(self, int kind, object item, object root, bint all_give)
     cdef object lost(self)
+    cdef object traced_alike(self, Comm group)
     cdef int forget(self) except -1
     cdef int close_descriptor(self) except -1

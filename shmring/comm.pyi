@@ -1,6 +1,7 @@
 """Comm: the communicator as Python sees it."""
 
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, NoReturn, Self, SupportsIndex, TypeVar, overload
 
@@ -18,6 +19,7 @@ from .messages import Messages
 from .nodes import Place
 from .settings import Settings
 from .shared import SharedArray
+from .tracing import Trace
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
@@ -158,6 +160,9 @@ class Comm(Messages):
 
     def stats(self) -> _Stats:
         """Counters of this rank since it joined, and what the engine knows of the machine."""
+
+    def trace(self, path: str | PathLike[str]) -> Trace:
+        """Note what this rank does from now on, for Perfetto: one track a rank."""
 
     def abort(self, reason: str) -> None:
         """Give up: every rank's present or next call raises `Aborted` with this reason."""

@@ -1,7 +1,7 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
 # collectives, uneven, fusion and messages.
 # May know: _engine, _group, _operands, _timeouts, arrays, collectives, errors, failures, feedback, groups, memory,
-# messages, objects, shared, shrinking.
+# messages, objects, shared, shrinking, tracing.
 
 import atexit
 import math
@@ -15,7 +15,7 @@ from ._timeouts cimport ns_of, timeout_s_of
 from .collectives cimport algorithm_number
 from .messages cimport Messages
 
-from . import failures, groups, memory, objects, shared, shrinking
+from . import failures, groups, memory, objects, shared, shrinking, tracing
 from .arrays import MOST_NBYTES, Arrays, whole_pages
 from .arrays import check as check_array
 from .errors import Error, Timeout
@@ -134,7 +134,7 @@ cdef class Comm(Messages):
             formed = groups.form(self.engine, self.links, members, self.settings, timeout_s)
         else:
             formed = groups.form_across(self, self.engine, self.crossing, members, self.settings, timeout_s)
-        return None if formed is None else Comm(*formed[0], parent_ranks=formed[1])
+        return None if formed is None else self.traced_alike(Comm(*formed[0], parent_ranks=formed[1]))
 
     # -- arrays that all ranks map --
 
@@ -295,6 +295,28 @@ cdef class Comm(Messages):
         """
         return self.engine.stats()
 
+    def trace(self, path):
+        """Note what this rank does from now on: one track a rank, of calls and in them waits and work, for Perfetto.
+
+        Local; usually all ranks call it, with the same path. Returns a `Trace`, a context manager; its `stop()`, or the
+        end of the communicator, adds this rank's part to the file there, which is JSON in Chrome's trace event format:
+        open it at ui.perfetto.dev. Ranks of other hosts write to files of their own, as in t.node1.json. At most the
+        last 65,536 slices are kept. Groups that are made meanwhile are traced as well; messages are not. It costs about
+        0.1 µs a step of a call. Raises OSError where the file cannot be written, RuntimeError while there is a trace.
+        """
+        place = self.place
+        self.tracer = tracing.Trace(self.engine, path, rank=place.rank, size=place.size, node=place.node,
+                                    ranks=self.parent_ranks)
+        return self.tracer
+
+    # A communicator of some of these ranks, traced as long as this one is.
+    cdef object traced_alike(self, Comm group):
+        if self.tracer is not None and self.tracer.is_running:
+            place = group.place
+            group.tracer = tracing.Trace(group.engine, self.tracer.path, rank=place.rank, size=place.size,
+                                         node=place.node, ranks=group.parent_ranks, within=self.tracer)
+        return group
+
     def abort(self, str reason):
         """Give up: every rank's present or next call raises `Aborted` with this reason."""
         self.engine.abort(reason)
@@ -320,6 +342,7 @@ cdef class Comm(Messages):
             begun, parent_ranks = shrinking.shrink(over, timeout_s, _drop)
             left = Comm(*begun, parent_ranks=parent_ranks, epoch=self.epoch + 1)
             left.wire = self.wire
+            self.traced_alike(left)
             if self.crossing is not None:
                 self.crossing.deliver_view()
         finally:
@@ -359,6 +382,8 @@ cdef class Comm(Messages):
                 self.forget()
 
     cdef int forget(self) except -1:
+        if self.tracer is not None:
+            self.tracer.stop_quietly()
         self.engine.share(None)
         self.close_descriptor()   # the first: a signal may end what follows
         self.arrays.close()

@@ -48,7 +48,22 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
 def _join(world: World, rank: int, settings: Settings, timeout_s: float) -> Comm:
     meeting = join(world, rank, timeout_s=timeout_s)
     try:
-        return Comm(*begin_where_met(meeting, settings, timeout_s, key=world.key))
+        comm = Comm(*begin_where_met(meeting, settings, timeout_s, key=world.key))
     except BaseException:
         meeting.close()
         raise
+    if settings.trace is not None:
+        _trace(comm, settings.trace)
+    return comm
+
+
+def _trace(comm: Comm, path: str) -> None:
+    try:
+        comm.trace(path)
+    except OSError as error:
+        comm.close()
+        raise Error(
+            f"SHMRING_TRACE is {path!r}, which cannot be written: {error.strerror}; give a file in a folder "
+            "that is there, the same on every rank of a host",
+            rank=comm.rank,
+        ) from error

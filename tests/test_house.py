@@ -89,14 +89,15 @@ HOUSE = {
     "_office": {"_group", "_post", "_ring"},
     "alarms": {"_office", "errors"},
     "_leg": {"wire.h", "_group", "_office", "_post"},
-    "_local": {"_group", "_leg", "_pipelines"},
+    "_trace": {"_group"},
+    "_local": {"_group", "_leg", "_pipelines", "_trace"},
     "_partials": {"_group", "_leg", "_local"},
     "_leaders": {"_group", "_leg", "_local", "_partials"},
     "_hierarchy": {"_group", "_leg", "_local", "_partials"},
     "_reduce_scatter": {"_group", "_leg", "_local", "_partials"},
     "_across": {"_group", "_hierarchy", "_leaders", "_leg", "_local", "_pipelines", "_reduce_scatter"},
-    "_waiting": {"_flight", "_group", "_leg", "_post"},
-    "_progress": {"_flight", "_group", "_leg", "_post", "_waiting", "limits"},
+    "_waiting": {"_flight", "_group", "_leg", "_post", "_trace"},
+    "_progress": {"_flight", "_group", "_leg", "_post", "_trace", "_waiting", "limits"},
     "_messages": {"_group", "_leg", "_post", "_progress", "_ring"},
     "_delivery": {"_flight", "_group", "_leg", "_messages", "_post", "_progress", "_ring", "_waiting"},
     "_layout": {"_group"},
@@ -104,8 +105,10 @@ HOUSE = {
     "_state": {"_flight", "_group", "_kernels", "_leg", "_slots"},
     "_stalls": {"_flight", "_group", "_state", "stalls"},
     "_engine": {"_across", "_flight", "_group", "_distance", "_leg", "_life", "_parting", "_pipelines"}
-    | {"_progress", "_stalls", "_state", "_timeouts", "_waiting"}
+    | {"_progress", "_stalls", "_state", "_timeouts", "_trace", "_waiting"}
     | {"errors", "failures", "liveness"},
+    "tracing": {"_recorder", "flight"},
+    "_recorder": {"_engine", "_flight", "_group", "_progress", "_state", "_trace"},
     # the communicator and what makes one
     "arrays": {"errors", "memory"},
     "shapes": set(),
@@ -134,7 +137,7 @@ HOUSE = {
     | {"_progress", "_ring", "_status", "errors", "failures", "fusion", "liveness"},
     "messages": {"_group", "_messages", "_operands", "_status", "_timeouts", "carrier", "errors", "objects"},
     "comm": {"_engine", "_group", "_operands", "_timeouts", "arrays", "collectives", "errors", "failures"}
-    | {"feedback", "groups", "memory", "messages", "objects", "shared", "shrinking"},
+    | {"feedback", "groups", "memory", "messages", "objects", "shared", "shrinking", "tracing"},
     "joining": {"beginning", "bootstrap", "comm", "errors", "limits", "settings"},
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),

@@ -1,0 +1,271 @@
+"""Comm.trace and SHMRING_TRACE: what is in the file, of whom, and what becomes of it when all goes wrong.
+
+May know: tracing, and those that start ranks.
+"""
+
+import json
+import os
+import signal
+import time
+
+import jsonschema
+import numpy as np
+import pytest
+from ranks import Died, Ranks
+
+import shmring
+from shmring import tracing
+
+LARGE, TINY = 1 << 18, 4
+EVENT = {
+    "type": "object",
+    "required": ["name", "ph", "pid", "tid"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "ph": {"enum": ["M", "X", "i"]},
+        "pid": {"type": "integer"},
+        "tid": {"type": "integer", "minimum": 1},
+        "args": {"type": "object"},
+    },
+    "if": {"properties": {"ph": {"const": "X"}}},
+    "then": {
+        "required": ["ts", "dur", "cat", "args"],
+        "properties": {
+            "ts": {"type": "number", "minimum": 0},
+            "dur": {"type": "number", "minimum": 0},
+            "cat": {"enum": ["call", "wait", "stage", "reduce", "copy", "stage and copy", "wire"]},
+        },
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "required": ["traceEvents"],
+    "properties": {"traceEvents": {"type": "array", "items": EVENT}},
+}
+
+
+def read(path):
+    trace = json.loads(path.read_text())
+    jsonschema.validate(trace, SCHEMA)
+    return trace["traceEvents"]
+
+
+def tracks(events):
+    """By the name of its track, what a rank did."""
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    found = {name: [] for name in names.values()}
+    for event in events:
+        if event["ph"] == "X":
+            found[names[event["pid"], event["tid"]]].append(event)
+    return found
+
+
+def calls(slices):
+    return [one["args"]["call"] for one in sorted(slices, key=lambda one: one["ts"]) if one["cat"] == "call"]
+
+
+def phases(slices, call):
+    """What that one of a rank's calls was made of."""
+    (whole,) = [one for one in slices if one["cat"] == "call" and one["args"]["call"] == call]
+    parts = [s for s in slices if s["cat"] != "call" and s["args"]["number"] == whole["args"]["number"]]
+    for part in parts:  # as JSON has them times are no more exact
+        assert whole["ts"] - 0.01 <= part["ts"]
+        assert part["ts"] + part["dur"] <= whole["ts"] + whole["dur"] + 0.01
+    return {part["cat"] for part in parts}
+
+
+def named(kind, words=""):
+    return f"{kind}(float32[{LARGE}]{words})"
+
+
+def work(comm, path):
+    comm.all_reduce(np.ones(2, "f4"))  # before it: not in it
+    with comm.trace(path) as trace:
+        comm.all_reduce(np.ones(TINY, "f4"))
+        comm.all_reduce(np.ones(LARGE, "f4"))
+        comm.broadcast(np.ones(LARGE, "f4"), root=comm.size - 1)
+        comm.all_gather(np.ones(LARGE, "f4"), async_op=True).wait()
+        if comm.num_nodes == 1:
+            comm.all_reduce(np.ones(LARGE, "f4"), algorithm="ring")
+        if comm.rank == comm.size - 1:
+            time.sleep(0.05)
+        comm.barrier()
+    comm.all_reduce(np.ones(3, "f4"))  # after it
+    assert not trace.is_running
+    return trace.path
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_rank_has_a_track_of_its_calls(world_of, tmp_path, size):
+    path = tmp_path / "t.json"
+    assert world_of(size)(work, path) == [str(path)] * size
+    found = tracks(read(path))
+    assert set(found) == {f"rank {rank} of {size}" for rank in range(size)}
+    for slices in found.values():
+        assert calls(slices) == [
+            f"all_reduce(float32[{TINY}], sum)",
+            named("all_reduce", ", sum"),
+            named("broadcast", f", root={size - 1}"),
+            named("all_gather"),
+            named("all_reduce", ", sum, algorithm=ring"),
+            "barrier()",
+        ]
+        assert all(one["args"]["outcome"] == "complete" for one in slices if one["cat"] == "call")
+
+
+@pytest.mark.parametrize("path_taken", ["near", "far"])
+def test_a_call_is_made_of_phases(world_of, tmp_path, path_taken):
+    path = tmp_path / "t.json"
+    environ = {"SHMRING_CHUNK": 1 << 16, "SHMRING_SINGLE_COPY": "off", "SHMRING_PATH": path_taken}
+    world_of(3, **environ)(work, path)
+    found = tracks(read(path))
+    for slices in found.values():
+        large = phases(slices, named("all_reduce", ", sum"))
+        assert "reduce" in large
+        assert "stage and copy" in large or {"stage", "copy"} <= large
+        assert phases(slices, named("all_reduce", ", sum, algorithm=ring")) >= {"stage", "reduce"}
+        assert phases(slices, f"all_reduce(float32[{TINY}], sum)") >= {"reduce"}
+    of_broadcast = [phases(found[f"rank {rank} of 3"], named("broadcast", ", root=2")) for rank in range(3)]
+    assert "stage" in of_broadcast[2]
+    assert "copy" not in of_broadcast[2]
+    assert "copy" in of_broadcast[0] & of_broadcast[1]
+    assert "stage" not in of_broadcast[0] | of_broadcast[1]
+
+
+def test_a_wait_says_for_whom(world_of, tmp_path):
+    path = tmp_path / "t.json"
+    world_of(2)(work, path)
+    in_barrier = [one for one in tracks(read(path))["rank 0 of 2"] if one["args"]["number"] == 7]
+    longest = max((one for one in in_barrier if one["cat"] == "wait"), key=lambda one: one["dur"])
+    assert longest["args"]["for"] == "rank 1"
+    assert longest["dur"] > 10_000  # us, of those that rank 1 sleeps
+
+
+def test_between_hosts_the_wire_shows(tmp_path):
+    path = tmp_path / "t.json"
+    with Ranks(4, nodes=[0, 0, 1, 1]) as ranks:
+        written = ranks.meet()(work, path)
+    second = tmp_path / "t.node1.json"
+    assert written == [str(path)] * 2 + [str(second)] * 2
+    found = tracks(read(path)) | tracks(read(second))
+    assert set(found) == {f"rank {rank} of 4" for rank in range(4)}
+    for slices in found.values():
+        assert phases(slices, named("all_reduce", ", sum")) >= {"wire", "reduce"}
+    assert any(one["args"].get("nbytes", 0) > 0 for one in found["rank 0 of 4"] if one["cat"] == "wire")
+
+
+# ---- from the environment, groups -------------------------------------------------------------------------
+
+
+def work_in_groups(comm):
+    comm.barrier()
+    with comm.split(comm.rank % 2) as half:
+        half.all_reduce(np.ones(TINY, "f4"))
+
+
+def test_all_communicators_of_a_job_are_traced_on_request(world_of, tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text("of an earlier run")
+    with Ranks(3) as ranks:
+        ranks.meet(SHMRING_TRACE=path)(work_in_groups)
+    found = tracks(read(path))
+    assert {"rank 0 of ranks 0, 2", "rank 1 of ranks 0, 2", "rank 0 of rank 1"} < set(found)
+    assert calls(found["rank 0 of ranks 0, 2"]) == [f"all_reduce(float32[{TINY}], sum)"]
+    assert calls(found["rank 2 of 3"])[:2] == ["barrier()", "split()"]
+
+
+def test_a_file_that_cannot_be_written_is_an_error_at_once(world_of, tmp_path):
+    with Ranks(2) as ranks:
+        for outcome in ranks.try_to_meet(of_rank={0: {"SHMRING_TRACE": f"{tmp_path}/none/t.json"}}):
+            if outcome is not None:
+                assert isinstance(outcome, shmring.Error)
+                assert "SHMRING_TRACE is" in str(outcome)
+                assert "No such file or directory" in str(outcome)
+
+
+def trace_wrongly(comm, path):
+    with pytest.raises(OSError, match="No such file"):
+        comm.trace(path / "none" / "t.json")
+    with pytest.raises(TypeError):
+        comm.trace(7.5)
+    trace = comm.trace(path / "t.json")
+    with pytest.raises(RuntimeError, match="traced already"):
+        comm.trace(path / "t.json")
+    comm.barrier()
+    trace.stop()
+    trace.stop()
+    comm.close()
+    with pytest.raises(shmring.Closed):
+        comm.trace(path / "t.json")
+
+
+def test_wrong_uses(tmp_path):
+    with Ranks(2) as ranks:
+        ranks.meet()(trace_wrongly, tmp_path)
+
+
+# ---- what goes wrong --------------------------------------------------------------------------------------
+
+
+def be_killed(comm, path):
+    comm.trace(path)
+    comm.all_reduce(np.ones(TINY, "f4"))
+    if comm.rank == 1:
+        time.sleep(0.1)  # until the others are in the next call
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(shmring.RankFailed):
+        comm.all_reduce(np.ones(LARGE, "f4"))
+    comm.close()
+
+
+def test_what_survivors_did_is_there_after_a_death(tmp_path):
+    path = tmp_path / "t.json"
+    with Ranks(3) as ranks:
+        outcomes = ranks.meet().outcomes(be_killed, path)
+    assert isinstance(outcomes[1], Died)
+    found = tracks(read(path))
+    assert set(found) == {"rank 0 of 3", "rank 2 of 3"}
+    for slices in found.values():
+        assert [one["args"]["outcome"] for one in slices if one["cat"] == "call"] == ["complete", "raised"]
+
+
+def fork_while_traced(comm, path):
+    comm.trace(path)
+    comm.barrier()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            comm.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert not path.read_text()
+    comm.barrier()
+
+
+def test_a_forked_child_writes_nothing(tmp_path):
+    path = tmp_path / "t.json"
+    with Ranks(1) as ranks:
+        ranks.meet()(fork_while_traced, path)
+    (slices,) = tracks(read(path)).values()
+    assert calls(slices) == ["barrier()"] * 2
+
+
+def call_often(comm, path):
+    tracing.CAPACITY = 8
+    with comm.trace(path):
+        for _ in range(50):
+            comm.barrier()
+
+
+def test_only_the_last_slices_are_kept(tmp_path):
+    path = tmp_path / "t.json"
+    with Ranks(2) as ranks:
+        ranks.meet()(call_often, path)
+    events = read(path)
+    for slices in tracks(events).values():
+        assert len(slices) == 8
+        assert slices[-1]["args"]["number"] == 50
+    lost = [event for event in events if event["ph"] == "i"]
+    assert len(lost) == 2
+    assert all("are lost" in event["name"] for event in lost)
