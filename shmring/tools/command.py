@@ -1,16 +1,16 @@
 """The command `shmring`: one module for each of its commands.
 
-May know: dump, ps, screen.
+May know: dump, ps, screen, top.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import dump, ps
+from . import dump, ps, top
 from .screen import Parser
 
-_COMMANDS = (ps, dump)  # in the order in which --help shows them
+_COMMANDS = (ps, top, dump)  # in the order in which --help shows them
 
 
 def main(argv: Sequence[str] | None = None) -> int:

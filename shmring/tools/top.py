@@ -1,0 +1,225 @@
+"""`shmring top`: what all ranks of this user are at, again and again, how fast they go, whom they wait for.
+
+Rates are of the calls between two looks; what was moved is taken from the last 64 calls, which is all that a
+rank remembers. May know: _flight, screen, segments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .._flight import DTYPE_NBYTES, DTYPES
+from . import screen, segments
+
+_HEADS = ("COMMUNICATOR", "RANK", "PID", "STATE", "CALLS/S", "BYTES/S", "SINCE", "WHERE")
+_NUMBERS = (4, 5, 6)  # of the columns
+_LONG_S = 0.05  # shorter waits are no news
+_ITEM_NBYTES = dict(zip(DTYPES, DTYPE_NBYTES, strict=True))
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to a parser's."""
+    parser = commands.add_parser(
+        "top",
+        help="watch: what each rank is at, since when, its calls and bytes a second, and whom all wait for",
+        description="Looks at the ranks of all communicators of this user, or of processes PID only, once in "
+        "an interval, until Ctrl-C. Reads only, and disturbs nobody. Bytes are those of the arrays given to "
+        "calls. A live view where the package rich is there, else one table below the other.",
+    )
+    parser.add_argument("pids", type=int, nargs="*", metavar="PID")
+    parser.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="S", help="seconds between looks; %(default)g"
+    )
+    parser.add_argument("--count", type=_count, metavar="N", help="how often it is shown (default: for ever)")
+    screen.add_json(parser, "a line for each look, a list of communicators,")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Watch; the exit status."""
+    looks = itertools.islice(_looks(arguments.pids, arguments.interval), arguments.count)
+    try:
+        if arguments.json:
+            for found in looks:
+                print(json.dumps(found), flush=True)
+        else:
+            _show(looks)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text) if text.replace(".", "", 1).isdigit() else 0.0
+    if not 0.01 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 0.01 to 3600 seconds")
+    return seconds
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of times, 1 or more")
+    return int(text)
+
+
+# ---- looking ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Before:
+    """What a rank was at when it was looked at last."""
+
+    at_s: float
+    number: int = 0  # of its last call
+    since_s: float = 0.0  # when that one was first seen
+
+
+def _looks(pids: list[int], interval_s: float) -> Iterator[list[dict[str, Any]]]:
+    """All communicators, from the second look on: rates are of two."""
+    before: dict[tuple[str, int], _Before] = {}
+    next_s = time.monotonic()
+    for turn in itertools.count():
+        found = segments.of_processes(pids or segments.own_processes())
+        told = [_look(segment, before) for segment in found]
+        if turn > 0:
+            yield told
+        next_s = max(next_s + interval_s, time.monotonic())
+        time.sleep(next_s - time.monotonic())
+
+
+def _look(segment: segments.Segment, before: dict[tuple[str, int], _Before]) -> dict[str, Any]:
+    told = segments.seen(segment)
+    if segment.flight is None:
+        return told
+    for local, rank in enumerate(told["ranks"]):
+        seen = before.setdefault((told["communicator"], local), _Before(time.monotonic()))
+        rank |= _pace(seen, rank, segment.flight.records_of(local))
+    return told | {"awaited": _awaited(told["ranks"])}
+
+
+def _pace(seen: _Before, rank: dict[str, Any], records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """A rank's calls and bytes a second since it was `seen`, and how long it has been where it is."""
+    now_s = time.monotonic()
+    last = rank["last_call"] or {"number": 0, "outcome": "complete"}
+    ncalls = max(0, last["number"] - max(seen.number, 0)) if seen.since_s else 0
+    sizes = [_nbytes(record) for record in records if record["number"] > seen.number]
+    elapsed_s = max(now_s - seen.at_s, 1e-3)
+    if last["number"] != seen.number or not seen.since_s:
+        seen.number, seen.since_s = last["number"], now_s
+    seen.at_s = now_s
+    waited_s = max((wait["waited_s"] for wait in rank["waits"]), default=0.0)
+    is_inside = last["outcome"] == "under way"
+    return {
+        "calls_per_s": ncalls / elapsed_s,
+        "bytes_per_s": ncalls * sum(sizes) / max(len(sizes), 1) / elapsed_s,
+        "since_s": max(waited_s, now_s - seen.since_s) if is_inside or waited_s else None,
+    }
+
+
+def _nbytes(record: Mapping[str, Any]) -> int:
+    return int(record["count"]) * _ITEM_NBYTES.get(record["dtype"], 1)
+
+
+def _awaited(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The rank for which most wait in the end, which does not wait itself; None: nobody waits long."""
+    waits: dict[int, int] = {
+        rank["rank"]: wait["awaited"]
+        for rank in ranks
+        for wait in rank["waits"]
+        if wait["waited_s"] >= _LONG_S and not wait["until_ns"] and wait["awaited"] is not None
+    }
+    ends = {rank: _end_of(waits, rank) for rank in waits}
+    if not ends:
+        return None
+    (rank, _), *_ = collections.Counter(ends.values()).most_common(1)
+    where = next((one["where"] for one in ranks if one["rank"] == rank), "on another host")
+    return {"rank": rank, "by": sorted(one for one, end in ends.items() if end == rank), "where": where}
+
+
+def _end_of(waits: dict[int, int], rank: int) -> int:
+    for _ in waits:  # they were looked at one after the other, so they may even seem to go in a circle
+        rank = waits.get(rank, rank)
+    return rank
+
+
+# ---- showing ----------------------------------------------------------------------------------------------
+
+
+def _show(looks: Iterator[list[dict[str, Any]]]) -> None:
+    live = _live() if sys.stdout.isatty() else None
+    if live is None:
+        for found in looks:
+            print("\n".join(_lines(found)), end="\n\n", flush=True)
+        return
+    with live:
+        for found in looks:
+            live.update(_coloured(_lines(found)), refresh=True)
+
+
+def _live() -> Any:
+    """A view that is drawn anew in its place; None: the package for it is not there."""
+    try:
+        from rich.live import Live
+    except ModuleNotFoundError:
+        return None
+    return Live("", screen=True, auto_refresh=False)
+
+
+def _coloured(lines: list[str]) -> Any:
+    from rich.text import Text
+
+    text = Text(no_wrap=True, overflow="crop")
+    for number, line in enumerate(lines):
+        is_wrong = any(f"  {word}  " in line for word in ("dead", "over", "stopped"))
+        style = "bold" if number == 0 else "red" if is_wrong else "yellow" if " waiting " in line else ""
+        text.append(line + "\n", style)
+    return text
+
+
+def _lines(found: list[dict[str, Any]]) -> list[str]:
+    if not found:
+        return ["no communicators of this user on this host"]
+    rows = [row for one in found for row in _rows(one)]
+    told = screen.table([_HEADS, *rows], right=_NUMBERS).split("\n")
+    for one in found:
+        if one.get("awaited"):
+            awaited = one["awaited"]
+            by = f"{len(awaited['by'])} rank{'s' if len(awaited['by']) > 1 else ''}"
+            told.append(f"{one['communicator']}: {by} waiting for rank {awaited['rank']}: {awaited['where']}")
+    return told
+
+
+def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    name = one["communicator"]
+    if "damage" in one:
+        yield name, "?", "", "", "", "", "", f"cannot be read: {one['damage']}"
+        return
+    for rank in one["ranks"]:
+        yield (
+            name,
+            f"{rank['rank']}/{rank['size']}",
+            str(rank["pid"] or "-"),
+            rank["state"],
+            f"{rank['calls_per_s']:,.0f}",
+            _bytes(rank["bytes_per_s"]),
+            "-" if rank["since_s"] is None else f"{rank['since_s']:.1f} s",
+            rank["where"],
+        )
+    if one["over"]:
+        yield name, "", "", "over", "", "", "", segments.over_text(one["over"])
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"

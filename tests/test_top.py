@@ -1,0 +1,188 @@
+"""`shmring top`: rates, ages and the rank for which all wait, as text, JSON and a live view in a terminal.
+
+May know: the command's own file, and those that start ranks.
+"""
+
+import itertools
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import jsonschema
+import numpy as np
+import pytest
+from ranks import turns, when_there
+
+from shmring.tools import command, top
+
+COUNT = 1 << 12
+RANK = {
+    "type": "object",
+    "required": ["rank", "size", "pid", "state", "where", "calls_per_s", "bytes_per_s", "since_s"],
+    "properties": {
+        "calls_per_s": {"type": "number", "minimum": 0},
+        "bytes_per_s": {"type": "number", "minimum": 0},
+        "since_s": {"type": ["number", "null"]},
+    },
+}
+AWAITED = {
+    "type": ["object", "null"],
+    "required": ["rank", "by", "where"],
+    "properties": {"by": {"type": "array", "items": {"type": "integer"}, "minItems": 1}},
+}
+SCHEMA = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["communicator", "pids", "ranks", "awaited"],
+        "properties": {"ranks": {"type": "array", "items": RANK}, "awaited": AWAITED},
+    },
+}
+
+
+def pids_of(ranks):
+    return [str(ranks.pid(rank)) for rank in range(ranks.size)]
+
+
+def looks(capsys, ranks, *arguments):
+    """Of these ranks' communicator: what each look has found."""
+    assert command.main(["top", *pids_of(ranks), "--json", *arguments]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for one in found:
+        jsonschema.validate(one, SCHEMA)
+    return [one for (one,) in found]
+
+
+def reduce_until(comm, path, stop):
+    x = np.zeros(COUNT, "f4")
+    for _ in turns(comm, path):
+        comm.all_reduce(x)
+        if stop.exists():  # seen by one rank at a time: so that all come to the same end
+            comm.abort("enough")
+
+
+def test_rates_are_those_of_the_calls(world_of, capsys, tmp_path):
+    ranks = world_of(2)
+    ranks.begin(reduce_until, tmp_path / "begun", tmp_path / "stop")
+    when_there(tmp_path / "begun")
+    first, second = looks(capsys, ranks, "--count", "2", "--interval", "0.3")
+    (tmp_path / "stop").touch()
+    ranks.answers()
+    for one in (first, second):
+        for rank in one["ranks"]:
+            assert rank["calls_per_s"] > 10
+            assert rank["bytes_per_s"] == pytest.approx(rank["calls_per_s"] * COUNT * 4, rel=1e-6)
+        rates = [rank["calls_per_s"] for rank in one["ranks"]]
+        assert max(rates) < 2 * min(rates)  # they make the same calls
+
+
+def come_late(comm, seconds):
+    comm.barrier()
+    if comm.rank == 2:
+        time.sleep(seconds)
+    comm.barrier()
+
+
+def test_it_says_for_whom_all_wait(world_of, capsys):
+    ranks = world_of(3)
+    ranks.begin(come_late, 1.5)
+    until = time.monotonic() + 30
+    one = {"awaited": None}
+    while one["awaited"] is None and time.monotonic() < until:
+        one, *_ = looks(capsys, ranks, "--count", "1", "--interval", "0.1")
+    assert command.main(["top", *pids_of(ranks), "--count", "1", "--interval", "0.1"]) == 0
+    text = capsys.readouterr().out
+    ranks.answers()
+    assert one["awaited"] == {"rank": 2, "by": [0, 1], "where": "after barrier() #1"}
+    assert one["ranks"][0]["since_s"] > 0.05
+    assert one["ranks"][2]["since_s"] is None
+    assert "2 ranks waiting for rank 2: after barrier() #1" in text
+    assert re.search(r"0/3 .* +0 +0 B +\d\.\d s  in barrier\(\) #2, waiting .* for rank 2", text)
+
+
+@pytest.mark.parametrize(
+    ("waits", "rank", "by"),
+    [
+        ({0: 1, 1: 2}, 2, [0, 1]),  # in the end
+        ({0: 3, 1: 3, 2: 4}, 3, [0, 1]),  # the one for which most do
+        ({0: 1, 1: 0}, None, None),  # as it may seem to who looks at one after the other
+    ],
+)
+def test_whom_all_wait_for_is_who_does_not_wait(waits, rank, by):
+    def seen(number):
+        wait = {"waited_s": 1.0, "until_ns": 0, "awaited": waits.get(number)}
+        return {"rank": number, "where": "somewhere", "waits": [wait] if number in waits else []}
+
+    found = top._awaited([seen(number) for number in range(5)])
+    if rank is None:
+        assert found["rank"] in waits
+    else:
+        assert (found["rank"], found["by"]) == (rank, by)
+
+
+def test_nobody_is_no_error(capsys, monkeypatch):
+    monkeypatch.setattr("shmring.tools.segments.own_processes", list)
+    assert command.main(["top", "--count", "1", "--interval", "0.01"]) == 0
+    assert "no communicators" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--interval", "soon"], "'soon' is not 0.01 to 3600 seconds"),
+        (["--interval", "0"], "'0' is not 0.01 to 3600 seconds"),
+        (["--count", "0"], "'0' is no number of times"),
+        (["me"], "invalid int value: 'me'"),
+        (["--colour"], "--colour"),
+    ],
+)
+def test_wrong_flags_are_one_line(capsys, arguments, says):
+    with pytest.raises(SystemExit) as caught:
+        command.main(["top", *arguments])
+    told = capsys.readouterr()
+    assert caught.value.code == 2
+    assert told.out == ""
+    assert says in told.err
+    assert told.err.count("\n") == 1
+
+
+def read_until(fd, process, wanted, seconds=30):
+    """What came through a pseudo-terminal until it has all that is wanted."""
+    said, until = b"", time.monotonic() + seconds
+    while not all(word in said for word in wanted):
+        assert time.monotonic() < until, said
+        assert process.poll() is None, said
+        if select.select([fd], [], [], 0.1)[0]:
+            said += os.read(fd, 4096)
+    return said
+
+
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_in_a_terminal_it_is_drawn_until_ctrl_c(world_of, has_rich):
+    if has_rich:
+        pytest.importorskip("rich")
+    ranks = world_of(2)
+    hide = "import sys; sys.modules['rich'] = sys.modules['rich.live'] = None; " if not has_rich else ""
+    program = f"{hide}from shmring.tools.command import main; raise SystemExit(main())"
+    ours, theirs = pty.openpty()
+    command_line = [sys.executable, "-c", program, "top", *pids_of(ranks), "--interval", "0.05"]
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+    process = subprocess.Popen(command_line, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
+    os.close(theirs)
+    try:
+        said = read_until(ours, process, [b"COMMUNICATOR", b"0/2", b"1/2"])
+        for _ in itertools.repeat(None, 2):  # it goes on
+            said += read_until(ours, process, [b"0/2"])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert (b"\x1b[?1049h" in said) == has_rich  # a screen of its own
