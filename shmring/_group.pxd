@@ -244,7 +244,7 @@ cdef struct Group:
     sr_tuning *tuning          # in force
     Stats stats
     void *leg                  # to the ranks of other hosts, see _leg.pxd; NULL: there are none
-    void *trace                # of what it does and when, see _trace.pxd; NULL: there is none
+    void *trace, *mail_trace   # of what it does and when, see _trace.pxd; NULL: there is none
 
 
 # How far one stage of a pipeline has come.

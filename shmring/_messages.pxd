@@ -106,6 +106,7 @@ cdef struct Mail:
     Aside *last_aside
     Message *completed       # of those that have an owner
     int npending             # that have an owner and are not complete
+    uint64_t begun_ns        # the call that is under way, while calls are traced
     int needy
 
 

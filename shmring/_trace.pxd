@@ -7,14 +7,15 @@ from ._group cimport Call, Group, record_outcome, sr_record
 
 
 cdef enum Traced:
-    TRACED_CALL, TRACED_WAIT, TRACED_STAGE, TRACED_REDUCE, TRACED_COPY, TRACED_EXCHANGE, TRACED_WIRE, NTRACED
+    TRACED_CALL, TRACED_WAIT, TRACED_STAGE, TRACED_REDUCE, TRACED_COPY, TRACED_EXCHANGE, TRACED_WIRE
+    TRACED_SEND, TRACED_RECV, TRACED_PROBE, NTRACED
 
 
 cdef struct Slice:
     uint64_t begin_ns, end_ns
-    uint64_t nbytes          # that it has moved this call on
+    uint64_t nbytes          # that it has moved this call on; of a message
     sr_record call           # which it is, or is part of
-    int awaited              # in the end, if it is a wait; as Call has it
+    int awaited              # in the end, if it is a wait; as Call has it. Of a message the other rank, of the world's
     uint8_t traced, path
     bint is_wait
 
@@ -32,6 +33,7 @@ cdef struct Trace:
 cdef void begin_traced(Trace *t) noexcept nogil
 cdef int step_traced(Trace *t, Group *g, Call *c) noexcept nogil
 cdef void end_traced(Trace *t, Group *g) noexcept nogil
+cdef uint64_t note_message(Trace *t, int traced, uint64_t begin_ns, int rank, uint64_t nbytes) noexcept nogil
 
 
 cdef inline Trace *trace_of(Group *g) noexcept nogil:

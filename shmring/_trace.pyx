@@ -98,3 +98,11 @@ cdef void end_traced(Trace *t, Group *g) noexcept nogil:
         s.call = g.recorded[0]
         s.path = g.stats.last_path
         t.call_begin_ns = 0
+
+
+# A message that this rank has waited for since begin_ns; returns the time.
+cdef uint64_t note_message(Trace *t, int traced, uint64_t begin_ns, int rank, uint64_t nbytes) noexcept nogil:
+    cdef uint64_t now = sr_now_ns()
+    cdef Slice *s = next_slice(t, traced, begin_ns, now)
+    s.awaited, s.nbytes = rank, nbytes
+    return now

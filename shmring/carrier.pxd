@@ -38,6 +38,8 @@ cdef class Carrier(Fusion):
     cdef int advance(self) except -1
     cdef int post_and_carry(self, Message *message, uint64_t timeout_ns) except -1
     cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
+    cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
+    cdef int trace_message(self, Message *message) noexcept
     cdef int abandon(self, Message *message) except -1
     cdef int hear_others(self) except -1
     cdef int engine_number(self, int rank) noexcept

@@ -1,7 +1,7 @@
 # Carrying point-to-point messages on, by one thread at a time: opening ways, moving what is posted, waiting for it, and
 # what ends that otherwise. What is a message, and what comes of it, is messages' affair.
-# May know: _delivery, _engine, _flight, _group, _leg, _messages, _operands, _post, _progress, _ring, _status, errors,
-# failures, fusion, liveness.
+# May know: _delivery, _engine, _flight, _group, _leg, _messages, _operands, _post, _progress, _ring, _status, _trace,
+# errors, failures, fusion, liveness.
 
 import contextlib
 import os
@@ -24,6 +24,7 @@ from ._operands cimport release
 from ._ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
 from ._progress cimport BACKGROUND, WAITER, delist, enlist, rouse
 from ._status cimport op_of, wish_text
+from ._trace cimport TRACED_PROBE, TRACED_RECV, TRACED_SEND, Trace, note_message
 
 from . import failures, liveness
 from .errors import Closed, Error
@@ -82,6 +83,8 @@ cdef class Carrier(Fusion):
             raise
         if self.is_enlisted:
             self.take_turn()
+        if self.engine.g.mail_trace != NULL:
+            self.mail.begun_ns = sr_now_ns()
         return 0
 
     cdef int end_messaging(self) except -1:
@@ -259,10 +262,24 @@ cdef class Carrier(Fusion):
     # Returns when the message is complete; what ends the wait otherwise is raised, and leaves it posted. is_final:
     # coming too late is the end of the communicator, as it is for a collective.
     cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
+        if message.state != COMPLETE:
+            self.wait_for_message(message, timeout_ns, is_final)
+        if self.engine.g.mail_trace != NULL:
+            self.trace_message(message)
+        return 0
+
+    cdef int trace_message(self, Message *message) noexcept:
+        cdef Mail *m = &self.mail
+        cdef int what = TRACED_SEND if message.is_send else TRACED_PROBE if message.is_probe else TRACED_RECV
+        cdef int rank = message.peer if message.is_send else message.source
+        cdef uint64_t nbytes = message.nbytes if message.is_send else message.came_nbytes
+        if m.begun_ns != 0:   # else it was begun before the trace
+            m.begun_ns = note_message(<Trace *> m.g.mail_trace, what, m.begun_ns, rank, nbytes)
+        return 0
+
+    cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
         cdef Wait wait
         cdef int status = BLOCKED
-        if message.state == COMPLETE:
-            return 0
         if message.nbytes <= BRIEF_NBYTES and self.mail.nsends <= message.is_send:
             status = deliver_briefly(&self.mail, message)
             if status == DONE:

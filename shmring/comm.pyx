@@ -301,7 +301,7 @@ cdef class Comm(Messages):
         Local; usually all ranks call it, with the same path. Returns a `Trace`, a context manager; its `stop()`, or the
         end of the communicator, adds this rank's part to the file there, which is JSON in Chrome's trace event format:
         open it at ui.perfetto.dev. Ranks of other hosts write to files of their own, as in t.node1.json. At most the
-        last 65,536 slices are kept. Groups that are made meanwhile are traced as well; messages are not. It costs about
+        last 65,536 slices are kept. Groups that are made meanwhile are traced as well. It costs about
         0.1 µs a step of a call. Raises OSError where the file cannot be written, RuntimeError while there is a trace.
         """
         place = self.place

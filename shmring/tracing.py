@@ -88,11 +88,17 @@ class Trace:
         if self._rank is not None:
             yield self._about("process_name", name=self._name)
             yield self._about("process_sort_index", sort_index=self._rank)
-        yield self._about("thread_name", name=self._name)
-        slices = recorder.slices()
-        if recorder.nlost and slices:
+        calls, messages, ncalls_lost, nmessages_lost = recorder.slices()
+        yield from self._track_of(self._name, calls, ncalls_lost)
+        if messages:  # another thread may be at them, so they would not fit between the calls
+            self._track["tid"] = next(_numbers)
+            yield from self._track_of(f"{self._name}: messages", messages, nmessages_lost)
+
+    def _track_of(self, name: str, slices: list[dict[str, Any]], nlost: int) -> Iterator[Event]:
+        yield self._about("thread_name", name=name)
+        if nlost:
             at = {"ph": "i", "s": "t", "ts": slices[0]["begin_ns"] / 1000}
-            yield {"name": f"{recorder.nlost} slices before are lost"} | at | self._track
+            yield {"name": f"{nlost} slices before are lost"} | at | self._track
         yield from map(self._event, slices)
 
     def _about(self, what: str, **arguments: str | int) -> Event:
@@ -100,14 +106,16 @@ class Trace:
 
     def _event(self, one: dict[str, Any]) -> Event:
         times = {"ph": "X", "ts": one["begin_ns"] / 1000, "dur": (one["end_ns"] - one["begin_ns"]) / 1000}
+        name, kind = one["what"], one["what"]
         arguments: dict[str, Any] = {key: one[key] for key in ("number", "nbytes", "path") if key in one}
         if "awaited" in one:
             arguments["for"] = f"rank {self._engine.world_rank(one['awaited'])}"
-        name = one["what"]
-        if name == "call":
+        if "rank" in one:
+            kind, arguments["to" if name == "send" else "from"] = "message", f"rank {one['rank']}"
+        if "call" in one:
             name = one["call"]["kind"]
             arguments |= {"call": describe_call(one["call"]), "outcome": one["call"]["outcome"]}
-        return {"name": name, "cat": one["what"], "args": arguments} | times | self._track
+        return {"name": name, "cat": kind, "args": arguments} | times | self._track
 
 
 def _of_node(path: str, node: int) -> str:

@@ -134,7 +134,7 @@ HOUSE = {
     "ring": {"_ring", "errors", "limits", "liveness", "memory", "settings"},
     "_status": {"_group", "_kernels", "_messages", "_operands", "_state", "errors"},
     "carrier": {"_delivery", "_engine", "_flight", "_group", "_leg", "_messages", "_operands", "_post"}
-    | {"_progress", "_ring", "_status", "errors", "failures", "fusion", "liveness"},
+    | {"_progress", "_ring", "_status", "_trace", "errors", "failures", "fusion", "liveness"},
     "messages": {"_group", "_messages", "_operands", "_status", "_timeouts", "carrier", "errors", "objects"},
     "comm": {"_engine", "_group", "_operands", "_timeouts", "arrays", "collectives", "errors", "failures"}
     | {"feedback", "groups", "memory", "messages", "objects", "shared", "shrinking", "tracing"},

@@ -33,7 +33,7 @@ EVENT = {
         "properties": {
             "ts": {"type": "number", "minimum": 0},
             "dur": {"type": "number", "minimum": 0},
-            "cat": {"enum": ["call", "wait", "stage", "reduce", "copy", "stage and copy", "wire"]},
+            "cat": {"enum": ["call", "wait", "stage", "reduce", "copy", "stage and copy", "wire", "message"]},
         },
     },
 }
@@ -152,6 +152,37 @@ def test_between_hosts_the_wire_shows(tmp_path):
     for slices in found.values():
         assert phases(slices, named("all_reduce", ", sum")) >= {"wire", "reduce"}
     assert any(one["args"].get("nbytes", 0) > 0 for one in found["rank 0 of 4"] if one["cat"] == "wire")
+
+
+def pass_on(comm, path):
+    with comm.trace(path):
+        x = np.full(1000, comm.rank, "f8")
+        if comm.rank == 0:
+            comm.send(x, 1, 7)
+            time.sleep(0.2)  # so that the transfer is waited for: what has come before is no slice
+            comm.sendrecv(x, 1, np.empty_like(x))
+        else:
+            time.sleep(0.05)
+            comm.probe(0)
+            comm.recv(x, 0)
+            comm.irecv(x, 0).wait()
+            comm.send(x, 0)
+        comm.barrier()
+
+
+def test_messages_have_a_track_of_their_own(world_of, tmp_path):
+    path = tmp_path / "t.json"
+    world_of(2)(pass_on, path)
+    found = tracks(read(path))
+    assert calls(found["rank 0 of 2"]) == calls(found["rank 1 of 2"]) == ["barrier()"]
+    told = [
+        [(one["name"], one["args"]) for one in found[f"rank {rank} of 2: messages"]] for rank in range(2)
+    ]
+    to_1, from_1 = {"nbytes": 8000, "to": "rank 1"}, {"nbytes": 8000, "from": "rank 1"}
+    to_0, from_0 = {"nbytes": 8000, "to": "rank 0"}, {"nbytes": 8000, "from": "rank 0"}
+    assert told[0] == [("send", to_1), ("send", to_1), ("recv", from_1)]
+    assert told[1] == [("probe", from_0), ("recv", from_0), ("recv", from_0), ("send", to_0)]
+    assert all(one["dur"] >= 0 for rank in range(2) for one in found[f"rank {rank} of 2: messages"])
 
 
 # ---- from the environment, groups -------------------------------------------------------------------------
