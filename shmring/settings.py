@@ -11,7 +11,7 @@ import ipaddress
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -99,6 +99,60 @@ class Settings:
             raise ValueError(
                 f"SHMRING_RANK is {self.rank}; allowed: 0 to {self.size - 1}, as SHMRING_SIZE is {self.size}"
             )
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All that SHMRING_* variables say, right or wrong; a key is not shown."""
+
+    given: dict[str, str]
+    wrong: list[str]  # one message for each that is
+    unknown: dict[str, str | None]  # names that nobody reads, and the setting of nearly that name
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str] = os.environ) -> Survey:
+        """Where `Settings.from_environment` ends with the first that is wrong this goes on without it."""
+        given = {name: text for name, text in sorted(environ.items()) if name.startswith("SHMRING_")}
+        left, wrong = _Asked(given), []
+        while True:
+            try:
+                Settings.from_environment(left)
+                break
+            except ValueError as error:
+                wrong.append(str(error))
+                if not left.drop(re.findall("SHMRING_[A-Z_]+", str(error))):
+                    break
+        unknown = {name: _nearest(name, left.asked) for name in given if name not in left.asked}
+        hidden = {name: "(hidden)" for name in given if "KEY" in name and name != "SHMRING_KEY_FILE"}
+        return cls(given | hidden, wrong, unknown)
+
+
+class _Asked(dict[str, str]):
+    """An environment that notes for which variables it was asked: those are the settings there are."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        super().__init__(environ)
+        self.asked: set[str] = set()
+
+    def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+        self.asked.add(name)
+        return super().get(name, default)
+
+    def drop(self, names: list[str]) -> bool:
+        """Whether one of these was there; rank and size say nothing without each other."""
+        pair = {"SHMRING_RANK", "SHMRING_SIZE"}
+        found = self.keys() & set(names)
+        for name in found | (pair & self.keys() if found & pair else set()):
+            del self[name]
+        return bool(found)
+
+
+def _nearest(name: str, names: Collection[str]) -> str | None:
+    from difflib import get_close_matches  # for who looks for mistakes: jobs need not load it
+
+    prefix = "SHMRING_"
+    found = get_close_matches(name.removeprefix(prefix), [one.removeprefix(prefix) for one in names], 1, 0.75)
+    return prefix + found[0] if found else None
 
 
 def address_text(host: str, port: int) -> str:

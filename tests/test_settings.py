@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from shmring.settings import Settings
+from shmring.settings import Settings, Survey
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -159,3 +159,39 @@ def test_key_file_that_is_missing_empty_or_no_file_is_refused(tmp_path):
 def test_settings_do_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings().depth = 3
+
+
+def surveyed(**variables):
+    return Survey.of({"PATH": "/bin", **{f"SHMRING_{name}": text for name, text in variables.items()}})
+
+
+def test_a_survey_tells_every_wrong_one_once():
+    found = surveyed(DEPTH="x", CHUNK="7", TIMEOUT="1", ISA="best", RANK="3", SIZE="2")
+    assert sorted(text.partition(" ")[0] for text in found.wrong) == [
+        "SHMRING_CHUNK", "SHMRING_DEPTH", "SHMRING_ISA", "SHMRING_RANK",
+    ]  # fmt: skip
+    assert found.unknown == {}
+    assert found.given["SHMRING_TIMEOUT"] == "1"
+    assert "PATH" not in found.given
+    assert surveyed(RANK="0", SIZE="x").wrong == [
+        "SHMRING_SIZE is 'x'; allowed: a whole number from 1 to 4096"
+    ]
+    assert len(surveyed(RANK="0").wrong) == 1
+    assert surveyed() == Survey({}, [], {})
+
+
+def test_a_survey_goes_on_where_a_message_names_another_variable():
+    found = surveyed(KEY=KEY, KEY_FILE="/nowhere", NODE="a\nSHMRING_DEPTH", DEPTH="0")
+    assert any("both set" in text for text in found.wrong)
+    assert any(text.startswith("SHMRING_NODE is") for text in found.wrong)
+
+
+def test_a_survey_knows_the_names_there_are():
+    found = surveyed(TIMOUT="3", SEGMENTS="posix", WEATHER="fine", KEY=KEY, KEYS=KEY, KEY_FILE="")
+    assert found.unknown == {
+        "SHMRING_KEYS": "SHMRING_KEY",
+        "SHMRING_TIMOUT": "SHMRING_TIMEOUT",
+        "SHMRING_SEGMENTS": "SHMRING_SEGMENT",
+        "SHMRING_WEATHER": None,
+    }
+    assert KEY not in repr(found)
