@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from engines import environment
 from ranks import Ranks
 
 from shmring import measured, tuning
@@ -296,3 +297,73 @@ def test_wrong_arguments_are_refused(arguments):
     result = run_tune(*arguments, "--dry-run")
     assert result.returncode == 2
     assert arguments[0] in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+# ---- the command ------------------------------------------------------------------------------------------
+
+ANSWER = {
+    "ranks": {"type": "integer", "minimum": 2},
+    "distance": {"enum": list(measured.DISTANCES)},
+    "name": {"enum": list(tuning.LIMITS)},
+    "built_in": {"type": "integer"},
+    "taken": {"type": "integer"},
+    "part_of_time": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+}
+TOLD = {
+    "machine": {"type": "object"},
+    "answers": {
+        "type": "array",
+        "items": {"properties": ANSWER, "required": list(ANSWER), "additionalProperties": False},
+    },
+    "tables": {"type": "object"},
+    "written": {"type": ["string", "null"]},
+}
+TOLD_SCHEMA = {"properties": TOLD, "required": list(TOLD), "additionalProperties": False}
+
+
+def shmring_tune(*arguments, **variables):
+    command = [sys.executable, "-m", "shmring", "tune", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(**variables))
+
+
+@pytest.mark.limit(120)
+def test_the_command_tells_programs_what_it_has_measured_and_taken(path):
+    jsonschema = pytest.importorskip("jsonschema")
+    measured.save(path, {2: {"any": {"small_nbytes": 64}}}, tuning.LIMITS)
+    few = ["--ranks", "2", "--seconds", "0.05", "--only", "fuse_nbytes", "--json"]
+    done = shmring_tune(*few, "--output", str(path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    jsonschema.validate(found, TOLD_SCHEMA)
+    assert found["written"] == str(path)
+    assert found["machine"] == measured.machine()
+    assert {int(ranks): table for ranks, table in found["tables"].items()} == measured.load(
+        path, tuning.LIMITS
+    )
+    (answer,) = found["answers"]
+    assert (answer["ranks"], answer["name"], answer["distance"]) == (2, "fuse_nbytes", "any")
+    taken = found["tables"]["2"]["any"].get("fuse_nbytes", answer["built_in"])
+    assert taken == answer["taken"]
+    assert "2 ranks, any: fuse_nbytes: " in done.stderr  # people may follow it all the same
+
+
+@pytest.mark.parametrize("output", ["/dev/null/tuning.json", "/dev", "/proc/none/tuning.json"])
+def test_where_nothing_can_be_written_nothing_is_measured(output):
+    done = shmring_tune("--seconds", "20", "--output", output)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("shmring tune: ")
+    assert output in line
+
+
+def test_a_setting_that_would_keep_ranks_from_meeting_is_one_line(path):
+    done = shmring_tune("--ranks", "2", "--output", str(path), "--only", "depth", SHMRING_TIMEOUT="abc")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.startswith("shmring tune: SHMRING_TIMEOUT is 'abc'; allowed: ")
+    assert not path.exists()
+
+
+def test_a_user_without_a_home_is_told_at_once(tmp_path):
+    done = shmring_tune(HOME="relative", XDG_CACHE_HOME="")
+    assert (done.returncode, "give --output" in done.stderr) == (2, True)

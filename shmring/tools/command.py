@@ -1,23 +1,23 @@
 """The command `shmring`: one module for each of its commands.
 
-May know: dump, ps, screen, top.
+May know: dump, ps, screen, top, tune.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import dump, ps, top
+from . import dump, ps, top, tune
 from .screen import Parser
 
-_COMMANDS = (ps, top, dump)  # in the order in which --help shows them
+_COMMANDS = (tune, ps, top, dump)  # as --help shows them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; the exit status."""
     parser = Parser(
         prog="shmring",
-        description="Look at the communicators of running processes of this user on this host.",
+        description="What this machine offers and lacks, how fast it is, and what running communicators do.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in _COMMANDS:

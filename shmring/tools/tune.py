@@ -1,9 +1,9 @@
 """Measures on this machine which sizes are best for what, and keeps them where every shmring of this user
-finds them: python -m shmring.tools.tune [--ranks 2,4] [--seconds 30]
+finds them: shmring tune, or python -m shmring.tools.tune [--ranks 2,4] [--seconds 30]
 
 One number at a time, the others as found so far: candidates are timed in turn, and one is taken if it is
 clearly faster than what is built in, twice, and slower nowhere. May know: the package's face, measured,
-trials, tuning.
+screen, settings, trials, tuning.
 """
 
 from __future__ import annotations
@@ -15,17 +15,25 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
 import shmring
 
 from .. import measured, tuning
+from ..settings import Settings
+from . import screen
 from .trials import LEAST_ROUNDS, Call, Load, Timed, trial
 
+_PURPOSE = (
+    "Measures on this machine which sizes are best for what, and keeps them where every shmring of this user "
+    "finds them. Takes some minutes, in which the machine should be idle."
+)
+_BROKEN_OFF = 130  # as a shell reports SIGINT
 KIB, MIB = 1 << 10, 1 << 20
 WORTH = 0.97  # of the time on average, or the present value stays
 HARMLESS = 1.05  # of the time in any one load
@@ -157,9 +165,30 @@ def _ratios(timed: Timed, distance: str) -> list[float]:
     return [float(ratio) for ratio in np.median(seconds / seconds[:, :1], axis=0)]
 
 
-def tune(ranks: int, questions: Sequence[Question], seconds: float, bar: _Bar) -> measured.Table:
+@dataclass(frozen=True)
+class Answer:
+    """What was found of a number: the value built in, the one to take, and its part of the other's time."""
+
+    ranks: int
+    distance: str
+    name: str
+    built_in: int
+    taken: int
+    part_of_time: float
+
+    def __str__(self) -> str:
+        told = f"{self.taken}, {self.part_of_time:.2f} of the time with {self.built_in}"
+        if self.taken == self.built_in:
+            told = f"{self.taken} stays"
+        return f"{self.ranks} ranks, {self.distance}: {self.name}: {told}"
+
+
+def tune(
+    ranks: int, questions: Sequence[Question], seconds: float, bar: _Bar
+) -> tuple[measured.Table, list[Answer]]:
     """The table of a number of ranks: only what is better than what is built in, and was so twice."""
     table: measured.Table = {distance: {} for distance in measured.DISTANCES}
+    told = []
     for question in questions:
         present = tuning.built_in(ranks)[question.name]
         share = seconds / len(questions)
@@ -169,15 +198,14 @@ def tune(ranks: int, questions: Sequence[Question], seconds: float, bar: _Bar) -
         # Of many candidates the best owes something to chance: it has to win again, alone.
         again = _ask(ranks, question, [present, *best], table, share / 3) if best else found
         for distance, (value, part) in again.items():
-            told = f"{present} stays"
             if value != present:
                 table[distance][question.name] = value
-                told = f"{value}, {part:.2f} of the time with {present}"
-            bar.tell(f"{ranks} ranks, {distance}: {question.name}: {told}")
+            told.append(Answer(ranks, distance, question.name, present, value, part))
+            bar.tell(str(told[-1]))
         if not again:
             bar.tell(f"{ranks} ranks: {question.name}: {present} stays, too few rounds; give more --seconds")
         bar.advance()
-    return {distance: values for distance, values in table.items() if values}
+    return {distance: values for distance, values in table.items() if values}, told
 
 
 def _ask(
@@ -206,36 +234,76 @@ def _ask(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if not options.dry_run and options.output == measured.default_path() and not options.output.is_absolute():
-        parser.error("there is no home folder for the table; give --output")
+    """As a module of its own; the exit status."""
+    parser = _filled(screen.Parser(prog="python -m shmring.tools.tune", description=_PURPOSE))
+    return run(parser.parse_args(arguments))
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to a parser's."""
+    told = "measure which sizes are best here, and use them"
+    _filled(commands.add_parser("tune", help=told, description=_PURPOSE))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, tell and write; the exit status."""
+    try:
+        _check(options)
+        return _run(options)
+    except (shmring.Error, ValueError, OSError) as error:
+        return screen.complain("shmring tune", " ".join(str(error).split()), screen.BAD_USAGE)
+    except KeyboardInterrupt:
+        return screen.complain("shmring tune", "broken off, and nothing is written", _BROKEN_OFF)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Now, as it would be a pity after minutes of measuring."""
+    Settings.from_environment()
+    path: Path = options.output
+    if options.dry_run:
+        return
+    if path == measured.default_path() and not path.is_absolute():
+        raise ValueError("there is no home folder for the table; give --output")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give --output a file in it")
+    try:
+        tempfile.TemporaryFile(dir=next(one for one in path.absolute().parents if one.exists())).close()
+    except OSError as error:
+        text = f"{path} cannot be written: {error.strerror}; give another --output, or --dry-run"
+        raise ValueError(text) from error
+
+
+def _run(options: argparse.Namespace) -> int:
     questions = [question for question in QUESTIONS if not options.only or question.name in options.only]
     tables = {} if options.dry_run else _kept_so_far(options.output)
-    bar = _Bar(len(options.ranks) * len(questions))
-    for ranks in options.ranks:
-        table = tune(ranks, questions, options.seconds, bar)
-        asked = {question.name for question in questions}
-        for distance, values in tables.get(ranks, {}).items():
-            kept = {name: value for name, value in values.items() if name not in asked}
-            if kept:
-                table[distance] = kept | table.get(distance, {})
-        tables[ranks] = table
-    bar.close()
+    asked = {question.name for question in questions}
+    bar = _Bar(len(options.ranks) * len(questions), sys.stderr if options.json else sys.stdout)
+    answered: list[Answer] = []
+    with closing(bar):
+        for ranks in options.ranks:
+            table, told = tune(ranks, questions, options.seconds, bar)
+            answered += told
+            for distance, values in tables.get(ranks, {}).items():
+                kept = {name: value for name, value in values.items() if name not in asked}
+                if kept:
+                    table[distance] = kept | table.get(distance, {})
+            tables[ranks] = table
     if not options.dry_run:
         measured.save(options.output, tables, tuning.LIMITS)
+    if options.json:
+        written = None if options.dry_run else str(options.output)
+        found = {"machine": measured.machine(), "answers": [asdict(answer) for answer in answered]}
+        screen.print_json(found | {"tables": tables, "written": written})
+    elif not options.dry_run:
         used = options.output == measured.default_path()
         how = "in use from now on; delete it to go back" if used else "set SHMRING_TUNING to it to use it"
         print(f"written to {options.output}: {how}")
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _filled(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     names = [question.name for question in QUESTIONS]
     cpus = len(os.sched_getaffinity(0))
-    parser = argparse.ArgumentParser(
-        prog="python -m shmring.tools.tune", description=__doc__.partition(":")[0] if __doc__ else None
-    )
     parser.add_argument(
         "--ranks",
         type=_numbers,
@@ -246,6 +314,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=_names(names), default=[], help=f"some of {', '.join(names)}")
     parser.add_argument("--output", type=Path, default=measured.default_path(), help="default: %(default)s")
     parser.add_argument("--dry-run", action="store_true", help="tell what is best and write nothing")
+    screen.add_json(parser, "what was measured and taken")
+    parser.set_defaults(run=run)
     return parser
 
 
@@ -288,8 +358,9 @@ def _kept_so_far(path: Path) -> dict[int, measured.Table]:
 class _Bar:
     """A progress bar if tqdm is installed; what is told stands above it, or is all there is."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, told: TextIO) -> None:
         self._bar: Any = None
+        self._told = told
         try:
             self._bar = importlib.import_module("tqdm").tqdm(total=total, unit="question")
         except ImportError:
@@ -297,9 +368,9 @@ class _Bar:
 
     def tell(self, text: str) -> None:
         if self._bar is None:
-            print(text, flush=True)
+            print(text, flush=True, file=self._told)
         else:
-            self._bar.write(text, file=sys.stdout)
+            self._bar.write(text, file=self._told)
 
     def advance(self) -> None:
         if self._bar is not None:
