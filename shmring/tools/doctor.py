@@ -1,0 +1,302 @@
+"""`shmring doctor`: what is wrong or slow on this machine, each in one line with its way out.
+
+One check for each kind of trouble; each looks at what `info` has found. What is unknown, and a check that
+does not understand what it sees, is a note. May know: info, machine, screen, sections.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+from . import info, machine, screen, sections
+from .info import GIB, MIB, nbytes_text
+from .sections import Row
+
+Level = Literal["ok", "note", "problem"]
+_STYLES: dict[Level, str] = {"ok": "green", "note": "yellow", "problem": "bold red"}
+_DOCKER_SHM_NBYTES = 64 * MIB  # what a container gets that asks for nothing
+_LITTLE_NBYTES, _HARDLY_NBYTES = 1 * GIB, 128 * MIB  # a few communicators; not even one with large chunks
+_FEW_DESCRIPTORS, _TOO_FEW_DESCRIPTORS = 1024, 128
+_BASELINES = ("sse2", "scalar")
+
+
+class Finding(NamedTuple):
+    """How bad it is, what was found, how to put it right, and what it is about."""
+
+    level: Level
+    what: str
+    fix: str | None = None
+    about: str = ""
+
+
+def _ok(what: str) -> Finding:
+    return Finding("ok", what)
+
+
+def _note(what: str, fix: str | None) -> Finding:
+    return Finding("note", what, fix)
+
+
+def _problem(what: str, fix: str) -> Finding:
+    return Finding("problem", what, fix)
+
+
+class _Facts(dict[str, dict[str, Any]]):
+    """A report; to ask it for what is unknown raises Unknown."""
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        fact = super().__getitem__(name)
+        if "unknown" in fact:
+            raise machine.Unknown(fact["unknown"])
+        return fact
+
+
+Check = Callable[[_Facts], Iterator[Finding]]
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to a parser's."""
+    parser = commands.add_parser(
+        "doctor",
+        help="what is wrong or slow on this machine, and how to put it right",
+        description="Looks at all that `shmring info` tells. Exit status 0: no problem; 1: there is one.",
+    )
+    info.add_flags(parser, "the findings")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it; the exit status."""
+    found = findings(info.report(measures=not arguments.no_measure))
+    problems, notes = (sum(one.level == level for one in found) for level in ("problem", "note"))
+    if arguments.json:
+        all_of_it = [one._asdict() for one in found]
+        screen.print_json({"problems": problems, "notes": notes, "findings": all_of_it})
+    else:
+        told = f"{_counted(problems, 'problem')}, {_counted(notes, 'note')}"
+        sections.show({f"shmring doctor: {told}": [_row(one) for one in found]})
+    return 1 if problems else 0
+
+
+def findings(report: info.Report) -> list[Finding]:
+    """At least one of every check. Nothing raises."""
+    facts, found = _Facts(report), list[Finding]()
+    for about, check in CHECKS.items():
+        try:
+            for one in check(facts):
+                found.append(one._replace(about=about))
+        except Exception as error:
+            found.append(Finding("note", f"unknown: {info.reason(error)}", about=about))
+    return found
+
+
+def _row(one: Finding) -> Row:
+    text = f"{one.what} -> {one.fix}" if one.fix else one.what
+    return Row(f"{one.level:7}  {one.about}", text, _STYLES[one.level])
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
+
+
+# ---- the checks -------------------------------------------------------------------------------------------
+
+
+def _settings(facts: _Facts) -> Iterator[Finding]:
+    fact = facts["settings"]
+    for text in fact["wrong"]:
+        yield _problem(text, "set it so, or unset it")
+    for name, meant in fact["unknown_names"].items():
+        yield _note(f"{name} is set, which nobody reads", f"is {meant} meant?" if meant else "unset it")
+    if not fact["wrong"]:
+        yield _ok(f"{_counted(len(fact['given']), 'SHMRING_* variable')} set, nothing wrong with the values")
+
+
+def _job(facts: _Facts) -> Iterator[Finding]:
+    fact, usable = facts["job"], facts["cpus"]["usable"]
+    if fact["wrong"]:
+        yield _problem(fact["wrong"], "start this by its launcher, or unset the variable")
+    elif fact["launcher"] and fact["local_size"] > usable:
+        what = f"{fact['local_size']} ranks take turns on {_counted(usable, 'CPU')}"
+        yield _note(what, f"start {usable}, or give the job more CPUs")
+    elif fact["slurm_allocation"] and not fact["launcher"]:
+        yield _note("this is a batch script of Slurm, no task of a step", "start ranks with srun or shmrun")
+    else:
+        yield _ok(f"started by {fact['launcher'] or 'no launcher'}")
+
+
+def _cpus(facts: _Facts) -> Iterator[Finding]:
+    fact = facts["cpus"]
+    allowed, usable = len(fact["allowed"]), fact["usable"]
+    online = fact["online"] or allowed
+    limited = _problem if usable == 1 < online else _note
+    if usable < allowed:
+        what = f"the cgroup's quota gives {usable} of the {allowed} CPUs that are allowed"
+        yield limited(what, "raise it (docker run --cpus, resources.limits.cpu, cpu.max of the cgroup)")
+    if allowed < online:
+        what = f"this process may use {allowed} of {online} CPUs ({machine.cpus_text(fact['allowed'])})"
+        yield limited(what, "allow it more (taskset -c, docker run --cpuset-cpus, srun --cpus-per-task)")
+    if usable == online == 1:
+        yield _note("there is one CPU, on which all ranks take turns", "use a machine with more")
+    elif usable == online:
+        yield _ok(f"all {usable} are usable")
+
+
+def _distance(facts: _Facts) -> Iterator[Finding]:
+    trips = facts["between_ranks"]["round_trips"]
+    if not trips:
+        raise machine.Unknown("there is one CPU for all ranks")
+    if all(trip["distance"] is None for trip in trips):
+        raise machine.Unknown("the CPUs were busy while it was measured")
+    far = [trip for trip in trips if trip["distance"] == "far"]
+    if not far:
+        yield _ok("; ".join(map(info.trip_text, trips)))
+        return
+    what = f"cores are far from each other: {'; '.join(map(info.trip_text, far))}"
+    near = _around(facts["topology"]["caches"], far[0]["cpus"][0])
+    if near and not set(near) >= set(far[0]["cpus"]):
+        yield _note(
+            what, f"ranks that fit into one L3 are faster there: taskset -c {machine.cpus_text(near)}"
+        )
+    else:
+        yield _note(what, "nothing to do here: data take the way for far cores")
+
+
+def _around(caches: list[dict[str, Any]], cpu: int) -> list[int]:
+    """The CPUs that share the L3 of this one."""
+    groups = (group for cache in caches if cache["level"] == 3 for group in cache["shared_by"])
+    return next((group for group in groups if cpu in group), [])
+
+
+def _copying(facts: _Facts) -> Iterator[Finding]:
+    fact = facts["copy_limit"]
+    yield _ok(f"{fact['together_gb_per_s']:.3g} GB/s by {_counted(fact['ranks'], 'rank')} at once")
+
+
+def _instructions(facts: _Facts) -> Iterator[Finding]:
+    fact = facts["instruction_set"]
+    best = fact["there"][0]
+    if fact["chosen"] is None:
+        yield _problem(fact["why"], f"unset it, or set it to one of {', '.join(fact['there'])}")
+    elif fact["chosen"] != best:
+        yield _note(f"{fact['chosen']} is used where {best} is faster: {fact['why']}", "unset it")
+    elif best in _BASELINES:
+        fix = "let a virtual machine see its host's processor (qemu -cpu host)"
+        yield _note(f"reductions use {best}, which is all that this processor shows", fix)
+    else:
+        yield _ok(f"{best}, {fact['why']}")
+
+
+def _memory(facts: _Facts) -> Iterator[Finding]:
+    fact = facts["memory"]
+    if fact["limit"] is None:
+        raise machine.Unknown("the kernel tells neither of limits nor of what is free")
+    room = f"{fact['limit']} has {nbytes_text(fact['room_nbytes'])} left"
+    if fact["room_nbytes"] >= _LITTLE_NBYTES:
+        yield _ok(room)
+    else:
+        short = _problem if fact["room_nbytes"] < _HARDLY_NBYTES else _note
+        yield short(room, "raise it, end what else runs, or use fewer ranks and a smaller SHMRING_CHUNK")
+
+
+def _shared_memory(facts: _Facts) -> Iterator[Finding]:
+    fix = "mount a larger one (docker run --shm-size=1g)"
+    if _given(facts, "SHMRING_SEGMENT") == "posix":
+        short, who = _problem, "SHMRING_SEGMENT=posix uses it"
+        fix += ", or unset SHMRING_SEGMENT, as memfd is not limited by it"
+    else:
+        short, who = _note, "shmring does not use it, other libraries do"
+    try:
+        fact = facts["shared_memory"]
+    except machine.Unknown as why:
+        yield short(f"{why}; {who}", fix)
+        return
+    told = f"{nbytes_text(fact['nbytes'])}, of which {nbytes_text(fact['room_nbytes'])} are left"
+    if fact["nbytes"] <= _DOCKER_SHM_NBYTES or fact["room_nbytes"] < _HARDLY_NBYTES:
+        yield short(f"it has only {told}; {who}", fix)
+    else:
+        yield _ok(f"it has {told}")
+
+
+def _descriptors(facts: _Facts) -> Iterator[Finding]:
+    soft, hard = facts["descriptors"]["soft"], facts["descriptors"]["hard"]
+    if soft is None or soft >= _FEW_DESCRIPTORS:
+        yield _ok(f"{'any number' if soft is None else soft} may be open in a process")
+        return
+    more = 4 * _FEW_DESCRIPTORS if hard is None else min(hard, 4 * _FEW_DESCRIPTORS)
+    fix = f"ulimit -n {more}" if more > soft else "have root raise the hard limit (ulimit -Hn)"
+    short = _problem if soft < _TOO_FEW_DESCRIPTORS else _note
+    yield short(f"only {soft} may be open in a process; ranks, groups and arrays take some each", fix)
+
+
+def _segments(facts: _Facts) -> Iterator[Finding]:
+    kinds = ["memfd", "posix"] if _given(facts, "SHMRING_SEGMENT") != "posix" else ["posix", "memfd"]
+    for kind, other in (kinds, kinds[::-1]):
+        fact = facts[kind]
+        if fact["works"]:
+            yield _ok(f"{kind} works, {fact['how']}")
+        elif kind == kinds[0]:
+            yield _problem(f"{kind} does not work: {fact['how']}", f"set SHMRING_SEGMENT={other}")
+        else:
+            yield _note(f"{kind} does not work: {fact['how']}", "it is not used, so nothing need be done")
+
+
+def _single_copy(facts: _Facts) -> Iterator[Finding]:
+    refused = facts["between_ranks"]["single_copy"]["why"]
+    if refused is None:
+        yield _ok("ranks may read each other's memory")
+        return
+    scope = facts["yama"]["ptrace_scope"]
+    fix = "give the container CAP_SYS_PTRACE (docker run --cap-add=SYS_PTRACE)"
+    if scope:
+        refused += f" (kernel.yama.ptrace_scope is {scope})"
+        fix = "sysctl kernel.yama.ptrace_scope=0"
+    missed = _note if _given(facts, "SHMRING_SINGLE_COPY") in ("", "auto", "off") else _problem
+    what = f"ranks may not read each other's memory: {refused}; large private arrays are copied twice"
+    yield missed(what, f"{fix}, or leave it: it costs time, nothing else")
+
+
+def _tuning(facts: _Facts) -> Iterator[Finding]:
+    fact = facts["tuning"]
+    if fact["state"] == "unusable":
+        fix = "measure again with shmring tune, delete it, or set SHMRING_TUNING=none"
+        yield _problem(f"the table {fact['path']} cannot be used: {fact['why']}", fix)
+    elif fact["state"] == "used":
+        yield _ok(f"{fact['path']} is used")
+    else:
+        yield _ok("what is built in is used; shmring tune measures what is best here")
+
+
+def _threads(facts: _Facts) -> Iterator[Finding]:
+    fact, usable = facts["threads"], facts["cpus"]["usable"]
+    if fact["given"]:
+        yield _ok(", ".join(f"{name}={text}" for name, text in fact["given"].items()))
+    elif usable == 1:
+        yield _ok("one CPU, so one thread for each rank's numerical libraries")
+    else:
+        what = f"each rank's numerical libraries start {usable} threads, as OMP_NUM_THREADS is not set"
+        yield _note(what, f"export OMP_NUM_THREADS=1, or {usable} divided by the number of ranks")
+
+
+def _given(facts: _Facts, name: str) -> str:
+    text: str = facts["settings"]["given"].get(name, "")
+    return text.strip().lower()
+
+
+CHECKS: dict[str, Check] = {
+    "settings": _settings,
+    "launcher": _job,
+    "CPUs": _cpus,
+    "round trip": _distance,
+    "copying": _copying,
+    "instructions": _instructions,
+    "memory": _memory,
+    "/dev/shm": _shared_memory,
+    "descriptors": _descriptors,
+    "segments": _segments,
+    "single copies": _single_copy,
+    "tuning table": _tuning,
+    "threads": _threads,
+}

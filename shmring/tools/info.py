@@ -1,0 +1,304 @@
+"""`shmring info`: what this machine offers to ranks, found out piece by piece.
+
+Each fact is found by itself: where that fails it says so, {"unknown": why}, and the others are there all the
+same. May know: machine, probes, screen, sections, software.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import machine, probes, screen, sections, software
+from .sections import Row
+
+Fact = dict[str, Any]
+Report = dict[str, Fact]
+GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
+_SHOWN_GROUPS = 4
+
+
+def _round_trips(root: Path) -> Fact:
+    try:
+        known = machine.topology(root)
+    except machine.Unknown:
+        known = {}
+    pairs = machine.pairs(known, machine.cpus(root)["allowed"])
+    found = probes.between([pair["cpus"] for pair in pairs])
+    for pair, trip in zip(pairs, found["round_trips"], strict=True):
+        trip["share"] = pair["share"]
+    return found
+
+
+def _copy_limit(root: Path) -> Fact:
+    return probes.copy_limit(machine.cpus(root)["usable"], machine.memory(root)["room_nbytes"])
+
+
+FACTS: dict[str, Callable[[Path], Fact]] = {
+    "versions": lambda _: software.versions(),
+    "cpus": machine.cpus,
+    "model": machine.model,
+    "topology": machine.topology,
+    "instruction_set": lambda _: software.instruction_set(),
+    "memory": machine.memory,
+    "shared_memory": machine.shared_memory,
+    "descriptors": lambda _: machine.descriptors(),
+    "memfd": lambda _: probes.segment("memfd"),
+    "posix": lambda _: probes.segment("posix"),
+    "yama": lambda root: {"ptrace_scope": machine.ptrace_scope(root)},
+    "between_ranks": _round_trips,
+    "copy_limit": _copy_limit,
+    "tuning": lambda _: software.tuning_table(),
+    "settings": lambda _: software.settings(),
+    "job": lambda _: software.job(),
+    "threads": lambda _: software.threads(),
+    "libraries": lambda _: software.libraries(),
+}
+MEASURED = ("between_ranks", "copy_limit")
+
+
+def report(root: Path = machine.ROOT, *, measures: bool = True) -> Report:
+    """All facts; of one that cannot be found out, why. Nothing raises."""
+    found = {}
+    for name, find in FACTS.items():
+        if name in MEASURED and not measures:
+            found[name] = {"unknown": "not measured, as --no-measure says"}
+            continue
+        try:
+            found[name] = find(root)
+        except Exception as error:
+            found[name] = {"unknown": reason(error)}
+    return found
+
+
+def reason(error: Exception) -> str:
+    """In one line why something is unknown."""
+    text = " ".join(str(error).split())
+    if isinstance(error, machine.Unknown):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to a parser's."""
+    parser = commands.add_parser(
+        "info",
+        help="what this machine offers: CPUs, caches, memory, transports, libraries, what is in use",
+        description="What this machine offers to ranks, and what of it is in use. Starts a few ranks for a "
+        "second to measure how far cores are from each other and how fast they copy.",
+    )
+    add_flags(parser, "all of it")
+    parser.set_defaults(run=run)
+
+
+def add_flags(parser: argparse.ArgumentParser, what: str) -> None:
+    """Those of info and doctor."""
+    parser.add_argument("--no-measure", action="store_true", help="start no ranks and measure nothing")
+    screen.add_json(parser, what)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it; the exit status."""
+    found = report(measures=not arguments.no_measure)
+    if arguments.json:
+        screen.print_json(found)
+    else:
+        sections.show({head: [_row(found, *one) for one in rows] for head, rows in _SECTIONS.items()})
+    return 0
+
+
+def _row(found: Report, label: str, name: str, tell: Callable[[Fact], str]) -> Row:
+    fact = found[name]
+    try:
+        text = f"unknown: {fact['unknown']}" if "unknown" in fact else tell(fact)
+    except Exception as error:
+        text = f"unknown: {reason(error)}"
+    return Row(label, text, "yellow" if text.startswith("unknown") else "cyan")
+
+
+# ---- in words ---------------------------------------------------------------------------------------------
+
+
+def nbytes_text(nbytes: int | None) -> str:
+    """With the largest unit of which it is at least one."""
+    if nbytes is None:
+        return "unknown"
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}" if nbytes < 1000 * unit else f"{nbytes / unit:.0f} {name}"
+    return f"{nbytes} bytes"
+
+
+def trip_text(trip: Fact) -> str:
+    """Of one pair of CPUs."""
+    one, other = trip["cpus"]
+    told = f"CPUs {one} and {other} ({trip['share']} shared)"
+    if trip["round_trip_ns"] is None:
+        return f"{told}: unknown, one of them was busy"
+    return f"{told}: {trip['round_trip_ns']} ns, {trip['distance']}"
+
+
+def _model(fact: Fact) -> str:
+    virtual = ", in a virtual machine" if fact["virtual"] else ""
+    return f"{fact['name']}, {fact['architecture']}{virtual}"
+
+
+def _cpus(fact: Fact) -> str:
+    allowed = fact["allowed"]
+    told = f"{fact['usable']} usable"
+    if fact["usable"] < len(allowed):
+        told += f" under the cgroup's quota, {len(allowed)} allowed"
+    return f"{told} ({machine.cpus_text(allowed)}) of {fact['online'] or 'an unknown number'}"
+
+
+def _cores(fact: Fact) -> str:
+    if not fact["cores"]:
+        return "unknown: the kernel does not tell which CPUs are one core"
+    threads = sorted({len(core) for core in fact["cores"]})
+    each = "one thread each" if threads == [1] else f"{' or '.join(map(str, threads))} threads each"
+    packages = f" in {len(fact['packages'])} packages" if len(fact["packages"]) > 1 else ""
+    return f"{len(fact['cores'])}{packages}, {each}{_groups(fact['cores'])}"
+
+
+def _caches(fact: Fact) -> str:
+    told = [
+        f"{len(cache['shared_by'])} L{cache['level']} of {nbytes_text(cache['nbytes'])}"
+        f"{_groups(cache['shared_by'])}"
+        for cache in fact["caches"]
+        if cache["level"] > 1
+    ]
+    return "; ".join(told) or "unknown: the kernel does not tell which CPUs share a cache"
+
+
+def _nodes(fact: Fact) -> str:
+    if len(fact["nodes"]) < 2:
+        return "one node"
+    return f"{len(fact['nodes'])} nodes{_groups([node['cpus'] for node in fact['nodes']])}"
+
+
+def _groups(groups: list[list[int]]) -> str:
+    """The CPUs of each group of more than one."""
+    if max(map(len, groups)) == 1:
+        return ""
+    told = " | ".join(machine.cpus_text(group) for group in groups[:_SHOWN_GROUPS])
+    return f" (CPUs {told}{' | ...' if len(groups) > _SHOWN_GROUPS else ''})"
+
+
+def _instruction_set(fact: Fact) -> str:
+    others = [name for name in fact["there"] if name != fact["chosen"]]
+    return f"{fact['chosen'] or 'none'}, {fact['why']}" + (f"; also {', '.join(others)}" if others else "")
+
+
+def _trips(fact: Fact) -> str:
+    return "; ".join(map(trip_text, fact["round_trips"])) or "unknown: there is one CPU for all ranks"
+
+
+def _copying(fact: Fact) -> str:
+    all_of_them = f", {fact['together_gb_per_s']:.3g} GB/s by {fact['ranks']} at once"
+    told = f"{fact['alone_gb_per_s']:.3g} GB/s by one rank{all_of_them if fact['ranks'] > 1 else ''}"
+    return f"{told} ({nbytes_text(fact['nbytes'])} each)"
+
+
+def _memory(fact: Fact) -> str:
+    total = nbytes_text(fact["total_nbytes"])
+    room = f", {nbytes_text(fact['room_nbytes'])} more may be taken before a limit" if fact["limit"] else ""
+    return f"{total}{room}{': ' + fact['limit'] if fact['limit'] else ''}"
+
+
+def _shared_memory(fact: Fact) -> str:
+    return f"{nbytes_text(fact['nbytes'])}, {nbytes_text(fact['room_nbytes'])} left"
+
+
+def _descriptors(fact: Fact) -> str:
+    soft, hard = ("any number" if limit is None else str(limit) for limit in (fact["soft"], fact["hard"]))
+    return f"{soft} may be open in a process; at most {hard} without root"
+
+
+def _segment(fact: Fact) -> str:
+    return f"works, {fact['how']}" if fact["works"] else f"does not work: {fact['how']}"
+
+
+def _single_copy(fact: Fact) -> str:
+    refused = fact["single_copy"]["why"]
+    return f"not between ranks: {refused}" if refused else "works between ranks"
+
+
+def _yama(fact: Fact) -> str:
+    return "not there" if fact["ptrace_scope"] is None else str(fact["ptrace_scope"])
+
+
+def _tuning(fact: Fact) -> str:
+    if fact["state"] == "used":
+        return f"{fact['path']}, for {', '.join(map(str, fact['ranks'])) or 'no'} ranks"
+    if fact["state"] == "absent":
+        return f"built in, as there is no {fact['path']}"
+    return f"built in: {fact['path'] + ' ' if fact['path'] else ''}{fact['why']}"
+
+
+def _settings(fact: Fact) -> str:
+    return (
+        ", ".join(f"{name}={text}" for name, text in fact["given"].items()) or "no SHMRING_* variable is set"
+    )
+
+
+def _job(fact: Fact) -> str:
+    if fact["wrong"]:
+        return f"unknown: {fact['wrong']}"
+    if fact["launcher"] is None:
+        return "no launcher"
+    return f"{fact['launcher']}, as rank {fact['rank']} of {fact['size']}"
+
+
+def _launchers(fact: Fact) -> str:
+    around = [
+        ("in a Kubernetes pod", fact["kubernetes"]),
+        ("in a Slurm allocation", fact["slurm_allocation"]),
+    ]
+    return ", ".join([*fact["commands"], *(text for text, there in around if there)]) or "none on the PATH"
+
+
+def _threads(fact: Fact) -> str:
+    told = ", ".join(f"{name}={text}" for name, text in fact["given"].items())
+    return told or f"none of {', '.join(software.THREAD_VARIABLES)} is set"
+
+
+def _names_and_versions(fact: Fact) -> str:
+    return ", ".join(f"{name} {version}" for name, version in fact.items() if version) or "none"
+
+
+_SECTIONS: dict[str, list[tuple[str, str, Callable[[Fact], str]]]] = {
+    "Processors": [
+        ("CPUs", "cpus", _cpus),
+        ("model", "model", _model),
+        ("cores", "topology", _cores),
+        ("caches", "topology", _caches),
+        ("NUMA", "topology", _nodes),
+        ("instructions", "instruction_set", _instruction_set),
+        ("round trip", "between_ranks", _trips),
+        ("copy limit", "copy_limit", _copying),
+    ],
+    "Limits": [
+        ("memory", "memory", _memory),
+        ("/dev/shm", "shared_memory", _shared_memory),
+        ("descriptors", "descriptors", _descriptors),
+    ],
+    "Transports": [
+        ("memfd", "memfd", _segment),
+        ("posix", "posix", _segment),
+        ("process_vm_readv", "between_ranks", _single_copy),
+        ("ptrace_scope", "yama", _yama),
+    ],
+    "In use": [
+        ("settings", "settings", _settings),
+        ("tuning table", "tuning", _tuning),
+        ("threads", "threads", _threads),
+        ("started by", "job", _job),
+    ],
+    "Installed": [
+        ("versions", "versions", _names_and_versions),
+        ("libraries", "libraries", _names_and_versions),
+        ("launchers", "job", _launchers),
+    ],
+}

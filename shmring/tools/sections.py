@@ -1,0 +1,63 @@
+"""What is told of a machine, in sections of two aligned columns; in colour where rich is installed and a
+person looks. May know: nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+_LEAST_ROOM = 30  # a column narrower than that is not worth the trouble
+
+
+class Row(NamedTuple):
+    """A label, what is told of it, and the colour of the label."""
+
+    label: str
+    text: str
+    style: str = "cyan"
+
+
+class _Line(NamedTuple):
+    label: str
+    text: str = ""
+    style: str = "default"
+
+
+def show(sections: Mapping[str, Sequence[Row]]) -> None:
+    """On stdout. Lines are broken for a terminal only, so that programs find each row on one line."""
+    width = max((len(row.label) for rows in sections.values() for row in rows), default=0)
+    lines: list[_Line] = []
+    for head, rows in sections.items():
+        if lines:
+            lines.append(_Line(""))
+        lines += [_Line(head, style="bold"), *(line for row in rows for line in _lines(row, width))]
+    try:
+        if not sys.stdout.isatty():
+            raise ModuleNotFoundError
+        console, text = import_module("rich.console").Console(), import_module("rich.text").Text
+    except ModuleNotFoundError:
+        print("\n".join((line.label + line.text).rstrip() for line in lines))
+        return
+    for line in lines:
+        console.print(text.assemble((line.label, line.style), line.text), soft_wrap=True)
+
+
+def _lines(row: Row, width: int) -> Iterator[_Line]:
+    text = _printable(row.text)
+    room = shutil.get_terminal_size().columns - width - 4 if sys.stdout.isatty() else 0
+    first, *more = textwrap.wrap(text, room) if room >= _LEAST_ROOM and text else [text]
+    yield _Line(f"  {row.label:{width}}", f"  {first}", row.style)
+    for line in more:
+        yield _Line(" " * (width + 2), f"  {line}")
+
+
+def _printable(text: str) -> str:
+    """What others have written may hold anything; what the terminal cannot show is spelt out."""
+    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
