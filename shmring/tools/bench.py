@@ -1,0 +1,366 @@
+"""`shmring bench`: how long a collective takes here, by size, as nccl-tests and the OSU benchmarks show it.
+
+Owns the command line, who the ranks are, and what comes of the figures. May know: the package's face,
+bench_calls, bench_rank, bench_table, compare, limits, plot, screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import shmring
+
+from ..limits import usable_cpus
+from . import bench_rank, plot, screen
+from .bench_calls import FORMS, NUMPY_DTYPES, OPS, OTHER_DTYPES, Job, Turn, dtype_named
+from .bench_table import Table
+from .compare import SCHEMA, Others, Unusable, load
+
+INTERRUPTED = 130
+_WHY_ABORTED = "shmring bench was interrupted"
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MOST_NBYTES = 1 << 40
+_MOST_RANKS = 4096
+_DEFAULT_SIZES, _DEFAULT_RANKS = "8:64M", 2
+
+_COLUMNS = """\
+The table:
+  size, count   of the larger array of a call: of what all_gather and gather return, of what scatter and
+                reduce_scatter take. Where ranks have equal parts of it, it is a multiple of them.
+  min avg p50   us of one call. A sample is a barrier, then as many calls in a row as take some 0.2 ms (5 ms
+  p99           with more ranks than CPUs), divided by their number, on the rank on which that takes longest.
+                These are the least, the mean and the percentiles of the samples.
+  algbw         size / avg, in GB/s (10^9 bytes a second).
+  busbw         what has to go in or out of each rank at least, as nccl-tests has it: algbw times 2(n-1)/n
+                for all_reduce, (n-1)/n for all_gather, gather, scatter, reduce_scatter, all_to_all, else 1.
+  copy          us in which all ranks copy as many bytes of their own at once, measured in the same run.
+  #wrong        items, of all ranks together, that are not what NumPy makes of the same input, in a call
+                before the timed ones and one after. With any the exit status is 1.
+ping_pong: rank 0 sends to rank 1 and receives as much. There and back is one call; busbw counts both ways.
+all_reduce_many: 16 arrays that have the size together.
+
+Started by shmrun, torchrun, mpiexec or srun it measures their ranks, over several hosts too, and rank 0
+prints. Else it starts ranks of its own. Each is bound to one CPU of those it may use.
+Ctrl-C ends it with what there is, and status 130.
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to a parser's."""
+    parser = commands.add_parser(
+        "bench",
+        help="time a collective on this machine, by size, and check its results",
+        description="Time a collective by size: latency, bandwidth, the limit that copying sets, wrong items",
+        epilog=_COLUMNS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("call", nargs="?", choices=FORMS, default="all_reduce", metavar="collective", help=", ".join(FORMS))
+    add("-n", type=_ranks, metavar="RANKS", help="how many to start, or auto: one for each usable CPU (2)")
+    add("--sizes", metavar="B:E", help=f"bytes from B to E, or a list, as in 8,4K,1M ({_DEFAULT_SIZES})")
+    add("--factor", type=_at_least(2), metavar="F", help="from one size to the next (2)")
+    add("--dtype", choices=NUMPY_DTYPES + OTHER_DTYPES, metavar="TYPE", help="float32 and so on (float32)")
+    add("--op", choices=OPS, metavar="OP", help=f"{', '.join(OPS)} (sum)")
+    add("--root", type=_at_least(0), metavar="R", help="rank that has it, or gets it (0)")
+    add("--algorithm", metavar="A", help="of all_reduce: auto, direct, ring, tree, master")
+    add("--async", dest="async_op", action="store_true", help="issue it in the background, and wait for it")
+    add("--plan", action="store_true", help="call a plan of it")
+    add("--zero-copy", action="store_true", help="arrays that all ranks of the host map: comm.empty")
+    yes_or_no = argparse.BooleanOptionalAction
+    add("--inplace", action=yes_or_no, help="the result replaces the input (only broadcast does by itself)")
+    add("--written", action="store_true", help="write the input before each call; the writing is taken off")
+    add("--check", action=yes_or_no, default=True, help="compare results with NumPy's (yes)")
+    add("--seconds", type=_seconds, default=0.3, metavar="S", help="of calls for each size (0.3)")
+    add("--iters", type=_at_least(1), metavar="N", help="samples for each size, in place of --seconds")
+    add("--output", type=Path, metavar="FILE", help="write JSON there, too")
+    add("--plot", type=Path, metavar="FILE", help="draw latency and bandwidth: PNG, SVG, PDF")
+    help_ = "figures beside these: JSON of an earlier run's --output, or of bench/peers.py --json"
+    add("--compare", type=Path, action="append", default=[], metavar="FILE", help=help_)
+    screen.add_json(parser, "all of it, in place of the table,")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure; the exit status."""
+    job = _job(arguments)
+    others = _others(arguments, job)
+    _check_files(arguments)
+    try:
+        return _measure(arguments, job, others)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (shmring.Error, MemoryError, OSError) as error:
+        return screen.complain("shmring bench", _one_line(error))
+
+
+def _measure(arguments: argparse.Namespace, job: Job, others: Sequence[Others]) -> int:
+    try:
+        comm = shmring.init()  # what a launcher has started, else alone
+    except ValueError as error:
+        _refuse(str(error))
+    with comm:
+        if comm.size > 1:
+            _check_ranks(arguments, job, others, comm.size, comm.rank)
+            report = _rank(comm, job, others, arguments.json)
+            return _finish(arguments, others, report) if comm.rank == 0 else _status(report)
+    nranks = arguments.n or _DEFAULT_RANKS
+    _check_ranks(arguments, job, others, nranks, 0)
+    with _Forwarding() as interrupt:
+        try:
+            reports = shmring.spawn(_rank, nranks, (job, others, arguments.json))
+        except shmring.Error:
+            if interrupt.came:  # before they had begun
+                return INTERRUPTED
+            raise
+    return _finish(arguments, others, reports[0])
+
+
+def _finish(arguments: argparse.Namespace, others: Sequence[Others], report: dict[str, Any]) -> int:
+    """What comes of the figures, on rank 0 or in the process that started the ranks."""
+    if report["rows"]:
+        curves = [one for some in others for one in some.curves(report["ranks"], report["distance"])]
+        report["compared"] = {curve.label: curve.us for curve in curves}
+        if arguments.json:
+            screen.print_json(report)
+        if arguments.output:
+            arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+        if arguments.plot:
+            plot.draw(report, curves, arguments.plot)
+    wrong = sum(row["wrong"] or 0 for row in report["rows"])
+    if wrong:
+        screen.complain("shmring bench", f"{wrong} items are wrong")
+    return _status(report)
+
+
+def _status(report: dict[str, Any]) -> int:
+    if report["interrupted"]:
+        return INTERRUPTED
+    return int(any(row["wrong"] for row in report["rows"]))
+
+
+# ---- the ranks -------------------------------------------------------------------------------------------
+
+
+def _rank(comm: shmring.Comm, job: Job, others: Sequence[Others], quiet: bool) -> dict[str, Any]:
+    """All that there is; table, files and JSON are rank 0's."""
+    signal.signal(signal.SIGINT, _interrupt_once)
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cpus[comm.local_rank % len(cpus)]})
+    table = Table(job, others, quiet=quiet) if comm.rank == 0 else None
+    facts: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    interrupted = False
+    try:
+        facts = bench_rank.facts(comm, job)
+        if table is not None:
+            table.begin(facts)
+        for row in bench_rank.rows(comm, job, crowded=facts["crowded"]):
+            rows.append(row)
+            if table is not None:
+                table.row(row)
+    except (KeyboardInterrupt, shmring.Aborted) as error:
+        if isinstance(error, shmring.Aborted) and error.reason != _WHY_ABORTED:
+            raise
+        comm.abort(_WHY_ABORTED)  # the others may not have heard of it
+        interrupted = True
+    finally:
+        if table is not None:
+            table.end()
+    head = {"program": "shmring bench", "schema": SCHEMA, **facts, "options": asdict(job)}
+    return head | {"interrupted": interrupted, "rows": rows}
+
+
+def _interrupt_once(_number: int, _frame: FrameType | None) -> NoReturn:
+    """A terminal and who started the ranks both tell them: the second one must not break the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+class _Forwarding:
+    """While ranks run, Ctrl-C is for them: they come back with what they have. A second one ends them."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._pid = os.getpid()
+
+    def __enter__(self) -> _Forwarding:
+        self._before = signal.signal(signal.SIGINT, self._forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _forward(self, _number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # in a rank that was forked, and has not begun
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.came = True
+        for child in multiprocessing.active_children():
+            if child.pid is not None:
+                os.kill(child.pid, signal.SIGINT)
+
+
+# ---- the command line ------------------------------------------------------------------------------------
+
+
+def _refuse(text: str) -> NoReturn:
+    text = f"{text} (more with shmring bench --help)"
+    raise SystemExit(screen.complain("shmring bench", text, screen.BAD_USAGE))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _job(arguments: argparse.Namespace) -> Job:
+    call, form = arguments.call, FORMS[arguments.call]
+    bare = call == "barrier"
+    meaningless = {
+        "--op": arguments.op and not form.reduces,
+        "--root": arguments.root is not None and not form.rooted,
+        "--algorithm": arguments.algorithm and call != "all_reduce",
+        "--plan": arguments.plan and not form.plans,
+        "--inplace": arguments.inplace and not form.in_place,
+        "--sizes": bare and arguments.sizes,
+        "--factor": arguments.factor and (bare or ":" not in (arguments.sizes or _DEFAULT_SIZES)),
+        "--dtype": bare and arguments.dtype,
+        "--zero-copy": bare and arguments.zero_copy,
+        "--written": bare and arguments.written,
+        "--plot": bare and arguments.plot,
+    }
+    for flag, given in meaningless.items():
+        if given:
+            sized = "a list of sizes" if flag == "--factor" and not bare else call
+            _refuse(f"{flag} has no meaning for {sized}: leave it out")
+    dtype = arguments.dtype or "float32"
+    if dtype in OTHER_DTYPES:
+        screen.need("ml_dtypes", "dtypes", f"--dtype {dtype}")
+    job = Job(
+        call=call,
+        sizes=(0,) if bare else _sizes(arguments.sizes or _DEFAULT_SIZES, arguments.factor or 2),
+        dtype=dtype,
+        op=arguments.op or "sum",
+        root=arguments.root or 0,
+        algorithm=arguments.algorithm,
+        async_op=arguments.async_op,
+        plan=arguments.plan,
+        zero_copy=arguments.zero_copy,
+        in_place=call == "broadcast" if arguments.inplace is None else arguments.inplace,
+        written=arguments.written,
+        check=arguments.check,
+        seconds=arguments.seconds,
+        samples=arguments.iters,
+    )
+    _rehearse(job)
+    return job
+
+
+def _rehearse(job: Job) -> None:
+    """The call by a rank alone, so that what it refuses is known before any rank is started."""
+    itemsize = dtype_named(job.dtype).itemsize
+    wrong = next((nbytes for nbytes in job.sizes if nbytes % itemsize), None)
+    if wrong is not None:
+        _refuse(f"--sizes: {wrong} bytes are no multiple of the {itemsize} of an item of {job.dtype}")
+    if job.call == "ping_pong":
+        return
+    try:
+        with shmring.init(shmring.world(1), 0) as comm:
+            Turn(comm, replace(job, root=0), 1).call()
+    except (TypeError, ValueError) as error:
+        _refuse(str(error))
+
+
+def _check_ranks(
+    arguments: argparse.Namespace, job: Job, others: Sequence[Others], nranks: int, rank: int
+) -> None:
+    """What can be wrong once it is known how many ranks there are; one of them says it."""
+    problem = None
+    if arguments.n is not None and arguments.n != nranks:
+        problem = f"-n {arguments.n}, but the launcher has started {nranks} ranks: leave -n out"
+    elif job.call == "ping_pong" and nranks < 2:
+        problem = "ping_pong needs 2 ranks or more: give another -n"
+    elif job.root >= nranks:
+        problem = f"--root {job.root} of {nranks} ranks: give one of 0 to {nranks - 1}"
+    for one in others:
+        if nranks not in one.ranks:
+            known = ", ".join(map(str, sorted(one.ranks)))
+            problem = problem or f"{one.path} has figures of {known} ranks, not of {nranks}"
+    if problem and rank == 0:
+        _refuse(problem)
+    if problem:
+        raise SystemExit(screen.BAD_USAGE)
+
+
+def _others(arguments: argparse.Namespace, job: Job) -> list[Others]:
+    try:
+        return [load(path, job) for path in arguments.compare]
+    except Unusable as error:
+        _refuse(str(error))
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    for flag, path in (("--output", arguments.output), ("--plot", arguments.plot)):
+        if path is None:
+            continue
+        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            _refuse(f"{flag} {path} cannot be written: name a file in a folder that is there and yours")
+    if arguments.plot is not None:
+        endings = plot.formats()
+        if arguments.plot.suffix.removeprefix(".") not in endings:
+            _refuse(f"--plot {arguments.plot} is no picture: it must end in .{', .'.join(sorted(endings))}")
+
+
+def _sizes(text: str, factor: int) -> tuple[int, ...]:
+    if ":" not in text:
+        return tuple(dict.fromkeys(_size(word) for word in text.split(",")))
+    begin, end = (_size(word) for word in (text.split(":") if text.count(":") == 1 else [text, text]))
+    if end < begin:
+        _refuse(f"--sizes {text} ends before it begins: give the smaller one first")
+    sizes = [begin]
+    while sizes[-1] * factor <= end:
+        sizes.append(sizes[-1] * factor)
+    return tuple(sizes)
+
+
+def _size(text: str) -> int:
+    unit = _UNITS.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not (digits.isascii() and digits.isdigit() and 0 < int(digits) * unit <= _MOST_NBYTES):
+        _refuse(f"--sizes: {text!r} is no number of bytes, as in 8, 4K, 64M; give B:E or a list with commas")
+    return int(digits) * unit
+
+
+def _ranks(text: str) -> int:
+    if text == "auto":
+        return max(2, usable_cpus())
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_RANKS):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: give 1 to {_MOST_RANKS}, or auto")
+    return int(text)
+
+
+def _at_least(least: int) -> Any:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and int(text) >= least):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, more than 0")
+    return seconds

@@ -1,0 +1,299 @@
+"""The collectives that `shmring bench` times: their arrays, what is called, what NumPy says should come out.
+
+A size is that of a call's larger array: of the gathered one, of the one to be scattered. A user of the public
+API. May know: the package's face.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+import shmring
+
+Array = np.ndarray[Any, Any]
+
+PING_PONG, MANY = "ping_pong", "all_reduce_many"
+FUSED_ARRAYS = 16  # of all_reduce_many; they have the size together
+OPS = tuple(op.value for op in shmring.Op)
+NUMPY_DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
+OTHER_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # of ml_dtypes
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a call is like. busbw: its bus bandwidth for n ranks, in units of the algorithm bandwidth."""
+
+    busbw: Callable[[int], float]
+    x_is_part: bool = False  # of y
+    y_is_part: bool = False  # of x
+    reduces: bool = False
+    rooted: bool = False
+    in_place: bool = False  # it can be
+    plans: bool = True
+
+
+def _once(_: int) -> float:
+    return 1.0
+
+
+def _others_part(n: int) -> float:
+    return (n - 1) / n
+
+
+def _there_and_back(n: int) -> float:
+    return 2 * (n - 1) / n
+
+
+# Factors as in nccl-tests, doc/PERFORMANCE.md, and (n-1)/n for its scatter and gather. It has no scan: as in
+# a reduce, one rank has to take in all of the array. A ping-pong's two messages are 2 S / t.
+FORMS = {
+    "all_reduce": Form(_there_and_back, reduces=True, in_place=True),
+    "broadcast": Form(_once, rooted=True, in_place=True),
+    "reduce": Form(_once, reduces=True, rooted=True, in_place=True),
+    "scan": Form(_once, reduces=True, in_place=True),
+    "exscan": Form(_once, reduces=True, in_place=True),
+    "all_gather": Form(_others_part, x_is_part=True),
+    "gather": Form(_others_part, x_is_part=True, rooted=True),
+    "scatter": Form(_others_part, y_is_part=True, rooted=True),
+    "reduce_scatter": Form(_others_part, y_is_part=True, reduces=True),
+    "all_to_all": Form(_others_part),
+    "barrier": Form(_once),
+    PING_PONG: Form(lambda _: 2.0, plans=False),
+    MANY: Form(_there_and_back, reduces=True, in_place=True, plans=False),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be measured: picklable, the same on all ranks."""
+
+    call: str
+    sizes: tuple[int, ...]
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int = 0
+    algorithm: str | None = None
+    async_op: bool = False
+    plan: bool = False
+    zero_copy: bool = False
+    in_place: bool = False
+    written: bool = False
+    check: bool = True
+    seconds: float = 0.3  # of calls, for each size
+    samples: int | None = None  # rather than as many as that gives
+
+    @property
+    def form(self) -> Form:
+        return FORMS[self.call]
+
+    @property
+    def what(self) -> str:
+        """In words, as in all_reduce(float32, sum)."""
+        form = self.form
+        told = [] if self.call == "barrier" else [self.dtype]
+        told += [self.op] * form.reduces + [f"root {self.root}"] * form.rooted
+        told += [f"algorithm {self.algorithm}"] if self.algorithm else []
+        ways = {
+            "in the background": self.async_op,
+            "by a plan": self.plan,
+            "zero-copy arrays": self.zero_copy,
+            "in place": self.in_place,
+            "input written before each call": self.written,
+        }
+        return f"{self.call}({', '.join(told + [way for way, taken in ways.items() if taken])})"
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """NumPy's, or one of ml_dtypes (ModuleNotFoundError where that is missing)."""
+    if name in NUMPY_DTYPES:
+        return np.dtype(name)
+    found: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+    return found
+
+
+def count_of(job: Job, nbytes: int, nranks: int) -> int:
+    """Items of the larger array: as many as nbytes has; where ranks have equal parts, a multiple of them."""
+    count = nbytes // dtype_named(job.dtype).itemsize
+    parted = job.form.x_is_part or job.form.y_is_part or job.call == "all_to_all"
+    return max(1, count // nranks) * nranks if parted else count
+
+
+# ---- what goes in, what comes out ------------------------------------------------------------------------
+
+# Items repeat after a prime number of them, so that no shift by a chunk goes unnoticed; other ranks' are the
+# same ones, shifted. They are small: results are exact in every dtype, in whichever order they are folded.
+_BLOCK = np.array([(31 * i * i + 17 * i) % 1009 % 4 for i in range(1009)])
+_SHIFT = 331
+_PIECE = 1 << 20  # items that are compared at once
+
+_LOGICAL = {"land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor}
+_UFUNCS = {
+    "sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
+    "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+}  # fmt: skip
+
+
+def block_of(rank: int, dtype: np.dtype[Any], op: str) -> Array:
+    """What a rank's x holds, over and over. Factors are 1 and -1: what grows would soon be too large."""
+    values = np.roll(_BLOCK, _SHIFT * rank)
+    if op == "prod":
+        values = 1 - 2 * (values % 2)
+    return (values * (1 + 1j) if dtype.kind == "c" else values).astype(dtype)
+
+
+def fill(x: Array, block: Array) -> None:
+    """x becomes the block, over and over."""
+    whole = len(x) - len(x) % len(block)
+    x[:whole].reshape(-1, len(block))[:] = block
+    x[whole:] = block[: len(x) - whole]
+
+
+def _is_small_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind not in "biuc" and dtype.itemsize < 4
+
+
+def fold(op: str, blocks: Sequence[Array]) -> Array:
+    """As NumPy does it, in rank order; floats of 8 and 16 bits in float32 and rounded once."""
+    dtype = blocks[0].dtype
+    if op in _LOGICAL:
+        return np.asarray(reduce(_LOGICAL[op], [block.astype(bool) for block in blocks]).astype(dtype))
+    if _is_small_float(dtype):
+        blocks = [block.astype(np.float32) for block in blocks]
+    total = reduce(_UFUNCS[op], blocks)
+    if op == "avg":
+        parts = total.real.dtype  # NumPy divides complex numbers in another way, which rounds twice
+        total = (total.view(parts) / parts.type(len(blocks))).view(total.dtype)
+    return np.asarray(total.astype(dtype))
+
+
+def differing(y: Array, block: Array, rounding: float = 0.0) -> int:
+    """Items of y that are not the block's, over and over; rounding: what part of an item does not count."""
+    piece = _PIECE - _PIECE % len(block)
+    return sum(_unlike(y[at : at + piece], block, rounding) for at in range(0, len(y), piece))
+
+
+def _unlike(y: Array, block: Array, rounding: float) -> int:
+    want = np.resize(block, len(y))
+    unlike = y != want
+    if unlike.any():
+        unlike &= ~((y != y) & (want != want))  # one NaN is as good as another
+        if rounding:
+            wide, right = y.astype(np.float64), want.astype(np.float64)
+            unlike &= ~(abs(wide - right) <= rounding * abs(right))
+    return int(np.count_nonzero(unlike))
+
+
+# ---- the call --------------------------------------------------------------------------------------------
+
+
+class Turn:
+    """A call at one size on one rank: arrays, the statement to be timed, the check. Collective to make."""
+
+    def __init__(self, comm: shmring.Comm, job: Job, count: int) -> None:
+        self._comm, self._job, self._dtype = comm, job, dtype_named(job.dtype)
+        form, part = job.form, count // comm.size
+        make = comm.empty if job.zero_copy else np.empty
+        self.x: Array = make(part if form.x_is_part else count, self._dtype)
+        in_place = job.in_place or job.call == "barrier"
+        self.y: Array = self.x if in_place else make(part if form.y_is_part else count, self._dtype)
+        self.statement, self.names = self._call()
+        self.names["write"] = self.x.fill
+        self.refill()
+
+    def refill(self) -> None:
+        """The input as it was in the beginning, and nothing that could pass for a result."""
+        self.y.view(np.uint8).fill(0)
+        fill(self.x, block_of(self._comm.rank, self._dtype, self._job.op))
+
+    def call(self) -> None:
+        """Once, untimed."""
+        exec(self.statement, self.names)
+
+    def wrong(self) -> int:
+        """Calls it once more; the items of this rank's result that are not as NumPy has them."""
+        self.refill()
+        self.call()
+        parts = self._results()
+        length = len(self.y) // max(1, len(parts))
+        pieces = (self.y[at * length : (at + 1) * length] for at in range(len(parts)))
+        return sum(differing(y, block, self._rounding()) for y, block in zip(pieces, parts, strict=True))
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        """The text and its names: bare names, since looking them up would be timed as well."""
+        comm, job, form = self._comm, self._job, self._job.form
+        if job.call == PING_PONG:
+            return self._ping_pong()
+        arguments, keywords = self._arguments()
+        keywords |= {"op": job.op} if job.op != "sum" else {}
+        keywords |= {"root": job.root} if form.rooted and job.root else {}
+        keywords |= {"algorithm": job.algorithm} if job.algorithm else {}
+        keywords |= {"async_op": True} if job.async_op else {}
+        wait = ".wait()" if job.async_op else ""
+        if job.plan:
+            kind: Any = job.call
+            return f"call(){wait}", {"call": comm.plan(kind, *arguments, **keywords)}
+        names = {"call": getattr(comm, job.call), "x": arguments[0] if arguments else None} | keywords
+        passed = ["x"] * len(arguments) + [f"{name}={name}" for name in keywords]
+        return f"call({', '.join(passed)}){wait}", names
+
+    def _arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """x and out, as the call takes them."""
+        job, is_root = self._job, self._comm.rank == self._job.root
+        if job.call == "barrier":
+            return [], {}
+        x = None if job.call == "scatter" and not is_root else self.x
+        out = None if job.call in ("gather", "reduce") and not is_root else self.y
+        if job.call == MANY:
+            arrays = [np.array_split(array, min(FUSED_ARRAYS, len(array))) for array in (self.x, self.y)]
+            return [arrays[0]], {} if job.in_place else {"out": arrays[1]}
+        return [x], {} if job.in_place or out is None else {"out": out}
+
+    def _ping_pong(self) -> tuple[str, dict[str, Any]]:
+        comm, a = self._comm, self._job.async_op
+        names = {"x": self.x, "y": self.y, "peer": 1 - comm.rank}
+        names |= {"send": comm.isend if a else comm.send, "recv": comm.irecv if a else comm.recv}
+        halves = [f"send(x, peer){'.wait()' * a}", f"recv(y, peer){'.wait()' * a}"]
+        if comm.rank > 1:
+            return "pass", names
+        return "; ".join(halves if comm.rank == 0 else reversed(halves)), names
+
+    def _rounding(self) -> float:
+        """Of algorithms that round small floats at each hop: as much as the hops can make of it."""
+        if self._job.algorithm not in ("ring", "tree") or not _is_small_float(self._dtype):
+            return 0.0
+        names = importlib.import_module("ml_dtypes" if self._job.dtype in OTHER_DTYPES else "numpy")
+        return self._comm.size * float(names.finfo(self._dtype).eps)
+
+    def _results(self) -> list[Array]:
+        """By part of y, the block that it should hold; none where the call leaves nothing to check."""
+        comm, job = self._comm, self._job
+        everybody = range(comm.size)
+        own = comm.rank * (len(self.y) if job.form.y_is_part else len(self.x) // comm.size)
+        if job.call == "barrier" or (job.call in ("reduce", "gather") and comm.rank != job.root):
+            return []
+        if job.call in ("all_gather", "gather"):
+            return [self._given(rank) for rank in everybody]
+        if job.call == "all_to_all":
+            return [self._given(rank, own) for rank in everybody]
+        if job.call in ("broadcast", "scatter"):
+            return [self._given(job.root, own if job.call == "scatter" else 0)]
+        if job.call == PING_PONG:
+            return [self._given(1 - comm.rank)] if comm.rank < 2 else []
+        givers = {"scan": range(comm.rank + 1), "exscan": range(comm.rank)}.get(job.call, everybody)
+        if not givers:
+            return []  # rank 0's exscan
+        folded = fold(job.op, [self._given(rank) for rank in givers])
+        return [np.roll(folded, -own) if job.form.y_is_part else folded]
+
+    def _given(self, rank: int, first: int = 0) -> Array:
+        """What a rank's x holds from an item on."""
+        return np.roll(block_of(rank, self._dtype, self._job.op), -first)
