@@ -341,11 +341,13 @@ def test_the_command_tells_programs_what_it_has_measured_and_taken(path):
     assert {int(ranks): table for ranks, table in found["tables"].items()} == measured.load(
         path, tuning.LIMITS
     )
-    (answer,) = found["answers"]
-    assert (answer["ranks"], answer["name"], answer["distance"]) == (2, "fuse_nbytes", "any")
-    taken = found["tables"]["2"]["any"].get("fuse_nbytes", answer["built_in"])
-    assert taken == answer["taken"]
-    assert "2 ranks, any: fuse_nbytes: " in done.stderr  # people may follow it all the same
+    # On a machine that is busy, or moves, there may be too few rounds for an answer.
+    assert len(found["answers"]) == 1 or "too few rounds" in done.stderr
+    for answer in found["answers"]:
+        assert (answer["ranks"], answer["name"], answer["distance"]) == (2, "fuse_nbytes", "any")
+        taken = found["tables"]["2"]["any"].get("fuse_nbytes", answer["built_in"])
+        assert taken == answer["taken"]
+        assert "2 ranks, any: fuse_nbytes: " in done.stderr  # people may follow it all the same
 
 
 @pytest.mark.parametrize("output", ["/dev/null/tuning.json", "/dev", "/proc/none/tuning.json"])
