@@ -7,14 +7,15 @@ come out as if nothing had happened. What it takes is in `Training.survive`: shr
 which step was the last, and take the weights from a rank that has completed it.
 """
 
-import argparse
 import os
 import signal
 import sys
+from argparse import ArgumentTypeError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy loads: the ranks are the parallelism
 
 import numpy as np
+from terminal import Parser, at_least, positive
 from train_digits import MOMENTUM, count_weights, forward, initialise, load_data, sum_gradient
 
 import shmring
@@ -102,16 +103,18 @@ def passed(training, alone):
 
 def parse_kill(text):
     rank, _, step = text.partition("@")
+    if not rank.isdecimal() or not step.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not RANK@STEP, as in 2@150")
     return int(rank), int(step)
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description="Training on handwritten digits that outlives its ranks.")
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--batch", type=int, default=64, help="samples in a global batch, over all ranks")
-    parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
-    parser.add_argument("--hidden", type=int, default=64, help="width of the hidden layer")
-    parser.add_argument("--seed", type=int, default=1)
+    parser = Parser(description="Training on handwritten digits that outlives its ranks.")
+    parser.add_argument("--steps", type=at_least(0), default=600)
+    parser.add_argument("--batch", type=at_least(1), default=64, help="samples in a step, over all ranks")
+    parser.add_argument("--lr", type=positive, default=0.1, help="learning rate")
+    parser.add_argument("--hidden", type=at_least(1), default=64, help="width of the hidden layer")
+    parser.add_argument("--seed", type=at_least(0), default=1)
     parser.add_argument(
         "--kill",
         type=parse_kill,

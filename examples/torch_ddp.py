@@ -13,7 +13,6 @@ start and up to the end of the slowest rank. The difference of the two medians, 
 step, is the share of communication; what of it is hidden behind the backward pass is not in it.
 """
 
-import argparse
 import copy
 import os
 import statistics
@@ -22,23 +21,20 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
+from digits import DIGITS, load
+from terminal import Parser, at_least, positive, with_progress
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-try:
-    from sklearn.datasets import load_digits
-except ImportError:
-    sys.exit("the digits come with scikit-learn: pip install scikit-learn")
-
-DIGITS, HELD_OUT = 10, 360
+HELD_OUT = 360
 MOMENTUM = 0.9
 WARM_UP = 5  # steps: DDP sorts its buckets anew after the first
 
 
 def load_data():
     """Training and held-out images (in 0…1) and labels, split the same way on every rank."""
-    images, labels = map(torch.from_numpy, load_digits(return_X_y=True))
+    images, labels = map(torch.from_numpy, load())
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(2026))
     images, labels = images[order].float().div(16).reshape(-1, 1, 8, 8), labels[order]
     return (images[HELD_OUT:], labels[HELD_OUT:]), (images[:HELD_OUT], labels[:HELD_OUT])
@@ -137,22 +133,6 @@ def checksum(network):
     return sum(weights.double().abs().sum().item() for weights in network.parameters())
 
 
-def with_progress(steps):
-    """Counts the steps behind a progress bar on rank 0, or in plain lines where tqdm is not installed."""
-    if dist.get_rank() > 0:
-        yield from range(steps)
-        return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        for number in range(steps):
-            if (number + 1) % 100 == 0 or number + 1 == steps:
-                print(f"step {number + 1}/{steps}", file=sys.stderr)
-            yield number
-    else:
-        yield from tqdm(range(steps), desc="training", unit="step")
-
-
 def join(backend):
     """This rank's place among those that torchrun has started; a world of one without it."""
     if "RANK" in os.environ:
@@ -162,29 +142,29 @@ def join(backend):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description="DistributedDataParallel on handwritten digits.")
+    parser = Parser(description="DistributedDataParallel on handwritten digits.")
     add = parser.add_argument
     add("--backend", choices=("gloo", "shmring"), default="shmring")
-    add("--epochs", type=int, default=20)
-    add("--steps", type=int, help="of training; takes the place of --epochs")
-    add("--batch", type=int, default=64, help="samples in a step, over all ranks (%(default)s)")
-    add("--width", type=int, default=16, help="channels of the first layer (%(default)s)")
-    add("--bucket-mb", type=float, default=25, help="of gradients that are sent together (%(default)s)")
-    add("--repeats", type=int, default=100, help="steps behind the communication's share (%(default)s)")
-    add("--lr", type=float, default=0.02, help="learning rate (%(default)s)")
-    add("--seed", type=int, default=1)
+    add("--epochs", type=at_least(1), default=20)
+    add("--steps", type=at_least(1), help="of training; takes the place of --epochs")
+    add("--batch", type=at_least(1), default=64, help="samples in a step, over all ranks (%(default)s)")
+    add("--width", type=at_least(1), default=16, help="channels of the first layer (%(default)s)")
+    add("--bucket-mb", type=positive, default=25, help="of gradients that are sent together (%(default)s)")
+    add("--repeats", type=at_least(0), default=100, help="steps behind communication's share (%(default)s)")
+    add("--lr", type=positive, default=0.02, help="learning rate (%(default)s)")
+    add("--seed", type=at_least(0), default=1)
     return parser.parse_args()
 
 
-def run(args):
+def run(data, held_out, args):
     """Trains, measures, and prints on rank 0 what came out."""
-    data, held_out = load_data()
     if args.batch % dist.get_world_size() or not 0 < args.batch <= len(data[0]):
         sys.exit(f"--batch {args.batch}: a multiple of the ranks and at most {len(data[0])}, please")
     network = make_network(args.width, args.seed)
     model, optimizer = parallel(network, args)
     nsteps = args.steps or args.epochs * steps_per_epoch(data, args)
-    losses, seconds = train(model, optimizer, data, with_progress(nsteps), args)
+    steps = with_progress(nsteps, dist.get_rank(), "training", "step")
+    losses, seconds = train(model, optimizer, data, steps, args)
     reached, weights = accuracy(network, held_out), checksum(network)
     share = communication_share(network, data, args) if args.repeats else 0.0
     if dist.get_rank() == 0:
@@ -200,9 +180,10 @@ def run(args):
 def main():
     args = parse_arguments()
     torch.set_num_threads(1)  # the ranks are the parallelism
+    data, held_out = load_data()
     join(args.backend)
     try:
-        run(args)
+        run(data, held_out, args)
     finally:
         dist.destroy_process_group()
 

@@ -7,7 +7,6 @@ The parallel part is four calls: init, broadcast (equal starting weights), zeros
 every rank maps) and all_reduce (the gradient of the whole batch). Everything else is a small neural network.
 """
 
-import argparse
 import os
 import sys
 from time import perf_counter
@@ -15,17 +14,18 @@ from time import perf_counter
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy loads: the ranks are the parallelism
 
 import numpy as np
-from sklearn.datasets import load_digits
+from digits import DIGITS, PIXELS, load
+from terminal import Parser, at_least, positive, with_progress
 
 import shmring
 
-PIXELS, DIGITS, HELD_OUT = 64, 10, 360
+HELD_OUT = 360
 MOMENTUM = 0.9
 
 
 def load_data():
     """Training and held-out images (in 0…1) and labels, split the same way on every rank."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load()
     order = np.random.default_rng(2026).permutation(len(images))
     images, labels = images[order] / 16.0, labels[order]
     return (images[HELD_OUT:], labels[HELD_OUT:]), (images[:HELD_OUT], labels[:HELD_OUT])
@@ -93,18 +93,6 @@ def train(weights, gradient, data, args, epochs, *, rank=0, size=1, all_reduce=N
     return communication_s
 
 
-def with_progress(epochs):
-    """Counts the epochs behind a progress bar, or in plain lines where tqdm is not installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        for epoch in range(epochs):
-            print(f"epoch {epoch + 1}/{epochs}", file=sys.stderr)
-            yield epoch
-    else:
-        yield from tqdm(range(epochs), desc="training", unit="epoch")
-
-
 def same_on_all_ranks(comm, weights):
     """Compares bits, not values: the largest and the smallest of all ranks agree in every word."""
     smallest, largest = weights.view(np.uint64).copy(), weights.view(np.uint64).copy()
@@ -133,12 +121,12 @@ def passed(weights, identical, held_out, data, args):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description="Data-parallel training on handwritten digits.")
-    parser.add_argument("--epochs", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=64, help="samples in a global batch, over all ranks")
-    parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
-    parser.add_argument("--hidden", type=int, default=128, help="width of the hidden layer")
-    parser.add_argument("--seed", type=int, default=1)
+    parser = Parser(description="Data-parallel training on handwritten digits.")
+    parser.add_argument("--epochs", type=at_least(0), default=100)
+    parser.add_argument("--batch", type=at_least(1), default=64, help="samples in a step, over all ranks")
+    parser.add_argument("--lr", type=positive, default=0.1, help="learning rate")
+    parser.add_argument("--hidden", type=at_least(1), default=128, help="width of the hidden layer")
+    parser.add_argument("--seed", type=at_least(0), default=1)
     return parser.parse_args()
 
 
@@ -152,7 +140,7 @@ def main():
         comm.broadcast(weights)
         gradient = comm.zeros(weights.shape, weights.dtype)
 
-        epochs = with_progress(args.epochs) if comm.rank == 0 else range(args.epochs)
+        epochs = with_progress(args.epochs, comm.rank, "training", "epoch")
         began = perf_counter()
         communication_s = train(
             weights, gradient, data, args, epochs, rank=comm.rank, size=comm.size, all_reduce=comm.all_reduce

@@ -1,0 +1,19 @@
+"""Real handwritten digits, which come with scikit-learn. May know: a communicator that it is given."""
+
+import sys
+
+IMAGES, PIXELS, DIGITS = 1797, 64, 10
+
+
+def load():
+    """1,797 images of 8 x 8 pixels, whole numbers in 0…16, a row each; and their labels, 0…9."""
+    try:
+        from sklearn.datasets import load_digits  # takes a second: not for --help
+    except ImportError:
+        sys.exit("the digits come with scikit-learn: pip install scikit-learn")
+    return load_digits(return_X_y=True)
+
+
+def load_once(comm):
+    """The same on every rank: rank 0 reads them, for all."""
+    return comm.broadcast_object(load() if comm.rank == 0 else None)

@@ -1,0 +1,62 @@
+"""What the examples say and hear at the terminal: arguments whose errors are one line, and progress.
+
+May know: nothing; tqdm where it is installed.
+"""
+
+import argparse
+import sys
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors are one line that says what is wrong, and exit status 2."""
+
+    def __init__(self, **keywords):
+        super().__init__(allow_abbrev=False, **keywords)
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message} (more with --help)\n")
+
+
+def at_least(least):
+    """For add_argument(type=…): a whole number from `least` on."""
+
+    def parse(text):
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+        return int(text)
+
+    return parse
+
+
+def positive(text):
+    """For add_argument(type=…): a number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
+
+
+def with_progress(count, rank, doing, unit, note=str):
+    """Counts to `count`; on rank 0 behind a progress bar, or in some ten lines where there is no tqdm.
+
+    note: called after each step for words that stand behind the bar.
+    """
+    if rank > 0:
+        yield from range(count)
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        for number in range(count):
+            yield number
+            if (number + 1) % max(1, count // 10) == 0 or number + 1 == count:
+                print(f"{doing}: {unit} {number + 1}/{count} {note()}".rstrip(), file=sys.stderr)
+        return
+    with tqdm(total=count, desc=doing, unit=unit) as bar:
+        for number in range(count):
+            yield number
+            bar.set_postfix_str(note(), refresh=False)
+            bar.update()
