@@ -39,7 +39,7 @@ The table:
   min avg p50   us of one call. A sample is a barrier, then as many calls in a row as take some 0.2 ms (5 ms
   p99           with more ranks than CPUs), divided by their number, on the rank on which that takes longest.
                 These are the least, the mean and the percentiles of the samples.
-  algbw         size / avg, in GB/s (10^9 bytes a second).
+  algbw         size / p50, in GB/s (10^9 bytes a second): a mean tells more of what else the machine does.
   busbw         what has to go in or out of each rank at least, as nccl-tests has it: algbw times 2(n-1)/n
                 for all_reduce, (n-1)/n for all_gather, gather, scatter, reduce_scatter, all_to_all, else 1.
   copy          us in which all ranks copy as many bytes of their own at once, measured in the same run.
@@ -91,10 +91,10 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure; the exit status."""
-    job = _job(arguments)
-    others = _others(arguments, job)
-    _check_files(arguments)
     try:
+        job = _job(arguments)
+        others = _others(arguments, job)
+        _check_files(arguments)
         return _measure(arguments, job, others)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -155,26 +155,23 @@ def _rank(comm: shmring.Comm, job: Job, others: Sequence[Others], quiet: bool) -
     signal.signal(signal.SIGINT, _interrupt_once)
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[comm.local_rank % len(cpus)]})
-    table = Table(job, others, quiet=quiet) if comm.rank == 0 else None
+    table = Table(job, others, lines=comm.rank == 0 and not quiet, bar=comm.rank == 0)
     facts: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     interrupted = False
     try:
         facts = bench_rank.facts(comm, job)
-        if table is not None:
-            table.begin(facts)
+        table.begin(facts)
         for row in bench_rank.rows(comm, job, crowded=facts["crowded"]):
             rows.append(row)
-            if table is not None:
-                table.row(row)
+            table.row(row)
     except (KeyboardInterrupt, shmring.Aborted) as error:
         if isinstance(error, shmring.Aborted) and error.reason != _WHY_ABORTED:
             raise
         comm.abort(_WHY_ABORTED)  # the others may not have heard of it
         interrupted = True
     finally:
-        if table is not None:
-            table.end()
+        table.end()
     head = {"program": "shmring bench", "schema": SCHEMA, **facts, "options": asdict(job)}
     return head | {"interrupted": interrupted, "rows": rows}
 
@@ -200,8 +197,8 @@ class _Forwarding:
         signal.signal(signal.SIGINT, self._before)
 
     def _forward(self, _number: int, _frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # in a rank that was forked, and has not begun
-            raise KeyboardInterrupt
+        if os.getpid() != self._pid:  # a rank that was forked, and has not begun: it has nothing to tell
+            os._exit(INTERRUPTED)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.came = True
         for child in multiprocessing.active_children():
@@ -341,7 +338,7 @@ def _size(text: str) -> int:
 
 def _ranks(text: str) -> int:
     if text == "auto":
-        return max(2, usable_cpus())
+        return usable_cpus()
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_RANKS):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: give 1 to {_MOST_RANKS}, or auto")
     return int(text)

@@ -93,19 +93,19 @@ def _row(comm: shmring.Comm, job: Job, count: int, sample_ns: float) -> dict[str
     if wrong is not None:
         wrong += _total(comm, turn.wrong())
     del turn
-    average = float(np.mean(us))
-    per_us = nbytes / average * 1e-3 if average else 0.0  # GB/s
+    median = float(np.median(us))
+    gb_s = nbytes / median * 1e-3 if median else 0.0
     return {
         "nbytes": nbytes,
         "count": 0 if job.call == "barrier" else count,
         "samples": len(us),
         "loops": loops,
         "min_us": float(np.min(us)),
-        "avg_us": average,
-        "p50_us": float(np.percentile(us, 50)),
+        "avg_us": float(np.mean(us)),
+        "p50_us": median,
         "p99_us": float(np.percentile(us, 99)),
-        "algbw_gb_s": per_us,
-        "busbw_gb_s": per_us * job.form.busbw(comm.size),
+        "algbw_gb_s": gb_s,
+        "busbw_gb_s": gb_s * job.form.busbw(comm.size),
         "wrong": wrong,
         "copy_us": _copy_limit(comm, job, nbytes, sample_ns),
         "path": path,

@@ -22,10 +22,10 @@ _LEAST_WIDTH = 16  # of a column of others' figures
 
 
 class Table:
-    """Prints on standard output, unless quiet; a bar where stderr is a terminal and tqdm is installed."""
+    """Lines go to standard output, a bar to stderr, if that is a terminal and tqdm is installed."""
 
-    def __init__(self, job: Job, others: Sequence[Others], *, quiet: bool) -> None:
-        self._job, self._others, self._quiet = job, others, quiet
+    def __init__(self, job: Job, others: Sequence[Others], *, lines: bool, bar: bool) -> None:
+        self._job, self._others, self._lines, self._has_bar = job, others, lines, bar
         self._curves: list[Curve] = []
         self._bar: Any = None
 
@@ -33,7 +33,7 @@ class Table:
         """What the figures depend on, and the heads."""
         for others in self._others:
             self._curves += others.curves(facts["ranks"], facts["distance"])
-        self._bar = _bar(self._job)
+        self._bar = _bar(self._job) if self._has_bar else None
         for line in [*head_lines(facts), *self._warnings(), *self._heads()]:
             self._say(line)
 
@@ -49,7 +49,7 @@ class Table:
             self._bar.close()
 
     def _say(self, line: str) -> None:
-        if self._quiet:
+        if not self._lines:
             return
         if self._bar is not None:
             self._bar.write(line, file=sys.stdout)
