@@ -3,10 +3,14 @@ in whatever way, keeps it or info from the rest. May know: the commands' own fil
 """
 
 import copy
+import ctypes
+import errno
 import itertools
 import json
 import os
+import platform
 import resource
+import struct
 import subprocess
 
 import pytest
@@ -278,6 +282,55 @@ def test_a_dev_shm_that_is_not_there():
     assert status == 0
     assert "No such file" in found["/dev/shm"][0]["what"]
     assert [one["level"] for one in found["segments"]] == ["ok", "note"]
+
+
+def test_a_machine_without_proc_and_sys():
+    mount = 'mount -t tmpfs tmpfs /sys && mount -t tmpfs tmpfs /proc && exec "$0" "$@"'
+    around = ["unshare", "--mount", "sh", "-c", mount]
+    if os.geteuid() != 0 or subprocess.run([*around, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount an empty /proc")
+    found, _ = diagnosed(around=around)
+    assert found["memory"][0]["what"].startswith("unknown: ")
+    assert [one["level"] for one in found["segments"]] == ["ok", "ok"]
+
+
+REFUSED = {"process_vm_readv": 310, "memfd_create": 319}  # their numbers on x86-64
+
+
+def refusing(number):
+    """To be run in a process: from then on the kernel refuses it this system call, as a container's does."""
+    load, equal, leave, refuse, allow = 0x20, 0x15, 0x06, 0x50000 | errno.EPERM, 0x7FFF0000
+    steps = [(load, 0, 0, 0), (equal, 0, 1, number), (leave, 0, 0, refuse), (leave, 0, 0, allow)]
+    libc = ctypes.CDLL(None)
+
+    def prepare():
+        program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+        whole = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(program)))
+        libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+        assert libc.prctl(22, 2, whole, 0, 0) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+    return prepare
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86-64")
+def test_a_sandbox_without_process_vm_readv():
+    found, status = diagnosed(preparation=refusing(REFUSED["process_vm_readv"]))
+    assert status == 0
+    (one,) = found["single copies"]
+    assert (one["level"], "Operation not permitted" in one["what"]) == ("note", True)
+    wanted = diagnosed(preparation=refusing(REFUSED["process_vm_readv"]), SHMRING_SINGLE_COPY="64K")
+    assert (wanted[1], wanted[0]["single copies"][0]["level"]) == (1, "problem")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86-64")
+def test_a_sandbox_without_memfd():
+    found, status = diagnosed("--no-measure", preparation=refusing(REFUSED["memfd_create"]))
+    assert status == 1
+    assert [one["level"] for one in found["segments"]] == ["problem", "ok"]
+    assert found["segments"][0]["fix"] == "set SHMRING_SEGMENT=posix"
+    posix = diagnosed(preparation=refusing(REFUSED["memfd_create"]), SHMRING_SEGMENT="posix")
+    assert [one["level"] for one in posix[0]["segments"]] == ["ok", "note"]
+    assert posix[0]["copying"][0]["level"] == "ok"
 
 
 @pytest.mark.parametrize("way", ["found", "named"])

@@ -148,7 +148,7 @@ HOUSE = {
     "sections": set(),
     "machine": {"limits"},
     "software": {"__init__", "_kernels", "launchers", "measured", "settings", "tuning"},
-    "probes": {"__init__", "_kernels", "memory"},
+    "probes": {"__init__", "_kernels", "memory", "settings"},
     "info": {"machine", "probes", "screen", "sections", "software"},
     "doctor": {"info", "machine", "screen", "sections"},
     "ps": {"screen", "segments"},

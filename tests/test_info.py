@@ -17,7 +17,7 @@ import pytest
 from engines import environment
 from reports import LIMIT_S, MIB, REPORT, run, validate
 
-from shmring.tools import doctor, info, machine, probes, sections
+from shmring.tools import doctor, info, machine, probes, sections, software
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -78,6 +78,32 @@ def test_measuring_leaves_settings_as_they_are(monkeypatch):
     assert os.environ["SHMRING_TUNING"] == "/nowhere"
     with pytest.raises(MemoryError):
         probes.copy_limit(2, 8 * MIB)
+
+
+def test_the_instruction_set_is_the_best_or_the_one_asked_for(monkeypatch):
+    best, *others = software.instruction_set()["there"]
+    assert software.instruction_set()["chosen"] == best
+    for one in others:
+        monkeypatch.setenv("SHMRING_ISA", one.upper())
+        assert software.instruction_set() | {"there": []} == {
+            "chosen": one, "why": "SHMRING_ISA asks for it", "there": [],
+        }  # fmt: skip
+    monkeypatch.setenv("SHMRING_ISA", "neon" if best != "neon" else "avx2")
+    assert software.instruction_set()["chosen"] is None
+
+
+def test_what_is_around_a_process_is_seen(monkeypatch):
+    for name in ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "SLURM_STEP_ID", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    plain = software.job()
+    assert (plain["launcher"], plain["slurm_allocation"], plain["kubernetes"]) == (None, False, False)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert (software.job()["slurm_allocation"], software.job()["kubernetes"]) == (True, True)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    assert software.job()["slurm_allocation"] is False
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert software.threads()["given"]["OMP_NUM_THREADS"] == "3"
 
 
 # ---- other machines ---------------------------------------------------------------------------------------
@@ -264,7 +290,7 @@ COLOUR = re.compile("\x1b\\[[0-9;]*m")
 def test_on_a_terminal_lines_are_broken_below_their_column(rich):
     if rich:
         pytest.importorskip("rich")
-    without = "import sys; sys.modules['rich'] = sys.modules['rich.console'] = None;"
+    without = "import importlib.util as i; i.find_spec = lambda name: None;"
     text, status = on_a_terminal(DOCTOR if rich else without + DOCTOR, 80, SHMRING_TIMEOUT="abc")
     assert status == 1
     assert bool(COLOUR.search(text)) == rich

@@ -35,7 +35,7 @@ def _ok(what: str) -> Finding:
     return Finding("ok", what)
 
 
-def _note(what: str, fix: str | None) -> Finding:
+def _note(what: str, fix: str) -> Finding:
     return Finding("note", what, fix)
 
 
@@ -111,7 +111,7 @@ def _settings(facts: _Facts) -> Iterator[Finding]:
     for name, meant in fact["unknown_names"].items():
         yield _note(f"{name} is set, which nobody reads", f"is {meant} meant?" if meant else "unset it")
     if not fact["wrong"]:
-        yield _ok(f"{_counted(len(fact['given']), 'SHMRING_* variable')} set, nothing wrong with the values")
+        yield _ok(f"{_counted(len(fact['given']), 'SHMRING_* variable')} set")
 
 
 def _job(facts: _Facts) -> Iterator[Finding]:

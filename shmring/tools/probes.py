@@ -1,7 +1,7 @@
 """What has to be tried: whether segments can be made, how far cores are from each other, whether one process
 may read another's memory, how fast memory is copied. A second or so, in ranks of its own.
 
-May know: _kernels, memory, the package's face.
+May know: _kernels, memory, settings, the package's face.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import shmring
 
 from .. import _kernels, memory
+from ..settings import SEGMENTS
 
 MIB = 1 << 20
 _TRIAL_NBYTES = 1 * MIB
@@ -53,14 +54,17 @@ def _made_how(fd: int, kind: str) -> str:
     if kind == "memfd":
         sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         return "sealed" if sealed else "not sealed"
-    return "unlinked at once" if "shmring-" in os.readlink(f"/proc/self/fd/{fd}") else "O_TMPFILE"
+    try:
+        return "unlinked at once" if "shmring-" in os.readlink(f"/proc/self/fd/{fd}") else "O_TMPFILE"
+    except OSError:  # without /proc
+        return "nameless"
 
 
 def between(pairs: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Of each pair of CPUs the round trip of a cache line in ns, near or far, as the engine measures it; and
     why one rank may not read another's memory, if it may not.
     """
-    with _no_settings():
+    with _plain_settings():
         trips, refusals = shmring.spawn(_between, 2, (list(pairs),), timeout=_LIMIT_S)[0]
     found = [
         {"cpus": list(pair), "round_trip_ns": ns or None, "distance": distance if ns else None}
@@ -77,7 +81,7 @@ def copy_limit(nranks: int, room_nbytes: int | None) -> dict[str, Any]:
     nbytes -= nbytes % MIB
     if nbytes < _LEAST_COPY_NBYTES:
         raise MemoryError("there is too little memory left to copy")
-    with _no_settings():
+    with _plain_settings():
         alone, together = shmring.spawn(_copy, nranks, (nbytes,), timeout=_LIMIT_S)[0]
     return {
         "nbytes": nbytes,
@@ -88,17 +92,20 @@ def copy_limit(nranks: int, room_nbytes: int | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _no_settings() -> Iterator[None]:
+def _plain_settings() -> Iterator[None]:
     """It is the machine that is measured, and whatever is wrong with a setting is told elsewhere."""
-    ours = {name: text for name, text in os.environ.items() if name.startswith("SHMRING_")}
-    for name in ours:
+    kind = next((kind for kind in SEGMENTS if segment(kind)["works"]), SEGMENTS[0])
+    plain = {"SHMRING_TUNING": "none", "SHMRING_SEGMENT": kind}
+    given = {name: text for name, text in os.environ.items() if name.startswith("SHMRING_")}
+    for name in given:
         del os.environ[name]
-    os.environ["SHMRING_TUNING"] = "none"
+    os.environ.update(plain)
     try:
         yield
     finally:
-        del os.environ["SHMRING_TUNING"]
-        os.environ.update(ours)
+        for name in plain:
+            del os.environ[name]
+        os.environ.update(given)
 
 
 # ---- in the ranks -----------------------------------------------------------------------------------------
@@ -119,7 +126,8 @@ def _between(
 
 def _round_trip(comm: shmring.Comm) -> tuple[int, str]:
     time.sleep(_PING_AGAIN_S)
-    comm.all_reduce(np.ones(_LARGE))
+    for _ in range(2):  # in the first call it is measured, from the second one on it is in force
+        comm.all_reduce(np.ones(_LARGE))
     stats = comm.stats()
     return stats["round_trip_ns"], stats["distance"]
 

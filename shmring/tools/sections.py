@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple
 
 _LEAST_ROOM = 30  # a column narrower than that is not worth the trouble
@@ -25,7 +26,7 @@ class Row(NamedTuple):
 class _Line(NamedTuple):
     label: str
     text: str = ""
-    style: str = "default"
+    style: str = ""
 
 
 def show(sections: Mapping[str, Sequence[Row]]) -> None:
@@ -36,15 +37,12 @@ def show(sections: Mapping[str, Sequence[Row]]) -> None:
         if lines:
             lines.append(_Line(""))
         lines += [_Line(head, style="bold"), *(line for row in rows for line in _lines(row, width))]
-    try:
-        if not sys.stdout.isatty():
-            raise ModuleNotFoundError
+    if sys.stdout.isatty() and find_spec("rich") is not None:
         console, text = import_module("rich.console").Console(), import_module("rich.text").Text
-    except ModuleNotFoundError:
+        for line in lines:
+            console.print(text.assemble((line.label, line.style), line.text), soft_wrap=True)
+    else:
         print("\n".join((line.label + line.text).rstrip() for line in lines))
-        return
-    for line in lines:
-        console.print(text.assemble((line.label, line.style), line.text), soft_wrap=True)
 
 
 def _lines(row: Row, width: int) -> Iterator[_Line]:
