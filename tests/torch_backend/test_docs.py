@@ -1,9 +1,8 @@
-"""What docs/torch.md shows runs as it stands there. May know: ranks, torch, the adapter."""
+"""What docs/torch.md shows runs as it stands there. May know: pages, ranks, torch, the adapter."""
 
 import os
-import re
-from pathlib import Path
 
+import pages
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shmring.adapters.torch import register_backend
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch.md"
+PAGE = pages.ROOT / "docs" / "torch.md"
 
 
 def run_blocks(comm, page):
@@ -25,11 +24,11 @@ def run_blocks(comm, page):
     os.environ.update({name: str(value) for name, value in place.items()})
     gradients = []
     try:
-        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S):
+        for block in (block for block in pages.blocks(page) if block.how.get("in") == "torch"):
             torch.manual_seed(0)
             names = {"model": torch.nn.Linear(3, 1, bias=False)}
             names["DistributedDataParallel"] = DistributedDataParallel
-            exec(block, names)
+            exec(block.code, names)
             for _ in range(3):  # the second step's buckets are sorted anew, the third's stay
                 names["model"].zero_grad()
                 names["model"](torch.full((1, 3), float(comm.rank))).sum().backward()

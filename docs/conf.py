@@ -1,0 +1,104 @@
+"""How Sphinx builds the documentation: sphinx-build -W --keep-going -b html docs build/docs
+
+Signatures and docstrings come from the modules themselves, the options of commands from their parsers:
+neither is written down twice.
+"""
+
+import ast
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # an engine built in place, if there is one
+
+import shmring
+
+project = "shmring"
+copyright = "the authors of shmring"
+release = version = shmring.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = "shmring"
+default_role = "code"  # the docstrings' single backticks
+autodoc_member_order = "bysource"
+
+# Who is made by calls only: a constructor's arguments would mislead.
+MADE_BY_CALLS = {"Adoption", "Comm", "Plan", "SharedArray", "Status", "Transfer", "Work"}
+C_TYPES = re.compile(r"\b(?:uintptr_t|size_t|str|bool) (?=\w)")
+
+
+def signature(app, what, name, item, options, arguments, returns):
+    """What to show behind the name; Cython has written it above the docstring, with C's types and `self`."""
+    if arguments is None:
+        return None
+    if name.rpartition(".")[2] in MADE_BY_CALLS:
+        return "", None
+    return re.sub(r"^\(self(, )?", "(", C_TYPES.sub("", arguments)), returns
+
+
+def docstring(app, what, name, item, options, lines):
+    """They are plain text with backticks: what reStructuredText would take for markup is escaped."""
+    if not any(lines):  # attributes of classes in C have theirs in the stub
+        lines[:] = stub_docstrings().get(".".join(name.split(".")[-2:]), "").splitlines()
+    for number, line in enumerate(lines):
+        pieces = re.split(r"(`[^`]*`)", line)
+        pieces[::2] = [re.sub(r"[*|\\]|(?<=\w)_(?!\w)", r"\\\g<0>", piece) for piece in pieces[::2]]
+        lines[number] = "".join(pieces)
+
+
+@functools.cache
+def stub_docstrings():
+    """ "Class.name" → its docstring in the stubs."""
+    found = {}
+    for stub in Path(shmring.__file__).parent.glob("*.pyi"):
+        for node in ast.parse(stub.read_text()).body:
+            for member in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(member, ast.FunctionDef):
+                    found[f"{node.name}.{member.name}"] = ast.get_docstring(member) or ""
+    return found
+
+
+class CommandHelp(Directive):
+    """{help} MODULE: what it prints for --help, then for each of its subcommands."""
+
+    required_arguments = 1
+
+    def run(self):
+        module = self.arguments[0]
+        first = help_of(module)
+        shown = [literal(first)]
+        for name in re.findall(r"^    (\w+)(?:  |$)", first, re.M):
+            section = nodes.section(ids=[f"shmring-{name}"])
+            section += [nodes.title(text=f"shmring {name}"), literal(help_of(module, name))]
+            shown.append(section)
+        return shown
+
+
+def help_of(module, *command):
+    environ = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "HOME": "/home/you", "PYTHONPATH": sys.path[0]}
+    environ.pop("XDG_CACHE_HOME", None)
+    return subprocess.run(
+        [sys.executable, "-m", module, *command, "--help"],
+        env=environ,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def literal(text):
+    return nodes.literal_block(text, text, language="text")
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", signature)
+    app.connect("autodoc-process-docstring", docstring)
+    app.add_directive("command-help", CommandHelp)

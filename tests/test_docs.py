@@ -1,0 +1,155 @@
+"""The documentation builds without a warning, is complete, and what it shows runs. May know: pages."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pages
+import pytest
+
+import shmring
+
+ROOT = pages.ROOT
+DOCS = ROOT / "docs"
+if not DOCS.is_dir():
+    pytest.skip("needs the checkout", allow_module_level=True)
+
+PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
+WATCHDOG_S = 50
+COMMANDS = {"shmrun": "-m shmring.run", "shmring": "-m shmring.tools.command", "python": ""}
+
+
+def ids(items):
+    return {"argvalues": items, "ids": [str(item.relative_to(ROOT)) for item in items]}
+
+
+# ---- it is built ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The HTML, made with warnings as errors."""
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    folder = tmp_path_factory.mktemp("docs")
+    run([sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", DOCS, folder], folder)
+    return folder
+
+
+def run(command, folder, **environ):
+    command = [str(part) for part in command]
+    # Unbuffered ranks would print into each other's lines.
+    environ = os.environ | {"PYTHONPATH": str(PACKAGE_PARENT), "PYTHONUNBUFFERED": ""} | environ
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=WATCHDOG_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def public(kind):
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def documented_names():
+    """What the reference must have: every public name, and every member of a communicator."""
+    kinds = ("Bucketer", "Comm", "Op", "Plan", "Ring", "Transfer", "Work")
+    members = {f"{kind}.{name}" for kind in kinds for name in public(getattr(shmring, kind)) - public(str)}
+    return set(shmring.__all__) | members - {"Ring.closed_because"}  # shmring's own
+
+
+def test_every_public_name_is_in_the_reference(built):
+    text = (built / "reference" / "api.html").read_text() + (built / "reference" / "errors.html").read_text()
+    anchors = set(re.findall(r'<dt class="sig[^"]*" id="shmring\.([\w.]+)"', text))
+    assert documented_names() <= anchors
+
+
+def test_what_the_reference_shows_has_a_docstring_and_no_self(built):
+    text = (built / "reference" / "api.html").read_text()
+    assert "How often a communicator of these ranks" in text  # from a stub
+    assert not re.search(r'<span class="n"><span class="pre">self</span>', text)
+    empty = re.findall(r'id="shmring\.((?:Comm|Work|Ring|Bucketer|Transfer)[\w.]*)".*?</dt>\n<dd></dd>', text)
+    assert not empty
+
+
+def test_the_commands_page_has_what_the_parsers_say(built):
+    text = (built / "reference" / "commands.html").read_text()
+    for said in ("--rdzv HOST:PORT", "usage: shmring ps", "--no-stacks"):
+        assert said in text
+
+
+# ---- its blocks run ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", **ids(pages.pages()))
+def test_every_block_is_run_or_says_why_not(page):
+    shown = pages.blocks(page)
+    assert 2 * len(shown) == len(re.findall(r"^```", page.read_text(), re.M)), (
+        "a block that is not understood"
+    )
+    for block in shown:
+        assert block.language, f"{block.name} has no language"
+        assert set(block.how) <= pages.WAYS, f"{block.name}: {set(block.how) - pages.WAYS}"
+        assert block.how.get("not run", "why"), f"{block.name} does not say why it is not run"
+    for block in shown:
+        if name := block.how.get("file"):
+            runs = [other.code for other in shown if other.language == "sh" and is_run(other)]
+            assert any(name in code for code in runs), f"{block.name}: nobody runs {name}"
+
+
+def is_run(block):
+    return not {"not run", "command"} & set(block.how) and block.how.get("in") != "torch"
+
+
+def has_any(page):
+    return any(block.language in ("python", "sh") and is_run(block) for block in pages.blocks(page))
+
+
+@pytest.mark.limit(240)
+@pytest.mark.parametrize("page", **ids([page for page in pages.pages() if has_any(page)]))
+def test_the_blocks_of_a_page_run(page, tmp_path):
+    path = f"{shims(tmp_path)}{os.pathsep}{os.environ['PATH']}"
+    missing = {}
+    for block in filter(is_run, pages.blocks(page)):
+        if (need := block.how.get("needs", "os")) and importlib.util.find_spec(need) is None:
+            missing[block.name] = need
+        elif block.how.get("in") != "rank":
+            printed = run_block(block, tmp_path, path)
+            assert set(block.promised) <= set(printed.splitlines()), f"{block.name} printed {printed}"
+    if ranked := pages.in_ranks(page):
+        printed = run([sys.executable, pages.__file__, page], tmp_path, PATH=path).splitlines()
+        assert {text for block in ranked for text in block.promised} <= set(printed)
+    if missing:
+        pytest.skip(f"all but these ran: {missing}")
+
+
+def shims(folder):
+    """The commands, of this interpreter and of this checkout."""
+    (folder / "bin").mkdir()
+    for name, module in COMMANDS.items():
+        shim = folder / "bin" / name
+        shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        shim.chmod(0o755)
+    return folder / "bin"
+
+
+def run_block(block, folder, path):
+    if block.language == "sh":
+        return run(["bash", "-euo", "pipefail", "-c", block.code], folder, PATH=path)
+    if block.language != "python":
+        return ""
+    if name := block.how.get("file"):
+        (folder / name).write_text(block.code)
+        return ""
+    (folder / "block.py").write_text(program(block))
+    return run([sys.executable, "block.py"], folder, PATH=path)
+
+
+def program(block):
+    if block.how.get("in") != "main":
+        return f"{block.hidden}\n{block.code}"
+    body = "".join(f"    {line}\n" for line in block.code.splitlines())
+    return f'{block.hidden}\n\nif __name__ == "__main__":\n{body}'
