@@ -1,5 +1,6 @@
 """The documentation builds without a warning, is complete, and what it shows runs. May know: pages."""
 
+import importlib
 import importlib.util
 import os
 import re
@@ -79,6 +80,35 @@ def test_the_commands_page_has_what_the_parsers_say(built):
     text = (built / "reference" / "commands.html").read_text()
     for said in ("--rdzv HOST:PORT", "usage: shmring ps", "--no-stacks"):
         assert said in text
+
+
+# ---- it keeps to what it speaks of ----------------------------------------------------------------------
+
+
+def variables(text):
+    return set(re.findall(r"SHMRING_[A-Z_]*[A-Z]", text))
+
+
+def test_the_environment_page_has_every_variable_that_is_read():
+    quoted = re.findall(r'"(SHMRING_[A-Z_]+)"', (PACKAGE_PARENT / "shmring" / "settings.py").read_text())
+    assert variables((DOCS / "reference" / "environment.md").read_text()) == set(quoted)
+    for page in pages.pages():
+        assert variables(page.read_text()) <= set(quoted), page
+
+
+def test_the_figures_are_what_their_scripts_draw(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "figures"))
+    for figure in importlib.import_module("draw").FIGURES:
+        path = DOCS / "figures" / f"{figure.__name__}.svg"
+        assert path.read_text() == str(figure()), "run docs/figures/draw.py"
+        assert path.stat().st_size < 60_000
+
+
+def test_what_the_readme_links_to_is_there():
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text())
+    assert links
+    for link in links:
+        assert link.startswith("https://") or (ROOT / link).exists(), link
 
 
 # ---- its blocks run ---------------------------------------------------------------------------------------

@@ -1,0 +1,162 @@
+"""Draws the figures of the documentation: python docs/figures/draw.py
+
+Those of algorithms and memory are drawings; peers.svg is made of the tables in docs/performance.md.
+"""
+
+from pathlib import Path
+
+from drawing import FAINT, SHADES, Sheet
+from peers import peers
+
+HERE = Path(__file__).resolve().parent
+
+
+def call_line():
+    sheet = Sheet(
+        680, 190, "A call line for each rank: number, fingerprint, payload; everybody reads them all"
+    )
+    for rank in range(2):
+        y = 30 + 70 * rank
+        sheet.text(12, y + 24, f"rank {rank}", anchor="start")
+        sheet.text(12, y + 40, "writes", anchor="start", small=True, colour=FAINT)
+        for x, width, text in (
+            (70, 70, "seq 8 B"),
+            (140, 110, "fingerprint 8 B"),
+            (250, 200, "payload 48 B"),
+        ):
+            sheet.box(x, y, width, 44, text, SHADES[rank], small=True)
+        for reader in range(2):
+            sheet.arrow(452, y + 22, 548, 52 + 70 * reader)
+    for reader in range(2):
+        sheet.box(550, 30 + 70 * reader, 118, 44, "folds 0, then 1", small=True)
+    sheet.text(
+        70, 172, "payload is written first, seq last: who sees seq sees the rest", anchor="start", small=True
+    )
+    return sheet
+
+
+def direct():
+    sheet = Sheet(
+        680, 250, "Chunks through slots: every rank reduces one slice of everybody's slots, for everybody"
+    )
+    titles = ((95, "x, private"), (300, "slots, shared"), (480, "reduced slices"), (615, "out, private"))
+    for x, title in titles:
+        sheet.text(x, 18, title)
+    for rank in range(3):
+        y = 34 + 68 * rank
+        for piece in range(3):
+            sheet.box(30 + 44 * piece, y, 44, 36, f"{rank}.{piece}", SHADES[piece], small=True)
+            own = piece == rank
+            sheet.box(
+                235 + 44 * piece,
+                y,
+                44,
+                36,
+                "" if own else f"{rank}.{piece}",
+                "#ffffff" if own else SHADES[piece],
+            )
+        sheet.arrow(166, y + 18, 230, y + 18)
+        sheet.box(440, y, 80, 36, f"Σ slice {rank}", SHADES[rank], small=True)
+        for source in range(3):
+            sheet.arrow(369, 52 + 68 * source, 436, y + 18, FAINT)
+        sheet.box(565, y, 100, 36, "Σ0 Σ1 Σ2", small=True)
+        for target in range(3):
+            sheet.arrow(522, y + 18, 561, 52 + 68 * target, FAINT)
+    said = (
+        "A rank's own slice is not staged. While one chunk is staged another is reduced, a third copied out."
+    )
+    sheet.text(12, 240, said, anchor="start", small=True)
+    return sheet
+
+
+def push():
+    sheet = Sheet(
+        680, 220, "Reduce-and-push: rank r loads slice r of every array and stores the sum into every array"
+    )
+    for rank in range(3):
+        y = 24 + 58 * rank
+        for x, what in ((110, "before"), (470, "after")):
+            for piece in range(3):
+                text = f"{rank}.{piece}" if what == "before" else f"Σ{piece}"
+                sheet.box(x + 50 * piece, y, 50, 34, text, SHADES[piece], small=True)
+        sheet.text(12, y + 22, f"array of {rank}", anchor="start")
+        sheet.box(330, y, 70, 34, f"rank {rank}", SHADES[rank], small=True)
+        for other in range(3):
+            sheet.arrow(262, 41 + 58 * other, 326, y + 17, FAINT)
+            sheet.arrow(402, y + 17, 466, 41 + 58 * other, FAINT)
+    sheet.text(110, 208, "loads slice r of all", anchor="start", small=True)
+    sheet.text(470, 208, "stores the sum into all", anchor="start", small=True)
+    return sheet
+
+
+def ring():
+    sheet = Sheet(680, 210, "A ring of four: each rank sends one slice to the next in every step")
+    for rank in range(4):
+        x = 30 + 165 * rank
+        sheet.box(x, 40, 110, 40, f"rank {rank}", SHADES[rank])
+        if rank < 3:
+            sheet.arrow(x + 112, 60, x + 162, 60)
+    sheet.line([(580, 82), (580, 104), (85, 104)])
+    sheet.arrow(85, 104, 85, 84)
+    steps = (
+        "first each rank sends one slice of its own, each another one",
+        "then it adds its own to what came and sends that on: after N-1 steps every slice's sum is somewhere",
+        "N-1 more: the sums go round. Together 2(N-1) steps, of 1/N of the message each",
+    )
+    for line, text in enumerate(steps):
+        sheet.text(30, 138 + 24 * line, text, anchor="start", small=True)
+    return sheet
+
+
+def hosts():
+    sheet = Sheet(
+        680, 260, "Two hosts of two ranks: reduce in memory, exchange slices by TCP, gather in memory"
+    )
+    for host in range(2):
+        x, ranks, slices = 20 + 340 * host, (36, 546)[host], (206, 376)[host]
+        sheet.box(x, 30, 300, 180, shade="#f6f8fa")
+        sheet.text(x + 150, 22, f"host {host}")
+        for local in range(2):
+            y = 50 + 80 * local
+            sheet.box(ranks, y, 98, 50, f"rank {2 * host + local}", SHADES[2 * host + local])
+            sheet.box(slices, y, 98, 50, f"slice {local} of host {host}", SHADES[local], small=True)
+            start, end = ((136, 202), (544, 478))[host]
+            for source in range(2):
+                sheet.arrow(start, 75 + 80 * source, end, y + 25, FAINT)
+    for local in range(2):
+        y = 68 + 80 * local
+        sheet.arrow(306, y, 372, y)
+        sheet.arrow(374, y + 14, 308, y + 14)
+    said = (
+        "inside: shared memory; between hosts: a TCP connection for each slice and pair of hosts, no leader"
+    )
+    sheet.text(340, 234, said, small=True)
+    sheet.text(340, 252, "every byte crosses the wire once for all ranks of a host", small=True)
+    return sheet
+
+
+def segment():
+    sheet = Sheet(680, 250, "The segment: header, a lane for each rank, staging rings, message rings")
+    rows = (
+        ("header, one page", "ranks, lengths, tables of sizes, the abort word", "#f6f8fa"),
+        (
+            "lane of rank 0, six pages",
+            "call lines, counters, bell, life, last calls, waits, stacks",
+            SHADES[0],
+        ),
+        ("lane of rank 1", "each line by one writer", SHADES[1]),
+        ("staging ring of rank 0", "slots: chunks on their way; allocated before the first touch", SHADES[0]),
+        ("staging ring of rank 1", "", SHADES[1]),
+        ("message rings", "one from each rank to each other; pages once they are needed", "#f6f8fa"),
+    )
+    for row, (name, what, shade) in enumerate(rows):
+        sheet.box(20, 16 + 37 * row, 240, 37, name, shade)
+        sheet.text(276, 39 + 37 * row, what, anchor="start", small=True)
+    return sheet
+
+
+FIGURES = (call_line, direct, push, ring, hosts, segment, peers)
+
+if __name__ == "__main__":
+    for figure in FIGURES:
+        (HERE / f"{figure.__name__}.svg").write_text(str(figure()))
