@@ -5,12 +5,15 @@ neither is written down twice.
 """
 
 import ast
+import contextlib
 import functools
+import importlib
+import io
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -83,15 +86,15 @@ class CommandHelp(Directive):
 
 
 def help_of(module, *command):
-    environ = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "HOME": "/home/you", "PYTHONPATH": sys.path[0]}
-    environ.pop("XDG_CACHE_HOME", None)
-    return subprocess.run(
-        [sys.executable, "-m", module, *command, "--help"],
-        env=environ,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    place = {"COLUMNS": "100", "HOME": "/home/you", "NO_COLOR": "1", "XDG_CACHE_HOME": ""}
+    said = io.StringIO()
+    with (
+        mock.patch.dict(os.environ, place),
+        contextlib.redirect_stdout(said),
+        contextlib.suppress(SystemExit),
+    ):
+        importlib.import_module(module).main([*command, "--help"])
+    return said.getvalue()
 
 
 def literal(text):
