@@ -20,6 +20,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+import shmring
+
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 2
 COMMENT = r"<!--(?:(?!-->).)*-->"
@@ -80,8 +84,6 @@ def in_ranks(page):
 
 def run_in_rank(comm, page):
     """One after another, each seeing what those before it have made."""
-    import numpy as np
-
     names = {"comm": comm, "np": np, "shmring": shmring}
     for block in in_ranks(page):
         exec(block.hidden, names)
@@ -89,6 +91,4 @@ def run_in_rank(comm, page):
 
 
 if __name__ == "__main__":
-    import shmring
-
     shmring.spawn(run_in_rank, RANKS, [Path(sys.argv[1])], method="fork")
