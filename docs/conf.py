@@ -11,14 +11,11 @@ import importlib
 import io
 import os
 import re
-import sys
 from pathlib import Path
 from unittest import mock
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # an engine built in place, if there is one
 
 import shmring
 
