@@ -69,3 +69,22 @@ def test_a_failed_check_is_a_failed_run():
     done = shmrun(2, DIGITS, "--epochs", "0")
     assert done.returncode != 0
     assert "FAILED" in done.stdout + done.stderr
+
+
+def test_the_table_has_every_example_and_their_flags_are_real():
+    table = (EXAMPLES / "README.md").read_text()
+    linked = {path for path in re.findall(r"\]\(([\w/.]+)\)", table) if not path.startswith("..")}
+    suffixes = {".py", ".ipynb", ".yaml"}
+    there = {path for path in EXAMPLES.rglob("*") if path.suffix in suffixes and "." not in path.parent.name}
+    helpers = {"digits.py", "terminal.py"}
+    assert linked == {path.relative_to(EXAMPLES).as_posix() for path in there} - helpers
+    for script, flags in re.findall(r"`[^`\n]* examples/([\w/]+\.py)([^`\n]*)`", table):
+        text = (EXAMPLES / script).read_text()
+        assert all(f'"{flag}"' in text for flag in re.findall(r"--[\w-]+", flags)), (script, flags)
+
+
+def test_without_the_digits_it_says_what_is_missing(tmp_path):
+    (tmp_path / "sklearn.py").write_text("raise ImportError")
+    done = run(DIGITS, path=f"{tmp_path}{os.pathsep}{PACKAGE_PARENT}")
+    assert done.returncode == 1
+    assert done.stderr == "the digits come with scikit-learn: pip install scikit-learn\n"

@@ -19,8 +19,9 @@ pytest.importorskip("sklearn")
 
 PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-NAMES = ("elastic_training", "fusion_overlap", "histogram", "kmeans", "monte_carlo_pi", "train_digits")
-WATCHDOG_S = 50
+WATCHDOG_S = 100
+
+pytestmark = pytest.mark.limit(WATCHDOG_S + 20)  # four ranks that import scikit-learn, on a busy machine
 
 
 def start(command, path=PACKAGE_PARENT):
@@ -73,7 +74,8 @@ def test_kmeans_is_as_good_as_scikit_learns_and_the_same_on_any_number_of_ranks(
 
 
 def test_kmeans_with_more_ranks_than_images_in_a_batch():
-    on_any_number_of_ranks("kmeans", "--epochs", 1, "--batch", 3, "--clusters", 2, ranks=(1, 4))
+    printed = run("kmeans", 4, "--epochs", 1, "--batch", 3, "--clusters", 2)
+    assert "centres bit-identical on all ranks: yes" in printed
 
 
 # --- pi ---
@@ -190,8 +192,7 @@ def test_plain_lines_without_tqdm(tmp_path, name):
     }
     done = start((EXAMPLES / f"{name}.py", *small[name]), path=f"{tmp_path}{os.pathsep}{PACKAGE_PARENT}")
     assert done.returncode == 0, done.stdout + done.stderr
-    last = r"2/2|1/1"
-    assert re.search(rf"^\w+: \w+ (?:{last})", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^\w+: \w+ (?:2/2|1/1)", done.stderr, re.MULTILINE), done.stderr
 
 
 WRONG = [
