@@ -167,7 +167,7 @@ def parse_arguments():
     add("--width", type=at_least(1), default=32, help="of a layer (%(default)s)")
     add("--bucket", type=at_least(1), default=1 << 15, help="bytes that are reduced together (%(default)s)")
     add("--lr", type=positive, default=0.02, help="learning rate (%(default)s)")
-    add("--seed", type=at_least(0), default=1)
+    add("--seed", type=at_least(0), default=1, help="of weights and batches (%(default)s)")
     args = parser.parse_args()
     if args.batch > IMAGES:
         parser.error(f"--batch {args.batch}: there are {IMAGES} images")
@@ -190,8 +190,9 @@ def main():
         nbytes = sum(weight.nbytes for weight in trainings["fused"].weights)
         count = len(trainings["fused"].weights)
         print(f"{size} rank(s), {count} gradients of {nbytes / 2**10:.0f} KiB together")
+        one_by_one_s = seconds.pop("one by one")
         for name, way_s in seconds.items():
-            print(f"{name}: {seconds['one by one'] / way_s:.2f} times as many steps/s as one by one")
+            print(f"{name}: {one_by_one_s / way_s:.2f} times as many steps/s as one by one")
         if not passed(trainings, checksums, data, args):
             sys.exit("FAILED: see the lines above")
 

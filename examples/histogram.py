@@ -104,8 +104,8 @@ def parse_arguments():
     add = parser.add_argument
     add("--file", metavar="FILE.npy", help="whose numbers to count (default: random ones)")
     add("--elements", type=at_least(1), default=10_000_000, help="random numbers to count (%(default)s)")
-    add("--bins", type=at_least(1), default=20, help="(%(default)s)")
-    add("--seed", type=at_least(0), default=1)
+    add("--bins", type=at_least(1), default=20, help="how many (%(default)s)")
+    add("--seed", type=at_least(0), default=1, help="of random numbers (%(default)s)")
     args = parser.parse_args()
     if args.file is None:
         return args.bins, args.elements, blocks_of_chance(args.elements, args.seed)

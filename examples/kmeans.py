@@ -97,10 +97,10 @@ def checksum(centres):
 def parse_arguments():
     parser = Parser(description="Mini-batch k-means on handwritten digits.")
     add = parser.add_argument
-    add("--clusters", type=at_least(1), default=10, help="(%(default)s)")
-    add("--epochs", type=at_least(1), default=30, help="(%(default)s)")
+    add("--clusters", type=at_least(1), default=10, help="how many (%(default)s)")
+    add("--epochs", type=at_least(1), default=30, help="how often every image is seen (%(default)s)")
     add("--batch", type=at_least(1), default=256, help="images in a step, over all ranks (%(default)s)")
-    add("--seed", type=at_least(0), default=1)
+    add("--seed", type=at_least(0), default=1, help="of first centres and batches (%(default)s)")
     args = parser.parse_args()
     if args.clusters > MOST_CLUSTERS:
         parser.error(f"--clusters {args.clusters}: at most {MOST_CLUSTERS} of {IMAGES} images, please")

@@ -80,7 +80,7 @@ def parse_arguments():
     add("--rounds", type=at_least(1), default=100, help="each ends with a sum over all ranks (%(default)s)")
     add("--blocks", type=at_least(1), default=24, help="in a round, over all ranks (%(default)s)")
     add("--points", type=at_least(1), default=1 << 16, help="in a block (%(default)s)")
-    add("--seed", type=at_least(0), default=1)
+    add("--seed", type=at_least(0), default=1, help="of all streams (%(default)s)")
     return parser.parse_args()
 
 

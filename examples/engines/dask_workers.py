@@ -1,4 +1,7 @@
-"""Estimate pi on Dask's workers: python dask_workers.py [scheduler's address]"""
+"""Estimate pi on Dask's workers: python examples/engines/dask_workers.py [scheduler's address]
+
+It takes Dask: pip install 'shmring[dask]'
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Estimate pi in joblib's workers: python joblib_workers.py"""
+"""Estimate pi in joblib's workers: python examples/engines/joblib_workers.py"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Estimate pi with Ray's actors, and sum the hits of another try by Ray's own call: python ray_actors.py"""
+"""Estimate pi with Ray's actors, and sum the hits of another try by Ray's own call.
+
+    python examples/engines/ray_actors.py          it takes Ray: pip install 'shmring[ray]'
+"""
 
 import numpy as np
 import ray
