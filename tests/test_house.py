@@ -143,6 +143,8 @@ HOUSE = {
     "bucketer": set(),
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
+    "tune": {"__init__", "measured", "trials", "tuning"},
+    "selftest": {"screen", "tools", "__init__"},  # both: what is checked, and the command
     "segments": {"_flight", "flight", "liveness", "memory", "stacks"},
     "screen": set(),
     "sections": set(),
@@ -160,7 +162,7 @@ HOUSE = {
     "plot": {"compare", "screen"},
     "bench_table": {"bench_calls", "compare"},
     "bench": {"__init__", "bench_calls", "bench_rank", "bench_table", "compare", "limits", "plot", "screen"},
-    "command": {"bench", "doctor", "dump", "info", "ps", "screen", "top", "tune"},
+    "command": {"bench", "doctor", "dump", "info", "ps", "screen", "selftest", "top", "tune"},
     "__main__": {"tools"},
     "_extras": set(),
     "_tasks": {"__init__"},
