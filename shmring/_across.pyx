@@ -5,7 +5,7 @@
 # function returns at once; what it waits for is in call.awaited.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memmove
 
 from ._group cimport *

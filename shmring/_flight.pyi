@@ -1,6 +1,5 @@
 """What a segment says of its ranks, as the cold paths and the tools see it."""
 
-
 from typing import Any, Literal, Protocol, TypedDict
 
 class _Memory(Protocol):

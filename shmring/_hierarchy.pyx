@@ -6,7 +6,6 @@
 # May know: _group, _leg, _local, _partials. Every function returns at once; what it waits for is in call.awaited.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t
 
 from ._group cimport *
 from ._leg cimport *
@@ -368,7 +367,6 @@ cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
 cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Stretch *s = stretch_at(leg, number)
-    cdef unsigned char *result = result_of(g, c, number)
     cdef size_t own = own_slice(leg, s.count)
     cdef size_t begin, length, unused
     cdef const unsigned char *sent
@@ -428,7 +426,7 @@ cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
             length = part_of(leg, node, at, next, &begin)
             if node != leg.node and length > 0:
                 g.kernels.decode[leg.format](<float *> (result_of(g, c, number) + (begin - own) * c.itemsize),
-                                           place_of_result(g, c, number, node, begin - own), length)
+                                             place_of_result(g, c, number, node, begin - own), length)
         at = next
 
 

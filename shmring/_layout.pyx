@@ -1,7 +1,7 @@
 # The segment and the schedules as Python sees them: sizes, first values, who sends what in which step.
 # May know: _group (src).
 
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 
 from ._group cimport *
 

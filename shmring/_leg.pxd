@@ -103,7 +103,7 @@ cdef struct Leg:
     size_t even_nbytes     # of a multiple of it all ranks of every node own slices of the same length
     int nborders           # where owners change on any node, within the slice of one rank, at most
     unsigned char *room    # for what is under way: MOST_UNDER_WAY * (OTHER_SLICES + nnodes) slices
-    unsigned char *scratch # valid within one local step or one fold: a stretch, and a slice of every node
+    unsigned char *scratch  # valid within one local step or one fold: a stretch, and a slice of every node
 
 
 cdef inline Leg *leg_of(const Group *g) noexcept nogil:

@@ -473,14 +473,14 @@ cdef bint step_office(Mail *m) noexcept nogil:
 # PROGRESSED, BLOCKED, NEEDS_ROOM or DAMAGED. The first two also when nothing is posted.
 cdef int step_mail(Mail *m) noexcept nogil:
     cdef int outcome = BLOCKED
-    cdef int i, at, status
+    cdef int _turn, at, status
     open_sources(m)
     if m.office != NULL and step_office(m):
         outcome = PROGRESSED
     if m.nsends > 0 and step_sends(m):
         outcome = PROGRESSED
     at = m.first_source
-    for i in range(m.nsources):
+    for _turn in range(m.nsources):
         if at >= m.nsources:
             at = 0
         status = step_incoming(m, m.source[at])

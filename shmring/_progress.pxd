@@ -9,7 +9,7 @@ from ._group cimport Call, Group, sr_bell, sr_flag, sr_nap
 cdef struct Task:
     Call call
     bint begun
-    sr_flag description # enum below
+    sr_flag description  # enum below
     void (*before)(Task *) noexcept nogil   # what is to be done before it begins, and after it is done; or NULL
     void (*after)(Task *) noexcept nogil
     const void *bunch   # for these two

@@ -8,7 +8,7 @@ import threading
 import weakref
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from posix.stdlib cimport posix_memalign

@@ -6,7 +6,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uintptr_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
 
@@ -52,8 +52,8 @@ cdef inline bint is_ready(sr_ring_end *end, uint64_t room_nbytes) noexcept nogil
 
 
 cdef inline bint spin(sr_ring_end *end, uint64_t room_nbytes, int pauses) noexcept nogil:
-    cdef int i
-    for i in range(pauses):
+    cdef int _turn
+    for _turn in range(pauses):
         if is_ready(end, room_nbytes):
             return True
         sr_pause()

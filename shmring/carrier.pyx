@@ -107,7 +107,7 @@ cdef class Carrier(Fusion):
         self.mail.stuck = False
         return 0
 
-    cdef int enlist(self) except -1:
+    cdef int enlist(self) except -1:  # no-cython-lint: a method of that name
         self.mail.errand.step = run_errand
         self.take_turn()
         sr_flag_set(&self.mail.resting, 1)

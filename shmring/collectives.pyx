@@ -10,7 +10,6 @@ from libc.string cimport memset
 cimport numpy as cnp
 
 from ._across cimport choose_way
-from ._engine cimport Engine
 from ._group cimport *
 from ._hierarchy cimport residual_count
 from ._leg cimport leg_of
@@ -20,7 +19,6 @@ from .work cimport Work
 
 from . import _state, shapes
 from .errors import Closed
-from .feedback import Residuals
 
 cnp.import_array()
 
@@ -213,7 +211,7 @@ cdef class Collectives:
             try:
                 number = self.root_of(kind, root)
                 out = self.out_of(kind, x, number, out, like)
-                kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, across)
+                _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, across)
             except Exception:
                 self.engine.refuse(kind)
                 raise

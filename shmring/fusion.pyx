@@ -3,7 +3,7 @@
 # place, zero-copy if that place is shared. Elements are folded one by one, so fusing changes no bits.
 # May know: _engine, _group, _operands, _pipelines, _progress, _state, _timeouts, collectives, uneven, work.
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy, memset
 

@@ -19,7 +19,7 @@ from .carrier cimport Begun, Carrier
 import numpy as np
 
 from . import objects
-from ._status import Status
+from ._status import Status  # no-cython-lint: for who asks here
 from .errors import Error
 
 ANY_SOURCE = ANY
@@ -47,7 +47,7 @@ cdef class Messages(Carrier):
         operand.held = False
         self.begin_messaging()
         try:
-            kept = self.describe_message(&message, &operand, x, True, dest, tag, "x")
+            _kept = self.describe_message(&message, &operand, x, True, dest, tag, "x")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_carry(&message, timeout_ns)
         finally:
@@ -67,7 +67,7 @@ cdef class Messages(Carrier):
         operand.held = False
         self.begin_messaging()
         try:
-            kept = self.describe_message(&message, &operand, x, False, source, tag, "x")
+            _kept = self.describe_message(&message, &operand, x, False, source, tag, "x")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_carry(&message, timeout_ns)
         finally:
@@ -85,8 +85,8 @@ cdef class Messages(Carrier):
         a.held = b.held = False
         self.begin_messaging()
         try:
-            kept = self.describe_message(&sent, &a, x, True, dest, sendtag, "x")
-            kept_out = self.describe_message(&received, &b, out, False, source, recvtag, "out")
+            _kept = self.describe_message(&sent, &a, x, True, dest, sendtag, "x")
+            _kept_out = self.describe_message(&received, &b, out, False, source, recvtag, "out")
             if sent.data < received.data + received.nbytes and received.data < sent.data + sent.nbytes:
                 raise ValueError("out and x have memory in common; receive into another array")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
@@ -149,7 +149,7 @@ cdef class Messages(Carrier):
         frame = objects.pack(item)
         self.begin_messaging()
         try:
-            kept = self.describe_message(&message, &operand, frame, True, dest, tag, "item")
+            _kept = self.describe_message(&message, &operand, frame, True, dest, tag, "item")
             message.kind = OBJECT
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_carry(&message, timeout_ns)
@@ -174,7 +174,7 @@ cdef class Messages(Carrier):
             if message.came_kind != OBJECT:
                 raise mismatch(&message, self.own_rank, "it stays for recv")
             frame = np.empty(message.came_nbytes, np.uint8)
-            kept = self.describe_message(&message, &operand, frame, False, message.source, message.came_tag, "item")
+            _kept = self.describe_message(&message, &operand, frame, False, message.source, message.came_tag, "item")
             message.kind = OBJECT
             self.post_and_carry(&message, timeout_ns)
         finally:
@@ -252,6 +252,7 @@ cdef class Messages(Carrier):
         if message.failure == OTHER_ITEMS:
             raise mismatch(message, rank, "that message is lost, others are not")
         raise truncated(message, rank)
+
 
 # ---- what has been begun -------------------------------------------------------------------------------------------
 

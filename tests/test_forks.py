@@ -322,9 +322,7 @@ def leave_the_main_thread(world, rank, answers):
     ctypes.CDLL(None).pthread_exit(None)
 
 
-@pytest.mark.parametrize(
-    ("how", "result"), [(join_in_a_thread_that_ends, 8.0), (leave_the_main_thread, 4.0)]
-)
+@pytest.mark.parametrize(("how", "result"), [(join_in_a_thread_that_ends, 8.0), (leave_the_main_thread, 4.0)])
 def test_a_thread_that_ends_is_no_failure(how, result):
     context = multiprocessing.get_context("fork")
     world, (ours, theirs) = shmring.world(2), context.Pipe()

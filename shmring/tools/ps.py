@@ -49,4 +49,3 @@ def _rows(one: dict[str, Any]) -> list[tuple[str, ...]]:
     if one["over"]:
         rows.append((name, "", "", "over", segments.over_text(one["over"])))
     return rows
-

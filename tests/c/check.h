@@ -65,7 +65,7 @@ static inline void check_dawdle(struct check_rank *me)
     else if (chance < 4)
         sched_yield();
     else if (chance < 16)
-        for (volatile int i = (int)(check_random(me) % 200); i > 0; i--) { }
+        for (volatile int i = (int)(check_random(me) % 200); i > 0; i--) {}
 }
 
 static inline void *check_thread(void *argument)

@@ -66,8 +66,7 @@ static void check_bytes(const unsigned char *data, uint64_t message, int sender)
         CHECK(data[i] == byte_of(message, sender, i));
 }
 
-static void post_next(struct sr_wire_queue *queue, unsigned char **data, uint32_t *left, uint64_t message,
-                      int sender)
+static void post_next(struct sr_wire_queue *queue, unsigned char **data, uint32_t *left, uint64_t message, int sender)
 {
     struct sr_wire_head head = head_of(message, sender);
     left[message % UNDER_WAY] = 1;
