@@ -282,7 +282,7 @@ def _single(name: str, check: Callable[[], int]) -> Check:
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _expect(got: Any, want: Any) -> int:
