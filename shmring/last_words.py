@@ -1,0 +1,44 @@
+"""What a rank said last: the traceback that it ended with, and whether that tells of another rank's failure.
+
+It is read off stderr as Python writes it, so that scripts need no decorator. May know: nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_LAST_LINES = 10  # where there is no traceback
+_TRACEBACK = r"Traceback \(most recent call last\)"
+_HEAD = re.compile(rf"{_TRACEBACK}|  \+ Exception Group {_TRACEBACK}|Fatal Python error: ")
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+# Their tracebacks end nothing, but the threads' and callbacks' they are of.
+_ASIDES = ("Exception ignored ", "Exception in thread ", "Error in atexit", "--- Logging error ---")
+_MARGIN = re.compile(r"^ +[|+] ?")  # of a group of exceptions
+_NEXT_OF_GROUP = re.compile(r"^ +\+(-\+)?-+ \S+ -+$")
+_NO_CAUSE = re.compile(rf"( |$|(Exception Group )?{_TRACEBACK}|\w*ExceptionGroup: |-+$)")
+_CONSEQUENCE = re.compile(r"shmring\.[\w.]*(RankFailed|Aborted):")
+
+
+def last_words(lines: list[str]) -> list[str]:
+    """The last traceback that is no aside, with those that led to it; else the last lines."""
+    heads = [at for at, line in enumerate(lines) if _HEAD.match(line)]
+    if not heads:
+        return lines[-_LAST_LINES:]
+    starts = [at for at in heads if at < 2 or not lines[at - 2].startswith(_CHAIN)] or heads
+    own = [at for at in starts if not (at and lines[at - 1].startswith(_ASIDES))]
+    return lines[own[-1] if own else starts[-1] - 1 :]
+
+
+def is_consequence(words: Sequence[str]) -> bool:
+    """The exception that it all began with, or each of a group's, tells of another rank's failure."""
+    causes, expected = [], True
+    for line in words:
+        if _NEXT_OF_GROUP.match(line):
+            expected = True
+            continue
+        text = _MARGIN.sub("", line)
+        if expected and not _NO_CAUSE.match(text) and not text.startswith(_ASIDES):
+            causes.append(text)
+            expected = False
+    return bool(causes) and all(_CONSEQUENCE.match(cause) for cause in causes)

@@ -1,0 +1,117 @@
+"""Last words: of all that a rank wrote to stderr, what it ended with, and whose failure that is.
+
+May know: last_words.
+"""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from shmring.last_words import is_consequence, last_words
+
+# What RankFailed looks like to Python, without ranks.
+RANK_FAILED = "class RankFailed(Exception): __module__ = 'shmring.errors'\n"
+
+
+def words(text):
+    last = last_words(text.strip("\n").splitlines())
+    return last, is_consequence(last)
+
+
+def words_of(tmp_path, code):
+    """Of a Python script that fails, as Python itself writes them."""
+    (tmp_path / "script.py").write_text(RANK_FAILED + textwrap.dedent(code))
+    command = [sys.executable, "-X", "faulthandler", str(tmp_path / "script.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    return words(done.stderr)
+
+
+def test_the_last_traceback_is_it():
+    own = """
+        log line
+        Traceback (most recent call last):
+          File "x"
+        OldError: an old one, that was only printed
+        log line
+        Traceback (most recent call last):
+          File "y"
+        ValueError: mine
+        """
+    mine = ["Traceback (most recent call last):", '  File "y"', "ValueError: mine"]
+    assert words(textwrap.dedent(own)) == (mine, False)
+
+
+def test_what_led_to_it_belongs_to_it():
+    chained = """
+        Traceback (most recent call last):
+          File "x"
+        shmring.errors.RankFailed: rank 2 is gone
+
+        The above exception was the direct cause of the following exception:
+
+        Traceback (most recent call last):
+          File "y"
+        ValueError: mine
+        """
+    lines, consequence = words(textwrap.dedent(chained))
+    assert len(lines) == 9
+    assert consequence
+    assert words("Traceback (most recent call last):\n  x\nshmring.errors.Timeout: rank 1")[1] is False
+
+
+def test_without_a_traceback_it_is_the_last_lines():
+    assert words("only a line") == (["only a line"], False)
+    assert words("\n".join(map(str, range(30))))[0] == [str(number) for number in range(20, 30)]
+    assert words("") == ([], False)
+
+
+IN_A_THREAD = "import threading\nt = threading.Thread(target=lambda: {}['thread'])\nt.start(); t.join()\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "first", "last"),
+    [
+        ("def f(:\n", "  File ", "SyntaxError: "),
+        ("import nosuch", "Traceback", "ModuleNotFoundError: "),
+        ("import atexit\natexit.register(lambda: 1 / 0)\n{}['mine']", "Traceback", "KeyError: 'mine'"),
+        (IN_A_THREAD + "1 / 0", "Traceback", "ZeroDivisionError: "),
+        (IN_A_THREAD + "exit(3)", "Exception in thread ", "KeyError: 'thread'"),
+        ("import ctypes\nctypes.string_at(0)", "Fatal Python error: Segmentation fault", "  File "),
+        ("import os\nos.abort()", "Fatal Python error: Aborted", "  File "),
+    ],
+)
+def test_of_each_way_to_fail_it_is_what_ended_it(tmp_path, code, first, last):
+    lines, consequence = words_of(tmp_path, code)
+    assert lines[0].startswith(first), lines
+    assert any(line.startswith(last) for line in lines), lines
+    assert not consequence
+
+
+GROUP = "raise ExceptionGroup('unhandled', [{}])"
+
+
+@pytest.mark.parametrize(
+    ("members", "consequence"),
+    [
+        ("ValueError('mine')", False),
+        ("RankFailed('rank 1 has gone')", True),
+        ("RankFailed('rank 1 has gone'), RankFailed('rank 1 has gone')", True),
+        ("RankFailed('rank 1 has gone'), ValueError('mine')", False),
+        ("ExceptionGroup('inner', [RankFailed('rank 1 has gone')])", True),
+        ("ExceptionGroup('inner', [RankFailed('rank 1 has gone'), ValueError('mine')])", False),
+    ],
+)
+def test_a_group_is_told_whole_and_is_a_consequence_if_all_of_it_is(tmp_path, members, consequence):
+    lines, is_one = words_of(tmp_path, GROUP.format(members))
+    assert lines[0] == "  + Exception Group Traceback (most recent call last):"
+    assert any("unhandled" in line for line in lines)
+    assert is_one is consequence
+
+
+def test_a_group_with_a_cause_begins_with_that(tmp_path):
+    code = "try:\n    1 / 0\nexcept Exception as error:\n    " + GROUP.format("ValueError()") + " from error"
+    lines, _ = words_of(tmp_path, code)
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "ZeroDivisionError: division by zero" in lines
