@@ -1,7 +1,7 @@
 """The output of several ranks on one terminal or in one log: whole lines, each with its rank in front.
 
-Rank 0's unfinished line (a progress bar, a prompt) is shown while it grows, and is drawn again below
-the lines that others print meanwhile. May know: nothing.
+The unfinished line of one rank (a progress bar, a prompt) is shown while it grows, and is drawn again below
+the lines that others print meanwhile. May know: logs, ranges.
 """
 
 from __future__ import annotations
@@ -9,6 +9,11 @@ from __future__ import annotations
 import collections
 import os
 import select
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from . import ranges
+from .logs import Log
 
 _LONGEST_LINE_NBYTES = 1 << 16
 _TAIL_LINES = 200
@@ -16,29 +21,57 @@ _CLEAR_LINE = b"\r\x1b[K"
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
 
+@dataclass(frozen=True)
+class Front:
+    """What stands in front of a line: whose it is, in `width` columns; nothing where that is 0."""
+
+    width: int
+    colour: bool = False
+
+    def of(self, ranks: Sequence[int]) -> bytes:
+        if not self.width:
+            return b""
+        text = f"{ranges.spell(ranks):>{self.width}}|"
+        colour = _COLOURS[min(ranks) % len(_COLOURS)]
+        return (f"\x1b[{colour}m{text}\x1b[0m " if self.colour else f"{text} ").encode()
+
+
 class Screen:
     """One terminal or file, reached by stdout, stderr or both, and the unfinished line on it, if any."""
 
-    def __init__(self, tty: bool) -> None:
+    def __init__(self, tty: bool, front: Front) -> None:
         self.tty = tty
+        self.front = front
         self._open: Stream | None = None
+        self._drawn = b""  # of it, on a terminal
+
+    def opened(self, stream: Stream) -> None:
+        """Lines of this stream may come."""
+
+    def closed(self, stream: Stream) -> None:
+        """None will come any more."""
 
     def line(self, stream: Stream, line: bytes) -> None:
         """A finished line of a stream."""
-        unfinished, self._open = self._open, None
-        if not self.tty and unfinished is not stream and 0 < len(line) == stream.shown_nbytes:
-            return  # all of it was there when another line ended it
-        whole = stream.prefix + stream.last_segment(line) + b"\n"
-        if unfinished is None:
-            _write(stream.fd, whole)
-        elif self.tty:
-            _write(stream.fd, _CLEAR_LINE + whole)
-            if unfinished is not stream:
-                self.unfinished(unfinished)
-        elif unfinished is stream:
+        if self._open is stream and not self.tty:
+            self._open = None
             _write(stream.fd, stream.prefixed(line[stream.shown_nbytes :]) + b"\n")
+        elif self.tty or not 0 < len(line) == stream.shown_nbytes:  # not there since another line ended it
+            whole = stream.prefix + stream.last_segment(line)
+            self.show(stream.fd, whole, ends=self._open is stream)
+
+    def show(self, fd: int, whole: bytes, *, ends: bool) -> None:
+        """A whole line: the end of the unfinished one, or that moves below it."""
+        unfinished, self._open = self._open, None
+        if unfinished is None:
+            _write(fd, whole + b"\n")
+        elif not self.tty:
+            _write(fd, b"\n" + whole + b"\n")
         else:
-            _write(stream.fd, b"\n" + whole)
+            _write(fd, _CLEAR_LINE + whole + b"\n")
+            if not ends:
+                self._open = unfinished
+                _write(unfinished.fd, self._drawn)
 
     def unfinished(self, stream: Stream) -> None:
         """A stream's line as far as it has come."""
@@ -46,8 +79,17 @@ class Screen:
             _write(stream.fd, stream.prefixed(stream.rest[stream.shown_nbytes :]))
         else:
             clear = b"" if self._open is None else _CLEAR_LINE if self.tty else b"\n"
-            _write(stream.fd, clear + stream.prefix + stream.rest.rpartition(b"\r")[2])
+            self._drawn = stream.prefix + stream.rest.rpartition(b"\r")[2]
+            _write(stream.fd, clear + self._drawn)
         self._open = stream
+
+    @property
+    def due_at(self) -> float:
+        """When `release` has something to do, by time.monotonic()."""
+        return float("inf")
+
+    def release(self, now: float) -> None:
+        """Show what has been held back long enough."""
 
     def finish(self) -> None:
         """End the unfinished line: something else is going to be printed."""
@@ -57,42 +99,54 @@ class Screen:
 
 
 class Stream:
-    """One rank's stdout or stderr on its way to our `fd`.
+    """One rank's stdout or stderr on its way to a file of its own, to our `fd`, to both, or nowhere.
 
     `rest` is its unfinished line, `shown_nbytes` how much of that is on the screen if it is the one
     there, `tail` its last lines.
     """
 
-    def __init__(self, screen: Screen, fd: int, prefix: bytes, *, live: bool) -> None:
+    def __init__(
+        self, rank: int, fd: int, screen: Screen | None, *, live: bool = False, log: Log | None = None
+    ) -> None:
+        self.rank = rank
         self.fd = fd
-        self.prefix = prefix
+        self.log = log
+        self.prefix = b"" if screen is None else screen.front.of([rank])
         self.rest = b""
         self.shown_nbytes = 0
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._screen = screen
         self._live = live
+        if screen is not None:
+            screen.opened(self)
 
     def feed(self, data: bytes) -> None:
         """Pass on what the rank has written."""
+        if self.log is not None:
+            self.log.write(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             self._finish_line(line)
         # In a log a line in pieces would be torn apart by other ranks' lines, but a progress bar, which
         # starts over at each carriage return, is wanted as it grows.
-        shown = self._live and bool(self.rest) and (self._screen.tty or b"\r" in self.rest)
-        if shown:
-            self._screen.unfinished(self)
+        screen = self._screen
+        shown = screen is not None and self._live and bool(self.rest) and (screen.tty or b"\r" in self.rest)
+        if screen is not None and shown:
+            screen.unfinished(self)
         if b"\r" in self.rest and (self._live or self.prefix):
             self.rest = b"\r" + self.rest.rpartition(b"\r")[2]  # what was overwritten is of no more use
         self.shown_nbytes = len(self.rest) if shown else 0
         if len(self.rest) > _LONGEST_LINE_NBYTES:
-            self.close()
+            self._cut()
 
     def close(self) -> None:
         """The rank has closed it: an unfinished line is finished."""
-        rest, self.rest = self.rest, b""
-        if rest:
-            self._finish_line(rest)
+        self._cut()
+        screen, self._screen = self._screen, None
+        if screen is not None:
+            screen.closed(self)
+        if self.log is not None:
+            self.log.close()
 
     def last_segment(self, line: bytes) -> bytes:
         """What carriage returns have left of a line; all of it where output is passed on unchanged."""
@@ -101,8 +155,14 @@ class Stream:
     def prefixed(self, text: bytes) -> bytes:
         return text.replace(b"\r", b"\r" + self.prefix)
 
+    def _cut(self) -> None:
+        rest, self.rest = self.rest, b""
+        if rest:
+            self._finish_line(rest)
+
     def _finish_line(self, line: bytes) -> None:
-        self._screen.line(self, line)
+        if self._screen is not None:
+            self._screen.line(self, line)
         self.shown_nbytes = 0
         self.tail.append(_last_segment(line).decode("utf-8", "replace")[:2000])
 
@@ -111,17 +171,12 @@ def _last_segment(line: bytes) -> bytes:
     return line.removesuffix(b"\r").rpartition(b"\r")[2]
 
 
-def screens(out_fd: int, err_fd: int) -> tuple[Screen, Screen]:
-    """The screens behind stdout and stderr: one and the same where both lead to one place."""
+def screens(out_fd: int, err_fd: int, make: Callable[[bool], Screen]) -> tuple[Screen, Screen]:
+    """The screens behind stdout and stderr, made for a terminal or not: one where both lead to one place."""
     out_tty, err_tty = os.isatty(out_fd), os.isatty(err_fd)
-    out = Screen(out_tty)
+    out = make(out_tty)
     same = out_tty == err_tty and (out_tty or os.path.samestat(os.fstat(out_fd), os.fstat(err_fd)))
-    return out, out if same else Screen(err_tty)
-
-
-def rank_prefix(rank: int, nprocs: int, *, colour: bool) -> bytes:
-    text = f"{rank:>{len(str(nprocs - 1))}}|"
-    return (f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m " if colour else f"{text} ").encode()
+    return out, out if same else make(err_tty)
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -1,13 +1,16 @@
 """`shmrun -n 4 script.py`: start the ranks of a script on this host, pass on their output, end together.
 
 The first rank that fails takes the others with it and is the one that is reported. Over several hosts each
-runs its own shmrun. May know: bootstrap, errors, limits, processes, relay, settings.
+runs its own shmrun. May know: bootstrap, folding, last_words, logs, processes, relay, run_cpus,
+run_options, settings.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import json
 import os
 import selectors
 import shutil
@@ -17,150 +20,86 @@ import sys
 import time
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn
+from typing import Any
 
-from .bootstrap import check_nprocs, world
-from .limits import usable_cpus
+from .bootstrap import world
+from .folding import Folding
+from .last_words import is_consequence, last_words
+from .logs import Log, create_logs
 from .processes import describe_exit, parent_death_tie
-from .relay import Stream, rank_prefix, screens
+from .relay import Front, Screen, Stream, screens
+from .run_cpus import Cpus, share_cpus
+from .run_options import complain, parse, say
 from .settings import Settings, parse_address
 
-_GRACE_S = 5.0  # from SIGTERM to SIGKILL
 _CAUSE_S = 1.0  # for the cause to show where the first failure only tells of another rank's
 _SWEEP_S = 1.0  # for what the ranks have left running
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # forwarded, and the ranks have to end then
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-_BAD_USAGE = 2
 _READ_NBYTES = 1 << 16
-_CONSEQUENCES = ("RankFailed:", "Aborted:")  # they tell of another rank's failure
-_TRACEBACK = "Traceback (most recent call last)"
 _NO_KEY = (
     "hosts trust each other only by a key: set SHMRING_KEY to the same one on every host, or "
     "SHMRING_KEY_FILE to a file with it and mode 0600; make one with: "
     'python -c "import secrets; print(secrets.token_hex())"'
 )
-_CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    options = _parse(sys.argv[1:] if argv is None else argv)
+    options = parse(sys.argv[1:] if argv is None else argv)
     environment = dict(os.environ)
-    share = _share_of(options)
+    share = _share_of(options, 0)
     share.place(share.ranks[0], environment)
     try:
         settings = Settings.from_environment(environment)  # one message here instead of one from each rank
-    except ValueError as error:
-        return _complain(str(error))
-    if settings.key is None:
-        return _complain(_NO_KEY)
-    _share_cpus(environment, len(share.ranks))
-    return _Run(options, share, environment).run()
+        if settings.key is None:
+            return complain(_NO_KEY)
+        _check_report(options.report)
+        files = _logs_of(options, share, 0)
+    except (ValueError, OSError) as error:
+        return complain(str(error))
+    cpus = share_cpus(environment, options.bind, share.ranks)
+    signals = _Signals()
+    signals.catch()
+    for attempt in itertools.count():
+        run = _Run(options, share, environment, cpus, files, signals)
+        status = run.run()
+        if attempt == options.restart or not run.may_start_again:
+            break
+        share = _share_of(options, attempt + 1)
+        try:
+            files = _logs_of(options, share, attempt + 1)
+        except OSError as error:
+            say(f"no restart: {error}")
+            break
+        say(f"restart {attempt + 1} of {options.restart}: all {share.size} ranks start again")
+    if options.report is not None:
+        _write_report(options.report, {"exit_code": status, "restarts": attempt, **run.outcome()})
+    return status
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        sys.exit(_complain(f"{message} (usage: shmrun -n 4 script.py ...; more with --help)"))
+def _logs_of(options: argparse.Namespace, share: _Share, attempt: int) -> dict[int, tuple[Log, Log]]:
+    if options.log_dir is None:
+        return {}
+    directory = os.path.join(options.log_dir, f"restart-{attempt}") if attempt else options.log_dir
+    return create_logs(directory, share.ranks)
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog="shmrun",
-        allow_abbrev=False,
-        usage="shmrun -n RANKS [options] [-m] SCRIPT [ARGUMENT ...]",
-        description="Run a Python script as several ranks on this host; shmring.init() joins them. For "
-        "several hosts run it on each, with the same --nnodes, --rdzv, -n and SHMRING_KEY, and its own "
-        "--node-rank.",
-        epilog="The exit code is that of the first rank that fails (128 + N for signal N).",
-    )
-    parser.add_argument(
-        "-n",
-        dest="counts",
-        required=True,
-        metavar="RANKS",
-        help="how many ranks on each host, or `auto`: one for each usable CPU; over hosts also one number "
-        "for each, as in 2,1,3",
-    )
-    parser.add_argument("--nnodes", type=int, metavar="HOSTS", help="how many hosts (default: one)")
-    parser.add_argument("--node-rank", type=int, metavar="INDEX", help="which one this is: 0 to HOSTS - 1")
-    parser.add_argument("--rdzv", metavar="HOST:PORT", help="where host 0 listens for the others")
-    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
-    parser.add_argument(
-        "--no-prefix",
-        dest="prefix",
-        action="store_false",
-        help="pass on lines unchanged, without the rank in front",
-    )
-    parser.add_argument(
-        "--grace",
-        type=_seconds,
-        default=_GRACE_S,
-        metavar="SECONDS",
-        help="from SIGTERM to SIGKILL for the others when a rank fails (default %(default)g)",
-    )
-    parser.add_argument(
-        "--keep-going",
-        action="store_true",
-        help="let the others go on when a rank fails (see Comm.shrink); the exit code is 0 if any ends well",
-    )
-    parser.add_argument("script", metavar="SCRIPT")
-    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
-    options = parser.parse_args(argv)
+def _check_report(path: str | None) -> None:
     try:
-        _count_ranks(options)
-    except (ValueError, argparse.ArgumentTypeError) as error:
-        parser.error(str(error))
-    if not options.module and not os.path.exists(options.script):
-        parser.error(f"there is no script {options.script!r}")
-    return options
+        if path is not None:
+            open(path, "a").close()
+    except OSError as error:
+        raise OSError(f"--report is {path!r}, which cannot be written: {error.strerror}") from None
 
 
-def _count_ranks(options: argparse.Namespace) -> None:
-    """Turn -n into the number of ranks on each host, and check what says which host this is."""
-    texts = options.counts.split(",")
-    is_said = options.nnodes is not None
-    options.nnodes = len(texts) if options.nnodes is None else options.nnodes
-    if options.nnodes < 1 or len(texts) not in (1, options.nnodes):
-        raise ValueError(
-            f"--nnodes is {options.nnodes} but -n is {options.counts}: give one number, or one for each host"
-        )
-    if options.rdzv is not None and not is_said and len(texts) == 1:
-        raise ValueError("--rdzv is for several hosts: say how many with --nnodes, the same on all of them")
-    if options.nnodes > 1:
-        if "auto" in texts:
-            raise ValueError("-n auto may differ from host to host: give the same numbers on all of them")
-        if options.rdzv is None or options.node_rank is None:
-            raise ValueError("several hosts need --rdzv HOST:PORT and, on each host, its own --node-rank")
-        parse_address("--rdzv", options.rdzv)
-    options.node_rank = options.node_rank or 0
-    if not 0 <= options.node_rank < options.nnodes:
-        raise ValueError(
-            f"--node-rank is {options.node_rank}; allowed: 0 to {options.nnodes - 1}, as --nnodes is "
-            f"{options.nnodes}"
-        )
-    options.counts = [_nprocs(text) for text in texts] * (options.nnodes // len(texts))
-    check_nprocs(sum(options.counts))
-
-
-def _nprocs(text: str) -> int:
-    if text == "auto":
-        return usable_cpus()
+def _write_report(path: str, outcome: dict[str, Any]) -> None:
     try:
-        return check_nprocs(int(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"argument -n: {text!r}: {error}") from None
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return seconds
-
-
-def _complain(message: str) -> int:
-    print(f"shmrun: {message}", file=sys.stderr, flush=True)
-    return _BAD_USAGE
+        with open(path, "w") as file:
+            json.dump(outcome, file, indent=1)
+            file.write("\n")
+    except OSError as error:
+        say(f"{path} is not complete: {error.strerror}")
 
 
 @dataclass(frozen=True)
@@ -179,30 +118,40 @@ class _Share:
                 environment[name] = text
 
 
-def _share_of(options: argparse.Namespace) -> _Share:
+def _share_of(options: argparse.Namespace, attempt: int) -> _Share:
     # The key goes through the environment, which only this user can read, never argv, which everybody can.
     size = sum(options.counts)
+    variables: dict[str, str | None] = {"SHMRING_RESTART": str(attempt)}
     if options.nnodes == 1:
         meeting = world(size)
-        key = {"SHMRING_KEY": meeting.key.hex(), "SHMRING_KEY_FILE": None}
-        return _Share(range(size), size, {"SHMRING_ADDR": meeting.id, "SHMRING_PORT": None, **key})
+        variables |= {"SHMRING_ADDR": meeting.id, "SHMRING_PORT": None}
+        variables |= {"SHMRING_KEY": meeting.key.hex(), "SHMRING_KEY_FILE": None}
+        return _Share(range(size), size, variables)
     first = sum(options.counts[: options.node_rank])
     host, port = parse_address("--rdzv", options.rdzv)
     ranks = range(first, first + options.counts[options.node_rank])
-    return _Share(ranks, size, {"SHMRING_ADDR": host, "SHMRING_PORT": str(port)})
+    return _Share(ranks, size, variables | {"SHMRING_ADDR": host, "SHMRING_PORT": str(port)})
 
 
-def _share_cpus(environment: dict[str, str], nprocs: int) -> None:
-    """Keep numerical libraries from starting a thread for every CPU in every rank."""
-    if nprocs > 1 and not environment.get("OMP_NUM_THREADS"):
-        cpus = usable_cpus()
-        threads = max(1, cpus // nprocs)
-        environment["OMP_NUM_THREADS"] = str(threads)
-        _say(f"{nprocs} ranks on {cpus} usable CPU(s): OMP_NUM_THREADS={threads} unless you set it")
+class _Signals:
+    """Those that came and are not dealt with; each writes to a pipe, so that none slips in before a wait."""
 
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self.fd, self._wake_fd = os.pipe()
+        for fd in (self.fd, self._wake_fd):
+            os.set_blocking(fd, False)
 
-def _say(message: str) -> None:
-    print(f"shmrun: {message}", file=sys.stderr, flush=True)
+    def catch(self) -> None:
+        signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, self._catch)
+        for number in (*_ENDING, *_PASSED_ON, signal.SIGTSTP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._catch)
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self.came.append(number)
 
 
 @dataclass
@@ -216,17 +165,40 @@ class _Rank:
     exit_code: int | None = None  # negative for a signal
     failed_at: int | None = None  # its place among those that failed by themselves
 
+    @property
+    def last_words(self) -> list[str]:
+        """Of a rank that has ended: what it ended with."""
+        return last_words(list(self.err.tail))
+
+    @property
+    def status(self) -> int | None:
+        """Its exit code as shells have it: 128 + N for signal N."""
+        return 128 - self.exit_code if self.exit_code is not None and self.exit_code < 0 else self.exit_code
+
 
 class _Run:
-    """All ranks from start to end."""
+    """All ranks of this host from start to end."""
 
-    def __init__(self, options: argparse.Namespace, share: _Share, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        share: _Share,
+        environment: dict[str, str],
+        cpus: dict[int, Cpus],
+        files: dict[int, tuple[Log, Log]],
+        signals: _Signals,
+    ) -> None:
         self._options = options
         self._share = share
         self._environment = environment
+        self._cpus = cpus
+        self._files = files
+        self._signals = signals
         self._ranks: list[_Rank] = []
+        self._shown = [rank for rank in share.ranks if options.ranks is None or rank in options.ranks]
+        self._screens = screens(sys.stdout.fileno(), sys.stderr.fileno(), self._screen)
         self._selector = selectors.DefaultSelector()
-        self._signals: list[int] = []  # caught and not yet dealt with
+        self._selector.register(signals.fd, selectors.EVENT_READ)
         self._forwarded: int | None = None
         self._stopping = False  # the ranks have been sent SIGTERM because one failed
         self._terminate_at = float("inf")
@@ -234,13 +206,12 @@ class _Run:
 
     def run(self) -> int:
         """The exit code, after the last rank has ended."""
-        self._catch_signals()
         try:
             self._start()
         except OSError as error:
             self._sweep()
             rank = self._share.ranks[len(self._ranks)]
-            _say(f"rank {rank} of {self._share.size} could not be started: {error}")
+            say(f"rank {rank} of {self._share.size} could not be started: {error}")
             return 1
         try:
             while any(rank.exit_code is None for rank in self._ranks):
@@ -251,70 +222,89 @@ class _Run:
             self._sweep()
         return self._conclude()
 
-    def _catch_signals(self) -> None:
-        # A signal writes to a pipe that the selector watches, so that none can slip in before a wait.
-        wake_up, wake_end = os.pipe()
-        for fd in (wake_up, wake_end):
-            os.set_blocking(fd, False)
-        self._selector.register(wake_up, selectors.EVENT_READ)
-        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, self._catch)
-        for number in (*_ENDING, *_PASSED_ON, signal.SIGTSTP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                signal.signal(number, self._catch)
+    @property
+    def may_start_again(self) -> bool:
+        """A rank has failed, and nobody wants it all to end."""
+        stops = self._forwarded is not None or any(number in _ENDING for number in self._signals.came)
+        return bool(self._failed()) and not stops
 
-    def _catch(self, number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGCHLD:
-            self._signals.append(number)
+    def outcome(self) -> dict[str, Any]:
+        """How each rank has ended, and which failed first."""
+        failed = self._failed()
+        return {
+            "failed_first": failed[0].rank if failed else None,
+            "ranks": [
+                {
+                    "rank": rank.rank,
+                    "exit_code": rank.status,
+                    "ended": None if rank.exit_code is None else describe_exit(rank.exit_code),
+                    "cpus": list(self._cpus[rank.rank].numbers) or None,
+                }
+                for rank in self._ranks
+            ],
+        }
+
+    def _screen(self, tty: bool) -> Screen:
+        colour = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        return (Folding if self._options.collapse else Screen)(tty, Front(self._width(), colour))
+
+    def _width(self) -> int:
+        """Of what stands in front of lines, without the bar."""
+        last = self._share.size - 1
+        text = f"0-{last}" if self._options.collapse and last else str(last)
+        return len(text) if self._options.prefix else 0
 
     def _start(self) -> None:
-        out_fd, err_fd = sys.stdout.fileno(), sys.stderr.fileno()
-        out_screen, err_screen = screens(out_fd, err_fd)
-        self._screens = (out_screen, err_screen)
         tie = parent_death_tie(os.getpid())
         target = ["-m", self._options.script] if self._options.module else [self._options.script]
         command = [sys.executable, *target, *self._options.arguments]
         for rank in self._share.ranks:
-            process = subprocess.Popen(
-                command,
-                env=self._environment_of(rank),
-                stdin=None if rank == 0 and not _is_terminal(0) else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                # Groups of their own, so that a rank's children can be reached as well. They are not the
-                # terminal's foreground group then: Ctrl-C comes to us and is forwarded.
-                process_group=0,
-                preexec_fn=tie,
-            )
+            with self._cpus[rank].inherited():
+                process = subprocess.Popen(
+                    command,
+                    env=self._environment_of(rank),
+                    stdin=None if rank == 0 and not _is_terminal(0) else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    # Groups of their own, so that a rank's children can be reached as well. They are not the
+                    # terminal's foreground group then: Ctrl-C comes to us and is forwarded.
+                    process_group=0,
+                    preexec_fn=tie,
+                )
             assert process.stdout is not None
             assert process.stderr is not None
-            live = rank == self._share.ranks[0]
-            out = Stream(out_screen, out_fd, self._prefix(rank, out_screen.tty), live=live)
-            err = Stream(err_screen, err_fd, self._prefix(rank, err_screen.tty), live=live)
+            out, err = self._streams(rank)
             self._ranks.append(_Rank(rank, process, out, err))
             for pipe, stream in ((process.stdout, out), (process.stderr, err)):
                 os.set_blocking(pipe.fileno(), False)
                 self._selector.register(pipe.fileno(), selectors.EVENT_READ, stream)
 
-    def _prefix(self, rank: int, tty: bool) -> bytes:
-        if not self._options.prefix:
-            return b""
-        colour = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        return rank_prefix(rank, self._share.size, colour=colour)
+    def _streams(self, rank: int) -> list[Stream]:
+        """The ways of its stdout and stderr."""
+        live, is_shown = rank in self._shown[:1], rank in self._shown
+        files = self._files.get(rank, (None, None))
+        return [
+            Stream(rank, ours.fileno(), screen if is_shown else None, live=live, log=log)
+            for ours, screen, log in zip((sys.stdout, sys.stderr), self._screens, files, strict=True)
+        ]
 
     def _environment_of(self, rank: int) -> dict[str, str]:
         environment = dict(self._environment)
         self._share.place(rank, environment)
         environment.setdefault("PYTHONUNBUFFERED", "1")  # a pipe would hold lines back until 8 KiB are full
+        environment.setdefault("PYTHONFAULTHANDLER", "1")  # a segmentation fault has a traceback, too
+        threads = self._cpus[rank].threads
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
         if _is_terminal(2):  # progress bars cannot ask a pipe how wide it is
             size = shutil.get_terminal_size()
-            width = len(rank_prefix(rank, self._share.size, colour=False)) if self._options.prefix else 0
-            environment.setdefault("COLUMNS", str(max(size.columns - width, 20)))
+            width = self._width()
+            environment.setdefault("COLUMNS", str(max(size.columns - (width and width + 2), 20)))
             environment.setdefault("LINES", str(size.lines))
         return environment
 
     def _step(self) -> None:
-        next_event = min(self._terminate_at, self._kill_at)
+        next_event = min(self._terminate_at, self._kill_at, *(screen.due_at for screen in self._screens))
         left_s = None if next_event == float("inf") else max(0.0, next_event - time.monotonic())
         for key, _ in self._selector.select(left_s):
             if key.data is None:
@@ -322,12 +312,14 @@ class _Run:
                     os.read(key.fd, 4096)
             else:
                 self._pump(key.fd, key.data)
-        while self._signals:
-            self._forward(self._signals.pop(0))
+        while self._signals.came:
+            self._forward(self._signals.came.pop(0))
         for rank in self._ranks:
             if rank.exit_code is None:
                 self._look_at(rank)
         now = time.monotonic()
+        for screen in self._screens:
+            screen.release(now)
         if now >= self._terminate_at:
             self._terminate_at, self._kill_at = float("inf"), now + self._options.grace
             self._stopping = True
@@ -380,9 +372,9 @@ class _Run:
             return
         rank.failed_at = sum(other.failed_at is not None for other in self._ranks)
         if self._options.keep_going:
-            _say(f"rank {rank.rank} of {self._share.size} ended: {describe_exit(rank.exit_code)}")
+            say(f"rank {rank.rank} of {self._share.size} ended: {describe_exit(rank.exit_code)}")
         elif not self._stopping:
-            patience_s = _CAUSE_S if _is_consequence(rank) else 0.0
+            patience_s = _CAUSE_S if is_consequence(rank.last_words) else 0.0
             self._terminate_at = min(self._terminate_at, time.monotonic() + patience_s)
 
     def _drain(self, rank: _Rank) -> None:
@@ -398,7 +390,8 @@ class _Run:
         self._signal_ranks(signal.SIGKILL)
         groups = []
         for rank in self._ranks:
-            rank.process.wait()
+            exit_code = rank.process.wait()
+            rank.exit_code = exit_code if rank.exit_code is None else rank.exit_code
             groups.append(rank.process.pid)
             with contextlib.suppress(BrokenPipeError):
                 self._drain(rank)
@@ -413,52 +406,47 @@ class _Run:
         for screen in self._screens:
             with contextlib.suppress(BrokenPipeError):
                 screen.finish()
+        self._selector.close()
+        for rank in self._ranks:
+            for pipe in (rank.process.stdout, rank.process.stderr):
+                assert pipe is not None
+                pipe.close()
+
+    def _failed(self) -> list[_Rank]:
+        """Those that failed by themselves, the cause before what it has caused."""
+        return sorted(
+            (rank for rank in self._ranks if rank.failed_at is not None),
+            key=lambda rank: (is_consequence(rank.last_words), rank.failed_at),
+        )
 
     def _conclude(self) -> int:
-        failed = sorted(
-            (rank for rank in self._ranks if rank.failed_at is not None),
-            key=lambda rank: (_is_consequence(rank), rank.failed_at),
-        )
+        for log in itertools.chain(*self._files.values()):
+            if log.error is not None:
+                say(f"{log.path} is not complete: {log.error.strerror}")
+        failed = self._failed()
         goes_on = self._options.keep_going and any(rank.exit_code == 0 for rank in self._ranks)
         if failed and not goes_on:
             return self._report(failed[0])
         if self._forwarded is None or all(rank.exit_code == 0 for rank in self._ranks):
             return 0
         if self._forwarded != signal.SIGPIPE:
-            _say(f"stopped by {signal.Signals(self._forwarded).name}")
+            say(f"stopped by {signal.Signals(self._forwarded).name}")
         return 128 + self._forwarded
 
     def _report(self, rank: _Rank) -> int:
         """Say last, and alone, which rank failed first and what its last words were."""
         assert rank.exit_code is not None
-        how = describe_exit(rank.exit_code) + (
-            " (out of memory?)" if rank.exit_code == -signal.SIGKILL else ""
-        )
-        words = "; the end of its stderr:" if rank.err.tail else ", without a word on stderr"
-        _say(f"rank {rank.rank} of {self._share.size} failed first: {how}{words}")
-        for line in _last_words(rank):
+        assert rank.status is not None
+        how = describe_exit(rank.exit_code)
+        how += " (out of memory?)" if rank.exit_code == -signal.SIGKILL else ""
+        words = ", without a word on stderr"
+        if rank.err.tail:
+            words = f"; the end of {'its stderr' if rank.err.log is None else rank.err.log.path}:"
+        say(f"rank {rank.rank} of {self._share.size} failed first: {how}{words}")
+        for line in rank.last_words:
             print(line, file=sys.stderr)
         sys.stderr.flush()
-        return rank.exit_code if rank.exit_code > 0 else 128 - rank.exit_code
-
-
-def _last_words(rank: _Rank) -> list[str]:
-    """The last traceback on a rank's stderr, with those that led to it; else its last lines."""
-    lines = list(rank.err.tail)
-    begins = [at for at, line in enumerate(lines) if line.startswith(_TRACEBACK)]
-    if not begins:
-        return lines[-10:]
-    while len(begins) > 1 and lines[begins[-1] - 2].startswith(_CHAINS):
-        begins.pop()
-    return lines[begins[-1] :]
-
-
-def _is_consequence(rank: _Rank) -> bool:
-    """The exception that it all began with tells of another rank's failure."""
-    causes = [line for line in _last_words(rank)[1:] if line and not line.startswith(" ")]
-    return (
-        bool(causes) and causes[0].startswith("shmring.") and any(name in causes[0] for name in _CONSEQUENCES)
-    )
+        return rank.status
 
 
 def _signal_group(group: int, number: int) -> bool:

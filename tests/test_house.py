@@ -46,8 +46,10 @@ HOUSE = {
     "processes": set(),
     "ranges": set(),
     "placement": {"ranges"},
+    "logs": set(),
+    "relay": {"logs", "ranges"},
+    "folding": {"relay"},
     "last_words": set(),
-    "relay": set(),
     "limits": {"errors"},
     "settings": set(),
     "measured": set(),
@@ -184,7 +186,10 @@ HOUSE = {
     "_torch_tensors": {"__init__"},
     "_torch_work": set(),
     "launch": {"bootstrap", "errors", "limits", "processes", "__init__"},
-    "run": {"bootstrap", "errors", "limits", "processes", "relay", "settings"},
+    "run_options": {"bootstrap", "limits", "placement", "ranges", "settings"},
+    "run_cpus": {"limits", "placement", "ranges", "run_options"},
+    "run": {"bootstrap", "folding", "last_words", "logs", "processes", "relay", "run_cpus", "run_options"}
+    | {"settings"},
     "__init__": {"_operands", "arrays", "bootstrap", "bucketer", "comm", "errors", "joining", "launch"}
     | {"messages", "ops", "ring", "shared", "work"},
 }

@@ -11,16 +11,16 @@ from shmring import relay
 class Place:
     """A terminal or a log that streams of ranks end in."""
 
+    kind = relay.Screen
+
     def __init__(self, tty, prefix=True):
         self.read_fd, self.write_fd = os.pipe()
         fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, 1 << 20)  # nobody reads while it is written
-        self.screen = relay.Screen(tty)
-        self.prefix = prefix
+        self.screen = self.kind(tty, relay.Front(1 if prefix else 0))
         self.streams = [self.stream(rank) for rank in range(2)]
 
     def stream(self, rank):
-        prefix = relay.rank_prefix(rank, 2, colour=False) if self.prefix else b""
-        return relay.Stream(self.screen, self.write_fd, prefix, live=rank == 0)
+        return relay.Stream(rank, self.write_fd, self.screen, live=rank == 0)
 
     def printed(self, *pieces):
         """The output after each (rank, bytes) has been fed."""
@@ -148,15 +148,26 @@ def test_the_unfinished_line_is_ended_before_something_else_is_printed(terminal)
     assert terminal.printed() == "0| 50%\n"
 
 
+def test_what_is_hidden_leaves_its_last_words():
+    hidden = relay.Stream(1, -1, None)
+    hidden.feed(b"line\nrest")
+    hidden.close()
+    assert list(hidden.tail) == ["line", "rest"]
+
+
 def test_prefixes_are_aligned_and_coloured():
-    assert relay.rank_prefix(3, 10, colour=False) == b"3| "
-    assert relay.rank_prefix(3, 11, colour=False) == b" 3| "
-    assert relay.rank_prefix(0, 2, colour=True) == b"\x1b[36m0|\x1b[0m "
+    assert relay.Front(1).of([3]) == b"3| "
+    assert relay.Front(2).of([3]) == b" 3| "
+    assert relay.Front(3).of([4, 2, 3]) == b"2-4| "
+    assert relay.Front(1, colour=True).of([0]) == b"\x1b[36m0|\x1b[0m "
 
 
 def test_one_screen_for_one_place(tmp_path):
+    def make(tty):
+        return relay.Screen(tty, relay.Front(1))
+
     with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
-        first, second = relay.screens(out.fileno(), err.fileno())
+        first, second = relay.screens(out.fileno(), err.fileno(), make)
         assert first is not second
-        first, second = relay.screens(out.fileno(), out.fileno())
+        first, second = relay.screens(out.fileno(), out.fileno(), make)
         assert first is second

@@ -1,69 +1,35 @@
-"""shmrun: what it starts, passes on, reports, returns, and that nothing stays. May know: run."""
+"""shmrun: what it starts, passes on, reports, returns, and that nothing stays.
+
+May know: limits, run, run_options.
+"""
 
 import contextlib
+import functools
 import os
-import pty
 import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
+from running import QUIET, command, on_a_terminal, run_code, started
 
-from shmring import run
-
-QUIET = {"OMP_NUM_THREADS": "1"}
-os.environ.pop("PYTHONUNBUFFERED", None)  # a developer may have it; shmrun sets it where it is not set
-HEAD = """
-import os, signal, sys, time
-rank = int(os.environ["SHMRING_RANK"])
-
-def ready():
-    os.write(1, b"pid %d\\n" % os.getpid())
-
-"""
-
-
-def command(tmp_path, code, *options, nprocs=2, arguments=()):
-    script = tmp_path / "script.py"
-    script.write_text(HEAD + textwrap.dedent(code))
-    return [sys.executable, "-m", "shmring.run", "-n", str(nprocs), *options, str(script), *arguments]
+from shmring import run, run_options
+from shmring.limits import usable_cpus
 
 
 @pytest.fixture
 def shmrun(tmp_path):
-    """Runs code as a script under shmrun to its end."""
-
-    def run_code(code, *options, nprocs=2, arguments=(), **environment):
-        return subprocess.run(
-            command(tmp_path, code, *options, nprocs=nprocs, arguments=arguments),
-            capture_output=True,
-            text=True,
-            timeout=50,
-            env={**os.environ, **QUIET, **environment},
-        )
-
-    return run_code
+    return functools.partial(run_code, tmp_path)
 
 
 @contextlib.contextmanager
-def started(tmp_path, code, *options, nprocs=2, **arguments):
+def ready(tmp_path, code, *options, nprocs=2):
     """shmrun running code whose ranks each call ready(): (process, pids)."""
-    process = subprocess.Popen(
-        command(tmp_path, code, "--no-prefix", *options, nprocs=nprocs),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **QUIET},
-        **arguments,
-    )
-    with process:
-        pids = [int(process.stdout.readline().split()[1]) for _ in range(nprocs)]
-        yield process, pids
-        process.kill()
+    with started(tmp_path, code, "--no-prefix", *options, nprocs=nprocs) as process:
+        yield process, [int(process.stdout.readline().split()[1]) for _ in range(nprocs)]
 
 
 def is_alive(pid):
@@ -151,7 +117,7 @@ def test_a_key_file_of_the_caller_does_not_get_in_the_way(shmrun, tmp_path):
 def test_cpus_are_shared_out_unless_the_user_has(shmrun):
     code = "print(os.environ['OMP_NUM_THREADS'])"
     done = shmrun(code, OMP_NUM_THREADS="")
-    threads = max(1, run.usable_cpus() // 2)
+    threads = max(1, usable_cpus() // 2)
     assert set(done.stdout.splitlines()) == {f"0| {threads}", f"1| {threads}"}
     assert re.fullmatch(
         rf"shmrun: 2 ranks on \d+ usable CPU\(s\): OMP_NUM_THREADS={threads}.*\n", done.stderr
@@ -162,7 +128,7 @@ def test_cpus_are_shared_out_unless_the_user_has(shmrun):
 
 
 def test_auto_is_one_rank_for_each_usable_cpu():
-    assert run._nprocs("auto") == run.usable_cpus()
+    assert run_options.parse(["-n", "auto", os.devnull]).counts == [usable_cpus()]
 
 
 def test_rank_0_reads_standard_input(tmp_path):
@@ -228,22 +194,8 @@ def test_much_output_arrives_whole(shmrun):
 
 
 def test_lines_come_at_once(tmp_path):
-    with started(tmp_path, "ready(); print('now'); time.sleep(100)", nprocs=1) as (process, _):
+    with ready(tmp_path, "ready(); print('now'); time.sleep(100)", nprocs=1) as (process, _):
         assert process.stdout.readline() == "now\n"
-
-
-def on_a_terminal(arguments, **environment):
-    """What shmrun shows where stdout and stderr are a terminal of 60 columns."""
-    shown = b""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ.update(environment)
-        os.execv(arguments[0], arguments)
-    with contextlib.suppress(OSError):  # EIO: its end
-        while True:
-            shown += os.read(terminal, 4096)
-    os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
 
 
 def test_on_a_terminal_prefixes_have_colours_and_bars_their_width(tmp_path):
@@ -372,7 +324,7 @@ def test_ranks_may_use_the_grace(shmrun):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_forwarded_and_end_it(tmp_path, number):
-    with started(tmp_path, "ready(); time.sleep(100)") as (process, pids):
+    with ready(tmp_path, "ready(); time.sleep(100)") as (process, pids):
         process.send_signal(number)
         _, err = process.communicate(timeout=50)
         assert process.returncode == 128 + number
@@ -382,7 +334,7 @@ def test_signals_are_forwarded_and_end_it(tmp_path, number):
 
 def test_ranks_that_handle_the_signal_end_it_well(tmp_path):
     code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nready()\ntime.sleep(100)"
-    with started(tmp_path, code) as (process, _):
+    with ready(tmp_path, code) as (process, _):
         process.terminate()
         process.communicate(timeout=50)
         assert process.returncode == 0
@@ -390,7 +342,7 @@ def test_ranks_that_handle_the_signal_end_it_well(tmp_path):
 
 def test_a_second_ctrl_c_kills(tmp_path):
     code = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nready()\ntime.sleep(100)"
-    with started(tmp_path, code, "--grace", "60") as (process, pids):
+    with ready(tmp_path, code, "--grace", "60") as (process, pids):
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert all(map(is_alive, pids))
@@ -408,7 +360,7 @@ def test_user_signals_only_pass_through(tmp_path):
             time.sleep(0.01)
         print("seen")
         """
-    with started(tmp_path, code) as (process, _):
+    with ready(tmp_path, code) as (process, _):
         process.send_signal(signal.SIGUSR1)
         out, _ = process.communicate(timeout=50)
         assert (out, process.returncode) == ("seen\nseen\n", 0)
@@ -419,7 +371,7 @@ def state_of(pid):
 
 
 def test_ctrl_z_stops_the_ranks_too(tmp_path):
-    with started(tmp_path, "ready(); time.sleep(100)") as (process, pids):
+    with ready(tmp_path, "ready(); time.sleep(100)") as (process, pids):
         everybody = (process.pid, *pids)
         process.send_signal(signal.SIGTSTP)
         wait_until(lambda: all(state_of(pid) == "T" for pid in everybody))
@@ -428,7 +380,7 @@ def test_ctrl_z_stops_the_ranks_too(tmp_path):
 
 
 def test_ranks_die_with_a_killed_shmrun(tmp_path):
-    with started(tmp_path, "ready(); time.sleep(100)", nprocs=3) as (process, pids):
+    with ready(tmp_path, "ready(); time.sleep(100)", nprocs=3) as (process, pids):
         process.kill()
         process.wait()
         wait_until(lambda: not any(map(is_alive, pids)))
@@ -437,7 +389,7 @@ def test_ranks_die_with_a_killed_shmrun(tmp_path):
 def test_everybody_killed_at_once_leaves_nothing(tmp_path):
     before = set(os.listdir("/dev/shm"))
     code = "import shmring\ncomm = shmring.init()\ncomm.barrier()\nready()\ntime.sleep(100)"
-    with started(tmp_path, code) as (process, pids):
+    with ready(tmp_path, code) as (process, pids):
         for pid in (process.pid, *pids):
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, pids)))
@@ -456,7 +408,7 @@ def test_the_ranks_own_children_are_swept(tmp_path, end):
             time.sleep(0.01)
         {end}
         """
-    with started(tmp_path, code, "--grace", "0.3") as (process, children):
+    with ready(tmp_path, code, "--grace", "0.3") as (process, children):
         process.communicate(timeout=50)
         wait_until(lambda: not any(map(is_alive, children)))
 
@@ -471,45 +423,7 @@ def test_a_rank_that_cannot_be_started_is_named(tmp_path, monkeypatch, capfd):
         return real(*arguments, **options)
 
     monkeypatch.setattr(run.subprocess, "Popen", popen)
-    monkeypatch.setattr(run._Run, "_catch_signals", lambda self: None)
+    monkeypatch.setattr(run._Signals, "catch", lambda self: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert run.main(command(tmp_path, "time.sleep(100)")[3:]) == 1
     assert "rank 1 of 2 could not be started: " in capfd.readouterr().err
-
-
-def test_last_words_are_the_last_traceback_with_what_led_to_it():
-    class Rank:
-        class err:
-            tail = ()
-
-    def words(text):
-        Rank.err.tail = textwrap.dedent(text).strip("\n").splitlines()
-        return run._last_words(Rank), run._is_consequence(Rank)
-
-    own = """
-        log line
-        Traceback (most recent call last):
-          File "x"
-        OldError: an old one, that was only printed
-        log line
-        Traceback (most recent call last):
-          File "y"
-        ValueError: mine
-        """
-    assert words(own) == (["Traceback (most recent call last):", '  File "y"', "ValueError: mine"], False)
-    chained = """
-        Traceback (most recent call last):
-          File "x"
-        shmring.errors.RankFailed: rank 2 is gone
-
-        The above exception was the direct cause of the following exception:
-
-        Traceback (most recent call last):
-          File "y"
-        ValueError: mine
-        """
-    lines, consequence = words(chained)
-    assert len(lines) == 9
-    assert consequence
-    assert words("Traceback (most recent call last):\n  x\nshmring.errors.Timeout: rank 1")[1] is False
-    assert words("only a line") == (["only a line"], False)

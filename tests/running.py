@@ -1,0 +1,68 @@
+"""Code of a test as a script under shmrun. May know: shmrun's command."""
+
+import contextlib
+import os
+import pty
+import select
+import subprocess
+import sys
+import textwrap
+
+LIMIT_S = 50
+QUIET = {"OMP_NUM_THREADS": "1"}
+os.environ.pop("PYTHONUNBUFFERED", None)  # a developer may have it; shmrun sets it where it is not set
+HEAD = """
+import os, signal, sys, time
+rank = int(os.environ["SHMRING_RANK"])
+
+def ready():
+    os.write(1, b"pid %d\\n" % os.getpid())
+
+"""
+
+
+def command(tmp_path, code, *options, nprocs=2, arguments=()):
+    """The command that runs it."""
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + textwrap.dedent(code))
+    return [sys.executable, "-m", "shmring.run", "-n", str(nprocs), *options, str(script), *arguments]
+
+
+def run_code(tmp_path, code, *options, nprocs=2, arguments=(), **environment):
+    """Run it to its end."""
+    return subprocess.run(
+        command(tmp_path, code, *options, nprocs=nprocs, arguments=arguments),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, **QUIET, **environment},
+    )
+
+
+@contextlib.contextmanager
+def started(tmp_path, code, *options, nprocs=2):
+    """Its process, which is killed in the end."""
+    process = subprocess.Popen(
+        command(tmp_path, code, *options, nprocs=nprocs),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **QUIET},
+    )
+    with process:
+        yield process
+        process.kill()
+
+
+def on_a_terminal(arguments, **environment):
+    """The status and what shmrun shows where stdout and stderr are a terminal."""
+    shown = b""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(environment)
+        os.execv(arguments[0], arguments)
+    with contextlib.suppress(OSError):  # EIO: its end
+        while select.select([terminal], [], [], LIMIT_S)[0]:
+            shown += os.read(terminal, 4096)
+    os.close(terminal)  # should it run still, it is hung up
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
