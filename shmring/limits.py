@@ -1,6 +1,7 @@
 """What the kernel lets this process have: CPUs (affinity and cgroup quota) and memory (cgroups and host).
 
-Owns every read of cgroup files and /proc/meminfo, and the words for a limit that was met. May know: errors.
+Owns every read of cgroup files, /proc/meminfo and /proc/vmstat, and the words for a limit that was met. May
+know: errors.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ class MemoryLimits:
         inactive = statistics.get(prefix + "inactive_file", 0)
         active = statistics.get(prefix + "active_file", 0)
         return max((used or 0) - inactive - active // 2, 0)
+
+
+def oom_kills() -> int | None:
+    """How many processes the kernel has killed for want of memory since the host began, in any cgroup."""
+    return _read_table("/proc/vmstat").get("oom_kill")
 
 
 def scheduling_group() -> str:

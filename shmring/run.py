@@ -1,8 +1,8 @@
 """`shmrun -n 4 script.py`: start the ranks of a script on this host, pass on their output, end together.
 
 The first rank that fails takes the others with it and is the one that is reported. Over several hosts each
-runs its own shmrun. May know: bootstrap, folding, last_words, logs, processes, relay, run_cpus,
-run_options, settings.
+runs its own shmrun. May know: bootstrap, folding, last_words, limits, logs, processes, relay,
+run_cpus, run_options, settings.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from .bootstrap import world
 from .folding import Folding
 from .last_words import is_consequence, last_words
+from .limits import oom_kills
 from .logs import Log, create_logs
 from .processes import describe_exit, parent_death_tie
 from .relay import Front, Screen, Stream, screens
@@ -86,11 +87,12 @@ def _logs_of(options: argparse.Namespace, share: _Share, attempt: int) -> dict[i
 
 
 def _check_report(path: str | None) -> None:
-    try:
-        if path is not None:
-            open(path, "a").close()
-    except OSError as error:
-        raise OSError(f"--report is {path!r}, which cannot be written: {error.strerror}") from None
+    if path is not None:
+        place = path if os.path.exists(path) else os.path.dirname(path) or "."
+        if os.path.isdir(path) or not os.access(place, os.W_OK):
+            raise OSError(
+                f"--report is {path!r}, which cannot be written: name a file in a directory of yours"
+            )
 
 
 def _write_report(path: str, outcome: dict[str, Any]) -> None:
@@ -200,6 +202,7 @@ class _Run:
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.fd, selectors.EVENT_READ)
         self._forwarded: int | None = None
+        self._oom_kills = oom_kills()
         self._stopping = False  # the ranks have been sent SIGTERM because one failed
         self._terminate_at = float("inf")
         self._kill_at = float("inf")
@@ -437,8 +440,7 @@ class _Run:
         """Say last, and alone, which rank failed first and what its last words were."""
         assert rank.exit_code is not None
         assert rank.status is not None
-        how = describe_exit(rank.exit_code)
-        how += " (out of memory?)" if rank.exit_code == -signal.SIGKILL else ""
+        how = _how_ended(rank.exit_code, self._oom_kills)
         words = ", without a word on stderr"
         if rank.err.tail:
             words = f"; the end of {'its stderr' if rank.err.log is None else rank.err.log.path}:"
@@ -447,6 +449,13 @@ class _Run:
             print(line, file=sys.stderr)
         sys.stderr.flush()
         return rank.status
+
+
+def _how_ended(exit_code: int, oom_kills_before: int | None) -> str:
+    how = describe_exit(exit_code)
+    if exit_code == -signal.SIGKILL and oom_kills() != oom_kills_before:
+        how += " (out of memory: the kernel has killed for want of it meanwhile)"
+    return how
 
 
 def _signal_group(group: int, number: int) -> bool:

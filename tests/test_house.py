@@ -188,8 +188,8 @@ HOUSE = {
     "launch": {"bootstrap", "errors", "limits", "processes", "__init__"},
     "run_options": {"bootstrap", "limits", "placement", "ranges", "settings"},
     "run_cpus": {"limits", "placement", "ranges", "run_options"},
-    "run": {"bootstrap", "folding", "last_words", "logs", "processes", "relay", "run_cpus", "run_options"}
-    | {"settings"},
+    "run": {"bootstrap", "folding", "last_words", "limits", "logs", "processes", "relay", "run_cpus"}
+    | {"run_options", "settings"},
     "__init__": {"_operands", "arrays", "bootstrap", "bucketer", "comm", "errors", "joining", "launch"}
     | {"messages", "ops", "ring", "shared", "work"},
 }

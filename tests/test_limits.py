@@ -150,6 +150,13 @@ def test_in_a_container_the_mount_point_is_its_own_cgroup(machine, path, root):
     assert limits.MemoryLimits().headroom().nbytes == (256 - 16) * MIB
 
 
+def test_kills_for_want_of_memory_are_counted(machine):
+    machine({"/proc/vmstat": "pgfault 7\noom_kill 3\n"})
+    assert limits.oom_kills() == 3
+    machine({})
+    assert limits.oom_kills() is None
+
+
 def test_a_session_counts_as_a_group_where_the_scheduler_makes_it_one(machine):
     session = {"/proc/self/autogroup": "/autogroup-7 nice 0\n", "/proc/self/cgroup": "0::/job\n"}
     machine({**session, "/proc/sys/kernel/sched_autogroup_enabled": "1\n"})

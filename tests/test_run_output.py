@@ -1,6 +1,6 @@
 """shmrun: what of the ranks' output is shown where, and what is written to files.
 
-May know: logs, ranges, shmrun's command.
+May know: logs, ranges, run.
 """
 
 import functools
@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from running import LIMIT_S, QUIET, command, on_a_terminal, run_code, started
 
-from shmring import logs, ranges
+from shmring import logs, ranges, run
 
 SAY = "print('out', rank); print('err', rank, file=sys.stderr)"
 REPORT = {
@@ -50,6 +50,13 @@ def shmrun(tmp_path):
 def files(folder):
     """{name: bytes} of all that is in it."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_so(monkeypatch):
+    monkeypatch.setattr(run, "oom_kills", lambda: 4)
+    assert run._how_ended(-9, 3).startswith("killed by SIGKILL (out of memory: the kernel has killed")
+    assert run._how_ended(-9, 4) == "killed by SIGKILL"
+    assert run._how_ended(-15, 3) == "killed by SIGTERM"
 
 
 # --- files ---
