@@ -53,6 +53,7 @@ class Folding(Screen):
             self._show_all_of(stream.rank)
             super().line(stream, line)
             return
+        self.uncover(stream)
         text = stream.last_segment(line)
         held = self._same(stream, text)
         if held is None:
@@ -67,8 +68,11 @@ class Folding(Screen):
         """A stream's line as far as it has come: on a terminal it is below all others, in a log it stands."""
         if not self.tty:
             self._show_all_of(stream.rank)
-        self._ended = None
+        ended, self._ended = self._ended, None
+        standing = self._open
         super().unfinished(stream)
+        if ended is not None and standing is not None:  # it is held, and not to come back as unfinished
+            self.uncover(standing)
 
     def release(self, now: float) -> None:
         """Show what has waited long enough."""

@@ -44,6 +44,9 @@ class Screen:
         self.front = front
         self._open: Stream | None = None
         self._drawn = b""  # of it, on a terminal
+        # There the same of the rank's other stream, whose line comes back when this one's is finished: a bar
+        # on stderr and print(), which writes the end of a line by itself.
+        self._covered: tuple[Stream, bytes] | None = None
 
     def opened(self, stream: Stream) -> None:
         """Lines of this stream may come."""
@@ -53,6 +56,7 @@ class Screen:
 
     def line(self, stream: Stream, line: bytes) -> None:
         """A finished line of a stream."""
+        self.uncover(stream)
         if self._open is stream and not self.tty:
             self._open = None
             _write(stream.fd, stream.prefixed(line[stream.shown_nbytes :]) + b"\n")
@@ -69,9 +73,16 @@ class Screen:
             _write(fd, b"\n" + whole + b"\n")
         else:
             _write(fd, _CLEAR_LINE + whole + b"\n")
-            if not ends:
-                self._open = unfinished
-                _write(unfinished.fd, self._drawn)
+            back = (unfinished, self._drawn) if not ends else self._covered
+            if back is not None:
+                self._open, self._drawn = back
+                _write(self._open.fd, self._drawn)
+                self.uncover(self._open)
+
+    def uncover(self, stream: Stream) -> None:
+        """Its unfinished line, should it be covered, is finished or shown."""
+        if self._covered is not None and self._covered[0] is stream:
+            self._covered = None
 
     def unfinished(self, stream: Stream) -> None:
         """A stream's line as far as it has come."""
@@ -79,6 +90,8 @@ class Screen:
             _write(stream.fd, stream.prefixed(stream.rest[stream.shown_nbytes :]))
         else:
             clear = b"" if self._open is None else _CLEAR_LINE if self.tty else b"\n"
+            if self.tty and self._open is not None and self._open is not stream:
+                self._covered = self._open, self._drawn
             self._drawn = stream.prefix + stream.rest.rpartition(b"\r")[2]
             _write(stream.fd, clear + self._drawn)
         self._open = stream
@@ -95,7 +108,7 @@ class Screen:
         """End the unfinished line: something else is going to be printed."""
         if self._open is not None:
             _write(self._open.fd, b"\n")
-            self._open = None
+            self._open = self._covered = None
 
 
 class Stream:

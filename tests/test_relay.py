@@ -85,6 +85,29 @@ def test_a_progress_bar_is_drawn_at_once_on_a_terminal(terminal):
     assert terminal.printed((0, b"\r100%\n")) == "\r\x1b[K0| 100%\n"
 
 
+def test_a_progress_bar_comes_back_after_a_line_in_pieces(terminal):
+    other = terminal.stream(0)  # the bar is on one of its streams, what it prints on the other
+    assert terminal.printed((0, b"\r50%")) == "0| 50%"
+    other.feed(b"news")
+    assert terminal.printed() == "\r\x1b[K0| news"
+    other.feed(b"\n")
+    assert terminal.printed() == "\r\x1b[K0| news\n0| 50%"
+    other.feed(b"more")
+    assert terminal.printed((0, b"\r60%")) == "\r\x1b[K0| more\r\x1b[K0| 60%"
+    assert terminal.printed((0, b"\r70%\n")) == "\r\x1b[K0| 70%\n0| more"
+    other.feed(b"\n")
+    assert terminal.printed((1, b"end\n")) == "\r\x1b[K0| more\n1| end\n"
+
+
+def test_a_bar_that_ends_while_it_is_covered_does_not_come_back(terminal):
+    other = terminal.stream(0)
+    terminal.streams[0].feed(b"50%")
+    other.feed(b"news")
+    assert terminal.printed((0, b" done\n")) == "0| 50%\r\x1b[K0| news\r\x1b[K0| 50% done\n0| news"
+    other.feed(b"\n")
+    assert terminal.printed() == "\r\x1b[K0| news\n"
+
+
 def test_a_progress_bar_is_passed_on_at_once_in_a_log_too(log):
     assert log.printed((0, b"\r 0%")) == "0|  0%"
     assert log.printed((0, b"\r50%")) == "\r0| 50%"
