@@ -17,23 +17,25 @@ _ASIDES = ("Exception ignored ", "Exception in thread ", "Error in atexit", "---
 _MARGIN = re.compile(r"^ +[|+] ?")  # of a group of exceptions
 _NEXT_OF_GROUP = re.compile(r"^ +\+(-\+)?-+ \S+ -+$")
 _NO_CAUSE = re.compile(rf"( |$|(Exception Group )?{_TRACEBACK}|\w*ExceptionGroup: |-+$)")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")  # FORCE_COLOR, from Python 3.13 on
 _CONSEQUENCE = re.compile(r"shmring\.[\w.]*(RankFailed|Aborted):")
 
 
 def last_words(lines: list[str]) -> list[str]:
     """The last traceback that is no aside, with those that led to it; else the last lines."""
-    heads = [at for at, line in enumerate(lines) if _HEAD.match(line)]
+    plain = [_COLOUR.sub("", line) for line in lines]
+    heads = [at for at, line in enumerate(plain) if _HEAD.match(line)]
     if not heads:
         return lines[-_LAST_LINES:]
-    starts = [at for at in heads if at < 2 or not lines[at - 2].startswith(_CHAIN)] or heads
-    own = [at for at in starts if not (at and lines[at - 1].startswith(_ASIDES))]
+    starts = [at for at in heads if at < 2 or not plain[at - 2].startswith(_CHAIN)] or heads[:1]
+    own = [at for at in starts if not (at and plain[at - 1].startswith(_ASIDES))]
     return lines[own[-1] if own else starts[-1] - 1 :]
 
 
 def is_consequence(words: Sequence[str]) -> bool:
     """The exception that it all began with, or each of a group's, tells of another rank's failure."""
     causes, expected = [], True
-    for line in words:
+    for line in (_COLOUR.sub("", line) for line in words):
         if _NEXT_OF_GROUP.match(line):
             expected = True
             continue

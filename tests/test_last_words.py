@@ -61,6 +61,15 @@ def test_what_led_to_it_belongs_to_it():
     assert words("Traceback (most recent call last):\n  x\nshmring.errors.Timeout: rank 1")[1] is False
 
 
+def test_colours_do_not_matter():
+    own = [
+        "Traceback (most recent call last):",
+        "  File \x1b[35m'x'\x1b[0m",
+        "\x1b[1;35mshmring.errors.RankFailed\x1b[0m: 1",
+    ]
+    assert words("\n".join(["before", *own])) == (own, True)
+
+
 def test_without_a_traceback_it_is_the_last_lines():
     assert words("only a line") == (["only a line"], False)
     assert words("\n".join(map(str, range(30))))[0] == [str(number) for number in range(20, 30)]

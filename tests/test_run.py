@@ -262,6 +262,38 @@ def test_the_exit_code_is_that_of_the_first_failing_rank(shmrun, how, status, sa
     assert f"rank 1 of 2 failed first: {says}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("how", "status", "begins", "ends"),
+    [
+        ("import ctypes; ctypes.string_at(0)", 139, "Fatal Python error: Segmentation fault", "script.py"),
+        ("raise ExceptionGroup('both', [ValueError('mine')])", 1, "  + Exception Group", "ValueError: mine"),
+        ("exec('x = (')", 1, "Traceback", "SyntaxError: '(' was never closed"),
+    ],
+)
+def test_a_failure_has_its_traceback_without_a_decorator(shmrun, how, status, begins, ends):
+    done = shmrun(f"if rank == 1: {how}\ntime.sleep(100)", "--ranks", "0")
+    assert done.returncode == status
+    first, second, *rest = done.stderr.splitlines()
+    assert first.startswith("shmrun: rank 1 of 2 failed first: ")
+    assert second.startswith(begins)
+    assert any(ends in line for line in rest)
+
+
+def test_modules_that_fail_are_reported_too(tmp_path):
+    (tmp_path / "a_module.py").write_text("1 / 0")
+    for name, says in (("a_module", "ZeroDivisionError: division by zero"), ("no_such", "named no_such")):
+        done = subprocess.run(
+            [sys.executable, "-m", "shmring.run", "-n", "1", "--no-prefix", "-m", name],
+            capture_output=True,
+            text=True,
+            timeout=50,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        )
+        assert done.returncode == 1
+        report = done.stderr[done.stderr.index("shmrun: rank 0 of 1 failed first: exit status 1") :]
+        assert says in report
+
+
 def test_a_rank_that_ends_early_in_peace_is_fine(shmrun):
     done = shmrun("if rank == 0: time.sleep(0.3); print('done')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "0| done\n", "")

@@ -81,6 +81,16 @@ def test_a_rank_of_another_host_that_ends_shows_here(hosts):
     assert "rank 2 of 4 failed first: exit status 9" in other_err
 
 
+def test_hosts_may_write_to_one_directory_and_each_shows_its_first_rank(hosts, tmp_path):
+    logs = ["-n", "2", "--log-dir", str(tmp_path / "logs")]
+    done = hosts(
+        "print(os.environ['SHMRING_RANK'], os.environ['SHMRING_RESTART'])", on(0, *logs), on(1, *logs)
+    )
+    assert [out for out, _, _ in done] == ["0| 0 0\n", "2| 2 0\n"], done
+    written = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir() if path.stat().st_size}
+    assert written == {f"rank-{rank}.out": f"{rank} 0\n" for rank in range(4)}
+
+
 def test_the_key_is_in_no_command_line_and_reaches_the_ranks(hosts, tmp_path):
     path = tmp_path / "key"
     path.write_text(KEY)
