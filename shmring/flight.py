@@ -1,12 +1,14 @@
 """The flight recorder in words: what a rank called, where it is, for whom it waits, for a person to read.
 
-May know: nothing; it is handed what reads a segment.
+May know: ranges; it is handed what reads a segment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import ranges
 
 if TYPE_CHECKING:
     from ._flight import Sight
@@ -126,12 +128,5 @@ def grouped(places: Mapping[int, Place]) -> str:
 
 def named(ranks: Iterable[int]) -> str:
     """rank 3, or ranks 0-2, 5."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    several = len(runs) > 1 or runs[0][0] != runs[0][1]
-    return f"rank{'s' if several else ''} {', '.join(texts)}"
+    text = ranges.spell(ranks).replace(",", ", ")
+    return f"rank{'' if text.isdigit() else 's'} {text}"

@@ -49,6 +49,7 @@ class Settings:
     path: str = "auto"
     single_copy_nbytes: int | None = None  # from here on; 0: never
     trace: str | None = None
+    restart: int = 0  # how often shmrun has started this job again: for the script to know
     tuning: str = "auto"  # "none", or a file; rank 0's counts
     wire_slice_nbytes: int = 0  # of what goes between hosts at once; 0: as tuned; rank 0's counts
     message_ring_nbytes: int = 0  # 0: by the number of ranks; lets tests run with rings of some lines
@@ -80,6 +81,7 @@ class Settings:
             algorithm=read("SHMRING_ALGORITHM", _choice(ALGORITHMS), "auto"),
             path=read("SHMRING_PATH", _choice(PATHS), "auto"),
             single_copy_nbytes=read("SHMRING_SINGLE_COPY", _size_or_off(64, 1 << 40), None),
+            restart=read("SHMRING_RESTART", _integer(0, 1_000_000), 0),
             trace=read("SHMRING_TRACE", _text(4096), None),
             tuning=read("SHMRING_TUNING", _text(4096), "auto"),
             wire_slice_nbytes=read("SHMRING_WIRE_SLICE", _size(4096, 1 << 28), 0),

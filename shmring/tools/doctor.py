@@ -1,7 +1,8 @@
 """`shmring doctor`: what is wrong or slow on this machine, each in one line with its way out.
 
 One check for each kind of trouble; each looks at what `info` has found. What is unknown, and a check that
-does not understand what it sees, is a note. May know: info, machine, screen, sections.
+does not understand what it sees, is a note. May know: info, machine, ranges, screen,
+sections.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
+from .. import ranges
 from . import info, machine, screen, sections
 from .info import GIB, MIB, nbytes_text
 from .sections import Row
@@ -136,7 +138,7 @@ def _cpus(facts: _Facts) -> Iterator[Finding]:
         what = f"the cgroup's quota gives {usable} of the {allowed} CPUs that are allowed"
         yield limited(what, "raise it (docker run --cpus, resources.limits.cpu, cpu.max of the cgroup)")
     if allowed < online:
-        what = f"this process may use {allowed} of {online} CPUs ({machine.cpus_text(fact['allowed'])})"
+        what = f"this process may use {allowed} of {online} CPUs ({ranges.spell(fact['allowed'])})"
         yield limited(what, "allow it more (taskset -c, docker run --cpuset-cpus, srun --cpus-per-task)")
     if usable == online == 1:
         yield _note("there is one CPU, on which all ranks take turns", "use a machine with more")
@@ -158,7 +160,7 @@ def _distance(facts: _Facts) -> Iterator[Finding]:
     near = _around(facts["topology"]["caches"], far[0]["cpus"][0])
     if near and not set(near) >= set(far[0]["cpus"]):
         yield _note(
-            what, f"ranks that fit into one L3 are faster there: taskset -c {machine.cpus_text(near)}"
+            what, f"ranks that fit into one L3 are faster there: taskset -c {ranges.spell(near)}"
         )
     else:
         yield _note(what, "nothing to do here: data take the way for far cores")

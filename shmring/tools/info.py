@@ -1,7 +1,8 @@
 """`shmring info`: what this machine offers to ranks, found out piece by piece.
 
 Each fact is found by itself: where that fails it says so, {"unknown": why}, and the others are there all the
-same. May know: machine, probes, screen, sections, software.
+same. May know: machine, probes, ranges, screen, sections,
+software.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .. import ranges
 from . import machine, probes, screen, sections, software
 from .sections import Row
 
@@ -150,7 +152,7 @@ def _cpus(fact: Fact) -> str:
     told = f"{fact['usable']} usable"
     if fact["usable"] < len(allowed):
         told += f" under the cgroup's quota, {len(allowed)} allowed"
-    return f"{told} ({machine.cpus_text(allowed)}) of {fact['online'] or 'an unknown number'}"
+    return f"{told} ({ranges.spell(allowed)}) of {fact['online'] or 'an unknown number'}"
 
 
 def _cores(fact: Fact) -> str:
@@ -182,7 +184,7 @@ def _groups(groups: list[list[int]]) -> str:
     """The CPUs of each group of more than one."""
     if max(map(len, groups)) == 1:
         return ""
-    told = " | ".join(machine.cpus_text(group) for group in groups[:_SHOWN_GROUPS])
+    told = " | ".join(ranges.spell(group) for group in groups[:_SHOWN_GROUPS])
     return f" (CPUs {told}{' | ...' if len(groups) > _SHOWN_GROUPS else ''})"
 
 

@@ -1,7 +1,7 @@
 """What the kernel tells of a machine: its CPUs and what they share, its memory and limits.
 
 Reads below a root folder, which tests make up. What is not there is None or empty; `Unknown` where nothing
-can be said at all. May know: limits.
+can be said at all. May know: limits, ranges.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import limits
+from .. import limits, ranges
 
 ROOT = Path("/")
 _CPUS = "sys/devices/system/cpu"
 _NAMES = ("model name", "cpu model", "cpu", "uarch")  # of a processor in /proc/cpuinfo, by architecture
-_MOST_CPUS = 1 << 16  # Linux can be built for 8192
 _MOST_HEADROOM = 1 << 60  # more is no limit at all
 
 
@@ -90,17 +89,6 @@ def pairs(known: dict[str, Any], allowed: Sequence[int]) -> list[dict[str, Any]]
         found.setdefault(way, [first, other])
     order = [*(way for way, _ in ways), rest]
     return [{"share": way, "cpus": found[way]} for way in sorted(found, key=order.index)]
-
-
-def cpus_text(numbers: Iterable[int]) -> str:
-    """As the kernel writes it: "0-3,8"."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _shared(folder: Path, online: list[int], *names: str) -> list[list[int]]:
@@ -184,13 +172,10 @@ def _text(path: Path) -> str:
 
 def _cpu_list(path: Path) -> list[int]:
     """The numbers in a file such as "0-3,8"; none if it is not there or says something else."""
-    numbers: set[int] = set()
-    for word in _text(path).strip().split(","):
-        first, dash, last = word.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) > _MOST_CPUS:
-            return []
-        numbers.update(range(int(first), int(last or first) + 1))
-    return sorted(numbers)
+    try:
+        return ranges.parse(_text(path))
+    except ValueError:
+        return []
 
 
 def _numbers_of(folder: Path, word: str) -> list[int]:
