@@ -45,7 +45,7 @@ class Folding(Screen):
         """Nothing waits for it any more."""
         self._streams[stream.rank] -= 1
         self._streams += collections.Counter()  # without those that are 0
-        self._release()
+        self._show_settled()
 
     def line(self, stream: Stream, line: bytes) -> None:
         """A finished line: it joins the same of other ranks, or waits for them."""
@@ -62,7 +62,7 @@ class Folding(Screen):
         self._counts[stream.rank] += 1
         if self._open is stream and self._ended is None:
             self._ended = held
-        self._release()
+        self._show_settled()
 
     def unfinished(self, stream: Stream) -> None:
         """A stream's line as far as it has come: on a terminal it is below all others, in a log it stands."""
@@ -99,7 +99,7 @@ class Folding(Screen):
                 found = held
         return found
 
-    def _release(self) -> None:
+    def _show_settled(self) -> None:
         """Show what nobody can join any more, as every rank that goes on has a line there or further back."""
         while self._held and (self._streams.keys() <= self._counts.keys() or len(self._held) > _MOST_HELD):
             self._show_first()
