@@ -145,7 +145,7 @@ def test_only_some_ranks_are_shown(shmrun):
 
 
 def test_the_first_rank_that_is_shown_has_the_bar(tmp_path):
-    code = "sys.stderr.write(f'\\r{rank}: 50%'); time.sleep(0.5); sys.stderr.write('\\n')"
+    code = "sys.stderr.write(f'\\r{rank}: 50%'); time.sleep(1); sys.stderr.write('\\n')"
     _, shown = on_a_terminal(command(tmp_path, code, "--ranks", "1"), NO_COLOR="1", TERM="xterm", **QUIET)
     assert shown == "1| 1: 50%\r\x1b[K1| 1: 50%\r\n"
 
@@ -177,10 +177,15 @@ def test_a_lone_line_is_not_held_back_for_long(tmp_path):
 
 
 def test_on_a_terminal_a_bar_stays_below_collapsed_lines(tmp_path):
-    code = """
-        if rank == 0: sys.stderr.write("\\r50%"); sys.stderr.flush()
-        time.sleep(0.3)
+    code = f"""
+        def meet(place):
+            open(f"{tmp_path}/{{place}}.{{rank}}", "w").close()
+            while not os.path.exists(f"{tmp_path}/{{place}}.{{1 - rank}}"):
+                time.sleep(0.01)
+        if rank == 0: sys.stderr.write("\\r50%")
+        meet("begin")
         os.write(1, b"news\\n")
+        meet("end")
         time.sleep(1)
         if rank == 0: sys.stderr.write("\\r100%\\n")
         """
