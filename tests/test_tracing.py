@@ -175,9 +175,7 @@ def test_messages_have_a_track_of_their_own(world_of, tmp_path):
     world_of(2)(pass_on, path)
     found = tracks(read(path))
     assert calls(found["rank 0 of 2"]) == calls(found["rank 1 of 2"]) == ["barrier()"]
-    told = [
-        [(one["name"], one["args"]) for one in found[f"rank {rank} of 2: messages"]] for rank in range(2)
-    ]
+    told = [[(one["name"], one["args"]) for one in found[f"rank {rank} of 2: messages"]] for rank in range(2)]
     to_1, from_1 = {"nbytes": 8000, "to": "rank 1"}, {"nbytes": 8000, "from": "rank 1"}
     to_0, from_0 = {"nbytes": 8000, "to": "rank 0"}, {"nbytes": 8000, "from": "rank 0"}
     assert told[0] == [("send", to_1), ("send", to_1), ("recv", from_1)]

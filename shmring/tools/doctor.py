@@ -159,9 +159,7 @@ def _distance(facts: _Facts) -> Iterator[Finding]:
     what = f"cores are far from each other: {'; '.join(map(info.trip_text, far))}"
     near = _around(facts["topology"]["caches"], far[0]["cpus"][0])
     if near and not set(near) >= set(far[0]["cpus"]):
-        yield _note(
-            what, f"ranks that fit into one L3 are faster there: taskset -c {ranges.spell(near)}"
-        )
+        yield _note(what, f"ranks that fit into one L3 are faster there: taskset -c {ranges.spell(near)}")
     else:
         yield _note(what, "nothing to do here: data take the way for far cores")
 
