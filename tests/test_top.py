@@ -135,9 +135,9 @@ def test_nobody_is_no_error(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--interval", "soon"], "'soon' is not 0.01 to 3600 seconds"),
-        (["--interval", "0"], "'0' is not 0.01 to 3600 seconds"),
-        (["--count", "0"], "'0' is no number of times"),
+        (["--interval", "soon"], "'soon' is no number of seconds"),
+        (["--interval", "0"], "'0' is no number of seconds"),
+        (["--count", "0"], "'0' is no whole number of 1 or more"),
         (["me"], "invalid int value: 'me'"),
         (["--colour"], "--colour"),
     ],

@@ -67,10 +67,10 @@ def add_to(commands: Any) -> None:
     add("call", nargs="?", choices=FORMS, default="all_reduce", metavar="collective", help=", ".join(FORMS))
     add("-n", type=_ranks, metavar="RANKS", help="how many to start, or auto: one for each usable CPU (2)")
     add("--sizes", metavar="B:E", help=f"bytes from B to E, or a list, as in 8,4K,1M ({_DEFAULT_SIZES})")
-    add("--factor", type=_at_least(2), metavar="F", help="from one size to the next (2)")
+    add("--factor", type=screen.at_least(2), metavar="F", help="from one size to the next (2)")
     add("--dtype", choices=NUMPY_DTYPES + OTHER_DTYPES, metavar="TYPE", help="float32 and so on (float32)")
     add("--op", choices=OPS, metavar="OP", help=f"{', '.join(OPS)} (sum)")
-    add("--root", type=_at_least(0), metavar="R", help="rank that has it, or gets it (0)")
+    add("--root", type=screen.at_least(0), metavar="R", help="rank that has it, or gets it (0)")
     add("--algorithm", metavar="A", help="of all_reduce: auto, direct, ring, tree, master")
     add("--async", dest="async_op", action="store_true", help="issue it in the background, and wait for it")
     add("--plan", action="store_true", help="call a plan of it")
@@ -79,8 +79,8 @@ def add_to(commands: Any) -> None:
     add("--inplace", action=yes_or_no, help="the result replaces the input (only broadcast does by itself)")
     add("--written", action="store_true", help="write the input before each call; the writing is taken off")
     add("--check", action=yes_or_no, default=True, help="compare results with NumPy's (yes)")
-    add("--seconds", type=_seconds, default=0.3, metavar="S", help="of calls for each size (0.3)")
-    add("--iters", type=_at_least(1), metavar="N", help="samples for each size, in place of --seconds")
+    add("--seconds", type=screen.seconds, default=0.3, metavar="S", help="of calls for each size (0.3)")
+    add("--iters", type=screen.at_least(1), metavar="N", help="samples for each size, in place of --seconds")
     add("--output", type=Path, metavar="FILE", help="write JSON there, too")
     add("--plot", type=Path, metavar="FILE", help="draw latency and bandwidth: PNG, SVG, PDF")
     help_ = "figures beside these: JSON of an earlier run's --output, or of bench/peers.py --json"
@@ -342,22 +342,3 @@ def _ranks(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_RANKS):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: give 1 to {_MOST_RANKS}, or auto")
     return int(text)
-
-
-def _at_least(least: int) -> Any:
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and int(text) >= least):
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
-        return int(text)
-
-    return parse
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, more than 0")
-    return seconds

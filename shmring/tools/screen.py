@@ -1,4 +1,4 @@
-"""What the commands say: tables for people, JSON for programs, one line for what went wrong.
+"""What commands hear and say: arguments, tables for people, JSON for programs, a line for what went wrong.
 
 May know: nothing.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -29,6 +29,28 @@ def complain(command: str, text: str, status: int = 1) -> int:
     """One line on stderr; returns the exit status."""
     print(f"{command}: {text}", file=sys.stderr, flush=True)
     return status
+
+
+def seconds(text: str) -> float:
+    """For add_argument(type=...): more than 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, more than 0")
+    return number
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """For add_argument(type=...): a whole number."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and int(text) >= least):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
+        return int(text)
+
+    return parse
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

@@ -36,9 +36,11 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("pids", type=int, nargs="*", metavar="PID")
     parser.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="S", help="seconds between looks; %(default)g"
+        "--interval", type=screen.seconds, default=1.0, metavar="S", help="seconds between looks; %(default)g"
     )
-    parser.add_argument("--count", type=_count, metavar="N", help="how often it is shown (default: for ever)")
+    parser.add_argument(
+        "--count", type=screen.at_least(1), metavar="N", help="how often it is shown (default: for ever)"
+    )
     screen.add_json(parser, "a line for each look, a list of communicators,")
     parser.set_defaults(run=run)
 
@@ -55,19 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         pass
     return 0
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text) if text.replace(".", "", 1).isdigit() else 0.0
-    if not 0.01 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not 0.01 to 3600 seconds")
-    return seconds
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of times, 1 or more")
-    return int(text)
 
 
 # ---- looking ----------------------------------------------------------------------------------------------

@@ -310,7 +310,9 @@ def _filled(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         default=sorted({2, min(max(cpus, 2), 64), min(2 * cpus, 64)}),
         help="how many to tune for, as in 2,4 (default: 2, as many as there are CPUs, twice as many)",
     )
-    parser.add_argument("--seconds", type=_seconds, default=30.0, help="of timing, for each number of ranks")
+    parser.add_argument(
+        "--seconds", type=screen.seconds, default=30.0, help="of timing, for each number of ranks"
+    )
     parser.add_argument("--only", type=_names(names), default=[], help=f"some of {', '.join(names)}")
     parser.add_argument("--output", type=Path, default=measured.default_path(), help="default: %(default)s")
     parser.add_argument("--dry-run", action="store_true", help="tell what is best and write nothing")
@@ -324,16 +326,6 @@ def _numbers(text: str) -> list[int]:
     if not all(2 <= number <= 1024 for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks, 2 or more, as in 2,4")
     return numbers
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, more than 0")
-    return seconds
 
 
 def _names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
