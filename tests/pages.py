@@ -5,7 +5,7 @@ comment has behind its first line is Python that the page need not show, and run
 
     <!-- in: rank -->    in each of two ranks, with `comm`, `np`, `shmring` and what such blocks above it made
     <!-- in: main -->    under `if __name__ == "__main__":`, below the lines of the comment
-    <!-- in: torch -->   in a process group of torch's, by torch_backend/test_docs.py
+    <!-- in: torch -->   in a process group of torch's, by torch_backend/test_page.py
     <!-- file: a.py -->  is kept as that file, beside which everything else of the page runs
     <!-- needs: ray -->  a package that not everybody has
     <!-- not run: why -->
