@@ -5,8 +5,8 @@ Those of algorithms and memory are drawings; peers.svg is made of the tables in 
 
 from pathlib import Path
 
+from beside_peers import peers
 from drawing import FAINT, SHADES, Sheet
-from peers import peers
 
 HERE = Path(__file__).resolve().parent
 
