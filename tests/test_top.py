@@ -107,23 +107,30 @@ def test_it_says_for_whom_all_wait(world_of, capsys):
 
 
 @pytest.mark.parametrize(
-    ("waits", "rank", "by"),
+    ("waits", "states", "rank", "by"),
     [
-        ({0: 1, 1: 2}, 2, [0, 1]),  # in the end
-        ({0: 3, 1: 3, 2: 4}, 3, [0, 1]),  # the one for which most do
-        ({0: 1, 1: 0}, None, None),  # as it may seem to who looks at one after the other
+        ({0: 1, 1: 2}, {}, 2, [0, 1]),  # in the end
+        ({0: 3, 1: 3, 2: 4}, {}, 3, [0, 1]),  # the one for which most do
+        ({0: 1, 1: 0}, {}, None, None),  # as it may seem to who looks at one after the other
+        ({0: 1, 1: 2, 2: 1, 3: 1}, {1: "stopped"}, 1, [0, 2, 3]),  # it was stopped in a wait that is over
     ],
 )
-def test_whom_all_wait_for_is_who_does_not_wait(waits, rank, by):
+def test_whom_all_wait_for_is_who_does_not_wait(waits, states, rank, by):
     def seen(number):
         wait = {"waited_s": 1.0, "until_ns": 0, "awaited": waits.get(number)}
-        return {"rank": number, "where": "somewhere", "waits": [wait] if number in waits else []}
+        held = [wait] if number in waits else []
+        return {"rank": number, "where": "somewhere", "state": states.get(number, "sleeping"), "waits": held}
 
     found = top._awaited([seen(number) for number in range(5)])
     if rank is None:
         assert found["rank"] in waits
     else:
         assert (found["rank"], found["by"]) == (rank, by)
+
+
+def test_a_process_that_is_not_there_is_an_error(capsys):
+    assert command.main(["top", str((1 << 22) + 1)]) == 1
+    assert "there is no process" in capsys.readouterr().err
 
 
 def test_nobody_is_no_error(capsys, monkeypatch):

@@ -5,6 +5,9 @@ May know: bench, doctor, dump, info, ps, screen, selftest, top, tune.
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Sequence
 
 from . import bench, doctor, dump, info, ps, selftest, top, tune
@@ -23,8 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in _COMMANDS:
         command.add_to(commands)
     arguments = parser.parse_args(argv)
-    status: int = arguments.run(arguments)
-    return status
+    try:
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read it has gone, as `head` does: the interpreter's end must not say so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ May know: flight, screen, segments.
 from __future__ import annotations
 
 import argparse
-import os
 import textwrap
 from typing import Any
 
@@ -33,12 +32,9 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it; the exit status."""
-    try:
-        os.listdir(f"/proc/{arguments.pid}/fd")
-    except FileNotFoundError:
-        return _fail(f"there is no process {arguments.pid}")
-    except OSError as error:
-        return _fail(f"process {arguments.pid} cannot be looked at: {error.strerror}")
+    wrong = segments.why_not(arguments.pid)
+    if wrong is not None:
+        return _fail(wrong)
     found = segments.of_processes([arguments.pid])
     if not found:
         return _fail(f"process {arguments.pid} has no communicator, or has closed it")

@@ -60,6 +60,17 @@ def of_processes(pids: Iterable[int]) -> list[Segment]:
     return sorted((segment for segment in found.values() if segment is not None), key=lambda one: one.number)
 
 
+def why_not(pid: int) -> str | None:
+    """Why a process cannot be looked at, if so."""
+    try:
+        os.listdir(f"/proc/{pid}/fd")
+    except FileNotFoundError:
+        return f"there is no process {pid}"
+    except OSError as error:
+        return f"process {pid} cannot be looked at: {error.strerror}"
+    return None
+
+
 def own_processes() -> list[int]:
     """The processes of this user."""
     pids = []

@@ -10,6 +10,7 @@ import argparse
 import collections
 import itertools
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ from . import screen, segments
 _HEADS = ("COMMUNICATOR", "RANK", "PID", "STATE", "CALLS/S", "BYTES/S", "SINCE", "WHERE")
 _NUMBERS = (4, 5, 6)  # of the columns
 _LONG_S = 0.05  # shorter waits are no news
+_NOT_WAITING = ("stopped", "traced", "dead", "ended")
 _ITEM_NBYTES = dict(zip(DTYPES, DTYPE_NBYTES, strict=True))
 
 
@@ -47,6 +49,9 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Watch; the exit status."""
+    wrong = next(filter(None, map(segments.why_not, arguments.pids)), None)
+    if wrong is not None:
+        return screen.complain("shmring top", wrong)
     looks = itertools.islice(_looks(arguments.pids, arguments.interval), arguments.count)
     try:
         if arguments.json:
@@ -78,10 +83,12 @@ def _looks(pids: list[int], interval_s: float) -> Iterator[list[dict[str, Any]]]
     for turn in itertools.count():
         found = segments.of_processes(pids or segments.own_processes())
         told = [_look(segment, before) for segment in found]
+        names = {one["communicator"] for one in told}
+        before = {key: seen for key, seen in before.items() if key[0] in names}
         if turn > 0:
             yield told
         next_s = max(next_s + interval_s, time.monotonic())
-        time.sleep(next_s - time.monotonic())
+        time.sleep(max(0.0, next_s - time.monotonic()))
 
 
 def _look(segment: segments.Segment, before: dict[tuple[str, int], _Before]) -> dict[str, Any]:
@@ -104,7 +111,7 @@ def _pace(seen: _Before, rank: dict[str, Any], records: Iterable[Mapping[str, An
     if last["number"] != seen.number or not seen.since_s:
         seen.number, seen.since_s = last["number"], now_s
     seen.at_s = now_s
-    waited_s = max((wait["waited_s"] for wait in rank["waits"]), default=0.0)
+    waited_s = max((wait["waited_s"] for wait in rank["waits"] if not wait["until_ns"]), default=0.0)
     is_inside = last["outcome"] == "under way"
     return {
         "calls_per_s": ncalls / elapsed_s,
@@ -114,7 +121,8 @@ def _pace(seen: _Before, rank: dict[str, Any], records: Iterable[Mapping[str, An
 
 
 def _nbytes(record: Mapping[str, Any]) -> int:
-    return int(record["count"]) * _ITEM_NBYTES.get(record["dtype"], 1)
+    is_made = record["kind"] in ("empty", "shared")  # memory, of which nothing is moved
+    return 0 if is_made else int(record["count"]) * _ITEM_NBYTES.get(record["dtype"], 1)
 
 
 def _awaited(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -122,6 +130,7 @@ def _awaited(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
     waits: dict[int, int] = {
         rank["rank"]: wait["awaited"]
         for rank in ranks
+        if rank["state"] not in _NOT_WAITING  # whatever they were at when that came over them
         for wait in rank["waits"]
         if wait["waited_s"] >= _LONG_S and not wait["until_ns"] and wait["awaited"] is not None
     }
@@ -144,6 +153,7 @@ def _end_of(waits: dict[int, int], rank: int) -> int:
 
 def _show(looks: Iterator[list[dict[str, Any]]]) -> None:
     live = _live() if sys.stdout.isatty() else None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is left as it was
     if live is None:
         for found in looks:
             print("\n".join(_lines(found)), end="\n\n", flush=True)
@@ -177,13 +187,15 @@ def _lines(found: list[dict[str, Any]]) -> list[str]:
     if not found:
         return ["no communicators of this user on this host"]
     rows = [row for one in found for row in _rows(one)]
-    told = screen.table([_HEADS, *rows], right=_NUMBERS).split("\n")
-    for one in found:
-        if one.get("awaited"):
-            awaited = one["awaited"]
-            by = f"{len(awaited['by'])} rank{'s' if len(awaited['by']) > 1 else ''}"
-            told.append(f"{one['communicator']}: {by} waiting for rank {awaited['rank']}: {awaited['where']}")
-    return told
+    heads, *told = screen.table([_HEADS, *rows], right=_NUMBERS).split("\n")
+    # The first lines are those that a terminal has room for.
+    return [heads, *(_late(one) for one in found if one.get("awaited")), *told]
+
+
+def _late(one: dict[str, Any]) -> str:
+    awaited = one["awaited"]
+    by = f"{len(awaited['by'])} rank{'s' if len(awaited['by']) > 1 else ''}"
+    return f"{one['communicator']}: {by} waiting for rank {awaited['rank']}: {awaited['where']}"
 
 
 def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
