@@ -295,9 +295,10 @@ class Arrays:
         if not self._engine.all_agree(failure is None, timeout_s):
             if mapping is not None:
                 mapping.close()
+            own = self._engine.world_rank(self._engine.rank)
             raise failure or Error(
-                f"a rank other than {self._engine.rank} could not map the {total} bytes of a shared array: "
-                "its own error says why and what to do"
+                f"a rank other than {own} could not map the {total} bytes of a shared array: its own error "
+                "says why and what to do"
             )
         assert mapping is not None
         return mapping

@@ -100,7 +100,7 @@ def form_across(
     deadline = time.monotonic() + timeout_s
     ranks = next((group for group in groups if comm.rank in group), [])
     is_leader = ranks[:1] == [comm.rank]
-    listener, said = _invite(crossing, settings) if is_leader else (None, _why_not_to_come())
+    listener, said = _invite(crossing, settings, len(ranks)) if is_leader else (None, _why_not_to_come(1))
     with listener or contextlib.nullcontext():
         answers = comm.all_gather_object(said, timeout=timeout_s)
         if not ranks:
@@ -124,20 +124,25 @@ def form_across(
     return begun, tuple(ranks)
 
 
-def _invite(crossing: Crossing, settings: Settings) -> tuple[socket.socket | None, Invitation | str]:
+def _invite(
+    crossing: Crossing, settings: Settings, nranks: int
+) -> tuple[socket.socket | None, Invitation | str]:
     """It listens until its group has met, so that no other takes its port; or why it cannot."""
     try:
-        return crossing.listen(settings.ports)
+        lacking = _why_not_to_come(nranks + 2)  # itself, what waits for the others, and one for each
+        return (None, lacking) if lacking else crossing.listen(settings.ports)
     except Error as error:
         return None, str(error)
 
 
-def _why_not_to_come() -> str | None:
-    """What would keep this rank from its group's rank 0, which could not be told then: no descriptor."""
-    try:
-        socket.socket().close()
-    except OSError as error:
-        return str(explain(error, "connecting to the rank that leads it"))
+def _why_not_to_come(ndescriptors: int) -> str | None:
+    """What would keep this rank from the others without their being told: too few descriptors."""
+    with contextlib.ExitStack() as closing:
+        try:
+            for _ in range(ndescriptors):
+                closing.enter_context(socket.socket())
+        except OSError as error:
+            return str(explain(error, "connecting to the other ranks"))
     return None
 
 
@@ -159,9 +164,10 @@ def _introduce(engine: Engine, links: Links, groups: list[list[int]], timeout_s:
         raise
     if own is not None:
         own.close()
+    rank = engine.world_rank(engine.rank)
     raise failure or Error(
-        f"a rank other than {engine.rank} could not have its links in its group: its own error says why "
-        "and what to do"
+        f"a rank other than {rank} could not have its links in its group: its own error says why and "
+        "what to do"
     )
 
 
