@@ -12,6 +12,7 @@ from ._group cimport sr_flag_set
 from ._progress cimport WAITER, take_turn
 from ._trace cimport NTRACED, TRACED_CALL, TRACED_SEND, Slice, Trace
 
+from ._flight import OUTCOMES
 from ._state import PATHS
 
 TRACED = ("call", "wait", "stage", "reduce", "copy", "stage and copy", "wire", "send", "recv", "probe")
@@ -60,7 +61,8 @@ cdef class Recorder:
         free(self.mail.slice)
 
     cdef int set_in_force(self, bint is_running) except -1:
-        take_turn(self.engine.queue, WAITER)
+        with nogil:   # who has it may need the GIL before it is done
+            take_turn(self.engine.queue, WAITER)
         self.engine.g.trace = &self.calls if is_running else NULL
         sr_flag_set(&self.engine.queue.stepper, 0)
         self.engine.g.mail_trace = &self.mail if is_running else NULL   # read by who has the GIL
@@ -68,7 +70,9 @@ cdef class Recorder:
         return 0
 
     def stop(self):
-        """Nothing more is recorded; a second call does nothing."""
+        """Nothing more is recorded; a second call does nothing. RuntimeError while another thread is inside a call."""
+        if self.is_running and self.engine.closed_because is None:
+            self.engine.check_idle()
         if self.is_running:
             self.set_in_force(False)
 
@@ -96,7 +100,7 @@ cdef list told(const Trace *t):
 cdef dict words_of(const Slice *s):
     words = {"what": TRACED[s.traced], "begin_ns": s.begin_ns, "end_ns": s.end_ns}
     if s.traced >= TRACED_SEND:
-        return words | {"rank": s.awaited, "nbytes": s.nbytes}
+        return words | {"rank": s.awaited, "nbytes": s.nbytes, "outcome": OUTCOMES[s.call.outcome % len(OUTCOMES)]}
     words["number"] = s.call.number
     if s.traced == TRACED_CALL:
         return words | {"call": words_of_record(&s.call), "path": PATHS[s.path]}

@@ -25,6 +25,7 @@ cdef struct Trace:
     Slice *slice
     uint64_t mask, nslices
     uint64_t call_begin_ns   # of the one under way; 0: of none that began since
+    uint64_t stepped_ns      # when its last step ended
     uint64_t blocked_ns      # since when it is blocked; 0: it is not
     uint64_t over_wire       # g.stats.bytes_over_wire then
     int awaited
@@ -33,7 +34,8 @@ cdef struct Trace:
 cdef void begin_traced(Trace *t) noexcept nogil
 cdef int step_traced(Trace *t, Group *g, Call *c) noexcept nogil
 cdef void end_traced(Trace *t, Group *g) noexcept nogil
-cdef uint64_t note_message(Trace *t, int traced, uint64_t begin_ns, int rank, uint64_t nbytes) noexcept nogil
+cdef uint64_t note_message(Trace *t, int traced, uint64_t begin_ns, int rank, uint64_t nbytes,
+                           int outcome) noexcept nogil
 
 
 cdef inline Trace *trace_of(Group *g) noexcept nogil:

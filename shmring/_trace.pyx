@@ -28,7 +28,7 @@ cdef void end_wait_traced(Trace *t, Group *g, uint64_t end_ns) noexcept nogil:
 
 
 cdef void begin_traced(Trace *t) noexcept nogil:
-    t.call_begin_ns = sr_now_ns()
+    t.call_begin_ns = t.stepped_ns = sr_now_ns()
     t.blocked_ns = 0
 
 
@@ -71,7 +71,7 @@ cdef int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
     cdef Slice *s
     before.stage, before.fold, before.copy = c.stage, c.fold, c.copy
     status = c.step(g, c)
-    end_ns = sr_now_ns()
+    end_ns = t.stepped_ns = sr_now_ns()
     if is_outer:
         traced = TRACED_WIRE if g.stats.bytes_over_wire != over_wire and t.nslices == before_it else NTRACED
     else:
@@ -90,7 +90,7 @@ cdef int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
 
 
 cdef void end_traced(Trace *t, Group *g) noexcept nogil:
-    cdef uint64_t now = sr_now_ns()
+    cdef uint64_t now = t.stepped_ns if t.blocked_ns == 0 else sr_now_ns()   # what is blocked has been given up
     cdef Slice *s
     end_wait_traced(t, g, now)
     if t.call_begin_ns != 0:
@@ -101,8 +101,9 @@ cdef void end_traced(Trace *t, Group *g) noexcept nogil:
 
 
 # A message that this rank has waited for since begin_ns; returns the time.
-cdef uint64_t note_message(Trace *t, int traced, uint64_t begin_ns, int rank, uint64_t nbytes) noexcept nogil:
+cdef uint64_t note_message(Trace *t, int traced, uint64_t begin_ns, int rank, uint64_t nbytes,
+                           int outcome) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
     cdef Slice *s = next_slice(t, traced, begin_ns, now)
-    s.awaited, s.nbytes = rank, nbytes
+    s.awaited, s.nbytes, s.call.outcome = rank, nbytes, outcome
     return now

@@ -14,9 +14,9 @@ from libc.string cimport memcpy, memset
 from ._delivery cimport Wait, deliver_briefly, deliver_patiently, run_errand
 from ._flight cimport SR_WAIT_MESSAGE, end_wait
 from ._group cimport (   # and not its Status
-    BLOCKED, DEAD, DONE, LATE, LEFT, SIGNALLED, SR_ABORTED, SR_CACHE_LINE, SR_NO_ABORT, SR_RANK_FAILED,
-    SR_TIMED_OUT, Group, sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
-    sr_layout_message_room_nbytes, sr_now_ns, sr_yield,
+    BLOCKED, DEAD, DONE, LATE, LEFT, SIGNALLED, SR_ABORTED, SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_RAISED,
+    SR_RANK_FAILED, SR_TIMED_OUT, Group, sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take,
+    sr_layout_message_ring_offset, sr_layout_message_room_nbytes, sr_now_ns, sr_yield,
 )
 from ._leg cimport leg_of, remote
 from ._messages cimport *
@@ -83,8 +83,7 @@ cdef class Carrier(Fusion):
             raise
         if self.is_enlisted:
             self.take_turn()
-        if self.engine.g.mail_trace != NULL:
-            self.mail.begun_ns = sr_now_ns()
+        self.mail.begun_ns = sr_now_ns() if self.engine.g.mail_trace != NULL else 0
         return 0
 
     cdef int end_messaging(self) except -1:
@@ -262,19 +261,23 @@ cdef class Carrier(Fusion):
     # Returns when the message is complete; what ends the wait otherwise is raised, and leaves it posted. is_final:
     # coming too late is the end of the communicator, as it is for a collective.
     cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
-        if message.state != COMPLETE:
-            self.wait_for_message(message, timeout_ns, is_final)
-        if self.engine.g.mail_trace != NULL:
-            self.trace_message(message)
+        try:
+            if message.state != COMPLETE:
+                self.wait_for_message(message, timeout_ns, is_final)
+        finally:
+            if self.engine.g.mail_trace != NULL:
+                self.trace_message(message)
         return 0
 
     cdef int trace_message(self, Message *message) noexcept:
         cdef Mail *m = &self.mail
         cdef int what = TRACED_SEND if message.is_send else TRACED_PROBE if message.is_probe else TRACED_RECV
-        cdef int rank = message.peer if message.is_send else message.source
-        cdef uint64_t nbytes = message.nbytes if message.is_send else message.came_nbytes
+        cdef bint has_come = message.state == COMPLETE and not message.is_send
+        cdef int rank = message.source if has_come else message.peer
+        cdef uint64_t nbytes = message.nbytes if message.is_send else message.came_nbytes if has_come else 0
+        cdef int outcome = SR_COMPLETE if message.state == COMPLETE else SR_RAISED
         if m.begun_ns != 0:   # else it was begun before the trace
-            m.begun_ns = note_message(<Trace *> m.g.mail_trace, what, m.begun_ns, rank, nbytes)
+            m.begun_ns = note_message(<Trace *> m.g.mail_trace, what, m.begun_ns, rank, nbytes, outcome)
         return 0
 
     cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:

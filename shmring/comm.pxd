@@ -10,11 +10,14 @@ cdef class Comm(Messages):
     cdef readonly int epoch             # how often a communicator of these ranks has become one of fewer
     cdef object __weakref__
     cdef object tracer              # what `trace` has begun last, or None
+    cdef object origin, world_ranks  # for traces: the world that it comes from; its ranks there, None for all
     cdef int fd                      # of the segment, for pages of its rings
 
     cdef object form(self, list members, double timeout_s)
     cdef object frame_of(self, int kind, object item, object root, bint all_give)
     cdef object lost(self)
+    cdef int descend_from(self, Comm parent) except -1
+    cdef int leave_others(self) except -1
     cdef object traced_alike(self, Comm group)
     cdef int forget(self) except -1
     cdef int close_descriptor(self) except -1

@@ -164,6 +164,7 @@ class Comm(Messages):
     def trace(self, path: str | PathLike[str]) -> Trace:
         """Note what this rank does from now on, for Perfetto: one track a rank."""
 
+    def _trace_automatically(self, path: str) -> None: ...
     def abort(self, reason: str) -> None:
         """Give up: every rank's present or next call raises `Aborted` with this reason."""
 

@@ -34,7 +34,7 @@ cdef class Comm(Messages):
     """
 
     def __init__(self, Engine engine, links, segment, int fd, settings, place, crossing=None, parent_ranks=None,
-                 epoch=0):
+                 Comm parent=None, epoch=0):
         self.engine = engine
         self.place = place
         self.crossing = crossing
@@ -44,6 +44,7 @@ cdef class Comm(Messages):
         self.fd = fd
         self.settings = settings
         self.parent_ranks = parent_ranks
+        self.descend_from(parent)
         self.epoch = epoch
         self.default_algorithm = algorithm_number(settings.algorithm)
         self.residuals = Residuals()
@@ -53,6 +54,16 @@ cdef class Comm(Messages):
         self.staging_ready = engine.size == 1
         open_comms.add(self)
         failures.rehearse(engine)
+
+    # Where its ranks come from, for traces: the numbers of the world, and the world itself.
+    cdef int descend_from(self, Comm parent) except -1:
+        ranks = self.parent_ranks
+        if parent is None:
+            self.origin = tracing.Origin(self.engine.flight.nonce, self.own_rank, self.nranks, self.place.node)
+        else:
+            self.origin = parent.origin
+            self.world_ranks = tuple(ranks if parent.world_ranks is None else [parent.world_ranks[r] for r in ranks])
+        return 0
 
     @property
     def rank(self):
@@ -134,7 +145,9 @@ cdef class Comm(Messages):
             formed = groups.form(self.engine, self.links, members, self.settings, timeout_s)
         else:
             formed = groups.form_across(self, self.engine, self.crossing, members, self.settings, timeout_s)
-        return None if formed is None else self.traced_alike(Comm(*formed[0], parent_ranks=formed[1]))
+        if formed is None:
+            return None
+        return self.traced_alike(Comm(*formed[0], parent_ranks=formed[1], parent=self))
 
     # -- arrays that all ranks map --
 
@@ -300,21 +313,28 @@ cdef class Comm(Messages):
 
         Local; usually all ranks call it, with the same path. Returns a `Trace`, a context manager; its `stop()`, or the
         end of the communicator, adds this rank's part to the file there, which is JSON in Chrome's trace event format:
-        open it at ui.perfetto.dev. Ranks of other hosts write to files of their own, as in t.node1.json. At most the
-        last 65,536 slices are kept. Groups that are made meanwhile are traced as well. It costs about
-        0.1 µs a step of a call. Raises OSError where the file cannot be written, RuntimeError while there is a trace.
+        open it at ui.perfetto.dev. What another world has written there goes. Ranks of other hosts write to files of
+        their own, as in t.node1.json. At most the last 65,536 slices are kept. Groups that are made meanwhile are
+        traced as well. It costs some 0.1 µs a step of a call. Raises OSError where the file cannot be written,
+        RuntimeError while there is a trace, or another thread is inside a call.
         """
-        place = self.place
-        self.tracer = tracing.Trace(self.engine, path, rank=place.rank, size=place.size, node=place.node,
-                                    ranks=self.parent_ranks)
+        if self.tracer is not None and self.tracer.is_automatic:   # which makes way for one that is asked for
+            self.tracer.stop_quietly()
+        self.tracer = tracing.Trace(self.engine, path, self.origin, ranks=self.world_ranks)
         return self.tracer
+
+    def _trace_automatically(self, path):
+        """For SHMRING_TRACE: as `trace`, until somebody asks for another one."""
+        self.tracer = tracing.Trace(self.engine, path, self.origin, ranks=self.world_ranks, is_automatic=True)
 
     # A communicator of some of these ranks, traced as long as this one is.
     cdef object traced_alike(self, Comm group):
         if self.tracer is not None and self.tracer.is_running:
-            place = group.place
-            group.tracer = tracing.Trace(group.engine, self.tracer.path, rank=place.rank, size=place.size,
-                                         node=place.node, ranks=group.parent_ranks, within=self.tracer)
+            try:
+                group._trace_automatically(self.tracer.asked_path)
+                self.tracer.groups.add(group.tracer)
+            except (MemoryError, OSError) as error:   # no reason to go without the group
+                tracing.tell_untraced(self.own_rank, error)
         return group
 
     def abort(self, str reason):
@@ -340,7 +360,7 @@ cdef class Comm(Messages):
         try:
             over = shrinking.Over(self.engine, self.place, self.crossing, self.settings, self.lost())
             begun, parent_ranks = shrinking.shrink(over, timeout_s, _drop)
-            left = Comm(*begun, parent_ranks=parent_ranks, epoch=self.epoch + 1)
+            left = Comm(*begun, parent_ranks=parent_ranks, parent=self, epoch=self.epoch + 1)
             left.wire = self.wire
             self.traced_alike(left)
             if self.crossing is not None:
@@ -382,13 +402,19 @@ cdef class Comm(Messages):
                 self.forget()
 
     cdef int forget(self) except -1:
-        if self.tracer is not None:
-            self.tracer.stop_quietly()
         self.engine.share(None)
         self.close_descriptor()   # the first: a signal may end what follows
         self.arrays.close()
         self.links.close()
         self.staging_ready = True
+        try:
+            if self.tracer is not None:
+                self.tracer.stop_quietly()
+        finally:
+            self.leave_others()
+        return 0
+
+    cdef int leave_others(self) except -1:
         if self.crossing is not None:   # may wait: the last, should a signal end that
             self.crossing.close(self.engine.timeout_s if self.engine.abort_report() is None else 0.0)
         return 0

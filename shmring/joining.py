@@ -59,7 +59,7 @@ def _join(world: World, rank: int, settings: Settings, timeout_s: float) -> Comm
 
 def _trace(comm: Comm, path: str) -> None:
     try:
-        comm.trace(path)
+        comm._trace_automatically(path)
     except OSError as error:
         comm.close()
         raise Error(

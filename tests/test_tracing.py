@@ -3,9 +3,12 @@
 May know: tracing, and those that start ranks.
 """
 
+import contextlib
 import json
+import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import jsonschema
@@ -24,7 +27,7 @@ EVENT = {
         "name": {"type": "string", "minLength": 1},
         "ph": {"enum": ["M", "X", "i"]},
         "pid": {"type": "integer"},
-        "tid": {"type": "integer", "minimum": 1},
+        "tid": {"type": "integer", "minimum": 0},
         "args": {"type": "object"},
     },
     "if": {"properties": {"ph": {"const": "X"}}},
@@ -52,7 +55,12 @@ def read(path):
 
 def tracks(events):
     """By the name of its track, what a rank did."""
-    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    ranks = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    names = {
+        (e["pid"], e["tid"]): f"{ranks[e['pid']]}: {e['args']['name']}".removesuffix(": calls")
+        for e in events
+        if e["name"] == "thread_name"
+    }
     found = {name: [] for name in names.values()}
     for event in events:
         if event["ph"] == "X":
@@ -175,12 +183,16 @@ def test_messages_have_a_track_of_their_own(world_of, tmp_path):
     world_of(2)(pass_on, path)
     found = tracks(read(path))
     assert calls(found["rank 0 of 2"]) == calls(found["rank 1 of 2"]) == ["barrier()"]
-    told = [[(one["name"], one["args"]) for one in found[f"rank {rank} of 2: messages"]] for rank in range(2)]
-    to_1, from_1 = {"nbytes": 8000, "to": "rank 1"}, {"nbytes": 8000, "from": "rank 1"}
-    to_0, from_0 = {"nbytes": 8000, "to": "rank 0"}, {"nbytes": 8000, "from": "rank 0"}
+    told = [
+        [(one["name"], one["args"]) for one in found[f"rank {rank} of 2: calls: messages"]]
+        for rank in range(2)
+    ]
+    ended = {"nbytes": 8000, "outcome": "complete"}
+    to_1, from_1 = ended | {"to": "rank 1"}, ended | {"from": "rank 1"}
+    to_0, from_0 = ended | {"to": "rank 0"}, ended | {"from": "rank 0"}
     assert told[0] == [("send", to_1), ("send", to_1), ("recv", from_1)]
     assert told[1] == [("probe", from_0), ("recv", from_0), ("recv", from_0), ("send", to_0)]
-    assert all(one["dur"] >= 0 for rank in range(2) for one in found[f"rank {rank} of 2: messages"])
+    assert all(one["dur"] >= 0 for rank in range(2) for one in found[f"rank {rank} of 2: calls: messages"])
 
 
 # ---- from the environment, groups -------------------------------------------------------------------------
@@ -198,8 +210,8 @@ def test_all_communicators_of_a_job_are_traced_on_request(world_of, tmp_path):
     with Ranks(3) as ranks:
         ranks.meet(SHMRING_TRACE=path)(work_in_groups)
     found = tracks(read(path))
-    assert {"rank 0 of ranks 0, 2", "rank 1 of ranks 0, 2", "rank 0 of rank 1"} < set(found)
-    assert calls(found["rank 0 of ranks 0, 2"]) == [f"all_reduce(float32[{TINY}], sum)"]
+    assert {"rank 0 of 3: group of ranks 0, 2", "rank 1 of 3: group of rank 1"} < set(found)
+    assert calls(found["rank 2 of 3: group of ranks 0, 2"]) == [f"all_reduce(float32[{TINY}], sum)"]
     assert calls(found["rank 2 of 3"])[:2] == ["barrier()", "split()"]
 
 
@@ -210,6 +222,172 @@ def test_a_file_that_cannot_be_written_is_an_error_at_once(world_of, tmp_path):
                 assert isinstance(outcome, shmring.Error)
                 assert "SHMRING_TRACE is" in str(outcome)
                 assert "No such file or directory" in str(outcome)
+
+
+def trace_groups(comm, path):
+    before = comm.split(comm.rank % 2)
+    reversed_ranks = comm.group([2, 0])
+    with comm.trace(path):
+        with before.trace(path):
+            before.barrier()
+        meanwhile = comm.dup()
+        if reversed_ranks is not None:
+            with reversed_ranks.trace(path):
+                reversed_ranks.barrier()
+    meanwhile.barrier()  # its trace has ended with that of the others
+    with meanwhile.trace(path):
+        meanwhile.all_reduce(np.ones(TINY, "f4"))
+
+
+def test_all_communicators_of_a_world_come_into_one_file(world_of, tmp_path):
+    path = tmp_path / "t.json"
+    world_of(3)(trace_groups, path)
+    found = tracks(read(path))
+    assert calls(found["rank 0 of 3: group of ranks 0, 2"]) == ["barrier()"]
+    assert calls(found["rank 1 of 3: group of rank 1"]) == ["barrier()"]
+    assert calls(found["rank 2 of 3: group of ranks 2, 0"]) == ["barrier()"]
+    assert calls(found["rank 2 of 3: group of ranks 0, 1, 2"]) == [f"all_reduce(float32[{TINY}], sum)"]
+
+
+def group_without_a_folder(comm, folder):
+    comm.trace(folder / "t.json")
+    comm.barrier()
+    if comm.rank == 0:
+        (folder / "t.json").unlink()
+        folder.rmdir()
+    comm.barrier()
+    half = comm.split(0)
+    half.barrier()  # untraced, but there
+    assert half.size == comm.size
+
+
+def test_a_group_does_not_fail_for_want_of_a_trace(tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with Ranks(2) as ranks:
+        ranks.meet(SHMRING_TRACE=tmp_path / "own.json")
+        ranks(group_without_a_folder, folder)
+
+
+def raise_inside(comm, folder):
+    folder.mkdir(exist_ok=True)
+    comm.barrier()
+    trace = comm.trace(folder / "t.json")
+    comm.barrier()
+    if comm.rank == 0:
+        (folder / "t.json").unlink()
+        folder.rmdir()
+    comm.barrier()
+    with pytest.raises(LookupError), trace:
+        raise LookupError("says more")
+    comm.barrier()
+    if comm.rank == 0:
+        folder.mkdir()
+    comm.barrier()
+    trace.stop()  # what could not be written is still there
+
+
+def test_what_goes_wrong_inside_says_more_than_a_trace_that_cannot_be_written(tmp_path):
+    folder = tmp_path / "gone"
+    with Ranks(2) as ranks:
+        ranks.meet()(raise_inside, folder)
+    assert set(tracks(read(folder / "t.json"))) == {"rank 0 of 2", "rank 1 of 2"}
+
+
+def stop_beside(comm, path):
+    trace = comm.trace(path)
+    told = []
+
+    def stop():
+        for _ in range(100):
+            try:
+                trace.stop()
+                return
+            except RuntimeError as error:
+                told.append(str(error))
+                time.sleep(0.001)
+
+    other = threading.Thread(target=stop)
+    x = np.ones(1 << 20, "f4")
+    with contextlib.suppress(RuntimeError):  # of who comes second
+        for turn in range(100):
+            if turn == 5:
+                other.start()
+            comm.all_reduce(x, "max")
+    other.join()
+    assert all("another thread is inside a call" in text for text in told)
+
+
+def test_another_thread_stops_it_only_between_calls(tmp_path):
+    path = tmp_path / "t.json"
+    with Ranks(1) as ranks:
+        ranks.meet()(stop_beside, path)
+    assert set(tracks(read(path))) == {"rank 0 of 1"}
+
+
+def receive_in_vain(comm, path):
+    with comm.trace(path), pytest.raises(shmring.Timeout):
+        comm.recv(np.empty(4), 1 - comm.rank, timeout=0.1)
+
+
+def test_a_message_that_never_came_is_told(world_of, tmp_path):
+    path = tmp_path / "t.json"
+    with Ranks(2) as ranks:
+        ranks.meet()(receive_in_vain, path)
+    found = tracks(read(path))
+    assert found["rank 0 of 2: calls: messages"][0]["args"]["outcome"] == "raised"
+
+
+def test_what_is_no_file_is_refused(world_of):
+    with Ranks(1) as ranks:
+        (error,) = ranks.meet().outcomes(trace_to, "/dev/null")
+    assert isinstance(error, OSError)
+    assert "no regular file" in str(error)
+
+
+def trace_to(comm, path):
+    comm.trace(path)
+
+
+def end_without_closing(world, rank, path):
+    comm = shmring.init(world, rank)
+    comm.trace(path)
+    comm.barrier()
+
+
+def test_children_of_multiprocessing_that_do_not_close_are_there(tmp_path):
+    path, world = tmp_path / "t.json", shmring.world(2)
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=end_without_closing, args=(world, rank, path)) for rank in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(30)
+    assert set(tracks(read(path))) == {"rank 0 of 2", "rank 1 of 2"}
+
+
+def test_who_is_killed_while_it_writes_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "t.json"
+    for seed in range(6):
+        with Ranks(2) as ranks:
+            ranks.meet(SHMRING_TRACE=path)
+            ranks(call_and_note)
+            pid = ranks.pid(1)
+            ranks.begin(close_both)
+            time.sleep(0.002 * seed)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            ranks.answers()
+        read(path)
+
+
+def call_and_note(comm):
+    for _ in range(5000):
+        comm.barrier()
+
+
+def close_both(comm):
+    comm.close()
 
 
 def trace_wrongly(comm, path):
@@ -268,7 +446,7 @@ def fork_while_traced(comm, path):
         finally:
             os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    assert not path.read_text()
+    assert not json.loads(path.read_text())["traceEvents"]
     comm.barrier()
 
 
