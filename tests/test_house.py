@@ -149,7 +149,7 @@ HOUSE = {
     "bucketer": set(),
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
-    "selftest": {"screen", "tools", "__init__"},  # both: what is checked, and the command
+    "selftest": {"memory", "screen", "settings", "tools", "__init__"},  # the checks, and the command
     "segments": {"_flight", "flight", "liveness", "memory", "stacks"},
     "screen": set(),
     "sections": set(),

@@ -4,6 +4,8 @@ May know: selftest's own names, to break what it compares with.
 """
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -11,27 +13,32 @@ import textwrap
 import pytest
 from engines import environment
 
+from shmring import selftest
+from shmring.tools import selftest as command
+
 jsonschema = pytest.importorskip("jsonschema")
 pytestmark = pytest.mark.limit(200)
 LIMIT_S = 180
 SCHEMA = {
     "type": "object",
-    "required": ["shmring", "Python", "NumPy", "Linux", "seconds", "failed", "checks"],
+    "required": ["shmring", "Python", "NumPy", "Linux", "seconds", "failed", "skipped", "checks"],
     "properties": {
         "seconds": {"type": "number", "exclusiveMinimum": 0},
         "failed": {"type": "integer", "minimum": 0},
+        "skipped": {"type": "integer", "minimum": 0},
         "checks": {
             "type": "array",
             "minItems": 4,
             "items": {
                 "type": "object",
                 "additionalProperties": False,
-                "required": ["name", "results", "seconds", "problem"],
+                "required": ["name", "results", "seconds", "problem", "skipped"],
                 "properties": {
                     "name": {"type": "string"},
                     "results": {"type": "integer", "minimum": 0},
                     "seconds": {"type": "number", "minimum": 0},
                     "problem": {"type": ["string", "null"]},
+                    "skipped": {"type": ["string", "null"]},
                 },
             },
         },
@@ -49,7 +56,8 @@ def run(*arguments, **more):
 def checks_of(done):
     found = json.loads(done.stdout)
     jsonschema.validate(found, SCHEMA)
-    assert found["failed"] == sum(check["problem"] is not None for check in found["checks"])
+    for count, why in (("failed", "problem"), ("skipped", "skipped")):
+        assert found[count] == sum(check[why] is not None for check in found["checks"])
     return {check["name"]: check for check in found["checks"]}
 
 
@@ -103,8 +111,82 @@ def test_says_what_is_wrong(what, told):
     lines = done.stdout.splitlines()
     failed = sum(line.startswith("FAILED") for line in lines)
     passed = sum(line.startswith("ok ") for line in lines)
-    assert lines[-1].startswith(f"{passed} passed, {failed} failed in ")
+    assert lines[-1].startswith(f"{passed} passed, {failed} failed, 0 skipped in ")
     assert passed >= 4
+
+
+def with_dev_shm(mount, **more):
+    """The self-test, with one rank for each segment, where that has been done to /dev/shm."""
+    around = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$0" "$@"']
+    if not shutil.which("unshare") or subprocess.run([*around, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount another /dev/shm")
+    quick = "from shmring import selftest; from shmring.tools import selftest as command\n"
+    quick += "selftest.CROWD = 2; raise SystemExit(command.main(['--json']))"
+    return subprocess.run(
+        [*around, sys.executable, "-c", quick],
+        env=environment(**more), capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mount", ["-o size=16m", "-o ro", "-o size=0,nr_inodes=1"])
+def test_a_dev_shm_that_is_no_use_matters_only_where_it_is_asked_for(mount):
+    done = with_dev_shm(f"mount -t tmpfs {mount} tmpfs /dev/shm")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = checks_of(done)
+    assert [name for name in found if name.startswith("posix")] == ["posix"]
+    assert "/dev/shm" in found["posix"]["skipped"] or "posix segment" in found["posix"]["skipped"]
+    assert found["memfd, 2 ranks: messages"]["results"] > 0
+
+
+def test_a_dev_shm_that_is_asked_for_has_to_be_there():
+    done = with_dev_shm("mount -t tmpfs -o ro tmpfs /dev/shm", SHMRING_SEGMENT="posix")
+    assert done.returncode == 1
+    found = checks_of(done)
+    assert "posix segment" in found["posix, 1 rank"]["problem"]
+    assert found["memfd, 1 rank: moves"]["problem"] is None
+
+
+def test_no_check_outlives_the_watchdog_nor_that_the_five_minutes_of_ci():
+    worlds = 3 * len(selftest.SEGMENTS) + 3
+    assert worlds * selftest.LIMIT_S < command.WATCHDOG_S < 5 * 60
+
+
+def quick_checks(monkeypatch):
+    """All of them but the worlds that compare results."""
+    monkeypatch.setattr(selftest, "SEGMENTS", ())
+    return {check.name: check for check in selftest.checks()}
+
+
+def test_what_cannot_be_seen_is_skipped(monkeypatch):
+    def hidden():
+        raise FileNotFoundError(2, "No such file", "/proc/self/fd")
+
+    monkeypatch.setattr(selftest, "_held", hidden)
+    check = quick_checks(monkeypatch)["nothing is left behind"]
+    assert (check.problem, "/proc/self/fd" in check.skipped) == (None, True)
+
+
+def test_cpus_that_a_sandbox_does_not_let_choose_are_no_matter(monkeypatch):
+    def refused(_pid, _cpus):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    monkeypatch.setattr(selftest, "FAMILIES", {"messages": selftest._messages})
+    assert [check.problem for check in selftest._calls("memfd", 2)] == [None]
+
+
+def test_names_of_other_users_and_those_that_go_again_are_not_left_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr(selftest, "SHM", tmp_path)
+    before = selftest._held()
+    name = tmp_path / "shmring-1"
+    name.touch()
+    with pytest.raises(AssertionError, match="shmring-1"):
+        selftest._nothing_since(before)
+    monkeypatch.setattr(selftest.time, "sleep", lambda _: name.unlink())
+    assert selftest._nothing_since(before) == 1
+    name.touch()
+    monkeypatch.setattr(os, "geteuid", lambda: name.stat().st_uid + 1)
+    assert selftest._held() == before
 
 
 def test_a_wrong_flag_is_one_line_and_status_2():
