@@ -46,7 +46,7 @@ FACTS = {
     ),
     "instruction_set": exactly(chosen=maybe(TEXT), why=TEXT, there={"type": "array", "items": TEXT}),
     "memory": exactly(total_nbytes=maybe(COUNT), room_nbytes=maybe(COUNT), limit=maybe(TEXT)),
-    "shared_memory": exactly(nbytes=COUNT, room_nbytes=COUNT),
+    "shared_memory": exactly(nbytes=maybe(COUNT), room_nbytes=maybe(COUNT)),
     "descriptors": exactly(soft=maybe(COUNT), hard=maybe(COUNT)),
     "memfd": exactly(works=TRUTH, how=TEXT),
     "posix": exactly(works=TRUTH, how=TEXT),

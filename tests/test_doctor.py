@@ -117,6 +117,7 @@ TROUBLES = [
     ("cpus", {"usable": 2}, "CPUs", "note", "quota gives 2 of the 4", "--cpus"),
     ("cpus", {"usable": 1}, "CPUs", "problem", "quota gives 1 of the 4", "cpu.max"),
     ("cpus", {"allowed": [1, 2], "usable": 2}, "CPUs", "note", "may use 2 of 4 CPUs (1-2)", "taskset"),
+    ("cpus", {"allowed": [1], "usable": 1}, "CPUs", "note", "may use 1 of 4 CPUs (1)", "if nobody meant it"),
     ("cpus", {"online": 1, "allowed": [0], "usable": 1}, "CPUs", "note", "one CPU", "use a machine"),
     ("between_ranks", {"round_trips": FAR}, "round trip", "note", "300 ns, far", "taskset -c 0-1"),
     ("between_ranks", {"round_trips": []}, "round trip", "note", "unknown: there is one CPU", None),
@@ -171,6 +172,18 @@ def test_each_trouble_is_one_finding_with_its_way_out(name, changes, about, leve
     assert one.level == level
     assert what in one.what
     assert one.fix is None if fix is None else fix in one.fix
+
+
+def test_cpus_that_a_container_hides_are_no_trouble():
+    (one,) = (one for one in doctor.findings(altered("cpus", online=2)) if one.about == "CPUs")
+    assert (one.level, one.what) == ("ok", "all 4 are usable")
+
+
+def test_a_dev_shm_as_large_as_memory_is_no_trouble():
+    report = altered("shared_memory", nbytes=None, room_nbytes=None)
+    report["settings"]["given"] = {"SHMRING_SEGMENT": "posix"}
+    assert found_of(report, "/dev/shm") == []
+    assert info._shared_memory(report["shared_memory"]) == "as large as memory"
 
 
 def test_what_is_asked_for_decides_whether_it_is_a_problem():
@@ -236,7 +249,7 @@ def test_one_cpu_of_several():
     if len(allowed) < 2:
         pytest.skip("needs two CPUs")
     found, status = diagnosed(preparation=lambda: os.sched_setaffinity(0, allowed[:1]))
-    assert status == 1
+    assert (status, found["CPUs"][0]["level"]) == (0, "note")
     assert f"may use 1 of {os.cpu_count()} CPUs ({allowed[0]})" in found["CPUs"][0]["what"]
     assert found["round trip"][0]["what"].startswith("unknown: there is one CPU")
     assert found["copying"][0]["what"].endswith("by 1 rank at once")
@@ -271,6 +284,15 @@ def test_a_small_dev_shm(segment):
     assert status == (segment == "posix")
     assert "only 4 MiB" in found["/dev/shm"][0]["what"]
     assert "--shm-size" in found["/dev/shm"][0]["fix"]
+
+
+def test_a_dev_shm_without_a_size():
+    mount = 'mount -t tmpfs -o size=0 tmpfs /dev/shm && exec "$0" "$@"'
+    around = ["unshare", "--mount", "sh", "-c", mount]
+    if os.geteuid() != 0 or subprocess.run([*around, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount another /dev/shm")
+    found, status = diagnosed("--no-measure", around=around, SHMRING_SEGMENT="posix")
+    assert (status, found["/dev/shm"][0]["what"]) == (0, "it is as large as memory")
 
 
 def test_a_dev_shm_that_is_not_there():

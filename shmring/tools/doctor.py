@@ -133,16 +133,17 @@ def _cpus(facts: _Facts) -> Iterator[Finding]:
     fact = facts["cpus"]
     allowed, usable = len(fact["allowed"]), fact["usable"]
     online = fact["online"] or allowed
-    limited = _problem if usable == 1 < online else _note
     if usable < allowed:
+        limited = _problem if usable == 1 else _note
         what = f"the cgroup's quota gives {usable} of the {allowed} CPUs that are allowed"
         yield limited(what, "raise it (docker run --cpus, resources.limits.cpu, cpu.max of the cgroup)")
     if allowed < online:
         what = f"this process may use {allowed} of {online} CPUs ({ranges.spell(fact['allowed'])})"
-        yield limited(what, "allow it more (taskset -c, docker run --cpuset-cpus, srun --cpus-per-task)")
+        fix = "allow it more (taskset -c, docker run --cpuset-cpus, srun --cpus-per-task)"
+        yield _note(what, f"if nobody meant it so, {fix}")
     if usable == online == 1:
         yield _note("there is one CPU, on which all ranks take turns", "use a machine with more")
-    elif usable == online:
+    elif usable >= online:  # more where a container hides some
         yield _ok(f"all {usable} are usable")
 
 
@@ -212,6 +213,9 @@ def _shared_memory(facts: _Facts) -> Iterator[Finding]:
         fact = facts["shared_memory"]
     except machine.Unknown as why:
         yield short(f"{why}; {who}", fix)
+        return
+    if fact["nbytes"] is None:
+        yield _ok("it is as large as memory")
         return
     told = f"{nbytes_text(fact['nbytes'])}, of which {nbytes_text(fact['room_nbytes'])} are left"
     if fact["nbytes"] <= _DOCKER_SHM_NBYTES or fact["room_nbytes"] < _HARDLY_NBYTES:

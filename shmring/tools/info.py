@@ -210,6 +210,8 @@ def _memory(fact: Fact) -> str:
 
 
 def _shared_memory(fact: Fact) -> str:
+    if fact["nbytes"] is None:
+        return "as large as memory"
     return f"{nbytes_text(fact['nbytes'])}, {nbytes_text(fact['room_nbytes'])} left"
 
 

@@ -136,12 +136,14 @@ def memory(root: Path = ROOT) -> dict[str, Any]:
 
 
 def shared_memory(root: Path = ROOT) -> dict[str, Any]:
-    """The size of /dev/shm and what is left of it."""
+    """The size of /dev/shm and what is left of it; None where it may have all memory (tmpfs with size=0)."""
     folder = root / "dev/shm"
     try:
         there = os.statvfs(folder)
     except OSError as error:
         raise Unknown(f"{folder}: {error.strerror}") from None
+    if not there.f_blocks:
+        return {"nbytes": None, "room_nbytes": None}
     return {"nbytes": there.f_blocks * there.f_frsize, "room_nbytes": there.f_bavail * there.f_frsize}
 
 
