@@ -1,5 +1,5 @@
 """`shmring bench`: every collective and way, what is wrong is counted, JSON, pictures, other runs beside it,
-launchers, terminals, wrong flags, Ctrl-C. Never a test of speed.
+launchers, terminals, Ctrl-C. Never a test of speed.
 
 May know: the command's own files, those of bench/ that write what it reads, and those that start ranks.
 """
@@ -425,6 +425,14 @@ def test_of_two_distances_that_of_this_run_is_taken(tmp_path):
     assert near.ranks == {2}
 
 
+def test_other_numbers_of_ranks_are_refused(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(shmring, "spawn", None)
+    path = written_by_peers(tmp_path / "peers.json", ranks=4)
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["bench", "--compare", str(path)])
+    assert "has figures of 4 ranks, not of 2" in capsys.readouterr().err
+
+
 # ---- launchers --------------------------------------------------------------------------------------------
 
 
@@ -450,109 +458,44 @@ def test_a_launcher_has_said_how_many_ranks_there_are():
     assert "Traceback" not in done.stderr
 
 
-# ---- wrong flags ------------------------------------------------------------------------------------------
-
-WRONG = {
-    "all_reducee": "invalid choice: 'all_reducee'",
-    "--sizes 6": "6 bytes are no multiple of the 4 of an item of float32",
-    "--sizes 8,12 --dtype float64": "12 bytes are no multiple of the 8",
-    "--sizes 64:8": "ends before it begins",
-    "--sizes 8:x": "'x' is no number of bytes",
-    "--sizes 8:16:32": "is no number of bytes",
-    "--sizes 0": "is no number of bytes",
-    "--sizes 8,,16": "'' is no number of bytes",
-    "--sizes 9999999G": "is no number of bytes",
-    "--sizes 8,16 --factor 2": "--factor has no meaning for a list of sizes",
-    "--factor 1": "'1' is no whole number of 2 or more",
-    "--dtype float31": "invalid choice: 'float31'",
-    "--op mean": "invalid choice: 'mean'",
-    "--op band": "op band has no meaning for float32",
-    "--op avg --dtype int32": "op avg has no meaning for int32",
-    "scan --op avg": "op avg has no meaning for a scan",
-    "reduce --op min --dtype complex64": "op min has no meaning for complex64",
-    "broadcast --op max": "--op has no meaning for broadcast",
-    "all_gather --root 1": "--root has no meaning for all_gather",
-    "all_gather --inplace": "--inplace has no meaning for all_gather",
-    "scan --algorithm ring": "--algorithm has no meaning for scan",
-    "--algorithm rong": "rong",
-    "ping_pong --plan": "--plan has no meaning for ping_pong",
-    "barrier --sizes 8": "--sizes has no meaning for barrier",
-    "barrier --dtype int8": "--dtype has no meaning for barrier",
-    "barrier --plot x.png": "--plot has no meaning for barrier",
-    "reduce --root 2": "--root 2 of 2 ranks: give one of 0 to 1",
-    "ping_pong -n 1": "needs 2 ranks or more",
-    "-n 0": "'0' is no number of ranks",
-    "-n many": "'many' is no number of ranks",
-    "--seconds 0": "no number of seconds",
-    "--iters 0": "no whole number of 1 or more",
-    "--output /nonexistent/x.json": "cannot be written",
-    "--plot .": "cannot be written",
-    "--plot x.gnu": "is no picture: it must end in .",
-    "--compare /nonexistent": "cannot be read: No such file",
-    "--size=8": "unrecognized arguments",
-}
+def test_one_rank_of_a_launcher_is_all_there_is():
+    done = shmrun("-n", "3", nprocs=1)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "-n 3, but the launcher has started 1 rank: leave -n out" in done.stderr
+    done = shmrun("--sizes", "8", "--json", *SHORT, nprocs=1)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == 1
 
 
-@pytest.mark.parametrize("arguments", WRONG)
-def test_wrong_flags_are_one_line_and_2_and_start_nobody(monkeypatch, capsys, arguments):
-    monkeypatch.setattr(shmring, "spawn", None)
-    if "--plot x" in arguments:
-        pytest.importorskip("matplotlib")
-    with pytest.raises(SystemExit) as ended:
-        command.main(["bench", *arguments.split()])
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
-    assert WRONG[arguments] in told.err
-    assert told.err.startswith("shmring")
-    assert told.err.count("\n") == 1
+def by_hand(folders, *arguments):
+    """(status, stdout, stderr) by rank, of ranks each in its folder, as on hosts with disks of their own."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    job = {"SHMRING_SIZE": str(len(folders)), "SHMRING_ADDR": str(folders[0]), "SHMRING_TIMEOUT": "20"}
+    ranks = [
+        subprocess.Popen(
+            [*COMMAND, *arguments], cwd=folder, env=environment(SHMRING_RANK=str(rank), **job), **pipes
+        )
+        for rank, folder in enumerate(folders)
+    ]
+    said = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+    return [(rank.returncode, *texts) for rank, texts in zip(ranks, said, strict=True)]
 
 
-OWN = {"program": "shmring bench", "schema": 1, "call": "all_reduce", "dtype": "float32", "op": "sum"}
-UNUSABLE = {
-    "no JSON": ("no json", "is no JSON"),
-    "another program's": ('{"schema": 1}', "is neither what"),
-    "a list": ("[1]", "is neither what"),
-    "text": ('"schema"', "is neither what"),
-    "version": (json.dumps(OWN | {"schema": 9}), "is of another version: schema 9"),
-    "call": (json.dumps(OWN | {"call": "scan"}), "another call than this run: scan, not all_reduce"),
-    "dtype": (json.dumps(OWN | {"dtype": "int8"}), "another dtype"),
-    "op": (json.dumps(OWN | {"op": "max"}), "another op"),
-    "rows": (json.dumps(OWN | {"rows": [3]}), "is neither what"),
-    "empty": (json.dumps(OWN | {"rows": []}), "has no figures of all_reduce"),
-}
-
-
-@pytest.mark.parametrize("damage", UNUSABLE)
-def test_what_cannot_stand_beside_it_is_refused(monkeypatch, capsys, tmp_path, damage):
-    text, why = UNUSABLE[damage]
-    path = tmp_path / "other.json"
-    path.write_text(text)
-    monkeypatch.setattr(shmring, "spawn", None)
-    with pytest.raises(SystemExit, match="2"):
-        command.main(["bench", "--compare", str(path)])
-    told = capsys.readouterr().err
-    assert why in told
-    assert told.count("\n") == 1
-
-
-def test_other_numbers_of_ranks_are_refused(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(shmring, "spawn", None)
-    path = written_by_peers(tmp_path / "peers.json", ranks=4)
-    with pytest.raises(SystemExit, match="2"):
-        command.main(["bench", "--compare", str(path)])
-    assert "has figures of 4 ranks, not of 2" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("module", "arguments", "extra"),
-    [("matplotlib.figure", "--plot x.png", "plot"), ("ml_dtypes", "--dtype bfloat16 --sizes 8", "dtypes")],
-)
-def test_a_package_that_is_missing_is_named(monkeypatch, capsys, module, arguments, extra):
-    monkeypatch.setattr(shmring, "spawn", None)
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(SystemExit, match="2"):
-        command.main(["bench", *arguments.split()])
-    assert f"pip install 'shmring[{extra}]'" in capsys.readouterr().err
+@pytest.mark.parametrize("wherever", [0, 1], ids=["rank 0 has it", "rank 0 lacks it"])
+def test_files_are_those_of_rank_0(tmp_path, wherever):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[wherever] / "out").mkdir()
+    ranks = by_hand(folders, "--sizes", "8", "--output", "out/x.json", *SHORT)
+    if wherever == 0:
+        assert [(status, told) for status, _, told in ranks] == [(0, "")] * 2
+        jsonschema.validate(json.loads((folders[0] / "out/x.json").read_text()), SCHEMA)
+    else:
+        assert [(status, text) for status, text, _ in ranks] == [(2, "")] * 2
+        told = [told for _, _, told in ranks]
+        assert "--output out/x.json cannot be written" in told[0]
+        assert (told[0].count("\n"), told[1]) == (1, "")
 
 
 # ---- Ctrl-C -----------------------------------------------------------------------------------------------

@@ -166,7 +166,8 @@ HOUSE = {
     "compare": {"bench_calls"},
     "plot": {"compare", "screen"},
     "bench_table": {"bench_calls", "compare"},
-    "bench": {"__init__", "bench_calls", "bench_rank", "bench_table", "compare", "limits", "plot", "screen"},
+    "bench": {"__init__", "bench_calls", "bench_rank", "bench_table", "compare", "launchers", "limits"}
+    | {"plot", "screen", "settings"},
     "command": {"bench", "doctor", "dump", "info", "ps", "screen", "selftest", "top", "tune"},
     "__main__": {"tools"},
     "_extras": set(),

@@ -1,7 +1,7 @@
 """`shmring bench`: how long a collective takes here, by size, as nccl-tests and the OSU benchmarks show it.
 
 Owns the command line, who the ranks are, and what comes of the figures. May know: the package's face,
-bench_calls, bench_rank, bench_table, compare, limits, plot, screen.
+bench_calls, bench_rank, bench_table, compare, launchers, limits, plot, screen, settings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any, NoReturn
 
 import shmring
 
+from ..launchers import find_job
 from ..limits import usable_cpus
+from ..settings import Settings
 from . import bench_rank, plot, screen
 from .bench_calls import FORMS, NUMPY_DTYPES, OPS, OTHER_DTYPES, Job, Turn, dtype_named
 from .bench_table import Table
@@ -92,28 +94,43 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure; the exit status."""
     try:
-        job = _job(arguments)
-        others = _others(arguments, job)
-        _check_files(arguments)
-        return _measure(arguments, job, others)
+        return _measure(arguments, _job(arguments))
     except KeyboardInterrupt:
         return INTERRUPTED
     except (shmring.Error, MemoryError, OSError) as error:
         return screen.complain("shmring bench", _one_line(error))
 
 
-def _measure(arguments: argparse.Namespace, job: Job, others: Sequence[Others]) -> int:
+def _measure(arguments: argparse.Namespace, job: Job) -> int:
     try:
-        comm = shmring.init()  # what a launcher has started, else alone
+        launched = find_job(Settings.from_environment(), os.environ)
+        comm = shmring.init() if launched else None
     except ValueError as error:
         _refuse(str(error))
+    if comm is None:
+        return _with_own_ranks(arguments, job)
     with comm:
-        if comm.size > 1:
-            _check_ranks(arguments, job, others, comm.size, comm.rank)
-            report = _rank(comm, job, others, arguments.json)
-            return _finish(arguments, others, report) if comm.rank == 0 else _status(report)
+        return _launched(comm, arguments, job)
+
+
+def _launched(comm: shmring.Comm, arguments: argparse.Namespace, job: Job) -> int:
+    """Files are rank 0's: another host may have none of these folders. Where it refuses, all end."""
+    others: list[Others] = []
+    refused = False
+    if comm.rank == 0:
+        try:
+            others = _prepared(arguments, job, comm.size)
+        except SystemExit:  # it has said why
+            refused = True
+    if comm.broadcast_object(refused):
+        return screen.BAD_USAGE
+    report = _rank(comm, job, others, arguments.json)
+    return _finish(arguments, others, report) if comm.rank == 0 else _status(report)
+
+
+def _with_own_ranks(arguments: argparse.Namespace, job: Job) -> int:
     nranks = arguments.n or _DEFAULT_RANKS
-    _check_ranks(arguments, job, others, nranks, 0)
+    others = _prepared(arguments, job, nranks)
     with _Forwarding() as interrupt:
         try:
             reports = shmring.spawn(_rank, nranks, (job, others, arguments.json))
@@ -276,13 +293,22 @@ def _rehearse(job: Job) -> None:
         _refuse(str(error))
 
 
-def _check_ranks(
-    arguments: argparse.Namespace, job: Job, others: Sequence[Others], nranks: int, rank: int
-) -> None:
-    """What can be wrong once it is known how many ranks there are; one of them says it."""
+def _prepared(arguments: argparse.Namespace, job: Job, nranks: int) -> list[Others]:
+    """The figures to stand beside it, once nothing is wrong with files and the number of ranks."""
+    try:
+        others = [load(path, job) for path in arguments.compare]
+    except Unusable as error:
+        _refuse(str(error))
+    _check_files(arguments)
+    _check_ranks(arguments, job, others, nranks)
+    return others
+
+
+def _check_ranks(arguments: argparse.Namespace, job: Job, others: Sequence[Others], nranks: int) -> None:
     problem = None
     if arguments.n is not None and arguments.n != nranks:
-        problem = f"-n {arguments.n}, but the launcher has started {nranks} ranks: leave -n out"
+        counted = f"{nranks} rank{'' if nranks == 1 else 's'}"
+        problem = f"-n {arguments.n}, but the launcher has started {counted}: leave -n out"
     elif job.call == "ping_pong" and nranks < 2:
         problem = "ping_pong needs 2 ranks or more: give another -n"
     elif job.root >= nranks:
@@ -291,17 +317,8 @@ def _check_ranks(
         if nranks not in one.ranks:
             known = ", ".join(map(str, sorted(one.ranks)))
             problem = problem or f"{one.path} has figures of {known} ranks, not of {nranks}"
-    if problem and rank == 0:
-        _refuse(problem)
     if problem:
-        raise SystemExit(screen.BAD_USAGE)
-
-
-def _others(arguments: argparse.Namespace, job: Job) -> list[Others]:
-    try:
-        return [load(path, job) for path in arguments.compare]
-    except Unusable as error:
-        _refuse(str(error))
+        _refuse(problem)
 
 
 def _check_files(arguments: argparse.Namespace) -> None:

@@ -1,0 +1,108 @@
+"""`shmring bench`: wrong flags, files that cannot be used, packages that are missing.
+
+May know: the command.
+"""
+
+import json
+import sys
+
+import pytest
+
+import shmring
+from shmring.tools import command
+
+# ---- wrong flags ------------------------------------------------------------------------------------------
+
+WRONG = {
+    "all_reducee": "invalid choice: 'all_reducee'",
+    "--sizes 6": "6 bytes are no multiple of the 4 of an item of float32",
+    "--sizes 8,12 --dtype float64": "12 bytes are no multiple of the 8",
+    "--sizes 64:8": "ends before it begins",
+    "--sizes 8:x": "'x' is no number of bytes",
+    "--sizes 8:16:32": "is no number of bytes",
+    "--sizes 0": "is no number of bytes",
+    "--sizes 8,,16": "'' is no number of bytes",
+    "--sizes 9999999G": "is no number of bytes",
+    "--sizes 8,16 --factor 2": "--factor has no meaning for a list of sizes",
+    "--factor 1": "'1' is no whole number of 2 or more",
+    "--dtype float31": "invalid choice: 'float31'",
+    "--op mean": "invalid choice: 'mean'",
+    "--op band": "op band has no meaning for float32",
+    "--op avg --dtype int32": "op avg has no meaning for int32",
+    "scan --op avg": "op avg has no meaning for a scan",
+    "reduce --op min --dtype complex64": "op min has no meaning for complex64",
+    "broadcast --op max": "--op has no meaning for broadcast",
+    "all_gather --root 1": "--root has no meaning for all_gather",
+    "all_gather --inplace": "--inplace has no meaning for all_gather",
+    "scan --algorithm ring": "--algorithm has no meaning for scan",
+    "--algorithm rong": "rong",
+    "ping_pong --plan": "--plan has no meaning for ping_pong",
+    "barrier --sizes 8": "--sizes has no meaning for barrier",
+    "barrier --dtype int8": "--dtype has no meaning for barrier",
+    "barrier --plot x.png": "--plot has no meaning for barrier",
+    "reduce --root 2": "--root 2 of 2 ranks: give one of 0 to 1",
+    "ping_pong -n 1": "needs 2 ranks or more",
+    "-n 0": "'0' is no number of ranks",
+    "-n many": "'many' is no number of ranks",
+    "--seconds 0": "no number of seconds",
+    "--iters 0": "no whole number of 1 or more",
+    "--output /nonexistent/x.json": "cannot be written",
+    "--plot .": "cannot be written",
+    "--plot x.gnu": "is no picture: it must end in .",
+    "--compare /nonexistent": "cannot be read: No such file",
+    "--size=8": "unrecognized arguments",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_wrong_flags_are_one_line_and_2_and_start_nobody(monkeypatch, capsys, arguments):
+    monkeypatch.setattr(shmring, "spawn", None)
+    if "--plot x" in arguments:
+        pytest.importorskip("matplotlib")
+    with pytest.raises(SystemExit) as ended:
+        command.main(["bench", *arguments.split()])
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (2, "")
+    assert WRONG[arguments] in told.err
+    assert told.err.startswith("shmring")
+    assert told.err.count("\n") == 1
+
+
+OWN = {"program": "shmring bench", "schema": 1, "call": "all_reduce", "dtype": "float32", "op": "sum"}
+UNUSABLE = {
+    "no JSON": ("no json", "is no JSON"),
+    "another program's": ('{"schema": 1}', "is neither what"),
+    "a list": ("[1]", "is neither what"),
+    "text": ('"schema"', "is neither what"),
+    "version": (json.dumps(OWN | {"schema": 9}), "is of another version: schema 9"),
+    "call": (json.dumps(OWN | {"call": "scan"}), "another call than this run: scan, not all_reduce"),
+    "dtype": (json.dumps(OWN | {"dtype": "int8"}), "another dtype"),
+    "op": (json.dumps(OWN | {"op": "max"}), "another op"),
+    "rows": (json.dumps(OWN | {"rows": [3]}), "is neither what"),
+    "empty": (json.dumps(OWN | {"rows": []}), "has no figures of all_reduce"),
+}
+
+
+@pytest.mark.parametrize("damage", UNUSABLE)
+def test_what_cannot_stand_beside_it_is_refused(monkeypatch, capsys, tmp_path, damage):
+    text, why = UNUSABLE[damage]
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    monkeypatch.setattr(shmring, "spawn", None)
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["bench", "--compare", str(path)])
+    told = capsys.readouterr().err
+    assert why in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "extra"),
+    [("matplotlib.figure", "--plot x.png", "plot"), ("ml_dtypes", "--dtype bfloat16 --sizes 8", "dtypes")],
+)
+def test_a_package_that_is_missing_is_named(monkeypatch, capsys, module, arguments, extra):
+    monkeypatch.setattr(shmring, "spawn", None)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["bench", *arguments.split()])
+    assert f"pip install 'shmring[{extra}]'" in capsys.readouterr().err
