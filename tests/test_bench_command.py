@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import termios
+import weakref
 from pathlib import Path
 
 import jsonschema
@@ -187,6 +188,26 @@ def over_hosts(comm, call):
 def test_ranks_of_several_hosts(world_across, call):
     for hosts, cpus, wrong in world_across([0, 0, 1])(over_hosts, call):
         assert (hosts, len(cpus), wrong) == (2, 3, [0, 0])
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_the_copy_limit_is_measured_when_the_arrays_have_gone(monkeypatch, written):
+    arrays = []
+
+    def fill(turn):
+        arrays.extend(map(weakref.ref, (turn.x, turn.y)))
+        refill(turn)
+
+    def copy_limit(*_):
+        assert [array() for array in arrays] == [None] * len(arrays)
+
+    refill = Turn.refill
+    monkeypatch.setattr(Turn, "refill", fill)
+    monkeypatch.setattr(bench_rank, "_copy_limit", copy_limit)
+    job = Job("all_reduce", (65536,), seconds=0.002, written=written)
+    with shmring.init(shmring.world(1), 0) as comm:
+        assert len(list(bench_rank.rows(comm, job, crowded=False))) == 1
+    assert arrays
 
 
 # ---- what is wrong is counted ----------------------------------------------------------------------------

@@ -84,15 +84,10 @@ def _row(comm: shmring.Comm, job: Job, count: int, sample_ns: float) -> dict[str
     path = comm.stats()["path"]
     wrong = _total(comm, turn.wrong()) if job.check else None
     turn.refill()
-    timed = f"write(1); {turn.statement}" if job.written else turn.statement
-    us, loops = _sampled(comm, job, _timer(timed, turn.names), sample_ns, job.seconds)
-    if job.written:
-        timer = _timer("write(1)", turn.names)
-        writing, _ = _sampled(comm, job, timer, sample_ns, COPY_PART * job.seconds, alone=True)
-        us = np.maximum(us - np.median(writing), 0)
+    us, loops = _timed(comm, job, turn, sample_ns)
     if wrong is not None:
         wrong += _total(comm, turn.wrong())
-    del turn
+    del turn  # to copy takes as much memory once more
     median = float(np.median(us))
     gb_s = nbytes / median * 1e-3 if median else 0.0
     return {
@@ -111,6 +106,17 @@ def _row(comm: shmring.Comm, job: Job, count: int, sample_ns: float) -> dict[str
         "path": path,
         "round_trip_ns": comm.stats()["round_trip_ns"],
     }
+
+
+def _timed(comm: shmring.Comm, job: Job, turn: Turn, sample_ns: float) -> tuple[Array, int]:
+    """As _sampled has it, of the call alone."""
+    timed = f"write(1); {turn.statement}" if job.written else turn.statement
+    us, loops = _sampled(comm, job, _timer(timed, turn.names), sample_ns, job.seconds)
+    if job.written:
+        timer = _timer("write(1)", turn.names)
+        writing, _ = _sampled(comm, job, timer, sample_ns, COPY_PART * job.seconds, alone=True)
+        us = np.maximum(us - np.median(writing), 0)
+    return us, loops
 
 
 def _copy_limit(comm: shmring.Comm, job: Job, nbytes: int, sample_ns: float) -> float | None:
