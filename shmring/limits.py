@@ -178,7 +178,8 @@ def _cgroup_mount(version: int, controller: str) -> tuple[str, str] | None:
     """(root inside the hierarchy, mount point)."""
     for line in _read("/proc/self", "mountinfo").splitlines():
         place, _, kind = line.partition(" - ")
-        words, (fstype, _, options) = place.split(), kind.split(maxsplit=2)
+        # Whoever mounted it has chosen the source, which may be empty: two spaces in a row.
+        words, (fstype, _, options) = place.split(), [*kind.split(" ", 2), "", "", ""][:3]
         if (fstype == "cgroup2" and version == 2) or (
             fstype == "cgroup" and version == 1 and controller in options.split(",")
         ):
@@ -188,7 +189,7 @@ def _cgroup_mount(version: int, controller: str) -> tuple[str, str] | None:
 
 def _read(directory: str, name: str) -> str:
     try:
-        with open(os.path.join(directory, name)) as file:
+        with open(os.path.join(directory, name), errors="surrogateescape") as file:
             return file.read()
     except OSError:  # not there at the root of a hierarchy, or hidden from a container
         return ""

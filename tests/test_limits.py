@@ -78,6 +78,20 @@ def test_usable_cpus_are_the_affinity_cut_by_quotas(machine, files, cpus):
     assert limits.usable_cpus() == cpus
 
 
+@pytest.mark.parametrize("source", ["", "a\\040name"])
+def test_a_mount_may_be_of_anything(machine, source):
+    files = v2("/a", {"/cg/a/cpu.max": "250000 100000\n"})
+    odd = f"29 23 0:25 / /odd rw - tmpfs {source} rw\n"
+    mount = V2_MOUNT.format(root="/").replace("cgroup2 cgroup2", f"cgroup2 {source}")
+    machine({**files, "/proc/self/mountinfo": "\n" + odd + mount})
+    assert limits.usable_cpus() == 2
+
+
+def test_names_that_are_no_text_can_be_read(tmp_path):
+    (tmp_path / "mountinfo").write_bytes(b"/mnt/\xff rw\n")
+    assert limits._read(str(tmp_path), "mountinfo") == "/mnt/\udcff rw\n"
+
+
 def test_usable_cpus_follow_the_affinity(machine):
     machine({}, cpus=3)
     assert limits.usable_cpus() == 3
