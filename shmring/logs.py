@@ -5,9 +5,10 @@ They hold what the ranks wrote, byte by byte, and an earlier run's are left alon
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 KINDS = ("out", "err")
 
@@ -32,21 +33,52 @@ class Log:
     def close(self) -> None:
         """A second call does nothing."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            try:
+                os.close(fd)
+            except OSError as error:  # some file systems say only now that there is no space
+                self.error = self.error or error
+
+    def discard(self) -> None:
+        """Close it, and leave no file."""
+        self.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
 
 
-def create_logs(directory: str, ranks: Iterable[int]) -> dict[int, tuple[Log, Log]]:
-    """The files of these ranks, new, in a directory that is made; OSError says why there are none."""
-    paths = {rank: [os.path.join(directory, f"rank-{rank}.{kind}") for kind in KINDS] for rank in ranks}
-    for path in itertools.chain(*paths.values()):  # all before the first: who is refused leaves nothing
+def restart_directory(directory: str, attempt: int) -> str:
+    """Where the files of a restarted world are, below those of the first."""
+    return os.path.join(directory, f"restart-{attempt}")
+
+
+def create_logs(directory: str, ranks: Sequence[int], restarts: int = 0) -> dict[int, tuple[Log, Log]]:
+    """The files of these ranks, new, in a directory that is made; OSError says why there are none.
+
+    None may be there either of so many restarts that are to come.
+    """
+    _refuse_earlier(directory, ranks, restarts)
+    made: list[Log] = []
+    try:
+        os.makedirs(directory, exist_ok=True)
+        for path in _paths(directory, ranks):
+            made.append(Log(path))
+    except OSError as error:
+        for log in made:
+            log.discard()
+        raise OSError(f"--log-dir is {directory!r}, where no files can be made: {error.strerror}") from None
+    return dict(zip(ranks, zip(made[::2], made[1::2], strict=True), strict=True))
+
+
+def _paths(directory: str, ranks: Iterable[int]) -> list[str]:
+    return [os.path.join(directory, f"rank-{rank}.{kind}") for rank in ranks for kind in KINDS]
+
+
+def _refuse_earlier(directory: str, ranks: Sequence[int], restarts: int) -> None:
+    later = (restart_directory(directory, attempt) for attempt in range(1, restarts + 1))
+    directories = [directory, *filter(os.path.lexists, later)]
+    for path in itertools.chain.from_iterable(_paths(one, ranks) for one in directories):
         if os.path.lexists(path):
             raise FileExistsError(
                 f"{path} is there, and what an earlier run has written is kept: give --log-dir another "
                 "directory, or remove this one"
             )
-    try:
-        os.makedirs(directory, exist_ok=True)
-        return {rank: (Log(out), Log(err)) for rank, (out, err) in paths.items()}
-    except OSError as error:
-        raise OSError(f"--log-dir is {directory!r}, where no files can be made: {error.strerror}") from None

@@ -42,6 +42,7 @@ class Screen:
     def __init__(self, tty: bool, front: Front) -> None:
         self.tty = tty
         self.front = front
+        self.error: OSError | None = None  # why nothing more can be shown, as its reader has gone
         self._open: Stream | None = None
         self._drawn = b""  # of it, on a terminal
         # There the same of the rank's other stream, whose line comes back when this one's is finished: a bar
@@ -57,26 +58,27 @@ class Screen:
     def line(self, stream: Stream, line: bytes) -> None:
         """A finished line of a stream."""
         self.uncover(stream)
+        left = stream.left_of(line)
         if self._open is stream and not self.tty:
             self._open = None
-            _write(stream.fd, stream.prefixed(line[stream.shown_nbytes :]) + b"\n")
-        elif self.tty or not 0 < len(line) == stream.shown_nbytes:  # not there since another line ended it
-            whole = stream.prefix + stream.last_segment(line)
+            self.write(stream.fd, left + b"\n")
+        elif self.tty or left or not stream.shown_nbytes:  # not there since another line ended it
+            whole = stream.prefix + stream.last_segment(line) if self.tty or stream.prefix else left
             self.show(stream.fd, whole, ends=self._open is stream)
 
     def show(self, fd: int, whole: bytes, *, ends: bool) -> None:
         """A whole line: the end of the unfinished one, or that moves below it."""
         unfinished, self._open = self._open, None
         if unfinished is None:
-            _write(fd, whole + b"\n")
+            self.write(fd, whole + b"\n")
         elif not self.tty:
-            _write(fd, b"\n" + whole + b"\n")
+            self.write(fd, b"\n" + whole + b"\n")
         else:
-            _write(fd, _CLEAR_LINE + whole + b"\n")
+            self.write(fd, _CLEAR_LINE + whole + b"\n")
             back = (unfinished, self._drawn) if not ends else self._covered
             if back is not None:
                 self._open, self._drawn = back
-                _write(self._open.fd, self._drawn)
+                self.write(self._open.fd, self._drawn)
                 self.uncover(self._open)
 
     def uncover(self, stream: Stream) -> None:
@@ -86,14 +88,14 @@ class Screen:
 
     def unfinished(self, stream: Stream) -> None:
         """A stream's line as far as it has come."""
-        if self._open is stream and not self.tty:
-            _write(stream.fd, stream.prefixed(stream.rest[stream.shown_nbytes :]))
-        else:
-            clear = b"" if self._open is None else _CLEAR_LINE if self.tty else b"\n"
+        clear = b"" if self._open is None else _CLEAR_LINE if self.tty else b"\n"
+        if self.tty or (stream.prefix and self._open is not stream):
             if self.tty and self._open is not None and self._open is not stream:
                 self._covered = self._open, self._drawn
-            self._drawn = stream.prefix + stream.rest.rpartition(b"\r")[2]
-            _write(stream.fd, clear + self._drawn)
+            self._drawn = stream.prefix + _last_segment(stream.rest)
+            self.write(stream.fd, clear + self._drawn)
+        else:
+            self.write(stream.fd, (clear if self._open is not stream else b"") + stream.left_of(stream.rest))
         self._open = stream
 
     @property
@@ -107,8 +109,16 @@ class Screen:
     def finish(self) -> None:
         """End the unfinished line: something else is going to be printed."""
         if self._open is not None:
-            _write(self._open.fd, b"\n")
+            self.write(self._open.fd, b"\n")
             self._open = self._covered = None
+
+    def write(self, fd: int, data: bytes) -> None:
+        """All of it, unless that has failed before: ranks are not to suffer for who reads us."""
+        try:
+            if self.error is None:
+                _write(fd, data)
+        except OSError as error:
+            self.error = error
 
 
 class Stream:
@@ -147,8 +157,9 @@ class Stream:
         if screen is not None and shown:
             screen.unfinished(self)
         if b"\r" in self.rest and (self._live or self.prefix):
-            self.rest = b"\r" + self.rest.rpartition(b"\r")[2]  # what was overwritten is of no more use
-        self.shown_nbytes = len(self.rest) if shown else 0
+            end = b"\r" if self.rest.endswith(b"\r") else b""
+            self.rest = b"\r" + _last_segment(self.rest) + end  # what was overwritten is of no more use
+        self.shown_nbytes = len(self._settled(self.rest)) if shown else 0
         if len(self.rest) > _LONGEST_LINE_NBYTES:
             self._cut()
 
@@ -165,8 +176,13 @@ class Stream:
         """What carriage returns have left of a line; all of it where output is passed on unchanged."""
         return _last_segment(line) if self.prefix else line
 
-    def prefixed(self, text: bytes) -> bytes:
-        return text.replace(b"\r", b"\r" + self.prefix)
+    def left_of(self, line: bytes) -> bytes:
+        """What of a line is to be shown behind that which is there."""
+        return self._settled(line)[self.shown_nbytes :].replace(b"\r", b"\r" + self.prefix)
+
+    def _settled(self, line: bytes) -> bytes:
+        # A carriage return at its end waits for what follows: it may be a part of the line's end.
+        return line.rstrip(b"\r") if self.prefix else line
 
     def _cut(self) -> None:
         rest, self.rest = self.rest, b""
@@ -181,7 +197,7 @@ class Stream:
 
 
 def _last_segment(line: bytes) -> bytes:
-    return line.removesuffix(b"\r").rpartition(b"\r")[2]
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def screens(out_fd: int, err_fd: int, make: Callable[[bool], Screen]) -> tuple[Screen, Screen]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -26,18 +27,20 @@ from .bootstrap import world
 from .folding import Folding
 from .last_words import is_consequence, last_words
 from .limits import oom_kills
-from .logs import Log, create_logs
+from .logs import Log, create_logs, restart_directory
 from .processes import describe_exit, parent_death_tie
 from .relay import Front, Screen, Stream, screens
 from .run_cpus import Cpus, share_cpus
-from .run_options import complain, parse, say
+from .run_options import complain, parse, say, tell
 from .settings import Settings, parse_address
 
 _CAUSE_S = 1.0  # for the cause to show where the first failure only tells of another rank's
 _SWEEP_S = 1.0  # for what the ranks have left running
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # forwarded, and the ranks have to end then
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_SECOND_S = 0.5  # apart, an ending signal is a second one, and not the same that came from two sides
 _READ_NBYTES = 1 << 16
+_OUT, _ERR = 1, 2  # not sys.stdout and sys.stderr, which are None if we were started without them
 _NO_KEY = (
     "hosts trust each other only by a key: set SHMRING_KEY to the same one on every host, or "
     "SHMRING_KEY_FILE to a file with it and mode 0600; make one with: "
@@ -47,6 +50,7 @@ _NO_KEY = (
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
+    _open_standard()
     options = parse(sys.argv[1:] if argv is None else argv)
     environment = dict(os.environ)
     share = _share_of(options, 0)
@@ -60,6 +64,20 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return complain(str(error))
     cpus = share_cpus(environment, options.bind, share.ranks)
+    status, outcome = _attempts(options, share, environment, cpus, files)
+    if options.report is not None:
+        _write_report(options.report, {"exit_code": status, **outcome})
+    return status
+
+
+def _attempts(
+    options: argparse.Namespace,
+    share: _Share,
+    environment: dict[str, str],
+    cpus: dict[int, Cpus],
+    files: dict[int, tuple[Log, Log]],
+) -> tuple[int, dict[str, Any]]:
+    """Run the ranks, and again as often as is asked for: (the exit code, how the last attempt went)."""
     signals = _Signals()
     signals.catch()
     for attempt in itertools.count():
@@ -73,17 +91,27 @@ def main(argv: list[str] | None = None) -> int:
         except OSError as error:
             say(f"no restart: {error}")
             break
+        if not run.may_start_again:  # somebody has asked for the end meanwhile
+            break
+        signals.forget(_PASSED_ON)
         say(f"restart {attempt + 1} of {options.restart}: all {share.size} ranks start again")
-    if options.report is not None:
-        _write_report(options.report, {"exit_code": status, "restarts": attempt, **run.outcome()})
-    return status
+    return status, {"restarts": attempt, **run.outcome()}
+
+
+def _open_standard() -> None:
+    """Where we were started without stdin, stdout or stderr, no pipe of a rank's shall take its number."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it is the lowest that is free: fd
 
 
 def _logs_of(options: argparse.Namespace, share: _Share, attempt: int) -> dict[int, tuple[Log, Log]]:
     if options.log_dir is None:
         return {}
-    directory = os.path.join(options.log_dir, f"restart-{attempt}") if attempt else options.log_dir
-    return create_logs(directory, share.ranks)
+    directory = restart_directory(options.log_dir, attempt) if attempt else options.log_dir
+    return create_logs(directory, share.ranks, 0 if attempt else options.restart)
 
 
 def _check_report(path: str | None) -> None:
@@ -151,6 +179,10 @@ class _Signals:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._catch)
 
+    def forget(self, numbers: tuple[int, ...]) -> None:
+        """Drop those that were for ranks that have ended: new ones do not handle them yet, and would die."""
+        self.came[:] = [number for number in self.came if number not in numbers]
+
     def _catch(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGCHLD:
             self.came.append(number)
@@ -198,7 +230,7 @@ class _Run:
         self._signals = signals
         self._ranks: list[_Rank] = []
         self._shown = [rank for rank in share.ranks if options.ranks is None or rank in options.ranks]
-        self._screens = screens(sys.stdout.fileno(), sys.stderr.fileno(), self._screen)
+        self._screens = screens(_OUT, _ERR, self._screen)
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.fd, selectors.EVENT_READ)
         self._forwarded: int | None = None
@@ -206,21 +238,20 @@ class _Run:
         self._stopping = False  # the ranks have been sent SIGTERM because one failed
         self._terminate_at = float("inf")
         self._kill_at = float("inf")
+        self._second_from = float("inf")
 
     def run(self) -> int:
         """The exit code, after the last rank has ended."""
+        for rank in self._share.ranks:
+            try:
+                self._start(rank)
+            except (OSError, subprocess.SubprocessError) as error:
+                self._sweep()
+                say(f"rank {rank} of {self._share.size} could not be started: {error}")
+                return 1
         try:
-            self._start()
-        except OSError as error:
-            self._sweep()
-            rank = self._share.ranks[len(self._ranks)]
-            say(f"rank {rank} of {self._share.size} could not be started: {error}")
-            return 1
-        try:
-            while any(rank.exit_code is None for rank in self._ranks):
+            while any(rank.exit_code is None for rank in self._ranks) and not self._is_unread():
                 self._step()
-        except BrokenPipeError:  # whoever read our output has gone, as `head` does
-            self._forwarded = signal.SIGPIPE
         finally:
             self._sweep()
         return self._conclude()
@@ -257,38 +288,34 @@ class _Run:
         text = f"0-{last}" if self._options.collapse and last else str(last)
         return len(text) if self._options.prefix else 0
 
-    def _start(self) -> None:
-        tie = parent_death_tie(os.getpid())
+    def _start(self, rank: int) -> None:
         target = ["-m", self._options.script] if self._options.module else [self._options.script]
-        command = [sys.executable, *target, *self._options.arguments]
-        for rank in self._share.ranks:
-            with self._cpus[rank].inherited():
-                process = subprocess.Popen(
-                    command,
-                    env=self._environment_of(rank),
-                    stdin=None if rank == 0 and not _is_terminal(0) else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    # Groups of their own, so that a rank's children can be reached as well. They are not the
-                    # terminal's foreground group then: Ctrl-C comes to us and is forwarded.
-                    process_group=0,
-                    preexec_fn=tie,
-                )
-            assert process.stdout is not None
-            assert process.stderr is not None
+        with self._cpus[rank].inherited():
+            process = subprocess.Popen(
+                [sys.executable, *target, *self._options.arguments],
+                env=self._environment_of(rank),
+                stdin=None if rank == 0 and not _is_terminal(0) else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # Groups of their own, so that a rank's children can be reached as well. They are not the
+                # terminal's foreground group then: Ctrl-C comes to us and is forwarded.
+                process_group=0,
+                preexec_fn=parent_death_tie(os.getpid()),
+            )
             out, err = self._streams(rank)
-            self._ranks.append(_Rank(rank, process, out, err))
-            for pipe, stream in ((process.stdout, out), (process.stderr, err)):
-                os.set_blocking(pipe.fileno(), False)
-                self._selector.register(pipe.fileno(), selectors.EVENT_READ, stream)
+            self._ranks.append(_Rank(rank, process, out, err))  # now, whatever goes wrong below: it is swept
+        for pipe, stream in ((process.stdout, out), (process.stderr, err)):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe.fileno(), selectors.EVENT_READ, stream)
 
     def _streams(self, rank: int) -> list[Stream]:
         """The ways of its stdout and stderr."""
         live, is_shown = rank in self._shown[:1], rank in self._shown
         files = self._files.get(rank, (None, None))
         return [
-            Stream(rank, ours.fileno(), screen if is_shown else None, live=live, log=log)
-            for ours, screen, log in zip((sys.stdout, sys.stderr), self._screens, files, strict=True)
+            Stream(rank, fd, screen if is_shown else None, live=live, log=log)
+            for fd, screen, log in zip((_OUT, _ERR), self._screens, files, strict=True)
         ]
 
     def _environment_of(self, rank: int) -> dict[str, str]:
@@ -299,7 +326,7 @@ class _Run:
         threads = self._cpus[rank].threads
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
-        if _is_terminal(2):  # progress bars cannot ask a pipe how wide it is
+        if _is_terminal(_ERR):  # progress bars cannot ask a pipe how wide it is
             size = shutil.get_terminal_size()
             width = self._width()
             environment.setdefault("COLUMNS", str(max(size.columns - (width and width + 2), 20)))
@@ -331,18 +358,18 @@ class _Run:
             self._kill_at = float("inf")
             self._signal_ranks(signal.SIGKILL)
 
-    def _pump(self, fd: int, stream: Stream) -> bool:
-        """Pass on what there is; False where there is nothing now, or will be nothing any more."""
+    def _pump(self, fd: int, stream: Stream) -> int:
+        """Pass on what there is; 0 bytes where there is nothing now, or will be nothing any more."""
         try:
             data = os.read(fd, _READ_NBYTES)
         except BlockingIOError:
-            return False
+            return 0
         if data:
             stream.feed(data)
-            return True
-        stream.close()
-        self._selector.unregister(fd)
-        return False
+        else:
+            stream.close()
+            self._selector.unregister(fd)
+        return len(data)
 
     def _forward(self, number: int) -> None:
         if number == signal.SIGTSTP:  # Ctrl-Z: nobody would read what the ranks write
@@ -352,16 +379,36 @@ class _Run:
         elif number in _PASSED_ON:
             self._signal_ranks(number)
         else:
-            self._signal_ranks(number if self._forwarded is None else signal.SIGKILL)
-            self._forwarded = number
-            self._terminate_at = float("inf")
-            self._kill_at = min(self._kill_at, time.monotonic() + self._options.grace)
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        """Forward a signal after which all have to end within the grace, or at once if it is a second one."""
+        now = time.monotonic()
+        if self._forwarded is None:
+            self._second_from = now + _SECOND_S
+            self._signal_ranks(number)
+        elif now >= self._second_from:
+            self._signal_ranks(signal.SIGKILL)
+        else:
+            return
+        self._forwarded = number
+        self._terminate_at = float("inf")
+        self._kill_at = min(self._kill_at, now + self._options.grace)
+
+    def _is_unread(self) -> bool:
+        """Whoever read our output has gone, as `head` does; a terminal has hung up, which leaves a grace."""
+        lost = [screen for screen in self._screens if screen.error is not None]
+        if lost and self._forwarded is None:
+            if any(screen.tty for screen in lost):
+                self._end(signal.SIGHUP)
+            else:
+                self._forwarded = signal.SIGPIPE
+        return self._forwarded == signal.SIGPIPE
 
     def _signal_ranks(self, number: int) -> None:
         for rank in self._ranks:
             if rank.exit_code is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(rank.process.pid, number)
+                _signal_group(rank.process.pid, number)
 
     def _look_at(self, rank: _Rank) -> None:
         """See whether a rank has ended, and what follows if it has failed."""
@@ -381,34 +428,28 @@ class _Run:
             self._terminate_at = min(self._terminate_at, time.monotonic() + patience_s)
 
     def _drain(self, rank: _Rank) -> None:
-        """Pass on the last that an ended rank wrote; its children may hold the pipes open still."""
+        """Pass on the last that an ended rank wrote: what pipes hold, as its children may go on writing."""
         for pipe, stream in ((rank.process.stdout, rank.out), (rank.process.stderr, rank.err)):
             assert pipe is not None
             if pipe.fileno() in self._selector.get_map():
-                while self._pump(pipe.fileno(), stream):
-                    pass
+                left = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+                while left > 0 and (count := self._pump(pipe.fileno(), stream)):
+                    left -= count
 
     def _sweep(self) -> None:
         """Leave nothing: no rank, and none of the processes that ranks started in their groups."""
         self._signal_ranks(signal.SIGKILL)
-        groups = []
         for rank in self._ranks:
             exit_code = rank.process.wait()
             rank.exit_code = exit_code if rank.exit_code is None else rank.exit_code
-            groups.append(rank.process.pid)
-            with contextlib.suppress(BrokenPipeError):
-                self._drain(rank)
-                rank.out.close()
-                rank.err.close()
-        until = time.monotonic() + _SWEEP_S
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            groups = [group for group in groups if _signal_group(group, number)]
-            while groups and time.monotonic() < until:
-                time.sleep(0.01)
-                groups = [group for group in groups if _signal_group(group, 0)]
+            self._drain(rank)
+        _end_groups([rank.process.pid for rank in self._ranks])
+        for rank in self._ranks:
+            self._drain(rank)
+            rank.out.close()
+            rank.err.close()
         for screen in self._screens:
-            with contextlib.suppress(BrokenPipeError):
-                screen.finish()
+            screen.finish()
         self._selector.close()
         for rank in self._ranks:
             for pipe in (rank.process.stdout, rank.process.stderr):
@@ -426,6 +467,9 @@ class _Run:
         for log in itertools.chain(*self._files.values()):
             if log.error is not None:
                 say(f"{log.path} is not complete: {log.error.strerror}")
+        for screen in dict.fromkeys(self._screens):
+            if screen.error is not None and not isinstance(screen.error, BrokenPipeError):
+                say(f"what the ranks print cannot be shown: {screen.error.strerror}")
         failed = self._failed()
         goes_on = self._options.keep_going and any(rank.exit_code == 0 for rank in self._ranks)
         if failed and not goes_on:
@@ -446,8 +490,7 @@ class _Run:
             words = f"; the end of {'its stderr' if rank.err.log is None else rank.err.log.path}:"
         say(f"rank {rank.rank} of {self._share.size} failed first: {how}{words}")
         for line in rank.last_words:
-            print(line, file=sys.stderr)
-        sys.stderr.flush()
+            tell(line)
         return rank.status
 
 
@@ -458,10 +501,19 @@ def _how_ended(exit_code: int, oom_kills_before: int | None) -> str:
     return how
 
 
+def _end_groups(groups: list[int]) -> None:
+    until = time.monotonic() + _SWEEP_S
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        groups = [group for group in groups if _signal_group(group, number)]
+        while groups and time.monotonic() < until:
+            time.sleep(0.01)
+            groups = [group for group in groups if _signal_group(group, 0)]
+
+
 def _signal_group(group: int, number: int) -> bool:
     try:
         os.killpg(group, number)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):  # all that is left may be another user's, by setuid
         return False
     return True
 

@@ -6,6 +6,7 @@ May know: bootstrap, limits, placement, ranges, settings.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from typing import NoReturn
@@ -21,7 +22,13 @@ _GRACE_S = 5.0  # from SIGTERM to SIGKILL
 
 def say(message: str) -> None:
     """A line of shmrun's own, among those of the ranks."""
-    print(f"shmrun: {message}", file=sys.stderr, flush=True)
+    tell(f"shmrun: {message}")
+
+
+def tell(line: str) -> None:
+    """A line on stderr, if anybody reads there still; not by sys.stderr, which keeps what it cannot write."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
 def complain(message: str) -> int:

@@ -133,6 +133,43 @@ def test_without_prefix_lines_are_unchanged(plain):
     assert plain.printed((0, b"a\r\nb\n"), (1, b"10%\r20%\r\n")) == "a\r\nb\n10%\r20%\r\n"
 
 
+def test_a_bar_whose_carriage_return_comes_last_is_seen(log, terminal):
+    assert log.printed((0, b"50%\r")) == "0| 50%"
+    assert log.printed((0, b"60%\r")) == "\r0| 60%"
+    assert log.printed((1, b"news\n"), (0, b"70%\r")) == "\n1| news\n0| 70%"
+    assert log.printed((0, b"\n")) == "\n"
+    assert list(log.streams[0].tail) == ["70%"]
+    assert terminal.printed((0, b"50%\r")) == "0| 50%"
+    assert terminal.printed((0, b"60%\r")) == "\r\x1b[K0| 60%"
+    assert terminal.printed((0, b"\n")) == "\r\x1b[K0| 60%\n"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_windows_line_end_may_come_in_pieces(log, terminal, rank):
+    assert log.printed((rank, b"line\r"), (rank, b"\n")) == f"{rank}| line\n"
+    assert terminal.printed((rank, b"line\r"), (rank, b"\n")).endswith(f"{rank}| line\n")
+
+
+def test_without_prefix_every_byte_of_a_bar_is_passed_on(plain):
+    assert plain.printed((0, b"10%\r20%\r")) == "10%\r20%\r"
+    assert plain.printed((0, b"\r30%")) == "\r30%"
+    assert plain.printed((1, b"news\n"), (0, b"\r40%\r")) == "\nnews\n\r40%\r"
+    assert plain.printed((1, b"more\n"), (0, b"done\r\n")) == "\nmore\ndone\r\n"
+    assert plain.printed((0, b"next\n")) == "next\n"
+
+
+def test_when_nobody_reads_any_more_that_is_kept_and_nothing_raised(terminal):
+    nobody, fd = os.pipe()
+    os.close(nobody)
+    stream = relay.Stream(0, fd, terminal.screen, live=True)
+    stream.feed(b"lost\nunfinished")
+    stream.close()
+    terminal.screen.finish()
+    os.close(fd)
+    assert isinstance(terminal.screen.error, BrokenPipeError)
+    assert list(stream.tail) == ["lost", "unfinished"]
+
+
 def test_windows_line_ends(log):
     assert log.printed((1, b"a\r\nb\r\n")) == "1| a\n1| b\n"
 

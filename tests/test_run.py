@@ -378,9 +378,30 @@ def test_a_second_ctrl_c_kills(tmp_path):
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert all(map(is_alive, pids))
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=50)
+        while process.poll() is None:  # a signal that comes too soon is none
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
         assert process.returncode == 130
+
+
+def test_two_signals_at_once_are_one(tmp_path):
+    code = """
+        def save(*_):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            time.sleep(0.5)
+            print("saved")
+            sys.exit(3)
+        signal.signal(signal.SIGINT, save)
+        signal.signal(signal.SIGTERM, save)
+        ready()
+        time.sleep(100)
+        """
+    with ready(tmp_path, code, nprocs=1) as (process, _):
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=50)[0] == "saved\n"
+        assert process.returncode == 128 + signal.SIGINT
 
 
 def test_user_signals_only_pass_through(tmp_path):
@@ -428,6 +449,22 @@ def test_everybody_killed_at_once_leaves_nothing(tmp_path):
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "shmring" in name]
 
 
+def test_a_ranks_child_that_writes_without_end_does_not_hold_it_up(tmp_path):
+    arguments = command(tmp_path, "import subprocess; subprocess.Popen(['yes'])", nprocs=1)
+    done = subprocess.run(
+        arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=50, env={**os.environ, **QUIET}
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_group_that_is_another_users_counts_as_gone(monkeypatch):
+    def killpg(group, number):
+        raise PermissionError
+
+    monkeypatch.setattr(run.os, "killpg", killpg)
+    assert not run._signal_group(1, 0)
+
+
 @pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_the_ranks_own_children_are_swept(tmp_path, end):
     code = f"""
@@ -445,13 +482,14 @@ def test_the_ranks_own_children_are_swept(tmp_path, end):
         wait_until(lambda: not any(map(is_alive, children)))
 
 
-def test_a_rank_that_cannot_be_started_is_named(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("kind", [BlockingIOError, subprocess.SubprocessError])
+def test_a_rank_that_cannot_be_started_is_named(tmp_path, monkeypatch, capfd, kind):
     real, count = subprocess.Popen, []
 
     def popen(*arguments, **options):
         count.append(1)
         if len(count) == 2:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
+            raise kind(11, "Resource temporarily unavailable")
         return real(*arguments, **options)
 
     monkeypatch.setattr(run.subprocess, "Popen", popen)
@@ -459,3 +497,25 @@ def test_a_rank_that_cannot_be_started_is_named(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert run.main(command(tmp_path, "time.sleep(100)")[3:]) == 1
     assert "rank 1 of 2 could not be started: " in capfd.readouterr().err
+
+
+def test_a_rank_that_was_started_is_swept_when_it_cannot_be_listened_to(tmp_path, monkeypatch, capfd):
+    started, real = [], subprocess.Popen
+
+    def popen(*arguments, **options):
+        started.append(real(*arguments, **options))
+        return started[-1]
+
+    class Selector(run.selectors.DefaultSelector):
+        def register(self, fd, events, data=None):
+            if len(started) == 2:
+                raise OSError(28, "No space left on device")  # fs.epoll.max_user_watches
+            return super().register(fd, events, data)
+
+    monkeypatch.setattr(run.subprocess, "Popen", popen)
+    monkeypatch.setattr(run.selectors, "DefaultSelector", Selector)
+    monkeypatch.setattr(run._Signals, "catch", lambda self: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert run.main(command(tmp_path, "time.sleep(100)")[3:]) == 1
+    assert "rank 1 of 2 could not be started: " in capfd.readouterr().err
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2

@@ -6,7 +6,9 @@ May know: logs, ranges, run.
 import functools
 import json
 import os
+import pty
 import re
+import signal
 import subprocess
 
 import jsonschema
@@ -133,6 +135,112 @@ def test_a_log_that_cannot_be_written_is_told_and_ends_nobody(tmp_path):
     log.close()
     log.close()
     assert log.error.strerror == "No space left on device"
+
+
+def test_a_log_that_cannot_be_closed_ends_nobody(tmp_path):
+    log = logs.Log(str(tmp_path / "log"))
+    os.close(log._fd)
+    log.close()
+    log.close()
+    assert log.error.strerror == "Bad file descriptor"
+
+
+def test_files_that_cannot_all_be_made_leave_none(tmp_path):
+    arguments = command(tmp_path, "pass", "--log-dir", str(tmp_path / "logs"), nprocs=16)
+    shell = ["bash", "-c", 'ulimit -n 20; exec "$@"', "bash", *arguments]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 2
+    assert "where no files can be made: Too many open files" in done.stderr
+    assert files(tmp_path / "logs") == {}
+
+
+def test_files_of_an_earlier_runs_restarts_are_found_at_the_start(shmrun, tmp_path):
+    earlier = tmp_path / "restart-2" / "rank-1.out"
+    earlier.parent.mkdir()
+    earlier.write_text("precious")
+    done = shmrun("sys.exit(1)", "--log-dir", str(tmp_path), "--restart", "2")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"shmrun: {earlier} is there, ")
+    assert not (tmp_path / "rank-0.out").exists()
+    assert shmrun("pass", "--log-dir", str(tmp_path), "--restart", "1").returncode == 0
+
+
+# --- nobody to show it to ---
+
+
+def end_of(arguments, **streams):
+    """The exit code, and stderr if that is a pipe, where stdout and stderr lead elsewhere."""
+    environment = {**os.environ, **QUIET}
+    with subprocess.Popen(arguments, env=environment, start_new_session=True, **streams) as process:
+        try:
+            said = process.communicate(timeout=LIMIT_S)[1]
+        finally:
+            process.kill()
+    return process.returncode, said
+
+
+def test_a_terminal_that_is_closed_leaves_the_ranks_their_grace(tmp_path):
+    code = f"""
+        def save(*_):
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            time.sleep(0.3)
+            open(f"{tmp_path}/saved.{{rank}}", "w").close()
+            sys.exit(3)
+        signal.signal(signal.SIGHUP, save)
+        open(f"{tmp_path}/ready.{{rank}}", "w").close()
+        while not os.path.exists(f"{tmp_path}/ready.{{1 - rank}}"):
+            time.sleep(0.01)
+        while True:
+            print("line")
+            time.sleep(0.1)
+        """
+    report = tmp_path / "report.json"
+    terminal, ours = pty.openpty()  # nobody's, so that no SIGHUP comes when it goes
+    arguments = command(tmp_path, code, "--report", str(report))
+    with subprocess.Popen(arguments, stdout=ours, stderr=ours, env={**os.environ, **QUIET}) as process:
+        os.close(ours)
+        try:
+            assert b"line" in os.read(terminal, 100)
+            os.close(terminal)
+            assert process.wait(LIMIT_S) == 128 + signal.SIGHUP
+        finally:
+            process.kill()
+    assert [one["ended"] for one in json.loads(report.read_text())["ranks"]] == ["exit status 3"] * 2
+    assert {path.name for path in tmp_path.glob("saved.*")} == {"saved.0", "saved.1"}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
+def test_a_full_disk_behind_stdout_is_told(tmp_path):
+    with open("/dev/full", "w") as full:
+        arguments = command(tmp_path, "while True: print('line')")
+        status, said = end_of(arguments, stdout=full, stderr=subprocess.PIPE)
+    assert (status, said) == (
+        128 + signal.SIGPIPE,
+        b"shmrun: what the ranks print cannot be shown: No space left on device\n",
+    )
+
+
+def test_a_failure_is_in_the_report_even_if_nobody_reads_stderr(tmp_path):
+    report = tmp_path / "report.json"
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = command(tmp_path, "sys.exit(3)", "--report", str(report))
+    status, _ = end_of(arguments, stdout=writer, stderr=writer)
+    os.close(writer)
+    assert (status, json.loads(report.read_text())["exit_code"]) == (3, 3)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_it_runs_with_its_standard_streams_closed(tmp_path, closed):
+    code = f"""
+        print("out"); print("err", file=sys.stderr)
+        open(f"{tmp_path}/{{rank}}", "w").write(sys.stdin.read())
+        sys.exit(4)
+        """
+    shell = ["bash", "-c", f'exec "$@" {closed}', "bash", *command(tmp_path, code, nprocs=1)]
+    status, said = end_of(shell, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert (status, (tmp_path / "0").read_text()) == (4, "")
+    assert b"Traceback" not in said
 
 
 # --- what is shown ---

@@ -77,6 +77,29 @@ def test_each_attempt_has_logs_of_its_own(shmrun, tmp_path):
     assert not (tmp_path / "logs" / "restart-2").exists()
 
 
+def test_a_user_signal_for_ranks_that_have_ended_does_not_reach_the_next(shmrun):
+    # A child that rank 0 leaves sends it when it is swept: between the attempts.
+    code = """
+        if os.environ["SHMRING_RESTART"] == "1":
+            time.sleep(0.3)
+            sys.exit(0)
+        shmrun = os.getppid()
+        read, write = os.pipe()
+        if os.fork() == 0:
+            def swept(*_):
+                os.kill(shmrun, signal.SIGUSR1)
+                os._exit(0)
+            signal.signal(signal.SIGTERM, swept)
+            os.write(write, b"x")
+            time.sleep(100)
+        os.read(read, 1)
+        sys.exit(1)
+        """
+    done = shmrun(code, "--restart", "1", nprocs=1)
+    assert done.returncode == 0, done.stderr
+    assert "restart 1 of 1" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_whoever_ends_it_does_not_want_it_again(tmp_path, number):
     # Rank 1 has failed by itself already when the signal comes, and rank 0 takes its time.
