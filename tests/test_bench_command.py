@@ -437,6 +437,22 @@ def test_an_earlier_run_stands_beside_it(bench, tmp_path):
     assert curve[1] == {str(row["nbytes"]): row["p50_us"] for row in before["rows"]}
 
 
+def test_files_of_one_name_stand_beside_each_other(bench, tmp_path):
+    paths = [tmp_path / folder / "out.json" for folder in "ab"]
+    for path in paths:
+        path.parent.mkdir()
+        written_by_peers(path)
+    files = [compare.load(path, Job("all_reduce", ())) for path in paths]
+    names = ("MPICH", "MPICH, persistent")
+    labels = [curve.label for curve in compare.curves_of(files, 2, "near")]
+    assert labels == [f"{name} ({path})" for path in paths for name in names]
+    assert tuple(curve.label for curve in compare.curves_of(files[:1], 2, "near")) == names
+    for path in paths:
+        bench("--sizes", "8", "--output", str(path), *SHORT)
+    twice = [word for path in [*paths, paths[0]] for word in ("--compare", str(path))]
+    assert len(bench("--sizes", "8", *twice, *SHORT)["compared"]) == 2
+
+
 def test_of_two_distances_that_of_this_run_is_taken(tmp_path):
     near = compare.load(written_by_peers(tmp_path / "near.json"), Job("all_reduce", ()))
     far = compare.load(written_by_peers(tmp_path / "far.json", distance="far"), Job("all_reduce", ()))

@@ -1,15 +1,17 @@
 """`shmring bench`: wrong flags, files that cannot be used, packages that are missing.
 
-May know: the command.
+May know: the command, and the Job that its JSON holds.
 """
 
 import json
 import sys
+from dataclasses import asdict
 
 import pytest
 
 import shmring
 from shmring.tools import command
+from shmring.tools.bench_calls import Job
 
 # ---- wrong flags ------------------------------------------------------------------------------------------
 
@@ -68,16 +70,24 @@ def test_wrong_flags_are_one_line_and_2_and_start_nobody(monkeypatch, capsys, ar
     assert told.err.count("\n") == 1
 
 
-OWN = {"program": "shmring bench", "schema": 1, "call": "all_reduce", "dtype": "float32", "op": "sum"}
+OWN = {"program": "shmring bench", "schema": 1, "options": asdict(Job("all_reduce", ()))}
+OTHER = {name: json.dumps(OWN | {"options": OWN["options"] | changed}) for name, changed in (
+    ("call", {"call": "scan"}), ("dtype", {"dtype": "int8"}), ("op", {"op": "max"}), ("root", {"root": 1}),
+    ("algorithm", {"algorithm": "ring"}), ("input", {"written": True}),
+)}  # fmt: skip
 UNUSABLE = {
     "no JSON": ("no json", "is no JSON"),
     "another program's": ('{"schema": 1}', "is neither what"),
     "a list": ("[1]", "is neither what"),
     "text": ('"schema"', "is neither what"),
     "version": (json.dumps(OWN | {"schema": 9}), "is of another version: schema 9"),
-    "call": (json.dumps(OWN | {"call": "scan"}), "another call than this run: scan, not all_reduce"),
-    "dtype": (json.dumps(OWN | {"dtype": "int8"}), "another dtype"),
-    "op": (json.dumps(OWN | {"op": "max"}), "another op"),
+    "call": (OTHER["call"], "another call than this run: scan, not all_reduce"),
+    "dtype": (OTHER["dtype"], "another dtype"),
+    "op": (OTHER["op"], "another op"),
+    "root": (OTHER["root"], "another root than this run: 1, not 0"),
+    "algorithm": (OTHER["algorithm"], "another algorithm than this run: ring, not auto"),
+    "input": (OTHER["input"], "another input than this run: written, not reused"),
+    "options": ('{"program": "shmring bench", "schema": 1}', "is neither what"),
     "rows": (json.dumps(OWN | {"rows": [3]}), "is neither what"),
     "empty": (json.dumps(OWN | {"rows": []}), "has no figures of all_reduce"),
 }

@@ -25,7 +25,7 @@ from ..settings import Settings
 from . import bench_rank, plot, screen
 from .bench_calls import FORMS, NUMPY_DTYPES, OPS, OTHER_DTYPES, Job, Turn, dtype_named
 from .bench_table import Table
-from .compare import SCHEMA, Others, Unusable, load
+from .compare import SCHEMA, Others, Unusable, curves_of, load
 
 INTERRUPTED = 130
 _WHY_ABORTED = "shmring bench was interrupted"
@@ -144,7 +144,7 @@ def _with_own_ranks(arguments: argparse.Namespace, job: Job) -> int:
 def _finish(arguments: argparse.Namespace, others: Sequence[Others], report: dict[str, Any]) -> int:
     """What comes of the figures, on rank 0 or in the process that started the ranks."""
     if report["rows"]:
-        curves = [one for some in others for one in some.curves(report["ranks"], report["distance"])]
+        curves = curves_of(others, report["ranks"], report["distance"])
         report["compared"] = {curve.label: curve.us for curve in curves}
         if arguments.json:
             screen.print_json(report)
@@ -296,7 +296,7 @@ def _rehearse(job: Job) -> None:
 def _prepared(arguments: argparse.Namespace, job: Job, nranks: int) -> list[Others]:
     """The figures to stand beside it, once nothing is wrong with files and the number of ranks."""
     try:
-        others = [load(path, job) for path in arguments.compare]
+        others = [load(path, job) for path in dict.fromkeys(arguments.compare)]  # each once
     except Unusable as error:
         _refuse(str(error))
     _check_files(arguments)

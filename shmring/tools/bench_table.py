@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from .bench_calls import Job
-from .compare import Curve, Others
+from .compare import Curve, Others, curves_of
 
 _WIDTHS = {
     "size": 10, "count": 10, "min": 9, "avg": 9, "p50": 9, "p99": 9,
@@ -31,8 +31,7 @@ class Table:
 
     def begin(self, facts: dict[str, Any]) -> None:
         """What the figures depend on, and the heads."""
-        for others in self._others:
-            self._curves += others.curves(facts["ranks"], facts["distance"])
+        self._curves = curves_of(self._others, facts["ranks"], facts["distance"])
         self._bar = _bar(self._job) if self._has_bar else None
         for line in [*head_lines(facts), *self._warnings(), *self._heads()]:
             self._say(line)

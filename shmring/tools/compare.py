@@ -6,8 +6,9 @@ May know: bench_calls.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ class Others:
         return [Curve(label, us) for label, us in found.items()]
 
 
+def curves_of(files: Sequence[Others], ranks: int, distance: str) -> list[Curve]:
+    """Of all files; a label that several have is followed by the file's name."""
+    found = [(one.path, curve) for one in files for curve in one.curves(ranks, distance)]
+    often = Counter(curve.label for _, curve in found)
+    return [
+        curve if often[curve.label] == 1 else Curve(f"{curve.label} ({path})", curve.us)
+        for path, curve in found
+    ]
+
+
 def load(path: Path, job: Job) -> Others:
     """The figures of a file, of this call; Unusable where there are none."""
     try:
@@ -85,7 +96,7 @@ def load(path: Path, job: Job) -> Others:
             f"{path} is neither what `shmring bench --output` nor what bench/peers.py --json writes"
         ) from None
     if not figures:
-        raise Unusable(f"{path} has no figures of {job.call}, input {_input(job)}")
+        raise Unusable(f"{path} has no figures of {job.call}, input {_input(job.written)}")
     return Others(path, figures)
 
 
@@ -93,12 +104,21 @@ def _figures(path: Path, found: Any, job: Job) -> Iterable[_Figure]:
     own = found.get("program") == "shmring bench"
     if found["schema"] != (SCHEMA if own else PEERS_SCHEMA):
         raise Unusable(f"{path} is of another version: schema {found['schema']}")
-    facts = found if own else {"call": found["options"]["call"], "dtype": PEERS_DTYPE, "op": PEERS_OP}
-    for name in ("call", "dtype", "op"):
-        if facts[name] != getattr(job, name):
-            here = getattr(job, name)
-            raise Unusable(f"{path} has another {name} than this run: {facts[name]}, not {here}")
+    options = found["options"]
+    there = _facts(options) if own else {"call": options["call"], "dtype": PEERS_DTYPE, "op": PEERS_OP}
+    here = _facts(asdict(job))
+    for name, text in there.items():
+        if text != here[name]:
+            raise Unusable(f"{path} has another {name} than this run: {text}, not {here[name]}")
     return _own(path, found) if own else _peers(found, job)
+
+
+def _facts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a Job what both have to have in common."""
+    return {name: options[name] for name in ("call", "dtype", "op", "root")} | {
+        "algorithm": options["algorithm"] or "auto",
+        "input": _input(options["written"]),
+    }
 
 
 def _own(path: Path, found: Any) -> list[_Figure]:
@@ -112,7 +132,7 @@ def _peers(found: Any, job: Job) -> list[_Figure]:
     return [
         _Figure(_label(one), one["ranks"], one["distance"], one["nbytes"], float(one["us"]))
         for one in found["medians"]
-        if one["contestant"] != "copy" and one["input"] == _input(job)
+        if one["contestant"] != "copy" and one["input"] == _input(job.written)
     ]
 
 
@@ -121,5 +141,5 @@ def _label(one: dict[str, Any]) -> str:
     return name if one["variant"] in _ORDINARY else f"{name}, {one['variant']}"
 
 
-def _input(job: Job) -> str:
-    return "written" if job.written else "reused"
+def _input(written: bool) -> str:
+    return "written" if written else "reused"
