@@ -73,7 +73,7 @@ def test_wrong_flags_are_one_line_and_2_and_start_nobody(monkeypatch, capsys, ar
 OWN = {"program": "shmring bench", "schema": 1, "options": asdict(Job("all_reduce", ()))}
 OTHER = {name: json.dumps(OWN | {"options": OWN["options"] | changed}) for name, changed in (
     ("call", {"call": "scan"}), ("dtype", {"dtype": "int8"}), ("op", {"op": "max"}), ("root", {"root": 1}),
-    ("algorithm", {"algorithm": "ring"}), ("input", {"written": True}),
+    ("input", {"written": True}),
 )}  # fmt: skip
 UNUSABLE = {
     "no JSON": ("no json", "is no JSON"),
@@ -85,7 +85,6 @@ UNUSABLE = {
     "dtype": (OTHER["dtype"], "another dtype"),
     "op": (OTHER["op"], "another op"),
     "root": (OTHER["root"], "another root than this run: 1, not 0"),
-    "algorithm": (OTHER["algorithm"], "another algorithm than this run: ring, not auto"),
     "input": (OTHER["input"], "another input than this run: written, not reused"),
     "options": ('{"program": "shmring bench", "schema": 1}', "is neither what"),
     "rows": (json.dumps(OWN | {"rows": [3]}), "is neither what"),

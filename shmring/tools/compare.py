@@ -116,14 +116,15 @@ def _figures(path: Path, found: Any, job: Job) -> Iterable[_Figure]:
 def _facts(options: Mapping[str, Any]) -> dict[str, Any]:
     """Of a Job what both have to have in common."""
     return {name: options[name] for name in ("call", "dtype", "op", "root")} | {
-        "algorithm": options["algorithm"] or "auto",
-        "input": _input(options["written"]),
+        "input": _input(options["written"])
     }
 
 
 def _own(path: Path, found: Any) -> list[_Figure]:
+    algorithm = found["options"]["algorithm"]
+    label = f"{path.stem}, {algorithm}" if algorithm else path.stem
     return [
-        _Figure(path.stem, found["ranks"], found["distance"], row["nbytes"], float(row["p50_us"]))
+        _Figure(label, found["ranks"], found["distance"], row["nbytes"], float(row["p50_us"]))
         for row in found["rows"]
     ]
 
