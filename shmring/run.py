@@ -467,15 +467,16 @@ class _Run:
         for log in itertools.chain(*self._files.values()):
             if log.error is not None:
                 say(f"{log.path} is not complete: {log.error.strerror}")
-        for screen in dict.fromkeys(self._screens):
-            if screen.error is not None and not isinstance(screen.error, BrokenPipeError):
-                say(f"what the ranks print cannot be shown: {screen.error.strerror}")
+        unshown = {screen.error for screen in self._screens if not screen.tty}
+        lost = [error for error in unshown if error is not None and not isinstance(error, BrokenPipeError)]
+        for error in lost:
+            say(f"what the ranks print cannot be shown: {error.strerror}")
         failed = self._failed()
         goes_on = self._options.keep_going and any(rank.exit_code == 0 for rank in self._ranks)
         if failed and not goes_on:
             return self._report(failed[0])
         if self._forwarded is None or all(rank.exit_code == 0 for rank in self._ranks):
-            return 0
+            return 1 if lost else 0
         if self._forwarded != signal.SIGPIPE:
             say(f"stopped by {signal.Signals(self._forwarded).name}")
         return 128 + self._forwarded

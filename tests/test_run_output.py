@@ -210,14 +210,14 @@ def test_a_terminal_that_is_closed_leaves_the_ranks_their_grace(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
-def test_a_full_disk_behind_stdout_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("code", "statuses"), [("while True: print('line')", [141]), ("print('line')", [1, 141])]
+)
+def test_a_full_disk_behind_stdout_is_told(tmp_path, code, statuses):
     with open("/dev/full", "w") as full:
-        arguments = command(tmp_path, "while True: print('line')")
-        status, said = end_of(arguments, stdout=full, stderr=subprocess.PIPE)
-    assert (status, said) == (
-        128 + signal.SIGPIPE,
-        b"shmrun: what the ranks print cannot be shown: No space left on device\n",
-    )
+        status, said = end_of(command(tmp_path, code), stdout=full, stderr=subprocess.PIPE)
+    assert status in statuses  # the ranks may have ended well before it is noticed
+    assert said == b"shmrun: what the ranks print cannot be shown: No space left on device\n"
 
 
 def test_a_failure_is_in_the_report_even_if_nobody_reads_stderr(tmp_path):
