@@ -71,10 +71,15 @@ cdef class Recorder:
 
     def stop(self):
         """Nothing more is recorded; a second call does nothing. RuntimeError while another thread is inside a call."""
-        if self.is_running and self.engine.closed_because is None:
-            self.engine.check_idle()
-        if self.is_running:
+        if self.is_running and self.engine.closed_because is not None:
             self.set_in_force(False)
+        elif self.is_running:
+            self.engine.check_idle()
+            self.engine.claim()   # or another thread might begin a call meanwhile, and write behind the end
+            try:
+                self.set_in_force(False)
+            finally:
+                self.engine.unclaim()
 
     def slices(self):
         """(what was recorded of calls, of messages, how many of these are lost, of those), once it has stopped.
