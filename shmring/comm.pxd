@@ -10,7 +10,7 @@ cdef class Comm(Messages):
     cdef readonly int epoch             # how often a communicator of these ranks has become one of fewer
     cdef object __weakref__
     cdef object tracer              # what `trace` has begun last, or None
-    cdef object origin, world_ranks  # for traces: the world that it comes from; its ranks there, None for all
+    cdef object origin, world_ranks  # as tracing.Origin has the world; the ranks there, None for all
     cdef int fd                      # of the segment, for pages of its rings
 
     cdef object form(self, list members, double timeout_s)
@@ -18,6 +18,7 @@ cdef class Comm(Messages):
     cdef object lost(self)
     cdef int descend_from(self, Comm parent) except -1
     cdef int leave_others(self) except -1
+    cdef object begin_trace(self, object path, bint is_automatic)
     cdef object traced_alike(self, Comm group)
     cdef int forget(self) except -1
     cdef int close_descriptor(self) except -1

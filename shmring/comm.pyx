@@ -15,7 +15,7 @@ from ._timeouts cimport ns_of, timeout_s_of
 from .collectives cimport algorithm_number
 from .messages cimport Messages
 
-from . import failures, groups, memory, objects, shared, shrinking, tracing
+from . import failures, groups, memory, objects, shared, shrinking
 from .arrays import MOST_NBYTES, Arrays, whole_pages
 from .arrays import check as check_array
 from .errors import Error, Timeout
@@ -59,7 +59,7 @@ cdef class Comm(Messages):
     cdef int descend_from(self, Comm parent) except -1:
         ranks = self.parent_ranks
         if parent is None:
-            self.origin = tracing.Origin(self.engine.flight.nonce, self.own_rank, self.nranks, self.place.node)
+            self.origin = self.engine.flight.nonce, self.own_rank, self.nranks, self.place.node
         else:
             self.origin = parent.origin
             self.world_ranks = tuple(ranks if parent.world_ranks is None else [parent.world_ranks[r] for r in ranks])
@@ -320,12 +320,18 @@ cdef class Comm(Messages):
         """
         if self.tracer is not None and self.tracer.is_automatic:   # which makes way for one that is asked for
             self.tracer.stop_quietly()
-        self.tracer = tracing.Trace(self.engine, path, self.origin, ranks=self.world_ranks)
-        return self.tracer
+        return self.begin_trace(path, False)
 
     def _trace_automatically(self, path):
         """For SHMRING_TRACE: as `trace`, until somebody asks for another one."""
-        self.tracer = tracing.Trace(self.engine, path, self.origin, ranks=self.world_ranks, is_automatic=True)
+        self.begin_trace(path, True)
+
+    cdef object begin_trace(self, object path, bint is_automatic):
+        from . import tracing   # for the few who want one: it takes some ms
+
+        self.tracer = tracing.Trace(self.engine, path, tracing.Origin(*self.origin), ranks=self.world_ranks,
+                                    is_automatic=is_automatic)
+        return self.tracer
 
     # A communicator of some of these ranks, traced as long as this one is.
     cdef object traced_alike(self, Comm group):
@@ -334,7 +340,7 @@ cdef class Comm(Messages):
                 group._trace_automatically(self.tracer.asked_path)
                 self.tracer.groups.add(group.tracer)
             except (MemoryError, OSError) as error:   # no reason to go without the group
-                tracing.tell_untraced(self.own_rank, error)
+                self.tracer.tell_untraced(error)
         return group
 
     def abort(self, str reason):

@@ -112,6 +112,10 @@ class Trace:
         except Exception as error:
             _log.warning("rank %d: its trace %s is not written: %s", self._origin.rank, self.path, error)
 
+    def tell_untraced(self, error: Exception) -> None:
+        """A group that would have been traced with it goes on without."""
+        _log.warning("rank %d: a group is not traced: %s", self._origin.rank, error)
+
     @property
     def is_running(self) -> bool:
         """Whether it has not been stopped."""
@@ -162,11 +166,6 @@ class Trace:
             name = one["call"]["kind"]
             arguments |= {"call": describe_call(one["call"]), "outcome": one["call"]["outcome"]}
         return {"name": name, "cat": kind, "args": arguments} | times
-
-
-def tell_untraced(rank: int, error: Exception) -> None:
-    """A group goes on without a trace."""
-    _log.warning("rank %d: a group is not traced: %s", rank, error)
 
 
 def _of_node(path: str, node: int) -> str:
