@@ -1,6 +1,6 @@
 """Dask's workers as the ranks of a world: `run(client, fn)` calls fn(comm) on all of them at once.
 
-May know: _extras, _tasks, the public API; distributed when it is used.
+May know: extras, _tasks, the public API; distributed when it is used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import shmring
 
-from ._extras import need
+from ..extras import need
 from ._tasks import be_rank, collect, free_port, join_address, pack
 
 __all__ = ["run"]
@@ -36,7 +36,7 @@ def run(
     Raises the exception of the first failing rank in its own type, with `.rank` and a note; RankFailed
     where a worker is gone; ValueError for a worker that is not there.
     """
-    need("distributed", "dask")
+    need("distributed", "dask", __name__)
     if getattr(client, "asynchronous", False):
         raise TypeError("the client is asynchronous; give a synchronous distributed.Client")
     ranks = _chosen(client, workers)

@@ -1,4 +1,4 @@
-"""joblib's workers as the ranks of a world. May know: _extras, _tasks, the public API; joblib when used."""
+"""joblib's workers as the ranks of a world. May know: extras, _tasks, the public API; joblib when used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import shmring
 
-from ._extras import need
+from ..extras import need
 from ._tasks import be_rank, first_cause, pack
 
 __all__ = ["run"]
@@ -23,7 +23,7 @@ def run(fn: Callable[..., Any], n_jobs: int, *args: Any, timeout: float | None =
     run fewer at the same time (deep within its own workers it runs one), TypeError for a function that cannot
     be pickled, and the exception of the first failing rank in its own type, with `.rank` and a note.
     """
-    joblib = need("joblib", "joblib")
+    joblib = need("joblib", "joblib", __name__)
     workers = joblib.effective_n_jobs(n_jobs)
     nprocs = workers if n_jobs < 0 else n_jobs
     world = shmring.world(nprocs)

@@ -1,6 +1,6 @@
 """Ray's actors as the ranks of a world, and shmring as a backend of `ray.util.collective`.
 
-May know: _extras, _tasks, ray_group, the public API; ray when it is used.
+May know: extras, _tasks, ray_group, the public API; ray when it is used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import shmring
 
-from ._extras import need
+from ..extras import need
 from ._tasks import collect, free_port, join_address
 
 __all__ = ["join", "register_backend", "world"]
@@ -58,13 +58,13 @@ def register_backend(actors: Sequence[Any] = ()) -> None:
     on any nodes; tensors are NumPy arrays or PyTorch tensors on the CPU, contiguous in memory. Registering
     again does nothing. Raises ImportError for a Ray that knows no backends but its own.
     """
-    ray = need("ray", "ray")
+    ray = need("ray", "ray", __name__)
     _register()
     ray.get([actor.__ray_call__.remote(_register) for actor in actors])
 
 
 def _register(_: object = None) -> None:
-    ray = need("ray", "ray")
+    ray = need("ray", "ray", __name__)
     try:
         from ray.util.collective.backend_registry import register_collective_backend
         from ray.util.collective.collective import is_backend_available
@@ -80,7 +80,7 @@ def _register(_: object = None) -> None:
 
 def _places(actors: Sequence[Any], timeout_s: float) -> list[tuple[str, str, int]]:
     """By rank: (node, its address, a free port there)."""
-    ray = need("ray", "ray")
+    ray = need("ray", "ray", __name__)
     if not actors or len(set(actors)) < len(actors):
         raise ValueError(
             "there are no actors" if not actors else "an actor is named twice; it can be one rank"
@@ -98,7 +98,7 @@ def _places(actors: Sequence[Any], timeout_s: float) -> list[tuple[str, str, int
 
 
 def _place(_: object) -> tuple[str, str, int]:
-    ray = need("ray", "ray")
+    ray = need("ray", "ray", __name__)
     return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), free_port()
 
 

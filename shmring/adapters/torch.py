@@ -4,7 +4,7 @@ Nothing has to be imported for it: torch finds the backend by itself where shmri
 `shmring.adapters.torch.register_backend()` tells it where shmring is only on the path. Needs torch 2.13 or
 newer: pip install 'shmring[torch]'.
 
-May know: _extras, _tasks, _torch_buckets, _torch_group, the public API, torch.
+May know: extras, _tasks, _torch_buckets, _torch_group, the public API, torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import shmring
 
-from ._extras import need
+from ..extras import need
 from ._tasks import free_port, join_address
 
 __all__ = ["create_group", "meet", "register_backend", "share_buckets"]
@@ -35,7 +35,9 @@ _FIRST_NAP_S, _LONGEST_NAP_S = 0.5e-3, 0.05
 
 def register_backend() -> None:
     """Tell torch.distributed of the backend "shmring"."""
-    need("torch.distributed", "torch").Backend.register_backend("shmring", create_group, devices=["cpu"])
+    need("torch.distributed", "torch", __name__).Backend.register_backend(
+        "shmring", create_group, devices=["cpu"]
+    )
 
 
 def create_group(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:

@@ -1,6 +1,6 @@
 """What a rank of `shmring bench` does: facts of the world, then at each size arrays, check and samples.
 
-A user of the public API. May know: the package's face, bench_calls.
+A user of the public API. May know: the package's face, bench_calls, machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 import shmring
 
+from . import machine
 from .bench_calls import Array, Job, Turn, count_of, dtype_named
 
 clock = time.perf_counter_ns
@@ -184,13 +185,10 @@ def _total(comm: shmring.Comm, number: int) -> int:
 
 
 def _machine() -> dict[str, str]:
-    model = platform.machine()
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as info:
-            names = (line.partition(":")[2].strip() for line in info if line.startswith("model name"))
-            model = next(names, model)
-    except OSError:
-        pass  # a container may hide it
+        model = machine.model()["name"]
+    except machine.Unknown:  # a container may hide it
+        model = platform.machine()
     return {
         "cpu_model": model,
         "kernel": platform.release(),

@@ -1,6 +1,6 @@
 """What commands hear and say: arguments, tables for people, JSON for programs, a line for what went wrong.
 
-May know: nothing.
+May know: extras.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Collection, Sequence
-from importlib import import_module
 from typing import Any, NoReturn
+
+from .. import extras
 
 BAD_USAGE = 2
 
@@ -80,10 +81,6 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
 def need(module: str, extra: str, purpose: str) -> Any:
     """A module of an extra, or an exit that says how to get it."""
     try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # it is there, and lacks something itself
-        package = module.partition(".")[0]
-        text = f"{purpose} needs the package {package!r}, which is not installed here: "
-        raise SystemExit(complain("shmring", f"{text}pip install 'shmring[{extra}]'", BAD_USAGE)) from None
+        return extras.need(module, extra, purpose)
+    except extras.Missing as error:
+        raise SystemExit(complain("shmring", str(error), BAD_USAGE)) from None
