@@ -36,19 +36,20 @@ cdef inline bint has_begun(const Call *c) noexcept nogil:
     return (c.stage.offset | c.fold.offset | c.copy.offset) != 0
 
 
-# NTRACED: nothing that would be seen.
+# NTRACED: nothing that would be seen. What is taken straight from what others staged is folded or copied as it is
+# taken, by the last rank to come in the step in which it stages its own.
 cdef inline int work_of(Group *g, Call *c, const Call *before, int status) noexcept nogil:
     cdef bint stages = c.stage.offset != before.stage.offset
-    cdef bint copies = c.copy.offset != before.copy.offset and takes(g, c, g.rank)
-    if c.fold.offset != before.fold.offset:
+    cdef bint takes_some = c.copy.offset != before.copy.offset and takes(g, c, g.rank)
+    cdef bint at_once = status == DONE and c.nbytes > 0 and not has_begun(c)   # tiny: all that there is in one step
+    cdef bint folds = is_folded(c) and c.fold.offset == 0 and (takes_some or at_once)
+    if folds or c.fold.offset != before.fold.offset:
         return TRACED_REDUCE
-    if stages and copies:
+    if stages and takes_some:
         return TRACED_EXCHANGE
     if stages:
         return TRACED_STAGE
-    if copies or (status == DONE and c.nbytes > 0 and not has_begun(c)):   # tiny ones: all that there is in one step
-        return TRACED_REDUCE if is_folded(c) and c.fold.offset == 0 else TRACED_COPY
-    return NTRACED
+    return TRACED_COPY if takes_some or at_once else NTRACED
 
 
 # Of what it stages, folds or copies; those two count chunks.

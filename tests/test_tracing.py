@@ -162,6 +162,23 @@ def test_between_hosts_the_wire_shows(tmp_path):
     assert any(one["args"].get("nbytes", 0) > 0 for one in found["rank 0 of 4"] if one["cat"] == "wire")
 
 
+def come_last(comm, path):
+    with comm.trace(path):
+        for _ in range(2):
+            if comm.rank == 1:
+                time.sleep(0.05)
+            comm.reduce_scatter(np.ones((2, 100), "f4"))
+
+
+def test_who_comes_last_reduces_too(world_of, tmp_path):
+    """It finds the others' pieces there as it stages its own, and may do both in one step."""
+    path = tmp_path / "t.json"
+    world_of(2)(come_last, path)
+    for slices in tracks(read(path)).values():
+        (first, second) = [{s["cat"] for s in slices if s["args"].get("number") == number} for number in (1, 2)]
+        assert "reduce" in first & second
+
+
 def pass_on(comm, path):
     with comm.trace(path):
         x = np.full(1000, comm.rank, "f8")
