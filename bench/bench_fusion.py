@@ -7,29 +7,15 @@ A figure is the median over rounds of the slowest rank's time for one bunch; onl
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from arguments import comma_separated, parse_size
+from turns import in_turn, pin, state_of
 
 import shmring
 
 ROUND_S = 0.003
-
-
-def seconds(comm: shmring.Comm, call: Callable[[], None], loops: int) -> float:
-    """Of one call, on the slowest rank."""
-    comm.barrier()
-    begin = time.perf_counter()
-    for _ in range(loops):
-        call()
-    took = np.array([(time.perf_counter() - begin) / loops])
-    comm.all_reduce(took, "max")
-    return float(took[0])
 
 
 def one_by_one(comm: shmring.Comm, arrays: list[Any]) -> None:
@@ -38,23 +24,17 @@ def one_by_one(comm: shmring.Comm, arrays: list[Any]) -> None:
 
 
 def measure(comm: shmring.Comm, count: int, nbytes: int, rounds: int) -> None:
-    cpus = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cpus[comm.rank % len(cpus)]})
+    pin(comm)
     shared = comm.zeros((count, nbytes // 4), "f4")
     kinds = {"packed": [np.zeros(nbytes // 4, "f4") for _ in range(count)], "views": list(shared)}
     for kind, arrays in kinds.items():
-        calls = (lambda a=arrays: one_by_one(comm, a), lambda a=arrays: comm.all_reduce_many(a))
-        loops = [max(1, int(ROUND_S / seconds(comm, call, 2))) for call in calls]
-        times: list[list[float]] = [[], []]
-        for _ in range(rounds):
-            for call, turns, found in zip(calls, loops, times, strict=True):
-                found.append(seconds(comm, call, turns) * 1e6)
-        separate, fused = map(statistics.median, times)
+        ways = {"separate": lambda a=arrays: one_by_one(comm, a),
+                "fused": lambda a=arrays: comm.all_reduce_many(a)}
+        times = in_turn(comm, ways, rounds, ROUND_S)
+        separate, fused = times["separate"] * 1e6, times["fused"] * 1e6
         if comm.rank == 0:
-            state = comm.stats()
-            print(f"{comm.size} ranks, {count} arrays of {nbytes} B, {kind:6}: one by one "
-                  f"{separate:9.1f} us, together {fused:9.1f} us, {separate / fused:5.1f}x; "
-                  f"{state['distance']}, round trip {state['round_trip_ns']} ns", flush=True)
+            print(f"{count} arrays of {nbytes} B, {kind:6}: one by one {separate:9.1f} us, together "
+                  f"{fused:9.1f} us, {separate / fused:5.1f}x; {state_of(comm)}", flush=True)
 
 
 def main() -> None:

@@ -8,48 +8,34 @@ in bench/regress.py's comparison with a revision before there were traces.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 from arguments import comma_separated, parse_size
+from turns import SAMPLE_S, pin, seconds, state_of
 
 import shmring
 
-SAMPLE_S = 0.02
-
-
-def microseconds(comm: shmring.Comm, x: np.ndarray, calls: int) -> float:
-    """Of one call, on the slowest rank."""
-    comm.barrier()
-    begin = time.perf_counter()
-    for _ in range(calls):
-        comm.all_reduce(x, "max")
-    took = np.array([(time.perf_counter() - begin) / calls * 1e6])
-    comm.all_reduce(took, "max")
-    return float(took[0])
-
 
 def measure(comm: shmring.Comm, nbytes: int, rounds: int, folder: str) -> None:
-    cpus = sorted(os.sched_getaffinity(0))
-    if comm.size <= len(cpus):
-        os.sched_setaffinity(0, {cpus[comm.rank]})
+    pin(comm)
     x = np.ones(nbytes // 4, "f4")
-    calls = max(5, int(SAMPLE_S / (microseconds(comm, x, 20) * 1e-6)))
-    plain, traced = [], []
+
+    def plain() -> None:
+        comm.all_reduce(x, "max")
+
+    loops = max(5, int(SAMPLE_S / seconds(comm, plain, 20)))
+    untraced, traced = [], []
     for turn in range(rounds):
-        plain.append(microseconds(comm, x, calls))
+        untraced.append(seconds(comm, plain, loops) * 1e6)
         with comm.trace(Path(folder) / f"{turn}.json"):
-            traced.append(microseconds(comm, x, calls))
-    without, within = statistics.median(plain), statistics.median(traced)
+            traced.append(seconds(comm, plain, loops) * 1e6)
+    without, within = statistics.median(untraced), statistics.median(traced)
     if comm.rank == 0:
-        state = comm.stats()
-        print(f"{comm.size} ranks, {nbytes} B: untraced {without:9.2f} us, traced {within:9.2f} us, "
-              f"{within / without:5.2f}x, {within - without:+6.2f} us; {state['path']}, {state['distance']}, "
-              f"round trip {state['round_trip_ns']} ns", flush=True)
+        print(f"{nbytes} B: untraced {without:9.2f} us, traced {within:9.2f} us, {within / without:5.2f}x, "
+              f"{within - without:+6.2f} us; {state_of(comm)}", flush=True)
 
 
 def main() -> None:

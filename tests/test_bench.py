@@ -238,3 +238,24 @@ def test_fusion_is_measured_beside_separate_calls():
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr + result.stdout
     assert result.stdout.count("3 arrays of 8 B") == 2  # packed, and views of one array
+
+
+def test_ways_are_timed_in_turn_by_the_slowest_rank(tmp_path):
+    program = tmp_path / "ways.py"
+    program.write_text(
+        f"""import sys, time
+sys.path.insert(0, {str(BENCH)!r})
+import shmring
+from turns import in_turn, state_of
+comm = shmring.init()
+ways = {{"short": lambda: time.sleep(0.001), "long": lambda: time.sleep(0.02 * comm.rank)}}
+times = in_turn(comm, ways, rounds=2, sample_s=0.002)
+assert list(times) == ["short", "long"] and times["long"] > 2 * times["short"]
+assert comm.all_gather_object(times) == [times, times]
+print(state_of(comm))
+"""
+    )
+    command = [sys.executable, "-m", "shmring.run", "-n", "2", "--no-prefix", str(program)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert result.stdout.count("2 ranks, ") == 2

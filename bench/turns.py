@@ -1,0 +1,57 @@
+"""Several ways to the same end, in turn on one communicator: what a benchmark of a method measures.
+
+Rounds alternate between the ways, and who begins changes; the figure of a round is the slowest rank's. Only
+ratios between ways of one run are to be quoted, with the round trip that `state_of` tells. Knows shmring's
+public API.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+import shmring
+
+SAMPLE_S = 0.02
+
+
+def pin(comm: shmring.Comm) -> None:
+    """This rank to a CPU of its own, or one that it shares with as few others as can be."""
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cpus[comm.local_rank % len(cpus)]})
+
+
+def seconds(comm: shmring.Comm, way: Callable[[], object], loops: int) -> float:
+    """Of one call, on the slowest rank."""
+    comm.barrier()
+    begin = time.perf_counter()
+    for _ in range(loops):
+        way()
+    took = np.array([(time.perf_counter() - begin) / loops])
+    comm.all_reduce(took, "max")
+    return float(took[0])
+
+
+def in_turn(
+    comm: shmring.Comm, ways: Mapping[str, Callable[[], object]], rounds: int, sample_s: float = SAMPLE_S
+) -> dict[str, float]:
+    """Seconds of one call of each way: the median over rounds, on every rank the same."""
+    loops = {name: max(1, int(sample_s / seconds(comm, way, 2))) for name, way in ways.items()}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(seconds(comm, ways[name], loops[name]))
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def state_of(comm: shmring.Comm) -> str:
+    """Beside every figure: how many ranks, where, and how far the cores are from each other."""
+    state = comm.stats()
+    hosts = "" if comm.num_nodes == 1 else f" on {comm.num_nodes} hosts"
+    return f"{comm.size} ranks{hosts}, {state['distance']}, round trip {state['round_trip_ns']} ns"
