@@ -148,6 +148,7 @@ HOUSE = {
     "joining": {"beginning", "bootstrap", "comm", "errors", "limits", "settings"},
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),
+    "model": set(),
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
     "selftest": {"memory", "screen", "settings", "tools", "__init__"},  # the checks, and the command
