@@ -170,7 +170,8 @@ HOUSE = {
     "bench_table": {"bench_calls", "compare"},
     "bench": {"__init__", "bench_calls", "bench_rank", "bench_table", "compare", "launchers", "limits"}
     | {"plot", "screen", "settings"},
-    "command": {"bench", "doctor", "dump", "info", "ps", "screen", "selftest", "top", "tune"},
+    "predict": {"__init__", "bench_calls", "bench_rank", "compare", "model", "plot", "screen"},
+    "command": {"bench", "doctor", "dump", "info", "predict", "ps", "screen", "selftest", "top", "tune"},
     "__main__": {"tools"},
     "_tasks": {"__init__"},
     "dask": {"_tasks", "extras", "__init__"},

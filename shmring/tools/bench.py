@@ -29,8 +29,6 @@ from .compare import SCHEMA, Others, Unusable, curves_of, load
 
 INTERRUPTED = 130
 _WHY_ABORTED = "shmring bench was interrupted"
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_MOST_NBYTES = 1 << 40
 _MOST_RANKS = 4096
 _DEFAULT_SIZES, _DEFAULT_RANKS = "8:64M", 2
 
@@ -322,35 +320,20 @@ def _check_ranks(arguments: argparse.Namespace, job: Job, others: Sequence[Other
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
-    for flag, path in (("--output", arguments.output), ("--plot", arguments.plot)):
-        if path is None:
-            continue
-        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            _refuse(f"{flag} {path} cannot be written: name a file in a folder that is there and yours")
-    if arguments.plot is not None:
-        endings = plot.formats()
-        if arguments.plot.suffix.removeprefix(".") not in endings:
-            _refuse(f"--plot {arguments.plot} is no picture: it must end in .{', .'.join(sorted(endings))}")
+    checks = (("--output", arguments.output, screen.check_writable), ("--plot", arguments.plot, plot.check))
+    for flag, path, check in checks:
+        if path is not None:
+            try:
+                check(path)
+            except ValueError as error:
+                _refuse(f"{flag} {error}")
 
 
 def _sizes(text: str, factor: int) -> tuple[int, ...]:
-    if ":" not in text:
-        return tuple(dict.fromkeys(_size(word) for word in text.split(",")))
-    begin, end = (_size(word) for word in (text.split(":") if text.count(":") == 1 else [text, text]))
-    if end < begin:
-        _refuse(f"--sizes {text} ends before it begins: give the smaller one first")
-    sizes = [begin]
-    while sizes[-1] * factor <= end:
-        sizes.append(sizes[-1] * factor)
-    return tuple(sizes)
-
-
-def _size(text: str) -> int:
-    unit = _UNITS.get(text[-1:].upper(), 1)
-    digits = text[:-1] if unit > 1 else text
-    if not (digits.isascii() and digits.isdigit() and 0 < int(digits) * unit <= _MOST_NBYTES):
-        _refuse(f"--sizes: {text!r} is no number of bytes, as in 8, 4K, 64M; give B:E or a list with commas")
-    return int(digits) * unit
+    try:
+        return screen.sizes(text, factor)
+    except argparse.ArgumentTypeError as error:
+        _refuse(f"--sizes: {error}")
 
 
 def _ranks(text: str) -> int:

@@ -1,6 +1,6 @@
 """The command `shmring`: one module for each of its commands.
 
-May know: bench, doctor, dump, info, ps, screen, selftest, top, tune.
+May know: bench, doctor, dump, info, predict, ps, screen, selftest, top, tune.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from . import bench, doctor, dump, info, ps, selftest, top, tune
+from . import bench, doctor, dump, info, predict, ps, selftest, top, tune
 from .screen import Parser
 
-_COMMANDS = (info, doctor, selftest, bench, tune, ps, top, dump)  # as --help shows them
+_COMMANDS = (info, doctor, selftest, bench, predict, tune, ps, top, dump)  # as --help shows them
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The picture of `shmring bench --plot`: latency and bandwidth against size, with the copy limit drawn in.
+"""Pictures of figures against size; that of `shmring bench --plot`: latency, bandwidth and the copy limit.
 
 Needs matplotlib, and no display. May know: compare, screen.
 """
@@ -18,9 +18,12 @@ _OWN = {"label": "shmring", "color": "tab:red", "zorder": 3}
 _LIMIT = {"label": "copy limit", "color": "black", "linestyle": "-."}
 
 
-def formats() -> set[str]:
-    """What names of pictures may end in; ends the process where there is no matplotlib."""
-    return set(_figure().canvas.get_supported_filetypes())
+def check(path: Path) -> None:
+    """ValueError where no picture can be written there; ends the process where there is no matplotlib."""
+    screen.check_writable(path)
+    endings = empty().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in endings:
+        raise ValueError(f"{path} is no picture: it must end in .{', .'.join(sorted(endings))}")
 
 
 def draw(report: dict[str, Any], curves: Sequence[Curve], path: Path) -> None:
@@ -35,7 +38,7 @@ def figure_of(report: dict[str, Any], curves: Sequence[Curve]) -> Any:
     limit = {row["nbytes"]: row["copy_us"] for row in rows if row["copy_us"]}
     lines: list[tuple[dict[int, float], dict[str, Any]]] = [(own, _OWN)]
     lines += [(curve.us, {"label": curve.label, "linestyle": "--"}) for curve in curves]
-    figure = _figure(figsize=(13, 4.8), layout="constrained")
+    figure = empty(figsize=(13, 4.8), layout="constrained")
     latency, bandwidth = figure.subplots(1, 2)
     for points, look in [*lines, (limit, _LIMIT)]:
         sizes = sorted(nbytes for nbytes, us in points.items() if nbytes and us)
@@ -43,8 +46,8 @@ def figure_of(report: dict[str, Any], curves: Sequence[Curve]) -> Any:
             latency.plot(sizes, [points[nbytes] for nbytes in sizes], marker=".", **look)
             speeds = [1e-3 * nbytes / points[nbytes] for nbytes in sizes]
             bandwidth.plot(sizes, speeds, marker=".", **look)
-    _dress(latency, "µs a call (median)", sorted(own))
-    _dress(bandwidth, "GB/s (size / time)", sorted(own))
+    dress(latency, "µs a call (median)", sorted(own))
+    dress(bandwidth, "GB/s (size / time)", sorted(own))
     bottom, top = bandwidth.get_ylim()
     bandwidth.set_ylim(bottom=max(bottom, min(_LEAST_GB_S, top / 10)))
     latency.legend(fontsize=8)
@@ -54,19 +57,16 @@ def figure_of(report: dict[str, Any], curves: Sequence[Curve]) -> Any:
     return figure
 
 
-def _figure(**look: Any) -> Any:
+def empty(**look: Any) -> Any:
+    """A matplotlib Figure with nothing in it."""
     return screen.need("matplotlib.figure", "plot", "--plot").Figure(**look)
 
 
-def _dress(axes: Any, unit: str, sizes: Sequence[int]) -> None:
+def dress(axes: Any, unit: str, sizes: Sequence[int]) -> None:
+    """Both axes by powers, sizes in words."""
     axes.set(xscale="log", yscale="log", xlabel="size", ylabel=unit)
-    axes.set_xticks(ticks := sizes[:: -(-len(sizes) // _MOST_TICKS)], [_in_words(nbytes) for nbytes in ticks])
+    axes.set_xticks(
+        ticks := sizes[:: -(-len(sizes) // _MOST_TICKS)], [screen.in_words(nbytes) for nbytes in ticks]
+    )
     axes.minorticks_off()
     axes.grid(True, alpha=0.3)
-
-
-def _in_words(nbytes: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size and nbytes % size == 0:
-            return f"{nbytes // size} {unit}"
-    return f"{nbytes} B"

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import extras
 
 BAD_USAGE = 2
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MOST_NBYTES = 1 << 40
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,6 +56,44 @@ def at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def sizes(text: str, factor: int = 4) -> tuple[int, ...]:
+    """For add_argument(type=...): bytes from B to E, as in 8:64M, or a list, as in 8,4K,1M."""
+    if ":" not in text:
+        return tuple(dict.fromkeys(nbytes(word) for word in text.split(",")))
+    begin, end = (nbytes(word) for word in (text.split(":") if text.count(":") == 1 else [text, text]))
+    if end < begin:
+        raise argparse.ArgumentTypeError(f"{text} ends before it begins: give the smaller one first")
+    found = [begin]
+    while found[-1] * factor <= end:
+        found.append(found[-1] * factor)
+    return tuple(found)
+
+
+def nbytes(text: str) -> int:
+    """For add_argument(type=...): of a size, as in 8, 4K, 64M."""
+    unit = _UNITS.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not (digits.isascii() and digits.isdigit() and 0 < int(digits) * unit <= _MOST_NBYTES):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of bytes, as in 8, 4K, 64M; several are B:E or a list with commas"
+        )
+    return int(digits) * unit
+
+
+def in_words(nbytes: int) -> str:
+    """A size, as short as it can be said."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size and nbytes % size == 0:
+            return f"{nbytes // size} {unit}"
+    return f"{nbytes} B"
+
+
+def check_writable(path: Path) -> None:
+    """ValueError where no file can be written there."""
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{path} cannot be written: name a file in a folder that is there and yours")
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
