@@ -8,9 +8,11 @@ from ._engine import Engine
 LOCK_NBYTES: int
 
 class Locks:
-    """`count` locks at an address, which `memory` keeps mapped; they begin as zeros."""
+    """`count` locks at an address that `memory` keeps mapped, zeros at first; kind: what errors call one."""
 
-    def __init__(self, engine: Engine, memory: object, address: int, count: int) -> None: ...
+    def __init__(
+        self, engine: Engine, memory: object, address: int, count: int, kind: str = "lock"
+    ) -> None: ...
     @property
     def count(self) -> int:
         """How many there are."""

@@ -18,13 +18,9 @@ from . import failures, liveness
 from .errors import Closed, RankFailed, Timeout
 
 cdef extern from "flag.h" nogil:
-    struct sr_lock:
-        pass
-    bint sr_lock_try(sr_lock *, int rank)
     int sr_lock_owner(const sr_lock *)
     bint sr_lock_spin(sr_lock *, int rank, int pauses)
     bint sr_lock_sleep(sr_lock *, int rank, uint64_t limit_ns)
-    void sr_lock_leave(sr_lock *)
 
 LOCK_NBYTES = sizeof(sr_lock)
 
@@ -74,19 +70,14 @@ cdef inline int fate_of_owner(Group *g, int rank) noexcept nogil:
 # ---- locks -----------------------------------------------------------------------------------------------------
 
 cdef class Locks:
-    """`count` locks at an address, which `memory` keeps mapped; they begin as zeros."""
+    """`count` locks at an address that `memory` keeps mapped, zeros at first; kind: what errors call one."""
 
-    cdef Engine engine
-    cdef object memory
-    cdef sr_lock *first
-    cdef unsigned long *holder   # of each, the thread of this rank that has it, once it has said so; 0: none
-    cdef readonly int count
-
-    def __cinit__(self, Engine engine, memory, uintptr_t address, int count):
+    def __cinit__(self, Engine engine, memory, uintptr_t address, int count, str kind="lock"):
         self.engine = engine
         self.memory = memory
         self.first = <sr_lock *> address
         self.count = count
+        self.kind = kind
         self.holder = <unsigned long *> calloc(count + 1, sizeof(unsigned long))
         if self.holder == NULL:
             raise MemoryError()
@@ -106,9 +97,13 @@ cdef class Locks:
             raise IndexError(f"there is no lock {index}; this array has {self.count}, as given by locks=")
         return Lock(self, index, timeout_s)
 
-    cdef int take(self, int index, double timeout_s) except -1:
+    cdef int check_open(self) except -1:
         if self.engine.closed_because is not None:
             raise Closed(self.engine.closed_because, rank=self.engine.g.rank)
+        return 0
+
+    cdef int take(self, int index, double timeout_s) except -1:
+        self.check_open()
         if not sr_lock_try(&self.first[index], self.engine.g.rank):
             self.wait(index, timeout_s)
         self.holder[index] = PyThread_get_thread_ident()
@@ -122,7 +117,7 @@ cdef class Locks:
         cdef int owner = sr_lock_owner(lock)
         cdef int status = BLOCKED
         if owner == g.rank and self.holder[index] == <unsigned long> PyThread_get_thread_ident():
-            raise RuntimeError(f"this thread has taken lock {index} already, and would wait for itself")
+            raise RuntimeError(f"this thread has taken {self.kind} {index} already, and would wait for itself")
         while status != DONE:
             with nogil:
                 status = await_lock(g, lock, begin_ns, deadline_ns, &owner)
@@ -146,17 +141,17 @@ cdef class Locks:
 
     cdef int be_late(self, int owner, int index, double timeout_s) except -1:
         if not 0 <= owner < self.engine.g.size:   # it has just let go, and somebody else was faster
-            raise Timeout(f"lock {index} of a shared array was not to be had within {timeout_s:g} s")
+            raise Timeout(f"{self.kind} {index} of a shared array was not to be had within {timeout_s:g} s")
         rank = self.engine.world_rank(owner)
-        raise Timeout(f"rank {rank} has not let go of lock {index} of a shared array within {timeout_s:g} s; "
-                      + failures.describe_doing(self.engine, owner), rank=rank)
+        raise Timeout(f"rank {rank} has not let go of {self.kind} {index} of a shared array within "
+                      f"{timeout_s:g} s; " + failures.describe_doing(self.engine, owner), rank=rank)
 
     # What a rank that is gone had taken nobody will ever have: everyone is told.
     cdef int lament(self, int owner, int status, int index) except -1:
         how = "closed the communicator"
         if status == DEAD:
             how = liveness.how_it_ended(*self.engine.life_of(owner))
-        text = f"rank {owner} {how} while it had lock {index} of a shared array"
+        text = f"rank {owner} {how} while it had {self.kind} {index} of a shared array"
         self.engine.report(RankFailed(text, rank=owner))
         return 0
 

@@ -1,6 +1,6 @@
-"""One array that all ranks see: the array, in NumPy's clothes, with its fence and its locks.
+"""One array that all ranks see: the array, in NumPy's clothes, with its fence, locks and one-sided access.
 
-May know: _locks, errors; it is handed a communicator, its engine, and memory.
+May know: _locks, _stripes, errors, onesided; it is handed a communicator, its engine, and memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
+from . import _stripes, onesided
 from ._locks import LOCK_NBYTES, Lock, Locks
+from ._stripes import Stripes
 from .errors import Mismatch
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ _MOST_LOCKS = 1 << 20
 class _Home(NamedTuple):
     comm: Comm
     locks: Locks
+    stripes: Stripes
 
 
 class SharedArray(np.ndarray[Any, np.dtype[Any]]):
@@ -33,7 +36,18 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
 
     Indexed, sliced and computed with as any array; what is computed from it, and not stored in it, is
     private. The ranks order what they do with it by `fence` or `lock`. It outlives the communicator, whose
-    end takes the fence and the locks away.
+    end takes all but the array itself away.
+
+    `put`, `get`, `accumulate` and `fetch_and_add` are one-sided, as MPI-3's are: any rank calls them at any
+    time, and no other takes part. They are atomic towards each other, not towards plain indexing: each
+    element always, and of a slice what lies in one block of 32 KiB, counted from where the array begins; a
+    longer one goes block by block. What a call has written is there for every `get` that begins after it;
+    calls of different ranks are in an order only by `fence`, `lock` or messages. Elements are numbered in C
+    order, as `np.put` does it, by an integer, a slice, integers of any shape (one by one, each as often as
+    it is named), or `...` for all. They take every dtype that can be reduced, and views whose elements
+    follow each other, such as `array[2:4]`. timeout: seconds of a wait for whoever is in a block; Timeout,
+    and what interrupts it, leave done what is done. RankFailed: somebody died inside one. ValueError: a
+    private copy, or it is read-only.
     """
 
     _home: _Home | None
@@ -68,6 +82,37 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         """
         return self._at_home().locks.lock(number, timeout)
 
+    def put(self, indices: Any, values: Any, mode: str = "raise", *, timeout: float | None = None) -> None:
+        """Elements become values, as with `np.put`: cast to the array's dtype, repeated as necessary.
+
+        Of a private copy it is `np.ndarray.put` itself.
+        """
+        if self._home is None:
+            super().put(indices, values, mode)  # type: ignore[arg-type]
+        else:
+            onesided.put(self._home.stripes, self, indices, values, mode, timeout)
+
+    def get(
+        self, where: Any = ..., *, out: np.ndarray[Any, Any] | None = None, timeout: float | None = None
+    ) -> Any:
+        """A private copy of elements: of `...` in the array's shape, else in that of where; a number of one.
+
+        out: of the same dtype, with as many elements, in C order; it is returned then.
+        """
+        return onesided.get(self._at_home().stripes, self, where, out, timeout)
+
+    def accumulate(self, where: Any, values: Any, op: str = "sum", *, timeout: float | None = None) -> None:
+        """Elements become `elements op values`; one named twice is combined twice, as by `np.add.at`.
+
+        values: as many as there are elements, in C order, or one for all; cast to the array's dtype where that
+        is of the same kind or a higher one. op: as in `all_reduce`, but for "avg".
+        """
+        onesided.accumulate(self._at_home().stripes, self, where, values, op, timeout)
+
+    def fetch_and_add(self, where: Any, value: Any, *, timeout: float | None = None) -> Any:
+        """`accumulate` of a sum that returns what was there before, in the shape that `get` has."""
+        return onesided.fetch_and_add(self._at_home().stripes, self, where, value, timeout)
+
     def _at_home(self) -> _Home:
         if self._home is None:
             raise ValueError("this is a private copy; use what comm.shared returned, or a view of it")
@@ -86,8 +131,8 @@ def check_locks(locks: SupportsIndex) -> int:
 
 
 def room_nbytes(nbytes: int, nlocks: int) -> int:
-    """Bytes of an array of `nbytes` and, on lines of their own behind it, its locks."""
-    return _locks_begin(nbytes) + nlocks * LOCK_NBYTES
+    """Bytes of an array of `nbytes` and, on lines of their own behind it, its locks and its stripes."""
+    return _locks_begin(nbytes) + (nlocks + _stripes.count_for(nbytes)) * LOCK_NBYTES
 
 
 def check_same(comm: Comm, wanted: tuple[tuple[int, ...], np.dtype[Any], int], timeout_s: float) -> None:
@@ -114,7 +159,11 @@ def over(
 ) -> SharedArray:
     """The array over memory that all ranks map."""
     array = SharedArray(shape, dtype, buffer=room)
-    array._home = _Home(comm, Locks(engine, room, room.ctypes.data + _locks_begin(array.nbytes), nlocks))
+    begin, nstripes = room.ctypes.data, _stripes.count_for(array.nbytes)
+    locks_begin = begin + _locks_begin(array.nbytes)
+    stripes_begin = locks_begin + nlocks * LOCK_NBYTES
+    stripes = Stripes(engine, room, begin, stripes_begin, nstripes)
+    array._home = _Home(comm, Locks(engine, room, locks_begin, nlocks), stripes)
     return array
 
 

@@ -265,6 +265,8 @@ struct sr_header {
                         | the array                                    |  as its users agree
      SR_LINE-aligned    +----------------------------------------------+
                         | sr_lock 0, sr_lock 1 ...                     |
+                        +----------------------------------------------+
+                        | sr_lock of stripe 0, of stripe 1 ...         |  see _stripes.pyx
                         +----------------------------------------------+                                  */
 struct sr_lock {
     _Atomic uint32_t word; /* 0: free; else the owner's rank + 1, and SR_LOCK_AWAITED if somebody sleeps. W who takes
