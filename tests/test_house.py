@@ -151,6 +151,8 @@ HOUSE = {
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),
     "model": set(),
+    "rules": set(),  # of shmring/methods, from here on
+    "sharded": {"rules"},
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
     "selftest": {"memory", "screen", "settings", "tools", "__init__"},  # the checks, and the command

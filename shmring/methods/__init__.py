@@ -1,0 +1,3 @@
+"""Methods of the literature on the public API, each with its source; import the one that you want:
+`from shmring.methods import sharded`.
+"""
