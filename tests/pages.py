@@ -15,6 +15,7 @@ kind. May know: the public API of shmring.
 """
 
 import ast
+import importlib.util
 import re
 import sys
 from dataclasses import dataclass
@@ -78,8 +79,14 @@ def block(page, text, found):
     return Block(page, line, found[2], found[3], how, "\n".join(hidden))
 
 
+def lacks(block):
+    """The package that it needs and that is not installed here, or None."""
+    need = block.how.get("needs", "os")
+    return need if importlib.util.find_spec(need) is None else None
+
+
 def in_ranks(page):
-    return [block for block in blocks(page) if block.how.get("in") == "rank"]
+    return [block for block in blocks(page) if block.how.get("in") == "rank" and not lacks(block)]
 
 
 def run_in_rank(comm, page):

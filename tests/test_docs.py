@@ -1,7 +1,6 @@
 """The documentation builds without a warning, is complete, and what it shows runs. May know: pages."""
 
 import importlib
-import importlib.util
 import os
 import re
 import subprocess
@@ -168,7 +167,7 @@ def test_the_blocks_of_a_page_run(page, tmp_path):
     path = f"{shims(tmp_path)}{os.pathsep}{os.environ['PATH']}"
     missing = {}
     for block in filter(is_run, pages.blocks(page)):
-        if (need := block.how.get("needs", "os")) and importlib.util.find_spec(need) is None:
+        if need := pages.lacks(block):
             missing[block.name] = need
         elif block.how.get("in") != "rank":
             printed = run_block(block, tmp_path, path)

@@ -179,6 +179,7 @@ HOUSE = {
     "__main__": {"tools"},
     "_tasks": {"__init__"},
     "dask": {"_tasks", "extras", "__init__"},
+    "jax": {"extras", "__init__"},
     "joblib": {"_tasks", "extras", "__init__"},
     "pools": {"_tasks", "__init__"},
     "ray": {"_tasks", "extras", "ray_group", "__init__"},

@@ -1,0 +1,130 @@
+"""Data-parallel training in JAX: a step, all_reduce of the gradients included, is one compiled function.
+
+    shmrun -n 2 examples/jax_digits.py      two ranks
+    python examples/jax_digits.py           one rank, the same losses
+
+pip install 'shmring[jax,examples]'. Every rank has a part of each batch; loss and gradients, a pytree, are
+averaged by one fused call within `jax.jit`. At its end rank 0 trains alone, on whole batches, and compares.
+"""
+
+import os
+import sys
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # read when jax is imported
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from digits import DIGITS, PIXELS, load_once
+from terminal import Parser, at_least, positive, with_progress
+
+import shmring
+from shmring.adapters import jax as adapter
+
+HELD_OUT = 360
+MOMENTUM = 0.9
+
+
+def split(images, labels):
+    """Training and held-out images (in 0…1) and labels, the same way on every rank."""
+    order = np.random.default_rng(2026).permutation(len(images))
+    images, labels = (images[order] / 16).astype("f4"), labels[order]
+    return (images[HELD_OUT:], labels[HELD_OUT:]), (images[:HELD_OUT], labels[:HELD_OUT])
+
+
+def initial(hidden, seed):
+    """Weights and biases of two layers."""
+    first, second = jax.random.split(jax.random.key(seed))
+    return {
+        "w1": jax.random.normal(first, (PIXELS, hidden)) / PIXELS**0.5,
+        "b1": jnp.zeros(hidden),
+        "w2": jax.random.normal(second, (hidden, DIGITS)) / hidden**0.5,
+        "b2": jnp.zeros(DIGITS),
+    }
+
+
+def scores(weights, images):
+    return jnp.tanh(images @ weights["w1"] + weights["b1"]) @ weights["w2"] + weights["b2"]
+
+
+def cross_entropy(weights, images, labels):
+    return -jnp.take_along_axis(jax.nn.log_softmax(scores(weights, images)), labels[:, None], axis=1).mean()
+
+
+def make_step(average, lr):
+    """A step of gradient descent with momentum; average: over all who have a part of the batch."""
+
+    @jax.jit
+    def step(weights, velocity, images, labels):
+        loss, gradients = average(jax.value_and_grad(cross_entropy)(weights, images, labels))
+        velocity = jax.tree.map(lambda v, g: MOMENTUM * v - lr * g, velocity, gradients)
+        return jax.tree.map(jnp.add, weights, velocity), velocity, loss
+
+    return step
+
+
+def train(weights, average, data, args, epochs, rank=0, size=1):
+    """The weights that come out, and each epoch's mean loss over whole batches."""
+    images, labels = data
+    step, velocity = make_step(average, args.lr), jax.tree.map(jnp.zeros_like, weights)
+    shuffle, losses = np.random.default_rng(args.seed), []
+    for _ in epochs:
+        batches = shuffle.permutation(len(images))[: len(images) // args.batch * args.batch]
+        for batch in batches.reshape(-1, args.batch):
+            mine = batch[rank::size]
+            weights, velocity, loss = step(weights, velocity, images[mine], labels[mine])
+            losses.append(loss)
+    return weights, np.array(losses).reshape(args.epochs, -1).mean(axis=1)
+
+
+def same_on_all_ranks(comm, weights):
+    return all(
+        np.ptp(comm.all_gather(np.asarray(leaf).view("i4")), axis=0).max() == 0
+        for leaf in jax.tree.leaves(weights)
+    )
+
+
+def passed(weights, losses, identical, data, held_out, args):
+    """Prints what came out; True when all of it is as it should be."""
+    for epoch, loss in enumerate(losses, 1):
+        print(f"epoch {epoch}: loss {loss:.6f}")
+    images, labels = held_out
+    accuracy = float((scores(weights, images).argmax(axis=1) == labels).mean())
+    alone, _ = train(initial(args.hidden, args.seed), lambda tree: tree, data, args, range(args.epochs))
+    difference = max(jax.tree.leaves(jax.tree.map(lambda a, b: float(abs(a - b).max()), weights, alone)))
+    print(f"accuracy {accuracy:.3f} on {len(labels)} held-out digits")
+    print(f"the same weights on all ranks: {'yes' if identical else 'NO'}")
+    print(f"largest difference from the one-rank run: {difference:.1e}")
+    return identical and difference <= 1e-3 and losses[-1] < losses[0]
+
+
+def parse_arguments():
+    parser = Parser(description="Data-parallel training in JAX on handwritten digits.")
+    parser.add_argument("--epochs", type=at_least(2), default=20)
+    parser.add_argument("--batch", type=at_least(1), default=64, help="samples in a step, over all ranks")
+    parser.add_argument("--lr", type=positive, default=0.1, help="learning rate (%(default)s)")
+    parser.add_argument("--hidden", type=at_least(1), default=128, help="width of the hidden layer")
+    parser.add_argument("--seed", type=at_least(0), default=1)
+    return parser.parse_args()
+
+
+def main():
+    args = parse_arguments()
+    with shmring.init() as comm:
+        rank, size = comm.rank, comm.size
+        data, held_out = split(*load_once(comm))
+        if args.batch % size or args.batch > len(data[0]):
+            sys.exit(f"--batch {args.batch}: a multiple of the ranks and at most {len(data[0])}, please")
+        weights = adapter.broadcast(initial(args.hidden, args.seed), comm)
+        epochs = with_progress(args.epochs, rank, "training", "epoch")
+        average = lambda tree: adapter.all_reduce(tree, comm, "avg")  # noqa: E731
+        weights, losses = train(weights, average, data, args, epochs, rank, size)
+        identical = same_on_all_ranks(comm, weights)
+    if rank == 0:
+        print(f"{size} rank(s)")
+        if not passed(weights, losses, identical, data, held_out, args):
+            sys.exit("FAILED: see the lines above")
+
+
+if __name__ == "__main__":
+    main()
