@@ -23,7 +23,8 @@ KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
          "broadcast", "scatter", "gather", "all_gather", "all_to_all", "barrier", "empty", "ping", "agree",
          "split", "group", "shared", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many")
 assert len(KINDS) == NKINDS
-ALGORITHMS = ("auto", "ring", "tree", "master", "direct")
+ALGORITHMS = ("auto", "ring", "tree", "master", "direct", "bidirectional_ring", "halving_doubling", "double_tree")
+assert len(ALGORITHMS) == NALGORITHMS
 WIRES = tuple(_kernels.wire_formats())
 CAUSES = {SR_RANK_FAILED: "failed", SR_TIMED_OUT: "timed out", SR_MISMATCHED: "mismatch", SR_ABORTED: "aborted",
           SR_TOLD: "told"}

@@ -76,7 +76,7 @@ cdef extern from "layout.h" nogil:
         SR_OP_NBYTES, SR_REASON_NBYTES, SR_VIEW_NBYTES, SR_VIEW_WORDS, SR_KEY_NBYTES
         SR_MAGIC
         SR_PRIVATE
-        SR_STAGED, SR_REDUCED, SR_COPIED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
+        SR_STAGED, SR_REDUCED, SR_COPIED, SR_HANDED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
         SR_ABSENT, SR_JOINED, SR_CLOSED
         SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_TOLD
         SR_UNDER_WAY, SR_COMPLETE, SR_RAISED
@@ -145,9 +145,17 @@ cdef extern from "schedule.h" nogil:
     int sr_ring_from(int rank, int n)
     int sr_ring_reduce_slice(int rank, int n, int step)
     int sr_ring_gather_slice(int rank, int n, int step)
+    int sr_ring_mirrored(int rank, int n)
     int sr_tree_steps(int n)
     int sr_tree_sends_to(int rank, int step)
     int sr_tree_receives_from(int rank, int n, int step)
+    int sr_halving_steps(int n)
+    int sr_halving_peer(int rank, int steps, int step)
+    int sr_halving_keeps(int rank, int steps, int step)
+    bint sr_double_tree_is_inner(int rank, int n, int tree)
+    int sr_double_tree_parent(int rank, int n, int tree)
+    int sr_double_tree_child(int rank, int n, int tree, int which)
+    int sr_double_tree_depth(int rank, int n)
 
 
 cdef extern from "single_copy.h" nogil:
@@ -180,11 +188,12 @@ cdef enum Kind:
 
 
 cdef enum Algorithm:
-    AUTO, RING, TREE, MASTER, DIRECT, NALGORITHMS
+    AUTO, RING, TREE, MASTER, DIRECT, BIDIRECTIONAL_RING, HALVING_DOUBLING, DOUBLE_TREE, NALGORITHMS   # fit 3 bits
 
 
 cdef enum Path:      # what a call went through, for stats
-    TINY, SMALL, NEAR, FAR, ZERO_COPY, BY_RING, BY_TREE, BY_MASTER, SINGLE_COPY, BY_CHAIN, ACROSS, NPATHS
+    TINY, SMALL, NEAR, FAR, ZERO_COPY, BY_RING, BY_TREE, BY_MASTER, SINGLE_COPY, BY_CHAIN, ACROSS
+    BY_BIDIRECTIONAL_RING, BY_HALVING_DOUBLING, BY_DOUBLE_TREE, NPATHS
 
 
 # One shared array's memory as this process maps it: `stride` bytes for each rank, in rank order. The own part is known
@@ -311,7 +320,7 @@ cdef struct Call:
     int phase                  # of zero-copy: 0 working, 1 waiting for the others to be done; _fetch has three
     int round_trips            # of the measurement so far
     size_t chunk_nbytes        # a multiple of itemsize
-    Head stage, fold, copy
+    Head stage, fold, down, copy
 
 
 # Of sequence numbers and positions, which wrap.

@@ -14,6 +14,9 @@ def ring_schedule(size: int) -> list[tuple[int, int, int]]:
 def tree_schedule(size: int) -> list[tuple[int, int, int]]:
     """[(step, sender, receiver), ...] on the way up; the way down is its mirror image."""
 
+def double_tree(size: int) -> list[list[tuple[int, ...]]]:
+    """Of each of both trees, by rank: its children, in the order in which it folds what they have."""
+
 def slice_bounds(count: int, size: int) -> list[tuple[int, int]]:
     """Where each slice of the ring begins and ends: they differ by at most one element."""
 

@@ -19,6 +19,13 @@ def tree_schedule(int size):
             if sr_tree_sends_to(rank, step) >= 0]
 
 
+def double_tree(int size):
+    """Of each of both trees, by rank: its children, in the order in which it folds what they have."""
+    return [[tuple(child for child in [sr_double_tree_child(rank, size, tree, 0),
+                                       sr_double_tree_child(rank, size, tree, 1)] if child >= 0)
+             for rank in range(size)] for tree in range(2)]
+
+
 def slice_bounds(size_t count, int size):
     """Where each slice of the ring begins and ends: they differ by at most one element."""
     return [(sr_slice_begin(count, size, i), sr_slice_begin(count, size, i + 1)) for i in range(size)]

@@ -1,7 +1,8 @@
 # Large all_reduce and reduce as resumable pipelines over shared memory, without the GIL, and the choice of a pipeline
-# for every call. Tiny and small ones, those that move data and zero-copy are in _exchange, ring and tree in _schedules,
-# those of many ranks in _chain, single copies in _fetch. May know: _group, _lines, _slots, _chain, _exchange, _fetch,
-# _schedules. Every function returns at once; what it waits for is in call.awaited.
+# for every call. Tiny and small ones, those that move data and zero-copy are in _exchange, those of many ranks in
+# _chain, single copies in _fetch, explicit algorithms in _schedules, _halving and _trees. May know: _group, _lines,
+# _slots, _chain, _exchange, _fetch, _halving, _schedules, _trees. Every function returns at once; what it waits for is
+# in call.awaited.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memmove
@@ -10,9 +11,11 @@ from ._chain cimport enter_chain, may_be_chain, step_chain
 from ._exchange cimport enter_exchange, enter_tiny, step_exchange, step_shared, step_tiny
 from ._fetch cimport step_fetched
 from ._group cimport *
+from ._halving cimport enter_halving, step_halving
 from ._lines cimport *
-from ._schedules cimport enter_stepped, step_ring, step_tree
+from ._schedules cimport enter_ring, step_ring
 from ._slots cimport *
+from ._trees cimport enter_double_tree, enter_tree, step_double_tree, step_tree
 
 
 # ---- large: chunks through slots -----------------------------------------------------------------------------
@@ -279,10 +282,14 @@ cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
         c.enter, c.step = enter_exchange, step_exchange
     elif c.nbytes == 0:
         c.enter, c.step = enter_tiny, step_tiny
-    elif c.algorithm == RING:
-        c.enter, c.step = enter_stepped, step_ring
+    elif c.algorithm == RING or c.algorithm == BIDIRECTIONAL_RING:
+        c.enter, c.step = enter_ring, step_ring
+    elif c.algorithm == HALVING_DOUBLING:
+        c.enter, c.step = enter_halving, step_halving
     elif c.algorithm == TREE:
-        c.enter, c.step = enter_stepped, step_tree
+        c.enter, c.step = enter_tree, step_tree
+    elif c.algorithm == DOUBLE_TREE:
+        c.enter, c.step = enter_double_tree, step_double_tree
     elif c.algorithm != AUTO:
         c.enter, c.step = enter_large, step_direct
     elif c.x_nbytes <= SR_PAYLOAD_NBYTES:

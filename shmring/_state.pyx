@@ -19,7 +19,7 @@ from ._kernels import OPS  # no-cython-lint: for who asks here
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
 PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", "single_copy", "chain",
-         "across")
+         "across", "bidirectional_ring", "halving_doubling", "double_tree")
 assert len(PATHS) == NPATHS
 TAKEN = "another thread is inside a call of this communicator; give each thread its own"
 TINY_NBYTES = SR_PAYLOAD_NBYTES

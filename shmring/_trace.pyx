@@ -40,7 +40,8 @@ cdef inline bint has_begun(const Call *c) noexcept nogil:
 # taken, by the last rank to come in the step in which it stages its own.
 cdef inline int work_of(Group *g, Call *c, const Call *before, int status) noexcept nogil:
     cdef bint stages = c.stage.offset != before.stage.offset
-    cdef bint takes_some = c.copy.offset != before.copy.offset and takes(g, c, g.rank)
+    cdef bint has_more = c.copy.offset != before.copy.offset or c.down.offset != before.down.offset
+    cdef bint takes_some = has_more and takes(g, c, g.rank)
     cdef bint at_once = status == DONE and c.nbytes > 0 and not has_begun(c)   # tiny: all that there is in one step
     cdef bint folds = is_folded(c) and c.fold.offset == 0 and (takes_some or at_once)
     if folds or c.fold.offset != before.fold.offset:
@@ -52,10 +53,10 @@ cdef inline int work_of(Group *g, Call *c, const Call *before, int status) noexc
     return TRACED_COPY if takes_some or at_once else NTRACED
 
 
-# Of what it stages, folds or copies; those two count chunks.
+# Of what it stages, folds or copies; ways of the literature count chunks or the like.
 cdef inline uint64_t moved_nbytes(Call *c, const Call *before) noexcept nogil:
     cdef int64_t most = <int64_t> (c.stage.offset - before.stage.offset)
-    if c.algorithm == RING or c.algorithm == TREE:
+    if c.algorithm != AUTO and c.algorithm != DIRECT and c.algorithm != MASTER:
         return 0
     most = max(most, <int64_t> (c.fold.offset - before.fold.offset))
     return max(most, <int64_t> (c.copy.offset - before.copy.offset), 0)
@@ -70,7 +71,7 @@ cdef int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
     cdef uint64_t end_ns
     cdef int status, traced
     cdef Slice *s
-    before.stage, before.fold, before.copy = c.stage, c.fold, c.copy
+    before.stage, before.fold, before.down, before.copy = c.stage, c.fold, c.down, c.copy
     status = c.step(g, c)
     end_ns = t.stepped_ns = sr_now_ns()
     if is_outer:

@@ -1,7 +1,7 @@
 # Running a call to its end: pauses, then yields, then sleep, with a look at whatever may end the wait otherwise.
 # May know: _flight, _group, _leg, _post, _trace.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from ._flight cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
 from ._group cimport *
@@ -163,13 +163,25 @@ cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
     return c.seq + 1
 
 
+# How far a rank is from where this call begins; as far as that if it has come to the call, whatever it needed before.
+# In a double tree no rank is behind the one that all wait for in any of the four ways in which each goes ahead.
+cdef int64_t progress_of(Group *g, Call *c, int rank, bint has_come) noexcept nogil:
+    cdef int64_t some, progress = 0
+    cdef int which
+    for which in range(SR_STAGED, (SR_HANDED if c.algorithm == DOUBLE_TREE else SR_STAGED) + 1):
+        some = <int64_t> (sr_flag_load(counter(g, rank, which)) - g.position)
+        progress += max(some, 0) if has_come else some
+    return progress
+
+
 # Who keeps this rank waiting in the end: who has not come to the call, else the rank awaited. Where that may be waiting
-# itself for what another stages, who has staged least: of several that have staged as much, the first.
+# itself for another, who is least far: of several that are as far the one awaited, or the first.
 cdef int latest(Group *g, Call *c) noexcept nogil:
-    cdef bint relayed = c.relayed and c.awaited.flag == counter(g, c.awaited.rank, SR_STAGED)
+    cdef bint stages = c.awaited.flag == counter(g, c.awaited.rank, SR_STAGED)
+    cdef bint relayed = c.relayed and (stages or c.algorithm == DOUBLE_TREE)
     cdef uint64_t seq = first_not_reached(g, c)
     cdef bint all_came = seq == c.seq + 1
-    cdef uint64_t staged, least = 0
+    cdef int64_t progress, least = 0
     cdef int culprit = -1
     cdef int rank
     if c.awaited.rank >= g.size:
@@ -178,11 +190,9 @@ cdef int latest(Group *g, Call *c) noexcept nogil:
         return c.awaited.rank
     for rank in range(g.size):
         if rank != g.rank and (all_came or not sr_flag_reached(&line_of(g, rank, seq).seq, seq)):
-            staged = sr_flag_load(counter(g, rank, SR_STAGED))
-            if all_came and is_before(staged, g.position):
-                staged = g.position
-            if culprit < 0 or (c.relayed and is_before(staged, least)):
-                culprit, least = rank, staged
+            progress = progress_of(g, c, rank, all_came) if c.relayed else 0
+            if culprit < 0 or progress < least or (c.relayed and progress == least and rank == c.awaited.rank):
+                culprit, least = rank, progress
     return culprit if culprit >= 0 else c.awaited.rank
 
 
@@ -190,6 +200,8 @@ cdef int latest(Group *g, Call *c) noexcept nogil:
 # tree that is who waits for the smaller subtree; down, and for a master, all wait for what is still on its way up.
 cdef uint64_t courtesy_ns(Group *g, Call *c) noexcept nogil:
     cdef int waits = 0
+    if c.algorithm == DOUBLE_TREE and c.awaited.rank < g.size:
+        return <uint64_t> waits_in_double_tree(g, c) * COURTESY_NS
     if (c.algorithm != TREE and c.algorithm != MASTER) or c.awaited.rank >= g.size:
         return 0
     if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
@@ -198,6 +210,17 @@ cdef uint64_t courtesy_ns(Group *g, Call *c) noexcept nogil:
         while 1 << waits < c.awaited.rank - g.rank:
             waits += 1
     return <uint64_t> waits * COURTESY_NS
+
+
+# A leaf has only itself to blame; of others the farther from the leaves, and then the farther from the root.
+cdef int waits_in_double_tree(Group *g, Call *c) noexcept nogil:
+    cdef int steps = sr_tree_steps(g.size)
+    cdef int depth = sr_double_tree_depth(c.awaited.rank, g.size)
+    if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
+        return steps - depth
+    if c.awaited.flag == counter(g, c.awaited.rank, SR_HANDED):
+        return steps + 1 + depth
+    return 2 * steps + 1 if c.awaited.flag == counter(g, c.awaited.rank, SR_COPIED) else 0
 
 
 cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:

@@ -18,7 +18,16 @@ class _DLPack(Protocol):  # torch, JAX; on the CPU
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
 
 _Array = NDArray[Any] | Memory | Buffer | _ArrayInterface | _DLPack  # contiguous
-_Algorithm = Literal["auto", "direct", "ring", "tree", "master"]
+_Algorithm = Literal[
+    "auto",
+    "direct",
+    "ring",
+    "bidirectional_ring",
+    "halving_doubling",
+    "tree",
+    "double_tree",
+    "master",
+]
 _Wire = Literal["native", "bf16", "fp16", "int8"]
 _OpName = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor"]
 

@@ -19,7 +19,10 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 SEGMENTS = ("memfd", "posix")
-ALGORITHMS = ("auto", "direct", "ring", "tree", "master")
+ALGORITHMS = (
+    *("auto", "direct", "ring", "bidirectional_ring", "halving_doubling"),
+    *("tree", "double_tree", "master"),
+)
 PATHS = ("auto", "near", "far")
 ISAS = ("auto", "avx512", "avx2", "sse2", "neon", "scalar")  # as sr_kernels_isas() names them
 MIN_KEY_CHARACTERS = 16

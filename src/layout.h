@@ -29,7 +29,7 @@
                         | message rings to rank 1 ...                  |
                         +----------------------------------------------+                                  */
 
-#define SR_MAGIC 0x676e69726d687332u       /* "2shmring": a segment of this layout */
+#define SR_MAGIC 0x676e69726d687333u       /* "3shmring": a segment of this layout */
 #define SR_QUEUE_MAGIC 0x65756575716d6873u /* "shmqueue": a ring that lives alone */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
@@ -73,6 +73,7 @@ enum sr_progress {
     SR_STAGED,   /* ring position up to which it has staged its input */
     SR_REDUCED,  /* ring position up to which it has reduced its slices */
     SR_COPIED,   /* ring position up to which it needs nobody's staging any more: credit for the writers */
+    SR_HANDED,   /* ring position up to which the results that it hands down a tree are there for its children */
     SR_FINISHED, /* seq of the last call after which it is done with the others' memory */
     SR_PINGED,   /* round trips begun (rank 0) or answered (others) */
     SR_PROGRESSES

@@ -1,4 +1,4 @@
-/* Who does what, as pure functions of integers: slices of a message, steps of the ring and of the tree.
+/* Who does what, as pure functions of integers: slices of a message, steps of rings, trees and of recursive halving.
    May know: the standard headers. The engine and the tests read the same schedules from here. */
 #ifndef SR_SCHEDULE_H
 #define SR_SCHEDULE_H
@@ -31,6 +31,9 @@ static inline int sr_ring_reduce_slice(int rank, int n, int step) { return (rank
 /* ... and slice (d+s-1) mod n while gathering: first its own, then what it has just received. */
 static inline int sr_ring_gather_slice(int rank, int n, int step) { return (rank + step - 1) % n; }
 
+/* The other way around it is the same ring seen in a mirror: which rank is where another one was. */
+static inline int sr_ring_mirrored(int rank, int n) { return (n - rank) % n; }
+
 /* Binomial tree rooted at rank 0: ceil(log2 n) steps up, as many down. */
 static inline int sr_tree_steps(int n)
 {
@@ -51,6 +54,78 @@ static inline int sr_tree_receives_from(int rank, int n, int step)
 {
     int from = rank + (1 << step);
     return (rank & ((1 << (step + 1)) - 1)) == 0 && from < n ? from : -1;
+}
+
+/* Recursive halving and doubling (Rabenseifner, "Optimization of collective reduction operations", 2004; Thakur,
+   Rabenseifner and Gropp, 2005): the first 2^steps <= n ranks, in steps s = 1..steps, exchange halves of what they
+   have kept so far, then, in steps s = steps..1, what they have of it as results. The other ranks give all they have
+   in the first step, and take the same as their *core*, the rank 2^steps below. */
+static inline int sr_halving_steps(int n)
+{
+    int steps = 0;
+    while ((2L << steps) <= n)
+        steps++;
+    return steps;
+}
+
+static inline int sr_halving_peer(int rank, int steps, int step) { return rank ^ (1 << (steps - step)); }
+
+/* First of the 2^(steps - step) slices, of 2^steps, that a rank has kept after a step: in the end slice `rank`. */
+static inline int sr_halving_keeps(int rank, int steps, int step) { return rank & ~((1 << (steps - step)) - 1); }
+
+/* Binary tree of nodes 0..n-1 in which odd nodes are leaves, even ones are not: node 0 is the root and has one child.
+   -1: none. */
+static inline int sr_binary_parent(int node, int n)
+{
+    int bit = node & -node, up = (node ^ bit) | bit << 1;
+    return node == 0 ? -1 : up < n ? up : node ^ bit;
+}
+
+static inline int sr_binary_child(int node, int n, int which)
+{
+    int bit = (node == 0 ? 1 << sr_tree_steps(n) : node & -node) >> 1;
+    if (which == 0)
+        return node == 0 || bit == 0 ? -1 : node - bit;
+    while (bit > 0 && node + bit >= n)
+        bit >>= 1;
+    return bit > 0 ? node + bit : -1;
+}
+
+/* Double binary tree (Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+   scan", 2009), built as NCCL 2.4 does: tree 0 is the binary one; tree 1 is that in a mirror, for odd n moved on by a
+   rank, so that leaves of one are inner nodes of the other. Only rank 0 of an odd n is inner in both, once as root. */
+static inline int sr_double_tree_node(int rank, int n, int tree)
+{
+    return tree == 0 ? rank : n % 2 == 0 ? n - 1 - rank : (rank + n - 1) % n;
+}
+
+static inline int sr_double_tree_rank(int node, int n, int tree)
+{
+    return node < 0 || tree == 0 ? node : n % 2 == 0 ? n - 1 - node : (node + 1) % n;
+}
+
+static inline int sr_double_tree_is_inner(int rank, int n, int tree)
+{
+    return sr_double_tree_node(rank, n, tree) % 2 == 0;
+}
+
+static inline int sr_double_tree_parent(int rank, int n, int tree)
+{
+    return sr_double_tree_rank(sr_binary_parent(sr_double_tree_node(rank, n, tree), n), n, tree);
+}
+
+static inline int sr_double_tree_child(int rank, int n, int tree, int which)
+{
+    return sr_double_tree_rank(sr_binary_child(sr_double_tree_node(rank, n, tree), n, which), n, tree);
+}
+
+/* Of a rank below the root of the tree in which it is an inner node, the second if it is one in both. */
+static inline int sr_double_tree_depth(int rank, int n)
+{
+    int tree = sr_double_tree_is_inner(rank, n, 1), depth = 0;
+    while ((rank = sr_double_tree_parent(rank, n, tree)) >= 0)
+        depth++;
+    return depth;
 }
 
 #endif

@@ -78,10 +78,8 @@ def all_reduced(name, op, arrays, algorithm="auto", nodes=None):
     """
     if nodes is not None and len(set(nodes)) > 1:
         return _by_hosts(name, op, arrays, nodes)
-    if len(arrays) > 1 and algorithm == "ring":
-        return _ring(name, op, arrays)
-    if len(arrays) > 1 and algorithm == "tree":
-        return _tree(name, op, arrays, 0)
+    if len(arrays) > 1 and algorithm in _ORDERS:
+        return _ORDERS[algorithm](name, op, arrays)
     return expected(name, op, arrays, len(arrays))
 
 
@@ -110,7 +108,26 @@ def _ring(name, op, arrays):
     return out
 
 
-def _tree(name, op, arrays, rank):
+def _two_rings(name, op, arrays):
+    """Half of it goes around the ring, the other half the other way: as in the ring of a mirror."""
+    one, other = _halves(arrays)
+    mirrored = [other[-rank] for rank in range(len(other))]
+    return np.concatenate([_ring(name, op, one), _ring(name, op, mirrored)])
+
+
+def _halving(name, op, arrays):
+    """Ranks half a power of two apart, in their order, then partial results half as far apart, ..."""
+    n = len(arrays)
+    distance = 1 << (n.bit_length() - 2)
+    parts = arrays
+    while distance > 0:
+        last = distance == 1
+        parts = [expected(name, _hop(op, last=last), parts[rank::distance], n) for rank in range(distance)]
+        distance //= 2
+    return parts[0]
+
+
+def _tree(name, op, arrays, rank=0):
     """A rank folds its own values, then its children's partial results, and rounds."""
     n = len(arrays)
     parts, step = [arrays[rank]], 1
@@ -119,6 +136,34 @@ def _tree(name, op, arrays, rank):
             parts.append(_tree(name, op, arrays, rank + step))
         step *= 2
     return expected(name, _hop(op, last=rank == 0), parts, n)
+
+
+def _two_trees(name, op, arrays):
+    trees = zip(_halves(arrays), _layout.double_tree(len(arrays)), strict=True)
+    return np.concatenate([_subtree(name, op, half, children) for half, children in trees])
+
+
+def _subtree(name, op, arrays, children, rank=None):
+    """As in _tree, from the root on, which is nobody's child."""
+    is_root = rank is None
+    if is_root:
+        (rank,) = set(range(len(arrays))) - set(itertools.chain(*children))
+    parts = [arrays[rank], *(_subtree(name, op, arrays, children, child) for child in children[rank])]
+    return expected(name, _hop(op, last=is_root), parts, len(arrays)) if children[rank] else arrays[rank]
+
+
+def _halves(arrays):
+    half = len(arrays[0]) - len(arrays[0]) // 2
+    return [x[:half] for x in arrays], [x[half:] for x in arrays]
+
+
+_ORDERS = {
+    "ring": _ring,
+    "bidirectional_ring": _two_rings,
+    "halving_doubling": _halving,
+    "tree": _tree,
+    "double_tree": _two_trees,
+}
 
 
 def _hop(op, *, last):

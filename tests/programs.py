@@ -140,7 +140,7 @@ def _call(chance, groups, number):
         "seed": chance.random(),
     }
     if kind == "all_reduce":
-        row["algorithm"] = chance.choice(("auto", "auto", "ring", "tree"))
+        row["algorithm"] = chance.choice(("auto", "auto", *_state.ALGORITHMS))
     return Call(number, row, chance.choice(WAYS))
 
 

@@ -14,7 +14,7 @@ import traceback
 import numpy as np
 
 import shmring
-from shmring import memory
+from shmring import _flight, memory
 
 TINY = {"SHMRING_CHUNK": "256", "SHMRING_MESSAGE_RING": "512"}
 
@@ -124,7 +124,7 @@ def collectives(comm):
 
 
 def algorithms(comm):
-    for algorithm in ("ring", "tree", "master", "direct"):
+    for algorithm in _flight.ALGORITHMS[1:]:
         for count in COUNTS:
             reduce_all(comm, count, algorithm=algorithm)
 
@@ -210,7 +210,7 @@ WORK = {
     "near": (2, collectives, {**TINY, "SHMRING_PATH": "near"}),
     "far": (3, collectives, {**TINY, "SHMRING_PATH": "far"}),
     "single copy": (2, collectives, {**TINY, "SHMRING_SINGLE_COPY": "64"}),
-    "algorithms": (3, algorithms, TINY),
+    "algorithms": (5, algorithms, TINY),
     "again and again": (4, again_and_again, TINY),
     "uneven": (3, uneven, TINY),
     "issue": (3, issue, TINY),

@@ -366,7 +366,8 @@ def test_ctrl_c_ends_a_wait_for_another_host(tmp_path, layout, count):
 # ---- calls that do not match, and wrong ones --------------------------------------------------------------
 
 
-APART = sorted(set(DIFFERENT) - {"algorithm", "direct and master", "two algorithms"})  # those are of one host
+OF_ONE_HOST = {"algorithm", "direct and master", "halving and double tree", "rings", "two algorithms"}
+APART = sorted(set(DIFFERENT) - OF_ONE_HOST)
 ARGUMENTS = "every other", "a number", "no such op", "float band", "timeout of 0", "out overlaps"
 REFUSED = *ARGUMENTS, "no such root"
 

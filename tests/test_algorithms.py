@@ -1,5 +1,6 @@
-"""Ring, tree and master: the published schedules, the bytes and steps promised, and their own fold order."""
+"""Algorithms on request: the published schedules, the bytes and steps promised, and their own fold order."""
 
+import itertools
 import math
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 from cases import all_reduced, assert_all_reduced, inputs
 
 from shmring import _layout
+
+OWN_ORDER = ("ring", "bidirectional_ring", "halving_doubling", "tree", "double_tree")
 
 
 def simulate_ring(size):
@@ -70,25 +73,68 @@ def sent_by(comm, algorithm, count, dtype):
     return after["bytes_sent"] - before["bytes_sent"], after["steps"] - before["steps"]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
-@pytest.mark.parametrize("chunk", [None, 256])
-def test_the_ring_sends_what_it_promises(world_of, size, chunk):
-    ranks = world_of(size, **({"SHMRING_CHUNK": chunk} if chunk else {}))
-    for count, dtype in [
-        (60, "f4"),
-        (6000, "f8"),
-        (1, "f8"),
-        (2, "u1"),
-        (6001, "f4"),
-        (1009, "i2"),
-        (9973, "u1"),
-    ]:
-        nbytes = count * np.dtype(dtype).itemsize
-        sent, steps = zip(*ranks(sent_by, "ring", count, dtype), strict=True)
+ODD_AND_EVEN = ((60, "f4"), (6000, "f8"), (1, "f8"), (2, "u1"), (6001, "f4"), (1009, "i2"), (9973, "u1"))
+SENT = [(size, chunk) for size in (2, 3, 4, 5, 8) for chunk in (None, 256)]
+
+
+def world_with(world_of, size, chunk):
+    return world_of(size, **({"SHMRING_CHUNK": chunk} if chunk else {}))
+
+
+def messages_sent(ranks, algorithm):
+    """Of messages of many lengths: elements, bytes, the bytes that each rank sent, each rank's steps."""
+    for count, dtype in ODD_AND_EVEN:
+        sent, steps = zip(*ranks(sent_by, algorithm, count, dtype), strict=True)
+        yield count, count * np.dtype(dtype).itemsize, sent, steps
+
+
+@pytest.mark.parametrize(("size", "chunk"), SENT)
+@pytest.mark.parametrize(("algorithm", "nrings"), [("ring", 1), ("bidirectional_ring", 2)])
+def test_a_ring_sends_what_it_promises(world_of, size, chunk, algorithm, nrings):
+    for count, nbytes, sent, steps in messages_sent(world_with(world_of, size, chunk), algorithm):
         assert sum(sent) == 2 * (size - 1) * nbytes
         assert set(steps) == {2 * (size - 1)}
-        if count % size == 0:
+        if count % (nrings * size) == 0:
             assert set(sent) == {2 * (size - 1) * nbytes // size}
+
+
+@pytest.mark.parametrize(("size", "chunk"), [*SENT, (6, 256), (7, None)])
+def test_halving_sends_what_it_promises(world_of, size, chunk):
+    """2(p - 1)K of the p ranks that are a power of two, and K once of each of the others."""
+    core = 1 << (size.bit_length() - 1)
+    for count, nbytes, sent, steps in messages_sent(world_with(world_of, size, chunk), "halving_doubling"):
+        assert sum(sent[:core]) == 2 * (core - 1) * nbytes
+        assert set(sent[core:]) <= {nbytes}
+        assert set(steps) == {2 * int(math.log2(core))}
+        if count % core == 0:
+            assert set(sent[:core]) == {2 * (core - 1) * nbytes // core}
+
+
+@pytest.mark.parametrize(("size", "chunk"), [*SENT, (6, 256), (7, None)])
+def test_a_double_tree_sends_what_it_promises(world_of, size, chunk):
+    """Up each tree everyone but its root sends a half, down it everyone with children, once for both."""
+    trees = _layout.double_tree(size)
+    roots = [set(range(size)) - set(itertools.chain(*children)) for children in trees]
+    for count, nbytes, sent, steps in messages_sent(world_with(world_of, size, chunk), "double_tree"):
+        itemsize = nbytes // count
+        halves = (count - count // 2) * itemsize, count // 2 * itemsize
+        for rank in range(size):
+            parts = [
+                half * ((rank not in root) + bool(children[rank]))
+                for half, root, children in zip(halves, roots, trees, strict=True)
+            ]
+            assert sent[rank] == sum(parts) <= 2 * nbytes
+        assert set(steps) == {2 * math.ceil(math.log2(size))}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 14, 31, 1024])
+def test_in_a_double_tree_leaves_of_one_are_inner_nodes_of_the_other(size):
+    first, second = _layout.double_tree(size)
+    for children in (first, second):
+        assert sorted(map(len, children))[-1] <= 2
+        assert len(set(itertools.chain(*children))) == sum(map(len, children)) == size - 1
+    both = [rank for rank in range(size) if first[rank] and second[rank]]
+    assert both == ([0] if size % 2 else [])
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
@@ -105,8 +151,8 @@ def reduce_values(comm, row):
     return x.tobytes()
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8])
+@pytest.mark.parametrize("algorithm", OWN_ORDER)
 def test_each_algorithm_folds_and_rounds_in_its_own_order(world_of, size, algorithm):
     ranks = world_of(size, SHMRING_CHUNK=256, SHMRING_DEPTH=2)
     for dtype in ("float16", "bfloat16", "float8_e4m3fn", "float32", "complex128"):
@@ -127,5 +173,5 @@ def test_direct_and_master_fold_in_rank_order(world_of, algorithm):
 def test_the_orders_differ_so_that_these_tests_can_tell():
     row = {"dtype": "float32", "op": "sum", "size": 1013}
     arrays = inputs(row, 5)
-    results = {all_reduced("float32", "sum", arrays, name).tobytes() for name in ("auto", "ring", "tree")}
-    assert len(results) == 3
+    results = {all_reduced("float32", "sum", arrays, name).tobytes() for name in ("auto", *OWN_ORDER)}
+    assert len(results) == 6

@@ -82,7 +82,7 @@ def path_of(row):
     small_nbytes = min(SMALL_NBYTES, row["chunk"] or SMALL_NBYTES)
     if nbytes <= 48 and (row["algorithm"] == "auto" or nbytes == 0):
         return {"tiny"}
-    if row["algorithm"] in ("ring", "tree", "master"):
+    if row["algorithm"] not in ("auto", "direct"):
         return {row["algorithm"]}
     is_small = row["algorithm"] == "auto" and nbytes * (row["ranks"] - 1) <= small_nbytes
     if row["algorithm"] == "auto" and row["memory"] in ("shared", "slice"):
@@ -244,7 +244,7 @@ def mixed_run(comm, seed, ncalls):
     for call in range(ncalls):
         kind = rng.choice(["all_reduce", "all_reduce", "all_reduce", "broadcast", "barrier", "shared"])
         count = int(rng.choice([0, 1, 6, 7, 33, 200, 1000, 3000]))
-        algorithm = str(rng.choice(["auto", "auto", "ring", "direct", "master", "tree"]))
+        algorithm = str(rng.choice(["auto", "auto", *_state.ALGORITHMS]))
         root, start = int(rng.integers(comm.size)), int(rng.integers(4000))
         values = rng.integers(-(1 << 40), 1 << 40, (comm.size, max(count, 2000 if kind == "shared" else 0)))
         if kind == "barrier":
@@ -314,7 +314,7 @@ def default_algorithm(comm):
     return comm.stats()["path"], float(x[0])
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "master"])
+@pytest.mark.parametrize("algorithm", sorted({*_state.ALGORITHMS} - {"auto", "direct"}))
 def test_the_environment_can_choose_the_algorithm(world_of, algorithm):
     assert world_of(3, SHMRING_ALGORITHM=algorithm)(default_algorithm) == [(algorithm, 3.0)] * 3
 

@@ -166,7 +166,7 @@ def folds(comm, dtypes, count):
         (dtype, op, way): Turn(comm, Job("all_reduce", (), dtype, op, algorithm=way), count).wrong()
         for dtype in dtypes
         for op in OPS
-        for way in ("auto", "ring", "tree")
+        for way in _state.ALGORITHMS
         if _state.supported(dtype, op)
     }
 

@@ -175,8 +175,15 @@ DIFFERENT = {  # what differs → two calls
         lambda c: c.all_reduce(ones(90_000), algorithm="tree"),
         lambda c: c.all_reduce(ones(90_000), algorithm="ring"),
     ),
-    "direct and master": (
-        lambda c: c.all_reduce(ones(90_000), algorithm="direct"),
+    "rings": (
+        lambda c: c.all_reduce(ones(90_000), algorithm="ring"),
+        lambda c: c.all_reduce(ones(90_000), algorithm="bidirectional_ring"),
+    ),
+    "halving and double tree": (
+        lambda c: c.all_reduce(ones(90_000), algorithm="halving_doubling"),
+        lambda c: c.all_reduce(ones(90_000), algorithm="double_tree"),
+    ),
+    "direct and master": (        lambda c: c.all_reduce(ones(90_000), algorithm="direct"),
         lambda c: c.all_reduce(ones(90_000), algorithm="master"),
     ),
 }

@@ -16,7 +16,7 @@ from ranks import Died, Ranks, turns, when_there
 from test_errors import COUNTS, PATHS, array_for, assert_all, ones
 
 import shmring
-from shmring import _kernels, liveness
+from shmring import _kernels, _state, liveness
 
 SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
 
@@ -51,7 +51,10 @@ def call_for_ever(comm, path, algorithm, path_to_tell):
         comm.all_reduce(x, "max", algorithm=algorithm, timeout=0.5)
 
 
-CALLS = [*((path, "auto") for path in PATHS), ("large", "ring"), ("large", "tree"), ("large", "master")]
+CALLS = [
+    *((path, "auto") for path in PATHS),
+    *(("large", algorithm) for algorithm in _state.ALGORITHMS if algorithm not in ("auto", "direct")),
+]
 
 
 @pytest.mark.parametrize(("path", "algorithm"), CALLS)

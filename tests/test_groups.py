@@ -17,7 +17,7 @@ from ranks import Died, Ranks
 from test_errors import assert_all
 
 import shmring
-from shmring import beginning, groups, memory
+from shmring import _state, beginning, groups, memory
 
 
 def total(comm, value=None, count=3000):
@@ -142,7 +142,7 @@ def all_kinds(comm):
     private = np.full(40_000, 2.0)
     group.plan("all_reduce", private, "prod")()
     assert (private == 8).all()
-    for algorithm in ("ring", "tree", "master"):
+    for algorithm in _state.ALGORITHMS:
         group.all_reduce(private, "max", algorithm=algorithm)
     assert group.all_gather_object({"parent's": comm.rank}) == [{"parent's": rank} for rank in (3, 1, 2)]
     assert group.broadcast_object("from 3" if group.rank == 0 else None) == "from 3"

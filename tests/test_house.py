@@ -83,6 +83,8 @@ HOUSE = {
     "_life": {"flag.h", "_flight", "_group", "limits", "stacks"},
     "_slots": {"_group"},
     "_schedules": {"_group", "_slots"},
+    "_halving": {"_group", "_schedules", "_slots"},
+    "_trees": {"_group", "_schedules", "_slots"},
     "_timeouts": {"_group"},
     "_ring": {"flag.h", "layout.h", "ring.h", "_group", "_kernels", "_timeouts", "errors"},
     "_distance": {"_group"},
@@ -91,7 +93,8 @@ HOUSE = {
     "_exchange": {"_group", "_lines", "_private", "_slots"},
     "_fetch": {"_exchange", "_group", "_lines", "_slots"},
     "_chain": {"_group", "_lines", "_slots", "_exchange"},
-    "_pipelines": {"_group", "_lines", "_slots", "_chain", "_exchange", "_fetch", "_schedules"},
+    "_pipelines": {"_group", "_lines", "_slots", "_chain", "_exchange", "_fetch", "_halving", "_schedules"}
+    | {"_trees"},
     "_post": {"post.h", "_group", "_ring"},
     "_office": {"_group", "_post", "_ring"},
     "alarms": {"_office", "errors"},

@@ -16,6 +16,9 @@ KINDS = (
     ("int32", "sum", "auto"),
     ("uint8", "bxor", "ring"),
     ("int64", "max", "tree"),
+    ("int16", "sum", "bidirectional_ring"),
+    ("uint64", "prod", "halving_doubling"),
+    ("int8", "min", "double_tree"),
     ("float16", "avg", "auto"),
 )
 

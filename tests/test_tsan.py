@@ -29,8 +29,9 @@ BUILD_LIMIT_S, LIMIT_S = 900, 300
 BUILT_FROM = ("src", "shmring", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 UNSEEN = "called_from_lib:libpython3"  # the interpreter's locks
 WITHOUT_GIL = (
-    *("_across", "_chain", "_delivery", "_distance", "_exchange", "_hierarchy", "_leaders", "_local"),
-    *("_messages", "_partials", "_pipelines", "_reduce_scatter", "_ring", "_schedules", "_waiting"),
+    *("_across", "_chain", "_delivery", "_distance", "_exchange", "_halving", "_hierarchy", "_leaders"),
+    *("_local", "_messages", "_partials", "_pipelines", "_reduce_scatter", "_ring", "_schedules", "_trees"),
+    "_waiting",
 )
 # An order dropped from sr_flag_publish, for the modules in which all collectives stage and take.
 ORDER = "atomic_exchange_explicit(flag, value, memory_order_seq_cst);\n    SR_FAULT"

@@ -21,7 +21,7 @@ import shmring
 
 from ..launchers import find_job
 from ..limits import usable_cpus
-from ..settings import Settings
+from ..settings import ALGORITHMS, Settings
 from . import bench_rank, plot, screen
 from .bench_calls import FORMS, NUMPY_DTYPES, OPS, OTHER_DTYPES, Job, Turn, dtype_named
 from .bench_table import Table
@@ -71,7 +71,7 @@ def add_to(commands: Any) -> None:
     add("--dtype", choices=NUMPY_DTYPES + OTHER_DTYPES, metavar="TYPE", help="float32 and so on (float32)")
     add("--op", choices=OPS, metavar="OP", help=f"{', '.join(OPS)} (sum)")
     add("--root", type=screen.at_least(0), metavar="R", help="rank that has it, or gets it (0)")
-    add("--algorithm", metavar="A", help="of all_reduce: auto, direct, ring, tree, master")
+    add("--algorithm", metavar="A", help=f"of all_reduce: {', '.join(ALGORITHMS)}")
     add("--async", dest="async_op", action="store_true", help="issue it in the background, and wait for it")
     add("--plan", action="store_true", help="call a plan of it")
     add("--zero-copy", action="store_true", help="arrays that all ranks of the host map: comm.empty")

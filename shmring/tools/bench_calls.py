@@ -268,7 +268,7 @@ class Turn:
 
     def _rounding(self) -> float:
         """Of algorithms that round small floats at each hop: as much as the hops can make of it."""
-        if self._job.algorithm not in ("ring", "tree") or not _is_small_float(self._dtype):
+        if self._job.algorithm in (None, "auto", "direct", "master") or not _is_small_float(self._dtype):
             return 0.0
         names = importlib.import_module("ml_dtypes" if self._job.dtype in OTHER_DTYPES else "numpy")
         return self._comm.size * float(names.finfo(self._dtype).eps)

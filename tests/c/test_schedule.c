@@ -1,5 +1,5 @@
-/* Slices, ring and tree as pure functions of integers: every schedule is played with tokens, one for each rank's
-   contribution to each slice. May know: schedule.h, check.h. */
+/* Slices, rings, trees and halvings as pure functions of integers: every schedule is played with tokens, one for each
+   rank's contribution to each slice. May know: schedule.h, check.h. */
 #include "schedule.h"
 
 #include <string.h>
@@ -124,6 +124,95 @@ static void test_ring_of_four_is_the_published_one(void)
     }
 }
 
+/* A rank's place in the other ring, seen in a mirror: neighbours there are neighbours here, the other way around. */
+static void test_a_mirrored_ring_goes_the_other_way(void)
+{
+    for (int n = 1; n <= MOST_RANKS; n++)
+        for (int rank = 0; rank < n; rank++) {
+            int place = sr_ring_mirrored(rank, n);
+            CHECK(place >= 0 && place < n && sr_ring_mirrored(place, n) == rank);
+            CHECK(sr_ring_mirrored(sr_ring_to(place, n), n) == sr_ring_from(rank, n));
+        }
+}
+
+/* ---- recursive halving and doubling --------------------------------------------------------------------------- */
+
+static size_t length(size_t count, int steps, int first, int step)
+{
+    return sr_slice_begin(count, 1 << steps, first + (1 << (steps - step))) - sr_slice_begin(count, 1 << steps, first);
+}
+
+static void add(int to, int from, int first, int nslices)
+{
+    for (int slice = first; slice < first + nslices; slice++)
+        for (int source = 0; source < MOST_RANKS; source++)
+            held[to][slice][source] += before[from][slice][source];
+}
+
+static void take(int to, int from, int first, int nslices)
+{
+    for (int slice = first; slice < first + nslices; slice++)
+        memcpy(held[to][slice], before[from][slice], sizeof held[to][slice]);
+}
+
+/* One step of the reduce-scatter; in the first, ranks beyond the power of two give what they have. */
+static size_t halve_once(int n, int steps, int step, size_t count)
+{
+    int core = 1 << steps, nslices = 1 << (steps - step);
+    size_t sent = 0;
+    memcpy(before, held, sizeof held);
+    for (int rank = 0; rank < core; rank++) {
+        int peer = sr_halving_peer(rank, steps, step), keeps = sr_halving_keeps(rank, steps, step);
+        CHECK(sr_halving_peer(peer, steps, step) == rank && peer < core);
+        CHECK(sr_halving_keeps(peer, steps, step) != keeps && keeps % nslices == 0);
+        add(rank, peer, keeps, nslices);
+        if (step == 1 && rank + core < n)
+            add(rank, rank + core, keeps, nslices);
+        if (step == 1 && peer + core < n)
+            add(rank, peer + core, keeps, nslices);
+        sent += length(count, steps, sr_halving_keeps(peer, steps, step), step);
+    }
+    return sent;
+}
+
+static size_t double_once(int n, int steps, int step, size_t count)
+{
+    int core = 1 << steps, nslices = 1 << (steps - step);
+    size_t sent = 0;
+    memcpy(before, held, sizeof held);
+    for (int rank = 0; rank < n; rank++) {
+        int peer = sr_halving_peer(rank % core, steps, step);
+        take(rank, peer, sr_halving_keeps(peer, steps, step), nslices);
+        if (rank >= core && step == steps)
+            take(rank, rank - core, rank - core, 1);
+        if (rank < core)
+            sent += length(count, steps, sr_halving_keeps(rank, steps, step), step);
+    }
+    return sent;
+}
+
+static void test_halving_brings_every_contribution_everywhere_once(void)
+{
+    for (int n = 2; n <= MOST_RANKS; n++) {
+        int steps = sr_halving_steps(n), core = 1 << steps;
+        size_t count = 1797, sent = 0;
+        CHECK(core <= n && n < 2 * core);
+        deal_tokens(n);
+        for (int step = 1; step <= steps; step++)
+            sent += halve_once(n, steps, step, count);
+        for (int rank = 0; rank < core; rank++) {
+            CHECK(sr_halving_keeps(rank, steps, steps) == rank);
+            CHECK(holds_all_once(rank, rank, n));
+        }
+        for (int step = steps; step >= 1; step--)
+            sent += double_once(n, steps, step, count);
+        for (int rank = 0; rank < n; rank++)
+            for (int slice = 0; slice < core; slice++)
+                CHECK(holds_all_once(rank, slice, n));
+        CHECK(sent == 2 * (size_t)(core - 1) * count);
+    }
+}
+
 /* ---- tree ----------------------------------------------------------------------------------------------------- */
 
 static void climb_tree(int n)
@@ -183,6 +272,63 @@ static void test_tree_takes_logarithmically_many_steps(void)
         CHECK(sr_tree_steps(steps[i][0]) == steps[i][1]);
 }
 
+/* ---- double tree ---------------------------------------------------------------------------------------------- */
+
+static int depth_in(int rank, int n, int tree)
+{
+    int depth = 0;
+    while (depth <= n && (rank = sr_double_tree_parent(rank, n, tree)) >= 0)
+        depth++;
+    return depth;
+}
+
+static void check_double_tree(int n, int tree)
+{
+    int roots = 0, edges = 0;
+    for (int rank = 0; rank < n; rank++) {
+        int parent = sr_double_tree_parent(rank, n, tree), children = 0;
+        CHECK(sr_double_tree_rank(sr_double_tree_node(rank, n, tree), n, tree) == rank);
+        for (int which = 0; which < 2; which++) {
+            int child = sr_double_tree_child(rank, n, tree, which);
+            CHECK(child < n && (child < 0 || sr_double_tree_parent(child, n, tree) == rank));
+            children += child >= 0;
+        }
+        CHECK((children > 0) == sr_double_tree_is_inner(rank, n, tree));
+        CHECK(depth_in(rank, n, tree) <= sr_tree_steps(n)); /* so everybody hangs from the root */
+        roots += parent < 0;
+        edges += children;
+    }
+    CHECK(roots == 1 && edges == n - 1);
+}
+
+static void test_both_trees_span_all_ranks_in_logarithmically_many_steps(void)
+{
+    for (int n = 2; n <= 1100; n++)
+        for (int tree = 0; tree < 2; tree++)
+            check_double_tree(n, tree);
+}
+
+static void test_leaves_of_one_tree_are_inner_nodes_of_the_other(void)
+{
+    for (int n = 2; n <= 1100; n++)
+        for (int rank = 0; rank < n; rank++) {
+            int first = sr_double_tree_is_inner(rank, n, 0), second = sr_double_tree_is_inner(rank, n, 1);
+            CHECK(first != second || (rank == 0 && n % 2 == 1));
+            CHECK(!(first && second) || sr_double_tree_parent(rank, n, 0) < 0);
+            CHECK(sr_double_tree_depth(rank, n) == depth_in(rank, n, second));
+        }
+}
+
+/* As in NCCL 2.4: 14 ranks. */
+static void test_the_double_tree_is_the_published_one(void)
+{
+    static const int parent[] = {-1, 2, 4, 2, 8, 6, 4, 6, 0, 10, 12, 10, 8, 12};
+    for (int rank = 0; rank < 14; rank++) {
+        CHECK(sr_double_tree_parent(rank, 14, 0) == parent[rank]);
+        CHECK(sr_double_tree_parent(13 - rank, 14, 1) == (rank == 0 ? -1 : 13 - parent[rank]));
+    }
+}
+
 int main(void)
 {
     check_begin("slices cover exactly and differ by one");
@@ -193,11 +339,21 @@ int main(void)
     test_ring_brings_every_contribution_everywhere_once();
     check_begin("ring of four is the published one");
     test_ring_of_four_is_the_published_one();
+    check_begin("a mirrored ring goes the other way");
+    test_a_mirrored_ring_goes_the_other_way();
+    check_begin("halving brings every contribution everywhere once");
+    test_halving_brings_every_contribution_everywhere_once();
     check_begin("tree brings every contribution everywhere once");
     test_tree_brings_every_contribution_everywhere_once();
     check_begin("every rank but the root sends up once");
     test_every_rank_but_the_root_sends_up_once();
     check_begin("tree takes logarithmically many steps");
     test_tree_takes_logarithmically_many_steps();
+    check_begin("both trees span all ranks in logarithmically many steps");
+    test_both_trees_span_all_ranks_in_logarithmically_many_steps();
+    check_begin("leaves of one tree are inner nodes of the other");
+    test_leaves_of_one_tree_are_inner_nodes_of_the_other();
+    check_begin("the double tree is the published one");
+    test_the_double_tree_is_the_published_one();
     return 0;
 }

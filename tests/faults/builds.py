@@ -30,11 +30,13 @@ MODULES = (
     "_distance",
     "_engine",
     "_exchange",
+    "_halving",
     "_messages",
     "_pipelines",
     "_progress",
     "_schedules",
     "_state",
+    "_trees",
     "_waiting",
     "carrier",
 )

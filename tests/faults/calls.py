@@ -94,6 +94,18 @@ class Tree(AllReduce):
     how: ClassVar[dict[str, str]] = {"algorithm": "tree"}
 
 
+class TwoRings(AllReduce):
+    how: ClassVar[dict[str, str]] = {"algorithm": "bidirectional_ring"}
+
+
+class Halving(AllReduce):
+    how: ClassVar[dict[str, str]] = {"algorithm": "halving_doubling"}
+
+
+class DoubleTree(AllReduce):
+    how: ClassVar[dict[str, str]] = {"algorithm": "double_tree"}
+
+
 class Shared(AllReduce):
     """Zero-copy: the arrays lie where everybody reads and writes them."""
 
@@ -282,6 +294,9 @@ CALLS: dict[str, Callable[[Any, int, int], Calls]] = {
     "all_reduce": AllReduce,
     "all_reduce ring": Ring,
     "all_reduce tree": Tree,
+    "all_reduce bidirectional_ring": TwoRings,
+    "all_reduce halving_doubling": Halving,
+    "all_reduce double_tree": DoubleTree,
     "all_reduce shared": Shared,
     "all_reduce async": Async,
     "all_reduce plan": Planned,
