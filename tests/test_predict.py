@@ -4,7 +4,9 @@ May know: the command, the model that it asks, and the Job of `shmring bench`.
 """
 
 import json
+import re
 from dataclasses import asdict
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -106,6 +108,15 @@ def test_over_hosts_the_ring_passes_the_wire_and_the_hierarchy_crosses_it_once(p
         ring_s = model.seconds("ring", 1 << 20, row["ranks"], WIRE)
         assert row["seconds"] == pytest.approx({"ring": ring_s, "hierarchical": hierarchical_s})
     assert (report["hosts"], report["crossovers"]) == (2, None)
+
+
+def test_the_page_shows_what_the_command_prints(capsys):
+    page = Path(__file__).resolve().parent.parent / "docs" / "methods" / "model.md"
+    if not page.exists():
+        pytest.skip("needs the checkout")
+    shown = re.search(r"```sh\nshmring (predict .*?)```\n\n```text\n(.*?)```", page.read_text(), re.S)
+    assert command.main(shown[1].replace("\\\n", "").split()) == 0
+    assert capsys.readouterr().out == shown[2]
 
 
 def test_people_read_tables(capsys):
