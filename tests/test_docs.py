@@ -11,6 +11,7 @@ import pages
 import pytest
 
 import shmring
+import shmring.model
 
 ROOT = pages.ROOT
 DOCS = ROOT / "docs"
@@ -58,6 +59,7 @@ def documented_names():
     """What the reference must have: every public name, and every member of a communicator."""
     kinds = ("Bucketer", "Comm", "Op", "Plan", "Ring", "Transfer", "Work")
     members = {f"{kind}.{name}" for kind in kinds for name in public(getattr(shmring, kind)) - public(str)}
+    members |= {f"model.{name}" for name in shmring.model.__all__}
     return set(shmring.__all__) | members - {"Ring.closed_because"}  # shmring's own
 
 

@@ -296,3 +296,19 @@ def test_the_benchmark_of_one_rank_says_how_to_start_more():
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "bench_model.py measures between ranks: shmrun -n 2 bench/bench_model.py\n"
+
+
+@pytest.mark.skipif(not BENCH.is_dir(), reason="needs the checkout")
+def test_over_hosts_the_benchmark_models_the_wire(tmp_path):
+    path = tmp_path / "model.json"
+    program = [str(BENCH / "bench_model.py"), *SMALL, "--algorithms", "auto", "--json", str(path)]
+    command = [sys.executable, str(BENCH / "across.py"), "--hosts", "2", "-n", "2", *program]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
+    if "NoHosts" in done.stderr:
+        pytest.skip(f"no stand-ins for hosts: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    (fit,) = json.loads(path.read_text())["algorithms"]
+    link = Link(fit["alpha_s"], fit["beta"])
+    for row in fit["rows"]:
+        _, between = model.hierarchical(row["nbytes"], 2, 2)
+        assert row["predicted_s"] == pytest.approx(between.seconds(link))
