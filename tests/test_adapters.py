@@ -303,8 +303,8 @@ def test_ray(tmp_path):
 def test_adapters_import_their_package_only_when_used():
     code = """
         import json, sys
-        from shmring.adapters import dask, jax, joblib, pools, ray
-        packages = "distributed", "jax", "joblib", "ray", "loky"
+        from shmring.adapters import dask, jax, joblib, keras, pools, ray, sklearn
+        packages = "distributed", "jax", "joblib", "keras", "loky", "ray", "sklearn", "tensorflow"
         print(json.dumps([name for name in packages if name in sys.modules]))
         """
     assert json.loads(output_of(start(sys.executable, "-c", textwrap.dedent(code)))) == []
@@ -315,6 +315,8 @@ def test_adapters_import_their_package_only_when_used():
     [
         ("distributed", "dask", "dask.run(None, print)"),
         ("jax", "jax", "jax.all_reduce(1, None)"),
+        ("tensorflow", "keras", "keras.all_reduce_grads([], None)"),
+        ("keras", "keras", "keras.average_metrics(None)"),
         ("joblib", "joblib", "joblib.run(print, 2)"),
         ("ray", "ray", "ray.world([])"),
     ],

@@ -1,0 +1,122 @@
+"""shmring.adapters.sklearn: means of what ranks have learned, whatever they saw. May know: that module."""
+
+import numpy as np
+import pytest
+
+import shmring
+from shmring.adapters import sklearn as adapter
+
+sklearn_exceptions = pytest.importorskip("sklearn.exceptions")
+
+from sklearn.datasets import load_digits  # noqa: E402
+from sklearn.linear_model import SGDClassifier, SGDRegressor  # noqa: E402
+from sklearn.neural_network import MLPClassifier  # noqa: E402
+
+CLASSES = np.arange(10)
+
+
+def digits(begin=0, end=None):
+    images, labels = load_digits(return_X_y=True)
+    return images[begin:end] / 16, labels[begin:end]
+
+
+def fitted(kind, rank):
+    """As rank `rank` has it, having seen 40 samples more than the one before."""
+    estimator = kind(random_state=1)
+    return estimator.partial_fit(*digits(100 * rank, 140 * rank + 40), classes=CLASSES)
+
+
+def check_average(comm, kind, attributes, weights):
+    estimator = fitted(kind, comm.rank)
+    used = {} if weights is None else {"weight": weights[comm.rank]}
+    assert adapter.average(estimator, comm, attributes=attributes, **used) is estimator
+    everybody = [fitted(kind, rank) for rank in range(comm.size)]
+    for name in attributes:
+        for number, found in enumerate(listed(estimator, name)):
+            expected = np.average([listed(one, name)[number] for one in everybody], axis=0, weights=weights)
+            np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    estimator.partial_fit(*digits(0, 50))  # goes on from there
+    assert estimator.predict(digits(0, 5)[0]).shape == (5,)
+
+
+def listed(estimator, name):
+    found = getattr(estimator, name)
+    return found if isinstance(found, list) else [found]
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes"),
+    [(SGDClassifier, ("coef_", "intercept_")), (MLPClassifier, ("coefs_", "intercepts_"))],
+)
+@pytest.mark.parametrize("weights", [None, (3, 0.5, 0)])
+def test_average_is_the_weighted_mean(world_of, kind, attributes, weights):
+    world_of(3)(check_average, kind, attributes, weights)
+
+
+def leave_as_it_is(comm):
+    estimator = fitted(SGDClassifier, comm.rank)
+    before = estimator.coef_.copy()
+    adapter.average(estimator, comm, weight=0)
+    assert (estimator.coef_ == before).all()
+
+
+def test_weights_that_are_all_0_change_nothing(world_of):
+    world_of(2)(leave_as_it_is)
+
+
+def fit_digits(comm, every):
+    """A rank has twice as many batches as the one before."""
+    images, labels = digits()
+    begin, end = 200 * (2**comm.rank - 1), 200 * (2 ** (comm.rank + 1) - 1)
+    batches = [(images[i : i + 20], labels[i : i + 20]) for i in range(begin, end, 20)] * 3
+    estimator = SGDClassifier(random_state=1)
+    adapter.fit_partial_batches(estimator, comm, iter(batches), classes=CLASSES, every=every)
+    return estimator.coef_.tobytes(), estimator.intercept_.tobytes(), estimator.score(*digits(1400))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("every", [1, 7])
+def test_ranks_with_different_numbers_of_batches_learn_the_same(world_of, size, every):
+    outcomes = world_of(size)(fit_digits, every)
+    assert len(set(outcomes)) == 1
+    assert outcomes[0][2] > (0.6 if size == 1 else 0.8)  # of 200 images, or of 1400
+
+
+def fit_lines(comm):
+    """A mean of the ranks' halves of the plane finds the line that goes through both."""
+    x = np.random.default_rng(comm.rank).random((400, 1)) + (comm.rank - 1)
+    batches = [(x[i::20], 3 * x[i::20, 0] + 1) for i in range(20)] * 10
+    estimator = SGDRegressor(learning_rate="constant", eta0=0.1, alpha=0, random_state=1)
+    adapter.fit_partial_batches(estimator, comm, batches)
+    np.testing.assert_allclose([*estimator.coef_, *estimator.intercept_], [3, 1], atol=0.05)
+
+
+def test_regressors_need_no_classes(world_of):
+    world_of(2)(fit_lines)
+
+
+def refuse(comm, estimator, weight, error):
+    if comm.rank == 0:
+        adapter.average(fitted(SGDClassifier, 0), comm)
+    with pytest.raises(error):
+        adapter.average(estimator, comm, weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("make", "weight", "error"),
+    [
+        (SGDClassifier, 1, sklearn_exceptions.NotFittedError),
+        (lambda: fitted(SGDClassifier, 0), -1, ValueError),
+        (lambda: SGDClassifier(average=True).partial_fit(*digits(0, 20), classes=CLASSES), 1, ValueError),
+    ],
+    ids=["not fitted", "weight", "average"],
+)
+def test_what_one_rank_refuses_is_a_mismatch_elsewhere(world_of, make, weight, error):
+    outcomes = world_of(2).outcomes(refuse, make(), weight, error)
+    assert isinstance(outcomes[0], shmring.Mismatch), outcomes
+    assert outcomes[1] is None, outcomes
+
+
+def test_every_is_checked():
+    with pytest.raises(ValueError, match="every is 0"):
+        adapter.fit_partial_batches(SGDClassifier(), None, [], every=0)
