@@ -156,6 +156,10 @@ HOUSE = {
     "model": set(),
     "rules": set(),  # of shmring/methods, from here on
     "sharded": {"rules"},
+    "flat": set(),  # of shmring/methods, from here on
+    "rules": set(),
+    "sharded": {"flat", "rules"},
+    "pipeline": {"flat", "rules"},
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
     "selftest": {"memory", "screen", "settings", "tools", "__init__"},  # the checks, and the command

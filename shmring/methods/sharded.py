@@ -1,7 +1,7 @@
 """A sharded optimiser: each rank keeps the optimiser's state of its own part of the weights only.
 
 ZeRO (Rajbhandari et al. 2020), stages 1 and 2. A user of the public API: what it is handed is a communicator.
-May know: rules.
+May know: flat, rules.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .flat import dtype_of, views
 from .rules import SGD, Adam, Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class ShardedOptimizer:
         self._count = sum(param.size for param in params)
         padded = _up_to_multiple(self._count, comm.size)
         self._flat = comm.zeros(padded, dtype)  # the last parameter first, as gradients come
-        self.params = _views(self._flat, params)
+        self.params = views(self._flat, params[::-1])[::-1]
         for view, param in zip(self.params, params, strict=True):
             view[...] = param
         comm.broadcast(self._flat)
@@ -94,7 +95,7 @@ class ShardedOptimizer:
         self._works: list[Work[Any] | None] = [None, None]  # by buffer, what still reads it
         self._missing = len(params)  # gradients of this step that have not come
         self._arrived = 0  # elements of them that have
-        self.gradients = _views(self._gradient, params) if stage == 1 else None
+        self.gradients = views(self._gradient, params[::-1])[::-1] if stage == 1 else None
 
     @property
     def state_nbytes(self) -> int:
@@ -223,12 +224,6 @@ def _up_to_multiple(count: int, of: int) -> int:
     return -(-count // of) * of
 
 
-def _views(flat: NDArray[Any], like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """flat as arrays of these shapes, of which the last comes first."""
-    ends = np.cumsum([0, *(each.size for each in reversed(like))])[:0:-1].tolist()
-    return [flat[end - each.size : end].reshape(each.shape) for each, end in zip(like, ends, strict=True)]
-
-
 def _checked(params: Sequence[NDArray[Any]], stage: int, op: str, bucket_nbytes: int) -> np.dtype[Any]:
     """The parameters' dtype; TypeError or ValueError for what cannot be."""
     if stage not in (1, 2):
@@ -237,12 +232,4 @@ def _checked(params: Sequence[NDArray[Any]], stage: int, op: str, bucket_nbytes:
         raise ValueError(f"op is {op!r}; gradients are combined by 'avg' or 'sum'")
     if bucket_nbytes <= 0:
         raise ValueError(f"bucket_nbytes is {bucket_nbytes}; a bucket takes 1 byte or more")
-    if not params:
-        raise ValueError("there are no parameters")
-    dtypes = {param.dtype for param in params}
-    if len(dtypes) > 1:
-        raise TypeError(f"parameters are of dtypes {sorted(map(str, dtypes))}; make an optimiser for each")
-    (dtype,) = dtypes
-    if dtype.kind != "f":
-        raise TypeError(f"parameters are of dtype {dtype}; rules are for NumPy's floating dtypes")
-    return dtype
+    return dtype_of(params)
