@@ -5,13 +5,16 @@ A user of the public API: what it is handed is a communicator. May know: the sta
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from .comm import Comm
+    from .methods.compression import Compressor, Reduction
     from .work import Work
 
 
@@ -23,25 +26,34 @@ class Bucketer:
     ranks fill the same buckets whatever their clocks say. delay_s: about how long an array may wait in a
     bucket. A clock alone would let ranks disagree: rank 0 measures how fast bytes arrive there and, with each
     bucket, tells all how many of them make up a delay_s, which holds from the next one on; never more than
-    nbytes. op: as in `all_reduce`.
+    nbytes. op: as in `all_reduce`. compressor: one of shmring.methods.compression.
 
     Leave an array alone from when it is added until `wait` has returned: then every array that was added is
     reduced and forgotten. Errors are those of `Comm.all_reduce_many`.
     """
 
     def __init__(
-        self, comm: Comm, *, nbytes: int = 1 << 20, delay_s: float | None = None, op: str = "avg"
+        self,
+        comm: Comm,
+        *,
+        nbytes: int = 1 << 20,
+        delay_s: float | None = None,
+        op: str = "avg",
+        compressor: Compressor | None = None,
     ) -> None:
         if nbytes <= 0:
             raise ValueError(f"nbytes is {nbytes}; a bucket takes 1 byte or more")
         if delay_s is not None and not delay_s > 0:
             raise ValueError(f"delay_s is {delay_s}; it must be more than 0 seconds, or None")
         self._comm = comm
-        self._op = op
+        self._op: Any = op
+        self._reduce: Callable[..., Any] = comm.all_reduce_many
+        if compressor is not None:
+            self._reduce = functools.partial(compressor.all_reduce_many, comm)
         self._most_nbytes = nbytes
         self._delay_s = delay_s
         self._full_nbytes = nbytes  # the same on every rank
-        self._works: list[Work[None]] = []  # under way
+        self._works: list[Work[None] | Reduction] = []  # under way
         self._agreed: tuple[Work[None], np.ndarray[Any, Any]] | None = None  # on the size of buckets to come
         self._bucket: list[Any] = []
         self._filled_nbytes = 0
@@ -76,7 +88,7 @@ class Bucketer:
     def _empty(self) -> None:
         bucket, self._bucket = self._bucket, []
         self._filled_nbytes = 0
-        self._works.append(self._comm.all_reduce_many(bucket, self._op, async_op=True))
+        self._works.append(self._reduce(bucket, self._op, async_op=True))
         if self._delay_s is not None:
             self._agree(self._delay_s)
 

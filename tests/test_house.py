@@ -160,6 +160,7 @@ HOUSE = {
     "rules": set(),
     "sharded": {"flat", "rules"},
     "pipeline": {"flat", "rules"},
+    "compression": {"feedback", "__init__"},
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
     "selftest": {"memory", "screen", "settings", "tools", "__init__"},  # the checks, and the command
@@ -194,7 +195,9 @@ HOUSE = {
     "ray_group": {"_tasks", "__init__"},
     "sklearn": {"extras", "__init__"},
     "torch": {"_tasks", "extras", "_torch_buckets", "_torch_group", "__init__"},
+    "torch": {"_tasks", "extras", "_torch_buckets", "_torch_compressed", "_torch_group", "__init__"},
     "_torch_buckets": {"_torch_group", "__init__"},
+    "_torch_compressed": {"_torch_buckets", "_torch_group", "methods"},
     "_torch_entry": {"adapters", "torch"},
     "_torch_group": {"_torch_monitored", "_torch_sparse", "_torch_tensors", "_torch_work", "__init__"},
     "_torch_monitored": {"__init__"},

@@ -4,7 +4,7 @@ Nothing has to be imported for it: torch finds the backend by itself where shmri
 `shmring.adapters.torch.register_backend()` tells it where shmring is only on the path. Needs torch 2.13 or
 newer: pip install 'shmring[torch]'.
 
-May know: extras, _tasks, _torch_buckets, _torch_group, the public API, torch.
+May know: extras, _tasks, _torch_buckets, _torch_compressed, _torch_group, the public API, torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import shmring
 from ..extras import need
 from ._tasks import free_port, join_address
 
-__all__ = ["create_group", "meet", "register_backend", "share_buckets"]
+__all__ = ["compress_buckets", "create_group", "meet", "register_backend", "share_buckets"]
 
 _NOBODY = "192.0.2.1"  # of documentation, RFC 5737: what leads there leads out of this host
 _ASKED = "asked by rank 0"
@@ -56,6 +56,13 @@ def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmri
     timeout_s = timeout.total_seconds()
     world = _lead(store, size) if rank == 0 else _join(store, rank, size, timeout_s)
     return shmring.init(world, rank, timeout=timeout_s)
+
+
+def compress_buckets(model: Any, compressor: Any) -> None:
+    """Collective: a DistributedDataParallel's gradients travel shorter; see `_torch_compressed`."""
+    from ._torch_compressed import compress_buckets
+
+    compress_buckets(model, compressor)
 
 
 def share_buckets(model: Any) -> None:

@@ -1,0 +1,351 @@
+"""Gradients that travel shorter: the same bits on every rank, as near as the format says, and in the long run
+right, as what is lost comes with the next call. May know: compression.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+
+import shmring
+from shmring.methods import compression
+from shmring.methods.compression import BF16, FP16, ErrorFeedback, Int8, PowerSGD, TopK
+
+FORMATS = {
+    "fp16": FP16,
+    "bf16": BF16,
+    "int8": Int8,
+    "int8 by chance": functools.partial(Int8, stochastic=True, seed=3),
+    "top-k": functools.partial(TopK, 0.1),
+    "PowerSGD": functools.partial(PowerSGD, 2),
+}
+SHAPES = [(), (0,), (1,), (40, 30), (257,), (5, 7, 3), (0, 4)]
+
+
+def gradients(rank, dtype="f4", step=0):
+    rng = np.random.default_rng([rank, step])
+    return [np.array(rng.standard_normal(shape), dtype) for shape in SHAPES]
+
+
+def exact(size, op, dtype="f4"):
+    """What they should be near to."""
+    total = [sum(xs) for xs in zip(*(gradients(rank, "f8") for rank in range(size)), strict=True)]
+    return [x / (size if op == "avg" else 1) for x in total]
+
+
+def one_by_one_and_together(comm, name, op, dtype):
+    """The bits of both, and whether the counts agree with each other."""
+    alone, together = gradients(comm.rank, dtype), gradients(comm.rank, dtype)
+    for x in alone:
+        compressor = FORMATS[name]()
+        compressor.all_reduce(comm, x, op)
+    compressor = FORMATS[name]()
+    reduction = compressor.all_reduce_many(comm, together, op, async_op=True)
+    reduction.wait(30)
+    reduction.wait()  # a second time: nothing
+    assert compressor.bytes_given == sum(x.nbytes for x in together)
+    assert compressor.ratio == compressor.bytes_given / compressor.bytes_sent
+    return alone, together, compressor.ratio
+
+
+def assert_same_bits(results):
+    for other in results[1:]:
+        assert [x.tobytes() for x in other] == [x.tobytes() for x in results[0]]
+
+
+@pytest.mark.parametrize("op", ["avg", "sum"])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_agree_to_the_last_bit(world_of, size, name, op):
+    for dtype in ("f4", "f8"):
+        results = world_of(size)(one_by_one_and_together, name, op, dtype)
+        for number in range(2):
+            assert_same_bits([result[number] for result in results])
+        assert results[0][2] > (1.2 if dtype == "f4" else 2)
+
+
+# Of the largest element that a rank gave, times the ranks: what one call may be wrong by.
+BOUNDS = {"fp16": 2.0**-10, "bf16": 2.0**-7, "int8": 1 / 120, "int8 by chance": 2 / 120}
+
+
+@pytest.mark.parametrize("op", ["avg", "sum"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_what_is_rounded_is_as_near_as_the_format_says(world_of, name, op):
+    size = 3
+    for result in world_of(size)(one_by_one_and_together, name, op, "f4"):
+        for got in result[:2]:
+            for x, want in zip(got, exact(size, op), strict=True):
+                largest = 4.0 * (1 if op == "avg" else size)
+                assert np.abs(x - want).max(initial=0) <= 2 * BOUNDS[name] * largest
+                assert x.shape == want.shape
+
+
+def half(x, name):
+    if name == "fp16":
+        return x.astype("f2").astype("f4")
+    bits = x.view("u4").astype("u8")
+    return (((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16).astype("u4").view("f4")
+
+
+def halves(comm, name):
+    x = gradients(comm.rank)[3]
+    FORMATS[name]().all_reduce(comm, x, "sum")
+    return x
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_halves_are_added_in_float32_and_rounded_once(world_of, name):
+    xs = [half(gradients(rank)[3], name) for rank in range(3)]
+    for got in world_of(3)(halves, name):
+        assert got.tobytes() == half(xs[0] + xs[1] + xs[2], name).tobytes()
+
+
+def largest_only(comm):
+    x = np.zeros(1000, "f4")
+    x[: comm.rank + 9] = 1 + np.arange(comm.rank + 9)
+    x[500 + comm.rank] = -1000 - comm.rank
+    whole = x.copy()
+    compressor = TopK(0.01)
+    compressor.all_reduce(comm, x, "sum")
+    sent = compressor.bytes_sent
+    TopK(1).all_reduce(comm, whole, "sum")
+    return x, whole, sent
+
+
+def test_the_largest_arrive_whole_and_the_others_not(world_of):
+    for x, whole, sent in world_of(2)(largest_only):
+        assert x[500] == -1000
+        assert x[501] == -1001
+        assert x[8] == 18  # 9 of both ranks, at a place that both sent
+        assert x[0] == 1  # of 10, rank 1 sends 10 … 2 and its -1001
+        assert sent == 11 * 8
+        assert whole[0] == 2
+        assert np.count_nonzero(whole) == 12
+
+
+def low_rank(comm, nsteps):
+    """A gradient whose average has rank 2: the power iteration finds it."""
+    rng = np.random.default_rng(1)
+    want = rng.standard_normal((60, 2)) @ rng.standard_normal((2, 50))
+    own = want + (comm.rank - (comm.size - 1) / 2) * rng.standard_normal((60, 50))
+    compressor, x = PowerSGD(2), np.empty((60, 50), "f4")
+    for _ in range(nsteps):
+        x[:] = own
+        compressor.all_reduce(comm, x)
+    return float(np.abs(x - want).max() / np.abs(want).max()), compressor.bytes_sent, x
+
+
+def test_the_power_iteration_finds_a_matrix_of_low_rank(world_of):
+    results = world_of(3)(low_rank, 4)
+    assert_same_bits([[x] for _, _, x in results])
+    for error, sent, _ in results:
+        assert error < 1e-5
+        assert sent == 4 * 4 * 2 * (60 + 50)
+
+
+def vectors_and_matrices(comm):
+    """Those that do not pay are reduced as they are."""
+    xs = [np.full(100, 1 / 3), np.full((2, 2), comm.rank + 0.1), np.full((20, 30), comm.rank, "f4")]
+    PowerSGD(1).all_reduce_many(comm, xs)
+    return xs
+
+
+def test_what_is_no_matrix_or_too_small_a_one_goes_as_it_is(world_of):
+    for vector, small, matrix in world_of(2)(vectors_and_matrices):
+        assert (vector == (1 / 3 + 1 / 3) / 2).all()
+        assert (small == (0.1 + 1.1) / 2).all()
+        assert np.abs(matrix - 0.5).max() < 1e-6
+
+
+# ---- feedback ---------------------------------------------------------------------------------------------
+
+
+def mean_over_calls(comm, name, with_feedback, ncalls):
+    """How far from the exact average, of its largest."""
+    compressor = FORMATS[name]()
+    if with_feedback:
+        compressor = ErrorFeedback(compressor)
+    given = gradients(comm.rank)
+    xs, totals = gradients(comm.rank), [np.zeros(x.shape) for x in given]
+    for _ in range(ncalls):
+        for x, value in zip(xs, given, strict=True):
+            x[...] = value
+        compressor.all_reduce_many(comm, xs)
+        for x, total in zip(xs, totals, strict=True):
+            total += x
+    errors = [t / ncalls - e for t, e in zip(totals, exact(comm.size, "avg"), strict=True)]
+    return max(np.abs(error).max(initial=0) for error in errors), compressor.bytes_sent
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "int8", "top-k", "PowerSGD"])
+def test_what_is_lost_comes_with_later_calls(world_of, name):
+    ranks = world_of(3)
+    without, sent = ranks(mean_over_calls, name, False, 40)[0]
+    fed_back, also_sent = ranks(mean_over_calls, name, True, 40)[0]
+    # The sum of halves is rounded as well, and nobody hears of what that loses.
+    assert 0 < fed_back < without / (1.5 if name in ("fp16", "bf16") else 3)
+    assert also_sent == sent
+
+
+def by_chance(comm):
+    """The mean of many roundings of the same values, without feedback."""
+    compressor, total = FORMATS["int8 by chance"](), np.zeros(257)
+    for _ in range(300):
+        x = gradients(comm.rank)[4]
+        compressor.all_reduce(comm, x)
+        total += x
+    return np.abs(total / 300 - exact(comm.size, "avg")[4]).max()
+
+
+def test_rounding_by_chance_is_right_on_average(world_of):
+    (once,) = (1 / 127 * 3,)  # a step of the scale
+    assert max(world_of(2)(by_chance)) < once / 5
+
+
+def memory_of_its_own(comm):
+    """Views of one gradient have their feedback; a new array at an old place has none."""
+    compressor = ErrorFeedback(TopK(0.5))
+    flat = np.array([4, 1, 0, 0], "f4")
+    for _ in range(2):
+        flat[:] = 4, 1, 0, 0
+        compressor.all_reduce(comm, flat[:2])
+    kept = flat[1]
+    del flat
+    fresh = np.array([4, 1, 0, 0], "f4")
+    compressor.all_reduce(comm, fresh[:2])
+    return float(kept), float(fresh[1])
+
+
+def test_feedback_belongs_to_the_memory(world_of):
+    assert world_of(2)(memory_of_its_own) == [(0.0, 0.0)] * 2
+
+
+def overflow(comm, name):
+    """One call with an infinity and a NaN, then as ever."""
+    compressor = ErrorFeedback(FORMATS[name]())
+    x = np.ones((40, 30), "f4")
+    x[3, 5], x[20, 1] = np.inf, np.nan
+    compressor.all_reduce(comm, x)
+    seen = bool(np.isfinite(x).all())
+    for _ in range(30):
+        x[:] = 1
+        compressor.all_reduce(comm, x)
+    return seen, float(np.abs(x).max())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_overflow_shows_and_is_forgotten(world_of, name):
+    for all_finite, largest in world_of(2)(overflow, name):
+        assert not all_finite
+        assert 0.9 < largest < 20
+
+
+# ---- with others ------------------------------------------------------------------------------------------
+
+
+def in_buckets(comm, nbytes, name):
+    compressor = ErrorFeedback(FORMATS[name]())
+    bucketer = shmring.Bucketer(comm, nbytes=nbytes, compressor=compressor)
+    xs = gradients(comm.rank)
+    for step in range(3):
+        for x, value in zip(xs, gradients(comm.rank, step=step), strict=True):
+            x[...] = value
+            bucketer.add(x)
+        bucketer.wait()
+    return xs, compressor.bytes_given
+
+
+@pytest.mark.parametrize("nbytes", [1, 3000, 1 << 20])
+@pytest.mark.parametrize("name", ["bf16", "int8", "PowerSGD"])
+def test_buckets_are_compressed(world_of, name, nbytes):
+    results = world_of(3)(in_buckets, nbytes, name)
+    assert_same_bits([xs for xs, _ in results])
+    assert results[0][1] == 3 * sum(x.nbytes for x in gradients(0))
+
+
+def over_the_wire(comm, name):
+    """Bytes that left this host, beside those of a plain all_reduce."""
+    rng = np.random.default_rng(comm.rank)
+    x = rng.standard_normal((500, 400)).astype("f4")
+    plain = x.copy()
+    begin = comm.stats()["bytes_over_wire"]
+    comm.all_reduce(plain, "avg")
+    between = comm.stats()["bytes_over_wire"]
+    FORMATS[name]().all_reduce(comm, x)
+    return x, (between - begin, comm.stats()["bytes_over_wire"] - between)
+
+
+# int8: a quarter, and a scale for each block. top-k: 8 bytes for 4, of a tenth. PowerSGD: 900 of 100,000.
+@pytest.mark.parametrize(
+    ("name", "least"), [("fp16", 1.9), ("bf16", 1.9), ("int8", 3.8), ("top-k", 4.9), ("PowerSGD", 50)]
+)
+@pytest.mark.parametrize("nodes", [(0, 1), (0, 0, 1, 1)], ids=["1+1", "2+2"])
+def test_fewer_bytes_cross_the_wire(world_across, nodes, name, least):
+    results = world_across(nodes)(over_the_wire, name)
+    assert_same_bits([[x] for x, _ in results])
+    if nodes == (0, 1):  # beyond, all_to_all and all_gather bring every rank's to every rank
+        plain, compressed = (sum(counts) for counts in zip(*(nbytes for _, nbytes in results), strict=True))
+        assert plain >= least * compressed
+
+
+def in_the_background(comm):
+    """Several under way at once, with one compressor; waited for in one order."""
+    compressor = Int8()
+    xs = [np.full(1000 + number, comm.rank + number, "f4") for number in range(5)]
+    reductions = [compressor.all_reduce(comm, x, async_op=True) for x in xs]
+    for reduction in reversed(reductions):
+        reduction.wait()
+    return [float(np.abs(x - number - (comm.size - 1) / 2).max()) for number, x in enumerate(xs)]
+
+
+def test_several_at_once(world_of):
+    for errors in world_of(3)(in_the_background):
+        assert max(errors) < 0.1
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------
+
+WRONG = {
+    "a list": (lambda: [1.0, 2.0], "avg", TypeError, "NumPy arrays"),
+    "integers": (lambda: np.arange(3), "avg", TypeError, "int64"),
+    "columns": (lambda: np.ones((4, 4), "f4")[:, :2], "avg", ValueError, "contiguous"),
+    "read-only": (lambda: np.broadcast_to(np.float32(1), (1,)), "avg", ValueError, "read-only"),
+    "max": (lambda: np.ones(3, "f4"), "max", ValueError, "op is 'max'"),
+}
+
+
+def refused(comm, name, compressor):
+    make, op, error, words = WRONG[name]
+    if comm.rank == 0:
+        with pytest.raises(error, match=words):
+            FORMATS[compressor]().all_reduce(comm, make(), op)
+        return "refused"
+    with pytest.raises(shmring.Mismatch):
+        FORMATS[compressor]().all_reduce(comm, np.ones((30, 30), "f4"))
+    return "told"
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("compressor", ["fp16", "int8", "top-k", "PowerSGD"])
+def test_what_is_wrong_is_refused_and_nobody_hangs(world_of, name, compressor):
+    assert world_of(2)(refused, name, compressor) == ["refused", "told"]
+
+
+def unequal(comm, compressor):
+    with pytest.raises((shmring.Mismatch, ValueError)):
+        FORMATS[compressor]().all_reduce(comm, np.ones(1000 + comm.rank, "f4"))
+
+
+@pytest.mark.parametrize("compressor", FORMATS)
+def test_arrays_of_other_lengths_are_noticed(world_of, compressor):
+    world_of(3)(unequal, compressor)
+
+
+@pytest.mark.parametrize("make", [lambda: TopK(0), lambda: TopK(1.5), lambda: PowerSGD(0)])
+def test_settings_that_make_no_sense(make):
+    with pytest.raises(ValueError, match="must be"):
+        make()
+
+
+def test_every_format_is_public():
+    assert set(compression.__all__) >= {type(make()).__name__ for make in FORMATS.values()}
