@@ -104,8 +104,8 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     def accumulate(self, where: Any, values: Any, op: str = "sum", *, timeout: float | None = None) -> None:
         """Elements become `elements op values`; one named twice is combined twice, as by `np.add.at`.
 
-        values: as many as there are elements, in C order, or one for all; cast to the array's dtype where that
-        is of the same kind or a higher one. op: as in `all_reduce`, but for "avg".
+        values: as many as there are elements, in C order, or one for all; cast to the array's dtype where
+        that is of the same kind or a higher one. op: as in `all_reduce`, but for "avg".
         """
         onesided.accumulate(self._at_home().stripes, self, where, values, op, timeout)
 
