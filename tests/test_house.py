@@ -154,8 +154,6 @@ HOUSE = {
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),
     "model": set(),
-    "rules": set(),  # of shmring/methods, from here on
-    "sharded": {"rules"},
     "flat": set(),  # of shmring/methods, from here on
     "rules": set(),
     "sharded": {"flat", "rules"},
@@ -194,7 +192,6 @@ HOUSE = {
     "ray": {"_tasks", "extras", "ray_group", "__init__"},
     "ray_group": {"_tasks", "__init__"},
     "sklearn": {"extras", "__init__"},
-    "torch": {"_tasks", "extras", "_torch_buckets", "_torch_group", "__init__"},
     "torch": {"_tasks", "extras", "_torch_buckets", "_torch_compressed", "_torch_group", "__init__"},
     "_torch_buckets": {"_torch_group", "__init__"},
     "_torch_compressed": {"_torch_buckets", "_torch_group", "methods"},
