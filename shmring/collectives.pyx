@@ -66,9 +66,10 @@ cdef class Collectives:
 
         x: any contiguous array, the same dtype and number of elements on every rank. op: a name or `shmring.Op`.
         out: same dtype and count, x itself or disjoint from it. algorithm: "auto" or "direct" (folded in rank
-        order), "ring" (Patarasuk and Yuan 2009, 2(N-1)/N of x sent per rank), "tree" (binomial), "master"
-        (reduce to rank 0, broadcast); ring and tree fold, and round 8/16-bit floats, in an order of their own.
-        timeout: seconds. Arrays from `empty` and its kin on all ranks are reduced without a copy.
+        order), "ring" (Patarasuk and Yuan 2009, 2(N-1)/N of x sent per rank), "bidirectional_ring" (two opposite ones
+        with half of x each), "halving_doubling" (Rabenseifner 2004), "tree" (binomial), "double_tree" (Sanders, Speck
+        and Träff 2009), "master" (reduce to rank 0, broadcast); all but the last fold, and round 8/16-bit floats, in an
+        order of their own. timeout: seconds. Arrays from `empty` and its kin on all ranks are reduced without a copy.
 
         Between hosts, which are folded in the order of their lowest ranks, `wire` says how sums and averages of
         float32 and shorter floats travel: "native" (float32), "bf16", "fp16", or "int8" with a scale for each 256

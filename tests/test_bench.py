@@ -3,6 +3,7 @@
 May know: bench, whose programs are no package, by their folder.
 """
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -24,6 +25,8 @@ import tables  # noqa: E402
 import targets  # noqa: E402
 from arguments import comma_separated, parse_size  # noqa: E402
 from interleave import Sample  # noqa: E402
+
+from shmring import settings  # noqa: E402
 
 NEAR = targets.Group(2, "near", "reused")
 
@@ -238,6 +241,24 @@ def test_fusion_is_measured_beside_separate_calls():
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr + result.stdout
     assert result.stdout.count("3 arrays of 8 B") == 2  # packed, and views of one array
+
+
+@pytest.mark.limit(120)
+def test_every_algorithm_is_measured_and_the_fastest_is_charted(tmp_path):
+    few = ["--ranks", "2", "--sizes", "8,64K", "--rounds", "1", "--sample-s", "0.001"]
+    command = [sys.executable, str(BENCH / "bench_algorithms.py"), *few]
+    command += ["--json", str(tmp_path / "rows.json")]
+    if importlib.util.find_spec("matplotlib"):
+        command += ["--plot", str(tmp_path / "chart.png")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr + result.stdout
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["ranks"], row["nbytes"]) for row in rows] == [(2, 8), (2, 64 << 10)]
+    for row in rows:
+        assert sorted(row["us"]) == sorted(settings.ALGORITHMS)
+        assert min(row["us"].values()) > 0
+    assert f"| 2 | 64 KiB | {tables.format_us(rows[1]['us']['auto'])} |" in result.stdout
+    assert "--plot" not in command or (tmp_path / "chart.png").read_bytes()[1:4] == b"PNG"
 
 
 def test_ways_are_timed_in_turn_by_the_slowest_rank(tmp_path):

@@ -108,6 +108,29 @@ def ring():
     return sheet
 
 
+def double_tree():
+    sheet = Sheet(
+        680, 250, "Two binary trees of the same eight ranks: leaves of one are inner nodes of the other"
+    )
+    children = {0: (4,), 4: (2, 6), 2: (1, 3), 6: (5, 7)}
+    for tree in range(2):
+        numbers = [rank if tree == 0 else 7 - rank for rank in range(8)]
+        sheet.text(170 + 340 * tree, 22, ("first", "second")[tree] + " half of the message")
+        level, depth = [0], 0
+        while level:
+            for node in level:
+                x, y = 50 + 340 * tree + 34 * numbers[node], 48 + 44 * depth
+                for child in children.get(node, ()):
+                    sheet.line([(x, y + 12), (50 + 340 * tree + 34 * numbers[child], y + 32)])
+                sheet.box(x - 13, y - 12, 26, 24, str(numbers[node]), SHADES[tree if node % 2 == 0 else 2])
+            level, depth = [child for node in level for child in children.get(node, ())], depth + 1
+    said = (
+        "sums go up, results come down, chunk by chunk; who has children in one tree is a leaf of the other"
+    )
+    sheet.text(340, 236, said, small=True)
+    return sheet
+
+
 def hosts():
     sheet = Sheet(
         680, 260, "Two hosts of two ranks: reduce in memory, exchange slices by TCP, gather in memory"
@@ -155,7 +178,7 @@ def segment():
     return sheet
 
 
-FIGURES = (call_line, direct, push, ring, hosts, segment, peers)
+FIGURES = (call_line, direct, push, ring, double_tree, hosts, segment, peers)
 
 if __name__ == "__main__":
     for figure in FIGURES:

@@ -1,0 +1,111 @@
+"""Every algorithm of all_reduce, in turn: which is fastest, by size and number of ranks.
+
+    python bench/bench_algorithms.py --ranks 2,4,8 --sizes 1K,64K,1M --json FILE --plot algorithms.png
+
+Arrays are private, float32, reduced in place. A figure is the median over rounds of the slowest rank's time
+for one call; only ratios within a row are to be quoted. The chart names the fastest of the published
+algorithms, and says how long "auto" takes beside it. All ranks are of one host: over several there is only
+"auto". Knows turns and shmring's public API.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from arguments import comma_separated, parse_size
+from tables import format_bytes, format_us
+from turns import SAMPLE_S, in_turn, pin, state_of
+
+import shmring
+from shmring.extras import need
+
+SHMRING_S = ("auto", "direct")
+COLOURS = {"ring": "#4e79a7", "bidirectional_ring": "#a0cbe8", "halving_doubling": "#59a14f",
+           "tree": "#f28e2b", "double_tree": "#ffbe7d", "master": "#b07aa1"}
+Row = dict[str, Any]
+
+
+def measure(comm: shmring.Comm, options: argparse.Namespace) -> list[Row]:
+    """A row for each size, on every rank the same."""
+    pin(comm)
+    rows = []
+    for nbytes in options.sizes:
+        x = np.zeros(nbytes // 4, "f4")
+        ways = {name: partial(comm.all_reduce, x, algorithm=name) for name in options.algorithms}
+        times = in_turn(comm, ways, options.rounds, options.sample_s)
+        rows.append({"ranks": comm.size, "nbytes": nbytes, "state": state_of(comm),
+                     "us": {name: 1e6 * times[name] for name in ways}})
+    return rows
+
+
+def fastest(row: Row) -> str:
+    """Of the published ones that were measured; of all if there is none."""
+    us = row["us"]
+    return min([name for name in us if name in COLOURS] or us, key=us.__getitem__)
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown, µs a call."""
+    names = list(rows[0]["us"])
+    lines = ["| ranks | bytes | " + " | ".join(names) + " | fastest published |",
+             "|---:|---:|" + "---:|" * len(names) + "---|"]
+    for row in rows:
+        cells = [str(row["ranks"]), format_bytes(row["nbytes"]), *map(format_us, row["us"].values())]
+        lines.append("| " + " | ".join([*cells, fastest(row)]) + " |")
+    return "\n".join(lines)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """A field for each size and number of ranks, in the colour of its fastest."""
+    need("matplotlib", "plot", "--plot").use("Agg")
+    pyplot = need("matplotlib.pyplot", "plot", "--plot")
+    sizes, ranks = (sorted({row[what] for row in rows}) for what in ("nbytes", "ranks"))
+    figure, axes = pyplot.subplots(figsize=(2 + 1.5 * len(sizes), 1.2 + 0.9 * len(ranks)))
+    for row in rows:
+        name, us = fastest(row), row["us"]
+        x, y = sizes.index(row["nbytes"]), ranks.index(row["ranks"])
+        colour = COLOURS.get(name, "#bab0ac")
+        axes.add_patch(pyplot.Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white"))
+        beside = f"\nauto {us['auto'] / us[name]:.2f}x" if "auto" in us else ""
+        axes.text(x, y, name.replace("_", "\n") + beside, ha="center", va="center", size=8)
+    axes.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(-0.5, len(ranks) - 0.5), ylabel="ranks",
+             title="The fastest published algorithm, and the time of \"auto\" beside it")
+    axes.set_xticks(range(len(sizes)), [format_bytes(nbytes) for nbytes in sizes])
+    axes.set_yticks(range(len(ranks)), [str(n) for n in ranks])
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def parse_arguments() -> argparse.Namespace:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    add = parser.add_argument
+    every = [*SHMRING_S, *COLOURS]
+    add("--ranks", type=comma_separated(int), default="2,4,8", help="%(default)s")
+    add("--sizes", type=comma_separated(parse_size), default="1K,8K,64K,512K,4M", help="bytes: %(default)s")
+    add("--algorithms", type=comma_separated(str, every), default=",".join(every), help="%(default)s")
+    add("--rounds", type=int, default=11, help="%(default)s")
+    add("--sample-s", type=float, default=SAMPLE_S, help="that a round of one algorithm takes: %(default)s")
+    add("--json", type=Path, metavar="FILE")
+    add("--plot", type=Path, metavar="FILE", help="the chart, as PNG, SVG or PDF; needs matplotlib")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_arguments()
+    rows = [row for ranks in options.ranks for row in shmring.spawn(measure, ranks, (options,))[0]]
+    print(table(rows), *{row["ranks"]: row["state"] for row in rows}.values(), sep="\n")
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.plot is not None:
+        draw(rows, options.plot)
+
+
+if __name__ == "__main__":
+    main()
