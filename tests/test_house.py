@@ -159,6 +159,7 @@ HOUSE = {
     "sharded": {"flat", "rules"},
     "pipeline": {"flat", "rules"},
     "compression": {"feedback", "__init__"},
+    "server": {"__init__"},
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
     "selftest": {"memory", "screen", "settings", "tools", "__init__"},  # the checks, and the command

@@ -1,0 +1,467 @@
+"""A parameter server: weights that workers pull, and push gradients to; in step, or each at its own pace.
+
+A user of the public API: what it is handed is a communicator. May know: `__init__`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+
+import shmring
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["SGD", "ParameterServer", "Update"]
+
+_CHUNK = 1 << 16  # elements: what is updated under one lock, and stays in the cache
+_ROUND = (
+    1 << 18
+)  # elements of each server's slice that are exchanged at once: workers' sums take so much room
+_PUSH, _PULL, _LEAVE, _PARAMS = range(4)  # tags
+_GONE = 1 << 62  # steps of who has left: nobody waits for it
+_TOKEN = np.zeros(1, np.uint8)
+
+
+class Update(Protocol):
+    """What a server does with a gradient: changes params in place, elementwise.
+
+    It is called for a part of them at a time, with the same part of the gradient, which it leaves alone, and
+    of `slots` arrays like params that are kept beside them, zeros at first (momentum takes one, Adam two).
+    Parts of one call come in no particular order.
+    """
+
+    @property
+    def slots(self) -> int: ...
+    def __call__(self, params: NDArray[Any], gradient: NDArray[Any], *slots: NDArray[Any]) -> None: ...
+
+
+class SGD:
+    """params -= rate * gradient; with momentum the gradient is velocity = momentum * velocity + gradient."""
+
+    def __init__(self, rate: float = 0.01, momentum: float = 0.0) -> None:
+        self.rate, self.momentum = rate, momentum
+        self.slots = 1 if momentum else 0
+
+    def __call__(self, params: NDArray[Any], gradient: NDArray[Any], *slots: NDArray[Any]) -> None:
+        for velocity in slots:
+            velocity *= self.momentum
+            velocity += gradient
+            gradient = velocity
+        params -= self.rate * gradient
+
+
+class ParameterServer:
+    """Params that live in slices on `servers`, which add up or apply what workers push (Li et al., 2014).
+
+    Collective; all arguments but params the same on every rank, and of params the shape and dtype (float32 or
+    float64, in C order). They begin as rank 0's are. update: see `Update`; the default is `SGD()`.
+
+    staleness=0 is synchronous: every step adds up the gradients of all workers in rank order, and then
+    applies them once, so that weights are those of `all_reduce` and the same update, to the bit. k > 0 is the
+    stale synchronous parallel of Ho et al. (2013): each gradient is applied when it comes, and `pull` waits
+    while its worker has done more than k steps more than the slowest. None: never. A wait costs no CPU; when
+    a rank dies all others get RankFailed, which name it.
+
+    servers: a number, of ranks spread over all, which work as well; or a list of ranks that do nothing but
+    `serve()`, until all others, the workers, have called `leave` or `close`. With a number
+
+    - a synchronous `push` and `pull` are collective, over any number of hosts: gradients go to where their
+    slice
+      is, are added up there, and the slices go to all (as in BytePS, with as many servers as ranks);
+    - else params are in memory that all ranks of the one host share, and the workers apply their gradients
+      themselves, one-sided: how many servers is of no matter. Several hosts need a list.
+
+    With a list everything goes by messages, on one host and on several.
+
+    `with ParameterServer(…) as server:` closes it at the end.
+    """
+
+    def __init__(
+        self,
+        comm: shmring.Comm,
+        params: NDArray[Any],
+        *,
+        servers: int | Sequence[int] = 1,
+        staleness: int | None = 0,
+        update: Update | None = None,
+    ) -> None:
+        self.shape, self.dtype = _checked(comm, params, "broadcast"), params.dtype
+        if staleness is not None and operator.index(staleness) < 0:
+            raise ValueError(f"staleness is {staleness}; it must be 0 or more steps, or None for any number")
+        update = SGD() if update is None else update
+        begin = params.reshape(-1).copy()
+        ranks, dedicated = _server_ranks(comm, servers)
+        comm.broadcast(begin)
+        slices = dict(zip(ranks, _split(begin.size, len(ranks)), strict=True))
+        self._comm = comm
+        self._serving: _Serving | None = None
+        self._way: _Collective | _OneSided | _Remote
+        if dedicated:
+            own = comm.dup()
+            self._way = _Remote(own, slices)
+            if comm.rank in slices:
+                workers = [rank for rank in range(comm.size) if rank not in slices]
+                part = _Slice(begin[slices[comm.rank]].copy(), update)
+                self._serving = _Serving(own, part, workers, staleness)
+        elif staleness == 0:
+            self._way = _Collective(comm, begin, slices, update)
+        elif comm.num_nodes > 1:
+            raise ValueError("workers of several hosts at their own pace need ranks that serve: servers=[0]")
+        else:
+            self._way = _OneSided(comm, begin, update, staleness)
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank does nothing but serve: it calls `serve`, and none of the others but `close`."""
+        return self._serving is not None
+
+    @property
+    def most_ahead(self) -> int:
+        """By how many steps a worker was ahead of the slowest, at most, when a `pull` was let go on.
+
+        As far as this rank knows: with servers of their own those know of all; else each worker of its own.
+        """
+        return self._way.most_ahead if self._serving is None else self._serving.most_ahead
+
+    def push(self, gradient: NDArray[Any]) -> None:
+        """Hand a gradient, of params' shape and dtype, to the servers: one step of this worker."""
+        self._check(gradient, "reduce")
+        self._way.push(gradient.reshape(-1))
+
+    def pull(self, out: NDArray[Any]) -> None:
+        """Write the params as they are to out, which has their shape and dtype."""
+        self._check(out, "all_gather")
+        self._way.pull(out.reshape(-1))
+
+    def step(self, gradient: NDArray[Any], out: NDArray[Any]) -> None:
+        """`push` and `pull`; gradient may be out."""
+        self.push(gradient)
+        self.pull(out)
+
+    def serve(self) -> None:
+        """Serve until all workers have left."""
+        if self._serving is None:
+            raise ValueError("this rank is a worker: it pushes and pulls; those in the list of servers serve")
+        self._serving.serve()
+
+    def leave(self) -> None:
+        """This worker has done its last step: nobody waits for it any more. Not needed before `close`."""
+        if self._serving is None:
+            self._way.leave()
+
+    def close(self) -> None:
+        """Collective: leave, and wait until all have."""
+        self.leave()
+        self._way.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def _check(self, array: NDArray[Any], kind: str) -> None:
+        if self._serving is not None:
+            raise ValueError("this rank serves; the workers push and pull")
+        kind = kind if isinstance(self._way, _Collective) else ""
+        if _checked(self._comm, array, kind) != self.shape or array.dtype != self.dtype:
+            _refuse(self._comm, kind)
+            raise ValueError(
+                f"an array of {array.dtype}{list(array.shape)} for params of {self.dtype}{list(self.shape)}"
+            )
+
+
+# ---- where params are -----------------------------------------------------------------------------------
+
+
+class _Slice:
+    """Some of the params, with what the update keeps beside them."""
+
+    def __init__(self, params: NDArray[Any], update: Update) -> None:
+        self.params = params
+        self._update = update
+        self._slots = [np.zeros_like(params) for _ in range(update.slots)]
+
+    def apply(self, gradient: NDArray[Any]) -> None:
+        for chunk in _chunks(gradient.size, _CHUNK):
+            self._update(self.params[chunk], gradient[chunk], *(slot[chunk] for slot in self._slots))
+
+
+class _Collective:
+    """In step: gradients to where their slice is, sums in rank order, slices to all."""
+
+    most_ahead = 0
+
+    def __init__(
+        self, comm: shmring.Comm, params: NDArray[Any], slices: dict[int, slice], update: Update
+    ) -> None:
+        self._comm = comm
+        self._parts = [slices.get(rank, slice(0, 0)) for rank in range(comm.size)]
+        self._own = _Slice(params[self._parts[comm.rank]].copy(), update)
+        self._sum = np.empty_like(self._own.params)
+        self._root = next(iter(slices)) if len(slices) == 1 else None
+        longest = max(part.stop - part.start for part in self._parts)
+        self._rounds = list(_chunks(longest, _ROUND)) if self._root is None else []
+        self._inboxes = np.empty((comm.size, min(_ROUND, longest) if self._rounds else 0), params.dtype)
+
+    def push(self, gradient: NDArray[Any]) -> None:
+        if self._root is not None:
+            self._comm.reduce(gradient, root=self._root, out=self._sum if self._sum.size else None)
+        for chunk in self._rounds:
+            total = self._sum[chunk]
+            inboxes = list(self._inboxes[:, : total.size])
+            inboxes[0] = total
+            self._comm.all_to_all_v([gradient[part][chunk] for part in self._parts], out=inboxes)
+            for more in inboxes[1:]:
+                np.add(total, more, out=total)
+        self._own.apply(self._sum)
+
+    def pull(self, out: NDArray[Any]) -> None:
+        self._comm.all_gather_v(self._own.params, out=[out[part] for part in self._parts])
+
+    def leave(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _OneSided:
+    """At each worker's pace, on one host: params in memory that all share, changed by who has a gradient.
+
+    No server is asked, for the memory is one. Plain SGD is an addition, and `accumulate` does it block by
+    block. Other updates read what they change, so that each chunk has a lock, for who pulls as well.
+    """
+
+    def __init__(
+        self, comm: shmring.Comm, params: NDArray[Any], update: Update, staleness: int | None
+    ) -> None:
+        self._chunks = list(_chunks(params.size, _CHUNK))
+        self._params = comm.shared(params.size, params.dtype, locks=len(self._chunks))
+        self._slots = [comm.shared(params.size, params.dtype) for _ in range(update.slots)]
+        self._update = update
+        self._plain = update if isinstance(update, SGD) and not update.momentum else None
+        self._addition = np.empty_like(params) if self._plain else params
+        self._pace = _Pace(comm, staleness)
+        if comm.rank == 0:
+            self._params.put(..., params)
+        self._params.fence()
+
+    @property
+    def most_ahead(self) -> int:
+        return self._pace.most_ahead
+
+    def push(self, gradient: NDArray[Any]) -> None:
+        if self._plain:
+            np.multiply(gradient, -self._plain.rate, out=self._addition)
+            self._params.accumulate(..., self._addition)
+        else:
+            for number, chunk in enumerate(self._chunks):
+                with self._params.lock(number):
+                    slots = (slot[chunk] for slot in self._slots)
+                    self._update(self._params[chunk], gradient[chunk], *slots)
+        self._pace.advance(1)
+
+    def pull(self, out: NDArray[Any]) -> None:
+        self._pace.keep()
+        if self._plain:
+            self._params.get(out=out)
+        else:
+            for number, chunk in enumerate(self._chunks):
+                with self._params.lock(number):
+                    out[chunk] = self._params[chunk]
+
+    def leave(self) -> None:
+        self._pace.advance(_GONE)
+
+    def close(self) -> None:
+        self._pace.close()
+
+
+class _Pace:
+    """How many steps each worker has done, in memory that all share, and who waits for the slowest.
+
+    Who waits says so under the lock under which steps are counted, and sleeps in the receive of a message;
+    who lets it go on sends that. So nobody looks again and again, and the death of a rank ends the receive.
+    """
+
+    def __init__(self, comm: shmring.Comm, staleness: int | None) -> None:
+        self._comm = comm.dup()
+        self._staleness = _GONE if staleness is None else staleness
+        self._shared = comm.shared((2, comm.size), "i8", locks=1)
+        self._steps, self._waits = np.asarray(self._shared)
+        self.most_ahead = 0
+
+    def advance(self, steps: int) -> None:
+        with self._shared.lock(0):
+            self._steps[self._comm.rank] += steps
+            ready = np.flatnonzero(self._waits & (self._steps - self._steps.min() <= self._staleness))
+            self._waits[ready] = 0
+        for rank in ready.tolist():
+            self._comm.send(_TOKEN, rank)
+
+    def keep(self) -> None:
+        """Wait until this worker may go on."""
+        if self._ahead(waits=True) > self._staleness:
+            self._comm.recv(np.empty_like(_TOKEN))
+        self.most_ahead = max(self.most_ahead, self._ahead(waits=False))
+
+    def _ahead(self, waits: bool) -> int:
+        with self._shared.lock(0):
+            ahead = int(self._steps[self._comm.rank] - self._steps.min())
+            self._waits[self._comm.rank] = waits and ahead > self._staleness
+        return ahead
+
+    def close(self) -> None:
+        self._comm.barrier()
+        self._comm.close()
+
+
+# ---- by messages ----------------------------------------------------------------------------------------
+
+
+class _Remote:
+    """A worker whose servers are ranks of their own."""
+
+    most_ahead = 0
+
+    def __init__(self, comm: shmring.Comm, slices: dict[int, slice]) -> None:
+        self._comm = comm
+        self._slices = slices
+
+    def push(self, gradient: NDArray[Any]) -> None:
+        _finish([self._comm.isend(gradient[part], server, _PUSH) for server, part in self._slices.items()])
+
+    def pull(self, out: NDArray[Any]) -> None:
+        coming = [self._comm.irecv(out[part], server, _PARAMS) for server, part in self._slices.items()]
+        for server in self._slices:
+            self._comm.send(_TOKEN, server, _PULL)
+        _finish(coming)
+
+    def leave(self) -> None:
+        for server in self._slices:
+            self._comm.send(_TOKEN, server, _LEAVE)
+
+    def close(self) -> None:
+        self._comm.barrier()
+        self._comm.close()
+
+
+class _Serving:
+    """A rank that serves: its slice, and how far each worker is."""
+
+    def __init__(
+        self, comm: shmring.Comm, own: _Slice, workers: Iterable[int], staleness: int | None
+    ) -> None:
+        self._comm = comm
+        self._own = own
+        self._staleness = _GONE if staleness is None else staleness
+        self._steps = dict.fromkeys(workers, 0)  # of those that have not left
+        self._waiting: list[int] = []
+        self._inbox, self._sum = np.empty_like(own.params), np.empty_like(own.params)
+        self.most_ahead = 0
+
+    def serve(self) -> None:
+        while self._steps:
+            if self._staleness == 0:
+                self._take_in_step()
+            else:
+                found = self._comm.probe()
+                self._take(found.source, found.tag)
+                self._let_go_on()
+
+    def _take_in_step(self) -> None:
+        """One message of every worker, in rank order; gradients are added up before they are applied."""
+        pushed = False
+        for worker in tuple(self._steps):
+            tag = self._comm.probe(worker).tag
+            if tag != _PUSH:
+                self._take(worker, tag)
+                continue
+            self._comm.recv(self._inbox if pushed else self._sum, worker, _PUSH)
+            if pushed:
+                np.add(self._sum, self._inbox, out=self._sum)
+            pushed = True
+        if pushed:
+            self._own.apply(self._sum)
+        self._let_go_on()
+
+    def _take(self, worker: int, tag: int) -> None:
+        if tag == _PUSH:
+            self._comm.recv(self._inbox, worker, _PUSH)
+            self._own.apply(self._inbox)
+            self._steps[worker] += 1
+            return
+        self._comm.recv(np.empty_like(_TOKEN), worker, tag)
+        if tag == _PULL:
+            self._waiting.append(worker)
+        else:
+            del self._steps[worker]
+
+    def _let_go_on(self) -> None:
+        slowest = min(self._steps.values(), default=_GONE)
+        for worker in tuple(self._waiting):
+            ahead = self._steps[worker] - slowest
+            if ahead <= self._staleness:
+                self.most_ahead = max(self.most_ahead, ahead)
+                self._waiting.remove(worker)
+                self._comm.send(self._own.params, worker, _PARAMS)
+
+
+# ---- arguments ------------------------------------------------------------------------------------------
+
+
+def _server_ranks(comm: shmring.Comm, servers: int | Sequence[int]) -> tuple[list[int], bool]:
+    """Which ranks have a slice, and whether they do nothing else."""
+    if isinstance(servers, (int, np.integer)):
+        if not 1 <= servers <= comm.size:
+            raise ValueError(
+                f"servers is {servers}; allowed: 1 to {comm.size}, the number of ranks, or a list"
+            )
+        return [number * comm.size // int(servers) for number in range(int(servers))], False
+    ranks = [operator.index(rank) for rank in servers]
+    if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < comm.size for rank in ranks):
+        raise ValueError(f"servers is {ranks}; it must name one or more of {comm.size} ranks, each once")
+    if len(ranks) == comm.size:
+        raise ValueError("every rank is in the list of servers; those in it do not work: leave one out")
+    return ranks, True
+
+
+def _split(count: int, parts: int) -> list[slice]:
+    return [slice(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
+
+
+def _chunks(count: int, most: int) -> Iterator[slice]:
+    return (slice(begin, min(count, begin + most)) for begin in range(0, count, most))
+
+
+def _finish(transfers: Iterable[shmring.Transfer]) -> None:
+    for transfer in transfers:
+        transfer.wait()
+
+
+def _checked(comm: shmring.Comm, array: NDArray[Any], kind: str) -> tuple[int, ...]:
+    """Its shape."""
+    if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
+        _refuse(comm, kind)
+        what = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise TypeError(f"{what} where params or gradients are wanted: NumPy arrays of float32 or float64")
+    if not array.flags.c_contiguous:
+        _refuse(comm, kind)
+        raise ValueError("the elements of this array do not follow each other; np.ascontiguousarray(x)")
+    return array.shape
+
+
+def _refuse(comm: shmring.Comm, kind: Any) -> None:
+    """Tells those that wait in a collective; where there is none nobody waits."""
+    if kind:
+        comm.refuse(kind)
