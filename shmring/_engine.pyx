@@ -140,7 +140,7 @@ cdef class Engine(State):
         cdef sr_float_env env
         cdef int status = BLOCKED
         self.prepare_to_begin(c)
-        if is_pending(self.queue):
+        if is_pending(self.queue) or c.priority != 0:
             return self.drive_behind(c)
         self.busy = True
         env = sr_float_env_enter()
@@ -378,7 +378,7 @@ cdef class Engine(State):
             rouse()
         return 0
 
-    # A synchronous call behind issued ones.
+    # A synchronous call behind issued ones, or with a priority.
     cdef int drive_behind(self, Call *c) except -1:
         cdef Task task
         memset(&task, 0, sizeof(Task))
@@ -414,7 +414,7 @@ cdef class Engine(State):
                         PyErr_CheckSignals()
                         with contextlib.suppress(Error):   # the next step ends all that was issued
                             self.hear_others(self.g.seq)
-                            if self.g.leg != NULL and copy_oldest_begun(q, &call):
+                            if self.g.leg != NULL and copy_begun(q, &call):
                                 self.compare_calls(&call)
                         self.stalls.heed(self, SR_WAIT_CALL)
                     elif status == UNDESCRIBED:

@@ -21,7 +21,8 @@ MOVED_DTYPE = "bytes"   # of calls that only move items of any other dtype
 DTYPE_NBYTES = tuple(dtypes().values())
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
          "broadcast", "scatter", "gather", "all_gather", "all_to_all", "barrier", "empty", "ping", "agree",
-         "split", "group", "shared", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many")
+         "split", "group", "shared", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many",
+         "choice")
 assert len(KINDS) == NKINDS
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct", "bidirectional_ring", "halving_doubling", "double_tree")
 assert len(ALGORITHMS) == NALGORITHMS
@@ -49,8 +50,9 @@ def described(uint64_t fingerprint, uint64_t count):
                      fingerprint >> 20 & 0xfff, count)
     if kind < ALL_GATHER_V:   # of the others it holds more than there is room for
         narrowed = (fingerprint >> 32 ^ mixed_count(count)) & 0xffffffff
-        if narrowed & 0x1fff == 0 and narrowed >> 29 < len(WIRES):
-            words |= {"wire": WIRES[narrowed >> 29], "group_size": narrowed >> 13 & 0xffff}
+        if narrowed >> 29 < len(WIRES):
+            words |= {"wire": WIRES[narrowed >> 29], "group_size": narrowed >> 13 & 0xffff,
+                      "priority": priority_of(narrowed & 0x1fff)}
     return words
 
 
@@ -58,15 +60,21 @@ cdef dict words_of(int kind, int dtype, int op, int algorithm, bint order, uint3
     return {"kind": KINDS[kind], "count": count, "root": root,
             "dtype": (*DTYPES, MOVED_DTYPE)[dtype % (SR_DTYPES + 1)], "op": OPS[op % SR_OPS],
             "algorithm": ALGORITHMS[algorithm % NALGORITHMS], "order": "F" if order else "C", "invalid": False,
-            "wire": WIRES[0], "group_size": 0}
+            "wire": WIRES[0], "group_size": 0, "priority": None}
+
+
+cdef object priority_of(int code):
+    return code - MOST_PRIORITY - 1 if code else None
 
 
 cdef dict words_of_record(const sr_record *record):
     words = words_of(kind_of(record), record.dtype, record.op, record.algorithm, record.order, record.root,
                      record.count)
+    if record.named == CHOICE and record.priority:
+        words["before"] = KINDS[record.kind % NKINDS]
     return words | {"seq": record.seq, "number": record.number, "invalid": bool(record.invalid),
                     "wire": WIRES[record.wire % len(WIRES)], "group_size": record.nodes_in_group,
-                    "outcome": OUTCOMES[record.outcome % len(OUTCOMES)]}
+                    "priority": priority_of(record.priority), "outcome": OUTCOMES[record.outcome % len(OUTCOMES)]}
 
 
 cdef inline int kind_of(const sr_record *record) noexcept:

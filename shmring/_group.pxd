@@ -34,6 +34,7 @@ cdef extern from "layout.h" nogil:
         uint32_t root
         uint16_t nodes_in_group
         uint8_t invalid, outcome
+        uint16_t priority
     cdef struct sr_wait:
         sr_flag since_ns, until_ns, seq, what
     cdef struct sr_desk:
@@ -184,7 +185,12 @@ cdef enum Kind:
     BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP, SHARE
     ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of an uneven call are named
     ALL_REDUCE_MANY                                   # what each call of a fused one is named
+    CHOICE                                            # what comes before a call with a priority
     NKINDS, INVALID = 63
+
+
+cdef enum:
+    MOST_PRIORITY = 4095   # 13 bits of a fingerprint, with its negative and none
 
 
 cdef enum Algorithm:
@@ -291,6 +297,7 @@ cdef struct Call:
     uint64_t fingerprint
     uint64_t timeout_ns
     const Call *within               # the call of ranks of several hosts that this is a local step of, or NULL
+    uint16_t priority                # 0: none; else it and MOST_PRIORITY + 1
     uint16_t nodes_in_group          # of hosts that reduce among themselves first; 0: there are no groups
     float *residual                  # what earlier calls lost by that, see sent_count of _hierarchy; or NULL
     # where it lies
@@ -348,6 +355,12 @@ cdef inline uint8_t name_of(const Call *c) noexcept nogil:
     return c.named if c.named else c.kind
 
 
+# One step of a hash of words: the same in every process.
+cdef inline uint64_t mixed(uint64_t word) noexcept nogil:
+    word *= <uint64_t> 0x9E3779B97F4A7C15
+    return word ^ word >> 29
+
+
 cdef inline uint64_t mixed_count(uint64_t count) noexcept nogil:
     return count ^ (count >> 32) * <uint64_t> 0x9E3779B1
 
@@ -356,7 +369,8 @@ cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
     cdef uint64_t what = name_of(c) | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
     what |= <uint64_t> c.algorithm << 16 | <uint64_t> c.order << 19
     what |= <uint64_t> c.root << 20 | mixed_count(c.count) << 32
-    return what ^ <uint64_t> c.wire << 61 ^ <uint64_t> c.nodes_in_group << 45   # _flight.described takes it apart
+    what ^= <uint64_t> c.wire << 61 ^ <uint64_t> c.nodes_in_group << 45 ^ <uint64_t> c.priority << 32
+    return what   # _flight.described takes it apart
 
 
 # ---- what a kind is ------------------------------------------------------------------------------------------
@@ -497,6 +511,7 @@ cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
     memcpy(&record.kind, &called.kind, 8)   # one word: see Call
     record.root = <uint32_t> called.root
     record.nodes_in_group = called.nodes_in_group
+    record.priority = called.priority
     record.invalid = invalid
     record.outcome = SR_UNDER_WAY
 

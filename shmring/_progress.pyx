@@ -1,6 +1,6 @@
 # Calls that were issued to be run in the background: each communicator's queue, in order, and the one thread of this
 # process that steps whatever nobody waits for, without the GIL.
-# May know: _flight, _group, _leg, _post, _trace, _waiting, limits.
+# May know: _flight, _group, _leg, _post, _priorities, _queue, _trace, _waiting, limits.
 
 import functools
 import os
@@ -18,6 +18,8 @@ from ._flight cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wa
 from ._group cimport *
 from ._leg cimport call_number, leg_of, sr_wire_sleep_or, sr_wire_take_news
 from ._post cimport sr_office_hears
+from ._priorities cimport become_candidate, goes_on, prepare_choice
+from ._queue cimport *
 from ._trace cimport end_call, enter_call, step_call
 from ._waiting cimport BRIEF_NBYTES, LONG_NAP_NS, glance, nap_after, run_steps, try_briefly
 
@@ -58,6 +60,7 @@ cdef Queue *new_queue(Group *g) except NULL:
         free_queue(q)
         raise MemoryError()
     memset(q.bell, 0, sizeof(sr_bell))
+    prepare_choice(q)
     return q
 
 
@@ -68,22 +71,15 @@ cdef void free_queue(Queue *q) noexcept:
         free(q)
 
 
-cdef bint is_pending(const Queue *q) noexcept nogil:
-    return sr_flag_load(&q.finished) != sr_flag_load(&q.issued)
-
-
-# Of a task that was appended: nobody but who keeps it touches it any more.
-cdef bint is_finished(const Queue *q, const Task *t) noexcept nogil:
-    return sr_flag_reached(&q.finished, t.number)
-
-
 cdef int append(Queue *q, Task *t) except -1:
     cdef uint64_t number
     reap(q)   # which may run anything, another append too
     number = sr_flag_load(&q.issued) + 1
     if number - sr_flag_load(&q.reaped) > q.mask:
         grow(q)
-    t.number = number
+    sr_flag_set(&t.number, number)
+    if t.call.priority != 0:
+        become_candidate(q, t)
     q.task[number & q.mask] = t
     if t.keeper != NULL:
         Py_INCREF(<object> t.keeper)
@@ -123,7 +119,7 @@ cdef void reap(Queue *q) noexcept:
 
 cdef void note_trouble(Queue *q, Task *t, int status) noexcept nogil:
     q.trouble = status
-    q.trouble_number = t.number
+    q.trouble_number = sr_flag_load(&t.number)
     q.troubled = t.call
 
 
@@ -133,12 +129,17 @@ cdef int take_trouble(Queue *q, Call *c) noexcept nogil:
     take_turn(q, WAITER)
     status = q.trouble
     c[0] = q.troubled
-    if not is_pending(q) or oldest(q).number != q.trouble_number:
+    if not is_pending(q) or not is_troubled(q, next_of(q)):
         status = DONE
     if status == DONE or status == SIGNALLED:   # which is only to hear what other hosts tell
         q.trouble = DONE
     sr_flag_set(&q.stepper, 0)
     return status
+
+
+# A choice has the number of the call that it takes to the front.
+cdef inline bint is_troubled(const Queue *q, const Task *t) noexcept nogil:
+    return sr_flag_load(&t.number) == q.trouble_number and t.begun and t.call.seq == q.troubled.seq
 
 
 # For short turns that cannot be left to somebody else.
@@ -147,18 +148,14 @@ cdef void take_turn(Queue *q, uint64_t who) noexcept nogil:
         sr_yield()
 
 
-cdef Task *oldest(Queue *q) noexcept nogil:
-    return q.task[(sr_flag_load(&q.finished) + 1) & q.mask]
-
-
 # The call that is under way, for who reads it while others may finish it; False: none is, or it is being stepped.
-cdef bint copy_oldest_begun(Queue *q, Call *c) noexcept nogil:
+cdef bint copy_begun(Queue *q, Call *c) noexcept nogil:
     cdef bint is_there
     if not sr_flag_take(&q.stepper, WAITER):
         return False
-    is_there = is_pending(q) and oldest(q).begun
+    is_there = is_pending(q) and next_of(q).begun
     if is_there:
-        c[0] = oldest(q).call
+        c[0] = next_of(q).call
     sr_flag_set(&q.stepper, 0)
     return is_there
 
@@ -190,7 +187,13 @@ cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
     end_call(q.group, SR_COMPLETE if status == DONE else SR_RAISED)
     if status == DONE:
         end_wait(q.group, SR_WAIT_CALL)
-    sr_flag_publish(&q.finished, t.number, q.bell)
+    sr_flag_publish(&q.finished, sr_flag_load(&t.number), q.bell)
+
+
+# Of a choice, and of a call that was a part of one, the queue makes something else.
+cdef inline void conclude(Queue *q, Task *t) noexcept nogil:
+    if t.turn == IN_ORDER or not goes_on(q, t):
+        finish_oldest(q, t, DONE)
 
 
 # PROGRESSED, BLOCKED, DONE once nothing is pending, UNDESCRIBED, or what ends the communicator.
@@ -201,7 +204,7 @@ cdef int step_queue(Queue *q) noexcept nogil:
     while status == PROGRESSED and steps < STEPS_AT_ONCE:
         if not is_pending(q):
             return DONE
-        t = oldest(q)
+        t = next_of(q)
         if not begin(q, t):
             return UNDESCRIBED
         status = step_call(q.group, &t.call)
@@ -211,7 +214,7 @@ cdef int step_queue(Queue *q) noexcept nogil:
             t.call.interrupted = False   # the wait that was is over
             end_wait(q.group, SR_WAIT_CALL)
         elif status == DONE:
-            finish_oldest(q, t, DONE)
+            conclude(q, t)
             status = PROGRESSED
         steps += 1
     return status
@@ -226,12 +229,12 @@ cdef void step_briefly(Queue *q) noexcept:
         return
     env = sr_float_env_enter()
     while status == DONE and is_pending(q):
-        t = oldest(q)
+        t = next_of(q)
         if not begin(q, t) or t.call.nbytes > BRIEF_NBYTES or t.call.interrupted:
             break
         status = try_briefly(q.group, &t.call)
         if status == DONE:
-            finish_oldest(q, t, DONE)
+            conclude(q, t)
     sr_float_env_leave(env)
     sr_flag_set(&q.stepper, 0)
 
@@ -247,7 +250,7 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
             if sr_flag_load(&q.stepper) != WAITER:
                 sr_yield()          # the thread, which is away after a step
                 continue
-            sr_flag_sleep(&q.finished, t.number, q.bell, LONG_NAP_NS)   # whoever has its turn rings
+            sr_flag_sleep(&q.finished, sr_flag_load(&t.number), q.bell, LONG_NAP_NS)   # whoever has its turn rings
             if not is_finished(q, t):
                 return SIGNALLED
             continue
@@ -255,10 +258,10 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
         if until_ns < q.group.signal_ns:
             q.group.signal_ns = until_ns
         while status == DONE and not is_finished(q, t):
-            first = oldest(q)
+            first = next_of(q)
             status = run_steps(q.group, &first.call) if begin(q, first) else UNDESCRIBED
             if status == DONE:
-                finish_oldest(q, first, DONE)
+                conclude(q, first)
             elif status != SIGNALLED and status != UNDESCRIBED:
                 note_trouble(q, first, status)
         sr_float_env_leave(env)
@@ -495,7 +498,7 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
     if status == DONE or status == PROGRESSED:
         return ACTIVE
     if status == BLOCKED:
-        c = &oldest(q).call
+        c = &next_of(q).call
         now = sr_now_ns()
         status = glance(q.group, c, now)
         if nap == NULL and (status == PROGRESSED or status == SIGNALLED) and word_is_due(q.group, now):
@@ -516,7 +519,7 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
                 return ACTIVE
             return WAITING
     if status != UNDESCRIBED:
-        note_trouble(q, oldest(q), status)
+        note_trouble(q, next_of(q), status)
         give_up_wait(q.group, SR_WAIT_CALL, sr_now_ns())
     return WANTS_PYTHON
 

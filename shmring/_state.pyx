@@ -220,7 +220,7 @@ cdef class State:
         said.seq = self.g.first_user_seq - 1 if seq is None else seq
         said.number = 0 if seq is None else self.number_of(seq)
         called = self.own_call(seq) if said.number > 0 else None
-        name = (op or (called["kind"] if called else "")).encode()[:SR_OP_NBYTES - 1]
+        name = (op or (called.get("before", called["kind"]) if called else "")).encode()[:SR_OP_NBYTES - 1]
         memcpy(said.op, <const char *> name, len(name))
         memcpy(said.reason, <const char *> text, len(text))
         return said

@@ -57,6 +57,7 @@ class Collectives:
         group_size: SupportsIndex | None = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> None:
         """Combine x of all ranks elementwise, for every rank: in place, or into `out`."""
 
@@ -72,6 +73,7 @@ class Collectives:
         group_size: SupportsIndex | None = None,
         async_op: Literal[True],
         timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> Work[None]:
         """The same in the background."""
 
@@ -86,6 +88,7 @@ class Collectives:
         wire: _Wire | None = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> None:
         """Combine x of all ranks elementwise on the root: in its x, or into its `out`; others keep x."""
 
@@ -100,6 +103,7 @@ class Collectives:
         wire: _Wire | None = None,
         async_op: Literal[True],
         timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> Work[None]:
         """The same in the background."""
 
@@ -160,6 +164,7 @@ class Collectives:
         out: Any = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> Any:
         """Combine x of all ranks elementwise and return this rank's part of the result."""
 
@@ -172,6 +177,7 @@ class Collectives:
         out: Any = None,
         async_op: Literal[True],
         timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> Work[Any]:
         """The same in the background."""
 
@@ -184,6 +190,7 @@ class Collectives:
         out: _Array | None = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> None:
         """root's x for every rank: in place, or into `out`."""
 
@@ -196,6 +203,7 @@ class Collectives:
         out: _Array | None = None,
         async_op: Literal[True],
         timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> Work[None]:
         """The same in the background."""
 
@@ -251,13 +259,25 @@ class Collectives:
 
     @overload
     def all_gather(
-        self, x: _Array, *, out: Any = None, async_op: Literal[False] = False, timeout: float | None = None
+        self,
+        x: _Array,
+        *,
+        out: Any = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> Any:
         """Every rank's x on every rank: returns (size, *s) for x of shape s."""
 
     @overload
     def all_gather(
-        self, x: _Array, *, out: Any = None, async_op: Literal[True], timeout: float | None = None
+        self,
+        x: _Array,
+        *,
+        out: Any = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> Work[Any]:
         """The same in the background."""
 

@@ -3,8 +3,9 @@
 # May know: _across, _engine, _group, _hierarchy, _leg, _operands, _state, _timeouts, errors, feedback, shapes, work.
 
 import inspect
+import operator
 
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memset
 
 cimport numpy as cnp
@@ -58,10 +59,15 @@ cdef class Collectives:
 
     With async_op=True a collective runs in the background, behind those that were called before it, and returns a
     `Work` that has the result; its arrays must be left alone until it is finished.
+
+    priority: an integer from -4095 to 4095, the same on all ranks. Of the calls with one that every rank has issued,
+    the one with the greatest runs next, of several the first, as all ranks agree before each: large ones in parts of
+    4 MiB, between which others come in, to the same bits. A call without one runs in its place: behind all that were
+    made before it, before all that are made after it. (Peng et al. 2019, ByteScheduler; Jayarajan et al. 2019, P3.)
     """
 
     def all_reduce(self, x, op="sum", *, out=None, algorithm=None, wire=None, group_size=None, async_op=False,
-                   timeout=None):
+                   timeout=None, priority=None):
         """Combine x of all ranks elementwise, for every rank: in place, or into `out`.
 
         x: any contiguous array, the same dtype and number of elements on every rank. op: a name or `shmring.Op`.
@@ -80,17 +86,19 @@ cdef class Collectives:
         group_size: of hosts that are near each other, as in one data centre, which reduce among themselves before
         such groups do: then only 1/group_size of a message leaves each host for other groups. It divides the number
         of hosts, and consecutive ones make a group; they are folded group by group.
+
+        priority: see `Collectives`.
         """
         across = None if wire is None and group_size is None else (wire, group_size)
-        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, across)
+        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, across, priority)
 
-    def reduce(self, x, op="sum", root=0, *, out=None, wire=None, async_op=False, timeout=None):
+    def reduce(self, x, op="sum", root=0, *, out=None, wire=None, async_op=False, timeout=None, priority=None):
         """Combine x of all ranks elementwise on the root: in its x, or into its `out`; others keep x.
 
         x, op and wire as in `all_reduce`, folded in rank order. out: on the root only, ignored elsewhere.
         """
         return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout,
-                        None if wire is None else (wire, None))
+                        None if wire is None else (wire, None), priority)
 
     @property
     def wire(self):
@@ -130,21 +138,21 @@ cdef class Collectives:
         """Combine x of the ranks before this one, in rank order: in place, or into `out`; rank 0's stays as it is."""
         return self.run(EXSCAN, x, op, None, out, None, None, async_op, timeout)
 
-    def reduce_scatter(self, x, op="sum", *, out=None, async_op=False, timeout=None):
+    def reduce_scatter(self, x, op="sum", *, out=None, async_op=False, timeout=None, priority=None):
         """Combine x of all ranks elementwise and return this rank's part of the result.
 
         x: shape (size, *s), of which rank i gets what is at x[i], shape s; or size * k rows, of which it gets k. C
         order. out: of that count, the own part of x or disjoint from x; made if missing. Folded in rank order.
         """
-        return self.run(REDUCE_SCATTER, x, op, None, out, None, None, async_op, timeout)
+        return self.run(REDUCE_SCATTER, x, op, None, out, None, None, async_op, timeout, None, priority)
 
-    def broadcast(self, x, root=0, *, out=None, async_op=False, timeout=None):
+    def broadcast(self, x, root=0, *, out=None, async_op=False, timeout=None, priority=None):
         """root's x for every rank: in place, or into `out`.
 
         x: any contiguous array of items of a fixed size, the same dtype and number of elements on every rank; it
         may be read-only on the root, which is the only rank whose values are read. timeout: seconds.
         """
-        return self.run(BROADCAST, x, None, root, out, None, None, async_op, timeout)
+        return self.run(BROADCAST, x, None, root, out, None, None, async_op, timeout, None, priority)
 
     def scatter(self, x, root=0, *, out=None, like=None, async_op=False, timeout=None):
         """Each rank's part of the root's x; returns it.
@@ -162,12 +170,12 @@ cdef class Collectives:
         """
         return self.run(GATHER, x, None, root, out, None, None, async_op, timeout)
 
-    def all_gather(self, x, *, out=None, async_op=False, timeout=None):
+    def all_gather(self, x, *, out=None, async_op=False, timeout=None, priority=None):
         """Every rank's x on every rank: returns (size, *s) for x of shape s.
 
         x: shape and dtype the same on every rank, C order. out: room for all, in which x may be this rank's part.
         """
-        return self.run(ALL_GATHER, x, None, None, out, None, None, async_op, timeout)
+        return self.run(ALL_GATHER, x, None, None, out, None, None, async_op, timeout, None, priority)
 
     def all_to_all(self, x, *, out=None, async_op=False, timeout=None):
         """Block j of rank i becomes block i of rank j: returns an array of x's shape.
@@ -201,18 +209,19 @@ cdef class Collectives:
     # -- from arguments to a call --
 
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                    object async_op, object timeout, object across=None):
+                    object async_op, object timeout, object across=None, object priority=None):
         cdef Call c
         cdef Operand a, b
         cdef int number
         if async_op:
-            return self.issue(kind, x, op, root, out, like, algorithm, timeout, across)
+            return self.issue(kind, x, op, root, out, like, algorithm, timeout, across, priority)
         a.held = b.held = False
         try:
             try:
                 number = self.root_of(kind, root)
                 out = self.out_of(kind, x, number, out, like)
-                _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, across)
+                _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, across,
+                                      priority)
             except Exception:
                 self.engine.refuse(kind)
                 raise
@@ -224,14 +233,15 @@ cdef class Collectives:
 
     # As run, in the background.
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                      object timeout, object across):
+                      object timeout, object across, object priority):
         cdef Work work = self.new_work()
         cdef Call *c = &work.task.call
         cdef int number
         try:
             number = self.root_of(kind, root)
             out = self.out_of(kind, x, number, out, like)
-            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, across)
+            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, across,
+                                 priority)
         except Exception:
             self.engine.refuse(kind)
             raise
@@ -277,12 +287,14 @@ cdef class Collectives:
         return shapes.alike(x) if kind == ALL_TO_ALL else shapes.split(x, size)
 
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
-                         object out, object algorithm, object timeout, object across):
+                         object out, object algorithm, object timeout, object across, object priority):
         cdef Group *g = &self.engine.g
         kept = kept_out = residual = None
         memset(c, 0, sizeof(Call))
         c.kind = kind
         c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+        if priority is not None:
+            c.priority = priority_code(priority)
         if kind == BARRIER:
             c.fingerprint = fingerprint_of(c)
             choose_way(g, c)
@@ -463,7 +475,7 @@ cdef class Plan:
         out = comm.out_of(number, x, root, out, given.get("like"))
         kept = comm.describe(&self.c, &self.a, &self.b, number, x, given.get("op"), root, out,
                              given.get("algorithm"), given.get("timeout"),
-                             (given.get("wire"), given.get("group_size")))
+                             (given.get("wire"), given.get("group_size")), given.get("priority"))
         self.in_background = given["async_op"]
         self.pinned = (x, out, kept)
         self.result = answer_of(&self.c, comm.own_rank, out)
@@ -513,3 +525,14 @@ cdef int algorithm_number(object algorithm) except -1:
     if number is None:
         raise ValueError(f"algorithm is {algorithm!r}; allowed: {', '.join(ALGORITHM_NUMBERS)}")
     return number
+
+
+# As a call has it.
+cdef uint16_t priority_code(object priority) except 0:
+    try:
+        number = operator.index(priority)
+    except TypeError:
+        raise TypeError(f"priority is {priority!r}; it must be an integer, or None") from None
+    if not -MOST_PRIORITY <= number <= MOST_PRIORITY:
+        raise ValueError(f"priority is {number}; it must be {-MOST_PRIORITY} to {MOST_PRIORITY}")
+    return number + MOST_PRIORITY + 1

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CLOSED_IT = "closed the communicator while others still called it"
 CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
 _ELSEWHERE = "on another host"
-_LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire= or another group_size="
+_LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire=, group_size= or priority="
 _TOLD_CALL = re.compile(r"rank (\d+) called (.*?)(?=; rank \d+ called |$)")
 _OVER = "this communicator is over: its shrink() goes on with the ranks that are left"
 

@@ -24,6 +24,9 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
     if record is None:
         return NOTHING
     kind = record["kind"]
+    if kind == "choice":
+        before = record.get("before")
+        return kind if before is None else f"{kind} before {describe_call({**record, 'kind': before})}"
     if record["invalid"]:
         return f"{kind} with arguments that it refused"
     if kind == "barrier":
@@ -47,6 +50,8 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
         words.append(f"wire={record['wire']}")
     if record["group_size"]:
         words.append(f"group_size={record['group_size']}")
+    if record["priority"] is not None:
+        words.append(f"priority={record['priority']}")
     return f"{kind}({', '.join(words)})"
 
 

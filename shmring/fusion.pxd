@@ -47,7 +47,7 @@ cdef class Fusion(Uneven):
 
     cdef int check_alone(self) except -1
     cdef object members_of(self, object arrays, object out)
-    cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout) except -1
+    cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout, object priority) except -1
     cdef int reduce_all_of_dtype(self, Call *c, _Members members, size_t fuse_nbytes) except -1
     cdef int reduce_bunch(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
                           size_t count) except -1

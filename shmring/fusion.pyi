@@ -20,6 +20,7 @@ class Fusion(Uneven):
         fuse_nbytes: SupportsIndex | None = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> None:
         """Combine each array of the list with those of all ranks, as `all_reduce` would, but together."""
 
@@ -33,5 +34,6 @@ class Fusion(Uneven):
         fuse_nbytes: SupportsIndex | None = None,
         async_op: Literal[True],
         timeout: float | None = None,
+        priority: SupportsIndex | None = None,
     ) -> Work[None]:
         """The same in the background."""

@@ -14,7 +14,8 @@ from ._group cimport *
 from ._operands cimport Operand, release, take
 from ._progress cimport Task
 from ._timeouts cimport timeout_ns_of
-from .uneven cimport Uneven, mixed
+from .collectives cimport priority_code
+from .uneven cimport Uneven
 from .work cimport Work
 
 import operator
@@ -133,7 +134,8 @@ cdef str shown(int dtype, size_t count):
 cdef class Fusion(Uneven):
     """`all_reduce_many`: many arrays reduced as one."""
 
-    def all_reduce_many(self, arrays, op="sum", *, out=None, fuse_nbytes=None, async_op=False, timeout=None):
+    def all_reduce_many(self, arrays, op="sum", *, out=None, fuse_nbytes=None, async_op=False, timeout=None,
+                        priority=None):
         """Combine each array of the list with those of all ranks, as `all_reduce` would one by one, but together.
 
         arrays: contiguous, disjoint, of any dtypes and lengths; as many on every rank, alike in dtype and number of
@@ -143,7 +145,8 @@ cdef class Fusion(Uneven):
         those of separate calls; but with another `Comm.wire` than "native" what is reduced together travels, and is
         rounded, as one array. timeout: seconds, of each of the calls that it takes. Small arrays that are consecutive
         views of one array are not packed, and of one from `empty` and its kin not copied at all. With async_op=True it
-        returns a `Work` for all of them, and they are packed when their turn comes.
+        returns a `Work` for all of them, and they are packed when their turn comes. priority: see `Collectives`; of all
+        that it takes.
         """
         cdef Call c
         cdef _Members members
@@ -157,7 +160,7 @@ cdef class Fusion(Uneven):
             members.signature = mixed(members.signature ^ limit)
             for dtype in range(SR_DTYPES):   # all that can be wrong is, before anything is overwritten
                 if members.dtypes >> dtype & 1:
-                    self.describe_reduction_of(&c, dtype, op, timeout)
+                    self.describe_reduction_of(&c, dtype, op, timeout, priority)
         except Exception:
             self.engine.refuse(ALL_REDUCE_MANY)
             raise
@@ -167,11 +170,11 @@ cdef class Fusion(Uneven):
         self.works = [] if async_op else None
         try:
             if not members.nelements:   # so that others who have some do not wait for a rank that has none
-                self.describe_reduction_of(&c, SR_U8, "max", timeout)
+                self.describe_reduction_of(&c, SR_U8, "max", timeout, priority)
                 self.reduce_at(&c, members, 0, NULL, NULL, 0)
             for dtype in range(SR_DTYPES):
                 if members.dtypes >> dtype & 1:
-                    self.describe_reduction_of(&c, dtype, op, timeout)
+                    self.describe_reduction_of(&c, dtype, op, timeout, priority)
                     self.reduce_all_of_dtype(&c, members, limit)
             return self.issue_all() if async_op else None
         finally:
@@ -185,7 +188,7 @@ cdef class Fusion(Uneven):
             raise RuntimeError(_state.TAKEN)
         return 0
 
-    # Calls of one communicator are finished in order: who waits for the last waits for all.
+    # Calls of one priority, or without, are finished in order: who waits for the last waits for all.
     cdef object issue_all(self):
         cdef Work work
         for work in self.works:
@@ -217,13 +220,15 @@ cdef class Fusion(Uneven):
         return members
 
     # All of a call but where it lies and how long it is.
-    cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout) except -1:
+    cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout, object priority) except -1:
         memset(c, 0, sizeof(Call))
         c.kind = ALL_REDUCE
         c.named = ALL_REDUCE_MANY
         c.dtype = dtype
         c.itemsize = _state.DTYPE_NBYTES[dtype]
         c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+        if priority is not None:
+            c.priority = priority_code(priority)
         return self.describe_reduction(c, op, "auto")
 
     # All of one dtype: the small ones bunch by bunch, each of the others as it comes between them.

@@ -61,12 +61,6 @@ cdef class Uneven(Collectives):
     cdef object describe_taken(self, Call *c, _Parts parts, object out)
 
 
-# One step of a hash of words: the same in every process.
-cdef inline uint64_t mixed(uint64_t word) noexcept nogil:
-    word *= <uint64_t> 0x9E3779B97F4A7C15
-    return word ^ word >> 29
-
-
 cdef class _UnevenWork(Work):
     cdef Uneven comm
     cdef _Parts parts

@@ -123,7 +123,8 @@ struct sr_record {
     uint16_t nodes_in_group;
     uint8_t invalid;   /* the call was refused with an error on its own rank */
     uint8_t outcome;   /* enum sr_outcome */
-    uint8_t reserved[24];
+    uint16_t priority; /* 0: it has none */
+    uint8_t reserved[22];
 };
 
 /* Waits of a rank that may be under way at the same time, in threads of their own. */

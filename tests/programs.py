@@ -2,7 +2,8 @@
 
 A program is made from its seed alone, so every rank makes the same one: calls of every kind on every dtype,
 on the world and on groups of groups of it, of private and of shared arrays, in the foreground, in the
-background and by plans; bursts of background calls that each rank makes in an order of its own.
+background and by plans, with and without a priority; bursts of background calls that each rank makes in an
+order of its own.
 May know: cases, the definitions of test_collectives, test_fusion and test_uneven, the public API.
 """
 
@@ -19,6 +20,8 @@ from shmring import _state
 
 KINDS = ("all_reduce", *FOLDING, *MOVING)
 WAYS = ("foreground", "foreground", "background", "background", "plan", "background plan")
+PRIORITISED = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
+PRIORITIES = (None, None, -1, 0, 3)
 MOST_GROUPS = 6
 MEMORIES = ("private", "private", "unaligned", "shared", "slice", "mixed")
 
@@ -137,6 +140,7 @@ def _call(chance, groups, number):
         "memory": chance.choice(MEMORIES),
         "out": chance.random() < 0.3,
         "root": chance.choice(("first", "last", "middle")),
+        "priority": chance.choice(PRIORITIES) if kind in PRIORITISED else None,
         "seed": chance.random(),
     }
     if kind == "all_reduce":
@@ -296,6 +300,8 @@ class Prepared:
             keywords["root"] = self._root
         if self._out is not None:
             keywords["out"] = self._out.array
+        if row.get("priority") is not None:
+            keywords["priority"] = row["priority"]
         if kind == "scatter" and self.group.rank != self._root:
             given = None
             if self._out is None:

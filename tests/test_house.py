@@ -107,7 +107,10 @@ HOUSE = {
     "_reduce_scatter": {"_group", "_leg", "_local", "_partials"},
     "_across": {"_group", "_hierarchy", "_leaders", "_leg", "_local", "_pipelines", "_reduce_scatter"},
     "_waiting": {"_flight", "_group", "_leg", "_post", "_trace"},
-    "_progress": {"_flight", "_group", "_leg", "_post", "_trace", "_waiting", "limits"},
+    "_queue": {"_group"},
+    "_priorities": {"_across", "_flight", "_group", "_leg", "_queue", "_trace"},
+    "_progress": {"_flight", "_group", "_leg", "_post", "_priorities", "_queue", "_trace", "_waiting"}
+    | {"limits"},
     "_messages": {"_group", "_leg", "_post", "_progress", "_ring"},
     "_delivery": {"_flight", "_group", "_leg", "_messages", "_post", "_progress", "_ring", "_waiting"},
     "_layout": {"_group"},
