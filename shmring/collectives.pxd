@@ -18,17 +18,17 @@ cdef class Collectives:
     cdef bint staging_ready
 
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                    object async_op, object timeout, object across=*, object priority=*)
+                    object async_op, object timeout, object how=*)
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                      object timeout, object across, object priority)
+                      object timeout, object how)
     cdef Work new_work(self)
     cdef int drive(self, Call *c) except -1
     cdef int prepare_staging(self, Call *c) except -1
     cdef int allocate_staging(self) except -1
     cdef object out_of(self, int kind, object x, int root, object out, object like)
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
-                         object out, object algorithm, object timeout, object across, object priority)
-    cdef object describe_crossing(self, Call *c, object x, object across)
+                         object out, object algorithm, object timeout, object how)
+    cdef object describe_crossing(self, Call *c, object x, object how)
     cdef object describe_wire(self, Call *c, object x, const void *address, object wire)
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1
     cdef int find_blocks(self, Call *c) except -1
@@ -47,4 +47,4 @@ cdef class Plan:
 
 
 cdef int algorithm_number(object algorithm) except -1
-cdef uint16_t priority_code(object priority) except 0
+cdef uint16_t priority_code(object priority) except? 0

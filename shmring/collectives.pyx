@@ -89,8 +89,8 @@ cdef class Collectives:
 
         priority: see `Collectives`.
         """
-        across = None if wire is None and group_size is None else (wire, group_size)
-        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, across, priority)
+        how = None if wire is None and group_size is None and priority is None else (wire, group_size, priority)
+        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, how)
 
     def reduce(self, x, op="sum", root=0, *, out=None, wire=None, async_op=False, timeout=None, priority=None):
         """Combine x of all ranks elementwise on the root: in its x, or into its `out`; others keep x.
@@ -98,7 +98,7 @@ cdef class Collectives:
         x, op and wire as in `all_reduce`, folded in rank order. out: on the root only, ignored elsewhere.
         """
         return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout,
-                        None if wire is None else (wire, None), priority)
+                        None if wire is None and priority is None else (wire, None, priority))
 
     @property
     def wire(self):
@@ -144,7 +144,7 @@ cdef class Collectives:
         x: shape (size, *s), of which rank i gets what is at x[i], shape s; or size * k rows, of which it gets k. C
         order. out: of that count, the own part of x or disjoint from x; made if missing. Folded in rank order.
         """
-        return self.run(REDUCE_SCATTER, x, op, None, out, None, None, async_op, timeout, None, priority)
+        return self.run(REDUCE_SCATTER, x, op, None, out, None, None, async_op, timeout, by(priority))
 
     def broadcast(self, x, root=0, *, out=None, async_op=False, timeout=None, priority=None):
         """root's x for every rank: in place, or into `out`.
@@ -152,7 +152,7 @@ cdef class Collectives:
         x: any contiguous array of items of a fixed size, the same dtype and number of elements on every rank; it
         may be read-only on the root, which is the only rank whose values are read. timeout: seconds.
         """
-        return self.run(BROADCAST, x, None, root, out, None, None, async_op, timeout, None, priority)
+        return self.run(BROADCAST, x, None, root, out, None, None, async_op, timeout, by(priority))
 
     def scatter(self, x, root=0, *, out=None, like=None, async_op=False, timeout=None):
         """Each rank's part of the root's x; returns it.
@@ -175,7 +175,7 @@ cdef class Collectives:
 
         x: shape and dtype the same on every rank, C order. out: room for all, in which x may be this rank's part.
         """
-        return self.run(ALL_GATHER, x, None, None, out, None, None, async_op, timeout, None, priority)
+        return self.run(ALL_GATHER, x, None, None, out, None, None, async_op, timeout, by(priority))
 
     def all_to_all(self, x, *, out=None, async_op=False, timeout=None):
         """Block j of rank i becomes block i of rank j: returns an array of x's shape.
@@ -208,20 +208,20 @@ cdef class Collectives:
 
     # -- from arguments to a call --
 
+    # how: None, or (wire, group_size, priority), of which any may be None.
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                    object async_op, object timeout, object across=None, object priority=None):
+                    object async_op, object timeout, object how=None):
         cdef Call c
         cdef Operand a, b
         cdef int number
         if async_op:
-            return self.issue(kind, x, op, root, out, like, algorithm, timeout, across, priority)
+            return self.issue(kind, x, op, root, out, like, algorithm, timeout, how)
         a.held = b.held = False
         try:
             try:
                 number = self.root_of(kind, root)
                 out = self.out_of(kind, x, number, out, like)
-                _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, across,
-                                      priority)
+                _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, how)
             except Exception:
                 self.engine.refuse(kind)
                 raise
@@ -233,15 +233,14 @@ cdef class Collectives:
 
     # As run, in the background.
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                      object timeout, object across, object priority):
+                      object timeout, object how):
         cdef Work work = self.new_work()
         cdef Call *c = &work.task.call
         cdef int number
         try:
             number = self.root_of(kind, root)
             out = self.out_of(kind, x, number, out, like)
-            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, across,
-                                 priority)
+            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, how)
         except Exception:
             self.engine.refuse(kind)
             raise
@@ -287,14 +286,14 @@ cdef class Collectives:
         return shapes.alike(x) if kind == ALL_TO_ALL else shapes.split(x, size)
 
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
-                         object out, object algorithm, object timeout, object across, object priority):
+                         object out, object algorithm, object timeout, object how):
         cdef Group *g = &self.engine.g
         kept = kept_out = residual = None
         memset(c, 0, sizeof(Call))
         c.kind = kind
         c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-        if priority is not None:
-            c.priority = priority_code(priority)
+        if how is not None:
+            c.priority = priority_code(how[2])
         if kind == BARRIER:
             c.fingerprint = fingerprint_of(c)
             choose_way(g, c)
@@ -317,8 +316,8 @@ cdef class Collectives:
         c.out_nbytes = c.nbytes * self.nranks if is_joined(c) else c.nbytes
         if c.x != NULL and out is not None:
             check_overlap(c, self.own_rank)
-        if takes_wire(c) and (across is not None or self.default_wire != SR_WIRE_NATIVE):
-            residual = self.describe_crossing(c, x, across)
+        if takes_wire(c) and (how is not None or self.default_wire != SR_WIRE_NATIVE):
+            residual = self.describe_crossing(c, x, how)
         if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.leg == NULL:
             self.find_blocks(c)
         c.fingerprint = fingerprint_of(c)
@@ -341,8 +340,8 @@ cdef class Collectives:
         return 0
 
     # How it goes between hosts; returns what keeps that which is lost on the way.
-    cdef object describe_crossing(self, Call *c, object x, object across):
-        wire, group_size = across or (None, None)
+    cdef object describe_crossing(self, Call *c, object x, object how):
+        wire, group_size, _ = how or (None, None, None)
         if group_size is not None:
             c.nodes_in_group = shapes.check_group_size(group_size, self.place.num_nodes)
         return self.describe_wire(c, x, c.x, wire)
@@ -475,7 +474,7 @@ cdef class Plan:
         out = comm.out_of(number, x, root, out, given.get("like"))
         kept = comm.describe(&self.c, &self.a, &self.b, number, x, given.get("op"), root, out,
                              given.get("algorithm"), given.get("timeout"),
-                             (given.get("wire"), given.get("group_size")), given.get("priority"))
+                             (given.get("wire"), given.get("group_size"), given.get("priority")))
         self.in_background = given["async_op"]
         self.pinned = (x, out, kept)
         self.result = answer_of(&self.c, comm.own_rank, out)
@@ -527,8 +526,15 @@ cdef int algorithm_number(object algorithm) except -1:
     return number
 
 
+# What `run` is told of a call that may have nothing else.
+cdef inline tuple by(object priority):
+    return None if priority is None else (None, None, priority)
+
+
 # As a call has it.
-cdef uint16_t priority_code(object priority) except 0:
+cdef uint16_t priority_code(object priority) except? 0:
+    if priority is None:
+        return 0
     try:
         number = operator.index(priority)
     except TypeError:

@@ -227,8 +227,7 @@ cdef class Fusion(Uneven):
         c.dtype = dtype
         c.itemsize = _state.DTYPE_NBYTES[dtype]
         c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-        if priority is not None:
-            c.priority = priority_code(priority)
+        c.priority = priority_code(priority)
         return self.describe_reduction(c, op, "auto")
 
     # All of one dtype: the small ones bunch by bunch, each of the others as it comes between them.

@@ -178,10 +178,28 @@ def test_fused_and_overlapped_training_comes_to_the_same_bits(nranks):
         assert ratio > 0
 
 
+# --- priorities ---
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_gradients_by_priority_come_to_the_same_bits(nranks):
+    small = "--rounds", 2, "--steps", 3, "--layers", 4, "--width", 20, "--batch", 64
+    printed = run("priority_backward", nranks, *small)
+    assert "weights bit-identical in both ways and on all ranks: yes" in printed
+    (difference,) = figures(r"one-rank run: ([\d.e+-]+)", printed)
+    assert difference <= 1e-12
+    first, last = figures(r"loss first ([\d.]+), last ([\d.]+)", printed)
+    assert last < first
+    (ratio,) = figures(r"by priority: ([\d.]+) times as many steps/s", printed)
+    assert ratio > 0
+
+
 # --- what all have in common ---
 
 
-@pytest.mark.parametrize("name", ["fusion_overlap", "histogram", "kmeans", "monte_carlo_pi"])
+@pytest.mark.parametrize(
+    "name", ["fusion_overlap", "histogram", "kmeans", "monte_carlo_pi", "priority_backward"]
+)
 def test_plain_lines_without_tqdm(tmp_path, name):
     (tmp_path / "tqdm.py").write_text("raise ImportError")
     small = {
@@ -189,6 +207,7 @@ def test_plain_lines_without_tqdm(tmp_path, name):
         "histogram": ("--elements", 9),
         "kmeans": ("--epochs", 1, "--batch", 900),
         "monte_carlo_pi": ("--rounds", 2, "--points", 999),
+        "priority_backward": ("--rounds", 2, "--steps", 1, "--layers", 2),
     }
     done = start((EXAMPLES / f"{name}.py", *small[name]), path=f"{tmp_path}{os.pathsep}{PACKAGE_PARENT}")
     assert done.returncode == 0, done.stdout + done.stderr
