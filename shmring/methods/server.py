@@ -66,18 +66,15 @@ class ParameterServer:
     applies them once, so that weights are those of `all_reduce` and the same update, to the bit. k > 0 is the
     stale synchronous parallel of Ho et al. (2013): each gradient is applied when it comes, and `pull` waits
     while its worker has done more than k steps more than the slowest. None: never. A wait costs no CPU; when
-    a rank dies all others get RankFailed, which name it.
+    a rank dies, whoever waits, or comes to wait, gets RankFailed, which names it.
 
     servers: a number, of ranks spread over all, which work as well; or a list of ranks that do nothing but
-    `serve()`, until all others, the workers, have called `leave` or `close`. With a number
-
-    - a synchronous `push` and `pull` are collective, over any number of hosts: gradients go to where their
-    slice
-      is, are added up there, and the slices go to all (as in BytePS, with as many servers as ranks);
-    - else params are in memory that all ranks of the one host share, and the workers apply their gradients
-      themselves, one-sided: how many servers is of no matter. Several hosts need a list.
-
-    With a list everything goes by messages, on one host and on several.
+    `serve()`, until all others, the workers, have called `leave` or `close`. With a number and staleness=0
+    `push` and `pull` are collective, over any number of hosts: gradients go to where their slice is, are
+    added up there, and the slices go to all (as in BytePS, with as many servers as ranks). With a number
+    else, params are in memory that all ranks of the one host share, and workers apply their gradients
+    themselves, one-sided: how many servers is of no matter. With a list everything goes by messages, on one
+    host and on several; workers of several hosts at their own pace need that.
 
     `with ParameterServer(…) as server:` closes it at the end.
     """
