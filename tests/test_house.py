@@ -163,6 +163,7 @@ HOUSE = {
     "pipeline": {"flat", "rules"},
     "compression": {"feedback", "__init__"},
     "server": {"__init__"},
+    "sparse": set(),
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
     "selftest": {"memory", "screen", "settings", "tools", "__init__"},  # the checks, and the command
