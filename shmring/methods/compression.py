@@ -129,8 +129,7 @@ class _Vector(Compressor):
             yield from self._reduce(comm, op, count, vector, lost if losses else None)
             _part(vector, arrays)
             if losses:
-                lost[~np.isfinite(lost)] = 0  # an overflow is not to come back with every call
-                _part(lost, losses)
+                _keep(losses, lost)
 
     def _count_with_padding(self, count: int, size: int) -> int:
         return count
@@ -395,10 +394,9 @@ class PowerSGD(Compressor):
             for matrix, left, right in zip(matrices, lefts, rights, strict=True):
                 np.matmul(left.T, matrix, out=right)
             if losses is not None:
-                for matrix, left, right, lost in zip(matrices, lefts, rights, losses, strict=True):
+                for matrix, left, right in zip(matrices, lefts, rights, strict=True):
                     matrix -= left @ right
-                    np.copyto(lost, matrix.reshape(-1))
-                    lost[~np.isfinite(lost)] = 0
+                _keep(losses, vector)
             yield comm.all_reduce(all_right, op, async_op=True)
             for x, first, left, right in zip(arrays, firsts, lefts, rights, strict=True):
                 first[:] = right
@@ -512,6 +510,12 @@ def _join(arrays: Sequence[Gradient], losses: Sequence[Floats] | None, vector: F
 def _part(vector: Floats, arrays: Sequence[NDArray[Any]]) -> None:
     for x, part in zip(arrays, _arrays_in(vector, [x.shape for x in arrays]), strict=True):
         np.copyto(x, part)
+
+
+def _keep(losses: Sequence[Floats], lost: Floats) -> None:
+    """Until the next call; an overflow is not to come back with every one."""
+    lost[~np.isfinite(lost)] = 0
+    _part(lost, losses)
 
 
 def _place_of(x: Gradient) -> tuple[int, int, int]:
