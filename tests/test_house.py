@@ -164,6 +164,8 @@ HOUSE = {
     "compression": {"feedback", "__init__"},
     "server": {"__init__"},
     "sparse": set(),
+    "local": {"flat"},
+    "precision": set(),
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
     "selftest": {"memory", "screen", "settings", "tools", "__init__"},  # the checks, and the command

@@ -1,0 +1,97 @@
+"""Mixed precision: a loss scale that all ranks have alike, and weights in float32 beside those in float16.
+
+Micikevicius et al. 2018. A user of the public API: what it is handed is a communicator. May know: the
+standard library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from shmring import Comm
+
+__all__ = ["LossScaler", "MasterWeights"]
+
+
+class LossScaler:
+    """Scales a loss so that its gradients are not lost in float16, and finds the scale while training.
+
+    Multiply the loss, or its gradient by the last layer's output, by `scale`; then `unscale` the gradients.
+    Where any rank has an infinity or a NaN, all ranks skip the step and multiply the scale by backoff; after
+    growth_interval steps in a row without one they multiply it by growth. All ranks give the same numbers,
+    best powers of 2, by which gradients are scaled without rounding.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        *,
+        scale: float = 2.0**16,
+        growth: float = 2.0,
+        backoff: float = 0.5,
+        growth_interval: int = 2000,
+    ) -> None:
+        if not (scale > 0 and growth >= 1 and 0 < backoff < 1 and growth_interval >= 1):
+            comm.refuse("all_reduce")
+            raise ValueError(
+                f"scale {scale}, growth {growth}, backoff {backoff}, growth_interval {growth_interval}: "
+                "scale is above 0, growth 1 or more, backoff between 0 and 1, growth_interval 1 or more"
+            )
+        self.scale = scale
+        self.skipped = 0  # steps
+        self._growth, self._backoff, self._growth_interval = growth, backoff, growth_interval
+        self._good = 0  # steps in a row
+        self._overflow = np.zeros((), np.bool_)
+        self._agree = comm.plan("all_reduce", self._overflow, "lor")
+        self._comm = comm
+
+    def unscale(self, gradients: Sequence[NDArray[Any]], out: Sequence[NDArray[Any]] | None = None) -> bool:
+        """Collective: divide by the scale, into `out` or in place; False where the step is to be skipped.
+
+        gradients: this rank's, before or after they are reduced, or its part of them. out: arrays of the same
+        shapes, of float32 or more, which float16 gradients need, as they would underflow again; left alone
+        where it is False. The ranks exchange one byte, whatever the gradients are.
+        """
+        into = gradients if out is None else out
+        if any(each.dtype.itemsize < 4 for each in into):
+            self._comm.refuse("all_reduce")
+            raise TypeError("unscaled gradients would underflow in 16 bits: give out= with arrays of float32")
+        self._overflow[...] = not all(map(_is_finite, gradients))
+        self._agree()
+        if self._overflow:
+            self.scale *= self._backoff
+            self._good = 0
+            self.skipped += 1
+            return False
+        for source, target in zip(gradients, into, strict=True):
+            np.multiply(source, 1.0 / self.scale, out=target, dtype=target.dtype)
+        self._good += 1
+        if self._good == self._growth_interval:
+            self.scale *= self._growth
+            self._good = 0
+        return True
+
+
+class MasterWeights:
+    """float32 copies of weights in 16 bits: updates that those could not hold add up here."""
+
+    def __init__(self, params: Sequence[NDArray[Any]]) -> None:
+        self.params = params
+        self.weights = [param.astype(np.float32) for param in params]
+
+    def store(self) -> None:
+        """Round `weights` into the 16-bit params, in place."""
+        for param, weight in zip(self.params, self.weights, strict=True):
+            np.copyto(param, weight, casting="unsafe")
+
+
+def _is_finite(array: NDArray[Any]) -> bool:
+    """Its extremes tell, and take no memory: NaN is both, an infinity is one of them."""
+    with np.errstate(invalid="ignore"):
+        return math.isfinite(array.max(initial=0)) and math.isfinite(array.min(initial=0))

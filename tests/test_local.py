@@ -1,0 +1,192 @@
+"""Accumulated gradients are those of a larger batch, local SGD takes means, and all agree to skip.
+
+May know: the public API.
+"""
+
+import numpy as np
+import pytest
+
+from shmring.methods.local import GradientAccumulation, LocalSGD
+from shmring.methods.precision import LossScaler, MasterWeights
+
+SHAPES = [(3, 4), (), (0,), (1000,)]
+
+
+def gradients_of(rank, number, dtype, exact):
+    """Of a micro-batch: whole numbers, whose sums are exact, or any."""
+    random = np.random.default_rng([rank, number])
+    if exact:
+        return [random.integers(-50, 50, shape).astype(dtype) for shape in SHAPES]
+    return [random.standard_normal(shape).astype(dtype) for shape in SHAPES]
+
+
+def accumulated(comm, every, dtype, op, exact):
+    """The gradients of two rounds, and at which calls they were ready."""
+    accumulation = GradientAccumulation(comm, gradients_of(0, 0, dtype, True), every, op=op)
+    rounds, ready = [], []
+    for number in range(2 * every):
+        mine = gradients_of(comm.rank, number, dtype, exact)
+        if accumulation.add(mine):
+            ready.append(number)
+            rounds.append([each.copy() for each in accumulation.gradients])
+        for each in mine:
+            each.fill(np.nan)  # ours again
+    assert accumulation.synchronisations == 2
+    return rounds, ready, accumulation.nbytes
+
+
+@pytest.mark.parametrize("every", [1, 4, 8, 16])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_micro_batches_are_one_batch_as_large_as_all(world_of, size, every):
+    for rounds, ready, nbytes in world_of(size)(accumulated, every, "f4", "sum", True):
+        assert ready == [every - 1, 2 * every - 1]
+        assert nbytes == 4 * 1013
+        for number, found in enumerate(rounds):
+            parts = [
+                gradients_of(rank, micro, "f4", True)
+                for rank in range(size)
+                for micro in range(number * every, (number + 1) * every)
+            ]
+            expected = [np.sum(each, axis=0, dtype="f4") for each in zip(*parts, strict=True)]
+            assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_sums_are_in_order_of_micro_batches_and_then_of_ranks(world_of, dtype):
+    rounds, _, _ = world_of(2)(accumulated, 4, dtype, "avg", False)[1]
+    for index in range(len(SHAPES)):
+        by_rank = []
+        for rank in range(2):
+            total = gradients_of(rank, 4, dtype, False)[index]
+            for number in (5, 6, 7):
+                total = total + gradients_of(rank, number, dtype, False)[index]
+            by_rank.append(total)
+        wide = "f4" if dtype == "f2" else dtype  # in which 16-bit floats are folded
+        mean = ((by_rank[0].astype(wide) + by_rank[1].astype(wide)) / np.array(2, wide)).astype(dtype)
+        assert (rounds[1][index] == mean / np.array(4, dtype)).all()
+
+
+def local(comm, every, steps):
+    """Each rank adds whole numbers of its own; what it has after each step."""
+    start = [np.full(shape, comm.rank, "f8") for shape in SHAPES]
+    local_sgd = LocalSGD(comm, start, every)
+    seen, averaged = [], []
+    for number in range(steps):
+        for param in local_sgd.params:
+            param += comm.rank * (number + 1)
+        averaged.append(local_sgd.step())
+        seen.append(local_sgd.params[3][0].item())
+    local_sgd.average()
+    return seen, averaged, [param.copy() for param in local_sgd.params], local_sgd.synchronisations
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_ranks_learn_apart_and_take_the_mean(world_of, size, every):
+    steps = 6
+    values, means = np.zeros(size), []  # rank 0's start counts
+    for number in range(steps):
+        values += np.arange(size) * (number + 1)
+        if (number + 1) % every == 0:
+            values[:] = values.mean()
+        means.append(values.copy())
+    for rank, (seen, averaged, last, synchronisations) in enumerate(world_of(size)(local, every, steps)):
+        assert seen == [mean[rank] for mean in means]
+        assert averaged == [(number + 1) % every == 0 for number in range(steps)]
+        assert synchronisations == steps // every + 1
+        assert [param.shape for param in last] == SHAPES
+        assert all((param == values.mean()).all() for param in last)
+
+
+# ---- mixed precision ------------------------------------------------------------------------------------
+
+
+def scaled(comm, bad_rank, bad_value, dtype):
+    """Steps 0 to 7, of which 3 is bad on one rank: by step, whether it counted and the scale after it."""
+    scaler = LossScaler(comm, scale=8.0, growth=4.0, backoff=0.5, growth_interval=2)
+    told = []
+    for step in range(8):
+        gradients = [np.full(shape, (comm.rank + 1) * scaler.scale).astype(dtype) for shape in SHAPES]
+        out = [np.full(shape, 77.0, "f4") for shape in SHAPES]
+        if step == 3 and comm.rank == bad_rank:
+            gradients[3][999] = bad_value
+        counted = scaler.unscale(gradients, out)
+        assert all((each == (comm.rank + 1 if counted else 77)).all() for each in out)
+        told.append((counted, scaler.scale))
+    return told, scaler.skipped
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(("size", "bad_rank"), [(1, 0), (3, 0), (3, 2)])
+def test_all_skip_where_one_has_an_overflow(world_of, size, bad_rank, bad):
+    scales = [8, 32, 32, 16, 16, 64, 64, 256]  # grows after two good steps, falls at the bad one
+    for dtype in ("f2", "f4"):
+        for told, skipped in world_of(size)(scaled, bad_rank, bad, dtype):
+            assert told == [(step != 3, scale) for step, scale in enumerate(scales)]
+            assert skipped == 1
+
+
+def agreed_by(comm):
+    scaler = LossScaler(comm)
+    gradients = [np.ones(1 << 16, "f4")]
+    before = comm.stats()
+    assert scaler.unscale(gradients)  # in place
+    after = comm.stats()
+    return (gradients[0] == 2.0**-16).all(), after["calls"] - before["calls"]
+
+
+def test_agreement_is_one_tiny_call(world_of):
+    assert world_of(2)(agreed_by) == [(True, 1)] * 2
+
+
+def test_master_weights_keep_what_16_bits_would_lose():
+    params = [np.ones(5, "f2"), np.ones((2, 2), "f2")]
+    master = MasterWeights(params)
+    seen = []
+    for _ in range(8):
+        for weight in master.weights:
+            weight += 2.0**-13  # an eighth of the step from 1 to the next in float16
+        master.store()
+        seen.append(params[1][1, 1].item())
+    assert seen == [1.0] * 4 + [1 + 2.0**-10] * 4  # rounded to nearest, and a tie to even
+    assert all((param == seen[-1]).all() and param.dtype == "f2" for param in params)
+
+
+# ---- wrong use ------------------------------------------------------------------------------------------
+
+
+def raised(call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def wrong(comm, case):
+    is_wrong, like = comm.rank == 0, [np.zeros(3, "f4")]
+    if case == "every":
+        return raised(LocalSGD, comm, like, 0 if is_wrong else 2)
+    if case == "integers":
+        return raised(GradientAccumulation, comm, [np.zeros(3, int)] if is_wrong else like, 2)
+    if case == "op":
+        return raised(GradientAccumulation, comm, like, 2, op="max" if is_wrong else "sum")
+    if case == "growth":
+        return raised(lambda: LossScaler(comm, growth=0.5 if is_wrong else 2.0).unscale(like))
+    return raised(LossScaler(comm).unscale, [np.zeros(3, "f2")] if is_wrong else like)
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("every", "ValueError: every is 0"),
+        ("integers", "TypeError: the arrays are of dtype int64"),
+        ("op", "ValueError: op is 'max'"),
+        ("growth", "ValueError: scale 65536.0, growth 0.5"),
+        ("underflow", "TypeError: unscaled gradients would underflow"),
+    ],
+)
+def test_wrong_use_is_told_and_nobody_hangs(world_of, case, says):
+    first, second = world_of(2)(wrong, case)
+    assert first.startswith(says)
+    assert second.startswith("Mismatch")
