@@ -20,9 +20,9 @@ SAMPLE_S = 0.02
 
 
 def pin(comm: shmring.Comm) -> None:
-    """This rank to a CPU of its own, or one that it shares with as few others as can be."""
+    """This rank to a CPU of its own, or one that it shares with as few others, stand-in hosts' too, as can be."""
     cpus = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cpus[comm.local_rank % len(cpus)]})
+    os.sched_setaffinity(0, {cpus[comm.rank % len(cpus)]})
 
 
 def seconds(comm: shmring.Comm, way: Callable[[], object], loops: int) -> float:

@@ -1,13 +1,14 @@
 # Recursive halving (reduce-scatter), then recursive doubling (all-gather), as schedule.h has them. What a rank stages
 # can be read by several, so ranks beyond a power of two cost no step of their own: they stage all they have in the
 # first step, for both halves, and read all results where those of their core come from.
-# May know: _group, _schedules, _slots.
+# May know: _group, _schedules, _slots, _steps.
 
 from libc.stdint cimport uint64_t
 
 from ._group cimport *
 from ._schedules cimport Schedule, begin_stepped, step_transfers
 from ._slots cimport *
+from ._steps cimport *
 
 
 # A message goes in blocks, each through all steps; two take turns, so that one is worked on while the other is awaited.

@@ -1,9 +1,10 @@
 # The segment and the schedules as Python sees them: sizes, first values, who sends what in which step.
-# May know: _group (src).
+# May know: _group, _steps (src).
 
 from libc.stdint cimport uint64_t, uintptr_t
 
 from ._group cimport *
+from ._steps cimport *
 
 
 # ---- schedules, for tests and models ---------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 # Algorithms of the literature that go in steps, as resumable pipelines through the same slots as all others: what is
 # common to them, the ring, and two opposite rings. They fold in an order of their own and round at each hop, so they
-# run only when asked for. May know: _group, _slots.
+# run only when asked for. May know: _group, _slots, _steps.
 
 from libc.stdint cimport uint64_t
 
 from ._group cimport *
 from ._slots cimport *
+from ._steps cimport *
 
 
 # A chunk of which at least as many slots are to fit into the ring: half of them may be skipped at the ring's end.

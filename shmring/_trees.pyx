@@ -1,11 +1,12 @@
 # Binomial tree and double binary tree: partial results go up, results down, and every chunk has slots of its own for
-# both. May know: _group, _schedules, _slots.
+# both. May know: _group, _schedules, _slots, _steps.
 
 from libc.stdint cimport uint64_t
 
 from ._group cimport *
 from ._schedules cimport begin_stepped
 from ._slots cimport *
+from ._steps cimport *
 
 
 # ---- binomial tree -------------------------------------------------------------------------------------------

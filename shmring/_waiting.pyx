@@ -1,5 +1,5 @@
 # Running a call to its end: pauses, then yields, then sleep, with a look at whatever may end the wait otherwise.
-# May know: _flight, _group, _leg, _post, _trace.
+# May know: _flight, _group, _leg, _post, _steps, _trace.
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -7,6 +7,7 @@ from ._flight cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wa
 from ._group cimport *
 from ._leg cimport Leg, examine, furthest_behind, leg_of, move, sr_wire_sleep
 from ._post cimport sr_office_hears
+from ._steps cimport *
 from ._trace cimport step_call
 
 

@@ -1,0 +1,19 @@
+# Who does what in which step of the explicit algorithms, as schedule.h has it. May know: schedule.h.
+
+
+cdef extern from "schedule.h" nogil:
+    int sr_ring_to(int rank, int n)
+    int sr_ring_from(int rank, int n)
+    int sr_ring_reduce_slice(int rank, int n, int step)
+    int sr_ring_gather_slice(int rank, int n, int step)
+    int sr_ring_mirrored(int rank, int n)
+    int sr_tree_steps(int n)
+    int sr_tree_sends_to(int rank, int step)
+    int sr_tree_receives_from(int rank, int n, int step)
+    int sr_halving_steps(int n)
+    int sr_halving_peer(int rank, int steps, int step)
+    int sr_halving_keeps(int rank, int steps, int step)
+    bint sr_double_tree_is_inner(int rank, int n, int tree)
+    int sr_double_tree_parent(int rank, int n, int tree)
+    int sr_double_tree_child(int rank, int n, int tree, int which)
+    int sr_double_tree_depth(int rank, int n)
