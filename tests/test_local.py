@@ -173,6 +173,10 @@ def wrong(comm, case):
         return raised(GradientAccumulation, comm, like, 2, op="max" if is_wrong else "sum")
     if case == "growth":
         return raised(lambda: LossScaler(comm, growth=0.5 if is_wrong else 2.0).unscale(like))
+    if case == "broadcast":
+        return raised(GradientAccumulation(comm, like, 1).add, [np.zeros((), "f4")] if is_wrong else like)
+    if case == "out":
+        return raised(LossScaler(comm).unscale, like, [np.zeros((2, 3), "f4")] if is_wrong else like)
     return raised(LossScaler(comm).unscale, [np.zeros(3, "f2")] if is_wrong else like)
 
 
@@ -183,6 +187,8 @@ def wrong(comm, case):
         ("integers", "TypeError: the arrays are of dtype int64"),
         ("op", "ValueError: op is 'max'"),
         ("growth", "ValueError: scale 65536.0, growth 0.5"),
+        ("broadcast", "ValueError: gradients are float32(); they have to be float32(3,)"),
+        ("out", "ValueError: out has arrays of shapes [(2, 3)]"),
         ("underflow", "TypeError: unscaled gradients would underflow"),
     ],
 )

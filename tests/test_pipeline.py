@@ -3,6 +3,9 @@
 May know: the public API.
 """
 
+import os
+import signal
+
 import numpy as np
 import pytest
 
@@ -203,6 +206,26 @@ def large(comm):
 def test_large_activations_neither_wait_for_each_other_nor_mix(world_of):
     per_micro_batch = sum((number + 1) * 2.0**number for number in range(6))
     assert world_of(3)(large) == [1 / 2 - per_micro_batch / 2**stage for stage in range(3)]
+
+
+def killed_while(comm):
+    def forward_or_die(weights, x):
+        if comm.rank == 1 and dies.pop():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x, x
+
+    dies = [True, *[False] * 7]
+    receives = ((4,), "f8") if comm.rank else None
+    passes = forward_or_die, lambda weights, x, gradient: (gradient, [gradient])
+    pipeline = Pipeline(comm, *passes, [np.zeros(4)], SGD(1), micro_batches=4, receives=receives)
+    data = {"inputs": lambda number: np.ones(4), "loss_gradient": lambda number, y: y.copy()}
+    return raised(pipeline.run, 4, **data)
+
+
+def test_a_dead_stage_is_named(three):
+    first, _, third = three.outcomes(killed_while)
+    assert first.startswith("RankFailed")
+    assert third.startswith("RankFailed")
 
 
 def raised(call, *arguments, **keywords):

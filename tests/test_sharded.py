@@ -3,6 +3,10 @@
 May know: the public API; NumPy is what plain data parallel is written in.
 """
 
+import os
+import signal
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -106,6 +110,24 @@ def test_memory_is_what_the_formula_says(world_of, size, name, states):
         assert held == state + gradient - 4 * padded // size
 
 
+def most_allocated(comm, stage, count):
+    """Bytes that a step has allocated at once, beside what was there before."""
+    optimizer = ShardedOptimizer(comm, [np.ones(count, "f4")], Adam(), stage=stage)
+    gradient = np.ones(count, "f4")
+    tracemalloc.start()
+    for _ in range(2):
+        optimizer.add(gradient)
+        optimizer.step()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_step_allocates_no_arrays(world_of, stage):
+    assert max(world_of(2)(most_allocated, stage, 1 << 20)) < 1 << 16
+
+
 def train_and_save(comm, stage, steps):
     optimizer = ShardedOptimizer(comm, normal(0, "f4"), RULES["adam"], stage=stage, bucket_nbytes=300)
     train(comm, optimizer, "f4", 1, steps)
@@ -138,6 +160,21 @@ def test_what_was_saved_goes_on_with_the_same_bits(world_of):
 def test_what_was_saved_loads_on_another_number_of_ranks(world_of):
     _, (saved, params) = world_of(2)(train_and_save, 1, 3)
     world_of(3)(load_and_train, 2, saved, params, 0)  # asserts that what it saves is the same
+
+
+def killed_while(comm, stage):
+    optimizer = ShardedOptimizer(comm, normal(0, "f4"), SGD(1), stage=stage, bucket_nbytes=300)
+    train(comm, optimizer, "f4", 1, 1)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return raised(train, comm, optimizer, "f4", 2, 3)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_dead_rank_is_named(three, stage):
+    first, _, third = three.outcomes(killed_while, stage)
+    assert first.startswith("RankFailed")
+    assert third.startswith("RankFailed")
 
 
 def raised(call, *arguments, **keywords):

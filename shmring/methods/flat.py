@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["dtype_of", "views"]
+__all__ = ["check_alike", "dtype_of", "views"]
 
 
 def views(flat: NDArray[Any], like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -33,3 +33,10 @@ def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     if dtype.kind != "f":
         raise TypeError(f"the arrays are of dtype {dtype}; give one of NumPy's floating dtypes")
     return dtype
+
+
+def check_alike(arrays: Sequence[NDArray[Any]], like: Sequence[NDArray[Any]], what: str) -> None:
+    """ValueError unless they are as many, of the same shapes and dtypes; NumPy would broadcast."""
+    if [(each.shape, each.dtype) for each in arrays] != [(each.shape, each.dtype) for each in like]:
+        given, wanted = (", ".join(f"{each.dtype}{each.shape}" for each in which) for which in (arrays, like))
+        raise ValueError(f"{what} are {given}; they have to be {wanted}")

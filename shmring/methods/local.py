@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import dtype_of, views
+from .flat import check_alike, dtype_of, views
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -22,7 +22,7 @@ __all__ = ["GradientAccumulation", "LocalSGD"]
 _Op = Literal["avg", "sum"]
 
 
-class _Rare:
+class _Periodic:
     """A flat array in memory that all ranks map, which is reduced once in `every` steps."""
 
     def __init__(self, comm: Comm, like: Sequence[NDArray[Any]], every: int) -> None:
@@ -50,7 +50,7 @@ class _Rare:
         self.synchronisations += 1
 
 
-class GradientAccumulation(_Rare):
+class GradientAccumulation(_Periodic):
     """Sums the gradients of `every` micro-batches on each rank and reduces the sums; all ranks make one.
 
     like: arrays that are like the gradients, of one floating dtype; only shapes and dtype are looked at. op:
@@ -76,6 +76,11 @@ class GradientAccumulation(_Rare):
 
         gradients: this rank's, of one micro-batch; they may be used again at once.
         """
+        try:
+            check_alike(gradients, self._views, "gradients")
+        except ValueError:
+            self._comm.refuse("all_reduce")
+            raise
         first = self._steps % self.every == 0
         for total, part in zip(self._views, gradients, strict=True):
             if first:
@@ -91,7 +96,7 @@ class GradientAccumulation(_Rare):
         return True
 
 
-class LocalSGD(_Rare):
+class LocalSGD(_Periodic):
     """Each rank learns by itself, and every `every` steps all take the mean of their weights (Stich 2019).
 
     params: arrays of one floating dtype, alike in shape on all ranks, which all make one; they are copied,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .flat import dtype_of, views
+from .flat import check_alike, dtype_of, views
 from .rules import Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -61,9 +61,10 @@ class Pipeline:
     micro-batch see the same version, and two versions suffice, however many stages there are.
 
     forward(weights, x) → (y, saved) and backward(weights, saved, gradient) → (gradient of x, gradients of the
-    weights, a list) are this stage's passes; y and the gradient of x are contiguous and not touched again by
-    them. saved may hold x and y. weights: this stage's arrays of one floating dtype, copied. receives: shape
-    and dtype of the x that comes from the stage before, the same for every micro-batch; not on rank 0.
+    weights, a list like them) are this stage's passes; y and the gradient of x are contiguous, and left alone
+    once returned. saved may hold x and y. weights: this stage's arrays of one floating dtype, copied.
+    receives: shape and dtype of the x that comes from the stage before, alike for all micro-batches; not on
+    rank 0.
     """
 
     def __init__(
@@ -127,6 +128,8 @@ class Pipeline:
 
         inputs(i): x of micro-batch i, asked on rank 0; loss_gradient(i, y): the gradient of its loss by the
         last stage's y, asked on the last rank. i counts from 0 in each run. The pipeline is empty at the end.
+        ValueError where an argument is wrong; a rank whose passes raise is `RankFailed` to the others when it
+        leaves.
         """
         try:
             if inputs is None and self._comm.rank == 0:
@@ -175,7 +178,7 @@ class Pipeline:
             self._returns = [np.empty_like(y) for _ in range(2)]
 
     def _backward(self, number: int) -> None:
-        # No wait: what came since from the stage before was sent when it had that gradient.
+        # Taken long since: the stage before had it when it sent what came here last.
         self._sent(BACKWARD, number - 2)
         saved, gradient = self._saved.pop(number)
         if gradient is None:
@@ -185,6 +188,7 @@ class Pipeline:
         back, gradients = self._backward_pass(self._weights_for(number), saved, gradient)
         if back is not None and self._comm.rank > 0:
             self._sending[BACKWARD, number] = self._comm.isend(back, self._comm.rank - 1, BACKWARD)
+        check_alike(gradients, self._sums, "gradients of the weights")
         for total, part in zip(self._sums, gradients, strict=True):
             np.add(total, part, out=total)
 

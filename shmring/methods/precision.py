@@ -59,9 +59,11 @@ class LossScaler:
         where it is False. The ranks exchange one byte, whatever the gradients are.
         """
         into = gradients if out is None else out
-        if any(each.dtype.itemsize < 4 for each in into):
+        try:
+            _check_into(gradients, into)
+        except (TypeError, ValueError):
             self._comm.refuse("all_reduce")
-            raise TypeError("unscaled gradients would underflow in 16 bits: give out= with arrays of float32")
+            raise
         self._overflow[...] = not all(map(_is_finite, gradients))
         self._agree()
         if self._overflow:
@@ -89,6 +91,14 @@ class MasterWeights:
         """Round `weights` into the 16-bit params, in place."""
         for param, weight in zip(self.params, self.weights, strict=True):
             np.copyto(param, weight, casting="unsafe")
+
+
+def _check_into(gradients: Sequence[NDArray[Any]], into: Sequence[NDArray[Any]]) -> None:
+    if any(each.dtype.itemsize < 4 for each in into):
+        raise TypeError("unscaled gradients would underflow in 16 bits: give out= with arrays of float32")
+    given, wanted = ([each.shape for each in which] for which in (into, gradients))
+    if given != wanted:
+        raise ValueError(f"out has arrays of shapes {given}, but the gradients are of {wanted}")
 
 
 def _is_finite(array: NDArray[Any]) -> bool:
