@@ -297,6 +297,10 @@ class TopK(_Vector):
         self._ratio = ratio
 
     def _reduce(self, comm: Comm, op: _Op, count: int, vector: Floats, lost: Floats | None) -> _Steps:
+        if count > np.iinfo(_PAIR["index"]).max:
+            raise ValueError(
+                f"{count} elements in a call are too many for 4 bytes of index; reduce them in parts"
+            )
         nsent = math.ceil(self._ratio * count)
         with (
             self._stages.borrow(nsent + 1, _PAIR) as pairs,

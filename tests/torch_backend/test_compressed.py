@@ -93,6 +93,22 @@ def test_sparse_gradients_and_a_death(three):
     assert [outcome.exitcode for outcome in outcomes if isinstance(outcome, Died)] == [7, -signal.SIGKILL, 7]
 
 
+def uneven(comm):
+    """A rank that has no more inputs stands in with zeros, which travel as the others' gradients do."""
+    with group_of(comm):
+        model = model_of()
+        adapter.compress_buckets(model, ErrorFeedback(Int8()))
+        train(model, comm.rank)
+        with model.join():
+            for _ in range(3 + comm.rank):
+                model(torch.ones(2, 300)).sum().backward()
+        return "joined"
+
+
+def test_uneven_inputs(three):
+    assert three(uneven) == ["joined"] * 3
+
+
 def wrong_models(comm):
     with group_of(comm):
         with pytest.raises(TypeError, match="wrap it in DistributedDataParallel"):
