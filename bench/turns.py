@@ -20,7 +20,7 @@ SAMPLE_S = 0.02
 
 
 def pin(comm: shmring.Comm) -> None:
-    """This rank to a CPU of its own, or one that it shares with as few others, stand-in hosts' too, as can be."""
+    """This rank to a CPU of its own, or shared with as few as can be, those of stand-in hosts too."""
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[comm.rank % len(cpus)]})
 
