@@ -1,0 +1,297 @@
+"""Reduction servers: ranks that do nothing but add up what the hosts send them, and send back the sum.
+
+A user of the public API: what it is handed is a communicator. May know: the public API.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+import shmring
+
+__all__ = ["ReductionServers"]
+
+_Array = np.ndarray[Any, Any]
+_FOLDS = {
+    "sum": np.add,
+    "avg": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+_OPS = tuple(_FOLDS)
+_DTYPES = ("float32", "float64", "int32", "int64", "complex64", "complex128")
+_LEAST_CHUNK_NBYTES = 1 << 14  # below it a message costs more than its bytes
+_END = -1  # in place of the number of elements
+
+
+class ReductionServers:
+    """Collective over comm: the ranks named in `reducers` serve the others, the workers.
+
+    The workers of a host reduce among themselves; each sends its slices to the reducer that owns them, which
+    folds what comes from all hosts, in their order, and sends back the result: a host of workers sends a
+    message once and receives it once, where a hierarchical all-reduce over H hosts sends and receives it
+    2(H - 1)/H times. A reducer takes and gives H/R of it for R reducers: they need links, and hosts, of their
+    own. As Google's Reduction Server (2021) and BytePS (Jiang et al. 2020) do, and switches in SHARP
+    (Graham et al. 2016).
+
+    On workers call `all_reduce`, on reducers `serve`, on all `close`, or use `with`. chunk_nbytes: of the
+    pieces in which a message travels, at most; depth: how many of them are under way from each worker, one
+    for each reducer at least, so that sending, folding and sending back overlap. Longer pieces, and more of
+    them, were slower (bench/bench_reducers.py). Keeps twice the product in bytes on a worker, and for each
+    host on a reducer. Raises ValueError, on all ranks alike, for reducers that are no ranks, none or all of
+    them, and where ranks give different arguments.
+    """
+
+    def __init__(
+        self, comm: shmring.Comm, reducers: Iterable[int], *, chunk_nbytes: int = 1 << 16, depth: int = 4
+    ) -> None:
+        try:
+            self.reducers = tuple(map(operator.index, reducers))
+        except TypeError:
+            comm.refuse("all_gather")
+            raise
+        places = comm.all_gather_object((comm.node, (self.reducers, chunk_nbytes, depth)))
+        if any(given != places[0][1] for _, given in places):
+            raise ValueError("the ranks give different reducers, chunk_nbytes or depth; give all the same")
+        _check(self.reducers, comm.size, chunk_nbytes, depth)
+        self._hosts = _workers_by_host([node for node, _ in places], self.reducers)
+        self._chunk_nbytes, self._depth = chunk_nbytes, max(depth, len(self.reducers))
+        self._comm = comm.dup()
+        self._here = self._comm.split(None if self.is_reducer else comm.node)
+        if self._here is None:
+            self._slots = np.empty((2 * self._depth, len(self._hosts), chunk_nbytes), np.uint8)
+        elif self._here.size > 1:
+            self._parts = np.empty((2, self._depth, chunk_nbytes), np.uint8)
+            self._rows = np.empty((self._here.size, chunk_nbytes), np.uint8)
+
+    @property
+    def is_reducer(self) -> bool:
+        """Whether this rank is one of the reducers."""
+        return self._comm.rank in self.reducers
+
+    def all_reduce(self, x: _Array, op: shmring.Op | str = "sum") -> None:
+        """Collective over the workers: combine x of all of them elementwise, in place, alike on all.
+
+        x: a contiguous NumPy array of float32, float64, int32, int64, complex64 or complex128, of the same
+        dtype and size on every worker. op: sum, avg, prod, min or max, where the dtype has it. Folded in rank
+        order within a host and then by host. A wrong argument is a TypeError or ValueError here, and ends it
+        for all: others raise Mismatch or Aborted. Errors of the communicator as in `Comm.all_reduce`.
+        """
+        here = self._workers()
+        try:
+            op = _op_for(x, op)
+        except (TypeError, ValueError) as error:
+            here.refuse("reduce_scatter")
+            self._comm.abort(f"worker {self._comm.rank} refused its arguments: {error}")
+            raise
+        flat = x.reshape(-1)
+        chunk = self._elements_of_chunk(flat)
+        try:
+            self._tell([flat.size, chunk, _DTYPES.index(flat.dtype.name), _OPS.index(op)])
+            self._exchange(flat, chunk, shmring.Op.SUM if op is shmring.Op.AVG else op)
+        except shmring.Error as error:
+            self._end(error)
+            raise
+
+    def serve(self) -> int:
+        """On a reducer: reduce for the workers until they close; returns how often they called."""
+        if not self.is_reducer:
+            raise ValueError(f"rank {self._comm.rank} is a worker; serve() is for reducers {self.reducers}")
+        for calls in itertools.count():
+            count, chunk, dtype, op = self._hear()
+            if count == _END:
+                return calls
+            with np.errstate(all="ignore"):
+                self._reduce(count, chunk, np.dtype(_DTYPES[dtype]), _OPS[op])
+        raise AssertionError("unreachable")
+
+    def _end(self, error: shmring.Error) -> None:
+        """Raises what has ended it for all, if it was not the error of this host's workers alone."""
+        here = self._workers()
+        here.abort("an all_reduce by reduction servers has failed")
+        self._comm.iprobe()
+        if isinstance(error, shmring.RankFailed) and here.parent_ranks and error.rank is not None:
+            self._comm.probe(here.parent_ranks[error.rank])  # the same, with its number among all
+        self._comm.abort(f"worker {self._comm.rank} has failed: {error}")
+
+    def close(self) -> None:
+        """Leave; the workers' close ends `serve`. Without an error no call may be under way."""
+        if self._here is not None:
+            self._tell([_END, 0, 0, 0])
+            self._here.close()
+        self._comm.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not isinstance(error, shmring.Error):  # those come to all by themselves
+            self._comm.abort(f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
+
+    # ---- a call in words: from the first worker of each host to each reducer ----
+
+    def _tell(self, call: list[int]) -> None:
+        if self._workers().rank == 0:
+            words = np.array(call)
+            for reducer in self.reducers:
+                self._comm.send(words, reducer)
+
+    def _hear(self) -> list[int]:
+        calls = np.empty((len(self._hosts), 4), int)
+        for number, (host, words) in enumerate(zip(self._hosts, calls, strict=True)):
+            self._comm.recv(words, host[0], timeout=None if number else float("inf"))
+        if (calls != calls[0]).any():
+            told = ", ".join(
+                f"worker {host[0]} {_said(words)}" for host, words in zip(self._hosts, calls, strict=True)
+            )
+            self._comm.abort(f"the workers' calls do not match: {told}")
+            self._comm.iprobe()  # raises it
+        first: list[int] = calls[0].tolist()
+        return first
+
+    # ---- workers ----
+    # Chunk c goes to reducer c mod R, from local rank c mod L of each host, whose L ranks may be more or
+    # fewer than another's. A stretch is L chunks, one for each of them.
+
+    def _exchange(self, flat: _Array, chunk: int, op: shmring.Op) -> None:
+        here, under_way = self._workers(), deque[Any]()
+        for number, begin in enumerate(range(0, flat.size, here.size * chunk)):
+            if len(under_way) == self._depth:
+                self._finish(*under_way.popleft())
+            stretch = flat[begin : begin + here.size * chunk]
+            reducer = self.reducers[(number * here.size + here.rank) % len(self.reducers)]
+            sent, back = self._reduce_here(stretch, chunk, op, number % self._depth)
+            own = min(max(stretch.size - here.rank * chunk, 0), chunk)
+            transfers = []
+            if own:
+                transfers = [self._comm.isend(sent[:own], reducer), self._comm.irecv(back[:own], reducer)]
+            under_way.append((stretch, chunk, back, transfers))
+        while under_way:
+            self._finish(*under_way.popleft())
+
+    def _reduce_here(self, stretch: _Array, chunk: int, op: shmring.Op, number: int) -> tuple[_Array, _Array]:
+        """This rank's chunk of its host's sum, and where the sum over all hosts is to go."""
+        if self._workers().size == 1:
+            return stretch, stretch  # a sum comes when the reducer has got all that it is of
+        sent, back = (part[number].view(stretch.dtype)[:chunk] for part in self._parts)
+        self._workers().reduce_scatter(self._in_rows(stretch, chunk), op, out=sent)
+        return sent, back
+
+    def _finish(self, stretch: _Array, chunk: int, back: _Array, transfers: list[shmring.Transfer]) -> None:
+        _wait(transfers)
+        if self._workers().size > 1:
+            rows = self._in_rows(stretch, chunk)
+            self._workers().all_gather(back, out=rows)
+            if rows.size > stretch.size:
+                stretch[...] = rows.reshape(-1)[: stretch.size]
+
+    def _in_rows(self, stretch: _Array, chunk: int) -> _Array:
+        """(L, chunk): itself, or a copy of the last one, which is too short."""
+        ranks = self._workers().size
+        if stretch.size == ranks * chunk:
+            return stretch.reshape(ranks, chunk)
+        rows = self._rows.reshape(-1).view(stretch.dtype)[: ranks * chunk]
+        rows[: stretch.size] = stretch
+        rows[stretch.size :] = 0
+        return rows.reshape(ranks, chunk)
+
+    def _elements_of_chunk(self, flat: _Array) -> int:
+        """So many that every worker and reducer has some under way, and as many again to come."""
+        widest = max(len(self.reducers), *map(len, self._hosts))
+        fair_nbytes = max(_LEAST_CHUNK_NBYTES, flat.nbytes // (2 * self._depth * widest))
+        return max(1, min(self._chunk_nbytes, fair_nbytes) // flat.itemsize)
+
+    def _workers(self) -> shmring.Comm:
+        if self._here is None:
+            raise ValueError(f"rank {self._comm.rank} is a reducer: it calls serve()")
+        return self._here
+
+    # ---- reducers ----
+
+    def _reduce(self, count: int, chunk: int, dtype: np.dtype[Any], op: str) -> None:
+        """Half of the slots receive while the other half is sent back."""
+        receiving, sending = deque[Any](), deque[Any]()
+        chunks = range(self.reducers.index(self._comm.rank), -(-count // chunk), len(self.reducers))
+        for number, slot in zip(chunks, itertools.cycle(self._slots)):
+            if len(receiving) == self._depth:
+                sending.append(self._fold(op, *receiving.popleft()))
+            if len(sending) > self._depth:  # the oldest is of this slot
+                _wait(sending.popleft())
+            parts = slot.view(dtype)[:, : min(chunk, count - number * chunk)]
+            owners = [host[number % len(host)] for host in self._hosts]
+            arriving = [self._comm.irecv(part, owner) for part, owner in zip(parts, owners, strict=True)]
+            receiving.append((parts, owners, arriving))
+        while receiving:
+            sending.append(self._fold(op, *receiving.popleft()))
+        for transfers in sending:
+            _wait(transfers)
+
+    def _fold(
+        self, op: str, parts: _Array, owners: list[int], arriving: list[shmring.Transfer]
+    ) -> list[shmring.Transfer]:
+        result = parts[0]
+        arriving[0].wait()
+        for part, transfer in zip(parts[1:], arriving[1:], strict=True):
+            transfer.wait()
+            _FOLDS[op](result, part, out=result)
+        if op == "avg":
+            np.divide(result, sum(map(len, self._hosts)), out=result)
+        return [self._comm.isend(result, owner) for owner in owners]
+
+
+def _wait(transfers: Iterable[shmring.Transfer]) -> None:
+    for transfer in transfers:
+        transfer.wait()
+
+
+def _check(reducers: tuple[int, ...], size: int, chunk_nbytes: int, depth: int) -> None:
+    strange = [rank for rank in reducers if not 0 <= rank < size]
+    if strange:
+        raise ValueError(f"reducer {strange[0]} is no rank; there are ranks 0 to {size - 1}")
+    if len(set(reducers)) < len(reducers):
+        raise ValueError(f"reducers are {reducers}; name each once")
+    if not 0 < len(reducers) < size:
+        raise ValueError(f"{len(reducers)} of {size} ranks are reducers; it takes a reducer and a worker")
+    if chunk_nbytes < 64 or chunk_nbytes % 16 or depth < 1:
+        raise ValueError("chunk_nbytes must be a multiple of 16, 64 or more, and depth 1 or more")
+
+
+def _workers_by_host(nodes: list[int], reducers: tuple[int, ...]) -> list[list[int]]:
+    workers = [rank for rank in range(len(nodes)) if rank not in reducers]
+    return [list(_on(node, workers, nodes)) for node in sorted({nodes[rank] for rank in workers})]
+
+
+def _on(node: int, ranks: list[int], nodes: list[int]) -> Iterator[int]:
+    return (rank for rank in ranks if nodes[rank] == node)
+
+
+def _op_for(x: Any, op: shmring.Op | str) -> shmring.Op:
+    """The op; TypeError or ValueError where the array or the op will not do."""
+    if not isinstance(x, np.ndarray) or x.dtype.name not in _DTYPES:
+        what = x.dtype.name if isinstance(x, np.ndarray) else type(x).__name__
+        raise TypeError(f"x is {what}; pass a NumPy array of {', '.join(_DTYPES)}")
+    if not (x.flags.c_contiguous and x.flags.writeable):
+        raise ValueError("x is not contiguous and writable; pass a = np.array(x) and copy it back")
+    name = shmring.Op(op)
+    if name not in _FOLDS or (name == "avg" and x.dtype.kind == "i"):
+        raise ValueError(f"reducers have no {name.value!r} of {x.dtype.name}; they have {', '.join(_OPS)}")
+    if name in ("min", "max") and x.dtype.kind == "c":
+        raise ValueError(f"{name.value!r} of complex numbers has no meaning")
+    return name
+
+
+def _said(call: _Array) -> str:
+    count, _, dtype, op = call.tolist()
+    return "closed" if count == _END else f"called all_reduce({_DTYPES[dtype]}[{count}], {_OPS[op]})"
