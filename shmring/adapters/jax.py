@@ -2,8 +2,8 @@
 
 They are ordered callbacks (`jax.experimental.io_callback`): XLA runs independent operations in any order and
 at once, and ranks that call collectives in different orders are an error; ordered effects keep the program's
-order. An argument is read where XLA has it; a result is copied once, from an array that the call keeps for
-its next time. A handler of XLA's FFI would save that copy, but needs C++ and has no such order.
+order. JAX copies arguments before it calls, and results, from arrays that the call keeps for its next time.
+A handler of XLA's FFI would save these copies, but has no such order, and needs C++.
 
 May know: extras, the public API; jax when it is used.
 """

@@ -138,7 +138,7 @@ def _all_reduce(tensors: list[Any], comm: shmring.Comm, op: shmring.Op) -> list[
         return []
 
     def reduce(*arrays: Any) -> list[np.ndarray[Any, Any]]:
-        outs = [np.empty_like(array) for array in arrays]  # new ones: TensorFlow takes them as they are
+        outs = [np.empty_like(array) for array in arrays]  # new ones: TensorFlow may keep them
         comm.all_reduce_many(arrays, op, out=outs)
         return outs
 
