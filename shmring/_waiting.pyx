@@ -175,16 +175,27 @@ cdef int64_t progress_of(Group *g, Call *c, int rank, bint has_come) noexcept no
     return progress
 
 
+# Of ranks of a double tree that are as far as each other those below in it wait for those above if they have results to
+# hand down; else it is the other way round. The least is to blame.
+cdef int order_of(Group *g, Call *c, int rank) noexcept nogil:
+    cdef uint64_t reduced = sr_flag_load(counter(g, rank, SR_REDUCED))
+    if c.algorithm != DOUBLE_TREE:
+        return 0
+    if sr_flag_reached(counter(g, rank, SR_HANDED), reduced):
+        return -sr_double_tree_depth(rank, g.size)
+    return sr_double_tree_depth(rank, g.size)
+
+
 # Who keeps this rank waiting in the end: who has not come to the call, else the rank awaited. Where that may be waiting
-# itself for another, who is least far: of several that are as far the one awaited, or the first.
+# itself for another, who is least far: of several that are as far the first, but for double trees.
 cdef int latest(Group *g, Call *c) noexcept nogil:
     cdef bint stages = c.awaited.flag == counter(g, c.awaited.rank, SR_STAGED)
     cdef bint relayed = c.relayed and (stages or c.algorithm == DOUBLE_TREE)
     cdef uint64_t seq = first_not_reached(g, c)
     cdef bint all_came = seq == c.seq + 1
     cdef int64_t progress, least = 0
-    cdef int culprit = -1
-    cdef int rank
+    cdef int culprit = -1, first = 0
+    cdef int order, rank
     if c.awaited.rank >= g.size:
         return furthest_behind(g, c)
     if all_came and not relayed:
@@ -192,8 +203,9 @@ cdef int latest(Group *g, Call *c) noexcept nogil:
     for rank in range(g.size):
         if rank != g.rank and (all_came or not sr_flag_reached(&line_of(g, rank, seq).seq, seq)):
             progress = progress_of(g, c, rank, all_came) if c.relayed else 0
-            if culprit < 0 or progress < least or (c.relayed and progress == least and rank == c.awaited.rank):
-                culprit, least = rank, progress
+            order = order_of(g, c, rank)
+            if culprit < 0 or progress < least or (progress == least and order < first):
+                culprit, least, first = rank, progress, order
     return culprit if culprit >= 0 else c.awaited.rank
 
 

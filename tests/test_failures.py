@@ -71,6 +71,20 @@ def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_
         assert errors[0].rank == 1
 
 
+@pytest.mark.parametrize("victim", [0, 2, 4])
+@pytest.mark.parametrize("algorithm", ["bidirectional_ring", "halving_doubling", "double_tree"])
+def test_of_ranks_that_wait_for_each_other_the_stopped_one_is_named(tmp_path, algorithm, victim):
+    with Ranks(5) as ranks:
+        ranks.meet()
+        ranks.begin(call_for_ever, "large", algorithm, str(tmp_path / "runs"))
+        when_there(tmp_path / "runs")
+        ranks.kill(victim, signal.SIGSTOP)
+        others = ranks.answers(among=tuple(rank for rank in range(5) if rank != victim))
+        ranks.kill(victim, signal.SIGCONT)
+        errors = assert_all([*others, *ranks.answers(among=(victim,))], shmring.Timeout)
+        assert {error.rank for error in errors} == {victim}
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(("path", "algorithm"), CALLS)
 def test_a_killed_rank_is_named_by_all_others(tmp_path, path, algorithm, victim):
