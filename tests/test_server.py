@@ -52,6 +52,8 @@ def in_step(comm, servers, dtype, steps):
     with ParameterServer(comm, weights, servers=servers, update=SGD(0.1, 0.9)) as server:
         if server.serves:
             server.serve()
+            own = len(range(COUNT)[server._way._slices[comm.rank]]) * weights.itemsize
+            assert server.served_nbytes == 2 * steps * (comm.size - len(servers)) * own
             return True
         for step in range(steps):
             gradient = gradient_of(comm.rank, step, COUNT, dtype)
@@ -64,7 +66,7 @@ def in_step(comm, servers, dtype, steps):
             velocity *= 0.9
             velocity += gradient
             params -= 0.1 * velocity
-        assert server.most_ahead == 0
+        assert server.most_ahead == server.served_nbytes == 0
     return weights.tobytes() == params.tobytes()
 
 

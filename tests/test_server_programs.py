@@ -68,6 +68,8 @@ def test_an_exchange_is_measured_beside_all_reduce(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     ways = ["all_reduce, auto", "all_reduce, ring", "one server", "2 servers", "one-sided"]
+    ways.append("rank 0 only serves")
     assert [(row["nbytes"], row["way"]) for row in rows] == [(n, way) for n in (4096, 40) for way in ways]
-    assert [row["textbook_nbytes"] for row in rows[:5]] == [4096, 4096, 4 * 4096, 2 * 4096, 4 * 4096]
+    assert [row["textbook_nbytes"] / 4096 for row in rows[:6]] == [1, 1, 4, 2, 4, 2]
+    assert rows[5]["counted_nbytes"] == rows[5]["textbook_nbytes"]
     assert done.stdout.count("| 2 servers |") == 2

@@ -126,6 +126,11 @@ class ParameterServer:
         """
         return self._way.most_ahead if self._serving is None else self._serving.most_ahead
 
+    @property
+    def served_nbytes(self) -> int:
+        """Of a rank that serves, how many bytes of gradients it has taken and of params given; else 0."""
+        return 0 if self._serving is None else self._serving.served_nbytes
+
     def push(self, gradient: NDArray[Any]) -> None:
         """Hand a gradient, of params' shape and dtype, to the servers: one step of this worker."""
         self._check(gradient, "reduce")
@@ -223,7 +228,12 @@ class _Collective:
         self._own.apply(self._sum)
 
     def pull(self, out: NDArray[Any]) -> None:
-        self._comm.all_gather_v(self._own.params, out=[out[part] for part in self._parts])
+        if self._root is None:
+            self._comm.all_gather_v(self._own.params, out=[out[part] for part in self._parts])
+        elif self._comm.rank == self._root:
+            self._comm.broadcast(self._own.params, self._root, out=out)
+        else:
+            self._comm.broadcast(out, self._root)
 
     def leave(self) -> None:
         pass
@@ -365,7 +375,7 @@ class _Serving:
         self._steps = dict.fromkeys(workers, 0)  # of those that have not left
         self._waiting: list[int] = []
         self._inbox, self._sum = np.empty_like(own.params), np.empty_like(own.params)
-        self.most_ahead = 0
+        self.most_ahead = self.served_nbytes = 0
 
     def serve(self) -> None:
         while self._steps:
@@ -384,7 +394,7 @@ class _Serving:
             if tag != _PUSH:
                 self._take(worker, tag)
                 continue
-            self._comm.recv(self._inbox if pushed else self._sum, worker, _PUSH)
+            self._receive(self._inbox if pushed else self._sum, worker)
             if pushed:
                 np.add(self._sum, self._inbox, out=self._sum)
             pushed = True
@@ -394,7 +404,7 @@ class _Serving:
 
     def _take(self, worker: int, tag: int) -> None:
         if tag == _PUSH:
-            self._comm.recv(self._inbox, worker, _PUSH)
+            self._receive(self._inbox, worker)
             self._own.apply(self._inbox)
             self._steps[worker] += 1
             return
@@ -404,6 +414,10 @@ class _Serving:
         else:
             del self._steps[worker]
 
+    def _receive(self, gradient: NDArray[Any], worker: int) -> None:
+        self._comm.recv(gradient, worker, _PUSH)
+        self.served_nbytes += gradient.nbytes
+
     def _let_go_on(self) -> None:
         slowest = min(self._steps.values(), default=_GONE)
         for worker in tuple(self._waiting):
@@ -412,6 +426,7 @@ class _Serving:
                 self.most_ahead = max(self.most_ahead, ahead)
                 self._waiting.remove(worker)
                 self._comm.send(self._own.params, worker, _PARAMS)
+                self.served_nbytes += self._own.params.nbytes
 
 
 # ---- arguments ------------------------------------------------------------------------------------------
