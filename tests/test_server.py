@@ -211,6 +211,10 @@ def leave_early(comm, servers):
             server.serve()
         for _ in range(0 if server.serves else 3 * comm.rank):
             server.step(np.ones(10, "f4"), weights)
+        server.leave()
+        if not server.serves:
+            with pytest.raises(ValueError, match="has left"):
+                server.pull(weights)
     return float(weights[0])
 
 

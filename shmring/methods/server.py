@@ -97,6 +97,7 @@ class ParameterServer:
         comm.broadcast(begin)
         slices = dict(zip(ranks, _split(begin.size, len(ranks)), strict=True))
         self._comm = comm
+        self._has_left = False
         self._serving: _Serving | None = None
         self._way: _Collective | _OneSided | _Remote
         if dedicated:
@@ -153,9 +154,10 @@ class ParameterServer:
         self._serving.serve()
 
     def leave(self) -> None:
-        """This worker has done its last step: nobody waits for it any more. Not needed before `close`."""
-        if self._serving is None:
+        """This worker pushes and pulls no more, and nobody waits for it. `close` does it, too."""
+        if self._serving is None and not self._has_left:
             self._way.leave()
+        self._has_left = True
 
     def close(self) -> None:
         """Collective: leave, and wait until all have."""
@@ -174,6 +176,8 @@ class ParameterServer:
     def _check(self, array: NDArray[Any], kind: str) -> None:
         if self._serving is not None:
             raise ValueError("this rank serves; the workers push and pull")
+        if self._has_left:
+            raise ValueError("this worker has left; push and pull before `leave` and `close`")
         kind = kind if isinstance(self._way, _Collective) else ""
         if _checked(self._comm, array, kind) != self.shape or array.dtype != self.dtype:
             _refuse(self._comm, kind)
