@@ -1,2 +1,1 @@
 """The literature's methods on a communicator, a module each: `from shmring.methods import sharded`."""
-"""The literature's methods on a communicator, a module each: `from shmring.methods import server`."""
