@@ -47,7 +47,7 @@ def ways_of(comm: shmring.Comm, count: int) -> tuple[dict[str, Callable[[], None
         settings[f"{comm.size} servers"] = {"servers": comm.size}
     if comm.num_nodes == 1:
         settings["one-sided"] = {"staleness": None}
-    servers = {name: ParameterServer(comm, weights, update=SGD(RATE), **how)
+    servers = {name: ParameterServer(comm, weights, SGD(RATE), **how)
                for name, how in settings.items()}
     algorithms = ("auto", "ring") if comm.num_nodes == 1 else ("auto",)
     ways = {f"all_reduce, {name}": by_all_reduce(comm, count, name) for name in algorithms}
@@ -67,7 +67,7 @@ def served(comm: shmring.Comm, nbytes: int, rounds: int, sample_s: float) -> tup
         server.step(gradient, weights)
         exchanges += 1
 
-    with ParameterServer(comm, weights, servers=[0], update=SGD(RATE)) as server:
+    with ParameterServer(comm, weights, SGD(RATE), servers=[0]) as server:
         if server.serves:
             server.serve()
         else:

@@ -18,7 +18,8 @@ from terminal import Parser, at_least, positive, with_progress
 from train_digits import count_weights, forward, initialise, load_data, sum_gradient
 
 import shmring
-from shmring.methods.server import SGD, ParameterServer
+from shmring.methods.rules import SGD, apply, scratch_for
+from shmring.methods.server import ParameterServer
 
 ACCURATE, STALE = 0.95, 0.90  # of held-out digits: in step, and with stale weights
 SLOW = 0.25  # of all steps
@@ -29,16 +30,18 @@ class AllReduce:
 
     most_ahead = 0
 
-    def __init__(self, workers, weights, update, serves):
-        self.comm, self.update, self.serves = workers, update, serves
-        self.slots = [np.zeros_like(weights) for _ in range(update.slots)]
+    def __init__(self, workers, weights, rule, serves):
+        self.comm, self.rule, self.serves, self.steps = workers, rule, serves, 0
+        self.state = [np.zeros_like(weights) for _ in range(rule.num_states)]
+        self.scratch = scratch_for(weights.dtype)
 
     def serve(self):
         """There is nothing to serve."""
 
     def step(self, gradient, weights):
         self.comm.all_reduce(gradient)
-        self.update(weights, gradient, *self.slots)
+        self.steps += 1
+        apply(self.rule, weights, gradient, self.state, self.scratch, self.steps)
 
     def __enter__(self):
         return self
@@ -97,15 +100,15 @@ def run(comm, workers, way, make, data, held_out, args):
 
 def ways_of(comm, workers, args):
     """By name, what makes a server of the weights it is given."""
-    update = SGD(args.lr, 0.9)
+    momentum = SGD(args.lr, 0.9)
     plain = SGD(args.lr)  # where weights are stale, which is a momentum itself
     servers = list(range(args.dedicated)) or 1
 
-    def make(update=update, **how):
-        return lambda weights: ParameterServer(comm, weights, update=update, **how)
+    def make(rule=momentum, **how):
+        return lambda weights: ParameterServer(comm, weights, rule, **how)
 
     ways = {
-        "all_reduce": lambda weights: AllReduce(workers, weights, update, comm.rank < args.dedicated),
+        "all_reduce": lambda weights: AllReduce(workers, weights, momentum, comm.rank < args.dedicated),
         "in step": make(servers=servers),
     }
     if not args.dedicated:

@@ -163,7 +163,7 @@ HOUSE = {
     "sharded": {"flat", "rules"},
     "pipeline": {"flat", "rules"},
     "compression": {"feedback", "__init__"},
-    "server": {"__init__"},
+    "server": {"rules", "__init__"},
     "sparse": set(),
     "local": {"flat"},
     "precision": set(),

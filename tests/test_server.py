@@ -49,7 +49,7 @@ def in_step(comm, servers, dtype, steps):
     weights = params.copy() if comm.rank == 0 else np.zeros(COUNT, dtype)
     others = comm.split(int(is_server(comm, servers)))
     folds_in_rank_order = others.num_nodes in (1, others.size)
-    with ParameterServer(comm, weights, servers=servers, update=SGD(0.1, 0.9)) as server:
+    with ParameterServer(comm, weights, SGD(0.1, 0.9), servers=servers) as server:
         if server.serves:
             server.serve()
             own = len(range(COUNT)[server._way._slices[comm.rank]]) * weights.itemsize
@@ -84,7 +84,7 @@ def test_in_step_of_float64_and_one_rank_alone(world_of):
 def in_turn(comm, servers, staleness):
     """Pushes that no pull follows, of arrays of two dimensions."""
     weights, out = np.full((4, 5), 2.0), np.empty((4, 5))
-    with ParameterServer(comm, weights, servers=servers, staleness=staleness, update=SGD(0.5)) as server:
+    with ParameterServer(comm, weights, SGD(0.5), servers=servers, staleness=staleness) as server:
         if server.serves:
             server.serve()
             return
@@ -103,7 +103,7 @@ def test_gradients_of_all_workers_are_added_up(four, where, servers):
 
 def few(comm, servers, count):
     weights = np.zeros(count, "f4")
-    with ParameterServer(comm, weights, servers=servers, update=SGD(1)) as server:
+    with ParameterServer(comm, weights, SGD(1), servers=servers) as server:
         if server.serves:
             server.serve()
         else:
@@ -122,22 +122,23 @@ def test_fewer_params_than_servers(world_of, servers, count):
 
 
 class Clipped:
-    """An update that reads what it changes."""
+    """A rule that reads what it changes, and remembers something."""
 
-    slots = 1
+    num_states = 1
 
-    def __call__(self, params, gradient, count):
+    def update(self, weights, gradient, state, scratch, step):
+        (count,) = state
         count += 1
-        np.clip(params - gradient, -10, 10, out=params)
-        params -= (count == 60) / 2
+        np.clip(weights - gradient, -10, 10, out=weights)
+        weights -= (count == 60) / 2
 
 
-def at_own_pace(comm, servers, staleness, update, steps):
+def at_own_pace(comm, servers, staleness, rule, steps):
     """Gradients are whole numbers, so that sums are exact whoever comes when."""
     module._CHUNK = 300  # several of them
     weights = np.zeros(COUNT, "f4")
     workers = comm.split(int(is_server(comm, servers)))
-    with ParameterServer(comm, weights, servers=servers, staleness=staleness, update=update) as server:
+    with ParameterServer(comm, weights, rule, servers=servers, staleness=staleness) as server:
         if server.serves:
             server.serve()
             return server.most_ahead, None
@@ -159,7 +160,7 @@ def test_every_gradient_is_applied_once(world_of, servers, staleness):
 
 
 @pytest.mark.parametrize("servers", [1, [0]], ids=str)
-def test_an_update_of_ones_own_is_called_for_every_gradient(world_of, servers):
+def test_a_rule_of_ones_own_is_applied_for_every_gradient(world_of, servers):
     for _, weights in world_of(4 if servers == [0] else 3)(at_own_pace, servers, 2, Clipped(), 20):
         assert weights in (None, [-10.5])  # 60 gradients
 
@@ -175,7 +176,7 @@ def run_ahead(comm, servers, staleness, steps):
     """Rank 1 steps while rank 2 does not; how far it gets, and what its wait costs: seconds of CPU."""
     done = comm.shared(1, "i8")
     weights = np.zeros(10, "f4")
-    with ParameterServer(comm, weights, servers=servers, staleness=staleness) as server:
+    with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=staleness) as server:
         cpu_s = 0.0
         if server.serves:
             server.serve()
@@ -206,7 +207,7 @@ def test_nobody_gets_further_ahead_than_is_allowed(world_of, servers, staleness)
 def leave_early(comm, servers):
     """Who has left holds nobody back."""
     weights = np.zeros(10, "f4")
-    with ParameterServer(comm, weights, servers=servers, staleness=1, update=SGD(1)) as server:
+    with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=1) as server:
         if server.serves:
             server.serve()
         for _ in range(0 if server.serves else 3 * comm.rank):
@@ -228,7 +229,7 @@ def test_who_leaves_is_not_waited_for(world_of, servers):
 
 def die(comm, servers, staleness, victim):
     weights = np.zeros(100_000, "f4")
-    with ParameterServer(comm, weights, servers=servers, staleness=staleness) as server:
+    with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=staleness) as server:
         if server.serves:
             if comm.rank == victim:
                 threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -269,7 +270,7 @@ WRONG = {
 def refuse(comm):
     for name, (wrong, kind, words) in WRONG.items():
         with pytest.raises(kind) as caught:
-            ParameterServer(comm, np.zeros(3), **wrong)
+            ParameterServer(comm, np.zeros(3), SGD(1), **wrong)
         assert words in str(caught.value), f"{name}: {caught.value}"
     for params, kind in (
         ([1.0], TypeError),
@@ -277,8 +278,8 @@ def refuse(comm):
         (np.zeros((4, 4)).T[1:], ValueError),
     ):
         with pytest.raises(kind):
-            ParameterServer(comm, params)
-    with ParameterServer(comm, np.zeros(3)) as server:
+            ParameterServer(comm, params, SGD(1))
+    with ParameterServer(comm, np.zeros(3), SGD(1)) as server:
         for wrong in (np.zeros(4), np.zeros(3, "f4"), np.zeros((3, 1))):
             with pytest.raises(ValueError, match="for params"):
                 server.push(wrong)
@@ -293,7 +294,7 @@ def test_what_is_wrong_is_refused(world_of):
 
 
 def refuse_one(comm):
-    with ParameterServer(comm, np.zeros(3)) as server:
+    with ParameterServer(comm, np.zeros(3), SGD(1)) as server:
         server.push(np.zeros(4 if comm.rank else 3))
 
 
@@ -305,7 +306,7 @@ def test_what_one_rank_pushes_wrongly_is_a_mismatch_elsewhere(world_of):
 
 def refuse_over_hosts(comm):
     with pytest.raises(ValueError, match="servers="):
-        ParameterServer(comm, np.zeros(3), staleness=1)
+        ParameterServer(comm, np.zeros(3), SGD(1), staleness=1)
     comm.barrier()
     return True
 
@@ -315,7 +316,7 @@ def test_hosts_at_their_own_pace_need_ranks_that_serve(world_across):
 
 
 def refuse_to_serve(comm):
-    with ParameterServer(comm, np.zeros(3), servers=[0]) as server:
+    with ParameterServer(comm, np.zeros(3), SGD(1), servers=[0]) as server:
         if server.serves:
             for wrong in (server.push, server.pull):
                 with pytest.raises(ValueError, match="serves"):

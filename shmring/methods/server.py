@@ -1,6 +1,6 @@
 """A parameter server: weights that workers pull, and push gradients to; in step, or each at its own pace.
 
-A user of the public API: what it is handed is a communicator. May know: `__init__`.
+A user of the public API: what it is handed is a communicator. May know: rules, the public API.
 """
 
 from __future__ import annotations
@@ -8,62 +8,35 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 import shmring
 
+from .rules import SGD, Rule, apply, scratch_for
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["SGD", "ParameterServer", "Update"]
+__all__ = ["SGD", "ParameterServer"]
 
 _CHUNK = 1 << 16  # elements: what is updated under one lock, and stays in the cache
-_ROUND = (
-    1 << 18
-)  # elements of each server's slice that are exchanged at once: workers' sums take so much room
+_ROUND = 1 << 18  # elements of each slice that are exchanged at once: workers' sums take so much room
 _PUSH, _PULL, _LEAVE, _PARAMS = range(4)  # tags
 _GONE = 1 << 62  # steps of who has left: nobody waits for it
 _TOKEN = np.zeros(1, np.uint8)
-
-
-class Update(Protocol):
-    """What a server does with a gradient: changes params in place, elementwise.
-
-    It is called for a part of them at a time, with the same part of the gradient, which it leaves alone, and
-    of `slots` arrays like params that are kept beside them, zeros at first (momentum takes one, Adam two).
-    Parts of one call come in no particular order.
-    """
-
-    @property
-    def slots(self) -> int: ...
-    def __call__(self, params: NDArray[Any], gradient: NDArray[Any], *slots: NDArray[Any]) -> None: ...
-
-
-class SGD:
-    """params -= rate * gradient; with momentum the gradient is velocity = momentum * velocity + gradient."""
-
-    def __init__(self, rate: float = 0.01, momentum: float = 0.0) -> None:
-        self.rate, self.momentum = rate, momentum
-        self.slots = 1 if momentum else 0
-
-    def __call__(self, params: NDArray[Any], gradient: NDArray[Any], *slots: NDArray[Any]) -> None:
-        for velocity in slots:
-            velocity *= self.momentum
-            velocity += gradient
-            gradient = velocity
-        params -= self.rate * gradient
 
 
 class ParameterServer:
     """Params that live in slices on `servers`, which add up or apply what workers push (Li et al., 2014).
 
     Collective; all arguments but params the same on every rank, and of params the shape and dtype (float32 or
-    float64, in C order). They begin as rank 0's are. update: see `Update`; the default is `SGD()`.
+    float64, in C order). They begin as rank 0's are. rule: how a gradient changes them, `SGD`, `rules.Adam`
+    or what has their methods; each gradient, or sum of them, that is applied is one of its steps.
 
     staleness=0 is synchronous: every step adds up the gradients of all workers in rank order, and then
-    applies them once, so that weights are those of `all_reduce` and the same update, to the bit. k > 0 is the
+    applies them once, so that weights are those of `all_reduce` and the same rule, to the bit. k > 0 is the
     stale synchronous parallel of Ho et al. (2013): each gradient is applied when it comes, and `pull` waits
     while its worker has done more than k steps more than the slowest. None: never. A wait costs no CPU; when
     a rank dies, whoever waits, or comes to wait, gets RankFailed, which names it.
@@ -83,15 +56,14 @@ class ParameterServer:
         self,
         comm: shmring.Comm,
         params: NDArray[Any],
+        rule: Rule,
         *,
         servers: int | Sequence[int] = 1,
         staleness: int | None = 0,
-        update: Update | None = None,
     ) -> None:
         self.shape, self.dtype = _checked(comm, params, "broadcast"), params.dtype
         if staleness is not None and operator.index(staleness) < 0:
             raise ValueError(f"staleness is {staleness}; it must be 0 or more steps, or None for any number")
-        update = SGD() if update is None else update
         begin = params.reshape(-1).copy()
         ranks, dedicated = _server_ranks(comm, servers)
         comm.broadcast(begin)
@@ -105,14 +77,14 @@ class ParameterServer:
             self._way = _Remote(own, slices)
             if comm.rank in slices:
                 workers = [rank for rank in range(comm.size) if rank not in slices]
-                part = _Slice(begin[slices[comm.rank]].copy(), update)
+                part = _Slice(begin[slices[comm.rank]].copy(), rule)
                 self._serving = _Serving(own, part, workers, staleness)
         elif staleness == 0:
-            self._way = _Collective(comm, begin, slices, update)
+            self._way = _Collective(comm, begin, slices, rule)
         elif comm.num_nodes > 1:
             raise ValueError("workers of several hosts at their own pace need ranks that serve: servers=[0]")
         else:
-            self._way = _OneSided(comm, begin, update, staleness)
+            self._way = _OneSided(comm, begin, rule, staleness)
 
     @property
     def serves(self) -> bool:
@@ -190,16 +162,17 @@ class ParameterServer:
 
 
 class _Slice:
-    """Some of the params, with what the update keeps beside them."""
+    """Some of the params, with what the rule remembers of them."""
 
-    def __init__(self, params: NDArray[Any], update: Update) -> None:
+    def __init__(self, params: NDArray[Any], rule: Rule) -> None:
         self.params = params
-        self._update = update
-        self._slots = [np.zeros_like(params) for _ in range(update.slots)]
+        self._rule, self._steps = rule, 0
+        self._state = [np.zeros_like(params) for _ in range(rule.num_states)]
+        self._scratch = scratch_for(params.dtype)
 
     def apply(self, gradient: NDArray[Any]) -> None:
-        for chunk in _chunks(gradient.size, _CHUNK):
-            self._update(self.params[chunk], gradient[chunk], *(slot[chunk] for slot in self._slots))
+        self._steps += 1
+        apply(self._rule, self.params, gradient, self._state, self._scratch, self._steps)
 
 
 class _Collective:
@@ -208,11 +181,11 @@ class _Collective:
     most_ahead = 0
 
     def __init__(
-        self, comm: shmring.Comm, params: NDArray[Any], slices: dict[int, slice], update: Update
+        self, comm: shmring.Comm, params: NDArray[Any], slices: dict[int, slice], rule: Rule
     ) -> None:
         self._comm = comm
         self._parts = [slices.get(rank, slice(0, 0)) for rank in range(comm.size)]
-        self._own = _Slice(params[self._parts[comm.rank]].copy(), update)
+        self._own = _Slice(params[self._parts[comm.rank]].copy(), rule)
         self._sum = np.empty_like(self._own.params)
         self._root = next(iter(slices)) if len(slices) == 1 else None
         longest = max(part.stop - part.start for part in self._parts)
@@ -250,17 +223,18 @@ class _OneSided:
     """At each worker's pace, on one host: params in memory that all share, changed by who has a gradient.
 
     No server is asked, for the memory is one. Plain SGD is an addition, and `accumulate` does it block by
-    block. Other updates read what they change, so that each chunk has a lock, for who pulls as well.
+    block. Other rules read what they change, so that each chunk has a lock, for who pulls as well.
     """
 
     def __init__(
-        self, comm: shmring.Comm, params: NDArray[Any], update: Update, staleness: int | None
+        self, comm: shmring.Comm, params: NDArray[Any], rule: Rule, staleness: int | None
     ) -> None:
         self._chunks = list(_chunks(params.size, _CHUNK))
         self._params = comm.shared(params.size, params.dtype, locks=len(self._chunks))
-        self._slots = [comm.shared(params.size, params.dtype) for _ in range(update.slots)]
-        self._update = update
-        self._plain = update if isinstance(update, SGD) and not update.momentum else None
+        self._state = [comm.shared(params.size, params.dtype) for _ in range(rule.num_states)]
+        self._steps = comm.shared(1, "i8")  # of all workers
+        self._rule, self._scratch = rule, scratch_for(params.dtype)
+        self._plain = rule if isinstance(rule, SGD) and not rule.momentum else None
         self._addition = np.empty_like(params) if self._plain else params
         self._pace = _Pace(comm, staleness)
         if comm.rank == 0:
@@ -273,13 +247,14 @@ class _OneSided:
 
     def push(self, gradient: NDArray[Any]) -> None:
         if self._plain:
-            np.multiply(gradient, -self._plain.rate, out=self._addition)
+            np.multiply(gradient, -self._plain.lr, out=self._addition)
             self._params.accumulate(..., self._addition)
         else:
+            step = int(self._steps.fetch_and_add(0, 1)) + 1
             for number, chunk in enumerate(self._chunks):
                 with self._params.lock(number):
-                    slots = (slot[chunk] for slot in self._slots)
-                    self._update(self._params[chunk], gradient[chunk], *slots)
+                    state = [each[chunk] for each in self._state]
+                    apply(self._rule, self._params[chunk], gradient[chunk], state, self._scratch, step)
         self._pace.advance(1)
 
     def pull(self, out: NDArray[Any]) -> None:
