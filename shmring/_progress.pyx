@@ -285,13 +285,13 @@ cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
 
 
 # The communicator has come to its end: so have its calls. What would have been called next is part of what the others
-# say of a mismatch.
+# say of a mismatch; a choice that is under way has said it.
 cdef void finish_all(Queue *q, int status) noexcept nogil:
     cdef Task *t
     take_turn(q, WAITER)
     while is_pending(q):
         t = oldest(q)
-        if not t.begun:
+        if not next_of(q).begun:
             begin_call(q.group, &t.call)
             if q.group.leg != NULL:
                 q.group.recorded.number = call_number(leg_of(q.group), leg_of(q.group).seq + 1)

@@ -17,9 +17,10 @@ from .errors import Error
 cdef class Work(Issued):
     """A collective that runs in the background: what every collective returns with `async_op=True`.
 
-    Calls of one communicator run in the order in which they were made. Their arrays must not be touched before they
-    are finished, and stay alive until then, whatever becomes of this object. `await work` in asyncio waits for it
-    without a thread, and gives its result; cancelling the one that awaits does not touch the call.
+    Calls of one communicator run in the order in which they were made, those with a `priority` by that. Their arrays
+    must not be touched before they are finished, and stay alive until then, whatever becomes of this object. `await
+    work` in asyncio waits for it without a thread, and gives its result; cancelling the one that awaits does not touch
+    the call.
     """
 
     def __cinit__(self, *_, **__):

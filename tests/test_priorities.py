@@ -260,8 +260,12 @@ def test_an_urgent_call_waits_for_a_part_at_most(world_of):
 
 
 def show_choices(comm):
+    before = comm.stats()
     comm.all_reduce(np.ones(3), async_op=True, priority=-2).wait()
     comm.barrier()
+    after = comm.stats()
+    assert after["calls"] == before["calls"] + 2
+    assert sum(after["paths"].values()) == sum(before["paths"].values()) + 2
     return [(one["kind"], one.get("before"), one["number"], one["outcome"]) for one in records_of(comm)]
 
 
@@ -283,6 +287,7 @@ def miss(comm):
 def test_a_late_rank_is_named(world_of):
     for error in assert_all(world_of(3).outcomes(miss), shmring.Timeout):
         assert (error.rank, error.op, error.seq) == (1, "all_reduce", 1)
+        assert error.where[0].startswith("in choice before all_reduce(float64[5], sum, priority=3) #1, wait")
 
 
 def miss_across(comm):
@@ -343,22 +348,23 @@ def test_other_priorities_are_a_mismatch(world_of, one, other):
 
 
 def cross_over(comm, swapped):
-    """Two calls that look alike, and each rank thinks another one urgent."""
-    arrays = np.ones((2, 5))
-    priorities = (2, 1) if swapped == comm.rank else (1, 2)
+    """Two calls that look alike, and a rank has another one for urgent: seen in the choice behind them."""
+    held, arrays = np.ones(HELD), np.ones((3, 5))
+    priorities = (0, 2, 1) if swapped == comm.rank else (0, 1, 2)
 
     def issue():
-        works = [comm.barrier(async_op=True)]
+        works = [comm.all_reduce(held, async_op=True)]
         for array, priority in zip(arrays, priorities, strict=True):
             works.append(comm.all_reduce(array, async_op=True, priority=priority))
         return works
 
-    issue()
-    comm.barrier()
+    for work in issue_held(comm, issue):
+        work.wait()
 
 
 def test_crossed_priorities_are_a_mismatch(world_of):
-    assert_all(world_of(3).outcomes(cross_over, 1), shmring.Mismatch)
+    for error in assert_all(world_of(3).outcomes(cross_over, 1), shmring.Mismatch):
+        assert "another wire=, group_size= or priority=" in str(error)
 
 
 def test_other_priorities_over_hosts_are_a_mismatch(world_across):
