@@ -175,6 +175,16 @@ cdef int64_t progress_of(Group *g, Call *c, int rank, bint has_come) noexcept no
     return progress
 
 
+# Where a rank is an inner node. Who is one in both trees, as the root of the first, waits upwards for all of that, and
+# downwards for who is above it in the second.
+cdef inline int depth_above(Group *g, int rank) noexcept nogil:
+    return sr_double_tree_depth(rank, g.size, not sr_double_tree_is_inner(rank, g.size, 0))
+
+
+cdef inline int depth_below(Group *g, int rank) noexcept nogil:
+    return sr_double_tree_depth(rank, g.size, sr_double_tree_is_inner(rank, g.size, 1))
+
+
 # Of ranks of a double tree that are as far as each other those below in it wait for those above if they have results to
 # hand down; else it is the other way round. The least is to blame.
 cdef int order_of(Group *g, Call *c, int rank) noexcept nogil:
@@ -182,8 +192,8 @@ cdef int order_of(Group *g, Call *c, int rank) noexcept nogil:
     if c.algorithm != DOUBLE_TREE:
         return 0
     if sr_flag_reached(counter(g, rank, SR_HANDED), reduced):
-        return -sr_double_tree_depth(rank, g.size)
-    return sr_double_tree_depth(rank, g.size)
+        return -depth_above(g, rank)
+    return depth_below(g, rank)
 
 
 # Who keeps this rank waiting in the end: who has not come to the call, else the rank awaited. Where that may be waiting
@@ -228,11 +238,10 @@ cdef uint64_t courtesy_ns(Group *g, Call *c) noexcept nogil:
 # A leaf has only itself to blame; of others the farther from the leaves, and then the farther from the root.
 cdef int waits_in_double_tree(Group *g, Call *c) noexcept nogil:
     cdef int steps = sr_tree_steps(g.size)
-    cdef int depth = sr_double_tree_depth(c.awaited.rank, g.size)
     if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
-        return steps - depth
+        return steps - depth_above(g, c.awaited.rank)
     if c.awaited.flag == counter(g, c.awaited.rank, SR_HANDED):
-        return steps + 1 + depth
+        return steps + 1 + depth_below(g, c.awaited.rank)
     return 2 * steps + 1 if c.awaited.flag == counter(g, c.awaited.rank, SR_COPIED) else 0
 
 

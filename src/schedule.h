@@ -119,10 +119,10 @@ static inline int sr_double_tree_child(int rank, int n, int tree, int which)
     return sr_double_tree_rank(sr_binary_child(sr_double_tree_node(rank, n, tree), n, which), n, tree);
 }
 
-/* Of a rank below the root of the tree in which it is an inner node, the second if it is one in both. */
-static inline int sr_double_tree_depth(int rank, int n)
+/* Steps from a rank up to the root. */
+static inline int sr_double_tree_depth(int rank, int n, int tree)
 {
-    int tree = sr_double_tree_is_inner(rank, n, 1), depth = 0;
+    int depth = 0;
     while ((rank = sr_double_tree_parent(rank, n, tree)) >= 0)
         depth++;
     return depth;

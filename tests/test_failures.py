@@ -82,7 +82,7 @@ def test_of_ranks_that_wait_for_each_other_the_stopped_one_is_named(tmp_path, al
         others = ranks.answers(among=tuple(rank for rank in range(5) if rank != victim))
         ranks.kill(victim, signal.SIGCONT)
         errors = assert_all([*others, *ranks.answers(among=(victim,))], shmring.Timeout)
-        assert {error.rank for error in errors} == {victim}
+        assert {error.rank for error in errors} == {victim}, errors[0]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
