@@ -23,6 +23,7 @@ _HOMES = {
     "Work": "work",
     "Op": "ops",
     "Ring": "ring",
+    "model": "model",
     "SharedArray": "shared",
     "Trace": "tracing",
     "World": "bootstrap",
@@ -72,6 +73,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from . import model as model
     from ._operands import Memory
     from .arrays import Adoption
     from .bootstrap import World, host_id, world
@@ -95,7 +97,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'shmring' has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
+    module = import_module(f".{home}", __name__)
+    value = globals()[name] = module if name == home else getattr(module, name)
     return value
 
 
