@@ -168,6 +168,7 @@ HOUSE = {
     "local": {"flat"},
     "precision": set(),
     "reducers": {"__init__"},
+    "stepwise": {"__init__"},
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
     "selftest": {"memory", "screen", "settings", "tools", "__init__"},  # the checks, and the command

@@ -1,0 +1,292 @@
+"""The literature's all-reduces by point-to-point messages, for ranks of any number of hosts.
+
+`Comm.all_reduce(algorithm=...)` has the same ones in the memory of one host. Here each is a schedule: what a
+rank receives and then sends in every step; one loop carries all of them out. May know: the public API.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import zlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+import shmring
+
+__all__ = ["ALGORITHMS", "Stepwise"]
+
+_Array = np.ndarray[Any, Any]
+_FOLDS = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+_DTYPES = ("float32", "float64", "int32", "int64")
+
+
+class _Receive(NamedTuple):
+    part: _Array
+    source: int
+    folds: bool  # into what is there, or in its place
+
+
+class _Step(NamedTuple):
+    """All of `receives` is there before any of `sends` (part, to whom) leaves.
+
+    What one rank sends another, it receives in the same order: so messages need no numbers.
+    """
+
+    receives: list[_Receive]
+    sends: list[tuple[_Array, int]]
+
+
+_Schedule = Iterator[_Step]
+
+
+# ---- the schedules: of a rank, for x in one dimension -----------------------------------------------------
+
+
+def _ring(rank: int, size: int, x: _Array, chunk: int = 0, direction: int = 1) -> _Schedule:
+    """Every slice goes round once to be folded, and once more as a result."""
+    slices = np.array_split(x, size)
+    place = rank * direction  # in a mirror, for -1
+    for step in range(2 * size - 1):
+        part = slices[(place + step + 1) % size]
+        receives = [_Receive(part, (rank + direction) % size, folds=step < size)] if step > 0 else []
+        yield _Step(receives, [(part, (rank - direction) % size)] if step < 2 * size - 2 else [])
+
+
+def _bidirectional_ring(rank: int, size: int, x: _Array, chunk: int) -> _Schedule:
+    halves = np.array_split(x, 2)
+    return _side_by_side(_ring(rank, size, halves[0]), _ring(rank, size, halves[1], direction=-1))
+
+
+def _halving_doubling(rank: int, size: int, x: _Array, chunk: int) -> _Schedule:
+    """Of a power of two; the ranks beyond it hand in all they have first, and get the result at the end."""
+    power = 1 << (size.bit_length() - 1)
+    if rank >= power:
+        yield _Step([], [(x, rank - power)])
+        yield _Step([_Receive(x, rank - power, folds=False)], [])
+        return
+    if rank + power < size:
+        yield _Step([_Receive(x, rank + power, folds=True)], [])
+    slices = [1 << bit for bit in reversed(range(power.bit_length() - 1))]
+    for many in slices:
+        peer = rank ^ many
+        yield _Step([], [(_span(x, power, peer & -many, many), peer)])
+        yield _Step([_Receive(_span(x, power, rank & -many, many), peer, folds=True)], [])
+    for many in reversed(slices):
+        peer = rank ^ many
+        yield _Step([], [(_span(x, power, rank & -many, many), peer)])
+        yield _Step([_Receive(_span(x, power, peer & -many, many), peer, folds=False)], [])
+    if rank + power < size:
+        yield _Step([], [(x, rank + power)])
+
+
+def _tree(rank: int, size: int, x: _Array, chunk: int) -> _Schedule:
+    return _up_and_down(_binomial(size), rank, x, -(-x.size // chunk))
+
+
+def _double_tree(rank: int, size: int, x: _Array, chunk: int) -> _Schedule:
+    pairs = zip(_double(size), np.array_split(x, 2), strict=True)
+    count = -(-x.size // (2 * chunk))
+    return _side_by_side(*(_up_and_down(parents, rank, half, count) for parents, half in pairs))
+
+
+def _master(rank: int, size: int, x: _Array, chunk: int) -> _Schedule:
+    others = range(1, size)
+    if rank > 0:
+        yield _Step([], [(x, 0)])
+        yield _Step([_Receive(x, 0, folds=False)], [])
+        return
+    for other in others:  # one in each step: of what has come, two are kept at a time
+        yield _Step([_Receive(x, other, folds=True)], [])
+    yield _Step([], [(x, other) for other in others])
+
+
+def _side_by_side(one: _Schedule, other: _Schedule) -> _Schedule:
+    for a, b in zip(one, other, strict=True):
+        yield _Step(a.receives + b.receives, a.sends + b.sends)
+
+
+def _span(x: _Array, power: int, first: int, many: int) -> _Array:
+    """`many` of `power` slices of x, which lie one after the other."""
+    return x[x.size * first // power : x.size * (first + many) // power]
+
+
+def _up_and_down(parents: tuple[int, ...], rank: int, x: _Array, count: int) -> _Schedule:
+    """Chunk after chunk from the leaves to the root and back, in a pipeline.
+
+    A step is the same moment on all ranks: chunk c leaves a rank at depth d, of D, upwards in step c + D - d
+    and downwards in step c + D + d. So two trees have the same steps, and their messages one order.
+    """
+    chunks = np.array_split(x, max(count, 1))
+    depth, deepest = _depth(parents, rank), max(_depth(parents, each) for each in range(len(parents)))
+    parent, children = parents[rank], [child for child, above in enumerate(parents) if above == rank]
+    for step in range(len(chunks) + 2 * deepest):
+        receives: list[_Receive] = []
+        sends: list[tuple[_Array, int]] = []
+        up, down = step - deepest + depth, step - deepest - depth
+        if 0 <= up < len(chunks):
+            receives += [_Receive(chunks[up], child, folds=True) for child in children]
+            sends += [(chunks[up], parent)] if parent >= 0 else []
+        if 0 <= down < len(chunks):
+            receives += [_Receive(chunks[down], parent, folds=False)] if parent >= 0 else []
+            sends += [(chunks[down], child) for child in children]
+        yield _Step(receives, sends)
+
+
+@functools.cache
+def _binomial(size: int) -> tuple[int, ...]:
+    """By rank its parent, the rank without its lowest bit; -1 for the root."""
+    return (-1, *(rank & (rank - 1) for rank in range(1, size)))
+
+
+@functools.cache
+def _double(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two binary trees, the second mirrored or moved on by a rank: leaves of one are inner in the other."""
+    nodes = [_binary_parent(node, size) for node in range(size)]
+    ranks = [size - 1 - node if size % 2 == 0 else (node + 1) % size for node in range(size)]
+    other = [-1] * size
+    for node, parent in enumerate(nodes):
+        other[ranks[node]] = ranks[parent] if parent >= 0 else -1
+    return tuple(nodes), tuple(other)
+
+
+def _binary_parent(node: int, size: int) -> int:
+    """In a tree in which odd nodes are leaves and even ones are not."""
+    bit = node & -node
+    up = (node ^ bit) | bit << 1
+    return -1 if node == 0 else up if up < size else node ^ bit
+
+
+def _depth(parents: tuple[int, ...], rank: int) -> int:
+    return 0 if parents[rank] < 0 else 1 + _depth(parents, parents[rank])
+
+
+_SCHEDULES: dict[str, Callable[[int, int, _Array, int], _Schedule]] = {
+    "ring": _ring,
+    "bidirectional_ring": _bidirectional_ring,
+    "halving_doubling": _halving_doubling,
+    "tree": _tree,
+    "double_tree": _double_tree,
+    "master": _master,
+}
+ALGORITHMS = tuple(_SCHEDULES)
+
+
+# ---- who carries them out ---------------------------------------------------------------------------------
+
+
+class Stepwise:
+    """Collective over comm: all-reduces by messages, with buffers and a communicator of their own.
+
+    `ring` and `bidirectional_ring`: Patarasuk and Yuan 2009. `halving_doubling`: Rabenseifner 2004; Thakur,
+    Rabenseifner and Gropp 2005. `tree`: binomial, `double_tree`: Sanders, Speck and Träff 2009, as in NCCL
+    2.4; both in a pipeline of chunks. `master`: everybody to rank 0, and back. chunk_nbytes: of such a chunk,
+    the same on all ranks. Keeps at most twice what it receives to fold in one step. Close it, or use `with`.
+    """
+
+    def __init__(self, comm: shmring.Comm, *, chunk_nbytes: int = 1 << 16) -> None:
+        if chunk_nbytes < 8:
+            comm.refuse("all_gather")
+            raise ValueError(f"chunk_nbytes is {chunk_nbytes}; it takes 8 or more")
+        self._chunk_nbytes = chunk_nbytes
+        self._comm = comm.dup()
+        self._spare = [np.empty(0, np.uint8), np.empty(0, np.uint8)]  # of this step, and of the next
+
+    def all_reduce(self, x: _Array, op: shmring.Op | str = "sum", *, algorithm: str) -> None:
+        """Collective: combine x of all ranks elementwise, in place, with the same bits on all.
+
+        x: a contiguous NumPy array of float32, float64, int32 or int64, of the same dtype and size on every
+        rank. op: sum, avg (of floats), prod, min or max. The order of folding is the algorithm's. A wrong
+        argument is a TypeError or ValueError here and Aborted elsewhere, and is final, as are calls that
+        differ: those are told where a message of one meets the other. Errors as in `Comm.recv` otherwise.
+        """
+        try:
+            op = _checked(x, op, algorithm)
+        except (TypeError, ValueError) as error:
+            self._comm.abort(f"rank {self._comm.rank} refused its arguments: {error}")
+            raise
+        flat = x.reshape(-1)
+        call = zlib.crc32(f"{algorithm} {op} {x.dtype} {x.size} {self._chunk_nbytes}".encode()) >> 1
+        chunk = max(1, self._chunk_nbytes // x.itemsize)
+        steps = _SCHEDULES[algorithm](self._comm.rank, self._comm.size, flat, chunk)
+        with np.errstate(all="ignore"):
+            self._carry_out(steps, _FOLDS[op], call)
+            if op == "avg":
+                np.divide(flat, self._comm.size, out=flat)
+
+    def close(self) -> None:
+        """Leave. Local."""
+        self._comm.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _carry_out(self, steps: _Schedule, fold: Callable[..., Any], call: int) -> None:
+        """What a step receives is awaited from when the step before it begins.
+
+        Results may so come into a part that is still being sent: they only do once that has arrived, since
+        they are made of it.
+        """
+        sending: list[shmring.Transfer] = []
+        arriving: list[tuple[_Receive, _Array, shmring.Transfer]] = []
+        sends: list[tuple[_Array, int]] = []
+        for number, step in enumerate(itertools.chain(steps, [_Step([], [])])):
+            following = self._begin(step.receives, number % 2)
+            self._finish(arriving, fold, call)
+            sending += [self._comm.isend(part, dest, call) for part, dest in sends]
+            arriving, sends = following, step.sends
+        for transfer in sending:
+            transfer.wait()
+
+    def _begin(
+        self, receives: list[_Receive], turn: int
+    ) -> list[tuple[_Receive, _Array, shmring.Transfer]]:
+        need = sum(each.part.nbytes for each in receives if each.folds)
+        if need > len(self._spare[turn]):
+            self._spare[turn] = np.empty(need, np.uint8)
+        spare, begun = self._spare[turn], []
+        for each in receives:
+            into = each.part
+            if each.folds:
+                into, spare = spare[: into.nbytes].view(into.dtype), spare[into.nbytes :]
+            begun.append((each, into, self._comm.irecv(into, each.source)))
+        return begun
+
+    def _finish(
+        self,
+        arriving: list[tuple[_Receive, _Array, shmring.Transfer]],
+        fold: Callable[..., Any],
+        call: int,
+    ) -> None:
+        for (part, source, folds), came, transfer in arriving:
+            try:
+                status = transfer.wait()
+            except (shmring.Mismatch, shmring.Truncated):
+                status = None
+            if status is None or status.tag != call or status.count != part.size:
+                self._comm.abort(f"ranks {self._comm.rank} and {source} do not make the same call")
+                self._comm.iprobe()  # raises it
+            if folds:
+                fold(part, came, out=part)
+
+
+def _checked(x: Any, op: shmring.Op | str, algorithm: str) -> shmring.Op:
+    if not isinstance(x, np.ndarray) or x.dtype.name not in _DTYPES:
+        what = x.dtype.name if isinstance(x, np.ndarray) else type(x).__name__
+        raise TypeError(f"x is {what}; pass a NumPy array of {', '.join(_DTYPES)}")
+    if not (x.flags.c_contiguous and x.flags.writeable):
+        raise ValueError("x is not contiguous and writable; pass a = np.array(x) and copy it back")
+    if algorithm not in _SCHEDULES:
+        raise ValueError(f"algorithm is {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+    name = shmring.Op(op)
+    if name not in _FOLDS or (name == "avg" and x.dtype.kind == "i"):
+        raise ValueError(f"there is no {name.value!r} of {x.dtype.name}; there are {', '.join(_FOLDS)}")
+    return name
