@@ -1,11 +1,13 @@
 """Every algorithm of all_reduce, in turn: which is fastest, by size and number of ranks.
 
     python bench/bench_algorithms.py --ranks 2,4,8 --sizes 1K,64K,1M --json FILE --plot algorithms.png
+    python bench/across.py --hosts 4 -n 1 --rate-gbit 1 bench/bench_algorithms.py --sizes 1K,64K,1M
 
 Arrays are private, float32, reduced in place. A figure is the median over rounds of the slowest rank's time
 for one call; only ratios within a row are to be quoted. The chart names the fastest of the published
-algorithms, and says how long "auto" takes beside it. All ranks are of one host: over several there is only
-"auto". Knows turns and shmring's public API.
+algorithms, and says how long "auto" takes beside it. Alone, it starts its ranks itself; as a program of ranks
+it takes those that it is one of. Over several hosts the published ones go by messages (methods.stepwise).
+Knows turns and shmring's public API.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from turns import SAMPLE_S, in_turn, pin, state_of
 
 import shmring
 from shmring.extras import need
+from shmring.methods.stepwise import Stepwise
 
 SHMRING_S = ("auto", "direct")
 COLOURS = {"ring": "#4e79a7", "bidirectional_ring": "#a0cbe8", "halving_doubling": "#59a14f",
@@ -33,10 +36,21 @@ Row = dict[str, Any]
 def measure(comm: shmring.Comm, options: argparse.Namespace) -> list[Row]:
     """A row for each size, on every rank the same."""
     pin(comm)
+    if comm.num_nodes == 1:
+        reducers: dict[str, Any] = dict.fromkeys(options.algorithms, comm.all_reduce)
+        return measure_with(comm, reducers, options)
+    with Stepwise(comm) as steps:
+        own = {"auto": comm.all_reduce} if "auto" in options.algorithms else {}
+        theirs = {name: steps.all_reduce for name in options.algorithms if name in COLOURS}
+        return measure_with(comm, own | theirs, options)
+
+
+def measure_with(comm: shmring.Comm, reducers: dict[str, Any], options: argparse.Namespace) -> list[Row]:
+    """reducers: by algorithm, the all_reduce that has it."""
     rows = []
     for nbytes in options.sizes:
         x = np.zeros(nbytes // 4, "f4")
-        ways = {name: partial(comm.all_reduce, x, algorithm=name) for name in options.algorithms}
+        ways = {name: partial(all_reduce, x, algorithm=name) for name, all_reduce in reducers.items()}
         times = in_turn(comm, ways, options.rounds, options.sample_s)
         rows.append({"ranks": comm.size, "nbytes": nbytes, "state": state_of(comm),
                      "us": {name: 1e6 * times[name] for name in ways}})
@@ -87,7 +101,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     add = parser.add_argument
     every = [*SHMRING_S, *COLOURS]
-    add("--ranks", type=comma_separated(int), default="2,4,8", help="%(default)s")
+    add("--ranks", type=comma_separated(int), default="2,4,8", help="that it starts: %(default)s")
     add("--sizes", type=comma_separated(parse_size), default="1K,8K,64K,512K,4M", help="bytes: %(default)s")
     add("--algorithms", type=comma_separated(str, every), default=",".join(every), help="%(default)s")
     add("--rounds", type=int, default=11, help="%(default)s")
@@ -99,8 +113,17 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    rows = [row for ranks in options.ranks for row in shmring.spawn(measure, ranks, (options,))[0]]
-    print(table(rows), *{row["ranks"]: row["state"] for row in rows}.values(), sep="\n")
+    with shmring.init() as comm:
+        if comm.size > 1:
+            rows = measure(comm, options)
+            if comm.rank == 0:
+                report(rows, options)
+            return
+    report([row for ranks in options.ranks for row in shmring.spawn(measure, ranks, (options,))[0]], options)
+
+
+def report(rows: list[Row], options: argparse.Namespace) -> None:
+    print(table(rows), *{row["ranks"]: row["state"] for row in rows}.values(), sep="\n", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     if options.plot is not None:
