@@ -347,6 +347,33 @@ def test_arrays_of_other_lengths_are_noticed(world_of, compressor):
     world_of(3)(unequal, compressor)
 
 
+def unlike(comm, compressor, what):
+    """An op, or no elements, on rank 1 alone; alike on all it works."""
+    one = FORMATS[compressor]()
+    one.all_reduce(comm, np.empty(0, "f4"))
+    x = np.ones(0 if what == "empty" and comm.rank else 1000, "f4")
+    with pytest.raises((shmring.Mismatch, ValueError)):
+        one.all_reduce(comm, x, "sum" if what == "op" and comm.rank else "avg")
+
+
+@pytest.mark.parametrize("compressor", FORMATS)
+@pytest.mark.parametrize("what", ["op", "empty"])
+def test_ranks_that_want_something_else_are_told(world_of, compressor, what):
+    world_of(2)(unlike, compressor, what)
+
+
+@pytest.mark.parametrize("inner", [FP16, None, ErrorFeedback(FP16())])
+def test_feedback_goes_around_a_format(inner):
+    with pytest.raises(TypeError, match="is no format"):
+        ErrorFeedback(inner)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_overflow_is_no_warning(world_of):
+    for name in FORMATS:
+        assert world_of(2)(overflow, name)
+
+
 @pytest.mark.parametrize("make", [lambda: TopK(0), lambda: TopK(1.5), lambda: PowerSGD(0)])
 def test_settings_that_make_no_sense(make):
     with pytest.raises(ValueError, match="must be"):

@@ -171,6 +171,10 @@ def wrong(comm, case):
         return raised(GradientAccumulation, comm, [np.zeros(3, int)] if is_wrong else like, 2)
     if case == "op":
         return raised(GradientAccumulation, comm, like, 2, op="max" if is_wrong else "sum")
+    if case == "list":
+        return raised(GradientAccumulation(comm, like, 1).add, [[1, 2, 3]] if is_wrong else like)
+    if case == "unscaled list":
+        return raised(LossScaler(comm).unscale, [[1.0]] if is_wrong else like)
     if case == "growth":
         return raised(lambda: LossScaler(comm, growth=0.5 if is_wrong else 2.0).unscale(like))
     if case == "broadcast":
@@ -188,6 +192,8 @@ def wrong(comm, case):
         ("op", "ValueError: op is 'max'"),
         ("growth", "ValueError: scale 65536.0, growth 0.5"),
         ("broadcast", "ValueError: gradients are float32(); they have to be float32(3,)"),
+        ("list", "TypeError: a list where"),
+        ("unscaled list", "TypeError: a list where"),
         ("out", "ValueError: out has arrays of shapes [(2, 3)]"),
         ("underflow", "TypeError: unscaled gradients would underflow"),
     ],
@@ -196,3 +202,28 @@ def test_wrong_use_is_told_and_nobody_hangs(world_of, case, says):
     first, second = world_of(2)(wrong, case)
     assert first.startswith(says)
     assert second.startswith("Mismatch")
+
+
+def unlike(comm):
+    like = [np.zeros(3, "f4")]
+    found = [
+        raised(LocalSGD, comm, like, 2 + comm.rank),
+        raised(GradientAccumulation, comm, like, 2 + comm.rank),
+        raised(lambda: LossScaler(comm, scale=2.0 + comm.rank)),
+    ]
+    comm.barrier()
+    return found
+
+
+def test_what_has_to_be_alike_is_compared(world_of):
+    assert (
+        world_of(2)(unlike)
+        == [
+            [
+                "ValueError: every is 2, 3 by rank; it must be the same on all",
+                "ValueError: every is 2, 3 by rank; it must be the same on all",
+                "ValueError: scale is 2, 3 by rank; it must be the same on all",
+            ]
+        ]
+        * 2
+    )

@@ -248,6 +248,23 @@ def test_unlike_arrays_are_told(world_of):
     world_of(3)(unlike)
 
 
-def test_a_block_has_an_element():
-    with pytest.raises(ValueError, match="1 element or more"):
-        SparseAllReduce(None, block=0)
+def without_elements(comm):
+    if comm.rank == 0:
+        with pytest.raises(ValueError, match="1 element or more"):
+            SparseAllReduce(comm, block=0)
+    else:
+        with pytest.raises(shmring.Mismatch):
+            SparseAllReduce(comm)
+
+
+def other_numbers(comm):
+    with pytest.raises(ValueError, match="block is 256, 257 by rank"):
+        SparseAllReduce(comm, block=256 + comm.rank)
+    SparseAllReduce(comm)(np.ones(3))
+    with pytest.raises(ValueError, match="length is -5"):
+        all_reduce_pairs(comm, np.empty(0, int), np.empty(0), -5)
+
+
+@pytest.mark.parametrize("wrong", [without_elements, other_numbers])
+def test_wrong_numbers_are_told_to_all(world_of, wrong):
+    world_of(2)(wrong)

@@ -1,7 +1,7 @@
 """Sums and averages of gradients that travel shorter than they are, and what that loses sent the next time.
 
 Owns the formats and their feedback; a user of the public API: what it is handed is a communicator.
-May know: feedback, the public API.
+May know: feedback, flat, the public API.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 import shmring
 
 from ..feedback import Residuals
+from .flat import check_op
 
 if TYPE_CHECKING:
     from shmring import Comm, Work
@@ -45,13 +46,18 @@ class Reduction:
 
     def __init__(self, steps: _Steps) -> None:
         self._steps = steps
-        self._work = next(steps, None)
+        self._work = self._resumed()
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when the arrays hold the result; TimeoutError when a step takes longer."""
         while self._work is not None:
             self._work.wait(timeout)
-            self._work = next(self._steps, None)
+            self._work = self._resumed()
+
+    def _resumed(self) -> Work[Any] | None:
+        """Up to the next message. An overflow is for the caller to see: no warning on one rank alone."""
+        with np.errstate(all="ignore"):
+            return next(self._steps, None)
 
 
 class Compressor:
@@ -85,6 +91,7 @@ class Compressor:
         """Collective: about the average or sum of x over the ranks, in place, the same bits on all.
 
         x: float32 or float64, C-contiguous, of any shape, the same on all ranks; it is worked on in float32.
+        op: "avg" unless given, where `Comm.all_reduce` has "sum": this is for gradients.
         async_op: returns a `Reduction` to be waited for; leave x alone until then. Raises TypeError or
         ValueError here and Mismatch elsewhere, or what collectives raise.
         """
@@ -120,7 +127,8 @@ class _Vector(Compressor):
     def _steps(self, comm: Comm, arrays: Sequence[Gradient], op: _Op, losses: list[Floats] | None) -> _Steps:
         count = sum(x.size for x in arrays)
         self._traffic["given"] += sum(x.nbytes for x in arrays)
-        if count == 0:
+        if count == 0:  # a call all the same: ranks that have elements are told
+            yield comm.all_reduce(np.empty(0, np.float32), op, async_op=True)
             return
         room = self._count_with_padding(count, comm.size)
         with self._stages.borrow(room) as vector, self._stages.borrow(room if losses else 0) as lost:
@@ -170,8 +178,7 @@ class FP16(_Halves):
     _dtype, _wire = "float16", "fp16"
 
     def _encode(self, vector: Floats, halves: NDArray[np.uint16]) -> None:
-        with np.errstate(over="ignore"):
-            np.copyto(halves.view(np.float16), vector, casting="same_kind")
+        np.copyto(halves.view(np.float16), vector, casting="same_kind")
 
     def _decode(self, halves: NDArray[np.uint16], vector: Floats) -> None:
         np.copyto(vector, halves.view(np.float16))
@@ -226,18 +233,18 @@ class Int8(_Vector):
             borrow(len(vector)) as scratch,
         ):
             packed, arrived = room.reshape(comm.size, width), arrived_room.reshape(comm.size, width)
-            self._pack(vector, packed, count, scratch)
+            self._pack(vector, packed, _word_of(count, op), scratch)
             if lost is not None:
                 _unpack(packed, lost)
                 np.subtract(vector, lost, out=lost)
             yield comm.all_to_all(packed, out=arrived, async_op=True)
-            _check_counts(arrived[:, -8:].view(np.uint64).ravel(), count)
+            _check_words(arrived[:, -8:].view(np.uint64).ravel())
             own, one = vector[:length], scratch[:length]
             own[:] = 0
             for rank in range(comm.size):
                 _unpack(arrived[rank : rank + 1], one)
                 own += one
-            self._pack(own, packed[:1], count, one)
+            self._pack(own, packed[:1], _word_of(count, op), one)
             if lost is not None:
                 _unpack(packed[:1], one)
                 np.subtract(own, one, out=one)
@@ -247,23 +254,22 @@ class Int8(_Vector):
             if op == "avg":
                 vector /= comm.size
 
-    def _pack(self, values: Floats, packed: Bytes, count: int, scratch: Floats) -> None:
-        """Codes, behind each block of them a scale, and at the end of a row how many elements there are."""
+    def _pack(self, values: Floats, packed: Bytes, word: int, scratch: Floats) -> None:
+        """Codes, behind each block of them a scale, and at the end of a row what is reduced, and how."""
         codes, scales = _codes_and_scales(packed)
         blocks, scaled = values.reshape(codes.shape), scratch[: len(values)].reshape(codes.shape)
         np.maximum(blocks.max(axis=-1), -blocks.min(axis=-1), out=scales)
         scales /= _LARGEST
-        with np.errstate(invalid="ignore", over="ignore"):
-            np.divide(blocks, np.where(scales > 0, scales, 1)[..., None], out=scaled)
-            if self._random is None:
-                np.rint(scaled, out=scaled)
-            else:
-                scaled += self._random.random(scaled.shape, np.float32)
-                np.floor(scaled, out=scaled)
-            np.clip(scaled, -_LARGEST, _LARGEST, out=scaled)
-            np.copyto(codes, scaled, casting="unsafe")
+        np.divide(blocks, np.where(scales > 0, scales, 1)[..., None], out=scaled)
+        if self._random is None:
+            np.rint(scaled, out=scaled)
+        else:
+            scaled += self._random.random(scaled.shape, np.float32)
+            np.floor(scaled, out=scaled)
+        np.clip(scaled, -_LARGEST, _LARGEST, out=scaled)
+        np.copyto(codes, scaled, casting="unsafe")
         scales[~np.isfinite(scales)] = np.nan
-        packed[:, -8:].view(np.uint64)[:] = count
+        packed[:, -8:].view(np.uint64)[:] = word
 
 
 def _packed_nbytes(count: int) -> int:
@@ -309,14 +315,14 @@ class TopK(_Vector):
             with self._stages.borrow(count) as sizes:
                 chosen = _largest(np.abs(vector, out=sizes), nsent)
             pairs["index"][:nsent], pairs["value"][:nsent] = chosen, vector[chosen]
-            pairs[nsent] = count, 0
+            pairs[nsent:].view(np.uint64)[:] = _word_of(count, op)
             if lost is not None:
                 np.copyto(lost, vector)
                 lost[chosen] = 0
             self._traffic["sent"] += pairs.nbytes
             yield comm.all_gather(pairs.view(np.uint8), out=everyones.view(np.uint8), async_op=True)
             by_rank = everyones.reshape(comm.size, nsent + 1)
-            _check_counts(by_rank["index"][:, nsent], count)
+            _check_words(np.ascontiguousarray(by_rank[:, nsent]).view(np.uint64))
             vector[:] = 0
             for own in by_rank[:, :nsent]:
                 vector[own["index"]] += own["value"]
@@ -361,7 +367,7 @@ class PowerSGD(Compressor):
         plain = [x for number, x in enumerate(arrays) if number not in chosen]
         self._traffic["given"] += sum(x.nbytes for x in arrays)
         self._traffic["sent"] += sum(x.nbytes for x in plain)
-        going_as_it_is = comm.all_reduce_many(plain, op, async_op=True) if plain else None
+        going_as_it_is = comm.all_reduce_many(plain, op, async_op=True) if plain or not chosen else None
         if chosen:
             kept = None if losses is None else [losses[number] for number in chosen]
             yield from self._factorise(comm, [arrays[number] for number in chosen], op, kept)
@@ -442,6 +448,8 @@ class ErrorFeedback(Compressor):
 
     def __init__(self, compressor: Compressor) -> None:
         super().__init__()
+        if not isinstance(compressor, Compressor) or isinstance(compressor, ErrorFeedback):
+            raise TypeError(f"{compressor!r} is no format; give one, as in ErrorFeedback(TopK(0.01))")
         self._compressor = compressor
         self._traffic = compressor._traffic
         self._residuals = Residuals()
@@ -475,8 +483,7 @@ class _Stages:
 
 
 def _check(arrays: Sequence[Gradient], op: _Op) -> None:
-    if op not in ("avg", "sum"):
-        raise ValueError(f'op is {op!r}; compressed are "avg" and "sum"')
+    check_op(op)
     for x in arrays:
         if not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.float64):
             what = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
@@ -485,10 +492,16 @@ def _check(arrays: Sequence[Gradient], op: _Op) -> None:
             raise ValueError("x is not contiguous, or read-only; pass np.ascontiguousarray(x) and use that")
 
 
-def _check_counts(counts: NDArray[Any], count: int) -> None:
+def _word_of(count: int, op: _Op) -> int:
+    """What ranks have to give alike, as it travels."""
+    return count << 1 | (op == "avg")
+
+
+def _check_words(words: NDArray[np.uint64]) -> None:
     """The same on all ranks, who raise alike."""
-    if (counts != counts[0]).any():
-        raise ValueError(f"ranks gave arrays of {counts.tolist()} elements by rank; give equal ones")
+    if (words != words[0]).any():
+        told = ", ".join(f"{'avg' if word & 1 else 'sum'} of {word >> 1}" for word in words.tolist())
+        raise ValueError(f"ranks gave other ops, or other numbers of elements: by rank {told}")
 
 
 def _arrays_in(vector: NDArray[Any], shapes: Iterable[tuple[int, ...]]) -> list[NDArray[Any]]:

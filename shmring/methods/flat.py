@@ -1,17 +1,21 @@
-"""Arrays of several shapes as views of one flat array: what is reduced or updated is then one array.
+"""Arrays of several shapes as views of one flat array: what is reduced or updated is then one array; and what
+methods ask of their arguments.
 
-May know: the standard library.
+A user of the public API: what it is handed is a communicator. May know: the standard library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["check_alike", "dtype_of", "views"]
+if TYPE_CHECKING:
+    from shmring import Comm
+
+__all__ = ["agree", "check_alike", "check_arrays", "check_op", "dtype_of", "views"]
 
 
 def views(flat: NDArray[Any], like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -24,6 +28,7 @@ def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     """The one floating dtype of NumPy that all of them have; TypeError or ValueError where they have not."""
     if not arrays:
         raise ValueError("the list of arrays is empty; give at least one")
+    check_arrays(arrays)
     dtypes = {each.dtype for each in arrays}
     if len(dtypes) > 1:
         raise TypeError(
@@ -35,8 +40,31 @@ def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     return dtype
 
 
+def check_arrays(arrays: Sequence[NDArray[Any]]) -> None:
+    """TypeError for what is no array of NumPy."""
+    for each in arrays:
+        if not isinstance(each, np.ndarray):
+            raise TypeError(f"a {type(each).__name__} where an array of NumPy is wanted; use np.asarray")
+
+
+def check_op(op: str) -> None:
+    """ValueError for what gradients are not combined by."""
+    if op not in ("avg", "sum"):
+        raise ValueError(f"op is {op!r}; gradients are combined by 'avg' or 'sum'")
+
+
+def agree(comm: Comm, **given: float) -> None:
+    """Collective: ValueError on all ranks alike where they give different numbers."""
+    every = comm.all_gather(np.array(list(given.values()), np.float64))
+    for name, by_rank in zip(given, every.T, strict=True):
+        if (by_rank != by_rank[0]).any():
+            told = ", ".join(f"{value:g}" for value in by_rank)
+            raise ValueError(f"{name} is {told} by rank; it must be the same on all")
+
+
 def check_alike(arrays: Sequence[NDArray[Any]], like: Sequence[NDArray[Any]], what: str) -> None:
     """ValueError unless they are as many, of the same shapes and dtypes; NumPy would broadcast."""
+    check_arrays(arrays)
     if [(each.shape, each.dtype) for each in arrays] != [(each.shape, each.dtype) for each in like]:
         given, wanted = (", ".join(f"{each.dtype}{each.shape}" for each in which) for which in (arrays, like))
         raise ValueError(f"{what} are {given}; they have to be {wanted}")

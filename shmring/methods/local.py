@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import check_alike, dtype_of, views
+from .flat import agree, check_alike, check_op, dtype_of, views
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -31,8 +31,9 @@ class _Periodic:
             if operator.index(every) < 1:
                 raise ValueError(f"every is {every}; it is a number of steps, 1 or more")
         except Exception:
-            comm.refuse("all_reduce")
+            comm.refuse("all_gather")
             raise
+        agree(comm, every=every)
         self.every = every
         self.synchronisations = 0
         self._comm = comm
@@ -60,9 +61,11 @@ class GradientAccumulation(_Periodic):
     """
 
     def __init__(self, comm: Comm, like: Sequence[NDArray[Any]], every: int, *, op: _Op = "avg") -> None:
-        if op not in ("avg", "sum"):
-            comm.refuse("all_reduce")
-            raise ValueError(f"op is {op!r}; gradients are combined by 'avg' or 'sum'")
+        try:
+            check_op(op)
+        except ValueError:
+            comm.refuse("all_gather")
+            raise
         super().__init__(comm, like, every)
         self._op = op
 
@@ -78,7 +81,7 @@ class GradientAccumulation(_Periodic):
         """
         try:
             check_alike(gradients, self._views, "gradients")
-        except ValueError:
+        except (TypeError, ValueError):
             self._comm.refuse("all_reduce")
             raise
         first = self._steps % self.every == 0

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .flat import check_alike, dtype_of, views
+import shmring
+
+from .flat import agree, check_alike, dtype_of, views
 from .rules import Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ class Pipeline:
         except Exception:
             comm.refuse("all_gather")
             raise
-        _agree(comm, "micro_batches", micro_batches)
+        agree(comm, micro_batches=micro_batches)
         if micro_batches < comm.size:
             raise ValueError(f"micro_batches is {micro_batches}; {comm.size} stages need {comm.size} or more")
         self._comm, self._forward_pass, self._backward_pass = comm, forward, backward
@@ -128,8 +130,8 @@ class Pipeline:
 
         inputs(i): x of micro-batch i, asked on rank 0; loss_gradient(i, y): the gradient of its loss by the
         last stage's y, asked on the last rank. i counts from 0 in each run. The pipeline is empty at the end.
-        ValueError where an argument is wrong; a rank whose passes raise is `RankFailed` to the others when it
-        leaves.
+        ValueError where an argument is wrong. Where a rank's passes raise the others get `Aborted`, and the
+        communicator is over.
         """
         try:
             if inputs is None and self._comm.rank == 0:
@@ -139,9 +141,25 @@ class Pipeline:
         except ValueError:
             self._comm.refuse("all_gather")
             raise
-        _agree(self._comm, "batches", batches)
+        agree(self._comm, batches=batches)
+        if batches < 0:
+            raise ValueError(f"batches is {batches}; it is 0 or more")
         self._begun = self.batches
         count = batches * self.micro_batches
+        try:
+            self._learn(count, inputs, loss_gradient)
+        except shmring.Error:
+            raise
+        except Exception as error:  # the other stages would wait for what this one no longer sends
+            self._comm.abort(f"stage {self._comm.rank}: {type(error).__name__}: {error}"[:150])
+            raise
+
+    def _learn(
+        self,
+        count: int,
+        inputs: Callable[[int], _Array] | None,
+        loss_gradient: Callable[[int, _Array], _Array] | None,
+    ) -> None:
         for kind, number in one_forward_one_backward(self._comm.rank, self._comm.size, count):
             if kind == "forward":
                 self._forward(number, inputs, loss_gradient)
@@ -186,7 +204,9 @@ class Pipeline:
             self._comm.recv(gradient, self._comm.rank + 1, BACKWARD)
             self._sent(FORWARD, number)
         back, gradients = self._backward_pass(self._weights_for(number), saved, gradient)
-        if back is not None and self._comm.rank > 0:
+        if self._comm.rank > 0:
+            if back is None:
+                raise ValueError("backward gave no gradient of x; only that of rank 0 may do so")
             self._sending[BACKWARD, number] = self._comm.isend(back, self._comm.rank - 1, BACKWARD)
         check_alike(gradients, self._sums, "gradients of the weights")
         for total, part in zip(self._sums, gradients, strict=True):
@@ -206,10 +226,3 @@ class Pipeline:
 
     def _weights_for(self, number: int) -> list[_Array]:
         return self._versions[version_of(self._begun + number // self.micro_batches) % 2]
-
-
-def _agree(comm: Comm, name: str, value: int) -> None:
-    """ValueError on all ranks if this argument is not the same on all, or negative."""
-    values = comm.all_gather(np.array([value], np.int64)).ravel().tolist()
-    if min(values) < 0 or min(values) != max(values):
-        raise ValueError(f"{name} is {values} by rank; it must be the same on all, and 0 or more")

@@ -1,7 +1,6 @@
 """Mixed precision: a loss scale that all ranks have alike, and weights in float32 beside those in float16.
 
-Micikevicius et al. 2018. A user of the public API: what it is handed is a communicator. May know: the
-standard library.
+Micikevicius et al. 2018. A user of the public API: what it is handed is a communicator. May know: flat.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .flat import agree, check_arrays
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -24,8 +25,8 @@ class LossScaler:
 
     Multiply the loss, or its gradient by the last layer's output, by `scale`; then `unscale` the gradients.
     Where any rank has an infinity or a NaN, all ranks skip the step and multiply the scale by backoff; after
-    growth_interval steps in a row without one they multiply it by growth. All ranks give the same numbers,
-    best powers of 2, by which gradients are scaled without rounding.
+    growth_interval steps in a row without one they multiply it by growth. All ranks make one, collectively,
+    and give the same numbers, best powers of 2, by which gradients are scaled without rounding.
     """
 
     def __init__(
@@ -38,11 +39,12 @@ class LossScaler:
         growth_interval: int = 2000,
     ) -> None:
         if not (scale > 0 and growth >= 1 and 0 < backoff < 1 and growth_interval >= 1):
-            comm.refuse("all_reduce")
+            comm.refuse("all_gather")
             raise ValueError(
                 f"scale {scale}, growth {growth}, backoff {backoff}, growth_interval {growth_interval}: "
                 "scale is above 0, growth 1 or more, backoff between 0 and 1, growth_interval 1 or more"
             )
+        agree(comm, scale=scale, growth=growth, backoff=backoff, growth_interval=growth_interval)
         self.scale = scale
         self.skipped = 0  # steps
         self._growth, self._backoff, self._growth_interval = growth, backoff, growth_interval
@@ -94,6 +96,7 @@ class MasterWeights:
 
 
 def _check_into(gradients: Sequence[NDArray[Any]], into: Sequence[NDArray[Any]]) -> None:
+    check_arrays([*gradients, *into])
     if any(each.dtype.itemsize < 4 for each in into):
         raise TypeError("unscaled gradients would underflow in 16 bits: give out= with arrays of float32")
     given, wanted = ([each.shape for each in which] for which in (into, gradients))

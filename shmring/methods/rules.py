@@ -38,7 +38,7 @@ class Rule(Protocol):
 
 @dataclass
 class SGD:
-    """v ← momentum · v + g; w ← w - lr · v (Polyak 1964). Without momentum it remembers nothing."""
+    """v ← momentum · v + g; w ← w - lr · v (Polyak 1964). Made without momentum it never has any."""
 
     lr: float
     momentum: float = 0.0

@@ -226,9 +226,7 @@ class _OneSided:
     block. Other rules read what they change, so that each chunk has a lock, for who pulls as well.
     """
 
-    def __init__(
-        self, comm: shmring.Comm, params: NDArray[Any], rule: Rule, staleness: int | None
-    ) -> None:
+    def __init__(self, comm: shmring.Comm, params: NDArray[Any], rule: Rule, staleness: int | None) -> None:
         self._chunks = list(_chunks(params.size, _CHUNK))
         self._params = comm.shared(params.size, params.dtype, locks=len(self._chunks))
         self._state = [comm.shared(params.size, params.dtype) for _ in range(rule.num_states)]

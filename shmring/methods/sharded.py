@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import dtype_of, views
+from .flat import check_op, dtype_of, views
 from .rules import SGD, Adam, Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ def _checked(params: Sequence[NDArray[Any]], stage: int, op: str, bucket_nbytes:
     """The parameters' dtype; TypeError or ValueError for what cannot be."""
     if stage not in (1, 2):
         raise ValueError(f"stage is {stage!r}; it is 1 or 2")
-    if op not in ("avg", "sum"):
-        raise ValueError(f"op is {op!r}; gradients are combined by 'avg' or 'sum'")
+    check_op(op)
     if bucket_nbytes <= 0:
         raise ValueError(f"bucket_nbytes is {bucket_nbytes}; a bucket takes 1 byte or more")
     return dtype_of(params)

@@ -1,17 +1,20 @@
 """Sums of arrays that are mostly zero: only what is not zero somewhere travels.
 
 Owns how that is found, agreed on and put together; a user of the public API: what it is handed is a
-communicator. May know: the standard library.
+communicator. May know: flat.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .flat import agree
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -32,15 +35,18 @@ class SparseAllReduce:
 
     Ranks agree on the blocks by one small all_reduce of a bit for each, then reduce those together. What
     comes out has the bits of `Comm.all_reduce`: only blocks of zero bits are skipped, so none with a NaN or a
-    -0.0. block: elements; all ranks have the same. dense_above: the share of blocks above which all of the
-    array is reduced instead, 0 to 1; None: as measured for ranks of one host, or of several.
+    -0.0. All ranks make one, collectively, with the same numbers. block: elements. dense_above: the share of
+    blocks above which all of the array is reduced instead, 0 to 1; None: as measured for ranks of one host,
+    or of several.
     """
 
     def __init__(self, comm: Comm, *, block: int = 256, dense_above: float | None = None) -> None:
         if block < 1:
+            comm.refuse("all_gather")
             raise ValueError(f"block is {block}; it takes 1 element or more")
         if dense_above is None:
             dense_above = _BREAK_EVEN if comm.num_nodes == 1 else _BREAK_EVEN_ACROSS
+        agree(comm, block=block, dense_above=dense_above)
         self._comm = comm
         self._block = block
         self._dense_above = dense_above
@@ -192,6 +198,8 @@ def _check_pairs(indices: Array, values: Array, length: int) -> None:
     for name, array in (("indices", indices), ("values", values)):
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{name} is a {type(array).__name__}; pass an array of NumPy")
+    if operator.index(length) < 0:
+        raise ValueError(f"length is {length}; an array has 0 rows or more")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise TypeError(f"indices is {indices.dtype} of {indices.ndim} dimensions; pass integers in one")
     if values.dtype.kind not in "iufc":

@@ -246,9 +246,7 @@ class Stepwise:
         for transfer in sending:
             transfer.wait()
 
-    def _begin(
-        self, receives: list[_Receive], turn: int
-    ) -> list[tuple[_Receive, _Array, shmring.Transfer]]:
+    def _begin(self, receives: list[_Receive], turn: int) -> list[tuple[_Receive, _Array, shmring.Transfer]]:
         need = sum(each.part.nbytes for each in receives if each.folds)
         if need > len(self._spare[turn]):
             self._spare[turn] = np.empty(need, np.uint8)
