@@ -34,7 +34,7 @@ TINY = {"chunk_nbytes": 4096, "depth": 2}
 
 def items_of(rank, dtype, count):
     rng = np.random.default_rng(rank)
-    if dtype == "complex64":
+    if dtype.startswith("complex"):
         return (rng.standard_normal(count) + 1j * rng.standard_normal(count)).astype(dtype)
     return (rng.standard_normal(count) * 10).astype(dtype)
 
@@ -51,6 +51,8 @@ def reduce_beside_the_plain_one(comm, reducers, how):
             ("float32", "avg"),
             ("int64", "prod"),
             ("complex64", "sum"),
+            ("complex64", "avg"),
+            ("complex128", "avg"),
             ("int32", "min"),
         ):
             for count in COUNTS:
@@ -68,7 +70,7 @@ def reduce_beside_the_plain_one(comm, reducers, how):
 def test_the_bits_are_those_of_all_reduce(world_across, layout, how):
     nodes, reducers = LAYOUTS[layout]
     calls = world_across(nodes)(reduce_beside_the_plain_one, reducers, how)
-    assert calls == [6 * len(COUNTS)] * len(nodes)
+    assert calls == [8 * len(COUNTS)] * len(nodes)
 
 
 class Counting:
@@ -202,6 +204,24 @@ def test_a_wrong_argument_ends_it_for_all(world_across, nodes):
     for rank in 0, 1, 3:
         assert isinstance(outcomes[rank], shmring.Error), outcomes
     assert "worker 2 refused its arguments: x is list" in str(outcomes[3])
+
+
+def give_one_less(rank):
+    """To the second worker, where the first pieces are as long as the others'."""
+    return np.ones(999 if rank == 1 else 1000), "sum"
+
+
+def give_nothing(rank):
+    return np.ones(0 if rank == 1 else 5), "sum"
+
+
+@pytest.mark.parametrize("give", [give_one_less, give_nothing])
+@pytest.mark.parametrize("nodes", [[0, 0, 1, 2], [0, 0, 0, 1], [0, 0, 0, 0]])
+def test_workers_of_one_host_that_give_other_counts_are_told(world_across, nodes, give):
+    for outcome in world_across(nodes).outcomes(disagree, give):
+        assert isinstance(outcome, shmring.Aborted), outcome
+        counts = f"{give(1)[0].size} and with {give(0)[0].size} elements"
+        assert f"workers of one host called all_reduce with {counts}" in str(outcome)
 
 
 def serve_on_a_worker(comm):

@@ -89,12 +89,13 @@ class ReductionServers:
         try:
             op = _op_for(x, op)
         except (TypeError, ValueError) as error:
-            here.refuse("reduce_scatter")
+            here.refuse("all_reduce")
             self._comm.abort(f"worker {self._comm.rank} refused its arguments: {error}")
             raise
         flat = x.reshape(-1)
         chunk = self._elements_of_chunk(flat)
         try:
+            self._agree(flat.size)
             self._tell([flat.size, chunk, _DTYPES.index(flat.dtype.name), _OPS.index(op)])
             self._exchange(flat, chunk, shmring.Op.SUM if op is shmring.Op.AVG else op)
         except shmring.Error as error:
@@ -112,6 +113,19 @@ class ReductionServers:
             with np.errstate(all="ignore"):
                 self._reduce(count, chunk, np.dtype(_DTYPES[dtype]), _OPS[op])
         raise AssertionError("unreachable")
+
+    def _agree(self, count: int) -> None:
+        """Ends it where the workers of this host have more and fewer elements, as padding would hide that."""
+        here = self._workers()
+        if here.size == 1:
+            return
+        counts = np.array([count, -count])
+        here.all_reduce(counts, "max")
+        most, least = counts * (1, -1)
+        if most != least:
+            told = f"workers of one host called all_reduce with {least} and with {most} elements"
+            self._comm.abort(f"the workers' calls do not match: {told}")
+            self._comm.iprobe()  # raises it
 
     def _end(self, error: shmring.Error) -> None:
         """Raises what has ended it for all, if it was not the error of this host's workers alone."""
@@ -247,7 +261,8 @@ class ReductionServers:
             transfer.wait()
             _FOLDS[op](result, part, out=result)
         if op == "avg":
-            np.divide(result, sum(map(len, self._hosts)), out=result)
+            numbers = result.view(result.real.dtype)  # a complex division would round otherwise
+            np.divide(numbers, sum(map(len, self._hosts)), out=numbers)
         return [self._comm.isend(result, owner) for owner in owners]
 
 
