@@ -112,7 +112,7 @@ def tree(nbytes: float, ranks: int) -> Cost:
 def double_tree(nbytes: float, ranks: int, chunks: int = 1) -> Cost:
     """Two binary trees, each with half of the message, in which nobody has children twice (Sanders, Speck and
     Träff 2009), up and then down in a pipeline of so many chunks: 2(ceil(log2 N) + chunks - 1) steps. In one
-    chunk it is a tree's cost; in many, 2n/beta."""
+    chunk it is a tree's cost; in many, 2n/beta. Of two ranks one has a child, and half of the bytes."""
     children = min(2, _others(ranks))
     steps = _levels(ranks) + chunks - 1 if ranks > 1 else 0
     half = steps * children * nbytes / (2 * chunks)
@@ -128,12 +128,14 @@ def master(nbytes: float, ranks: int) -> Cost:
 
 def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
     """Workers push to ranks that do nothing else, and pull (Li et al. 2014); each server has its part of the
-    message. 2Nn/servers bytes pass a server's link, in and then out, as nobody gets what is not summed."""
+    message. Nn/servers bytes pass a server's link in, and then out, as nobody gets what is not summed; a
+    worker's n, which are more where there are more servers than workers."""
     _others(workers)
     if servers < 1:
         raise ValueError(f"{servers} servers; there must be 1 or more")
     part = workers * nbytes / servers
-    return Cost(2, 2 * part, part, max(part, nbytes))
+    busiest = max(part, nbytes)
+    return Cost(2, 2 * busiest, part, busiest)
 
 
 def hierarchical(nbytes: float, hosts: int, ranks: int) -> tuple[Cost, Cost]:

@@ -168,7 +168,12 @@ def test_as_many_servers_as_workers_take_no_longer_than_twice_the_message():
     one, four = model.parameter_server(1000, 4), model.parameter_server(1000, 4, servers=4)
     assert one == Cost(2, 8000, 4000, 4000)
     assert four == Cost(2, 2000, 1000, 1000)
-    assert model.parameter_server(1000, 4, servers=8).sent_nbytes == 1000  # a worker's
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(4, 8), (1, 1), (1, 4), (3, 4)])
+def test_more_servers_do_not_make_a_workers_own_message_shorter(workers, servers):
+    cost = model.parameter_server(1000, workers, servers)
+    assert cost == Cost(2, 2000, 1000 * workers / servers, 1000)
 
 
 def test_a_host_sends_as_much_however_many_ranks_it_has():

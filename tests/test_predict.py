@@ -99,6 +99,14 @@ def test_the_published_training_step(predicted):
     assert row["bandwidth_for_90_percent"] / 1e6 == pytest.approx(13_582, abs=0.5)
 
 
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("553.36e6", 553_360_000), ("0.5e3", 500), ("1000.0", 1000), ("500M", 500 << 20)]
+)
+def test_a_gradient_has_as_many_bytes_as_papers_say(predicted, text, nbytes):
+    report = predicted(*GIVEN, "--ranks", "4", "--gradient-bytes", text, "--step-seconds", "0.55")
+    assert report["training"]["gradient_nbytes"] == nbytes
+
+
 def test_over_hosts_the_ring_passes_the_wire_and_the_hierarchy_crosses_it_once(predicted):
     wire = ("--hosts", "2", "--wire-alpha", "50e-6", "--wire-bandwidth", "125e6")
     report = predicted("--alpha", "1e-6", "--bandwidth", "1e10", "--ranks", "4,8", "--sizes", "1M", *wire)
@@ -257,6 +265,9 @@ WRONG = {
     "--alpha 1e-6 --bandwidth nan": "'nan' is no bandwidth",
     "--from /nonexistent": "cannot be read: No such file",
     "GIVEN --sizes 64:8": "ends before it begins",
+    "GIVEN --gradient-bytes 0.5 --step-seconds 1": "'0.5' is no number of bytes",
+    "GIVEN --gradient-bytes nan --step-seconds 1": "'nan' is no number of bytes",
+    "GIVEN --gradient-bytes 5x --step-seconds 1": "'5x' is no number of bytes",
     "GIVEN --sizes 8,x": "'x' is no number of bytes",
     "GIVEN --ranks 1": "'1' is no whole number of 2 or more",
     "GIVEN --ranks 2,": "'' is no whole number of 2 or more",

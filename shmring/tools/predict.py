@@ -26,6 +26,7 @@ from .compare import Unusable
 SCHEMA = 1
 INTERRUPTED = 130
 NINE_TENTHS = 0.9
+_MOST_GRADIENT_NBYTES = 1 << 60
 _MEASURED = Job("all_reduce", screen.sizes("64:16M"), seconds=0.05)
 _MEASURED_RANKS = 2
 _RANKS = (2, 4, 8)
@@ -74,7 +75,7 @@ def add_to(commands: Any) -> None:
     add("--hosts", type=screen.at_least(2), metavar="H", help="over which they are spread, alike on each")
     add("--wire-alpha", type=screen.seconds, metavar="S", help="as --alpha, of the links between hosts")
     add("--wire-bandwidth", type=_bandwidth, metavar="B", help="as --bandwidth, of a host's link")
-    add("--gradient-bytes", type=screen.nbytes, metavar="D", help="what a training step reduces, as in 500M")
+    add("--gradient-bytes", type=_gradient_nbytes, metavar="D", help="what a step reduces: 553.36e6, 500M")
     add("--step-seconds", type=screen.seconds, metavar="S", help="how long it computes")
     add("--plot", type=Path, metavar="FILE", help="draw time against size: PNG, SVG, PDF")
     screen.add_json(parser, "all of it, in place of the tables,")
@@ -338,6 +339,17 @@ def _bandwidth(text: str) -> float:
     if not 0 < number < 1e18:
         raise argparse.ArgumentTypeError(f"{text!r} is no bandwidth: give bytes a second, as in 125e6")
     return number
+
+
+def _gradient_nbytes(text: str) -> int:
+    """A size, or a number as papers have it."""
+    try:
+        number = float(text)
+    except ValueError:
+        return screen.nbytes(text)
+    if not 1 <= number < _MOST_GRADIENT_NBYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, as in 553.36e6 or 500M")
+    return round(number)
 
 
 def _ranks(text: str) -> Sequence[int]:
