@@ -2,6 +2,7 @@
 gradient is applied once, and nobody gets further ahead than is allowed; what ends it ends it for all.
 """
 
+import itertools
 import os
 import signal
 import threading
@@ -253,6 +254,48 @@ def test_the_death_of_a_rank_ends_it_for_all(servers, staleness, victim):
             assert error.rank == 1
 
 
+def leave_with_an_error(comm, servers, staleness):
+    """Rank 1 lives on, and its communicator is open."""
+    weights = np.zeros(1000, "f4")
+    with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=staleness) as server:
+        if server.serves:
+            server.serve()
+        for step in itertools.count():
+            if (comm.rank, step) == (1, 3):
+                raise LookupError("no such batch")
+            server.step(np.ones(1000, "f4"), weights)
+
+
+@pytest.mark.parametrize(
+    ("servers", "staleness"), [(1, 0), (3, 0), ([0], 0), (1, 2), ([0], 2), ([0, 2], 2)], ids=str
+)
+def test_what_one_rank_raises_ends_it_for_all_and_is_told(world_of, servers, staleness):
+    first, wrong, last = world_of(3).outcomes(leave_with_an_error, servers, staleness)
+    assert isinstance(wrong, LookupError), wrong
+    for error in assert_all([first, last], shmring.Aborted):
+        assert "rank 1 left with LookupError: no such batch" in str(error)
+
+
+SHORT_S = 2
+
+
+def take_long(comm, servers, staleness):
+    """The last worker does, and the first leaves meanwhile."""
+    weights = np.zeros(10, "f4")
+    with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=staleness) as server:
+        if server.serves:
+            server.serve()
+        elif comm.rank == 2:
+            time.sleep(1.5 * SHORT_S)  # longer than a call may take
+            server.step(np.ones(10, "f4"), weights)
+    return float(weights[0])
+
+
+@pytest.mark.parametrize(("servers", "staleness"), [([0], 0), ([0], 2), (1, None)], ids=str)
+def test_servers_and_who_has_left_wait_for_slow_workers(world_of, servers, staleness):
+    assert world_of(3, timeout_s=SHORT_S)(take_long, servers, staleness) == [0, 0, -1]
+
+
 # ---- wrong arguments --------------------------------------------------------------------------------------
 
 WRONG = {
@@ -295,15 +338,26 @@ def test_what_is_wrong_is_refused(world_of):
 
 def refuse_one(comm):
     with ParameterServer(comm, np.zeros(3), SGD(1)) as server:
-        server.push(np.zeros(4 if comm.rank else 3))
-    with ParameterServer(comm, np.zeros(3)) as server:
         server.push(np.zeros(4 if comm.rank == 1 else 3))
 
 
 def test_what_one_rank_pushes_wrongly_is_a_mismatch_elsewhere(world_of):
     first, wrong, last = world_of(3).outcomes(refuse_one)
     assert "params of float64[3]" in str(wrong)
-    assert_all([first, last], shmring.Mismatch)
+    for error in first, last:  # whichever comes first: the call that was refused, or that it has left
+        assert isinstance(error, shmring.Mismatch) or "left with ValueError: an array of" in str(error)
+
+
+def construct_wrongly(comm, name):
+    wrong = WRONG[name][0] if comm.rank == 1 else {}
+    ParameterServer(comm, np.zeros(3), SGD(1), **wrong)
+
+
+@pytest.mark.parametrize("name", ["too many", "no server", "twice", "staleness", "half a step"])
+def test_what_one_rank_begins_wrongly_is_a_mismatch_elsewhere(world_of, name):
+    first, wrong = world_of(2).outcomes(construct_wrongly, name)
+    assert isinstance(wrong, WRONG[name][1]), wrong
+    assert isinstance(first, shmring.Mismatch), first
 
 
 def refuse_over_hosts(comm):

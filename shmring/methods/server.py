@@ -25,6 +25,7 @@ _CHUNK = 1 << 16  # elements: what is updated under one lock, and stays in the c
 _ROUND = 1 << 18  # elements of each slice that are exchanged at once: workers' sums take so much room
 _PUSH, _PULL, _LEAVE, _PARAMS = range(4)  # tags
 _GONE = 1 << 62  # steps of who has left: nobody waits for it
+_FOREVER_S = float("inf")  # until a rank dies
 _TOKEN = np.zeros(1, np.uint8)
 
 
@@ -49,7 +50,12 @@ class ParameterServer:
     themselves, one-sided: how many servers is of no matter. With a list everything goes by messages, on one
     host and on several; workers of several hosts at their own pace need that.
 
-    `with ParameterServer(…) as server:` closes it at the end.
+    `with ParameterServer(…) as server:` closes it at the end. Where an exception of a rank's own ends it,
+    whoever waits, or comes to wait, gets Aborted with that as the reason; where `push` and `pull` are
+    collective it is comm that is over.
+
+    A worker that waits for others in `push` or `pull` raises Timeout after the communicator's time, as in
+    any collective. Ranks that serve, and `close`, wait for as long as workers take.
     """
 
     def __init__(
@@ -62,10 +68,13 @@ class ParameterServer:
         staleness: int | None = 0,
     ) -> None:
         self.shape, self.dtype = _checked(comm, params, "broadcast"), params.dtype
-        if staleness is not None and operator.index(staleness) < 0:
-            raise ValueError(f"staleness is {staleness}; it must be 0 or more steps, or None for any number")
+        try:
+            _check_staleness(staleness)
+            ranks, dedicated = _server_ranks(comm, servers)
+        except (TypeError, ValueError):
+            _refuse(comm, "broadcast")
+            raise
         begin = params.reshape(-1).copy()
-        ranks, dedicated = _server_ranks(comm, servers)
         comm.broadcast(begin)
         slices = dict(zip(ranks, _split(begin.size, len(ranks)), strict=True))
         self._comm = comm
@@ -73,7 +82,7 @@ class ParameterServer:
         self._serving: _Serving | None = None
         self._way: _Collective | _OneSided | _Remote
         if dedicated:
-            own = comm.dup()
+            self._comm = own = comm.dup()
             self._way = _Remote(own, slices)
             if comm.rank in slices:
                 workers = [rank for rank in range(comm.size) if rank not in slices]
@@ -84,7 +93,8 @@ class ParameterServer:
         elif comm.num_nodes > 1:
             raise ValueError("workers of several hosts at their own pace need ranks that serve: servers=[0]")
         else:
-            self._way = _OneSided(comm, begin, rule, staleness)
+            self._comm = comm.dup()
+            self._way = _OneSided(comm, begin, rule, _Pace(self._comm, staleness))
 
     @property
     def serves(self) -> bool:
@@ -134,7 +144,9 @@ class ParameterServer:
     def close(self) -> None:
         """Collective: leave, and wait until all have."""
         self.leave()
-        self._way.close()
+        if not isinstance(self._way, _Collective):
+            self._comm.barrier(timeout=_FOREVER_S)
+            self._comm.close()
 
     def __enter__(self) -> Self:
         return self
@@ -144,6 +156,8 @@ class ParameterServer:
     ) -> None:
         if error is None:
             self.close()
+        elif not isinstance(error, shmring.Error):  # those come to all by themselves
+            self._comm.abort(f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
 
     def _check(self, array: NDArray[Any], kind: str) -> None:
         if self._serving is not None:
@@ -215,9 +229,6 @@ class _Collective:
     def leave(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
-
 
 class _OneSided:
     """At each worker's pace, on one host: params in memory that all share, changed by who has a gradient.
@@ -226,7 +237,7 @@ class _OneSided:
     block. Other rules read what they change, so that each chunk has a lock, for who pulls as well.
     """
 
-    def __init__(self, comm: shmring.Comm, params: NDArray[Any], rule: Rule, staleness: int | None) -> None:
+    def __init__(self, comm: shmring.Comm, params: NDArray[Any], rule: Rule, pace: _Pace) -> None:
         self._chunks = list(_chunks(params.size, _CHUNK))
         self._params = comm.shared(params.size, params.dtype, locks=len(self._chunks))
         self._state = [comm.shared(params.size, params.dtype) for _ in range(rule.num_states)]
@@ -234,7 +245,7 @@ class _OneSided:
         self._rule, self._scratch = rule, scratch_for(params.dtype)
         self._plain = rule if isinstance(rule, SGD) and not rule.momentum else None
         self._addition = np.empty_like(params) if self._plain else params
-        self._pace = _Pace(comm, staleness)
+        self._pace = pace
         if comm.rank == 0:
             self._params.put(..., params)
         self._params.fence()
@@ -267,9 +278,6 @@ class _OneSided:
     def leave(self) -> None:
         self._pace.advance(_GONE)
 
-    def close(self) -> None:
-        self._pace.close()
-
 
 class _Pace:
     """How many steps each worker has done, in memory that all share, and who waits for the slowest.
@@ -279,7 +287,7 @@ class _Pace:
     """
 
     def __init__(self, comm: shmring.Comm, staleness: int | None) -> None:
-        self._comm = comm.dup()
+        self._comm = comm
         self._staleness = _GONE if staleness is None else staleness
         self._shared = comm.shared((2, comm.size), "i8", locks=1)
         self._steps, self._waits = np.asarray(self._shared)
@@ -304,10 +312,6 @@ class _Pace:
             ahead = int(self._steps[self._comm.rank] - self._steps.min())
             self._waits[self._comm.rank] = waits and ahead > self._staleness
         return ahead
-
-    def close(self) -> None:
-        self._comm.barrier()
-        self._comm.close()
 
 
 # ---- by messages ----------------------------------------------------------------------------------------
@@ -335,10 +339,6 @@ class _Remote:
         for server in self._slices:
             self._comm.send(_TOKEN, server, _LEAVE)
 
-    def close(self) -> None:
-        self._comm.barrier()
-        self._comm.close()
-
 
 class _Serving:
     """A rank that serves: its slice, and how far each worker is."""
@@ -359,7 +359,7 @@ class _Serving:
             if self._staleness == 0:
                 self._take_in_step()
             else:
-                found = self._comm.probe()
+                found = self._comm.probe(timeout=_FOREVER_S)
                 self._take(found.source, found.tag)
                 self._let_go_on()
 
@@ -367,7 +367,7 @@ class _Serving:
         """One message of every worker, in rank order; gradients are added up before they are applied."""
         pushed = False
         for worker in tuple(self._steps):
-            tag = self._comm.probe(worker).tag
+            tag = self._comm.probe(worker, timeout=_FOREVER_S).tag
             if tag != _PUSH:
                 self._take(worker, tag)
                 continue
@@ -407,6 +407,11 @@ class _Serving:
 
 
 # ---- arguments ------------------------------------------------------------------------------------------
+
+
+def _check_staleness(staleness: int | None) -> None:
+    if staleness is not None and operator.index(staleness) < 0:
+        raise ValueError(f"staleness is {staleness}; it must be 0 or more steps, or None for any number")
 
 
 def _server_ranks(comm: shmring.Comm, servers: int | Sequence[int]) -> tuple[list[int], bool]:
