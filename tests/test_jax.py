@@ -169,6 +169,8 @@ def differentiate(comm):
     assert bits(found) == bits(weights.sum(0) * (rank == 1))
     found, weights = gradient(lambda x: adapter.all_gather(x, comm), (4,), (size, 4))
     assert bits(found) == bits(weights.sum(0)[rank])
+    found, _ = gradient(lambda x: adapter.broadcast(x, comm, 1) * np.float32(np.inf), (4,), (4,))
+    assert rank == 1 or bits(found) == bits(np.zeros(4, "f4"))  # however large the sum
     for rows in size, 2 * size:
         part = (4,) if rows == size else (2, 4)
         found, weights = gradient(lambda x: adapter.reduce_scatter(x, comm), (rows, 4), part)
@@ -223,6 +225,30 @@ def differ(comm):
 
 def test_ranks_that_call_different_things_are_told_so(world_of):
     world_of(2, timeout_s=SLOW_S)(differ)
+
+
+WRONG = {
+    "op": lambda comm: adapter.all_reduce(np.ones(4, "f4"), comm, "nonsense" if comm.rank else "sum"),
+    "root": lambda comm: adapter.broadcast(np.ones(4, "f4"), comm, 2 if comm.rank else 0),
+    "shape": lambda comm: adapter.reduce_scatter(np.ones(3 if comm.rank else 4, "f4"), comm),
+    "no array": lambda comm: adapter.all_gather("text" if comm.rank else np.ones(4, "f4"), comm),
+}
+
+
+def give_wrong_arguments(comm, name):
+    import jax
+
+    if comm.rank:
+        with pytest.raises((TypeError, ValueError)):
+            WRONG[name](comm)
+        return
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch"):
+        jax.block_until_ready(WRONG[name](comm))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_of_one_rank_is_a_mismatch_elsewhere(world_of, name):
+    world_of(2, timeout_s=SLOW_S)(give_wrong_arguments, name)
 
 
 def go_on_without_one(comm):

@@ -153,6 +153,26 @@ def test_errors_are_told(world_of):
     world_of(2, timeout_s=SLOW_S)(differ)
 
 
+def give_a_wrong_op(comm, sparse):
+    import tensorflow as tf
+
+    gradient = tf.ones(4)
+    if sparse:
+        gradient = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([5, 2]))
+    wrong = "max" if sparse else "median"
+    if comm.rank:
+        with pytest.raises(ValueError, match=wrong):
+            adapter.all_reduce_grads([gradient], comm, wrong)
+        return
+    with pytest.raises((shmring.Mismatch, tf.errors.UnknownError), match=r"refused|Mismatch"):
+        adapter.all_reduce_grads([gradient], comm)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_wrong_op_of_one_rank_is_a_mismatch_elsewhere(world_of, sparse):
+    world_of(2, timeout_s=SLOW_S)(give_a_wrong_op, sparse)
+
+
 # --- the example ---
 
 EXAMPLE, FEW = EXAMPLES / "keras_digits.py", ("--epochs", 2)

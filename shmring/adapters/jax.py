@@ -10,8 +10,9 @@ May know: extras, the public API; jax when it is used.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +39,16 @@ def all_reduce(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") -> A
     does, later than the call: `jax.block_until_ready` what came out before the communicator is used
     elsewhere or closed. Under `vmap` and `checkpoint` jax refuses ordered callbacks.
     """
-    return _run(comm, "all_reduce", tree, lambda shape: shape, shmring.Op(op))
+    with _refusing(comm, "all_reduce"):
+        op = shmring.Op(op)
+    return _run(comm, "all_reduce", tree, lambda shape: shape, op)
 
 
 def broadcast(tree: Any, comm: shmring.Comm, root: int = 0) -> Any:
     """root's leaves on every rank. The gradient is the sum of all cotangents on the root, zeros elsewhere."""
-    if not 0 <= root < comm.size:
-        raise ValueError(f"root is {root}; there are ranks 0 to {comm.size - 1}")
+    with _refusing(comm, "broadcast"):
+        if not 0 <= root < comm.size:
+            raise ValueError(f"root is {root}; there are ranks 0 to {comm.size - 1}")
     return _run(comm, "broadcast", tree, lambda shape: shape, int(root))
 
 
@@ -64,7 +68,9 @@ def reduce_scatter(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") 
             raise ValueError(f"a leaf of shape {shape} has no dimension 0 that {comm.size} ranks can share")
         return shape[1:] if shape[0] == comm.size else (shape[0] // comm.size, *shape[1:])
 
-    return _run(comm, "reduce_scatter", tree, part, shmring.Op(op))
+    with _refusing(comm, "reduce_scatter"):
+        op = shmring.Op(op)
+    return _run(comm, "reduce_scatter", tree, part, op)
 
 
 @dataclass(frozen=True)
@@ -97,10 +103,21 @@ def _run(comm: shmring.Comm, kind: str, tree: Any, shape_of: Callable[[_Shape], 
     found, structure = jax.tree.flatten(tree)
     if not found:
         return tree
-    leaves = [jax.numpy.asarray(leaf) for leaf in found]
-    results = tuple(jax.ShapeDtypeStruct(shape_of(leaf.shape), leaf.dtype) for leaf in leaves)
+    with _refusing(comm, kind):
+        leaves = [jax.numpy.asarray(leaf) for leaf in found]
+        results = tuple(jax.ShapeDtypeStruct(shape_of(leaf.shape), leaf.dtype) for leaf in leaves)
     call = _Call(comm, kind, how, tuple(leaf.shape for leaf in leaves), results)
     return structure.unflatten(_collective()(call, leaves))
+
+
+@contextlib.contextmanager
+def _refusing(comm: shmring.Comm, kind: Any) -> Iterator[None]:
+    """A wrong argument is found before the collective is called, for which the others may wait."""
+    try:
+        yield
+    except (TypeError, ValueError):
+        comm.refuse(kind)
+        raise
 
 
 @functools.cache
@@ -130,12 +147,13 @@ def _gradient(call: _Call, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
 
 
 def _transposed(call: _Call, cotangents: list[Any]) -> Any:
+    jax = need("jax", "jax", __name__)
     comm, how = call.comm, call.how
     if call.kind == "all_gather":
         return reduce_scatter(cotangents, comm)
     if call.kind == "broadcast":
         sums = all_reduce(cotangents, comm)
-        return sums if comm.rank == how[0] else [0 * leaf for leaf in sums]
+        return sums if comm.rank == how[0] else [jax.numpy.zeros_like(leaf) for leaf in sums]
     if how[0] not in (shmring.Op.SUM, shmring.Op.AVG):
         raise TypeError(f"{call.kind} with op={how[0].value!r} has no gradient here; sum and avg have one")
     if call.kind == "all_reduce":

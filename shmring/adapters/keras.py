@@ -43,7 +43,7 @@ def all_reduce_grads(
     `tf.function` are TensorFlow's, with shmring's in the text; an op that slices cannot have is a ValueError.
     """
     as_it_is = _tensorflow().autograph.experimental.do_not_convert(_all_reduce_grads)
-    return list(as_it_is(list(gradients), comm, shmring.Op(op), sparse_as_dense))
+    return list(as_it_is(list(gradients), comm, _op_of(comm, op), sparse_as_dense))
 
 
 def broadcast_variables(variables: Iterable[Any], comm: shmring.Comm, root: int = 0) -> None:
@@ -70,7 +70,7 @@ def DistributedOptimizer(  # the name that Horovod's users know
         raise ValueError("the optimizer was used already: its state would be lost; give a new one")
     made = _distributed(optimizer.__class__).from_config(optimizer.get_config())
     made.reduce_gradients = functools.partial(
-        all_reduce_grads, comm=comm, op=shmring.Op(op), sparse_as_dense=sparse_as_dense
+        all_reduce_grads, comm=comm, op=_op_of(comm, op), sparse_as_dense=sparse_as_dense
     )
     return made
 
@@ -116,6 +116,15 @@ def _tensorflow() -> Any:
     return need("tensorflow", "keras", __name__)
 
 
+def _op_of(comm: shmring.Comm, op: shmring.Op | str) -> shmring.Op:
+    """ValueError here, and Mismatch on others where it is another rank's and right."""
+    try:
+        return shmring.Op(op)
+    except ValueError:
+        comm.refuse("all_reduce")
+        raise
+
+
 def _all_reduce_grads(
     found: list[Any], comm: shmring.Comm, op: shmring.Op, sparse_as_dense: bool
 ) -> list[Any]:
@@ -124,6 +133,7 @@ def _all_reduce_grads(
         found = [each if each is None else tf.convert_to_tensor(each) for each in found]
     sparse = [number for number, each in enumerate(found) if isinstance(each, tf.IndexedSlices)]
     if sparse and op not in (shmring.Op.SUM, shmring.Op.AVG):
+        comm.refuse("all_reduce")
         raise ValueError(f"IndexedSlices have no {op.value!r}; take sum or avg, or sparse_as_dense=True")
     dense = [number for number, each in enumerate(found) if each is not None and number not in sparse]
     for number, reduced in zip(dense, _all_reduce([found[n] for n in dense], comm, op), strict=True):
