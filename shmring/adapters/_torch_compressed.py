@@ -25,11 +25,15 @@ class CompressedBuckets:
     """
 
     def __init__(self, model: DistributedDataParallel, group: Group, compressor: Compressor) -> None:
-        self._comm = group.comm.dup()
+        self._group = group
         self._compressor = compressor
         self._uncompressed = Buckets(model, group)
         self._gradients: dict[int, tuple[int, list[np.ndarray]]] = {}  # by the bucket's number, where it lies
         self._thread = ThreadPoolExecutor(1, "compressed buckets")
+
+    def begin(self) -> None:
+        """Collective."""
+        self._comm = self._group.comm.dup()
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """About the average of the bucket over the ranks, in its own memory; sparse gradients as they are."""
@@ -63,7 +67,8 @@ def compress_buckets(model: DistributedDataParallel, compressor: Compressor) -> 
 
     model: of float32 or float64, on backend "shmring", without a communication hook. compressor: one of
     shmring.methods.compression, made alike on all ranks, for this model alone; mostly in an ErrorFeedback.
-    Raises TypeError or ValueError for another model, here and at once.
+    Raises TypeError or ValueError for another model, and torch's RuntimeError where there is a hook already,
+    here and at once, and Mismatch on ranks that have given the right one.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"model is a {type(model).__name__}; wrap it in DistributedDataParallel before")
@@ -72,4 +77,17 @@ def compress_buckets(model: DistributedDataParallel, compressor: Compressor) -> 
     group = model.process_group
     if not isinstance(group, Group):
         raise ValueError(f"the model's group is {group!r}; make it with init_process_group('shmring')")
-    model.register_comm_hook(CompressedBuckets(model, group, compressor), CompressedBuckets.reduce)
+    buckets = CompressedBuckets(model, group, compressor)
+    try:
+        _check_dtypes(model)
+        model.register_comm_hook(buckets, CompressedBuckets.reduce)
+    except Exception:
+        group.comm.refuse("all_reduce")  # the others wait in `begin`
+        raise
+    buckets.begin()
+
+
+def _check_dtypes(model: DistributedDataParallel) -> None:
+    for name, parameter in model.module.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"{name} is of {parameter.dtype}; compressed are float32 and float64")

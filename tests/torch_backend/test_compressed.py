@@ -16,6 +16,7 @@ from test_buckets import model_of, train
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import group_of
 
+import shmring
 from shmring.adapters import torch as adapter
 from shmring.methods.compression import BF16, ErrorFeedback, Int8, PowerSGD, TopK
 
@@ -117,7 +118,35 @@ def wrong_models(comm):
             adapter.compress_buckets(model_of(), "bf16")
         with pytest.raises(ValueError, match="init_process_group"):
             adapter.compress_buckets(model_of(process_group=dist.new_group(backend="gloo")), BF16())
+        for wrong, kind, words in (
+            (DistributedDataParallel(torch.nn.Linear(2, 2).bfloat16()), TypeError, "is of torch.bfloat16"),
+            (hooked(), RuntimeError, "hook"),
+        ):
+            with pytest.raises(kind, match=words):
+                adapter.compress_buckets(wrong, BF16())
+        train(model_of(), comm.rank)  # nothing has happened
     return "refused"
+
+
+def hooked():
+    model = model_of()
+    adapter.compress_buckets(model, BF16())
+    return model
+
+
+def wrong_on_one_rank(comm):
+    with group_of(comm):
+        model = DistributedDataParallel(torch.nn.Linear(2, 2, bias=False))
+        if comm.rank == 1:
+            model.module.weight.data = model.module.weight.data.half()
+        adapter.compress_buckets(model, BF16())
+
+
+def test_what_one_rank_gives_wrongly_is_a_mismatch_elsewhere(three):
+    first, wrong, last = three.outcomes(wrong_on_one_rank)
+    assert isinstance(wrong, TypeError), wrong
+    assert isinstance(first, shmring.Mismatch), first
+    assert isinstance(last, shmring.Mismatch), last
 
 
 def test_what_cannot_be_compressed_is_refused(three):
