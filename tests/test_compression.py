@@ -362,6 +362,17 @@ def test_ranks_that_want_something_else_are_told(world_of, compressor, what):
     world_of(2)(unlike, compressor, what)
 
 
+def of_other_widths(comm, compressor):
+    x = np.random.default_rng(comm.rank).standard_normal((40, 30)).astype("f8" if comm.rank else "f4")
+    FORMATS[compressor]().all_reduce(comm, x)
+    return [x.astype("f8")]
+
+
+@pytest.mark.parametrize("compressor", FORMATS)
+def test_it_is_worked_on_in_float32_whatever_the_array(world_of, compressor):
+    assert_same_bits(world_of(2)(of_other_widths, compressor))
+
+
 @pytest.mark.parametrize("inner", [FP16, None, ErrorFeedback(FP16())])
 def test_feedback_goes_around_a_format(inner):
     with pytest.raises(TypeError, match="is no format"):

@@ -428,14 +428,15 @@ def _shape_of(x: Gradient) -> tuple[int, int]:
 
 
 def _multiply(left: Floats, right: Floats, product: Gradient) -> None:
-    """left @ right, with one rounding after another whatever processor it is."""
+    """left @ right, in float32 with one rounding after another, whatever processor and product it is."""
     nrows = max(1, _IN_CACHE // right.shape[1])
     term = np.empty((min(nrows, len(left)), right.shape[1]), np.float32)
     for begin in range(0, len(left), nrows):
         rows, some = left[begin : begin + nrows], product[begin : begin + nrows]
         np.multiply(rows[:, :1], right[0], out=some)
         for column in range(1, len(right)):
-            some += np.multiply(rows[:, column : column + 1], right[column], out=term[: len(rows)])
+            np.multiply(rows[:, column : column + 1], right[column], out=term[: len(rows)])
+            np.add(some, term[: len(rows)], out=some, dtype=np.float32, casting="same_kind")
 
 
 class ErrorFeedback(Compressor):
