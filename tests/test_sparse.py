@@ -249,17 +249,25 @@ def test_unlike_arrays_are_told(world_of):
 
 
 def without_elements(comm):
-    if comm.rank == 0:
-        with pytest.raises(ValueError, match="1 element or more"):
-            SparseAllReduce(comm, block=0)
-    else:
-        with pytest.raises(shmring.Mismatch):
-            SparseAllReduce(comm)
+    """Nor with what is no number."""
+    for wrong, words in (
+        ({"block": 0}, "1 element or more"),
+        ({"block": 2.5}, "integer"),
+        ({"dense_above": "half"}, "float"),
+    ):
+        if comm.rank == 0:
+            with pytest.raises((TypeError, ValueError), match=words):
+                SparseAllReduce(comm, **wrong)
+        else:
+            with pytest.raises(shmring.Mismatch):
+                SparseAllReduce(comm)
 
 
 def other_numbers(comm):
     with pytest.raises(ValueError, match="block is 256, 257 by rank"):
         SparseAllReduce(comm, block=256 + comm.rank)
+    with pytest.raises(ValueError, match="block is 1000000, 1000001 by rank"):
+        SparseAllReduce(comm, block=1000000 + comm.rank)
     SparseAllReduce(comm)(np.ones(3))
     with pytest.raises(ValueError, match="length is -5"):
         all_reduce_pairs(comm, np.empty(0, int), np.empty(0), -5)

@@ -55,10 +55,14 @@ def check_op(op: str) -> None:
 
 def agree(comm: Comm, **given: float) -> None:
     """Collective: ValueError on all ranks alike where they give different numbers."""
-    every = comm.all_gather(np.array(list(given.values()), np.float64))
-    for name, by_rank in zip(given, every.T, strict=True):
-        if (by_rank != by_rank[0]).any():
-            told = ", ".join(f"{value:g}" for value in by_rank)
+    try:
+        own = np.array([float(value) for value in given.values()])
+    except (TypeError, ValueError):
+        comm.refuse("all_gather")
+        raise
+    for name, by_rank in zip(given, comm.all_gather(own).T.tolist(), strict=True):
+        if len(set(by_rank)) > 1:
+            told = ", ".join(repr(value).removesuffix(".0") for value in by_rank)
             raise ValueError(f"{name} is {told} by rank; it must be the same on all")
 
 

@@ -41,9 +41,12 @@ class SparseAllReduce:
     """
 
     def __init__(self, comm: Comm, *, block: int = 256, dense_above: float | None = None) -> None:
-        if block < 1:
+        try:
+            if operator.index(block) < 1:
+                raise ValueError(f"block is {block}; it takes 1 element or more")
+        except (TypeError, ValueError):
             comm.refuse("all_gather")
-            raise ValueError(f"block is {block}; it takes 1 element or more")
+            raise
         if dense_above is None:
             dense_above = _BREAK_EVEN if comm.num_nodes == 1 else _BREAK_EVEN_ACROSS
         agree(comm, block=block, dense_above=dense_above)
