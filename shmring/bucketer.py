@@ -45,6 +45,8 @@ class Bucketer:
             raise ValueError(f"nbytes is {nbytes}; a bucket takes 1 byte or more")
         if delay_s is not None and not delay_s > 0:
             raise ValueError(f"delay_s is {delay_s}; it must be more than 0 seconds, or None")
+        if isinstance(compressor, type) or not (compressor is None or hasattr(compressor, "all_reduce_many")):
+            raise TypeError(f"compressor is {compressor!r}; give one that is made, as in compressor=FP16()")
         self._comm = comm
         self._op: Any = op
         self._reduce: Callable[..., Any] = comm.all_reduce_many

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import shmring
+from shmring.methods.compression import FP16
 
 
 def backward(comm, nbytes, delay_s, pause_s):
@@ -86,3 +87,9 @@ def test_an_empty_bucket_calls_nothing(world_of):
 def test_what_makes_no_sense_is_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         shmring.Bucketer(None, **wrong)
+
+
+@pytest.mark.parametrize("compressor", [FP16, "fp16"])
+def test_a_compressor_is_made_before(compressor):
+    with pytest.raises(TypeError, match=r"compressor=FP16\(\)"):
+        shmring.Bucketer(None, compressor=compressor)
