@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 import shmring
 
 from ..feedback import Residuals
-from .flat import check_op
+from .flat import check_in_place, check_op, parts, views
 
 if TYPE_CHECKING:
     from shmring import Comm, Work
@@ -390,9 +390,9 @@ class PowerSGD(Compressor):
             borrow(ncolumns) as all_right,
         ):
             _join(arrays, losses, vector)
-            matrices = _arrays_in(vector, shapes)
-            lefts = _arrays_in(all_left, [(n, self._rank) for n, _ in shapes])
-            rights = _arrays_in(all_right, [(self._rank, m) for _, m in shapes])
+            matrices = parts(vector, shapes)
+            lefts = parts(all_left, [(n, self._rank) for n, _ in shapes])
+            rights = parts(all_right, [(self._rank, m) for _, m in shapes])
             firsts = [self._first_factor(x) for x in arrays]
             for matrix, first, left in zip(matrices, firsts, lefts, strict=True):
                 np.matmul(matrix, first.T, out=left)
@@ -486,11 +486,9 @@ class _Stages:
 def _check(arrays: Sequence[Gradient], op: _Op) -> None:
     check_op(op)
     for x in arrays:
-        if not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.float64):
-            what = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
-            raise TypeError(f"x is {what}; compressed are NumPy arrays of float32 and float64")
-        if not x.flags.c_contiguous or not x.flags.writeable:
-            raise ValueError("x is not contiguous, or read-only; pass np.ascontiguousarray(x) and use that")
+        check_in_place(x)
+        if x.dtype not in (np.float32, np.float64):
+            raise TypeError(f"x is {x.dtype}; compressed are arrays of float32 and float64")
 
 
 def _word_of(count: int, op: _Op) -> int:
@@ -505,20 +503,9 @@ def _check_words(words: NDArray[np.uint64]) -> None:
         raise ValueError(f"ranks gave other ops, or other numbers of elements: by rank {told}")
 
 
-def _arrays_in(vector: NDArray[Any], shapes: Iterable[tuple[int, ...]]) -> list[NDArray[Any]]:
-    """One behind the other."""
-    found, begin = [], 0
-    for shape in shapes:
-        end = begin + math.prod(shape)
-        found.append(vector[begin:end].reshape(shape))
-        begin = end
-    return found
-
-
 def _join(arrays: Sequence[Gradient], losses: Sequence[Floats] | None, vector: Floats) -> None:
     """The arrays one behind the other in float32, each with what it lost before."""
-    parts = _arrays_in(vector, [x.shape for x in arrays])
-    for number, (x, part) in enumerate(zip(arrays, parts, strict=True)):
+    for number, (x, part) in enumerate(zip(arrays, views(vector, arrays), strict=True)):
         if losses is None:
             np.copyto(part, x, casting="same_kind")
         else:
@@ -526,7 +513,7 @@ def _join(arrays: Sequence[Gradient], losses: Sequence[Floats] | None, vector: F
 
 
 def _part(vector: Floats, arrays: Sequence[NDArray[Any]]) -> None:
-    for x, part in zip(arrays, _arrays_in(vector, [x.shape for x in arrays]), strict=True):
+    for x, part in zip(arrays, views(vector, arrays), strict=True):
         np.copyto(x, part)
 
 

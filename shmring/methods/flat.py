@@ -6,7 +6,8 @@ A user of the public API: what it is handed is a communicator. May know: the sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +16,22 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from shmring import Comm
 
-__all__ = ["agree", "check_alike", "check_arrays", "check_op", "dtype_of", "views"]
+__all__ = ["agree", "check_alike", "check_arrays", "check_in_place", "check_op", "dtype_of", "parts", "views"]
 
 
 def views(flat: NDArray[Any], like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     """Parts of flat, one after the other, in the shapes of the arrays in like."""
-    ends = np.cumsum([each.size for each in like]).tolist()
-    return [flat[end - each.size : end].reshape(each.shape) for each, end in zip(like, ends, strict=True)]
+    return parts(flat, [each.shape for each in like])
+
+
+def parts(flat: NDArray[Any], shapes: Iterable[tuple[int, ...]]) -> list[NDArray[Any]]:
+    """Parts of flat, one after the other, in these shapes."""
+    found, begin = [], 0
+    for shape in shapes:
+        end = begin + math.prod(shape)
+        found.append(flat[begin:end].reshape(shape))
+        begin = end
+    return found
 
 
 def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
@@ -45,6 +55,13 @@ def check_arrays(arrays: Sequence[NDArray[Any]]) -> None:
     for each in arrays:
         if not isinstance(each, np.ndarray):
             raise TypeError(f"a {type(each).__name__} where an array of NumPy is wanted; use np.asarray")
+
+
+def check_in_place(x: NDArray[Any]) -> None:
+    """TypeError or ValueError for what cannot be reduced in place as one vector."""
+    check_arrays([x])
+    if not x.flags.c_contiguous or not x.flags.writeable:
+        raise ValueError("x is not contiguous, or read-only; pass np.ascontiguousarray(x) and use that")
 
 
 def check_op(op: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import agree
+from .flat import agree, check_arrays, check_in_place
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -89,12 +89,12 @@ class SparseAllReduce:
 
     def _checked(self, x: Array) -> Array:
         """x in one dimension."""
-        if isinstance(x, np.ndarray) and x.flags.c_contiguous and x.flags.writeable:
-            return x.reshape(-1)
-        self._comm.refuse("all_reduce")
-        if not isinstance(x, np.ndarray):
-            raise TypeError(f"x is a {type(x).__name__}; pass an array of NumPy")
-        raise ValueError("x is not contiguous, or read-only; pass np.ascontiguousarray(x) and use that")
+        try:
+            check_in_place(x)
+        except (TypeError, ValueError):
+            self._comm.refuse("all_reduce")
+            raise
+        return x.reshape(-1)
 
     def _staged(self, count: int, dtype: np.dtype[Any]) -> Array:
         nbytes = count * dtype.itemsize
@@ -198,9 +198,7 @@ def _reduced_whole(comm: Comm, own: Array, sums: Array, length: int) -> tuple[ND
 
 
 def _check_pairs(indices: Array, values: Array, length: int) -> None:
-    for name, array in (("indices", indices), ("values", values)):
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"{name} is a {type(array).__name__}; pass an array of NumPy")
+    check_arrays([indices, values])
     if operator.index(length) < 0:
         raise ValueError(f"length is {length}; an array has 0 rows or more")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
