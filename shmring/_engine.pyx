@@ -390,7 +390,8 @@ cdef class Engine(State):
         except BaseException as error:
             if not is_finished(self.queue, &task):
                 self.give_up(SR_ABORTED, self.g.rank, self.g.seq, failures.describe_raised(self, error))
-                self.end_sharing()
+                with contextlib.suppress(Error):   # as in surface
+                    failures.raise_aborted(self)
             raise
         finally:
             reap(self.queue)

@@ -61,9 +61,10 @@ cdef class Collectives:
     `Work` that has the result; its arrays must be left alone until it is finished.
 
     priority: an integer from -4095 to 4095, the same on all ranks. Of the calls with one that every rank has issued,
-    the one with the greatest runs next, of several the first, as all ranks agree before each: large ones in parts of
-    4 MiB, between which others come in, to the same bits. A call without one runs in its place: behind all that were
-    made before it, before all that are made after it. (Peng et al. 2019, ByteScheduler; Jayarajan et al. 2019, P3.)
+    the one with the greatest runs next, of several the first, as all ranks agree before each: a large all_reduce,
+    reduce or broadcast in parts of 4 MiB, between which others come in, to the same bits. A call without one runs in
+    its place: behind all that were made before it, before all that are made after it. (Peng et al. 2019,
+    ByteScheduler; Jayarajan et al. 2019, P3.)
     """
 
     def all_reduce(self, x, op="sum", *, out=None, algorithm=None, wire=None, group_size=None, async_op=False,

@@ -335,21 +335,22 @@ def test_a_rank_that_gives_up_ends_everybodys_call_with_its_reason(world_across,
         assert error.reason in str(error)
 
 
-def wait_for_interrupt(comm, count, path_to_tell):
+def wait_for_interrupt(comm, count, path_to_tell, priority):
     if comm.rank == comm.size - 1:
         time.sleep(30)
     if comm.rank == 0:
         with open(path_to_tell, "w"):
             pass
-    comm.all_reduce(ones(count))
+    comm.all_reduce(ones(count), priority=priority)
 
 
+@pytest.mark.parametrize("priority", [None, 1])
 @pytest.mark.parametrize("count", [3, 60_000])
 @pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+3"])
-def test_ctrl_c_ends_a_wait_for_another_host(tmp_path, layout, count):
+def test_ctrl_c_ends_a_wait_for_another_host(tmp_path, layout, count, priority):
     with across(layout) as ranks:
         ranks.meet(timeout_s=40)
-        ranks.begin(wait_for_interrupt, count, str(tmp_path / "waits"))
+        ranks.begin(wait_for_interrupt, count, str(tmp_path / "waits"), priority)
         when_there(tmp_path / "waits")
         time.sleep(0.2)
         begin = time.monotonic()

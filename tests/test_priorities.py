@@ -336,9 +336,10 @@ def differ(comm, arguments):
         ([(3, 1)], [(3, 2)]),
         ([(3, 1)], [(3, None)]),
         ([(3, 1)], [(4, 1)]),
+        ([(100, 1)], [(101, 0)]),
         ([(2 * PART, 1)], [(3 * PART, 1)]),
     ],
-    ids=["another", "none", "count", "parts"],
+    ids=["another", "none", "count", "count and priority", "parts"],
 )
 def test_other_priorities_are_a_mismatch(world_of, one, other):
     for error in assert_all(world_of(3).outcomes(differ, [one, one, other]), shmring.Mismatch):
