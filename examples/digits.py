@@ -2,7 +2,10 @@
 
 import sys
 
+import numpy as np
+
 IMAGES, PIXELS, DIGITS = 1797, 64, 10
+HELD_OUT = 360
 
 
 def load():
@@ -17,3 +20,10 @@ def load():
 def load_once(comm):
     """The same on every rank: rank 0 reads them, for all."""
     return comm.broadcast_object(load() if comm.rank == 0 else None)
+
+
+def split(images, labels, dtype="f8"):
+    """Training and held-out images (in 0…1) and labels, the same way on every rank."""
+    order = np.random.default_rng(2026).permutation(len(images))
+    images, labels = (images[order] / 16.0).astype(dtype), labels[order]
+    return (images[HELD_OUT:], labels[HELD_OUT:]), (images[:HELD_OUT], labels[:HELD_OUT])

@@ -15,21 +15,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # read when jax is imported
 import jax
 import jax.numpy as jnp
 import numpy as np
-from digits import DIGITS, PIXELS, load_once
+from digits import DIGITS, PIXELS, load_once, split
 from terminal import Parser, at_least, positive, with_progress
 
 import shmring
 from shmring.adapters import jax as adapter
 
-HELD_OUT = 360
 MOMENTUM = 0.9
-
-
-def split(images, labels):
-    """Training and held-out images (in 0…1) and labels, the same way on every rank."""
-    order = np.random.default_rng(2026).permutation(len(images))
-    images, labels = (images[order] / 16).astype("f4"), labels[order]
-    return (images[HELD_OUT:], labels[HELD_OUT:]), (images[:HELD_OUT], labels[:HELD_OUT])
 
 
 def initial(hidden, seed):
@@ -112,7 +104,7 @@ def main():
     args = parse_arguments()
     with shmring.init() as comm:
         rank, size = comm.rank, comm.size
-        data, held_out = split(*load_once(comm))
+        data, held_out = split(*load_once(comm), "f4")
         if args.batch % size or args.batch > len(data[0]):
             sys.exit(f"--batch {args.batch}: a multiple of the ranks and at most {len(data[0])}, please")
         weights = adapter.broadcast(initial(args.hidden, args.seed), comm)

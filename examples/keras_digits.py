@@ -16,21 +16,13 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import keras
 import numpy as np
 import tensorflow as tf
-from digits import DIGITS, PIXELS, load_once
+from digits import DIGITS, PIXELS, load_once, split
 from terminal import Parser, at_least, positive
 
 import shmring
 from shmring.adapters import keras as adapter
 
-HELD_OUT = 360
 MOMENTUM = 0.9
-
-
-def split(images, labels):
-    """Training and held-out images (in 0…1) and labels, the same way on every rank."""
-    order = np.random.default_rng(2026).permutation(len(images))
-    images, labels = (images[order] / 16).astype("f4"), labels[order]
-    return (images[HELD_OUT:], labels[HELD_OUT:]), (images[:HELD_OUT], labels[:HELD_OUT])
 
 
 def batches(data, args, rank=0, size=1):
@@ -97,7 +89,7 @@ def main():
     tf.config.threading.set_intra_op_parallelism_threads(1)  # the ranks are the parallelism
     with shmring.init() as comm:
         rank, size = comm.rank, comm.size
-        data, held_out = split(*load_once(comm))
+        data, held_out = split(*load_once(comm), "f4")
         if args.batch % size or args.batch > len(data[0]):
             sys.exit(f"--batch {args.batch}: a multiple of the ranks and at most {len(data[0])}, please")
         model, losses = train_together(comm, data, args)

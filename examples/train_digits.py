@@ -14,21 +14,17 @@ from time import perf_counter
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy loads: the ranks are the parallelism
 
 import numpy as np
-from digits import DIGITS, PIXELS, load
+from digits import DIGITS, PIXELS, load, split
 from terminal import Parser, at_least, positive, with_progress
 
 import shmring
 
-HELD_OUT = 360
 MOMENTUM = 0.9
 
 
 def load_data():
     """Training and held-out images (in 0…1) and labels, split the same way on every rank."""
-    images, labels = load()
-    order = np.random.default_rng(2026).permutation(len(images))
-    images, labels = images[order] / 16.0, labels[order]
-    return (images[HELD_OUT:], labels[HELD_OUT:]), (images[:HELD_OUT], labels[:HELD_OUT])
+    return split(*load())
 
 
 def layers(flat, hidden):

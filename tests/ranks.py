@@ -248,3 +248,12 @@ def _send(pipe, answer):
         raise
     except Exception as error:
         pipe.send(AssertionError(f"{answer!r:.300} cannot be sent: {error}"))
+
+
+def raised(call, *arguments, **keywords):
+    """What a call on a rank raises, in words; None if it returns."""
+    try:
+        call(*arguments, **keywords)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -183,7 +183,8 @@ DIFFERENT = {  # what differs → two calls
         lambda c: c.all_reduce(ones(90_000), algorithm="halving_doubling"),
         lambda c: c.all_reduce(ones(90_000), algorithm="double_tree"),
     ),
-    "direct and master": (        lambda c: c.all_reduce(ones(90_000), algorithm="direct"),
+    "direct and master": (
+        lambda c: c.all_reduce(ones(90_000), algorithm="direct"),
         lambda c: c.all_reduce(ones(90_000), algorithm="master"),
     ),
 }

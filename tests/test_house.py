@@ -158,7 +158,7 @@ HOUSE = {
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),
     "model": set(),
-    "flat": set(),  # of shmring/methods, from here on
+    "flat": {"__init__"},  # of shmring/methods, from here on
     "rules": set(),
     "sharded": {"flat", "rules"},
     "pipeline": {"flat", "rules", "__init__"},
@@ -167,8 +167,8 @@ HOUSE = {
     "sparse": {"flat"},
     "local": {"flat"},
     "precision": {"flat"},
-    "reducers": {"__init__"},
-    "stepwise": {"__init__"},
+    "reducers": {"flat", "__init__"},
+    "stepwise": {"flat", "__init__"},
     "trials": {"__init__"},
     "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
     "selftest": {"memory", "screen", "settings", "tools", "__init__"},  # the checks, and the command

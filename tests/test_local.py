@@ -5,6 +5,7 @@ May know: the public API.
 
 import numpy as np
 import pytest
+from ranks import raised
 
 from shmring.methods.local import GradientAccumulation, LocalSGD
 from shmring.methods.precision import LossScaler, MasterWeights
@@ -153,14 +154,6 @@ def test_master_weights_keep_what_16_bits_would_lose():
 
 
 # ---- wrong use ------------------------------------------------------------------------------------------
-
-
-def raised(call, *arguments, **keywords):
-    try:
-        call(*arguments, **keywords)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def wrong(comm, case):

@@ -8,6 +8,7 @@ import signal
 
 import numpy as np
 import pytest
+from ranks import raised
 
 from shmring.methods.pipeline import Pipeline, one_forward_one_backward, version_of
 from shmring.methods.rules import SGD, Adam
@@ -226,14 +227,6 @@ def test_a_dead_stage_is_named(three):
     first, _, third = three.outcomes(killed_while)
     assert first.startswith("RankFailed")
     assert third.startswith("RankFailed")
-
-
-def raised(call, *arguments, **keywords):
-    try:
-        call(*arguments, **keywords)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def wrong(comm, case):

@@ -9,6 +9,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from ranks import raised
 
 from shmring.methods.sharded import SGD, Adam, ShardedOptimizer
 
@@ -175,14 +176,6 @@ def test_a_dead_rank_is_named(three, stage):
     first, _, third = three.outcomes(killed_while, stage)
     assert first.startswith("RankFailed")
     assert third.startswith("RankFailed")
-
-
-def raised(call, *arguments, **keywords):
-    try:
-        call(*arguments, **keywords)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def wrong(comm, case):

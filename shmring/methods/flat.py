@@ -1,22 +1,35 @@
 """Arrays of several shapes as views of one flat array: what is reduced or updated is then one array; and what
 methods ask of their arguments.
 
-A user of the public API: what it is handed is a communicator. May know: the standard library.
+A user of the public API: what it is handed is a communicator. May know: the public API.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import shmring
+
 if TYPE_CHECKING:
     from shmring import Comm
 
-__all__ = ["agree", "check_alike", "check_arrays", "check_in_place", "check_op", "dtype_of", "parts", "views"]
+__all__ = [
+    *("FOLDS", "agree", "check_alike", "check_arrays", "check_folded", "check_in_place", "check_op"),
+    *("dtype_of", "parts", "views"),
+]
+
+FOLDS: Mapping[str, Callable[..., Any]] = {
+    "sum": np.add,
+    "avg": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
 
 
 def views(flat: NDArray[Any], like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -68,6 +81,21 @@ def check_op(op: str) -> None:
     """ValueError for what gradients are not combined by."""
     if op not in ("avg", "sum"):
         raise ValueError(f"op is {op!r}; gradients are combined by 'avg' or 'sum'")
+
+
+def check_folded(x: Any, op: shmring.Op | str, dtypes: Sequence[str]) -> shmring.Op:
+    """The op, one of FOLDS; TypeError or ValueError where NumPy cannot fold x by it, in place."""
+    if not isinstance(x, np.ndarray) or x.dtype.name not in dtypes:
+        what = x.dtype.name if isinstance(x, np.ndarray) else type(x).__name__
+        raise TypeError(f"x is {what}; pass a NumPy array of {', '.join(dtypes)}")
+    if not (x.flags.c_contiguous and x.flags.writeable):
+        raise ValueError("x is not contiguous and writable; pass a = np.array(x) and copy it back")
+    name = shmring.Op(op)
+    if name not in FOLDS or (name == "avg" and x.dtype.kind == "i"):
+        raise ValueError(f"there is no {name.value!r} of {x.dtype.name}; there are {', '.join(FOLDS)}")
+    if name in ("min", "max") and x.dtype.kind == "c":
+        raise ValueError(f"{name.value!r} of complex numbers has no meaning")
+    return name
 
 
 def agree(comm: Comm, **given: float) -> None:

@@ -1,6 +1,6 @@
 """Reduction servers: ranks that do nothing but add up what the hosts send them, and send back the sum.
 
-A user of the public API: what it is handed is a communicator. May know: the public API.
+A user of the public API: what it is handed is a communicator. May know: flat, the public API.
 """
 
 from __future__ import annotations
@@ -16,17 +16,12 @@ import numpy as np
 
 import shmring
 
+from .flat import FOLDS, check_folded
+
 __all__ = ["ReductionServers"]
 
 _Array = np.ndarray[Any, Any]
-_FOLDS = {
-    "sum": np.add,
-    "avg": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-}
-_OPS = tuple(_FOLDS)
+_OPS = tuple(FOLDS)
 _DTYPES = ("float32", "float64", "int32", "int64", "complex64", "complex128")
 _LEAST_CHUNK_NBYTES = 1 << 14  # below it a message costs more than its bytes
 _END = -1  # in place of the number of elements
@@ -87,7 +82,7 @@ class ReductionServers:
         """
         here = self._workers()
         try:
-            op = _op_for(x, op)
+            op = check_folded(x, op, _DTYPES)
         except (TypeError, ValueError) as error:
             here.refuse("all_reduce")
             self._comm.abort(f"worker {self._comm.rank} refused its arguments: {error}")
@@ -259,7 +254,7 @@ class ReductionServers:
         arriving[0].wait()
         for part, transfer in zip(parts[1:], arriving[1:], strict=True):
             transfer.wait()
-            _FOLDS[op](result, part, out=result)
+            FOLDS[op](result, part, out=result)
         if op == "avg":
             numbers = result.view(result.real.dtype)  # a complex division would round otherwise
             np.divide(numbers, sum(map(len, self._hosts)), out=numbers)
@@ -290,21 +285,6 @@ def _workers_by_host(nodes: list[int], reducers: tuple[int, ...]) -> list[list[i
 
 def _on(node: int, ranks: list[int], nodes: list[int]) -> Iterator[int]:
     return (rank for rank in ranks if nodes[rank] == node)
-
-
-def _op_for(x: Any, op: shmring.Op | str) -> shmring.Op:
-    """The op; TypeError or ValueError where the array or the op will not do."""
-    if not isinstance(x, np.ndarray) or x.dtype.name not in _DTYPES:
-        what = x.dtype.name if isinstance(x, np.ndarray) else type(x).__name__
-        raise TypeError(f"x is {what}; pass a NumPy array of {', '.join(_DTYPES)}")
-    if not (x.flags.c_contiguous and x.flags.writeable):
-        raise ValueError("x is not contiguous and writable; pass a = np.array(x) and copy it back")
-    name = shmring.Op(op)
-    if name not in _FOLDS or (name == "avg" and x.dtype.kind == "i"):
-        raise ValueError(f"reducers have no {name.value!r} of {x.dtype.name}; they have {', '.join(_OPS)}")
-    if name in ("min", "max") and x.dtype.kind == "c":
-        raise ValueError(f"{name.value!r} of complex numbers has no meaning")
-    return name
 
 
 def _said(call: _Array) -> str:

@@ -1,7 +1,7 @@
 """The literature's all-reduces by point-to-point messages, for ranks of any number of hosts.
 
 `Comm.all_reduce(algorithm=...)` has the same ones in the memory of one host. Here each is a schedule: what a
-rank receives and then sends in every step; one loop carries all of them out. May know: the public API.
+rank receives and then sends in every step; one loop carries all of them out. May know: flat, the public API.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import numpy as np
 
 import shmring
 
+from .flat import FOLDS, check_folded
+
 __all__ = ["ALGORITHMS", "Stepwise"]
 
 _Array = np.ndarray[Any, Any]
-_FOLDS = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 _DTYPES = ("float32", "float64", "int32", "int64")
 
 
@@ -204,7 +205,9 @@ class Stepwise:
         differ: those are told where a message of one meets the other. Errors as in `Comm.recv` otherwise.
         """
         try:
-            op = _checked(x, op, algorithm)
+            op = check_folded(x, op, _DTYPES)
+            if algorithm not in _SCHEDULES:
+                raise ValueError(f"algorithm is {algorithm!r}; there are {', '.join(ALGORITHMS)}")
         except (TypeError, ValueError) as error:
             self._comm.abort(f"rank {self._comm.rank} refused its arguments: {error}")
             raise
@@ -213,7 +216,7 @@ class Stepwise:
         chunk = max(1, self._chunk_nbytes // x.itemsize)
         steps = _SCHEDULES[algorithm](self._comm.rank, self._comm.size, flat, chunk)
         with np.errstate(all="ignore"):
-            self._carry_out(steps, _FOLDS[op], call)
+            self._carry_out(steps, FOLDS[op], call)
             if op == "avg":
                 np.divide(flat, self._comm.size, out=flat)
 
@@ -274,17 +277,3 @@ class Stepwise:
                 self._comm.iprobe()  # raises it
             if folds:
                 fold(part, came, out=part)
-
-
-def _checked(x: Any, op: shmring.Op | str, algorithm: str) -> shmring.Op:
-    if not isinstance(x, np.ndarray) or x.dtype.name not in _DTYPES:
-        what = x.dtype.name if isinstance(x, np.ndarray) else type(x).__name__
-        raise TypeError(f"x is {what}; pass a NumPy array of {', '.join(_DTYPES)}")
-    if not (x.flags.c_contiguous and x.flags.writeable):
-        raise ValueError("x is not contiguous and writable; pass a = np.array(x) and copy it back")
-    if algorithm not in _SCHEDULES:
-        raise ValueError(f"algorithm is {algorithm!r}; there are {', '.join(ALGORITHMS)}")
-    name = shmring.Op(op)
-    if name not in _FOLDS or (name == "avg" and x.dtype.kind == "i"):
-        raise ValueError(f"there is no {name.value!r} of {x.dtype.name}; there are {', '.join(_FOLDS)}")
-    return name

@@ -79,14 +79,19 @@ def curves_of(files: Sequence[Others], ranks: int, distance: str) -> list[Curve]
     ]
 
 
-def load(path: Path, job: Job) -> Others:
-    """The figures of a file, of this call; Unusable where there are none."""
+def read(path: Path) -> Any:
+    """What a file has as JSON; Unusable where it has none."""
     try:
-        found = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except OSError as error:
         raise Unusable(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
         raise Unusable(f"{path} is no JSON") from None
+
+
+def load(path: Path, job: Job) -> Others:
+    """The figures of a file, of this call; Unusable where there are none."""
+    found = read(path)
     try:
         figures = tuple(_figures(path, found, job))
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -7,7 +7,6 @@ face, bench_calls, bench_rank, compare, model, plot, screen.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from .. import model
 from . import bench_rank, plot, screen
 from .bench_calls import PING_PONG, Job
 from .compare import SCHEMA as BENCH_SCHEMA
-from .compare import Unusable
+from .compare import Unusable, read
 
 SCHEMA = 1
 INTERRUPTED = 130
@@ -125,12 +124,7 @@ def _measured(comm: shmring.Comm, job: Job) -> dict[str, Any]:
 
 
 def _loaded(path: Path) -> Any:
-    try:
-        found = json.loads(path.read_text())
-    except OSError as error:
-        raise Unusable(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise Unusable(f"{path} is no JSON") from None
+    found = read(path)
     known = isinstance(found, dict) and found.get("program") == "shmring bench"
     if not known or found.get("schema") != BENCH_SCHEMA:
         raise Unusable(f"{path} is not what this version's `shmring bench --json` writes")
