@@ -18,7 +18,7 @@ from ._distance cimport enter_ping, step_ping_call
 from ._flight cimport SR_WAIT_CALL
 from ._leg cimport Wires, leg_of, remote
 from ._life cimport ParkedLife
-from ._parting cimport find_parted, last_call_of, parted_calls
+from ._parting cimport find_parted, last_call_of, most_suspect, parted_calls
 from ._pipelines cimport enter_refused, step_refused
 from ._progress cimport *
 from ._stalls cimport Stalls
@@ -193,6 +193,7 @@ cdef class Engine(State):
             self.give_up(SR_MISMATCHED, culprit, c.parted_seq, "")
         elif status == LATE:
             if g.leg != NULL:
+                culprit = most_suspect(self, c, self.alarms)
                 self.await_better_word(c, culprit)
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
@@ -243,14 +244,13 @@ cdef class Engine(State):
     # waits for a neighbour that has not come, then who waits for another host, then who waits for one that may have.
     cdef int await_better_word(self, Call *c, int culprit) except -1:
         cdef uint64_t first = leg_of(&self.g).first_local
-        cdef double until
         if culprit >= self.g.size:
             grace_s = GRACE_S
         elif not is_before(self.last_seq_of(culprit), first):
             grace_s = 3 * GRACE_S
         else:
             grace_s = 0.0 if begins_locally(&self.g, c) else 2 * GRACE_S
-        until = sr_now_ns() * 1e-9 + grace_s
+        cdef double until = sr_now_ns() * 1e-9 + grace_s
         while sr_flag_load(&self.g.header.abort) == SR_NO_ABORT and sr_now_ns() * 1e-9 < until:
             self.hear_others(c.seq)
             time.sleep(0.005)

@@ -184,6 +184,13 @@ cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     c.lines_seen = False
 
 
+cdef inline int rank_at_end_of(const Leg *leg, const sr_wire *wire) noexcept nogil:
+    cdef int rank = 0
+    while leg.wire[rank] != wire:
+        rank += 1
+    return rank
+
+
 # Whether so many messages more can be posted for every rank.
 cdef inline bint have_room(const Leg *leg, int nmessages) noexcept nogil:
     cdef int at

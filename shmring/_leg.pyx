@@ -84,13 +84,6 @@ cdef int move(Group *g, Call *c) noexcept nogil:
     return outcome
 
 
-cdef inline int rank_at_end_of(Leg *leg, const sr_wire *wire) noexcept nogil:
-    cdef int rank = 0
-    while leg.wire[rank] != wire:
-        rank += 1
-    return rank
-
-
 cdef int broken(Group *g, Call *c, sr_wire *wire, int status) noexcept nogil:
     c.awaited.rank = remote(g, rank_at_end_of(leg_of(g), wire))
     c.error = wire.error if status == SR_WIRE_FAILED else 0

@@ -7,3 +7,4 @@ from ._state cimport State
 cdef tuple parted_calls(State state, Call *c, int rank)
 cdef tuple find_parted(State state, Call *c, object alarms)
 cdef tuple last_call_of(State state, int rank, object alarms)
+cdef int most_suspect(State state, Call *c, object alarms) except -1
