@@ -133,7 +133,10 @@ cdef int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept n
 cdef inline int move_piece(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
     if c.zero_copy and lies_in_private(g, c, giver):
         return read_private(g, c, giver, there, nbytes)
-    g.kernels.copy(there, g.source[giver], nbytes, streams_out(g, c))
+    if c.kind == ALL_GATHER or c.kind == ALL_TO_ALL:   # with both ways busy it would be slower
+        g.kernels.copy(there, g.source[giver], nbytes, streams_out(g, c))
+    else:
+        copy_from_far(g, there, <const unsigned char *> g.source[giver], nbytes, streams_out(g, c))
     return DONE
 
 

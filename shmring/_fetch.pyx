@@ -17,8 +17,7 @@ cdef enum Phase:
     ENDING
 
 cdef enum:
-    CLAIM_NBYTES = 4 << 10
-    CLAIM_MOST_NBYTES = 2 << 20   # of a message
+    CLAIM_MOST_NBYTES = 2 << 20   # of what does not stay in the caches nobody holds any
 
 
 cdef int step_fetched(Group *g, Call *c) noexcept nogil:
@@ -78,29 +77,13 @@ cdef int reduce_own_slice(Group *g, Call *c) noexcept nogil:
             g.source[rank] = there
             there += room + SR_CACHE_LINE
     g.target[0] = c.out + begin
-    fold_sources(g, c, nbytes)
+    if c.nbytes <= CLAIM_MOST_NBYTES:   # the others fetched the same lines at the call before
+        fold_claiming(g, c, 1, 0, nbytes)
+    else:
+        g.kernels.fold[c.dtype][c.op](g.target, 1, 0, g.source, g.size, nbytes // c.itemsize, <uint32_t> g.size)
     c.fold.offset += nbytes
     g.stats.bytes_sent += nbytes
     return PROGRESSED if nbytes < left else DONE
-
-
-# The others have fetched the same lines at the call before, where the result comes to the same place again. Asking for
-# many of them at once is a fifth of the time at 1 MiB; of what does not stay in the caches nobody holds any.
-cdef void fold_sources(Group *g, Call *c, size_t nbytes) noexcept nogil:
-    cdef bint claims = c.nbytes <= CLAIM_MOST_NBYTES
-    cdef size_t done = 0
-    cdef size_t part = nbytes
-    cdef int rank
-    while done < nbytes:
-        if claims:   # up to the end of a line, where that is between two items
-            part = whole_items(c, CLAIM_NBYTES - (<uintptr_t> g.target[0] & (SR_CACHE_LINE - 1)))
-            part = min(part, nbytes - done)
-            sr_claim(g.target[0], part)
-        g.kernels.fold[c.dtype][c.op](g.target, 1, 0, g.source, g.size, part // c.itemsize, <uint32_t> g.size)
-        g.target[0] = <unsigned char *> g.target[0] + part
-        for rank in range(g.size):
-            g.source[rank] = <unsigned char *> g.source[rank] + part
-        done += part
 
 
 # A part of the next slice of another rank, once that has reduced it. In the order of ranks, beginning with the next.

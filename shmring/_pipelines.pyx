@@ -26,10 +26,18 @@ cdef enum:
     MOST_CHUNK_NBYTES = 128 << 10
 
 
+# Between far cores a few slots in a private L2, with as much of the message, beat a ring that fills it; near ones had
+# better not write again at once what the others have just read.
+cdef inline bint keeps_to_window(Group *g, Call *c) noexcept nogil:
+    return g.far and g.tuning.one_chunk_nbytes < c.nbytes <= g.tuning.cached_most_nbytes
+
+
 # What a reduce folds goes one way, so that its root may copy a chunk while the others fold the next: some chunks are
 # better than one, by a tenth from 96 KiB to 1 MiB (bench/peers.py). In an all_reduce everyone does everything.
 cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
     cdef size_t quarter
+    if keeps_to_window(g, c):
+        return whole_items(c, g.tuning.cached_chunk_nbytes)
     if c.nbytes > g.tuning.one_chunk_nbytes:
         return whole_items(c, g.tuning.chunk_nbytes)
     if c.kind != REDUCE:
@@ -43,12 +51,13 @@ cdef void enter_large(Group *g, Call *c) noexcept nogil:
     describe(g, c)
     publish_line(g, c)
     c.chunk_nbytes = chunk_of(g, c)
+    c.window_nbytes = window_nbytes_of(g.tuning) if keeps_to_window(g, c) else g.ring_nbytes
     c.stage.position = c.fold.position = c.copy.position = g.position
 
 
 # The slot of a chunk has room for any rank's skew.
-cdef inline uint64_t chunk_slot(Group *g, Head *head, size_t nbytes) noexcept nogil:
-    return slot_begin(g, head.position, nbytes + SR_CACHE_LINE)
+cdef inline uint64_t chunk_slot(Group *g, Call *c, Head *head, size_t nbytes) noexcept nogil:
+    return slot_begin_within(g, head.position, nbytes + SR_CACHE_LINE, c.window_nbytes)
 
 
 # Where the data of rank's slot lie that begins at slot_at.
@@ -58,7 +67,7 @@ cdef inline unsigned char *slot_data(Group *g, Call *c, int rank, uint64_t slot_
 
 cdef inline uint64_t chunk_end(Group *g, Call *c, Head *head) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, head)
-    return chunk_slot(g, head, nbytes) + slot_nbytes(nbytes + SR_CACHE_LINE)
+    return chunk_slot(g, c, head, nbytes) + slot_nbytes(nbytes + SR_CACHE_LINE)
 
 
 cdef inline void advance(Head *head, uint64_t slot_at, size_t nbytes) noexcept nogil:
@@ -66,11 +75,8 @@ cdef inline void advance(Head *head, uint64_t slot_at, size_t nbytes) noexcept n
     head.offset += nbytes
 
 
-# On some processors what others only copy had better not be streamed, but results that go both ways had.
 cdef inline bint streams_slots(Group *g, Call *c) noexcept nogil:
-    if not g.far or c.nbytes > g.tuning.far_stream_most_nbytes:
-        return False
-    return c.kind == ALL_REDUCE or c.nbytes >= g.tuning.far_stream_nbytes
+    return g.far and c.nbytes >= g.tuning.far_stream_nbytes
 
 
 # ---- direct: stage, reduce the own slice, copy the others' results -------------------------------------------
@@ -144,7 +150,7 @@ cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t count = nbytes // c.itemsize
     cdef size_t begin = slice_begin(g, c, count, g.rank) * c.itemsize
     cdef size_t end = slice_begin(g, c, count, g.rank + 1) * c.itemsize
-    cdef uint64_t slot_at = chunk_slot(g, &c.stage, nbytes)
+    cdef uint64_t slot_at = chunk_slot(g, c, &c.stage, nbytes)
     cdef unsigned char *staged = slot_data(g, c, g.rank, slot_at)
     cdef const unsigned char *x = c.x + c.stage.offset
     cdef uint32_t stream = streams_slots(g, c)
@@ -164,7 +170,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t count = nbytes // c.itemsize
     cdef size_t begin = slice_begin(g, c, count, g.rank)
     cdef size_t length = slice_begin(g, c, count, g.rank + 1) - begin
-    cdef uint64_t slot_at = chunk_slot(g, &c.fold, nbytes)
+    cdef uint64_t slot_at = chunk_slot(g, c, &c.fold, nbytes)
     cdef uint32_t stream = 0
     cdef int ntargets = 0
     cdef int rank
@@ -182,7 +188,10 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
             g.target[ntargets] = slot_data(g, c, g.rank, slot_at) + begin
             ntargets += 1
             g.stats.bytes_sent += length * c.itemsize
-        g.kernels.fold[c.dtype][c.op](g.target, ntargets, stream, g.source, g.size, length, <uint32_t> g.size)
+        if g.far and stream == 0:   # what is last is what the others read; the root of a reduce has only its own
+            fold_claiming(g, c, ntargets, ntargets - 1, length * c.itemsize)
+        else:
+            g.kernels.fold[c.dtype][c.op](g.target, ntargets, stream, g.source, g.size, length, <uint32_t> g.size)
     advance(&c.fold, slot_at, nbytes)
     c.fold_peer = 0
     publish(g, SR_REDUCED, c.fold.position)
@@ -190,7 +199,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
 
 cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.copy)
-    cdef uint64_t slot_at = chunk_slot(g, &c.copy, nbytes)
+    cdef uint64_t slot_at = chunk_slot(g, c, &c.copy, nbytes)
     cdef unsigned char *out = c.out + c.copy.offset
     cdef uint32_t stream = streams_out(g, c)
     cdef size_t begin, end
@@ -199,7 +208,7 @@ cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
         begin = slice_begin(g, c, nbytes // c.itemsize, rank) * c.itemsize
         end = slice_begin(g, c, nbytes // c.itemsize, rank + 1) * c.itemsize
         if rank != g.rank and begin < end:
-            g.kernels.copy(out + begin, slot_data(g, c, rank, slot_at) + begin, end - begin, stream)
+            copy_from_far(g, out + begin, slot_data(g, c, rank, slot_at) + begin, end - begin, stream)
     advance(&c.copy, slot_at, nbytes)
     c.copy_peer = 0
     give_credit(g, c.copy.position)
@@ -209,8 +218,8 @@ cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
 # overlap with stores of the other: a tenth of the whole at 64 MiB (bench/peers.py).
 cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.stage)
-    cdef uint64_t staged_at = chunk_slot(g, &c.stage, nbytes)
-    cdef uint64_t copied_at = chunk_slot(g, &c.copy, nbytes)
+    cdef uint64_t staged_at = chunk_slot(g, c, &c.stage, nbytes)
+    cdef uint64_t copied_at = chunk_slot(g, c, &c.copy, nbytes)
     cdef unsigned char *staged = slot_data(g, c, g.rank, staged_at)
     cdef const unsigned char *x = c.x + c.stage.offset
     cdef unsigned char *out = c.out + c.copy.offset

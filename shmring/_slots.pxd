@@ -2,7 +2,7 @@
 # May know: _group.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from ._group cimport *
 
@@ -21,10 +21,23 @@ cdef inline uint64_t slot_nbytes(size_t nbytes) noexcept nogil:
     return (nbytes + SR_LINE - 1) & ~<uint64_t> (SR_LINE - 1)
 
 
-# Where a slot of nbytes begins that lies at `position` or after it: no slot goes beyond the ring's end.
-cdef inline uint64_t slot_begin(Group *g, uint64_t position, size_t nbytes) noexcept nogil:
+cdef enum:
+    WINDOW_SLOTS = 4   # CACHED_SLOTS of shmring/tuning.py
+
+
+# How much of the ring large reductions go through that keep to a few slots.
+cdef inline uint64_t window_nbytes_of(const sr_tuning *tuning) noexcept nogil:
+    return WINDOW_SLOTS * slot_nbytes(tuning.cached_chunk_nbytes + SR_CACHE_LINE)
+
+
+# Where a slot of nbytes begins that lies at `position` or after it and in the ring's first bytes, `window_nbytes`.
+cdef inline uint64_t slot_begin_within(Group *g, uint64_t position, size_t nbytes, size_t window_nbytes) noexcept nogil:
     cdef uint64_t offset = position & (g.lap_nbytes - 1)
-    return position if offset + slot_nbytes(nbytes) <= g.ring_nbytes else position - offset + g.lap_nbytes
+    return position if offset + slot_nbytes(nbytes) <= window_nbytes else position - offset + g.lap_nbytes
+
+
+cdef inline uint64_t slot_begin(Group *g, uint64_t position, size_t nbytes) noexcept nogil:
+    return slot_begin_within(g, position, nbytes, g.ring_nbytes)
 
 
 cdef inline uint64_t slot_end(Group *g, uint64_t position, size_t nbytes) noexcept nogil:
@@ -69,9 +82,10 @@ cdef inline void give_credit(Group *g, uint64_t position) noexcept nogil:
 
 # ---- folding and streaming -----------------------------------------------------------------------------------
 
-# Whether what a rank gets goes past the cache.
+# Whether what a rank gets goes past the cache. Where it is folded in place that saves no load, as the line has just
+# been read, and wins only where twice as much has to go.
 cdef inline uint32_t streams_out(Group *g, Call *c) noexcept nogil:
-    return c.out_nbytes >= g.tuning.stream_out_nbytes
+    return c.out_nbytes >= g.tuning.stream_out_nbytes << (is_folded(c) and c.x == c.out)
 
 
 # One of several folds of the same data, from hop to hop: of an average all but the last only sum.
@@ -80,3 +94,37 @@ cdef inline void fold_hop(Group *g, Call *c, int nsources, int ntargets, uint32_
     cdef int op = SR_SUM if c.op == SR_AVG and not last else c.op
     if count > 0:
         g.kernels.fold[c.dtype][op](g.target, ntargets, stream, g.source, nsources, count, g.size)
+
+
+cdef enum:
+    CLAIM_NBYTES = 4 << 10
+
+
+# A fold of all sources of which one target has been read by others before: asking for many of its lines at once takes
+# a tenth off an all_reduce of 1 MiB between far cores, a fifth if they have just read it (bench/peers.py).
+cdef inline void fold_claiming(Group *g, Call *c, int ntargets, int claimed, size_t nbytes) noexcept nogil:
+    cdef size_t done = 0
+    cdef size_t part
+    cdef int i
+    while done < nbytes:   # up to the end of a line, where that is between two items
+        part = whole_items(c, CLAIM_NBYTES - (<uintptr_t> g.target[claimed] & (SR_CACHE_LINE - 1)))
+        part = min(part, nbytes - done)
+        sr_claim(g.target[claimed], part)
+        g.kernels.fold[c.dtype][c.op](g.target, ntargets, 0, g.source, g.size, part // c.itemsize, <uint32_t> g.size)
+        for i in range(ntargets):
+            g.target[i] = <unsigned char *> g.target[i] + part
+        for i in range(g.size):
+            g.source[i] = <const unsigned char *> g.source[i] + part
+        done += part
+
+
+# Of lines that a far core holds more are on their way if two places are read in turn: a sixth of a broadcast of 64 KiB
+# to 1 MiB, a twentieth of an all_reduce (bench/peers.py).
+cdef inline void copy_from_far(Group *g, unsigned char *to, const unsigned char *there, size_t nbytes,
+                               uint32_t stream) noexcept nogil:
+    cdef size_t half = nbytes // 2 & ~<size_t> (SR_CACHE_LINE - 1)
+    if stream or not g.far:
+        g.kernels.copy(to, there, nbytes, stream)
+        return
+    g.kernels.copy_two(to, there, 0, to + half, there + half, 0, half)
+    g.kernels.copy(to + 2 * half, there + 2 * half, nbytes - 2 * half, 0)

@@ -10,7 +10,7 @@ from posix.stdlib cimport posix_memalign
 from ._group cimport *
 from ._flight cimport Flight
 from ._leg cimport Leg, call_number, leg_of, rank_at
-from ._slots cimport slot_nbytes
+from ._slots cimport slot_nbytes, window_nbytes_of
 
 from . import _kernels
 from ._flight import ALGORITHMS, DTYPE_NBYTES, DTYPES, KINDS, MAX_RANKS, MOVED_DTYPE, WIRES, described  # no-cython-lint
@@ -35,7 +35,9 @@ def supported(str dtype, str op):
 # Two slots of the largest chunk there is fit into the ring: one is filled while the other is taken.
 cdef bint fits_ring(const sr_tuning *tuning, size_t ring_nbytes) noexcept:
     cdef uint64_t largest = max(tuning.one_chunk_nbytes, tuning.chunk_nbytes, tuning.exchange_nbytes)
-    return 0 < tuning.chunk_nbytes and largest < ring_nbytes and 2 * slot_nbytes(largest + SR_CACHE_LINE) <= ring_nbytes
+    if not 0 < tuning.chunk_nbytes or not 0 < tuning.cached_chunk_nbytes < ring_nbytes or not largest < ring_nbytes:
+        return False
+    return max(2 * slot_nbytes(largest + SR_CACHE_LINE), window_nbytes_of(tuning)) <= ring_nbytes
 
 
 cdef class State:

@@ -14,8 +14,9 @@ from .settings import Settings
 
 KIB = 1 << 10
 MIB = 1 << 20
-NEVER = 1 << 40
+NEVER = 1 << 40  # of what is done from some length on; of what is done up to one: 0
 PAGE_NBYTES = 4096
+CACHED_SLOTS = 4  # WINDOW_SLOTS of _slots.pxd: how many a large reduction keeps to that is to stay cached
 LINE_NBYTES = 128  # SR_LINE of src/layout.h: slots begin on it
 CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: room that a slot has beyond its chunk
 
@@ -23,10 +24,11 @@ CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: room that a slot has beyond its chunk
 DEFAULTS: dict[str, int] = {
     "small_nbytes": 48 * KIB,
     "far_stream_nbytes": 2 * KIB,
-    "far_stream_most_nbytes": NEVER,
     "one_chunk_nbytes": 1 * MIB,
     "chunk_nbytes": 512 * KIB,
     "depth": 4,
+    "cached_chunk_nbytes": 128 * KIB,
+    "cached_most_nbytes": 0,
     "exchange_nbytes": 256 * KIB,
     "stream_out_nbytes": 16 * MIB,
     "zero_copy_stream_nbytes": 16 * MIB,
@@ -40,39 +42,47 @@ DEFAULTS: dict[str, int] = {
     "chain_nbytes": NEVER,
 }
 # Where it is otherwise, by the first word of the processor's name: 2 and 4 ranks on 2 cores of a Xeon with
-# 2 MiB of L2 each. Round trips are nearly as long there as between an EPYC's chiplets, but streaming gains
-# nothing on its way into slots. It does on its way to larger results; and single copies do.
+# 2 MiB of L2 each. Round trips are nearly as long there as between an EPYC's chiplets, but streaming loses:
+# into slots a third at 128 KiB and a quarter at 1 MiB, into shared arrays 6 times at 1 MiB and 1.5 at 128. It
+# gains on its way to the largest private results; and single copies do.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
         "small_nbytes": 64 * KIB,
         "far_stream_nbytes": NEVER,
-        "far_stream_most_nbytes": 8 * MIB,
-        "stream_out_nbytes": 8 * MIB,
-        "zero_copy_stream_nbytes": 1 * MIB,
+        "one_chunk_nbytes": 768 * KIB,
+        "cached_most_nbytes": 4 * MIB,
+        "stream_out_nbytes": 48 * MIB,
+        "zero_copy_stream_nbytes": NEVER,
         "single_copy_nbytes": 64 * KIB,
         "single_copy_scatter_nbytes": 1 * MIB,
         "single_copy_most_nbytes": 4 * MIB,
-        "single_copy_reduce_nbytes": 256 * KIB,
+        "single_copy_reduce_nbytes": 1 * MIB,
         "single_copy_reduce_most_nbytes": 32 * MIB,
     },
 }
 # And of so many ranks or more, on any processor or on one kind: on 2 cores of that Xeon a scan of 4 takes 0.7
 # to 0.9 of the time in a chain, one of 8 half of it, a reduce 0.95 and 0.8. An all_reduce of private arrays
-# that 2 ranks read where they lie takes 0.85 of the time at 256 KiB, 0.4 at 8 MiB and 0.75 at 32; that 4 read
-# 0.75 at 4 MiB, 0.5 at 8 and 0.75 at 16.
+# that 2 ranks read where they lie takes 0.85 of the time at 1 MiB (in place as long at 3 MiB, 0.65 at 8);
+# that 4 read 0.85 at 4 MiB and 0.9 at 8, and longer beyond.
 OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
     ("", 4): {"chain_nbytes": 256 * KIB},
     ("", 5): {"chain_nbytes": 128 * KIB},
-    ("Intel(R)", 3): {"single_copy_reduce_nbytes": 2 * MIB, "single_copy_reduce_most_nbytes": 16 * MIB},
+    ("Intel(R)", 3): {
+        "cached_most_nbytes": 0,
+        "stream_out_nbytes": 12 * MIB,
+        "single_copy_reduce_nbytes": 2 * MIB,
+        "single_copy_reduce_most_nbytes": 8 * MIB,
+    },
 }
 # What a measured table may say: no staging ring grows beyond some tens of MiB by it.
 LIMITS: dict[str, tuple[int, int]] = {
     "small_nbytes": (64, 64 * KIB),  # SR_ALIGN_FOLD_BEYOND_NBYTES of src/kernels.c: all fold alike
     "far_stream_nbytes": (64, NEVER),
-    "far_stream_most_nbytes": (64, NEVER),
     "one_chunk_nbytes": (4 * KIB, 8 * MIB),
     "chunk_nbytes": (4 * KIB, 8 * MIB),
     "depth": (2, 8),
+    "cached_chunk_nbytes": (4 * KIB, 1 * MIB),
+    "cached_most_nbytes": (0, NEVER),
     "exchange_nbytes": (4 * KIB, 8 * MIB),
     "stream_out_nbytes": (64 * KIB, NEVER),
     "zero_copy_stream_nbytes": (64 * KIB, NEVER),
@@ -156,6 +166,8 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
         "chunk_nbytes": chunk_nbytes,
         "exchange_nbytes": chunk_nbytes,
         "small_nbytes": min(table["small_nbytes"], chunk_nbytes),
+        "cached_chunk_nbytes": chunk_nbytes,
+        "cached_most_nbytes": 0,
         "chain_nbytes": table["chain_nbytes"] if table["chain_nbytes"] == NEVER else chunk_nbytes,
         "depth": max(settings.depth or table["depth"], 2),
     }
@@ -171,6 +183,7 @@ def ring_nbytes(tables: tuple[dict[str, int], ...], nranks: int) -> int:
     for table in tables:
         largest = max(table["one_chunk_nbytes"], table["exchange_nbytes"])
         nbytes = max(nbytes, table["depth"] * _slot_nbytes(table["chunk_nbytes"]), 2 * _slot_nbytes(largest))
+        nbytes = max(nbytes, CACHED_SLOTS * _slot_nbytes(table["cached_chunk_nbytes"]))
     return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
 
 

@@ -241,7 +241,8 @@ struct sr_tuning {
     uint64_t single_copy_nbytes;      /* pieces from here on are read from private memory */
     uint64_t single_copy_scatter_nbytes; /* ... if all are as long together, where the root alone gives them */
     uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */
-    uint64_t far_stream_most_nbytes;  /* with far cores large reductions up to here are staged by streaming stores */
+    uint64_t cached_chunk_nbytes;     /* what a slot takes of large reductions that keep to a few slots, ... */
+    uint64_t cached_most_nbytes;      /* ... which are those up to here that are no single chunk */
     uint64_t single_copy_reduce_nbytes;  /* private arrays of an all_reduce are read where they lie from here on, ... */
     uint64_t single_copy_reduce_most_nbytes; /* ... up to here */
     uint64_t chain_nbytes;            /* with more ranks than CPUs reductions from here on go from rank to rank */

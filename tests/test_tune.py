@@ -162,6 +162,7 @@ EXTREMES = {
     "least": {name: least for name, (least, _) in tuning.LIMITS.items()},
     "most": {name: most for name, (_, most) in tuning.LIMITS.items()},
     "large chunks": {"chunk_nbytes": 8 << 20, "one_chunk_nbytes": 4096, "exchange_nbytes": 4096, "depth": 2},
+    "few slots": {"cached_chunk_nbytes": 4096, "cached_most_nbytes": tuning.NEVER, "one_chunk_nbytes": 4096},
     "large exchanges": {
         "exchange_nbytes": 8 << 20,
         "chunk_nbytes": 4096,

@@ -61,13 +61,21 @@ QUESTIONS = (
     ),
     Question(
         "one_chunk_nbytes",
-        (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB),
+        (256 * KIB, 512 * KIB, 768 * KIB, 1 * MIB, 2 * MIB),
         _private("all_reduce", 384 * KIB, 768 * KIB, 1 * MIB, 2 * MIB),
     ),
     Question(
         "chunk_nbytes",
         (128 * KIB, 256 * KIB, 512 * KIB, 1 * MIB),
         _private("all_reduce", 4 * MIB, 16 * MIB),
+    ),
+    Question(
+        "cached_chunk_nbytes", (64 * KIB, 128 * KIB, 256 * KIB), _private("all_reduce", 1 * MIB, 2 * MIB)
+    ),
+    Question(
+        "cached_most_nbytes",
+        (0, 1 * MIB, 2 * MIB, 4 * MIB),
+        _private("all_reduce", *(n * MIB for n in (1, 2, 4))),
     ),
     Question("depth", (2, 3, 4, 6, 8), _private("all_reduce", 4 * MIB, 16 * MIB)),
     Question(
@@ -84,18 +92,13 @@ QUESTIONS = (
         _private("all_reduce", 1 * KIB, 4 * KIB, 16 * KIB),
     ),
     Question(
-        "far_stream_most_nbytes",
-        (64 * KIB, *(n * MIB for n in (1, 8, 32)), tuning.NEVER),
-        _private("all_reduce", 256 * KIB, *(n * MIB for n in (2, 16, 64))),
-    ),
-    Question(
         "stream_out_nbytes",
-        tuple(n * MIB for n in (1, 4, 8, 16, 64)),
-        _private("all_reduce", 2 * MIB, 8 * MIB, 32 * MIB),
+        tuple(n * MIB for n in (1, 4, 12, 16, 48)),
+        _private("all_reduce", 2 * MIB, 8 * MIB, 32 * MIB, 64 * MIB),
     ),
     Question(
         "zero_copy_stream_nbytes",
-        (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB),
+        (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, tuning.NEVER),
         lambda _: [Load("all_reduce", size * MIB, shared=True) for size in (2, 8, 32)],
     ),
     Question(
