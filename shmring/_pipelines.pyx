@@ -35,9 +35,10 @@ cdef inline bint keeps_to_window(Group *g, Call *c) noexcept nogil:
 # What a reduce folds goes one way, so that its root may copy a chunk while the others fold the next: some chunks are
 # better than one, by a tenth from 96 KiB to 1 MiB (bench/peers.py). In an all_reduce everyone does everything.
 cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
-    cdef size_t quarter
+    cdef size_t quarter, nchunks
     if keeps_to_window(g, c):
-        return whole_items(c, g.tuning.cached_chunk_nbytes)
+        nchunks = (c.nbytes - 1) // g.tuning.cached_chunk_nbytes + 1
+        return whole_items(c, min(slot_nbytes(c.nbytes // nchunks + 1), g.tuning.cached_chunk_nbytes))   # all alike
     if c.nbytes > g.tuning.one_chunk_nbytes:
         return whole_items(c, g.tuning.chunk_nbytes)
     if c.kind != REDUCE:

@@ -27,7 +27,7 @@ DEFAULTS: dict[str, int] = {
     "one_chunk_nbytes": 1 * MIB,
     "chunk_nbytes": 512 * KIB,
     "depth": 4,
-    "cached_chunk_nbytes": 128 * KIB,
+    "cached_chunk_nbytes": 192 * KIB,
     "cached_most_nbytes": 0,
     "exchange_nbytes": 256 * KIB,
     "stream_out_nbytes": 16 * MIB,
