@@ -42,9 +42,10 @@ def in_turn(
     """Seconds of one call of each way: the median over rounds, on every rank the same.
 
     A quarter of the calls go before: by then the caches, and how long ranks wait for each other, are this
-    way's again. Four ranks on two cores need 10 us at 1 KiB just after another algorithm, and 3 a little later.
+    way's again. Four ranks on two cores need 10 us at 1 KiB just after another algorithm, 3 a little later.
     """
-    loops = {name: max(1, int(sample_s / min(seconds(comm, way, 2) for _ in range(3)))) for name, way in ways.items()}
+    shortest = {name: min(seconds(comm, way, 2) for _ in range(3)) for name, way in ways.items()}
+    loops = {name: max(1, int(sample_s / shortest[name])) for name in ways}
     found: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for number in range(rounds):

@@ -70,7 +70,9 @@ QUESTIONS = (
         _private("all_reduce", 4 * MIB, 16 * MIB),
     ),
     Question(
-        "cached_chunk_nbytes", (64 * KIB, 128 * KIB, 192 * KIB, 256 * KIB), _private("all_reduce", 1 * MIB, 2 * MIB)
+        "cached_chunk_nbytes",
+        tuple(n * KIB for n in (64, 128, 192, 256)),
+        _private("all_reduce", 1 * MIB, 2 * MIB),
     ),
     Question(
         "cached_most_nbytes",
