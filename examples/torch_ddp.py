@@ -2,10 +2,11 @@
 
     torchrun --nproc-per-node 2 examples/torch_ddp.py --backend shmring     two ranks
     torchrun --nproc-per-node 2 examples/torch_ddp.py --backend gloo        the same through gloo
+    torchrun --nproc-per-node 2 examples/torch_ddp.py --share-buckets       reduced where they lie
     python examples/torch_ddp.py                                            one rank, the same losses
 
-The name of the backend is all that differs. Nothing of shmring is imported: torch finds it by itself where it
-is installed (pip install 'shmring[torch,examples]').
+The name of the backend is all that differs. But for --share-buckets nothing of shmring is imported: torch
+finds it by itself where it is installed (pip install 'shmring[torch,examples]').
 
 What the communication costs is measured after the training: steps of the trained network in turn with those
 of a copy whose communication hook sends nothing and leaves each rank its own gradients, each from a common
@@ -50,9 +51,15 @@ def make_network(width, seed):
     )
 
 
-def parallel(network, args):
-    """The network as DDP trains it, and the optimizer of its weights."""
+def parallel(network, args, hook=None):
+    """The network as DDP trains it, or with gradients that go to a hook, and the optimizer of its weights."""
     model = DistributedDataParallel(network, bucket_cap_mb=args.bucket_mb, gradient_as_bucket_view=True)
+    if hook is not None:
+        model.register_comm_hook(None, hook)
+    elif args.share_buckets:
+        from shmring.adapters.torch import share_buckets
+
+        share_buckets(model)
     return model, torch.optim.SGD(model.parameters(), args.lr, MOMENTUM)
 
 
@@ -101,8 +108,7 @@ def keep_local(_, bucket):
 
 def communication_share(network, data, args):
     """The part of a step's time that it does not need where nothing is sent."""
-    talking, silent = (parallel(copy.deepcopy(network), args) for _ in range(2))
-    silent[0].register_comm_hook(None, keep_local)
+    talking, silent = (parallel(copy.deepcopy(network), args, hook) for hook in (None, keep_local))
     images, labels = next(shards(data, args))
     seconds = {talking: [], silent: []}
     for _ in range(WARM_UP + args.repeats):
@@ -150,6 +156,7 @@ def parse_arguments():
     add("--batch", type=at_least(1), default=64, help="samples in a step, over all ranks (%(default)s)")
     add("--width", type=at_least(1), default=16, help="channels of the first layer (%(default)s)")
     add("--bucket-mb", type=positive, default=25, help="of gradients that are sent together (%(default)s)")
+    add("--share-buckets", action="store_true", help="in memory that all ranks of the host map; with shmring")
     add("--repeats", type=at_least(0), default=100, help="steps behind communication's share (%(default)s)")
     add("--lr", type=positive, default=0.02, help="learning rate (%(default)s)")
     add("--seed", type=at_least(0), default=1)

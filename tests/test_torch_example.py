@@ -66,7 +66,9 @@ def test_gloo_shmring_and_one_rank_come_to_the_same(installed):
     # without an active exception".
     gloo = figures(run(*LAUNCHED, EXAMPLE, *FEW, "--backend", "gloo", path=[installed]), may_end_badly=True)
     shmring_too = figures(run(*LAUNCHED, EXAMPLE, *FEW, "--backend", "shmring", path=[installed]))
+    shared = figures(run(*LAUNCHED, EXAMPLE, *FEW, "--share-buckets", path=[installed]))
     alone = figures(run(EXAMPLE, *FEW, path=[installed]))
+    assert shared == pytest.approx(shmring_too, rel=1e-5)
     assert shmring_too == pytest.approx(gloo, rel=1e-5)
     assert alone == pytest.approx(gloo, rel=1e-4)
 
