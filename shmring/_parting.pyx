@@ -58,7 +58,7 @@ cdef int most_suspect(State state, Call *c, object alarms) except -1:
     cdef sr_wire *wire
     cdef int at, rank, culprit = c.awaited.rank
     cdef int64_t awaited, most = -1
-    if culprit < g.size or not says_that_it_waits(leg, culprit - g.size, alarms):
+    if culprit < g.size or leg.wire[culprit - g.size] == NULL or not says_that_it_waits(leg, culprit - g.size, alarms):
         return culprit
     for at in range(leg.nbusy):
         wire = &leg.wires[leg.busy[at]]

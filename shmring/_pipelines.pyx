@@ -175,6 +175,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
     cdef uint32_t stream = 0
     cdef int ntargets = 0
     cdef int rank
+    cdef bint claims = False
     begin *= c.itemsize
     if length > 0:
         for rank in range(g.size):
@@ -186,10 +187,11 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
             ntargets = 1
         if c.kind != REDUCE or g.rank != c.root:
             stream |= <uint32_t> streams_slots(g, c) << ntargets
+            claims = g.far and stream == 0
             g.target[ntargets] = slot_data(g, c, g.rank, slot_at) + begin
             ntargets += 1
             g.stats.bytes_sent += length * c.itemsize
-        if g.far and stream == 0:   # what is last is what the others read; the root of a reduce has only its own
+        if claims:
             fold_claiming(g, c, ntargets, ntargets - 1, length * c.itemsize)
         else:
             g.kernels.fold[c.dtype][c.op](g.target, ntargets, stream, g.source, g.size, length, <uint32_t> g.size)

@@ -24,17 +24,13 @@ cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogi
             or may_be_fetched(g, c))
 
 
-cdef enum:
-    IN_PLACE_TIMES = 3   # as much has to be there
-
-
 # From which length of pieces on that pays. Through slots the root of a scatter stages while others copy, which is
 # better the less there is and the fewer they are; and what two ranks reduce in place leaves more of the cache to slots
 # (1 MiB: 106 us, against 130 by single copies; with an array for the result 153 against 126).
 cdef inline uint64_t least_single_copy(const Group *g, const Call *c) noexcept nogil:
     cdef uint64_t least = g.tuning.single_copy_nbytes
     if c.kind == ALL_REDUCE:
-        return g.tuning.single_copy_reduce_nbytes * (IN_PLACE_TIMES if c.out == c.x and g.size == 2 else 1)
+        return g.tuning.single_copy_in_place_nbytes if c.out == c.x else g.tuning.single_copy_reduce_nbytes
     return max(least, g.tuning.single_copy_scatter_nbytes // <uint64_t> g.size) if c.kind == SCATTER else least
 
 

@@ -123,7 +123,7 @@ cdef inline void fold_claiming(Group *g, Call *c, int ntargets, int claimed, siz
 cdef inline void copy_from_far(Group *g, unsigned char *to, const unsigned char *there, size_t nbytes,
                                uint32_t stream) noexcept nogil:
     cdef size_t half = nbytes // 2 & ~<size_t> (SR_CACHE_LINE - 1)
-    if stream or not g.far:
+    if stream or not g.far or half == 0 or nbytes >= g.tuning.far_stream_nbytes:   # what was streamed nobody holds
         g.kernels.copy(to, there, nbytes, stream)
         return
     g.kernels.copy_two(to, there, 0, to + half, there + half, 0, half)

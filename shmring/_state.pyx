@@ -32,7 +32,8 @@ def supported(str dtype, str op):
 
 # ---- the state -------------------------------------------------------------------------------------------------
 
-# Two slots of the largest chunk there is fit into the ring: one is filled while the other is taken.
+# Two slots of the largest chunk there is fit into the ring: one is filled while the other is taken. So do the few that
+# some reductions keep to.
 cdef bint fits_ring(const sr_tuning *tuning, size_t ring_nbytes) noexcept:
     cdef uint64_t largest = max(tuning.one_chunk_nbytes, tuning.chunk_nbytes, tuning.exchange_nbytes)
     if not 0 < tuning.chunk_nbytes or not 0 < tuning.cached_chunk_nbytes < ring_nbytes or not largest < ring_nbytes:

@@ -38,6 +38,7 @@ DEFAULTS: dict[str, int] = {
     "single_copy_scatter_nbytes": NEVER,
     "single_copy_most_nbytes": NEVER,
     "single_copy_reduce_nbytes": NEVER,
+    "single_copy_in_place_nbytes": NEVER,
     "single_copy_reduce_most_nbytes": NEVER,
     "chain_nbytes": NEVER,
 }
@@ -57,6 +58,7 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
         "single_copy_scatter_nbytes": 1 * MIB,
         "single_copy_most_nbytes": 4 * MIB,
         "single_copy_reduce_nbytes": 1 * MIB,
+        "single_copy_in_place_nbytes": 3 * MIB,
         "single_copy_reduce_most_nbytes": 32 * MIB,
     },
 }
@@ -71,6 +73,7 @@ OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
         "cached_most_nbytes": 0,
         "stream_out_nbytes": 12 * MIB,
         "single_copy_reduce_nbytes": 2 * MIB,
+        "single_copy_in_place_nbytes": 2 * MIB,
         "single_copy_reduce_most_nbytes": 8 * MIB,
     },
 }
@@ -91,6 +94,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "single_copy_scatter_nbytes": (64, NEVER),
     "single_copy_most_nbytes": (64, NEVER),
     "single_copy_reduce_nbytes": (64, NEVER),
+    "single_copy_in_place_nbytes": (64, NEVER),
     "single_copy_reduce_most_nbytes": (64, NEVER),
     "chain_nbytes": (64, NEVER),
 }
@@ -156,6 +160,7 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
             "single_copy_scatter_nbytes": least,
             "single_copy_most_nbytes": NEVER,
             "single_copy_reduce_nbytes": least,
+            "single_copy_in_place_nbytes": least,
             "single_copy_reduce_most_nbytes": NEVER,
         }
     if settings.chunk_nbytes is None and settings.depth is None:
@@ -166,7 +171,7 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
         "chunk_nbytes": chunk_nbytes,
         "exchange_nbytes": chunk_nbytes,
         "small_nbytes": min(table["small_nbytes"], chunk_nbytes),
-        "cached_chunk_nbytes": chunk_nbytes,
+        "cached_chunk_nbytes": LINE_NBYTES,  # its slots take no room
         "cached_most_nbytes": 0,
         "chain_nbytes": table["chain_nbytes"] if table["chain_nbytes"] == NEVER else chunk_nbytes,
         "depth": max(settings.depth or table["depth"], 2),
@@ -174,7 +179,8 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
 
 
 def ring_nbytes(tables: tuple[dict[str, int], ...], nranks: int) -> int:
-    """Of one rank's staging ring, in whole pages: so many slots as it is deep, two of the largest there are.
+    """Of one rank's staging ring, in whole pages: so many slots as it is deep, two of the largest there are,
+    those of a reduction that keeps to a few.
 
     More than a private L2, so that a line is not written again while another holds it; little of an L3. A
     line for each rank has to fit.

@@ -29,7 +29,7 @@
                         | message rings to rank 1 ...                  |
                         +----------------------------------------------+                                  */
 
-#define SR_MAGIC 0x676e69726d687333u       /* "3shmring": a segment of this layout */
+#define SR_MAGIC 0x676e69726d687334u       /* "4shmring": a segment of this layout */
 #define SR_QUEUE_MAGIC 0x65756575716d6873u /* "shmqueue": a ring that lives alone */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
@@ -244,6 +244,7 @@ struct sr_tuning {
     uint64_t cached_chunk_nbytes;     /* what a slot takes of large reductions that keep to a few slots, ... */
     uint64_t cached_most_nbytes;      /* ... which are those up to here that are no single chunk */
     uint64_t single_copy_reduce_nbytes;  /* private arrays of an all_reduce are read where they lie from here on, ... */
+    uint64_t single_copy_in_place_nbytes; /* ... or from here on, where the result goes to the same place, ... */
     uint64_t single_copy_reduce_most_nbytes; /* ... up to here */
     uint64_t chain_nbytes;            /* with more ranks than CPUs reductions from here on go from rank to rank */
 };

@@ -137,7 +137,8 @@ def test_what_the_environment_forces_comes_first(cache):
     measured.save(cache, TABLES, tuning.LIMITS)
     near, far = tuning.tables(Settings(chunk_nbytes=1024, depth=5), 2)
     assert near == far
-    assert {near[name] for name in near if name.endswith("chunk_nbytes")} == {1024}
+    assert near["chunk_nbytes"] == near["one_chunk_nbytes"] == 1024
+    assert near["cached_most_nbytes"] == 0  # nothing keeps to a few slots of another length
     assert (near["depth"], near["small_nbytes"]) == (5, 1024)
 
 
@@ -239,7 +240,7 @@ def test_what_is_the_same_near_and_far_is_judged_by_both():
 
 
 def test_the_environment_says_from_where_on_there_are_single_copies():
-    names = ("single_copy_nbytes", "single_copy_scatter_nbytes")
+    names = ("single_copy_nbytes", "single_copy_scatter_nbytes", "single_copy_in_place_nbytes")
 
     def least(**asked):
         return {table[name] for table in tuning.tables(Settings(tuning="none", **asked), 2) for name in names}
@@ -249,6 +250,13 @@ def test_the_environment_says_from_where_on_there_are_single_copies():
     assert least(single_copy_nbytes=0) == {tuning.NEVER}
     assert least(chunk_nbytes=4096) == {tuning.NEVER}  # who asks for a chunk wants slots
     assert least(chunk_nbytes=4096, single_copy_nbytes=64) == {64}
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 8])
+def test_rings_are_as_deep_as_the_environment_says(depth):
+    tables = tuning.tables(Settings(tuning="none", chunk_nbytes=1 << 20, depth=depth), 2)
+    slot_nbytes = tuning.ring_nbytes(tables, 2) / depth
+    assert 1 << 20 < slot_nbytes < (1 << 20) + 4096
 
 
 def test_every_question_is_about_a_number_that_may_be_so():

@@ -28,11 +28,15 @@ _FUSED_ARRAYS = 64
 
 @dataclass(frozen=True)
 class Load:
-    """A call by which candidates are judged; of several arrays, nbytes is each one's."""
+    """A call by which candidates are judged; of several arrays, nbytes is each one's.
+
+    An all_reduce has an array for its result, if it is not in place.
+    """
 
     call: Call
     nbytes: int
     shared: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def _prepared(comm: shmring.Comm, load: Load) -> Callable[[], object]:
         arrays = [np.ones(count, "f4") for _ in range(_FUSED_ARRAYS)]
         return lambda: comm.all_reduce_many(arrays)
     x: Array = comm.zeros(count, "f4") if load.shared else np.ones(count, "f4")
-    if load.call == "all_reduce":
+    if load.call == "all_reduce" and not load.in_place:
         out: Array = comm.zeros(count, "f4") if load.shared else np.ones(count, "f4")
         return comm.plan("all_reduce", x, out=out)
     if load.call == "all_to_all":

@@ -67,19 +67,19 @@ QUESTIONS = (
     Question(
         "chunk_nbytes",
         (128 * KIB, 256 * KIB, 512 * KIB, 1 * MIB),
-        _private("all_reduce", 4 * MIB, 16 * MIB),
-    ),
-    Question(
-        "cached_chunk_nbytes",
-        tuple(n * KIB for n in (64, 128, 192, 256)),
-        _private("all_reduce", 1 * MIB, 2 * MIB),
+        _private("all_reduce", 8 * MIB, 16 * MIB),
     ),
     Question(
         "cached_most_nbytes",
         (0, 1 * MIB, 2 * MIB, 4 * MIB),
         _private("all_reduce", *(n * MIB for n in (1, 2, 4))),
     ),
-    Question("depth", (2, 3, 4, 6, 8), _private("all_reduce", 4 * MIB, 16 * MIB)),
+    Question(
+        "cached_chunk_nbytes",
+        tuple(n * KIB for n in (64, 128, 192, 256)),
+        _private("all_reduce", 1 * MIB, 2 * MIB),
+    ),
+    Question("depth", (2, 3, 4, 6, 8), _private("all_reduce", 8 * MIB, 16 * MIB)),
     Question(
         "exchange_nbytes",
         (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, 1 * MIB),
@@ -91,7 +91,7 @@ QUESTIONS = (
     Question(
         "far_stream_nbytes",
         (512, 2 * KIB, 8 * KIB, 32 * KIB, tuning.NEVER),
-        _private("all_reduce", 1 * KIB, 4 * KIB, 16 * KIB),
+        _private("all_reduce", 1 * KIB, 4 * KIB, 16 * KIB, 256 * KIB, 4 * MIB),
     ),
     Question(
         "stream_out_nbytes",
@@ -122,6 +122,11 @@ QUESTIONS = (
         "single_copy_reduce_nbytes",
         (*(n * KIB for n in (128, 256, 512)), 1 * MIB, 2 * MIB, tuning.NEVER),
         _private("all_reduce", *(n * KIB for n in (192, 384, 768, 1536))),
+    ),
+    Question(
+        "single_copy_in_place_nbytes",
+        (*(n * MIB for n in (1, 2, 3)), tuning.NEVER),
+        lambda _: [Load("all_reduce", size * KIB, in_place=True) for size in (1536, 2560, 3584)],
     ),
     Question(
         "single_copy_reduce_most_nbytes",
@@ -225,6 +230,7 @@ def _ask(
             if not question.name.startswith("single_copy"):  # it is about slots: see that they are used
                 for distance in ("near", "far"):
                     tried[distance]["single_copy_reduce_nbytes"] = tuning.NEVER
+                    tried[distance]["single_copy_in_place_nbytes"] = tuning.NEVER
             for distance in ("any",) if question.name in tuning.OF_BOTH_DISTANCES else ("near", "far"):
                 tried[distance][question.name] = value
             measured.save(Path(paths[-1]), {ranks: tried}, tuning.LIMITS)
