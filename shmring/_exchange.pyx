@@ -65,8 +65,12 @@ cdef inline size_t pieces_nbytes(Group *g, Call *c, size_t nbytes) noexcept nogi
 
 # ---- staging and taking one chunk ----------------------------------------------------------------------------
 
+cdef inline uint64_t pieces_slot(Group *g, Call *c, Head *head) noexcept nogil:
+    return slot_begin_within(g, head.position, pieces_nbytes(g, c, next_chunk(c, head)), c.window_nbytes)
+
+
 cdef inline uint64_t piece_end(Group *g, Call *c, Head *head) noexcept nogil:
-    return slot_end(g, head.position, pieces_nbytes(g, c, next_chunk(c, head)))
+    return pieces_slot(g, c, head) + slot_nbytes(pieces_nbytes(g, c, next_chunk(c, head)))
 
 
 cdef inline void advance_piece(Group *g, Call *c, Head *head) noexcept nogil:
@@ -77,7 +81,7 @@ cdef inline void advance_piece(Group *g, Call *c, Head *head) noexcept nogil:
 
 cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.stage)
-    cdef unsigned char *there = slot(g, g.rank, slot_begin(g, c.stage.position, pieces_nbytes(g, c, nbytes)))
+    cdef unsigned char *there = slot(g, g.rank, pieces_slot(g, c, &c.stage))
     cdef int taker
     if is_split(c):
         for taker in range(g.size):
@@ -159,7 +163,7 @@ cdef inline void keep_result_of_own(Group *g, Call *c) noexcept nogil:
 
 cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.copy)
-    cdef uint64_t slot_at = slot_begin(g, c.copy.position, pieces_nbytes(g, c, nbytes))
+    cdef uint64_t slot_at = pieces_slot(g, c, &c.copy)
     cdef int giver
     for giver in range(g.size):
         g.source[giver] = slot(g, giver, slot_at) + piece_in_slot(c, giver, g.rank, nbytes)
@@ -244,12 +248,15 @@ cdef int step_tiny(Group *g, Call *c) noexcept nogil:
 # ---- through slots -------------------------------------------------------------------------------------------
 
 cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
+    cdef bint cached = keeps_to_window(g, c, pieces_nbytes(g, c, c.nbytes))
+    cdef size_t most = g.tuning.cached_chunk_nbytes if cached else g.tuning.exchange_nbytes
     begin_call(g, c)
     describe(g, c)
+    c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.ring_nbytes
     c.chunk_nbytes = c.nbytes
-    if pieces_nbytes(g, c, c.nbytes) > g.tuning.exchange_nbytes:
+    if pieces_nbytes(g, c, c.nbytes) > most:
         # Whole cache lines are whole items of all dtypes that are folded.
-        c.chunk_nbytes = g.tuning.exchange_nbytes // (g.size - 1 if is_split(c) else 1)
+        c.chunk_nbytes = most // (g.size - 1 if is_split(c) else 1)
         c.chunk_nbytes = max(c.chunk_nbytes & ~<size_t> (SR_CACHE_LINE - 1), <size_t> SR_CACHE_LINE)
     c.stage.position = c.copy.position = g.position
 

@@ -64,8 +64,9 @@ cdef extern from "layout.h" nogil:
         uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
         uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
         uint64_t single_copy_nbytes, single_copy_scatter_nbytes, single_copy_most_nbytes
-        uint64_t cached_chunk_nbytes, cached_most_nbytes, chain_nbytes
-        uint64_t single_copy_reduce_nbytes, single_copy_in_place_nbytes, single_copy_reduce_most_nbytes
+        uint64_t cached_chunk_nbytes, cached_most_nbytes, chain_nbytes, stream_in_place_nbytes
+        uint64_t single_copy_reduce_nbytes, single_copy_reduce_most_nbytes
+        uint64_t single_copy_in_place_nbytes, single_copy_in_place_most_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
@@ -289,6 +290,7 @@ cdef struct Call:
     # where it lies
     const unsigned char *x
     unsigned char *out
+    bint out_is_new                  # made for this call: nobody has touched its pages
     uint32_t x_block, out_block
     uint64_t x_offset, out_offset
     const Piece *given               # uneven: by rank, what it takes of this one; NULL: all pieces are alike
@@ -313,7 +315,7 @@ cdef struct Call:
     int phase                  # of zero-copy: 0 working, 1 waiting for the others to be done; _fetch has three
     int round_trips            # of the measurement so far
     size_t chunk_nbytes        # a multiple of itemsize
-    size_t window_nbytes       # of the rings, that a large reduction goes through: all of them, or what stays cached
+    size_t window_nbytes       # of the rings, that a long message goes through: all of them, or what stays cached
     Head stage, fold, down, copy
 
 

@@ -26,17 +26,11 @@ cdef enum:
     MOST_CHUNK_NBYTES = 128 << 10
 
 
-# Between far cores a few slots in a private L2, with as much of the message, beat a ring that fills it; near ones had
-# better not write again at once what the others have just read.
-cdef inline bint keeps_to_window(Group *g, Call *c) noexcept nogil:
-    return g.far and g.tuning.one_chunk_nbytes < c.nbytes <= g.tuning.cached_most_nbytes
-
-
 # What a reduce folds goes one way, so that its root may copy a chunk while the others fold the next: some chunks are
 # better than one, by a tenth from 96 KiB to 1 MiB (bench/peers.py). In an all_reduce everyone does everything.
 cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
     cdef size_t quarter, nchunks
-    if keeps_to_window(g, c):
+    if keeps_to_window(g, c, c.nbytes):
         nchunks = (c.nbytes - 1) // g.tuning.cached_chunk_nbytes + 1
         return whole_items(c, min(slot_nbytes(c.nbytes // nchunks + 1), g.tuning.cached_chunk_nbytes))   # all alike
     if c.nbytes > g.tuning.one_chunk_nbytes:
@@ -52,7 +46,7 @@ cdef void enter_large(Group *g, Call *c) noexcept nogil:
     describe(g, c)
     publish_line(g, c)
     c.chunk_nbytes = chunk_of(g, c)
-    c.window_nbytes = window_nbytes_of(g.tuning) if keeps_to_window(g, c) else g.ring_nbytes
+    c.window_nbytes = window_nbytes_of(g.tuning) if keeps_to_window(g, c, c.nbytes) else g.ring_nbytes
     c.stage.position = c.fold.position = c.copy.position = g.position
 
 

@@ -37,7 +37,7 @@ cdef inline uint64_t least_single_copy(const Group *g, const Call *c) noexcept n
 # Up to which; longer ones had better be streamed through slots, unless one rank alone would fill these.
 cdef inline uint64_t most_single_copy(const Group *g, const Call *c) noexcept nogil:
     if c.kind == ALL_REDUCE:
-        return g.tuning.single_copy_reduce_most_nbytes
+        return g.tuning.single_copy_in_place_most_nbytes if c.out == c.x else g.tuning.single_copy_reduce_most_nbytes
     return <uint64_t> -1 if c.kind == SCATTER else g.tuning.single_copy_most_nbytes
 
 

@@ -25,9 +25,15 @@ cdef enum:
     WINDOW_SLOTS = 4   # CACHED_SLOTS of shmring/tuning.py
 
 
-# How much of the ring large reductions go through that keep to a few slots.
+# How much of the ring messages go through that keep to a few slots.
 cdef inline uint64_t window_nbytes_of(const sr_tuning *tuning) noexcept nogil:
     return WINDOW_SLOTS * slot_nbytes(tuning.cached_chunk_nbytes + SR_CACHE_LINE)
+
+
+# Between far cores a few slots in a private L2 beat a ring that fills it, which leaves nothing of it to the arrays that
+# go by; near ones had better not write again at once what the others have just read.
+cdef inline bint keeps_to_window(const Group *g, const Call *c, size_t nbytes) noexcept nogil:
+    return g.far and nbytes > g.tuning.one_chunk_nbytes and c.nbytes <= g.tuning.cached_most_nbytes
 
 
 # Where a slot of nbytes begins that lies at `position` or after it and in the ring's first bytes, `window_nbytes`.
@@ -83,9 +89,13 @@ cdef inline void give_credit(Group *g, uint64_t position) noexcept nogil:
 # ---- folding and streaming -----------------------------------------------------------------------------------
 
 # Whether what a rank gets goes past the cache. Where it is folded in place that saves no load, as the line has just
-# been read, and wins only where twice as much has to go.
+# been read, and in new pages none either: the kernel has just cleared them.
 cdef inline uint32_t streams_out(Group *g, Call *c) noexcept nogil:
-    return c.out_nbytes >= g.tuning.stream_out_nbytes << (is_folded(c) and c.x == c.out)
+    if c.out_is_new:
+        return False
+    if is_folded(c) and c.x == c.out:
+        return c.out_nbytes >= g.tuning.stream_in_place_nbytes
+    return c.out_nbytes >= g.tuning.stream_out_nbytes
 
 
 # One of several folds of the same data, from hop to hop: of an average all but the last only sum.

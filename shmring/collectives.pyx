@@ -221,8 +221,9 @@ cdef class Collectives:
         try:
             try:
                 number = self.root_of(kind, root)
-                out = self.out_of(kind, x, number, out, like)
+                given, out = out, self.out_of(kind, x, number, out, like)
                 _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, how)
+                c.out_is_new = out is not given
             except Exception:
                 self.engine.refuse(kind)
                 raise
@@ -240,8 +241,9 @@ cdef class Collectives:
         cdef int number
         try:
             number = self.root_of(kind, root)
-            out = self.out_of(kind, x, number, out, like)
+            given, out = out, self.out_of(kind, x, number, out, like)
             kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, how)
+            c.out_is_new = out is not given
         except Exception:
             self.engine.refuse(kind)
             raise

@@ -31,6 +31,7 @@ DEFAULTS: dict[str, int] = {
     "cached_most_nbytes": 0,
     "exchange_nbytes": 256 * KIB,
     "stream_out_nbytes": 16 * MIB,
+    "stream_in_place_nbytes": 32 * MIB,
     "zero_copy_stream_nbytes": 16 * MIB,
     "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,
@@ -38,43 +39,52 @@ DEFAULTS: dict[str, int] = {
     "single_copy_scatter_nbytes": NEVER,
     "single_copy_most_nbytes": NEVER,
     "single_copy_reduce_nbytes": NEVER,
-    "single_copy_in_place_nbytes": NEVER,
     "single_copy_reduce_most_nbytes": NEVER,
+    "single_copy_in_place_nbytes": NEVER,
+    "single_copy_in_place_most_nbytes": NEVER,
     "chain_nbytes": NEVER,
 }
 # Where it is otherwise, by the first word of the processor's name: 2 and 4 ranks on 2 cores of a Xeon with
 # 2 MiB of L2 each. Round trips are nearly as long there as between an EPYC's chiplets, but streaming loses:
 # into slots a third at 128 KiB and a quarter at 1 MiB, into shared arrays 6 times at 1 MiB and 1.5 at 128. It
-# gains on its way to the largest private results; and single copies do.
+# gains on its way to large private results elsewhere (half at 40 MiB); and single copies do, most where pages
+# are huge: an all_to_all of 16 MiB takes 0.64 of the time then, else 0.75; an all_reduce out of place is
+# faster through slots from 20 MiB on with small pages, from 30 with huge ones.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
         "small_nbytes": 64 * KIB,
         "far_stream_nbytes": NEVER,
         "one_chunk_nbytes": 768 * KIB,
-        "cached_most_nbytes": 4 * MIB,
-        "stream_out_nbytes": 48 * MIB,
+        "cached_most_nbytes": NEVER,
+        "stream_out_nbytes": 24 * MIB,
+        "stream_in_place_nbytes": NEVER,
         "zero_copy_stream_nbytes": NEVER,
         "single_copy_nbytes": 64 * KIB,
         "single_copy_scatter_nbytes": 1 * MIB,
-        "single_copy_most_nbytes": 4 * MIB,
+        "single_copy_most_nbytes": 16 * MIB,
         "single_copy_reduce_nbytes": 1 * MIB,
+        "single_copy_reduce_most_nbytes": 24 * MIB,
         "single_copy_in_place_nbytes": 3 * MIB,
-        "single_copy_reduce_most_nbytes": 32 * MIB,
+        "single_copy_in_place_most_nbytes": 32 * MIB,
     },
 }
-# And of so many ranks or more, on any processor or on one kind: on 2 cores of that Xeon a scan of 4 takes 0.7
-# to 0.9 of the time in a chain, one of 8 half of it, a reduce 0.95 and 0.8. An all_reduce of private arrays
-# that 2 ranks read where they lie takes 0.85 of the time at 1 MiB (in place as long at 3 MiB, 0.65 at 8);
-# that 4 read 0.85 at 4 MiB and 0.9 at 8, and longer beyond.
+# And of so many ranks or more, on any processor or on one kind: on 2 cores of that Xeon a scan of 4 takes
+# 0.7 to 0.9 of the time in a chain, one of 8 half of it, a reduce 0.95 and 0.8. Through few slots 3 to 8
+# ranks had better go by 64 KiB: 0.77 of the time at 2 and at 16 MiB, 0.93 with 2 ranks' 192 KiB. In place
+# that is also faster than single copies (0.75 at 2 MiB); to another place only with small pages. Beyond 32
+# MiB it takes 1.08 of the time to another place, in place 0.93.
 OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
     ("", 4): {"chain_nbytes": 256 * KIB},
     ("", 5): {"chain_nbytes": 128 * KIB},
     ("Intel(R)", 3): {
-        "cached_most_nbytes": 0,
+        "one_chunk_nbytes": 384 * KIB,
+        "cached_chunk_nbytes": 64 * KIB,
+        "cached_most_nbytes": 32 * MIB,
         "stream_out_nbytes": 12 * MIB,
-        "single_copy_reduce_nbytes": 2 * MIB,
-        "single_copy_in_place_nbytes": 2 * MIB,
+        "single_copy_most_nbytes": 4 * MIB,
+        "single_copy_reduce_nbytes": 4 * MIB,
         "single_copy_reduce_most_nbytes": 8 * MIB,
+        "single_copy_in_place_nbytes": NEVER,
     },
 }
 # What a measured table may say: no staging ring grows beyond some tens of MiB by it.
@@ -88,14 +98,16 @@ LIMITS: dict[str, tuple[int, int]] = {
     "cached_most_nbytes": (0, NEVER),
     "exchange_nbytes": (4 * KIB, 8 * MIB),
     "stream_out_nbytes": (64 * KIB, NEVER),
+    "stream_in_place_nbytes": (64 * KIB, NEVER),
     "zero_copy_stream_nbytes": (64 * KIB, NEVER),
     "fuse_nbytes": (64, 1 * MIB),
     "single_copy_nbytes": (64, NEVER),
     "single_copy_scatter_nbytes": (64, NEVER),
     "single_copy_most_nbytes": (64, NEVER),
     "single_copy_reduce_nbytes": (64, NEVER),
-    "single_copy_in_place_nbytes": (64, NEVER),
     "single_copy_reduce_most_nbytes": (64, NEVER),
+    "single_copy_in_place_nbytes": (64, NEVER),
+    "single_copy_in_place_most_nbytes": (64, NEVER),
     "chain_nbytes": (64, NEVER),
 }
 # Known before a call begins, when the distance that will hold then is not: the same near and far.
@@ -160,8 +172,9 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
             "single_copy_scatter_nbytes": least,
             "single_copy_most_nbytes": NEVER,
             "single_copy_reduce_nbytes": least,
-            "single_copy_in_place_nbytes": least,
             "single_copy_reduce_most_nbytes": NEVER,
+            "single_copy_in_place_nbytes": least,
+            "single_copy_in_place_most_nbytes": NEVER,
         }
     if settings.chunk_nbytes is None and settings.depth is None:
         return table

@@ -367,6 +367,7 @@ cdef class Uneven(Collectives):
         cdef size_t nbytes
         cdef int giver
         result = []
+        c.out_is_new = out is None
         for giver in range(parts.size):
             if not is_given(c, giver, self.own_rank):
                 continue

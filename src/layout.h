@@ -29,7 +29,7 @@
                         | message rings to rank 1 ...                  |
                         +----------------------------------------------+                                  */
 
-#define SR_MAGIC 0x676e69726d687334u       /* "4shmring": a segment of this layout */
+#define SR_MAGIC 0x676e69726d687335u       /* "5shmring": a segment of this layout */
 #define SR_QUEUE_MAGIC 0x65756575716d6873u /* "shmqueue": a ring that lives alone */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
@@ -234,18 +234,20 @@ struct sr_tuning {
     uint64_t one_chunk_nbytes;        /* messages up to here are one chunk */
     uint64_t chunk_nbytes;            /* what a slot takes of larger ones */
     uint64_t exchange_nbytes;         /* what a slot takes where there is no reduced chunk to be copied */
-    uint64_t stream_out_nbytes;       /* private results larger than this go past the cache */
+    uint64_t stream_out_nbytes;       /* private results from here on go past the cache, ... */
+    uint64_t stream_in_place_nbytes;  /* ... or from here on, where they are folded in place */
     uint64_t zero_copy_stream_nbytes; /* shared results, likewise */
     uint64_t fuse_nbytes;             /* arrays up to here are reduced together where there are many */
     uint64_t ping_nbytes;             /* calls this large look at the clock whether to measure the distance again */
     uint64_t single_copy_nbytes;      /* pieces from here on are read from private memory */
     uint64_t single_copy_scatter_nbytes; /* ... if all are as long together, where the root alone gives them */
     uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */
-    uint64_t cached_chunk_nbytes;     /* what a slot takes of large reductions that keep to a few slots, ... */
+    uint64_t cached_chunk_nbytes;     /* what a slot takes of messages between far cores that keep to a few, ... */
     uint64_t cached_most_nbytes;      /* ... which are those up to here that are no single chunk */
-    uint64_t single_copy_reduce_nbytes;  /* private arrays of an all_reduce are read where they lie from here on, ... */
-    uint64_t single_copy_in_place_nbytes; /* ... or from here on, where the result goes to the same place, ... */
-    uint64_t single_copy_reduce_most_nbytes; /* ... up to here */
+    uint64_t single_copy_reduce_nbytes; /* private arrays of an all_reduce are read where they lie from here on, ... */
+    uint64_t single_copy_reduce_most_nbytes; /* ... up to here; */
+    uint64_t single_copy_in_place_nbytes;    /* those that the result goes to from here on, ... */
+    uint64_t single_copy_in_place_most_nbytes; /* ... up to here */
     uint64_t chain_nbytes;            /* with more ranks than CPUs reductions from here on go from rank to rank */
 };
 

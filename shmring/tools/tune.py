@@ -52,6 +52,10 @@ def _private(call: Call, *sizes: int) -> Callable[[int], list[Load]]:
     return lambda _: [Load(call, nbytes) for nbytes in sizes]
 
 
+def _in_place(*sizes: int) -> Callable[[int], list[Load]]:
+    return lambda _: [Load("all_reduce", nbytes, in_place=True) for nbytes in sizes]
+
+
 _CHAINED = (96 * KIB, 192 * KIB, 384 * KIB, 1 * MIB)
 QUESTIONS = (
     Question(
@@ -61,7 +65,7 @@ QUESTIONS = (
     ),
     Question(
         "one_chunk_nbytes",
-        (256 * KIB, 512 * KIB, 768 * KIB, 1 * MIB, 2 * MIB),
+        (256 * KIB, 384 * KIB, 512 * KIB, 768 * KIB, 1 * MIB, 2 * MIB),
         _private("all_reduce", 384 * KIB, 768 * KIB, 1 * MIB, 2 * MIB),
     ),
     Question(
@@ -71,13 +75,13 @@ QUESTIONS = (
     ),
     Question(
         "cached_most_nbytes",
-        (0, 1 * MIB, 2 * MIB, 4 * MIB),
-        _private("all_reduce", *(n * MIB for n in (1, 2, 4))),
+        (0, *(n * MIB for n in (2, 4, 8, 32)), tuning.NEVER),
+        _in_place(2 * MIB, 16 * MIB, 64 * MIB),
     ),
     Question(
         "cached_chunk_nbytes",
         tuple(n * KIB for n in (64, 128, 192, 256)),
-        _private("all_reduce", 1 * MIB, 2 * MIB),
+        _in_place(1 * MIB, 2 * MIB, 8 * MIB),
     ),
     Question("depth", (2, 3, 4, 6, 8), _private("all_reduce", 8 * MIB, 16 * MIB)),
     Question(
@@ -95,8 +99,13 @@ QUESTIONS = (
     ),
     Question(
         "stream_out_nbytes",
-        tuple(n * MIB for n in (1, 4, 12, 16, 48)),
+        tuple(n * MIB for n in (1, 4, 12, 16, 24, 48)),
         _private("all_reduce", 2 * MIB, 8 * MIB, 32 * MIB, 64 * MIB),
+    ),
+    Question(
+        "stream_in_place_nbytes",
+        (*(n * MIB for n in (4, 16, 32, 96)), tuning.NEVER),
+        _in_place(8 * MIB, 24 * MIB, 64 * MIB),
     ),
     Question(
         "zero_copy_stream_nbytes",
@@ -116,7 +125,7 @@ QUESTIONS = (
     Question(
         "single_copy_most_nbytes",
         (*(n * MIB for n in (1, 2, 4, 8, 16)), tuning.NEVER),
-        _private("all_to_all", 1536 * KIB, 3 * MIB, 6 * MIB, 12 * MIB),
+        _private("all_to_all", 1536 * KIB, 3 * MIB, 6 * MIB, 12 * MIB, 24 * MIB),
     ),
     Question(
         "single_copy_reduce_nbytes",
@@ -124,14 +133,19 @@ QUESTIONS = (
         _private("all_reduce", *(n * KIB for n in (192, 384, 768, 1536))),
     ),
     Question(
-        "single_copy_in_place_nbytes",
-        (*(n * MIB for n in (1, 2, 3)), tuning.NEVER),
-        lambda _: [Load("all_reduce", size * KIB, in_place=True) for size in (1536, 2560, 3584)],
+        "single_copy_reduce_most_nbytes",
+        (*(n * MIB for n in (4, 8, 16, 24, 32, 64)), tuning.NEVER),
+        _private("all_reduce", *(n * MIB for n in (6, 12, 24, 48))),
     ),
     Question(
-        "single_copy_reduce_most_nbytes",
+        "single_copy_in_place_nbytes",
+        (*(n * MIB for n in (1, 2, 3)), tuning.NEVER),
+        _in_place(*(size * KIB for size in (1536, 2560, 3584))),
+    ),
+    Question(
+        "single_copy_in_place_most_nbytes",
         (*(n * MIB for n in (4, 8, 16, 32, 64)), tuning.NEVER),
-        _private("all_reduce", *(n * MIB for n in (6, 12, 24, 48))),
+        _in_place(*(n * MIB for n in (6, 12, 24, 48))),
     ),
     Question(
         "chain_nbytes",
