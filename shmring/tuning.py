@@ -69,23 +69,23 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
     },
 }
 # And of so many ranks or more, on any processor or on one kind: on 2 cores of that Xeon a scan of 4 takes
-# 0.7 to 0.9 of the time in a chain, one of 8 half of it, a reduce 0.95 and 0.8. Through few slots 3 to 8
-# ranks had better go by 64 KiB: 0.77 of the time at 2 and at 16 MiB, 0.93 with 2 ranks' 192 KiB. In place
-# that is also faster than single copies (0.75 at 2 MiB); to another place only with small pages. Beyond 32
-# MiB it takes 1.08 of the time to another place, in place 0.93.
+# 0.7 to 0.9 of the time in a chain, one of 8 half of it, a reduce 0.95 and 0.8. Through few slots 3 and 4
+# ranks had better go by 96 KiB: 0.8 of the time at 2 and at 16 MiB in place, 0.93 with 2 ranks' 192 KiB. In
+# place that is also faster than single copies (0.8 at 2 MiB); to another place only with small pages. With
+# 5 to 8 ranks it gains less, and beyond 16 MiB nothing.
 OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
     ("", 4): {"chain_nbytes": 256 * KIB},
     ("", 5): {"chain_nbytes": 128 * KIB},
     ("Intel(R)", 3): {
         "one_chunk_nbytes": 384 * KIB,
-        "cached_chunk_nbytes": 64 * KIB,
-        "cached_most_nbytes": 32 * MIB,
+        "cached_chunk_nbytes": 96 * KIB,
         "stream_out_nbytes": 12 * MIB,
         "single_copy_most_nbytes": 4 * MIB,
         "single_copy_reduce_nbytes": 4 * MIB,
         "single_copy_reduce_most_nbytes": 8 * MIB,
         "single_copy_in_place_nbytes": NEVER,
     },
+    ("Intel(R)", 5): {"cached_most_nbytes": 16 * MIB, "stream_in_place_nbytes": 24 * MIB},
 }
 # What a measured table may say: no staging ring grows beyond some tens of MiB by it.
 LIMITS: dict[str, tuple[int, int]] = {
