@@ -439,13 +439,18 @@ cdef inline bint awaits_end_of(Group *g, Call *c, int rank) noexcept nogil:
     return takes_from(g, c, rank, g.rank)
 
 
+# Whether what goes to a rank's out goes past the cache. Where that is its x the line has just been read, and is there.
+cdef inline uint32_t streams_push(const Group *g, const Call *c, int rank) noexcept nogil:
+    return c.nbytes >= g.tuning.zero_copy_stream_nbytes and g.target[rank] != g.source[rank]
+
+
 # all_reduce, reduce: the own slice of everyone's x, reduced into every out that wants it.
 cdef int reduce_and_push(Group *g, Call *c) noexcept nogil:
     cdef size_t begin = sr_slice_begin_grained(c.count, g.size, g.rank, SR_CACHE_LINE // c.itemsize)
     cdef size_t end = sr_slice_begin_grained(c.count, g.size, g.rank + 1, SR_CACHE_LINE // c.itemsize)
     cdef size_t length = SHARED_STEP_NBYTES // c.itemsize
-    cdef uint32_t stream = 0xffffffff if c.nbytes >= g.tuning.zero_copy_stream_nbytes else 0
-    cdef int status
+    cdef uint32_t stream = 0
+    cdef int status, rank
     begin += c.fold.offset // c.itemsize
     if length > end - begin:
         length = end - begin
@@ -455,7 +460,11 @@ cdef int reduce_and_push(Group *g, Call *c) noexcept nogil:
     if status != DONE:
         return status
     if c.kind == REDUCE:
+        stream = streams_push(g, c, c.root)
         g.target[0] = g.target[c.root]
+    else:
+        for rank in range(g.size):
+            stream |= streams_push(g, c, rank) << min(rank, 31)   # which stands for all that follow
     if length > 0:
         g.kernels.fold[c.dtype][c.op](g.target, 1 if c.kind == REDUCE else g.size, stream, g.source, g.size,
                                       length, <uint32_t> g.size)

@@ -46,10 +46,11 @@ DEFAULTS: dict[str, int] = {
 }
 # Where it is otherwise, by the first word of the processor's name: 2 and 4 ranks on 2 cores of a Xeon with
 # 2 MiB of L2 each. Round trips are nearly as long there as between an EPYC's chiplets, but streaming loses:
-# into slots a third at 128 KiB and a quarter at 1 MiB, into shared arrays 6 times at 1 MiB and 1.5 at 128. It
-# gains on its way to large private results elsewhere (half at 40 MiB); and single copies do, most where pages
-# are huge: an all_to_all of 16 MiB takes 0.64 of the time then, else 0.75; an all_reduce out of place is
-# faster through slots from 20 MiB on with small pages, from 30 with huge ones.
+# into slots a third at 128 KiB and a quarter at 1 MiB, into shared arrays in place 6 times at 1 MiB and 1.5
+# at 128. It gains on its way to large results elsewhere (half, private ones of 40 MiB and shared ones of
+# 24); and single copies do, most where pages are huge: an all_to_all of 16 MiB takes 0.64 of the time then,
+# else 0.75; an all_reduce out of place is faster through slots from 20 MiB on with small pages, from 30
+# with huge ones.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
         "small_nbytes": 64 * KIB,
@@ -58,7 +59,7 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
         "cached_most_nbytes": NEVER,
         "stream_out_nbytes": 24 * MIB,
         "stream_in_place_nbytes": NEVER,
-        "zero_copy_stream_nbytes": NEVER,
+        "zero_copy_stream_nbytes": 3 * MIB,
         "single_copy_nbytes": 64 * KIB,
         "single_copy_scatter_nbytes": 1 * MIB,
         "single_copy_most_nbytes": 16 * MIB,

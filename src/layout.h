@@ -236,7 +236,7 @@ struct sr_tuning {
     uint64_t exchange_nbytes;         /* what a slot takes where there is no reduced chunk to be copied */
     uint64_t stream_out_nbytes;       /* private results from here on go past the cache, ... */
     uint64_t stream_in_place_nbytes;  /* ... or from here on, where they are folded in place */
-    uint64_t zero_copy_stream_nbytes; /* shared results, likewise */
+    uint64_t zero_copy_stream_nbytes; /* shared results elsewhere, likewise */
     uint64_t fuse_nbytes;             /* arrays up to here are reduced together where there are many */
     uint64_t ping_nbytes;             /* calls this large look at the clock whether to measure the distance again */
     uint64_t single_copy_nbytes;      /* pieces from here on are read from private memory */

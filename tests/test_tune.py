@@ -151,12 +151,16 @@ def some_calls(comm):
     for count in (1, 100, 3000, 10_000, 70_000, 300_000, 1_500_000):
         x = np.arange(count, dtype="i8") * (comm.rank + 1)
         comm.all_reduce(x)
+        shared = comm.copy_of(x)
+        elsewhere = comm.zeros(count, "i8")
+        in_place_on_one = shared if comm.rank == 0 else elsewhere
+        comm.all_reduce(shared, out=in_place_on_one)
         rows = comm.gather(x, 1)
         parts = comm.all_to_all(np.repeat(np.arange(comm.size), max(1, count // 9)) + comm.rank)
         pieces = comm.all_gather_v(np.full(count * comm.rank // 2, comm.rank))
         small = [np.full(count % 700, comm.rank, "f4") for _ in range(30)]
         comm.all_reduce_many(small)
-        arrays = [x, parts, *pieces, *small, *([] if rows is None else rows)]
+        arrays = [x, in_place_on_one, parts, *pieces, *small, *([] if rows is None else rows)]
         found.append([array.sum() for array in arrays])
     return np.array(found).tolist()
 
