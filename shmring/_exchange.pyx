@@ -248,7 +248,9 @@ cdef int step_tiny(Group *g, Call *c) noexcept nogil:
 # ---- through slots -------------------------------------------------------------------------------------------
 
 cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
-    cdef bint cached = keeps_to_window(g, c, pieces_nbytes(g, c, c.nbytes))
+    # Two slots have to fit, wherever the first begins: with thousands of ranks a line for each is more than that.
+    cdef bint cached = (keeps_to_window(g, c, pieces_nbytes(g, c, c.nbytes))
+                        and pieces_nbytes(g, c, 1) <= g.tuning.cached_chunk_nbytes)
     cdef size_t most = g.tuning.cached_chunk_nbytes if cached else g.tuning.exchange_nbytes
     begin_call(g, c)
     describe(g, c)

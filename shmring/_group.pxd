@@ -290,7 +290,7 @@ cdef struct Call:
     # where it lies
     const unsigned char *x
     unsigned char *out
-    bint out_is_new                  # made for this call: nobody has touched its pages
+    bint out_is_new                  # made for this call, large ones in pages that nobody has touched
     uint32_t x_block, out_block
     uint64_t x_offset, out_offset
     const Piece *given               # uneven: by rank, what it takes of this one; NULL: all pieces are alike
