@@ -84,8 +84,9 @@ class ReductionServers:
         try:
             op = check_folded(x, op, _DTYPES)
         except (TypeError, ValueError) as error:
-            here.refuse("all_reduce")
+            # In this order: who meets the refusal on this host then finds the word on what was wrong there.
             self._comm.abort(f"worker {self._comm.rank} refused its arguments: {error}")
+            here.refuse("all_reduce")
             raise
         flat = x.reshape(-1)
         chunk = self._elements_of_chunk(flat)
