@@ -232,6 +232,16 @@ def tune(
     return {distance: values for distance, values in table.items() if values}, told
 
 
+def _beside(question: Question) -> dict[str, int]:
+    """Other numbers with which messages go the way that the question is about."""
+    if question.name.startswith("single_copy"):
+        return {}
+    through_slots = {"single_copy_reduce_nbytes": tuning.NEVER, "single_copy_in_place_nbytes": tuning.NEVER}
+    if question.name in ("chunk_nbytes", "depth", "exchange_nbytes"):  # of the whole ring
+        return through_slots | {"cached_most_nbytes": 0}
+    return through_slots
+
+
 def _ask(
     ranks: int, question: Question, candidates: Sequence[int], table: measured.Table, seconds: float
 ) -> dict[str, tuple[int, float]]:
@@ -241,10 +251,8 @@ def _ask(
         for value in candidates:
             paths.append(str(Path(folder, f"{value}.json")))
             tried = {distance: dict(values) for distance, values in table.items()}
-            if not question.name.startswith("single_copy"):  # it is about slots: see that they are used
-                for distance in ("near", "far"):
-                    tried[distance]["single_copy_reduce_nbytes"] = tuning.NEVER
-                    tried[distance]["single_copy_in_place_nbytes"] = tuning.NEVER
+            for distance in ("near", "far"):
+                tried[distance] |= _beside(question)
             for distance in ("any",) if question.name in tuning.OF_BOTH_DISTANCES else ("near", "far"):
                 tried[distance][question.name] = value
             measured.save(Path(paths[-1]), {ranks: tried}, tuning.LIMITS)
