@@ -264,14 +264,14 @@ cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
     # Two slots have to fit, wherever the first begins: with thousands of ranks a line for each is more than that.
     cdef bint cached = (keeps_to_window(g, c, pieces_nbytes(g, c, c.nbytes))
                         and pieces_nbytes(g, c, 1) <= g.tuning.cached_chunk_nbytes)
-    cdef size_t most = g.tuning.cached_chunk_nbytes if cached else g.tuning.exchange_nbytes
+    cdef size_t most_in_slot = g.tuning.cached_chunk_nbytes if cached else g.tuning.exchange_nbytes
     begin_call(g, c)
     describe(g, c)
     c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.ring_nbytes
     c.chunk_nbytes = c.nbytes
-    if pieces_nbytes(g, c, c.nbytes) > most:
+    if pieces_nbytes(g, c, c.nbytes) > most_in_slot:
         # Whole cache lines are whole items of all dtypes that are folded.
-        c.chunk_nbytes = most // (g.size - 1 if is_split(c) else 1)
+        c.chunk_nbytes = most_in_slot // (g.size - 1 if is_split(c) else 1)
         c.chunk_nbytes = max(c.chunk_nbytes & ~<size_t> (SR_CACHE_LINE - 1), <size_t> SR_CACHE_LINE)
     c.stage.position = c.copy.position = g.position
 

@@ -29,10 +29,7 @@ cdef enum:
 # What a reduce folds goes one way, so that its root may copy a chunk while the others fold the next: some chunks are
 # better than one, by a tenth from 96 KiB to 1 MiB (bench/peers.py). In an all_reduce everyone does everything.
 cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
-    cdef size_t quarter, nchunks
-    if keeps_to_window(g, c, c.nbytes):
-        nchunks = (c.nbytes - 1) // g.tuning.cached_chunk_nbytes + 1
-        return whole_items(c, min(slot_nbytes(c.nbytes // nchunks + 1), g.tuning.cached_chunk_nbytes))   # all alike
+    cdef size_t quarter
     if c.nbytes > g.tuning.one_chunk_nbytes:
         return whole_items(c, g.tuning.chunk_nbytes)
     if c.kind != REDUCE:
@@ -41,12 +38,19 @@ cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
     return min(c.nbytes, whole_items(c, quarter))
 
 
+# As long as each other, so that the last is no short one.
+cdef inline size_t chunk_in_window(Group *g, Call *c) noexcept nogil:
+    cdef size_t nchunks = (c.nbytes - 1) // g.tuning.cached_chunk_nbytes + 1
+    return whole_items(c, min(slot_nbytes(c.nbytes // nchunks + 1), g.tuning.cached_chunk_nbytes))
+
+
 cdef void enter_large(Group *g, Call *c) noexcept nogil:
+    cdef bint cached = keeps_to_window(g, c, c.nbytes)
     begin_call(g, c)
     describe(g, c)
     publish_line(g, c)
-    c.chunk_nbytes = chunk_of(g, c)
-    c.window_nbytes = window_nbytes_of(g.tuning) if keeps_to_window(g, c, c.nbytes) else g.ring_nbytes
+    c.chunk_nbytes = chunk_in_window(g, c) if cached else chunk_of(g, c)
+    c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.ring_nbytes
     c.stage.position = c.fold.position = c.copy.position = g.position
 
 
