@@ -1,6 +1,6 @@
 """For every test: a watchdog that shows all stacks, and at the end nothing may be left behind.
 
-Owns the fixtures that lend ranks and hosts. May know: nothing of shmring; bench/hosts.py.
+Owns the fixtures that lend ranks and hosts. May know: nothing of shmring; leftovers, ranks, bench/hosts.py.
 """
 
 import contextlib
@@ -16,15 +16,13 @@ import time
 from pathlib import Path
 
 import pytest
+from leftovers import command_of, descendants, left_running, names_in_shm, our_descriptors, until_none
 
 DEFAULT_LIMIT_S = 60
 TICK_S = 0.5
 PR_SET_CHILD_SUBREAPER = 36
-SHM = Path("/dev/shm")
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 OUR_NAMES = ("shmring", "psm_", "sem.mp-")  # others on this machine use it as well
-# Python's own helpers, which live as long as the process that first needed them.
-HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "loky")
 
 os.environ["PYTHONFAULTHANDLER"] = "1"  # the watchdog asks children for their stacks by SIGABRT
 # Whoever runs the tests may have tuned shmring for this machine: not for them.
@@ -39,47 +37,6 @@ def pytest_configure(config):
     real_stderr = os.fdopen(os.dup(2), "w")  # pytest does not capture at this moment
     # Ranks whose launcher was killed become our children, so that they cannot escape the check below.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def parents():
-    """pid → (parent's pid, state) of all processes."""
-    table = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        table[int(path.parent.name)] = int(fields[1]), fields[0]
-    return table
-
-
-def descendants():
-    """Living processes that come from this one."""
-    table, found = parents(), {os.getpid()}
-    while True:
-        more = {pid for pid, (parent, state) in table.items() if parent in found and state != "Z"} - found
-        if not more:
-            return found - {os.getpid()}
-        found |= more
-
-
-def command_of(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def left_running():
-    """Descendants that should have ended, by pid."""
-    table = parents()
-    left = {pid: command_of(pid) for pid in descendants()}
-    return {
-        pid: command
-        for pid, command in left.items()
-        if command
-        and not (table.get(pid, (0,))[0] == os.getpid() and any(helper in command for helper in HELPERS))
-    }
 
 
 def watch(done, name, limit_s):
@@ -114,31 +71,15 @@ def watchdog(request):
     dog.join()
 
 
-def our_descriptors():
-    """Segments and sockets: what shmring could leak."""
-    found = {}
-    for path in Path("/proc/self/fd").iterdir():
-        try:
-            target = os.readlink(path)
-        except OSError:
-            continue
-        if target.startswith(("/memfd:shmring", "/dev/shm/#", "socket:")):
-            found[int(path.name)] = target
-    return found
-
-
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left():
     """No name in /dev/shm, no process (nor an orphan), no segment and no socket outlives the tests."""
-    names, descriptors = set(SHM.iterdir()), our_descriptors()
+    names, descriptors = names_in_shm(OUR_NAMES), our_descriptors()
     yield
     gc.collect()
-    until = time.monotonic() + 2
-    while left_running() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not left_running(), "processes left running"
-    left = {path.name for path in set(SHM.iterdir()) - names if path.name.startswith(OUR_NAMES)}
-    assert not left, f"left in {SHM}: {left}"
+    assert not until_none(left_running), "processes left running"
+    left = until_none(lambda: names_in_shm(OUR_NAMES) - names)  # another worker's come and go
+    assert not left, f"left in /dev/shm: {left}"
     leaked = {fd: target for fd, target in our_descriptors().items() if descriptors.get(fd) != target}
     assert not leaked, f"descriptors left open: {leaked}"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from leftovers import names_in_shm
 from ranks import Died, Ranks
 
 import shmring
@@ -364,10 +365,6 @@ def test_hundreds_of_arrays_at_once(world_of):
 # ---- nothing left -----------------------------------------------------------------------------------------
 
 
-def named_in_shm():
-    return {path.name for path in Path("/dev/shm").iterdir() if "shmring" in path.name}
-
-
 def busy_with_arrays(comm, ready):
     kept = comm.full(LARGE, 1, "u1")
     private = np.ones(100_000)
@@ -379,17 +376,17 @@ def busy_with_arrays(comm, ready):
 
 @pytest.mark.parametrize("segment", ["memfd", "posix"])
 def test_nothing_is_left_when_everybody_is_killed(segment, tmp_path):
-    ready, names = tmp_path / "ready", named_in_shm()
+    ready, names = tmp_path / "ready", names_in_shm()
     with Ranks(3) as ranks:
         ranks.meet(SHMRING_SEGMENT=segment)
         ranks.begin(busy_with_arrays, str(ready))
         while not ready.exists():
             time.sleep(0.01)
-        assert named_in_shm() == names
+        assert names_in_shm() == names
         for rank in range(3):
             ranks.kill(rank, signal.SIGKILL)
         assert all(isinstance(outcome, Died) for outcome in ranks.answers())
-    assert named_in_shm() == names
+    assert names_in_shm() == names
 
 
 def reopen(comm):
@@ -404,4 +401,4 @@ def test_nothing_is_left_after_closing(world_of, segment):
     for _ in range(20):
         ranks.meet(SHMRING_SEGMENT=segment)(make_arrays)
     assert ranks.meet(SHMRING_SEGMENT=segment)(reopen) == before
-    assert not named_in_shm()
+    assert not names_in_shm()

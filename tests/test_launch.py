@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from leftovers import left_running, names_in_shm
 
 import shmring
 from shmring import launch
@@ -41,17 +42,7 @@ def nothing_stays():
     yield
     assert threading.active_count() == threads
     # A fork server whose launcher was killed takes a moment to notice.
-    wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/stat") if is_living_rank(path)])
-
-
-def is_living_rank(stat):
-    try:
-        command = (stat.parent / "cmdline").read_bytes()
-        _, _, rest = stat.read_text().rpartition(")")
-    except OSError:
-        return False
-    state, parent = rest.split()[:2]
-    return state != "Z" and int(parent) == os.getpid() and b"pytest" in command
+    wait_until(lambda: not left_running())
 
 
 def is_alive(pid):
@@ -385,10 +376,9 @@ def test_a_ranks_own_child_does_not_hold_up_the_launcher():
         ranks = shmring.spawn(leave_a_child, 2, method="fork")
         assert not any(map(is_alive, ranks))
     finally:
-        for path in Path("/proc").glob("[0-9]*/stat"):  # those that we adopted
-            if is_living_rank(path):
-                os.kill(int(path.parent.name), signal.SIGKILL)
-                os.waitpid(int(path.parent.name), 0)
+        for pid in left_running():  # those that we adopted
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def test_a_rank_killed_from_outside_is_named(tmp_path):
@@ -457,12 +447,12 @@ def test_ctrl_c_stops_the_ranks_and_raises(tmp_path, send):
 
 
 def test_everybody_killed_at_once_leaves_nothing(tmp_path):
-    before = set(os.listdir("/dev/shm"))
+    before = names_in_shm()
     process, ranks = launcher(tmp_path, "fork")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     wait_until(lambda: not any(map(is_alive, ranks)))
-    assert not [name for name in set(os.listdir("/dev/shm")) - before if "shmring" in name]
+    assert not names_in_shm() - before
     process.stdout.close()
 
 

@@ -16,6 +16,7 @@ import time
 
 import numpy as np
 import pytest
+from leftovers import names_in_shm
 from ranks import free_port
 
 import shmring
@@ -230,15 +231,11 @@ def in_session(sid):
     return found
 
 
-def left_in_shm(before):
-    return [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("shmring")]
-
-
 LAUNCHERS = ("shmrun", "shmrun and all", "spawn", "spawn and all")
 
 
 def kill_often(tmp_path, times):
-    script, before = tmp_path / "script.py", set(os.listdir("/dev/shm"))
+    script, before = tmp_path / "script.py", names_in_shm()
     script.write_text(LAUNCHED)
     chance = random.Random(times)
     for number in range(times):
@@ -246,7 +243,7 @@ def kill_often(tmp_path, times):
         kind = ("memfd", "posix")[number // len(LAUNCHERS) % 2]
         left = kill_soon(str(script), how, kind, chance.uniform(0.05, 1.0))
         assert not left, (how, kind, left)
-        assert not left_in_shm(before)
+        assert not names_in_shm() - before
 
 
 def test_whoever_is_killed_while_ranks_begin_nothing_is_left(tmp_path):

@@ -13,6 +13,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from leftovers import names_in_shm
 
 from shmring import memory
 from shmring.errors import Error, OutOfMemory
@@ -23,16 +24,12 @@ KINDS = ("memfd", "posix")
 PAGE = mmap.PAGESIZE
 
 
-def names():
-    return set(Path("/dev/shm").iterdir())
-
-
 @pytest.fixture(params=KINDS)
 def segment(request):
     """A descriptor of 64 MiB, of which nothing is allocated."""
-    before = names()
+    before = names_in_shm()
     fd = memory.create(64 * MIB, kind=request.param)
-    assert names() == before
+    assert names_in_shm() == before
     yield fd
     os.close(fd)
 
@@ -87,11 +84,11 @@ def test_without_o_tmpfile_the_name_is_gone_at_once(monkeypatch):
         opened.append(path)
         return real_open(path, flags, *rest)
 
-    before = names()
+    before = names_in_shm()
     monkeypatch.setattr(memory.os, "open", refuse_tmpfile)
     fd = memory.create(PAGE, kind="posix")
     assert opened[0].startswith("/dev/shm/shmring-")
-    assert names() == before
+    assert names_in_shm() == before
     assert os.fstat(fd).st_nlink == 0
     os.close(fd)
 

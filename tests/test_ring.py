@@ -307,7 +307,7 @@ def test_wrong_timeouts(timeout):
         None, 1, 1.5, "text", [1, 2], {}, np.float64(1), object(), np.array([None]),
         np.zeros(2, [("a", "i4"), ("b", "O")]), np.ma.array([1, 2], mask=[0, 1]),
     ],
-    ids=repr,
+    ids=lambda item: type(item).__name__,
 )  # fmt: skip
 def test_what_is_no_bytes_and_no_array_is_refused(item):
     with shmring.Ring() as ring:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from leftovers import names_in_shm
 from running import QUIET, command, on_a_terminal, run_code, started
 
 from shmring import run, run_options
@@ -440,13 +441,13 @@ def test_ranks_die_with_a_killed_shmrun(tmp_path):
 
 
 def test_everybody_killed_at_once_leaves_nothing(tmp_path):
-    before = set(os.listdir("/dev/shm"))
+    before = names_in_shm()
     code = "import shmring\ncomm = shmring.init()\ncomm.barrier()\nready()\ntime.sleep(100)"
     with ready(tmp_path, code) as (process, pids):
         for pid in (process.pid, *pids):
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, pids)))
-    assert not [name for name in set(os.listdir("/dev/shm")) - before if "shmring" in name]
+    assert not names_in_shm() - before
 
 
 def test_a_ranks_child_that_writes_without_end_does_not_hold_it_up(tmp_path):

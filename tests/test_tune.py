@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -146,23 +147,30 @@ def test_what_the_environment_forces_comes_first(cache):
 
 
 def some_calls(comm):
-    """Sums of what calls of many sizes leave."""
+    """Checksums of what calls of many sizes leave."""
     found = []
     for count in (1, 100, 3000, 10_000, 70_000, 300_000, 1_500_000):
-        x = np.arange(count, dtype="i8") * (comm.rank + 1)
-        comm.all_reduce(x)
+        x = np.arange(count) * 7 + comm.rank * 1_000_003  # no two ranks or places alike
+        left = [np.empty_like(x), x.copy(), x.copy(), x.copy()]
+        comm.all_reduce(x, out=left[0])
+        comm.all_reduce(left[1])
+        comm.scan(left[2])
+        comm.broadcast(left[3], root=1)
         shared = comm.copy_of(x)
         elsewhere = comm.zeros(count, "i8")
         in_place_on_one = shared if comm.rank == 0 else elsewhere
         comm.all_reduce(shared, out=in_place_on_one)
-        rows = comm.gather(x, 1)
-        parts = comm.all_to_all(np.repeat(np.arange(comm.size), max(1, count // 9)) + comm.rank)
-        pieces = comm.all_gather_v(np.full(count * comm.rank // 2, comm.rank))
-        small = [np.full(count % 700, comm.rank, "f4") for _ in range(30)]
+        parts = np.resize(x, (comm.size, max(1, count // 9)))
+        left += [in_place_on_one, comm.all_gather(x), comm.all_to_all(parts), comm.reduce_scatter(parts)]
+        left.append(comm.scatter(parts if comm.rank == 1 else None, root=1, like=parts[0]))
+        left += comm.all_gather_v(x[: count * comm.rank // 2])
+        small = [np.full(count % 700, comm.rank * 31 + i, "f4") for i in range(30)]
         comm.all_reduce_many(small)
-        arrays = [x, in_place_on_one, parts, *pieces, *small, *([] if rows is None else rows)]
-        found.append([array.sum() for array in arrays])
-    return np.array(found).tolist()
+        gathered = comm.gather(x, 1)
+        comm.reduce(x, root=1)
+        left += [x, *small, *([] if gathered is None else [gathered])]
+        found.append([zlib.crc32(array.tobytes()) for array in left])
+    return found
 
 
 EXTREMES = {

@@ -1,0 +1,76 @@
+"""What could be left behind: names in /dev/shm, processes, descriptors. May know: nothing of shmring."""
+
+import os
+import time
+from pathlib import Path
+
+SHM = Path("/dev/shm")
+# Python's own helpers, which live as long as the process that first needed them.
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "loky")
+
+
+def names_in_shm(beginnings=("shmring",)):
+    """Others on this machine use it as well: only names that begin so."""
+    return {path.name for path in SHM.iterdir() if path.name.startswith(beginnings)}
+
+
+def parents():
+    """pid → (parent's pid, state) of all processes."""
+    table = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        table[int(path.parent.name)] = int(fields[1]), fields[0]
+    return table
+
+
+def descendants():
+    """Living processes that come from this one."""
+    table, found = parents(), {os.getpid()}
+    while True:
+        more = {pid for pid, (parent, state) in table.items() if parent in found and state != "Z"} - found
+        if not more:
+            return found - {os.getpid()}
+        found |= more
+
+
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def left_running():
+    """Descendants that should have ended, by pid."""
+    table = parents()
+    left = {pid: command_of(pid) for pid in descendants()}
+    return {
+        pid: command
+        for pid, command in left.items()
+        if command
+        and not (table.get(pid, (0,))[0] == os.getpid() and any(helper in command for helper in HELPERS))
+    }
+
+
+def our_descriptors():
+    """Segments and sockets: what shmring could leak."""
+    found = {}
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(path)
+        except OSError:
+            continue
+        if target.startswith(("/memfd:shmring", "/dev/shm/#", "socket:")):
+            found[int(path.name)] = target
+    return found
+
+
+def until_none(left, seconds=2):
+    """What left() still finds after waiting as long for it to find nothing."""
+    until = time.monotonic() + seconds
+    while (found := left()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
