@@ -31,6 +31,8 @@ cdef inline uint64_t least_single_copy(const Group *g, const Call *c) noexcept n
     cdef uint64_t least = g.tuning.single_copy_nbytes
     if c.kind == ALL_REDUCE:
         return g.tuning.single_copy_in_place_nbytes if c.out == c.x else g.tuning.single_copy_reduce_nbytes
+    if c.kind == ALL_GATHER:
+        return max(least, g.tuning.single_copy_all_gather_nbytes)
     return max(least, g.tuning.single_copy_scatter_nbytes // <uint64_t> g.size) if c.kind == SCATTER else least
 
 

@@ -29,7 +29,7 @@
                         | message rings to rank 1 ...                  |
                         +----------------------------------------------+                                  */
 
-#define SR_MAGIC 0x676e69726d687335u       /* "5shmring": a segment of this layout */
+#define SR_MAGIC 0x676e69726d687336u       /* "6shmring": a segment of this layout */
 #define SR_QUEUE_MAGIC 0x65756575716d6873u /* "shmqueue": a ring that lives alone */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
@@ -241,6 +241,7 @@ struct sr_tuning {
     uint64_t ping_nbytes;             /* calls this large look at the clock whether to measure the distance again */
     uint64_t single_copy_nbytes;      /* pieces from here on are read from private memory */
     uint64_t single_copy_scatter_nbytes; /* ... if all are as long together, where the root alone gives them */
+    uint64_t single_copy_all_gather_nbytes; /* ... that are all of x, which its rank copies as well */
     uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */
     uint64_t cached_chunk_nbytes;     /* what a slot takes of messages between far cores that keep to a few, ... */
     uint64_t cached_most_nbytes;      /* ... which are those up to here that are no single chunk */

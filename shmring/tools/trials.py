@@ -30,13 +30,15 @@ _FUSED_ARRAYS = 64
 class Load:
     """A call by which candidates are judged; of several arrays, nbytes is each one's.
 
-    An all_reduce has an array for its result, if it is not in place.
+    An all_reduce has an array for its result, if it is not in place. written: x is, before each call, in the
+    time that counts: who reads an array where it lies leaves part of the price to whoever writes to it next.
     """
 
     call: Call
     nbytes: int
     shared: bool = False
     in_place: bool = False
+    written: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,12 +104,17 @@ def _prepared(comm: shmring.Comm, load: Load) -> Callable[[], object]:
         out: Array = comm.zeros(count, "f4") if load.shared else np.ones(count, "f4")
         return comm.plan("all_reduce", x, out=out)
     if load.call == "all_to_all":
-        return comm.plan("all_to_all", np.ones((comm.size, count), "f4"))
+        x = np.ones((comm.size, count), "f4")
     if load.call == "scatter":
         return comm.plan("scatter", np.ones((comm.size, count), "f4") if comm.rank == 0 else None, out=x)
-    if load.call == "all_gather":
-        return comm.plan("all_gather", x, out=np.ones((comm.size, count), "f4"))
-    return comm.plan(load.call, x)
+    rows = {"out": np.ones((comm.size, count), "f4")} if load.call == "all_gather" else {}
+    call = comm.plan(load.call, x, **rows)
+
+    def written_first() -> None:
+        x.fill(1)
+        call()
+
+    return written_first if load.written else call
 
 
 def _sample(comm: shmring.Comm, call: Callable[[], object], loops: int) -> float:

@@ -52,6 +52,10 @@ def _private(call: Call, *sizes: int) -> Callable[[int], list[Load]]:
     return lambda _: [Load(call, nbytes) for nbytes in sizes]
 
 
+def _written_or_not(call: Call, *sizes: int) -> Callable[[int], list[Load]]:
+    return lambda _: [Load(call, nbytes, written=written) for nbytes in sizes for written in (False, True)]
+
+
 def _in_place(*sizes: int) -> Callable[[int], list[Load]]:
     return lambda _: [Load("all_reduce", nbytes, in_place=True) for nbytes in sizes]
 
@@ -115,12 +119,17 @@ QUESTIONS = (
     Question(
         "single_copy_nbytes",
         (*(n * KIB for n in (16, 32, 64, 128, 512)), tuning.NEVER),
-        _private("all_to_all", *(n * KIB for n in (24, 48, 96, 256)), 1 * MIB),
+        _written_or_not("all_to_all", *(n * KIB for n in (24, 48, 96, 256)), 1 * MIB),
     ),
     Question(
         "single_copy_scatter_nbytes",
         (*(n * KIB for n in (64, 128, 256, 512, 1024, 2048)), tuning.NEVER),
         lambda n: [Load("scatter", size * KIB // n) for size in (96, 192, 384, 768, 1536)],
+    ),
+    Question(
+        "single_copy_all_gather_nbytes",
+        (*(n * KIB for n in (64, 128, 256, 512)), 1 * MIB, tuning.NEVER),
+        _written_or_not("all_gather", *(n * KIB for n in (48, 96, 192, 384, 768))),
     ),
     Question(
         "single_copy_most_nbytes",
