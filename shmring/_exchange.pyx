@@ -256,7 +256,8 @@ cdef enum:
 # where calls are apart (bench/peers.py); at 64 KiB the requests are in the way of what is awaited.
 cdef inline void claim_next_slot(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = pieces_nbytes(g, c, c.nbytes)
-    if g.far and not g.crowded and nbytes <= CLAIM_SLOT_NBYTES and c.nbytes < g.tuning.far_stream_nbytes:
+    cdef bint is_one_slot = c.chunk_nbytes == c.nbytes and nbytes <= CLAIM_SLOT_NBYTES
+    if is_one_slot and g.far and not g.crowded and c.nbytes < g.tuning.far_stream_nbytes:
         sr_claim(slot(g, g.rank, slot_begin_within(g, c.stage.position, nbytes, c.window_nbytes)), nbytes)
 
 
