@@ -208,6 +208,15 @@ cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
     return blocked_on(c, &line_of(g, c.giver, c.seq).seq, c.seq, c.giver)
 
 
+# Whether all do that this rank takes from, whose lines are there.
+cdef inline bint givers_hope_for_zero_copy(Group *g, Call *c) noexcept nogil:
+    cdef int giver
+    for giver in range(g.size):
+        if takes_from(g, c, g.rank, giver) and not hopes_for_zero_copy(g, c, giver):
+            return False
+    return True
+
+
 # As step_lines. A rank that gives nothing but takes knows from those it takes from whether this is zero-copy; one that
 # gives knows it only if its own array is private.
 cdef int step_givers_lines(Group *g, Call *c) noexcept nogil:
@@ -216,7 +225,7 @@ cdef int step_givers_lines(Group *g, Call *c) noexcept nogil:
         return step_lines(g, c)
     status = await_givers(g, c)
     if status == DONE and c.zero_copy:
-        c.zero_copy = hopes_for_zero_copy(g, c, c.root)
+        c.zero_copy = givers_hope_for_zero_copy(g, c)
     return status
 
 

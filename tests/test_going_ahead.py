@@ -52,13 +52,19 @@ def call(comm, kind, x, root):
     return x[0], x[-1]
 
 
-def repeat(comm, kind, count, root, dawdles):
+def array_of(comm, count, memory):
+    """Collective. mixed: in shared memory, on all ranks but one."""
+    room = np.empty(count, "i8") if memory == "private" else comm.empty(count, "i8")
+    return np.empty(count, "i8") if memory == "mixed" and comm.rank == 1 else room
+
+
+def repeat(comm, kind, count, root, memory, dawdles):
     """The same call over and over with other values; now and then a rank is late."""
     chance = random.Random(comm.rank)
-    wrong = []
+    x, wrong = array_of(comm, count, memory), []
     for turn in range(REPEATS):
         values = [1000 * turn + 10 * rank for rank in range(comm.size)]
-        x = np.full(count, values[comm.rank], "i8")
+        x[...] = values[comm.rank]
         if dawdles and chance.random() < 0.1:
             time.sleep(0.001)
         got, want = call(comm, kind, x, root), expected(kind, values, root, comm.rank)
@@ -70,12 +76,13 @@ def repeat(comm, kind, count, root, dawdles):
 
 @pytest.mark.parametrize("environ", [{}, {"SHMRING_CHUNK": 512, "SHMRING_FIRST_SEQ": (1 << 64) - 20}])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [3, 8])
-def test_repeated_calls(world_of, size, kind, environ):
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("memory", ["private", "shared", "mixed"])
+def test_repeated_calls(world_of, memory, size, kind, environ):
     ranks = world_of(size, **environ)
     for count in COUNTS:
         for root in {0, size - 1}:
-            assert ranks(repeat, kind, count, root, count % 2 == 0) == [[]] * size
+            assert ranks(repeat, kind, count, root, memory, count % 2 == 0) == [[]] * size
 
 
 def go_ahead_of_one(comm, calls):
