@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import KINDS, WAYS, Prepared, run_program, seeds_of
 from ranks import Ranks
-from test_collectives import CALLS, FOLDING, IN_PLACE, some_calls, sums_of
+from test_collectives import CALLS, FOLDING, IN_PLACE, some_calls
 from test_collectives import FACTORS as ON_ONE_HOST
 from test_fusion import fused_and_separate
 from test_objects import every_call
@@ -136,8 +136,7 @@ def test_some_megabytes_in_stretches_of_full_length(world_across, layout):
     for kind in KINDS:
         count = 1_200_007 if kind in (*IN_PLACE, "all_reduce") else 400_003
         for shared in (False, True):
-            for rank, digest in enumerate(ranks(some_calls, [(kind, count, shared)])):
-                assert digest == [sums_of(kind, count, rank, n)], (kind, rank, shared)
+            assert ranks(some_calls, [(kind, count, shared)]) == [[]] * n
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +156,7 @@ def settled():
 @settings(max_examples=60, deadline=None)
 @given(layout=st.sampled_from(sorted(LAYOUTS)), calls=st.lists(CALLS, min_size=1, max_size=8))
 def test_any_sequence_of_calls(settled, layout, calls):
-    nodes = LAYOUTS[layout]
-    for rank, digest in enumerate(settled(layout)(some_calls, calls)):
-        assert digest == [sums_of(kind, count, rank, len(nodes)) for kind, count, _ in calls]
+    assert settled(layout)(some_calls, calls) == [[]] * len(LAYOUTS[layout])
 
 
 @pytest.mark.limit(200)

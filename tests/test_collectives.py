@@ -340,46 +340,51 @@ def test_plans_return_what_the_calls_would(world_of):
         assert np.array_equal(found["all_to_all"][:, 0], [0, 1, 2])
 
 
-@pytest.fixture(scope="module")
-def three_ranks():
-    with Ranks(3) as ranks:
-        yield ranks.meet()
+# Ranks and environment: some take turns on a CPU, two trade places, also in rings that come around soon.
+COMPANIES = (
+    (3, {}),
+    (2, {"SHMRING_PATH": "near"}),
+    (2, {"SHMRING_PATH": "far"}),
+    (2, {"SHMRING_PATH": "far", "SHMRING_CHUNK": "256"}),
+)
+
+
+@pytest.fixture(scope="module", params=COMPANIES, ids=str)
+def company(request):
+    size, environ = request.param
+    with Ranks(size) as ranks:
+        yield ranks.meet(**environ)
+
+
+def one_of_many(turn, kind, count, size):
+    """Of the turn-th call: each rank's x, and what each should return or have in it."""
+    items = np.arange(count * (size if kind in SPLITTING else 1))
+    xs = [items * (rank + 1) + turn for rank in range(size)]
+    if kind == "all_reduce":
+        return xs, [sum(xs)] * size
+    row = {"kind": kind, "dtype": "int64", "op": "sum", "rows": count, "root": "last"}
+    return xs, outcomes(row, xs)
 
 
 def some_calls(comm, calls):
-    """A sequence of calls of all kinds and sizes: their slots, lines and credits follow each other."""
-    digest = []
-    for kind, count, shared in calls:
-        split = comm.size if kind in SPLITTING else 1
-        x = comm.empty(count * split, "i8") if shared else np.empty(count * split, "i8")
-        x[...] = np.arange(count * split) * (comm.rank + 1)
-        comm.barrier()
-        if kind == "scatter":
-            result = comm.scatter(x if comm.rank == 1 else None, 1, like=x[:count])
-        else:
-            keywords = {"root": 1} if kind in ("reduce", "gather", "broadcast") else {}
-            result = getattr(comm, kind)(x, **keywords)
-        result = x if kind in (*IN_PLACE, "all_reduce") else result
-        digest.append(None if result is None else result.sum(dtype="i8"))
-    return digest
+    """Those that went wrong of a sequence of calls, whose slots, lines and credits follow each other."""
+    todo = []
+    for turn, (kind, count, shared) in enumerate(calls):
+        xs, wanted = one_of_many(turn, kind, count, comm.size)
+        x = comm.empty(xs[0].size, "i8") if shared else np.empty(xs[0].size, "i8")
+        x[...] = xs[comm.rank]
+        todo.append((kind, count, x, wanted[comm.rank]))
+    found = [(wanted, one_call(comm, kind, count, x)) for kind, count, x, wanted in todo]
+    are_right = [np.array_equal(np.ravel(wanted), np.ravel(got)) for wanted, got in found]
+    return [call for call, is_right in zip(calls, are_right, strict=True) if not is_right]
 
 
-def sums_of(kind, count, rank, size=3):
-    own, total = np.arange(count), np.arange(count * size)
-    factor = size * (size + 1) // 2
-    part = total.reshape(size, count)[rank]
-    return {
-        "all_reduce": own.sum() * factor,
-        "reduce": own.sum() * (factor if rank == 1 else rank + 1),
-        "scan": own.sum() * ((rank + 1) * (rank + 2) // 2),
-        "exscan": own.sum() * (rank * (rank + 1) // 2 if rank else 1),
-        "reduce_scatter": part.sum() * factor,
-        "broadcast": own.sum() * 2,
-        "scatter": part.sum() * 2,
-        "gather": own.sum() * factor if rank == 1 else None,
-        "all_gather": own.sum() * factor,
-        "all_to_all": part.sum() * factor,
-    }[kind]
+def one_call(comm, kind, count, x):
+    last = comm.size - 1
+    if kind == "scatter":
+        return comm.scatter(x if comm.rank == last else None, last, like=x[:count])
+    result = getattr(comm, kind)(x, **({"root": last} if kind in ("reduce", "gather", "broadcast") else {}))
+    return x if kind in (*IN_PLACE, "all_reduce") else result
 
 
 CALLS = st.tuples(
@@ -389,11 +394,11 @@ CALLS = st.tuples(
 )
 
 
+@pytest.mark.limit(240)
 @settings(max_examples=60, deadline=None)
 @given(calls=st.lists(CALLS, min_size=1, max_size=12))
-def test_any_sequence_of_calls(three_ranks, calls):
-    for rank, digest in enumerate(three_ranks(some_calls, calls)):
-        assert digest == [sums_of(kind, count, rank) for kind, count, _ in calls]
+def test_any_sequence_of_calls(company, calls):
+    assert company(some_calls, calls) == [[]] * company.size
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------
