@@ -81,7 +81,7 @@ cdef inline void advance_piece(Group *g, Call *c, Head *head) noexcept nogil:
 
 cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.stage)
-    cdef unsigned char *there = slot(g, g.rank, pieces_slot(g, c, &c.stage))
+    cdef unsigned char *there = traded_slot(g, c, g.rank, pieces_slot(g, c, &c.stage))
     cdef int taker
     if is_split(c):
         for taker in range(g.size):
@@ -93,9 +93,10 @@ cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
 
 
 cdef inline void stage_piece(Group *g, Call *c, unsigned char *there, int taker, size_t nbytes) noexcept nogil:
-    cdef size_t part = part_of(c.given, taker, c.stage.offset, nbytes)
+    cdef size_t begin = c.stage.offset
+    cdef size_t part = part_of(c.given, taker, begin, nbytes)
     if part > 0:
-        g.kernels.copy(there, given_to(c, taker) + c.stage.offset, part,
+        g.kernels.copy(there, given_to(c, taker) + begin, part,
                        g.far and c.nbytes >= g.tuning.far_stream_nbytes)
         g.stats.bytes_sent += part
 
@@ -166,7 +167,7 @@ cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
     cdef uint64_t slot_at = pieces_slot(g, c, &c.copy)
     cdef int giver
     for giver in range(g.size):
-        g.source[giver] = slot(g, giver, slot_at) + piece_in_slot(c, giver, g.rank, nbytes)
+        g.source[giver] = traded_slot(g, c, giver, slot_at) + piece_in_slot(c, giver, g.rank, nbytes)
     take_pieces(g, c, c.copy.offset, nbytes)
     advance_piece(g, c, &c.copy)
     c.copy_peer = 0
@@ -267,7 +268,7 @@ cdef inline void claim_next_slot(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = pieces_nbytes(g, c, c.nbytes)
     cdef bint is_one_slot = c.chunk_nbytes == c.nbytes and nbytes <= CLAIM_SLOT_NBYTES
     if is_one_slot and g.far and not g.crowded and c.nbytes < g.tuning.far_stream_nbytes:
-        sr_claim(slot(g, g.rank, slot_begin_within(g, c.stage.position, nbytes, c.window_nbytes)), nbytes)
+        sr_claim(traded_slot(g, c, g.rank, slot_begin_within(g, c.stage.position, nbytes, c.window_nbytes)), nbytes)
 
 
 cdef void enter_exchange(Group *g, Call *c) noexcept nogil:

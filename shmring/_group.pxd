@@ -324,9 +324,10 @@ cdef inline bint is_before(uint64_t one, uint64_t other) noexcept nogil:
     return <int64_t> (one - other) < 0
 
 
-# Positions begin with the sequence numbers, so that a test near the wrap of one is near the wrap of both.
+# Positions begin with the sequence numbers, so that a test near the wrap of one is near the wrap of both; in a lap in
+# which each rank has its own ring, as only that is sure to have its pages then.
 cdef inline uint64_t first_position(const sr_header *header) noexcept nogil:
-    return header.first_seq & ~<uint64_t> (sr_layout_lap_nbytes(header.ring_nbytes) - 1)
+    return header.first_seq & ~<uint64_t> (2 * sr_layout_lap_nbytes(header.ring_nbytes) - 1)
 
 
 # The cores are near or far from here on: what choices before a call begins depend on is the same for both.

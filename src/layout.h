@@ -11,7 +11,8 @@
    *staging ring*, the part of a lane through which data pass; *slot*, the piece of it that holds one chunk;
    *chunk*, what a slot takes; *slice*, the part of a chunk that one rank reduces; *position*, where a slot
    begins: laps around the ring and an offset in it as one count, never reset, the same on all ranks for the
-   same chunk. A *lap* is the power of two from the ring's length on; what it has more than the ring is skipped.
+   same chunk. A *lap* is the power of two from the ring's length on; what it has more than the ring is skipped. Two
+   ranks that both stage swap rings with each lap.
    *Message ring*: through which one rank's messages reach one other, whatever else both are doing.
 
      0                  +----------------------------------------------+
@@ -29,7 +30,7 @@
                         | message rings to rank 1 ...                  |
                         +----------------------------------------------+                                  */
 
-#define SR_MAGIC 0x676e69726d687336u       /* "6shmring": a segment of this layout */
+#define SR_MAGIC 0x676e69726d687337u       /* "7shmring": a segment of this layout */
 #define SR_QUEUE_MAGIC 0x65756575716d6873u /* "shmqueue": a ring that lives alone */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u

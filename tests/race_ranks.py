@@ -163,6 +163,13 @@ def issue(comm):
             pass
 
 
+def traded_rings(comm):
+    algorithms(comm)
+    again_and_again(comm)
+    uneven(comm)
+    issue(comm)
+
+
 def messages(comm):
     n, rank = comm.size, comm.rank
     for count in (1, 30, 5000):
@@ -214,6 +221,7 @@ WORK = {
     "again and again": (4, again_and_again, TINY),
     "uneven": (3, uneven, TINY),
     "issue": (3, issue, TINY),
+    "traded rings": (2, traded_rings, {**TINY, "SHMRING_PATH": "far"}),
     "messages": (3, messages, TINY),
     "locks": (3, locks, TINY),
     "groups": (4, groups, TINY),
