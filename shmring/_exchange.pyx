@@ -93,7 +93,7 @@ cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
 
 
 cdef inline void stage_piece(Group *g, Call *c, unsigned char *there, int taker, size_t nbytes) noexcept nogil:
-    cdef size_t begin = c.stage.offset
+    cdef size_t begin = next_begin(c, &c.stage)
     cdef size_t part = part_of(c.given, taker, begin, nbytes)
     if part > 0:
         g.kernels.copy(there, given_to(c, taker) + begin, part,
@@ -168,7 +168,7 @@ cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
     cdef int giver
     for giver in range(g.size):
         g.source[giver] = traded_slot(g, c, giver, slot_at) + piece_in_slot(c, giver, g.rank, nbytes)
-    take_pieces(g, c, c.copy.offset, nbytes)
+    take_pieces(g, c, next_begin(c, &c.copy), nbytes)
     advance_piece(g, c, &c.copy)
     c.copy_peer = 0
     give_credit(g, c.copy.position)
@@ -284,6 +284,7 @@ cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
         # Whole cache lines are whole items of all dtypes that are folded.
         c.chunk_nbytes = most_in_slot // (g.size - 1 if is_split(c) else 1)
         c.chunk_nbytes = max(c.chunk_nbytes & ~<size_t> (SR_CACHE_LINE - 1), <size_t> SR_CACHE_LINE)
+    c.backwards = goes_backwards(c)
     c.stage.position = c.copy.position = g.position
 
 
@@ -363,7 +364,7 @@ cdef inline bint is_announced(Group *g, Call *c, int giver) noexcept nogil:
 cdef bint pieces_are_there(Group *g, Call *c) noexcept nogil:
     cdef uint64_t end = piece_end(g, c, &c.copy)
     while c.copy_peer < g.size:
-        if (takes_from(g, c, g.rank, c.copy_peer) and part_of(c.taken, c.copy_peer, c.copy.offset, 1) > 0
+        if (takes_from(g, c, g.rank, c.copy_peer) and part_of(c.taken, c.copy_peer, next_begin(c, &c.copy), 1) > 0
                 and not is_announced(g, c, c.copy_peer)
                 and not sr_flag_reached(counter(g, c.copy_peer, SR_STAGED), end)):
             return False

@@ -315,6 +315,7 @@ cdef struct Call:
     int phase                  # of zero-copy: 0 working, 1 waiting for the others to be done; _fetch has three
     int round_trips            # of the measurement so far
     size_t chunk_nbytes        # a multiple of itemsize
+    bint backwards             # from the last chunk to the first
     size_t window_nbytes       # of the rings, that a long message goes through: all of them, or what stays cached
     Head stage, fold, down, copy
 
@@ -518,9 +519,7 @@ cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     c.number = <int64_t> (g.seq - g.first_user_seq) + 1
     c.deadline_ns = 0
     c.peer = c.giver = 0
-    c.lines_seen = False
-    c.interrupted = False
-    c.relayed = False
+    c.lines_seen = c.interrupted = c.relayed = c.backwards = False
     record_call(g, c, False)
 
 

@@ -51,6 +51,7 @@ cdef void enter_large(Group *g, Call *c) noexcept nogil:
     publish_line(g, c)
     c.chunk_nbytes = chunk_in_window(g, c) if cached else chunk_of(g, c)
     c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.ring_nbytes
+    c.backwards = goes_backwards(c)
     c.stage.position = c.fold.position = c.copy.position = g.position
 
 
@@ -151,7 +152,7 @@ cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t end = slice_begin(g, c, count, g.rank + 1) * c.itemsize
     cdef uint64_t slot_at = chunk_slot(g, c, &c.stage, nbytes)
     cdef unsigned char *staged = slot_data(g, c, g.rank, slot_at)
-    cdef const unsigned char *x = c.x + c.stage.offset
+    cdef const unsigned char *x = c.x + next_begin(c, &c.stage)
     cdef uint32_t stream = streams_slots(g, c)
     if begin > 0:
         g.kernels.copy(staged, x, begin, stream)
@@ -186,10 +187,10 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
     if length > 0:
         for rank in range(g.size):
             g.source[rank] = slot_data(g, c, rank, slot_at) + begin
-        g.source[g.rank] = c.x + c.fold.offset + begin
+        g.source[g.rank] = c.x + next_begin(c, &c.fold) + begin
         if takes(g, c, g.rank):
             stream = streams_out(g, c)
-            g.target[0] = c.out + c.fold.offset + begin
+            g.target[0] = c.out + next_begin(c, &c.fold) + begin
             ntargets = 1
         if c.kind != REDUCE or g.rank != c.root:
             stream |= <uint32_t> streams_slots(g, c) << ntargets
@@ -209,7 +210,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
 cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.copy)
     cdef uint64_t slot_at = chunk_slot(g, c, &c.copy, nbytes)
-    cdef unsigned char *out = c.out + c.copy.offset
+    cdef unsigned char *out = c.out + next_begin(c, &c.copy)
     cdef uint32_t stream = streams_out(g, c)
     cdef size_t begin, end
     cdef int rank
@@ -230,8 +231,8 @@ cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
     cdef uint64_t staged_at = chunk_slot(g, c, &c.stage, nbytes)
     cdef uint64_t copied_at = chunk_slot(g, c, &c.copy, nbytes)
     cdef unsigned char *staged = slot_data(g, c, g.rank, staged_at)
-    cdef const unsigned char *x = c.x + c.stage.offset
-    cdef unsigned char *out = c.out + c.copy.offset
+    cdef const unsigned char *x = c.x + next_begin(c, &c.stage)
+    cdef unsigned char *out = c.out + next_begin(c, &c.copy)
     cdef uint32_t stream_out = streams_out(g, c)
     cdef size_t begin, end
     cdef int rank
