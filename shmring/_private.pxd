@@ -25,8 +25,8 @@ cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogi
 
 
 # From which length of pieces on that pays. Through slots the root of a scatter stages while others copy, which is
-# better the less there is and the fewer they are; and what two ranks reduce in place leaves more of the cache to slots
-# (1 MiB: 106 us, against 130 by single copies; with an array for the result 153 against 126).
+# better the less there is and the fewer they are; and what is reduced in place leaves more of the cache to slots (two
+# ranks, 8 MiB in small pages: 0.70 ms, against 0.87 by single copies).
 cdef inline uint64_t least_single_copy(const Group *g, const Call *c) noexcept nogil:
     cdef uint64_t least = g.tuning.single_copy_nbytes
     if c.kind == ALL_REDUCE:

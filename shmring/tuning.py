@@ -27,7 +27,7 @@ DEFAULTS: dict[str, int] = {
     "one_chunk_nbytes": 1 * MIB,
     "chunk_nbytes": 512 * KIB,
     "depth": 4,
-    "cached_chunk_nbytes": 192 * KIB,
+    "cached_chunk_nbytes": 96 * KIB,
     "cached_most_nbytes": 0,
     "exchange_nbytes": 256 * KIB,
     "stream_out_nbytes": 16 * MIB,
@@ -50,9 +50,10 @@ DEFAULTS: dict[str, int] = {
 # into slots a third at 128 KiB and a quarter at 1 MiB, into shared arrays in place 6 times at 1 MiB and 1.5
 # at 128. It gains on its way to large results elsewhere (half, private ones of 40 MiB and shared ones of
 # 24); and single copies do, most where pages are huge: an all_to_all of 16 MiB takes 0.64 of the time then,
-# else 0.75; an all_reduce out of place is faster through slots from 20 MiB on with small pages, from 30 with
-# huge ones. So is an all_gather of pieces of 64 and 128 KiB, twice as fast where they were written before
-# each call; where they stay as they are it takes 1.4 times as long.
+# else 0.75; an all_reduce of 20 MiB to another place 0.85 with huge ones, with small ones as long as through
+# slots, which are faster from 24 MiB on, below 4 and in place. So is an all_gather of pieces of 64 and 128
+# KiB, twice as fast where they were written before each call; where they stay as they are it takes 1.4 times
+# as long.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
         "small_nbytes": 64 * KIB,
@@ -66,28 +67,24 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
         "single_copy_scatter_nbytes": 1 * MIB,
         "single_copy_all_gather_nbytes": 256 * KIB,
         "single_copy_most_nbytes": 16 * MIB,
-        "single_copy_reduce_nbytes": 1 * MIB,
+        "single_copy_reduce_nbytes": 6 * MIB,
         "single_copy_reduce_most_nbytes": 24 * MIB,
-        "single_copy_in_place_nbytes": 3 * MIB,
-        "single_copy_in_place_most_nbytes": 32 * MIB,
     },
 }
 # And of so many ranks or more, on any processor or on one kind: on 2 cores of that Xeon a scan of 4 takes
-# 0.7 to 0.9 of the time in a chain, one of 8 half of it, a reduce 0.95 and 0.8. Through few slots 3 and 4
-# ranks had better go by 96 KiB: 0.8 of the time at 2 and at 16 MiB in place, 0.93 with 2 ranks' 192 KiB. In
-# place that is also faster than single copies (0.8 at 2 MiB); to another place only with small pages. With
-# 5 to 8 ranks it gains less, and beyond 16 MiB nothing.
+# 0.7 to 0.9 of the time in a chain, one of 8 half of it, a reduce 0.95 and 0.8. Few slots of 96 KiB take 3
+# and 4 ranks 0.8 of the time at 2 and at 16 MiB in place, of 192 KiB 0.93; 2 ranks as long by 96 as by 128,
+# and a tenth longer by 192 at 1 MiB to another place. Single copies to another place are faster from 4 MiB
+# on with huge pages. With 5 to 8 ranks few slots gain less, and beyond 16 MiB nothing.
 OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
     ("", 4): {"chain_nbytes": 256 * KIB},
     ("", 5): {"chain_nbytes": 128 * KIB},
     ("Intel(R)", 3): {
         "one_chunk_nbytes": 384 * KIB,
-        "cached_chunk_nbytes": 96 * KIB,
         "stream_out_nbytes": 12 * MIB,
         "single_copy_most_nbytes": 4 * MIB,
         "single_copy_reduce_nbytes": 4 * MIB,
         "single_copy_reduce_most_nbytes": 8 * MIB,
-        "single_copy_in_place_nbytes": NEVER,
     },
     ("Intel(R)", 5): {"cached_most_nbytes": 16 * MIB, "stream_in_place_nbytes": 24 * MIB},
 }

@@ -84,7 +84,7 @@ QUESTIONS = (
     ),
     Question(
         "cached_chunk_nbytes",
-        tuple(n * KIB for n in (64, 128, 192, 256)),
+        tuple(n * KIB for n in (48, 64, 96, 128, 192)),
         _in_place(1 * MIB, 2 * MIB, 8 * MIB),
     ),
     Question("depth", (2, 3, 4, 6, 8), _private("all_reduce", 8 * MIB, 16 * MIB)),
@@ -138,8 +138,8 @@ QUESTIONS = (
     ),
     Question(
         "single_copy_reduce_nbytes",
-        (*(n * KIB for n in (128, 256, 512)), 1 * MIB, 2 * MIB, tuning.NEVER),
-        _private("all_reduce", *(n * KIB for n in (192, 384, 768, 1536))),
+        (*(n * KIB for n in (128, 256, 512)), *(n * MIB for n in (1, 2, 4, 6)), tuning.NEVER),
+        _private("all_reduce", *(n * KIB for n in (192, 384, 768, 1536, 3072, 5120))),
     ),
     Question(
         "single_copy_reduce_most_nbytes",
