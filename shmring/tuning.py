@@ -51,9 +51,9 @@ DEFAULTS: dict[str, int] = {
 # at 128. It gains on its way to large results elsewhere (half, private ones of 40 MiB and shared ones of
 # 24); and single copies do, most where pages are huge: an all_to_all of 16 MiB takes 0.64 of the time then,
 # else 0.75; an all_reduce of 20 MiB to another place 0.85 with huge ones, with small ones as long as through
-# slots, which are faster from 24 MiB on, below 4 and in place. So is an all_gather of pieces of 64 and 128
-# KiB, twice as fast where they were written before each call; where they stay as they are it takes 1.4 times
-# as long.
+# slots, which are faster from 24 MiB on, below 4 and in place. Pieces of an all_gather below 256 KiB, and of
+# two ranks' all_to_all below 128, go through slots, too: in half to three quarters of the time where they
+# were written before each call, while those that stay as they are take up to 1.4 times as long.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
         "small_nbytes": 64 * KIB,
@@ -63,7 +63,7 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
         "stream_out_nbytes": 24 * MIB,
         "stream_in_place_nbytes": NEVER,
         "zero_copy_stream_nbytes": 3 * MIB,
-        "single_copy_nbytes": 64 * KIB,
+        "single_copy_nbytes": 128 * KIB,
         "single_copy_scatter_nbytes": 1 * MIB,
         "single_copy_all_gather_nbytes": 256 * KIB,
         "single_copy_most_nbytes": 16 * MIB,
@@ -82,6 +82,7 @@ OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
     ("Intel(R)", 3): {
         "one_chunk_nbytes": 384 * KIB,
         "stream_out_nbytes": 12 * MIB,
+        "single_copy_nbytes": 64 * KIB,
         "single_copy_most_nbytes": 4 * MIB,
         "single_copy_reduce_nbytes": 4 * MIB,
         "single_copy_reduce_most_nbytes": 8 * MIB,
