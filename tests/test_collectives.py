@@ -379,11 +379,17 @@ def some_calls(comm, calls):
     return [call for call, is_right in zip(calls, are_right, strict=True) if not is_right]
 
 
-def one_call(comm, kind, count, x):
+def arguments_of(comm, kind, count, x):
+    """What a call gets, and its keywords; the last rank is the root."""
     last = comm.size - 1
     if kind == "scatter":
-        return comm.scatter(x if comm.rank == last else None, last, like=x[:count])
-    result = getattr(comm, kind)(x, **({"root": last} if kind in ("reduce", "gather", "broadcast") else {}))
+        return x if comm.rank == last else None, {"root": last, "like": x[:count]}
+    return x, {"root": last} if kind in ("reduce", "gather", "broadcast") else {}
+
+
+def one_call(comm, kind, count, x):
+    given, keywords = arguments_of(comm, kind, count, x)
+    result = getattr(comm, kind)(given, **keywords)
     return x if kind in (*IN_PLACE, "all_reduce") else result
 
 
