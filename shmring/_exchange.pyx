@@ -209,7 +209,7 @@ cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
     return blocked_on(c, &line_of(g, c.giver, c.seq).seq, c.seq, c.giver)
 
 
-# Whether all do that this rank takes from, whose lines are there.
+# Whether all that this rank takes from hope for zero-copy; their lines are there.
 cdef inline bint givers_hope_for_zero_copy(Group *g, Call *c) noexcept nogil:
     cdef int giver
     for giver in range(g.size):

@@ -17,10 +17,8 @@ from shmring import _state
 KINDS = ("all_reduce", *FOLDING, *MOVING)
 PRIORITISED = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
 TURNS, STEPS = 10, 60
-AGAIN = (
-    0.5,
-    0.97,
-)  # how likely a step is to be the one before it again: in long repetitions some ranks go ahead
+# How likely a step is to be the one before it again: in long repetitions some ranks go ahead.
+AGAIN = (0.5, 0.97)
 
 
 class Step(NamedTuple):
