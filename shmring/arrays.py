@@ -306,7 +306,7 @@ class Arrays:
     def _create(self, nbytes: int) -> int:
         fd = memory.create(nbytes, kind=self._kind)
         try:
-            memory.allocate(fd, 0, nbytes, purpose="shared arrays")
+            memory.allocate(fd, 0, nbytes, purpose="a block of shared arrays")
         except BaseException:
             os.close(fd)
             raise
