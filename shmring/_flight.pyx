@@ -17,7 +17,7 @@ cdef extern from "flag.h" nogil:
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
 DTYPES = tuple(dtypes())
-MOVED_DTYPE = "bytes"   # of calls that only move items of any other dtype
+MOVED_DTYPE = "bytes"   # of calls that only move items of any other dtype, where no more is known of it
 DTYPE_NBYTES = tuple(dtypes().values())
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
          "broadcast", "scatter", "gather", "all_gather", "all_to_all", "barrier", "empty", "ping", "agree",
@@ -50,7 +50,9 @@ def described(uint64_t fingerprint, uint64_t count):
                      fingerprint >> 20 & 0xfff, count)
     if kind < ALL_GATHER_V:   # of the others it holds more than there is room for
         narrowed = (fingerprint >> 32 ^ mixed_count(count)) & 0xffffffff
-        if narrowed >> 29 < len(WIRES):
+        if words["dtype"] == MOVED_DTYPE:   # its signature takes the place of what it has not
+            words["priority"] = priority_of(narrowed & 0x1fff)
+        elif narrowed >> 29 < len(WIRES):
             words |= {"wire": WIRES[narrowed >> 29], "group_size": narrowed >> 13 & 0xffff,
                       "priority": priority_of(narrowed & 0x1fff)}
     return words
@@ -72,6 +74,8 @@ cdef dict words_of_record(const sr_record *record):
                      record.count)
     if record.named == CHOICE and record.priority:
         words["before"] = KINDS[record.kind % NKINDS]
+    if record.dtype == MOVED and record.item_nbytes > 0:
+        words |= {"dtype": text_in(record.item_name, SR_ITEM_NAME_NBYTES), "count": record.count // record.item_nbytes}
     return words | {"seq": record.seq, "number": record.number, "invalid": bool(record.invalid),
                     "wire": WIRES[record.wire % len(WIRES)], "group_size": record.nodes_in_group,
                     "priority": priority_of(record.priority), "outcome": OUTCOMES[record.outcome % len(OUTCOMES)]}

@@ -38,13 +38,14 @@ cdef struct Message:
     bint is_send, is_probe
     int peer                 # destination; source, or ANY
     int64_t tag              # or ANY
-    uint32_t kind            # what the items are: equal at both ends
+    uint64_t kind            # what the items are: equal at both ends, 56 bits
     unsigned char *data
     size_t nbytes            # that are sent, or that there is room for
     State state
     Failure failure
     int source               # what has come: of a receive or a probe
-    uint32_t came_tag, came_kind
+    uint32_t came_tag
+    uint64_t came_kind
     size_t came_nbytes
     sr_outgoing out          # of a send
 
@@ -53,7 +54,8 @@ cdef struct Message:
 cdef struct Aside:
     Aside *next
     int source
-    uint32_t tag, kind
+    uint32_t tag
+    uint64_t kind
     size_t nbytes
     bint whole               # all of it has come
     Message *wanted_by       # NULL: nobody yet

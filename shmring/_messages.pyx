@@ -127,7 +127,7 @@ cdef inline bint matches(const Message *wish, int source, uint32_t tag) noexcept
     return (wish.peer == source or wish.peer == ANY) and (wish.tag == ANY or wish.tag == <int64_t> tag)
 
 
-cdef inline void tell_what_came(Message *message, int source, uint32_t tag, uint32_t kind,
+cdef inline void tell_what_came(Message *message, int source, uint32_t tag, uint64_t kind,
                                 size_t nbytes) noexcept nogil:
     message.source = source
     message.came_tag = tag
@@ -142,7 +142,7 @@ cdef inline Failure failure_of(const Message *message) noexcept nogil:
 
 
 # The receive that has waited longest for such a message, out of its list; probes that it answers are complete.
-cdef Message *take_receiver(Mail *m, int source, uint32_t tag, uint32_t kind, size_t nbytes) noexcept nogil:
+cdef Message *take_receiver(Mail *m, int source, uint32_t tag, uint64_t kind, size_t nbytes) noexcept nogil:
     cdef Message *at = m.first_receive
     cdef Message *after
     while at != NULL:

@@ -7,6 +7,7 @@ from cpython.buffer cimport (
     PyObject_CheckBuffer, PyObject_GetBuffer,
 )
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
 
@@ -277,68 +278,105 @@ cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
     return -1
 
 
-# An array whose items are only moved may hold anything but references.
-cdef bint take_moved_ndarray(Operand *operand, object x, bint writable) except -1:
-    cdef int flags
-    if not cnp.PyArray_CheckExact(x) or x.dtype.hasobject:
+# ---- what is only moved, whose items may be anything but references --------------------------------------------
+
+# The table's number of a NumPy dtype, -1: it is none of ours.
+cdef int number_of(cnp.dtype dtype) except -2:
+    number = DTYPE_NUMBERS.get(buffers.native_name(dtype))
+    return -1 if number is None else number
+
+
+# The operand's dtype. Of what is none of ours bytes are counted, since items may be longer than a chunk; what they are
+# is in `items`.
+cdef int describe_items(Operand *operand, object dtype, size_t nbytes) except -1:
+    cdef int number = number_of(dtype) if isinstance(dtype, np.dtype) else -1
+    cdef bytes name
+    operand.dtype = MOVED if number < 0 else number
+    operand.itemsize = 1 if number < 0 else _state.DTYPE_NBYTES[number]
+    operand.count = nbytes // operand.itemsize
+    operand.items.signature, operand.items.nbytes, name = buffers.items_of(dtype)
+    if len(name) >= SR_ITEM_NAME_NBYTES:
+        name = name[:SR_ITEM_NAME_NBYTES - 4] + b"..."
+    memset(operand.items.name, 0, SR_ITEM_NAME_NBYTES)
+    memcpy(operand.items.name, <const char *> name, len(name))
+    return 0
+
+
+cdef bint take_moved_ndarray(Operand *operand, cnp.ndarray x, bint writable) except -1:
+    cdef int flags = cnp.PyArray_FLAGS(x)
+    if x.dtype.hasobject or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
         return False
-    flags = cnp.PyArray_FLAGS(<cnp.ndarray> x)
     if not flags & (cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_F_CONTIGUOUS):
         return False
-    if writable and not flags & cnp.NPY_ARRAY_WRITEABLE:
-        return False
-    operand.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> x)
-    operand.count = cnp.PyArray_NBYTES(<cnp.ndarray> x)   # so that ranks agree on the size of items, too
-    operand.dtype = MOVED
-    operand.itemsize = 1
+    operand.data = <unsigned char *> cnp.PyArray_DATA(x)
     operand.fortran = not flags & cnp.NPY_ARRAY_C_CONTIGUOUS
+    describe_items(operand, x.dtype, cnp.PyArray_NBYTES(x))
     return True
 
 
+# What a buffer's items are, in NumPy's words where it has any: the same however an array comes.
+cdef object dtype_of_buffer(object x, const char *format):
+    try:
+        return np.asarray(x).dtype
+    except (TypeError, ValueError, RuntimeError):
+        return format.decode()
+
+
+cdef str dtype_name(const Operand *operand):
+    return (<bytes> operand.items.name).decode() if operand.dtype == MOVED else _state.DTYPES[operand.dtype]
+
+
+# ---- any array -----------------------------------------------------------------------------------------------
+
 cdef object take(Operand *operand, object x, bint writable, str what, bint moves):
-    cdef int flags = PyBUF_FORMAT | PyBUF_ANY_CONTIGUOUS
-    cdef int dtype
     operand.held = False
     if take_ndarray(operand, x, writable) or take_memory(operand, x, writable):
-        return None
-    if moves and take_moved_ndarray(operand, x, writable):
         return None
     if type(x) is Memory:
         raise buffers.read_only(what)
     if writable:
         buffers.refuse_as_output(x, what)
-    if not PyObject_CheckBuffer(x):
-        return take_slowly(operand, x, writable, what)
-    if writable:
-        flags |= PyBUF_WRITABLE
+    if moves and isinstance(x, np.ndarray) and take_moved_ndarray(operand, x, writable):
+        return None
+    if PyObject_CheckBuffer(x):
+        return take_buffer(operand, x, writable, what, moves)
+    return take_slowly(operand, x, writable, what, moves)
+
+
+cdef object take_buffer(Operand *operand, object x, bint writable, str what, bint moves):
+    cdef int flags = PyBUF_FORMAT | PyBUF_ANY_CONTIGUOUS | (PyBUF_WRITABLE if writable else 0)
+    cdef int dtype
     try:
         PyObject_GetBuffer(x, &operand.view, flags)
     except (BufferError, ValueError, TypeError) as error:
         if getattr(getattr(x, "dtype", None), "name", None) in DTYPE_NUMBERS and "buffer" in str(error):
-            return take_slowly(operand, x, writable, what)   # ml_dtypes: the protocol has no letter for them
-        raise buffers.explain_refusal(x, what, writable, error, _state.DTYPES) from None
+            return take_slowly(operand, x, writable, what, moves)   # ml_dtypes: the protocol has no letter for them
+        raise buffers.explain_refusal(x, what, writable, moves, error, _state.DTYPES) from None
     operand.held = True
+    operand.data = <unsigned char *> operand.view.buf
+    operand.fortran = operand.view.ndim > 1 and not PyBuffer_IsContiguous(&operand.view, b"C")
     dtype = dtype_of_format(operand.view.format, operand.view.itemsize)
-    if dtype < 0 and moves and b"O" not in operand.view.format:
-        dtype = MOVED
-    if dtype < 0:
+    if dtype >= 0:
+        operand.dtype, operand.itemsize = dtype, operand.view.itemsize
+        operand.count = operand.view.len // operand.itemsize
+    elif moves and b"O" not in operand.view.format:
+        describe_items(operand, dtype_of_buffer(x, operand.view.format), operand.view.len)
+    else:
         release(operand)
         error = TypeError(f"elements of format {operand.view.format.decode()!r}")
-        raise buffers.explain_refusal(x, what, False, error, _state.DTYPES)
-    operand.data = <unsigned char *> operand.view.buf
-    operand.itemsize = 1 if dtype == MOVED else operand.view.itemsize
-    operand.count = operand.view.len // operand.itemsize
-    operand.dtype = dtype
-    operand.fortran = operand.view.ndim > 1 and not PyBuffer_IsContiguous(&operand.view, b"C")
+        raise buffers.explain_refusal(x, what, False, moves, error, _state.DTYPES)
     return None
 
 
-cdef object take_slowly(Operand *operand, object x, bint writable, str what):
+cdef object take_slowly(Operand *operand, object x, bint writable, str what, bint moves):
     taken = buffers.take(x, what)
-    if taken.dtype not in DTYPE_NUMBERS:
-        raise buffers.unsupported_dtype(what, taken.dtype, _state.DTYPES)
     if writable and taken.readonly:
         raise buffers.read_only(what)
+    if taken.dtype not in DTYPE_NUMBERS:
+        array = np.asarray(x) if moves and hasattr(x, "__array_interface__") else None
+        if array is not None and take_moved_ndarray(operand, array, writable):
+            return array
+        raise buffers.unsupported_dtype(what, taken.dtype, _state.DTYPES)
     operand.data = <unsigned char *> <uintptr_t> taken.address
     operand.count = taken.count
     operand.dtype = DTYPE_NUMBERS[taken.dtype]

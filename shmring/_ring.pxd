@@ -11,7 +11,8 @@ cdef extern from "layout.h" nogil:
         sr_counter taken
     cdef struct sr_frame:
         uint64_t message_nbytes
-        uint32_t nbytes, flags, tag, kind
+        uint32_t nbytes, flags, tag
+        uint64_t kind
     cdef struct sr_queue:
         uint64_t magic, nbytes
         sr_life creator

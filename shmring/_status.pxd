@@ -1,10 +1,11 @@
-# May know: _messages, _operands.
+# May know: _group, _messages, _operands.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint64_t
 
 from ._messages cimport Message
-from ._operands cimport MOVED, Operand
+from ._group cimport MOVED
+from ._operands cimport Operand
 
 
 cdef enum:
@@ -15,10 +16,10 @@ cdef class Status:
     cdef readonly int source
     cdef readonly int64_t tag
     cdef readonly size_t count, nbytes
-    cdef uint32_t kind
+    cdef uint64_t kind
 
 
-cdef uint32_t kind_of(Operand *operand, object x) except? 0
+cdef uint64_t kind_of(Operand *operand) except? 0
 cdef int64_t tag_number(object tag, bint may_be_any) except -2
 cdef Status status_of(Message *message)
 cdef str op_of(Message *message)

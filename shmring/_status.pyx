@@ -1,57 +1,54 @@
-# What is said of a message: what its items are, in 32 bits that both ends compare; the Status that a receiver gets; the
+# What is said of a message: what its items are, in 56 bits that both ends compare; the Status that a receiver gets; the
 # words of its errors. May know: _group, _kernels, _messages, _operands, _state, errors.
 
 import operator
 
 cimport cython
 from cpython.long cimport PyLong_CheckExact
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-cimport numpy as cnp
-
-from ._group cimport SR_DTYPES
+from ._group cimport MOVED, SR_DTYPES
 from ._kernels cimport dtype_nbytes
 from ._messages cimport ANY, Message
-from ._operands cimport MOVED, Operand
+from ._operands cimport Operand
 
 from . import _state
 from .errors import Mismatch, Truncated
 
-cnp.import_array()
-
 cdef enum:
     MOST_ITEM_NBYTES = (1 << 23) - 1
-    FORTRAN = 1 << 8         # bits of a kind above the dtype's number: memory order, then the size of moved items
-    ITEM_SHIFT = 9
+    FORTRAN = 1 << 8         # bits of a kind above the dtype's number: memory order, then of moved items
+    ITEM_SHIFT = 9           # ... their size
+    SIGNATURE_SHIFT = 32     # ... and 24 bits of what they are
 
 cdef int64_t MOST_TAG = (<int64_t> 1 << 31) - 1
 
 
-cdef uint32_t kind_of(Operand *operand, object x) except? 0:
-    cdef size_t nbytes
-    cdef uint32_t kind = operand.dtype | (FORTRAN if operand.fortran else 0)
+cdef uint64_t kind_of(Operand *operand) except? 0:
+    cdef uint64_t nbytes, signature
+    cdef uint64_t kind = operand.dtype | (FORTRAN if operand.fortran else 0)
     if operand.dtype != MOVED:
         return kind
-    nbytes = operand.view.itemsize if operand.held else cnp.PyArray_ITEMSIZE(<cnp.ndarray> x)
+    nbytes, signature = operand.items.nbytes, operand.items.signature & 0xffffff
     if nbytes > MOST_ITEM_NBYTES:
         raise ValueError(f"one item of x has {nbytes} bytes; items of a message may have {MOST_ITEM_NBYTES}")
-    return kind | <uint32_t> nbytes << ITEM_SHIFT
+    return kind | nbytes << ITEM_SHIFT | signature << SIGNATURE_SHIFT
 
 
-cdef size_t item_nbytes(uint32_t kind) noexcept:
-    cdef uint32_t dtype = kind & 0xff
+cdef size_t item_nbytes(uint64_t kind) noexcept:
+    cdef uint32_t dtype = <uint32_t> kind & 0xff
     if dtype == MOVED:
-        return max(kind >> ITEM_SHIFT, <uint32_t> 1)
+        return max(kind >> ITEM_SHIFT & MOST_ITEM_NBYTES, <uint64_t> 1)
     return dtype_nbytes(dtype) if dtype < SR_DTYPES else 1
 
 
-cdef object dtype_name(uint32_t kind):
-    cdef uint32_t dtype = kind & 0xff
+cdef object dtype_name(uint64_t kind):
+    cdef uint32_t dtype = <uint32_t> kind & 0xff
     return _state.DTYPES[dtype] if dtype < SR_DTYPES else None
 
 
-cdef str described(uint32_t kind, size_t nbytes):
-    cdef uint32_t dtype = kind & 0xff
+cdef str described(uint64_t kind, size_t nbytes):
+    cdef uint32_t dtype = <uint32_t> kind & 0xff
     if dtype == OBJECT:
         return "an object"
     name = dtype_name(kind) or f"{item_nbytes(kind)}-byte items"
@@ -112,6 +109,8 @@ cdef str wish_text(Message *message):
 cdef object mismatch(Message *message, int rank, str what_now):
     came = described(message.came_kind, message.came_nbytes)
     wanted = "an object" if message.kind == OBJECT else described(message.kind, message.nbytes)
+    if came == wanted:
+        came += " of another dtype"
     text = (f"rank {message.source} sent {came} with tag {message.came_tag}, rank {rank} receives {wanted}: "
             f"{what_now}; both ends need the same dtype")
     return Mismatch(text, rank=message.source, op="recv", calls=(f"send({came})", f"recv({wanted})"))

@@ -7,6 +7,9 @@ be taken. May know: nothing.
 from __future__ import annotations
 
 import ctypes
+import functools
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +18,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Buffer:
-    """Contiguous memory: where, how many elements of which NumPy dtype name, and what keeps it alive."""
+    """Contiguous memory: where, how many elements of which NumPy dtype, and what keeps it alive."""
 
     address: int
     count: int
-    dtype: str
+    dtype: str  # its name; of the other byte order it begins with >
     readonly: bool
     fortran: bool
     owner: object
@@ -44,15 +47,12 @@ def take(x: Any, what: str) -> Buffer:
 
 
 def explain_refusal(
-    x: Any, what: str, writable: bool, error: BaseException, allowed: tuple[str, ...]
+    x: Any, what: str, writable: bool, moves: bool, error: BaseException, allowed: tuple[str, ...]
 ) -> Exception:
     """Why the buffer protocol refused x, or gave a format that has no dtype: the error to raise."""
     dtype = getattr(x, "dtype", None)
-    if isinstance(dtype, np.dtype):
-        if not dtype.isnative:
-            return wrong_byte_order(what)
-        if dtype.name not in allowed:
-            return unsupported_dtype(what, dtype, allowed)
+    if isinstance(dtype, np.dtype) and (not moves or dtype.hasobject) and native_name(dtype) not in allowed:
+        return unsupported_dtype(what, dtype, allowed)
     contiguous, readonly = _flags(x)
     if not contiguous:
         return not_contiguous(what, x)
@@ -105,7 +105,9 @@ def read_only(what: str) -> ValueError:
 
 
 def unsupported_dtype(what: str, dtype: Any, allowed: tuple[str, ...]) -> TypeError:
-    if getattr(dtype, "kind", None) in ("m", "M"):
+    if str(dtype).startswith(">"):
+        return wrong_byte_order(what)
+    if str(dtype).startswith(("datetime64", "timedelta64")):
         way_out = f"{what}.view('int64') shares its memory"
     else:
         way_out = f"convert it first, {what}.astype(...)"
@@ -116,19 +118,17 @@ def unsupported_dtype(what: str, dtype: Any, allowed: tuple[str, ...]) -> TypeEr
 
 def _from_interface(x: Any, interface: dict[str, Any], what: str) -> Buffer:
     dtype: Any = getattr(x, "dtype", None)
-    if not hasattr(dtype, "name"):
+    if not isinstance(dtype, np.dtype):
         dtype = np.dtype(interface["typestr"])
-    if not dtype.isnative:
-        raise wrong_byte_order(what)
     if not isinstance(interface.get("data"), tuple):  # an image of PIL: bytes made for the occasion
         raise TypeError(f"{what} is a {type(x).__name__} that does not say where it lies; pass np.array(...)")
     address, readonly = interface["data"]
     count = _product(interface["shape"])
-    itemsize = int(interface["typestr"][2:])
-    c_order, f_order = _orders(interface["shape"], interface.get("strides"), itemsize)
+    c_order, f_order = _orders(interface["shape"], interface.get("strides"), dtype.itemsize)
     if not (c_order or f_order):
         raise not_contiguous(what, x)
-    return Buffer(address, count, dtype.name, bool(readonly), not c_order, x)
+    name = dtype.name if dtype.isnative else dtype.str
+    return Buffer(address, count, name, bool(readonly), not c_order, x)
 
 
 def _product(shape: tuple[int, ...]) -> int:
@@ -150,6 +150,40 @@ def _orders(shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: i
             expected *= shape[axis]
         found.append(contiguous)
     return found[0], found[1]
+
+
+# ---- what dtypes are called ----
+
+
+@functools.lru_cache(maxsize=256)
+def native_name(dtype: np.dtype[Any]) -> str | None:
+    """The name of a dtype in this machine's byte order; None of any other."""
+    return dtype.name if dtype.isnative else None
+
+
+@functools.lru_cache(maxsize=256)
+def items_of(dtype: np.dtype[Any] | str) -> tuple[int, int, bytes]:
+    """(32 bits that differ where dtypes do, bytes of an item, its name): the same in every process.
+
+    dtype: or the format of a buffer for which NumPy has none, whose items are bytes then.
+    """
+    if isinstance(dtype, str):
+        described, nbytes, name = (dtype,), 1, dtype
+    else:
+        described, nbytes = _description(dtype), dtype.itemsize
+        fields: Mapping[str, Any] = dtype.fields or {}
+        name = ",".join(str(field[0]) for field in fields.values()) or str(dtype)
+    encoded = name.encode("ascii", "backslashreplace")
+    return zlib.crc32(repr(described).encode()) or 1, min(nbytes, 2**32 - 1), encoded
+
+
+def _description(dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    """The same of dtypes that are equal, which their words need not be: aligned ones have others."""
+    if dtype.subdtype is not None:
+        return (*_description(dtype.subdtype[0]), dtype.shape)
+    fields: Mapping[str, Any] = dtype.fields or {}
+    parts = [(name, field[1], _description(field[0])) for name, field in fields.items()]
+    return (dtype.str, dtype.name, *parts)
 
 
 # ---- DLPack, version 0 of its ABI: https://dmlc.github.io/dlpack/latest/c_api.html -------------------------

@@ -366,7 +366,7 @@ cdef class Carrier(Fusion):
 
 
 # Private memory for a message and what is known of it.
-cdef Aside *new_aside(int source, uint32_t tag, uint32_t kind, size_t nbytes) except NULL:
+cdef Aside *new_aside(int source, uint32_t tag, uint64_t kind, size_t nbytes) except NULL:
     cdef Aside *aside = NULL
     if nbytes < <size_t> 1 << 62:
         aside = <Aside *> malloc(sizeof(Aside) + SR_CACHE_LINE + nbytes)

@@ -14,7 +14,7 @@ from ._across cimport choose_way
 from ._group cimport *
 from ._hierarchy cimport residual_count
 from ._leg cimport leg_of
-from ._operands cimport Operand, release, take
+from ._operands cimport Operand, describe_items_of, dtype_name, has_items_of, item_count, release, take
 from ._timeouts cimport ns_of, timeout_ns_of
 from .work cimport Work
 
@@ -49,7 +49,7 @@ cdef inline bint takes_wire(Call *c) noexcept:
 
 
 cdef str shown(Operand *operand):
-    return f"{(_state.DTYPES + (_state.MOVED_DTYPE,))[operand.dtype]}[{operand.count}]"
+    return f"{dtype_name(operand)}[{item_count(operand, operand.count)}]"
 
 
 # ---- the collectives -----------------------------------------------------------------------------------------
@@ -410,10 +410,9 @@ cdef inline object answer_of(Call *c, int rank, object out):
 
 cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
     c.x = x.data
-    c.dtype = x.dtype
-    c.itemsize = x.itemsize
     c.order = x.fortran
     c.count = x.count
+    describe_items_of(c, x)
     if x.fortran and (is_split(c) or is_joined(c)):
         raise ValueError("x is in Fortran order, whose memory is not split along the first dimension; "
                          "pass np.ascontiguousarray(x)")
@@ -428,12 +427,13 @@ cdef int describe_out(Call *c, Operand *x, Operand *out, size_t nranks) except -
     cdef size_t npieces = nranks if is_joined(c) else 1
     c.out = out.data
     if c.x == NULL:   # a rank that is scattered to
-        c.dtype, c.itemsize, c.count = out.dtype, out.itemsize, out.count
+        c.count = out.count
+        describe_items_of(c, out)
         x = out
-    if out.dtype != x.dtype or out.itemsize != x.itemsize or out.count != c.count * npieces:
+    if not has_items_of(c, out) or out.count != c.count * npieces:
         raise ValueError(
             f"out is {shown(out)}, x is {shown(x)}: out has to have the same dtype and a count of "
-            f"{c.count * npieces}")
+            f"{item_count(x, c.count * npieces)}")
     if out.fortran != c.order:
         raise ValueError("out and x differ in memory order (C and Fortran); give both the same")
     return 0

@@ -192,7 +192,7 @@ cdef class Messages(Carrier):
         message.is_send = is_send
         message.peer = self.rank_number(peer, "dest" if is_send else "source", not is_send)
         message.tag = tag_number(tag, not is_send)
-        message.kind = kind_of(operand, x)
+        message.kind = kind_of(operand)
         message.data = operand.data
         message.nbytes = operand.count * operand.itemsize
         return kept

@@ -5,9 +5,7 @@ May know: nothing.
 
 from __future__ import annotations
 
-import functools
 import operator
-import zlib
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -60,12 +58,6 @@ def list_for(arrays: Any, size: int, what: str) -> list[Any]:
     if len(found) != size:
         raise ValueError(f"{what} has {len(found)} arrays for {size} ranks; give one for each, empty or not")
     return found
-
-
-@functools.lru_cache(maxsize=256)
-def signature(dtype: np.dtype[Any]) -> int:
-    """32 bits that differ where dtypes do, the same in every process."""
-    return zlib.crc32(str(dtype).encode())
 
 
 def check_group_size(group_size: SupportsIndex, num_nodes: int) -> int:

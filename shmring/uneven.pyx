@@ -1,7 +1,7 @@
 # Collectives whose pieces differ in length. First a call of the engine in which everyone says how many rows it gives
 # to whom, and where they lie or, of a few bytes, what they are; then, unless that was all, a second one in which they
 # move, by the pipeline of the even ones with a length and a place for every piece.
-# May know: _engine, _exchange, _group, _operands, _pipelines, _progress, _state, _timeouts, collectives,
+# May know: _engine, _exchange, _group, _operands, _pipelines, _progress, _timeouts, collectives,
 # shapes, work.
 
 from cpython.ref cimport Py_INCREF
@@ -16,7 +16,7 @@ from ._engine cimport Engine
 from ._exchange cimport shared_address
 from ._group cimport *
 from ._leg cimport remote
-from ._operands cimport MOVED, Operand, release, take
+from ._operands cimport Operand, describe_items_of, dtype_name, has_items_of, release, take
 from ._pipelines cimport enter_nothing, step_nothing
 from ._private cimport can_be_read, least_single_copy, offers_single_copy
 from ._progress cimport TO_BE_DESCRIBED
@@ -26,7 +26,7 @@ from .work cimport Work
 
 import numpy as np
 
-from . import _state, shapes
+from . import shapes
 
 cdef extern from "<numpy/arrayobject.h>":
     object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, int fortran)   # takes a reference away
@@ -214,7 +214,7 @@ cdef class Uneven(Collectives):
             self.describe_out(c, parts, out)
         self.tell(c, parts, out is not None)
         c.given, c.taken = parts.given, parts.taken
-        c.fingerprint = fingerprint_of(c) ^ <uint64_t> signature_of(parts.like, c.dtype) << 32
+        c.fingerprint = fingerprint_of(c) ^ <uint64_t> signature_of(parts.like) << 32
         return 0
 
     # x is what the ranks from `first` to before `last` get.
@@ -225,9 +225,9 @@ cdef class Uneven(Collectives):
         if parts.like is None:
             parts.like = array
             self.take_after(c, parts, operand)
-        elif operand.dtype != c.dtype or (operand.dtype == MOVED and array.dtype != parts.like.dtype):
-            raise ValueError(f"{name_in(what, index)} has another dtype than {what}[0], which is {shown(c)}; all "
-                             "must have one")
+        elif not has_items_of(c, operand):
+            raise ValueError(f"{name_in(what, index)} is {dtype_name(operand)}, {what}[0] is {parts.like.dtype}; all "
+                             "must have one dtype")
         elif not have_like_rows(array, parts.like):
             raise ValueError(f"{name_in(what, index)} has shape {np.shape(array)}, {what}[0] has "
                              f"{np.shape(parts.like)}; only the first dimension may differ")
@@ -240,7 +240,7 @@ cdef class Uneven(Collectives):
     # The dtype and shape[1:] that all arrays of the call have in common: the operand's and of parts.like.
     cdef int take_after(self, Call *c, _Parts parts, Operand *operand) except -1:
         cdef int axis
-        c.dtype, c.itemsize = operand.dtype, operand.itemsize
+        describe_items_of(c, operand)
         parts.row_nbytes = cnp.PyArray_ITEMSIZE(parts.like)
         for axis in range(1, cnp.PyArray_NDIM(parts.like)):
             parts.row_nbytes *= cnp.PyArray_DIM(parts.like, axis)
@@ -255,8 +255,9 @@ cdef class Uneven(Collectives):
         for array in arrays:
             index = -1 if c.kind == SCATTER else giver
             operand = parts.hold(array, True, "out", index)
-            if operand.dtype != c.dtype:
-                raise ValueError(f"{name_in('out', index)} has another dtype than what it is for, {shown(c)}")
+            if not has_items_of(c, operand):
+                raise ValueError(f"{name_in('out', index)} is {dtype_name(operand)}, but what it is for is "
+                                 f"{parts.like.dtype}")
             parts.taken[giver].data = operand.data
             parts.taken[giver].nbytes = operand.count * operand.itemsize
             giver += 1
@@ -459,14 +460,12 @@ cdef bint have_like_rows(cnp.ndarray a, cnp.ndarray b) noexcept:
     return True
 
 
-# 32 bits that differ where shape[1:] does, and dtypes that have no number.
-cdef uint32_t signature_of(cnp.ndarray array, int dtype) except? 0:
+# 32 bits that differ where shape[1:] does.
+cdef uint32_t signature_of(cnp.ndarray array) noexcept:
     cdef uint64_t word = mixed(cnp.PyArray_NDIM(array))
     cdef int axis
     for axis in range(1, cnp.PyArray_NDIM(array)):
         word = mixed(word ^ <uint64_t> cnp.PyArray_DIM(array, axis))
-    if dtype == MOVED:
-        word ^= <uint64_t> shapes.signature(array.dtype) << 32
     return <uint32_t> (word >> 32)
 
 
@@ -490,10 +489,6 @@ cdef inline bint is_given(Call *c, int giver, int taker) noexcept:
 
 cdef inline bint has_result(Call *c, int rank) noexcept:
     return c.kind != GATHER or rank == c.root
-
-
-cdef str shown(Call *c):
-    return (_state.DTYPES + (_state.MOVED_DTYPE,))[c.dtype]
 
 
 # ---- where out may touch what is given -----------------------------------------------------------------------

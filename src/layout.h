@@ -30,7 +30,7 @@
                         | message rings to rank 1 ...                  |
                         +----------------------------------------------+                                  */
 
-#define SR_MAGIC 0x676e69726d687337u       /* "7shmring": a segment of this layout */
+#define SR_MAGIC 0x676e69726d687338u       /* "8shmring": a segment of this layout */
 #define SR_QUEUE_MAGIC 0x65756575716d6873u /* "shmqueue": a ring that lives alone */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
@@ -40,6 +40,7 @@
 #define SR_RECORDS 64u          /* flight records a rank, a power of two */
 #define SR_REASON_NBYTES 192u
 #define SR_OP_NBYTES 24u
+#define SR_ITEM_NAME_NBYTES 16u  /* of a dtype that is only moved, as NumPy writes it */
 #define SR_VIEW_NBYTES 640u     /* what a rank that goes on says of who does, see shmring/views.py */
 #define SR_VIEW_WORDS (SR_VIEW_NBYTES / 8u)
 #define SR_KEY_NBYTES 32u
@@ -125,7 +126,9 @@ struct sr_record {
     uint8_t invalid;   /* the call was refused with an error on its own rank */
     uint8_t outcome;   /* enum sr_outcome */
     uint16_t priority; /* 0: it has none */
-    uint8_t reserved[22];
+    uint16_t reserved;
+    uint32_t item_nbytes;                /* of what is only moved: bytes of an item, of which `count` is then, ... */
+    char item_name[SR_ITEM_NAME_NBYTES]; /* ... and its dtype; zero-terminated */
 };
 
 /* Waits of a rank that may be under way at the same time, in threads of their own. */
@@ -198,9 +201,9 @@ struct sr_frame {
     sr_flag begun;          /* W producer, last: own position + 1, before that the own position; R consumer */
     uint64_t message_nbytes;/* W producer before begun, as all that follow; R consumer after: of all pieces together */
     uint32_t nbytes;        /* of this piece */
-    uint32_t flags;         /* enum sr_frame_flags; CUT: the message ends here unfinished, and is void */
     uint32_t tag;           /* as the user of the ring likes */
-    uint32_t kind;          /* as the user of the ring likes */
+    uint64_t kind : 56;     /* as the user of the ring likes */
+    uint64_t flags : 8;     /* enum sr_frame_flags; CUT: the message ends here unfinished, and is void */
 };
 
 #define SR_FRAME_INLINE_NBYTES 32u

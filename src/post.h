@@ -30,9 +30,11 @@ enum sr_post_what {
 struct sr_post_head {
     uint32_t magic;
     uint32_t what;             /* enum sr_post_what */
-    uint32_t nbytes;           /* that follow */
-    uint32_t flags, tag, kind; /* of a piece */
-    uint64_t whole;            /* of a piece: bytes of its message */
+    uint32_t nbytes;     /* that follow */
+    uint32_t tag;        /* of a piece, as the rest */
+    uint64_t kind : 56;
+    uint64_t flags : 8;
+    uint64_t whole;      /* bytes of its message */
 };
 _Static_assert(sizeof(struct sr_post_head) == 32, "a head has no holes");
 
@@ -47,7 +49,7 @@ struct sr_post_note {
 };
 
 enum {
-    SR_POST_MAGIC = 0x31507273,
+    SR_POST_MAGIC = 0x32507273,
     SR_POST_PIECE_NBYTES = 65536, /* a system call is lost in the time that so much takes */
     SR_POST_WORD_NBYTES = 65536,  /* of what says why it is over */
     SR_POST_REST_NBYTES = SR_POST_PIECE_NBYTES + SR_POST_WORD_NBYTES + SR_PAGE,

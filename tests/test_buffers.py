@@ -36,6 +36,10 @@ class Subclass(np.ndarray):
     pass
 
 
+class Pair(ctypes.Structure):
+    _fields_ = (("f0", ctypes.c_int), ("f1", ctypes.c_float))
+
+
 CTYPES = (
     ctypes.c_bool,
     ctypes.c_int8,
@@ -186,6 +190,59 @@ def test_ranks_may_pass_different_makes_and_shapes(world_of):
     assert world_of(3)(different_makes) == [({3}, 600.0)] * 3
 
 
+# Arrays of what is only moved, by name three makes of the same dtype.
+def moved_makes(fill):
+    times, big = np.full(3, fill, "M8[s]"), np.full(3, fill, ">f4")
+    rows, text = np.full(3, fill, "i4,i4"), np.full(3, str(fill), "U2")
+    small = np.full(3, fill, ml_dtypes.bfloat16)
+    return {
+        "times": [times, times.view(Subclass), Interface(times)],
+        "big endian": [big, memoryview(big), Interface(big)],
+        "rows": [rows, memoryview(rows), rows.view(Subclass)],
+        "text": [text, text.view(Subclass), Interface(text)],
+        "structures": [(Pair * 3)(*[(fill, fill)] * 3), np.full(3, fill, "i4,f4"), memoryview((Pair * 3)())],
+        "letters": [
+            np.full(3, bytes([fill])),
+            (ctypes.c_char * 3)(*[fill] * 3),
+            memoryview(bytearray(3)).cast("c"),
+        ],
+        "of ours": [small, memory_of(small), small.view(Subclass)],
+    }
+
+
+def move_different_makes(comm):
+    for name in moved_makes(0):
+        x, expected = moved_makes(comm.rank)[name][comm.rank], moved_makes(1)[name][1]
+        comm.broadcast(x, root=1)
+        assert source_of(x).tobytes() == source_of(expected).tobytes(), name
+
+
+def test_ranks_may_move_different_makes(world_of):
+    world_of(3)(move_different_makes)
+
+
+REFUSED_EVERYWHERE = {
+    "objects": (np.zeros(3, object), TypeError, "object"),
+    "objects' interface": (Interface(np.zeros(3, object)), TypeError, "object"),
+    "a column of times": (np.zeros((3, 3), "M8[s]")[:, 1], ValueError, "ascontiguousarray"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_EVERYWHERE)
+def test_what_cannot_even_be_moved_is_refused(name):
+    x, error, words = REFUSED_EVERYWHERE[name]
+    with shmring.init() as comm, pytest.raises(error, match=words):
+        comm.broadcast(x)
+
+
+def test_a_result_has_the_dtype_of_what_is_moved():
+    with shmring.init() as comm:
+        for x, out in (("M8[D]", "m8[s]"), (">f4", ">i4"), ("S4", "U1"), ("i4,f4", "f4,i4")):
+            for call in (comm.broadcast, comm.all_gather, comm.all_to_all):
+                with pytest.raises(ValueError, match=r"out is .*\[1\], x is .*\[1\]"):
+                    call(np.zeros(1, x), out=np.zeros(1, out))
+
+
 def test_buffers_are_let_go_after_a_call():
     with shmring.init() as comm:
         x = bytearray(100)
@@ -217,10 +274,6 @@ def map_own_file(comm, folder):
     map_file(comm, path)
 
 
-class Pair(ctypes.Structure):
-    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_float))
-
-
 class Contrary:
     """Says that it is contiguous nowhere."""
 
@@ -237,6 +290,9 @@ REFUSED = {
     "records": (np.zeros(3, "i4,f4"), TypeError, "dtype"),
     "long double": (np.zeros(3, "g"), TypeError, "float128"),
     "big endian": (np.zeros(3, ">f4"), TypeError, "newbyteorder"),
+    "a big endian's interface": (Interface(np.zeros(3, ">f4")), TypeError, "newbyteorder"),
+    "a date's interface": (Interface(np.zeros(3, "M8[s]")), TypeError, "int64"),
+    "objects' interface": (Interface(np.zeros(3, object)), TypeError, "object"),
     "dates": (np.zeros(3, "M8[s]"), TypeError, "int64"),
     "objects": (np.zeros(3, object), TypeError, "object"),
     "another float8": (np.zeros(3, ml_dtypes.float8_e4m3b11fnuz), TypeError, "float8_e4m3b11fnuz"),

@@ -78,7 +78,8 @@ HOUSE = {
     | {"settings", "star", "worlds"},
     # the engine
     "_kernels": {"kernels.h"},
-    "_group": {"_kernels", "fault.h", "flag.h", "layout.h", "schedule.h", "single_copy.h"},
+    "_segment": {"_kernels", "fault.h", "flag.h", "layout.h", "schedule.h", "single_copy.h"},
+    "_group": {"_kernels", "_segment"},
     "_flight": {"flag.h", "layout.h", "_group", "_kernels"},
     "_life": {"flag.h", "_flight", "_group", "limits", "stacks"},
     "_slots": {"_group"},

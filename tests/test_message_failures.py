@@ -73,6 +73,7 @@ def receive_into_too_little(comm, count):
         comm.send_object("object", 1)
         comm.send(np.arange(3.0), 1, tag=2)
         comm.send(np.zeros((2, 2), order="F"), 1, tag=3)
+        comm.send(np.zeros(3, "M8[D]"), 1, tag=4)
         return None
     x = np.full(2, -1)
     with pytest.raises(shmring.Truncated, match=rf"int64\[{count}\].*room for int64\[2\]") as caught:
@@ -87,7 +88,10 @@ def receive_into_too_little(comm, count):
         with pytest.raises(shmring.Mismatch, match="both ends need the same dtype") as caught:
             comm.recv(wrong)
         assert caught.value.rank == 0
-    return caught.value.calls
+    calls = caught.value.calls
+    with pytest.raises(shmring.Mismatch, match=r"sent 8-byte items\[3\] of another dtype"):
+        comm.recv(np.zeros(3, "M8[s]"))
+    return calls
 
 
 @pytest.mark.parametrize("count", [3, 10_000])

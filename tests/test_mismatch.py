@@ -162,6 +162,18 @@ ARGUMENTS = {
         f"order of {k}": (_with(k, ones((20, 30))), _with(k, np.ones((20, 30), order="F")))
         for k in (*FOLDING, "broadcast")
     },
+    # Of what is only moved: all of 8 bytes an item.
+    **{f"unit of {k}": (_with(k, ones(600, "M8[D]")), _with(k, ones(600, "M8[s]"))) for k in MOVING},
+    **{f"byte order of {k}": (_with(k, ones(600, ">f8")), _with(k, ones(600, ">i8"))) for k in MOVING},
+    "fields of broadcast": (_with("broadcast", ones(60, "i4,f4")), _with("broadcast", ones(60, "f4,i4"))),
+    "items of all_to_all": (
+        lambda c: c.all_to_all(ones((c.size, 3), "S8")),
+        lambda c: c.all_to_all(ones((c.size, 3), "U2")),
+    ),
+    "items of scatter": (
+        lambda c: c.scatter(_of_root(c, ones((c.size, 3), "M8[D]")), like=ones(3, "M8[D]")),
+        lambda c: c.scatter(_of_root(c, ones((c.size, 3), "m8[D]")), like=ones(3, "m8[D]")),
+    ),
     "rows of all_gather_v": (_with("all_gather_v", ones((5, 2))), _with("all_gather_v", ones((5, 3)))),
     "rows of gather_v": (_with("gather_v", ones((5, 2))), _with("gather_v", ones((5, 3)))),
     "dtype of all_to_all_v": (
