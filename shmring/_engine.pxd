@@ -31,7 +31,8 @@ cdef class Engine(State):
     cdef int await_better_word(self, Call *c, int culprit) except -1
     cdef int give_up(self, int cause, int culprit, object seq, str reason, str op=*) except -1
     cdef int prepare_to_begin(self, Call *c) except -1
-    cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s) except -1
+    cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s,
+                       uint64_t signature=*) except -1
     cdef int describe_refusal(self, Call *c, int kind) except -1
     cdef int issue(self, Issued issued) except -1
     cdef int append(self, Issued issued) except -1

@@ -80,7 +80,7 @@ class Engine(State):
     def union(self, bits: bytes) -> int:
         """Collective: the bits that any rank has set."""
 
-    def announce_allocation(self, nbytes: int, timeout_s: float) -> None:
+    def announce_allocation(self, nbytes: int, signature: int, timeout_s: float) -> None:
         """Collective: every rank is about to allocate as much; Mismatch when they differ."""
 
     def own_ring(self) -> tuple[int, int]:

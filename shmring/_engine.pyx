@@ -499,18 +499,16 @@ cdef class Engine(State):
                 failures.raise_aborted(self)
 
     # A tiny call of the engine's own: start-up and agreements.
-    cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s) except -1:
+    cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s,
+                       uint64_t signature=0) except -1:
         cdef Call c
         memset(&c, 0, sizeof(c))
-        c.kind = kind
-        c.dtype = SR_U8
-        c.op = op
-        c.count = count
-        c.itemsize = 1
+        c.kind, c.dtype, c.op = kind, SR_U8, op
+        c.count, c.itemsize = count, 1
         c.nbytes = c.x_nbytes = nbytes
         c.x = c.out = <unsigned char *> data
         c.timeout_ns = ns_of(timeout_s)
-        c.fingerprint = fingerprint_of(&c)
+        c.fingerprint = fingerprint_of(&c) ^ signature << 32
         choose_way(&self.g, &c)
         return self.drive(&c)
 
@@ -537,9 +535,9 @@ cdef class Engine(State):
             result += part[:nbytes]
         return int.from_bytes(result, "little")
 
-    def announce_allocation(self, size_t nbytes, double timeout_s):
-        """Every rank is about to allocate as much; Mismatch when they differ."""
-        self.call_tiny(ALLOCATE, SR_SUM, nbytes, NULL, 0, timeout_s)
+    def announce_allocation(self, size_t nbytes, uint64_t signature, double timeout_s):
+        """Every rank is about to allocate as much for the same, of 32 bits; Mismatch when they differ."""
+        self.call_tiny(ALLOCATE, SR_SUM, nbytes, NULL, 0, timeout_s, signature)
 
     def own_ring(self):
         """(offset in the segment, bytes) of this rank's staging ring."""

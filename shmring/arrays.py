@@ -1,7 +1,7 @@
 """Arrays in memory that every rank of the host maps, so that collectives on them copy nothing.
 
 A *block* is one collective allocation: a part for each rank, in rank order, then a page of which each rank
-owns one byte ("freed"). May know: errors, memory; it is handed an engine.
+owns one byte ("freed"). May know: buffers, errors, memory; it is handed an engine.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import os
 import threading
 import time
 import weakref
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import memory
+from . import buffers, memory
 from .errors import Error, OutOfMemory, RankFailed, Timeout
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 PAGE_NBYTES = mmap.PAGESIZE
 MOST_NBYTES = 1 << 56  # keeps every sum of sizes inside 64 bits
+_OF_ADOPTION = 1  # in place of a signature
 
 _adopted: set[_Block] = set()  # of this process
 
@@ -166,7 +168,7 @@ class Arrays:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout_s: float) -> NDArray[Any]:
         """Collective: an array of zeros of the same shape and dtype on every rank."""
         nbytes = math.prod(shape) * dtype.itemsize
-        self._engine.announce_allocation(min(nbytes, MOST_NBYTES), timeout_s)
+        self._engine.announce_allocation(min(nbytes, MOST_NBYTES), _signature(shape, dtype), timeout_s)
         if nbytes == 0:
             return np.zeros(shape, dtype)
         _check_possible(nbytes)
@@ -179,7 +181,7 @@ class Arrays:
 
     def adopt(self, address: int, nbytes: int, owner: object, timeout_s: float) -> Adoption:
         """Collective: nbytes at `address`, whole pages in a mapping of their own, are shared from now on."""
-        self._engine.announce_allocation(nbytes, timeout_s)
+        self._engine.announce_allocation(nbytes, _OF_ADOPTION, timeout_s)
         self._sweep()
         block, failure = self._allocate(nbytes, timeout_s), None
         try:
@@ -192,7 +194,7 @@ class Arrays:
                     block.make_private()
             finally:
                 block.mapping.close()
-            raise failure or Error("another rank could not adopt its array: its own error says why")
+            raise self._failure_of_another(failure, "adopt its array", nbytes, timeout_s)
         self._keep(block)
         _adopted.add(block)
         return Adoption(self, block, owner)
@@ -295,13 +297,21 @@ class Arrays:
         if not self._engine.all_agree(failure is None, timeout_s):
             if mapping is not None:
                 mapping.close()
-            own = self._engine.world_rank(self._engine.rank)
-            raise failure or Error(
-                f"a rank other than {own} could not map the {total} bytes of a shared array: its own error "
-                "says why and what to do"
-            )
+            what = f"map the {total} bytes of a shared array"
+            raise self._failure_of_another(failure, what, nbytes, timeout_s)
         assert mapping is not None
         return mapping
+
+    def _failure_of_another(
+        self, failure: Exception | None, what: str, nbytes: int, timeout_s: float
+    ) -> Exception:
+        """Collective, after some rank has failed: what this one raises; OutOfMemory if that was all there."""
+        is_memory = self._engine.all_agree(failure is None or isinstance(failure, OutOfMemory), timeout_s)
+        if failure is not None:
+            return failure
+        own = self._engine.world_rank(self._engine.rank)
+        text = f"a rank other than {own} could not {what}: its own error says why and what to do"
+        return OutOfMemory(text, wanted_nbytes=nbytes) if is_memory else Error(text)
 
     def _create(self, nbytes: int) -> int:
         fd = memory.create(nbytes, kind=self._kind)
@@ -358,12 +368,20 @@ def _check_possible(nbytes: int) -> None:
         )
 
 
+def _signature(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """32 bits that differ where these do, the same in every process."""
+    return zlib.crc32(repr(shape).encode(), buffers.items_of(dtype)[0])
+
+
 def whole_pages(nbytes: int) -> int:
     return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
 
 
 def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """shape and dtype of a shared array as NumPy means them; TypeError or ValueError if there is none."""
+    """shape and dtype of a shared array as NumPy means them; TypeError or ValueError if there is none.
+
+    A dtype of arrays gives an array of more dimensions.
+    """
     dtype = np.dtype(dtype)
     if dtype.hasobject:
         raise TypeError(
@@ -372,4 +390,11 @@ def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     lengths = tuple(map(operator.index, shape)) if np.iterable(shape) else (operator.index(shape),)
     if any(n < 0 for n in lengths):
         raise ValueError(f"shape is {lengths}; its lengths must be 0 or more")
-    return lengths, dtype
+    return lengths + dtype.shape, dtype.base
+
+
+def filling(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """What fills an array of that shape and dtype with `value`; raises what NumPy raises where it cannot."""
+    converted = np.empty(shape[max(len(shape) - np.ndim(value), 0) :], dtype)
+    converted[...] = value
+    return converted

@@ -16,7 +16,7 @@ from .collectives cimport algorithm_number
 from .messages cimport Messages
 
 from . import failures, groups, memory, objects, shared, shrinking
-from .arrays import MOST_NBYTES, Arrays, whole_pages
+from .arrays import MOST_NBYTES, Arrays, filling, whole_pages
 from .arrays import check as check_array
 from .errors import Error, Timeout
 from .feedback import Residuals
@@ -177,14 +177,14 @@ cdef class Comm(Messages):
         """Collective: `empty`, filled with `fill_value`; its dtype unless one is given."""
         import numpy as np
 
-        if dtype is None:
-            try:
-                dtype = np.asarray(fill_value).dtype
-            except Exception:
-                self.engine.refuse(ALLOCATE)
-                raise
+        try:
+            shape, dtype = check_array(shape, np.asarray(fill_value).dtype if dtype is None else dtype)
+            values = filling(fill_value, shape, dtype)   # wrong ones are refused before others have an array
+        except Exception:
+            self.engine.refuse(ALLOCATE)
+            raise
         array = self.empty(shape, dtype, timeout=timeout)
-        array[...] = fill_value
+        array[...] = values
         return array
 
     def copy_of(self, a, *, timeout=None):

@@ -5,6 +5,7 @@ What lies in /dev/shm, which descriptors and mappings are left is looked at here
 
 import gc
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -94,6 +95,9 @@ REFUSED = (
     ("empty", (3.7,), TypeError),
     ("empty", ("abc",), TypeError),
     ("full", (3, object()), TypeError),
+    ("full", (3, "no number", "f8"), ValueError),
+    ("full", (3, [1.0, 2.0]), ValueError),
+    ("full", (3, 1000, "u1"), OverflowError),
     ("copy_of", ([{}, None],), TypeError),
     ("empty", (3, "f4", -1.0), TypeError),  # timeout is a keyword
 )
@@ -134,6 +138,45 @@ def different_sizes(comm):
 
 def test_ranks_that_want_different_sizes(world_of):
     assert world_of(2)(different_sizes) == [("empty(80 bytes)", "empty(88 bytes)")] * 2
+
+
+def map_in_little(comm):
+    """Rank 1 has room for little more than it has."""
+    if comm.rank == 1:
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + (4 << 20), -1))
+    said = []
+    for make in (comm.empty, comm.shared):
+        with pytest.raises(shmring.OutOfMemory) as caught:
+            make(1 << 24)
+        said.append((str(caught.value), caught.value.wanted_nbytes))
+    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    return said, float(comm.copy_of(np.ones(3)).sum())
+
+
+def test_what_one_rank_has_no_room_for_is_out_of_memory_on_all(world_of):
+    for rank, (said, after) in enumerate(world_of(3)(map_in_little)):
+        for text, wanted_nbytes in said:
+            assert rank == 1 or wanted_nbytes >= 1 << 27
+            assert (f"a rank other than {rank} could not map" in text) == (rank != 1)
+        assert after == 3.0
+
+
+def fill(comm):
+    return [
+        comm.full((2, 3), [1, 2, 3], "f4").tolist(),
+        comm.full(2, (1, 2.5), "i4,f8").tolist(),
+        comm.full((), 7).tolist(),
+        comm.full((2, 0), 7).tolist(),
+        comm.empty(2, ("i4", (3,))).tolist(),
+        comm.full((1, 2), np.array([[[1, 2]]])).tolist(),
+    ]
+
+
+def test_arrays_are_filled_as_numpy_fills_them(world_of):
+    rows = [[1.0, 2.0, 3.0]] * 2
+    for found in world_of(2)(fill):
+        assert found == [rows, [(1, 2.5)] * 2, 7, [[], []], [[0, 0, 0]] * 2, [[1, 2]]]
 
 
 def absurd(comm, shape):

@@ -125,7 +125,7 @@ HOUSE = {
     "tracing": {"_recorder", "flight"},
     "_recorder": {"_engine", "_flight", "_group", "_progress", "_state", "_trace"},
     # the communicator and what makes one
-    "arrays": {"errors", "memory"},
+    "arrays": {"buffers", "errors", "memory"},
     "shapes": set(),
     "_operands": {"_group", "_state", "buffers"},
     "awaiting": set(),

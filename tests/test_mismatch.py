@@ -204,6 +204,10 @@ ARGUMENTS = {
 OF_ONE_HOST = {
     "algorithm": (_with("all_reduce", ones(600)), _with("all_reduce", ones(600), algorithm="tree")),
     "bytes of empty": (lambda c: c.empty(5), lambda c: c.empty(6)),
+    "shape of empty": (lambda c: c.empty((5, 4)), lambda c: c.empty((4, 5))),
+    "dtype of zeros": (lambda c: c.zeros(5, "f8"), lambda c: c.zeros(5, "i8")),
+    "shape of full": (lambda c: c.full((2, 2), 1.0), lambda c: c.full(4, 1.0)),
+    "unit of copy_of": (lambda c: c.copy_of(ones(5, "M8[D]")), lambda c: c.copy_of(ones(5, "M8[s]"))),
     "shape of shared": (lambda c: c.shared((5, 4)), lambda c: c.shared((4, 5))),
     "locks of shared": (lambda c: c.shared(5, locks=1), lambda c: c.shared(5, locks=2)),
     "ranks of group": (lambda c: c.group([0, 1]), lambda c: c.group([1, 0])),
