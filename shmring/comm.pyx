@@ -388,10 +388,11 @@ cdef class Comm(Messages):
     def close(self):
         """Leave. Local; ranks that still call the communicator get RankFailed. Closing twice is harmless.
 
-        Messages that were sent are still received. Those to ranks of other hosts may be on their way: this waits until
-        they are there, where a rank that is in no call takes in some 64 KiB, and no longer than the communicator's
-        timeout. What is late then, or under way when the communicator is over, is lost, and its receiver gets
-        RankFailed; so is a `Transfer` that is not complete.
+        Waits for calls that were issued in the background, as long as they may take. Messages that were sent are still
+        received. Those to ranks of other hosts may be on their way: this waits until they are there, where a rank that
+        is in no call takes in some 64 KiB, and no longer than the communicator's timeout. What is late then, or under
+        way when the communicator is over, is lost, and its receiver gets RankFailed; so is a `Transfer` that is not
+        complete.
         """
         if self.engine.closed_because is not None:
             return

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .settings import MAX_RANKS, Settings
+from .settings import MAX_RANKS, Settings, whole_number
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def find_job(settings: Settings, environ: Mapping[str, str]) -> Job | None:
         or _from_hydra(environ)
         or _from_slurm(environ)
     )
-    if job is not None and not 0 <= job.rank < job.size <= MAX_RANKS:
-        raise ValueError(
-            f"{job.launcher} says rank {job.rank} of {job.size}: allowed are at most {MAX_RANKS} ranks"
-        )
+    if job is not None and not 1 <= job.size <= MAX_RANKS:
+        raise ValueError(f"{job.launcher} says {job.size} ranks; allowed: 1 to {MAX_RANKS}")
+    if job is not None and job.rank >= job.size:
+        raise ValueError(f"{job.launcher} says rank {job.rank} of {job.size}; allowed: 0 to {job.size - 1}")
     return job
 
 
@@ -123,9 +123,10 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
     text = environ.get(name, "").strip()
     if not text and default is not None:
         return default
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{name} is {text!r}; allowed: a whole number (its launcher sets it)")
-    return int(text)
+    number = whole_number(text)
+    if number is None:
+        raise ValueError(f"{name} is {text[:64]!r}; allowed: a whole number (its launcher sets it)")
+    return number
 
 
 def _name(launcher: str, environ: Mapping[str, str], variables: tuple[str, ...]) -> str:

@@ -179,9 +179,9 @@ def parse_address(name: str, text: str) -> tuple[str, int]:
         host, colon, port = text.partition(":")
         has_port, is_whole = bool(colon), True
     if not is_whole or not _is_host(host):
-        raise _wrong(name, text[:64], "'host:port', 'host' or '[IPv6 address]:port', the host of rank 0")
+        raise _wrong(name, text, "'host:port', 'host' or '[IPv6 address]:port', the host of rank 0")
     if host in ("0.0.0.0", "::"):
-        raise _wrong(name, text[:64], "an address of the host of rank 0, to which the others can connect")
+        raise _wrong(name, text, "an address of the host of rank 0, to which the others can connect")
     return host, _integer(1, 65535)(f"the port in {name}", port) if has_port else DEFAULT_PORT
 
 
@@ -194,26 +194,30 @@ def _is_host(text: str) -> bool:
 
 
 def _wrong(name: str, text: str, allowed: str) -> ValueError:
-    return ValueError(f"{name} is {text!r}; allowed: {allowed}")
+    return ValueError(f"{name} is {text[:64]!r}; allowed: {allowed}")
+
+
+def whole_number(text: str) -> int | None:
+    """The number that digits write, None for all else: no setting has more than some twenty of them."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 30 else None
 
 
 def _integer(least: int, most: int) -> Callable[[str, str], int]:
     def parse(name: str, text: str) -> int:
-        if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
+        number = whole_number(text)
+        if number is None or not least <= number <= most:
             raise _wrong(name, text, f"a whole number from {least} to {most}")
-        return int(text)
+        return number
 
     return parse
 
 
 def _range(least: int, most: int) -> Callable[[str, str], tuple[int, int]]:
     def parse(name: str, text: str) -> tuple[int, int]:
-        first, _, last = text.partition("-")
-        if not all(end.isascii() and end.isdigit() for end in (first, last)) or not (
-            least <= int(first) <= int(last) <= most
-        ):
+        first, last = map(whole_number, text.partition("-")[::2])
+        if first is None or last is None or not least <= first <= last <= most:
             raise _wrong(name, text, f"first-last, such as 25000-25999, within {least} to {most}")
-        return int(first), int(last)
+        return first, last
 
     return parse
 
@@ -223,7 +227,7 @@ def _size(least: int, most: int) -> Callable[[str, str], int]:
         digits, factor = text, 1
         if text[-1:].upper() in ("K", "M"):
             digits, factor = text[:-1], {"K": 1 << 10, "M": 1 << 20}[text[-1:].upper()]
-        nbytes = int(digits) * factor if digits.isascii() and digits.isdigit() else 0
+        nbytes = (whole_number(digits) or 0) * factor
         if not least <= nbytes <= most or nbytes % CACHE_LINE_NBYTES:
             raise _wrong(name, text, f"{least} to {most} bytes in 64s, such as 65536, 64K or 1M")
         return nbytes
@@ -282,7 +286,7 @@ def _choice(allowed: tuple[str, ...]) -> Callable[[str, str], str]:
 def _text(most: int) -> Callable[[str, str], str]:
     def parse(name: str, text: str) -> str:
         if len(text.encode("utf-8", "surrogateescape")) > most or not text.isprintable():
-            raise _wrong(name, text[:64], f"printable text of at most {most} bytes")
+            raise _wrong(name, text, f"printable text of at most {most} bytes")
         return text
 
     return parse

@@ -11,14 +11,19 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 
+def as_numpy(x: Any) -> np.ndarray[Any, Any]:
+    """x as NumPy sees it; bytes, which it takes for one text, as what they are."""
+    return np.asarray(memoryview(x) if isinstance(x, bytes) else x)
+
+
 def joined(x: Any, size: int) -> np.ndarray[Any, Any]:
     """Room for every rank's x: (size, *s) for x of shape s."""
-    like = np.asarray(x)
+    like = as_numpy(x)
     return np.empty((size, *like.shape), like.dtype)
 
 
 def alike(x: Any) -> np.ndarray[Any, Any]:
-    like = np.asarray(x)
+    like = as_numpy(x)
     return np.empty(like.shape, like.dtype)
 
 
@@ -27,7 +32,7 @@ def split(x: Any, size: int) -> np.ndarray[Any, Any]:
 
     A column of `size` numbers stays a column: (size, 1) is split into parts of shape (1, 1).
     """
-    like = np.asarray(x)
+    like = as_numpy(x)
     rows = rows_of_a_part(like.shape, size)
     is_column = like.shape[1:] == (1,)
     shape = like.shape[1:] if rows == 1 and not is_column else (rows, *like.shape[1:])

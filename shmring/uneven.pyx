@@ -443,7 +443,7 @@ cdef str name_in(str what, int index):
 
 # For its shape and dtype: x itself, or the same memory as NumPy sees it.
 cdef cnp.ndarray as_array(object x, str what, int index):
-    cdef cnp.ndarray array = x if cnp.PyArray_CheckExact(x) else np.asarray(x)
+    cdef cnp.ndarray array = x if cnp.PyArray_CheckExact(x) else shapes.as_numpy(x)
     if cnp.PyArray_NDIM(array) == 0:
         what = name_in(what, index)
         raise ValueError(f"{what} is 0-d; its first dimension is what may differ, pass {what}.reshape(1)")

@@ -235,6 +235,15 @@ def test_what_cannot_even_be_moved_is_refused(name):
         comm.broadcast(x)
 
 
+def gather_bytes(comm):
+    own = b"rank %d" % comm.rank
+    return comm.all_gather(own).tobytes(), [bytes(part) for part in comm.all_gather_v(own[comm.rank :])]
+
+
+def test_bytes_are_gathered_as_bytes(world_of):
+    assert world_of(2)(gather_bytes) == [(b"rank 0rank 1", [b"rank 0", b"ank 1"])] * 2
+
+
 def test_a_result_has_the_dtype_of_what_is_moved():
     with shmring.init() as comm:
         for x, out in (("M8[D]", "m8[s]"), (">f4", ">i4"), ("S4", "U1"), ("i4,f4", "f4,i4")):

@@ -342,6 +342,7 @@ def test_slurms_environments(case, monkeypatch):
     [
         (TORCHRUN, "RANK", "one"),
         (TORCHRUN, "WORLD_SIZE", "-2"),
+        (TORCHRUN, "WORLD_SIZE", "9" * 5000),
         (OPEN_MPI_5, "OMPI_COMM_WORLD_SIZE", ""),
         (MPICH, "PMI_RANK", "0x1"),
         (SLURM, "SLURM_PROCID", "1.5"),
@@ -354,8 +355,10 @@ def test_a_broken_variable_is_named(environ, variable, text):
 
 
 def test_a_rank_beyond_the_size_cannot_be():
-    with pytest.raises(ValueError, match="rank 2 of 2"):
+    with pytest.raises(ValueError, match="rank 2 of 2; allowed: 0 to 1"):
         world_from_environment({**TORCHRUN, "RANK": "2"})
+    with pytest.raises(ValueError, match="says 5000 ranks; allowed: 1 to 4096"):
+        world_from_environment({**TORCHRUN, "WORLD_SIZE": "5000"})
 
 
 PROXY = """

@@ -68,6 +68,9 @@ def test_good_values_are_taken(name, text, field, value):
     [
         ("RANK", "-1", "whole number"),
         ("RANK", "1.0", "whole number"),
+        ("RANK", "9" * 5000, "whole number"),
+        ("CHUNK", "9" * 5000, "bytes in 64s"),
+        ("PORTS", "1-" + "9" * 5000, "first-last"),
         ("RANK", "²", "whole number"),
         ("SIZE", "0", "from 1"),
         ("SIZE", "100000", "to 4096"),
