@@ -172,11 +172,12 @@ class _Failure:
                 f"rank {rank} raised an exception that cannot be brought here as it is: {self.words}"
             )
         # The errors of a collective name the rank that they are about: that stays.
-        if not isinstance(error, Error) or error.rank is None:
-            with contextlib.suppress(AttributeError, TypeError):  # an exception with __slots__ of its own
+        with contextlib.suppress(Exception):  # an exception may have ideas of its own about attributes
+            if not isinstance(error, Error) or error.rank is None:
                 error.rank = rank  # type: ignore[attr-defined, unused-ignore]
-        if self.traceback:
-            error.add_note(f"\nRaised in rank {rank}:\n{self.traceback}")
+        with contextlib.suppress(Exception):
+            if self.traceback:
+                error.add_note(f"\nRaised in rank {rank}:\n{self.traceback}")
         return error
 
     def _unpickled(self) -> BaseException | None:

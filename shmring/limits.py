@@ -81,7 +81,7 @@ def scheduling_group() -> str:
     return _read("/proc/self", "cgroup") + (_read("/proc/self", "autogroup") if enabled else "")
 
 
-def explain(error: OSError, doing: str) -> Error:
+def explain(error: OSError, doing: str, wanted_nbytes: int | None = None) -> Error:
     """The Error that says which limit was met while `doing` something, and the way out."""
     code = error.errno
     if code == errno.EMFILE:
@@ -104,7 +104,8 @@ def explain(error: OSError, doing: str) -> Error:
     if code == errno.ENOMEM:
         return OutOfMemory(
             f"{doing} failed: the kernel has no memory or address space for it; look at the limits "
-            "ulimit -v, sysctl vm.max_map_count and vm.overcommit_memory"
+            "ulimit -v, sysctl vm.max_map_count and vm.overcommit_memory",
+            wanted_nbytes=wanted_nbytes,
         )
     return Error(f"{doing} failed: {error.strerror or error} ({errno.errorcode.get(code or 0, code)})")
 

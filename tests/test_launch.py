@@ -514,3 +514,13 @@ def test_failures_are_ordered_by_cause_then_time():
 def test_what_travels_is_words_even_if_nothing_else_can():
     sent = pickle.loads(pickle.dumps(launch._failure_of(OddError(1, "words"), 3)))
     assert str(sent.exception(3)).endswith("OddError: words")
+
+
+class ClosedError(Exception):
+    def __setattr__(self, name, value):
+        raise ValueError("this one takes nothing")
+
+
+def test_an_exception_that_takes_no_attributes_comes_without_them():
+    sent = launch._failure_of(ClosedError("closed"), 3)
+    assert type(sent.exception(3)) is ClosedError
