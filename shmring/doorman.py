@@ -22,13 +22,12 @@ from .errors import WAIT_LONGER, Error, Mismatch, RankFailed, Timeout
 from .handshake import BadFrame, Challenge, Hello
 from .limits import NO_DESCRIPTOR, explain
 from .lines import Line
-from .worlds import Attempt, named
+from .worlds import SILENCE_S, Attempt, named
 
 HANDSHAKE_S = 5.0  # a connection that has not proven itself by then is dropped
 _CROWDED_S = 1.0  # and by then where others wait outside for its place
 _MOST_STRANGERS = 128  # at once, and twice the awaited besides
 _LATECOMERS_S = 0.3  # for those that are on their way when the meeting has failed, to hear of it
-SILENCE_S = 10.0  # a wait of so long is told in the log, long before its timeout
 _SHMRUN = "with shmrun every host needs the same --nnodes and -n, and a --node-rank of its own"
 
 _log = logging.getLogger("shmring")

@@ -5,13 +5,16 @@ May know: errors, handshake, lines, worlds.
 
 from __future__ import annotations
 
+import logging
 import time
 
 from . import handshake
 from .errors import Error, Timeout
 from .handshake import BadFrame, Challenge
 from .lines import Line
-from .worlds import Attempt
+from .worlds import SILENCE_S, Attempt
+
+_log = logging.getLogger("shmring")
 
 _VERDICT_S = 0.5  # how long a rank that gives up waits for the other's list of the missing
 _PAUSE_S = (0.001, 0.020)  # between attempts to reach it: first, longest
@@ -26,6 +29,7 @@ class Guest:
         self._attempt = attempt
         self._peer = peer
         self._purpose = purpose
+        self._tell_at = time.monotonic() + SILENCE_S
 
     def visit(self) -> Line:
         """A line on which both have proven themselves and the peer's word was heard."""
@@ -42,8 +46,21 @@ class Guest:
                 line.close()
             if self._attempt.is_over():
                 raise self._never_came()
+            if time.monotonic() >= self._tell_at:
+                self._tell_it_tries()
             self._attempt.pause(pause_s)
             pause_s = min(pause_s * 1.5, self.longest_pause_s)
+
+    def _tell_it_tries(self) -> None:
+        """Once: else a mistaken address, or a peer that was never started, would show only in the end."""
+        self._tell_at = float("inf")
+        what = "rank %d has tried for %g s to reach rank %d%s, and will try for %g s in all"
+        attempt = self._attempt
+        _log.warning(what, attempt.rank, SILENCE_S, self._peer, self._trying(), attempt.timeout_s)
+
+    def _trying(self) -> str:
+        """Where, and what has come of it."""
+        return ""
 
     def _connect(self) -> Line | None:
         """A connection to the peer; None where it is not there yet (or busy)."""

@@ -163,6 +163,9 @@ class _Guest(Guest):
         word = self._await_word(line)
         return bool(word) and self._unpack(word) == handshake.READY
 
+    def _trying(self) -> str:
+        return "" if self._seen else " (it has not come yet)"
+
     def _never_came(self) -> Timeout:
         return Timeout(
             f"rank {self._peer} of {self._attempt.world.nprocs} did not come within "

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from . import handshake, nodes
-from .doorman import SILENCE_S, Reception, ended
+from .doorman import Reception, ended
 from .errors import WAIT_LONGER, Error, Timeout
 from .guest import Guest
 from .handshake import BadFrame, Hello
@@ -136,7 +136,6 @@ class _Guest(Guest):
         self._scope_id = 0
         self._why = ""  # the last attempt failed
         self._seen = attempt.is_invited  # rank 0 was there, so that its absence means that it ended
-        self._tell_at = time.monotonic() + SILENCE_S
 
     def found(self, line: Line) -> Found:
         assert self._listener is not None
@@ -172,16 +171,10 @@ class _Guest(Guest):
             if there.errno == errno.ECONNREFUSED and self._seen:
                 raise ended(0)
             self._why = str(there.strerror)
-        if time.monotonic() >= self._tell_at:
-            self._tell_it_tries()
         return None
 
-    def _tell_it_tries(self) -> None:
-        """Once: else a mistaken address would show only when the timeout is over."""
-        self._tell_at = float("inf")
-        what = "rank %d has tried for %g s to reach rank 0 at %s (%s), and will try for %g s in all"
-        attempt = self._attempt
-        _log.warning(what, attempt.rank, SILENCE_S, self._address, self._why, attempt.timeout_s)
+    def _trying(self) -> str:
+        return f" at {self._address} ({self._why})"
 
     def _proven(self) -> None:
         self._seen = True

@@ -18,6 +18,7 @@ from .handshake import Hello
 from .lines import SELECT_S, Check, Line
 from .settings import MAX_RANKS, parse_address
 
+SILENCE_S = 10.0  # a wait of so long for ranks to come is told in the log, long before its timeout
 _LOOK_S = 0.02  # `check` is called at least this often
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from meeting import close, in_threads, joining, meet, nothing, python, settle, soon
 
-from shmring import bootstrap, memory, neighbours
+from shmring import bootstrap, guest, memory, neighbours
 from shmring.bootstrap import World, join, world
 from shmring.errors import Error, Mismatch, Timeout
 from shmring.lines import Line
@@ -179,6 +179,15 @@ def test_rank_0_missing_is_named():
     with pytest.raises(Timeout, match=r"rank 0 of 2 did not come within 0\.2 s .*SHMRING_TIMEOUT") as caught:
         join(world(2), 1, timeout_s=0.2)
     assert caught.value.rank == 0
+
+
+def test_a_long_wait_for_rank_0_is_told_once(monkeypatch, caplog):
+    monkeypatch.setattr(guest, "SILENCE_S", 0.1)
+    with pytest.raises(Timeout):
+        join(world(2), 1, timeout_s=0.4)
+    told = [record.getMessage() for record in caplog.records]
+    what = "rank 1 has tried for 0.1 s to reach rank 0 (it has not come yet)"
+    assert told == [f"{what}, and will try for 0.4 s in all"]
 
 
 def test_another_key_is_an_error_there_and_does_not_disturb_the_rest():

@@ -30,7 +30,7 @@ from meeting import (
 )
 
 import shmring
-from shmring import bootstrap, doorman, handshake, joining, memory, nodes, rendezvous
+from shmring import bootstrap, doorman, guest, handshake, joining, memory, nodes
 from shmring.bootstrap import World, join, world
 from shmring.errors import Aborted, Error, Mismatch, RankFailed, Timeout
 from shmring.lines import Line
@@ -255,7 +255,7 @@ def test_a_long_wait_is_told_once(monkeypatch, caplog):
 
 
 def test_it_is_told_that_rank_0_cannot_be_reached(monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "SILENCE_S", 0.2)
+    monkeypatch.setattr(guest, "SILENCE_S", 0.2)
     meeting = world_at(2)
     with pytest.raises(Timeout):
         join(meeting, 1, timeout_s=1.0)
