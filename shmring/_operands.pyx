@@ -280,37 +280,49 @@ cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
 
 # ---- what is only moved, whose items may be anything but references --------------------------------------------
 
-# The table's number of a NumPy dtype, -1: it is none of ours.
-cdef int number_of(cnp.dtype dtype) except -2:
-    number = DTYPE_NUMBERS.get(buffers.native_name(dtype))
-    return -1 if number is None else number
+# Of the dtype that was met last: the same arrays come again and again.
+cdef object known_dtype = None
+cdef int known_number   # in the table; MOVED: it is none of ours
+cdef Items known_items
+
+
+cdef int know(object dtype) except -1:
+    global known_dtype, known_number
+    cdef bytes name
+    known_dtype = None
+    known_items.signature, known_items.nbytes, name = buffers.items_of(dtype)
+    if len(name) >= SR_ITEM_NAME_NBYTES:
+        name = name[:SR_ITEM_NAME_NBYTES - 4] + b"..."
+    memset(known_items.name, 0, SR_ITEM_NAME_NBYTES)
+    memcpy(known_items.name, <const char *> name, len(name))
+    number = DTYPE_NUMBERS.get(buffers.native_name(dtype)) if isinstance(dtype, np.dtype) else None
+    known_number = MOVED if number is None else number
+    known_dtype = dtype
+    return 0
 
 
 # The operand's dtype. Of what is none of ours bytes are counted, since items may be longer than a chunk; what they are
 # is in `items`.
 cdef int describe_items(Operand *operand, object dtype, size_t nbytes) except -1:
-    cdef int number = number_of(dtype) if isinstance(dtype, np.dtype) else -1
-    cdef bytes name
-    operand.dtype = MOVED if number < 0 else number
-    operand.itemsize = 1 if number < 0 else _state.DTYPE_NBYTES[number]
+    if dtype is not known_dtype:
+        know(dtype)
+    operand.dtype = known_number
+    operand.items = known_items
+    operand.itemsize = 1 if known_number == MOVED else dtype_nbytes(known_number)
     operand.count = nbytes // operand.itemsize
-    operand.items.signature, operand.items.nbytes, name = buffers.items_of(dtype)
-    if len(name) >= SR_ITEM_NAME_NBYTES:
-        name = name[:SR_ITEM_NAME_NBYTES - 4] + b"..."
-    memset(operand.items.name, 0, SR_ITEM_NAME_NBYTES)
-    memcpy(operand.items.name, <const char *> name, len(name))
     return 0
 
 
 cdef bint take_moved_ndarray(Operand *operand, cnp.ndarray x, bint writable) except -1:
     cdef int flags = cnp.PyArray_FLAGS(x)
-    if x.dtype.hasobject or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
+    cdef cnp.dtype dtype = x.dtype
+    if (dtype is not known_dtype and dtype.hasobject) or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
         return False
     if not flags & (cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_F_CONTIGUOUS):
         return False
     operand.data = <unsigned char *> cnp.PyArray_DATA(x)
     operand.fortran = not flags & cnp.NPY_ARRAY_C_CONTIGUOUS
-    describe_items(operand, x.dtype, cnp.PyArray_NBYTES(x))
+    describe_items(operand, dtype, cnp.PyArray_NBYTES(x))
     return True
 
 
@@ -334,9 +346,9 @@ cdef object take(Operand *operand, object x, bint writable, str what, bint moves
         return None
     if type(x) is Memory:
         raise buffers.read_only(what)
-    if writable:
+    if writable and not cnp.PyArray_CheckExact(x):
         buffers.refuse_as_output(x, what)
-    if moves and isinstance(x, np.ndarray) and take_moved_ndarray(operand, x, writable):
+    if moves and cnp.PyArray_Check(x) and take_moved_ndarray(operand, x, writable):
         return None
     if PyObject_CheckBuffer(x):
         return take_buffer(operand, x, writable, what, moves)

@@ -202,8 +202,13 @@ struct sr_frame {
     uint64_t message_nbytes;/* W producer before begun, as all that follow; R consumer after: of all pieces together */
     uint32_t nbytes;        /* of this piece */
     uint32_t tag;           /* as the user of the ring likes */
-    uint64_t kind : 56;     /* as the user of the ring likes */
-    uint64_t flags : 8;     /* enum sr_frame_flags; CUT: the message ends here unfinished, and is void */
+    union {
+        struct {
+            uint64_t kind : 56; /* as the user of the ring likes */
+            uint64_t flags : 8; /* enum sr_frame_flags; CUT: the message ends here unfinished, and is void */
+        };
+        uint64_t kind_and_flags; /* written at once: to write one of them alone is to read the line before */
+    };
 };
 
 #define SR_FRAME_INLINE_NBYTES 32u

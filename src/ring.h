@@ -124,9 +124,8 @@ static inline void sr_ring_announce(struct sr_ring_end *end, const struct sr_fra
     const uint64_t next = end->position + sr_ring_frame_nbytes(head->nbytes);
     frame->message_nbytes = head->message_nbytes;
     frame->nbytes = head->nbytes;
-    frame->flags = head->flags;
     frame->tag = head->tag;
-    frame->kind = head->kind;
+    frame->kind_and_flags = head->kind_and_flags;
     sr_flag_set(&sr_ring_frame_at(end, next)->begun, next);
     sr_flag_publish(&frame->begun, end->position + 1, end->bell);
     end->position = next;
@@ -196,9 +195,8 @@ static inline enum sr_ring_status sr_ring_peek(const struct sr_ring_end *end, st
         return SR_RING_WAIT;
     head->message_nbytes = frame->message_nbytes;
     head->nbytes = frame->nbytes;
-    head->flags = frame->flags;
     head->tag = frame->tag;
-    head->kind = frame->kind;
+    head->kind_and_flags = frame->kind_and_flags;
     if (sr_ring_frame_nbytes(head->nbytes) + SR_CACHE_LINE > end->nbytes || head->nbytes > head->message_nbytes)
         return SR_RING_DAMAGED;
     return SR_RING_WHOLE;
