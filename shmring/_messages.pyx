@@ -233,7 +233,7 @@ cdef void post_send(Mail *m, Message *message) noexcept nogil:
     message.out.data = message.data
     message.out.offset = 0
     message.next = NULL
-    p.out.stream = m.g.far
+    p.out.stream = m.g.far and message.nbytes >= m.g.tuning.far_stream_nbytes
     if p.first_send == NULL:
         if push(m, p, message) == SR_RING_WHOLE:
             complete(m, message)
