@@ -155,7 +155,11 @@ class Host:
         return subprocess.run(self.command(*command), **{"check": True, **how})
 
     def start(self, *command: object, **how: Any) -> subprocess.Popen[Any]:
-        return subprocess.Popen(self.command(*command), **how)
+        """subprocess.Popen of it, once it is here: who ends everything here would not find it before."""
+        started = subprocess.Popen(self.command(*command), **how)
+        while started.poll() is None and not self._has(started.pid):
+            time.sleep(0.001)
+        return started
 
     def enter(self) -> None:
         """Moves this thread here, for good: in a child before it has any other thread."""
@@ -166,8 +170,13 @@ class Host:
 
     def is_here(self) -> bool:
         """Whether this process is on it; a host may be pickled to whoever asks."""
-        here, there = os.stat("/proc/self/ns/net"), os.stat(NAMESPACES / self.namespace)
-        return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+        return self._has(os.getpid())
+
+    def _has(self, pid: int) -> bool:
+        try:
+            return os.path.samefile(f"/proc/{pid}/ns/net", NAMESPACES / self.namespace)
+        except FileNotFoundError:  # it has ended
+            return False
 
     def pids(self) -> list[int]:
         return _processes_in(self.namespace)

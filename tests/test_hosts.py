@@ -133,6 +133,17 @@ def test_a_link_that_is_down_stops_traffic_until_it_is_up(hosts):
         assert ranks(is_answered, server, 10)[0]  # the byte that was lost is sent again
 
 
+def test_what_has_started_is_there_to_be_ended(hosts, monkeypatch):
+    one = hosts(1)[0]
+    slow = ["sh", "-c", 'sleep 0.2; exec "$@"', "sh", *one.command("sleep", "100")]
+    monkeypatch.setattr(one, "command", lambda *_: slow)
+    sleeper = one.start()
+    one.kill()
+    assert sleeper.wait(10) == -signal.SIGKILL
+    monkeypatch.undo()
+    assert one.start("false").wait(10) == 1
+
+
 def test_all_processes_of_a_host_die_and_no_others(hosts):
     first, second = hosts(2)
     with Ranks(3, on=[first, second, second]) as ranks:
@@ -179,8 +190,6 @@ def test_what_a_killed_run_left_is_swept_and_what_runs_is_not(hosts):
         from hosts import Hosts
         two = Hosts(2).__enter__()
         sleeper = two[1].start("sleep", "100")
-        while two[1].pids() != [sleeper.pid]:
-            pass
         print(sleeper.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """
