@@ -288,15 +288,14 @@ cdef Items known_items
 
 cdef int know(object dtype) except -1:
     global known_dtype, known_number
-    cdef bytes name
+    cdef bytes words
     known_dtype = None
-    known_items.signature, known_items.nbytes, name = buffers.items_of(dtype)
-    if len(name) >= SR_ITEM_NAME_NBYTES:
-        name = name[:SR_ITEM_NAME_NBYTES - 4] + b"..."
+    known_items.signature, known_items.nbytes, words, name = buffers.items_of(dtype)
+    if len(words) >= SR_ITEM_NAME_NBYTES:
+        words = words[:SR_ITEM_NAME_NBYTES - 4] + b"..."
     memset(known_items.name, 0, SR_ITEM_NAME_NBYTES)
-    memcpy(known_items.name, <const char *> name, len(name))
-    number = DTYPE_NUMBERS.get(buffers.native_name(dtype)) if isinstance(dtype, np.dtype) else None
-    known_number = MOVED if number is None else number
+    memcpy(known_items.name, <const char *> words, len(words))
+    known_number = DTYPE_NUMBERS.get(name, MOVED)
     known_dtype = dtype
     return 0
 

@@ -7,7 +7,6 @@ from ._flight import DTYPE_NBYTES as DTYPE_NBYTES
 from ._flight import DTYPES as DTYPES
 from ._flight import KINDS as KINDS
 from ._flight import MAX_RANKS as MAX_RANKS
-from ._flight import MOVED_DTYPE as MOVED_DTYPE
 from ._flight import WIRES as WIRES
 from ._flight import Flight, _Record
 from ._flight import described as described

@@ -13,7 +13,7 @@ from ._leg cimport Leg, call_number, leg_of, rank_at
 from ._slots cimport slot_nbytes, window_nbytes_of
 
 from . import _kernels
-from ._flight import ALGORITHMS, DTYPE_NBYTES, DTYPES, KINDS, MAX_RANKS, MOVED_DTYPE, WIRES, described  # no-cython-lint
+from ._flight import ALGORITHMS, DTYPE_NBYTES, DTYPES, KINDS, MAX_RANKS, WIRES, described  # no-cython-lint
 from ._kernels import OPS  # no-cython-lint: for who asks here
 
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------

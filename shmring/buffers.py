@@ -155,26 +155,25 @@ def _orders(shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: i
 # ---- what dtypes are called ----
 
 
-@functools.lru_cache(maxsize=256)
 def native_name(dtype: np.dtype[Any]) -> str | None:
     """The name of a dtype in this machine's byte order; None of any other."""
     return dtype.name if dtype.isnative else None
 
 
 @functools.lru_cache(maxsize=256)
-def items_of(dtype: np.dtype[Any] | str) -> tuple[int, int, bytes]:
-    """(32 bits that differ where dtypes do, bytes of an item, its name): the same in every process.
+def items_of(dtype: np.dtype[Any] | str) -> tuple[int, int, bytes, str | None]:
+    """(32 bits that differ where dtypes do, bytes of an item, words for it, its `native_name`).
 
-    dtype: or the format of a buffer for which NumPy has none, whose items are bytes then.
+    The same in every process. dtype: or the format of a buffer for which NumPy has none, whose items are
+    bytes then.
     """
     if isinstance(dtype, str):
-        described, nbytes, name = (dtype,), 1, dtype
-    else:
-        described, nbytes = _description(dtype), dtype.itemsize
-        fields: Mapping[str, Any] = dtype.fields or {}
-        name = ",".join(str(field[0]) for field in fields.values()) or str(dtype)
-    encoded = name.encode("ascii", "backslashreplace")
-    return zlib.crc32(repr(described).encode()) or 1, min(nbytes, 2**32 - 1), encoded
+        return zlib.crc32(dtype.encode()), 1, dtype.encode("ascii", "backslashreplace"), None
+    fields: Mapping[str, Any] = dtype.fields or {}
+    words = ",".join(str(field[0]) for field in fields.values()) or str(dtype)
+    signature = zlib.crc32(repr(_description(dtype)).encode())
+    nbytes = min(dtype.itemsize, 2**32 - 1)
+    return signature, nbytes, words.encode("ascii", "backslashreplace"), native_name(dtype)
 
 
 def _description(dtype: np.dtype[Any]) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from typing import NoReturn
 from . import placement, ranges
 from .bootstrap import check_nprocs
 from .limits import usable_cpus
-from .settings import parse_address
+from .settings import parse_address, whole_number
 
 BAD_USAGE = 2
 _GRACE_S = 5.0  # from SIGTERM to SIGKILL
@@ -221,9 +221,10 @@ def _ranks(text: str, size: int) -> list[int]:
 
 
 def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) > 1_000_000:
+    number = whole_number(text)
+    if number is None or number > 1_000_000:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of times, such as 3")
-    return int(text)
+    return number
 
 
 def _seconds(text: str) -> float:

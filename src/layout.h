@@ -31,7 +31,7 @@
                         +----------------------------------------------+                                  */
 
 #define SR_MAGIC 0x676e69726d687338u       /* "8shmring": a segment of this layout */
-#define SR_QUEUE_MAGIC 0x65756575716d6873u /* "shmqueue": a ring that lives alone */
+#define SR_QUEUE_MAGIC 0x32756575716d6873u /* "shmqueu2": a ring that lives alone */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
 #define SR_LINE 128u            /* two cache lines: the adjacent-line prefetcher pairs them */
@@ -127,7 +127,7 @@ struct sr_record {
     uint8_t outcome;   /* enum sr_outcome */
     uint16_t priority; /* 0: it has none */
     uint16_t reserved;
-    uint32_t item_nbytes;                /* of what is only moved: bytes of an item, of which `count` is then, ... */
+    uint32_t item_nbytes;                /* of what is only moved: bytes of an item, while `count` is of bytes, ... */
     char item_name[SR_ITEM_NAME_NBYTES]; /* ... and its dtype; zero-terminated */
 };
 

@@ -29,7 +29,7 @@ enum sr_post_what {
 /* In front of everything; little-endian, as are all machines that shmring runs on. */
 struct sr_post_head {
     uint32_t magic;
-    uint32_t what;             /* enum sr_post_what */
+    uint32_t what;       /* enum sr_post_what */
     uint32_t nbytes;     /* that follow */
     uint32_t tag;        /* of a piece, as the rest */
     uint64_t kind : 56;

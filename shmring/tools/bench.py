@@ -21,7 +21,7 @@ import shmring
 
 from ..launchers import find_job
 from ..limits import usable_cpus
-from ..settings import ALGORITHMS, Settings
+from ..settings import ALGORITHMS, Settings, whole_number
 from . import bench_rank, plot, screen
 from .bench_calls import FORMS, NUMPY_DTYPES, OPS, OTHER_DTYPES, Job, Turn, dtype_named
 from .bench_table import Table
@@ -339,6 +339,7 @@ def _sizes(text: str, factor: int) -> tuple[int, ...]:
 def _ranks(text: str) -> int:
     if text == "auto":
         return usable_cpus()
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_RANKS):
+    number = whole_number(text)
+    if number is None or not 1 <= number <= _MOST_RANKS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: give 1 to {_MOST_RANKS}, or auto")
-    return int(text)
+    return number
