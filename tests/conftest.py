@@ -15,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
 from leftovers import command_of, descendants, left_running, names_in_shm, our_descriptors, until_none
 
@@ -26,6 +27,11 @@ OUR_NAMES = ("shmring", "psm_", "sem.mp-")  # others on this machine use it as w
 
 os.environ["PYTHONFAULTHANDLER"] = "1"  # the watchdog asks children for their stacks by SIGABRT
 # Whoever runs the tests may have tuned shmring for this machine: not for them.
+# No example is late on a machine that stands still at times.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 EMPTY_CACHE = tempfile.TemporaryDirectory(prefix="shmring-cache-")
 os.environ["XDG_CACHE_HOME"] = EMPTY_CACHE.name
 real_stderr = None

@@ -36,6 +36,22 @@ def in_threads(*functions):
     return outcomes
 
 
+def then_tell(event, function):
+    """Calls it, and whatever comes of that, tells those that are `once(event, …)`."""
+
+    def call():
+        try:
+            return function()
+        finally:
+            event.set()
+
+    return call
+
+
+def once(event, function):
+    return lambda: event.wait(20) and function()
+
+
 def joining(meeting, rank, *, timeout_s=10.0, node=None, after_s=0.0):
     """The links of a rank that joins a world of one host."""
     return lambda: time.sleep(after_s) or join(meeting, rank, timeout_s=timeout_s, node=node).links
@@ -85,6 +101,7 @@ def python(code, *arguments):
     """A process that runs code with the environment of this one."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

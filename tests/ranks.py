@@ -43,6 +43,12 @@ def when_there(path):
     time.sleep(0.02)
 
 
+def until_there(path):
+    """Holds a rank until a test has made the file: until it has seen what there is to see meanwhile."""
+    while not os.path.exists(path):
+        time.sleep(0.005)
+
+
 def free_port():
     """A port on which nobody listens, below those that the kernel gives to outgoing connections."""
     while True:

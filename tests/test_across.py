@@ -153,7 +153,7 @@ def settled():
         yield ranks_of
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layout=st.sampled_from(sorted(LAYOUTS)), calls=st.lists(CALLS, min_size=1, max_size=8))
 def test_any_sequence_of_calls(settled, layout, calls):
     assert settled(layout)(some_calls, calls) == [[]] * len(LAYOUTS[layout])

@@ -171,7 +171,7 @@ def test_any_shape_order_view_and_memory(world_of, chunk):
     ranks = world_of(3, **({} if chunk is None else {"SHMRING_CHUNK": chunk}))
 
     @given(row=views())
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def check(row):
         arrays = [values.reshape(row["shape"], order=row["order"]) for values in inputs(row, ranks.size)]
         if row["shape"]:

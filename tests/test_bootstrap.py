@@ -5,10 +5,11 @@ import os
 import pickle
 import signal
 import socket
+import threading
 import time
 
 import pytest
-from meeting import close, in_threads, joining, meet, nothing, python, settle, soon
+from meeting import close, in_threads, joining, meet, nothing, once, python, settle, soon, then_tell
 
 from shmring import bootstrap, guest, memory, neighbours
 from shmring.bootstrap import World, join, world
@@ -193,8 +194,11 @@ def test_a_long_wait_for_rank_0_is_told_once(monkeypatch, caplog):
 def test_another_key_is_an_error_there_and_does_not_disturb_the_rest():
     meeting = world(2)
     imposter = World(meeting.id, bytes(32), 2)
+    turned_away = threading.Event()
     host, wrong, right = in_threads(
-        joining(meeting, 0), joining(imposter, 1), joining(meeting, 1, after_s=0.3)
+        joining(meeting, 0),
+        then_tell(turned_away, joining(imposter, 1)),
+        once(turned_away, joining(meeting, 1)),
     )
     assert type(wrong) is Error
     assert "another key" in str(wrong)
@@ -212,7 +216,7 @@ def test_a_guest_does_not_believe_a_rank_0_with_another_key():
 def test_ranks_that_disagree_about_nprocs_all_say_so():
     meeting = world(3)
     smaller = World(meeting.id, meeting.key, 2)
-    errors = in_threads(joining(meeting, 0), joining(meeting, 2), joining(smaller, 1, after_s=0.1))
+    errors = in_threads(joining(meeting, 0), joining(meeting, 2), joining(smaller, 1, after_s=0.5))
     for error in errors:
         assert type(error) is Mismatch
         assert "world of 3 ranks, rank 1 one of 2" in str(error)
@@ -230,7 +234,9 @@ def test_a_rank_that_comes_twice_ends_it_for_all():
 
 def test_two_rank_0():
     meeting = world(2)
-    outcomes = in_threads(joining(meeting, 0), joining(meeting, 0), joining(meeting, 1, after_s=0.2))
+    turned_away = threading.Event()
+    two = [then_tell(turned_away, joining(meeting, 0)) for _ in range(2)]
+    outcomes = in_threads(*two, once(turned_away, joining(meeting, 1)))
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     assert [type(error) for error in errors] == [Error]
     assert "single-use" in str(errors[0])

@@ -401,7 +401,7 @@ CALLS = st.tuples(
 
 
 @pytest.mark.limit(240)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(calls=st.lists(CALLS, min_size=1, max_size=12))
 def test_any_sequence_of_calls(company, calls):
     assert company(some_calls, calls) == [[]] * company.size

@@ -12,12 +12,14 @@ import time
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks, turns, when_there
+from flights import own_flight, place_once_it_waits, until_given_up
+from ranks import Died, Ranks, turns, until_there, when_there
 from test_errors import COUNTS, PATHS, array_for, assert_all, ones
 
 import shmring
 from shmring import _kernels, _state, liveness
 
+STOPPED_S = 1.5  # how long ranks wait for one that was stopped, and no other may be late
 SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
 
 # ---- ranks that do not come, or stop ----------------------------------------------------------------------
@@ -25,12 +27,12 @@ SOON_S = 10  # what is far below every timeout, on a machine that stands still a
 
 def miss(comm, call, absent):
     if comm.rank == absent:
-        time.sleep(1.2)
+        until_given_up()
         comm.barrier()
     elif call == "barrier":
-        comm.barrier(timeout=0.4)
+        comm.barrier(timeout=1.2)
     else:
-        comm.all_reduce(array_for(comm, call) if call != "zero-copy" else ones(40_000), timeout=0.4)
+        comm.all_reduce(array_for(comm, call), timeout=1.2)
 
 
 @pytest.mark.parametrize("call", ["barrier", "tiny", "small", "large"])
@@ -40,15 +42,15 @@ def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_of, call, absent
         assert isinstance(error, TimeoutError)
         assert error.rank == absent
         assert f"rank {absent}" in str(error)
-        assert "0.4 s" in str(error)
+        assert "1.2 s" in str(error)
         assert "timeout=" in str(error)
 
 
-def call_for_ever(comm, path, algorithm, path_to_tell):
+def call_for_ever(comm, path, algorithm, path_to_tell, timeout_s=None):
     """Calls without end; rank 0 tells when they run."""
     x = array_for(comm, path)
     for _ in turns(comm, path_to_tell):
-        comm.all_reduce(x, "max", algorithm=algorithm, timeout=0.5)
+        comm.all_reduce(x, "max", algorithm=algorithm, timeout=timeout_s)
 
 
 CALLS = [
@@ -61,7 +63,7 @@ CALLS = [
 def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_path, path, algorithm):
     with Ranks(3) as ranks:
         ranks.meet()
-        ranks.begin(call_for_ever, path, algorithm, str(tmp_path / "runs"))
+        ranks.begin(call_for_ever, path, algorithm, str(tmp_path / "runs"), STOPPED_S)
         when_there(tmp_path / "runs")
         ranks.kill(1, signal.SIGSTOP)
         others = ranks.answers(among=(0, 2))
@@ -76,7 +78,7 @@ def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_
 def test_of_ranks_that_wait_for_each_other_the_stopped_one_is_named(tmp_path, algorithm, victim):
     with Ranks(5) as ranks:
         ranks.meet()
-        ranks.begin(call_for_ever, "large", algorithm, str(tmp_path / "runs"))
+        ranks.begin(call_for_ever, "large", algorithm, str(tmp_path / "runs"), STOPPED_S)
         when_there(tmp_path / "runs")
         ranks.kill(victim, signal.SIGSTOP)
         others = ranks.answers(among=tuple(rank for rank in range(5) if rank != victim))
@@ -102,9 +104,11 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, path, algorithm, victim)
             assert f"rank {victim}" in str(error)
 
 
-def end(comm, how):
+def end(comm, how, path):
+    """(what a rank is told of rank 1, when); rank 1 writes when it ends."""
     if comm.rank == 1:
         time.sleep(0.2)
+        path.write_text(str(time.monotonic()))
         if how == "exit":
             os._exit(3)
         if how == "segfault":
@@ -115,21 +119,21 @@ def end(comm, how):
             os.abort()
         if how == "execve":
             os.execv("/bin/sleep", ["sleep", "0.5"])
-    begin = time.monotonic()
     try:
         comm.barrier()
     except shmring.RankFailed as error:
-        return error, time.monotonic() - begin
+        return error, time.monotonic()
     return None
 
 
 @pytest.mark.parametrize("how", ["exit", "segfault", "abort", "execve"])
-def test_a_rank_that_ends_without_a_word_is_named_soon(how):
+def test_a_rank_that_ends_without_a_word_is_named_soon(how, tmp_path):
     with Ranks(3) as ranks:
-        first, _, last = ranks.meet().outcomes(end, how)
-        for error, took_s in (first, last):
+        first, _, last = ranks.meet().outcomes(end, how, tmp_path / "ended at")
+        ended_s = float((tmp_path / "ended at").read_text())
+        for error, told_s in (first, last):
             assert error.rank == 1
-            assert 0.1 < took_s < SOON_S
+            assert 0 < told_s - ended_s < SOON_S
 
 
 def test_who_is_killed_but_waits_for_a_cpu_to_die_on_is_dead(monkeypatch):
@@ -337,22 +341,19 @@ def test_the_first_error_is_everybodys(world_of):
         assert error.reason == "the first"
 
 
-def wait_for_interrupt(comm, path, path_to_tell):
+def wait_for_interrupt(comm, path):
     x = array_for(comm, path)
     if comm.rank == 0:
         time.sleep(30)
-    if comm.rank == 1:
-        with open(path_to_tell, "w"):
-            pass
     comm.all_reduce(x) if path != "tiny" else comm.barrier()
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_ctrl_c_ends_a_wait_at_once_and_tells_the_others(tmp_path, path):
+def test_ctrl_c_ends_a_wait_at_once_and_tells_the_others(path):
     with Ranks(3) as ranks:
         ranks.meet(timeout_s=40)
-        ranks.begin(wait_for_interrupt, path, str(tmp_path / "waits"))
-        when_there(tmp_path / "waits")
+        ranks.begin(wait_for_interrupt, path)
+        place_once_it_waits(ranks, 1)
         begin = time.monotonic()
         ranks.kill(1, signal.SIGINT)
         own, other = ranks.answers(among=(1, 2))
@@ -398,37 +399,45 @@ def test_a_forked_child_must_not_use_its_parents_communicator(world_of):
     assert world_of(2)(use_in_child) == [("Closed Closed Closed", 2.0, 4.0)] * 2
 
 
-def two_threads(comm):
+def two_threads(comm, path):
     """While one thread waits in a call, another one is refused every call, and nothing is harmed."""
     x = np.full(20_000, comm.rank + 1.0)
     if comm.rank != 0:
-        time.sleep(1)
+        until_there(path)
         comm.all_reduce(x)
     else:
         waiting = threading.Thread(target=comm.all_reduce, args=(x,))
         waiting.start()
-        time.sleep(0.2)
-        for call in (
-            lambda: comm.barrier(),
-            lambda: comm.all_reduce(np.ones(3)),
-            lambda: comm.all_reduce(np.ones(30_000)),
-            lambda: comm.all_reduce("text"),
-            lambda: comm.broadcast(np.ones(30_000)),
-            lambda: comm.empty(3),
-            lambda: comm.empty("text"),
-            lambda: comm.plan("barrier")(),
-            lambda: comm.close(),
-        ):
-            with pytest.raises(RuntimeError, match="thread"):
-                call()
-        waiting.join()
+        try:
+            be_refused(comm)
+        finally:
+            path.touch()
+            waiting.join()
     y = np.full(9, 2.0)
     comm.all_reduce(y)
     return float(x[0]), float(x[-1]), float(y[0])
 
 
-def test_two_threads_at_once_are_refused_and_nothing_is_corrupted(world_of):
-    assert world_of(2)(two_threads) == [(3.0, 3.0, 4.0)] * 2
+def be_refused(comm):
+    while own_flight().last_of(comm.rank)["outcome"] != "under way":
+        time.sleep(0.005)
+    for call in (
+        lambda: comm.barrier(),
+        lambda: comm.all_reduce(np.ones(3)),
+        lambda: comm.all_reduce(np.ones(30_000)),
+        lambda: comm.all_reduce("text"),
+        lambda: comm.broadcast(np.ones(30_000)),
+        lambda: comm.empty(3),
+        lambda: comm.empty("text"),
+        lambda: comm.plan("barrier")(),
+        lambda: comm.close(),
+    ):
+        with pytest.raises(RuntimeError, match="thread"):
+            call()
+
+
+def test_two_threads_at_once_are_refused_and_nothing_is_corrupted(world_of, tmp_path):
+    assert world_of(2)(two_threads, tmp_path / "refused") == [(3.0, 3.0, 4.0)] * 2
 
 
 def threads_in_turn(comm):

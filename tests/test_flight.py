@@ -1,64 +1,67 @@
 """What is known of every rank when something goes wrong, or takes long: where it was, for whom it waited, its
-Python stacks, the warning of a late one. May know: segments, and those that start ranks.
+Python stacks, the warning of a late one. May know: segments, flights, and those that start ranks.
 """
 
 import contextlib
 import copy
 import ctypes
+import itertools
 import logging
 import os
 import pickle
+import re
 import signal
 import threading
 import time
 
 import numpy as np
 import pytest
-from ranks import Ranks
+from flights import own_flight, place_once_it_waits
+from ranks import Ranks, until_there
 
 import shmring
 from shmring.tools import segments
 
-LONG_S = 0.6  # what a rank sleeps that the others shall notice
 
-
-def own_flight():
-    """What this rank's process shows of its one communicator to whoever looks from outside."""
-    (segment,) = segments.of_processes([os.getpid()])
-    return segment.flight
-
-
-def dream(seconds):
+def dream(path):
     """A name to be found in a stack."""
-    time.sleep(seconds)
+    until_there(path)
 
 
 # ---- where everybody was ----------------------------------------------------------------------------------
 
 
-def miss_a_barrier(comm):
+def miss_a_barrier(comm, raised):
+    """Rank 1 comes when all others have raised, as files in a folder tell."""
     comm.all_reduce(np.ones(4, "f4"))
-    if comm.rank == 1:
-        time.sleep(LONG_S)
-    comm.barrier(timeout=0.3)
+    while comm.rank == 1 and len(list(raised.iterdir())) < comm.size - 1:
+        time.sleep(0.005)
+    try:
+        comm.barrier(timeout=1)
+    finally:
+        (raised / str(comm.rank)).touch()
 
 
-def test_a_timeout_says_where_everybody_was(world_of):
-    for error in world_of(3).outcomes(miss_a_barrier):
+def test_a_timeout_says_where_everybody_was(world_of, tmp_path):
+    errors = world_of(3).outcomes(miss_a_barrier, tmp_path)
+    for error in errors:
         assert isinstance(error, shmring.Timeout)
         assert len(error.where) == 3
         for rank in (0, 2):
             assert error.where[rank].startswith("in barrier() #2, wait")
             assert error.where[rank].endswith("s for rank 1")
-    # The late one has come meanwhile, as it knows itself.
-    assert world_of(3).outcomes(miss_a_barrier)[0].where[1] == "after all_reduce(float32[4], sum) #1"
+    assert (
+        errors[0].where[1] == "after all_reduce(float32[4], sum) #1"
+    )  # it has come since, as it knows itself
 
 
-def test_a_note_puts_those_together_that_are_at_the_same_place(world_of):
-    error = world_of(4).outcomes(miss_a_barrier)[0]
+def test_a_note_puts_those_together_that_are_at_the_same_place(world_of, tmp_path):
+    error = world_of(4).outcomes(miss_a_barrier, tmp_path)[0]
     (note,) = [note for note in error.__notes__ if note.startswith("where they were: ")]
-    assert "ranks 0, 2-3 in barrier() #2, waited 0." in note
-    assert "; rank 1 after all_reduce(float32[4], sum) #1" in note
+    where = (
+        r"ranks 0, 2-3 in barrier\(\) #2, waited [\d.]+ s.*; rank 1 after all_reduce\(float32\[4\], sum\) #1"
+    )
+    assert re.search(where, note), note
 
 
 def test_where_survives_a_pickle():
@@ -75,16 +78,17 @@ def test_where_survives_a_pickle():
     assert error.__notes__ == ["where they were", "of the user's"]
 
 
-def test_where_comes_out_of_spawn():
+def test_where_comes_out_of_spawn(tmp_path):
     with pytest.raises(shmring.Timeout) as caught:
-        shmring.spawn(miss_a_barrier, 2)
+        shmring.spawn(miss_a_barrier, 2, (tmp_path,))
     assert caught.value.where[0].startswith("in barrier() #2, waited")
 
 
 def die_or_wait(comm):
     comm.all_reduce(np.ones(4, "f4"))
     if comm.rank == 1:
-        time.sleep(0.2)  # the others are through with it as well
+        while {own_flight().last_of(rank)["kind"] for rank in (0, 2)} != {"broadcast"}:
+            time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGKILL)
     comm.broadcast(np.ones(40_000), root=1)
 
@@ -113,90 +117,83 @@ def test_a_rank_that_has_left_is_closed(world_of):
     assert error.where[1] == "closed after barrier() #1"
 
 
-def wait_for_mail(comm, how):
+def wait_for_mail(comm, how, path):
     comm.barrier()
     if comm.rank == 1:
-        dream(LONG_S)
+        until_there(path)
+        comm.send(np.ones(4), 0)
     elif how == "recv":
-        comm.recv(np.empty(4), source=1, timeout=0.3)
+        comm.recv(np.empty(4), source=1)
     else:
-        comm.recv(np.empty(4), timeout=0.3)
+        comm.recv(np.empty(4))
 
 
-def test_a_rank_that_waits_for_a_message_says_so(world_of):
-    seen_by = world_of(2)
-    seen_by.begin(wait_for_mail, "recv")
-    place = place_once_it_waits(seen_by, 0)
-    seen_by.answers()
+def test_a_rank_that_waits_for_a_message_says_so(world_of, tmp_path):
+    ranks = world_of(2)
+    ranks.begin(wait_for_mail, "recv", tmp_path / "seen")
+    place = place_once_it_waits(ranks, 0)
+    (tmp_path / "seen").touch()
+    assert ranks.answers() == [None, None]
     assert place.startswith("in recv, waiting ")
     assert place.endswith(" s for rank 1")
 
 
-def test_a_rank_that_waits_for_any_message_waits_for_nobody(world_of):
-    seen_by = world_of(2)
-    seen_by.begin(wait_for_mail, "any")
-    place = place_once_it_waits(seen_by, 0)
-    seen_by.answers()
+def test_a_rank_that_waits_for_any_message_waits_for_nobody(world_of, tmp_path):
+    ranks = world_of(2)
+    ranks.begin(wait_for_mail, "any", tmp_path / "seen")
+    place = place_once_it_waits(ranks, 0)
+    (tmp_path / "seen").touch()
+    assert ranks.answers() == [None, None]
     assert place.endswith(" s for a message")
 
 
-def place_once_it_waits(ranks, rank):
-    """As who looks from outside sees it."""
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        (segment,) = segments.of_processes([ranks.pid(rank)])
-        place = segments.rank_seen(segment.flight, rank)["where"]
-        if "waiting" in place:
-            return place
-        time.sleep(0.01)
-    raise AssertionError(f"rank {rank} waits for nobody: {place}")
-
-
-def take_a_lock_in_turn(comm):
+def take_a_lock_in_turn(comm, path):
     array = comm.shared(4, locks=1)
     comm.barrier()
-    if comm.rank == 1:
-        time.sleep(0.1)
+    while comm.rank == 1 and array[0] == 0:  # rank 0 has it
+        time.sleep(0.005)
     with array.lock(0):
         if comm.rank == 0:
-            time.sleep(LONG_S)
+            array[0] = 1
+            until_there(path)
     comm.barrier()
 
 
-def test_a_rank_at_a_lock_waits_for_who_has_it(world_of):
+def test_a_rank_at_a_lock_waits_for_who_has_it(world_of, tmp_path):
     ranks = world_of(2)
-    ranks.begin(take_a_lock_in_turn)
+    ranks.begin(take_a_lock_in_turn, tmp_path / "seen")
     until = time.monotonic() + 20
     place = ""
     while "lock" not in place and time.monotonic() < until:
         (segment,) = [one for one in segments.of_processes([ranks.pid(1)]) if one.flight]
         place = segments.rank_seen(segment.flight, 1)["where"]
-    assert all(answer is None for answer in ranks.answers())
+    (tmp_path / "seen").touch()
+    assert ranks.answers() == [None, None]
     assert place.startswith("at a lock of a shared array, waiting ")
     assert place.endswith(" s for rank 0")
 
 
-def issue_and_go_away(comm):
+def issue_and_go_away(comm, path):
     work = comm.all_reduce(np.ones(100_000), async_op=True) if comm.rank == 0 else None
-    if comm.rank == 0:
-        dream(LONG_S)
+    until_there(path)
+    if work is not None:
         work.wait()
     else:
-        dream(LONG_S)
         comm.all_reduce(np.ones(100_000))
 
 
-def test_a_call_in_the_background_waits_for_all_to_see(world_of):
+def test_a_call_in_the_background_waits_for_all_to_see(world_of, tmp_path):
     ranks = world_of(2)
-    ranks.begin(issue_and_go_away)
+    ranks.begin(issue_and_go_away, tmp_path / "seen")
     place = place_once_it_waits(ranks, 0)
+    (tmp_path / "seen").touch()
     assert ranks.answers() == [None, None]
     assert place.startswith("in all_reduce(float64[100000], sum) #1, waiting ")
     assert place.endswith(" for rank 1")
 
 
-def test_ranks_of_another_host_are_there(world_across):
-    for rank, error in enumerate(world_across([0, 0, 1]).outcomes(miss_a_barrier)):
+def test_ranks_of_another_host_are_there(world_across, tmp_path):
+    for rank, error in enumerate(world_across([0, 0, 1]).outcomes(miss_a_barrier, tmp_path)):
         assert isinstance(error, shmring.Timeout)
         assert [text == "on another host" for text in error.where] == [
             (rank == 2) != (i == 2) for i in range(3)
@@ -244,10 +241,10 @@ def test_of_calls_over_hosts_the_whole_call_is_recorded(world_across, layout):
 # ---- stacks -----------------------------------------------------------------------------------------------
 
 
-def dream_or_wait(comm, seconds):
+def dream_or_wait(comm, path):
     comm.barrier()
     if comm.rank == 1:
-        dream(seconds)
+        dream(path)
     comm.barrier()
     return comm.rank
 
@@ -257,11 +254,12 @@ def stacks_of(ranks):
     return segments.stacks_of(segment)
 
 
-def test_a_rank_in_user_code_is_named_with_its_function(world_of):
+def test_a_rank_in_user_code_is_named_with_its_function(world_of, tmp_path):
     ranks = world_of(3)
-    ranks.begin(dream_or_wait, LONG_S)
+    ranks.begin(dream_or_wait, tmp_path / "seen")
     place_once_it_waits(ranks, 0)
     told = stacks_of(ranks)
+    (tmp_path / "seen").touch()
     assert ranks.answers() == [0, 1, 2]
     assert ", in dream\n" in told[1]
     assert all(text.startswith("Thread MainThread (most recent call first):\n") for text in told.values())
@@ -269,33 +267,38 @@ def test_a_rank_in_user_code_is_named_with_its_function(world_of):
     assert "shmring-life" not in told[1]
 
 
-def hold_the_gil(comm, seconds):
+def hold_the_gil(comm, pipe):
+    """Rank 1 does, until there is something in the pipe."""
     comm.barrier()
     if comm.rank == 1:
-        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        with open(pipe, "r+b", buffering=0) as reader:  # for writing too, so that open() waits for nobody
+            assert ctypes.PyDLL(None).read(reader.fileno(), ctypes.create_string_buffer(1), 1) == 1
     comm.barrier()
     return comm.rank
 
 
-def test_a_rank_that_holds_the_gil_has_no_stacks(world_of):
+def test_a_rank_that_holds_the_gil_has_no_stacks(world_of, tmp_path):
     ranks = world_of(2)
-    ranks.begin(hold_the_gil, 2.5)
+    os.mkfifo(tmp_path / "seen")
+    ranks.begin(hold_the_gil, tmp_path / "seen")
     place_once_it_waits(ranks, 0)
     told = stacks_of(ranks)
+    (tmp_path / "seen").write_bytes(b"x")
     assert ranks.answers() == [0, 1]  # what it was asked too late to tell harms nothing
     assert told[1].startswith("(no answer within 1 s")
     assert "GIL" in told[1]
     assert "in hold_the_gil" in told[0]
 
 
-def test_a_stopped_rank_has_no_stacks(world_of):
+def test_a_stopped_rank_has_no_stacks(world_of, tmp_path):
     ranks = world_of(2)
-    ranks.begin(dream_or_wait, 0.1)
+    ranks.begin(dream_or_wait, tmp_path / "seen")
     ranks.kill(1, signal.SIGSTOP)
     while segments.rank_seen(segments.of_processes([ranks.pid(0)])[0].flight, 1)["state"] != "stopped":
         time.sleep(0.01)
     told = stacks_of(ranks)
     ranks.kill(1, signal.SIGCONT)
+    (tmp_path / "seen").touch()
     assert told[1] == "(it is stopped)"
     assert ranks.answers() == [0, 1]
 
@@ -341,9 +344,10 @@ def all_here(segment):
     return all(segment.flight.presence_of(rank) == "here" for rank in range(segment.flight.nranks))
 
 
-def test_the_death_of_a_rank_that_was_asked_is_seen():
+def test_the_death_of_a_rank_that_was_asked_is_seen(tmp_path):
+    os.mkfifo(tmp_path / "nothing comes")
     with Ranks(2) as ranks:
-        ranks.meet().begin(hold_the_gil, 30)
+        ranks.meet().begin(hold_the_gil, tmp_path / "nothing comes")
         place_once_it_waits(ranks, 0)
         stacks_of(ranks)  # its parked thread waits for the GIL now
         ranks.kill(1)
@@ -355,16 +359,26 @@ def test_the_death_of_a_rank_that_was_asked_is_seen():
 # ---- the warning of a late rank ---------------------------------------------------------------------------
 
 
-def warned(comm, how, seconds):
-    """What this rank has logged while the last one dreamt."""
+def warned(comm, how, words=None):
+    """What this rank has logged while the last one dreamt: until all have logged two, or for half a second.
+
+    words: a folder for files that tell of them.
+    """
     told = []
+
+    def emit(record):
+        told.append((record.levelname, record.getMessage()))
+        (words / f"{len(told)} of rank {comm.rank}").touch()
+        if len(list(words.iterdir())) == 2:
+            (words / "enough").touch()
+
     handler = logging.Handler()
-    handler.emit = lambda record: told.append((record.levelname, record.getMessage()))
+    handler.emit = emit if words else told.append
     comm.barrier()
     logging.getLogger("shmring").addHandler(handler)
     try:
         if comm.rank == comm.size - 1:
-            dream(seconds)
+            dream(words / "enough") if words else time.sleep(0.5)
         WAYS[how](comm)
     finally:
         logging.getLogger("shmring").removeHandler(handler)
@@ -398,63 +412,69 @@ WAYS = {
 
 
 class Failing(logging.Handler):
-    """A handler that is as bad as they come."""
+    """A handler that is as bad as they come, once it has told that it was asked."""
 
-    def __init__(self, error):
+    def __init__(self, error, path):
         super().__init__()
-        self.error = error
+        self.error, self.path = error, path
 
     def emit(self, record):
+        self.path.touch()
         raise self.error
 
 
-def be_warned_by(comm, error):
-    """The sum of two calls with a long wait between them, or what they raise."""
-    handler = Failing(error)
-    logging.getLogger("shmring").addHandler(handler)
+def be_warned_by(comm, error, path):
+    """The sum of two calls with a long wait of rank 0 between them, or what they raise."""
+    handler = Failing(error, path)
     x = np.ones(5)
+    if comm.rank == 0:
+        logging.getLogger("shmring").addHandler(handler)
     try:
         comm.all_reduce(x)
         if comm.rank == 1:
-            time.sleep(LONG_S)
+            until_there(path)
         comm.all_reduce(x)
     finally:
         logging.getLogger("shmring").removeHandler(handler)
     return x.sum()
 
 
-def test_what_a_handler_raises_is_no_error_of_the_call(world_of):
-    assert world_of(2, SHMRING_STALL=0.1)(be_warned_by, ValueError("as bad")) == [20.0, 20.0]
+def test_what_a_handler_raises_is_no_error_of_the_call(world_of, tmp_path):
+    ranks = world_of(2, SHMRING_STALL=0.1)
+    assert ranks(be_warned_by, ValueError("as bad"), tmp_path / "warned") == [20.0, 20.0]
 
 
-def test_an_interrupt_while_it_warns_ends_the_call_for_all(world_of):
-    own, other = world_of(2, SHMRING_STALL=0.1).outcomes(be_warned_by, KeyboardInterrupt())
+def test_an_interrupt_while_it_warns_ends_the_call_for_all(world_of, tmp_path):
+    ranks = world_of(2, SHMRING_STALL=0.1)
+    own, other = ranks.outcomes(be_warned_by, KeyboardInterrupt(), tmp_path / "warned")
     assert isinstance(own, KeyboardInterrupt)
     assert isinstance(other, shmring.Aborted)
     assert "KeyboardInterrupt in rank 0" in other.reason
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_one_rank_warns_of_a_late_one_at_doubling_times(world_of, how):
-    told = world_of(3, SHMRING_STALL=0.2)(warned, how, 1.3)
+def test_one_rank_warns_of_a_late_one_at_doubling_times(world_of, tmp_path, how):
+    told = world_of(3, SHMRING_STALL=0.5)(warned, how, tmp_path)
     assert told[2] == []
     texts = [text for level, text in told[0] + told[1]]
     assert {level for level, text in told[0] + told[1]} == {"WARNING"}
-    assert 1 <= len(texts) <= 4  # at 0.2, 0.4, 0.8 s
     for text in texts:
         assert " for rank 2 in " in text
         assert "; rank 2 is after barrier() #1; its process " in text
-        assert " is sleeping and does:\nThread MainThread" in text
+        assert re.search(r" is (sleeping|running) and does:\nThread MainThread", text), text
         assert ", in dream\n" in text
+    waited_s = sorted(float(re.search(r"has waited ([\d.]+) s", text)[1]) for text in texts)
+    assert len(waited_s) >= 2
+    assert all(later >= 1.5 * sooner for sooner, later in itertools.pairwise(waited_s)), waited_s
 
 
 def test_nobody_warns_where_it_is_off_or_soon_enough(world_of):
     for stall in (0, 60):
-        assert world_of(2, SHMRING_STALL=stall)(warned, "barrier", 0.5) == [[], []]
+        assert world_of(2, SHMRING_STALL=stall)(warned, "barrier") == [[], []]
 
 
-def test_of_a_rank_on_another_host_its_name_is_told(world_across):
-    told = world_across([0, 0, 1], SHMRING_STALL=0.2)(warned, "barrier", 0.7)
+def test_of_a_rank_on_another_host_its_name_is_told(world_across, tmp_path):
+    told = world_across([0, 0, 1], SHMRING_STALL=0.2)(warned, "barrier", tmp_path)
     texts = [text for rank in told for _, text in rank]
     assert texts
     assert any("for rank 2 in barrier() #2; it runs on 127.0.0.1" in text for text in texts), texts

@@ -45,7 +45,7 @@ def fused_and_separate(comm, specs, op, fuse_nbytes, place, background=False):
 COUNTS = st.one_of(st.integers(0, 5), st.integers(0, 300), st.integers(0, 40_000))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     dtypes_and_counts=st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), COUNTS), max_size=12),
     op=st.sampled_from(("sum", "max", "min", "prod")),

@@ -5,11 +5,12 @@ import contextlib
 import os
 import pickle
 import socket
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meeting import close, in_threads, joining, knock, python
+from meeting import close, in_threads, joining, knock, once, python, then_tell
 
 from shmring import doorman, handshake, neighbours
 from shmring.bootstrap import join, world
@@ -61,10 +62,11 @@ def test_another_version_is_named():
 )
 def test_strangers_that_talk_nonsense_are_turned_away(packet):
     meeting = world(2)
+    turned_away = threading.Event()
     host, answer, guest = in_threads(
         joining(meeting, 0),
-        lambda: speak(knock(meeting), packet),
-        joining(meeting, 1, after_s=0.2),
+        then_tell(turned_away, lambda: speak(knock(meeting), packet)),
+        once(turned_away, joining(meeting, 1)),
     )
     assert answer == b""
     close([host, guest])
@@ -73,10 +75,11 @@ def test_strangers_that_talk_nonsense_are_turned_away(packet):
 def test_a_stranger_without_the_key_gets_no_further_than_the_challenge():
     meeting = world(2)
     hello = Hello(1, 2, bytes(32), "", tag=meeting.tag).pack()
+    turned_away = threading.Event()
     host, answer, guest = in_threads(
         joining(meeting, 0),
-        lambda: speak(knock(meeting), hello, handshake.pack_proof(bytes(32))),
-        joining(meeting, 1, after_s=0.2),
+        then_tell(turned_away, lambda: speak(knock(meeting), hello, handshake.pack_proof(bytes(32)))),
+        once(turned_away, joining(meeting, 1)),
     )
     assert answer == b""
     close([host, guest])
@@ -93,7 +96,10 @@ def test_rank_0s_own_proof_cannot_be_sent_back_to_it():
             stranger.send(handshake.pack_proof(challenge.proof))
             return stranger.recv(4096)
 
-    host, answer, guest = in_threads(joining(meeting, 0), reflect, joining(meeting, 1, after_s=0.2))
+    turned_away = threading.Event()
+    host, answer, guest = in_threads(
+        joining(meeting, 0), then_tell(turned_away, reflect), once(turned_away, joining(meeting, 1))
+    )
     assert answer == b""
     close([host, guest])
 
@@ -134,22 +140,26 @@ def test_a_flood_of_silent_strangers_only_delays(monkeypatch):
 @pytest.mark.skipif(os.getuid() != 0, reason="needs the right to become another user")
 def test_another_user_is_turned_away_even_with_the_key():
     meeting = world(2)
+    code = """
+        import os, pickle, sys
+        meeting = pickle.loads(bytes.fromhex(sys.argv[1]))
+        from shmring import bootstrap, neighbours
+        point = neighbours.meeting_point(meeting)
+        neighbours.meeting_point = lambda world, suffix=b"": point + suffix
+        os.setuid(65534)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            bootstrap.join(meeting, 1, timeout_s=1)
+        except Exception as error:
+            print(type(error).__name__, error)
+        """
+    process = python(code, pickle.dumps(meeting).hex())
+    assert process.stdout.readline() == b"ready\n"
 
     def other_user():
         knock(meeting).close()
-        code = """
-            import os, pickle, sys
-            meeting = pickle.loads(bytes.fromhex(sys.argv[1]))
-            from shmring import bootstrap, neighbours
-            point = neighbours.meeting_point(meeting)
-            neighbours.meeting_point = lambda world, suffix=b"": point + suffix
-            os.setuid(65534)
-            try:
-                bootstrap.join(meeting, 1, timeout_s=1)
-            except Exception as error:
-                print(type(error).__name__, error)
-            """
-        return python(code, pickle.dumps(meeting).hex()).communicate(timeout=50)
+        return process.communicate(b"go\n", timeout=50)
 
     host, (out, err) = in_threads(joining(meeting, 0, timeout_s=2), other_user)
     assert b"another user (uid 0" in out, err

@@ -392,6 +392,7 @@ def test_nothing_names_the_machine_it_was_written_on():
         assert not found, f"{name_of(path)}: {found[0]}"
 
 
+@pytest.mark.limit(300)
 @pytest.mark.parametrize(
     "command", ["ruff check .", "mypy", "cython_lint.cython_lint shmring", "codespell_lib"]
 )

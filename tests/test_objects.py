@@ -36,7 +36,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(item=JSON)
 def test_frames_hold_what_was_packed(item):
     assert objects.unpack(objects.pack(item)) == item

@@ -23,9 +23,11 @@ from meeting import (
     in_threads,
     meet_on,
     nothing,
+    once,
     python,
     settle,
     soon,
+    then_tell,
     world_at,
 )
 
@@ -337,10 +339,11 @@ def test_a_name_that_is_loopback_only_here_is_warned_of(caplog):
 def test_another_key_is_an_error_there_and_does_not_disturb_the_rest():
     meeting = world_at(2)
     imposter = World(meeting.id, bytes(32), 2, meeting.address)
+    turned_away = threading.Event()
     host, wrong, right = in_threads(
         coming(meeting, 0, node="a"),
-        coming(imposter, 1, node="b"),
-        coming(meeting, 1, node="b", after_s=0.3),
+        then_tell(turned_away, coming(imposter, 1, node="b")),
+        once(turned_away, coming(meeting, 1, node="b")),
     )
     assert type(wrong) is Error
     assert "another key" in str(wrong)
@@ -409,7 +412,7 @@ def test_ranks_that_disagree_about_nprocs_all_say_so():
     errors = in_threads(
         coming(meeting, 0, node="a"),
         coming(meeting, 2, node="b"),
-        coming(smaller, 1, node="c", after_s=0.2),
+        coming(smaller, 1, node="c", after_s=0.5),
     )
     for error in errors:
         assert type(error) is Mismatch

@@ -91,7 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     tally = Tally()
     begin_s = time.monotonic()
     for trial in trials(arguments):
-        if tally.kills >= arguments.kills or time.monotonic() - begin_s > arguments.seconds:
+        is_late = time.monotonic() - begin_s > arguments.seconds
+        if tally.kills >= (arguments.at_least if is_late else arguments.kills):
             break
         told = tally.kills // 100
         tally.add(run_trial(trial))

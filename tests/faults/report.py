@@ -26,6 +26,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after these")
+    parser.add_argument("--at-least", type=int, default=0, metavar="KILLS", help="and so many kills")
     parser.add_argument("--ranks", type=numbers, default=(2, 4, 8), help="2,4,8")
     parser.add_argument("--sizes", type=numbers, default=(8, 64 << 10, 16 << 20), help="in bytes")
     parser.add_argument("--calls", type=words, help="only these, of tests/faults/calls.py")

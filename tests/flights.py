@@ -1,0 +1,33 @@
+"""What tests see of ranks from outside, or of their own communicator: who waits, and whether it was given up.
+
+May know: shmring.tools.segments.
+"""
+
+import os
+import time
+
+from shmring.tools import segments
+
+
+def own_flight():
+    """What this rank's process shows of its one communicator to whoever looks from outside."""
+    (segment,) = segments.of_processes([os.getpid()])
+    return segment.flight
+
+
+def until_given_up():
+    """Waits until another rank has given up the one communicator of this process."""
+    while own_flight().abort_report() is None:
+        time.sleep(0.005)
+
+
+def place_once_it_waits(ranks, rank):
+    """Where a rank is that waits at length for another, as who looks from outside sees it."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        (segment,) = segments.of_processes([ranks.pid(rank)])
+        place = segments.rank_seen(segment.flight, rank)["where"]
+        if "waiting" in place:
+            return place
+        time.sleep(0.01)
+    raise AssertionError(f"rank {rank} waits for nobody: {place}")
