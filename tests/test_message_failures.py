@@ -9,8 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from flights import until_given_up
-from ranks import Died, Ranks, turns, when_there
+from ranks import Died, Ranks, turns, until_there, when_there
 from test_point_to_point import TINY, exchange_arrays
 
 import shmring
@@ -151,10 +150,10 @@ def test_what_was_sent_before_leaving_arrives(world_of):
     assert world_of(2)(leave_a_message)[1] == 0
 
 
-def never_answer(comm, call):
+def never_answer(comm, call, raised):
     x = np.zeros(100_000)
     if comm.rank == 1:
-        until_given_up()
+        until_there(raised)
         comm.recv(x)
     calls = {
         "send": lambda: comm.send(x, 1, timeout=0.3),
@@ -163,12 +162,15 @@ def never_answer(comm, call):
         "sendrecv": lambda: comm.sendrecv(x, 1, np.zeros(3), timeout=0.3),
         "probe": lambda: comm.probe(1, 7, timeout=0.3),
     }
-    calls[call]()
+    try:
+        calls[call]()
+    finally:
+        raised.touch()
 
 
 @pytest.mark.parametrize("call", ["send", "recv", "recv from any", "sendrecv", "probe"])
-def test_a_rank_that_does_not_answer_is_a_timeout(world_of, call):
-    errors = world_of(2, SHMRING_MESSAGE_RING=TINY).outcomes(never_answer, call)
+def test_a_rank_that_does_not_answer_is_a_timeout(world_of, call, tmp_path):
+    errors = world_of(2, SHMRING_MESSAGE_RING=TINY).outcomes(never_answer, call, tmp_path / "raised")
     for error in errors:
         assert isinstance(error, shmring.Timeout), error
         assert isinstance(error, TimeoutError)

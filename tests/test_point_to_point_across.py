@@ -210,8 +210,8 @@ def test_random_programs_over_a_network(world_over):
 
 
 @pytest.mark.parametrize("call", ["send", "recv", "recv from any", "sendrecv", "probe"])
-def test_a_rank_that_does_not_answer_is_a_timeout(two_apart, call):
-    errors = two_apart.outcomes(failures.never_answer, call)
+def test_a_rank_that_does_not_answer_is_a_timeout(two_apart, call, tmp_path):
+    errors = two_apart.outcomes(failures.never_answer, call, tmp_path / "raised")
     for error in errors:
         assert isinstance(error, shmring.Timeout), error
         assert isinstance(error, TimeoutError)
