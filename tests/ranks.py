@@ -49,6 +49,21 @@ def until_there(path):
         time.sleep(0.005)
 
 
+def until_stopped(pid):
+    """Waits until a process has stopped, which it was or will be told to."""
+    while True:
+        with open(f"/proc/{pid}/stat") as stat:
+            if stat.read().rpartition(")")[2].split()[0] == "T":
+                return
+        time.sleep(0.002)
+
+
+def interrupted(call, after_s):
+    """Calls it; Ctrl-C comes meanwhile."""
+    threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return call()
+
+
 def free_port():
     """A port on which nobody listens, below those that the kernel gives to outgoing connections."""
     while True:

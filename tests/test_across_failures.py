@@ -272,7 +272,7 @@ def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_across, layout, 
 def wait_one_call_apart(comm, slow, absent):
     """One rank waits for the absent one; another, already in the next call and later, for both."""
     if comm.rank == absent:
-        time.sleep(2.5)
+        time.sleep(4)
     elif comm.rank == slow:
         time.sleep(0.3)
     comm.gather(ones(20_000), slow)
@@ -282,7 +282,7 @@ def wait_one_call_apart(comm, slow, absent):
 @pytest.mark.parametrize(("slow", "absent"), [*itertools.permutations(range(3), 2)])
 def test_a_rank_that_waits_a_call_before_is_not_to_blame(slow, absent):
     with Ranks(3, nodes=[0, 1, 2]) as ranks:
-        outcomes = ranks.meet(timeout_s=1).outcomes(wait_one_call_apart, slow, absent)
+        outcomes = ranks.meet(timeout_s=2).outcomes(wait_one_call_apart, slow, absent)
     assert_named(outcomes, shmring.Timeout, absent)
 
 

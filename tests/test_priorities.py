@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import rng_of
-from ranks import Died, Ranks, turns, when_there
+from flights import until_given_up
+from ranks import Died, Ranks, interrupted, turns, until_stopped, until_there, when_there
 from test_errors import assert_all
 
 import shmring
@@ -34,11 +35,6 @@ HELD = 1_000_000  # more than goes through slots without the rank that is stoppe
 # ---- the order --------------------------------------------------------------------------------------------
 
 
-def state_of(pid):
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0]
-
-
 def issue_held(comm, issue):
     """issue() on all ranks, of which the last has done so before and is stopped until all have."""
     pids = comm.all_gather(np.array([os.getpid()]))[:, 0]
@@ -47,8 +43,7 @@ def issue_held(comm, issue):
         issued = issue()
         os.kill(os.getpid(), signal.SIGSTOP)
         return issued
-    while state_of(pids[last]) != "T":
-        time.sleep(0.002)
+    until_stopped(pids[last])
     issued = issue()
     if comm.rank != 0:
         comm.send(np.zeros(1), 0)
@@ -280,8 +275,8 @@ def test_a_choice_is_recorded_and_counted_by_nobody(world_of):
 
 def miss(comm):
     if comm.rank == 1:
-        time.sleep(1.0)
-    comm.all_reduce(np.ones(5), async_op=True, timeout=0.3, priority=3).wait()
+        until_given_up()
+    comm.all_reduce(np.ones(5), async_op=True, timeout=1.2, priority=3).wait()
 
 
 def test_a_late_rank_is_named(world_of):
@@ -433,23 +428,23 @@ def test_waits_in_any_order_over_hosts(world_across):
         world_across([0, 0, 1])(wait_in_any_order, seed)
 
 
-def time_out(comm):
+def time_out(comm, path):
     """A wait that has had enough harms nothing; nor does Ctrl-C."""
     if comm.rank == 0:
-        time.sleep(0.5)
+        until_there(path)
     works = [comm.all_reduce(np.ones(20_000), async_op=True, priority=number) for number in (1, 9, 3)]
     if comm.rank == 1:
         with pytest.raises(TimeoutError, match="the call is not finished"):
             works[0].wait(0.05)
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            works[1].wait()
+            interrupted(works[1].wait, 0.05)
+        path.touch()
     for work in works:
         work.wait()
 
 
-def test_a_wait_that_ends_early_harms_nothing(world_of):
-    world_of(2)(time_out)
+def test_a_wait_that_ends_early_harms_nothing(world_of, tmp_path):
+    world_of(2)(time_out, tmp_path / "interrupted")
 
 
 def close_behind(comm):

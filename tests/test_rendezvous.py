@@ -284,7 +284,7 @@ def test_whoever_takes_the_connection_and_says_nothing_is_not_rank_0():
 def test_a_rank_that_gives_up_first_takes_the_others_with_it():
     meeting = world_at(3)
     errors = in_threads(
-        coming(meeting, 0, node="a", timeout_s=100), coming(meeting, 1, node="b", timeout_s=0.5)
+        coming(meeting, 0, node="a", timeout_s=40), coming(meeting, 1, node="b", timeout_s=1.5)
     )
     for error in errors:
         assert type(error) is Timeout

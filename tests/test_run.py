@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -335,7 +336,7 @@ def test_ranks_that_do_not_end_are_killed_after_the_grace(shmrun):
     assert done.returncode == 4
 
 
-def test_ranks_may_use_the_grace(shmrun):
+def test_ranks_may_use_the_grace(shmrun, tmp_path):
     code = """
         def save(*_):
             time.sleep(0.2)
@@ -343,11 +344,13 @@ def test_ranks_may_use_the_grace(shmrun):
             sys.exit(0)
         signal.signal(signal.SIGTERM, save)
         if rank == 1:
-            time.sleep(0.5)
+            while not os.path.exists(there):
+                time.sleep(0.01)
             sys.exit(4)
+        open(there, "w").close()
         time.sleep(100)
         """
-    done = shmrun(code)
+    done = shmrun(f"there = {str(tmp_path / 'there')!r}\n" + textwrap.dedent(code))
     assert done.returncode == 4
     assert "0| saved" in done.stdout
 

@@ -8,13 +8,12 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks
+from ranks import Died, Ranks, interrupted, until_there
 from test_arrays import own_shared_nbytes, resources
 from test_errors import assert_all
 
@@ -295,25 +294,25 @@ def test_a_dead_rank_that_had_let_go_is_in_nobodys_way():
         assert first is last is True
 
 
-def interrupt(comm):
+def interrupt(comm, path):
     a = comm.shared(1, locks=1)
     if comm.rank == 0:
         with a.lock(0):
             a.fence()
-            time.sleep(0.6)
+            until_there(path)
     else:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         a.fence()
         begin = time.monotonic()
-        with pytest.raises(KeyboardInterrupt), a.lock(0):
-            pass
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(a.lock(0).__enter__, 0.2)
+        path.touch()
         assert time.monotonic() - begin < 15
     comm.barrier()
     return True
 
 
-def test_ctrl_c_ends_the_wait_for_a_lock(world_of):
-    assert all(world_of(2)(interrupt))
+def test_ctrl_c_ends_the_wait_for_a_lock(world_of, tmp_path):
+    assert all(world_of(2)(interrupt, tmp_path / "interrupted"))
 
 
 def fork_with_lock(comm):

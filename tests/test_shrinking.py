@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks, turns, when_there
+from ranks import Died, Ranks, interrupted, turns, until_there, when_there
 
 import shmring
 from shmring import limits, memory
@@ -231,7 +231,7 @@ def test_a_group_goes_on_by_itself():
 # ---- ranks that stand still --------------------------------------------------------------------------------
 
 
-def stand_still(comm, path_to_tell):
+def stand_still(comm, path_to_tell, gone_on):
     """Zero-copy calls until a Timeout; then the arrays are this rank's own, and it goes on with others."""
     x = comm.empty(300_000, "f8")
     one = comm.shared(1000, "f8")
@@ -240,7 +240,7 @@ def stand_still(comm, path_to_tell):
         for _ in turns(comm, path_to_tell):
             x[:] = 1
             one[:] = 1
-            comm.all_reduce(x, timeout=1)
+            comm.all_reduce(x, timeout=1.5)
     except shmring.Timeout as error:
         was = error.rank
     x[:] = 4711.0
@@ -249,6 +249,7 @@ def stand_still(comm, path_to_tell):
         comm = comm.shrink(timeout=5)
     except shmring.RankFailed as error:
         return was, error.rank, str(error)
+    gone_on.with_name(f"{gone_on.name} {comm.rank}").touch()
     for _ in range(100):
         comm.barrier()
         time.sleep(0.01)
@@ -263,10 +264,11 @@ def stand_still(comm, path_to_tell):
 def test_a_rank_that_goes_on_later_harms_nobody(tmp_path):
     with Ranks(3) as ranks:
         ranks.meet()
-        ranks.begin(stand_still, str(tmp_path / "runs"))
+        ranks.begin(stand_still, str(tmp_path / "runs"), tmp_path / "gone on")
         when_there(tmp_path / "runs")
         ranks.kill(1, signal.SIGSTOP)
-        time.sleep(2.8)  # the others have had a Timeout, and have waited for it once more
+        for rank in range(2):  # the others have had a Timeout, and have waited for it once more
+            when_there(tmp_path / f"gone on {rank}")
         ranks.kill(1, signal.SIGCONT)
         outcomes = ranks.answers()
     assert outcomes[0] == outcomes[2] == (1, (0, 2))
@@ -275,12 +277,13 @@ def test_a_rank_that_goes_on_later_harms_nobody(tmp_path):
 
 
 def come_late(comm, path):
+    comm.barrier()
     if comm.rank == 0:
         comm.abort("over")
     while comm.rank == 1 and not path.exists():
         time.sleep(0.01)
     try:
-        left = comm.shrink(timeout=1.5)
+        left = comm.shrink(timeout=2.5)
     except shmring.RankFailed as error:
         return error.rank, error.cause
     path.touch()
@@ -336,23 +339,23 @@ def test_a_world_of_one():
         assert ranks.meet()(alone) == [(1, 1)]
 
 
-def be_interrupted(comm):
+def be_interrupted(comm, path):
     comm.abort("over")
     if comm.rank == 1:
-        threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
         with pytest.raises(KeyboardInterrupt):
-            comm.shrink()  # rank 0 is not there yet
+            interrupted(comm.shrink, 0.3)  # rank 0 is not there yet
+        path.touch()
     else:
-        time.sleep(0.6)
+        until_there(path)
     left = comm.shrink()
     check_works(left, (0, 1))
     return left.parent_ranks
 
 
 @pytest.mark.parametrize("nodes", [None, [0, 1]], ids=str)
-def test_ctrl_c_ends_it_and_it_can_be_begun_anew(nodes):
+def test_ctrl_c_ends_it_and_it_can_be_begun_anew(nodes, tmp_path):
     with world(nodes, 2) as ranks:
-        assert ranks.meet()(be_interrupted) == [(0, 1)] * 2
+        assert ranks.meet()(be_interrupted, tmp_path / "interrupted") == [(0, 1)] * 2
 
 
 def in_background(comm):

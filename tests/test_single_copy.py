@@ -278,7 +278,7 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, kind, victim):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_path, kind):
     with Ranks(3) as ranks:
-        ranks.meet(timeout_s=0.5, **FROM_64_BYTES)
+        ranks.meet(timeout_s=1.5, **FROM_64_BYTES)
         ranks.begin(call_for_ever, kind, str(tmp_path / "runs"))
         when_there(tmp_path / "runs")
         ranks.kill(1, signal.SIGSTOP)

@@ -17,7 +17,7 @@ import time
 import jsonschema
 import numpy as np
 import pytest
-from ranks import turns, when_there
+from ranks import turns, until_there, when_there
 
 from shmring.tools import command, top
 
@@ -82,24 +82,26 @@ def test_rates_are_those_of_the_calls(world_of, capsys, tmp_path):
         assert max(rates) < 2 * min(rates)  # they make the same calls
 
 
-def come_late(comm, seconds):
+def come_late(comm, path):
     comm.barrier()
     if comm.rank == 2:
-        time.sleep(seconds)
+        until_there(path)
     comm.barrier()
 
 
-def test_it_says_for_whom_all_wait(world_of, capsys):
+def test_it_says_for_whom_all_wait(world_of, capsys, tmp_path):
     ranks = world_of(3)
-    ranks.begin(come_late, 1.5)
+    ranks.begin(come_late, tmp_path / "seen")
+    awaited = {"rank": 2, "by": [0, 1], "where": "after barrier() #1"}
     until = time.monotonic() + 30
     one = {"awaited": None}
-    while one["awaited"] is None and time.monotonic() < until:
+    while one["awaited"] != awaited and time.monotonic() < until:
         one, *_ = looks(capsys, ranks, "--count", "1", "--interval", "0.1")
     assert command.main(["top", *pids_of(ranks), "--count", "1", "--interval", "0.1"]) == 0
     text = capsys.readouterr().out
-    ranks.answers()
-    assert one["awaited"] == {"rank": 2, "by": [0, 1], "where": "after barrier() #1"}
+    (tmp_path / "seen").touch()
+    assert ranks.answers() == [None] * 3
+    assert one["awaited"] == awaited
     assert one["ranks"][0]["since_s"] > 0.05
     assert one["ranks"][2]["since_s"] is None
     assert "2 ranks waiting for rank 2: after barrier() #1" in text

@@ -51,7 +51,7 @@ def wait_for_one(comm, call, seconds):
 @pytest.mark.parametrize("call", ["barrier", "small", "large", "shared"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_an_idle_rank_costs_no_cpu(world_of, size, call):
-    for used_s, waited_s in world_of(size)(wait_for_one, call, 1.0)[1:]:
+    for used_s, waited_s in world_of(size)(wait_for_one, call, 1.5)[1:]:
         assert waited_s > 0.8
         assert used_s < 0.1 * waited_s
 
@@ -192,13 +192,13 @@ def test_a_timeout_is_not_early(world_of):
 
 def default_timeout(comm):
     if comm.rank == 1:
-        with pytest.raises(shmring.Timeout, match=r"0.3 s"):
+        with pytest.raises(shmring.Timeout, match=r"1.5 s"):
             comm.barrier()
 
 
 def test_the_timeout_of_init_holds_for_every_call():
     with Ranks(2) as ranks:
-        ranks.meet(timeout_s=0.3)(default_timeout)
+        ranks.meet(timeout_s=1.5)(default_timeout)
 
 
 def very_long_timeouts(comm):

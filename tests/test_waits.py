@@ -4,6 +4,7 @@ and with Ctrl-C; what is raised names that rank, what it did last and how it is.
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks
+from ranks import CALL_TIMEOUT_S, Died, Ranks, until_stopped
 from test_errors import ones
 
 import shmring
@@ -76,17 +77,20 @@ WAITS = COLLECTIVES | OTHERS | OF_ONE_HOST
 CLOSING = {"close": lambda c: (_background(c, 9), c.close())}
 
 
-def begin_to_wait(comm, name, rank_1, *args):
-    """Rank 0 waits for rank 1, which does something else."""
-    array = comm.shared(10, locks=1) if name in OF_ONE_HOST else None
-    comm.barrier()
+def begin_to_wait(comm, name, rank_1, *args, stops=None):
+    """Rank 0 waits for rank 1, which does something else; stops: its process, if it stops itself."""
+    array = comm.shared(10, locks=1, timeout=CALL_TIMEOUT_S) if name in OF_ONE_HOST else None
+    comm.barrier(timeout=CALL_TIMEOUT_S)
     if comm.rank == 1:
         with array.lock(0) if name == "lock" else contextlib.nullcontext():
             if name == "lock":
-                comm.barrier()
+                comm.barrier(timeout=CALL_TIMEOUT_S)
             return rank_1(comm, *args)
     if name == "lock":
-        comm.barrier()
+        comm.barrier(timeout=CALL_TIMEOUT_S)
+    if stops is not None:
+        until_stopped(stops)
+    if name == "lock":
         return array.lock(0).__enter__()
     return array.fence() if name == "fence" else (WAITS | CLOSING)[name](comm)
 
@@ -124,7 +128,7 @@ def test_a_death_ends_every_wait_for_another_host(name):
 
 
 def assert_a_stop_ends_it(ranks, name):
-    ranks.begin(begin_to_wait, name, stop_for_a_while)
+    ranks.begin(functools.partial(begin_to_wait, stops=ranks.pid(1)), name, stop_for_a_while)
     error = ranks.answers(among=[0])[0]
     ranks.kill(1, signal.SIGCONT)
     ranks.answers(among=[1])
