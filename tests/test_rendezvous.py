@@ -545,7 +545,7 @@ def test_a_rank_killed_while_ranks_meet_is_named_to_all(doomed):
     meeting = world_at(4)
     processes = {rank: python(JOIN, pickle.dumps(meeting).hex(), str(rank)) for rank in (0, 1, 2)}
     dial(meeting).close()
-    for _ in range(3):  # to be in takes a moment
+    for _ in range(8):  # to be in takes a moment
         settle()
     processes[doomed].kill()
     for rank, process in processes.items():

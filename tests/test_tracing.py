@@ -14,6 +14,7 @@ import time
 import jsonschema
 import numpy as np
 import pytest
+from flights import own_flight
 from ranks import Died, Ranks
 
 import shmring
@@ -86,6 +87,13 @@ def named(kind, words=""):
     return f"{kind}(float32[{LARGE}]{words})"
 
 
+def let_rank_0_wait(comm, seconds):
+    """In its barrier, from when it has begun it, where that can be seen."""
+    while comm.rank != 0 and comm.num_nodes == 1 and own_flight().last_of(0)["kind"] != "barrier":
+        time.sleep(0.002)
+    time.sleep(seconds)
+
+
 def work(comm, path):
     comm.all_reduce(np.ones(2, "f4"))  # before it: not in it
     with comm.trace(path) as trace:
@@ -96,7 +104,7 @@ def work(comm, path):
         if comm.num_nodes == 1:
             comm.all_reduce(np.ones(LARGE, "f4"), algorithm="ring")
         if comm.rank == comm.size - 1:
-            time.sleep(0.05)
+            let_rank_0_wait(comm, 0.05)
         comm.barrier()
     comm.all_reduce(np.ones(3, "f4"))  # after it
     assert not trace.is_running
@@ -184,7 +192,7 @@ def pass_on(comm, path):
         x = np.full(1000, comm.rank, "f8")
         if comm.rank == 0:
             comm.send(x, 1, 7)
-            time.sleep(0.2)  # so that the transfer is waited for: what has come before is no slice
+            time.sleep(0.5)  # so that the transfer is waited for: what has come before is no slice
             comm.sendrecv(x, 1, np.empty_like(x))
         else:
             time.sleep(0.05)

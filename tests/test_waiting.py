@@ -8,7 +8,8 @@ import time
 
 import numpy as np
 import pytest
-from ranks import Ranks
+from flights import place_once_it_waits
+from ranks import Ranks, until_there
 
 import shmring
 from shmring import tuning
@@ -94,33 +95,34 @@ def test_other_threads_run_while_a_rank_waits(world_of, call):
     assert min(world_of(3)(count_meanwhile, call)[1:]) > 5
 
 
-def handle_signals(comm, path):
+def handle_signals(comm, folder):
     """A handler that returns: it runs while the call waits, and the call goes on."""
     handled = []
-    signal.signal(signal.SIGUSR1, lambda *_: handled.append(time.monotonic()))
+
+    def handle(*_):
+        handled.append(time.monotonic())
+        (folder / f"handled {len(handled)}").touch()
+
+    signal.signal(signal.SIGUSR1, handle)
     comm.barrier()
-    if comm.rank == 1:
-        with open(path, "w"):
-            pass
     if comm.rank == 0:
-        time.sleep(1)
+        until_there(folder / "handled 3")
     x = np.full(10_000, comm.rank + 1.0)
     comm.all_reduce(x)
     return handled, time.monotonic(), float(x[0])
 
 
 def test_signal_handlers_run_while_a_rank_waits_and_the_call_goes_on(world_of, tmp_path):
-    ranks, path = world_of(2), tmp_path / "waits"
-    ranks.begin(handle_signals, str(path))
-    while not path.exists():
-        time.sleep(0.005)
-    for _ in range(3):
-        time.sleep(0.1)
+    ranks = world_of(2)
+    ranks.begin(handle_signals, tmp_path)
+    place_once_it_waits(ranks, 1)
+    for number in range(3):
         ranks.kill(1, signal.SIGUSR1)
+        until_there(tmp_path / f"handled {number + 1}")
     _, (handled, over, value) = ranks.answers()
     assert value == 3.0
     assert len(handled) == 3
-    assert handled[0] < over - 0.3
+    assert handled[-1] < over
 
 
 def interrupted_often(comm, ncalls):
