@@ -277,7 +277,8 @@ def test_a_rank_that_goes_on_later_harms_nobody(tmp_path):
 
 
 def come_late(comm, path):
-    comm.barrier()
+    with contextlib.suppress(shmring.Aborted):  # given up by the first that is through
+        comm.barrier()
     if comm.rank == 0:
         comm.abort("over")
     while comm.rank == 1 and not path.exists():
