@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks, turns, when_there
+from ranks import Died, Ranks, turns, until_there, when_there
 from test_errors import (
     COUNTS,
     DIFFERENT,
@@ -238,12 +238,16 @@ def test_groups_without_the_dead_go_on():
 # ---- ranks that do not come, or stop ----------------------------------------------------------------------
 
 
-def miss(comm, absent, call):
+def miss(comm, absent, call, folder):
     if comm.rank == absent:
-        time.sleep(1.2)
+        for rank in set(range(comm.size)) - {absent}:
+            until_there(folder / f"{rank} is told")
         comm.barrier()
-    call(comm)
-    comm.barrier()  # who is the root has nothing to wait for before
+    try:
+        call(comm)
+        comm.barrier()  # who is the root has nothing to wait for before
+    finally:
+        (folder / f"{comm.rank} is told").touch()
 
 
 ABSENT = [
@@ -260,12 +264,12 @@ ABSENT = [
 
 
 @pytest.mark.parametrize(("layout", "absent", "call"), ABSENT)
-def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_across, layout, absent, call):
-    outcomes = world_across(LAYOUTS[layout], timeout_s=0.5).outcomes(miss, absent, call)
+def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_across, tmp_path, layout, absent, call):
+    outcomes = world_across(LAYOUTS[layout], timeout_s=1.5).outcomes(miss, absent, call, tmp_path)
     assert_named(outcomes, shmring.Timeout, absent)
     for error in outcomes:
         assert isinstance(error, TimeoutError)
-        assert "0.5 s" in str(error)
+        assert "1.5 s" in str(error)
         assert "timeout=" in str(error)
 
 

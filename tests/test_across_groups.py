@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from ranks import free_port
+from ranks import free_port, until_there
 from test_across import LAYOUTS
 from test_groups import total
 
@@ -130,15 +130,17 @@ def test_calls_can_be_awaited(world_across, layout):
     assert world_across(LAYOUTS[layout])(awaited) == [(n, n - 1, 3.0 * n, lengths)] * n
 
 
-def asked_for(comm):
+def asked_for(comm, folder):
     """done() turns true without a wait, and a wait that times out harms nothing."""
     x = np.full(100_000, 1.0)
     if comm.rank == 0:
-        time.sleep(0.3)
+        for rank in range(1, comm.size):
+            until_there(folder / f"{rank} waits")
     work = comm.all_reduce(x, async_op=True)
     if comm.rank != 0:
         with pytest.raises(TimeoutError):
             work.wait(timeout=0.02)
+        (folder / f"{comm.rank} waits").touch()
     until = time.monotonic() + 15
     while not work.done():
         assert time.monotonic() < until
@@ -147,8 +149,8 @@ def asked_for(comm):
     return float(x[-1])
 
 
-def test_works_come_to_an_end_by_themselves(world_across):
-    assert world_across(LAYOUTS["2+1+3"])(asked_for) == [6.0] * 6
+def test_works_come_to_an_end_by_themselves(world_across, tmp_path):
+    assert world_across(LAYOUTS["2+1+3"])(asked_for, tmp_path) == [6.0] * 6
 
 
 def share(comm):

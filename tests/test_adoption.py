@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Ranks
+from ranks import Ranks, until_there
 
 import shmring
 
@@ -197,18 +197,17 @@ def test_what_is_adopted_is_not_adopted_again():
         adoption.release()
 
 
-def release_early(comm):
+def release_early(comm, refused_path):
     array, adoption = adopt(comm)
     numbers = array.view("f4")
     numbers[:] = comm.rank + 1
     if comm.rank == 0:
-        time.sleep(0.2)
+        until_there(refused_path)
     work = comm.all_reduce(numbers, async_op=True)
-    refused = False
-    if not work.done():
+    if comm.rank == 1:
         with pytest.raises(RuntimeError, match="under way"):
             adoption.release()
-        refused = True
+        refused_path.touch()
     del adoption
     gc.collect()
     work.wait()
@@ -217,12 +216,11 @@ def release_early(comm):
     comm.all_reduce(numbers)
     assert (numbers == 6).all()
     again.release()
-    return refused
 
 
-def test_nothing_is_given_back_in_the_middle_of_a_call():
+def test_nothing_is_given_back_in_the_middle_of_a_call(tmp_path):
     with Ranks(2) as ranks:
-        assert ranks.meet()(release_early)[1]
+        ranks.meet()(release_early, tmp_path / "refused")
 
 
 def release_in_a_child(comm):

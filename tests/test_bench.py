@@ -269,7 +269,7 @@ sys.path.insert(0, {str(BENCH)!r})
 import shmring
 from turns import in_turn, state_of
 comm = shmring.init()
-ways = {{"short": lambda: time.sleep(0.001), "long": lambda: time.sleep(0.02 * comm.rank)}}
+ways = {{"short": lambda: time.sleep(0.001), "long": lambda: time.sleep(0.2 * comm.rank)}}
 times = in_turn(comm, ways, rounds=2, sample_s=0.002)
 assert list(times) == ["short", "long"] and times["long"] > 2 * times["short"]
 assert comm.all_gather_object(times) == [times, times]

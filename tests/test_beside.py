@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+from ranks import until_there
 
 import shmring
 from shmring import arrays
@@ -163,7 +164,7 @@ def test_a_communicator_may_be_collected_in_another_thread(world_of):
 # ---- signals ----------------------------------------------------------------------------------------------
 
 
-def handle_while_waiting(comm, name):
+def handle_while_waiting(comm, handled_path, name):
     """A handler that returns lets the call go on; one that calls the communicator itself is refused."""
     said = []
 
@@ -176,10 +177,11 @@ def handle_while_waiting(comm, name):
                 said.append(repr(error))
             except RuntimeError:
                 said.append("refused")
+        handled_path.touch()
 
     signal.signal(signal.SIGUSR1, handler)
     if comm.rank == 1:
-        time.sleep(0.4)
+        until_there(handled_path)
     else:
         threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGUSR1)).start()
     x = np.full(9000, 1.0)
@@ -195,13 +197,13 @@ def handle_while_waiting(comm, name):
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "behind another", "all_reduce_many"])
-def test_a_handler_that_calls_the_communicator_is_refused(world_of, name):
-    first, second = world_of(2)(handle_while_waiting, name)
+def test_a_handler_that_calls_the_communicator_is_refused(world_of, tmp_path, name):
+    first, second = world_of(2)(handle_while_waiting, tmp_path / "handled", name)
     assert first == (2.0, ["refused"] * 3)
     assert second == (2.0, [])
 
 
-def handle_while_arrays_are_made(comm):
+def handle_while_arrays_are_made(comm, handled_path):
     """In a call of several steps another one is refused as well."""
     said = []
 
@@ -211,12 +213,13 @@ def handle_while_arrays_are_made(comm):
                 call()
             except RuntimeError as error:
                 said.append(type(error).__name__)
+        handled_path.touch()
 
     signal.signal(signal.SIGUSR1, handler)
     create = arrays.Arrays._create
 
     def create_late(self, nbytes):
-        time.sleep(0.4)
+        until_there(handled_path)
         return create(self, nbytes)
 
     if comm.rank == 0:
@@ -229,8 +232,10 @@ def handle_while_arrays_are_made(comm):
     return float(array[0]), said
 
 
-def test_a_handler_between_the_steps_of_a_call_is_refused_another(world_of):
-    assert world_of(2)(handle_while_arrays_are_made) == [(2.0, []), (2.0, ["RuntimeError"] * 3)]
+def test_a_handler_between_the_steps_of_a_call_is_refused_another(world_of, tmp_path):
+    first, second = world_of(2)(handle_while_arrays_are_made, tmp_path / "handled")
+    assert first == (2.0, [])
+    assert second == (2.0, ["RuntimeError"] * 3)
 
 
 # ---- the interpreter's end, and others ---------------------------------------------------------------------

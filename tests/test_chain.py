@@ -103,7 +103,7 @@ def test_what_comes_of_it(crowd, chunk, environ):
 def repeat(comm, kind, root, path_to_tell):
     x = np.ones(LARGE)
     for _ in turns(comm, path_to_tell):
-        getattr(comm, kind)(x, "max", **({"root": root} if kind == "reduce" else {}), timeout=0.5)
+        getattr(comm, kind)(x, "max", **({"root": root} if kind == "reduce" else {}), timeout=2)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2, SIZE - 1])  # 1 is the root

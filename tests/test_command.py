@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines import environment
-from ranks import Died, Ranks, turns, when_there
+from ranks import Died, Ranks, turns, until_there, when_there
 
 from shmring import memory
 from shmring._layout import control_nbytes, format_segment, segment_nbytes
@@ -41,10 +41,21 @@ def shown_of(capsys, ranks, *arguments):
     return [one for one in json.loads(shown(capsys, *arguments, "--json")) if pids & set(one["pids"])]
 
 
-def dream_or_wait(comm, seconds):
+@pytest.fixture
+def dreams(tmp_path):
+    """A pipe that keeps rank 1 asleep until it is opened for writing."""
+    os.mkfifo(tmp_path / "dreams")
+    return tmp_path / "dreams"
+
+
+def wake(dreams):
+    dreams.open("w").close()
+
+
+def dream_or_wait(comm, dreams):
     comm.all_reduce(np.ones(4, "f4"))
     if comm.rank == 1:
-        time.sleep(seconds)
+        dreams.open().close()
     comm.barrier()
     return comm.rank
 
@@ -64,9 +75,9 @@ def once(condition):
 
 
 @pytest.mark.parametrize("segment", ["memfd", "posix"])
-def test_ps_shows_every_rank_and_for_whom_it_waits(world_of, capsys, segment):
+def test_ps_shows_every_rank_and_for_whom_it_waits(world_of, capsys, dreams, segment):
     ranks = world_of(3, SHMRING_SEGMENT=segment)
-    ranks.begin(dream_or_wait, 1.0)
+    ranks.begin(dream_or_wait, dreams)
 
     def waiting():
         (one,) = shown_of(capsys, ranks, "ps")
@@ -76,6 +87,7 @@ def test_ps_shows_every_rank_and_for_whom_it_waits(world_of, capsys, segment):
 
     one = once(waiting)
     text = shown(capsys, "ps")
+    wake(dreams)
     assert ranks.answers() == [0, 1, 2]
     assert one["communicator"].startswith(f"{segment}:")
     assert one["over"] is None
@@ -96,23 +108,24 @@ def test_ps_shows_every_rank_and_for_whom_it_waits(world_of, capsys, segment):
     assert lines[0].endswith(" s for rank 1")
 
 
-def split_and_dream(comm, path):
+def split_and_dream(comm, path, seen_path):
     half = comm.split(comm.rank % 2)
     half.all_reduce(np.ones(comm.rank % 2 + 1, "i8"))
     comm.barrier()
     if comm.rank == 0:
         with open(path, "w"):
             pass
-    time.sleep(0.7)
+    until_there(seen_path)
     comm.barrier()
     half.close()
 
 
 def test_ps_shows_groups_beside_their_parents(world_of, capsys, tmp_path):
     ranks = world_of(4)
-    ranks.begin(split_and_dream, str(tmp_path / "there"))
+    ranks.begin(split_and_dream, str(tmp_path / "there"), tmp_path / "seen")
     when_there(tmp_path / "there")
     found = shown_of(capsys, ranks, "ps")
+    (tmp_path / "seen").touch()
     assert ranks.answers() == [None] * 4
     sizes = sorted(len(one["ranks"]) for one in found)
     assert sizes == [2, 2, 4]
@@ -132,22 +145,23 @@ def call_for_ever(comm, path):
         comm.all_reduce(np.ones(9))
 
 
-def survive(comm, path):
+def survive(comm, path, seen_path):
     """The communicator stays open after its end, for others to look at."""
     try:
         call_for_ever(comm, path)
     except Exception as error:
-        time.sleep(1.0)
+        until_there(seen_path)
         return error.where
 
 
 def test_ps_after_a_kill_says_who_is_dead_and_why_it_is_over(capsys, tmp_path):
     with Ranks(2) as ranks:
-        ranks.meet().begin(survive, str(tmp_path / "runs"))
+        ranks.meet().begin(survive, str(tmp_path / "runs"), tmp_path / "seen")
         when_there(tmp_path / "runs")
         ranks.kill(1)
         one = once(lambda: next((one for one in shown_of(capsys, ranks, "ps") if one["over"]), None))
         text = shown(capsys, "ps")
+        (tmp_path / "seen").touch()
         where, died = ranks.answers()
     assert isinstance(died, Died)
     assert (one["over"]["cause"], one["over"]["rank"]) == ("failed", 1)
@@ -164,30 +178,32 @@ def test_ps_with_nothing_to_show_says_so(capsys, monkeypatch):
     assert json.loads(shown(capsys, "ps", "--json")) == []
 
 
-def test_ps_shows_no_shared_arrays_and_no_rings(world_of, capsys):
+def test_ps_shows_no_shared_arrays_and_no_rings(world_of, capsys, tmp_path):
     ranks = world_of(2)
-    ranks.begin(keep_arrays)
+    ranks.begin(keep_arrays, tmp_path / "seen")
     once(lambda: shown_of(capsys, ranks, "ps")[0]["ranks"][0]["where"].startswith("after barrier"))
     found = shown_of(capsys, ranks, "ps")
+    (tmp_path / "seen").touch()
     assert ranks.answers() == [None, None]
     assert len(found) == 1
 
 
-def keep_arrays(comm):
+def keep_arrays(comm, seen_path):
     import shmring
 
     kept = comm.empty(10_000), comm.shared(100, locks=2), shmring.Ring()
     comm.barrier()
-    time.sleep(0.5)
+    until_there(seen_path)
     comm.barrier()
     del kept
 
 
-def test_ranks_of_several_hosts_have_the_numbers_of_all(world_across, capsys):
+def test_ranks_of_several_hosts_have_the_numbers_of_all(world_across, capsys, dreams):
     ranks = world_across([0, 0, 1])
-    ranks.begin(dream_or_wait, 1.0)
+    ranks.begin(dream_or_wait, dreams)
     found = once(lambda: [one for one in shown_of(capsys, ranks, "ps") if waits_for(one, 1)] or None)
     everybody = shown_of(capsys, ranks, "ps")
+    wake(dreams)
     assert ranks.answers() == [0, 1, 2]
     assert found
     numbers = sorted([(rank["rank"], rank["size"]) for rank in one["ranks"]] for one in everybody)
@@ -201,13 +217,14 @@ def waits_for(one, rank):
 # ---- dump -------------------------------------------------------------------------------------------------
 
 
-def test_dump_tells_all_of_every_rank(world_of, capsys):
+def test_dump_tells_all_of_every_rank(world_of, capsys, dreams):
     ranks = world_of(2)
-    ranks.begin(dream_or_wait, 1.0)
+    ranks.begin(dream_or_wait, dreams)
     once(lambda: "waiting" in shown_of(capsys, ranks, "ps")[0]["ranks"][0]["where"])
     text = shown(capsys, "dump", str(ranks.pid(0)))
     (one,) = json.loads(shown(capsys, "dump", str(ranks.pid(1)), "--json"))
     (quiet,) = json.loads(shown(capsys, "dump", str(ranks.pid(1)), "--no-stacks", "--json"))
+    wake(dreams)
     assert ranks.answers() == [0, 1]
     assert f"rank 1 of 2, process {ranks.pid(1)}, sleeping: after all_reduce(float32[4], sum) #1" in text
     assert "    #2 barrier() (under way)\n" in text
@@ -357,18 +374,18 @@ def test_results_are_right_while_somebody_looks(world_of, capsys):
     assert ranks.answers() == [400, 400]
 
 
-def idle(comm, path):
+def idle(comm, path, seen_path):
     comm.all_reduce(np.ones(5))
     comm.barrier()
     if comm.rank == 0:
         with open(path, "w"):
             pass
-    time.sleep(1.0)
+    until_there(seen_path)
 
 
 def test_looking_changes_not_a_byte_and_takes_no_page(world_of, capsys, tmp_path):
     ranks = world_of(2)
-    ranks.begin(idle, str(tmp_path / "there"))
+    ranks.begin(idle, str(tmp_path / "there"), tmp_path / "seen")
     when_there(tmp_path / "there")
     (segment,) = segments.of_processes([ranks.pid(0)])
 
@@ -385,20 +402,22 @@ def test_looking_changes_not_a_byte_and_takes_no_page(world_of, capsys, tmp_path
     after = state()
     segments.stacks_of(segment)
     with_stacks = state()
+    (tmp_path / "seen").touch()
     assert ranks.answers() == [None, None]
     assert after == before
     assert with_stacks[0] == before[0]
     assert with_stacks[1] != before[1]  # which the ranks have written themselves
 
 
-def test_a_stopped_job_can_be_looked_at(world_of, capsys):
+def test_a_stopped_job_can_be_looked_at(world_of, capsys, dreams):
     ranks = world_of(2)
-    ranks.begin(dream_or_wait, 0.2)
+    ranks.begin(dream_or_wait, dreams)
     for rank in range(2):
         ranks.kill(rank, signal.SIGSTOP)
     once(lambda: {rank["state"] for rank in shown_of(capsys, ranks, "ps")[0]["ranks"]} == {"stopped"})
     text = shown(capsys, "dump", str(ranks.pid(0)))
     for rank in range(2):
         ranks.kill(rank, signal.SIGCONT)
+    wake(dreams)
     assert text.count("(it is stopped)") == 2
     assert ranks.answers() == [0, 1]

@@ -63,7 +63,7 @@ def call_until(comm, call, path_to_tell):
         call_of(comm)
 
 
-CUT_TIMEOUT_S = 2.5  # of meeting, too: a lost packet is sent again after a second
+CUT_TIMEOUT_S = 4  # of meeting, too: a lost packet is sent again after a second
 
 
 CUT = [("1+1", "small"), ("1+1", "background"), ("2+2", "small"), ("2+2", "large"), ("2+1+3", "small")]

@@ -435,8 +435,8 @@ def test_who_was_turned_away_is_named_with_who_is_missing():
         for _ in range(5):
             saying(meeting, b"GET / HTTP/1.1\r\n\r\n")()
 
-    error, _ = in_threads(coming(meeting, 0, timeout_s=1), intrude)
+    error, _ = in_threads(coming(meeting, 0, timeout_s=4), intrude)
     assert type(error) is Timeout
-    missing = f"rank 1 of 2 did not come to {meeting.address} within 1 s"
+    missing = f"rank 1 of 2 did not come to {meeting.address} within 4 s"
     assert str(error).startswith(f"{missing}; 2 other connections were turned away; 127.0.0.1 port ")
     assert str(error).count("sent the length of a frame as 18245 bytes") == 3

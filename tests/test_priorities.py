@@ -285,14 +285,18 @@ def test_a_late_rank_is_named(world_of):
         assert error.where[0].startswith("in choice before all_reduce(float64[5], sum, priority=3) #1, wait")
 
 
-def miss_across(comm):
+def miss_across(comm, missed_path):
     if comm.rank == 1:
-        time.sleep(1.5)
-    comm.all_reduce(np.ones(5), async_op=True, timeout=0.3, priority=3).wait()
+        until_there(missed_path)
+    try:
+        comm.all_reduce(np.ones(5), async_op=True, timeout=0.3, priority=3).wait()
+    finally:
+        missed_path.touch()
 
 
-def test_a_late_rank_of_another_host_is_named(world_across):
-    for error in assert_all(world_across([0, 1]).outcomes(miss_across), shmring.Timeout):
+def test_a_late_rank_of_another_host_is_named(world_across, tmp_path):
+    outcomes = world_across([0, 1]).outcomes(miss_across, tmp_path / "missed")
+    for error in assert_all(outcomes, shmring.Timeout):
         assert error.rank == 1
 
 

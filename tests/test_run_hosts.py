@@ -64,14 +64,22 @@ def test_hosts_may_have_different_numbers_of_ranks(hosts):
         assert [line[3:] for line in out.splitlines()] == ["((0,), (1, 2, 3), (4, 5))"] * count
 
 
-def test_a_rank_of_another_host_that_ends_shows_here(hosts):
-    code = """
+def test_a_rank_of_another_host_that_ends_shows_here(hosts, tmp_path):
+    code = f"""
+        from pathlib import Path
+        folder = Path({str(tmp_path)!r})
         rank = int(os.environ["SHMRING_RANK"])
         if rank == 3:
             time.sleep(100)  # it never comes
         if rank == 2:
             import threading
-            threading.Timer(1.5, lambda: os._exit(9)).start()
+            def end():  # some time after the others have come
+                while not all((folder / f"{{other}} comes").exists() for other in range(2)):
+                    time.sleep(0.01)
+                time.sleep(1.5)
+                os._exit(9)
+            threading.Thread(target=end).start()
+        (folder / f"{{rank}} comes").touch()
         join()
         """
     (_, err, code), (_, other_err, other_code) = hosts(code, on(0, "-n", "2"), on(1, "-n", "2"))

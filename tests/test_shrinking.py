@@ -384,14 +384,14 @@ def go_on_until_alone(comm, path_to_tell):
         for _ in turns(comm, path_to_tell):
             comm.all_reduce(x, "max")
     except shmring.Error:
-        left = comm.shrink(timeout=1)
+        left = comm.shrink(timeout=4)
         check_works(left, left.parent_ranks)
         return left.parent_ranks, left.num_nodes
 
 
 @pytest.mark.limit(120)
 def test_each_side_of_a_cut_link_goes_on(tmp_path, world_over):
-    ranks = world_over([0, 0, 1, 1], timeout_s=2.5)
+    ranks = world_over([0, 0, 1, 1], timeout_s=4)
     ranks.begin(go_on_until_alone, str(tmp_path / "runs"))
     when_there(tmp_path / "runs")
     ranks.hosts[-1].down()
