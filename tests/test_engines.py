@@ -140,9 +140,9 @@ def test_mpi_in_the_same_process(tmp_path):
             assert np.array_equal(ours, theirs)
             world = MPI.COMM_WORLD.bcast(shmring.world(comm.size) if comm.rank == 0 else None)
             with shmring.init(world, comm.rank) as again:  # a world that MPI has carried
-                ranks = again.all_gather(np.array(again.rank))
+                assert list(again.all_gather(np.array(again.rank))) == [0, 1]
             if comm.rank == 0:
-                print(ranks, "well")
+                print("well")
         """
     assert_well(start(*mpiexec(), "-n", 2, sys.executable, write_script(tmp_path, code)))
 
