@@ -9,14 +9,14 @@ import contextlib
 import operator
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
 from .beginning import Begun, begin, begin_where_met
 from .bootstrap import join
-from .errors import Error, Mismatch
+from .errors import Error, Mismatch, RankFailed
 from .limits import explain
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _WORD = np.iinfo(np.int64)
+_LAST_WORD_S = 1.0  # from the end of a group's connection to that of its parent's, if it was a death
 
 
 def wish(color: SupportsIndex | None, key: SupportsIndex) -> Numbers:
@@ -101,27 +102,41 @@ def form_across(
     ranks = next((group for group in groups if comm.rank in group), [])
     is_leader = ranks[:1] == [comm.rank]
     listener, said = _invite(crossing, settings, len(ranks)) if is_leader else (None, _why_not_to_come(1))
-    with listener or contextlib.nullcontext():
-        answers = comm.all_gather_object(said, timeout=timeout_s)
-        if not ranks:
-            return None
-        for rank in ranks:
-            if isinstance(answers[rank], str):
-                raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
-        world = crossing.world(len(ranks), answers[ranks[0]])
-        meeting = join(
-            world,
-            ranks.index(comm.rank),
-            timeout_s=_left(deadline),
-            node=settings.node,
-            check=engine.look,
-            listener=listener,
-            is_invited=True,
+    with _a_death_is_the_parents(engine):
+        with listener or contextlib.nullcontext():
+            answers = comm.all_gather_object(said, timeout=timeout_s)
+            if not ranks:
+                return None
+            for rank in ranks:
+                if isinstance(answers[rank], str):
+                    raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
+            world = crossing.world(len(ranks), answers[ranks[0]])
+            meeting = join(
+                world,
+                ranks.index(comm.rank),
+                timeout_s=_left(deadline),
+                node=settings.node,
+                check=engine.look,
+                listener=listener,
+                is_invited=True,
+            )
+        begun = begin_where_met(
+            meeting, settings, engine.timeout_s, key=world.key, start_s=_left(deadline), parent=engine
         )
-    begun = begin_where_met(
-        meeting, settings, engine.timeout_s, key=world.key, start_s=_left(deadline), parent=engine
-    )
     return begun, tuple(ranks)
+
+
+@contextlib.contextmanager
+def _a_death_is_the_parents(engine: Engine) -> Iterator[None]:
+    """All ranks of the parent are to hear of it: its own connections may tell a moment after the group's."""
+    try:
+        yield
+    except RankFailed:
+        until = time.monotonic() + _LAST_WORD_S
+        while time.monotonic() < until:
+            engine.look()
+            time.sleep(0.005)
+        raise
 
 
 def _invite(

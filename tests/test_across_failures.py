@@ -24,6 +24,7 @@ from test_errors import (
 )
 
 import shmring
+from shmring import groups
 
 SOON_S = 12  # far below every timeout, on a machine that stands still at times
 LAYOUTS = {"1+1": [0, 1], "2+2": [0, 0, 1, 1], "2+2+2": [0, 0, 1, 1, 2, 2], "2+1+3": [0, 0, 1, 2, 2, 2]}
@@ -165,6 +166,26 @@ def test_a_rank_that_dies_while_groups_form_fails_them(tmp_path, layout, victim,
             assert isinstance(error, shmring.Error), error
             assert not isinstance(error, shmring.Timeout), error
         assert time.monotonic() - begin < SOON_S
+
+
+def die_once_met(comm, victim):
+    """The group hears of a death first: as where the connections of its parent are the slower ones."""
+
+    def leave(meeting, *args, **kwargs):
+        meeting.close()
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if comm.rank == victim:
+        groups.begin_where_met = leave
+    with comm.split(comm.rank % 2):
+        comm.barrier()  # of all, as those do that are in the other group
+
+
+def test_a_death_that_a_group_hears_of_is_that_of_its_parent():
+    with across("2+1+3") as ranks:
+        outcomes = survivors(ranks.meet().outcomes(die_once_met, 2), 2)
+    assert_named(outcomes, shmring.RankFailed, 2)
 
 
 def die_idle(comm, victim, before_any_call):
