@@ -195,6 +195,7 @@ cdef class Engine(State):
             if g.leg != NULL:
                 culprit = most_suspect(self, c, self.alarms)
                 self.await_better_word(c, culprit)
+                culprit = failures.late_in_the_end(self, culprit)
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
             self.give_up(SR_RANK_FAILED, culprit, seq, liveness.how_it_ended(*self.life_of(culprit)))

@@ -34,6 +34,20 @@ def describe_raised(engine: Engine, error: BaseException, said: str = "") -> str
     return f"{type(error).__name__} in rank {engine.world_rank(engine.rank)}{': ' if said else ''}{said}"
 
 
+def late_in_the_end(engine: Engine, awaited: int) -> int:
+    """Whom the rank that is awaited waits for itself, and so on: as far as can be seen, and is no circle."""
+    followed = {engine.rank}
+    rank = awaited
+    while rank < engine.size and rank not in followed:
+        followed.add(rank)
+        wait = flight.wait_of(engine.flight.sight_of(rank))
+        # What a stopped one waited for may have come.
+        if wait is None or wait["awaited"] is None or liveness.state(*engine.life_of(rank)) == "stopped":
+            return rank
+        rank = wait["awaited"]
+    return awaited if rank in followed else rank
+
+
 def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
     """What became of a rank that call `seq` waited for in vain, and what it did last."""
     if engine.host_of(rank) is not None:

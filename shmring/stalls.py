@@ -1,6 +1,6 @@
 """What is logged of a wait that takes long: who is late, what it did last, what it does now.
 
-May know: flight, liveness, stacks; it is handed an engine.
+May know: failures, flight, liveness, stacks; it is handed an engine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from . import flight, liveness, stacks
+from . import failures, flight, liveness, stacks
 
 if TYPE_CHECKING:
     from ._engine import Engine
@@ -25,22 +25,9 @@ def warn(engine: Engine, place: int, since_ns: int) -> None:
         return
     own = flight.place_of(engine.flight.sight_of(engine.rank), engine.name_of).at
     waited = flight.seconds(flight.waited_s(wait, time.monotonic_ns()))
-    late = _late_in_the_end(engine, wait["awaited"])
+    late = failures.late_in_the_end(engine, wait["awaited"])
     told = f"rank {engine.world_rank(engine.rank)} has waited {waited} for {engine.name_of(late)}"
     _log.warning("%s %s%s", told, own, _what_it_does(engine, late))
-
-
-def _late_in_the_end(engine: Engine, awaited: int) -> int:
-    """Whom the rank that is awaited waits for itself, and so on: as far as can be seen, and is no circle."""
-    followed = {engine.rank}
-    rank = awaited
-    while rank < engine.size and rank not in followed:
-        followed.add(rank)
-        wait = flight.wait_of(engine.flight.sight_of(rank))
-        if wait is None or wait["awaited"] is None:
-            return rank
-        rank = wait["awaited"]
-    return awaited if rank in followed else rank
 
 
 def _what_it_does(engine: Engine, rank: int) -> str:

@@ -59,7 +59,7 @@ HOUSE = {
     "flight": {"ranges"},
     "stacks": {"liveness"},
     "failures": {"errors", "flight", "liveness"},
-    "stalls": {"flight", "liveness", "stacks"},
+    "stalls": {"failures", "flight", "liveness", "stacks"},
     # joining a world
     "handshake": {"errors"},
     "links": {"errors", "handshake", "limits"},
