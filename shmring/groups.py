@@ -102,15 +102,15 @@ def form_across(
     ranks = next((group for group in groups if comm.rank in group), [])
     is_leader = ranks[:1] == [comm.rank]
     listener, said = _invite(crossing, settings, len(ranks)) if is_leader else (None, _why_not_to_come(1))
-    with _a_death_is_the_parents(engine):
-        with listener or contextlib.nullcontext():
-            answers = comm.all_gather_object(said, timeout=timeout_s)
-            if not ranks:
-                return None
-            for rank in ranks:
-                if isinstance(answers[rank], str):
-                    raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
-            world = crossing.world(len(ranks), answers[ranks[0]])
+    with listener or contextlib.nullcontext():
+        answers = comm.all_gather_object(said, timeout=timeout_s)
+        if not ranks:
+            return None
+        for rank in ranks:
+            if isinstance(answers[rank], str):
+                raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
+        world = crossing.world(len(ranks), answers[ranks[0]])
+        with _a_death_is_the_parents(engine):
             meeting = join(
                 world,
                 ranks.index(comm.rank),
@@ -120,6 +120,7 @@ def form_across(
                 listener=listener,
                 is_invited=True,
             )
+    with _a_death_is_the_parents(engine):
         begun = begin_where_met(
             meeting, settings, engine.timeout_s, key=world.key, start_s=_left(deadline), parent=engine
         )
@@ -134,7 +135,10 @@ def _a_death_is_the_parents(engine: Engine) -> Iterator[None]:
     except RankFailed:
         until = time.monotonic() + _LAST_WORD_S
         while time.monotonic() < until:
-            engine.look()
+            try:
+                engine.look()
+            except Error as error:
+                raise error from None  # once: it is the same death
             time.sleep(0.005)
         raise
 

@@ -77,9 +77,9 @@ def nothing():
     """No check."""
 
 
-def settle():
+def settle(times=1):
     """Let the others get on: in small steps, as a sleep of a machine that stood still is over at once."""
-    for _ in range(10):
+    for _ in range(10 * times):
         time.sleep(0.03)
 
 

@@ -330,8 +330,7 @@ def test_a_rank_killed_while_ranks_meet_is_named_to_all():
     meeting = world(4)
     host, other, doomed = (visitor(meeting, rank) for rank in (0, 1, 3))
     wait_for_connections(meeting, 2)
-    for _ in range(4):  # to be in takes a moment
-        settle()
+    settle(4)  # to be in takes a moment
     doomed.kill()
     for process in (host, other):
         out, err = process.communicate(timeout=50)
@@ -362,8 +361,7 @@ def test_ctrl_c_on_rank_0_is_told_to_the_others():
     meeting = world(3)
     host, guest = visitor(meeting, 0), visitor(meeting, 1)
     wait_for_connections(meeting, 1)
-    for _ in range(4):  # to be in takes a moment
-        settle()
+    settle(4)  # to be in takes a moment
     host.send_signal(signal.SIGINT)
     out, err = guest.communicate(timeout=50)
     assert out.startswith(b"Aborted 0 rank 0 gave up: KeyboardInterrupt"), err

@@ -188,7 +188,7 @@ def test_a_rank_that_comes_too_early_waits_for_its_own_world():
         coming(first, 0, node="a"),
         coming(second, 1, node="b"),  # finds rank 0 of the first world first
         lambda: settle() or join(first, 1, timeout_s=20, node="b"),
-        lambda: settle() or settle() or join(second, 0, timeout_s=20, node="a"),
+        lambda: settle(2) or join(second, 0, timeout_s=20, node="a"),
     )
     assert [outcome.place.rank for outcome in outcomes] == [0, 1, 1, 0]
     close(outcomes)
@@ -545,8 +545,7 @@ def test_a_rank_killed_while_ranks_meet_is_named_to_all(doomed):
     meeting = world_at(4)
     processes = {rank: python(JOIN, pickle.dumps(meeting).hex(), str(rank)) for rank in (0, 1, 2)}
     dial(meeting).close()
-    for _ in range(8):  # to be in takes a moment
-        settle()
+    settle(8)  # to be in takes a moment
     processes[doomed].kill()
     for rank, process in processes.items():
         out, err = process.communicate(timeout=50)
