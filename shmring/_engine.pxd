@@ -18,6 +18,10 @@ cdef class Engine(State):
     cdef readonly Stalls stalls           # warns of calls that take long
     cdef object wires, alarms             # of several hosts, else None
     cdef unsigned long thread             # that has made it, and as a rule calls its collectives
+    cdef uint64_t nbegun                  # calls that this rank has begun, issued or refused, ...
+    cdef uint64_t nbegun_before           # ... before the call of several steps that is under way, ...
+    cdef uint64_t nrefused                # ... with the last one that it refused
+    cdef uint64_t blocks_version          # goes up when the table of shared blocks changes
     cdef object arrays                    # that others write into; None: there are none, or not any more
     cdef object __weakref__
 
@@ -25,6 +29,12 @@ cdef class Engine(State):
     cdef int refuse(self, int kind) except -1
     cdef int complete(self, Call *c) except -1
     cdef int surface(self, Call *c, int status) except -1
+    cdef int give_up_for(self, Call *c, int status) except -1
+    cdef int raise_over(self, bint beside=*) except -1
+    cdef int end_by(self, object error, bint in_call=*, bint beside=*, const char *doing=*) except -1
+    cdef bint claim_once(self) except -1
+    cdef int end_steps(self, object error) except -1
+    cdef int blame(self, object error) except -1
     cdef int surface_across(self, Call *c, int status) except -1
     cdef int hear_others(self, object seq) except -1
     cdef int compare_calls(self, Call *c) except -1
@@ -36,7 +46,7 @@ cdef class Engine(State):
     cdef int describe_refusal(self, Call *c, int kind) except -1
     cdef int issue(self, Issued issued) except -1
     cdef int append(self, Issued issued) except -1
-    cdef int leave_to_background(self) except -1
+    cdef void leave_to_background(self) noexcept
     cdef int drive_behind(self, Call *c) except -1
     cdef bint wait_for(self, Task *task, uint64_t until_ns) except -1
     cdef bint describe_oldest(self) except -1

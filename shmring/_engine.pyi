@@ -1,6 +1,7 @@
 """The engine of one communicator on one rank, as the cold paths see it."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ._leg import Wires
 from ._stalls import Stalls
@@ -8,6 +9,8 @@ from ._state import State
 from .alarms import Alarms
 from .arrays import Arrays
 from .errors import Error
+
+T = TypeVar("T")
 
 class Engine(State):
     """What one communicator does on one rank."""
@@ -43,6 +46,12 @@ class Engine(State):
 
     def what_others_told(self) -> Error | None:
         """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
+
+    def run_steps(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        """function(...), which is one call to its caller and makes several.
+
+        What it raises after its first step ends the communicator, unless all ranks raise the same.
+        """
 
     def check_idle(self) -> None:
         """Raises if the communicator is closed, or another thread is inside a call of it."""

@@ -2,15 +2,15 @@
 # wrong. May know: _across, _flight, _group, _distance, _leg, _life, _parting, _pipelines, _progress, _stalls, _state,
 # _timeouts, _trace, _waiting; failures and liveness once something is wrong. Opens and allocates nothing shared.
 
-import contextlib
 import os
 import time
 
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
+from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strlen, strrchr
 
 from ._across cimport choose_way, enter_refused_across, step_refused_across
 from ._group cimport *
@@ -22,6 +22,7 @@ from ._parting cimport find_parted, last_call_of, most_suspect, parted_calls
 from ._pipelines cimport enter_refused, step_refused
 from ._progress cimport *
 from ._stalls cimport Stalls
+from ._state cimport begin_report, world_number
 from ._timeouts cimport NEVER_NS, ns_of
 from ._trace cimport end_call, enter_call
 from ._waiting cimport BRIEF_NBYTES, run_steps, try_briefly
@@ -33,12 +34,62 @@ from .errors import Closed, Error, RankFailed, Timeout
 cdef double GRACE_S = 0.15      # between who may say first why a call is late
 cdef double LAST_WORD_S = 1.0   # for what was told before a connection ended
 
+cdef enum:
+    ATTEMPTS = 8   # to finish what ends a communicator, while signal handlers raise in the middle of it
+
 
 # A process that is only called alike, in another container, has something else there.
 cdef bint can_read_memory_of(const sr_life *life) noexcept:
     cdef uint64_t nonce
     return (sr_single_copy(sr_life_task(life), &nonce, <uintptr_t> &(<sr_life *> <uintptr_t> life.address).nonce,
                            sizeof(nonce)) == 0 and nonce == life.nonce)
+
+
+cdef extern from "Python.h":
+    unsigned long Py_TPFLAGS_HEAPTYPE
+    bint PyType_HasFeature(void *kind, unsigned long feature)
+    const char *PyUnicode_AsUTF8(object) except NULL
+    ctypedef struct TypeObject "PyTypeObject":
+        const char *tp_name
+        void *tp_str
+    ctypedef struct ExceptionObject "PyBaseExceptionObject":
+        void *args
+    TypeObject *Py_TYPE(object)
+    TypeObject *BaseExceptionType "((PyTypeObject *)PyExc_BaseException)"
+
+
+# True if str(error) runs no Python code.
+cdef bint has_plain_text(object error) noexcept:
+    cdef TypeObject *kind = Py_TYPE(error)
+    cdef void *args = (<ExceptionObject *> <void *> error).args
+    if args == NULL or (kind.tp_str != BaseExceptionType.tp_str and PyType_HasFeature(kind, Py_TPFLAGS_HEAPTYPE)):
+        return False
+    for argument in <tuple> <object> args:
+        if type(argument) is not str and type(argument) is not int:
+            return False
+    return True
+
+
+# Write why this rank gives up: what it raised, and what that says. Runs no Python code, so that no signal handler can
+# raise before the other ranks know.
+cdef void describe_raised(object error, int rank, const char *doing, char *reason) noexcept:
+    cdef const char *name = Py_TYPE(error).tp_name
+    cdef const char *last = strrchr(name, b'.')
+    cdef size_t nbytes
+    if last != NULL:
+        name = last + 1
+    if doing == NULL:
+        snprintf(reason, SR_REASON_NBYTES, b"%s in rank %d", name, rank)
+    else:
+        snprintf(reason, SR_REASON_NBYTES, b"%s in rank %d, %s", name, rank, doing)
+    if has_plain_text(error):
+        try:
+            text = str(error)
+            if text:
+                nbytes = strlen(reason)
+                snprintf(reason + nbytes, SR_REASON_NBYTES - nbytes, b": %s", PyUnicode_AsUTF8(text))
+        except BaseException:   # in want of memory, or no UTF-8: the name has to do
+            pass
 
 
 # Whether the first that ranks of a host do is to meet: then who has not met the others has not come.
@@ -120,7 +171,7 @@ cdef class Engine(State):
     cdef int check_usable(self) except -1:
         self.check_idle()
         if sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
-            failures.raise_aborted(self)
+            self.raise_over()
         return 0
 
     cdef int prepare_to_begin(self, Call *c) except -1:
@@ -132,6 +183,7 @@ cdef class Engine(State):
                 c.number = self.number_of(self.g.seq) + 1
                 record_call(&self.g, c, False)
             self.check_usable()
+        self.nbegun += 1
         return 0
 
     cdef int drive(self, Call *c) except -1:
@@ -168,25 +220,33 @@ cdef class Engine(State):
                 return 0
             self.surface(c, status)
 
-    # Raises what a status means, for everyone; returns after a signal that raised nothing.
+    # Raise what a status means, on all ranks; return after a signal whose handler raised nothing. Whatever is raised
+    # here, on the way to the words of an error too, ends the communicator.
     cdef int surface(self, Call *c, int status) except -1:
-        cdef int culprit = c.awaited.rank
         cdef Group *g = &self.g
-        seq = c.seq
-        if status == SIGNALLED:
-            try:
+        if status != SIGNALLED:
+            end_call(g, SR_RAISED)
+        try:
+            if status == SIGNALLED:
                 PyErr_CheckSignals()
                 self.stalls.heed(self, SR_WAIT_CALL)
-            except BaseException as error:
+                self.hear_others(c.seq)
+                self.compare_calls(c)
+                return 0
+            self.give_up_for(c, status)
+        except BaseException as error:
+            if status == SIGNALLED:
                 end_call(g, SR_RAISED)
-                self.give_up(SR_ABORTED, g.rank, seq, failures.describe_raised(self, error))
-                with contextlib.suppress(Error):   # that is for the others, and for what they share
-                    failures.raise_aborted(self)
-                raise
-            self.hear_others(seq)
-            self.compare_calls(c)
-            return 0
-        end_call(g, SR_RAISED)
+            self.end_by(error)
+            raise
+        self.raise_over()
+        return 0
+
+    # Give up because of what a call ended with.
+    cdef int give_up_for(self, Call *c, int status) except -1:
+        cdef Group *g = &self.g
+        cdef int culprit = c.awaited.rank
+        seq = c.seq
         if status == LOST or status == PARTED:
             self.surface_across(c, status)
         elif status == MISMATCHED:
@@ -203,8 +263,90 @@ cdef class Engine(State):
             self.give_up(SR_RANK_FAILED, culprit, seq, failures.CLOSED_IT)
         elif status == UNREADABLE:
             self.give_up(SR_ABORTED, g.rank, seq, failures.describe_unreadable(culprit, c.error))
-        failures.raise_aborted(self)
         return 0
+
+    # -- the end --
+
+    # Raise what the abort word says, the same on every rank, also of other hosts; before that those are told, and this
+    # rank's shared arrays made private. What a signal handler raises meanwhile is raised instead, once that is done.
+    # beside: on a thread that may not be that of the collectives.
+    cdef int raise_over(self, bint beside=False) except -1:
+        cdef int _attempt
+        interrupt = None
+        for _attempt in range(ATTEMPTS):
+            try:
+                error = failures.end(self, beside=beside)
+                break
+            except BaseException as raised:
+                interrupt = raised
+        if interrupt is not None:
+            raise interrupt
+        raise error
+
+    # End the communicator on all ranks because `error` was raised here. The abort word is set and the queue is emptied
+    # before any Python code runs: a second exception, as of a second signal, comes too late to prevent it. in_call: it
+    # was in a collective, whose name and number all ranks are told. beside: see raise_over. doing: what else this rank
+    # was at, or NULL.
+    cdef int end_by(self, object error, bint in_call=True, bint beside=False, const char *doing=NULL) except -1:
+        cdef sr_report report
+        if self.closed_because is not None:
+            return 0
+        if isinstance(error, Error) and sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
+            finish_all(self.queue, ABORTED)
+            return 0
+        begin_report(&self.g, &report, in_call, self.g.seq)
+        describe_raised(error, world_number(&self.g, self.g.rank), doing, report.reason)
+        report_abort(self.g.header, SR_ABORTED, self.g.rank, self.g.rank, &report)
+        finish_all(self.queue, ABORTED)
+        try:
+            self.raise_over(beside)
+        except Error:   # which is for the other ranks
+            pass
+        return 0
+
+    # -- calls of several steps --
+
+    def claim(self):
+        """A call of several steps begins: until `unclaim` other threads are refused theirs, and this one another
+        such call, which a signal's handler might make."""
+        if self.claimant != 0:
+            raise RuntimeError(_state.TAKEN)
+        self.claimant = <unsigned long> PyThread_get_thread_ident()
+        self.nbegun_before = self.nbegun
+
+    def unclaim(self):
+        """All its steps are done."""
+        self.claimant = 0
+
+    # As claim, for what may be a step of a larger call itself: False then, and it is not to be unclaimed.
+    cdef bint claim_once(self) except -1:
+        if self.claimant != 0 and self.may_call():
+            return False
+        self.claim()
+        return True
+
+    def run_steps(self, function, *arguments, **keywords):
+        """function(...), which is one call to its caller and makes several: see `claim` and `end_steps`."""
+        cdef bint is_claimed = self.claim_once()
+        try:
+            return function(*arguments, **keywords)
+        except BaseException as error:
+            if is_claimed:
+                self.end_steps(error)
+            raise
+        finally:
+            if is_claimed:
+                self.unclaim()
+
+    # To be called with each exception that leaves a claimed call. Before the first step nothing has happened; after it
+    # other ranks have made it as well and wait in the next, or have gone on: so the communicator ends, unless all ranks
+    # raise the same. That is so of shmring's own errors, of refused arguments, and of what is marked as agreed.
+    cdef int end_steps(self, object error) except -1:
+        if self.nbegun == self.nbegun_before or self.nbegun == self.nrefused:
+            return 0
+        if isinstance(error, Error) or getattr(error, "shmring_agreed", False):
+            return 0
+        return self.end_by(error)
 
     # What has become of a connection to another host: whoever ended it may have said why.
     cdef int surface_across(self, Call *c, int status) except -1:
@@ -225,7 +367,7 @@ cdef class Engine(State):
     cdef int hear_others(self, object seq) except -1:
         if self.alarms is not None and self.alarms.hear() is not None:
             self.give_up(SR_TOLD, self.g.rank, seq, str(self.alarms.error))
-            failures.raise_aborted(self)
+            self.raise_over()
         return 0
 
     # Whether a rank of another host waits in another call than this one.
@@ -234,7 +376,7 @@ cdef class Engine(State):
         if parted is not None:
             told = failures.describe_parted(self, *parted, None)
             self.give_up(SR_MISMATCHED, remote(&self.g, parted[0]), c.seq, told)
-            failures.raise_aborted(self)
+            self.raise_over()
         return 0
 
     def told_call(self, int rank):
@@ -267,8 +409,10 @@ cdef class Engine(State):
         self.check_open()
         self.give_up(SR_ABORTED, self.g.rank, self.g.seq, reason)
         if self.alarms is not None:
-            with contextlib.suppress(Error):
-                failures.raise_aborted(self, beside=True)
+            try:
+                self.raise_over(beside=True)
+            except Error:
+                pass
 
     def cross(self, Wires wires, alarms):
         """From here on calls are of the ranks of several hosts."""
@@ -318,14 +462,21 @@ cdef class Engine(State):
         """Gives up because of an error outside of any call; if it is shmring's, raises what all ranks raise."""
         if self.closed_because is not None:
             return
-        cause, culprit, reason = SR_ABORTED, self.g.rank, failures.describe_raised(self, error, str(error))
-        if isinstance(error, (RankFailed, Timeout)) and error.rank is not None:
-            cause = SR_RANK_FAILED if isinstance(error, RankFailed) else SR_TIMED_OUT
-            culprit, reason = error.rank, str(error).removeprefix(f"rank {error.rank} ")
-            reason += f"; {failures.describe_doing(self, culprit)}" if cause == SR_TIMED_OUT else ""
-        self.give_up(cause, culprit, self.g.seq, reason)
+        try:
+            if isinstance(error, (RankFailed, Timeout)) and error.rank is not None:
+                self.blame(error)
+        except BaseException as raised:
+            self.end_by(raised)
+            raise
+        self.end_by(error)
         if isinstance(error, Error):
-            failures.raise_aborted(self)
+            self.raise_over()
+
+    cdef int blame(self, object error) except -1:
+        cause = SR_RANK_FAILED if isinstance(error, RankFailed) else SR_TIMED_OUT
+        reason = str(error).removeprefix(f"rank {error.rank} ")
+        reason += f"; {failures.describe_doing(self, error.rank)}" if cause == SR_TIMED_OUT else ""
+        return self.give_up(cause, error.rank, self.g.seq, reason)
 
     cdef int refuse(self, int kind) except -1:
         """A wrong argument here: the others must see that this rank called something invalid, not wait."""
@@ -333,6 +484,7 @@ cdef class Engine(State):
         cdef Call *c = &refusal.task.call
         self.describe_refusal(c, kind)
         self.prepare_to_begin(c)
+        self.nrefused = self.nbegun
         if is_pending(self.queue):
             refusal.communicator = self
             return self.append(refusal)
@@ -362,6 +514,7 @@ cdef class Engine(State):
     cdef int append(self, Issued issued) except -1:
         issued.task.keeper = <void *> issued
         if not self.enlisted:
+            start_thread()   # now, as nothing may go wrong any more once the call is in the queue
             enlist(&self.queue.errand, self)
             self.enlisted = True
         append(self.queue, &issued.task)
@@ -371,13 +524,13 @@ cdef class Engine(State):
         if self.linger_ns > 0 and is_pending(self.queue) and oldest(self.queue) == &issued.task:
             linger(self.queue, &issued.task, sr_now_ns() + self.linger_ns)
         reap(self.queue)
-        return self.leave_to_background()
+        self.leave_to_background()
+        return 0
 
     # What is left, unless somebody waits, who then steps it.
-    cdef int leave_to_background(self) except -1:
+    cdef void leave_to_background(self) noexcept:
         if is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:
             rouse()
-        return 0
 
     # A synchronous call behind issued ones, or with a priority.
     cdef int drive_behind(self, Call *c) except -1:
@@ -389,10 +542,8 @@ cdef class Engine(State):
             append(self.queue, &task)
             self.wait_for(&task, NEVER_NS)
         except BaseException as error:
-            if not is_finished(self.queue, &task):
-                self.give_up(SR_ABORTED, self.g.rank, self.g.seq, failures.describe_raised(self, error))
-                with contextlib.suppress(Error):   # as in surface
-                    failures.raise_aborted(self)
+            if sr_flag_load(&task.number) != 0:   # no task may be left in the queue, which is on this stack
+                self.end_by(error)
             raise
         finally:
             reap(self.queue)
@@ -414,10 +565,12 @@ cdef class Engine(State):
                         status = step_until(q, task, until_ns)
                     if status == SIGNALLED:
                         PyErr_CheckSignals()
-                        with contextlib.suppress(Error):   # the next step ends all that was issued
+                        try:
                             self.hear_others(self.g.seq)
                             if self.g.leg != NULL and copy_begun(q, &call):
                                 self.compare_calls(&call)
+                        except Error:   # the next step ends all that was issued
+                            pass
                         self.stalls.heed(self, SR_WAIT_CALL)
                     elif status == UNDESCRIBED:
                         self.describe_oldest()
@@ -429,7 +582,7 @@ cdef class Engine(State):
             if not is_finished(q, task):
                 return False
         if task.status != DONE:
-            failures.raise_aborted(self)
+            self.raise_over()
         return True
 
     # Lets the oldest call say what it is, if it could not before. False: there is no such call, or it is under way.
@@ -440,7 +593,11 @@ cdef class Engine(State):
             return False
         issued = <Issued> task.keeper
         sr_flag_set(&task.description, BEING_DESCRIBED)
-        issued.describe()
+        try:
+            issued.describe()
+        except BaseException as error:   # or it would be so for ever
+            self.end_by(error)
+            raise
         sr_flag_set(&task.description, DESCRIBED)
         return True
 
@@ -468,16 +625,24 @@ cdef class Engine(State):
             if not is_pending(q):
                 return 0
             last = <Issued> q.task[sr_flag_load(&q.issued) & q.mask].keeper
-            with contextlib.suppress(Error):   # known to who waits for the call
+            try:
                 self.wait_for(&last.task, NEVER_NS)
+            except Error:   # which whoever waits for the call is told
+                pass
 
     def _attend(self):
-        """What the thread that steps issued calls cannot do without the GIL."""
-        self.describe_oldest()
-        if self.queue.trouble != DONE:
-            self.end_issued()
-        elif is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:   # else they do
-            self.stalls.heed(self, SR_WAIT_CALL)
+        """What the thread that steps issued calls cannot do without the GIL. Nobody is there to raise to."""
+        try:
+            self.describe_oldest()
+            if self.queue.trouble != DONE:
+                self.end_issued()
+            elif is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:   # else they do
+                self.stalls.heed(self, SR_WAIT_CALL)
+        except BaseException as error:
+            try:
+                self.end_by(error)
+            except BaseException:
+                pass
         reap(self.queue)
 
     def check(self):
@@ -493,11 +658,11 @@ cdef class Engine(State):
         for rank in range(g.size):
             if rank != g.rank and sr_life_died(&g.lane[rank].life):
                 self.give_up(SR_RANK_FAILED, rank, g.seq, liveness.how_it_ended(*self.life_of(rank)))
-                failures.raise_aborted(self)
+                self.raise_over()
         for rank in range(self.world_size if g.leg != NULL else 0):
             if leg_of(g).wire[rank] != NULL and self.alarms.has_ended(rank) and not self.alarms.has_left(rank):
                 self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, failures.CONNECTION_ENDED)
-                failures.raise_aborted(self)
+                self.raise_over()
 
     # A tiny call of the engine's own: start-up and agreements.
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s,
@@ -595,4 +760,5 @@ cdef class Engine(State):
         free(g.block)
         g.block = table
         g.nblocks = len(blocks)
+        self.blocks_version += 1
         sr_flag_set(&self.queue.stepper, 0)

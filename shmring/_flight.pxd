@@ -48,6 +48,8 @@ cdef inline void give_up_wait(Group *g, int place, uint64_t now_ns) noexcept nog
 
 
 cdef dict words_of_record(const sr_record *record)
+cdef const char *name_in_record(const sr_record *record) noexcept nogil
+cdef const char *name_in_fingerprint(uint64_t fingerprint) noexcept nogil
 
 
 cdef class Flight:

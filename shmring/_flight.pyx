@@ -19,11 +19,14 @@ cdef extern from "flag.h" nogil:
 DTYPES = tuple(dtypes())
 MOVED_DTYPE = "bytes"   # of calls that only move items of any other dtype, where no more is known of it
 DTYPE_NBYTES = tuple(dtypes().values())
-KINDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan",
-         "broadcast", "scatter", "gather", "all_gather", "all_to_all", "barrier", "empty", "ping", "agree",
-         "split", "group", "shared", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "all_reduce_many",
-         "choice")
-assert len(KINDS) == NKINDS
+cdef const char *KIND_NAMES[NKINDS]
+KIND_NAMES[:] = [
+    b"all_reduce", b"reduce", b"reduce_scatter", b"scan", b"exscan",
+    b"broadcast", b"scatter", b"gather", b"all_gather", b"all_to_all", b"barrier", b"empty", b"ping", b"agree",
+    b"split", b"group", b"shared", b"all_gather_v", b"gather_v", b"scatter_v", b"all_to_all_v", b"all_reduce_many",
+    b"choice",
+]
+KINDS = tuple((<bytes> KIND_NAMES[number]).decode() for number in range(<int> NKINDS))
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct", "bidirectional_ring", "halving_doubling", "double_tree")
 assert len(ALGORITHMS) == NALGORITHMS
 WIRES = tuple(_kernels.wire_formats())
@@ -81,8 +84,23 @@ cdef dict words_of_record(const sr_record *record):
                     "priority": priority_of(record.priority), "outcome": OUTCOMES[record.outcome % len(OUTCOMES)]}
 
 
-cdef inline int kind_of(const sr_record *record) noexcept:
+cdef inline int kind_of(const sr_record *record) noexcept nogil:
     return record.named if record.named else record.kind
+
+
+# The name of what was called, NULL where the record does not say: for code that must not run Python.
+cdef const char *name_in_record(const sr_record *record) noexcept nogil:
+    cdef int kind = kind_of(record)
+    if kind == CHOICE and record.priority:
+        kind = record.kind   # the call that the ranks were about to choose
+    return KIND_NAMES[kind] if 0 <= kind < NKINDS else NULL
+
+
+cdef const char *name_in_fingerprint(uint64_t fingerprint) noexcept nogil:
+    cdef uint64_t kind = fingerprint & 63
+    if kind == INVALID:
+        return b"something"
+    return KIND_NAMES[kind] if kind < NKINDS else NULL
 
 
 # Whether it is what was called then: it may be older, newer, or damaged.

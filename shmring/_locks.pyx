@@ -132,7 +132,7 @@ cdef class Locks:
                     end_wait(g, SR_WAIT_LOCK)
                     raise
             elif status == ABORTED:
-                failures.raise_aborted(self.engine, beside=True)
+                self.engine.raise_over(beside=True)
             elif status == LATE:
                 self.be_late(owner, index, timeout_s)
             elif status != DONE:

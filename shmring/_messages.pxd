@@ -115,6 +115,7 @@ cdef struct Mail:
 cdef int step_mail(Mail *m) noexcept nogil
 cdef void post_send(Mail *m, Message *message) noexcept nogil
 cdef void post_receive(Mail *m, Message *message) noexcept nogil
+cdef bint has_moved(const Mail *m, const Message *message) noexcept nogil
 cdef void withdraw(Mail *m, Message *message) noexcept nogil
 cdef void withdraw_all(Mail *m) noexcept nogil
 cdef void put_aside(Mail *m, Aside *aside) noexcept nogil

@@ -92,6 +92,19 @@ cdef void pass_over(Mail *m, Peer *p) noexcept nogil:
         sr_post_withdraw(m.office, p.post)
 
 
+# True if making the call of this message again would not have the same effect: some of it has left, or has come.
+cdef bint has_moved(const Mail *m, const Message *message) noexcept nogil:
+    cdef int i
+    if message.is_probe:
+        return False
+    if message.state == COMPLETE or (message.is_send and message.out.offset > 0):
+        return True
+    for i in range(m.nsources):
+        if m.peer[m.source[i]].receiver == message:
+            return True
+    return False
+
+
 # Forgets a message that is not complete. What has begun to arrive for it is passed over; what has begun to leave
 # cannot be taken back, and the communicator with it.
 cdef void withdraw(Mail *m, Message *message) noexcept nogil:

@@ -29,7 +29,8 @@ cdef int take_trouble(Queue *q, Call *c) noexcept nogil
 cdef void finish_all(Queue *q, int status) noexcept nogil
 cdef void reap(Queue *q) noexcept
 cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil
-cdef int rouse() except -1
-cdef bint is_background() except -1
+cdef void rouse() noexcept
+cdef int start_thread() except -1
+cdef bint is_background() noexcept
 cdef int enlist(Errand *e, object owner) except -1
 cdef void delist(Errand *e) noexcept nogil

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 
+from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
@@ -305,6 +306,7 @@ cdef struct Background:
     sr_flag issued             # goes up when there is something for the thread to look at
     sr_flag guard              # taken by who walks or changes the list
     Errand *first
+    sr_flag thread             # which steps them; 0: there is none
     uint64_t blocked_since_ns
     int news                   # of an errand that waits for other hosts, an epoll descriptor; 0: none does
     sr_flag at_news            # the thread sleeps until there are some, ...
@@ -316,13 +318,11 @@ memset(&background, 0, sizeof(background))
 memset(&issued_bell, 0, sizeof(issued_bell))
 
 _owners = {}   # weak references by id; listed at once, which those of a WeakSet cannot be
-_thread = None
-_starting = threading.RLock()   # making a thread runs Python, and so others, who may want one as well
 
 
-# Whether this is the thread that steps what others have begun.
-cdef bint is_background() except -1:
-    return _thread is not None and threading.current_thread() is _thread
+# True in the thread that steps what others have begun.
+cdef bint is_background() noexcept:
+    return sr_flag_load(&background.thread) == PyThread_get_thread_ident()
 
 
 # From now on the thread steps it; owner._attend() is called when Python is needed. Also while it is enlisted already.
@@ -353,36 +353,33 @@ cdef void take_guard() noexcept nogil:
         sr_yield()
 
 
-# There is something to be stepped.
-cdef int rouse() except -1:
+# There is something to be stepped, by the thread, which who enlists has started.
+cdef void rouse() noexcept:
     cdef uint64_t one = 1
     sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_bell)
     if sr_flag_load_ordered(&background.at_news) != 0:
         if background.waker != 0:   # and stays: who delists its errand has the GIL, too
             write(background.waker, &one, sizeof(one))
-    if _thread is None:
-        start_thread()
-    return 0
 
 
+# Make sure that there is the thread. To be called before anything is left to it: this may raise.
 cdef int start_thread() except -1:
-    global _thread
-    with _starting:
-        if _thread is None:
-            _thread = threading.Thread(target=_run, name="shmring-progress", daemon=True)   # which may ask at once
-            try:
-                limits.start_thread(_thread)
-            except BaseException:
-                _thread = None
-                raise
+    if sr_flag_load(&background.thread) == 0:
+        limits.start_thread(threading.Thread(target=_run, name="shmring-progress", daemon=True))
     return 0
 
 
 def _run():
+    # A signal may have interrupted who started the first one, and that one runs all the same.
+    if not sr_flag_take(&background.thread, PyThread_get_thread_ident()):
+        return
     while True:
         with nogil:
             serve()
-        _attend_to_all()
+        try:
+            _attend_to_all()
+        except BaseException:   # no memory even for this: the next round tries again
+            sr_yield()
 
 
 def _attend_to_all():   # a function, so that the thread keeps no owner alive while it sleeps
@@ -394,9 +391,6 @@ def _attend_to_all():   # a function, so that the thread keeps no owner alive wh
 
 def _forget():
     """In a forked child there is no such thread, and the queues are the parent's."""
-    global _thread, _starting
-    _thread = None
-    _starting = threading.RLock()
     _owners.clear()
     memset(&background, 0, sizeof(background))
     memset(&issued_bell, 0, sizeof(issued_bell))

@@ -6,6 +6,10 @@ from ._flight cimport Flight
 from ._group cimport Group, sr_report
 
 
+cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) noexcept nogil
+cdef int world_number(Group *g, int rank) noexcept nogil
+
+
 cdef class State:
     cdef Group g
     cdef readonly double timeout_s        # default of every call
@@ -14,6 +18,5 @@ cdef class State:
     cdef readonly Flight flight           # what errors say of the others is read through it
 
     cdef bint may_call(self) noexcept
-    cdef bint claim_once(self) except -1
     cdef sr_report report_of(self, object seq, str reason, str op)
     cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept

@@ -4,11 +4,11 @@
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strncpy
 from posix.stdlib cimport posix_memalign
 
 from ._group cimport *
-from ._flight cimport Flight
+from ._flight cimport Flight, name_in_fingerprint, name_in_record
 from ._leg cimport Leg, call_number, leg_of, rank_at
 from ._slots cimport slot_nbytes, window_nbytes_of
 
@@ -39,6 +39,41 @@ cdef bint fits_ring(const sr_tuning *tuning, size_t ring_nbytes) noexcept:
     if not 0 < tuning.chunk_nbytes or not 0 < tuning.cached_chunk_nbytes < ring_nbytes or not largest < ring_nbytes:
         return False
     return max(2 * slot_nbytes(largest + SR_CACHE_LINE), window_nbytes_of(tuning)) <= ring_nbytes
+
+
+# A report but for its reason. Runs no Python code.
+cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef const sr_record *record = &g.me.record[seq & (SR_RECORDS - 1)]
+    cdef const char *name = NULL
+    memset(report, 0, sizeof(sr_report))
+    if not in_call:
+        report.seq = g.first_user_seq - 1
+        return
+    report.seq = seq
+    report.number = number_in(g, seq)
+    if report.number <= 0:
+        return
+    if leg != NULL and leg.fingerprint != 0:
+        name = name_in_fingerprint(leg.fingerprint)
+    elif record.seq == seq:
+        name = name_in_record(record)
+    if name != NULL:
+        strncpy(report.op, name, SR_OP_NBYTES - 1)
+
+
+# See State.world_rank.
+cdef int world_number(Group *g, int rank) noexcept nogil:
+    if g.leg == NULL:
+        return rank
+    return rank - g.size if rank >= g.size else rank_at(leg_of(g), leg_of(g).node, rank)
+
+
+# See State.number_of.
+cdef inline int64_t number_in(Group *g, uint64_t seq) noexcept nogil:
+    if g.leg != NULL:
+        return call_number(leg_of(g), leg_of(g).seq)
+    return <int64_t> (seq - g.first_user_seq) + 1
 
 
 cdef class State:
@@ -154,24 +189,6 @@ cdef class State:
     cdef bint may_call(self) noexcept:
         return self.claimant == 0 or self.claimant == <unsigned long> PyThread_get_thread_ident()
 
-    def claim(self):
-        """A call of several steps begins: until `unclaim` other threads are refused theirs, and this one another
-        such call, which a signal's handler might make."""
-        if self.claimant != 0:
-            raise RuntimeError(TAKEN)
-        self.claimant = <unsigned long> PyThread_get_thread_ident()
-
-    def unclaim(self):
-        """All its steps are done."""
-        self.claimant = 0
-
-    # As claim, for what may be a step of a larger call itself: False then, and it is not to be unclaimed.
-    cdef bint claim_once(self) except -1:
-        if self.claimant != 0 and self.may_call():
-            return False
-        self.claim()
-        return True
-
     # -- what tools and errors read --
 
     @property
@@ -191,15 +208,11 @@ cdef class State:
 
         Of several hosts' calls, which have several local ones each, it is the last one that this rank has begun.
         """
-        if self.g.leg != NULL:
-            return call_number(leg_of(&self.g), leg_of(&self.g).seq)
-        return <int64_t> (seq - self.g.first_user_seq) + 1
+        return number_in(&self.g, seq)
 
     def world_rank(self, int rank):
         """The number among the ranks of all hosts of a local one, or of one of another host where a wait told of it."""
-        if self.g.leg == NULL:
-            return rank
-        return rank - self.g.size if rank >= self.g.size else rank_at(leg_of(&self.g), leg_of(&self.g).node, rank)
+        return world_number(&self.g, rank)
 
     def name_of(self, rank):
         """A rank in words. Numbers as in `world_rank`; None: any."""
@@ -213,20 +226,19 @@ cdef class State:
     def isa(self):
         return self.g.kernels.isa.decode()
 
-    # What this rank says when it gives up. seq: of its call, or of the last one, if it is in none; None where it was no
-    # collective that failed. op: what failed then.
+    # This rank's report of why it gives up. seq: of its call, or of the last one, if it is in none; None where no
+    # collective failed. op: the name of what failed, if not of that call.
     cdef sr_report report_of(self, object seq, str reason, str op):
-        cdef sr_report said
+        cdef sr_report report
         cdef bytes text = reason.encode("utf-8", "backslashreplace")[:SR_REASON_NBYTES - 1]
         cdef bytes name
-        memset(&said, 0, sizeof(said))
-        said.seq = self.g.first_user_seq - 1 if seq is None else seq
-        said.number = 0 if seq is None else self.number_of(seq)
-        called = self.own_call(seq) if said.number > 0 else None
-        name = (op or (called.get("before", called["kind"]) if called else "")).encode()[:SR_OP_NBYTES - 1]
-        memcpy(said.op, <const char *> name, len(name))
-        memcpy(said.reason, <const char *> text, len(text))
-        return said
+        begin_report(&self.g, &report, seq is not None, 0 if seq is None else seq)
+        if op is not None:
+            name = op.encode()[:SR_OP_NBYTES - 1]
+            memset(report.op, 0, SR_OP_NBYTES)
+            memcpy(report.op, <const char *> name, len(name))
+        memcpy(report.reason, <const char *> text, len(text))
+        return report
 
     def abort_report(self):
         """What the rank that gave up first has said, as `Flight.abort_report`; None while nobody has."""

@@ -35,8 +35,8 @@ class Alarms:
         """Everyone else learns that it is over and why, once and as far as they are there."""
         if self._told:
             return
-        self._told = True
         self._office.say(OVER, _pack(error))
+        self._told = True  # last: an exception before it has this called again
 
     def leave(self) -> None:
         """Everyone else learns that this rank closes the communicator."""

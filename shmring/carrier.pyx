@@ -1,28 +1,29 @@
 # Carrying point-to-point messages on, by one thread at a time: opening ways, moving what is posted, waiting for it, and
 # what ends that otherwise. What is a message, and what comes of it, is messages' affair.
-# May know: _delivery, _engine, _flight, _group, _leg, _messages, _operands, _post, _progress, _ring, _status, _trace,
-# errors, failures, fusion, liveness.
+# May know: _delivery, _engine, _flight, _group, _leg, _messages, _operands, _post, _progress, _ring, _state, _status,
+# _trace, errors, failures, fusion, liveness.
 
-import contextlib
 import os
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint32_t, uint64_t
+from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from ._delivery cimport Wait, deliver_briefly, deliver_patiently, run_errand
 from ._flight cimport SR_WAIT_MESSAGE, end_wait
 from ._group cimport (   # and not its Status
-    BLOCKED, DEAD, DONE, LATE, LEFT, SIGNALLED, SR_ABORTED, SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_RAISED,
-    SR_RANK_FAILED, SR_TIMED_OUT, Group, sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take,
+    BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, SR_ABORTED, SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT,
+    SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT, Group, sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take,
     sr_layout_message_ring_offset, sr_layout_message_room_nbytes, sr_now_ns, sr_yield,
 )
 from ._leg cimport leg_of, remote
 from ._messages cimport *
 from ._operands cimport release
 from ._ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
-from ._progress cimport BACKGROUND, WAITER, delist, enlist, rouse
+from ._progress cimport BACKGROUND, WAITER, delist, enlist, rouse, start_thread
+from ._state cimport world_number
 from ._status cimport op_of, wish_text
 from ._trace cimport TRACED_PROBE, TRACED_RECV, TRACED_SEND, Trace, note_message
 
@@ -39,11 +40,10 @@ cdef class Begun:
     def __dealloc__(self):
         release(&self.operand)
 
-    cdef int let_go(self) except -1:
+    cdef void let_go(self) noexcept:
+        self.is_over = True
         release(&self.operand)
         self.kept = None
-        self.is_over = True
-        return 0
 
 
 cdef class Carrier(Fusion):
@@ -58,10 +58,7 @@ cdef class Carrier(Fusion):
             self.mail.first_aside = aside.next
             free(aside)
             aside = self.mail.first_aside
-        free(self.mail.peer)
-        free(self.mail.seen)
-        free(self.mail.source)
-        free(self.mail.rank_of)
+        free_tables(&self.mail)
 
     # -- one thread at a time --
 
@@ -71,7 +68,7 @@ cdef class Carrier(Fusion):
         if self.is_messaging:
             raise RuntimeError("another thread is sending or receiving on this communicator; give each thread its own")
         if sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
-            failures.raise_aborted(self.engine, beside=True)
+            self.engine.raise_over(beside=True)
         self.is_messaging = True   # before anything that may run Python, and so another thread
         try:
             if self.mail.peer == NULL:
@@ -86,27 +83,27 @@ cdef class Carrier(Fusion):
         self.mail.begun_ns = sr_now_ns() if self.engine.g.mail_trace != NULL else 0
         return 0
 
-    cdef int end_messaging(self) except -1:
+    cdef void end_messaging(self) noexcept:
         cdef bint leaves_something = self.mail.npending > 0
-        if self.mail.completed != NULL:
-            self.let_go_of_completed()
+        cdef bint completed_some = self.mail.completed != NULL
         self.is_messaging = False
         if self.is_enlisted:
             sr_flag_set(&self.mail.stepper, 0)
             if leaves_something and sr_flag_swap(&self.mail.resting, 0):
                 rouse()
-        return 0
+        if completed_some:
+            self.let_go_of_completed()
 
-    # The thread in the background has it for a step, for which it does not need the GIL, or while it attends.
-    cdef int take_turn(self) except -1:
+    # The thread in the background has it for a step, for which it does not need the GIL.
+    cdef void take_turn(self) noexcept:
         if not sr_flag_take(&self.mail.stepper, WAITER):
             with nogil:
                 while not sr_flag_take(&self.mail.stepper, WAITER):
                     sr_yield()
         self.mail.stuck = False
-        return 0
 
     cdef int enlist(self) except -1:  # no-cython-lint: a method of that name
+        start_thread()
         self.mail.errand.step = run_errand
         self.take_turn()
         sr_flag_set(&self.mail.resting, 1)
@@ -115,38 +112,47 @@ cdef class Carrier(Fusion):
         return 0
 
     def _attend(self):
-        """What the thread that carries transfers on cannot do without the GIL."""
+        """What the thread that carries transfers on cannot do without the GIL.
+
+        No Python object is made while it has the stepper: that could run a destructor that sends, and waits for it.
+        """
         cdef Mail *m = &self.mail
         if self.is_messaging or self.engine.closed_because is not None or not self.is_enlisted:
             return
         if not sr_flag_take(&m.stepper, BACKGROUND):
             return
-        try:
-            if m.npending > 0 and sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
-                self.advance()
-        except Exception:   # who waits comes upon it again, and hears of it
-            m.stuck = True
-        finally:
-            self.let_go_of_completed()
-            sr_flag_set(&m.stepper, 0)
+        if m.npending > 0 and sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
+            with nogil:
+                m.stuck = not self.advance_quietly()   # who waits comes upon it again, and hears of it
+        sr_flag_set(&m.stepper, 0)
+        self.let_go_of_completed()
 
-    # What has completed meanwhile lets go of its arrays.
-    cdef int let_go_of_completed(self) except -1:
+    # What has completed meanwhile lets go of its arrays: one by one and with nothing taken, as any destructor may run.
+    cdef void let_go_of_completed(self) noexcept:
         cdef Begun begun
-        cdef Message *message
-        while self.mail.completed != NULL:
-            message = self.mail.completed
-            self.mail.completed = message.next
-            begun = <Begun> message.owner
+        while True:
+            self.take_turn()
+            begun = self.next_completed()
+            sr_flag_set(&self.mail.stepper, 0)
+            if begun is None:
+                return
             begun.let_go()
-            self.transfers.discard(begun)
-        return 0
+            if self.transfers is not None:
+                self.transfers.discard(begun)
+
+    cdef Begun next_completed(self):
+        cdef Message *message = self.mail.completed
+        if message == NULL:
+            return None
+        self.mail.completed = message.next
+        return <Begun> message.owner
 
     cdef int open_mail(self) except -1:
         cdef Mail *m = &self.mail
         cdef Group *g = &self.engine.g
         if not sr_ring_is_valid_length(g.header.message_ring_nbytes):
             raise Error("the segment of this communicator is damaged: its message rings have no valid length")
+        transfers = set()
         m.g = g
         m.rank, m.size = self.own_rank, self.nranks
         m.ring_nbytes = g.header.message_ring_nbytes
@@ -155,31 +161,29 @@ cdef class Carrier(Fusion):
         m.rank_of = <int *> calloc(g.size, sizeof(int))
         m.peer = <Peer *> calloc(m.size, sizeof(Peer))
         if m.seen == NULL or m.source == NULL or m.rank_of == NULL or m.peer == NULL:
+            free_tables(m)
             raise MemoryError()
+        self.transfers = transfers
         self.find_peers()
-        self.transfers = set()
         return 0
 
-    cdef int find_peers(self) except -1:
+    cdef void find_peers(self) noexcept:
         cdef Mail *m = &self.mail
         cdef int i
         for i in range(m.g.size):
-            m.rank_of[i] = self.engine.world_rank(i)
+            m.rank_of[i] = world_number(m.g, i)
             m.peer[m.rank_of[i]].lane = i
         if m.g.leg != NULL:
             m.office = leg_of(m.g).office
             for i in range(m.office.nposts):
                 m.peer[m.office.post[i].rank].lane = -1
                 m.peer[m.office.post[i].rank].post = &m.office.post[i]
-        return 0
 
     cdef int close_mail(self) except -1:
         if self.is_enlisted:
             delist(&self.mail.errand)
-            self.take_turn()
             self.let_go_of_completed()
             self.is_enlisted = False
-            sr_flag_set(&self.mail.stepper, 0)
         if self.transfers is not None:
             withdraw_all(&self.mail)
             self.transfers.clear()
@@ -201,6 +205,8 @@ cdef class Carrier(Fusion):
 
     cdef int put_own_aside(self, Message *message) except -1:
         cdef Aside *aside = new_aside(self.own_rank, <uint32_t> message.tag, message.kind, message.nbytes)
+        if aside == NULL:
+            raise no_room(self.own_rank, message.nbytes)
         memcpy(aside.data, message.data, message.nbytes)
         aside.whole = True
         put_aside(&self.mail, aside)
@@ -226,11 +232,35 @@ cdef class Carrier(Fusion):
     # The message at the head of a ring, which nobody waits for, makes way for one behind it.
     cdef int make_room(self) except -1:
         cdef sr_frame head
-        cdef int source = self.mail.needy
-        if sr_ring_peek(&self.mail.peer[source].inward, &head) != SR_RING_WHOLE:
-            raise self.damaged(source)
-        put_aside(&self.mail, new_aside(source, head.tag, head.kind, head.message_nbytes))
+        cdef int status = self.make_room_quietly(&head)
+        if status == DAMAGED:
+            raise self.damaged(self.mail.needy)
+        if status == NEEDS_ROOM:
+            raise no_room(self.mail.needy, head.message_nbytes)
         return 0
+
+    # PROGRESSED; NEEDS_ROOM: there is no memory; or DAMAGED.
+    cdef int make_room_quietly(self, sr_frame *head) noexcept nogil:
+        cdef int source = self.mail.needy
+        cdef Aside *aside
+        if sr_ring_peek(&self.mail.peer[source].inward, head) != SR_RING_WHOLE:
+            return DAMAGED
+        aside = new_aside(source, head.tag, head.kind, head.message_nbytes)
+        if aside == NULL:
+            return NEEDS_ROOM
+        put_aside(&self.mail, aside)
+        return PROGRESSED
+
+    # As advance, but raises nothing. False: somebody has to hear why it does not go on.
+    cdef bint advance_quietly(self) noexcept nogil:
+        cdef sr_frame head
+        cdef int status = NEEDS_ROOM
+        self.mail.far_later = False
+        while status == NEEDS_ROOM:
+            status = step_mail(&self.mail)
+            if status == NEEDS_ROOM and self.make_room_quietly(&head) != PROGRESSED:
+                return False
+        return status != DAMAGED
 
     # As far as it goes at once.
     cdef int advance(self) except -1:
@@ -253,8 +283,8 @@ cdef class Carrier(Fusion):
         self.post(message)
         try:
             self.carry(message, timeout_ns, True)
-        except BaseException:
-            self.abandon(message)
+        except BaseException as error:
+            self.abandon(message, error)
             raise
         return 0
 
@@ -308,12 +338,18 @@ cdef class Carrier(Fusion):
                 status = deliver_patiently(&self.mail, message, &wait)
         return 0
 
-    # A message that is given up. One that has left in part cannot be taken back: then all is given up.
-    cdef int abandon(self, Message *message) except -1:
-        if message.state != COMPLETE and message.is_send and message.out.offset > 0:
-            self.engine.give_up(SR_ABORTED, self.engine.g.rank, None,
-                                f"rank {self.own_rank} left a send to rank {message.peer} in the middle")
+    # A message is given up because of an error. One that has moved, if only in part, cannot be taken back: then the
+    # communicator ends, as a call that is made again would take or send the next one in its place.
+    cdef int abandon(self, Message *message, object error) except -1:
+        cdef char[96] doing
+        cdef bint moved = has_moved(&self.mail, message)
         withdraw(&self.mail, message)
+        if moved:
+            if message.is_send:
+                snprintf(doing, sizeof(doing), b"in the middle of a send to rank %d", message.peer)
+            else:
+                snprintf(doing, sizeof(doing), b"in the middle of a message from rank %d", message.source)
+            self.engine.end_by(error, False, True, doing)
         return 0
 
     # -- what ends it otherwise --
@@ -344,7 +380,8 @@ cdef class Carrier(Fusion):
         elif status == LEFT:
             self.engine.give_up(SR_RANK_FAILED, number, None,
                                 f"closed the communicator before rank {self.own_rank}'s {wanted} was complete", op)
-        failures.raise_aborted(self.engine, beside=True)
+        self.engine.raise_over(beside=True)
+        return 0
 
     cdef str cause_of_death(self, int rank):
         cdef Peer *p = &self.mail.peer[rank]
@@ -360,19 +397,20 @@ cdef class Carrier(Fusion):
         if self.mail.peer[source].post != NULL:
             text = f"what came from rank {source} is no mail of this version of shmring: use one version on all hosts"
         self.engine.give_up(SR_ABORTED, self.engine.g.rank, None, text)
-        with contextlib.suppress(Error):   # which tells all ranks
-            failures.raise_aborted(self.engine, beside=True)
+        try:
+            self.engine.raise_over(beside=True)
+        except Error:   # which tells all ranks
+            pass
         return Error(text, rank=source)
 
 
-# Private memory for a message and what is known of it.
-cdef Aside *new_aside(int source, uint32_t tag, uint64_t kind, size_t nbytes) except NULL:
+# Private memory for a message and what is known of it; NULL: there is none.
+cdef Aside *new_aside(int source, uint32_t tag, uint64_t kind, size_t nbytes) noexcept nogil:
     cdef Aside *aside = NULL
     if nbytes < <size_t> 1 << 62:
         aside = <Aside *> malloc(sizeof(Aside) + SR_CACHE_LINE + nbytes)
     if aside == NULL:
-        raise MemoryError(f"no memory for a message of {nbytes} bytes from rank {source}, which came before the one "
-                          "that is received; receive them in the order in which they are sent")
+        return NULL
     memset(aside, 0, sizeof(Aside))
     aside.source = source
     aside.tag = tag
@@ -380,3 +418,16 @@ cdef Aside *new_aside(int source, uint32_t tag, uint64_t kind, size_t nbytes) ex
     aside.nbytes = nbytes
     aside.data = <unsigned char *> aside + sizeof(Aside)
     return aside
+
+
+cdef object no_room(int source, size_t nbytes):
+    return MemoryError(f"no memory for a message of {nbytes} bytes from rank {source}, which came before the one "
+                       "that is received; receive them in the order in which they are sent")
+
+
+cdef void free_tables(Mail *m) noexcept:
+    free(m.peer)
+    free(m.seen)
+    free(m.source)
+    free(m.rank_of)
+    m.peer, m.seen, m.source, m.rank_of = NULL, NULL, NULL, NULL

@@ -31,6 +31,7 @@ cdef class Collectives:
     cdef object describe_crossing(self, Call *c, object x, object how)
     cdef object describe_wire(self, Call *c, object x, const void *address, object wire)
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1
+    cdef int find_shared(self, Call *c) except -1
     cdef int find_blocks(self, Call *c) except -1
     cdef int root_of(self, int kind, object root) except -1
     cdef int root_number(self, object root) except -1
@@ -42,7 +43,9 @@ cdef class Plan:
     cdef Operand a, b
     cdef object pinned, result
     cdef bint in_background
+    cdef uint64_t blocks_version   # of the engine's table of shared blocks, when the arrays were looked up in it
 
+    cdef int find_shared_again(self) except -1
     cdef object issue(self)
 
 

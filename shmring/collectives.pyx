@@ -321,8 +321,7 @@ cdef class Collectives:
             check_overlap(c, self.own_rank)
         if takes_wire(c) and (how is not None or self.default_wire != SR_WIRE_NATIVE):
             residual = self.describe_crossing(c, x, how)
-        if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.leg == NULL:
-            self.find_blocks(c)
+        self.find_shared(c)
         c.fingerprint = fingerprint_of(c)
         choose_way(g, c)
         return kept if kept_out is None and residual is None else (kept, kept_out, residual)
@@ -369,6 +368,13 @@ cdef class Collectives:
             residual = kept
             c.residual = <float *> cnp.PyArray_DATA(residual)
         return kept
+
+    # As find_blocks, of a call that is long enough for it.
+    cdef inline int find_shared(self, Call *c) except -1:
+        cdef Group *g = &self.engine.g
+        if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.leg == NULL:
+            self.find_blocks(c)
+        return 0
 
     # In which shared blocks the arrays lie, where that helps.
     cdef int find_blocks(self, Call *c) except -1:
@@ -478,6 +484,7 @@ cdef class Plan:
         kept = comm.describe(&self.c, &self.a, &self.b, number, x, given.get("op"), root, out,
                              given.get("algorithm"), given.get("timeout"),
                              (given.get("wire"), given.get("group_size"), given.get("priority")))
+        self.blocks_version = comm.engine.blocks_version
         self.in_background = given["async_op"]
         self.pinned = (x, out, kept)
         self.result = answer_of(&self.c, comm.own_rank, out)
@@ -488,10 +495,19 @@ cdef class Plan:
 
     def __call__(self):
         """Run the collective once."""
+        if self.blocks_version != self.comm.engine.blocks_version:
+            self.find_shared_again()
         if self.in_background:
             return self.issue()
         self.comm.engine.drive(&self.c)
         return self.result
+
+    # Which arrays are shared has changed since the call was described: an adoption was released, or another made.
+    cdef int find_shared_again(self) except -1:
+        self.c.x_block = self.c.out_block = 0
+        self.blocks_version = self.comm.engine.blocks_version
+        self.comm.find_shared(&self.c)
+        return 0
 
     cdef object issue(self):
         cdef Work work = self.comm.new_work()

@@ -110,12 +110,11 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(SPLIT)
             raise
-        self.engine.claim()
-        try:
-            self.engine.call_tiny(SPLIT, SR_SUM, 0, NULL, 0, timeout_s)
-            return self.form(groups.by_color(self.all_gather(wish, timeout=timeout_s)), timeout_s)
-        finally:
-            self.engine.unclaim()
+        return self.engine.run_steps(self._split, wish, timeout_s)
+
+    def _split(self, wish, double timeout_s):
+        self.engine.call_tiny(SPLIT, SR_SUM, 0, NULL, 0, timeout_s)
+        return self.form(groups.by_color(self.all_gather(wish, timeout=timeout_s)), timeout_s)
 
     def group(self, ranks, *, timeout=None):
         """Collective: a communicator of the ranks in the list, which is the same on all; ranks[i] is its rank i.
@@ -128,13 +127,12 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(FORM_GROUP)
             raise
-        self.engine.claim()
-        try:
-            self.engine.call_tiny(FORM_GROUP, SR_SUM, len(wanted), NULL, 0, timeout_s)
-            groups.check_same(self.all_gather(wanted, timeout=timeout_s))
-            return self.form([wanted.tolist()] if len(wanted) else [], timeout_s)
-        finally:
-            self.engine.unclaim()
+        return self.engine.run_steps(self._group, wanted, timeout_s)
+
+    def _group(self, wanted, double timeout_s):
+        self.engine.call_tiny(FORM_GROUP, SR_SUM, len(wanted), NULL, 0, timeout_s)
+        groups.check_same(self.all_gather(wanted, timeout=timeout_s))
+        return self.form([wanted.tolist()] if len(wanted) else [], timeout_s)
 
     def dup(self, *, timeout=None):
         """Collective: another communicator of the same ranks, as `split(0)`."""
@@ -163,11 +161,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        self.engine.claim()
-        try:
-            return self.arrays.empty(lengths, numpy_dtype, timeout_s)
-        finally:
-            self.engine.unclaim()
+        return self.engine.run_steps(self.arrays.empty, lengths, numpy_dtype, timeout_s)
 
     def zeros(self, shape, dtype="float64", *, timeout=None):
         """Collective: `empty`, with the promise that it holds zeros."""
@@ -183,9 +177,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        array = self.empty(shape, dtype, timeout=timeout)
-        array[...] = values
-        return array
+        return self.engine.run_steps(self._holding, values, shape, dtype, timeout)
 
     def copy_of(self, a, *, timeout=None):
         """Collective: an `empty` of a's shape and dtype that holds a copy of it."""
@@ -196,8 +188,11 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        array = self.empty(a.shape, a.dtype, timeout=timeout)
-        array[...] = a
+        return self.engine.run_steps(self._holding, a, a.shape, a.dtype, timeout)
+
+    def _holding(self, values, shape, dtype, timeout):
+        array = self.empty(shape, dtype, timeout=timeout)
+        array[...] = values
         return array
 
     def adopt(self, x, *, timeout=None):
@@ -218,11 +213,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        self.engine.claim()
-        try:
-            return self.arrays.adopt(x.address, nbytes, x.owner, timeout_s)
-        finally:
-            self.engine.unclaim()
+        return self.engine.run_steps(self.arrays.adopt, x.address, nbytes, x.owner, timeout_s)
 
     def shared(self, shape, dtype="float64", *, locks=0, timeout=None):
         """Collective: one array, zeros at first, that all ranks of the host see: what one writes is there for all.
@@ -240,14 +231,13 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(SHARE)
             raise
-        self.engine.claim()
-        try:
-            self.engine.call_tiny(SHARE, SR_SUM, min(nbytes, MOST_NBYTES), NULL, 0, timeout_s)
-            shared.check_same(self, (lengths, numpy_dtype, count), timeout_s)
-            room = self.arrays.one_for_all(shared.room_nbytes(nbytes, count), timeout_s)
-        finally:
-            self.engine.unclaim()
-        return shared.over(room, lengths, numpy_dtype, count, self, self.engine)
+        return self.engine.run_steps(self._shared, lengths, numpy_dtype, count, nbytes, timeout_s)
+
+    def _shared(self, lengths, dtype, nlocks, nbytes, double timeout_s):
+        self.engine.call_tiny(SHARE, SR_SUM, min(nbytes, MOST_NBYTES), NULL, 0, timeout_s)
+        shared.check_same(self, (lengths, dtype, nlocks), timeout_s)
+        room = self.arrays.one_for_all(shared.room_nbytes(nbytes, nlocks), timeout_s)
+        return shared.over(room, lengths, dtype, nlocks, self, self.engine)
 
     # -- objects: the only calls that pickle --
 
@@ -257,22 +247,18 @@ cdef class Comm(Messages):
         Anything that pickles; arrays inside travel beside the pickle. timeout: seconds, of each of its calls.
         """
         frame = self.frame_of(BROADCAST, item, root, False)
-        self.engine.claim()
-        try:
-            received = objects.broadcast(self, frame, root, timeout)
-        finally:
-            self.engine.unclaim()
-        return objects.unpack(received) if frame is None else item
+        received = self.engine.run_steps(objects.broadcast, self, frame, root, timeout)
+        return item if frame is not None else received
 
     def all_gather_object(self, item, *, timeout=None):
         """Every rank's object on every rank: a list by rank of copies, the own one included."""
         frame = self.frame_of(ALL_GATHER_V, item, 0, True)
-        return [objects.unpack(frame) for frame in self.all_gather_v(frame, timeout=timeout)]
+        return self.engine.run_steps(objects.all_gather, self, frame, timeout)
 
     def gather_object(self, item, root=0, *, timeout=None):
         """Every rank's object on the root, which returns a list of copies by rank; the others return None."""
-        frames = self.gather_v(self.frame_of(GATHER_V, item, root, True), root, timeout=timeout)
-        return None if frames is None else [objects.unpack(frame) for frame in frames]
+        frame = self.frame_of(GATHER_V, item, root, True)
+        return self.engine.run_steps(objects.gather, self, frame, root, timeout)
 
     def scatter_object(self, items=None, root=0, *, timeout=None):
         """One of the root's objects for each rank: a copy of items[rank]; `items` is ignored elsewhere."""
@@ -285,7 +271,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(SCATTER_V)
             raise
-        return objects.unpack(self.scatter_v(frames, root, like=objects.NO_FRAME, timeout=timeout))
+        return self.engine.run_steps(objects.scatter, self, frames, root, timeout)
 
     # The frame of what this rank gives, None if it gives nothing; a wrong root, or what does not pickle, is refused.
     cdef object frame_of(self, int kind, object item, object root, bint all_give):
@@ -381,7 +367,7 @@ cdef class Comm(Messages):
         if self.engine.abort_report() is None:
             self.engine.abort(f"rank {self.rank} goes on with fewer ranks")
         try:
-            failures.raise_aborted(self.engine)
+            self.engine.raise_over()
         except Error as error:
             return frozenset([error.rank] if isinstance(error, Timeout) and error.rank is not None else [])
 
@@ -449,7 +435,7 @@ cdef class Comm(Messages):
         try:
             if not leaves_in_order and self.engine.closed_because is None and self.engine.abort_report() is None:
                 # The others must not wait for a rank that has left in the middle.
-                self.engine.abort(failures.describe_raised(self.engine, error, text_of(error))[:150])
+                self.engine.end_by(error, True, True)
         finally:
             self.close()
 
@@ -477,8 +463,7 @@ cdef class Comm(Messages):
             memory.allocate(self.fd, offset, nbytes, purpose="a staging ring")
             self.segment.populate(offset, nbytes)
         except BaseException as error:
-            said = f"no memory for its staging ring: {error}" if isinstance(error, Error) else text_of(error)
-            self.engine.abort(failures.describe_raised(self.engine, error, said)[:150])
+            self.engine.end_by(error, True, False, b"allocating its staging ring")
             raise
         self.staging_ready = True
         return 0
@@ -510,10 +495,3 @@ os.register_at_fork(after_in_child=_disown_all)
 def _drop(begun):
     """Of a communicator that nobody will call."""
     Comm(*begun).close()
-
-
-cdef str text_of(object error):
-    try:
-        return str(error)
-    except Exception:
-        return "(its text cannot be had)"

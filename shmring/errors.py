@@ -7,6 +7,9 @@ May know: nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 WAIT_LONGER = "to wait longer give a larger timeout (timeout= or SHMRING_TIMEOUT, in seconds)"
 
@@ -147,3 +150,12 @@ class OutOfMemory(Error, MemoryError):
         super().__init__(message, rank=rank, op=op, seq=seq)
         self.wanted_nbytes = wanted_nbytes
         self.available_nbytes = available_nbytes
+
+
+def agreed(error: E) -> E:
+    """Mark an error that leaves the communicator as it is, though it leaves a call of several steps.
+
+    Either all ranks raise it in the same call, or those that do have told the others what concerns them.
+    """
+    error.shmring_agreed = True  # type: ignore[attr-defined]
+    return error

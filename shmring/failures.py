@@ -10,7 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from . import flight, liveness
 from .errors import WAIT_LONGER, Aborted, Error, Mismatch, RankFailed, Timeout
@@ -27,11 +27,6 @@ _TOLD_CALL = re.compile(r"rank (\d+) called (.*?)(?=; rank \d+ called |$)")
 _OVER = "this communicator is over: its shrink() goes on with the ranks that are left"
 
 _has_rehearsed = False  # in this process, or in one that it was forked from
-
-
-def describe_raised(engine: Engine, error: BaseException, said: str = "") -> str:
-    """Why this rank gives up: what it raised, and what that says, if anything."""
-    return f"{type(error).__name__} in rank {engine.world_rank(engine.rank)}{': ' if said else ''}{said}"
 
 
 def late_in_the_end(engine: Engine, awaited: int) -> int:
@@ -101,20 +96,17 @@ def describe_parted(
     return told + (_LOOK_ALIKE if own == other else "")
 
 
-def raise_aborted(engine: Engine, *, beside: bool = False) -> NoReturn:
-    """Raises what the abort word says: the same on every rank, also of other hosts.
+def end(engine: Engine, *, beside: bool = False) -> Error:
+    """Tell other hosts what the abort word says, make this rank's arrays private, and return what all raise.
 
-    beside: in a thread that may not be that of the collectives.
+    beside: in a thread that may not be that of the collectives. It may be called again.
     """
     error = _error_of(engine, engine.abort_report())
     error.sees(_see(engine))
     engine.tell_others(error)
     if (trouble := engine.end_sharing(beside=beside)) is not None:
         error.add_note(trouble)
-    try:
-        raise error
-    finally:
-        del error  # whose traceback has this frame: nothing else may have to wait for the garbage collector
+    return error
 
 
 def rehearse(engine: Engine) -> None:

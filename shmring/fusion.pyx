@@ -177,6 +177,10 @@ cdef class Fusion(Uneven):
                     self.describe_reduction_of(&c, dtype, op, timeout, priority)
                     self.reduce_all_of_dtype(&c, members, limit)
             return self.issue_all() if async_op else None
+        except BaseException as error:
+            if is_claimed:
+                self.engine.end_steps(error)
+            raise
         finally:
             self.fusing = False
             self.works = None
@@ -275,8 +279,7 @@ cdef class Fusion(Uneven):
         c.x, c.out, c.count = x, out, count
         c.nbytes = c.x_nbytes = c.out_nbytes = count * c.itemsize
         c.x_block = c.out_block = 0
-        if self.engine.g.nblocks > 0 and c.nbytes >= self.engine.g.zero_copy_nbytes:
-            self.find_blocks(c)
+        self.find_shared(c)
         if self.default_wire != SR_WIRE_NATIVE and count > 0:
             c.wire, c.residual = SR_WIRE_NATIVE, NULL
             members.kept.append(self.describe_wire(c, members.arrays[first], members.member[first].x, None))

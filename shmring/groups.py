@@ -16,7 +16,7 @@ import numpy as np
 
 from .beginning import Begun, begin, begin_where_met
 from .bootstrap import join
-from .errors import Error, Mismatch, RankFailed
+from .errors import Error, Mismatch, RankFailed, agreed
 from .limits import explain
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def form(
         return begin(own, settings, engine.timeout_s, start_s=timeout_s, parent=engine), tuple(ranks)
     except BaseException as error:
         own.close()
+        if isinstance(error, Exception):  # which the group's other ranks are told
+            agreed(error)
         if isinstance(error, Error):
             error.add_note(f"while a group began: its ranks 0 to {len(ranks) - 1} are {ranks} of its parent")
         raise

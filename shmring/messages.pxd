@@ -13,6 +13,7 @@ cdef class Messages(Carrier):
     cdef int describe_wish(self, Message *message, object source, object tag) except -1
     cdef object begin_transfer(self, object x, bint is_send, object peer, object tag)
     cdef object result_of(self, Message *message)
+    cdef object result_of_received(self, Message *message)
     cdef int rank_number(self, object rank, str what, bint may_be_any) except -2
 
 

@@ -73,7 +73,7 @@ cdef class Messages(Carrier):
         finally:
             release(&operand)
             self.end_messaging()
-        return self.result_of(&message)
+        return self.result_of_received(&message)
 
     def sendrecv(self, x, dest, out, source=ANY, sendtag=0, recvtag=ANY, *, timeout=None):
         """Send x to `dest` and receive into `out` at once, in whatever order; returns the `Status` of what came.
@@ -94,14 +94,15 @@ cdef class Messages(Carrier):
             try:
                 self.post_and_carry(&sent, timeout_ns)
                 self.carry(&received, timeout_ns, True)
-            except BaseException:
-                self.abandon(&received)
+            except BaseException as error:
+                self.abandon(&sent, error)   # which may be complete
+                self.abandon(&received, error)
                 raise
         finally:
             release(&a)
             release(&b)
             self.end_messaging()
-        return self.result_of(&received)
+        return self.result_of_received(&received)
 
     def isend(self, x, dest, tag=0):
         """Begin to send x; returns a `Transfer`, until whose end x must not change. Arguments as in `send`.
@@ -180,8 +181,13 @@ cdef class Messages(Carrier):
         finally:
             release(&operand)
             self.end_messaging()
-        item = objects.unpack(frame)
-        return (item, status_of(&message)) if with_status else item
+        try:
+            item = objects.unpack(frame)
+            return (item, status_of(&message)) if with_status else item
+        except BaseException as error:
+            if not isinstance(error, Exception) or isinstance(error, MemoryError):   # else it cannot be unpickled
+                self.engine.end_by(error, False, True)
+            raise
 
     # -- from arguments to messages --
 
@@ -232,18 +238,26 @@ cdef class Messages(Carrier):
             self.mail.npending += 1
             try:
                 self.post(&transfer.message)
-                self.advance()
-            except BaseException:
-                if transfer.message.state != COMPLETE:
-                    self.abandon(&transfer.message)
-                    self.transfers.discard(transfer)
-                    self.mail.npending -= 1
+            except BaseException:   # before it is posted
+                self.transfers.discard(transfer)
+                self.mail.npending -= 1
                 raise
+            with nogil:
+                self.advance_quietly()   # who waits hears why it does not go on
         finally:
             self.end_messaging()
         return transfer
 
     # -- results --
+
+    # The message is out of its ring: an error in place of its status, as for want of memory, would lose it.
+    cdef object result_of_received(self, Message *message):
+        try:
+            return self.result_of(message)
+        except BaseException as error:
+            if message.failure == NO_FAILURE:
+                self.engine.end_by(error, False, True)
+            raise
 
     cdef object result_of(self, Message *message):
         cdef int rank = self.own_rank
@@ -270,9 +284,11 @@ cdef class Transfer(Begun):
             self.comm.begin_messaging()
             try:
                 self.comm.advance()
+                is_complete = self.message.state == COMPLETE
             finally:
                 self.comm.end_messaging()
-        return self.is_over
+            return is_complete
+        return True
 
     def wait(self, timeout=None):
         """Wait until it is complete: None for a send, the `Status` for a receive, or the error that `recv` raises.

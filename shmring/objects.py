@@ -3,7 +3,7 @@ object full of arrays travels at the speed of arrays.
 
 A *frame* is an object as bytes: how many parts and how long each, then the parts, each on a cache line: the
 pickle first, after it the buffers that it left out. Ranks have proven who they are when they met, and trust
-each other's pickles. It is handed a communicator, and may know: collectives (types only).
+each other's pickles. It is handed a communicator, and may know: uneven (types only).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from .collectives import Collectives
+    from .uneven import Uneven
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -57,11 +57,29 @@ def _whole_lines(nbytes: int) -> int:
     return -(-nbytes // _LINE_NBYTES) * _LINE_NBYTES
 
 
-def broadcast(comm: Collectives, frame: Bytes | None, root: int, timeout: float | None) -> Bytes:
-    """The root's frame, on every rank; the others give None."""
+def broadcast(comm: Uneven, frame: Bytes | None, root: int, timeout: float | None) -> Any:
+    """The object in the root's frame, on the other ranks, which give None; None on the root."""
     length = np.array([0 if frame is None else len(frame)], "i8")
     comm.broadcast(length, root, timeout=timeout)
-    if frame is None:
-        frame = np.empty(int(length[0]), np.uint8)
-    comm.broadcast(frame, root, timeout=timeout)
-    return frame
+    if frame is not None:
+        comm.broadcast(frame, root, timeout=timeout)
+        return None
+    received = np.empty(int(length[0]), np.uint8)
+    comm.broadcast(received, root, timeout=timeout)
+    return unpack(received)
+
+
+def all_gather(comm: Uneven, frame: Bytes, timeout: float | None) -> list[Any]:
+    """The objects in all ranks' frames, by rank."""
+    return [unpack(one) for one in comm.all_gather_v(frame, timeout=timeout)]
+
+
+def gather(comm: Uneven, frame: Bytes, root: int, timeout: float | None) -> list[Any] | None:
+    """The objects in all ranks' frames, by rank, on the root; None on the others."""
+    frames = comm.gather_v(frame, root, timeout=timeout)
+    return None if frames is None else [unpack(one) for one in frames]
+
+
+def scatter(comm: Uneven, frames: list[Bytes] | None, root: int, timeout: float | None) -> Any:
+    """The object in the frame that the root has for this rank; the other ranks give None."""
+    return unpack(comm.scatter_v(frames, root, like=NO_FRAME, timeout=timeout))

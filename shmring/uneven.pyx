@@ -149,11 +149,15 @@ cdef class Uneven(Collectives):
             self.engine.refuse(kind)
             raise
         self.describe_counts(&counts, &c, parts)
-        if async_op:
-            return self.issue_uneven(&counts, &c, parts, out)
         is_claimed = self.engine.claim_once()
         try:
+            if async_op:
+                return self.issue_uneven(&counts, &c, parts, out)
             return self.run_both(kind, &counts, &c, parts, out)
+        except BaseException as error:
+            if is_claimed:
+                self.engine.end_steps(error)
+            raise
         finally:
             if is_claimed:
                 self.engine.unclaim()
