@@ -47,8 +47,10 @@ class Engine(State):
     def what_others_told(self) -> Error | None:
         """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
 
-    def run_steps(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-        """function(...), which is one call to its caller and makes several.
+    def run_steps(
+        self, function: Callable[..., T], *arguments: Any, begun: bool = False, **keywords: Any
+    ) -> T:
+        """Run function(...), which is one call to its caller and makes several.
 
         What it raises after its first step ends the communicator, unless all ranks raise the same.
         """

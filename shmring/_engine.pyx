@@ -313,6 +313,7 @@ cdef class Engine(State):
             raise RuntimeError(_state.TAKEN)
         self.claimant = <unsigned long> PyThread_get_thread_ident()
         self.nbegun_before = self.nbegun
+        self.nrefused = ~<uint64_t> 0   # none yet
 
     def unclaim(self):
         """All its steps are done."""
@@ -325,9 +326,14 @@ cdef class Engine(State):
         self.claim()
         return True
 
-    def run_steps(self, function, *arguments, **keywords):
-        """function(...), which is one call to its caller and makes several: see `claim` and `end_steps`."""
+    def run_steps(self, function, *arguments, bint begun=False, **keywords):
+        """Run function(...), which is one call to its caller and makes several: see `claim` and `end_steps`.
+
+        begun: steps of it were made before, by another such call.
+        """
         cdef bint is_claimed = self.claim_once()
+        if is_claimed and begun:
+            self.nbegun_before -= 1
         try:
             return function(*arguments, **keywords)
         except BaseException as error:

@@ -1,6 +1,6 @@
 """Comm: the communicator as Python sees it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, NoReturn, Self, SupportsIndex, TypeVar, overload
@@ -21,6 +21,7 @@ from .settings import Settings
 from .shared import SharedArray
 from .tracing import Trace
 
+T = TypeVar("T")
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
 
@@ -70,6 +71,11 @@ class Comm(Messages):
     @property
     def num_nodes(self) -> int:
         """How many hosts there are."""
+
+    def run_steps(
+        self, function: Callable[..., T], *arguments: Any, begun: bool = False, **keywords: Any
+    ) -> T:
+        """Run function(...), which makes several calls of this communicator that are one to its caller."""
 
     def split(
         self, color: SupportsIndex | None, key: SupportsIndex = 0, *, timeout: float | None = None

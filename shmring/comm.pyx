@@ -95,6 +95,18 @@ cdef class Comm(Messages):
         """How many hosts there are."""
         return self.place.num_nodes
 
+    def run_steps(self, function, *arguments, bint begun=False, **keywords):
+        """Run function(...), which makes several calls of this communicator that are one to its caller.
+
+        For who wraps a communicator. An exception that leaves the function after its first call, a KeyboardInterrupt
+        too, ends the communicator: every other rank raises `Aborted` in place of waiting in the next one, or of going
+        on with other calls than this rank. Before the first call nothing has happened. Excepted are shmring's own
+        errors, arguments that are refused (`refuse`), and errors that all ranks raise alike, marked as such by
+        `shmring.errors.agreed`. Meanwhile other threads' calls raise RuntimeError. begun: the function continues what
+        made calls before.
+        """
+        return self.engine.run_steps(function, *arguments, begun=begun, **keywords)
+
     # -- groups --
 
     def split(self, color, key=0, *, timeout=None):

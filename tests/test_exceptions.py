@@ -18,6 +18,7 @@ from test_errors import assert_all
 
 import shmring
 from shmring import arrays, failures, objects
+from shmring.methods import compression, sparse, stepwise
 
 LONG = 1 << 20  # elements: far more than a call does without waiting
 TINY = 4096  # bytes of a message ring
@@ -298,3 +299,75 @@ def send_from_a_destructor(comm, way):
 @pytest.mark.parametrize("way", ["background", "wait"])
 def test_a_destructor_of_what_was_sent_may_send(world_of, way):
     assert world_of(2)(send_from_a_destructor, way) == [3, 3]
+
+
+# ---- what wraps a communicator ----------------------------------------------------------------------------
+
+
+def break_a_method(comm, which, error):
+    """Rank 1 raises in a method between two of its calls; rank 0 makes the same call."""
+    x = np.ones(100_000, np.float32)
+    make = {
+        "sparse": lambda: sparse.SparseAllReduce(comm, block=64),
+        "pairs": lambda: lambda x: sparse.all_reduce_pairs(comm, np.arange(3), np.ones(3), 10**6),
+        "int8": lambda: lambda x: compression.Int8().all_reduce(comm, x),
+        "int8 later": lambda: lambda x: compression.Int8().all_reduce(comm, x, async_op=True).wait(),
+    }[which]
+    call = make()
+    if comm.rank == 0:
+        call(x)
+    else:
+        module, name = METHODS[which]
+        real = getattr(module, name)
+        setattr(module, name, broken(error))
+        try:
+            with pytest.raises(error):
+                call(x)
+        finally:
+            setattr(module, name, real)
+    comm.barrier()
+
+
+METHODS = {
+    "sparse": (np, "flatnonzero"),
+    "pairs": (sparse, "_added_by_rank"),
+    "int8": (compression, "_check_words"),
+    "int8 later": (compression, "_check_words"),
+}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("which", METHODS)
+def test_an_exception_between_the_calls_of_a_method_ends_the_communicator(world_of, which, error):
+    errors = assert_all(world_of(2).outcomes(break_a_method, which, error), shmring.Aborted)
+    assert {error.rank for error in errors} == {1}
+
+
+def agree_on_an_error(comm):
+    with pytest.raises(ValueError, match="other ops, or other numbers"):
+        compression.Int8().all_reduce(comm, np.ones(100_000 + comm.rank, np.float32))
+    with pytest.raises(ValueError, match="another length"):
+        sparse.all_reduce_pairs(comm, np.arange(3), np.ones(3), 10 + comm.rank)
+    return comm.all_gather(np.array([comm.rank])).ravel().tolist()
+
+
+def test_an_error_that_all_ranks_raise_leaves_the_communicator(world_of):
+    assert world_of(2)(agree_on_an_error) == [[0, 1], [0, 1]]
+
+
+def interrupt_messages_of_a_method(comm):
+    both = stepwise.Stepwise(comm)
+    x = np.ones(100_000, np.float32)
+    if comm.rank == 1:
+        press = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        press.start()
+        with pytest.raises(KeyboardInterrupt):
+            both.all_reduce(x, algorithm="ring")
+        press.join()
+    else:
+        time.sleep(0.5)  # rank 1 waits meanwhile
+    both.all_reduce(x, algorithm="ring")
+
+
+def test_ctrl_c_among_the_messages_of_a_method_ends_its_communicator(world_of):
+    assert_all(world_of(2).outcomes(interrupt_messages_of_a_method), shmring.Aborted)

@@ -159,13 +159,13 @@ HOUSE = {
     # users of the public API like anybody else; what starts ranks
     "bucketer": set(),
     "model": set(),
-    "flat": {"__init__"},  # of shmring/methods, from here on
+    "flat": {"__init__", "errors"},  # of shmring/methods, from here on
     "rules": set(),
     "sharded": {"flat", "rules"},
     "pipeline": {"flat", "rules", "__init__"},
-    "compression": {"feedback", "flat", "__init__"},
+    "compression": {"errors", "feedback", "flat", "__init__"},
     "server": {"rules", "__init__"},
-    "sparse": {"flat"},
+    "sparse": {"errors", "flat"},
     "local": {"flat"},
     "precision": {"flat"},
     "reducers": {"flat", "__init__"},

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 import shmring
+from shmring.errors import agreed
 
 from ..feedback import Residuals
 from .flat import check_in_place, check_op, parts, views
@@ -44,15 +45,16 @@ class Reduction:
     collective: all ranks wait for theirs, those on one communicator in one order.
     """
 
-    def __init__(self, steps: _Steps) -> None:
+    def __init__(self, comm: Comm, steps: _Steps) -> None:
+        self._comm = comm
         self._steps = steps
-        self._work = self._resumed()
+        self._work = comm.run_steps(self._resumed)
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when the arrays hold the result; TimeoutError when a step takes longer."""
         while self._work is not None:
             self._work.wait(timeout)
-            self._work = self._resumed()
+            self._work = self._comm.run_steps(self._resumed, begun=True)
 
     def _resumed(self) -> Work[Any] | None:
         """Up to the next message. An overflow is for the caller to see: no warning on one rank alone."""
@@ -107,11 +109,13 @@ class Compressor:
         except (TypeError, ValueError):
             comm.refuse("all_reduce")
             raise
-        reduction = Reduction(self._steps(comm, arrays, op, None))
         if async_op:
-            return reduction
-        reduction.wait()
+            return Reduction(comm, self._steps(comm, arrays, op, None))
+        comm.run_steps(self._reduce_now, comm, arrays, op)
         return None
+
+    def _reduce_now(self, comm: Comm, arrays: Sequence[Gradient], op: _Op) -> None:
+        Reduction(comm, self._steps(comm, arrays, op, None)).wait()
 
     def _steps(self, comm: Comm, arrays: Sequence[Gradient], op: _Op, losses: list[Floats] | None) -> _Steps:
         """Begins call after call and yields each, to be continued when that is finished.
@@ -500,7 +504,7 @@ def _check_words(words: NDArray[np.uint64]) -> None:
     """The same on all ranks, who raise alike."""
     if (words != words[0]).any():
         told = ", ".join(f"{'avg' if word & 1 else 'sum'} of {word >> 1}" for word in words.tolist())
-        raise ValueError(f"ranks gave other ops, or other numbers of elements: by rank {told}")
+        raise agreed(ValueError(f"ranks gave other ops, or other numbers of elements: by rank {told}"))
 
 
 def _join(arrays: Sequence[Gradient], losses: Sequence[Floats] | None, vector: Floats) -> None:

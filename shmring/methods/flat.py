@@ -6,21 +6,25 @@ A user of the public API: what it is handed is a communicator. May know: the pub
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 import shmring
+from shmring.errors import agreed
 
 if TYPE_CHECKING:
     from shmring import Comm
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 __all__ = [
     *("FOLDS", "agree", "check_alike", "check_arrays", "check_folded", "check_in_place", "check_op"),
-    *("dtype_of", "parts", "views"),
+    *("dtype_of", "one_call", "parts", "views"),
 ]
 
 FOLDS: Mapping[str, Callable[..., Any]] = {
@@ -30,6 +34,16 @@ FOLDS: Mapping[str, Callable[..., Any]] = {
     "min": np.minimum,
     "max": np.maximum,
 }
+
+
+def one_call(function: F) -> F:
+    """Decorate what is one call to its caller: `run_steps` of its first argument, or of that one's _comm."""
+
+    @functools.wraps(function)
+    def run(first: Any, *arguments: Any, **keywords: Any) -> Any:
+        return getattr(first, "_comm", first).run_steps(function, first, *arguments, **keywords)
+
+    return cast(F, run)
 
 
 def views(flat: NDArray[Any], like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -108,7 +122,7 @@ def agree(comm: Comm, **given: float) -> None:
     for name, by_rank in zip(given, comm.all_gather(own).T.tolist(), strict=True):
         if len(set(by_rank)) > 1:
             told = ", ".join(repr(value).removesuffix(".0") for value in by_rank)
-            raise ValueError(f"{name} is {told} by rank; it must be the same on all")
+            raise agreed(ValueError(f"{name} is {told} by rank; it must be the same on all"))
 
 
 def check_alike(arrays: Sequence[NDArray[Any]], like: Sequence[NDArray[Any]], what: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import agree, check_alike, check_op, dtype_of, views
+from .flat import agree, check_alike, check_op, dtype_of, one_call, views
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -74,6 +74,7 @@ class GradientAccumulation(_Periodic):
         """What `add` reduced last: views, which the next `add` overwrites."""
         return self._views
 
+    @one_call
     def add(self, gradients: Sequence[NDArray[Any]]) -> bool:
         """Collective with every `every`-th call, which returns True: now `gradients` is to be learnt from.
 
@@ -115,6 +116,7 @@ class LocalSGD(_Periodic):
             view[...] = param
         comm.broadcast(self._flat)
 
+    @one_call
     def step(self) -> bool:
         """Collective with every `every`-th call, which takes the mean and returns True."""
         self._steps += 1
@@ -123,6 +125,7 @@ class LocalSGD(_Periodic):
         self.average()
         return True
 
+    @one_call
     def average(self) -> None:
         """Collective: take the mean now, as at the end of training."""
         self._reduce("avg")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import agree, check_arrays
+from .flat import agree, check_arrays, one_call
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -53,6 +53,7 @@ class LossScaler:
         self._agree = comm.plan("all_reduce", self._overflow, "lor")
         self._comm = comm
 
+    @one_call
     def unscale(self, gradients: Sequence[NDArray[Any]], out: Sequence[NDArray[Any]] | None = None) -> bool:
         """Collective: divide by the scale, into `out` or in place; False where the step is to be skipped.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import check_op, dtype_of, views
+from .flat import check_op, dtype_of, one_call, views
 from .rules import SGD, Adam, Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class ShardedOptimizer:
         else:
             self._scatter(gradient.reshape(-1))
 
+    @one_call
     def step(self) -> None:
         """Collective: change the weights by the gradients that were added, one for each parameter."""
         if self._missing:
@@ -152,6 +153,7 @@ class ShardedOptimizer:
             gather()
         self._missing, self._arrived = len(self.params), 0
 
+    @one_call
     def save(self, root: int = 0) -> dict[str, Any] | None:
         """Collective: on root {"steps": …, "state": […]}, for any number of ranks to load; None elsewhere.
 
@@ -165,6 +167,7 @@ class ShardedOptimizer:
                 self._comm.gather(each[self._own(begin, end)], root, out=out)
         return {"steps": self.steps, "state": [each[: self._count] for each in whole]} if at_root else None
 
+    @one_call
     def load(self, saved: dict[str, Any] | None, root: int = 0) -> None:
         """Collective: go on with what `save` returned on root; what others give is not looked at."""
         steps, whole = np.zeros((), np.int64), []

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import agree, check_arrays, check_in_place
+from shmring.errors import agreed
+
+from .flat import agree, check_arrays, check_in_place, one_call
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -61,6 +63,7 @@ class SparseAllReduce:
         """The share of blocks that were not zero on all ranks in the last call; NaN before the first."""
         return self._density
 
+    @one_call
     def __call__(self, x: Array, op: str = "sum") -> None:
         """Collective: combine x of all ranks elementwise, for every rank, in place.
 
@@ -110,6 +113,7 @@ def _are_not_zero(blocks: Array) -> NDArray[np.bool_]:
     return found
 
 
+@one_call
 def all_reduce_pairs(
     comm: Comm, indices: Array, values: Array, length: int, *, dense_above: float = _PAIRS_BREAK_EVEN
 ) -> tuple[NDArray[np.int64], Array]:
@@ -183,7 +187,7 @@ def _counts_of_all(comm: Comm, count: int, *form: int) -> NDArray[np.int64]:
     everyones: Array = comm.all_gather(np.array([count, *form], np.int64))
     others = np.flatnonzero((everyones[:, 1:] != everyones[0, 1:]).any(axis=1))
     if len(others):
-        raise ValueError(f"ranks {others.tolist()} gave another length, dtype or row than rank 0")
+        raise agreed(ValueError(f"ranks {others.tolist()} gave another length, dtype or row than rank 0"))
     return everyones[:, 0]
 
 

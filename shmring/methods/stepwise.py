@@ -216,7 +216,7 @@ class Stepwise:
         chunk = max(1, self._chunk_nbytes // x.itemsize)
         steps = _SCHEDULES[algorithm](self._comm.rank, self._comm.size, flat, chunk)
         with np.errstate(all="ignore"):
-            self._carry_out(steps, FOLDS[op], call)
+            self._comm.run_steps(self._carry_out, steps, FOLDS[op], call, begun=True)
             if op == "avg":
                 np.divide(flat, self._comm.size, out=flat)
 
