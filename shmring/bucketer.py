@@ -71,23 +71,24 @@ class Bucketer:
         self._bucket.append(array)
         self._filled_nbytes += nbytes
         if self._filled_nbytes >= self._full_nbytes:
-            self._empty()
+            self._comm.run_steps(self._empty, begun=True)
         self._idle_since_s = time.monotonic()
 
     def flush(self) -> None:
         """Collective: begin to reduce what is in the bucket, full or not."""
         if self._bucket:
-            self._empty()
+            self._comm.run_steps(self._empty, begun=True)
         self._idle_since_s = None
 
     def wait(self) -> None:
         """Collective: every array that was added is reduced when it returns."""
         self.flush()
-        works, self._works = self._works, []
-        for work in works:
-            work.wait()
+        while self._works:  # which stay until they are finished: after Ctrl-C it can be called again
+            self._works[0].wait()
+            del self._works[0]
 
     def _empty(self) -> None:
+        """An exception in the middle of it ends the communicator: the other ranks reduce this bucket."""
         bucket, self._bucket = self._bucket, []
         self._filled_nbytes = 0
         self._works.append(self._reduce(bucket, self._op, async_op=True))

@@ -371,3 +371,48 @@ def interrupt_messages_of_a_method(comm):
 
 def test_ctrl_c_among_the_messages_of_a_method_ends_its_communicator(world_of):
     assert_all(world_of(2).outcomes(interrupt_messages_of_a_method), shmring.Aborted)
+
+
+# ---- buckets ----------------------------------------------------------------------------------------------
+
+
+def interrupt_a_wait_for_buckets(comm):
+    arrays_to_add = [np.full(1000, comm.rank + 1.0) for _ in range(4)]
+    buckets = shmring.Bucketer(comm, nbytes=8000, op="sum")
+    for array in arrays_to_add[: 4 if comm.rank == 0 else 0]:
+        buckets.add(array)
+    if comm.rank == 0:
+        press = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        press.start()
+        with pytest.raises(KeyboardInterrupt):
+            buckets.wait()
+        press.join()
+        comm.send(b"interrupted", 1)
+    else:
+        comm.recv(bytearray(11))
+        for array in arrays_to_add:
+            buckets.add(array)
+    buckets.wait()
+    return [set(array.tolist()) for array in arrays_to_add]
+
+
+def test_a_wait_for_buckets_can_be_repeated_after_ctrl_c(world_of):
+    assert world_of(2)(interrupt_a_wait_for_buckets) == [[{3.0}] * 4] * 2
+
+
+def lose_a_bucket(comm):
+    """Rank 1 raises when a bucket was taken out: the next one, of the same shape, would be taken for it."""
+    real = shmring.Bucketer._agree
+    buckets = shmring.Bucketer(comm, nbytes=8000, op="sum", delay_s=1.0)
+    if comm.rank == 1:
+        shmring.Bucketer._agree = broken(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            buckets.add(np.ones(1000))
+        shmring.Bucketer._agree = real
+    for _ in range(2):
+        buckets.add(np.ones(1000))
+    buckets.wait()
+
+
+def test_an_exception_in_a_bucket_ends_the_communicator(world_of):
+    assert_all(world_of(2).outcomes(lose_a_bucket), shmring.Aborted)
