@@ -311,14 +311,17 @@ def _key(environ: Mapping[str, str]) -> bytes | None:
 
 
 def _read_key_file(path: str) -> str:
+    # The open file is checked: after a check by path another file could take its place. A symbolic link may
+    # lead to it, as in a volume of Kubernetes. O_NONBLOCK: opening a pipe would wait for its writer.
     try:
-        status = os.stat(path)  # before opening: a pipe would wait for its writer
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise ValueError(
-                f"SHMRING_KEY_FILE is {path!r} with mode {stat.S_IMODE(status.st_mode):04o} and owner "
-                f"{status.st_uid}; allowed: a file of your own with mode 0600 (chmod 600 {path})"
-            )
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise ValueError(
+                    f"SHMRING_KEY_FILE is {path!r} with mode {stat.S_IMODE(status.st_mode):04o} and owner "
+                    f"{status.st_uid}; allowed: a file of your own with mode 0600 (chmod 600 {path})"
+                )
             text = file.read(4096).strip()
     except OSError as error:
         raise ValueError(f"SHMRING_KEY_FILE is {path!r}, which cannot be read: {error.strerror}") from error

@@ -159,6 +159,35 @@ def test_key_file_that_is_missing_empty_or_no_file_is_refused(tmp_path):
         settings(KEY_FILE=str(fifo))
 
 
+@pytest.mark.parametrize("moment", ["open", "stat", "fstat"])
+def test_what_is_checked_of_a_key_file_is_what_is_read(tmp_path, monkeypatch, moment):
+    path, other = tmp_path / "key", tmp_path / "other"
+    path.write_text(KEY)
+    path.chmod(0o600)
+    other.write_text("of somebody who may write to the directory")
+    other.chmod(0o644)
+    real = getattr(os, moment)
+
+    def then_replace(*arguments, **keywords):
+        result = real(*arguments, **keywords)
+        if other.exists() and arguments[0] != str(other):
+            other.rename(path)
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, moment, then_replace)
+        key = settings(KEY_FILE=str(path)).key
+    assert key == KEY.encode()
+
+
+def test_a_key_file_may_be_a_link(tmp_path):
+    path, link = tmp_path / "key", tmp_path / "link"  # as in a volume of Kubernetes
+    path.write_text(KEY)
+    path.chmod(0o600)
+    link.symlink_to(path)
+    assert settings(KEY_FILE=str(link)).key == KEY.encode()
+
+
 def test_settings_do_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings().depth = 3
