@@ -466,7 +466,7 @@ class _Launch:
         if rank.inbox.kind is not None:
             self._settle(rank)
         elif not open_still:
-            self._selector.unregister(fd)
+            self._ignore(fd)
 
     def _settle(self, rank: _Rank) -> None:
         rank.settled = True
@@ -474,8 +474,13 @@ class _Launch:
             self._blobs[rank.rank] = rank.inbox.body
         else:
             self.failures[rank.rank] = pickle.loads(rank.inbox.body)
-        self._selector.unregister(rank.connection.fileno())
-        self._selector.unregister(rank.process.sentinel)
+        self._ignore(rank.connection.fileno())
+        self._ignore(rank.process.sentinel)
+
+    def _ignore(self, fd: int) -> None:
+        """Watch it no longer; a connection whose other end is gone is not watched any more already."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(fd)
 
     def _bury(self, rank: _Rank) -> None:
         """A rank has exited: take what it still had sent, else its exit is a failure."""
@@ -491,7 +496,8 @@ class _Launch:
         if rank.process.exitcode == 1 and not rank.inbox.begun:
             words += ' before it could begin (a script needs `if __name__ == "__main__":` around spawn)'
         self.failures[rank.rank] = _Failure(words, ended=True)
-        self._selector.unregister(rank.process.sentinel)
+        self._ignore(rank.connection.fileno())
+        self._ignore(rank.process.sentinel)
 
     def _out_of_time(self) -> None:
         late = [rank.rank for rank in self._ranks if not rank.settled]

@@ -2,6 +2,7 @@
 
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import pickle
 import signal
@@ -20,6 +21,7 @@ import shmring
 from shmring import launch
 
 METHODS = ("fork", "spawn", "forkserver")
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(params=METHODS)
@@ -496,6 +498,27 @@ def test_a_script_without_a_main_guard_is_told(tmp_path):
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50)
     assert done.returncode == 1
     assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+
+
+def fail_without_reading(fd):
+    body = pickle.dumps(launch._Failure("MemoryError: no room for the call"))
+    os.write(fd, launch._head(launch._RAISED, body) + body)
+
+
+def test_the_failure_of_a_rank_that_did_not_read_its_call_is_raised():
+    ours, theirs = FORK.Pipe()
+    process = FORK.Process(target=fail_without_reading, args=(theirs.fileno(),))
+    process.start()
+    theirs.close()
+    process.join()  # so that the first write fails
+    os.set_blocking(ours.fileno(), False)
+    ranks = launch._Launch(None)
+    ranks._ranks.append(launch._Rank(0, process, ours, memoryview(bytes(1 << 24))))
+    ranks._register(ranks._ranks[0])
+    assert not ranks.collect()
+    ranks.stop(0.0)
+    with pytest.raises(RuntimeError, match="MemoryError: no room for the call"):
+        ranks.results()
 
 
 def test_failures_are_ordered_by_cause_then_time():
