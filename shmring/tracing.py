@@ -206,17 +206,28 @@ def _locked(path: str) -> Iterator[BinaryIO]:
     """The file, made if there is none, while nobody else writes it."""
     until = time.monotonic() + LOCKED_S
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        fd = _open(path)
         with open(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, "it is no regular file", path)
             _lock(fd, path, until)
             try:
-                if os.path.exists(path) and os.path.samestat(os.fstat(fd), os.stat(path)):
+                if os.path.lexists(path) and os.path.samestat(os.fstat(fd), os.lstat(path)):
                     yield file
                     return
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)  # which a child that was forked meanwhile would keep
+
+
+def _open(path: str) -> int:
+    # No link is followed: in a directory that others may write to one could lead to any file of this user.
+    how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    try:
+        return os.open(path, how, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "it is a symbolic link, which a trace does not follow", path) from error
 
 
 def _lock(fd: int, path: str, until: float) -> None:
@@ -235,15 +246,18 @@ def _lock(fd: int, path: str, until: float) -> None:
 def _replace(path: str, old: tuple[BinaryIO, int] | None, more: bytes) -> None:
     """A new file in place of that one: so many bytes of the old one, and more."""
     part = f"{path}.part"  # one name, as only who has the lock makes it
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(part)  # of a rank that was killed, or a link that somebody else has put there
+    new = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with open(part, "wb") as file:
+        with open(new, "wb") as file:
             if old is not None:
                 old[0].seek(0)
                 shutil.copyfileobj(old[0], file, 1 << 20)
                 file.truncate(old[1])
                 file.seek(old[1])
             file.write(more)
-            os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
+            os.fchmod(new, stat.S_IMODE(os.lstat(path).st_mode))
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):

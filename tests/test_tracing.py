@@ -370,6 +370,35 @@ def test_what_is_no_file_is_refused(world_of):
     assert "no regular file" in str(error)
 
 
+@pytest.mark.parametrize("of", ["t.json", "t.json.part"])
+def test_no_link_is_followed(tmp_path, of):
+    """As somebody else can put one into /tmp, to have this user write over a file of his."""
+    other, path = tmp_path / "other", tmp_path / "t.json"
+    other.write_text("as it was")
+    (tmp_path / of).symlink_to(other)
+    with Ranks(1) as ranks:
+        (error,) = ranks.meet().outcomes(work_alone, path)
+    assert other.read_text() == "as it was"
+    if of == "t.json":
+        assert isinstance(error, OSError)
+        assert "symbolic link" in str(error)
+    else:
+        assert tracks(read(path))
+
+
+def test_a_link_that_leads_nowhere_makes_no_file(tmp_path):
+    (tmp_path / "t.json").symlink_to(tmp_path / "nowhere")
+    with Ranks(1) as ranks:
+        (error,) = ranks.meet().outcomes(work_alone, tmp_path / "t.json")
+    assert isinstance(error, OSError)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def work_alone(comm, path):
+    with comm.trace(path):
+        comm.barrier()
+
+
 def trace_to(comm, path):
     comm.trace(path)
 
