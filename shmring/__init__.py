@@ -10,6 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+
+def _check_built() -> None:
+    """Raise an ImportError that says what to do if the compiled modules are missing."""
+    import os
+    from importlib.machinery import PathFinder
+
+    if PathFinder.find_spec(f"{__name__}._kernels", __path__) is not None:
+        return
+    here = __path__[0]
+    tree = os.path.dirname(here)
+    if os.path.exists(os.path.join(tree, "setup.py")):
+        raise ImportError(
+            f"shmring was imported from its source tree, {tree}, in which it has not been built: start "
+            "Python elsewhere, to import the installed shmring, or build it in place, pip install -e ."
+        )
+    raise ImportError(
+        f"the compiled modules of shmring are missing in {here}, or are those of another Python: install it "
+        "with this one, python -m pip install --force-reinstall shmring"
+    )
+
+
+_check_built()
+
 _HOMES = {
     "Adoption": "arrays",
     "Comm": "comm",

@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,40 @@ def modules_after(statements):
 def test_import_brings_in_nothing_that_is_not_needed_yet():
     brought = modules_after("import numpy, shmring") - modules_after("import numpy")
     assert not {name for name in brought if name.partition(".")[0] in LATE}
+
+
+def unbuilt(tmp_path):
+    """A copy of the sources as a checkout has them."""
+    shutil.copytree(PACKAGE, tmp_path / "shmring", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (tmp_path / "setup.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-c", "import shmring; shmring.spawn"),
+        ("-c", "from shmring.methods import sharded"),
+        ("-m", "shmring", "info"),
+        ("-m", "shmring.run", "-n", "2", "script.py"),
+        ("-m", "shmring.selftest"),
+    ],
+)
+def test_a_source_tree_that_is_not_built_says_so(tmp_path, arguments):
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=unbuilt(tmp_path), capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"ImportError: shmring was imported from its source tree, {tmp_path}, in which")
+    assert "pip install -e ." in said
+
+
+def test_a_package_of_another_python_says_so(tmp_path):
+    (unbuilt(tmp_path) / "setup.py").unlink()
+    command = [sys.executable, "-c", "import shmring"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert "ImportError: the compiled modules of shmring are missing in" in done.stderr
 
 
 def test_readme_has_the_two_commands_that_the_gate_runs():
