@@ -9,6 +9,7 @@ from ._progress cimport Errand
 
 cdef struct Wait:
     uint64_t deadline_ns
+    uint64_t looked_ns        # when it was looked at the clock last; 0: not yet
     uint64_t awake_until_ns   # yields before, sleeps after
     uint64_t look_ns          # when to look next at whatever may end the wait otherwise
     uint64_t signal_ns

@@ -81,6 +81,15 @@ cdef inline void tell_of_wait(Mail *m, const Message *message, uint64_t since_ns
     begin_wait(m.g, SR_WAIT_MESSAGE, kind, since_ns, awaited_by(m, message))
 
 
+# The time; the deadline moves by what this process was stopped since the last look.
+cdef inline uint64_t look_at_clock(Wait *wait) noexcept nogil:
+    cdef uint64_t now = sr_now_ns()
+    if wait.looked_ns != 0:
+        wait.deadline_ns += sr_time_away(wait.looked_ns, now)
+    wait.looked_ns = now
+    return now
+
+
 # Returns when the message is complete, or with what ends the wait or has to be done with the GIL.
 cdef int wait_until_delivered(Mail *m, Message *message, Wait *wait) noexcept nogil:
     cdef Group *g = m.g
@@ -91,7 +100,7 @@ cdef int wait_until_delivered(Mail *m, Message *message, Wait *wait) noexcept no
         status = step_until_complete(m, message, pauses)
         if status != BLOCKED:
             return status
-    now = sr_now_ns()
+    now = look_at_clock(wait)
     if wait.awake_until_ns == 0:
         wait.awake_until_ns = now + g.yield_ns
         wait.look_ns = now + g.look_ns
@@ -119,7 +128,7 @@ cdef int wait_until_delivered(Mail *m, Message *message, Wait *wait) noexcept no
             tell_of_wait(m, message, wait.awake_until_ns)
             if sleep(m, message, now - wait.awake_until_ns):
                 wait.look_ns = 0
-        now = sr_now_ns()
+        now = look_at_clock(wait)
 
 
 # True: some rank has died.

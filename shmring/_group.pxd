@@ -98,6 +98,7 @@ cdef struct Group:
     int pauses, brief_pauses, brief_yields
     uint64_t yield_ns, sleep_ns, look_ns, ping_interval_ns
     uint64_t next_look_ns, signal_ns   # when to look around again, and for signals
+    uint64_t glanced_ns                # when the wait of a call was looked at last
     uint64_t stall_ns, word_due_ns     # how long a wait may go without a word, 0: for ever; when one is due
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from here on
     bint single_copy           # every rank can read the private memory of every other

@@ -38,7 +38,8 @@ os.register_at_fork(after_in_child=_count_fork)
 # ---- waiting ---------------------------------------------------------------------------------------------------
 
 # DONE: it is ours. DEAD and LEFT: *owner has it for ever.
-cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t deadline_ns, int *owner) noexcept nogil:
+cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked_ns, uint64_t *deadline_ns,
+                    int *owner) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
     cdef uint64_t signal_ns = now + SIGNAL_INTERVAL_NS
     cdef int status
@@ -54,7 +55,9 @@ cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t deadlin
         if status != PROGRESSED and sr_lock_owner(lock) == owner[0]:   # it may have let go before it ended
             return status
         now = sr_now_ns()
-        if now >= deadline_ns:
+        deadline_ns[0] += sr_time_away(looked_ns[0], now)
+        looked_ns[0] = now
+        if now >= deadline_ns[0]:
             return LATE
         if now >= signal_ns:
             return SIGNALLED
@@ -113,6 +116,7 @@ cdef class Locks:
         cdef Group *g = &self.engine.g
         cdef sr_lock *lock = &self.first[index]
         cdef uint64_t begin_ns = sr_now_ns()
+        cdef uint64_t looked_ns = begin_ns
         cdef uint64_t deadline_ns = begin_ns + ns_of(timeout_s)
         cdef int owner = sr_lock_owner(lock)
         cdef int status = BLOCKED
@@ -120,7 +124,7 @@ cdef class Locks:
             raise RuntimeError(f"this thread has taken {self.kind} {index} already, and would wait for itself")
         while status != DONE:
             with nogil:
-                status = await_lock(g, lock, begin_ns, deadline_ns, &owner)
+                status = await_lock(g, lock, begin_ns, &looked_ns, &deadline_ns, &owner)
                 if status != SIGNALLED:
                     end_wait(g, SR_WAIT_LOCK)
             if status == SIGNALLED:

@@ -12,9 +12,10 @@ cimport numpy as cnp
 
 from ._group cimport (
     SR_CLOSED, SR_PAGE, sr_bell_ring, sr_flag_load, sr_life_set_state, sr_life_state, sr_now_ns,
+    sr_time_away,
 )
 from ._kernels cimport find_kernels
-from ._timeouts cimport deadline_ns_of
+from ._timeouts cimport NEVER_NS, deadline_ns_of
 
 import queue
 
@@ -69,6 +70,7 @@ cdef class Ends:
     cdef bint puts, gets                # this process is at that side
     cdef bint is_putting, is_getting    # a thread of it is inside
     cdef int pauses
+    cdef uint64_t[2] slept_ns           # by side, when it went to sleep last
     cdef bint owes_cut                  # the last message put was given up in the middle
     cdef sr_frame cut
     cdef object put_dtype, put_text     # of the last description sent; None: the next array sends one
@@ -122,9 +124,9 @@ cdef class Ends:
                 item = self._as_item(item)
             if type(item) is bytes:
                 self.check_room(len(item), 0, block)
-                self.send(BYTES, <const unsigned char *> PyBytes_AS_STRING(item), len(item), block, deadline)
+                self.send(BYTES, <const unsigned char *> PyBytes_AS_STRING(item), len(item), block, &deadline)
             else:
-                self.put_array(item, block, deadline)
+                self.put_array(item, block, &deadline)
         finally:
             self.is_putting = False
 
@@ -144,7 +146,7 @@ cdef class Ends:
         self.is_putting = True
         return 0
 
-    cdef int put_array(self, object given, bint block, uint64_t deadline) except -1:
+    cdef int put_array(self, object given, bint block, uint64_t *deadline) except -1:
         cdef cnp.ndarray x
         cdef int kind = ARRAY
         cdef size_t nbytes
@@ -174,7 +176,7 @@ cdef class Ends:
         return True
 
     # Tells the other side the shape and dtype of what comes next.
-    cdef int describe(self, cnp.ndarray x, size_t nbytes, bint block, uint64_t deadline) except -1:
+    cdef int describe(self, cnp.ndarray x, size_t nbytes, bint block, uint64_t *deadline) except -1:
         cdef object dtype = x.descr
         cdef Shape shape
         cdef int i
@@ -202,7 +204,7 @@ cdef class Ends:
             raise queue.Full()
         return 0
 
-    cdef int send(self, int kind, const unsigned char *data, size_t nbytes, bint block, uint64_t deadline) except -1:
+    cdef int send(self, int kind, const unsigned char *data, size_t nbytes, bint block, uint64_t *deadline) except -1:
         cdef sr_outgoing message
         cdef int status
         if self.owes_cut:
@@ -233,10 +235,10 @@ cdef class Ends:
         self.cut.flags = SR_FRAME_CUT
         self.owes_cut = True
         if sr_ring_has_room(&self.producer, sr_ring_frame_nbytes(0)):
-            self.pay_cut(0)
+            self.pay_cut(NULL)
         return 0
 
-    cdef int pay_cut(self, uint64_t deadline) except -1:
+    cdef int pay_cut(self, uint64_t *deadline) except -1:
         while not sr_ring_has_room(&self.producer, sr_ring_frame_nbytes(0)):
             self.wait(SR_PRODUCER, sr_ring_frame_nbytes(0), deadline)
         sr_ring_put(&self.producer, &self.cut, &self.cut)   # of no bytes
@@ -257,9 +259,9 @@ cdef class Ends:
         self.begin_get()
         try:
             while True:
-                if self.item is None and not self.begin_item(out, block, deadline):
+                if self.item is None and not self.begin_item(out, block, &deadline):
                     continue
-                if self.finish_item(block, deadline):
+                if self.finish_item(block, &deadline):
                     if self.item_kind == DESCRIPTION:
                         self.keep_description(self.take_item())
                     else:
@@ -282,7 +284,7 @@ cdef class Ends:
         return 0
 
     # Makes room for the message whose first frame comes next; False: none has come yet.
-    cdef bint begin_item(self, object out, bint block, uint64_t deadline) except -1:
+    cdef bint begin_item(self, object out, bint block, uint64_t *deadline) except -1:
         cdef sr_frame head
         cdef int status = sr_ring_peek(&self.consumer, &head)
         if status == SR_RING_WAIT:
@@ -340,7 +342,7 @@ cdef class Ends:
         return 0
 
     # False: the message that was begun has turned out void.
-    cdef bint finish_item(self, bint block, uint64_t deadline) except -1:
+    cdef bint finish_item(self, bint block, uint64_t *deadline) except -1:
         cdef int status
         while True:
             if self.incoming.nbytes <= BRIEF_NBYTES:
@@ -398,7 +400,7 @@ cdef class Ends:
         self.got_shape = shape
         return 0
 
-    cdef int wait_for_frame(self, bint block, uint64_t deadline) except -1:
+    cdef int wait_for_frame(self, bint block, uint64_t *deadline) except -1:
         if not block:
             sr_ring_tell(&self.consumer)
             raise queue.Empty()
@@ -468,15 +470,19 @@ cdef class Ends:
     # -- waiting --
 
     # Returns when there may be a frame (room_nbytes 0) or room.
-    cdef int wait(self, int side, uint64_t room_nbytes, uint64_t deadline) except -1:
+    cdef int wait(self, int side, uint64_t room_nbytes, uint64_t *deadline) except -1:
         cdef sr_ring_end *end = &self.producer if side == SR_PRODUCER else &self.consumer
+        cdef uint64_t now
         cdef int looks = 0
         cdef bint ready
         if spin(end, room_nbytes, min(self.pauses, <int> BRIEF_PAUSES)):
             return 0
         with nogil:
-            ready = self.wait_awake(end, side, room_nbytes, deadline)
+            ready = self.wait_awake(end, side, room_nbytes, deadline[0])
         while not ready:
+            now = sr_now_ns()
+            if deadline[0] != NEVER_NS:
+                deadline[0] += sr_time_away(self.slept_ns[side], now)
             PyErr_CheckSignals()
             if sr_life_state(&self.q.life[1 - side]) == SR_CLOSED:
                 if is_ready(end, room_nbytes) and side == SR_CONSUMER:
@@ -484,12 +490,12 @@ cdef class Ends:
                 raise Closed("the process at the other side has closed this ring")
             if looks % LOOKS_A_PEER == LOOKS_A_PEER - 1:
                 self.look_at_peer(end, side, room_nbytes)
-            if sr_now_ns() >= deadline:
+            if now >= deadline[0]:
                 what = "there is no room for it" if side == SR_PRODUCER else "nothing has come"
                 raise Timeout(f"{what} within the timeout; the ring stays as it is")
             looks += 1
             with nogil:
-                ready = self.sleep(end, side, room_nbytes, deadline)
+                ready = self.sleep(end, side, room_nbytes, deadline[0])
         return 0
 
     # Pauses, then sleep, without yielding first: where CPUs are busy with others that hands them a time slice, while a
@@ -502,6 +508,7 @@ cdef class Ends:
     cdef bint sleep(self, sr_ring_end *end, int side, uint64_t room_nbytes, uint64_t deadline) noexcept nogil:
         cdef uint64_t now = sr_now_ns()
         cdef uint32_t generation = sr_bell_watch(&self.q.bell[side])
+        self.slept_ns[side] = now
         if is_ready(end, room_nbytes):
             return True
         if now < deadline and sr_life_state(&self.q.life[1 - side]) != SR_CLOSED:

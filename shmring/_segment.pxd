@@ -95,6 +95,7 @@ cdef extern from "layout.h" nogil:
 
 cdef extern from "flag.h" nogil:
     uint64_t sr_now_ns()
+    uint64_t sr_time_away(uint64_t looked_ns, uint64_t now_ns)
     uint64_t sr_flag_load(const sr_flag *)
     uint64_t sr_flag_load_after_reads(const sr_flag *)
     uint64_t sr_flag_load_ordered(const sr_flag *)

@@ -65,7 +65,7 @@ cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
     cdef int status
     g.next_look_ns = now + g.look_ns
     if not c.interrupted:
-        c.wait_begin_ns = now
+        g.glanced_ns = c.wait_begin_ns = now
     c.interrupted = False
     while not sr_flag_reached(c.awaited.flag, c.awaited.target):
         if g.leg != NULL:
@@ -137,6 +137,9 @@ cdef int glance(Group *g, Call *c, uint64_t now) noexcept nogil:
         return PROGRESSED
     if c.deadline_ns == 0:
         c.deadline_ns = now + c.timeout_ns
+    else:
+        c.deadline_ns += sr_time_away(g.glanced_ns, now)
+    g.glanced_ns = now
     if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
         return ABORTED
     if now < g.next_look_ns:

@@ -42,6 +42,18 @@ static inline uint64_t sr_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* A wait looks around every few ms. If more time than this lies between two of its looks, its thread did not run: the
+   process was stopped (SIGSTOP, a frozen cgroup), or got no CPU. */
+enum { SR_LONGEST_LOOK_NS = 100000000 };
+
+/* The part of the time between two looks of a wait by which its deadline moves. Not all of it, so that a wait whose
+   looks are always late ends as well. */
+static inline uint64_t sr_time_away(uint64_t looked_ns, uint64_t now_ns)
+{
+    const uint64_t between_ns = now_ns - looked_ns;
+    return between_ns > SR_LONGEST_LOOK_NS ? between_ns - SR_LONGEST_LOOK_NS : 0;
+}
+
 /* ---- flags ---------------------------------------------------------------------------------------------- */
 
 /* P: pairs with every A below; all that the caller wrote before is seen by who sees the value. */

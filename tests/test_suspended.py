@@ -1,0 +1,165 @@
+"""Ranks that are stopped, all of them for longer than their timeout: they go on where they were. One alone is
+late as ever. May know: the public API, ranks.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from ranks import Ranks, until_stopped, until_there
+
+import shmring
+
+TIMEOUT_S = 2.0
+STOPPED_S = 3.0
+FORK = multiprocessing.get_context("fork")
+
+
+def in_a_call(comm, come):
+    x = np.ones(4)
+    if comm.rank == 1:
+        until_there(come)
+    comm.all_reduce(x)
+    return float(x[0])
+
+
+def in_the_background(comm, come):
+    x = np.ones(4)
+    work = None
+    if comm.rank == 0:
+        work = comm.all_reduce(x, async_op=True)
+    until_there(come)  # the progress thread waits meanwhile
+    work = work or comm.all_reduce(x, async_op=True)
+    work.wait()
+    return float(x[0])
+
+
+def in_a_message(comm, come):
+    x = np.full(4, 2.0)
+    if comm.rank == 1:
+        until_there(come)
+        comm.send(x, dest=0)
+    else:
+        comm.recv(x, source=1)
+    return float(x[0])
+
+
+def in_a_lock(comm, come):
+    array = comm.shared(8, locks=1)
+    if comm.rank == 1:
+        with array.lock(0):
+            comm.barrier()
+            until_there(come)
+    else:
+        comm.barrier()
+        with array.lock(0):
+            pass
+    return 2.0
+
+
+def stop_and_continue(pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids:
+        until_stopped(pid)
+    time.sleep(STOPPED_S)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def beside_a_busy_thread(comm, come):
+    """Half of the time the wait is in want of the GIL, to look at Python's signals."""
+    done = threading.Event()
+
+    def compute():
+        while not done.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        return in_a_message(comm, come)
+    finally:
+        done.set()
+        thread.join()
+
+
+WHERE = [in_a_call, in_the_background, in_a_message, in_a_lock, beside_a_busy_thread]
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_all_stopped_for_longer_than_the_timeout_go_on(tmp_path, where):
+    with Ranks(2) as ranks:
+        ranks.meet(timeout_s=TIMEOUT_S)
+        ranks.begin(where, tmp_path / "come")
+        time.sleep(0.3)  # until rank 0 waits
+        stop_and_continue([ranks.pid(0), ranks.pid(1)])
+        time.sleep(0.1)  # in which who goes on could take the other for late
+        (tmp_path / "come").touch()
+        assert ranks.answers() == [2.0, 2.0]
+
+
+def test_across_hosts_too(tmp_path):
+    with Ranks(2, nodes=[0, 1]) as ranks:
+        ranks.meet(timeout_s=TIMEOUT_S)
+        ranks.begin(in_a_call, tmp_path / "come")
+        time.sleep(0.3)
+        stop_and_continue([ranks.pid(0), ranks.pid(1)])
+        time.sleep(0.1)
+        (tmp_path / "come").touch()
+        assert ranks.answers() == [2.0, 2.0]
+
+
+def test_one_stopped_alone_is_late_and_named(tmp_path):
+    with Ranks(3) as ranks:
+        ranks.meet(timeout_s=TIMEOUT_S)
+        ranks.kill(1, signal.SIGSTOP)
+        until_stopped(ranks.pid(1))
+        ranks.begin(shmring.Comm.barrier)
+        others = ranks.answers(among=[0, 2])
+        ranks.kill(1, signal.SIGCONT)
+        for error in [*others, *ranks.answers(among=[1])]:
+            assert isinstance(error, shmring.Timeout)
+            assert error.rank == 1
+
+
+def test_who_goes_on_alone_names_who_is_still_stopped(tmp_path):
+    with Ranks(2) as ranks:
+        ranks.meet(timeout_s=TIMEOUT_S)
+        ranks.begin(in_a_call, tmp_path / "come")
+        time.sleep(0.3)
+        ranks.kill(1, signal.SIGSTOP)
+        stop_and_continue([ranks.pid(0)])
+        (error,) = ranks.answers(among=[0])
+        assert isinstance(error, shmring.Timeout)
+        assert error.rank == 1
+        assert "stopped" in str(error)
+        ranks.kill(1, signal.SIGCONT)
+        (tmp_path / "come").touch()
+        (error,) = ranks.answers(among=[1])
+        assert isinstance(error, shmring.Timeout)
+
+
+def get_in_time(ring, pipe):
+    try:
+        pipe.send(ring.get(TIMEOUT_S))
+    except shmring.Error as error:
+        pipe.send(error)
+
+
+def test_a_ring_too():
+    ours, theirs = FORK.Pipe()
+    with shmring.Ring() as ring:
+        child = FORK.Process(target=get_in_time, args=(ring, theirs))
+        child.start()
+        time.sleep(0.3)
+        stop_and_continue([child.pid])
+        putter = threading.Timer(0.1, ring.put, args=(b"late",))
+        putter.start()
+        assert ours.recv() == b"late"
+        putter.join()
+        child.join()
