@@ -202,15 +202,16 @@ cdef int order_of(Group *g, Call *c, int rank) noexcept nogil:
 # Who keeps this rank waiting in the end: who has not come to the call, else the rank awaited. Where that may be waiting
 # itself for another, who is least far: of several that are as far the first, but for double trees.
 cdef int latest(Group *g, Call *c) noexcept nogil:
-    cdef bint stages = c.awaited.flag == counter(g, c.awaited.rank, SR_STAGED)
-    cdef bint relayed = c.relayed and (stages or c.algorithm == DOUBLE_TREE)
-    cdef uint64_t seq = first_not_reached(g, c)
-    cdef bint all_came = seq == c.seq + 1
+    cdef uint64_t seq
+    cdef bint all_came, relayed
     cdef int64_t progress, least = 0
     cdef int culprit = -1, first = 0
     cdef int order, rank
-    if c.awaited.rank >= g.size:
+    if c.awaited.rank >= g.size:   # of another host, so that it has no lane here
         return furthest_behind(g, c)
+    relayed = c.relayed and (c.algorithm == DOUBLE_TREE or c.awaited.flag == counter(g, c.awaited.rank, SR_STAGED))
+    seq = first_not_reached(g, c)
+    all_came = seq == c.seq + 1
     if all_came and not relayed:
         return c.awaited.rank
     for rank in range(g.size):
