@@ -219,7 +219,10 @@ cdef class Comm(Messages):
             if not isinstance(x, Memory) or x.owner is None or x.readonly:
                 raise TypeError(f"x is {x!r:.60}; give a shmring.Memory with an owner, not a readonly one")
             nbytes = whole_pages(x.nbytes)
-            memory.check_own_mapping(x.address, nbytes)
+            try:
+                memory.check_own_mapping(x.address, nbytes)
+            except Error:
+                pass   # of this host, not of x: `Arrays.adopt` looks again, and what it raises all ranks raise
             self.arrays.check_not_adopted(x.address, nbytes)
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         except Exception:

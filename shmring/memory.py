@@ -191,14 +191,20 @@ class Adopted(Mapping):
 
 
 def check_own_mapping(address: int, nbytes: int) -> None:
-    """ValueError unless nbytes at address are writable mappings one after another, and all of them."""
+    """ValueError unless nbytes at address are writable mappings one after another, and all of them.
+
+    Error where the kernel does not say which mappings there are.
+    """
     begin, end = address, address + nbytes
-    with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
-        for line in maps:
-            place, access = line.split(maxsplit=2)[:2]
-            first, last = (int(text, 16) for text in place.split("-"))
-            if first == begin and begin < last <= end and access.startswith("rw"):
-                begin = last
+    try:
+        with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
+            for line in maps:
+                place, access = line.split(maxsplit=2)[:2]
+                first, last = (int(text, 16) for text in place.split("-"))
+                if first == begin and begin < last <= end and access.startswith("rw"):
+                    begin = last
+    except OSError as error:
+        raise explain(error, "reading /proc/self/maps, to look whether an array can be shared") from error
     if begin != end or nbytes == 0:
         raise ValueError(
             f"the {nbytes} bytes at {address:#x} are not a writable mapping of their own, whose pages could "

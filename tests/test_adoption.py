@@ -3,6 +3,7 @@
 May know: ranks, the public API.
 """
 
+import errno
 import gc
 import mmap
 import os
@@ -15,6 +16,7 @@ import pytest
 from ranks import Ranks, until_there
 
 import shmring
+from shmring import memory
 
 PAGES = 100
 NBYTES = PAGES * mmap.PAGESIZE
@@ -138,6 +140,36 @@ def one_cannot(comm):
 def test_what_one_rank_cannot_adopt_is_a_mismatch_elsewhere():
     with Ranks(3) as ranks:
         assert ranks.meet()(one_cannot) == ["Mismatch", "ValueError", "Mismatch"]
+
+
+def look_in_vain(*_, **__):
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def one_cannot_look(comm):
+    array = own_array()
+    array[:] = 7
+    if comm.rank == 1:
+        memory.open = look_in_vain  # in place of the built-in function
+    try:
+        comm.adopt(memory_of(array))
+    except Exception as error:
+        outcome = type(error).__name__, str(error)
+    finally:
+        vars(memory).pop("open", None)
+    again = comm.adopt(memory_of(array))
+    comm.all_reduce(array)
+    assert (array == 7 * comm.size).all()
+    again.release()
+    return outcome
+
+
+def test_what_the_kernel_does_not_let_one_rank_look_at_is_an_error_of_all():
+    with Ranks(3) as ranks:
+        outcomes = ranks.meet()(one_cannot_look)
+    assert [kind for kind, _ in outcomes] == ["Error"] * 3
+    assert "/proc/self/maps" in outcomes[1][1]
+    assert "rank other than 0 could not adopt its array" in outcomes[0][1]
 
 
 def outlive(comm):
