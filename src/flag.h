@@ -470,7 +470,8 @@ static inline bool sr_desk_ask(const struct sr_desk *desk)
    models?", 2012). */
 static inline void sr_desk_begin_telling(struct sr_desk *desk)
 {
-    atomic_fetch_or_explicit(&desk->told, 1, memory_order_seq_cst); /* no later write comes before it */
+    atomic_fetch_or_explicit(&desk->told, 1, memory_order_seq_cst);
+    (void)atomic_load_explicit(&desk->told, memory_order_seq_cst); /* keeps the text behind it, see sr_abort_set */
 }
 
 static inline void sr_desk_end_telling(struct sr_desk *desk)

@@ -7,6 +7,8 @@ May know: the checkout's C sources; it imports nothing of shmring.
 
 import functools
 import os
+import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -91,3 +93,25 @@ def test_one_call_line_alone_is_reported_as_a_race(folder):
     ran = run_c(*build("call_line", "thread", folder, "-DONE_LINE"))
     assert ran.returncode != 0
     assert "data race" in ran.stderr
+
+
+TELL = """
+#include "flag.h"
+void tell(struct sr_desk *desk, char *text) { sr_desk_begin_telling(desk); *text = 1; }
+"""
+
+
+def test_a_text_stays_behind_its_word_on_aarch64_without_atomic_instructions(folder):
+    """An exclusive store does not hold back what comes after it; a load with acquire behind it does."""
+    compiler = shutil.which("aarch64-linux-gnu-gcc") or (
+        COMPILER if platform.machine() == "aarch64" else None
+    )
+    if compiler is None:
+        pytest.skip("needs a compiler for aarch64: apt install gcc-aarch64-linux-gnu")
+    source = folder / "tell.c"
+    source.write_text(TELL)
+    how = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-march=armv8-a", "-mno-outline-atomics", f"-I{ROOT / 'src'}"]
+    said = subprocess.run([compiler, *how, "-S", "-o", "-", str(source)], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    order = re.findall(r"^\s+(stlxr|ldar|strb)\s", said.stdout, re.MULTILINE)
+    assert order == ["stlxr", "ldar", "strb"]
