@@ -170,6 +170,7 @@ cdef int fate_of_peer(Mail *m, int rank) noexcept nogil:
 
 cdef int look_around(Mail *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
     cdef int rank, fate, nleft = 0
+    look_for_lives(m.g)
     if m.office != NULL and sr_office_hears(m.office):
         return SIGNALLED
     for rank in range(m.size):

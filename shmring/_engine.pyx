@@ -661,6 +661,7 @@ cdef class Engine(State):
         cdef int rank
         self.check_usable()
         self.hear_others(g.seq)
+        look_for_lives(g)
         for rank in range(g.size):
             if rank != g.rank and sr_life_died(&g.lane[rank].life):
                 self.give_up(SR_RANK_FAILED, rank, g.seq, liveness.how_it_ended(*self.life_of(rank)))

@@ -539,6 +539,8 @@ cdef int read_private(Group *g, Call *c, int giver, unsigned char *there, size_t
     c.single_copy = True
     c.awaited.rank = giver
     c.error = sr_single_copy(sr_life_task(life), there, <uintptr_t> g.source[giver], nbytes)
+    if c.error != 0:
+        look_for_lives(g)
     if sr_life_died(life):
         return DEAD
     if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:

@@ -99,6 +99,7 @@ cdef struct Group:
     uint64_t yield_ns, sleep_ns, look_ns, ping_interval_ns
     uint64_t next_look_ns, signal_ns   # when to look around again, and for signals
     uint64_t glanced_ns                # when the wait of a call was looked at last
+    bint looks_for_lives       # the kernel does not watch them all, and those that it does not can be looked for
     uint64_t stall_ns, word_due_ns     # how long a wait may go without a word, 0: for ever; when one is due
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from here on
     bint single_copy           # every rank can read the private memory of every other
@@ -348,6 +349,15 @@ cdef inline void report_abort(sr_header *header, int cause, int culprit, int rep
     for rank in range(header.nranks):
         sr_bell_ring(&sr_layout_lane(header, rank).bell)
         sr_bell_ring(&sr_layout_lane(header, rank).mail_bell)
+
+
+# Marks ranks that have died where the kernel does not.
+cdef inline void look_for_lives(Group *g) noexcept nogil:
+    cdef int rank
+    if g.looks_for_lives:
+        for rank in range(g.size):
+            if rank != g.rank:
+                sr_life_look(&g.lane[rank].life)
 
 
 # What has become of a rank of this host: PROGRESSED, it lives; DEAD, or LEFT.

@@ -50,6 +50,7 @@ cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked
         if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
             return ABORTED
         owner[0] = sr_lock_owner(lock)
+        look_for_lives(g)
         correct_wait(g, SR_WAIT_LOCK, SR_AT_LOCK, owner[0])
         status = fate_of_owner(g, owner[0])
         if status != PROGRESSED and sr_lock_owner(lock) == owner[0]:   # it may have let go before it ended

@@ -133,6 +133,9 @@ cdef extern from "flag.h" nogil:
     void sr_life_set_state(sr_life *, int state)
     bint sr_life_is_held(const sr_life *)
     int sr_life_task(const sr_life *)
+    bint sr_life_is_unwatched(const sr_life *)
+    int sr_life_seek(const sr_life *)
+    void sr_life_look(sr_life *)
 
 
 cdef extern from "fault.h" nogil:

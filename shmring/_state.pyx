@@ -287,7 +287,16 @@ cdef class State:
 
     def has_gone(self, int rank):
         """Whether a rank has ended, or left."""
+        look_for_lives(&self.g)
         return fate_of(&self.g.lane[rank].life) != PROGRESSED
+
+    def look_for_lives(self):
+        """From here on ranks that the kernel does not watch are looked for: (these, the hidden ones)."""
+        cdef Group *g = &self.g
+        unwatched = [rank for rank in range(g.size) if sr_life_is_unwatched(&g.lane[<int> rank].life)]
+        hidden = [rank for rank in unwatched if sr_life_seek(&g.lane[<int> rank].life) != 0]
+        g.looks_for_lives = bool(unwatched) and not hidden
+        return unwatched, hidden
 
     def life_of(self, int rank):
         """(pid, start time) of a rank, as it said when it joined."""

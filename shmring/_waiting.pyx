@@ -251,6 +251,7 @@ cdef int waits_in_double_tree(Group *g, Call *c) noexcept nogil:
 
 cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef int rank, status
+    look_for_lives(g)
     for rank in range(g.size):
         if rank != g.rank and sr_life_died(&g.lane[rank].life) and is_missed(g, c, rank):
             c.awaited.rank = rank

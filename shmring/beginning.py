@@ -7,6 +7,7 @@ tuning.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 import zlib
@@ -24,6 +25,8 @@ from .settings import Settings
 
 _FORCED_PATHS = {"auto": 0, "near": 1, "far": 2}
 _CPU_MASK_NBYTES = 1024  # 8192 CPUs, the most that Linux can be built for
+
+_log = logging.getLogger("shmring")
 
 
 class Begun(NamedTuple):
@@ -127,6 +130,7 @@ def begin(
             engine.arrive(os.getpid(), liveness.start_time(os.getpid()))
             # Until now a death shows on the links, from now on in the segment.
             links.all_ready(check=_nothing_to_check, deadline=deadline)
+            _look_for_lives(engine, is_told=parent is not None)
             if parent is None:
                 crowded = _is_crowded(engine)
                 one_group = not crowded or _all_have(engine, limits.scheduling_group())
@@ -153,6 +157,25 @@ def _new_engine(segment: memory.Mapping, links: Links, settings: Settings, timeo
         tuning=header["tuning"],
         timeout_s=timeout_s,
     )
+
+
+def _look_for_lives(engine: Engine, *, is_told: bool) -> None:
+    unwatched, hidden = engine.look_for_lives()
+    if is_told:
+        return
+    if hidden:
+        what = (
+            "rank %d: the kernel refuses set_robust_list to ranks of this host (a seccomp profile?), and "
+            "ranks %s cannot be looked for from here: the death of such a rank is seen only as a Timeout; "
+            "allow set_robust_list"
+        )
+        _log.warning(what, engine.rank, ", ".join(map(str, hidden)))
+    elif engine.rank in unwatched:
+        what = (
+            "rank %d: the kernel refuses set_robust_list to this process (a seccomp profile?), so that "
+            "others see its death only when they look for it, every few ms of a wait; allow set_robust_list"
+        )
+        _log.warning(what, engine.rank)
 
 
 def _is_crowded(engine: Engine) -> bool:

@@ -420,15 +420,17 @@ static inline void sr_life_be_prompt(void)
 
 /* The parked thread's life (the kernel's robust futex interface: Documentation/locking/robust-futex-ABI): registers
    `holder` with the kernel and takes it; whatever ends the thread then is seen by all. A list entry of our own instead
-   of a robust pthread mutex, because its futex word is then ours to lay out and read. */
+   of a robust pthread mutex, because its futex word is then ours to lay out and read. If the kernel
+   refuses that (a seccomp profile), the life is held all the same, and others look for it by sr_life_look. */
 static inline void sr_life_hold(struct sr_life *life, struct sr_hold *hold)
 {
     hold->entry.next = &hold->head.list;
     hold->head.list.next = &hold->entry;
     hold->head.futex_offset = (long)((char *)&life->holder - (char *)&hold->entry);
     hold->head.list_op_pending = NULL;
-    syscall(SYS_set_robust_list, &hold->head, sizeof hold->head);
+    const bool refused = syscall(SYS_set_robust_list, &hold->head, sizeof hold->head) != 0;
     sr_life_be_prompt();
+    atomic_store_explicit(&life->unwatched, refused, memory_order_relaxed);
     atomic_store_explicit(&life->holder, (uint32_t)syscall(SYS_gettid) | FUTEX_WAITERS, memory_order_release);
 }
 
@@ -495,6 +497,31 @@ static inline void sr_life_tell(struct sr_life *life)
 static inline bool sr_life_is_held(const struct sr_life *life)
 {
     return atomic_load_explicit(&((struct sr_life *)life)->holder, memory_order_acquire) != 0;
+}
+
+/* True if the kernel does not mark the life when it ends. */
+static inline bool sr_life_is_unwatched(const struct sr_life *life)
+{
+    return atomic_load_explicit(&((struct sr_life *)life)->unwatched, memory_order_relaxed) != 0;
+}
+
+/* Looks for the parked thread of an unwatched life: 0, or errno. Not for its process, which can be found until its
+   parent has waited for it, and lives on after execve; the parked thread is never the first of its process. */
+static inline int sr_life_seek(const struct sr_life *life)
+{
+    return syscall(SYS_tgkill, life->pid, sr_life_task(life), 0) == 0 ? 0 : errno;
+}
+
+/* Marks an unwatched life that has ended, as the kernel does with others, and wakes all that nap on it. Only for who
+   has found the thread before: in another PID namespace it never is. */
+static inline void sr_life_look(struct sr_life *life)
+{
+    uint32_t holder = atomic_load_explicit(&life->holder, memory_order_acquire);
+    if (!sr_life_is_unwatched(life) || holder == 0 || holder & FUTEX_OWNER_DIED || sr_life_seek(life) != ESRCH)
+        return;
+    if (atomic_compare_exchange_strong_explicit(&life->holder, &holder, holder | FUTEX_OWNER_DIED, memory_order_acq_rel,
+                                                memory_order_relaxed))
+        sr_life_tell(life);
 }
 
 #endif

@@ -103,6 +103,8 @@ struct sr_life {
     uint64_t address;        /* W owner before state: of this structure as it maps it; R all */
     uint64_t nonce;          /* W owner before state: at random; R all: who reads the same at `address` of the holder's
                                 memory can read all of it */
+    _Atomic uint32_t unwatched; /* W parked thread before holder: the kernel has refused to mark `holder`, so that the
+                                   others look for the thread and mark it themselves; R all */
 } __attribute__((aligned(128)));
 
 #define SR_MAIL_WORDS (SR_MAX_RANKS / 64u)

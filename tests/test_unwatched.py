@@ -1,0 +1,125 @@
+"""Ranks whose lives the kernel does not watch, as under a seccomp profile without set_robust_list: init()
+says so, and deaths are seen all the same. May know: the public API.
+"""
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import platform
+import signal
+import struct
+
+import numpy as np
+import pytest
+
+import shmring
+
+FORK = multiprocessing.get_context("fork")
+SET_ROBUST_LIST = {"x86_64": 273, "aarch64": 99}.get(platform.machine())
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
+LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06  # of classic BPF
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # and the errno
+TIMEOUT_S = 100  # far beyond any watchdog: a death that is not seen hangs the test
+
+if SET_ROBUST_LIST is None:
+    pytest.skip("does not know this machine's system calls", allow_module_level=True)
+
+
+class Filter(ctypes.Structure):
+    """struct sock_fprog"""
+
+    _fields_ = (("count", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
+
+
+def refuse_to_watch():
+    """From here on the kernel refuses set_robust_list to this process."""
+    steps = [
+        (LOAD, 0, 0, 0),
+        (JUMP_IF_EQUAL, 0, 1, SET_ROBUST_LIST),
+        (RETURN, 0, 0, REFUSE | 38),  # ENOSYS
+        (RETURN, 0, 0, ALLOW),
+    ]
+    program = b"".join(struct.pack("HBBI", *step) for step in steps)
+    kept = ctypes.create_string_buffer(program)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    asked = Filter(len(steps), ctypes.addressof(kept))
+    assert libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(asked), 0, 0) == 0
+
+
+class Kept(logging.Handler):
+    """What was logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.said = []
+
+    def emit(self, record):
+        self.said.append(record.getMessage())
+
+
+def in_a_call(comm, first):
+    comm.all_reduce(np.ones(4))
+
+
+def in_the_background(comm, first):
+    comm.all_reduce(np.ones(4), async_op=True).wait()
+
+
+def in_a_message(comm, first):
+    comm.recv(np.ones(4), source=1)
+
+
+def in_a_lock(comm, array):
+    with array.lock(0):
+        pass
+
+
+def in_shrink(comm, first):
+    with pytest.raises(shmring.Aborted):
+        comm.abort("enough") or comm.barrier()
+    assert comm.shrink().size == 1
+    raise shmring.RankFailed("as expected", rank=1)
+
+
+def live(world, rank, refused, where, pipe):
+    if rank in refused:
+        refuse_to_watch()
+    log = Kept()
+    logging.getLogger("shmring").addHandler(log)
+    comm = shmring.init(world, rank=rank, timeout=TIMEOUT_S)
+    array = comm.shared(8, locks=1)
+    if rank == 1 and where is in_a_lock:
+        array.lock(0).__enter__()
+    comm.barrier()
+    if rank == 1:
+        pipe.send(log.said)
+        signal.pause()
+    try:
+        pipe.send(log.said)
+        where(comm, array)
+    except shmring.Error as error:
+        pipe.send((type(error), error.rank))
+
+
+@pytest.mark.parametrize("where", [in_a_call, in_the_background, in_a_message, in_a_lock, in_shrink])
+@pytest.mark.parametrize("refused", [(0, 1), (1,), (0,)], ids=str)
+def test_a_death_is_seen_and_that_it_is_looked_for_is_told(refused, where):
+    world = shmring.world(2)
+    ends, processes = [], []
+    for rank in range(2):
+        ours, theirs = FORK.Pipe()
+        ends.append(ours)
+        arguments = world, rank, refused, where, theirs
+        processes.append(FORK.Process(target=live, args=arguments, daemon=True))
+        processes[-1].start()
+        theirs.close()
+    for rank, end in enumerate(ends):
+        said = end.recv()
+        assert len(said) == (rank in refused)
+        assert all("refuses set_robust_list" in line for line in said)
+    os.kill(processes[1].pid, signal.SIGKILL)  # nobody has waited for it when rank 0 is to see it
+    assert ends[0].recv() == (shmring.RankFailed, 1)
+    for process in processes:
+        process.join()
