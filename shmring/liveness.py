@@ -1,4 +1,4 @@
-"""What /proc says of a process: whether it is still the one that joined, and how it ended.
+"""What the kernel says of a process: whether it is still the one that joined, and how it ended.
 
 May know: nothing.
 """
@@ -6,6 +6,7 @@ May know: nothing.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 
@@ -25,7 +26,7 @@ _STATES = {
 
 
 def start_time(pid: int) -> int:
-    """Field 22 of /proc/PID/stat: with the pid it names one process for ever. 0: not to be seen."""
+    """Field 22 of /proc/PID/stat: with the pid it names one process for ever. 0: /proc does not show it."""
     fields = _stat(pid)
     return int(fields[19]) if fields else 0
 
@@ -33,7 +34,9 @@ def start_time(pid: int) -> int:
 def state(pid: int, start: int) -> str:
     """One readable word on a process that is late."""
     fields = _stat(pid)
-    if fields is None or int(fields[19]) != start:
+    if fields is None:  # /proc may not be mounted, or hide it (hidepid)
+        return "gone" if _has_ended(pid) else "alive, and not shown by /proc"
+    if start and int(fields[19]) != start:
         return "gone"
     if fields[0] == "Z" and int(fields[17]) > 1:  # of them all only the first one has ended, or has ended yet
         return "without its main thread"
@@ -59,6 +62,32 @@ def _is_dead(pid: int, start: int) -> bool:
     if fields is None or fields[0] in "ZX":
         return True
     return int(fields[19]) != start or bool(int(fields[6]) & _EXITING or int(fields[28]) & _KILLED)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether there is no such process any more, without a look at /proc."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (OSError, AttributeError):  # a kernel or a Python without pidfds, or no descriptor is left
+        return not _answers(pid)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(0))  # also of one that its parent has not waited for
+    finally:
+        os.close(fd)
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import shmring
+from shmring import liveness
 
 TINY = 512
 ENOUGH_S = 20
@@ -429,6 +430,32 @@ def test_a_putter_killed_in_the_middle_of_an_item():
         with pytest.raises(shmring.RankFailed, match=str(child.pid)):
             get_until_it_raises(ring)
         child.join()
+
+
+def put_late(ring):
+    ring.put(b"soon")
+    time.sleep(0.5)  # as long as it takes to be looked for
+    ring.put(b"late")
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_a_peer_is_seen_to_live_and_to_die_without_proc(monkeypatch, has_pidfds):
+    monkeypatch.setattr(liveness, "_stat", lambda pid: None)  # not mounted, or hidden (hidepid)
+    if not has_pidfds:
+        monkeypatch.delattr(os, "pidfd_open")
+    with shmring.Ring() as ring:
+        child = FORK.Process(target=put_late, args=(ring,))
+        child.start()
+        assert ring.get(ENOUGH_S) == b"soon"
+        assert ring.get(ENOUGH_S) == b"late"
+        reaper = threading.Thread(target=child.join)  # without pidfds it answers until its parent has waited
+        if not has_pidfds:
+            reaper.start()
+        with pytest.raises(shmring.RankFailed, match=f"process {child.pid} died"):
+            ring.get(ENOUGH_S)
+        reaper.join() if not has_pidfds else child.join()
 
 
 def do_nothing(ring):
