@@ -42,13 +42,31 @@ def meeting_point(world: World, suffix: bytes = b"") -> bytes:
     return b"\0shmring." + digest.encode() + suffix
 
 
-def second_use(rank: int) -> Error:
+def second_use(rank: int, or_else: str = "") -> Error:
     return Error(
-        f"rank {rank} has joined this world before, or the world has already met: a World is single-use, "
-        "make a fresh one with shmring.world(nprocs) (with SHMRING_RANK set by hand: give each job its "
-        "own SHMRING_ADDR)",
+        f"rank {rank} has joined this world before, or the world has already met{or_else}: a World is "
+        "single-use, make a fresh one with shmring.world(nprocs) (with SHMRING_RANK set by hand: give each "
+        "job its own SHMRING_ADDR)",
         rank=rank,
     )
+
+
+def held_by_another(uid: int, pid: int) -> Error:
+    return Error(
+        f"the meeting point of this world is held by another user (uid {uid}, process {pid}): use a fresh "
+        "world (with SHMRING_RANK set by hand: another SHMRING_ADDR)"
+    )
+
+
+def _error_in_use(world: World, rank: int) -> Error:
+    """Why the lowest rank cannot have the name of the meeting point."""
+    with _new_socket() as probe:
+        try:
+            probe.connect(meeting_point(world))
+        except OSError:  # it does not listen, or its queue is full
+            return second_use(rank, ", or another user's process holds the name of its meeting point")
+        uid, pid = peer_uid_and_pid(probe)
+    return second_use(rank) if uid == os.geteuid() else held_by_another(uid, pid)
 
 
 def _has_met(world: World) -> bool:
@@ -59,7 +77,7 @@ def _has_met(world: World) -> bool:
             return True
         except OSError:
             return False
-        return True
+        return peer_uid_and_pid(probe)[0] == os.geteuid()  # who else has the name says nothing of this world
 
 
 def _new_socket() -> socket.socket:
@@ -104,7 +122,7 @@ class _Host(Reception):
             self._listener.bind(meeting_point(world))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise second_use(rank) from error
+                raise _error_in_use(world, rank) from error
             raise explain(error, "opening the meeting point of the ranks") from error
         self._listener.listen(min(most_strangers(len(self._awaited)), 4096))
 
@@ -156,7 +174,7 @@ class _Guest(Guest):
         uid, pid = peer_uid_and_pid(connection)
         if uid != os.geteuid():
             connection.close()
-            raise Error(f"the meeting point of this world is held by another user (uid {uid}, process {pid})")
+            raise held_by_another(uid, pid)
         return Line(connection)
 
     def _settle(self, line: Line) -> bool:

@@ -1,6 +1,7 @@
 """Ranks meet: all of them, or one typed error for all. May know: bootstrap, lines,
 neighbours."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -241,6 +242,62 @@ def test_two_rank_0():
     assert [type(error) for error in errors] == [Error]
     assert "single-use" in str(errors[0])
     close(outcome for outcome in outcomes if outcome not in errors)
+
+
+@contextlib.contextmanager
+def held_by_nobody_of_ours(name, *, listens=True):
+    """Another user's process has that name, which anyone can guess who knows the job's."""
+    held, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
+            squatter.bind(name)
+            if listens:
+                squatter.listen(5)
+            os.write(tell, b"!")
+            time.sleep(100)
+        os._exit(0)
+    os.close(tell)
+    try:
+        assert os.read(held, 1) == b"!"
+        yield pid
+    finally:
+        os.close(held)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become another user")
+
+
+@needs_root
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_meeting_point_of_another_user_is_named_as_such(rank):
+    meeting = world(2)
+    with (
+        held_by_nobody_of_ours(neighbours.meeting_point(meeting)) as pid,
+        pytest.raises(Error, match=rf"another user \(uid 65534, process {pid}\)"),
+    ):
+        join(meeting, rank, timeout_s=20)
+
+
+@needs_root
+def test_a_name_that_another_user_does_not_listen_at_may_be_anybodys():
+    meeting = world(2)
+    with (
+        held_by_nobody_of_ours(neighbours.meeting_point(meeting), listens=False),
+        pytest.raises(Error, match=r"or another user's process holds the name"),
+    ):
+        join(meeting, 0, timeout_s=20)
+
+
+@needs_root
+def test_a_marker_of_another_user_says_nothing():
+    meeting = world(2)
+    with held_by_nobody_of_ours(neighbours.meeting_point(meeting, b".met")):
+        close(in_threads(joining(meeting, 0), joining(meeting, 1)))
 
 
 def test_a_world_is_single_use_in_one_process():
