@@ -90,6 +90,17 @@ def nothing_is_left():
     assert not leaked, f"descriptors left open: {leaked}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c():
+    """Ctrl-C raises KeyboardInterrupt, here and in what the tests start.
+
+    pytest may have been started with SIGINT ignored (`&` in a script), which fork and exec hand down.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def crews():
     """Processes that are ranks, by how many they are: they serve all tests of a module."""

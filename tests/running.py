@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -39,6 +40,11 @@ def run_code(tmp_path, code, *options, nprocs=2, arguments=(), **environment):
     )
 
 
+def hear_hangups():
+    """In a child: SIGHUP has its effect, also where it is ignored here (nohup)."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def started(tmp_path, code, *options, nprocs=2):
     """Its process, which is killed in the end."""
@@ -48,6 +54,7 @@ def started(tmp_path, code, *options, nprocs=2):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **QUIET},
+        preexec_fn=hear_hangups,
     )
     with process:
         yield process
@@ -59,6 +66,7 @@ def on_a_terminal(arguments, **environment):
     shown = b""
     pid, terminal = pty.fork()
     if pid == 0:
+        hear_hangups()
         os.environ.update(environment)
         os.execv(arguments[0], arguments)
     with contextlib.suppress(OSError):  # EIO: its end

@@ -13,7 +13,7 @@ import subprocess
 
 import jsonschema
 import pytest
-from running import LIMIT_S, QUIET, command, on_a_terminal, run_code, started
+from running import LIMIT_S, QUIET, command, hear_hangups, on_a_terminal, run_code, started
 
 from shmring import logs, ranges, run
 
@@ -197,7 +197,8 @@ def test_a_terminal_that_is_closed_leaves_the_ranks_their_grace(tmp_path):
     report = tmp_path / "report.json"
     terminal, ours = pty.openpty()  # nobody's, so that no SIGHUP comes when it goes
     arguments = command(tmp_path, code, "--report", str(report))
-    with subprocess.Popen(arguments, stdout=ours, stderr=ours, env={**os.environ, **QUIET}) as process:
+    how = {"env": {**os.environ, **QUIET}, "preexec_fn": hear_hangups}
+    with subprocess.Popen(arguments, stdout=ours, stderr=ours, **how) as process:
         os.close(ours)
         try:
             assert b"line" in os.read(terminal, 100)

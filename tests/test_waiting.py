@@ -3,8 +3,11 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,6 +160,27 @@ def interrupt_between(comm):
 
 def test_an_interrupt_outside_of_calls_harms_nothing(world_of):
     assert world_of(2)(interrupt_between) == [2.0] * 2
+
+
+def ignore_ctrl_c():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def test_ctrl_c_can_be_tested_where_it_is_ignored():
+    """As it is for what a script starts in the background."""
+    tests = (
+        "test_bootstrap.py::test_ctrl_c_ends_the_wait",  # in a program
+        "test_ring.py::test_ctrl_c",  # here
+        "test_run.py::test_a_second_ctrl_c_kills",
+    )
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", *(str(here / test) for test in tests)],
+        preexec_fn=ignore_ctrl_c,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def on_one_cpu(comm):
