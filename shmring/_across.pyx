@@ -9,12 +9,12 @@ from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memmove
 
 from ._group cimport *
-from ._hierarchy cimport enter_large, gather_stretch, slice_at, step_large, stretch_count_of
-from ._leaders cimport enter_small, step_small
+from ._hierarchy cimport gather_stretch, slice_at, step_large, stretch_count_of
+from ._leaders cimport step_small
 from ._leg cimport *
-from ._local cimport begin_local, finish_crossing, new_local, step_crossing
+from ._local cimport begin_local, finish_crossing, meet, new_local, step_crossing
 from ._pipelines cimport choose_pipeline, enter_refused, step_refused
-from ._reduce_scatter cimport enter_reduce_scatter, step_reduce_scatter
+from ._reduce_scatter cimport step_reduce_scatter
 
 
 # ---- pieces, by rank -----------------------------------------------------------------------------------------
@@ -80,9 +80,8 @@ cdef inline bint takes_in_place(Group *g, Call *c) noexcept nogil:
     return False
 
 
-cdef void enter_pairwise(Group *g, Call *c) noexcept nogil:
+cdef void start_pairwise(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    begin_crossing(g, c)
     leg.part_nbytes = leg.pair_nbytes
     leg.through_room = takes_in_place(g, c)
     exchange_pieces(g, c)
@@ -143,7 +142,7 @@ cdef int exchange_locally(Group *g, Call *c) noexcept nogil:
     cdef Call *step
     cdef int local, rank
     if c.kind != ALL_TO_ALL and leg.node_of[c.root] != leg.node:
-        return PROGRESSED
+        return meet(g, c)
     if g.size == 1:
         keep_own(g, c)
         return PROGRESSED
@@ -177,7 +176,7 @@ cdef inline void keep_own(Group *g, Call *c) noexcept nogil:
 
 
 cdef int step_pairwise(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, stage_pairwise)
+    return step_crossing(g, c, start_pairwise, stage_pairwise)
 
 
 # ---- all_gather, scan, exscan: every piece to every host -----------------------------------------------------------
@@ -199,9 +198,8 @@ cdef inline size_t part_nbytes_of(Group *g, Call *c, int rank, int number) noexc
     return part_from(c, rank, <size_t> number * leg.part_nbytes, leg.part_nbytes)
 
 
-cdef void enter_all_gather(Group *g, Call *c) noexcept nogil:
+cdef void start_all_gather(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    begin_crossing(g, c)
     leg.part_nbytes = leg.pair_nbytes if is_scan(c) else leg.slice_nbytes
     leg.lag = 0 if is_scan(c) else GATHER_LAG
     leg.group = 0
@@ -231,7 +229,8 @@ cdef inline void receive_part(Group *g, Call *c, int rank, int number) noexcept 
         receive_from(g, c, rank, part_of_rank(g, c, rank, number), nbytes, &stretch_at(leg_of(g), number).receiving)
 
 
-# stage 0: post the part of this turn; 1: hand out the groups of an earlier one, a local step each.
+# stage 0: post the part of this turn; 1: hand out the groups of an earlier one, a local step each, that of this host
+# before anything has come.
 cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef int last = nparts(leg, c)
@@ -245,22 +244,34 @@ cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
             exchange_parts(g, c, leg.turn)
         leg.stage = 1
     if number >= 0:
-        if stretch_at(leg, number).receiving > 0 or (is_scan(c) and stretch_at(leg, number).sending > 0):
+        if leg.group > 0 and stretch_at(leg, number).receiving > 0:
             return blocked_on_wires(g, c)
         if hand_out_group(g, c, number):
             return PROGRESSED
         if is_scan(c):
+            if stretch_at(leg, number).sending > 0:
+                return blocked_on_wires(g, c)
             fold_part(g, c, number)
     leg.stage = leg.group = 0
     leg.turn += 1
     return PROGRESSED
 
 
+# As node_of_group, of the next group: this host is the first, and has one.
+cdef inline int node_handed_out(Group *g, Leg *leg, int *begin) noexcept nogil:
+    cdef int node
+    begin[0] = 0
+    if leg.group == 0:
+        return leg.node
+    node = node_of_group(g, leg, leg.group - 1, begin)
+    return node if node < leg.node else node_of_group(g, leg, leg.group, begin)
+
+
 # The next group of pieces, of which every local rank has one. False: there is none left.
 cdef bint hand_out_group(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef int begin
-    cdef int node = node_of_group(g, leg, leg.group, &begin)
+    cdef int node = node_handed_out(g, leg, &begin)
     if node == leg.nnodes:
         return False
     leg.group += 1
@@ -314,7 +325,7 @@ cdef void fold_part(Group *g, Call *c, int number) noexcept nogil:
 
 
 cdef int step_all_gather(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, stage_all_gather)
+    return step_crossing(g, c, start_all_gather, stage_all_gather)
 
 
 # ---- broadcast -----------------------------------------------------------------------------------------------------
@@ -325,9 +336,8 @@ cdef enum:
     CHAIN_LAG = 2   # turns from posting a stretch's receives to passing it on
 
 
-cdef void enter_broadcast(Group *g, Call *c) noexcept nogil:
+cdef void start_broadcast(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    begin_crossing(g, c)
     leg.stretch_count = c.count if c.nbytes <= leg.small_nbytes else stretch_count_of(leg, c.count, c.itemsize)
     leg.lag = CHAIN_LAG if c.nbytes > leg.small_nbytes and leg.node != leg.node_of[c.root] else 0
 
@@ -344,6 +354,8 @@ cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
                 send_to(g, c, rank_at(leg, node, 0), c.x, c.nbytes, &s.sending)
         if leg.node != leg.node_of[c.root] and leg.local_of[leg.rank] == 0:
             receive_from(g, c, c.root, c.out, c.nbytes, &s.receiving)
+        if leg.node != leg.node_of[c.root]:
+            return meet(g, c)
     if leg.stage == 2:
         return finish_crossing(g, c)
     if s.receiving > 0:
@@ -371,7 +383,7 @@ cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
                 return blocked_on_wires(g, c)
             begin_stretch(g, c, leg.turn)
         leg.stage = 1
-        return PROGRESSED
+        return meet(g, c) if leg.turn == 0 and not begins else PROGRESSED
     if leg.stage == 1:
         if number >= 0:
             if stretch_at(leg, number).receiving > 0:
@@ -430,58 +442,38 @@ cdef void exchange_slice(Group *g, Call *c, int number, int node, bint receives)
 
 
 cdef int step_small_broadcast(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, stage_small_broadcast)
+    return step_crossing(g, c, start_broadcast, stage_small_broadcast)
 
 
 cdef int step_large_broadcast(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, stage_large_broadcast)
+    return step_crossing(g, c, start_broadcast, stage_large_broadcast)
 
 
 # ---- calls that are none -------------------------------------------------------------------------------------------
 
-# What the other hosts make of it they see when they come to it: this rank waits for them only if it has refused as many
-# calls as messages may be under way.
+# The other hosts are told of it as of a call that is confirmed, at once: this rank does not wait for those of its host.
 cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
-    enter_refused(g, c)
-    leg_of(g).fingerprint = 0   # its record says more
-    leg_of(g).seq += 1
-    g.recorded.number = call_number(leg_of(g), leg_of(g).seq)
-    leg_of(g).stage = 0
+    cdef Leg *leg = leg_of(g)
+    leg.seq += 1
+    leg.has_started = leg.is_to_confirm = False
+    c.fingerprint = INVALID   # as enter_refused makes it
+    c.seq = c.parted_seq = g.seq
 
 
 cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef int moved
-    if leg.stage == 0 and leg.local_of[leg.rank] == 0:
-        if not has_room_for_all(leg):
-            moved = move(g, c)
-            return blocked_on_wires(g, c) if moved == BLOCKED else moved
-        tell_of_refusal(g, c)
-        move(g, c)   # what it comes to is the next call's: in this one the refusal is what the caller hears of
-    leg.stage = 1
+    cdef int status
+    if not leg.has_started:
+        status = await_confirmations(g, c)
+        if status != DONE:
+            return status
+        leg.has_started = True
+        enter_refused(g, c)
+        leg.fingerprint = 0   # its record says more
+        g.recorded.number = call_number(leg, leg.seq)
+        if leg.confirmer != NULL:
+            confirm(g, c)
     return step_refused(g, c)
-
-
-# Half of the queues is for the calls that follow, which do not look.
-cdef bint has_room_for_all(Leg *leg) noexcept nogil:
-    cdef sr_wire *wire
-    cdef int node
-    for node in range(leg.nnodes):
-        if node != leg.node:
-            wire = leg.wire[rank_at(leg, node, 0)]
-            if max(sr_wire_length(&wire.out), sr_wire_length(&wire.in_)) >= SR_WIRE_QUEUE // 2:
-                return False
-    return True
-
-
-# One rank of each host does.
-cdef void tell_of_refusal(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef int node
-    for node in range(leg.nnodes):
-        if node != leg.node:
-            send_to(g, c, rank_at(leg, node, 0), NULL, 0, &leg.unheeded)
-            receive_from(g, c, rank_at(leg, node, 0), NULL, 0, &leg.unheeded)
 
 
 # ---- choice --------------------------------------------------------------------------------------------------------
@@ -492,16 +484,16 @@ cdef void choose_way(Group *g, Call *c) noexcept nogil:
     if leg == NULL:
         choose_pipeline(g, c)
         return
+    c.enter = begin_crossing
     if c.kind == GATHER or c.kind == SCATTER or c.kind == ALL_TO_ALL:
-        c.enter, c.step = enter_pairwise, step_pairwise
+        c.step = step_pairwise
     elif c.kind == ALL_GATHER or is_scan(c):
-        c.enter, c.step = enter_all_gather, step_all_gather
+        c.step = step_all_gather
     elif c.kind == BROADCAST:
-        c.enter = enter_broadcast
         c.step = step_small_broadcast if c.nbytes <= leg.small_nbytes else step_large_broadcast
     elif c.kind == REDUCE_SCATTER and c.nbytes > 0:
-        c.enter, c.step = enter_reduce_scatter, step_reduce_scatter
+        c.step = step_reduce_scatter
     elif c.nbytes <= leg.small_nbytes:
-        c.enter, c.step = enter_small, step_small
+        c.step = step_small
     else:
-        c.enter, c.step = enter_large, step_large
+        c.step = step_large

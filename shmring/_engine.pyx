@@ -18,7 +18,7 @@ from ._distance cimport enter_ping, step_ping_call
 from ._flight cimport SR_WAIT_CALL
 from ._leg cimport Wires, leg_of, remote
 from ._life cimport ParkedLife
-from ._parting cimport find_parted, last_call_of, most_suspect, parted_calls
+from ._parting cimport await_same_call, find_parted, last_call_of, most_suspect, parted_calls
 from ._pipelines cimport enter_refused, step_refused
 from ._progress cimport *
 from ._stalls cimport Stalls
@@ -356,11 +356,14 @@ cdef class Engine(State):
 
     # What has become of a connection to another host: whoever ended it may have said why.
     cdef int surface_across(self, Call *c, int status) except -1:
-        cdef int rank = self.world_rank(c.awaited.rank)
+        cdef int rank
+        if status == PARTED:
+            await_same_call(self, c, self.alarms)
+        rank = self.world_rank(c.awaited.rank)
         if self.alarms.hear_out(rank, LAST_WORD_S if status == LOST else 0.0) is not None:
             self.hear_others(c.seq)
         elif status == PARTED:
-            told = failures.describe_parted(self, rank, *parted_calls(self, c, rank))
+            told = failures.describe_parted(self, rank, *parted_calls(self))
             self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, told)
         elif self.alarms.has_left(rank):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.CLOSED_IT)

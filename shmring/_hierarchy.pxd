@@ -5,7 +5,6 @@ from libc.stddef cimport size_t
 from ._group cimport Call, Group
 from ._leg cimport Leg
 
-cdef void enter_large(Group *g, Call *c) noexcept nogil
 cdef int step_large(Group *g, Call *c) noexcept nogil
 cdef int gather_stretch(Group *g, Call *c, int number) noexcept nogil
 cdef size_t slice_at(Leg *leg, int node, int local, size_t count) noexcept nogil

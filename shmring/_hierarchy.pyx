@@ -124,9 +124,8 @@ cdef inline float *residual_of(Leg *leg, Call *c, int number) noexcept nogil:
     return NULL if c.residual == NULL else c.residual + number * residual_pitch(leg, leg.stretch_count)
 
 
-cdef void enter_large(Group *g, Call *c) noexcept nogil:
+cdef void start_large(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    begin_crossing(g, c)
     leg.in_parts = goes_in_parts(leg, c)
     choose_partials(leg, c, c.wire if leg.in_parts or leg.nnodes == 2 else <int> SR_WIRE_NATIVE)
     leg.stretch_count = stretch_count_of(leg, c.count, leg.itemsize)
@@ -160,7 +159,7 @@ cdef inline int own_place(const Leg *leg) noexcept nogil:
 
 
 cdef int step_large(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, stage_large)
+    return step_crossing(g, c, start_large, stage_large)
 
 
 cdef inline void next_stage(Leg *leg) noexcept nogil:

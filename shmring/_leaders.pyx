@@ -21,10 +21,9 @@ cdef inline bint leads(Leg *leg, Call *c) noexcept nogil:
     return leg.local_of[leg.rank] == leader_on(leg, c, leg.node)
 
 
-cdef void enter_small(Group *g, Call *c) noexcept nogil:
+cdef void start_small(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Call *step
-    begin_crossing(g, c)
     choose_partials(leg, c, SR_WIRE_NATIVE)
     if is_partial_itself(g, c):
         return
@@ -39,7 +38,7 @@ cdef void enter_small(Group *g, Call *c) noexcept nogil:
 
 
 cdef int step_small(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, stage_small)
+    return step_crossing(g, c, start_small, stage_small)
 
 
 cdef int stage_small(Group *g, Call *c) noexcept nogil:

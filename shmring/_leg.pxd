@@ -5,7 +5,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from ._group cimport *
-from ._post cimport sr_office
+from ._office cimport Office
+from ._post cimport sr_office, sr_post, sr_post_call
 
 
 cdef extern from "wire.h" nogil:
@@ -73,9 +74,16 @@ cdef struct Leg:
     uint64_t first_user_seq   # ... and of the first that is not the engine's own
     uint64_t fingerprint, count   # ... and what it is; 0: see its record
     uint64_t first_local   # the sequence number of its first local step
+    # what hosts confirm to each other, see await_confirmations: only the first rank of each host does
+    sr_post **confirmer    # by node: the mail to its first rank; NULL: this rank is not the first of its own
+    sr_post_call due       # the last call that this host has confirmed, ...
+    int nconfirmed         # ... and up to which node all have
+    sr_post_call ours, theirs   # once the status is PARTED: the two calls that do not match
     const void **source    # by node, valid within one step
     const void **by_rank   # by rank, valid within one step
     # the call under way
+    bint has_started       # every host has confirmed the call before
+    bint is_to_confirm     # this rank has to confirm it, and has not
     Call local             # the local step that is under way, or was last
     bint runs_locally
     int turn, stage        # where in the schedule
@@ -90,7 +98,6 @@ cdef struct Leg:
     int format             # ... and how they are written on the wire
     size_t stretch_count   # elements of a stretch
     size_t part_nbytes     # of a part of a piece
-    uint32_t unheeded      # of messages that no call waits for
     Stretch[MOST_UNDER_WAY] stretch
     Piece *given           # by local rank, of the local step
     Piece *taken
@@ -160,7 +167,12 @@ cdef inline int64_t call_number(const Leg *leg, uint64_t seq) noexcept nogil:
     return <int64_t> (seq - leg.first_user_seq) + 1
 
 
-# A call of all ranks begins.
+# In these calls a host may hear nothing from another one: they are confirmed.
+cdef inline bint is_one_sided(const Call *c) noexcept nogil:
+    return c.kind == BROADCAST or c.kind == REDUCE or c.kind == GATHER or c.kind == SCATTER
+
+
+# A call of all ranks begins; what it does starts with the first step, see step_crossing.
 cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef int i
@@ -171,13 +183,15 @@ cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     c.seq = g.seq + 1   # of its first local step, if there is to be one
     record_call(g, c, False)
     leg.turn = leg.stage = 0
-    leg.runs_locally = False
+    leg.runs_locally = leg.has_started = False
+    leg.is_to_confirm = leg.confirmer != NULL and is_one_sided(c)
     leg.dtype, leg.itemsize = c.dtype, max(c.itemsize, <size_t> 1)
     leg.format = SR_WIRE_NATIVE
     leg.per_group = leg.nnodes
     for i in range(MOST_UNDER_WAY):
         leg.stretch[i].sending = leg.stretch[i].receiving = 0
     c.seq = c.parted_seq = g.seq
+    c.peer = 0
     c.deadline_ns = 0
     c.interrupted = False
     c.relayed = False
@@ -208,6 +222,9 @@ cdef int move(Group *g, Call *c) noexcept nogil
 cdef int examine(Group *g, Call *c) noexcept nogil
 cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil
 cdef int furthest_behind(Group *g, Call *c) noexcept nogil
+cdef void confirm(Group *g, Call *c) noexcept nogil
+cdef int await_confirmations(Group *g, Call *c) noexcept nogil
+cdef int examine_confirmations(Group *g, Call *c) noexcept nogil
 
 
 cdef class Wires:
@@ -215,3 +232,4 @@ cdef class Wires:
     cdef object news, data, office
 
     cdef int allocate(self, int size) except -1
+    cdef int find_confirmers(self, Office office) except -1

@@ -1,5 +1,5 @@
-# The leg: posting messages to ranks of other hosts, and moving them. May know: _group, _office. Every function returns
-# at once.
+# The leg: posting messages to ranks of other hosts, and moving them; what hosts confirm to each other.
+# May know: _group, _office, _post. Every function returns at once.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -9,6 +9,7 @@ from libc.stddef cimport size_t
 
 from ._group cimport *
 from ._office cimport Office
+from ._post cimport *
 
 import fractions
 import math
@@ -69,6 +70,8 @@ cdef int move(Group *g, Call *c) noexcept nogil:
     cdef int at = 0
     cdef int status
     cdef sr_wire *wire
+    if not leg.has_started and leg.nconfirmed < leg.nnodes:   # it waits for what comes there
+        sr_office_hears(leg.office)
     while at < leg.nbusy:
         wire = &leg.wires[leg.busy[at]]
         status = sr_wire_step(wire)
@@ -87,7 +90,26 @@ cdef int move(Group *g, Call *c) noexcept nogil:
 cdef int broken(Group *g, Call *c, sr_wire *wire, int status) noexcept nogil:
     c.awaited.rank = remote(g, rank_at_end_of(leg_of(g), wire))
     c.error = wire.error if status == SR_WIRE_FAILED else 0
-    return PARTED if status == SR_WIRE_PARTED else LOST
+    if status != SR_WIRE_PARTED:
+        return LOST
+    if sr_wire_is_busy(&wire.in_):   # what is awaited may be of a call before
+        return parted(g, c, c.awaited.rank, call_in(&wire.in_.message[wire.in_.first % SR_WIRE_QUEUE].head),
+                      call_in(&wire.arriving))
+    return parted(g, c, c.awaited.rank, call_of(g, c), call_in(&wire.arriving))
+
+
+cdef inline sr_post_call call_in(const sr_wire_head *head) noexcept nogil:
+    return sr_post_call(head.seq, head.fingerprint, head.count)
+
+
+cdef inline sr_post_call call_of(const Group *g, const Call *c) noexcept nogil:
+    return sr_post_call(leg_of(g).seq, c.fingerprint, c.count)
+
+
+cdef int parted(Group *g, Call *c, int rank, sr_post_call ours, sr_post_call theirs) noexcept nogil:
+    leg_of(g).ours, leg_of(g).theirs = ours, theirs
+    c.awaited.rank = rank
+    return PARTED
 
 
 # Where a wait is long: looks at one wire at a time. LOST: the other end does not answer any more. PARTED: it called
@@ -95,8 +117,9 @@ cdef int broken(Group *g, Call *c, sr_wire *wire, int status) noexcept nogil:
 cdef int examine(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef sr_wire *wire
-    if leg.nwires == 0:
-        return PROGRESSED
+    cdef int status = examine_confirmations(g, c)
+    if status != PROGRESSED or leg.nwires == 0:
+        return status
     wire = &leg.wires[leg.next_examined]
     leg.next_examined = (leg.next_examined + 1) % leg.nwires
     if is_busy(wire) and sr_wire_is_cut(wire, leg.cut_ns):
@@ -117,6 +140,76 @@ cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef int rank = leg.rank if leg.nbusy == 0 else rank_at_end_of(leg, &leg.wires[leg.busy[0]])
     return blocked_on(c, &never, 1, remote(g, rank))
+
+
+# ---- what hosts confirm ------------------------------------------------------------------------------------------
+
+# No rank completes a call before all ranks have begun the call before, and called the same: calls that differ show in
+# that call or the next. Most calls see to it themselves, as every host hears from every other one. For the others the
+# first rank of a host tells those of the other hosts once all ranks of its own have begun the call: that it has seen in
+# their call lines. It starts the next call when all hosts have done the same; other ranks meet it in a local step.
+
+cdef void confirm(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int node
+    leg.due = call_of(g, c)
+    leg.nconfirmed = 0
+    leg.is_to_confirm = False
+    for node in range(leg.nnodes):
+        if node != leg.node:
+            sr_post_say(leg.office, leg.confirmer[node], SR_POST_CONFIRMED, &leg.due, sizeof(leg.due))
+
+
+# DONE: every host has confirmed the last call that this one has. A host that confirms a later one has seen that its own
+# call was the same.
+cdef int await_confirmations(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef sr_post_call told
+    cdef sr_post *post
+    while leg.nconfirmed < leg.nnodes:
+        if leg.nconfirmed != leg.node:
+            post = leg.confirmer[leg.nconfirmed]
+            if not sr_flag_reached(&post.confirmed, leg.due.seq):
+                return blocked_on(c, &post.confirmed, leg.due.seq, remote(g, post.rank))
+            sr_post_hear(leg.office, post, SR_POST_CONFIRMED, &told)
+            if differ(&told, &leg.due):
+                leg.seq, leg.fingerprint, leg.count = leg.due.seq, leg.due.fingerprint, leg.due.count
+                return parted(g, c, remote(g, post.rank), leg.due, told)
+        leg.nconfirmed += 1
+    return DONE
+
+
+cdef inline bint differ(const sr_post_call *one, const sr_post_call *other) noexcept nogil:
+    return one.seq == other.seq and (one.fingerprint != other.fingerprint or one.count != other.count)
+
+
+# In a long wait. PARTED: a host has confirmed another call than this one, for which it may send nothing. LOST: a host
+# whose confirmation is awaited is gone.
+cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef sr_post_call own = call_of(g, c)
+    cdef sr_post_call told
+    cdef sr_post *post
+    cdef int node
+    for node in range(leg.nnodes if leg.confirmer != NULL else 0):
+        post = leg.confirmer[node]
+        if post == NULL:
+            continue
+        if sr_flag_load(&post.confirmed) == leg.seq:
+            sr_post_hear(leg.office, post, SR_POST_CONFIRMED, &told)
+            if differ(&told, &own):
+                return parted(g, c, remote(g, post.rank), own, told)
+        if node == leg.nconfirmed and not leg.has_started:
+            sr_post_check_link(leg.office, post, leg.cut_ns)
+            if has_gone(post) and not sr_flag_reached(&post.confirmed, leg.due.seq):
+                c.awaited.rank = remote(g, post.rank)
+                c.error = post.error
+                return LOST
+    return PROGRESSED
+
+
+cdef inline bint has_gone(const sr_post *post) noexcept nogil:
+    return sr_flag_load(&post.end) != SR_POST_OPEN or sr_flag_load(&post.left) != 0
 
 
 # Of those that a late call waits for, the rank with the most messages yet to come: others that have to wait for it
@@ -193,7 +286,22 @@ cdef class Wires:
             # a later call wakes once.
             self.news.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
             at += 1
+        self.find_confirmers(office)
         self.measure_out(SLICE_NBYTES)
+
+    cdef int find_confirmers(self, Office office) except -1:
+        cdef Leg *leg = &self.leg
+        cdef int node
+        leg.nconfirmed = leg.nnodes   # nothing is due
+        if leg.local_of[leg.rank] != 0:
+            return 0
+        leg.confirmer = <sr_post **> calloc(leg.nnodes, sizeof(void *))
+        if leg.confirmer == NULL:
+            raise MemoryError()
+        for node in range(leg.nnodes):
+            if node != leg.node:
+                leg.confirmer[node] = office.post_of(rank_at(leg, node, 0))
+        return 0
 
     def measure_out(self, size_t slice_nbytes):
         """How long what goes over the wire at once may be, the same on all ranks, and room for it; between calls."""
@@ -246,6 +354,7 @@ cdef class Wires:
         free(leg.wire)
         free(leg.wires)
         free(leg.busy)
+        free(leg.confirmer)
         free(leg.source)
         free(leg.by_rank)
         free(leg.given)

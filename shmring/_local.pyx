@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
 from ._group cimport *
-from ._leg cimport MOST_UNDER_WAY, Leg, blocked_on_wires, leg_of, move
+from ._leg cimport MOST_UNDER_WAY, Leg, await_confirmations, blocked_on_wires, confirm, leg_of, move
 from ._pipelines cimport choose_pipeline
 from ._trace cimport step_call
 
@@ -41,6 +41,14 @@ cdef void begin_local(Group *g, Call *c) noexcept nogil:
     c.parted_seq = step.parted_seq
 
 
+# A local step that moves nothing. PROGRESSED: it has begun, where there is anybody to meet.
+cdef int meet(Group *g, Call *c) noexcept nogil:
+    if g.size > 1:
+        new_local(g, c, BARRIER, 0)
+        begin_local(g, c)
+    return PROGRESSED
+
+
 # DONE: the step is. What else ends a wait is the whole call's.
 cdef int step_local(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
@@ -58,19 +66,42 @@ cdef int step_local(Group *g, Call *c) noexcept nogil:
 
 # ---- the whole call ------------------------------------------------------------------------------------------
 
-# A step of its schedule, while the wires are served: `stage` does what is next where no local step is under way.
-cdef int step_crossing(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
+# Whether all ranks of this host are known to have begun the call under way.
+cdef inline bint has_met(Group *g) noexcept nogil:
+    return g.size == 1 or not is_before(g.verified, leg_of(g).first_local)
+
+
+# A step of its schedule, while the wires are served: `start` begins it once the call before is confirmed, `stage` does
+# what is next where no local step is under way. Neither waits for another host before the first local step has begun:
+# ranks of one host that call different things always meet in that step.
+cdef int step_crossing(Group *g, Call *c, void (*start)(Group *, Call *) noexcept nogil,
+                       int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef int moved = move(g, c)
-    cdef int status
+    cdef int moved, status
+    if not leg.has_started:
+        status = await_confirmations(g, c)
+        if status != DONE:
+            return status
+        leg.has_started = True
+        start(g, c)
+    moved = move(g, c)
     if moved != PROGRESSED and moved != BLOCKED:
         return moved
     if leg.runs_locally:
         status = step_local(g, c)
         if status == DONE:
             return PROGRESSED
+    elif leg.is_to_confirm and is_before(g.verified, leg.first_local) and not is_before(g.seq, leg.first_local):
+        status = verify(g, c, leg.first_local)   # a rank that went ahead has not seen all lines yet
+        if status == DONE:
+            return PROGRESSED
     else:
         status = stage(g, c)
+        if leg.is_to_confirm and (status == BLOCKED or status == DONE) and has_met(g):
+            moved = move(g, c)   # data first
+            if moved != PROGRESSED and moved != BLOCKED:
+                return moved
+            confirm(g, c)
     return PROGRESSED if status == BLOCKED and moved == PROGRESSED else status
 
 

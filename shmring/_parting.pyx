@@ -3,29 +3,39 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
-from ._group cimport Call, Group, sr_now_ns
+from ._group cimport PARTED, SR_NO_ABORT, Call, Group, sr_flag_load, sr_now_ns
 from ._leg cimport *
 from ._state cimport State
+
+import time
 
 from . import _state
 
 # So long, or half of what makes it late, nobody asks whether who waits for whom is in the same call.
 cdef uint64_t ASK_NS = 1_000_000_000
+cdef uint64_t SAME_CALL_NS = 1_000_000_000
+
+
+# Of calls that do not match where one rank is in a later call already, so that they are not those that differ: a host
+# confirms soon what it called in this one, or somebody tells why it is over.
+cdef int await_same_call(State state, Call *c, object alarms) except -1:
+    cdef Leg *leg = leg_of(&state.g)
+    cdef uint64_t until_ns = sr_now_ns() + SAME_CALL_NS
+    while leg.theirs.seq != leg.ours.seq and sr_now_ns() < until_ns:
+        if alarms.hear() is not None or sr_flag_load(&state.g.header.abort) != SR_NO_ABORT:
+            return 0
+        if examine_confirmations(&state.g, c) != PARTED:
+            time.sleep(0.001)
+    return 0
 
 
 # What this rank called, what a rank says that it called, and as which of the user's calls, if not as this one: who had
 # nothing to wait for in a call meets it in a later one.
-cdef tuple parted_calls(State state, Call *c, int rank):
+cdef tuple parted_calls(State state):
     cdef Leg *leg = leg_of(&state.g)
-    cdef sr_wire *wire = leg.wire[rank]
-    cdef sr_wire_head *head = &wire.arriving
-    cdef uint64_t seq = leg.seq, fingerprint = c.fingerprint, count = c.count
-    cdef sr_wire_head *wanted
-    if sr_wire_is_busy(&wire.in_):   # it may be of a call before
-        wanted = &wire.in_.message[wire.in_.first % SR_WIRE_QUEUE].head
-        seq, fingerprint, count = wanted.seq, wanted.fingerprint, wanted.count
-    return (_state.described(fingerprint, count), _state.described(head.fingerprint, head.count),
-            None if head.seq == seq else call_number(leg, head.seq))
+    return (_state.described(leg.ours.fingerprint, leg.ours.count),
+            _state.described(leg.theirs.fingerprint, leg.theirs.count),
+            None if leg.theirs.seq == leg.ours.seq else call_number(leg, leg.theirs.seq))
 
 
 # Of a call that has waited for a while: a rank that waits in another one, what this rank calls, and what that one

@@ -10,7 +10,7 @@ from ._ring cimport sr_incoming, sr_outgoing, sr_ring, sr_ring_end
 cdef extern from "post.h" nogil:
     cdef struct sr_post:
         int rank, error
-        sr_flag end, left, opened
+        sr_flag end, left, opened, confirmed
         bint watched
     cdef struct sr_office:
         sr_flag heard, nopened
@@ -19,7 +19,7 @@ cdef extern from "post.h" nogil:
         uint32_t word_nbytes
         unsigned char *word
     cdef enum:
-        SR_POST_OVER, SR_POST_LEAVING, SR_POST_VIEW, SR_POST_CALLING
+        SR_POST_OVER, SR_POST_LEAVING, SR_POST_VIEW, SR_POST_CALLING, SR_POST_CONFIRMED
         SR_POST_OPEN, SR_POST_CLOSED, SR_POST_FAILED, SR_POST_DAMAGED
         SR_POST_WORD_NBYTES, SR_POST_REST_NBYTES
     cdef struct sr_post_call:

@@ -24,9 +24,8 @@ cdef inline size_t part_count(Leg *leg, Call *c) noexcept nogil:
     return min(c.count - <size_t> leg.turn * leg.stretch_count, leg.stretch_count)
 
 
-cdef void enter_reduce_scatter(Group *g, Call *c) noexcept nogil:
+cdef void start_reduce_scatter(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    begin_crossing(g, c)
     choose_partials(leg, c, SR_WIRE_NATIVE)
     leg.stretch_count = leg.pair_nbytes // leg.itemsize
 
@@ -127,4 +126,4 @@ cdef void begin_group(Group *g, Call *c, int node, int first, unsigned char *par
 
 
 cdef int step_reduce_scatter(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, stage_reduce_scatter)
+    return step_crossing(g, c, start_reduce_scatter, stage_reduce_scatter)

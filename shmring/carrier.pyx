@@ -21,6 +21,7 @@ from ._group cimport (   # and not its Status
 from ._leg cimport leg_of, remote
 from ._messages cimport *
 from ._operands cimport release
+from ._post cimport sr_office_hears
 from ._ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
 from ._progress cimport BACKGROUND, WAITER, delist, enlist, rouse, start_thread
 from ._state cimport world_number
@@ -198,7 +199,10 @@ cdef class Carrier(Fusion):
             if not deliver_to_self(&self.mail, message):
                 self.put_own_aside(message)
         else:
-            if not self.mail.peer[message.peer].out_open and self.mail.peer[message.peer].post == NULL:
+            if self.mail.peer[message.peer].post != NULL:
+                if sr_office_hears(self.mail.office):   # a send that fits into the socket waits for nobody
+                    self.hear_others()
+            elif not self.mail.peer[message.peer].out_open:
                 self.open_way_to(message.peer)
             post_send(&self.mail, message)
         return 0

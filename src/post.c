@@ -328,6 +328,7 @@ static bool begin_frame(struct sr_office *office, struct sr_post *post, bool by_
         return begin_piece(office, post, by_reader);
     case SR_POST_VIEW:
     case SR_POST_CALLING:
+    case SR_POST_CONFIRMED:
         return post->head.nbytes == sr_post_note_nbytes(post->head.what);
     default:
         return false;
@@ -349,6 +350,11 @@ static void finish_frame(struct sr_office *office, struct sr_post *post)
         struct sr_post_note *note = sr_post_note_of(post, post->head.what);
         memcpy(note->last, note->next, post->head.nbytes);
         note->count++;
+        if (post->head.what == SR_POST_CONFIRMED) {
+            struct sr_post_call call;
+            memcpy(&call, note->last, sizeof call);
+            sr_flag_set(&post->confirmed, call.seq);
+        }
     }
     post->pausing = post->head.what == SR_POST_PIECE && !(post->head.flags & SR_FRAME_LAST) && in_ring;
     post->head_nbytes = post->arrived = 0;

@@ -24,6 +24,7 @@ enum sr_post_what {
     /* notes, each of which replaces the one before: */
     SR_POST_VIEW,     /* of who goes on after the end, see sr_views */
     SR_POST_CALLING,  /* the sender has waited for a while in a collective: struct sr_post_call */
+    SR_POST_CONFIRMED, /* all ranks of the sender's host have begun this collective: struct sr_post_call */
 };
 
 /* In front of everything; little-endian, as are all machines that shmring runs on. */
@@ -71,6 +72,7 @@ struct sr_post {
     sr_flag end;           /* enum sr_post_end; R all */
     sr_flag left;          /* the other end has said that it leaves; R all */
     sr_flag opened;        /* the first piece has come; R all */
+    sr_flag confirmed;     /* the number of the last call that was confirmed, set behind its note; R all */
     int error;
     struct sr_link link;
     /* out: in bytes as the other end's ring counts them, from 0 */
@@ -91,7 +93,7 @@ struct sr_post {
     size_t arrived;        /* of what follows it */
     bool past;             /* this piece goes past the ring: */
     unsigned char *target; /* ... here; NULL: nowhere */
-    struct sr_post_note note[2]; /* by enum sr_post_what from SR_POST_VIEW on */
+    struct sr_post_note note[3]; /* by enum sr_post_what from SR_POST_VIEW on */
     bool pausing;          /* the last frame was a piece that is in the ring, with more to come of its message */
     uint64_t landed;       /* bytes of the reader's message that came so, and that it has not counted yet */
     /* the reader's own */
@@ -152,7 +154,7 @@ void sr_post_withdraw(struct sr_office *office, struct sr_post *post);
 void sr_post_say(struct sr_office *office, struct sr_post *post, enum sr_post_what what, const void *body,
                  uint32_t nbytes);
 
-static inline bool sr_post_is_note(uint32_t what) { return what == SR_POST_VIEW || what == SR_POST_CALLING; }
+static inline bool sr_post_is_note(uint32_t what) { return what >= SR_POST_VIEW && what <= SR_POST_CONFIRMED; }
 
 static inline uint32_t sr_post_note_nbytes(uint32_t what)
 {

@@ -211,11 +211,14 @@ static void test_words(void)
 {
     static unsigned char data[RING_MOST_NBYTES];
     struct sr_outgoing out = {.head = {.message_nbytes = sizeof data}, .data = data};
+    struct sr_post_call call = {.seq = 5, .fingerprint = 11, .count = 3}, heard;
     check_begin("words are heard behind messages that nobody receives");
     connect_ends();
     open_sides(4096, 4096, 1, CHECK_FROM_ZERO);
     sr_office_step(&side[0].office);
     CHECK(sr_post_push(&side[0].office, &side[0].post, &out) == SR_RING_WAIT);
+    for (; call.seq < 7; call.seq++)
+        sr_post_say(&side[0].office, &side[0].post, SR_POST_CONFIRMED, &call, sizeof call);
     sr_post_say(&side[0].office, &side[0].post, SR_POST_OVER, "enough", 6);
     sr_post_say(&side[0].office, &side[0].post, SR_POST_LEAVING, NULL, 0);
     while (sr_flag_load(&side[1].post.left) == 0) {
@@ -223,6 +226,9 @@ static void test_words(void)
         sr_office_step(&side[1].office);
         sr_post_owes(&side[0].office, &side[0].post);
     }
+    CHECK(sr_post_hear(&side[1].office, &side[1].post, SR_POST_CONFIRMED, &heard) == 2);
+    CHECK(sr_flag_load(&side[1].post.confirmed) == 6 && heard.seq == 6 && heard.fingerprint == 11 && heard.count == 3);
+    CHECK(sr_post_hear(&side[1].office, &side[1].post, SR_POST_CALLING, &heard) == 0);
     CHECK(sr_flag_load(&side[1].office.heard) == 1);
     CHECK(side[1].office.word_nbytes == 6 && memcmp(side[1].office.word, "enough", 6) == 0);
     CHECK(sr_flag_load(&side[1].post.opened) == 1 && sr_flag_load(&side[1].post.end) == SR_POST_OPEN);
