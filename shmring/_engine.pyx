@@ -92,13 +92,6 @@ cdef void describe_raised(object error, int rank, const char *doing, char *reaso
             pass
 
 
-# Whether the first that ranks of a host do is to meet: then who has not met the others has not come.
-cdef bint begins_locally(Group *g, Call *c) noexcept:
-    if c.kind == BROADCAST:
-        return leg_of(g).node_of[c.root] == leg_of(g).node
-    return c.kind == ALL_REDUCE or c.kind == REDUCE or c.kind == REDUCE_SCATTER or c.kind == BARRIER
-
-
 # ---- the engine ------------------------------------------------------------------------------------------------
 
 cdef class Engine(State):
@@ -253,9 +246,8 @@ cdef class Engine(State):
             self.give_up(SR_MISMATCHED, culprit, c.parted_seq, "")
         elif status == LATE:
             if g.leg != NULL:
-                culprit = most_suspect(self, c, self.alarms)
+                culprit = failures.late_in_the_end(self, most_suspect(self, c, self.alarms))
                 self.await_better_word(c, culprit)
-                culprit = failures.late_in_the_end(self, culprit)
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
             self.give_up(SR_RANK_FAILED, culprit, seq, liveness.how_it_ended(*self.life_of(culprit)))
@@ -401,7 +393,7 @@ cdef class Engine(State):
         elif not is_before(self.last_seq_of(culprit), first):
             grace_s = 3 * GRACE_S
         else:
-            grace_s = 0.0 if begins_locally(&self.g, c) else 2 * GRACE_S
+            grace_s = 0.0   # ranks of a host meet before they wait for another one
         cdef double until = sr_now_ns() * 1e-9 + grace_s
         while sr_flag_load(&self.g.header.abort) == SR_NO_ABORT and sr_now_ns() * 1e-9 < until:
             self.hear_others(c.seq)

@@ -80,6 +80,14 @@ def from_root(comm):
     comm.broadcast(ones(60_000), comm.size - 1)
 
 
+def small_from_root(comm):
+    comm.broadcast(ones(3), comm.size - 1)
+
+
+def to_root(comm):
+    comm.gather(ones(3), comm.size - 1)
+
+
 def in_background(comm):
     for work in [comm.all_reduce(ones(count), async_op=True) for count in (5, 50_000, 500, 20_000)]:
         work.wait()
@@ -288,6 +296,9 @@ ABSENT = [
     ("1+1", 0, small),
     ("2+2", 0, small),
     ("2+2", 0, from_root),
+    ("2+2", 1, from_root),
+    ("2+2", 1, small_from_root),
+    ("2+2", 1, to_root),
     ("2+2", 3, barrier),
     ("2+2", 3, moved),
     ("2+2+2", 1, large),
