@@ -170,8 +170,10 @@ cdef class Engine(State):
     cdef int prepare_to_begin(self, Call *c) except -1:
         cdef bint is_over = SR_CHECKS and sr_flag_load(&self.g.header.abort) != SR_NO_ABORT
         if self.closed_because is not None or self.busy or self.claimant != 0 or is_over:
-            if is_over and self.closed_because is None and not self.busy and self.may_call():
-                # What would have been called is part of what the others say of a mismatch.
+            if (is_over and self.closed_because is None and not self.busy and self.may_call()
+                    and self.g.recorded.seq != self.g.seq + 1):
+                # What would have been called first is part of what the others say of a mismatch. Over hosts a call may
+                # have ended before its first local step: that one has its record already.
                 c.seq = self.g.seq + 1
                 c.number = self.number_of(self.g.seq) + 1
                 record_call(&self.g, c, False)

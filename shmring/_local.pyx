@@ -71,6 +71,20 @@ cdef inline bint has_met(Group *g) noexcept nogil:
     return g.size == 1 or not is_before(g.verified, leg_of(g).first_local)
 
 
+# Before a call ends as PARTED: its line is published. The message that did not match may be of a later call than the
+# one that differs, which the ranks of this host then see in the line.
+cdef int show_call(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Awaited awaited = c.awaited
+    cdef int status = PROGRESSED
+    while status == PROGRESSED and not sr_flag_reached(&line_of(g, g.rank, leg.first_local).seq, leg.first_local):
+        status = step_local(g, c) if leg.runs_locally else stage(g, c)
+    if status == MISMATCHED:
+        return status
+    c.awaited = awaited
+    return PARTED
+
+
 # A step of its schedule, while the wires are served: `start` begins it once the call before is confirmed, `stage` does
 # what is next where no local step is under way. Neither waits for another host before the first local step has begun:
 # ranks of one host that call different things always meet in that step.
@@ -86,7 +100,7 @@ cdef int step_crossing(Group *g, Call *c, void (*start)(Group *, Call *) noexcep
         start(g, c)
     moved = move(g, c)
     if moved != PROGRESSED and moved != BLOCKED:
-        return moved
+        return show_call(g, c, stage) if moved == PARTED and g.size > 1 else moved
     if leg.runs_locally:
         status = step_local(g, c)
         if status == DONE:

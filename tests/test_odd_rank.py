@@ -90,6 +90,22 @@ def test_a_call_that_sends_nothing_to_who_calls_another_is_a_mismatch():
             assert "scatter(float64[10], root=2)" in str(error)
 
 
+def come_late_to_another_call(comm):
+    """Rank 3 has a message of rank 2's next call before it begins its own, where rank 1 is to meet it."""
+    if comm.rank == 3:
+        time.sleep(0.3)
+        comm.scan(ones(9000))
+    comm.gather(ones(3000), root=1)
+    comm.scatter(ones((4, 5)) if comm.rank == 2 else None, root=2, like=ones(5))
+
+
+def test_a_message_of_a_later_call_does_not_hide_the_calls_that_differ():
+    with Ranks(4, nodes=[0, 1, 0, 1]) as ranks:
+        for error in assert_all(ranks.meet().outcomes(come_late_to_another_call), shmring.Mismatch):
+            assert "gather(float64[3000], root=1)" in str(error)
+            assert "scan(float64[9000], sum)" in str(error)
+
+
 # ---- a rank that waits for nobody -------------------------------------------------------------------------
 
 ALONE = {
