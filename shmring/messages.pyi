@@ -25,6 +25,9 @@ class Transfer(Begun):
     def result(self, timeout: float | None = None) -> Status | None:
         """What `wait` returns, as a `Work` has it."""
 
+    def _wait_no_longer(self, waited_s: float) -> Status | None:
+        """End a `wait` without a timeout that its caller has made in parts."""
+
     def __await__(self) -> Generator[Any, None, Status | None]:
         """For asyncio."""
 

@@ -310,6 +310,15 @@ cdef class Transfer(Begun):
         """What `wait` returns, as a `Work` has it."""
         return self.wait(timeout)
 
+    def _wait_no_longer(self, waited_s):
+        """End a `wait` without a timeout that its caller has made in parts, of `waited_s` seconds together.
+
+        If it is still not complete and that is the communicator's timeout, it is final, as in `wait`.
+        """
+        if not self.is_over:
+            self.look_around(waited_s)
+        return self.wait()
+
     def __await__(self):
         """For asyncio: looks now and then whether it is complete, and lets others run meanwhile.
 
@@ -337,7 +346,7 @@ cdef class Transfer(Begun):
             raise
         except TimeoutError:
             pass
-        if not self.is_over and waited_s * 1e9 > timeout_ns:
+        if not self.is_over and waited_s * 1e9 >= timeout_ns:
             self.comm.raise_for(LATE, &self.message, culprit, timeout_ns, True)
         return 0
 

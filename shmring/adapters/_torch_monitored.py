@@ -29,10 +29,11 @@ def monitored_barrier(comm: shmring.Comm, number: int, limit_s: float, wait_all_
     if comm.rank == 0:
         _watch(comm, tag, token, limit_s, wait_all_ranks)
         return
+    until = time.monotonic() + limit_s
     answer = comm.irecv(np.empty(1, "u1"), 0, tag)
     try:
-        comm.isend(token, 0, tag).wait(max(limit_s, _LEAST_S))
-        answer.wait(max(limit_s, _LEAST_S))
+        for message in (comm.isend(token, 0, tag), answer):
+            message.wait(max(until - time.monotonic(), _LEAST_S))
     except (TimeoutError, shmring.Error) as error:
         raise RuntimeError(
             f"Rank {comm.rank} successfully reached monitoredBarrier, but received errors while waiting for "

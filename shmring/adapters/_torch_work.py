@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 
-_TURN_S = 0.01
+_TURN_S, _LEAST_S = 0.01, 1e-6
 
 
 class Message:
@@ -29,19 +29,25 @@ class Message:
         self._calling = calling
         self._timeout_s = timeout_s
 
-    def wait(self, limit_s: float | None) -> Any:
-        """As the Transfer's, in turns with whoever else waits; the last turn says that it takes too long."""
-        until = time.monotonic() + (self._timeout_s if limit_s is None else limit_s)
-        while (left_s := until - time.monotonic()) > _TURN_S:
+    def wait(self, limit_s: float | None = None) -> Any:
+        """As the Transfer's, in turns with other threads that wait."""
+        left_s = self._timeout_s if limit_s is None else limit_s
+        until = time.monotonic() + left_s
+        while True:
             with self._calling:
                 try:
-                    return self._transfer.wait(_TURN_S)
+                    return self._transfer.wait(min(max(left_s, _LEAST_S), _TURN_S))
                 except TimeoutError as error:
                     if isinstance(error, RuntimeError):  # shmring.Timeout: it is over
                         raise
-            time.sleep(0)  # somebody else's turn
-        with self._calling:
-            return self._transfer.wait(None if limit_s is None else max(left_s, 1e-6))
+                    left_s = until - time.monotonic()
+                    if left_s <= 0 and limit_s is None:
+                        return self._transfer._wait_no_longer(self._timeout_s)
+                    if left_s <= 0:
+                        raise TimeoutError(
+                            f"the message is not complete within {limit_s:g} s; it goes on"
+                        ) from None
+            time.sleep(0)  # another thread's turn
 
     def done(self) -> bool:
         with self._calling:

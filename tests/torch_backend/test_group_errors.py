@@ -4,8 +4,10 @@ May know: ranks, torch, torch_ranks, the adapter.
 """
 
 import datetime
+import functools
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -18,6 +20,7 @@ from ranks import Died, Ranks
 from torch_ranks import group_of
 
 import shmring
+from shmring.adapters._torch_work import Message
 
 
 def wrong_arguments(comm):
@@ -126,3 +129,48 @@ def wait_in_vain(comm):
 
 def test_who_waits_in_vain(three):
     assert three(wait_in_vain) == [(3.0, "Ranks 1, 2"), (3.0, ""), (3.0, "")]
+
+
+class Never:
+    """A Transfer that is never complete, and adds up how long it was waited for."""
+
+    def __init__(self):
+        self.waited_s = 0.0
+        self.told_s = None
+
+    def wait(self, limit_s=None):
+        assert limit_s is not None, "waits once more as long as the communicator's timeout"
+        time.sleep(limit_s)
+        self.waited_s += limit_s
+        raise TimeoutError
+
+    def _wait_no_longer(self, waited_s):
+        self.told_s = waited_s
+        raise shmring.Timeout("in vain")
+
+
+@pytest.mark.parametrize("limit_s", [None, 0.05])
+def test_a_message_waits_for_its_timeout_once(limit_s):
+    transfer = Never()
+    with pytest.raises(TimeoutError) as caught:
+        Message(transfer, threading.Lock(), 0.1).wait(limit_s)
+    assert transfer.waited_s <= (limit_s or 0.1) + 0.001
+    assert isinstance(caught.value, shmring.Timeout) == (limit_s is None)
+    assert transfer.told_s == (0.1 if limit_s is None else None)
+
+
+def receive_in_vain(comm, is_sender):
+    """A message that rank 1 does not send, or does not receive."""
+    with group_of(comm, seconds=1):
+        big = torch.zeros(3_000_000)
+        message = functools.partial(dist.send if is_sender else dist.recv, big, 1)
+        call = message if comm.rank == 0 else dist.barrier
+        with pytest.raises(shmring.Timeout, match=r"within 1 s"):
+            call()
+        return True
+
+
+@pytest.mark.parametrize("is_sender", [False, True])
+def test_a_message_in_vain_is_a_timeout_on_all_ranks(is_sender):
+    with Ranks(2) as ranks:
+        assert ranks.meet()(receive_in_vain, is_sender) == [True, True]
