@@ -30,7 +30,22 @@ import shmring
 from ._torch_monitored import monitored_barrier
 from ._torch_sparse import gather_entries
 from ._torch_tensors import Taken, bytes_of, check_alike, memory_of, plain_torch, stage_memory
-from ._torch_work import Completer, Message, Work, are_any_halves, finished, has_succeeded
+from ._torch_work import (
+    Completer,
+    Handle,
+    LentWork,
+    Message,
+    Operation,
+    StagedOperation,
+    UnknownWork,
+    Work,
+    are_any_halves,
+    finished,
+    operation_of,
+    together,
+    unknown_work_of,
+    work_of,
+)
 
 # By ReduceOp's hash, which is its number; reading the rest of it takes longer than a tiny all-reduce.
 _OPS: tuple[Any, ...] = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
@@ -46,7 +61,7 @@ _BROADCAST = c10d.BroadcastOptions()
 _GATHER = c10d.GatherOptions()
 _REDUCE_SCATTER = c10d.ReduceScatterOptions()
 _SCATTER = c10d.ScatterOptions()
-_FROM_PYTHON = "torch.distributed.distributed_c10d"
+_OF_PYTHON = vars(c10d)  # the module by which Python makes most calls
 _UNSEEN = contextlib.nullcontext()
 # About what a thread takes to hear of something: so long who issues a call had better wait itself.
 _LINGER_S = 200e-6
@@ -86,9 +101,11 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         self.options = types.SimpleNamespace()  # what torch notes about gloo's groups
         self._calling = threading.Lock()  # a communicator has one caller of collectives at a time, ...
         self._messaging = threading.Lock()  # ... and one of messages
-        self._unfinished: list[Work] = []  # whose results are staged, and that nobody has waited for
+        self._unfinished: list[Operation] = []  # whose results are staged, and that nobody has waited for
         self._completer = Completer(f"shmring-futures-{id(self):x}")
-        self._coalesced: list[Work] | None = None
+        # Shared by all messages that are sent when `send` returns: to make a Work takes longer than to send.
+        self._sent = unknown_work_of(Operation((), [], self._completer))
+        self._coalesced: list[Operation] | None = None
         self._told: Exception | None = None  # the last error that others hear of anyway
 
     # -- reductions --
@@ -96,7 +113,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     def allreduce(self, tensors: Any, opts: Any = _ALLREDUCE) -> _Pending:
         # What most calls are and how DDP's buckets come, without all that the others need: after some compute
         # every line of code is a miss in the caches, which costs more than the call.
-        if len(tensors) == 1 and not profiler._is_profiler_enabled:
+        if type(tensors) is list and len(tensors) == 1 and not profiler._is_profiler_enabled:
             number, memory = hash(opts.reduceOp), memory_of(tensors[0])
             if number < _PREMUL_SUM and memory is not None:
                 if not opts.asyncOp:
@@ -105,12 +122,14 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
                     return None
                 with self._calling:
                     part = self.comm.all_reduce(memory, _OPS[number], async_op=True)
-                return self._answer(part, tensors, None)
+                operation = Operation((part,), tensors, self._completer)
+                return self._answer(operation, sys._getframe(1).f_globals)
         return self._reduce_for_all(tensors, opts)
 
     @_refusing("all_reduce")
     def _reduce_for_all(self, tensors: Any, opts: Any) -> _Pending:
-        tensor = _only(tensors)
+        # DDP's join gives a tensor in no list.
+        tensor = tensors if isinstance(tensors, torch.Tensor) else _only(tensors)
         if tensor.is_sparse:
             return self._add_sparse(tensor, opts)
         taken, number = Taken(), hash(opts.reduceOp)
@@ -122,10 +141,10 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             raise ValueError("of sparse tensors shmring makes sums only")
         with self._calling:
             calls, add = gather_entries(self.comm, tensor)
-            work = self._track(Work(calls, [tensor], add))
+            operation = operation_of(calls, [tensor], self._completer, add)
         if opts.asyncOp:
-            return work
-        work.wait()
+            return self._answer(operation)
+        operation.wait()
         return None
 
     @_refusing("all_reduce")
@@ -272,23 +291,27 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     # -- one to one --
 
-    def send(self, tensors: Any, dest: int, tag: int) -> Work:
+    def send(self, tensors: Any, dest: int, tag: int) -> dist.Work:
         tensor, taken = _only(tensors), Taken()
         memory = taken.given(tensor)
         with _profiled("send", tensors), self._messaging:
             transfer = self.comm.isend(memory, dest, tag)
-        return self._track(Work([Message(transfer, self._messaging, self._timeout_s)], [tensor]))
+            if transfer.done():
+                return self._sent
+        message = Message(transfer, self._messaging, self._timeout_s)
+        operation = Operation((message,), [tensor], self._completer)
+        return self._answer(operation, sys._getframe(1).f_globals)
 
-    def recv(self, tensors: Any, source: int, tag: int) -> Work:
+    def recv(self, tensors: Any, source: int, tag: int) -> dist.Work:
         tensor, taken = _only(tensors), Taken()
         memory = taken.changed(tensor)
         with _profiled("recv", tensors), self._messaging:
             transfer = self.comm.irecv(memory, source, tag)
-        return self._track(
-            Work([Message(transfer, self._messaging, self._timeout_s)], [tensor], taken.finish)
-        )
+        message = Message(transfer, self._messaging, self._timeout_s)
+        operation = operation_of((message,), [tensor], self._completer, taken.finish)
+        return self._answer(operation, sys._getframe(1).f_globals)
 
-    def recv_anysource(self, tensors: Any, tag: int) -> Work:
+    def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
         return self.recv(tensors, shmring.ANY_SOURCE, tag)
 
     # -- meeting --
@@ -354,17 +377,30 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             return None
         with self._calling:
             part = method(*arguments, async_op=True, **keywords)
-        return self._answer(part, result, taken.finish)
+        return self._answer(operation_of((part,), result, self._completer, taken.finish))
 
-    def _answer(self, part: Any, result: list[torch.Tensor], finish: Callable[[], None] | None) -> dist.Work:
-        """For the caller of what was issued."""
+    def _answer(self, operation: Operation, caller: dict[str, Any] | None = None) -> dist.Work:
+        """Note an issued operation, and return its Work. caller: the globals of the caller's module."""
+        if self._coalesced is not None:
+            self._coalesced.append(operation)
+        if isinstance(operation, StagedOperation):  # also if nobody waits for it
+            self._finish_done()
+            self._unfinished.append(operation)
+        if caller is _OF_PYTHON:
+            return work_of(operation)
+        return self._work_of(operation)
+
+    def _work_of(self, operation: Operation) -> dist.Work:
         caller = _calling_module()
-        if caller == _FROM_PYTHON:
-            return self._track(Work([part], result, finish))
-        is_torch = caller.startswith("torch.")  # whose C++ asks for nothing that only a Work of ours can do
-        if is_torch and finish is None and has_succeeded(part) and not are_any_halves(result):
-            return finished(result)
-        return self._track(Work([part], result, finish, self._completer))
+        if caller == _OF_PYTHON["__name__"]:
+            return work_of(operation)
+        if caller and not caller.startswith("torch."):
+            return unknown_work_of(operation)
+        # The caller is torch's C++. `finished` takes no timeout; some of torch's Python gives messages one.
+        is_plain = not (isinstance(operation, StagedOperation) or operation.may_never_come)
+        if is_plain and not are_any_halves(operation.tensors) and operation.has_succeeded():
+            return finished(operation.tensors)
+        return LentWork(operation)
 
     def _refuse(self, kind: Any, error: Exception) -> None:
         if error is self._told or isinstance(error, shmring.Error):
@@ -378,26 +414,20 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         if len(outputs) != len(inputs):
             raise ValueError(f"there are {len(outputs)} outputs for {len(inputs)} inputs")
         works = [call(output, given, opts) for output, given in zip(outputs, inputs, strict=True)]
-        return _together([work for work in works if work is not None]) if opts.asyncOp else None
-
-    def _track(self, work: Work) -> Work:
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        if work.needs_finish:  # also where nobody waits for it
-            self._finish_done()
-            self._unfinished.append(work)
-        return work
+        if not opts.asyncOp:
+            return None
+        return self._work_of(together(works, self._completer))
 
     def _finish_done(self) -> None:
         """The results are there of all calls that are done: of all collectives, behind a barrier."""
-        self._unfinished = [work for work in self._unfinished if not work.is_completed()]
+        self._unfinished = [operation for operation in self._unfinished if not operation.is_completed()]
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
 
-    def _end_coalescing(self, device: torch.device) -> Work:
-        works, self._coalesced = self._coalesced, None
-        return _together(works or [])
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        operations, self._coalesced = self._coalesced, None
+        return self._work_of(together(operations or [], self._completer))
 
     def _check_length(self, tensors: Sequence[Any], what: str) -> None:
         if len(tensors) != self.comm.size:
@@ -535,22 +565,12 @@ def _seconds(timeout: datetime.timedelta | None) -> float | None:
     return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
 
 
-def _together(works: Sequence[dist.Work]) -> Work:
-    def finish() -> None:
-        for work in works:
-            work.wait()
-
-    parts = [part for work in works if isinstance(work, Work) for part in work.parts]
-    results = [work.tensors if isinstance(work, Work) else work.get_future().value() for work in works]
-    return Work(parts, [tensor for result in results for tensor in result], finish)
-
-
 def _hide_from_dynamo() -> None:
     """torch.compile traces what makes the calls, and neither them nor what is below."""
     from torch._C._dynamo import eval_frame
 
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
-    for owner in (Group, Work):
+    for owner in (Group, Operation, StagedOperation, Handle, Work, UnknownWork, LentWork):
         for method in vars(owner).values():
             if hasattr(method, "__code__"):
                 eval_frame.set_code_exec_strategy(method.__code__, skip)
