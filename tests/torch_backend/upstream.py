@@ -20,6 +20,14 @@ OTHERWISE = {
     "test_ddp_logging_data_cpu": "asks for the name gloo, of which torch's C++ thinks that it is gloo itself"
 }
 
+# Tests for two GPUs that ask nothing of them: they run on tensors of the CPU here.
+ON_CPU = {
+    "test_ddp_grad_div_uneven_inputs",
+    "test_ddp_join_model_equivalence",
+    "test_ddp_uneven_input_exception",
+    "test_ddp_uneven_input_join_disable",
+}
+
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -46,6 +54,36 @@ def put_in_place_of_gloo():
     c10d.ProcessGroupGloo = Replacement
 
 
+def put_cpu_in_place_of_gpus():
+    """For the tests that ON_CPU names."""
+    import torch
+    from torch.testing._internal import common_distributed
+
+    def unless_on_cpu(skip):
+        def decorate(count, *arguments, **keywords):
+            skipping = skip(count, *arguments, **keywords)
+            return lambda test: test if test.__name__ in ON_CPU else skipping(test)
+
+        return decorate
+
+    def on_cpu(make):
+        def made(*arguments, device=None, **keywords):
+            return make(*arguments, device="cpu" if isinstance(device, int) else device, **keywords)
+
+        return made
+
+    def wrap(net, module, device_ids=None, **keywords):
+        make(net, module, **keywords)
+
+    make = torch.nn.parallel.DistributedDataParallel.__init__
+    torch.nn.parallel.DistributedDataParallel.__init__ = wrap
+    common_distributed.skip_if_lt_x_gpu = unless_on_cpu(common_distributed.skip_if_lt_x_gpu)
+    for name in ("ones", "rand"):
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+    torch.nn.Module.cuda = lambda module, device=None: module
+    torch.cuda.synchronize = lambda device=None: None
+
+
 def tests_class(size):
     os.environ.update(BACKEND="gloo", WORLD_SIZE=str(size), TEMP_DIR="/dev/shm", GLOO_SOCKET_IFNAME="lo")
     import torch
@@ -66,6 +104,7 @@ def tests_class(size):
 
 def main():
     options = arguments()
+    put_cpu_in_place_of_gpus()
     cases = tests_class(options.size)
     if options.backend == "shmring":
         put_in_place_of_gloo()
