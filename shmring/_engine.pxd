@@ -36,7 +36,7 @@ cdef class Engine(State):
     cdef int end_steps(self, object error) except -1
     cdef int blame(self, object error) except -1
     cdef int surface_across(self, Call *c, int status) except -1
-    cdef int hear_others(self, object seq) except -1
+    cdef int hear_others(self, object seq, bint beside=*) except -1
     cdef int compare_calls(self, Call *c) except -1
     cdef int await_better_word(self, Call *c, int culprit) except -1
     cdef int give_up(self, int cause, int culprit, object seq, str reason, str op=*) except -1

@@ -366,11 +366,11 @@ cdef class Engine(State):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, cause)
         return 0
 
-    # Ends the communicator if a rank of another host has.
-    cdef int hear_others(self, object seq) except -1:
+    # End the communicator if a rank of another host has. beside: see raise_over.
+    cdef int hear_others(self, object seq, bint beside=False) except -1:
         if self.alarms is not None and self.alarms.hear() is not None:
             self.give_up(SR_TOLD, self.g.rank, seq, str(self.alarms.error))
-            self.raise_over()
+            self.raise_over(beside)
         return 0
 
     # Whether a rank of another host waits in another call than this one.

@@ -360,7 +360,7 @@ cdef class Carrier(Fusion):
 
     # Ends the communicator if a rank of another host has.
     cdef int hear_others(self) except -1:
-        self.engine.hear_others(None)
+        self.engine.hear_others(None, True)
         return 0
 
     # A rank as the engine counts them, its own host's first.
