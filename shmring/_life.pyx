@@ -32,19 +32,23 @@ cdef class ParkedLife:
     # Returns once the life is held; owner keeps the lane mapped as long as the thread is there.
     cdef int begin(self, sr_lane *lane, object owner) except -1:
         self.lane = lane
-        thread = threading.Thread(target=self._park, args=(owner,), name=stacks.LIFE_THREAD, daemon=True)
-        limits.start_thread(thread)
-        self.thread = thread
+        self.kept = [owner]
+        self.thread = threading.Thread(target=self._park, name=stacks.LIFE_THREAD, daemon=True)
+        limits.start_thread(self.thread)
         while not sr_life_is_held(&lane.life):
             self.thread.join(0.0001)
         return 0
 
-    def _park(self, _owner):
+    def _park(self):
         cdef unsigned char[:] word = self.leave_word
         cdef sr_leave *leave = <sr_leave *> &word[0]
         cdef sr_lane *lane = self.lane
         cdef sr_hold hold   # stays where it is: this function returns when it has let go
         cdef bint asked = True
+        try:
+            _owner = self.kept.pop()
+        except IndexError:   # a signal has interrupted the start of this thread, and the rank has left
+            return
         sr_life_hold(&lane.life, &hold)
         try:
             while asked:
@@ -71,6 +75,8 @@ cdef class ParkedLife:
         cdef unsigned char[:] word = self.leave_word
         if self.thread is not None:
             sr_desk_leave(&self.lane.desk, <sr_leave *> &word[0])
-            if self.thread is not threading.current_thread():   # which a last reference may have gone on
+            self.kept.clear()   # a thread that starts after this touches nothing
+            # The last reference may have gone on the thread itself.
+            if self.thread is not threading.current_thread() and self.thread.is_alive():
                 self.thread.join()
         return 0

@@ -164,6 +164,7 @@ class Arrays:
         self._privatising = threading.RLock()
         self._last_id = 0
         self._left: list[tuple[_Block, object]] = []
+        self._is_closed = False
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout_s: float) -> NDArray[Any]:
         """Collective: an array of zeros of the same shape and dtype on every rank."""
@@ -195,9 +196,10 @@ class Arrays:
             finally:
                 block.mapping.close()
             raise self._failure_of_another(failure, "adopt its array", nbytes, timeout_s)
+        adoption = Adoption(self, block, owner)  # first: if a signal ends this, it has the block given back
         self._keep(block)
         _adopted.add(block)
-        return Adoption(self, block, owner)
+        return adoption
 
     def check_not_adopted(self, address: int, nbytes: int) -> None:
         """ValueError where some of it is adopted already, by whatever communicator of this process."""
@@ -221,6 +223,8 @@ class Arrays:
     def leave(self, block: _Block, owner: object) -> None:
         """Nobody has the adoption any more: its owner is kept until the block is given back."""
         self._left.append((block, owner))
+        if self._is_closed:
+            self._give_back_left()
 
     def _give_back_left(self) -> None:
         while self._left and not self._engine.has_pending():
@@ -243,6 +247,7 @@ class Arrays:
         for block in self._blocks.values():
             block.orphan()
         self._blocks.clear()
+        self._is_closed = True
         with contextlib.suppress(Error):  # of what is not private yet nobody else has more than a mapping
             self._give_back_left()
         self._one_for_all.clear()

@@ -54,11 +54,11 @@ def begin_where_met(
 
     After an error the meeting is closed.
     """
-    with contextlib.ExitStack() as undo:
-        undo.callback(meeting.close)
-        begun = _begin_where_met(meeting, settings, timeout_s, key=key, start_s=start_s, parent=parent)
-        undo.pop_all()
-    return begun
+    try:
+        return _begin_where_met(meeting, settings, timeout_s, key=key, start_s=start_s, parent=parent)
+    except BaseException:
+        meeting.close()
+        raise
 
 
 def _begin_where_met(
@@ -73,21 +73,25 @@ def _begin_where_met(
     if meeting.star is None:
         return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
     deadline = time.monotonic() + (timeout_s if start_s is None else start_s)
-    with contextlib.ExitStack() as undo, meeting.star.together():
-        begun = _begin_on_host(meeting, settings, timeout_s, start_s=start_s, parent=parent)
-        undo.callback(os.close, begun.fd)
-        undo.callback(begun.engine.close)
-        if meeting.mesh is not None:
-            engine = begun.engine
-            crossing = Crossing(engine, meeting.place, meeting.mesh, key)
-            engine.open_for_calls(max(deadline - time.monotonic(), 0.001))
-            crossing.agree(engine, settings.wire_slice_nbytes)
-            engine.open_for_calls(timeout_s)
-            begun = begun._replace(place=meeting.place, crossing=crossing)
-        meeting.star.all_ready(deadline=deadline)
-        undo.pop_all()
-    meeting.star.close()
-    return begun
+    undo = contextlib.ExitStack()  # as in begin
+    try:
+        with meeting.star.together():
+            begun = _begin_on_host(meeting, settings, timeout_s, start_s=start_s, parent=parent)
+            undo.callback(os.close, begun.fd)
+            undo.callback(begun.engine.close)
+            if meeting.mesh is not None:
+                engine = begun.engine
+                crossing = Crossing(engine, meeting.place, meeting.mesh, key)
+                engine.open_for_calls(max(deadline - time.monotonic(), 0.001))
+                crossing.agree(engine, settings.wire_slice_nbytes)
+                engine.open_for_calls(timeout_s)
+                begun = begun._replace(place=meeting.place, crossing=crossing)
+            meeting.star.all_ready(deadline=deadline)
+        meeting.star.close()
+        return begun
+    except BaseException:
+        undo.close()
+        raise
 
 
 def _begin_on_host(
@@ -119,32 +123,32 @@ def begin(
     """
     start_s = timeout_s if start_s is None else start_s
     deadline = time.monotonic() + start_s
+    undo = contextlib.ExitStack()  # closed in the handler alone: a signal behind its end would leak all of it
     try:
-        with contextlib.ExitStack() as undo:
-            fd = _share_segment(links, settings, deadline)
-            undo.callback(os.close, fd)
-            segment = memory.Mapping(fd, os.fstat(fd).st_size)
-            engine = _new_engine(segment, links, settings, start_s)
-            undo.callback(engine.close)
-            engine.stalls.warn_after(engine, settings.stall_s)
-            engine.arrive(os.getpid(), liveness.start_time(os.getpid()))
-            # Until now a death shows on the links, from now on in the segment.
-            links.all_ready(check=_nothing_to_check, deadline=deadline)
-            _look_for_lives(engine, is_told=parent is not None)
-            if parent is None:
-                crowded = _is_crowded(engine)
-                one_group = not crowded or _all_have(engine, limits.scheduling_group())
-                engine.be_patient(**tuning.patience(engine.size, crowded=crowded, one_group=one_group))
-                engine.measure_distance()
-                engine.probe_single_copy(settings.single_copy_nbytes != 0)
-            else:
-                engine.take_after(parent)
-            engine.open_for_calls(timeout_s)
-            undo.pop_all()
+        fd = _share_segment(links, settings, deadline)
+        undo.callback(os.close, fd)
+        segment = memory.Mapping(fd, os.fstat(fd).st_size)
+        engine = _new_engine(segment, links, settings, start_s)
+        undo.callback(engine.close)
+        engine.stalls.warn_after(engine, settings.stall_s)
+        engine.arrive(os.getpid(), liveness.start_time(os.getpid()))
+        # Until now a death shows on the links, from now on in the segment.
+        links.all_ready(check=_nothing_to_check, deadline=deadline)
+        _look_for_lives(engine, is_told=parent is not None)
+        if parent is None:
+            crowded = _is_crowded(engine)
+            one_group = not crowded or _all_have(engine, limits.scheduling_group())
+            engine.be_patient(**tuning.patience(engine.size, crowded=crowded, one_group=one_group))
+            engine.measure_distance()
+            engine.probe_single_copy(settings.single_copy_nbytes != 0)
+        else:
+            engine.take_after(parent)
+        engine.open_for_calls(timeout_s)
+        return Begun(engine, links, segment, fd, settings, links)
     except BaseException as error:
-        links.fail_descriptor(error)
+        with undo:
+            links.fail_descriptor(error)
         raise
-    return Begun(engine, links, segment, fd, settings, links)
 
 
 def _new_engine(segment: memory.Mapping, links: Links, settings: Settings, timeout_s: float) -> Engine:

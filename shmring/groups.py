@@ -79,15 +79,16 @@ def form(
     own = _introduce(engine, links, groups, timeout_s)
     if own is None:
         return None
-    ranks = next(group for group in groups if engine.rank in group)
+    ranks = tuple(next(group for group in groups if engine.rank in group))
     try:
-        return begin(own, settings, engine.timeout_s, start_s=timeout_s, parent=engine), tuple(ranks)
+        return begin(own, settings, engine.timeout_s, start_s=timeout_s, parent=engine), ranks
     except BaseException as error:
         own.close()
         if isinstance(error, Exception):  # which the group's other ranks are told
             agreed(error)
         if isinstance(error, Error):
-            error.add_note(f"while a group began: its ranks 0 to {len(ranks) - 1} are {ranks} of its parent")
+            own_ranks = f"its ranks 0 to {len(ranks) - 1} are {list(ranks)} of its parent"
+            error.add_note(f"while a group began: {own_ranks}")
         raise
 
 
@@ -122,11 +123,12 @@ def form_across(
                 listener=listener,
                 is_invited=True,
             )
+    parent_ranks = tuple(ranks)
     with _a_death_is_the_parents(engine):
         begun = begin_where_met(
             meeting, settings, engine.timeout_s, key=world.key, start_s=_left(deadline), parent=engine
         )
-    return begun, tuple(ranks)
+    return begun, parent_ranks
 
 
 @contextlib.contextmanager
