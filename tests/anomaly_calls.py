@@ -1,0 +1,788 @@
+"""The calls into which exceptions are injected, each with its preparation and the check of its result.
+
+A case is a generator: it prepares, yields a callable that makes one call of shmring, is sent what that
+returned on this rank, and checks it. The callable can be called again if the call has not begun.
+May know: the public API.
+"""
+
+import contextlib
+import functools
+import mmap
+import os
+import pickle
+import tempfile
+import time
+
+import numpy as np
+
+import shmring
+from shmring.methods import compression, sparse
+
+SMALL, LARGE = 5, 40_000
+CASES = {}
+LATE_S = 0.012
+
+
+def warm_up(comm):
+    """Let a communicator allocate what it does not have at first."""
+    comm.all_reduce(np.zeros(LARGE, "f4"))
+    for step in range(1, comm.size):
+        to, source = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
+        comm.sendrecv(np.zeros(1), to, np.zeros(1), source)
+
+
+class Place:
+    """Where a case runs: its communicator, and whether this rank is the faulty one."""
+
+    def __init__(self, comm, is_faulty):
+        self.comm = comm
+        self.is_faulty = is_faulty
+
+    def be_late(self):
+        """Let the faulty rank wait for the others in the call."""
+        if not self.is_faulty:
+            time.sleep(LATE_S)
+
+
+def case(function=None, *, one_host=False, is_last=False, is_first=False, ends_in_python=False):
+    """Enter a case by its name.
+
+    one_host: it is for ranks of one host only; is_last: it leaves no communicator; is_first: the communicator
+    has nothing yet that its first calls allocate; ends_in_python: an exception can come after the end of the
+    call in a function of shmring that only returns, which is as if it came in the caller's next line.
+    """
+    if function is None:
+        return functools.partial(
+            case, one_host=one_host, is_last=is_last, is_first=is_first, ends_in_python=ends_in_python
+        )
+    function.one_host, function.is_last, function.is_first = one_host, is_last, is_first
+    function.ends_in_python = ends_in_python
+    CASES[function.__name__] = function
+    return function
+
+
+def numbers(count, rank, step=1):
+    """Small integers that differ by rank, as floats: their sums are exact."""
+    return (np.arange(count) % 97 * step + rank + 1).astype("f4")
+
+
+def total(count, size, step=1):
+    return sum(numbers(count, rank, step) for rank in range(size))
+
+
+def call(function, *arguments, **keywords):
+    return functools.partial(function, *arguments, **keywords)
+
+
+def same(got, wanted):
+    got, wanted = np.asarray(got), np.asarray(wanted)
+    assert got.shape == wanted.shape, (got.shape, wanted.shape)
+    assert (got == wanted).all(), f"got {got.ravel()[:6]}, wanted {wanted.ravel()[:6]}"
+
+
+def nothing():
+    """What a rank calls that takes no part."""
+
+
+# ---- collectives -------------------------------------------------------------------------------------------
+
+
+def _reduced(place, x, **keywords):
+    comm = place.comm
+    yield call(comm.all_reduce, x, **keywords)
+    same(x, total(x.size, comm.size))
+
+
+@case
+def all_reduce_small(place):
+    yield from _reduced(place, numbers(SMALL, place.comm.rank))
+
+
+@case
+def all_reduce_late(place):
+    place.be_late()
+    yield from _reduced(place, numbers(SMALL, place.comm.rank))
+
+
+@case(is_first=True)
+def all_reduce_first(place):
+    yield from _reduced(place, numbers(LARGE, place.comm.rank))
+
+
+@case
+def all_reduce_large(place):
+    yield from _reduced(place, numbers(LARGE, place.comm.rank))
+
+
+@case
+def all_reduce_large_late(place):
+    place.comm.barrier()
+    place.be_late()
+    yield from _reduced(place, numbers(LARGE, place.comm.rank))
+
+
+@case
+def all_reduce_priority(place):
+    yield from _reduced(place, numbers(LARGE, place.comm.rank), priority=1)
+
+
+@case(one_host=True)
+def all_reduce_ring(place):
+    yield from _reduced(place, numbers(LARGE, place.comm.rank), algorithm="ring")
+
+
+@case
+def all_reduce_zero_copy(place):
+    x = place.comm.empty(LARGE, "f4")
+    x[:] = numbers(LARGE, place.comm.rank)
+    yield from _reduced(place, x)
+
+
+@case
+def all_reduce_behind(place):
+    comm, x, y = place.comm, numbers(LARGE, place.comm.rank), numbers(SMALL, place.comm.rank)
+    place.be_late()
+    work = comm.all_reduce(x, async_op=True)
+    yield call(comm.all_reduce, y)
+    same(y, total(SMALL, comm.size))
+    work.wait()
+    same(x, total(LARGE, comm.size))
+
+
+@case
+def all_reduce_async(place):
+    comm, x = place.comm, numbers(LARGE, place.comm.rank)
+    work = yield call(comm.all_reduce, x, async_op=True)
+    work.wait()
+    same(x, total(LARGE, comm.size))
+
+
+@case
+def work_wait(place):
+    comm, x = place.comm, numbers(LARGE, place.comm.rank)
+    place.be_late()
+    work = comm.all_reduce(x, async_op=True)
+    yield call(work.wait)
+    same(x, total(LARGE, comm.size))
+
+
+@case
+def all_reduce_many(place):
+    comm = place.comm
+    xs = [numbers(count, comm.rank) for count in (3, 1, 700, LARGE)]
+    yield call(comm.all_reduce_many, xs)
+    for x in xs:
+        same(x, total(x.size, comm.size))
+
+
+@case
+def all_reduce_many_async(place):
+    comm = place.comm
+    xs = [numbers(count, comm.rank) for count in (3, 1, 700, LARGE)]
+    work = yield call(comm.all_reduce_many, xs, async_op=True)
+    work.wait()
+    for x in xs:
+        same(x, total(x.size, comm.size))
+
+
+@case
+def reduce(place):
+    comm, x = place.comm, numbers(LARGE, place.comm.rank)
+    yield call(comm.reduce, x, root=1)
+    same(x, total(LARGE, comm.size) if comm.rank == 1 else numbers(LARGE, comm.rank))
+
+
+@case
+def broadcast_small(place):
+    x = numbers(SMALL, place.comm.rank)
+    yield call(place.comm.broadcast, x)
+    same(x, numbers(SMALL, 0))
+
+
+@case
+def broadcast_large(place):
+    x = numbers(LARGE, place.comm.rank)
+    yield call(place.comm.broadcast, x)
+    same(x, numbers(LARGE, 0))
+
+
+@case
+def scan(place):
+    x = numbers(LARGE, place.comm.rank)
+    yield call(place.comm.scan, x)
+    same(x, total(LARGE, place.comm.rank + 1))
+
+
+@case
+def exscan(place):
+    comm, x = place.comm, numbers(SMALL, place.comm.rank)
+    yield call(comm.exscan, x)
+    same(x, total(SMALL, comm.rank) if comm.rank else numbers(SMALL, 0))
+
+
+@case
+def reduce_scatter(place):
+    comm = place.comm
+    x = numbers(1000 * comm.size, comm.rank)
+    part = yield call(comm.reduce_scatter, x)
+    same(part, total(x.size, comm.size)[comm.rank * 1000 : (comm.rank + 1) * 1000])
+
+
+@case
+def scatter(place):
+    comm = place.comm
+    x = numbers(1000 * comm.size, 0) if comm.rank == 0 else None
+    part = yield call(comm.scatter, x, like=np.empty(1000, "f4"))
+    same(part, numbers(1000 * comm.size, 0)[comm.rank * 1000 : (comm.rank + 1) * 1000])
+
+
+@case
+def gather(place):
+    comm = place.comm
+    found = yield call(comm.gather, numbers(LARGE, comm.rank))
+    if comm.rank == 0:
+        same(found, np.stack([numbers(LARGE, rank) for rank in range(comm.size)]))
+
+
+@case
+def all_gather(place):
+    comm = place.comm
+    found = yield call(comm.all_gather, numbers(LARGE, comm.rank))
+    same(found, np.stack([numbers(LARGE, rank) for rank in range(comm.size)]))
+
+
+@case
+def all_to_all(place):
+    comm = place.comm
+    x = np.stack([numbers(1000, comm.rank, other + 1) for other in range(comm.size)])
+    found = yield call(comm.all_to_all, x)
+    same(found, np.stack([numbers(1000, other, comm.rank + 1) for other in range(comm.size)]))
+
+
+@case
+def barrier(place):
+    yield call(place.comm.barrier)
+
+
+# ---- pieces that differ in length --------------------------------------------------------------------------
+
+
+def _check_list(found, wanted):
+    assert len(found) == len(wanted)
+    for got, want in zip(found, wanted, strict=True):
+        same(got, want)
+
+
+@case
+def all_gather_v_small(place):
+    comm = place.comm
+    found = yield call(comm.all_gather_v, numbers(comm.rank + 1, comm.rank))
+    _check_list(found, [numbers(rank + 1, rank) for rank in range(comm.size)])
+
+
+@case
+def all_gather_v(place):
+    comm = place.comm
+    found = yield call(comm.all_gather_v, numbers(5000 * (comm.rank + 1), comm.rank))
+    _check_list(found, [numbers(5000 * (rank + 1), rank) for rank in range(comm.size)])
+
+
+@case
+def all_gather_v_async(place):
+    comm = place.comm
+    work = yield call(comm.all_gather_v, numbers(5000 * (comm.rank + 1), comm.rank), async_op=True)
+    _check_list(work.result(), [numbers(5000 * (rank + 1), rank) for rank in range(comm.size)])
+
+
+@case
+def gather_v(place):
+    comm = place.comm
+    found = yield call(comm.gather_v, numbers(5000 * (comm.rank + 1), comm.rank))
+    if comm.rank == 0:
+        _check_list(found, [numbers(5000 * (rank + 1), rank) for rank in range(comm.size)])
+
+
+@case
+def scatter_v(place):
+    comm = place.comm
+    xs = [numbers(5000 * (rank + 1), rank) for rank in range(comm.size)] if comm.rank == 0 else None
+    found = yield call(comm.scatter_v, xs, like=np.empty(0, "f4"))
+    same(found, numbers(5000 * (comm.rank + 1), comm.rank))
+
+
+@case
+def all_to_all_v(place):
+    comm = place.comm
+    xs = [numbers(3000 + other, comm.rank, other + 1) for other in range(comm.size)]
+    found = yield call(comm.all_to_all_v, xs)
+    _check_list(found, [numbers(3000 + comm.rank, other, comm.rank + 1) for other in range(comm.size)])
+
+
+# ---- objects -----------------------------------------------------------------------------------------------
+
+
+class Blob:
+    """Bytes that travel beside the pickle. No array: NumPy's dtypes do not pickle right where memory ends."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __reduce_ex__(self, protocol):
+        return Blob, (pickle.PickleBuffer(self.data),)
+
+
+def _thing(rank):
+    return {"rank": rank, "blob": Blob(bytes([rank]) * 9000)}
+
+
+def _check_thing(found, rank):
+    assert found["rank"] == rank, found["rank"]
+    assert bytes(found["blob"].data) == bytes([rank]) * 9000
+
+
+@case
+def broadcast_object(place):
+    found = yield call(place.comm.broadcast_object, _thing(place.comm.rank))
+    _check_thing(found, 0)
+
+
+@case
+def all_gather_object(place):
+    found = yield call(place.comm.all_gather_object, _thing(place.comm.rank))
+    for rank, thing in enumerate(found):
+        _check_thing(thing, rank)
+    assert len(found) == place.comm.size
+
+
+@case
+def gather_object(place):
+    found = yield call(place.comm.gather_object, _thing(place.comm.rank))
+    if place.comm.rank == 0:
+        for rank, thing in enumerate(found):
+            _check_thing(thing, rank)
+
+
+@case
+def scatter_object(place):
+    comm = place.comm
+    found = yield call(
+        comm.scatter_object, [_thing(rank) for rank in range(comm.size)] if comm.rank == 0 else None
+    )
+    _check_thing(found, comm.rank)
+
+
+# ---- plans -------------------------------------------------------------------------------------------------
+
+
+@case
+def plan(place):
+    comm, x = place.comm, numbers(LARGE, place.comm.rank)
+    planned = yield call(comm.plan, "all_reduce", x)
+    planned()
+    same(x, total(LARGE, comm.size))
+
+
+@case
+def plan_called(place):
+    comm, x = place.comm, numbers(LARGE, place.comm.rank)
+    planned = comm.plan("all_reduce", x)
+    planned()
+    x[:] = numbers(LARGE, comm.rank)
+    yield call(planned)
+    same(x, total(LARGE, comm.size))
+
+
+# ---- messages: from rank 0 to rank 1 -----------------------------------------------------------------------
+
+
+def _message(place, count):
+    comm = place.comm
+    place.be_late()
+    if comm.rank == 0:
+        yield call(comm.send, numbers(count, 7), 1, 3)
+    elif comm.rank == 1:
+        x = np.zeros(count, "f4")
+        yield call(comm.recv, x, 0, 3)
+        same(x, numbers(count, 7))
+    else:
+        yield nothing
+
+
+@case(is_first=True)
+def message_first(place):
+    yield from _message(place, SMALL)
+
+
+@case
+def message_small(place):
+    yield from _message(place, SMALL)
+
+
+@case
+def message_large(place):
+    yield from _message(place, 500_000)
+
+
+@case
+def sendrecv(place):
+    comm = place.comm
+    got = np.zeros(LARGE, "f4")
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    yield call(comm.sendrecv, numbers(LARGE, comm.rank), after, got, before)
+    same(got, numbers(LARGE, before))
+
+
+@case
+def isend_irecv(place):
+    comm = place.comm
+    if comm.rank == 0:
+        transfer = yield call(comm.isend, numbers(LARGE, 7), 1, 3)
+        transfer.wait()
+    elif comm.rank == 1:
+        x = np.zeros(LARGE, "f4")
+        transfer = yield call(comm.irecv, x, 0, 3)
+        transfer.wait()
+        same(x, numbers(LARGE, 7))
+    else:
+        yield nothing
+
+
+@case
+def transfer_wait(place):
+    comm = place.comm
+    place.be_late()
+    x = numbers(LARGE, 7) if comm.rank == 0 else np.zeros(LARGE, "f4")
+    if comm.rank < 2:
+        transfer = comm.isend(x, 1, 3) if comm.rank == 0 else comm.irecv(x, 0, 3)
+        yield call(transfer.wait)
+        same(x, numbers(LARGE, 7))
+    else:
+        yield nothing
+
+
+@case
+def probe(place):
+    comm = place.comm
+    place.be_late()
+    if comm.rank == 0:
+        yield call(comm.send, numbers(SMALL, 7), 1, 3)
+    elif comm.rank == 1:
+        status = yield call(comm.probe, 0, 3)
+        assert status.count == SMALL
+        x = np.zeros(SMALL, "f4")
+        comm.recv(x, 0, 3)
+        same(x, numbers(SMALL, 7))
+    else:
+        yield nothing
+
+
+@case
+def message_object(place):
+    comm = place.comm
+    if comm.rank == 0:
+        yield call(comm.send_object, _thing(7), 1, 3)
+    elif comm.rank == 1:
+        found = yield call(comm.recv_object, 0, 3)
+        _check_thing(found, 7)
+    else:
+        yield nothing
+
+
+# ---- groups ------------------------------------------------------------------------------------------------
+
+
+def _check_group(group, size):
+    x = numbers(SMALL, group.rank)
+    group.all_reduce(x)
+    same(x, total(SMALL, size))
+    y = numbers(LARGE, group.rank)
+    group.all_reduce(y)
+    same(y, total(LARGE, size))
+    group.close()
+
+
+@case
+def split(place):
+    comm = place.comm
+    group = yield call(comm.split, 0, -comm.rank)
+    assert group.rank == comm.size - 1 - comm.rank
+    _check_group(group, comm.size)
+
+
+@case
+def group(place):
+    comm = place.comm
+    found = yield call(comm.group, [1, 0])
+    if comm.rank < 2:
+        _check_group(found, 2)
+    else:
+        assert found is None
+
+
+@case
+def dup(place):
+    found = yield call(place.comm.dup)
+    _check_group(found, place.comm.size)
+
+
+# ---- shared arrays -----------------------------------------------------------------------------------------
+
+
+def _check_shared(comm, x):
+    x[:] = numbers(x.size, comm.rank)
+    comm.all_reduce(x)
+    same(x, total(x.size, comm.size))
+
+
+@case
+def empty(place):
+    x = yield call(place.comm.empty, LARGE, "f4")
+    same(x, np.zeros(LARGE, "f4"))
+    _check_shared(place.comm, x)
+
+
+@case
+def zeros(place):
+    x = yield call(place.comm.zeros, LARGE, "f4")
+    same(x, np.zeros(LARGE, "f4"))
+    _check_shared(place.comm, x)
+
+
+@case
+def full(place):
+    x = yield call(place.comm.full, LARGE, 3.0, "f4")
+    same(x, np.full(LARGE, 3, "f4"))
+    _check_shared(place.comm, x)
+
+
+@case
+def copy_of(place):
+    x = yield call(place.comm.copy_of, numbers(LARGE, place.comm.rank))
+    same(x, numbers(LARGE, place.comm.rank))
+    _check_shared(place.comm, x)
+
+
+@case
+def empty_after_free(place):
+    """The call unmaps blocks that all ranks have freed."""
+    x = place.comm.empty(LARGE, "f4")
+    y = place.comm.empty(LARGE, "f4")
+    del x
+    place.comm.barrier()
+    z = yield call(place.comm.empty, LARGE, "f4")
+    _check_shared(place.comm, y)
+    _check_shared(place.comm, z)
+
+
+def _own_array():
+    nbytes = 10 * mmap.PAGESIZE
+    fd = os.memfd_create("of another library")
+    os.ftruncate(fd, nbytes)
+    mapping = mmap.mmap(fd, nbytes, mmap.MAP_SHARED)
+    os.close(fd)
+    return np.frombuffer(mapping, "f4")
+
+
+def _memory_of(array):
+    return shmring.Memory(array.ctypes.data, array.nbytes, "uint8", owner=array)
+
+
+@case
+def adopt(place):
+    x = _own_array()
+    x[:] = numbers(x.size, place.comm.rank)
+    adoption = yield call(place.comm.adopt, _memory_of(x))
+    same(x, numbers(x.size, place.comm.rank))
+    _check_shared(place.comm, x)
+    adoption.release()
+    _check_shared(place.comm, x)
+
+
+@case
+def release(place):
+    x = _own_array()
+    adoption = place.comm.adopt(_memory_of(x))
+    _check_shared(place.comm, x)
+    yield call(adoption.release)
+    same(x, total(x.size, place.comm.size))
+    place.comm.barrier()
+    _check_shared(place.comm, x)
+
+
+@case(one_host=True)
+def shared(place):
+    comm = place.comm
+    x = yield call(comm.shared, LARGE, "f4", locks=1)
+    x[comm.rank] = comm.rank + 1
+    x.fence()
+    same(x[: comm.size], np.arange(comm.size) + 1)
+
+
+@case(one_host=True, ends_in_python=True)
+def fence(place):
+    comm = place.comm
+    x = comm.shared(LARGE, "f4")
+    x[comm.rank] = comm.rank + 1
+    yield call(x.fence)
+    same(x[: comm.size], np.arange(comm.size) + 1)
+
+
+@case(one_host=True)
+def lock(place):
+    comm = place.comm
+    x = comm.shared(LARGE, "f4", locks=1)
+    lock = x.lock(0)
+    comm.barrier()
+    if place.is_faulty:
+        time.sleep(LATE_S / 3)
+    else:
+        with lock:
+            time.sleep(LATE_S)
+    yield call(lock.__enter__)
+    x[0] += 1
+    lock.__exit__(None, None, None)
+    x.fence()
+    same(x[0], comm.size)
+
+
+@case(one_host=True)
+def get(place):
+    comm = place.comm
+    x = comm.shared(LARGE, "f4")
+    x.accumulate(0, 1.0)
+    x.fence()
+    found = yield call(x.get, 0)
+    same(found, comm.size)
+
+
+@case(one_host=True)
+def put(place):
+    comm = place.comm
+    x = comm.shared(LARGE, "f4")
+    yield call(x.put, comm.rank, comm.rank + 1.0)
+    x.fence()
+    found = x.get(slice(0, comm.size))
+    same(found, np.arange(comm.size) + 1)
+
+
+# ---- methods -----------------------------------------------------------------------------------------------
+
+
+def _compressed(place, compressor):
+    comm = place.comm
+    x = np.full(LARGE, comm.rank + 1, "f4")
+    yield call(compressor.all_reduce, comm, x, "sum")
+    assert np.allclose(x, sum(range(1, comm.size + 1)), rtol=0.1), x[:5]
+
+
+@case
+def compressed_fp16(place):
+    yield from _compressed(place, compression.FP16())
+
+
+@case
+def compressed_int8(place):
+    yield from _compressed(place, compression.Int8())
+
+
+@case
+def compressed_topk(place):
+    comm, compressor = place.comm, compression.TopK(0.01)
+    x = np.zeros(LARGE, "f4")
+    x[7] = comm.rank + 1
+    yield call(compressor.all_reduce, comm, x, "sum")
+    assert np.allclose(x[7], sum(range(1, comm.size + 1))), x[:8]
+
+
+@case
+def compressed_powersgd(place):
+    comm, compressor = place.comm, compression.PowerSGD(1)
+    x = np.full((200, 200), comm.rank + 1, "f4")
+    yield call(compressor.all_reduce, comm, x, "sum")
+    assert np.allclose(x, sum(range(1, comm.size + 1)), rtol=0.01), x[:2]
+
+
+@case
+def sparse_all_reduce(place):
+    comm = place.comm
+    reduce = sparse.SparseAllReduce(comm)
+    x = np.zeros(LARGE, "f4")
+    x[1000:1010] = comm.rank + 1
+    yield call(reduce, x)
+    same(x[995:1015], [0] * 5 + [sum(range(1, comm.size + 1))] * 10 + [0] * 5)
+
+
+@case
+def sparse_pairs(place):
+    comm = place.comm
+    indices = np.array([comm.rank, 100])
+    found, sums = yield call(sparse.all_reduce_pairs, comm, indices, np.ones(2, "f4"), LARGE)
+    same(found, [*range(comm.size), 100])
+    same(sums, [1] * comm.size + [comm.size])
+
+
+# ---- what a rank does alone --------------------------------------------------------------------------------
+
+
+@case
+def stats(place):
+    found = yield call(place.comm.stats)
+    assert found["calls"] >= 0
+
+
+@case
+def iprobe(place):
+    found = yield call(place.comm.iprobe)
+    assert found is None
+
+
+@case
+def trace(place):
+    with tempfile.TemporaryDirectory() as folder:
+        found = yield call(place.comm.trace, f"{folder}/trace.json")
+        place.comm.barrier()
+        found.stop()
+
+
+@case
+def trace_stop(place):
+    with tempfile.TemporaryDirectory() as folder:
+        found = place.comm.trace(f"{folder}/trace.json")
+        place.comm.barrier()
+        yield call(found.stop)
+
+
+# ---- the end -----------------------------------------------------------------------------------------------
+
+
+@case(is_last=True)
+def close(place):
+    yield call(place.comm.close)
+
+
+@case(is_last=True)
+def close_with_pending(place):
+    x = numbers(LARGE, place.comm.rank)
+    place.be_late()
+    work = place.comm.all_reduce(x, async_op=True)
+    yield call(place.comm.close)
+    work.wait()
+    same(x, total(LARGE, place.comm.size))
+
+
+@case(is_last=True)
+def shrink(place):
+    """All ranks go on, or all but the faulty one."""
+    comm = place.comm
+    with contextlib.suppress(shmring.Error):
+        comm.barrier()  # so that all have come here
+        if comm.rank == 0:
+            comm.abort("for shrink")
+        while True:
+            comm.barrier()
+    left = yield call(comm.shrink)
+    assert left.size >= comm.size - 1
+    x = numbers(SMALL, left.rank)
+    left.all_reduce(x)
+    same(x, total(SMALL, left.size))
+    left.close()
