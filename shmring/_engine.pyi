@@ -10,7 +10,7 @@ from .alarms import Alarms
 from .arrays import Arrays
 from .errors import Error
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 class Engine(State):
     """What one communicator does on one rank."""
@@ -47,9 +47,15 @@ class Engine(State):
     def what_others_told(self) -> Error | None:
         """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
 
+    def claim(self) -> None:
+        """A call of several steps begins: until `unclaim` other threads are refused theirs."""
+
+    def unclaim(self) -> None:
+        """All its steps are done."""
+
     def run_steps(
-        self, function: Callable[..., T], *arguments: Any, begun: bool = False, **keywords: Any
-    ) -> T:
+        self, function: Callable[..., _T], *arguments: Any, begun: bool = False, **keywords: Any
+    ) -> _T:
         """Run function(...), which is one call to its caller and makes several.
 
         What it raises after its first step ends the communicator, unless all ranks raise the same.

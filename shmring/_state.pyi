@@ -73,12 +73,6 @@ class State:
     def isa(self) -> str:
         """The instruction set of the reduction loops."""
 
-    def claim(self) -> None:
-        """A call of several steps begins: until `unclaim` other threads are refused theirs."""
-
-    def unclaim(self) -> None:
-        """All its steps are done."""
-
     def be_patient(
         self,
         *,

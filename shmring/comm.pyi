@@ -21,7 +21,7 @@ from .settings import Settings
 from .shared import SharedArray
 from .tracing import Trace
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
 
@@ -73,8 +73,8 @@ class Comm(Messages):
         """How many hosts there are."""
 
     def run_steps(
-        self, function: Callable[..., T], *arguments: Any, begun: bool = False, **keywords: Any
-    ) -> T:
+        self, function: Callable[..., _T], *arguments: Any, begun: bool = False, **keywords: Any
+    ) -> _T:
         """Run function(...), which makes several calls of this communicator that are one to its caller."""
 
     def split(

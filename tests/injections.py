@@ -242,7 +242,7 @@ _OPENING = ("memfd_create", "open", "eventfd", "_accept", "socketpair", "pipe", 
 
 
 class System(Injection):
-    """Let the n-th system call fail that goes through os, socket, threading, or ctypes in shmring.memory."""
+    """Let the n-th system call fail, through os, socket, threading, or ctypes in shmring.memory."""
 
     def run(self, call):
         with _Patches(self) as patches:
