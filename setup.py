@@ -98,6 +98,6 @@ class BuildExtensions(build_ext):
 
 setup(
     libraries=[library("kernels"), library("post"), library("wire")],
-    ext_modules=[extension(path) for path in sorted(glob("shmring/*.pyx"))],
+    ext_modules=[extension(path) for path in sorted(glob("shmring/**/*.pyx", recursive=True))],
     cmdclass={"build_ext": BuildExtensions},
 )

@@ -24,7 +24,7 @@ from tables import format_bytes, format_us
 from turns import SAMPLE_S, in_turn, pin, state_of
 
 import shmring
-from shmring.extras import need
+from shmring._config.optional_deps import need
 from shmring.methods.stepwise import Stepwise
 
 SHMRING_S = ("auto", "direct")

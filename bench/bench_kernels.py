@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from arguments import comma_separated, parse_size
 
-from shmring import _kernels
+from shmring._core import kernels
 
 SAMPLE_S = 0.002
 LINE_NBYTES = 64
@@ -53,7 +53,7 @@ def fold(shape: Shape, arrays: list[np.ndarray]) -> Callable[[int], float]:
     srcs = arrays[: shape.nsrc]
     dsts = arrays[shape.nsrc : shape.nsrc + shape.ndst]
     stream = (1 << shape.ndst) - 1 if shape.streamed else 0
-    return partial(_kernels.fold, shape.dtype, shape.op, srcs, dsts, shape.isa, shape.nsrc, stream)
+    return partial(kernels.fold, shape.dtype, shape.op, srcs, dsts, shape.isa, shape.nsrc, stream)
 
 
 def copies(shape: Shape, arrays: list[np.ndarray], streamed: bool) -> Callable[[int], float]:
@@ -64,7 +64,7 @@ def copies(shape: Shape, arrays: list[np.ndarray], streamed: bool) -> Callable[[
         half = len(arrays[0]) // 2
         srcs.append(arrays[number - 1][:half])
         dsts.append(arrays[number - 1][half : 2 * half])
-    return partial(_kernels.copy, dsts, srcs, shape.isa if streamed else "memcpy", int(streamed))
+    return partial(kernels.copy, dsts, srcs, shape.isa if streamed else "memcpy", int(streamed))
 
 
 def loops_for(run: Callable[[int], float]) -> int:
@@ -107,7 +107,7 @@ def print_small(isa: str, dtype: str, op: str, rounds: int) -> None:
     print(f"\nns a call, {isa} {dtype} {op}, by items and sources")
     print(" " * 6 + "".join(f"{n:8}" for n in sources))
     for count in SMALL_COUNTS:
-        arrays = arrays_apart(max(sources) + 1, count * _kernels.dtypes()[dtype])
+        arrays = arrays_apart(max(sources) + 1, count * kernels.dtypes()[dtype])
         times = medians([fold(Shape(isa, dtype, op, n, 1, False), arrays) for n in sources], rounds)
         print(f"{count:6}" + "".join(f"{t * 1e9:8.1f}" for t in times))
 
@@ -118,17 +118,17 @@ def casts(isa: str, nbytes: int) -> list[tuple[str, int, Callable[[int], float]]
     wide[:] = np.random.default_rng(1).normal(size=nbytes // 4).astype(np.float32).view(np.uint8)
     rows: list[tuple[str, int, Callable[[int], float]]] = []
     for dtype in NARROW:
-        items = narrow[: nbytes // 4 * _kernels.dtypes()[dtype]]
+        items = narrow[: nbytes // 4 * kernels.dtypes()[dtype]]
         moved = nbytes + len(items)
-        rows.append((f"narrow {dtype}", moved, partial(_kernels.narrow, dtype, items, wide, isa)))
-        rows.append((f"widen {dtype}", moved, partial(_kernels.widen, dtype, residual, items, isa)))
-    for name in _kernels.wire_formats():
-        needed = _kernels.encoded_nbytes(name, nbytes // 4)
+        rows.append((f"narrow {dtype}", moved, partial(kernels.narrow, dtype, items, wide, isa)))
+        rows.append((f"widen {dtype}", moved, partial(kernels.widen, dtype, residual, items, isa)))
+    for name in kernels.wire_formats():
+        needed = kernels.encoded_nbytes(name, nbytes // 4)
         sent = narrow[:needed]
-        encode = partial(_kernels.encode, name, sent, wide)
+        encode = partial(kernels.encode, name, sent, wide)
         rows.append((f"encode {name}", nbytes + needed, partial(encode, None, isa)))
         rows.append((f"encode {name}, feedback", 3 * nbytes + needed, partial(encode, residual, isa)))
-        rows.append((f"decode {name}", nbytes + needed, partial(_kernels.decode, name, residual, sent, isa)))
+        rows.append((f"decode {name}", nbytes + needed, partial(kernels.decode, name, residual, sent, isa)))
     return rows
 
 
@@ -137,7 +137,7 @@ def print_casts(isas: list[str], sizes: list[int], rounds: int) -> None:
     print(f"{'bytes':>10} {'cast':30} {'isa':7} {'ns':>12} {'GB/s':>7} {'/ memcpy':>9}")
     for nbytes in sizes:
         copied, copy = arrays_apart(2, nbytes)
-        memcpy = partial(_kernels.copy, [copy], [copied], "memcpy", 0)
+        memcpy = partial(kernels.copy, [copy], [copied], "memcpy", 0)
         for rows in zip(*(casts(isa, nbytes) for isa in isas), strict=True):
             for isa, (name, moved, run) in zip(isas, rows, strict=True):
                 time_s, memcpy_s = medians([run, memcpy], rounds)
@@ -146,7 +146,7 @@ def print_casts(isas: list[str], sizes: list[int], rounds: int) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    isas, dtypes = _kernels.isas(), list(_kernels.dtypes())
+    isas, dtypes = kernels.isas(), list(kernels.dtypes())
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--isa", type=comma_separated(str, isas), default=isas[:1], help=",".join(isas))
     parser.add_argument("--dtype", type=comma_separated(str, dtypes), default=["float32"])
@@ -164,12 +164,12 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     if arguments.everything:
-        arguments.isa, arguments.dtype = _kernels.isas(), list(_kernels.dtypes())
+        arguments.isa, arguments.dtype = kernels.isas(), list(kernels.dtypes())
         arguments.sizes, arguments.destinations = [64 << 10], [1]
     shapes = [
         Shape(isa, dtype, op, nsrc, ndst, streamed)
         for dtype in arguments.dtype
-        for op in arguments.op or (_kernels.ops(dtype) if arguments.everything else ["sum"])
+        for op in arguments.op or (kernels.ops(dtype) if arguments.everything else ["sum"])
         for isa in arguments.isa
         for nsrc in arguments.sources
         for ndst in arguments.destinations

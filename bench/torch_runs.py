@@ -30,7 +30,7 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 import torch
 from time import perf_counter
 began = perf_counter()
-from shmring._torch_entry import register
+from shmring.adapters._torch.entry import register
 register()
 print(1e3 * (perf_counter() - began))
 """
@@ -48,7 +48,7 @@ print(1e3 * (perf_counter() - began))
 
 def import_ms(python: Path, environment: dict[str, str], times: int) -> dict[str, list[float]]:
     """Milliseconds, each in a fresh interpreter, in turn."""
-    register = "from shmring._torch_entry import register; register()"
+    register = "from shmring.adapters._torch.entry import register; register()"
     programs = {"without": IMPORT.format(register=""), "with": IMPORT.format(register=register),
                 "registration": REGISTER}
     environment = {**os.environ, **environment, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -58,7 +58,7 @@ def docstring(app, what, name, item, options, lines):
 def stub_docstrings():
     """ "Class.name" → its docstring in the stubs."""
     found = {}
-    for stub in Path(shmring.__file__).parent.glob("*.pyi"):
+    for stub in Path(shmring.__file__).parent.rglob("*.pyi"):
         for node in ast.parse(stub.read_text()).body:
             for member in node.body if isinstance(node, ast.ClassDef) else ():
                 if isinstance(member, ast.FunctionDef):

@@ -16,7 +16,7 @@ def _check_built() -> None:
     import os
     from importlib.machinery import PathFinder
 
-    if PathFinder.find_spec(f"{__name__}._kernels", __path__) is not None:
+    if PathFinder.find_spec("kernels", [os.path.join(__path__[0], "_core")]) is not None:
         return
     here = __path__[0]
     tree = os.path.dirname(here)
@@ -34,26 +34,26 @@ def _check_built() -> None:
 _check_built()
 
 _HOMES = {
-    "Adoption": "arrays",
-    "Comm": "comm",
-    "ANY_SOURCE": "messages",
-    "ANY_TAG": "messages",
-    "Status": "messages",
-    "Transfer": "messages",
-    "Bucketer": "bucketer",
-    "Memory": "_operands",
-    "Plan": "collectives",
-    "Work": "work",
-    "Op": "ops",
-    "Ring": "ring",
+    "Adoption": "_arrays.allocator",
+    "Comm": "_comm.comm",
+    "ANY_SOURCE": "_comm.point_to_point",
+    "ANY_TAG": "_comm.point_to_point",
+    "Status": "_comm.point_to_point",
+    "Transfer": "_comm.point_to_point",
+    "Bucketer": "_comm.bucketer",
+    "Memory": "_arrays.operands",
+    "Plan": "_comm.collectives",
+    "Work": "_comm.work",
+    "Op": "_comm.ops",
+    "Ring": "_p2p.ring",
     "model": "model",
-    "SharedArray": "shared",
-    "Trace": "tracing",
-    "World": "bootstrap",
-    "host_id": "bootstrap",
-    "world": "bootstrap",
-    "init": "joining",
-    "spawn": "launch",
+    "SharedArray": "_arrays.shared_array",
+    "Trace": "_comm.trace_file",
+    "World": "_bootstrap.join",
+    "host_id": "_bootstrap.join",
+    "world": "_bootstrap.join",
+    "init": "_comm.init",
+    "spawn": "_launch.spawn",
     "Error": "errors",
     "RankFailed": "errors",
     "Timeout": "errors",
@@ -97,21 +97,21 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import model as model
-    from ._operands import Memory
-    from .arrays import Adoption
-    from .bootstrap import World, host_id, world
-    from .bucketer import Bucketer
-    from .collectives import Plan
-    from .comm import Comm
+    from ._arrays.allocator import Adoption
+    from ._arrays.operands import Memory
+    from ._arrays.shared_array import SharedArray
+    from ._bootstrap.join import World, host_id, world
+    from ._comm.bucketer import Bucketer
+    from ._comm.collectives import Plan
+    from ._comm.comm import Comm
+    from ._comm.init import init
+    from ._comm.ops import Op
+    from ._comm.point_to_point import ANY_SOURCE, ANY_TAG, Status, Transfer
+    from ._comm.trace_file import Trace
+    from ._comm.work import Work
+    from ._launch.spawn import spawn
+    from ._p2p.ring import Ring
     from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout, Truncated
-    from .joining import init
-    from .launch import spawn
-    from .messages import ANY_SOURCE, ANY_TAG, Status, Transfer
-    from .ops import Op
-    from .ring import Ring
-    from .shared import SharedArray
-    from .tracing import Trace
-    from .work import Work
 
 
 def __getattr__(name: str) -> Any:

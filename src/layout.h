@@ -41,7 +41,7 @@
 #define SR_REASON_NBYTES 192u
 #define SR_OP_NBYTES 24u
 #define SR_ITEM_NAME_NBYTES 16u  /* of a dtype that is only moved, as NumPy writes it */
-#define SR_VIEW_NBYTES 640u     /* what a rank that goes on says of who does, see shmring/views.py */
+#define SR_VIEW_NBYTES 640u     /* what a rank that goes on says of who does, see shmring/_lifecycle/membership.py */
 #define SR_VIEW_WORDS (SR_VIEW_NBYTES / 8u)
 #define SR_KEY_NBYTES 32u
 #define SR_STACKS_NBYTES 8192u  /* of a rank's account of its Python stacks */
@@ -237,8 +237,8 @@ struct sr_queue {
 /* SR_TOLD: a rank of another host said so, to everyone. */
 enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_TOLD };
 
-/* Sizes at which one way of doing it overtakes another (shmring/tuning.py); rank 0's hold for all, since all have to
-   choose alike. */
+/* Sizes at which one way of doing it overtakes another (shmring/_config/thresholds.py); rank 0's hold for all,
+   since all have to choose alike. */
 struct sr_tuning {
     uint64_t small_nbytes;            /* while the others' messages together are no more, everyone folds everything */
     uint64_t far_stream_nbytes;       /* far cores stage with streaming stores from here on */
@@ -284,7 +284,7 @@ struct sr_header {
      SR_LINE-aligned    +----------------------------------------------+
                         | sr_lock 0, sr_lock 1 ...                     |
                         +----------------------------------------------+
-                        | sr_lock of stripe 0, of stripe 1 ...         |  see _stripes.pyx
+                        | sr_lock of stripe 0, of stripe 1 ...         |  see _arrays/striped_locks.pyx
                         +----------------------------------------------+                                  */
 struct sr_lock {
     _Atomic uint32_t word; /* 0: free; else the owner's rank + 1, and SR_LOCK_AWAITED if somebody sleeps. W who takes

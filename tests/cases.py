@@ -9,15 +9,16 @@ import zlib
 import numpy as np
 from test_kernels import DTYPES, SMALL_FLOATS, assert_same, expected, numbers
 
-from shmring import _layout, tuning
+from shmring._config import thresholds
+from shmring._core import segment_format
 
 __all__ = ["DTYPES", "assert_same", "expected", "numbers"]  # and what follows
 
 MEMORIES = ("private", "unaligned", "shared", "slice", "mixed")
 GUARD = 0xA5
 AROUND_NBYTES = 24  # on either side of a slice: no multiple of a cache line
-SMALL_NBYTES = tuning.built_in(2)["small_nbytes"]
-ZERO_COPY_NBYTES = tuning.OVERSUBSCRIBED_ZERO_COPY_NBYTES  # for certain; sooner where every rank has a CPU
+SMALL_NBYTES = thresholds.built_in(2)["small_nbytes"]
+ZERO_COPY_NBYTES = thresholds.OVERSUBSCRIBED_ZERO_COPY_NBYTES  # for certain; sooner where each has a CPU
 
 
 # ---- arrays -----------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ def _ring(name, op, arrays):
     """Slice j begins at rank j - 1 and goes down to rank j; each hop rounds."""
     n = len(arrays)
     out = np.empty_like(arrays[0])
-    for j, (begin, end) in enumerate(_layout.slice_bounds(len(out), n)):
+    for j, (begin, end) in enumerate(segment_format.slice_bounds(len(out), n)):
         partial = arrays[(j - 1) % n][begin:end]
         for hop in range(2, n + 1):
             own = arrays[(j - hop) % n][begin:end]
@@ -139,7 +140,7 @@ def _tree(name, op, arrays, rank=0):
 
 
 def _two_trees(name, op, arrays):
-    trees = zip(_halves(arrays), _layout.double_tree(len(arrays)), strict=True)
+    trees = zip(_halves(arrays), segment_format.double_tree(len(arrays)), strict=True)
     return np.concatenate([_subtree(name, op, half, children) for half, children in trees])
 
 

@@ -1,17 +1,17 @@
 """What tests see of ranks from outside, or of their own communicator: who waits, and whether it was given up.
 
-May know: shmring.tools.segments.
+May know: shmring.tools._attach.
 """
 
 import os
 import time
 
-from shmring.tools import segments
+from shmring.tools import _attach
 
 
 def own_flight():
     """What this rank's process shows of its one communicator to whoever looks from outside."""
-    (segment,) = segments.of_processes([os.getpid()])
+    (segment,) = _attach.of_processes([os.getpid()])
     return segment.flight
 
 
@@ -25,8 +25,8 @@ def place_once_it_waits(ranks, rank):
     """Where a rank is that waits at length for another, as who looks from outside sees it."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
-        (segment,) = segments.of_processes([ranks.pid(rank)])
-        place = segments.rank_seen(segment.flight, rank)["where"]
+        (segment,) = _attach.of_processes([ranks.pid(rank)])
+        place = _attach.rank_seen(segment.flight, rank)["where"]
         if "waiting" in place:
             return place
         time.sleep(0.01)

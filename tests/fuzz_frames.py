@@ -2,7 +2,7 @@
 
     python tests/fuzz_frames.py -runs=1000000 [libFuzzer's options]
 
-May know: handshake, lines, nodes, settings, worlds.
+May know: handshake, framed_socket, node_map, settings, world.
 """
 
 import contextlib
@@ -13,19 +13,20 @@ import tempfile
 import types
 from pathlib import Path
 
-from shmring import handshake, lines, nodes, settings, worlds
-from shmring.handshake import BadFrame, Challenge, Hello
+from shmring._bootstrap import framed_socket, handshake, node_map, world
+from shmring._bootstrap.handshake import BadFrame, Challenge, Hello
+from shmring._config import settings
 
-ROWS = [nodes.Row(0, nodes.Endpoint("10.0.0.1", 1))]
+ROWS = [node_map.Row(0, node_map.Endpoint("10.0.0.1", 1))]
 PARSERS = (
     Hello.unpack,
     Challenge.unpack,
     handshake.unpack_proof,
     handshake.unpack_frame,
     handshake.kind_of,
-    nodes.unpack_endpoint,
-    lambda packet: nodes.unpack_page(packet, [], 4096),
-    lambda packet: nodes.unpack_page(packet, ROWS, 3),
+    node_map.unpack_endpoint,
+    lambda packet: node_map.unpack_page(packet, [], 4096),
+    lambda packet: node_map.unpack_page(packet, ROWS, 3),
 )
 KINDS = bytes([handshake.FAILED, handshake.ENDPOINT, handshake.TABLE])
 
@@ -44,18 +45,18 @@ def check(value):
     if isinstance(value, Hello) and len(value.node.encode()) <= handshake.NODE_NBYTES:
         handshake.prove(bytes(32), "id", b"guest", value, 2, bytes(32))
         assert Hello.unpack(value.pack()) == value
-    if isinstance(value, nodes.Endpoint):
-        assert nodes.unpack_endpoint(nodes.pack_endpoint(value)) == value
+    if isinstance(value, node_map.Endpoint):
+        assert node_map.unpack_endpoint(node_map.pack_endpoint(value)) == value
     if isinstance(value, tuple) and isinstance(value[1], list):
         assert 1 <= len(value[1]) <= 4096
         numbers = [row.node for row in value[1]]
-        nodes.place_of(0, numbers if numbers[0] == 0 else [0, *numbers])
+        node_map.place_of(0, numbers if numbers[0] == 0 else [0, *numbers])
 
 
 def stream(data):
     """The same bytes from a socket, in two pieces: no frame is longer than asked for, none has no bytes."""
     ours, theirs = socket.socketpair()
-    line, half = lines.Line(ours), len(data) // 2
+    line, half = framed_socket.Line(ours), len(data) // 2
     try:
         for piece in (data[:half], data[half:]):
             theirs.send(piece)
@@ -87,14 +88,14 @@ def one_input(data):
 
 def seeds():
     """What is really sent, less the part that `parse` puts before it."""
-    attempt = worlds.Attempt(worlds.world(2), 1, "a" * 64, 1.0, 0.0)
+    attempt = world.Attempt(world.world(2), 1, "a" * 64, 1.0, 0.0)
     frames = [
         attempt.hello(0, handshake.STAR).pack(),
         Challenge(2, bytes(32), bytes(32), bytes(16)).pack(),
         handshake.pack_proof(bytes(32)),
         handshake.pack_frame(handshake.FAILED, TimeoutError("late")),
-        nodes.pack_endpoint(nodes.Endpoint("::1", 5000)),
-        *nodes.pack_table(ROWS * 4, bytes(16)),
+        node_map.pack_endpoint(node_map.Endpoint("::1", 5000)),
+        *node_map.pack_table(ROWS * 4, bytes(16)),
     ]
     return [frame[len(handshake.MAGIC) :] for frame in frames] + [b"[::1]:5000", b"\0\x05hello"]
 
@@ -102,7 +103,7 @@ def seeds():
 def main():
     import atheris
 
-    ours = {module.__name__ for module in (handshake, lines, nodes, settings)}
+    ours = {module.__name__ for module in (handshake, framed_socket, node_map, settings)}
     for function in gc.get_objects():
         if isinstance(function, types.FunctionType) and function.__module__ in ours:
             atheris.instrument_func(function)  # the fuzzer sees which lines an input reaches

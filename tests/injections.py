@@ -8,7 +8,7 @@ An injection runs a call and raises in it; its `places` then say where. The kind
 - "memory": an allocation of Python's fails;
 - "system": a system call that Python code makes fails.
 
-May know: nothing of shmring but the name of the module that maps memory.
+May know: nothing of shmring but the name of the module that maps segments.
 """
 
 import ctypes
@@ -242,7 +242,7 @@ _OPENING = ("memfd_create", "open", "eventfd", "_accept", "socketpair", "pipe", 
 
 
 class System(Injection):
-    """Let the n-th system call fail, through os, socket, threading, or ctypes in shmring.memory."""
+    """Let the n-th system call fail, through os, socket, threading, or ctypes in shmring._system.segments."""
 
     def run(self, call):
         with _Patches(self) as patches:
@@ -288,7 +288,7 @@ class _Patches:
         self._put(
             threading, "_start_new_thread", self._around("start_new_thread", threading._start_new_thread)
         )
-        memory = sys.modules.get("shmring.memory")
+        memory = sys.modules.get("shmring._system.segments")
         if memory is not None:
             self._put(memory, "_mmap", self._failing("mmap", memory._mmap, memory._FAILED))
             self._put(memory, "_libc", _Libc(self, memory._libc, memory._FAILED))
@@ -325,7 +325,7 @@ class _Patches:
 
 
 class _Libc:
-    """The libc of shmring.memory, with calls that fail."""
+    """The libc of shmring._system.segments, with calls that fail."""
 
     def __init__(self, patches, libc, failed):
         self._libc = libc

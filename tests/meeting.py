@@ -1,5 +1,5 @@
-"""For the tests of meeting: ranks as threads or processes, strangers that knock. May know: bootstrap,
-handshake, lines, neighbours, settings; ranks."""
+"""For the tests of meeting: ranks as threads or processes, strangers that knock. May know: join,
+handshake, framed_socket, local, settings; ranks."""
 
 import contextlib
 import socket
@@ -11,11 +11,11 @@ import time
 
 from ranks import free_port
 
-from shmring import handshake, neighbours
-from shmring.bootstrap import join, world
-from shmring.handshake import Challenge
-from shmring.lines import Line
-from shmring.settings import parse_address
+from shmring._bootstrap import handshake, local
+from shmring._bootstrap.framed_socket import Line
+from shmring._bootstrap.handshake import Challenge
+from shmring._bootstrap.join import join, world
+from shmring._config.settings import parse_address
 
 
 def in_threads(*functions):
@@ -89,7 +89,7 @@ def knock(meeting):
     while time.monotonic() < until:
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            stranger.connect(neighbours.meeting_point(meeting))
+            stranger.connect(local.meeting_point(meeting))
             return stranger
         except ConnectionRefusedError:
             stranger.close()

@@ -13,7 +13,7 @@ import numpy as np
 from test_errors import ones
 
 import shmring
-from shmring.alarms import Alarms
+from shmring._transport.notifications import Alarms
 
 LAYOUTS = {"ab": [0, 1], "aab": [0, 0, 1], "abb": [0, 1, 1], "abc": [0, 1, 2], "aabb": [0, 0, 1, 1]}
 LAYOUTS |= {"abab": [0, 1, 0, 1], "abcc": [0, 1, 2, 2], "aabbc": [0, 0, 1, 1, 2], "aaabb": [0, 0, 0, 1, 1]}

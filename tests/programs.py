@@ -16,7 +16,7 @@ from test_collectives import FOLDING, IN_PLACE, MOVING, inputs, out_shape, outco
 from test_fusion import fused_and_separate
 from test_uneven import FACTORS, assert_uneven, call_once
 
-from shmring import _state
+from shmring._engine import state
 
 KINDS = ("all_reduce", *FOLDING, *MOVING)
 WAYS = ("foreground", "foreground", "background", "background", "plan", "background plan")
@@ -128,7 +128,7 @@ def members_of(step, parent):
 def _call(chance, groups, number):
     kind = chance.choice(KINDS)
     dtype = chance.choice(sorted(DTYPES))
-    ops = [op for op in _state.OPS if _state.supported(dtype, op)]
+    ops = [op for op in state.OPS if state.supported(dtype, op)]
     if kind in ("scan", "exscan"):
         ops = [op for op in ops if op != "avg"]
     row = {
@@ -144,13 +144,13 @@ def _call(chance, groups, number):
         "seed": chance.random(),
     }
     if kind == "all_reduce":
-        row["algorithm"] = chance.choice(("auto", "auto", *_state.ALGORITHMS))
+        row["algorithm"] = chance.choice(("auto", "auto", *state.ALGORITHMS))
     return Call(number, row, chance.choice(WAYS))
 
 
 def _many(chance, number):
     op = chance.choice(("sum", "max"))
-    dtypes = [dtype for dtype in sorted(DTYPES) if _state.supported(dtype, op)]
+    dtypes = [dtype for dtype in sorted(DTYPES) if state.supported(dtype, op)]
     specs = [(chance.choice(dtypes), chance.choice((0, 1, 90, 4000))) for _ in range(chance.randrange(9))]
     place = chance.choice(("private", "shared", "out"))
     return Many(number, (specs, op, chance.choice((None, 0, 1000)), place, chance.random() < 0.5))

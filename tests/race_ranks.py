@@ -2,7 +2,7 @@
 to it and every order between them: test_tsan.py runs this with an instrumented build. Chunks, slots and rings
 are tiny, so that all of them come around many times. `race_ranks.py NAME...` runs those of WORK, or all.
 
-May know: the public API, and shmring.memory, whose mappings it makes one.
+May know: the public API, and shmring._system.segments, whose mappings it makes one.
 """
 
 import contextlib
@@ -14,7 +14,8 @@ import traceback
 import numpy as np
 
 import shmring
-from shmring import _flight, memory
+from shmring._diagnostics import flight_recorder
+from shmring._system import segments
 
 TINY = {"SHMRING_CHUNK": "256", "SHMRING_MESSAGE_RING": "512"}
 
@@ -23,7 +24,7 @@ TINY = {"SHMRING_CHUNK": "256", "SHMRING_MESSAGE_RING": "512"}
 
 _guard = threading.RLock()  # the collector may drop a mapping while another one is made
 _mapped = {}  # by device and inode: [address, bytes, users]
-_map, _unmap = memory.Mapping.__init__, memory.Mapping.close
+_map, _unmap = segments.Mapping.__init__, segments.Mapping.close
 
 
 def map_once(mapping, fd, nbytes):
@@ -124,7 +125,7 @@ def collectives(comm):
 
 
 def algorithms(comm):
-    for algorithm in _flight.ALGORITHMS[1:]:
+    for algorithm in flight_recorder.ALGORITHMS[1:]:
         for count in COUNTS:
             reduce_all(comm, count, algorithm=algorithm)
 
@@ -229,7 +230,7 @@ WORK = {
 }
 
 if __name__ == "__main__":
-    memory.Mapping.__init__, memory.Mapping.close = map_once, unmap_last
+    segments.Mapping.__init__, segments.Mapping.close = map_once, unmap_last
     for name in sys.argv[1:] or WORK:
         print(name, flush=True)
         failures = in_threads(*WORK[name])

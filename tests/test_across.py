@@ -22,7 +22,7 @@ from test_uneven import FACTORS as UNEVEN
 from test_uneven import assert_uneven
 from test_uneven import call_once as call_uneven
 
-from shmring import _state
+from shmring._engine import state
 
 LAYOUTS = {  # by rank: the host that it is on
     "1+1": [0, 1],
@@ -56,7 +56,7 @@ def has_a_meaning(row):
         return True
     if row.get("op") == "avg" and row["kind"] in ("scan", "exscan"):
         return False
-    return "op" not in row or "dtype" not in row or _state.supported(row["dtype"], row["op"])
+    return "op" not in row or "dtype" not in row or state.supported(row["dtype"], row["op"])
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from test_errors import (
 )
 
 import shmring
-from shmring import groups
+from shmring._lifecycle import groups
 
 SOON_S = 12  # far below every timeout, on a machine that stands still at times
 LAYOUTS = {"1+1": [0, 1], "2+2": [0, 0, 1, 1], "2+2+2": [0, 0, 1, 1, 2, 2], "2+1+3": [0, 0, 1, 2, 2, 2]}

@@ -15,7 +15,7 @@ from test_across import LAYOUTS
 from test_groups import total
 
 import shmring
-from shmring import crossing
+from shmring._lifecycle import internode
 
 
 def places(comm, layout):
@@ -197,7 +197,7 @@ def fail_to_lead(comm):
 
     with pytest.MonkeyPatch.context() as patch:
         if comm.rank == 0:
-            patch.setattr(crossing, "listen_nearby", listen)
+            patch.setattr(internode, "listen_nearby", listen)
         try:
             return total(comm.split(comm.rank % 2), comm.rank)
         except shmring.Error as error:
@@ -220,9 +220,9 @@ def tells_its_key(comm):
         found.append(own.world(2, invitation).key in pickle.dumps(invitation))
         return listener, invitation
 
-    listen_plainly = crossing.Crossing.listen
+    listen_plainly = internode.Crossing.listen
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crossing.Crossing, "listen", listen)
+        patch.setattr(internode.Crossing, "listen", listen)
         comm.dup().close()
     return found
 

@@ -16,7 +16,7 @@ import pytest
 from ranks import Ranks, until_there
 
 import shmring
-from shmring import memory
+from shmring._system import segments
 
 PAGES = 100
 NBYTES = PAGES * mmap.PAGESIZE
@@ -150,13 +150,13 @@ def one_cannot_look(comm):
     array = own_array()
     array[:] = 7
     if comm.rank == 1:
-        memory.open = look_in_vain  # in place of the built-in function
+        segments.open = look_in_vain  # in place of the built-in function
     try:
         comm.adopt(memory_of(array))
     except Exception as error:
         outcome = type(error).__name__, str(error)
     finally:
-        vars(memory).pop("open", None)
+        vars(segments).pop("open", None)
     again = comm.adopt(memory_of(array))
     comm.all_reduce(array)
     assert (array == 7 * comm.size).all()

@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from ranks import Ranks
 
 import shmring
-from shmring import _kernels, _state
+from shmring._core import kernels
+from shmring._engine import state
 
 RANKS = (1, 2, 3, 4, 5, 8)
 SIZES = (
@@ -36,25 +37,25 @@ SIZES = (
 )  # fmt: skip
 FACTORS = {
     "dtype": tuple(DTYPES),
-    "op": _state.OPS,
+    "op": state.OPS,
     "size": SIZES,
     "memory": MEMORIES,
     "out": (False, True),
-    "algorithm": _state.ALGORITHMS,
+    "algorithm": state.ALGORITHMS,
     "ranks": RANKS,
     "chunk": (None, 256, 512, 1024, 4096),
     "depth": (None, 2, 3, 16),
     "path": ("auto", "near", "far"),
     "single_copy": ("auto", "off", 64),
     "segment": ("memfd", "posix"),
-    "isa": tuple(_kernels.isas()),
+    "isa": tuple(kernels.isas()),
 }
 
 
 def has_a_meaning(row):
     if row.get("chunk", 1) is None and row.get("depth") is not None:
         return False  # a depth alone fixes the chunk as well
-    return "op" not in row or "dtype" not in row or _state.supported(row["dtype"], row["op"])
+    return "op" not in row or "dtype" not in row or state.supported(row["dtype"], row["op"])
 
 
 @functools.cache
@@ -152,7 +153,7 @@ def reduce_view(comm, row):
 @st.composite
 def views(draw):
     dtype = draw(st.sampled_from(list(DTYPES)))
-    op = draw(st.sampled_from([op for op in _state.OPS if _state.supported(dtype, op)]))
+    op = draw(st.sampled_from([op for op in state.OPS if state.supported(dtype, op)]))
     shape = tuple(draw(st.lists(st.integers(0, 11), max_size=3)))
     if draw(st.booleans()):
         shape = (draw(st.integers(1, 3000)), *shape)
@@ -244,7 +245,7 @@ def mixed_run(comm, seed, ncalls):
     for call in range(ncalls):
         kind = rng.choice(["all_reduce", "all_reduce", "all_reduce", "broadcast", "barrier", "shared"])
         count = int(rng.choice([0, 1, 6, 7, 33, 200, 1000, 3000]))
-        algorithm = str(rng.choice(["auto", "auto", *_state.ALGORITHMS]))
+        algorithm = str(rng.choice(["auto", "auto", *state.ALGORITHMS]))
         root, start = int(rng.integers(comm.size)), int(rng.integers(4000))
         values = rng.integers(-(1 << 40), 1 << 40, (comm.size, max(count, 2000 if kind == "shared" else 0)))
         if kind == "barrier":
@@ -314,7 +315,7 @@ def default_algorithm(comm):
     return comm.stats()["path"], float(x[0])
 
 
-@pytest.mark.parametrize("algorithm", sorted({*_state.ALGORITHMS} - {"auto", "direct"}))
+@pytest.mark.parametrize("algorithm", sorted({*state.ALGORITHMS} - {"auto", "direct"}))
 def test_the_environment_can_choose_the_algorithm(world_of, algorithm):
     assert world_of(3, SHMRING_ALGORITHM=algorithm)(default_algorithm) == [(algorithm, 3.0)] * 3
 

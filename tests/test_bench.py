@@ -26,7 +26,7 @@ import targets  # noqa: E402
 from arguments import comma_separated, parse_size  # noqa: E402
 from interleave import Sample  # noqa: E402
 
-from shmring import settings  # noqa: E402
+from shmring._config import settings  # noqa: E402
 
 NEAR = targets.Group(2, "near", "reused")
 

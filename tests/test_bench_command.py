@@ -22,9 +22,11 @@ import pytest
 from engines import environment
 
 import shmring
-from shmring import _state
-from shmring.tools import bench_calls, bench_rank, bench_table, command, compare, plot
-from shmring.tools.bench_calls import FORMS, NUMPY_DTYPES, OPS, OTHER_DTYPES, Job, Turn
+from shmring._engine import state
+from shmring.tools import command
+from shmring.tools._bench import calls, compare, plot, table
+from shmring.tools._bench import rank as bench_rank
+from shmring.tools._bench.calls import FORMS, NUMPY_DTYPES, OPS, OTHER_DTYPES, Job, Turn
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 LIMIT_S = 50
@@ -147,7 +149,7 @@ def wrong_items(comm, jobs):
     found = []
     for job in jobs:
         for nbytes in (0,) if job.call == "barrier" else (16, 64, 10_000):
-            turn = Turn(comm, job, bench_calls.count_of(job, nbytes, comm.size))
+            turn = Turn(comm, job, calls.count_of(job, nbytes, comm.size))
             found.append((job.what, nbytes, len(turn.y) % comm.size, turn.wrong() + turn.wrong()))
     return found
 
@@ -166,8 +168,8 @@ def folds(comm, dtypes, count):
         (dtype, op, way): Turn(comm, Job("all_reduce", (), dtype, op, algorithm=way), count).wrong()
         for dtype in dtypes
         for op in OPS
-        for way in _state.ALGORITHMS
-        if _state.supported(dtype, op)
+        for way in state.ALGORITHMS
+        if state.supported(dtype, op)
     }
 
 
@@ -250,19 +252,19 @@ def test_what_is_wrong_is_told_and_is_status_1(monkeypatch, capfd, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 12, 1009, 5000])
 def test_a_shifted_item_is_noticed(count):
-    block = bench_calls.block_of(1, np.dtype("f4"), "sum")
+    block = calls.block_of(1, np.dtype("f4"), "sum")
     x = np.empty(count, "f4")
-    bench_calls.fill(x, block)
-    assert bench_calls.differing(x, block) == 0
+    calls.fill(x, block)
+    assert calls.differing(x, block) == 0
     if count > 1:
-        assert bench_calls.differing(np.roll(x, 1), block) > 0
+        assert calls.differing(np.roll(x, 1), block) > 0
     x[-1] = np.nan
-    assert bench_calls.differing(x, block) == 1
-    assert bench_calls.differing(x, block, rounding=0.1) == 1
+    assert calls.differing(x, block) == 1
+    assert calls.differing(x, block, rounding=0.1) == 1
 
 
 def test_one_nan_is_as_good_as_another():
-    assert bench_calls.differing(np.array([1, np.nan]), np.array([1, -np.nan])) == 0
+    assert calls.differing(np.array([1, np.nan]), np.array([1, -np.nan])) == 0
 
 
 # ---- the table -------------------------------------------------------------------------------------------
@@ -293,7 +295,7 @@ def test_the_table_tells_what_it_depends_on():
 
 
 def test_figures_have_three_digits_that_count():
-    assert [bench_table.figure(us) for us in (0.1234, 1.234, 12.34, 123.4, 12345.6)] == [
+    assert [table.figure(us) for us in (0.1234, 1.234, 12.34, 123.4, 12345.6)] == [
         "0.123", "1.23", "12.34", "123.4", "12346",
     ]  # fmt: skip
 

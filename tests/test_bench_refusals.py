@@ -11,7 +11,7 @@ import pytest
 
 import shmring
 from shmring.tools import command
-from shmring.tools.bench_calls import Job
+from shmring.tools._bench.calls import Job
 
 # ---- wrong flags ------------------------------------------------------------------------------------------
 

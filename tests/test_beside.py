@@ -16,7 +16,7 @@ import pytest
 from ranks import until_there
 
 import shmring
-from shmring import arrays
+from shmring._arrays import allocator
 
 BUSY = "thread"  # of every refusal
 
@@ -54,7 +54,7 @@ REFUSED = {
 def call_between_the_steps(comm):
     """While one thread is between the steps of a call another one is refused every call."""
     enter, leave = threading.Event(), threading.Event()
-    create = arrays.Arrays._create
+    create = allocator.Arrays._create
 
     def create_late(self, nbytes):
         enter.set()
@@ -64,7 +64,7 @@ def call_between_the_steps(comm):
     if comm.rank != 0:
         comm.empty(64)
         return comm.all_gather_object(comm.rank)
-    arrays.Arrays._create = create_late
+    allocator.Arrays._create = create_late
     thread = threading.Thread(target=comm.empty, args=(64,))
     thread.start()
     enter.wait(20)
@@ -73,7 +73,7 @@ def call_between_the_steps(comm):
             call(comm)
     leave.set()
     thread.join()
-    arrays.Arrays._create = create
+    allocator.Arrays._create = create
     return comm.all_gather_object(comm.rank)
 
 
@@ -216,18 +216,18 @@ def handle_while_arrays_are_made(comm, handled_path):
         handled_path.touch()
 
     signal.signal(signal.SIGUSR1, handler)
-    create = arrays.Arrays._create
+    create = allocator.Arrays._create
 
     def create_late(self, nbytes):
         until_there(handled_path)
         return create(self, nbytes)
 
     if comm.rank == 0:
-        arrays.Arrays._create = create_late
+        allocator.Arrays._create = create_late
     else:
         threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGUSR1)).start()
     array = comm.full(100, 1.0)
-    arrays.Arrays._create = create
+    allocator.Arrays._create = create
     comm.all_reduce(array)
     return float(array[0]), said
 

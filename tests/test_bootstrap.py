@@ -1,5 +1,5 @@
-"""Ranks meet: all of them, or one typed error for all. May know: bootstrap, lines,
-neighbours."""
+"""Ranks meet: all of them, or one typed error for all. May know: join, framed_socket,
+local."""
 
 import contextlib
 import os
@@ -12,11 +12,14 @@ import time
 import pytest
 from meeting import close, in_threads, joining, meet, nothing, once, python, settle, soon, then_tell
 
-from shmring import bootstrap, guest, memory, neighbours
-from shmring.bootstrap import World, join, world
+from shmring._bootstrap import connector as guest
+from shmring._bootstrap import join as bootstrap
+from shmring._bootstrap import local
+from shmring._bootstrap.framed_socket import Line
+from shmring._bootstrap.join import World, join, world
+from shmring._config.settings import DEFAULT_PORT, parse_address
+from shmring._system import segments
 from shmring.errors import Error, Mismatch, Timeout
-from shmring.lines import Line
-from shmring.settings import DEFAULT_PORT, parse_address
 
 # --- World ---
 
@@ -111,14 +114,14 @@ def test_processes_meet():
     meeting = world(2)
     code = """
         import pickle, sys, time
-        from shmring.bootstrap import join
+        from shmring._bootstrap.join import join
         links = join(pickle.loads(bytes.fromhex(sys.argv[1])), 1, timeout_s=10).links
         fd = links.broadcast_descriptor(None, check=lambda: None, deadline=time.monotonic() + 10)
         print(open(fd, "rb").read())
         """
     other = python(code, pickle.dumps(meeting).hex())
     links = join(meeting, 0, timeout_s=10).links
-    fd = memory.create(5, kind="memfd")
+    fd = segments.create(5, kind="memfd")
     os.pwrite(fd, b"hello", 0)
     assert links.broadcast_descriptor(fd, check=nothing, deadline=soon()) == fd
     out, err = other.communicate(timeout=50)
@@ -131,7 +134,7 @@ def test_nothing_is_in_the_file_system():
     before = set(os.listdir("."))
     meeting = world(2)
     links = in_threads(joining(meeting, 0), joining(meeting, 1))
-    name = neighbours.meeting_point(meeting)[1:].decode()
+    name = local.meeting_point(meeting)[1:].decode()
     with open("/proc/net/unix") as table:
         paths = [line.split()[7] for line in table if name in line]
     assert paths
@@ -142,7 +145,7 @@ def test_nothing_is_in_the_file_system():
 
 def test_the_name_of_the_meeting_point_does_not_show_the_id():
     meeting = world(2)
-    assert meeting.id.encode() not in neighbours.meeting_point(meeting)
+    assert meeting.id.encode() not in local.meeting_point(meeting)
 
 
 # --- failing to meet ---
@@ -277,7 +280,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may b
 def test_a_meeting_point_of_another_user_is_named_as_such(rank):
     meeting = world(2)
     with (
-        held_by_nobody_of_ours(neighbours.meeting_point(meeting)) as pid,
+        held_by_nobody_of_ours(local.meeting_point(meeting)) as pid,
         pytest.raises(Error, match=rf"another user \(uid 65534, process {pid}\)"),
     ):
         join(meeting, rank, timeout_s=20)
@@ -287,7 +290,7 @@ def test_a_meeting_point_of_another_user_is_named_as_such(rank):
 def test_a_name_that_another_user_does_not_listen_at_may_be_anybodys():
     meeting = world(2)
     with (
-        held_by_nobody_of_ours(neighbours.meeting_point(meeting), listens=False),
+        held_by_nobody_of_ours(local.meeting_point(meeting), listens=False),
         pytest.raises(Error, match=r"or another user's process holds the name"),
     ):
         join(meeting, 0, timeout_s=20)
@@ -296,7 +299,7 @@ def test_a_name_that_another_user_does_not_listen_at_may_be_anybodys():
 @needs_root
 def test_a_marker_of_another_user_says_nothing():
     meeting = world(2)
-    with held_by_nobody_of_ours(neighbours.meeting_point(meeting, b".met")):
+    with held_by_nobody_of_ours(local.meeting_point(meeting, b".met")):
         close(in_threads(joining(meeting, 0), joining(meeting, 1)))
 
 
@@ -347,7 +350,7 @@ def test_waiting_costs_no_cpu():
 
 VISIT = """
     import pickle, sys
-    from shmring.bootstrap import join
+    from shmring._bootstrap.join import join
     try:
         join(pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2]), timeout_s=100)
     except Exception as error:
@@ -361,7 +364,7 @@ def visitor(meeting, rank):
 
 def wait_for_connections(meeting, count):
     """Until so many connections to the meeting point stand."""
-    name = "@" + neighbours.meeting_point(meeting)[1:].decode()
+    name = "@" + local.meeting_point(meeting)[1:].decode()
     until = soon()
     while time.monotonic() < until:
         with open("/proc/net/unix") as table:
@@ -399,7 +402,7 @@ def test_a_rank_killed_while_ranks_meet_is_named_to_all():
 def test_ctrl_c_ends_the_wait(rank):
     code = """
         import sys, threading, time
-        from shmring.bootstrap import join, world
+        from shmring._bootstrap.join import join, world
         try:
             print("waiting", flush=True)
             join(world(2), int(sys.argv[1]), timeout_s=100)

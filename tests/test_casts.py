@@ -1,6 +1,6 @@
 """Casts and wire formats against NumPy and ml_dtypes, bit for bit, with every instruction set here.
 
-May know: the kernels' table (shmring._kernels), and what test_kernels knows of numbers; nothing else.
+May know: the kernels' table (shmring._core.kernels), and what test_kernels knows of numbers; nothing else.
 """
 
 import itertools
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from test_kernels import DTYPES, SMALL_FLOATS, Guarded, numbers
 
-from shmring import _kernels
+from shmring._core import kernels
 
-ISAS = _kernels.isas()
-FORMATS = _kernels.wire_formats()
+ISAS = kernels.isas()
+FORMATS = kernels.wire_formats()
 DTYPE_OF = {"native": "float32", "bf16": "bfloat16", "fp16": "float16"}
 COUNTS = [*range(71), 128, 255, 256, 257, 511, 1000, 1024 + 3, 4097]
 OFFSETS = [(0, 0), (4, 2), (1, 3), (63, 33)]
@@ -114,23 +114,23 @@ def guarded(items, offset):
 
 def widened(name, items, isa, offsets=(0, 0)):
     src, dst = guarded(items, offsets[0]), Guarded("float32", len(items), offsets[1])
-    _kernels.widen(name, dst.bytes, src.bytes, isa)
+    kernels.widen(name, dst.bytes, src.bytes, isa)
     dst.assert_guards(f"{isa} widen {name} {len(items)}")
     return dst.items
 
 
 def narrowed(name, x, isa, offsets=(0, 0)):
     src, dst = guarded(x, offsets[0]), Guarded(name, len(x), offsets[1])
-    _kernels.narrow(name, dst.bytes, src.bytes, isa)
+    kernels.narrow(name, dst.bytes, src.bytes, isa)
     dst.assert_guards(f"{isa} narrow {name} {len(x)}")
     return dst.items
 
 
 def encoded(name, x, isa, residual=None, offsets=(0, 0)):
     """Bytes; the residual is updated."""
-    src, dst = guarded(x, offsets[0]), Guarded("uint8", _kernels.encoded_nbytes(name, len(x)), offsets[1])
+    src, dst = guarded(x, offsets[0]), Guarded("uint8", kernels.encoded_nbytes(name, len(x)), offsets[1])
     left = None if residual is None else guarded(residual, offsets[0] ^ 5)
-    _kernels.encode(name, dst.bytes, src.bytes, None if left is None else left.bytes, isa)
+    kernels.encode(name, dst.bytes, src.bytes, None if left is None else left.bytes, isa)
     dst.assert_guards(f"{isa} encode {name} {len(x)}")
     assert (src.bytes == x.view(np.uint8)).all(), "source written"
     if left is not None:
@@ -141,7 +141,7 @@ def encoded(name, x, isa, residual=None, offsets=(0, 0)):
 
 def decoded(name, travelled, count, isa, offsets=(0, 0)):
     src, dst = guarded(travelled, offsets[0]), Guarded("float32", count, offsets[1])
-    _kernels.decode(name, dst.bytes, src.bytes, isa)
+    kernels.decode(name, dst.bytes, src.bytes, isa)
     dst.assert_guards(f"{isa} decode {name} {count}")
     return dst.items
 
@@ -151,7 +151,7 @@ def decoded(name, travelled, count, isa, offsets=(0, 0)):
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if name not in SMALL_FLOATS])
 def test_other_dtypes_are_not_widened(name):
-    for cast in (_kernels.widen, _kernels.narrow):
+    for cast in (kernels.widen, kernels.narrow):
         with pytest.raises(ValueError, match=name):
             cast(name, bytearray(16), bytes(16))
 
@@ -204,7 +204,7 @@ def test_what_travels_has_the_size_it_is_said_to_have():
     for count in COUNTS:
         blocks = -(-count // INT8_BLOCK)
         want = {"native": 4 * count, "bf16": 2 * count, "fp16": 2 * count, "int8": count + 4 * blocks}
-        assert {name: _kernels.encoded_nbytes(name, count) for name in FORMATS} == want
+        assert {name: kernels.encoded_nbytes(name, count) for name in FORMATS} == want
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -294,7 +294,7 @@ def test_a_piece_of_whole_int8_blocks_is_decoded_alone(isa):
     travelled = encoded("int8", x, isa)
     whole = decoded("int8", travelled, len(x), isa)
     cut = 2 * INT8_BLOCK
-    cut_nbytes = _kernels.encoded_nbytes("int8", cut)
+    cut_nbytes = kernels.encoded_nbytes("int8", cut)
     first = decoded("int8", travelled[:cut_nbytes], cut, isa)
     rest = decoded("int8", travelled[cut_nbytes:], len(x) - cut, isa)
     assert_equal(np.concatenate([first, rest]), whole, isa)

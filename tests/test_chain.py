@@ -13,11 +13,12 @@ from test_errors import assert_all
 from test_going_ahead import LATE, SOON
 
 import shmring
-from shmring import limits, tuning
+from shmring._config import thresholds
+from shmring._system import limits
 
 SIZE = 5
 KINDS = ("reduce", "scan", "exscan")
-LARGE = tuning.built_in(SIZE)["chain_nbytes"] // 8  # float64s
+LARGE = thresholds.built_in(SIZE)["chain_nbytes"] // 8  # float64s
 
 
 def share_a_cpu(comm):

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from ranks import Ranks
 
 import shmring
-from shmring import _state
+from shmring._engine import state
 
 RANKS = (1, 2, 3, 4, 5, 8)
 FOLDING = ("reduce", "reduce_scatter", "scan", "exscan")
@@ -34,7 +34,7 @@ SPLITTING = ("reduce_scatter", "scatter", "all_to_all")
 FACTORS = {
     "kind": FOLDING + MOVING,
     "dtype": tuple(DTYPES),
-    "op": _state.OPS,
+    "op": state.OPS,
     "rows": (0, 1, 2, 3, 7),  # of each rank's part
     "columns": (None, 1, 3, 50, 1000, 6001),  # None: one dimension
     "memory": MEMORIES,
@@ -55,7 +55,7 @@ def has_a_meaning(row):
     if row.get("kind") in FOLDING and "op" in row:
         if row["op"] == "avg" and row["kind"] in ("scan", "exscan"):
             return False
-        return "dtype" not in row or _state.supported(row["dtype"], row["op"])
+        return "dtype" not in row or state.supported(row["dtype"], row["op"])
     return True
 
 

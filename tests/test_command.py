@@ -1,7 +1,7 @@
 """The command `shmring` on running jobs: what it shows of one and of several communicators, of groups, of the
 dead, of damaged memory, and that it leaves no trace.
 
-May know: the command's own files, memory, and those that start ranks.
+May know: the command's own files, segments, and those that start ranks.
 """
 
 import importlib
@@ -21,11 +21,11 @@ import pytest
 from engines import environment
 from ranks import Died, Ranks, turns, until_there, when_there
 
-from shmring import memory
-from shmring._layout import control_nbytes, format_segment, segment_nbytes
-from shmring.settings import Settings
-from shmring.tools import command, segments
-from shmring.tuning import ring_nbytes, tables
+from shmring._config.settings import Settings
+from shmring._config.thresholds import ring_nbytes, tables
+from shmring._core.segment_format import control_nbytes, format_segment, segment_nbytes
+from shmring._system import segments
+from shmring.tools import _attach, command
 
 LIMIT_S = 30
 
@@ -173,7 +173,7 @@ def test_ps_after_a_kill_says_who_is_dead_and_why_it_is_over(capsys, tmp_path):
 
 
 def test_ps_with_nothing_to_show_says_so(capsys, monkeypatch):
-    monkeypatch.setattr(segments, "own_processes", list)
+    monkeypatch.setattr(_attach, "own_processes", list)
     assert shown(capsys, "ps") == "no communicators of this user on this host\n"
     assert json.loads(shown(capsys, "ps", "--json")) == []
 
@@ -273,8 +273,8 @@ class Damaged:
         tuned = tables(Settings(tuning="none"), nranks)
         ring = ring_nbytes(tuned, nranks)
         self.control_nbytes = control_nbytes(nranks)
-        self.fd = memory.create(segment_nbytes(nranks, ring), kind=kind)
-        mapping = memory.Mapping(self.fd, self.control_nbytes)
+        self.fd = segments.create(segment_nbytes(nranks, ring), kind=kind)
+        mapping = segments.Mapping(self.fd, self.control_nbytes)
         format_segment(mapping.address, nranks, ring, tuning=tuned)
         mapping.close()
 
@@ -289,7 +289,7 @@ class Damaged:
 
     def seen(self):
         inode = os.fstat(self.fd).st_ino
-        return next((one for one in segments.of_processes([os.getpid()]) if one.number == inode), None)
+        return next((one for one in _attach.of_processes([os.getpid()]) if one.number == inode), None)
 
     def shown(self, capsys):
         """What the command prints of it, as texts."""
@@ -298,7 +298,7 @@ class Damaged:
 
 def test_an_untouched_segment_has_ranks_that_are_not_here_yet(capsys):
     with Damaged() as segment:
-        assert [segments.rank_seen(segment.seen().flight, rank)["where"] for rank in range(3)] == [
+        assert [_attach.rank_seen(segment.seen().flight, rank)["where"] for rank in range(3)] == [
             "not here yet"
         ] * 3
         assert "3 ranks on this host" in segment.shown(capsys)[0]
@@ -346,7 +346,7 @@ def test_no_bytes_whatever_make_it_fail(capsys):
                 value = rng.choice([b"\0", b"\xff", b"\x7f", b"\x01", None])
                 segment.write(offset, value * nbytes if value else rng.randbytes(nbytes))
             seen = segment.seen()
-            assert seen.damage or json.dumps(segments.seen(seen))
+            assert seen.damage or json.dumps(_attach.seen(seen))
             if turn % 10 == 0:
                 for text in segment.shown(capsys):
                     assert all(letter.isprintable() or letter == "\n" for letter in text)
@@ -387,7 +387,7 @@ def test_looking_changes_not_a_byte_and_takes_no_page(world_of, capsys, tmp_path
     ranks = world_of(2)
     ranks.begin(idle, str(tmp_path / "there"), tmp_path / "seen")
     when_there(tmp_path / "there")
-    (segment,) = segments.of_processes([ranks.pid(0)])
+    (segment,) = _attach.of_processes([ranks.pid(0)])
 
     def state():
         fd = os.open(segment.path, os.O_RDONLY)
@@ -400,7 +400,7 @@ def test_looking_changes_not_a_byte_and_takes_no_page(world_of, capsys, tmp_path
     shown(capsys, "dump", str(ranks.pid(0)), "--no-stacks")
     shown(capsys, "ps", "--json")
     after = state()
-    segments.stacks_of(segment)
+    _attach.stacks_of(segment)
     with_stacks = state()
     (tmp_path / "seen").touch()
     assert ranks.answers() == [None, None]

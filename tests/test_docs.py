@@ -123,7 +123,7 @@ def quoted(source):
 
 def test_the_environment_page_has_every_variable_that_is_read():
     package = PACKAGE_PARENT / "shmring"
-    read = quoted(package / "settings.py")
+    read = quoted(package / "_config/settings.py")
     known = set().union(*map(quoted, package.rglob("*.py")))  # with what shmrun tells its ranks
     assert read <= variables((DOCS / "reference" / "environment.md").read_text())
     for page in pages.pages():

@@ -16,8 +16,9 @@ import subprocess
 import pytest
 from reports import FACTS, FINDINGS, MIB, REPORT, WELL, run, validate
 
-from shmring import measured, tuning
-from shmring.tools import command, doctor, info, machine
+from shmring._config import thresholds, tuning_table
+from shmring.tools import command, doctor, info
+from shmring.tools._machine import machine
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -364,7 +365,7 @@ def test_a_damaged_tuning_table(tmp_path, way):
     found, status = diagnosed("--no-measure", **where)
     assert status == 1
     assert found["tuning table"][0]["what"] == f"the table {path} cannot be used: it is no JSON"
-    measured.save(path, {2: {"any": {"depth": 3}}}, tuning.LIMITS)
+    tuning_table.save(path, {2: {"any": {"depth": 3}}}, thresholds.LIMITS)
     found, status = diagnosed("--no-measure", **where)
     assert (status, found["tuning table"][0]["what"]) == (0, f"{path} is used")
     assert f"{path}, for 2 ranks" in run("info", "--no-measure", **where).stdout

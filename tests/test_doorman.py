@@ -1,6 +1,6 @@
 """Over TCP nobody gets in without the key, strangers cost little, and each is counted in the log.
 
-May know: bootstrap, doorman, handshake, lines, mesh, nodes, rendezvous, worlds.
+May know: join, acceptor, handshake, framed_socket, mesh, node_map, tcp, world.
 """
 
 import collections
@@ -27,14 +27,15 @@ from meeting import (
     world_at,
 )
 
-from shmring import doorman, handshake, lines, nodes
+from shmring._bootstrap import acceptor as doorman
+from shmring._bootstrap import framed_socket, handshake, node_map
+from shmring._bootstrap.framed_socket import Line
+from shmring._bootstrap.handshake import DATA, LOCAL, MAIL, STAR, BadFrame, Challenge, Hello
+from shmring._bootstrap.mesh import Mesh, _Acceptor, _Caller
+from shmring._bootstrap.node_map import Endpoint
+from shmring._bootstrap.tcp import Found
+from shmring._bootstrap.world import Attempt, World, world
 from shmring.errors import Timeout
-from shmring.handshake import DATA, LOCAL, MAIL, STAR, BadFrame, Challenge, Hello
-from shmring.lines import Line
-from shmring.mesh import Mesh, _Acceptor, _Caller
-from shmring.nodes import Endpoint
-from shmring.rendezvous import Found
-from shmring.worlds import Attempt, World, world
 
 
 def attempt_of(meeting, rank, **how):
@@ -257,8 +258,8 @@ def test_another_worlds_rank_is_told_which_world_it_is_and_no_more(turned_away, 
 
 def accepting(meeting, names, rank):
     """What a rank knows after the rendezvous, what it will have, and who gets it that."""
-    listener = lines.listen(socket.AF_INET, ("127.0.0.1", 0))
-    place = nodes.place_of(rank, nodes.number(names))
+    listener = framed_socket.listen(socket.AF_INET, ("127.0.0.1", 0))
+    place = node_map.place_of(rank, node_map.number(names))
     endpoints = [Endpoint(*listener.getsockname())] * len(names)
     found = Found(None, place, endpoints, bytes(16), 0, listener)
     mesh = Mesh()

@@ -17,7 +17,9 @@ from ranks import until_stopped
 from test_errors import assert_all
 
 import shmring
-from shmring import arrays, failures, objects
+from shmring._arrays import allocator
+from shmring._comm import objects
+from shmring._diagnostics import failures
 from shmring.methods import compression, sparse, stepwise
 
 LONG = 1 << 20  # elements: far more than a call does without waiting
@@ -121,7 +123,7 @@ class Numpy:
 
 def break_a_call(comm, where, error):
     """Rank 1 raises between two steps of a call that rank 0 makes as well."""
-    places = {"object": (objects, "np"), "unpickle": (objects, "unpack"), "empty": (arrays, "_Block")}
+    places = {"object": (objects, "np"), "unpickle": (objects, "unpack"), "empty": (allocator, "_Block")}
     if comm.rank == 1:
         module, name = places[where]
         real = getattr(module, name)

@@ -17,7 +17,9 @@ from ranks import Died, Ranks, turns, until_there, when_there
 from test_errors import COUNTS, PATHS, array_for, assert_all, ones
 
 import shmring
-from shmring import _kernels, _state, liveness
+from shmring._core import kernels
+from shmring._engine import state
+from shmring._system import procfs
 
 STOPPED_S = 1.5  # how long ranks wait for one that was stopped, and no other may be late
 SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
@@ -55,7 +57,7 @@ def call_for_ever(comm, path, algorithm, path_to_tell, timeout_s=None):
 
 CALLS = [
     *((path, "auto") for path in PATHS),
-    *(("large", algorithm) for algorithm in _state.ALGORITHMS if algorithm not in ("auto", "direct")),
+    *(("large", algorithm) for algorithm in state.ALGORITHMS if algorithm not in ("auto", "direct")),
 ]
 
 
@@ -137,12 +139,12 @@ def test_a_rank_that_ends_without_a_word_is_named_soon(how, tmp_path):
 
 
 def test_who_is_killed_but_waits_for_a_cpu_to_die_on_is_dead(monkeypatch):
-    pid, start = os.getppid(), liveness.start_time(os.getppid())
-    fields = liveness._stat(pid)
-    assert "lives" in liveness.how_it_ended(pid, start)
+    pid, start = os.getppid(), procfs.start_time(os.getppid())
+    fields = procfs._stat(pid)
+    assert "lives" in procfs.how_it_ended(pid, start)
     fields[28] = str(1 << signal.SIGKILL - 1)  # pending, as proc(5) numbers them from the name on
-    monkeypatch.setattr(liveness, "_stat", lambda _: fields)
-    assert liveness.how_it_ended(pid, start) == f"process {pid} died"
+    monkeypatch.setattr(procfs, "_stat", lambda _: fields)
+    assert procfs.how_it_ended(pid, start) == f"process {pid} died"
 
 
 def call_after_a_death(comm, call):
@@ -169,7 +171,7 @@ def test_calls_that_begin_after_a_death(call):
 def test_a_rank_that_cannot_begin_is_not_waited_for():
     begin = time.monotonic()
     with Ranks(3) as ranks:
-        impossible = {"SHMRING_ISA": "sse2" if "neon" in _kernels.isas() else "neon"}
+        impossible = {"SHMRING_ISA": "sse2" if "neon" in kernels.isas() else "neon"}
         outcomes = ranks.try_to_meet(timeout_s=30, of_rank={1: impossible})
     assert isinstance(outcomes.pop(1), ValueError)
     assert all(isinstance(outcome, shmring.Error) for outcome in outcomes), outcomes

@@ -1,5 +1,5 @@
 """What is known of every rank when something goes wrong, or takes long: where it was, for whom it waited, its
-Python stacks, the warning of a late one. May know: segments, flights, and those that start ranks.
+Python stacks, the warning of a late one. May know: _attach, flights, and those that start ranks.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from flights import own_flight, place_once_it_waits
 from ranks import Ranks, until_there
 
 import shmring
-from shmring.tools import segments
+from shmring.tools import _attach
 
 
 def dream(path):
@@ -165,8 +165,8 @@ def test_a_rank_at_a_lock_waits_for_who_has_it(world_of, tmp_path):
     until = time.monotonic() + 20
     place = ""
     while "lock" not in place and time.monotonic() < until:
-        (segment,) = [one for one in segments.of_processes([ranks.pid(1)]) if one.flight]
-        place = segments.rank_seen(segment.flight, 1)["where"]
+        (segment,) = [one for one in _attach.of_processes([ranks.pid(1)]) if one.flight]
+        place = _attach.rank_seen(segment.flight, 1)["where"]
     (tmp_path / "seen").touch()
     assert ranks.answers() == [None, None]
     assert place.startswith("at a lock of a shared array, waiting ")
@@ -250,8 +250,8 @@ def dream_or_wait(comm, path):
 
 
 def stacks_of(ranks):
-    (segment,) = segments.of_processes([ranks.pid(0)])
-    return segments.stacks_of(segment)
+    (segment,) = _attach.of_processes([ranks.pid(0)])
+    return _attach.stacks_of(segment)
 
 
 def test_a_rank_in_user_code_is_named_with_its_function(world_of, tmp_path):
@@ -294,7 +294,7 @@ def test_a_stopped_rank_has_no_stacks(world_of, tmp_path):
     ranks = world_of(2)
     ranks.begin(dream_or_wait, tmp_path / "seen")
     ranks.kill(1, signal.SIGSTOP)
-    while segments.rank_seen(segments.of_processes([ranks.pid(0)])[0].flight, 1)["state"] != "stopped":
+    while _attach.rank_seen(_attach.of_processes([ranks.pid(0)])[0].flight, 1)["state"] != "stopped":
         time.sleep(0.01)
     told = stacks_of(ranks)
     ranks.kill(1, signal.SIGCONT)
@@ -308,9 +308,9 @@ def many_threads(comm):
     threads = [threading.Thread(target=done.wait, name=f"with a long name {i} " * 10) for i in range(60)]
     for thread in threads:
         thread.start()
-    (segment,) = segments.of_processes([os.getpid()])
+    (segment,) = _attach.of_processes([os.getpid()])
     comm.barrier()
-    told = segments.stacks_of(segment)[comm.rank] if comm.rank == 0 else ""
+    told = _attach.stacks_of(segment)[comm.rank] if comm.rank == 0 else ""
     comm.barrier()
     done.set()
     for thread in threads:
@@ -335,8 +335,8 @@ def test_who_is_asked_while_it_leaves_leaves(world_of):
     ranks = world_of(2)
     ranks.begin(close_often, 40)
     for _ in range(40):
-        for segment in segments.of_processes([ranks.pid(0)]):
-            segments.stacks_of(segment) if segment.flight and all_here(segment) else None
+        for segment in _attach.of_processes([ranks.pid(0)]):
+            _attach.stacks_of(segment) if segment.flight and all_here(segment) else None
     assert ranks.answers() == [True, True]
 
 

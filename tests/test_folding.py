@@ -1,6 +1,6 @@
 """Lines that several ranks print, shown once: in each rank's order, soon, and above what is unfinished.
 
-May know: folding, relay.
+May know: dedupe, output_mux.
 """
 
 import os
@@ -9,7 +9,8 @@ import re
 
 import pytest
 
-from shmring import folding, ranges, relay
+from shmring._launch import dedupe, output_mux
+from shmring._system import cpulist
 
 
 class Place:
@@ -17,15 +18,15 @@ class Place:
 
     def __init__(self, tty, monkeypatch, nprocs):
         self.now = 0.0
-        monkeypatch.setattr(folding.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(dedupe.time, "monotonic", lambda: self.now)
         self.read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self.screen = folding.Folding(tty, relay.Front(3))
+        self.screen = dedupe.Folding(tty, output_mux.Front(3))
         self.out = [self.stream(rank) for rank in range(nprocs)]
         self.err = [self.stream(rank) for rank in range(nprocs)]
 
     def stream(self, rank):
-        return relay.Stream(rank, self.write_fd, self.screen, live=rank == 0)
+        return output_mux.Stream(rank, self.write_fd, self.screen, live=rank == 0)
 
     def printed(self, *pieces):
         """The output after each (rank, bytes) has been fed."""
@@ -74,12 +75,12 @@ def test_the_same_line_of_all_is_one_at_once(log):
 
 def test_of_some_it_is_shown_after_a_moment(log):
     assert log.printed((0, b"a\n"), (2, b"a\n")) == ""
-    assert log.screen.due_at == folding.HOLD_S < 1
-    assert log.after(folding.HOLD_S / 2) == ""
-    assert log.after(folding.HOLD_S) == "0,2| a\n"
+    assert log.screen.due_at == dedupe.HOLD_S < 1
+    assert log.after(dedupe.HOLD_S / 2) == ""
+    assert log.after(dedupe.HOLD_S) == "0,2| a\n"
     assert log.screen.due_at == float("inf")
     assert log.printed((1, b"a\n")) == ""
-    assert log.after(folding.HOLD_S) == "  1| a\n"
+    assert log.after(dedupe.HOLD_S) == "  1| a\n"
 
 
 def test_repeated_lines_are_not_one_line(log):
@@ -180,5 +181,5 @@ def test_each_rank_has_all_its_lines_in_their_order(place, tty, seed):
     lines = re.findall(r"([\d,-]+)\| (\w+)\n", shown + four.printed())
     for rank, own in written.items():
         if tty or rank > 0:
-            assert [text for whose, text in lines if rank in ranges.parse(whose)] == own
-    assert any(len(ranges.parse(whose)) > 1 for whose, _ in lines)
+            assert [text for whose, text in lines if rank in cpulist.parse(whose)] == own
+    assert any(len(cpulist.parse(whose)) > 1 for whose, _ in lines)

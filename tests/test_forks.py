@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import shmring
-from shmring import liveness
+from shmring._system import procfs
 
 LONG = 2_000_000  # elements that no ring takes at once
 
@@ -336,9 +336,9 @@ def test_a_thread_that_ends_is_no_failure(how, result):
 
 
 def test_a_process_that_has_anothers_number_is_not_that_one():
-    own = os.getpid(), liveness.start_time(os.getpid())
-    assert liveness.state(*own) not in ("gone", "dead")
-    assert liveness.state(own[0], own[1] + 1) == "gone"
+    own = os.getpid(), procfs.start_time(os.getpid())
+    assert procfs.state(*own) not in ("gone", "dead")
+    assert procfs.state(own[0], own[1] + 1) == "gone"
 
 
 def put_without_a_main_thread(ring):

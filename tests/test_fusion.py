@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from ranks import Ranks
 
 import shmring
-from shmring import _state
+from shmring._engine import state
 
-OPS = {name: [op for op in _state.OPS if _state.supported(name, op)] for name in DTYPES}
+OPS = {name: [op for op in state.OPS if state.supported(name, op)] for name in DTYPES}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Whatever bytes come, the parsers give a value or BadFrame. May know: fuzz_frames, handshake, nodes."""
+"""Whatever bytes come, the parsers give a value or BadFrame. May know: fuzz_frames, handshake, node_map."""
 
 import subprocess
 import sys
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmring import handshake
-from shmring.handshake import BadFrame
+from shmring._bootstrap import handshake
+from shmring._bootstrap.handshake import BadFrame
 
 
 @given(st.one_of(st.binary(max_size=400), st.binary(min_size=2030, max_size=2060)))

@@ -14,7 +14,7 @@ from test_kernels import SMALL_FLOATS
 from test_wire_formats import WIRES, assert_near, exact_sum, values_of
 
 import shmring
-from shmring import _state
+from shmring._engine import state
 
 LAYOUTS = {  # by rank: the host that it is on
     "1+1": [0, 1],
@@ -77,7 +77,7 @@ def test_sums_are_folded_group_by_group(world_across, layout, group_size):
     nodes = LAYOUTS[layout]
     ranks = world_across(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
     for number, dtype in enumerate(DTYPES):
-        ops = [op for op in _state.OPS if _state.supported(dtype, op)]
+        ops = [op for op in state.OPS if state.supported(dtype, op)]
         op = ops[number % len(ops)] if (number + group_size) % 2 else "sum"
         results = ranks(results_of, dtype, op, group_size)
         for at, count in enumerate(COUNTS):

@@ -19,7 +19,9 @@ from ranks import Died, Ranks
 from test_errors import assert_all
 
 import shmring
-from shmring import _state, beginning, groups, memory
+from shmring._engine import state
+from shmring._lifecycle import groups, startup
+from shmring._system import segments
 
 
 def total(comm, value=None, count=3000):
@@ -144,7 +146,7 @@ def all_kinds(comm):
     private = np.full(40_000, 2.0)
     group.plan("all_reduce", private, "prod")()
     assert (private == 8).all()
-    for algorithm in _state.ALGORITHMS:
+    for algorithm in state.ALGORITHMS:
         group.all_reduce(private, "max", algorithm=algorithm)
     assert group.all_gather_object({"parent's": comm.rank}) == [{"parent's": rank} for rank in (3, 1, 2)]
     assert group.broadcast_object("from 3" if group.rank == 0 else None) == "from 3"
@@ -394,7 +396,7 @@ def test_a_rank_that_ends_in_the_middle_of_a_split(victim, delay_s):
 STEPS = {
     "before its lines": (groups, "_introduce"),
     "before its memory": (groups, "begin"),
-    "before it has arrived": (beginning, "_new_engine"),
+    "before it has arrived": (startup, "_new_engine"),
 }
 
 
@@ -459,18 +461,18 @@ def test_a_rank_that_is_late_at_each_step_of_a_split(world_of, victim, where):
 def no_memory(comm):
     """Group 1 gets no memory: its ranks know, the others have their group, and all can try again."""
     if comm.rank == 1:
-        real = memory.allocate
+        real = segments.allocate
 
         def full(fd, offset, nbytes, *, purpose):
             raise shmring.OutOfMemory(f"{purpose}: full", wanted_nbytes=nbytes, available_nbytes=1)
 
-        memory.allocate = full
+        segments.allocate = full
     try:
         found = total(comm.split(comm.rank % 2))
     except shmring.OutOfMemory as error:
         found = error.available_nbytes, "a communicator" in str(error)
     if comm.rank == 1:
-        memory.allocate = real
+        segments.allocate = real
     return found, total(comm.split(comm.rank % 2)), total(comm)
 
 
@@ -576,13 +578,13 @@ def test_many_groups_leave_nothing(world_of, segment):
 def fail_many(comm, turns):
     """Splits that fail leave nothing either."""
     if comm.rank == 1:
-        real, memory.allocate = memory.allocate, lambda *_, **__: 1 / 0
+        real, segments.allocate = segments.allocate, lambda *_, **__: 1 / 0
     before = resources()
     for _ in range(turns):
         with pytest.raises((shmring.Aborted, ZeroDivisionError)):
             comm.group([1, 0, 2])
     if comm.rank == 1:
-        memory.allocate = real
+        segments.allocate = real
     comm.barrier()
     until_none(lambda: resources() != before)
     return before, resources(), total(comm.dup())

@@ -1,5 +1,5 @@
-"""Nobody gets in without the key; strangers only cost time. May know: bootstrap, doorman,
-handshake, neighbours."""
+"""Nobody gets in without the key; strangers only cost time. May know: join, acceptor,
+handshake, local."""
 
 import contextlib
 import os
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meeting import close, in_threads, joining, knock, once, python, then_tell
 
-from shmring import doorman, handshake, neighbours
-from shmring.bootstrap import join, world
+from shmring._bootstrap import acceptor, handshake, local
+from shmring._bootstrap.handshake import Hello
+from shmring._bootstrap.join import join, world
 from shmring.errors import Error, Mismatch, OutOfMemory, RankFailed, Timeout
-from shmring.handshake import Hello
 
 MEETING = ("handshake", "lines", "links", "doorman", "guest", "neighbours")
 OVER_HOSTS = ("nodes", "star", "rendezvous", "mesh")
@@ -117,7 +117,7 @@ def test_silent_strangers_hold_nobody_up():
 
 
 def test_a_flood_of_silent_strangers_only_delays(monkeypatch):
-    monkeypatch.setattr(doorman, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(acceptor, "HANDSHAKE_S", 0.2)
     meeting = world(2)
     silent = []
 
@@ -128,7 +128,7 @@ def test_a_flood_of_silent_strangers_only_delays(monkeypatch):
             stranger.setblocking(False)
             silent.append(stranger)
             try:
-                stranger.connect(neighbours.meeting_point(meeting))
+                stranger.connect(local.meeting_point(meeting))
             except BlockingIOError:
                 break
         return join(meeting, 1, timeout_s=20).links
@@ -143,9 +143,9 @@ def test_another_user_is_turned_away_even_with_the_key():
     code = """
         import os, pickle, sys
         meeting = pickle.loads(bytes.fromhex(sys.argv[1]))
-        from shmring import bootstrap, neighbours
-        point = neighbours.meeting_point(meeting)
-        neighbours.meeting_point = lambda world, suffix=b"": point + suffix
+        from shmring._bootstrap import join as bootstrap, local
+        point = local.meeting_point(meeting)
+        local.meeting_point = lambda world, suffix=b"": point + suffix
         os.setuid(65534)
         print("ready", flush=True)
         sys.stdin.readline()

@@ -40,185 +40,251 @@ C_HOUSE = {
 HOUSE = {
     # the cold path, from the ground up
     "errors": set(),
-    "buffers": set(),
-    "liveness": set(),
-    "ops": set(),
-    "processes": set(),
-    "extras": set(),
-    "ranges": set(),
-    "placement": {"ranges"},
-    "logs": set(),
-    "relay": {"logs", "ranges"},
-    "folding": {"relay"},
-    "last_words": set(),
-    "limits": {"errors"},
-    "settings": set(),
-    "measured": set(),
-    "tuning": {"measured", "settings"},
-    "memory": {"errors", "limits"},
-    "flight": {"ranges"},
-    "stacks": {"liveness"},
-    "failures": {"errors", "flight", "liveness"},
-    "stalls": {"failures", "flight", "liveness", "stacks"},
+    "_arrays.buffers": set(),
+    "_system.procfs": set(),
+    "_comm.ops": set(),
+    "_system.processes": set(),
+    "_config.optional_deps": set(),
+    "_system.cpulist": set(),
+    "_system.cpu_topology": {"_system.cpulist"},
+    "_launch.log_files": set(),
+    "_launch.output_mux": {"_launch.log_files", "_system.cpulist"},
+    "_launch.dedupe": {"_launch.output_mux"},
+    "_launch.traceback_tail": set(),
+    "_system.limits": {"errors"},
+    "_config.settings": set(),
+    "_config.tuning_table": set(),
+    "_config.thresholds": {"_config.settings", "_config.tuning_table"},
+    "_system.segments": {"_system.limits", "errors"},
+    "_diagnostics.describe": {"_system.cpulist"},
+    "_diagnostics.stacks": {"_system.procfs"},
+    "_diagnostics.failures": {"_diagnostics.describe", "_system.procfs", "errors"},
+    "_diagnostics.stall_warning": {"_diagnostics.describe", "_diagnostics.failures"}
+    | {"_diagnostics.stacks", "_system.procfs"},
     # joining a world
-    "handshake": {"errors"},
-    "links": {"errors", "handshake", "limits"},
-    "launchers": {"settings"},
-    "lines": {"handshake"},
-    "worlds": {"errors", "handshake", "lines", "settings"},
-    "doorman": {"errors", "handshake", "limits", "lines", "worlds"},
-    "guest": {"errors", "handshake", "lines", "worlds"},
-    "neighbours": {"doorman", "errors", "guest", "handshake", "limits", "lines", "links", "worlds"},
-    "nodes": {"handshake"},
-    "star": {"errors", "handshake", "lines"},
-    "rendezvous": {"doorman", "errors", "guest", "handshake", "limits", "lines", "nodes", "settings", "star"}
-    | {"worlds"},
-    "mesh": {"doorman", "errors", "guest", "handshake", "limits", "lines", "rendezvous", "worlds"},
-    "bootstrap": {"errors", "launchers", "lines", "links", "mesh", "neighbours", "nodes", "rendezvous"}
-    | {"settings", "star", "worlds"},
+    "_bootstrap.handshake": {"errors"},
+    "_bootstrap.fd_passing": {"_bootstrap.handshake", "_system.limits", "errors"},
+    "_bootstrap.environment": {"_config.settings"},
+    "_bootstrap.framed_socket": {"_bootstrap.handshake"},
+    "_bootstrap.world": {"_bootstrap.framed_socket", "_bootstrap.handshake", "_config.settings"} | {"errors"},
+    "_bootstrap.acceptor": {"_bootstrap.framed_socket", "_bootstrap.handshake", "_bootstrap.world"}
+    | {"_system.limits", "errors"},
+    "_bootstrap.connector": {"_bootstrap.framed_socket", "_bootstrap.handshake", "_bootstrap.world"}
+    | {"errors"},
+    "_bootstrap.local": {"_bootstrap.acceptor", "_bootstrap.connector", "_bootstrap.fd_passing"}
+    | {"_bootstrap.framed_socket", "_bootstrap.handshake", "_bootstrap.world", "_system.limits"}
+    | {"errors"},
+    "_bootstrap.node_map": {"_bootstrap.handshake"},
+    "_bootstrap.coordinator": {"_bootstrap.framed_socket", "_bootstrap.handshake", "errors"},
+    "_bootstrap.tcp": {"_bootstrap.acceptor", "_bootstrap.connector", "_bootstrap.coordinator"}
+    | {"_bootstrap.framed_socket", "_bootstrap.handshake", "_bootstrap.node_map", "_bootstrap.world"}
+    | {"_config.settings", "_system.limits", "errors"},
+    "_bootstrap.mesh": {"_bootstrap.acceptor", "_bootstrap.connector", "_bootstrap.framed_socket"}
+    | {"_bootstrap.handshake", "_bootstrap.tcp", "_bootstrap.world", "_system.limits", "errors"},
+    "_bootstrap.join": {"_bootstrap.coordinator", "_bootstrap.environment", "_bootstrap.fd_passing"}
+    | {"_bootstrap.framed_socket", "_bootstrap.local", "_bootstrap.mesh", "_bootstrap.node_map"}
+    | {"_bootstrap.tcp", "_bootstrap.world", "_config.settings", "errors"},
     # the engine
-    "_kernels": {"kernels.h"},
-    "_segment": {"_kernels", "fault.h", "flag.h", "layout.h", "schedule.h", "single_copy.h"},
-    "_group": {"_kernels", "_segment"},
-    "_flight": {"flag.h", "layout.h", "_group", "_kernels"},
-    "_life": {"flag.h", "_flight", "_group", "limits", "stacks"},
-    "_slots": {"_group"},
-    "_steps": {"schedule.h"},
-    "_schedules": {"_group", "_slots", "_steps"},
-    "_halving": {"_group", "_schedules", "_slots", "_steps"},
-    "_trees": {"_group", "_schedules", "_slots", "_steps"},
-    "_timeouts": {"_group"},
-    "_ring": {"flag.h", "layout.h", "ring.h", "_group", "_kernels", "_timeouts", "errors"},
-    "_distance": {"_group"},
-    "_private": {"_group"},
-    "_lines": {"_group", "_distance", "_private"},
-    "_exchange": {"_group", "_lines", "_private", "_slots"},
-    "_fetch": {"_exchange", "_group", "_lines", "_slots"},
-    "_chain": {"_group", "_lines", "_slots", "_exchange"},
-    "_pipelines": {"_group", "_lines", "_slots", "_chain", "_exchange", "_fetch", "_halving", "_schedules"}
-    | {"_trees"},
-    "_post": {"post.h", "_group", "_ring"},
-    "_office": {"_group", "_post", "_ring"},
-    "alarms": {"_office", "errors"},
-    "_leg": {"wire.h", "_group", "_office", "_post"},
-    "_trace": {"_group"},
-    "_local": {"_group", "_leg", "_pipelines", "_trace"},
-    "_partials": {"_group", "_leg", "_local"},
-    "_leaders": {"_group", "_leg", "_local", "_partials"},
-    "_hierarchy": {"_group", "_leg", "_local", "_partials"},
-    "_reduce_scatter": {"_group", "_leg", "_local", "_partials"},
-    "_across": {"_group", "_hierarchy", "_leaders", "_leg", "_local", "_pipelines", "_reduce_scatter"},
-    "_waiting": {"_flight", "_group", "_leg", "_post", "_steps", "_trace"},
-    "_queue": {"_group"},
-    "_priorities": {"_across", "_flight", "_group", "_leg", "_queue", "_trace"},
-    "_progress": {"_flight", "_group", "_leg", "_post", "_priorities", "_queue", "_trace", "_waiting"}
-    | {"limits"},
-    "_messages": {"_group", "_leg", "_post", "_progress", "_ring"},
-    "_delivery": {"_flight", "_group", "_leg", "_messages", "_post", "_progress", "_ring", "_waiting"},
-    "_layout": {"_group", "_steps"},
-    "_parting": {"_group", "_leg", "_state"},
-    "_state": {"_flight", "_group", "_kernels", "_leg", "_slots"},
-    "_stalls": {"_flight", "_group", "_state", "stalls"},
-    "_engine": {"_across", "_flight", "_group", "_distance", "_leg", "_life", "_parting", "_pipelines"}
-    | {"_progress", "_stalls", "_state", "_timeouts", "_trace", "_waiting"}
-    | {"Python.h", "errors", "failures", "liveness"},
-    "tracing": {"_recorder", "flight"},
-    "_recorder": {"_engine", "_flight", "_group", "_progress", "_state", "_trace"},
+    "_core.kernels": {"kernels.h"},
+    "_core.segment": {"fault.h", "flag.h", "layout.h", "schedule.h", "single_copy.h", "_core.kernels"},
+    "_core.group": {"_core.kernels", "_core.segment"},
+    "_diagnostics.flight_recorder": {"flag.h", "layout.h", "_core.group", "_core.kernels"},
+    "_engine.liveness_thread": {"flag.h", "_core.group", "_diagnostics.flight_recorder"}
+    | {"_diagnostics.stacks", "_system.limits"},
+    "_core.staging": {"_core.group"},
+    "_core.schedule": {"schedule.h"},
+    "_algorithms.ring": {"_core.group", "_core.schedule", "_core.staging"},
+    "_algorithms.halving_doubling": {"_algorithms.ring", "_core.group", "_core.schedule"} | {"_core.staging"},
+    "_algorithms.trees": {"_algorithms.ring", "_core.group", "_core.schedule", "_core.staging"},
+    "_core.timeouts": {"_core.group"},
+    "_core.spsc_ring": {"flag.h", "layout.h", "ring.h", "_core.group"},
+    "_p2p.ring_ends": {"_core.group", "_core.kernels", "_core.spsc_ring", "_core.timeouts", "errors"},
+    "_core.core_distance": {"_core.group"},
+    "_core.single_copy": {"_core.group"},
+    "_core.descriptor": {"_core.core_distance", "_core.group", "_core.single_copy"},
+    "_algorithms.staged": {"_core.descriptor", "_core.group", "_core.single_copy", "_core.staging"},
+    "_algorithms.fetch": {"_algorithms.staged", "_core.descriptor", "_core.group", "_core.staging"},
+    "_algorithms.chain": {"_algorithms.staged", "_core.descriptor", "_core.group", "_core.staging"},
+    "_algorithms.direct": {"_algorithms.chain", "_algorithms.fetch", "_algorithms.halving_doubling"}
+    | {"_algorithms.ring", "_algorithms.staged", "_algorithms.trees", "_core.descriptor"}
+    | {"_core.group", "_core.staging"},
+    "_transport.channel": {"post.h", "_core.group", "_core.spsc_ring"},
+    "_transport.channels": {"_core.group", "_core.spsc_ring", "_transport.channel"},
+    "_transport.notifications": {"_transport.channels", "errors"},
+    "_internode.context": {"wire.h", "_core.group", "_transport.channel", "_transport.channels"},
+    "_core.trace": {"_core.group"},
+    "_internode.local_step": {"_algorithms.direct", "_core.group", "_core.trace", "_internode.context"},
+    "_internode.partials": {"_core.group", "_internode.context", "_internode.local_step"},
+    "_internode.allreduce_small": {"_core.group", "_internode.context", "_internode.local_step"}
+    | {"_internode.partials"},
+    "_internode.allreduce": {"_core.group", "_internode.context", "_internode.local_step"}
+    | {"_internode.partials"},
+    "_internode.reduce_scatter": {"_core.group", "_internode.context", "_internode.local_step"}
+    | {"_internode.partials"},
+    "_internode.data_movement": {"_algorithms.direct", "_core.group", "_internode.allreduce"}
+    | {"_internode.allreduce_small", "_internode.context", "_internode.local_step"}
+    | {"_internode.reduce_scatter"},
+    "_engine.wait": {"_core.group", "_core.schedule", "_core.trace", "_diagnostics.flight_recorder"}
+    | {"_internode.context", "_transport.channel"},
+    "_engine.queue": {"_core.group"},
+    "_engine.priorities": {"_core.group", "_core.trace", "_diagnostics.flight_recorder"}
+    | {"_engine.queue", "_internode.context", "_internode.data_movement"},
+    "_engine.progress": {"_core.group", "_core.trace", "_diagnostics.flight_recorder"}
+    | {"_engine.priorities", "_engine.queue", "_engine.wait", "_internode.context", "_system.limits"}
+    | {"_transport.channel"},
+    "_p2p.matching": {"_core.group", "_core.spsc_ring", "_engine.progress", "_internode.context"}
+    | {"_transport.channel"},
+    "_p2p.delivery": {"_core.group", "_core.spsc_ring", "_diagnostics.flight_recorder"}
+    | {"_engine.progress", "_engine.wait", "_internode.context", "_p2p.matching", "_transport.channel"},
+    "_core.segment_format": {"_core.group", "_core.schedule"},
+    "_engine.parting": {"_core.group", "_engine.state", "_internode.context"},
+    "_engine.state": {"_core.group", "_core.kernels", "_core.staging", "_diagnostics.flight_recorder"}
+    | {"_internode.context"},
+    "_engine.stalls": {"_core.group", "_diagnostics.flight_recorder", "_diagnostics.stall_warning"}
+    | {"_engine.state"},
+    "_engine.engine": {"Python.h", "_algorithms.direct", "_core.core_distance", "_core.group"}
+    | {"_core.timeouts", "_core.trace", "_diagnostics.failures", "_diagnostics.flight_recorder"}
+    | {"_engine.liveness_thread", "_engine.parting", "_engine.progress", "_engine.stalls"}
+    | {"_engine.state", "_engine.wait", "_internode.context", "_internode.data_movement"}
+    | {"_system.procfs", "errors"},
+    "_comm.trace_file": {"_diagnostics.describe", "_engine.trace_buffer"},
+    "_engine.trace_buffer": {"_core.group", "_core.trace", "_diagnostics.flight_recorder"}
+    | {"_engine.engine", "_engine.progress", "_engine.state"},
     # the communicator and what makes one
-    "arrays": {"buffers", "errors", "memory"},
-    "shapes": set(),
-    "_operands": {"_group", "_state", "buffers"},
-    "awaiting": set(),
-    "work": {"_engine", "_group", "_operands", "_progress", "_timeouts", "awaiting", "errors", "limits"},
-    "feedback": set(),
-    "collectives": {"_across", "_engine", "_group", "_hierarchy", "_leg", "_operands", "_state", "_timeouts"}
-    | {"errors", "feedback", "shapes", "work"},
-    "uneven": {"_across", "_engine", "_exchange", "_group", "_leg", "_operands", "_pipelines", "_private"}
-    | {"_progress", "_state", "_timeouts", "collectives", "shapes", "work"},
-    "fusion": {"_across", "_engine", "_group", "_operands", "_progress", "_state", "_timeouts"}
-    | {"collectives", "uneven", "work"},
-    "objects": {"uneven"},
-    "crossing": {"_leg", "_office", "alarms", "limits", "lines", "rendezvous", "settings", "worlds"},
-    "beginning": {"_engine", "_layout", "bootstrap", "crossing", "errors", "limits", "links", "liveness"}
-    | {"memory", "nodes", "settings", "tuning"},
-    "views": {"errors"},
-    "shrinking": {"beginning", "bootstrap", "errors", "views", "worlds"},
-    "_locks": {"flag.h", "_engine", "_flight", "_group", "_timeouts", "errors", "failures", "liveness"},
-    "_stripes": {"_engine", "_group", "_locks", "_timeouts"},
-    "onesided": {"_state", "_stripes"},
-    "shared": {"_locks", "_stripes", "errors", "onesided"},
-    "groups": {"beginning", "bootstrap", "errors", "limits"},
-    "ring": {"_ring", "errors", "limits", "liveness", "memory", "settings"},
-    "_status": {"_group", "_kernels", "_messages", "_operands", "_state", "errors"},
-    "carrier": {"_delivery", "_engine", "_flight", "_group", "_leg", "_messages", "_operands", "_post"}
-    | {"_progress", "_ring", "_state", "_status", "_trace", "errors", "failures", "fusion", "liveness"},
-    "messages": {"_group", "_messages", "_operands", "_status", "_timeouts", "carrier", "errors", "objects"},
-    "comm": {"_engine", "_group", "_operands", "_timeouts", "arrays", "collectives", "errors", "failures"}
-    | {"feedback", "groups", "memory", "messages", "objects", "shared", "shrinking", "tracing"},
-    "joining": {"beginning", "bootstrap", "comm", "errors", "limits", "settings"},
+    "_arrays.allocator": {"_arrays.buffers", "_system.segments", "errors"},
+    "_arrays.shapes": set(),
+    "_arrays.operands": {"_arrays.buffers", "_core.group", "_engine.state"},
+    "_comm.awaitable": set(),
+    "_comm.work": {"_arrays.operands", "_comm.awaitable", "_core.group", "_core.timeouts"}
+    | {"_engine.engine", "_engine.progress", "_system.limits", "errors"},
+    "_comm.error_feedback": set(),
+    "_comm.collectives": {"_arrays.operands", "_arrays.shapes", "_comm.error_feedback", "_comm.work"}
+    | {"_core.group", "_core.timeouts", "_engine.engine", "_engine.state", "_internode.allreduce"}
+    | {"_internode.context", "_internode.data_movement", "errors"},
+    "_comm.vector": {"_algorithms.direct", "_algorithms.staged", "_arrays.operands", "_arrays.shapes"}
+    | {"_comm.collectives", "_comm.work", "_core.group", "_core.single_copy", "_core.timeouts"}
+    | {"_engine.engine", "_engine.progress", "_engine.state", "_internode.context"}
+    | {"_internode.data_movement"},
+    "_comm.fused": {"_arrays.operands", "_comm.collectives", "_comm.vector", "_comm.work"}
+    | {"_core.group", "_core.timeouts", "_engine.engine", "_engine.progress", "_engine.state"}
+    | {"_internode.data_movement"},
+    "_comm.objects": {"_comm.vector"},
+    "_lifecycle.internode": {"_bootstrap.framed_socket", "_bootstrap.tcp", "_bootstrap.world"}
+    | {"_config.settings", "_internode.context", "_system.limits", "_transport.channels"}
+    | {"_transport.notifications"},
+    "_lifecycle.startup": {"_bootstrap.fd_passing", "_bootstrap.join", "_bootstrap.node_map"}
+    | {"_config.settings", "_config.thresholds", "_core.segment_format", "_engine.engine"}
+    | {"_lifecycle.internode", "_system.limits", "_system.procfs", "_system.segments", "errors"},
+    "_lifecycle.membership": {"errors"},
+    "_lifecycle.shrink": {"_bootstrap.join", "_bootstrap.world", "_lifecycle.membership"}
+    | {"_lifecycle.startup", "errors"},
+    "_arrays.locks": {"flag.h", "_core.group", "_core.timeouts", "_diagnostics.failures"}
+    | {"_diagnostics.flight_recorder", "_engine.engine", "_system.procfs", "errors"},
+    "_arrays.striped_locks": {"_arrays.locks", "_core.group", "_core.timeouts", "_engine.engine"},
+    "_arrays.onesided": {"_arrays.striped_locks", "_engine.state"},
+    "_arrays.shared_array": {"_arrays.locks", "_arrays.onesided", "_arrays.striped_locks", "errors"},
+    "_lifecycle.groups": {"_bootstrap.join", "_lifecycle.startup", "_system.limits", "errors"},
+    "_p2p.ring": {"_config.settings", "_p2p.ring_ends", "_system.limits", "_system.procfs"}
+    | {"_system.segments", "errors"},
+    "_p2p.status": {"_arrays.operands", "_core.group", "_core.kernels", "_engine.state"}
+    | {"_p2p.matching", "errors"},
+    "_comm.endpoint": {"_arrays.operands", "_comm.fused", "_core.group", "_core.spsc_ring"}
+    | {"_core.trace", "_diagnostics.failures", "_diagnostics.flight_recorder", "_engine.engine"}
+    | {"_engine.progress", "_engine.state", "_internode.context", "_p2p.delivery", "_p2p.matching"}
+    | {"_p2p.status", "_system.procfs", "_transport.channel", "errors"},
+    "_comm.point_to_point": {"_arrays.operands", "_comm.endpoint", "_comm.objects", "_core.group"}
+    | {"_core.timeouts", "_p2p.matching", "_p2p.status", "errors"},
+    "_comm.comm": {"_arrays.allocator", "_arrays.operands", "_arrays.shared_array"}
+    | {"_comm.collectives", "_comm.error_feedback", "_comm.objects", "_comm.point_to_point"}
+    | {"_comm.trace_file", "_core.group", "_core.timeouts", "_diagnostics.failures", "_engine.engine"}
+    | {"_lifecycle.groups", "_lifecycle.shrink", "_system.segments", "errors"},
+    "_comm.init": {"_bootstrap.join", "_comm.comm", "_config.settings", "_lifecycle.startup"}
+    | {"_system.limits", "errors"},
     # users of the public API like anybody else; what starts ranks
-    "bucketer": set(),
+    "_comm.bucketer": set(),
     "model": set(),
-    "flat": {"__init__", "errors"},  # of shmring/methods, from here on
-    "rules": set(),
-    "sharded": {"flat", "rules"},
-    "pipeline": {"flat", "rules", "__init__"},
-    "compression": {"errors", "feedback", "flat", "__init__"},
-    "server": {"rules", "__init__"},
-    "sparse": {"errors", "flat"},
-    "local": {"flat"},
-    "precision": {"flat"},
-    "reducers": {"flat", "__init__"},
-    "stepwise": {"flat", "__init__"},
-    "trials": {"__init__"},
-    "tune": {"__init__", "measured", "screen", "settings", "trials", "tuning"},
-    "selftest": {"memory", "screen", "settings", "tools", "__init__"},  # the checks, and the command
-    "segments": {"_flight", "flight", "liveness", "memory", "stacks"},
-    "screen": {"extras"},
-    "sections": set(),
-    "machine": {"limits", "ranges"},
-    "software": {"__init__", "_kernels", "launchers", "measured", "settings", "tuning"},
-    "probes": {"__init__", "_kernels", "memory", "settings"},
-    "info": {"machine", "probes", "ranges", "screen", "sections", "software"},
-    "doctor": {"info", "machine", "ranges", "screen", "sections"},
-    "ps": {"screen", "segments"},
-    "dump": {"flight", "screen", "segments"},
-    "top": {"_flight", "screen", "segments"},
-    "bench_calls": {"__init__"},
-    "bench_rank": {"__init__", "bench_calls", "machine"},
-    "compare": {"bench_calls"},
-    "plot": {"compare", "screen"},
-    "bench_table": {"bench_calls", "compare"},
-    "bench": {"__init__", "bench_calls", "bench_rank", "bench_table", "compare", "launchers", "limits"}
-    | {"plot", "screen", "settings"},
-    "predict": {"__init__", "bench_calls", "bench_rank", "compare", "model", "plot", "screen"},
-    "command": {"bench", "doctor", "dump", "info", "predict", "ps", "screen", "selftest", "top", "tune"},
-    "__main__": {"tools"},
-    "_tasks": {"__init__"},
-    "dask": {"_tasks", "extras", "__init__"},
-    "jax": {"extras", "__init__"},
-    "joblib": {"_tasks", "extras", "__init__"},
-    "keras": {"extras", "__init__"},
-    "pools": {"_tasks", "__init__"},
-    "ray": {"_tasks", "extras", "ray_group", "__init__"},
-    "ray_group": {"_tasks", "__init__"},
-    "sklearn": {"extras", "__init__"},
-    "torch": {"_tasks", "extras", "_torch_buckets", "_torch_compressed", "_torch_group", "__init__"},
-    "_torch_buckets": {"_torch_group", "__init__"},
-    "_torch_compressed": {"_torch_buckets", "_torch_group", "methods"},
-    "_torch_entry": {"adapters", "torch"},
-    "_torch_group": {"_torch_monitored", "_torch_sparse", "_torch_tensors", "_torch_work", "__init__"},
-    "_torch_monitored": {"__init__"},
-    "_torch_sparse": {"_torch_tensors", "__init__"},
-    "_torch_tensors": {"__init__"},
-    "_torch_work": set(),
-    "launch": {"bootstrap", "errors", "limits", "processes", "__init__"},
-    "run_options": {"bootstrap", "limits", "placement", "ranges", "settings"},
-    "run_cpus": {"limits", "placement", "ranges", "run_options"},
-    "run": {"bootstrap", "folding", "last_words", "limits", "logs", "processes", "relay", "run_cpus"}
-    | {"run_options", "settings"},
-    "__init__": {"_operands", "arrays", "bootstrap", "bucketer", "comm", "errors", "joining", "launch"}
-    | {"messages", "ops", "ring", "shared", "work"},
+    "methods.flat": {"__init__", "errors"},  # of shmring/methods, from here on
+    "methods.rules": set(),
+    "methods.sharded": {"methods.flat", "methods.rules"},
+    "methods.pipeline": {"__init__", "methods.flat", "methods.rules"},
+    "methods.compression": {"__init__", "_comm.error_feedback", "errors", "methods.flat"},
+    "methods.server": {"__init__", "methods.rules"},
+    "methods.sparse": {"errors", "methods.flat"},
+    "methods.local": {"methods.flat"},
+    "methods.precision": {"methods.flat"},
+    "methods.reducers": {"__init__", "methods.flat"},
+    "methods.stepwise": {"__init__", "methods.flat"},
+    "tools._bench.trials": {"__init__"},
+    "tools.tune": {"__init__", "_config.settings", "_config.thresholds", "_config.tuning_table"}
+    | {"tools._bench.trials", "tools._cli"},
+    "tools.selftest_checks": {
+        "__init__",
+        "_config.settings",
+        "_system.segments",
+    },  # the checks, and the command
+    "tools.selftest": {"__init__", "tools._cli", "tools.selftest_checks"},
+    "selftest": {"tools.selftest"},
+    "tools._attach": {"_diagnostics.describe", "_diagnostics.flight_recorder", "_diagnostics.stacks"}
+    | {"_system.procfs", "_system.segments"},
+    "tools._cli": {"_config.optional_deps"},
+    "tools._machine.sections": set(),
+    "tools._machine.machine": {"_system.cpulist", "_system.limits"},
+    "tools._machine.software": {"__init__", "_bootstrap.environment", "_config.settings"}
+    | {"_config.thresholds", "_config.tuning_table", "_core.kernels"},
+    "tools._machine.probes": {"__init__", "_config.settings", "_core.kernels", "_system.segments"},
+    "tools.info": {"_system.cpulist", "tools._cli", "tools._machine.machine", "tools._machine.probes"}
+    | {"tools._machine.sections", "tools._machine.software"},
+    "tools.doctor": {"_system.cpulist", "tools._cli", "tools._machine.machine"}
+    | {"tools._machine.sections", "tools.info"},
+    "tools.ps": {"tools._attach", "tools._cli"},
+    "tools.dump": {"_diagnostics.describe", "tools._attach", "tools._cli"},
+    "tools.top": {"_diagnostics.flight_recorder", "tools._attach", "tools._cli"},
+    "tools._bench.calls": {"__init__"},
+    "tools._bench.rank": {"__init__", "tools._bench.calls", "tools._machine.machine"},
+    "tools._bench.compare": {"tools._bench.calls"},
+    "tools._bench.plot": {"tools._bench.compare", "tools._cli"},
+    "tools._bench.table": {"tools._bench.calls", "tools._bench.compare"},
+    "tools.bench": {"__init__", "_bootstrap.environment", "_config.settings", "_system.limits"}
+    | {"tools._bench.calls", "tools._bench.compare", "tools._bench.plot", "tools._bench.rank"}
+    | {"tools._bench.table", "tools._cli"},
+    "tools.predict": {"__init__", "model", "tools._bench.calls", "tools._bench.compare"}
+    | {"tools._bench.plot", "tools._bench.rank", "tools._cli"},
+    "tools.command": {"tools._cli", "tools.bench", "tools.doctor", "tools.dump", "tools.info"}
+    | {"tools.predict", "tools.ps", "tools.selftest", "tools.top", "tools.tune"},
+    "__main__": {"tools.command"},
+    "adapters._tasks": {"__init__"},
+    "adapters.dask": {"__init__", "_config.optional_deps", "adapters._tasks"},
+    "adapters.jax": {"__init__", "_config.optional_deps"},
+    "adapters.joblib": {"__init__", "_config.optional_deps", "adapters._tasks"},
+    "adapters.keras": {"__init__", "_config.optional_deps"},
+    "adapters.pools": {"__init__", "adapters._tasks"},
+    "adapters.ray": {"__init__", "_config.optional_deps", "adapters._ray_group", "adapters._tasks"},
+    "adapters._ray_group": {"__init__", "adapters._tasks"},
+    "adapters.sklearn": {"__init__", "_config.optional_deps"},
+    "adapters.torch": {"__init__", "_config.optional_deps", "adapters._tasks"}
+    | {"adapters._torch.buckets", "adapters._torch.compressed", "adapters._torch.group"},
+    "adapters._torch.buckets": {"__init__", "adapters._torch.group"},
+    "adapters._torch.compressed": {"adapters._torch.buckets", "adapters._torch.group"}
+    | {"methods.compression"},
+    "adapters._torch.entry": {"adapters.torch"},
+    "adapters._torch.group": {"__init__", "adapters._torch.monitored", "adapters._torch.sparse"}
+    | {"adapters._torch.tensors", "adapters._torch.work"},
+    "adapters._torch.monitored": {"__init__"},
+    "adapters._torch.sparse": {"__init__", "adapters._torch.tensors"},
+    "adapters._torch.tensors": {"__init__"},
+    "adapters._torch.work": set(),
+    "_launch.spawn": {"__init__", "_bootstrap.join", "_system.limits", "_system.processes", "errors"},
+    "_launch.options": {"_bootstrap.join", "_config.settings", "_system.cpu_topology"}
+    | {"_system.cpulist", "_system.limits"},
+    "_launch.cpu_binding": {"_launch.options", "_system.cpu_topology", "_system.cpulist"}
+    | {"_system.limits"},
+    "_launch.shmrun": {"_bootstrap.join", "_config.settings", "_launch.cpu_binding", "_launch.dedupe"}
+    | {"_launch.log_files", "_launch.options", "_launch.output_mux", "_launch.traceback_tail"}
+    | {"_system.limits", "_system.processes"},
+    "run": {"_launch.shmrun"},
+    "__init__": {"_arrays.allocator", "_arrays.operands", "_arrays.shared_array", "_bootstrap.join"}
+    | {"_comm.bucketer", "_comm.comm", "_comm.init", "_comm.ops", "_comm.point_to_point", "_comm.work"}
+    | {"_launch.spawn", "_p2p.ring", "errors"},
 }
 # What only one place may do: pattern, where it is allowed, why.
 ONLY_IN = [
@@ -258,7 +324,14 @@ def without_comments(path):
 
 C_FILES = files("src", suffixes={".c", ".h"})
 MODULES = files("shmring", suffixes={".py", ".pyx", ".pxd", ".pyi"})
-MODULE_NAMES = {path.stem for path in MODULES}
+
+
+def module_of(path):
+    """ "_core.group", as HOUSE names it."""
+    return ".".join(path.relative_to(ROOT / "shmring").with_suffix("").parts)
+
+
+MODULE_NAMES = {module_of(path) for path in MODULES}
 SOURCES = [
     *C_FILES,
     *MODULES,
@@ -276,40 +349,52 @@ def imports_at_run_time(tree):
             yield from imports_at_run_time(node)
 
 
-def modules_in_python(tree):
+def modules_in_python(tree, package):
     for node in imports_at_run_time(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                package, _, module = alias.name.partition(".")
-                if package == "shmring":
-                    yield module.partition(".")[0] or "__init__"
+                if alias.name.partition(".")[0] == "shmring":
+                    yield from modules_named(alias.name.split(".")[1:], [])
         elif node.level or (node.module or "").partition(".")[0] == "shmring":
-            module = (node.module or "") if node.level else node.module.partition(".")[2]
-            yield from [module.partition(".")[0]] if module else modules_named([a.name for a in node.names])
+            module = "." * node.level + (node.module or "")
+            yield from modules_named(resolved(package, module), [alias.name for alias in node.names])
 
 
-def modules_named(names):
-    """`from . import a`: the module a if there is one, else a public name of the package."""
-    return [name if name in MODULE_NAMES else "__init__" for name in names]
+def resolved(package, module):
+    """The parts, below shmring, of what a module of the package (its parts) imports from."""
+    names = [name for name in module.split(".") if name]
+    level = len(module) - len(module.lstrip("."))
+    return [*package[: len(package) - level + 1], *names] if level else names[1:]
 
 
-def neighbours_in_cython(text):
+def modules_named(base, names):
+    """`from base import a`: the module a if there is one, else base, or the public names of the package."""
+    found = [".".join([*base, name]) for name in names]
+    own = ".".join(base)
+    return {
+        name if name in MODULE_NAMES else own if own in MODULE_NAMES else "__init__"
+        for name in found or [own]
+    }
+
+
+def neighbours_in_cython(text, package):
     for name in re.findall(r'cdef extern from "([^"<]+)"', text):
         yield name
-    for name in re.findall(r"^\s*from\s+(?:shmring)?\.(\w+)\s+c?import\b", text, re.MULTILINE):
-        yield name
-    for names in re.findall(r"^\s*from\s+(?:\.|shmring)\s+c?import\s+([\w, ]+)", text, re.MULTILINE):
-        yield from modules_named(re.findall(r"\w+", names))
-    for name in re.findall(r"^\s*c?import\s+shmring(?:\.(\w+))?", text, re.MULTILINE):
-        yield name or "__init__"
+    imports = r"^\s*from\s+(\.[\w.]*|shmring[\w.]*)\s+c?import\s+(\([^)]*\)|[^\n]+)"
+    for module, names in re.findall(imports, text, re.MULTILINE):
+        listed = re.sub(r"#[^\n]*|\bas\s+\w+", "", names)
+        yield from modules_named(resolved(package, module), re.findall(r"\w+|\*", listed))
+    for name in re.findall(r"^\s*c?import\s+shmring((?:\.\w+)*)", text, re.MULTILINE):
+        yield from modules_named(name.split(".")[1:], [])
     for name in re.findall(r'^\s*include\s+"([^"]+)"', text, re.MULTILINE):
         yield Path(name).stem
 
 
 def neighbours(path):
+    package = path.parent.relative_to(ROOT / "shmring").parts
     if path.suffix == ".py":
-        return set(modules_in_python(ast.parse(path.read_text())))
-    return set(neighbours_in_cython(path.read_text()))
+        return set(modules_in_python(ast.parse(path.read_text()), package))
+    return set(neighbours_in_cython(path.read_text(), package))
 
 
 @pytest.mark.parametrize("path", C_FILES, ids=name_of)
@@ -321,8 +406,12 @@ def test_c_files_include_only_what_they_may_know(path):
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.suffix != ".pyi"], ids=name_of)
 def test_modules_know_only_whom_they_may(path):
-    assert path.stem in HOUSE, f"{name_of(path)} is not in the house: enter it in HOUSE"
-    assert neighbours(path) <= HOUSE[path.stem] | {path.stem}
+    name = module_of(path)
+    if name.endswith(".__init__"):
+        assert not neighbours(path)
+        return
+    assert name in HOUSE, f"{name_of(path)} is not in the house: enter it in HOUSE"
+    assert neighbours(path) <= HOUSE[name] | {name}
 
 
 def test_house_has_no_circles():
@@ -359,17 +448,17 @@ def reads_of_environment(tree):
 def test_a_constant_has_one_meaning():
     """Of two enumerators of one name the later import hides the other, and nobody hears of it."""
     found = {}
-    for path in sorted(ROOT.glob("shmring/*.pxd")):
+    for path in sorted(ROOT.glob("shmring/**/*.pxd")):
         for block in re.findall(r"enum[^\n]*:[^\n]*\n((?:[ ]{4,}[^\n]*\n)+)", path.read_text()):
             for name in re.findall(r"\b[A-Z][A-Z0-9_]+\b", re.sub("#.*|=[^,\n]*", "", block)):
-                found.setdefault(name, set()).add(path.name)
+                found.setdefault(name, set()).add(name_of(path))
     ours = {name: paths for name, paths in found.items() if not name.startswith("SR_")}
     assert [(name, paths) for name, paths in ours.items() if len(paths) > 1] == []
 
 
 def test_only_settings_reads_shmring_variables():
     for path in files("shmring", suffixes={".py"}):
-        if path.stem != "settings":
+        if module_of(path) != "_config.settings":
             assert not list(reads_of_environment(ast.parse(path.read_text()))), name_of(path)
     for path in [*C_FILES, *files("shmring", suffixes={".pyx", ".pxd"})]:
         assert not re.search(r"getenv|environ\b", without_comments(path)), name_of(path)

@@ -17,8 +17,9 @@ import pytest
 from engines import environment
 from reports import LIMIT_S, MIB, REPORT, run, validate
 
-from shmring import ranges
-from shmring.tools import doctor, info, machine, probes, sections, software
+from shmring._system import cpulist
+from shmring.tools import doctor, info
+from shmring.tools._machine import machine, probes, sections, software
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -117,12 +118,12 @@ def write(root, path, text):
 
 def write_topology(root, online, **groups):
     """groups: for a file of each CPU's folder, "__" for "/", the lists of CPUs that share it."""
-    write(root, "sys/devices/system/cpu/online", ranges.spell(online))
+    write(root, "sys/devices/system/cpu/online", cpulist.spell(online))
     for name, its in groups.items():
         for group in its:
             for cpu in group:
                 path = f"sys/devices/system/cpu/cpu{cpu}/{name.replace('__', '/')}"
-                write(root, path, ranges.spell(group))
+                write(root, path, cpulist.spell(group))
 
 
 def write_cache(root, index, level, kind, size, groups):
@@ -132,7 +133,7 @@ def write_cache(root, index, level, kind, size, groups):
     for group in groups:
         for cpu in group:
             path = f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}/shared_cpu_list"
-            write(root, path, ranges.spell(group))
+            write(root, path, cpulist.spell(group))
 
 
 def two_sockets(root):
@@ -146,7 +147,7 @@ def two_sockets(root):
     write_cache(root, 2, 2, "Unified", "1024K", cores)
     write_cache(root, 3, 3, "Unified", "32M", chiplets)
     for node, its in enumerate(packages):
-        write(root, f"sys/devices/system/node/node{node}/cpulist", ranges.spell(its))
+        write(root, f"sys/devices/system/node/node{node}/cpulist", cpulist.spell(its))
     write(root, "sys/devices/system/node/node2/cpulist", "")  # of memory alone
     return cores, packages, chiplets
 
@@ -254,7 +255,7 @@ def test_files_that_say_something_else_are_as_good_as_none(tmp_path, monkeypatch
 
 def test_lists_of_cpus_are_written_as_the_kernel_writes_them():
     for text in ("0", "0-3", "0-3,8", "1,3,5-7", ""):
-        assert ranges.spell(numbers_of(text)) == text
+        assert cpulist.spell(numbers_of(text)) == text
 
 
 def numbers_of(text):

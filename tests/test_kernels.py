@@ -1,6 +1,6 @@
 """The kernels against NumPy and ml_dtypes, bit for bit: every dtype, op and instruction set of this machine.
 
-May know: the kernels' table (shmring._kernels), nothing else of shmring.
+May know: the kernels' table (shmring._core.kernels), nothing else of shmring.
 """
 
 import functools
@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmring import _kernels
+from shmring._core import kernels
 
 ROOT = Path(__file__).parents[1]
 DTYPES = {
     name: np.dtype(getattr(ml_dtypes, name, name) if name.startswith(("bfloat", "float8")) else name)
-    for name in _kernels.dtypes()
+    for name in kernels.dtypes()
 }
 SMALL_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 INTEGERS = {"band", "bor", "bxor"}
@@ -33,7 +33,7 @@ BOOL_UFUNCS = {
     "sum": np.logical_or, "max": np.logical_or, "bor": np.logical_or, "prod": np.logical_and,
     "min": np.logical_and, "band": np.logical_and, "bxor": np.logical_xor,
 }  # fmt: skip
-CASES = [(isa, dtype) for isa in _kernels.isas() for dtype in DTYPES]
+CASES = [(isa, dtype) for isa in kernels.isas() for dtype in DTYPES]
 COUNTS = [*range(71), 128, 1000, 4097]
 GUARD_NBYTES = 128
 GUARD = 0xA5
@@ -170,7 +170,7 @@ def check(isa, name, op, arrays, *, offsets=(0,), ndst=1, stream=0, aliases=(), 
     for d, s in aliases:
         dsts[d] = srcs[s]
     want = expected(name, op, arrays, divisor)
-    _kernels.fold(name, op, [s.bytes for s in srcs], [d.bytes for d in dsts], isa, divisor, stream)
+    kernels.fold(name, op, [s.bytes for s in srcs], [d.bytes for d in dsts], isa, divisor, stream)
     for dst in dsts:
         assert_same(dst.items, want, op, context)
     for guarded in {id(g): g for g in srcs + dsts}.values():
@@ -192,19 +192,19 @@ def test_the_table_has_every_op_where_it_has_a_meaning():
             ops -= INTEGERS
         else:
             ops -= {"avg"}
-        assert set(_kernels.ops(name)) == ops, name
-        assert _kernels.dtypes()[name] == DTYPES[name].itemsize
+        assert set(kernels.ops(name)) == ops, name
+        assert kernels.dtypes()[name] == DTYPES[name].itemsize
 
 
 def test_an_unknown_instruction_set_is_refused():
     with pytest.raises(ValueError, match="sse9"):
-        _kernels.fold("int8", "sum", [b"1"], [bytearray(1)], "sse9")
+        kernels.fold("int8", "sum", [b"1"], [bytearray(1)], "sse9")
 
 
 @pytest.mark.parametrize(("isa", "name"), CASES)
 def test_every_count_from_none_to_many(isa, name):
     rng = np.random.default_rng(1)
-    for op, count in itertools.product(_kernels.ops(name), COUNTS):
+    for op, count in itertools.product(kernels.ops(name), COUNTS):
         nsrc = 2 + count % 2
         check(isa, name, op, [numbers(name, count, rng) for _ in range(nsrc)], divisor=nsrc)
 
@@ -212,7 +212,7 @@ def test_every_count_from_none_to_many(isa, name):
 @pytest.mark.parametrize(("isa", "name"), CASES)
 def test_any_number_of_sources(isa, name):
     rng = np.random.default_rng(2)
-    for op, nsrc in itertools.product(_kernels.ops(name), [*range(1, 18), 33, 70]):
+    for op, nsrc in itertools.product(kernels.ops(name), [*range(1, 18), 33, 70]):
         count = 77 if nsrc % 4 else 2100
         check(isa, name, op, [numbers(name, count, rng) for _ in range(nsrc)], divisor=nsrc)
 
@@ -222,13 +222,13 @@ def test_streamed_and_ordinary_destinations(isa, name):
     rng = np.random.default_rng(3)
     shapes = [(1, 0b1), (2, 0b01), (2, 0b10), (2, 0b11), (3, 0b101)]
     places = [(1500, (0,)), (1301, (16, 0, 48)), (333, (1, 7, 30)), (5, (8, 0))]
-    for op, (ndst, stream), nsrc in itertools.product(_kernels.ops(name), shapes, (2, 9)):
+    for op, (ndst, stream), nsrc in itertools.product(kernels.ops(name), shapes, (2, 9)):
         for count, offsets in places:
             arrays = [numbers(name, count, rng) for _ in range(nsrc)]
             check(isa, name, op, arrays, offsets=offsets, ndst=ndst, stream=stream, divisor=3)
 
 
-@pytest.mark.parametrize("isa", _kernels.isas())
+@pytest.mark.parametrize("isa", kernels.isas())
 @pytest.mark.parametrize("stream", [0, 1 << 31, 0xFFFFFFFF, 0x80000001])
 def test_more_destinations_than_bits_follow_the_last_bit(isa, stream):
     rng = np.random.default_rng(8)
@@ -240,13 +240,13 @@ def test_more_destinations_than_bits_follow_the_last_bit(isa, stream):
 def test_in_place(isa, name):
     rng = np.random.default_rng(4)
     targets = [([(0, 0)], 0), ([(0, 1)], 0b10), ([(0, 1), (1, 0)], 0b11), ([(1, 1)], 0b01)]
-    for op, (aliases, stream) in itertools.product(_kernels.ops(name), targets):
+    for op, (aliases, stream) in itertools.product(kernels.ops(name), targets):
         for count, nsrc in [(1203, 2), (70, 3), (4100, 11)]:
             arrays = [numbers(name, count, rng) for _ in range(nsrc)]
             check(isa, name, op, arrays, offsets=(0, 24), ndst=2, stream=stream, aliases=aliases, divisor=7)
 
 
-@pytest.mark.parametrize("isa", _kernels.isas())
+@pytest.mark.parametrize("isa", kernels.isas())
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_all_16_bit_floats(isa, name):
     every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES[name])
@@ -258,16 +258,16 @@ def test_all_16_bit_floats(isa, name):
     check(isa, name, "sum", [every])
 
 
-@pytest.mark.parametrize("isa", _kernels.isas())
+@pytest.mark.parametrize("isa", kernels.isas())
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 def test_all_pairs_of_8_bit_floats(isa, name):
     every = np.arange(256, dtype=np.uint8)
     pairs = [np.repeat(every, 256).view(DTYPES[name]), np.tile(every, 256).view(DTYPES[name])]
-    for op in _kernels.ops(name):
+    for op in kernels.ops(name):
         check(isa, name, op, pairs, divisor=3)
 
 
-@pytest.mark.parametrize("isa", _kernels.isas())
+@pytest.mark.parametrize("isa", kernels.isas())
 @pytest.mark.parametrize("name", ["float32", "float64", "complex64"])
 @pytest.mark.parametrize("divisor", [1, 2, 3, 64, 1000, 1 << 20])
 def test_averages_are_divisions(isa, name, divisor):
@@ -275,7 +275,7 @@ def test_averages_are_divisions(isa, name, divisor):
     check(isa, name, "avg", [numbers(name, 3000, rng) for _ in range(2)], divisor=divisor)
 
 
-@pytest.mark.parametrize("isa", _kernels.isas())
+@pytest.mark.parametrize("isa", kernels.isas())
 @pytest.mark.parametrize("nsrc", [3, 5, 11, 41])
 def test_a_small_float_is_rounded_once(isa, nsrc):
     """Rounded after each addition, 2048 + 1 + 1 would stay 2048."""
@@ -283,11 +283,11 @@ def test_a_small_float_is_rounded_once(isa, nsrc):
     big.fill(np.full(40, 2048, np.float16))
     ones.fill(np.ones(40, np.float16))
     total = Guarded("float16", 40, 0)
-    _kernels.fold("float16", "sum", [big.bytes] + [ones.bytes] * (nsrc - 1), [total.bytes], isa)
+    kernels.fold("float16", "sum", [big.bytes] + [ones.bytes] * (nsrc - 1), [total.bytes], isa)
     assert (total.items == 2048 + nsrc - 1).all()
 
 
-@pytest.mark.parametrize("isa", _kernels.isas())
+@pytest.mark.parametrize("isa", kernels.isas())
 @pytest.mark.parametrize("streams", [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_copies(isa, streams):
     rng = np.random.default_rng(7)
@@ -295,9 +295,9 @@ def test_copies(isa, streams):
         srcs = [Guarded("uint8", count, 3).fill(np.frombuffer(rng.bytes(count), np.uint8)) for _ in offsets]
         dsts = [Guarded("uint8", count, offset) for offset in offsets]
         if streams[0] == streams[1]:
-            _kernels.copy([dsts[0].bytes], [srcs[0].bytes], isa, streams[0])
+            kernels.copy([dsts[0].bytes], [srcs[0].bytes], isa, streams[0])
             assert (dsts[0].bytes == srcs[0].bytes).all()
-        _kernels.copy_two([d.bytes for d in dsts], [s.bytes for s in srcs], isa, streams)
+        kernels.copy_two([d.bytes for d in dsts], [s.bytes for s in srcs], isa, streams)
         for src, dst in zip(srcs, dsts, strict=True):
             assert (dst.bytes == src.bytes).all()
             dst.assert_guards(f"{isa} {streams=} {count=} {offsets=}")
@@ -307,7 +307,7 @@ def test_copies(isa, streams):
 @settings(max_examples=200)
 def test_any_call_at_all(data):
     isa, name = data.draw(st.sampled_from(CASES))
-    op = data.draw(st.sampled_from(_kernels.ops(name)))
+    op = data.draw(st.sampled_from(kernels.ops(name)))
     nsrc, ndst = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 3))
     count = data.draw(st.one_of(st.integers(0, 70), st.integers(0, 6000)))
     stream = data.draw(st.integers(0, (1 << ndst) - 1))

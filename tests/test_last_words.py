@@ -1,6 +1,6 @@
 """Last words: of all that a rank wrote to stderr, what it ended with, and whose failure that is.
 
-May know: last_words.
+May know: traceback_tail.
 """
 
 import subprocess
@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from shmring.last_words import is_consequence, last_words
+from shmring._launch.traceback_tail import is_consequence, last_words
 
 # What RankFailed looks like to Python, without ranks.
 RANK_FAILED = "class RankFailed(Exception): __module__ = 'shmring.errors'\n"

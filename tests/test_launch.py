@@ -1,4 +1,4 @@
-"""spawn: results by rank, the first cause in its own type, nobody left behind. May know: the API, launch."""
+"""spawn: results by rank, the first cause in its own type, nobody left behind. May know: the API, spawn."""
 
 import ctypes
 import faulthandler
@@ -18,7 +18,7 @@ import pytest
 from leftovers import left_running, names_in_shm
 
 import shmring
-from shmring import launch
+from shmring._launch import spawn
 
 METHODS = ("fork", "spawn", "forkserver")
 FORK = multiprocessing.get_context("fork")
@@ -32,9 +32,9 @@ def method(request):
 @pytest.fixture
 def impatient(monkeypatch):
     """Short graces, for tests in which they run out."""
-    monkeypatch.setattr(launch, "_GRACE_S", 0.2)
-    monkeypatch.setattr(launch, "_TERMINATE_S", 0.2)
-    monkeypatch.setattr(launch, "_EXIT_S", 0.2)
+    monkeypatch.setattr(spawn, "_GRACE_S", 0.2)
+    monkeypatch.setattr(spawn, "_TERMINATE_S", 0.2)
+    monkeypatch.setattr(spawn, "_EXIT_S", 0.2)
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +217,7 @@ def test_closures_and_lambdas_travel(method):
 
 
 def test_without_cloudpickle_a_lambda_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(launch, "_cloudpickle", lambda: None)
+    monkeypatch.setattr(spawn, "_cloudpickle", lambda: None)
     with pytest.raises(TypeError, match="pip install cloudpickle"):
         shmring.spawn(lambda comm: None, 2, method="spawn")
     assert shmring.spawn(lambda comm: comm.rank, 2, method="fork") == [0, 1]
@@ -501,8 +501,8 @@ def test_a_script_without_a_main_guard_is_told(tmp_path):
 
 
 def fail_without_reading(fd):
-    body = pickle.dumps(launch._Failure("MemoryError: no room for the call"))
-    os.write(fd, launch._head(launch._RAISED, body) + body)
+    body = pickle.dumps(spawn._Failure("MemoryError: no room for the call"))
+    os.write(fd, spawn._head(spawn._RAISED, body) + body)
 
 
 def test_the_failure_of_a_rank_that_did_not_read_its_call_is_raised():
@@ -512,8 +512,8 @@ def test_the_failure_of_a_rank_that_did_not_read_its_call_is_raised():
     theirs.close()
     process.join()  # so that the first write fails
     os.set_blocking(ours.fileno(), False)
-    ranks = launch._Launch(None)
-    ranks._ranks.append(launch._Rank(0, process, ours, memoryview(bytes(1 << 24))))
+    ranks = spawn._Launch(None)
+    ranks._ranks.append(spawn._Rank(0, process, ours, memoryview(bytes(1 << 24))))
     ranks._register(ranks._ranks[0])
     assert not ranks.collect()
     ranks.stop(0.0)
@@ -525,17 +525,15 @@ def test_failures_are_ordered_by_cause_then_time():
     consequence = shmring.RankFailed("other", rank=2)
     wrapped = ValueError("mine")
     wrapped.__cause__ = consequence
-    assert (
-        launch._tier(ValueError("x"), 0) < launch._tier(shmring.Mismatch("x"), 0) < launch._tier(wrapped, 0)
-    )
-    assert launch._tier(consequence, 0) == launch._tier(wrapped, 0)
+    assert spawn._tier(ValueError("x"), 0) < spawn._tier(shmring.Mismatch("x"), 0) < spawn._tier(wrapped, 0)
+    assert spawn._tier(consequence, 0) == spawn._tier(wrapped, 0)
     loop = ValueError("loop")
     loop.__context__ = loop
-    assert launch._tier(loop, 0) == launch._tier(ValueError("x"), 0)
+    assert spawn._tier(loop, 0) == spawn._tier(ValueError("x"), 0)
 
 
 def test_what_travels_is_words_even_if_nothing_else_can():
-    sent = pickle.loads(pickle.dumps(launch._failure_of(OddError(1, "words"), 3)))
+    sent = pickle.loads(pickle.dumps(spawn._failure_of(OddError(1, "words"), 3)))
     assert str(sent.exception(3)).endswith("OddError: words")
 
 
@@ -545,5 +543,5 @@ class ClosedError(Exception):
 
 
 def test_an_exception_that_takes_no_attributes_comes_without_them():
-    sent = launch._failure_of(ClosedError("closed"), 3)
+    sent = spawn._failure_of(ClosedError("closed"), 3)
     assert type(sent.exception(3)) is ClosedError

@@ -1,4 +1,4 @@
-"""What launchers put into the environment, and what is read from it. May know: bootstrap, launchers,
+"""What launchers put into the environment, and what is read from it. May know: join, environment,
 settings."""
 
 import json
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shmring import bootstrap, launchers
-from shmring.bootstrap import world_from_environment
+from shmring._bootstrap import environment, join
+from shmring._bootstrap.join import world_from_environment
+from shmring._config.settings import parse_address
 from shmring.errors import Error
-from shmring.settings import parse_address
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -101,7 +101,7 @@ ALL = {
 
 @pytest.fixture(autouse=True)
 def first_call(monkeypatch):
-    monkeypatch.setattr(bootstrap, "_calls", type(bootstrap._calls)())
+    monkeypatch.setattr(join, "_calls", type(join._calls)())
 
 
 def as_rank(environ, rank):
@@ -119,7 +119,7 @@ def test_every_launcher_is_recognised(environ):
 def test_all_ranks_of_a_job_find_the_same_world(environ, monkeypatch):
     worlds = []
     for rank in (0, 1):
-        monkeypatch.setattr(bootstrap, "_calls", type(bootstrap._calls)())
+        monkeypatch.setattr(join, "_calls", type(join._calls)())
         worlds.append(world_from_environment(as_rank(environ, rank)))
     assert worlds[0][0] == worlds[1][0]
     assert [rank for _, rank in worlds] == [0, 1]
@@ -165,8 +165,8 @@ def test_shmrun_comes_first_then_torchrun_then_mpi_then_slurm():
         (MPICH, "mpiexec"),
         (SLURM, "Slurm"),
     ):
-        settings = bootstrap.Settings.from_environment(everything)
-        assert launchers.find_job(settings, everything).launcher == launcher
+        settings = join.Settings.from_environment(everything)
+        assert environment.find_job(settings, everything).launcher == launcher
         everything = {name: text for name, text in everything.items() if name not in environ}
 
 
@@ -201,9 +201,9 @@ def test_several_hosts_need_a_key(environ):
 def test_all_ranks_on_several_hosts_find_the_same_world(environ, monkeypatch):
     worlds = []
     for rank in (0, 1):
-        monkeypatch.setattr(bootstrap, "_calls", type(bootstrap._calls)())
+        monkeypatch.setattr(join, "_calls", type(join._calls)())
         # On every host other processes are the ranks' ancestors.
-        monkeypatch.setattr(launchers, "_ancestor", lambda name, rank=rank: f"process {rank}")
+        monkeypatch.setattr(environment, "_ancestor", lambda name, rank=rank: f"process {rank}")
         as_one = {**as_rank(environ, rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **KEY_AND_ADDR}
         worlds.append(world_from_environment(as_one)[0])
     assert worlds[0] == worlds[1]
@@ -215,7 +215,7 @@ def test_all_ranks_on_several_hosts_find_the_same_world(environ, monkeypatch):
 def test_torchruns_hosts_count_restarts_differently():
     environ = {**SEVERAL_HOSTS["torchrun"], **KEY_AND_ADDR}
     counted = world_from_environment({**environ, "TORCHELASTIC_RESTART_COUNT": "1"})[0]
-    bootstrap._calls.clear()
+    join._calls.clear()
     assert world_from_environment({**environ, "TORCHELASTIC_RESTART_COUNT": "0"})[0] == counted
 
 
@@ -257,7 +257,7 @@ def test_rank_0s_host_is_known_from_some_launchers(launcher, host):
     ],
 )
 def test_slurms_lists_of_hosts_are_read(hosts, first):
-    assert launchers.first_of(hosts) == first
+    assert environment.first_of(hosts) == first
 
 
 def test_each_call_has_a_port_of_its_own_unless_it_is_set():
@@ -273,7 +273,7 @@ def test_each_host_may_call_the_meeting_place_by_another_name():
     by_hand = {"SHMRING_RANK": "1", "SHMRING_SIZE": "2", "SHMRING_PORT": "5000", "SHMRING_KEY": KEY}
     worlds = []
     for addr in ("node1", "node1.cluster", "fe80::1%eth0", "fe80::1%eth1"):
-        bootstrap._calls.clear()
+        join._calls.clear()
         worlds.append(world_from_environment({**by_hand, "SHMRING_ADDR": addr})[0])
     assert len({world.id for world in worlds}) == 1
 
@@ -315,9 +315,9 @@ SLURM_CASES = json.loads((Path(__file__).parent / "fixtures" / "slurm.json").rea
 def test_slurms_environments(case, monkeypatch):
     size, worlds = case["size"], []
     for rank, task in enumerate(case["tasks"]):
-        monkeypatch.setattr(bootstrap, "_calls", type(bootstrap._calls)())
+        monkeypatch.setattr(join, "_calls", type(join._calls)())
         environ = {**case["shared"], **task}
-        job = launchers.find_job(bootstrap.Settings.from_environment(environ), environ)
+        job = environment.find_job(join.Settings.from_environment(environ), environ)
         if size is None:  # nobody has started tasks: each process is alone
             assert job is None
             assert world_from_environment({**environ, "SHMRING_KEY": KEY}) is None
@@ -363,7 +363,8 @@ def test_a_rank_beyond_the_size_cannot_be():
 
 PROXY = """
     import os, subprocess, sys
-    rank = [sys.argv[1], "-c", "from shmring import launchers; print(launchers._ancestor('hydra_pmi_proxy'))"]
+    ancestor = "from shmring._bootstrap.environment import _ancestor; print(_ancestor('hydra_pmi_proxy'))"
+    rank = [sys.argv[1], "-c", ancestor]
     subprocess.run(rank, check=True)
     subprocess.run(["sh", "-c", '"$@"; true', "sh", *rank], check=True)
     print(os.getpid())

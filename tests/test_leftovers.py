@@ -20,7 +20,7 @@ from leftovers import names_in_shm
 from ranks import free_port
 
 import shmring
-from shmring import _kernels
+from shmring._core import kernels
 
 FORK = multiprocessing.get_context("fork")
 
@@ -113,7 +113,7 @@ def fail(way, across):
 def refuse_to_begin(*_):
     with pytest.raises(shmring.Timeout):
         shmring.init(shmring.world(2), rank=0, timeout=0.02)
-    os.environ["SHMRING_ISA"] = "sse2" if "neon" in _kernels.isas() else "neon"
+    os.environ["SHMRING_ISA"] = "sse2" if "neon" in kernels.isas() else "neon"
     with pytest.raises(ValueError, match="SHMRING_ISA"):
         shmring.init(timeout=1)
     del os.environ["SHMRING_ISA"]

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from shmring import limits
+from shmring._system import limits
 from shmring.errors import Error, OutOfMemory
 
 MIB = 1 << 20

@@ -1,4 +1,4 @@
-"""Descriptors travel from rank 0 to all, or the reason why not. May know: links, bootstrap."""
+"""Descriptors travel from rank 0 to all, or the reason why not. May know: fd_passing, join."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import time
 import pytest
 from meeting import close, in_threads, meet, nothing, soon
 
-from shmring import memory
+from shmring._system import segments
 from shmring.errors import Aborted, Error, OutOfMemory, RankFailed, Timeout
 
 # --- descriptors ---
@@ -20,7 +20,7 @@ def broadcasting(links, fd=None, *, check=nothing, deadline=None):
 
 def test_a_descriptor_reaches_all_as_one_of_their_own():
     links = meet(4)
-    fd = memory.create(4096, kind="memfd")
+    fd = segments.create(4096, kind="memfd")
     fds = in_threads(broadcasting(links[0], fd), *(broadcasting(link) for link in links[1:]))
     assert fds[0] == fd
     assert len(set(fds)) == 4
@@ -34,7 +34,7 @@ def test_a_descriptor_reaches_all_as_one_of_their_own():
 
 def test_descriptors_arrive_in_order():
     links = meet(3)
-    fds = [memory.create(4096 * (at + 1), kind="memfd") for at in range(20)]
+    fds = [segments.create(4096 * (at + 1), kind="memfd") for at in range(20)]
     for fd in fds:
         links[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
     for link in links[1:]:
@@ -96,7 +96,7 @@ def test_the_deadline_holds():
 
 def test_a_receiver_that_never_takes_them_is_named_by_the_deadline():
     links = meet(2)
-    fd = memory.create(4096, kind="memfd")
+    fd = segments.create(4096, kind="memfd")
 
     def never_taken():
         while True:
@@ -111,7 +111,7 @@ def test_a_receiver_that_never_takes_them_is_named_by_the_deadline():
 
 def test_a_closed_peer_is_a_failed_rank():
     links = meet(3)
-    fd = memory.create(4096, kind="memfd")
+    fd = segments.create(4096, kind="memfd")
     links[2].close()
     with pytest.raises(RankFailed) as caught:
         links[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
@@ -130,7 +130,7 @@ def test_a_closed_peer_is_a_failed_rank():
 
 def test_no_room_for_a_descriptor_says_so():
     links = meet(2)
-    fd = memory.create(4096, kind="memfd")
+    fd = segments.create(4096, kind="memfd")
     links[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     blockers, limit = [], max(map(int, os.listdir("/proc/self/fd"))) + 8
@@ -174,7 +174,7 @@ def test_groups_get_stars_of_their_own():
     close(links)
     assert [(star.rank, star.size) for star in stars] == [(1, 3), (0, 2), (2, 3), (1, 2), (0, 3), (0, 1)]
     for group in groups:
-        fd = memory.create(4096, kind="memfd")
+        fd = segments.create(4096, kind="memfd")
         own = [stars[rank] for rank in group]
         assert in_threads(*(readying(star) for star in own)) == [None] * len(own)
         fds = in_threads(broadcasting(own[0], fd), *(broadcasting(star) for star in own[1:]))

@@ -12,7 +12,7 @@ from ranks import Ranks
 from test_errors import assert_all
 
 import shmring
-from shmring import lines
+from shmring._bootstrap import framed_socket
 
 CUT_S = 1  # instead of 20 s, for those who wait
 MUCH = 4 << 20  # elements: more than sockets take while the other end does not read
@@ -21,7 +21,7 @@ SOON_S = 15
 
 
 def notice_cuts_sooner(comm):
-    lines.CUT_S = CUT_S
+    framed_socket.CUT_S = CUT_S
 
 
 def come_late(comm, late_s):

@@ -1,4 +1,5 @@
-"""Segments: nameless, sealed, allocated before they are touched, refused with a way out. May know: memory."""
+"""Segments: nameless, sealed, allocated before they are touched, refused with a way out. May know:
+segments."""
 
 import ctypes
 import errno
@@ -15,9 +16,9 @@ from pathlib import Path
 import pytest
 from leftovers import names_in_shm
 
-from shmring import memory
+from shmring._system import segments
+from shmring._system.limits import Headroom
 from shmring.errors import Error, OutOfMemory
-from shmring.limits import Headroom
 
 MIB = 1 << 20
 KINDS = ("memfd", "posix")
@@ -28,7 +29,7 @@ PAGE = mmap.PAGESIZE
 def segment(request):
     """A descriptor of 64 MiB, of which nothing is allocated."""
     before = names_in_shm()
-    fd = memory.create(64 * MIB, kind=request.param)
+    fd = segments.create(64 * MIB, kind=request.param)
     assert names_in_shm() == before
     yield fd
     os.close(fd)
@@ -59,7 +60,7 @@ def test_a_segment_is_sized_nameless_and_empty(segment):
 
 
 def test_a_memfd_cannot_change_its_size():
-    fd = memory.create(PAGE, kind="memfd")
+    fd = segments.create(PAGE, kind="memfd")
     for nbytes in (0, 2 * PAGE):
         with pytest.raises(PermissionError):
             os.ftruncate(fd, nbytes)
@@ -69,7 +70,7 @@ def test_a_memfd_cannot_change_its_size():
 
 
 def test_a_posix_segment_never_has_a_name():
-    fd = memory.create(PAGE, kind="posix")
+    fd = segments.create(PAGE, kind="posix")
     with pytest.raises(OSError, match=r"No such file|Invalid|cross-device|not permitted"):
         os.link(f"/proc/self/fd/{fd}", f"/dev/shm/shmring-test-{os.getpid()}", follow_symlinks=True)
     os.close(fd)
@@ -85,8 +86,8 @@ def test_without_o_tmpfile_the_name_is_gone_at_once(monkeypatch):
         return real_open(path, flags, *rest)
 
     before = names_in_shm()
-    monkeypatch.setattr(memory.os, "open", refuse_tmpfile)
-    fd = memory.create(PAGE, kind="posix")
+    monkeypatch.setattr(segments.os, "open", refuse_tmpfile)
+    fd = segments.create(PAGE, kind="posix")
     assert opened[0].startswith("/dev/shm/shmring-")
     assert names_in_shm() == before
     assert os.fstat(fd).st_nlink == 0
@@ -102,28 +103,28 @@ def test_older_kernels_that_know_no_noexec_seal(monkeypatch):
             raise OSError(errno.EINVAL, "unknown flag")
         return real(name, flags)
 
-    monkeypatch.setattr(memory.os, "memfd_create", old)
-    os.close(memory.create(PAGE, kind="memfd"))
+    monkeypatch.setattr(segments.os, "memfd_create", old)
+    os.close(segments.create(PAGE, kind="memfd"))
     assert len(flags_seen) == 2
 
 
 @pytest.mark.parametrize(("nbytes", "kind"), [(0, "memfd"), (-1, "posix"), (PAGE, "sysv")])
 def test_nonsense_is_refused(nbytes, kind):
     with pytest.raises(ValueError, match="segment"):
-        memory.create(nbytes, kind=kind)
+        segments.create(nbytes, kind=kind)
 
 
 def test_allocate_gives_pages_to_the_range_only(segment):
-    memory.allocate(segment, 8 * MIB, 20 * MIB, purpose="a test")
+    segments.allocate(segment, 8 * MIB, 20 * MIB, purpose="a test")
     assert allocated_nbytes(segment) == 20 * MIB
 
 
 def test_processes_share_what_they_map(segment):
-    mapping = memory.Mapping(segment, 64 * MIB)
-    memory.allocate(segment, 0, PAGE, purpose="a test")
+    mapping = segments.Mapping(segment, 64 * MIB)
+    segments.allocate(segment, 0, PAGE, purpose="a test")
     pid = os.fork()
     if pid == 0:
-        other = memory.Mapping(segment, 64 * MIB)
+        other = segments.Mapping(segment, 64 * MIB)
         view(other).value = b"hello"
         os._exit(0)
     os.waitpid(pid, 0)
@@ -132,8 +133,8 @@ def test_processes_share_what_they_map(segment):
 
 
 def test_a_mapping_outlives_its_descriptor():
-    fd = memory.create(PAGE, kind="memfd")
-    mapping = memory.Mapping(fd, PAGE)
+    fd = segments.create(PAGE, kind="memfd")
+    mapping = segments.Mapping(fd, PAGE)
     os.close(fd)
     view(mapping).value = b"there"
     assert view(mapping).value == b"there"
@@ -143,15 +144,15 @@ def test_a_mapping_outlives_its_descriptor():
 
 
 def test_a_mapping_beyond_the_end_is_an_error_not_a_sigbus():
-    fd = memory.create(PAGE, kind="memfd")
+    fd = segments.create(PAGE, kind="memfd")
     with pytest.raises(Error, match=f"has {PAGE} bytes where {2 * PAGE}"):
-        memory.Mapping(fd, 2 * PAGE)
+        segments.Mapping(fd, 2 * PAGE)
     os.close(fd)
 
 
 def test_discard_frees_the_whole_pages_inside(segment):
-    memory.allocate(segment, 0, 4 * PAGE, purpose="a test")
-    mapping = memory.Mapping(segment, 64 * MIB)
+    segments.allocate(segment, 0, 4 * PAGE, purpose="a test")
+    mapping = segments.Mapping(segment, 64 * MIB)
     for page in range(4):
         view(mapping, page * PAGE).value = b"full"
     mapping.discard(10, 3 * PAGE)  # of pages 0 to 3 only 1 and 2 lie inside
@@ -168,7 +169,7 @@ def room_of(monkeypatch, *rooms):
     """The limits leave these many bytes at one look after the other, the last one for ever."""
     left = list(rooms)
     look = lambda self: Headroom(left.pop(0) if len(left) > 1 else left[0], "the test's limit")  # noqa: E731
-    monkeypatch.setattr(memory.MemoryLimits, "headroom", look)
+    monkeypatch.setattr(segments.MemoryLimits, "headroom", look)
 
 
 def test_too_little_room_is_refused_before_anything_is_taken(segment, monkeypatch):
@@ -176,7 +177,7 @@ def test_too_little_room_is_refused_before_anything_is_taken(segment, monkeypatc
     with pytest.raises(
         OutOfMemory, match=r"staging needs 20971520 bytes .*the test's limit .*10\.0 MiB"
     ) as caught:
-        memory.allocate(segment, 0, 20 * MIB, purpose="staging")
+        segments.allocate(segment, 0, 20 * MIB, purpose="staging")
     assert caught.value.wanted_nbytes == 20 * MIB
     assert caught.value.available_nbytes == 10 * MIB
     assert isinstance(caught.value, MemoryError)
@@ -186,7 +187,7 @@ def test_too_little_room_is_refused_before_anything_is_taken(segment, monkeypatc
 def test_room_that_others_take_meanwhile_is_noticed_and_all_is_given_back(segment, monkeypatch):
     room_of(monkeypatch, 64 * MIB, 64 * MIB, 50 * MIB, 1 * MIB)
     with pytest.raises(OutOfMemory, match="fewer ranks"):
-        memory.allocate(segment, 0, 40 * MIB, purpose="staging")
+        segments.allocate(segment, 0, 40 * MIB, purpose="staging")
     assert allocated_nbytes(segment) == 0
 
 
@@ -200,9 +201,9 @@ def test_the_kernels_refusal_is_out_of_memory_too(segment, monkeypatch, code):
             raise OSError(code, os.strerror(code))
         real(fd, offset, nbytes)
 
-    monkeypatch.setattr(memory.os, "posix_fallocate", fail_later)
+    monkeypatch.setattr(segments.os, "posix_fallocate", fail_later)
     with pytest.raises(OutOfMemory):
-        memory.allocate(segment, 0, 40 * MIB, purpose="staging")
+        segments.allocate(segment, 0, 40 * MIB, purpose="staging")
     assert allocated_nbytes(segment) == 0
 
 
@@ -210,9 +211,9 @@ def test_ctrl_c_during_allocation_gives_all_back(segment, monkeypatch):
     def interrupted(fd, offset, nbytes):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(memory.os, "posix_fallocate", interrupted)
+    monkeypatch.setattr(segments.os, "posix_fallocate", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        memory.allocate(segment, 0, 40 * MIB, purpose="staging")
+        segments.allocate(segment, 0, 40 * MIB, purpose="staging")
     assert allocated_nbytes(segment) == 0
 
 
@@ -221,7 +222,7 @@ def test_signals_do_not_keep_an_allocation_from_ending(segment):
     old = signal.signal(signal.SIGALRM, lambda *_: ticks.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
     try:
-        memory.allocate(segment, 0, 64 * MIB, purpose="a test")
+        segments.allocate(segment, 0, 64 * MIB, purpose="a test")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
@@ -233,7 +234,7 @@ def test_signals_do_not_keep_an_allocation_from_ending(segment):
 def test_no_descriptors_left_says_so(kind):
     out = in_process(f"""
         import os, resource
-        from shmring import memory
+        from shmring._system import segments as memory
         from shmring.errors import Error
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
         try:
@@ -248,7 +249,7 @@ def test_no_descriptors_left_says_so(kind):
 def test_a_file_size_limit_is_an_error_not_a_signal(kind):
     out = in_process(f"""
         import resource
-        from shmring import memory
+        from shmring._system import segments as memory
         from shmring.errors import Error
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         try:
@@ -262,7 +263,7 @@ def test_a_file_size_limit_is_an_error_not_a_signal(kind):
 def test_no_address_space_left_says_so():
     out = in_process("""
         import resource
-        from shmring import memory
+        from shmring._system import segments as memory
         from shmring.errors import OutOfMemory
         fd = memory.create(1 << 40, kind="memfd")
         resource.setrlimit(resource.RLIMIT_AS, (1 << 32, resource.RLIM_INFINITY))
@@ -292,7 +293,7 @@ def with_small_shm(code):
 
 def test_a_small_dev_shm_names_both_ways_out():
     out = with_small_shm("""
-        from shmring import memory
+        from shmring._system import segments as memory
         from shmring.errors import OutOfMemory
         fd = memory.create(64 << 20, kind="posix")
         try:
@@ -330,7 +331,7 @@ def test_a_small_memory_cgroup_is_an_error_not_the_oom_killer(small_cgroup, kind
     out = in_process(f"""
         import os
         open("{small_cgroup}/cgroup.procs", "w").write(str(os.getpid()))
-        from shmring import memory
+        from shmring._system import segments as memory
         from shmring.errors import OutOfMemory
         fd = memory.create(1 << 30, kind={kind!r})
         memory.allocate(fd, 0, 16 << 20, purpose="what fits")
@@ -344,6 +345,6 @@ def test_a_small_memory_cgroup_is_an_error_not_the_oom_killer(small_cgroup, kind
 
 def test_the_limit_of_this_process_is_named_in_the_advice():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    error = memory.explain(OSError(errno.EMFILE, "x"), "opening")
+    error = segments.explain(OSError(errno.EMFILE, "x"), "opening")
     assert str(soft) in str(error)
     assert str(hard) in str(error)

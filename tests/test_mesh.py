@@ -1,6 +1,6 @@
 """The connections between ranks of different nodes: who accepts, who cannot be reached, how a cut shows.
 
-May know: lines, mesh, nodes, rendezvous, worlds.
+May know: framed_socket, mesh, node_map, tcp, world.
 """
 
 import errno
@@ -11,13 +11,13 @@ import time
 import pytest
 from meeting import close, free_port, meet_on, nothing, soon
 
-from shmring import lines, mesh, nodes
+from shmring._bootstrap import framed_socket, mesh, node_map
+from shmring._bootstrap.framed_socket import Line
+from shmring._bootstrap.mesh import Mesh, weave
+from shmring._bootstrap.node_map import Endpoint
+from shmring._bootstrap.tcp import Found
+from shmring._bootstrap.world import Attempt, world
 from shmring.errors import Error, RankFailed, Timeout
-from shmring.lines import Line
-from shmring.mesh import Mesh, weave
-from shmring.nodes import Endpoint
-from shmring.rendezvous import Found
-from shmring.worlds import Attempt, world
 
 
 def attempt_of(meeting, rank, timeout_s=20.0, **how):
@@ -26,8 +26,8 @@ def attempt_of(meeting, rank, timeout_s=20.0, **how):
 
 def found_by(rank, names, port):
     """What a rank knows after the rendezvous, all the others being said to listen at a port of this host."""
-    listener = lines.listen(socket.AF_INET, ("127.0.0.1", 0))
-    place = nodes.place_of(rank, nodes.number(names))
+    listener = framed_socket.listen(socket.AF_INET, ("127.0.0.1", 0))
+    place = node_map.place_of(rank, node_map.number(names))
     return Found(None, place, [Endpoint("127.0.0.1", port)] * len(names), bytes(16), 0, listener)
 
 
@@ -92,11 +92,11 @@ def test_a_connection_that_met_itself_is_none(monkeypatch):
     with socket.socket() as lonely:
         lonely.bind(("127.0.0.1", 0))
         lonely.connect(lonely.getsockname())  # as when the kernel gives a caller the port that it calls
-        assert lines._has_met_itself(lonely)
+        assert framed_socket._has_met_itself(lonely)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        there = lines.connect(socket.AF_INET, server.getsockname(), soon(), 1.0, nothing)
-        assert not lines._has_met_itself(there)
+        there = framed_socket.connect(socket.AF_INET, server.getsockname(), soon(), 1.0, nothing)
+        assert not framed_socket._has_met_itself(there)
         there.close()
-        monkeypatch.setattr(lines, "_has_met_itself", lambda connection: True)
-        refused = lines.connect(socket.AF_INET, server.getsockname(), soon(), 1.0, nothing)
+        monkeypatch.setattr(framed_socket, "_has_met_itself", lambda connection: True)
+        refused = framed_socket.connect(socket.AF_INET, server.getsockname(), soon(), 1.0, nothing)
     assert refused.errno == errno.ECONNREFUSED

@@ -12,7 +12,7 @@ import pytest
 from ranks import Ranks
 from test_collectives import FOLDING, IN_PLACE, MOVING, arguments_of, one_of_many
 
-from shmring import _state
+from shmring._engine import state
 
 KINDS = ("all_reduce", *FOLDING, *MOVING)
 PRIORITISED = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
@@ -90,7 +90,7 @@ def urgent(comm, step):
 def algorithm(comm, step):
     step = step._replace(kind="all_reduce")
     x, wanted = operand(comm, step)
-    comm.all_reduce(x, algorithm=_state.ALGORITHMS[step.count % len(_state.ALGORITHMS)])
+    comm.all_reduce(x, algorithm=state.ALGORITHMS[step.count % len(state.ALGORITHMS)])
     return lambda: [(wanted, x)]
 
 

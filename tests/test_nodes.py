@@ -1,47 +1,51 @@
-"""Who shares a host, and the frames that tell of it. May know: handshake, nodes, worlds."""
+"""Who shares a host, and the frames that tell of it. May know: handshake, node_map, world."""
 
 import os
 
 import pytest
 
-from shmring import handshake, nodes
-from shmring.handshake import BadFrame, Challenge
-from shmring.nodes import Endpoint, Row
-from shmring.worlds import world
+from shmring._bootstrap import handshake, node_map
+from shmring._bootstrap.handshake import BadFrame, Challenge
+from shmring._bootstrap.node_map import Endpoint, Row
+from shmring._bootstrap.world import world
 
 
 def test_a_node_is_one_kernel_namespace_user_and_name(monkeypatch):
-    own = nodes.identity("")
-    assert own == nodes.identity("")
+    own = node_map.identity("")
+    assert own == node_map.identity("")
     assert len(own) == handshake.NODE_NBYTES
-    assert own != nodes.identity("a") != nodes.identity("b")
+    assert own != node_map.identity("a") != node_map.identity("b")
     for name, value in (("_read", "another boot"), ("_inode", "net:[1]")):
         with monkeypatch.context() as patch:
-            patch.setattr(nodes, name, lambda path, value=value: value)
-            assert nodes.identity("") != own
+            patch.setattr(node_map, name, lambda path, value=value: value)
+            assert node_map.identity("") != own
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert nodes.identity("") != own
+    assert node_map.identity("") != own
 
 
 def test_nodes_are_numbered_by_their_lowest_ranks():
-    assert nodes.number(["x", "b", "x", "a", "b"]) == [0, 1, 0, 2, 1]
+    assert node_map.number(["x", "b", "x", "a", "b"]) == [0, 1, 0, 2, 1]
 
 
 @pytest.mark.parametrize("nprocs", [1, 95, 96, 97, 4096])
 def test_a_table_of_any_size_arrives(nprocs):
     rows = [Row(rank // 3, Endpoint("10.0.0.1" if rank % 2 else "fe80::1", rank)) for rank in range(nprocs)]
     read = []
-    for packet in nodes.pack_table(rows, b"n" * 16):
+    for packet in node_map.pack_table(rows, b"n" * 16):
         assert len(packet) <= handshake.FRAME_NBYTES
-        nonce, page = nodes.unpack_page(packet, read, nprocs)
+        nonce, page = node_map.unpack_page(packet, read, nprocs)
         assert nonce == b"n" * 16
         read += page
     assert read == rows
 
 
 def test_a_table_that_cannot_be_is_refused():
-    (page,) = nodes.pack_table([Row(0, Endpoint("10.0.0.1", 1)), Row(1, Endpoint("10.0.0.2", 1))], bytes(16))
-    (jump,) = nodes.pack_table([Row(0, Endpoint("10.0.0.1", 1)), Row(2, Endpoint("10.0.0.2", 1))], bytes(16))
+    (page,) = node_map.pack_table(
+        [Row(0, Endpoint("10.0.0.1", 1)), Row(1, Endpoint("10.0.0.2", 1))], bytes(16)
+    )
+    (jump,) = node_map.pack_table(
+        [Row(0, Endpoint("10.0.0.1", 1)), Row(2, Endpoint("10.0.0.2", 1))], bytes(16)
+    )
     for frame, rows, nprocs in (
         (page, [], 1),  # more ranks than there are
         (page, [Row(0, Endpoint("10.0.0.1", 1))], 3),  # the same ranks again
@@ -52,15 +56,15 @@ def test_a_table_that_cannot_be_is_refused():
         (handshake.pack_frame(handshake.READY), [], 2),
     ):
         with pytest.raises(BadFrame):
-            nodes.unpack_page(frame, rows, nprocs)
+            node_map.unpack_page(frame, rows, nprocs)
 
 
 def test_an_endpoint_arrives():
     for endpoint in (Endpoint("192.168.7.9", 65535), Endpoint("2001:db8::7", 1)):
-        assert nodes.unpack_endpoint(nodes.pack_endpoint(endpoint)) == endpoint
-    assert nodes.unpack_endpoint(nodes.pack_endpoint(Endpoint("fe80::1%eth0", 7))).host == "fe80::1"
+        assert node_map.unpack_endpoint(node_map.pack_endpoint(endpoint)) == endpoint
+    assert node_map.unpack_endpoint(node_map.pack_endpoint(Endpoint("fe80::1%eth0", 7))).host == "fe80::1"
     with pytest.raises(BadFrame):
-        nodes.unpack_endpoint(handshake.pack_frame(handshake.READY))
+        node_map.unpack_endpoint(handshake.pack_frame(handshake.READY))
 
 
 def test_a_tag_tells_worlds_apart():

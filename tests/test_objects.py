@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ranks import Ranks
 
 import shmring
-from shmring import objects
+from shmring._comm import objects
 
 
 @dataclasses.dataclass

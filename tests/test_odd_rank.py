@@ -18,7 +18,7 @@ from ranks import Died, Ranks, until_there
 from test_errors import assert_all, ones
 
 import shmring
-from shmring.alarms import Alarms
+from shmring._transport.notifications import Alarms
 
 PROGRAMS = 16  # for each layout
 SOAK_WORLDS = 2000

@@ -15,8 +15,9 @@ from ranks import Died, Ranks
 from test_errors import assert_all
 
 import shmring
-from shmring import _stripes, shared
-from shmring._locks import LOCK_NBYTES
+from shmring._arrays import shared_array as shared
+from shmring._arrays import striped_locks
+from shmring._arrays.locks import LOCK_NBYTES
 
 BLOCK = 32 << 10  # bytes that are whole
 UFUNCS = {
@@ -264,7 +265,7 @@ def test_a_group_has_its_own(world_of):
 
 def take_stripe(comm, array):
     """As if this rank were inside the array's first block: the stripe's word says so."""
-    offset = shared.room_nbytes(array.nbytes, 0) - _stripes.count_for(array.nbytes) * LOCK_NBYTES
+    offset = shared.room_nbytes(array.nbytes, 0) - striped_locks.count_for(array.nbytes) * LOCK_NBYTES
     ctypes.c_uint32.from_address(array.ctypes.data + offset).value = comm.rank + 1
 
 

@@ -15,7 +15,9 @@ import shmring
 
 PACKAGE = Path(shmring.__file__).parent
 ROOT = Path(__file__).resolve().parent.parent
-EXTENSIONS = sorted(path.name.partition(".")[0] for path in PACKAGE.glob("*.so"))
+EXTENSIONS = sorted(  # "_core.kernels"
+    path.relative_to(PACKAGE).as_posix().partition(".")[0].replace("/", ".") for path in PACKAGE.rglob("*.so")
+)
 # Heavy or unneeded before the first rank is started.
 LATE = {
     "argparse",
@@ -44,7 +46,7 @@ def test_version_is_the_distributions():
 
 
 def test_version_is_written_once():
-    files = [ROOT / "pyproject.toml", ROOT / "setup.py", *PACKAGE.glob("*.py"), *PACKAGE.glob("*.pyx")]
+    files = [ROOT / "pyproject.toml", ROOT / "setup.py", *PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyx")]
     places = [path.name for path in files if path.exists() and f'"{shmring.__version__}"' in path.read_text()]
     assert places == ["__init__.py"]
 
@@ -86,7 +88,7 @@ def public(names):
 @pytest.mark.parametrize("name", EXTENSIONS)
 def test_stub_names_what_the_extension_exports(name):
     module = importlib.import_module(f"shmring.{name}")
-    path = PACKAGE / f"{name}.pyi"
+    path = PACKAGE / f"{name.replace('.', '/')}.pyi"
     if not path.exists():
         assert not set(own_names(module)), "has a face for Python and no stub"
         return

@@ -1,11 +1,11 @@
 """Which CPUs ranks are bound to, on machines that this one is not, as /sys shows them.
 
-May know: placement, ranges.
+May know: cpu_topology, cpulist.
 """
 
 import pytest
 
-from shmring import placement, ranges
+from shmring._system import cpu_topology, cpulist
 
 
 def machine(root, cpus, *, nodes=None, hide=()):
@@ -45,11 +45,11 @@ def clusters(root):
 
 
 def by_core(root, nprocs, usable):
-    return [ranges.spell(share) for share in placement.by_core(placement.read(usable, root), nprocs)]
+    return [cpulist.spell(share) for share in cpu_topology.by_core(cpu_topology.read(usable, root), nprocs)]
 
 
 def by_node(root, nprocs, usable):
-    return [ranges.spell(share) for share in placement.by_node(placement.read(usable, root), nprocs)]
+    return [cpulist.spell(share) for share in cpu_topology.by_node(cpu_topology.read(usable, root), nprocs)]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_larger_node_has_more_ranks(tmp_path):
 def test_what_is_not_told_is_not_needed(tmp_path, hide):
     root = two_sockets(tmp_path, hide=hide)
     for nprocs in (1, 2, 3, 8):
-        shares = placement.by_core(placement.read(range(16), root), nprocs)
+        shares = cpu_topology.by_core(cpu_topology.read(range(16), root), nprocs)
         assert len(shares) == nprocs
         assert sorted(number for share in shares for number in share) == list(range(16))
 
@@ -135,20 +135,20 @@ def test_nonsense_counts_as_not_told(tmp_path):
 @pytest.mark.parametrize("nprocs", range(1, 17))
 @pytest.mark.parametrize("build", [two_sockets, clusters])
 def test_everything_is_given_to_exactly_one(tmp_path, build, nprocs):
-    topology = placement.read(range(8), build(tmp_path))
-    shares = placement.by_core(topology, nprocs)
-    assert bool(shares) == (nprocs <= len(placement.cores_of(topology)))
+    topology = cpu_topology.read(range(8), build(tmp_path))
+    shares = cpu_topology.by_core(topology, nprocs)
+    assert bool(shares) == (nprocs <= len(cpu_topology.cores_of(topology)))
     given = [number for share in shares for number in share]
     assert given == [] or sorted(given) == list(range(8))
 
 
 def test_threads_are_those_of_the_share_divided_among_who_has_it():
-    assert placement.threads_of([[0, 1], [2, 3, 4]]) == [2, 3]
-    assert placement.threads_of([[0, 1, 2, 3]] * 2 + [[4]] * 3) == [2, 2, 1, 1, 1]
+    assert cpu_topology.threads_of([[0, 1], [2, 3, 4]]) == [2, 3]
+    assert cpu_topology.threads_of([[0, 1, 2, 3]] * 2 + [[4]] * 3) == [2, 2, 1, 1, 1]
 
 
 def test_this_machine_is_understood():
-    assert placement.read([0])[0].number == 0
+    assert cpu_topology.read([0])[0].number == 0
 
 
 # --- ranges ---
@@ -158,17 +158,17 @@ def test_this_machine_is_understood():
     ("text", "numbers"), [("0", [0]), ("0,2-3", [0, 2, 3]), ("5,1-2,2", [1, 2, 5]), (" 0-1\n", [0, 1])]
 )
 def test_ranges_are_parsed(text, numbers):
-    assert ranges.parse(text) == numbers
+    assert cpulist.parse(text) == numbers
 
 
 @pytest.mark.parametrize("text", ["", "-", "a", "1-", "-1", "3-2", "0,,1", "1.5", "²", "0-9999999"])
 def test_what_is_no_range_is_refused(text):
     with pytest.raises(ValueError, match=r"neither a number nor a range|ends before it begins"):
-        ranges.parse(text)
+        cpulist.parse(text)
 
 
 def test_ranges_are_spelt_as_short_as_can_be():
-    assert ranges.spell([3, 0, 1, 7, 2]) == "0-3,7"
-    assert ranges.spell([0, 1]) == "0-1"
-    assert ranges.spell([]) == ""
-    assert ranges.parse(ranges.spell([0, 2, 4, 5])) == [0, 2, 4, 5]
+    assert cpulist.spell([3, 0, 1, 7, 2]) == "0-3,7"
+    assert cpulist.spell([0, 1]) == "0-1"
+    assert cpulist.spell([]) == ""
+    assert cpulist.parse(cpulist.spell([0, 2, 4, 5])) == [0, 2, 4, 5]

@@ -15,7 +15,7 @@ import shmring
 from shmring import model
 from shmring.model import Link
 from shmring.tools import command, predict
-from shmring.tools.bench_calls import Job
+from shmring.tools._bench.calls import Job
 
 GIVEN = ("--alpha", "50e-6", "--bandwidth", "125e6")
 WIRE = Link(50e-6, 125e6)

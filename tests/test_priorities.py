@@ -24,7 +24,7 @@ from ranks import Died, Ranks, interrupted, turns, until_stopped, until_there, w
 from test_errors import assert_all
 
 import shmring
-from shmring.tools import segments
+from shmring.tools import _attach
 
 BENCH = Path(__file__).resolve().parent.parent / "bench" / "bench_priority.py"
 PART = (4 << 20) // 8  # elements of a part, of float64
@@ -56,7 +56,7 @@ def issue_held(comm, issue):
 
 def records_of(comm):
     """What this rank has begun; of communicators that are open it is the one of so many ranks."""
-    flights = [segment.flight for segment in segments.of_processes([os.getpid()])]
+    flights = [segment.flight for segment in _attach.of_processes([os.getpid()])]
     (flight,) = [flight for flight in flights if flight.nranks == comm.local_size]
     return flight.records_of(comm.local_rank)
 

@@ -1,26 +1,26 @@
-"""What several ranks print, as it comes out on a terminal and in a log. May know: relay."""
+"""What several ranks print, as it comes out on a terminal and in a log. May know: output_mux."""
 
 import fcntl
 import os
 
 import pytest
 
-from shmring import relay
+from shmring._launch import output_mux
 
 
 class Place:
     """A terminal or a log that streams of ranks end in."""
 
-    kind = relay.Screen
+    kind = output_mux.Screen
 
     def __init__(self, tty, prefix=True):
         self.read_fd, self.write_fd = os.pipe()
         fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, 1 << 20)  # nobody reads while it is written
-        self.screen = self.kind(tty, relay.Front(1 if prefix else 0))
+        self.screen = self.kind(tty, output_mux.Front(1 if prefix else 0))
         self.streams = [self.stream(rank) for rank in range(2)]
 
     def stream(self, rank):
-        return relay.Stream(rank, self.write_fd, self.screen, live=rank == 0)
+        return output_mux.Stream(rank, self.write_fd, self.screen, live=rank == 0)
 
     def printed(self, *pieces):
         """The output after each (rank, bytes) has been fed."""
@@ -161,7 +161,7 @@ def test_without_prefix_every_byte_of_a_bar_is_passed_on(plain):
 def test_when_nobody_reads_any_more_that_is_kept_and_nothing_raised(terminal):
     nobody, fd = os.pipe()
     os.close(nobody)
-    stream = relay.Stream(0, fd, terminal.screen, live=True)
+    stream = output_mux.Stream(0, fd, terminal.screen, live=True)
     stream.feed(b"lost\nunfinished")
     stream.close()
     terminal.screen.finish()
@@ -209,25 +209,25 @@ def test_the_unfinished_line_is_ended_before_something_else_is_printed(terminal)
 
 
 def test_what_is_hidden_leaves_its_last_words():
-    hidden = relay.Stream(1, -1, None)
+    hidden = output_mux.Stream(1, -1, None)
     hidden.feed(b"line\nrest")
     hidden.close()
     assert list(hidden.tail) == ["line", "rest"]
 
 
 def test_prefixes_are_aligned_and_coloured():
-    assert relay.Front(1).of([3]) == b"3| "
-    assert relay.Front(2).of([3]) == b" 3| "
-    assert relay.Front(3).of([4, 2, 3]) == b"2-4| "
-    assert relay.Front(1, colour=True).of([0]) == b"\x1b[36m0|\x1b[0m "
+    assert output_mux.Front(1).of([3]) == b"3| "
+    assert output_mux.Front(2).of([3]) == b" 3| "
+    assert output_mux.Front(3).of([4, 2, 3]) == b"2-4| "
+    assert output_mux.Front(1, colour=True).of([0]) == b"\x1b[36m0|\x1b[0m "
 
 
 def test_one_screen_for_one_place(tmp_path):
     def make(tty):
-        return relay.Screen(tty, relay.Front(1))
+        return output_mux.Screen(tty, output_mux.Front(1))
 
     with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
-        first, second = relay.screens(out.fileno(), err.fileno(), make)
+        first, second = output_mux.screens(out.fileno(), err.fileno(), make)
         assert first is not second
-        first, second = relay.screens(out.fileno(), out.fileno(), make)
+        first, second = output_mux.screens(out.fileno(), out.fileno(), make)
         assert first is second

@@ -1,7 +1,7 @@
 """Ranks of several nodes meet over TCP: all of them, or one typed error for all.
 
-Ranks are threads on loopback that say they are on different nodes. May know: bootstrap, doorman, handshake,
-joining, lines, nodes, rendezvous, settings.
+Ranks are threads on loopback that say they are on different nodes. May know: join, acceptor, handshake,
+init, framed_socket, node_map, tcp, settings.
 """
 
 import collections
@@ -32,11 +32,15 @@ from meeting import (
 )
 
 import shmring
-from shmring import bootstrap, doorman, guest, handshake, joining, memory, nodes
-from shmring.bootstrap import World, join, world
+from shmring._bootstrap import acceptor, handshake, node_map
+from shmring._bootstrap import connector as guest
+from shmring._bootstrap import join as bootstrap
+from shmring._bootstrap.framed_socket import Line
+from shmring._bootstrap.join import World, join, world
+from shmring._comm import init
+from shmring._config.settings import parse_address
+from shmring._system import segments
 from shmring.errors import Aborted, Error, Mismatch, RankFailed, Timeout
-from shmring.lines import Line
-from shmring.settings import parse_address
 
 # --- meeting ---
 
@@ -62,7 +66,7 @@ def test_all_ranks_meet_and_know_their_place(names):
     by_node = tuple(tuple(r for r, name in enumerate(names) if name == node) for node in order)
     for rank, meeting in enumerate(meetings):
         neighbours = by_node[order.index(names[rank])]
-        assert meeting.place == nodes.Place(
+        assert meeting.place == node_map.Place(
             rank=rank,
             size=len(names),
             local_rank=neighbours.index(rank),
@@ -80,7 +84,7 @@ def test_all_ranks_meet_and_know_their_place(names):
 
 def test_the_links_of_a_node_are_its_own():
     meetings = meet_on("abab")
-    fds = {rank: memory.create(4096 * (rank + 1), kind="memfd") for rank in (0, 1)}
+    fds = {rank: segments.create(4096 * (rank + 1), kind="memfd") for rank in (0, 1)}
     got = in_threads(
         *(
             lambda rank=rank, meeting=meeting: meeting.links.broadcast_descriptor(
@@ -150,7 +154,7 @@ def test_a_world_of_one_needs_nobody():
 
 
 def test_a_communicator_of_several_nodes_leaves_no_descriptor(monkeypatch):
-    monkeypatch.setattr(joining, "join", lambda world, rank, **how: join(world, rank, node=str(rank), **how))
+    monkeypatch.setattr(init, "join", lambda world, rank, **how: join(world, rank, node=str(rank), **how))
     meeting, before = world_at(2), len(os.listdir("/proc/self/fd"))
     comms = in_threads(*(lambda rank=rank: shmring.init(meeting, rank, timeout=20) for rank in range(2)))
     assert [comm.num_nodes for comm in comms] == [2, 2]
@@ -249,7 +253,7 @@ def test_missing_ranks_are_named_to_all():
 
 
 def test_a_long_wait_is_told_once(monkeypatch, caplog):
-    monkeypatch.setattr(doorman, "SILENCE_S", 0.2)
+    monkeypatch.setattr(acceptor, "SILENCE_S", 0.2)
     meeting = world_at(3)
     in_threads(*(coming(meeting, rank, node=str(rank), timeout_s=1.0) for rank in (0, 2)))
     told = [record.getMessage() for record in caplog.records]
@@ -532,7 +536,7 @@ def test_ranks_that_fail_at_once_raise_the_same(monkeypatch):
 
 JOIN = """
     import pickle, sys
-    from shmring.bootstrap import join
+    from shmring._bootstrap.join import join
     try:
         join(pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2]), timeout_s=100, node=sys.argv[2])
     except Exception as error:

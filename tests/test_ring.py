@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import shmring
-from shmring import liveness
+from shmring._system import procfs
 
 TINY = 512
 ENOUGH_S = 20
@@ -442,7 +442,7 @@ def put_late(ring):
 
 @pytest.mark.parametrize("has_pidfds", [True, False])
 def test_a_peer_is_seen_to_live_and_to_die_without_proc(monkeypatch, has_pidfds):
-    monkeypatch.setattr(liveness, "_stat", lambda pid: None)  # not mounted, or hidden (hidepid)
+    monkeypatch.setattr(procfs, "_stat", lambda pid: None)  # not mounted, or hidden (hidepid)
     if not has_pidfds:
         monkeypatch.delattr(os, "pidfd_open")
     with shmring.Ring() as ring:

@@ -1,6 +1,6 @@
 """shmrun: what it starts, passes on, reports, returns, and that nothing stays.
 
-May know: limits, run, run_options.
+May know: limits, shmrun, options.
 """
 
 import contextlib
@@ -18,8 +18,9 @@ import pytest
 from leftovers import names_in_shm
 from running import QUIET, command, on_a_terminal, run_code, started
 
-from shmring import run, run_options
-from shmring.limits import usable_cpus
+from shmring._launch import options as run_options
+from shmring._launch import shmrun as run
+from shmring._system.limits import usable_cpus
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""shmrun on several hosts: here two of them on one, told apart by SHMRING_NODE. May know: bootstrap, run."""
+"""shmrun on several hosts: here two of them on one, told apart by SHMRING_NODE. May know: join, shmrun."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from meeting import free_port
 KEY = "0123456789abcdef0123456789abcdef"
 HEAD = """
 import os, sys, time
-from shmring import bootstrap
+from shmring._bootstrap import join as bootstrap
 
 def join():
     meeting = bootstrap.join(*bootstrap.world_from_environment(), timeout_s=30)

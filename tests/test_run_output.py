@@ -1,6 +1,6 @@
 """shmrun: what of the ranks' output is shown where, and what is written to files.
 
-May know: logs, ranges, run.
+May know: log_files, cpulist, shmrun.
 """
 
 import functools
@@ -15,7 +15,9 @@ import jsonschema
 import pytest
 from running import LIMIT_S, QUIET, command, hear_hangups, on_a_terminal, run_code, started
 
-from shmring import logs, ranges, run
+from shmring._launch import log_files
+from shmring._launch import shmrun as run
+from shmring._system import cpulist
 
 SAY = "print('out', rank); print('err', rank, file=sys.stderr)"
 REPORT = {
@@ -126,7 +128,7 @@ def test_a_failing_rank_that_is_not_shown_is_reported(shmrun, tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
 def test_a_log_that_cannot_be_written_is_told_and_ends_nobody(tmp_path):
-    log = logs.Log(str(tmp_path / "log"))
+    log = log_files.Log(str(tmp_path / "log"))
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, log._fd)
     os.close(full)
@@ -138,7 +140,7 @@ def test_a_log_that_cannot_be_written_is_told_and_ends_nobody(tmp_path):
 
 
 def test_a_log_that_cannot_be_closed_ends_nobody(tmp_path):
-    log = logs.Log(str(tmp_path / "log"))
+    log = log_files.Log(str(tmp_path / "log"))
     os.close(log._fd)
     log.close()
     log.close()
@@ -273,7 +275,7 @@ def test_identical_lines_are_shown_once_and_all_in_order(shmrun, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     shown = [line.split("| ") for line in done.stdout.splitlines()]
     for rank in range(3):
-        own = [text for whose, text in shown if rank in ranges.parse(whose)]
+        own = [text for whose, text in shown if rank in cpulist.parse(whose)]
         pairs = ((f"epoch {epoch}", f"mine {epoch} {rank}" * (epoch % 5 == rank)) for epoch in range(20))
         assert own == [line for pair in pairs for line in pair if line]
     # Not each, as on a busy machine ranks may be further apart than a line is held.

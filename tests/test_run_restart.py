@@ -1,6 +1,6 @@
 """shmrun: a failed world is started again, and ranks are bound to CPUs.
 
-May know: beginning, limits, placement, ranges, run_cpus, shmrun's command.
+May know: startup, limits, cpu_topology, cpulist, cpu_binding, shmrun's command.
 """
 
 import functools
@@ -13,8 +13,9 @@ import sys
 import pytest
 from running import LIMIT_S, QUIET, run_code, started
 
-from shmring import placement, ranges, run_cpus
-from shmring.limits import usable_cpus
+from shmring._launch import cpu_binding
+from shmring._system import cpu_topology, cpulist
+from shmring._system.limits import usable_cpus
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_whoever_ends_it_does_not_want_it_again(tmp_path, number):
 # --- bind ---
 
 CPUS = "print(os.environ['OMP_NUM_THREADS'], *sorted(os.sched_getaffinity(0)))"
-CORES = len(placement.cores_of(placement.read(os.sched_getaffinity(0))))
+CORES = len(cpu_topology.cores_of(cpu_topology.read(os.sched_getaffinity(0))))
 needs_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
 
 
@@ -144,7 +145,7 @@ def test_ranks_are_bound_to_cores_of_their_own(shmrun, tmp_path):
     done = shmrun(CPUS, "--bind", "core", "--report", str(report), OMP_NUM_THREADS="")
     (threads_0, *first), (threads_1, *second) = (cpus for _, cpus in sorted(cpus_by_rank(done).items()))
     assert sorted(first + second) == sorted(os.sched_getaffinity(0))
-    shares = placement.by_core(placement.read(os.sched_getaffinity(0)), 2)
+    shares = cpu_topology.by_core(cpu_topology.read(os.sched_getaffinity(0)), 2)
     assert [first, second] == shares
     assert done.stderr.startswith(
         f"shmrun: 2 ranks on {usable_cpus()} usable CPU(s), bound by core: OMP_NUM_"
@@ -157,7 +158,7 @@ def test_ranks_are_bound_to_cores_of_their_own(shmrun, tmp_path):
 
 def test_by_node_ranks_have_all_cpus_of_one(shmrun):
     done = shmrun(CPUS, "--bind", "numa", nprocs=3)
-    shares = placement.by_node(placement.read(os.sched_getaffinity(0)), 3)
+    shares = cpu_topology.by_node(cpu_topology.read(os.sched_getaffinity(0)), 3)
     assert {rank: cpus[1:] for rank, cpus in cpus_by_rank(done).items()} == dict(enumerate(shares))
 
 
@@ -195,12 +196,13 @@ def test_the_callers_affinity_is_respected(tmp_path):
 @needs_cores
 def test_bound_ranks_do_not_count_as_too_many_for_the_machine(shmrun):
     code = """
-        from shmring import beginning, init
-        is_crowded = beginning._is_crowded
+        from shmring._lifecycle import startup
+        from shmring import init
+        is_crowded = startup._is_crowded
         def told(engine):
             print(found := is_crowded(engine))
             return found
-        beginning._is_crowded = told
+        startup._is_crowded = told
         init().close()
         """
     done = shmrun(code, "--bind", "core")  # each of them sees one CPU only
@@ -208,15 +210,15 @@ def test_bound_ranks_do_not_count_as_too_many_for_the_machine(shmrun):
 
 
 def test_threads_are_given_as_ranges_where_they_differ(monkeypatch, capfd):
-    topology = [placement.Cpu(0, 0, number, number) for number in range(5)]
-    monkeypatch.setattr(run_cpus.placement, "read", lambda usable: topology)
-    monkeypatch.setattr(run_cpus.os, "sched_getaffinity", lambda pid: set(range(5)))
-    monkeypatch.setattr(run_cpus, "usable_cpus", lambda: 5)
-    shares = run_cpus.share_cpus({}, "core", range(4, 6))
-    assert {rank: (ranges.spell(cpus.numbers), cpus.threads) for rank, cpus in shares.items()} == {
+    topology = [cpu_topology.Cpu(0, 0, number, number) for number in range(5)]
+    monkeypatch.setattr(cpu_binding.placement, "read", lambda usable: topology)
+    monkeypatch.setattr(cpu_binding.os, "sched_getaffinity", lambda pid: set(range(5)))
+    monkeypatch.setattr(cpu_binding, "usable_cpus", lambda: 5)
+    shares = cpu_binding.share_cpus({}, "core", range(4, 6))
+    assert {rank: (cpulist.spell(cpus.numbers), cpus.threads) for rank, cpus in shares.items()} == {
         4: ("0-1", 2),
         5: ("2-4", 3),
     }
     assert "bound by core: OMP_NUM_THREADS=2-3 unless you set it" in capfd.readouterr().err
-    monkeypatch.setattr(run_cpus, "usable_cpus", lambda: 2)  # a cgroup's quota
-    assert [cpus.threads for cpus in run_cpus.share_cpus({}, "core", range(2)).values()] == [1, 1]
+    monkeypatch.setattr(cpu_binding, "usable_cpus", lambda: 2)  # a cgroup's quota
+    assert [cpus.threads for cpus in cpu_binding.share_cpus({}, "core", range(2)).values()] == [1, 1]

@@ -129,7 +129,7 @@ def test_descriptors_that_run_out_while_ranks_meet(concerned, across):
 
 PROGRAM = """
 import multiprocessing.popen_fork, os, resource, sys
-import numpy as np, shmring, shmring.launch, shmring.joining
+import numpy as np, shmring, shmring._launch.spawn, shmring._comm.init
 
 def work(comm):
     array = comm.full(1000, 1.0)

@@ -1,6 +1,6 @@
 """`python -m shmring.selftest`: passes here, and says what is wrong where something is.
 
-May know: selftest's own names, to break what it compares with.
+May know: selftest_checks's own names, to break what it compares with.
 """
 
 import json
@@ -13,8 +13,8 @@ import textwrap
 import pytest
 from engines import environment
 
-from shmring import selftest
 from shmring.tools import selftest as command
+from shmring.tools import selftest_checks
 
 jsonschema = pytest.importorskip("jsonschema")
 pytestmark = pytest.mark.limit(200)
@@ -75,7 +75,7 @@ def test_passes_here_as_a_command():
 BROKEN = """
     import os, sys
     import numpy as np
-    from shmring import selftest
+    from shmring.tools import selftest_checks as selftest
     from shmring.tools import selftest as command
 
     def die(comm, tally):
@@ -120,8 +120,8 @@ def with_dev_shm(mount, **more):
     around = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$0" "$@"']
     if not shutil.which("unshare") or subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("needs the right to mount another /dev/shm")
-    quick = "from shmring import selftest; from shmring.tools import selftest as command\n"
-    quick += "selftest.CROWD = 2; raise SystemExit(command.main(['--json']))"
+    quick = "from shmring.tools import selftest as command, selftest_checks\n"
+    quick += "selftest_checks.CROWD = 2; raise SystemExit(command.main(['--json']))"
     return subprocess.run(
         [*around, sys.executable, "-c", quick],
         env=environment(**more), capture_output=True, text=True, timeout=LIMIT_S, check=False,
@@ -147,21 +147,21 @@ def test_a_dev_shm_that_is_asked_for_has_to_be_there():
 
 
 def test_no_check_outlives_the_watchdog_nor_that_the_five_minutes_of_ci():
-    worlds = 3 * len(selftest.SEGMENTS) + 3
-    assert worlds * selftest.LIMIT_S < command.WATCHDOG_S < 5 * 60
+    worlds = 3 * len(selftest_checks.SEGMENTS) + 3
+    assert worlds * selftest_checks.LIMIT_S < command.WATCHDOG_S < 5 * 60
 
 
 def quick_checks(monkeypatch):
     """All of them but the worlds that compare results."""
-    monkeypatch.setattr(selftest, "SEGMENTS", ())
-    return {check.name: check for check in selftest.checks()}
+    monkeypatch.setattr(selftest_checks, "SEGMENTS", ())
+    return {check.name: check for check in selftest_checks.checks()}
 
 
 def test_what_cannot_be_seen_is_skipped(monkeypatch):
     def hidden():
         raise FileNotFoundError(2, "No such file", "/proc/self/fd")
 
-    monkeypatch.setattr(selftest, "_held", hidden)
+    monkeypatch.setattr(selftest_checks, "_held", hidden)
     check = quick_checks(monkeypatch)["nothing is left behind"]
     assert (check.problem, "/proc/self/fd" in check.skipped) == (None, True)
 
@@ -171,22 +171,22 @@ def test_cpus_that_a_sandbox_does_not_let_choose_are_no_matter(monkeypatch):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setaffinity", refused)
-    monkeypatch.setattr(selftest, "FAMILIES", {"messages": selftest._messages})
-    assert [check.problem for check in selftest._calls("memfd", 2)] == [None]
+    monkeypatch.setattr(selftest_checks, "FAMILIES", {"messages": selftest_checks._messages})
+    assert [check.problem for check in selftest_checks._calls("memfd", 2)] == [None]
 
 
 def test_names_of_other_users_and_those_that_go_again_are_not_left_behind(monkeypatch, tmp_path):
-    monkeypatch.setattr(selftest, "SHM", tmp_path)
-    before = selftest._held()
+    monkeypatch.setattr(selftest_checks, "SHM", tmp_path)
+    before = selftest_checks._held()
     name = tmp_path / "shmring-1"
     name.touch()
     with pytest.raises(AssertionError, match="shmring-1"):
-        selftest._nothing_since(before)
-    monkeypatch.setattr(selftest.time, "sleep", lambda _: name.unlink())
-    assert selftest._nothing_since(before) == 1
+        selftest_checks._nothing_since(before)
+    monkeypatch.setattr(selftest_checks.time, "sleep", lambda _: name.unlink())
+    assert selftest_checks._nothing_since(before) == 1
     name.touch()
     monkeypatch.setattr(os, "geteuid", lambda: name.stat().st_uid + 1)
-    assert selftest._held() == before
+    assert selftest_checks._held() == before
 
 
 def test_a_wrong_flag_is_one_line_and_status_2():

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from shmring.settings import Settings, Survey
+from shmring._config.settings import Settings, Survey
 
 KEY = "0123456789abcdef0123456789abcdef"
 

@@ -14,7 +14,7 @@ import pytest
 from ranks import Died, Ranks, interrupted, turns, until_there, when_there
 
 import shmring
-from shmring import limits, memory
+from shmring._system import limits, segments
 
 LARGE = 24 << 20
 SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
@@ -412,7 +412,7 @@ def test_those_on_other_hosts_go_on_without_one_that_dies(tmp_path, world_over):
 
 def have_no_room(comm):
     x, one = comm.full(1000, 1.0), comm.shared(10)
-    memory.MemoryLimits.headroom = lambda self: limits.Headroom(0, "this test")
+    segments.MemoryLimits.headroom = lambda self: limits.Headroom(0, "this test")
     comm.abort("over")
     with pytest.raises(shmring.Aborted) as caught:
         comm.barrier()

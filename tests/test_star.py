@@ -1,4 +1,4 @@
-"""All agree over the star, or all raise the same. May know: handshake, lines, star."""
+"""All agree over the star, or all raise the same. May know: handshake, framed_socket, coordinator."""
 
 import socket
 import time
@@ -6,10 +6,10 @@ import time
 import pytest
 from meeting import close, in_threads, settle, soon
 
-from shmring import handshake
+from shmring._bootstrap import handshake
+from shmring._bootstrap.coordinator import Star
+from shmring._bootstrap.framed_socket import Line
 from shmring.errors import Error, Mismatch, RankFailed, Timeout
-from shmring.lines import Line
-from shmring.star import Star
 
 
 def stars(size):

@@ -1,7 +1,7 @@
 """All-reduces by messages against NumPy, the bytes that they send, and their errors.
 
 Hosts are names here, and the wire is loopback: see conftest.world_across. May know:
-shmring.methods.stepwise, shmring.model, shmring._layout; bench.
+shmring.methods.stepwise, shmring.model, shmring._core.segment_format; bench.
 """
 
 import json
@@ -17,7 +17,8 @@ from meeting import free_port
 from ranks import Died, Ranks
 
 import shmring
-from shmring import _layout, model
+from shmring import model
+from shmring._core import segment_format
 from shmring.methods import stepwise
 from shmring.methods.stepwise import ALGORITHMS, Stepwise
 
@@ -99,7 +100,7 @@ def test_each_sends_the_bytes_of_its_formula(world_of, size):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 17, 32])
 def test_the_double_tree_is_that_of_the_engine(size):
-    for parents, children in zip(stepwise._double(size), _layout.double_tree(size), strict=True):
+    for parents, children in zip(stepwise._double(size), segment_format.double_tree(size), strict=True):
         for rank in range(size):
             assert sorted(children[rank]) == [child for child in range(size) if parents[child] == rank]
 

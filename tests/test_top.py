@@ -136,7 +136,7 @@ def test_a_process_that_is_not_there_is_an_error(capsys):
 
 
 def test_nobody_is_no_error(capsys, monkeypatch):
-    monkeypatch.setattr("shmring.tools.segments.own_processes", list)
+    monkeypatch.setattr("shmring.tools._attach.own_processes", list)
     assert command.main(["top", "--count", "1", "--interval", "0.01"]) == 0
     assert "no communicators" in capsys.readouterr().out
 

@@ -1,6 +1,6 @@
 """Comm.trace and SHMRING_TRACE: what is in the file, of whom, and what becomes of it when all goes wrong.
 
-May know: tracing, and those that start ranks.
+May know: trace_file, and those that start ranks.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from flights import own_flight
 from ranks import Died, Ranks
 
 import shmring
-from shmring import tracing
+from shmring._comm import trace_file
 
 LARGE, TINY = 1 << 18, 4
 EVENT = {
@@ -513,7 +513,7 @@ def test_a_forked_child_writes_nothing(tmp_path):
 
 
 def call_often(comm, path):
-    tracing.CAPACITY = 8
+    trace_file.CAPACITY = 8
     with comm.trace(path):
         for _ in range(50):
             comm.barrier()

@@ -1,4 +1,5 @@
-"""Examples of methods that train otherwise than plain data parallel. May know: examples/, command lines."""
+"""Examples of methods that train otherwise than plain data parallel. May know: examples/, command
+framed_socket."""
 
 import os
 import re

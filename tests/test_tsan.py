@@ -29,13 +29,31 @@ BUILD_LIMIT_S, LIMIT_S = 900, 300
 BUILT_FROM = ("src", "shmring", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 UNSEEN = "called_from_lib:libpython3"  # the interpreter's locks
 WITHOUT_GIL = (
-    *("_across", "_chain", "_delivery", "_distance", "_exchange", "_halving", "_hierarchy", "_leaders"),
-    *("_local", "_messages", "_partials", "_pipelines", "_reduce_scatter", "_ring", "_schedules", "_trees"),
-    "_waiting",
+    *(
+        "_internode/data_movement",
+        "_algorithms/chain",
+        "_p2p/delivery",
+        "_core/core_distance",
+        "_algorithms/staged",
+        "_algorithms/halving_doubling",
+        "_internode/allreduce",
+        "_internode/allreduce_small",
+    ),
+    *(
+        "_internode/local_step",
+        "_p2p/matching",
+        "_internode/partials",
+        "_algorithms/direct",
+        "_internode/reduce_scatter",
+        "_p2p/ring_ends",
+        "_algorithms/ring",
+        "_algorithms/trees",
+    ),
+    "_engine/wait",
 )
 # An order dropped from sr_flag_publish, for the modules in which all collectives stage and take.
 ORDER = "atomic_exchange_explicit(flag, value, memory_order_seq_cst);\n    SR_FAULT"
-SEEDED = ("_exchange", "_pipelines")
+SEEDED = ("_algorithms/staged", "_algorithms/direct")
 
 pytestmark = [pytest.mark.soak, pytest.mark.limit(BUILD_LIMIT_S + 60)]
 
@@ -110,7 +128,7 @@ def run_unseen(folder, *names):
 def is_without_gil(report):
     """Whether both of the accesses are made by modules that run without the GIL, or by what they call."""
     accesses = re.findall(r"(?:thread T\d+|main thread)[^\n]*:\n((?:    #\d[^\n]*\n)+)", report)[:2]
-    ours = [re.search(r"build/cython/shmring/(\w+)\.c:", access) for access in accesses]
+    ours = [re.search(r"build/cython/shmring/([\w/]+)\.c:", access) for access in accesses]
     return len(ours) == 2 and all(found and found[1] in WITHOUT_GIL for found in ours)
 
 

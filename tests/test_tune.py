@@ -12,10 +12,10 @@ import pytest
 from engines import environment
 from ranks import Ranks
 
-from shmring import measured, tuning
-from shmring.settings import Settings
+from shmring._config import thresholds, tuning_table
+from shmring._config.settings import Settings
 from shmring.tools import tune
-from shmring.tools.trials import Load, Timed
+from shmring.tools._bench.trials import Load, Timed
 
 TABLES = {
     2: {"any": {"small_nbytes": 4096}, "near": {"chunk_nbytes": 65536}, "far": {"exchange_nbytes": 8192}},
@@ -36,7 +36,11 @@ def cache(monkeypatch, tmp_path):
 
 
 def write(path, **changes):
-    content = {"format": 1, "machine": measured.machine(), "tables": {"2": {"any": {"depth": 3}}}} | changes
+    content = {
+        "format": 1,
+        "machine": tuning_table.machine(),
+        "tables": {"2": {"any": {"depth": 3}}},
+    } | changes
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))
 
@@ -45,14 +49,14 @@ def write(path, **changes):
 
 
 def test_what_is_saved_is_loaded(path):
-    measured.save(path, TABLES, tuning.LIMITS)
-    assert measured.load(path, tuning.LIMITS) == TABLES
+    tuning_table.save(path, TABLES, thresholds.LIMITS)
+    assert tuning_table.load(path, thresholds.LIMITS) == TABLES
     assert [child.name for child in path.parent.iterdir()] == ["tuning.json"]
 
 
 def test_nonsense_is_not_saved(path):
-    with pytest.raises(measured.Unusable):
-        measured.save(path, {2: {"any": {"depth": 1000}}}, tuning.LIMITS)
+    with pytest.raises(tuning_table.Unusable):
+        tuning_table.save(path, {2: {"any": {"depth": 1000}}}, thresholds.LIMITS)
     assert not path.exists()
 
 
@@ -82,12 +86,12 @@ def test_a_damaged_or_foreign_table_is_not_used(cache, damage):
     changes, why = DAMAGES[damage]
     write(cache, **changes)
     with pytest.warns(RuntimeWarning, match=r"python -m shmring\.tools\.tune") as warned:
-        found = tuning.tables(Settings(), 2)
+        found = thresholds.tables(Settings(), 2)
     assert why in str(warned[0].message)
-    assert found == (tuning.built_in(2), tuning.built_in(2))
+    assert found == (thresholds.built_in(2), thresholds.built_in(2))
     with pytest.raises(ValueError, match="a table that cannot be used"):
-        tuning.tables(Settings(tuning=str(cache)), 2)
-    assert tuning.tables(Settings(tuning="none"), 2) == (tuning.built_in(2), tuning.built_in(2))
+        thresholds.tables(Settings(tuning=str(cache)), 2)
+    assert thresholds.tables(Settings(tuning="none"), 2) == (thresholds.built_in(2), thresholds.built_in(2))
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 100_000, b"7", b" " * 70_000])
@@ -95,48 +99,48 @@ def test_what_is_no_table_at_all_is_not_used(cache, text):
     cache.parent.mkdir()
     cache.write_bytes(text)
     with pytest.warns(RuntimeWarning, match="is not used"):
-        assert tuning.tables(Settings(), 2) == (tuning.built_in(2), tuning.built_in(2))
+        assert thresholds.tables(Settings(), 2) == (thresholds.built_in(2), thresholds.built_in(2))
 
 
 def test_what_is_no_file_is_not_used_nor_waited_for(cache):
     cache.mkdir(parents=True)
     with pytest.warns(RuntimeWarning, match="no regular file"):
-        tuning.tables(Settings(), 2)
+        thresholds.tables(Settings(), 2)
     cache.rmdir()
     os.mkfifo(cache)
     with pytest.warns(RuntimeWarning, match="no regular file"):
-        tuning.tables(Settings(), 2)
+        thresholds.tables(Settings(), 2)
 
 
 def test_no_table_is_no_matter_unless_it_was_named(cache):
-    assert tuning.tables(Settings(), 2) == (tuning.built_in(2), tuning.built_in(2))
+    assert thresholds.tables(Settings(), 2) == (thresholds.built_in(2), thresholds.built_in(2))
     with pytest.raises(ValueError, match="No such file"):
-        tuning.tables(Settings(tuning=str(cache)), 2)
+        thresholds.tables(Settings(tuning=str(cache)), 2)
 
 
 @pytest.mark.parametrize("home", ["/dev/null", "/nonexistent", "relative", ""])
 def test_a_user_without_a_home_has_no_table(monkeypatch, home):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", home)
-    assert tuning.tables(Settings(), 2) == (tuning.built_in(2), tuning.built_in(2))
+    assert thresholds.tables(Settings(), 2) == (thresholds.built_in(2), thresholds.built_in(2))
 
 
 def test_a_table_is_by_ranks_and_distance(cache):
-    measured.save(cache, TABLES, tuning.LIMITS)
-    near, far = tuning.tables(Settings(), 2)
-    assert near == tuning.built_in(2) | {"small_nbytes": 4096, "chunk_nbytes": 65536}
-    assert far == tuning.built_in(2) | {"small_nbytes": 4096, "exchange_nbytes": 8192}
-    assert tuning.tables(Settings(), 4) == (tuning.built_in(4), tuning.built_in(4))
+    tuning_table.save(cache, TABLES, thresholds.LIMITS)
+    near, far = thresholds.tables(Settings(), 2)
+    assert near == thresholds.built_in(2) | {"small_nbytes": 4096, "chunk_nbytes": 65536}
+    assert far == thresholds.built_in(2) | {"small_nbytes": 4096, "exchange_nbytes": 8192}
+    assert thresholds.tables(Settings(), 4) == (thresholds.built_in(4), thresholds.built_in(4))
 
 
 def test_what_all_must_know_beforehand_is_the_same_near_and_far(cache):
     write(cache, tables={"2": {"near": {"small_nbytes": 4096, "fuse_nbytes": 64, "depth": 8}}})
-    assert tuning.tables(Settings(), 2) == (tuning.built_in(2), tuning.built_in(2))
+    assert thresholds.tables(Settings(), 2) == (thresholds.built_in(2), thresholds.built_in(2))
 
 
 def test_what_the_environment_forces_comes_first(cache):
-    measured.save(cache, TABLES, tuning.LIMITS)
-    near, far = tuning.tables(Settings(chunk_nbytes=1024, depth=5), 2)
+    tuning_table.save(cache, TABLES, thresholds.LIMITS)
+    near, far = thresholds.tables(Settings(chunk_nbytes=1024, depth=5), 2)
     assert near == far
     assert near["chunk_nbytes"] == near["one_chunk_nbytes"] == 1024
     assert near["cached_most_nbytes"] == 0  # nothing keeps to a few slots of another length
@@ -174,10 +178,14 @@ def some_calls(comm):
 
 
 EXTREMES = {
-    "least": {name: least for name, (least, _) in tuning.LIMITS.items()},
-    "most": {name: most for name, (_, most) in tuning.LIMITS.items()},
+    "least": {name: least for name, (least, _) in thresholds.LIMITS.items()},
+    "most": {name: most for name, (_, most) in thresholds.LIMITS.items()},
     "large chunks": {"chunk_nbytes": 8 << 20, "one_chunk_nbytes": 4096, "exchange_nbytes": 4096, "depth": 2},
-    "few slots": {"cached_chunk_nbytes": 4096, "cached_most_nbytes": tuning.NEVER, "one_chunk_nbytes": 4096},
+    "few slots": {
+        "cached_chunk_nbytes": 4096,
+        "cached_most_nbytes": thresholds.NEVER,
+        "one_chunk_nbytes": 4096,
+    },
     "large exchanges": {
         "exchange_nbytes": 8 << 20,
         "chunk_nbytes": 4096,
@@ -191,15 +199,17 @@ EXTREMES = {
 @pytest.mark.parametrize("size", [2, 3])
 def test_any_table_within_the_limits_gives_the_same_results(world_of, path, size, extreme):
     want = world_of(size, SHMRING_TUNING="none")(some_calls)
-    measured.save(path, {size: dict.fromkeys(measured.DISTANCES, EXTREMES[extreme])}, tuning.LIMITS)
+    tuning_table.save(
+        path, {size: dict.fromkeys(tuning_table.DISTANCES, EXTREMES[extreme])}, thresholds.LIMITS
+    )
     for way in ("near", "far", "auto"):
         assert world_of(size, SHMRING_TUNING=path, SHMRING_PATH=way)(some_calls) == want
 
 
 def test_rank_0_s_table_holds_for_all(path, tmp_path):
-    measured.save(path, {3: {"any": EXTREMES["least"]}}, tuning.LIMITS)
+    tuning_table.save(path, {3: {"any": EXTREMES["least"]}}, thresholds.LIMITS)
     other = tmp_path / "other.json"
-    measured.save(other, {3: {"any": EXTREMES["most"]}}, tuning.LIMITS)
+    tuning_table.save(other, {3: {"any": EXTREMES["most"]}}, thresholds.LIMITS)
     with Ranks(3) as ranks:
         ranks.meet()
         want = ranks(some_calls)
@@ -260,30 +270,32 @@ def test_the_environment_says_from_where_on_there_are_single_copies():
     ]
 
     def least(**asked):
-        return {table[name] for table in tuning.tables(Settings(tuning="none", **asked), 2) for name in names}
+        return {
+            table[name] for table in thresholds.tables(Settings(tuning="none", **asked), 2) for name in names
+        }
 
-    assert least() == {tuning.built_in(2)[name] for name in names}
+    assert least() == {thresholds.built_in(2)[name] for name in names}
     assert least(single_copy_nbytes=4096) == {4096}
-    assert least(single_copy_nbytes=0) == {tuning.NEVER}
-    assert least(chunk_nbytes=4096) == {tuning.NEVER}  # who asks for a chunk wants slots
+    assert least(single_copy_nbytes=0) == {thresholds.NEVER}
+    assert least(chunk_nbytes=4096) == {thresholds.NEVER}  # who asks for a chunk wants slots
     assert least(chunk_nbytes=4096, single_copy_nbytes=64) == {64}
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4, 8])
 def test_rings_are_as_deep_as_the_environment_says(depth):
-    tables = tuning.tables(Settings(tuning="none", chunk_nbytes=1 << 20, depth=depth), 2)
-    slot_nbytes = tuning.ring_nbytes(tables, 2) / depth
+    tables = thresholds.tables(Settings(tuning="none", chunk_nbytes=1 << 20, depth=depth), 2)
+    slot_nbytes = thresholds.ring_nbytes(tables, 2) / depth
     assert 1 << 20 < slot_nbytes < (1 << 20) + 4096
 
 
 def test_every_question_is_about_a_number_that_may_be_so():
     for question in tune.QUESTIONS:
-        least, most = tuning.LIMITS[question.name]
-        for built_in in (tuning.DEFAULTS, *tuning.OF_PROCESSOR.values()):
+        least, most = thresholds.LIMITS[question.name]
+        for built_in in (thresholds.DEFAULTS, *thresholds.OF_PROCESSOR.values()):
             assert built_in.get(question.name, question.candidates[0]) in question.candidates
         assert all(least <= value <= most for value in question.candidates)
         assert question.loads(2)
-    assert {question.name for question in tune.QUESTIONS} == set(tuning.LIMITS)
+    assert {question.name for question in tune.QUESTIONS} == set(thresholds.LIMITS)
 
 
 def run_tune(*arguments):
@@ -294,14 +306,14 @@ def run_tune(*arguments):
 @pytest.mark.limit(120)
 def test_a_tiny_run_writes_a_table_that_is_used(path):
     few = ["--ranks", "2,3", "--seconds", "0.05", "--only", "fuse_nbytes,far_stream_nbytes"]
-    measured.save(
-        path, {2: {"any": {"depth": 3, "fuse_nbytes": 64}}, 5: {"any": {"depth": 2}}}, tuning.LIMITS
+    tuning_table.save(
+        path, {2: {"any": {"depth": 3, "fuse_nbytes": 64}}, 5: {"any": {"depth": 2}}}, thresholds.LIMITS
     )
     result = run_tune(*few, "--output", str(path))
     assert result.returncode == 0, result.stderr + result.stdout
     assert "2 ranks" in result.stdout
     assert "3 ranks" in result.stdout
-    found = measured.load(path, tuning.LIMITS)
+    found = tuning_table.load(path, thresholds.LIMITS)
     assert set(found) == {2, 3, 5}
     assert found[2]["any"]["depth"] == 3  # what was not asked stays
     assert found[2]["any"].get("fuse_nbytes") != 64
@@ -330,8 +342,8 @@ def test_wrong_arguments_are_refused(arguments):
 
 ANSWER = {
     "ranks": {"type": "integer", "minimum": 2},
-    "distance": {"enum": list(measured.DISTANCES)},
-    "name": {"enum": list(tuning.LIMITS)},
+    "distance": {"enum": list(tuning_table.DISTANCES)},
+    "name": {"enum": list(thresholds.LIMITS)},
     "built_in": {"type": "integer"},
     "taken": {"type": "integer"},
     "part_of_time": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
@@ -356,16 +368,16 @@ def shmring_tune(*arguments, **variables):
 @pytest.mark.limit(120)
 def test_the_command_tells_programs_what_it_has_measured_and_taken(path):
     jsonschema = pytest.importorskip("jsonschema")
-    measured.save(path, {2: {"any": {"small_nbytes": 64}}}, tuning.LIMITS)
+    tuning_table.save(path, {2: {"any": {"small_nbytes": 64}}}, thresholds.LIMITS)
     few = ["--ranks", "2", "--seconds", "0.05", "--only", "fuse_nbytes", "--json"]
     done = shmring_tune(*few, "--output", str(path))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     jsonschema.validate(found, TOLD_SCHEMA)
     assert found["written"] == str(path)
-    assert found["machine"] == measured.machine()
-    assert {int(ranks): table for ranks, table in found["tables"].items()} == measured.load(
-        path, tuning.LIMITS
+    assert found["machine"] == tuning_table.machine()
+    assert {int(ranks): table for ranks, table in found["tables"].items()} == tuning_table.load(
+        path, thresholds.LIMITS
     )
     # On a machine that is busy, or moves, there may be too few rounds for an answer.
     assert len(found["answers"]) == 1 or "too few rounds" in done.stderr

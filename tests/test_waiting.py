@@ -15,7 +15,7 @@ from flights import place_once_it_waits
 from ranks import Ranks, until_there
 
 import shmring
-from shmring import tuning
+from shmring._config import thresholds
 
 SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
 
@@ -239,7 +239,7 @@ def test_timeouts_may_be_as_long_as_one_likes(world_of):
 
 def test_ranks_whose_time_is_counted_apart_sleep_sooner_and_only_where_they_take_turns():
     for crowded in (True, False):
-        together, apart = (tuning.patience(2, crowded=crowded, one_group=one) for one in (True, False))
+        together, apart = (thresholds.patience(2, crowded=crowded, one_group=one) for one in (True, False))
         assert (apart["yield_ns"] < together["yield_ns"]) == crowded
         assert apart | {"yield_ns": 0} == together | {"yield_ns": 0}
 

@@ -18,7 +18,7 @@ from ranks import Died, Ranks
 from test_errors import ones
 
 import shmring
-from shmring import tuning
+from shmring._config import thresholds
 
 LINUX = tuple(int(number) for number in os.uname().release.split(".")[:2])
 NEVER_NS = 600 * 10**9
@@ -29,7 +29,7 @@ LAYOUTS = {"2": [0, 0], "3": [0, 0, 0], "5": [0] * 5, "2+1": [0, 0, 1]}
 @pytest.fixture
 def sleepers(monkeypatch):
     """Worlds whose ranks sleep as soon as they wait, until they are woken."""
-    patience = tuning.patience
+    patience = thresholds.patience
     endless = {
         "pauses": 1,
         "brief_pauses": 0,
@@ -38,7 +38,7 @@ def sleepers(monkeypatch):
         "sleep_ns": NEVER_NS,
         "look_ns": NEVER_NS,
     }
-    monkeypatch.setattr(tuning, "patience", lambda nranks, **how: patience(nranks, **how) | endless)
+    monkeypatch.setattr(thresholds, "patience", lambda nranks, **how: patience(nranks, **how) | endless)
     with contextlib.ExitStack() as worlds:
 
         def meet(nodes, **environ):

@@ -1,6 +1,6 @@
 """Sums of many arrays that travel shorter between hosts, and where what is lost of them is kept.
 
-May know: test_across, test_wire_formats; shmring.feedback.
+May know: test_across, test_wire_formats; shmring._comm.error_feedback.
 """
 
 import gc
@@ -11,7 +11,7 @@ from test_across import LAYOUTS, TINY_SLICE
 from test_wire_formats import exact_sum, values_of
 
 import shmring
-from shmring.feedback import Residuals
+from shmring._comm.error_feedback import Residuals
 
 LENGTHS = 900, 1, 3000, 700, 40_000, 500  # the fifth is longer than what is reduced together
 

@@ -1,6 +1,6 @@
 """Dask's workers as the ranks of a world: `run(client, fn)` calls fn(comm) on all of them at once.
 
-May know: extras, _tasks, the public API; distributed when it is used.
+May know: optional_deps, _tasks, the public API; distributed when it is used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import shmring
 
-from ..extras import need
+from .._config.optional_deps import need
 from ._tasks import be_rank, collect, free_port, join_address, pack
 
 __all__ = ["run"]

@@ -5,7 +5,7 @@ at once, and ranks that call collectives in different orders are an error; order
 order. JAX copies arguments before it calls, and results, from arrays that the call keeps for its next time.
 A handler of XLA's FFI would save these copies, but has no such order, and needs C++.
 
-May know: extras, the public API; jax when it is used.
+May know: optional_deps, the public API; jax when it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 import shmring
 
-from ..extras import need
+from .._config.optional_deps import need
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
 

@@ -1,4 +1,5 @@
-"""joblib's workers as the ranks of a world. May know: extras, _tasks, the public API; joblib when used."""
+"""joblib's workers as the ranks of a world. May know: optional_deps, _tasks, the public API; joblib when
+used."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import shmring
 
-from ..extras import need
+from .._config.optional_deps import need
 from ._tasks import be_rank, first_cause, pack
 
 __all__ = ["run"]

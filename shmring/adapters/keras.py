@@ -3,7 +3,7 @@
 A call is a `tf.numpy_function`, which TensorFlow runs in the program's order, as it has side effects. XLA
 does not compile it: leave `jit_compile` as it is on CPUs, off.
 
-May know: extras, the public API; keras and tensorflow when they are used.
+May know: optional_deps, the public API; keras and tensorflow when they are used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 import shmring
 
-from ..extras import need
+from .._config.optional_deps import need
 
 __all__ = [
     "DistributedOptimizer",

@@ -1,6 +1,6 @@
 """Ray's actors as the ranks of a world, and shmring as a backend of `ray.util.collective`.
 
-May know: extras, _tasks, ray_group, the public API; ray when it is used.
+May know: optional_deps, _tasks, _ray_group, the public API; ray when it is used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import shmring
 
-from ..extras import need
+from .._config.optional_deps import need
 from ._tasks import collect, free_port, join_address
 
 __all__ = ["join", "register_backend", "world"]
@@ -72,7 +72,7 @@ def _register(_: object = None) -> None:
         raise ImportError(
             f"ray {ray.__version__} has no register_collective_backend: pip install -U 'shmring[ray]'"
         ) from error
-    from .ray_group import Group
+    from ._ray_group import Group
 
     if not is_backend_available(BACKEND):
         register_collective_backend(BACKEND, Group)

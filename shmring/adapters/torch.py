@@ -4,7 +4,7 @@ Nothing has to be imported for it: torch finds the backend by itself where shmri
 `shmring.adapters.torch.register_backend()` tells it where shmring is only on the path. Needs torch 2.13 or
 newer: pip install 'shmring[torch]'.
 
-May know: extras, _tasks, _torch_buckets, _torch_compressed, _torch_group, the public API, torch.
+May know: optional_deps, _tasks, buckets, compressed, group, the public API, torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import shmring
 
-from ..extras import need
+from .._config.optional_deps import need
 from ._tasks import free_port, join_address
 
 __all__ = ["compress_buckets", "create_group", "meet", "register_backend", "share_buckets"]
@@ -42,7 +42,7 @@ def register_backend() -> None:
 
 def create_group(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
     """Collective: this rank's place in a process group, made by torch.distributed; arguments as of `meet`."""
-    from ._torch_group import Group
+    from ._torch.group import Group
 
     return Group(meet(store, rank, size, timeout), store, timeout)
 
@@ -60,14 +60,14 @@ def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmri
 
 def compress_buckets(model: Any, compressor: Any) -> None:
     """Collective: a DistributedDataParallel's gradients travel shorter; see `_torch_compressed`."""
-    from ._torch_compressed import compress_buckets
+    from ._torch.compressed import compress_buckets
 
     compress_buckets(model, compressor)
 
 
 def share_buckets(model: Any) -> None:
     """Collective: a DistributedDataParallel's gradients are reduced where they lie; see `_torch_buckets`."""
-    from ._torch_buckets import share_buckets
+    from ._torch.buckets import share_buckets
 
     share_buckets(model)
 

@@ -1,7 +1,7 @@
 """Sums and averages of gradients that travel shorter than they are, and what that loses sent the next time.
 
 Owns the formats and their feedback; a user of the public API: what it is handed is a communicator.
-May know: feedback, flat, the public API.
+May know: error_feedback, flat, the public API.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 import shmring
 from shmring.errors import agreed
 
-from ..feedback import Residuals
+from .._comm.error_feedback import Residuals
 from .flat import check_in_place, check_op, parts, views
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """`shmring bench`: how long a collective takes here, by size, as nccl-tests and the OSU benchmarks show it.
 
 Owns the command line, who the ranks are, and what comes of the figures. May know: the package's face,
-bench_calls, bench_rank, bench_table, compare, launchers, limits, plot, screen, settings.
+calls, rank, table, compare, environment, limits, plot, _cli, settings.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import Any, NoReturn
 
 import shmring
 
-from ..launchers import find_job
-from ..limits import usable_cpus
-from ..settings import ALGORITHMS, Settings, whole_number
-from . import bench_rank, plot, screen
-from .bench_calls import FORMS, NUMPY_DTYPES, OPS, OTHER_DTYPES, Job, Turn, dtype_named
-from .bench_table import Table
-from .compare import SCHEMA, Others, Unusable, curves_of, load
+from .._bootstrap.environment import find_job
+from .._config.settings import ALGORITHMS, Settings, whole_number
+from .._system.limits import usable_cpus
+from . import _cli
+from ._bench import plot, rank
+from ._bench.calls import FORMS, NUMPY_DTYPES, OPS, OTHER_DTYPES, Job, Turn, dtype_named
+from ._bench.compare import SCHEMA, Others, Unusable, curves_of, load
+from ._bench.table import Table
 
 INTERRUPTED = 130
 _WHY_ABORTED = "shmring bench was interrupted"
@@ -67,10 +68,10 @@ def add_to(commands: Any) -> None:
     add("call", nargs="?", choices=FORMS, default="all_reduce", metavar="collective", help=", ".join(FORMS))
     add("-n", type=_ranks, metavar="RANKS", help="how many to start, or auto: one for each usable CPU (2)")
     add("--sizes", metavar="B:E", help=f"bytes from B to E, or a list, as in 8,4K,1M ({_DEFAULT_SIZES})")
-    add("--factor", type=screen.at_least(2), metavar="F", help="from one size to the next (2)")
+    add("--factor", type=_cli.at_least(2), metavar="F", help="from one size to the next (2)")
     add("--dtype", choices=NUMPY_DTYPES + OTHER_DTYPES, metavar="TYPE", help="float32 and so on (float32)")
     add("--op", choices=OPS, metavar="OP", help=f"{', '.join(OPS)} (sum)")
-    add("--root", type=screen.at_least(0), metavar="R", help="rank that has it, or gets it (0)")
+    add("--root", type=_cli.at_least(0), metavar="R", help="rank that has it, or gets it (0)")
     add("--algorithm", metavar="A", help=f"of all_reduce: {', '.join(ALGORITHMS)}")
     add("--async", dest="async_op", action="store_true", help="issue it in the background, and wait for it")
     add("--plan", action="store_true", help="call a plan of it")
@@ -79,13 +80,13 @@ def add_to(commands: Any) -> None:
     add("--inplace", action=yes_or_no, help="the result replaces the input (only broadcast does by itself)")
     add("--written", action="store_true", help="write the input before each call; the writing is taken off")
     add("--check", action=yes_or_no, default=True, help="compare results with NumPy's (yes)")
-    add("--seconds", type=screen.seconds, default=0.3, metavar="S", help="of calls for each size (0.3)")
-    add("--iters", type=screen.at_least(1), metavar="N", help="samples for each size, in place of --seconds")
+    add("--seconds", type=_cli.seconds, default=0.3, metavar="S", help="of calls for each size (0.3)")
+    add("--iters", type=_cli.at_least(1), metavar="N", help="samples for each size, in place of --seconds")
     add("--output", type=Path, metavar="FILE", help="write JSON there, too")
     add("--plot", type=Path, metavar="FILE", help="draw latency and bandwidth: PNG, SVG, PDF")
     help_ = "figures beside these: JSON of an earlier run's --output, or of bench/peers.py --json"
     add("--compare", type=Path, action="append", default=[], metavar="FILE", help=help_)
-    screen.add_json(parser, "all of it, in place of the table,")
+    _cli.add_json(parser, "all of it, in place of the table,")
     parser.set_defaults(run=run)
 
 
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except (shmring.Error, MemoryError, OSError) as error:
-        return screen.complain("shmring bench", _one_line(error))
+        return _cli.complain("shmring bench", _one_line(error))
 
 
 def _measure(arguments: argparse.Namespace, job: Job) -> int:
@@ -121,7 +122,7 @@ def _launched(comm: shmring.Comm, arguments: argparse.Namespace, job: Job) -> in
         except SystemExit:  # it has said why
             refused = True
     if comm.broadcast_object(refused):
-        return screen.BAD_USAGE
+        return _cli.BAD_USAGE
     report = _rank(comm, job, others, arguments.json)
     return _finish(arguments, others, report) if comm.rank == 0 else _status(report)
 
@@ -145,14 +146,14 @@ def _finish(arguments: argparse.Namespace, others: Sequence[Others], report: dic
         curves = curves_of(others, report["ranks"], report["distance"])
         report["compared"] = {curve.label: curve.us for curve in curves}
         if arguments.json:
-            screen.print_json(report)
+            _cli.print_json(report)
         if arguments.output:
             arguments.output.write_text(json.dumps(report, indent=1) + "\n")
         if arguments.plot:
             plot.draw(report, curves, arguments.plot)
     wrong = sum(row["wrong"] or 0 for row in report["rows"])
     if wrong:
-        screen.complain("shmring bench", f"{wrong} items are wrong")
+        _cli.complain("shmring bench", f"{wrong} items are wrong")
     return _status(report)
 
 
@@ -175,9 +176,9 @@ def _rank(comm: shmring.Comm, job: Job, others: Sequence[Others], quiet: bool) -
     rows: list[dict[str, Any]] = []
     interrupted = False
     try:
-        facts = bench_rank.facts(comm, job)
+        facts = rank.facts(comm, job)
         table.begin(facts)
-        for row in bench_rank.rows(comm, job, crowded=facts["crowded"]):
+        for row in rank.rows(comm, job, crowded=facts["crowded"]):
             rows.append(row)
             table.row(row)
     except (KeyboardInterrupt, shmring.Aborted) as error:
@@ -226,7 +227,7 @@ class _Forwarding:
 
 def _refuse(text: str) -> NoReturn:
     text = f"{text} (more with shmring bench --help)"
-    raise SystemExit(screen.complain("shmring bench", text, screen.BAD_USAGE))
+    raise SystemExit(_cli.complain("shmring bench", text, _cli.BAD_USAGE))
 
 
 def _one_line(error: BaseException) -> str:
@@ -255,7 +256,7 @@ def _job(arguments: argparse.Namespace) -> Job:
             _refuse(f"{flag} has no meaning for {sized}: leave it out")
     dtype = arguments.dtype or "float32"
     if dtype in OTHER_DTYPES:
-        screen.need("ml_dtypes", "dtypes", f"--dtype {dtype}")
+        _cli.need("ml_dtypes", "dtypes", f"--dtype {dtype}")
     job = Job(
         call=call,
         sizes=(0,) if bare else _sizes(arguments.sizes or _DEFAULT_SIZES, arguments.factor or 2),
@@ -320,7 +321,7 @@ def _check_ranks(arguments: argparse.Namespace, job: Job, others: Sequence[Other
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
-    checks = (("--output", arguments.output, screen.check_writable), ("--plot", arguments.plot, plot.check))
+    checks = (("--output", arguments.output, _cli.check_writable), ("--plot", arguments.plot, plot.check))
     for flag, path, check in checks:
         if path is not None:
             try:
@@ -331,7 +332,7 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
 def _sizes(text: str, factor: int) -> tuple[int, ...]:
     try:
-        return screen.sizes(text, factor)
+        return _cli.sizes(text, factor)
     except argparse.ArgumentTypeError as error:
         _refuse(f"--sizes: {error}")
 

@@ -1,6 +1,6 @@
 """The command `shmring`: one module for each of its commands.
 
-May know: bench, doctor, dump, info, predict, ps, screen, selftest, top, tune.
+May know: bench, doctor, dump, info, predict, ps, _cli, selftest_checks, top, tune.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from . import bench, doctor, dump, info, predict, ps, selftest, top, tune
-from .screen import Parser
+from ._cli import Parser
 
 _COMMANDS = (info, doctor, selftest, bench, predict, tune, ps, top, dump)  # as --help shows them
 

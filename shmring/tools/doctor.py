@@ -1,7 +1,7 @@
 """`shmring doctor`: what is wrong or slow on this machine, each in one line with its way out.
 
 One check for each kind of trouble; each looks at what `info` has found. What is unknown, and a check that
-does not understand what it sees, is a note. May know: info, machine, ranges, screen,
+does not understand what it sees, is a note. May know: info, machine, cpulist, _cli,
 sections.
 """
 
@@ -11,10 +11,11 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
-from .. import ranges
-from . import info, machine, screen, sections
+from .._system import cpulist
+from . import _cli, info
+from ._machine import machine, sections
+from ._machine.sections import Row
 from .info import GIB, MIB, nbytes_text
-from .sections import Row
 
 Level = Literal["ok", "note", "problem"]
 _STYLES: dict[Level, str] = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     problems, notes = (sum(one.level == level for one in found) for level in ("problem", "note"))
     if arguments.json:
         all_of_it = [one._asdict() for one in found]
-        screen.print_json({"problems": problems, "notes": notes, "findings": all_of_it})
+        _cli.print_json({"problems": problems, "notes": notes, "findings": all_of_it})
     else:
         told = f"{_counted(problems, 'problem')}, {_counted(notes, 'note')}"
         sections.show({f"shmring doctor: {told}": [_row(one) for one in found]})
@@ -138,7 +139,7 @@ def _cpus(facts: _Facts) -> Iterator[Finding]:
         what = f"the cgroup's quota gives {usable} of the {allowed} CPUs that are allowed"
         yield limited(what, "raise it (docker run --cpus, resources.limits.cpu, cpu.max of the cgroup)")
     if allowed < online:
-        what = f"this process may use {allowed} of {online} CPUs ({ranges.spell(fact['allowed'])})"
+        what = f"this process may use {allowed} of {online} CPUs ({cpulist.spell(fact['allowed'])})"
         fix = "allow it more (taskset -c, docker run --cpuset-cpus, srun --cpus-per-task)"
         yield _note(what, f"if nobody meant it so, {fix}")
     if usable == online == 1:
@@ -160,7 +161,7 @@ def _distance(facts: _Facts) -> Iterator[Finding]:
     what = f"cores are far from each other: {'; '.join(map(info.trip_text, far))}"
     near = _around(facts["topology"]["caches"], far[0]["cpus"][0])
     if near and not set(near) >= set(far[0]["cpus"]):
-        yield _note(what, f"ranks that fit into one L3 are faster there: taskset -c {ranges.spell(near)}")
+        yield _note(what, f"ranks that fit into one L3 are faster there: taskset -c {cpulist.spell(near)}")
     else:
         yield _note(what, "nothing to do here: data take the way for far cores")
 

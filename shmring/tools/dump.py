@@ -1,6 +1,6 @@
 """`shmring dump PID`: all that the communicators of a process tell, of every rank of theirs on this host.
 
-May know: flight, screen, segments.
+May know: describe, _cli, _attach.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import argparse
 import textwrap
 from typing import Any
 
-from ..flight import describe_call, seconds
-from . import screen, segments
+from .._diagnostics.describe import describe_call, seconds
+from . import _attach, _cli
 
 
 def add_to(commands: Any) -> None:
@@ -26,21 +26,21 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--no-stacks", action="store_true", help="do not ask the ranks for their Python stacks"
     )
-    screen.add_json(parser, "a list of communicators")
+    _cli.add_json(parser, "a list of communicators")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it; the exit status."""
-    wrong = segments.why_not(arguments.pid)
+    wrong = _attach.why_not(arguments.pid)
     if wrong is not None:
         return _fail(wrong)
-    found = segments.of_processes([arguments.pid])
+    found = _attach.of_processes([arguments.pid])
     if not found:
         return _fail(f"process {arguments.pid} has no communicator, or has closed it")
     all_seen = [_seen(one, with_stacks=not arguments.no_stacks) for one in found]
     if arguments.json:
-        screen.print_json(all_seen)
+        _cli.print_json(all_seen)
     else:
         shown: set[int] = set()  # processes whose stacks have been
         print("\n".join(_text(one, shown) for one in all_seen))
@@ -48,18 +48,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fail(text: str) -> int:
-    return screen.complain("shmring dump", text)
+    return _cli.complain("shmring dump", text)
 
 
-def _seen(segment: segments.Segment, *, with_stacks: bool) -> dict[str, Any]:
-    told = segments.seen(segment)
+def _seen(segment: _attach.Segment, *, with_stacks: bool) -> dict[str, Any]:
+    told = _attach.seen(segment)
     if segment.flight is None:
         return told
-    stacks = segments.stacks_of(segment) if with_stacks else {}
+    stacks = _attach.stacks_of(segment) if with_stacks else {}
     for rank, one in enumerate(told["ranks"]):
         one["calls"] = segment.flight.records_of(rank)
         if with_stacks:
-            one["stacks"] = segments.printable(stacks[rank])
+            one["stacks"] = _attach.printable(stacks[rank])
     return told
 
 
@@ -68,7 +68,7 @@ def _text(one: dict[str, Any], shown: set[int]) -> str:
         return f"communicator {one['communicator']} cannot be read: {one['damage']}\n"
     told = [f"communicator {one['communicator']}, {len(one['ranks'])} ranks on this host"]
     if one["over"]:
-        told.append(f"over: {segments.over_text(one['over'])}")
+        told.append(f"over: {_attach.over_text(one['over'])}")
     for rank in one["ranks"]:
         who = f"rank {rank['rank']} of {rank['size']}, process {rank['pid']}, {rank['state']}"
         told.append(f"\n{who}: {rank['where']}")

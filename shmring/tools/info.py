@@ -1,7 +1,7 @@
 """`shmring info`: what this machine offers to ranks, found out piece by piece.
 
 Each fact is found by itself: where that fails it says so, {"unknown": why}, and the others are there all the
-same. May know: machine, probes, ranges, screen, sections,
+same. May know: machine, probes, cpulist, _cli, sections,
 software.
 """
 
@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import ranges
-from . import machine, probes, screen, sections, software
-from .sections import Row
+from .._system import cpulist
+from . import _cli
+from ._machine import machine, probes, sections, software
+from ._machine.sections import Row
 
 Fact = dict[str, Any]
 Report = dict[str, Fact]
@@ -98,14 +99,14 @@ def add_to(commands: Any) -> None:
 def add_flags(parser: argparse.ArgumentParser, what: str) -> None:
     """Those of info and doctor."""
     parser.add_argument("--no-measure", action="store_true", help="start no ranks and measure nothing")
-    screen.add_json(parser, what)
+    _cli.add_json(parser, what)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it; the exit status."""
     found = report(measures=not arguments.no_measure)
     if arguments.json:
-        screen.print_json(found)
+        _cli.print_json(found)
     else:
         sections.show({head: [_row(found, *one) for one in rows] for head, rows in _SECTIONS.items()})
     return 0
@@ -152,7 +153,7 @@ def _cpus(fact: Fact) -> str:
     told = f"{fact['usable']} usable"
     if fact["usable"] < len(allowed):
         told += f" under the cgroup's quota, {len(allowed)} allowed"
-    return f"{told} ({ranges.spell(allowed)}) of {fact['online'] or 'an unknown number'}"
+    return f"{told} ({cpulist.spell(allowed)}) of {fact['online'] or 'an unknown number'}"
 
 
 def _cores(fact: Fact) -> str:
@@ -184,7 +185,7 @@ def _groups(groups: list[list[int]]) -> str:
     """The CPUs of each group of more than one."""
     if max(map(len, groups)) == 1:
         return ""
-    told = " | ".join(ranges.spell(group) for group in groups[:_SHOWN_GROUPS])
+    told = " | ".join(cpulist.spell(group) for group in groups[:_SHOWN_GROUPS])
     return f" (CPUs {told}{' | ...' if len(groups) > _SHOWN_GROUPS else ''})"
 
 

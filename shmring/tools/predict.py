@@ -1,7 +1,7 @@
 """`shmring predict`: how long an all-reduce takes by the cost model, and what a training step gets out of it.
 
 Owns the command line, where alpha and beta come from, and how the answer is shown. May know: the package's
-face, bench_calls, bench_rank, compare, model, plot, screen.
+face, calls, rank, compare, model, plot, _cli.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import Any, NoReturn
 import shmring
 
 from .. import model
-from . import bench_rank, plot, screen
-from .bench_calls import PING_PONG, Job
-from .compare import SCHEMA as BENCH_SCHEMA
-from .compare import Unusable, read
+from . import _cli
+from ._bench import plot, rank
+from ._bench.calls import PING_PONG, Job
+from ._bench.compare import SCHEMA as BENCH_SCHEMA
+from ._bench.compare import Unusable, read
 
 SCHEMA = 1
 INTERRUPTED = 130
 NINE_TENTHS = 0.9
 _MOST_GRADIENT_NBYTES = 1 << 60
-_MEASURED = Job("all_reduce", screen.sizes("64:16M"), seconds=0.05)
+_MEASURED = Job("all_reduce", _cli.sizes("64:16M"), seconds=0.05)
 _MEASURED_RANKS = 2
 _RANKS = (2, 4, 8)
 
@@ -65,19 +66,19 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--alpha", type=screen.seconds, metavar="S", help="seconds that any message takes, as in 5e-6")
+    add("--alpha", type=_cli.seconds, metavar="S", help="seconds that any message takes, as in 5e-6")
     add("--bandwidth", type=_bandwidth, metavar="B", help="bytes a second, as in 125e6 for 1 Gbit/s")
     add("--from", type=Path, dest="file", metavar="FILE", help="fit them to what shmring bench --json wrote")
     add("--measure", action="store_true", help="fit them to all-reduces of two ranks, measured now")
-    add("--sizes", type=screen.sizes, default="1K:64M", help="B:E, or a list, as in 8,4K,1M (%(default)s)")
+    add("--sizes", type=_cli.sizes, default="1K:64M", help="B:E, or a list, as in 8,4K,1M (%(default)s)")
     add("--ranks", type=_ranks, default=_RANKS, metavar="N,N", help="how many take part (2,4,8)")
-    add("--hosts", type=screen.at_least(2), metavar="H", help="over which they are spread, alike on each")
-    add("--wire-alpha", type=screen.seconds, metavar="S", help="as --alpha, of the links between hosts")
+    add("--hosts", type=_cli.at_least(2), metavar="H", help="over which they are spread, alike on each")
+    add("--wire-alpha", type=_cli.seconds, metavar="S", help="as --alpha, of the links between hosts")
     add("--wire-bandwidth", type=_bandwidth, metavar="B", help="as --bandwidth, of a host's link")
     add("--gradient-bytes", type=_gradient_nbytes, metavar="D", help="what a step reduces: 553.36e6, 500M")
-    add("--step-seconds", type=screen.seconds, metavar="S", help="how long it computes")
+    add("--step-seconds", type=_cli.seconds, metavar="S", help="how long it computes")
     add("--plot", type=Path, metavar="FILE", help="draw time against size: PNG, SVG, PDF")
-    screen.add_json(parser, "all of it, in place of the tables,")
+    _cli.add_json(parser, "all of it, in place of the tables,")
     parser.set_defaults(run=run)
 
 
@@ -92,11 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
         return INTERRUPTED
     except (shmring.Error, MemoryError, OSError) as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        return screen.complain("shmring predict", text)
+        return _cli.complain("shmring predict", text)
     if arguments.plot:
         figure_of(report).savefig(arguments.plot, dpi=110)
     if arguments.json:
-        screen.print_json(report)
+        _cli.print_json(report)
     else:
         print("\n\n".join(_told(report)))
     return 0
@@ -118,8 +119,8 @@ def _measured(comm: shmring.Comm, job: Job) -> dict[str, Any]:
     """What the JSON of `shmring bench` has of it."""
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[comm.rank % len(cpus)]})
-    facts = bench_rank.facts(comm, job)
-    rows = list(bench_rank.rows(comm, job, crowded=facts["crowded"]))
+    facts = rank.facts(comm, job)
+    rows = list(rank.rows(comm, job, crowded=facts["crowded"]))
     return {**facts, "options": asdict(job), "rows": rows}
 
 
@@ -235,8 +236,8 @@ def _told(report: dict[str, Any]) -> list[str]:
     for ranks in dict.fromkeys(row["ranks"] for row in report["rows"]):
         rows = [row for row in report["rows"] if row["ranks"] == ranks]
         heads = [f"{ranks} ranks", *rows[0]["seconds"]]
-        cells = [[screen.in_words(row["nbytes"]), *map(_us, row["seconds"].values())] for row in rows]
-        table = screen.table([heads, *cells], range(len(heads)))
+        cells = [[_cli.in_words(row["nbytes"]), *map(_us, row["seconds"].values())] for row in rows]
+        table = _cli.table([heads, *cells], range(len(heads)))
         paragraphs.append(f"{table}\nus{_crossed(report, ranks)}")
     if report["training"]:
         paragraphs.append(_training_told(report["training"]))
@@ -265,7 +266,7 @@ def _training_told(training: dict[str, Any]) -> str:
         needed = row["bandwidth_for_90_percent"] / 1e6
         rows.append([str(row["ranks"]), *(f"{figure:.4g}" for figure in figures), f"{needed:.0f}"])
     said = f"{training['compute_s']} s of computing, then a ring over {training['gradient_nbytes']} bytes"
-    return f"{said}:\n{screen.table(rows, range(5))}"
+    return f"{said}:\n{_cli.table(rows, range(5))}"
 
 
 # ---- the picture ------------------------------------------------------------------------------------------
@@ -299,7 +300,7 @@ def figure_of(report: dict[str, Any]) -> Any:
 
 def _refuse(text: str) -> NoReturn:
     text = f"{text} (more with shmring predict --help)"
-    raise SystemExit(screen.complain("shmring predict", text, screen.BAD_USAGE))
+    raise SystemExit(_cli.complain("shmring predict", text, _cli.BAD_USAGE))
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -340,11 +341,11 @@ def _gradient_nbytes(text: str) -> int:
     try:
         number = float(text)
     except ValueError:
-        return screen.nbytes(text)
+        return _cli.nbytes(text)
     if not 1 <= number < _MOST_GRADIENT_NBYTES:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, as in 553.36e6 or 500M")
     return round(number)
 
 
 def _ranks(text: str) -> Sequence[int]:
-    return tuple(dict.fromkeys(screen.at_least(2)(word) for word in text.split(",")))
+    return tuple(dict.fromkeys(_cli.at_least(2)(word) for word in text.split(",")))

@@ -1,6 +1,6 @@
 """`shmring ps`: one line for each rank of every communicator of this user.
 
-May know: screen, segments.
+May know: _cli, _attach.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from . import screen, segments
+from . import _attach, _cli
 
 _HEADS = ("COMMUNICATOR", "RANK", "PID", "STATE", "WHERE")
 
@@ -21,19 +21,19 @@ def add_to(commands: Any) -> None:
         description="One line a rank: communicator, rank/size, pid, what /proc says of it, where it is. "
         "Reads only, and disturbs nobody.",
     )
-    screen.add_json(parser, "a list of communicators")
+    _cli.add_json(parser, "a list of communicators")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it; the exit status."""
-    found = [segments.seen(one) for one in segments.of_processes(segments.own_processes())]
+    found = [_attach.seen(one) for one in _attach.of_processes(_attach.own_processes())]
     if arguments.json:
-        screen.print_json(found)
+        _cli.print_json(found)
     elif not found:
         print("no communicators of this user on this host")
     else:
-        print(screen.table([_HEADS, *(row for one in found for row in _rows(one))]))
+        print(_cli.table([_HEADS, *(row for one in found for row in _rows(one))]))
     return 0
 
 
@@ -47,5 +47,5 @@ def _rows(one: dict[str, Any]) -> list[tuple[str, ...]]:
         for rank in one["ranks"]
     ]
     if one["over"]:
-        rows.append((name, "", "", "over", segments.over_text(one["over"])))
+        rows.append((name, "", "", "over", _attach.over_text(one["over"])))
     return rows

@@ -1,6 +1,6 @@
-"""`shmring selftest`: runs the checks of shmring/selftest.py and prints a line for each.
+"""`shmring selftest`: runs the checks of shmring/tools/selftest_checks.py and prints a line for each.
 
-May know: screen, and shmring/selftest.py, which brings NumPy and is imported when it runs.
+May know: _cli, and shmring/tools/selftest_checks.py, which brings NumPy and is imported when it runs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import shmring
 
-from . import screen
+from . import _cli
 
 if TYPE_CHECKING:
-    from ..selftest import Check
+    from .selftest_checks import Check
 
 WATCHDOG_S = 280  # for all of it, should the checks' own limits not help; CI gives it 5 min
 _ABOUT = (
@@ -31,20 +31,20 @@ def add_to(commands: Any) -> None:
     """Add this command to a parser's."""
     summary = "whether this installation works on this machine: some seconds"
     parser = commands.add_parser("selftest", help=summary, description=_ABOUT)
-    screen.add_json(parser, "the checks")
+    _cli.add_json(parser, "the checks")
     parser.set_defaults(run=run)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m shmring.selftest`; the exit status."""
-    parser = screen.Parser(prog="python -m shmring.selftest", description=_ABOUT)
-    screen.add_json(parser, "the checks")
+    parser = _cli.Parser(prog="python -m shmring.selftest", description=_ABOUT)
+    _cli.add_json(parser, "the checks")
     return run(parser.parse_args(argv))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it; the exit status."""
-    from ..selftest import checks
+    from .selftest_checks import checks
 
     faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)
     began, found, about = time.perf_counter(), [], _versions()
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     skipped = sum(check.skipped is not None for check in found)
     if arguments.json:
         counts = {"seconds": seconds, "failed": failed, "skipped": skipped}
-        screen.print_json(about | counts | {"checks": [*map(asdict, found)]})
+        _cli.print_json(about | counts | {"checks": [*map(asdict, found)]})
     else:
         passed = len(found) - failed - skipped
         print(f"{passed} passed, {failed} failed, {skipped} skipped in {seconds:.1f} s")

@@ -1,7 +1,7 @@
 """`shmring top`: what all ranks of this user are at, again and again, how fast they go, whom they wait for.
 
 Rates are of the calls between two looks; what was moved is taken from the last 64 calls, which is all that a
-rank remembers. May know: _flight, screen, segments.
+rank remembers. May know: flight_recorder, _cli, _attach.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .._flight import DTYPE_NBYTES, DTYPES
-from . import screen, segments
+from .._diagnostics.flight_recorder import DTYPE_NBYTES, DTYPES
+from . import _attach, _cli
 
 _HEADS = ("COMMUNICATOR", "RANK", "PID", "STATE", "CALLS/S", "BYTES/S", "SINCE", "WHERE")
 _NUMBERS = (4, 5, 6)  # of the columns
@@ -38,20 +38,20 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("pids", type=int, nargs="*", metavar="PID")
     parser.add_argument(
-        "--interval", type=screen.seconds, default=1.0, metavar="S", help="seconds between looks; %(default)g"
+        "--interval", type=_cli.seconds, default=1.0, metavar="S", help="seconds between looks; %(default)g"
     )
     parser.add_argument(
-        "--count", type=screen.at_least(1), metavar="N", help="how often it is shown (default: for ever)"
+        "--count", type=_cli.at_least(1), metavar="N", help="how often it is shown (default: for ever)"
     )
-    screen.add_json(parser, "a line for each look, a list of communicators,")
+    _cli.add_json(parser, "a line for each look, a list of communicators,")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Watch; the exit status."""
-    wrong = next(filter(None, map(segments.why_not, arguments.pids)), None)
+    wrong = next(filter(None, map(_attach.why_not, arguments.pids)), None)
     if wrong is not None:
-        return screen.complain("shmring top", wrong)
+        return _cli.complain("shmring top", wrong)
     looks = itertools.islice(_looks(arguments.pids, arguments.interval), arguments.count)
     try:
         if arguments.json:
@@ -81,7 +81,7 @@ def _looks(pids: list[int], interval_s: float) -> Iterator[list[dict[str, Any]]]
     before: dict[tuple[str, int], _Before] = {}
     next_s = time.monotonic()
     for turn in itertools.count():
-        found = segments.of_processes(pids or segments.own_processes())
+        found = _attach.of_processes(pids or _attach.own_processes())
         told = [_look(segment, before) for segment in found]
         names = {one["communicator"] for one in told}
         before = {key: seen for key, seen in before.items() if key[0] in names}
@@ -91,8 +91,8 @@ def _looks(pids: list[int], interval_s: float) -> Iterator[list[dict[str, Any]]]
         time.sleep(max(0.0, next_s - time.monotonic()))
 
 
-def _look(segment: segments.Segment, before: dict[tuple[str, int], _Before]) -> dict[str, Any]:
-    told = segments.seen(segment)
+def _look(segment: _attach.Segment, before: dict[tuple[str, int], _Before]) -> dict[str, Any]:
+    told = _attach.seen(segment)
     if segment.flight is None:
         return told
     for local, rank in enumerate(told["ranks"]):
@@ -187,7 +187,7 @@ def _lines(found: list[dict[str, Any]]) -> list[str]:
     if not found:
         return ["no communicators of this user on this host"]
     rows = [row for one in found for row in _rows(one)]
-    heads, *told = screen.table([_HEADS, *rows], right=_NUMBERS).split("\n")
+    heads, *told = _cli.table([_HEADS, *rows], right=_NUMBERS).split("\n")
     # The first lines are those that a terminal has room for.
     return [heads, *(_late(one) for one in found if one.get("awaited")), *told]
 
@@ -215,7 +215,7 @@ def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             rank["where"],
         )
     if one["over"]:
-        yield name, "", "", "over", "", "", "", segments.over_text(one["over"])
+        yield name, "", "", "over", "", "", "", _attach.over_text(one["over"])
 
 
 def _bytes(number: float) -> str:

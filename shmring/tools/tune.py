@@ -2,8 +2,8 @@
 finds them: shmring tune, or python -m shmring.tools.tune [--ranks 2,4] [--seconds 30]
 
 One number at a time, the others as found so far: candidates are timed in turn, and one is taken if it is
-clearly faster than what is built in, twice, and slower nowhere. May know: the package's face, measured,
-screen, settings, trials, tuning.
+clearly faster than what is built in, twice, and slower nowhere. May know: the package's face, tuning_table,
+_cli, settings, trials, thresholds.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import numpy as np
 
 import shmring
 
-from .. import measured, tuning
-from ..settings import Settings
-from . import screen
-from .trials import LEAST_ROUNDS, Call, Load, Timed, trial
+from .._config import thresholds, tuning_table
+from .._config.settings import Settings
+from . import _cli
+from ._bench.trials import LEAST_ROUNDS, Call, Load, Timed, trial
 
 _PURPOSE = (
     "Measures on this machine which sizes are best for what, and keeps them where every shmring of this user "
@@ -79,7 +79,7 @@ QUESTIONS = (
     ),
     Question(
         "cached_most_nbytes",
-        (0, *(n * MIB for n in (2, 4, 8, 32)), tuning.NEVER),
+        (0, *(n * MIB for n in (2, 4, 8, 32)), thresholds.NEVER),
         _in_place(2 * MIB, 16 * MIB, 64 * MIB),
     ),
     Question(
@@ -98,7 +98,7 @@ QUESTIONS = (
     ),
     Question(
         "far_stream_nbytes",
-        (512, 2 * KIB, 8 * KIB, 32 * KIB, tuning.NEVER),
+        (512, 2 * KIB, 8 * KIB, 32 * KIB, thresholds.NEVER),
         _private("all_reduce", 1 * KIB, 4 * KIB, 16 * KIB, 256 * KIB, 4 * MIB),
     ),
     Question(
@@ -108,57 +108,57 @@ QUESTIONS = (
     ),
     Question(
         "stream_in_place_nbytes",
-        (*(n * MIB for n in (4, 16, 32, 96)), tuning.NEVER),
+        (*(n * MIB for n in (4, 16, 32, 96)), thresholds.NEVER),
         _in_place(8 * MIB, 24 * MIB, 64 * MIB),
     ),
     Question(
         "zero_copy_stream_nbytes",
-        (*(n * MIB for n in (1, 3, 8, 16, 64)), tuning.NEVER),
+        (*(n * MIB for n in (1, 3, 8, 16, 64)), thresholds.NEVER),
         lambda _: [Load("all_reduce", size * MIB, shared=True) for size in (2, 8, 32)],
     ),
     Question(
         "single_copy_nbytes",
-        (*(n * KIB for n in (16, 32, 64, 128, 512)), tuning.NEVER),
+        (*(n * KIB for n in (16, 32, 64, 128, 512)), thresholds.NEVER),
         _written_or_not("all_to_all", *(n * KIB for n in (24, 48, 96, 256)), 1 * MIB),
     ),
     Question(
         "single_copy_scatter_nbytes",
-        (*(n * KIB for n in (64, 128, 256, 512, 1024, 2048)), tuning.NEVER),
+        (*(n * KIB for n in (64, 128, 256, 512, 1024, 2048)), thresholds.NEVER),
         lambda n: [Load("scatter", size * KIB // n) for size in (96, 192, 384, 768, 1536)],
     ),
     Question(
         "single_copy_all_gather_nbytes",
-        (*(n * KIB for n in (64, 128, 256, 512)), 1 * MIB, tuning.NEVER),
+        (*(n * KIB for n in (64, 128, 256, 512)), 1 * MIB, thresholds.NEVER),
         _written_or_not("all_gather", *(n * KIB for n in (48, 96, 192, 384, 768))),
     ),
     Question(
         "single_copy_most_nbytes",
-        (*(n * MIB for n in (1, 2, 4, 8, 16)), tuning.NEVER),
+        (*(n * MIB for n in (1, 2, 4, 8, 16)), thresholds.NEVER),
         _private("all_to_all", 1536 * KIB, 3 * MIB, 6 * MIB, 12 * MIB, 24 * MIB),
     ),
     Question(
         "single_copy_reduce_nbytes",
-        (*(n * KIB for n in (128, 256, 512)), *(n * MIB for n in (1, 2, 4, 6)), tuning.NEVER),
+        (*(n * KIB for n in (128, 256, 512)), *(n * MIB for n in (1, 2, 4, 6)), thresholds.NEVER),
         _private("all_reduce", *(n * KIB for n in (192, 384, 768, 1536, 3072, 5120))),
     ),
     Question(
         "single_copy_reduce_most_nbytes",
-        (*(n * MIB for n in (4, 8, 16, 24, 32, 64)), tuning.NEVER),
+        (*(n * MIB for n in (4, 8, 16, 24, 32, 64)), thresholds.NEVER),
         _private("all_reduce", *(n * MIB for n in (6, 12, 24, 48))),
     ),
     Question(
         "single_copy_in_place_nbytes",
-        (*(n * MIB for n in (1, 2, 3)), tuning.NEVER),
+        (*(n * MIB for n in (1, 2, 3)), thresholds.NEVER),
         _in_place(*(size * KIB for size in (1536, 2560, 3584))),
     ),
     Question(
         "single_copy_in_place_most_nbytes",
-        (*(n * MIB for n in (4, 8, 16, 32, 64)), tuning.NEVER),
+        (*(n * MIB for n in (4, 8, 16, 32, 64)), thresholds.NEVER),
         _in_place(*(n * MIB for n in (6, 12, 24, 48))),
     ),
     Question(
         "chain_nbytes",
-        (*(n * KIB for n in (64, 128, 256, 512)), tuning.NEVER),
+        (*(n * KIB for n in (64, 128, 256, 512)), thresholds.NEVER),
         lambda n: _private("reduce", *_CHAINED)(n) + _private("scan", *_CHAINED)(n),
     ),
     Question(
@@ -177,7 +177,7 @@ def answers(
     The present value is the first candidate. What must be the same near and far is judged by all rounds.
     """
     found = {}
-    of_both = question.name in tuning.OF_BOTH_DISTANCES
+    of_both = question.name in thresholds.OF_BOTH_DISTANCES
     for distance in ("any",) if of_both else ("near", "far"):
         ratios = [_ratios(load, distance) for load in timed]
         if not all(ratios):
@@ -218,12 +218,12 @@ class Answer:
 
 def tune(
     ranks: int, questions: Sequence[Question], seconds: float, bar: _Bar
-) -> tuple[measured.Table, list[Answer]]:
+) -> tuple[tuning_table.Table, list[Answer]]:
     """The table of a number of ranks: only what is better than what is built in, and was so twice."""
-    table: measured.Table = {distance: {} for distance in measured.DISTANCES}
+    table: tuning_table.Table = {distance: {} for distance in tuning_table.DISTANCES}
     told = []
     for question in questions:
-        present = tuning.built_in(ranks)[question.name]
+        present = thresholds.built_in(ranks)[question.name]
         share = seconds / len(questions)
         others = [value for value in question.candidates if value != present]
         found = _ask(ranks, question, [present, *others], table, share * 2 / 3)
@@ -245,14 +245,17 @@ def _beside(question: Question) -> dict[str, int]:
     """Other numbers with which messages go the way that the question is about."""
     if question.name.startswith("single_copy"):
         return {}
-    through_slots = {"single_copy_reduce_nbytes": tuning.NEVER, "single_copy_in_place_nbytes": tuning.NEVER}
+    through_slots = {
+        "single_copy_reduce_nbytes": thresholds.NEVER,
+        "single_copy_in_place_nbytes": thresholds.NEVER,
+    }
     if question.name in ("chunk_nbytes", "depth", "exchange_nbytes"):  # of the whole ring
         return through_slots | {"cached_most_nbytes": 0}
     return through_slots
 
 
 def _ask(
-    ranks: int, question: Question, candidates: Sequence[int], table: measured.Table, seconds: float
+    ranks: int, question: Question, candidates: Sequence[int], table: tuning_table.Table, seconds: float
 ) -> dict[str, tuple[int, float]]:
     """The answers from communicators that differ in the candidate; the rest is as in the table so far."""
     with tempfile.TemporaryDirectory(prefix="shmring-tune-") as folder:
@@ -262,9 +265,9 @@ def _ask(
             tried = {distance: dict(values) for distance, values in table.items()}
             for distance in ("near", "far"):
                 tried[distance] |= _beside(question)
-            for distance in ("any",) if question.name in tuning.OF_BOTH_DISTANCES else ("near", "far"):
+            for distance in ("any",) if question.name in thresholds.OF_BOTH_DISTANCES else ("near", "far"):
                 tried[distance][question.name] = value
-            measured.save(Path(paths[-1]), {ranks: tried}, tuning.LIMITS)
+            tuning_table.save(Path(paths[-1]), {ranks: tried}, thresholds.LIMITS)
         worlds = [shmring.world(ranks) for _ in candidates]
         results: list[list[Timed]] = shmring.spawn(
             trial, ranks, (worlds, paths, question.loads(ranks), seconds)
@@ -277,7 +280,7 @@ def _ask(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """As a module of its own; the exit status."""
-    parser = _filled(screen.Parser(prog="python -m shmring.tools.tune", description=_PURPOSE))
+    parser = _filled(_cli.Parser(prog="python -m shmring.tools.tune", description=_PURPOSE))
     return run(parser.parse_args(arguments))
 
 
@@ -293,9 +296,9 @@ def run(options: argparse.Namespace) -> int:
         _check(options)
         return _run(options)
     except (shmring.Error, ValueError, OSError) as error:
-        return screen.complain("shmring tune", " ".join(str(error).split()), screen.BAD_USAGE)
+        return _cli.complain("shmring tune", " ".join(str(error).split()), _cli.BAD_USAGE)
     except KeyboardInterrupt:
-        return screen.complain("shmring tune", "broken off, and nothing is written", _BROKEN_OFF)
+        return _cli.complain("shmring tune", "broken off, and nothing is written", _BROKEN_OFF)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -304,7 +307,7 @@ def _check(options: argparse.Namespace) -> None:
     path: Path = options.output
     if options.dry_run:
         return
-    if path == measured.default_path() and not path.is_absolute():
+    if path == tuning_table.default_path() and not path.is_absolute():
         raise ValueError("there is no home folder for the table; give --output")
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give --output a file in it")
@@ -331,13 +334,13 @@ def _run(options: argparse.Namespace) -> int:
                     table[distance] = kept | table.get(distance, {})
             tables[ranks] = table
     if not options.dry_run:
-        measured.save(options.output, tables, tuning.LIMITS)
+        tuning_table.save(options.output, tables, thresholds.LIMITS)
     if options.json:
         written = None if options.dry_run else str(options.output)
-        found = {"machine": measured.machine(), "answers": [asdict(answer) for answer in answered]}
-        screen.print_json(found | {"tables": tables, "written": written})
+        found = {"machine": tuning_table.machine(), "answers": [asdict(answer) for answer in answered]}
+        _cli.print_json(found | {"tables": tables, "written": written})
     elif not options.dry_run:
-        used = options.output == measured.default_path()
+        used = options.output == tuning_table.default_path()
         how = "in use from now on; delete it to go back" if used else "set SHMRING_TUNING to it to use it"
         print(f"written to {options.output}: {how}")
     return 0
@@ -353,12 +356,14 @@ def _filled(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="how many to tune for, as in 2,4 (default: 2, as many as there are CPUs, twice as many)",
     )
     parser.add_argument(
-        "--seconds", type=screen.seconds, default=30.0, help="of timing, for each number of ranks"
+        "--seconds", type=_cli.seconds, default=30.0, help="of timing, for each number of ranks"
     )
     parser.add_argument("--only", type=_names(names), default=[], help=f"some of {', '.join(names)}")
-    parser.add_argument("--output", type=Path, default=measured.default_path(), help="default: %(default)s")
+    parser.add_argument(
+        "--output", type=Path, default=tuning_table.default_path(), help="default: %(default)s"
+    )
     parser.add_argument("--dry-run", action="store_true", help="tell what is best and write nothing")
-    screen.add_json(parser, "what was measured and taken")
+    _cli.add_json(parser, "what was measured and taken")
     parser.set_defaults(run=run)
     return parser
 
@@ -381,11 +386,11 @@ def _names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     return parse
 
 
-def _kept_so_far(path: Path) -> dict[int, measured.Table]:
+def _kept_so_far(path: Path) -> dict[int, tuning_table.Table]:
     """The tables of other numbers of ranks, and other numbers of these; none if the file is unusable."""
     try:
-        return measured.load(path, tuning.LIMITS)
-    except measured.Unusable:
+        return tuning_table.load(path, thresholds.LIMITS)
+    except tuning_table.Unusable:
         return {}
 
 

@@ -25,20 +25,20 @@ CACHE = ROOT / "build" / "faults"
 TRANSLATED = ROOT / "build" / "cython"  # setup.py's, when it has built in place
 # Whatever publishes, gives credit or waits; the kernels, which take a minute, have no such points.
 MODULES = (
-    "_chain",
-    "_delivery",
-    "_distance",
-    "_engine",
-    "_exchange",
-    "_halving",
-    "_messages",
-    "_pipelines",
-    "_progress",
-    "_schedules",
-    "_state",
-    "_trees",
-    "_waiting",
-    "carrier",
+    "_algorithms/chain",
+    "_p2p/delivery",
+    "_core/core_distance",
+    "_engine/engine",
+    "_algorithms/staged",
+    "_algorithms/halving_doubling",
+    "_p2p/matching",
+    "_algorithms/direct",
+    "_engine/progress",
+    "_algorithms/ring",
+    "_engine/state",
+    "_algorithms/trees",
+    "_engine/wait",
+    "_comm/endpoint",
 )
 FAULTS = ("-DSR_FAULTS", "-O1")
 CHECKED = ("-O3",)
@@ -85,7 +85,7 @@ def installed() -> Path:
     """The folder of the package that is built: the checkout may come first, and have sources alone."""
     for path in [*sys.path, ROOT]:
         folder = Path(path or ".").resolve() / "shmring"
-        if any(folder.glob("_kernels*.so")) and CACHE not in folder.parents:
+        if any(folder.glob("_core/kernels*.so")) and CACHE not in folder.parents:
             return folder
     raise NoBuild("shmring is not built")
 
@@ -93,22 +93,24 @@ def installed() -> Path:
 def _sources() -> list[Path]:
     here = Path(__file__).parent
     names = sorted(path for path in (ROOT / "src").iterdir() if path.suffix in (".c", ".h"))
-    return [*names, *sorted((ROOT / "shmring").glob("*.p[yx]*")), here / "faults.c", Path(__file__)]
+    return [*names, *_package(), here / "faults.c", Path(__file__)]
+
+
+def _package() -> list[Path]:
+    found = (ROOT / "shmring").rglob("*.p[yx]*")
+    return sorted(path for path in found if path.suffix != ".pyc")
 
 
 def _digest(flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256(repr((flags, sys.version, str(installed()))).encode())
     for path in _sources():
-        digest.update(path.name.encode() + path.read_bytes())
+        digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _make(folder: Path, flags: tuple[str, ...]) -> None:
     package = folder / "shmring"
-    package.mkdir()
-    for path in installed().iterdir():
-        if path.name.partition(".")[0] not in MODULES or path.suffix != ".so":
-            (package / path.name).symlink_to(path)
+    _link(installed(), package)
     jobs = [
         [
             *_compiler(flags),
@@ -125,6 +127,16 @@ def _make(folder: Path, flags: tuple[str, ...]) -> None:
         )
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(_run, jobs))
+
+
+def _link(there: Path, here: Path, inside: str = "") -> None:
+    """Links to all that is installed, but to the extensions that are built here."""
+    here.mkdir()
+    for path in there.iterdir():
+        if path.is_dir() and path.name != "__pycache__":
+            _link(path, here / path.name, f"{inside}{path.name}/")
+        elif inside + path.name.partition(".")[0] not in MODULES or path.suffix != ".so":
+            (here / path.name).symlink_to(path)
 
 
 def _compiler(flags: tuple[str, ...]) -> list[str]:
@@ -145,10 +157,10 @@ def _libraries() -> list[str]:
 def _translated(folder: Path, name: str) -> list[str]:
     """The C that Cython makes of a module: setup.py's if it is as new as the sources, or made here."""
     source, ready = ROOT / "shmring" / f"{name}.pyx", TRANSLATED / "shmring" / f"{name}.c"
-    newest = max(path.stat().st_mtime for path in (ROOT / "shmring").glob("*.p[yx]*"))
+    newest = max(path.stat().st_mtime for path in _package())
     if ready.is_file() and ready.stat().st_mtime >= newest:
         return [str(ready)]
-    target = folder / f"{name}.c"
+    target = folder / f"{name.replace('/', '.')}.c"
     directives = [
         "language_level=3",
         "boundscheck=False",

@@ -1,4 +1,4 @@
-/* The call lines of src/layout.h, as shmring/_group.pxd writes, reads and verifies them: LINES take turns, and a rank
+/* The call lines of src/layout.h, as shmring/_core/group.pxd writes, reads and verifies them: LINES take turns, and a rank
    publishes call k only after it has seen everyone's lines of call k - LINES / 2. So nobody's line is written while
    somebody may still read it, and a rank that calls something else is found out by all. May know: nothing; read beside
    publish_line, verify and see_calls_before.

@@ -20,7 +20,7 @@ def test_torch_finds_it_by_itself():
         pytest.skip("shmring is on the path here, and not installed")
     for group in GROUPS:
         (entry,) = importlib.metadata.entry_points(group=group, name="shmring")
-        assert entry.value == "shmring._torch_entry:register"
+        assert entry.value == "shmring.adapters._torch.entry:register"
     done = run("""if True:
         import torch.distributed as dist
         store = dist.HashStore()
@@ -35,9 +35,10 @@ def test_torch_finds_it_by_itself():
 def test_being_found_loads_nothing_else():
     done = run("""if True:
         import sys
-        import shmring._torch_entry
+        import shmring.adapters._torch.entry
         loaded = {name for name in sys.modules if name.partition(".")[0] in ("numpy", "shmring", "torch")}
-        assert loaded == {"shmring", "shmring._torch_entry"}, loaded
+        packages = {"shmring", "shmring.adapters", "shmring.adapters._torch"}
+        assert loaded == {*packages, "shmring.adapters._torch.entry"}, loaded
     """)
     assert done.returncode == 0, done.stderr
 
@@ -47,8 +48,8 @@ def test_what_goes_wrong_there_is_only_said():
         import sys, types
         sys.modules["torch"] = types.ModuleType("torch")
         sys.modules["torch.distributed"] = None
-        from shmring import _torch_entry
-        _torch_entry.register()
+        from shmring.adapters._torch import entry
+        entry.register()
     """)
     assert done.returncode == 0, done.stderr
     assert "was not told of the backend shmring" in done.stderr

@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_ranks import group_of
 
 import shmring
-from shmring import _state
+from shmring._engine import state
 
 SIZES = (1, 2, 3, 5)
 COUNTS = (0, 1, 7, 3000, 90_000)
-DTYPES = {getattr(torch, name): name for name in _state.DTYPES}
+DTYPES = {getattr(torch, name): name for name in state.DTYPES}
 REDUCE_OPS = {
     "sum": dist.ReduceOp.SUM,
     "avg": dist.ReduceOp.AVG,
@@ -81,7 +81,7 @@ def bytes_of(x):
 def reduce_everything(comm, op_name, memory):
     with group_of(comm) as group:
         for dtype, name in DTYPES.items():
-            if not _state.supported(name, op_name) or dtype.is_complex:  # torch hands on complex ones as real
+            if not state.supported(name, op_name) or dtype.is_complex:  # torch hands on complex ones as real
                 continue
             for count in COUNTS:
                 given = values_of(dtype, count, comm.rank)

@@ -20,7 +20,7 @@ from ranks import Died, Ranks
 from torch_ranks import group_of
 
 import shmring
-from shmring.adapters._torch_work import Message
+from shmring.adapters._torch.work import Message
 
 
 def wrong_arguments(comm):

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch_ranks import die, group_of, news_of_death, of_backend, of_both
 
 import shmring
-from shmring.adapters import _torch_work
+from shmring.adapters._torch import work as _torch_work
 
 MANY = 50
 LIMIT_S = 1  # of a group

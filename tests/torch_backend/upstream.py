@@ -45,7 +45,7 @@ def put_in_place_of_gloo():
     import torch.distributed.distributed_c10d as c10d
 
     from shmring.adapters import torch as adapter
-    from shmring.adapters._torch_group import Group
+    from shmring.adapters._torch.group import Group
 
     class Replacement(Group):
         def __init__(self, store, rank, size, timeout):

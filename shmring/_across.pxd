@@ -1,7 +1,0 @@
-# May know: _group.
-
-from ._group cimport Call, Group
-
-cdef void choose_way(Group *g, Call *c) noexcept nogil
-cdef void enter_refused_across(Group *g, Call *c) noexcept nogil
-cdef int step_refused_across(Group *g, Call *c) noexcept nogil

@@ -1,0 +1,7 @@
+# Reductions that go from rank to rank. May know: group.
+
+from .._core.group cimport Call, Group
+
+cdef bint may_be_chain(const Group *g, const Call *c) noexcept nogil
+cdef void enter_chain(Group *g, Call *c) noexcept nogil
+cdef int step_chain(Group *g, Call *c) noexcept nogil

@@ -1,0 +1,154 @@
+# reduce, scan and exscan of more ranks than CPUs as a chain: chunk by chunk a partial result goes from rank to rank,
+# in rank order as on every other path, and each folds its x into it. x is read once, by its own rank; staged by all
+# and folded by all it would be moved several times, and in a scan every rank folds what all before it have: work that
+# grows with the square of their number. With a CPU for every rank they do that at the same time, but here they do not.
+# (all_reduce is no faster so: 0.9 to 1.2 of the time with 4 and 8 ranks on 2 CPUs.) It is the pipelined chain of the
+# MPI libraries. May know: group, descriptor, staging, staged. Every function returns at once; what it waits for is in
+# call.awaited.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from .._core.descriptor cimport *
+from .._core.group cimport *
+from .._core.staging cimport *
+from .staged cimport step_shared
+
+
+cdef enum:
+    LINK_NBYTES = 64 << 10   # the longest chunk: a rank begins when the one before it is done with the first
+
+
+# Narrow floats are folded in wider ones: a partial result of theirs is no item.
+cdef bint may_be_chain(const Group *g, const Call *c) noexcept nogil:
+    return (g.crowded and c.nbytes >= g.tuning.chain_nbytes
+            and (c.kind == REDUCE or is_scan(c)) and not is_moved(g, c) and not sr_dtype_is_widened(c.dtype))
+
+
+cdef void enter_chain(Group *g, Call *c) noexcept nogil:
+    begin_call(g, c)
+    describe(g, c)
+    publish_line(g, c)
+    c.relayed = True
+    c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.exchange_nbytes, <size_t> LINK_NBYTES))
+    c.fold.position = c.copy.position = g.position
+
+
+# ---- slots ---------------------------------------------------------------------------------------------------
+
+cdef inline uint64_t chunk_begin(Group *g, Call *c, Head *head) noexcept nogil:
+    return slot_begin(g, head.position, next_chunk(c, head))
+
+
+cdef inline uint64_t chunk_end(Group *g, Call *c, Head *head) noexcept nogil:
+    return slot_end(g, head.position, next_chunk(c, head))
+
+
+cdef inline void advance(Group *g, Call *c, Head *head) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, head)
+    head.position = chunk_end(g, c, head)
+    head.offset += nbytes
+
+
+# Where `rank` leaves its partial result of a chunk: all in one slot, each in the place of the one before. In an exscan
+# that one is the result of this rank, copied once it has handed on its own: they alternate between two.
+cdef inline unsigned char *partial_of(Group *g, Call *c, int rank, uint64_t begin) noexcept nogil:
+    return slot(g, rank & 1 if c.kind == EXSCAN else 0, begin)
+
+
+# ---- steps ---------------------------------------------------------------------------------------------------
+
+# Whether a rank copies the result from where the last one leaves it.
+cdef inline bint takes_from_last(const Group *g, const Call *c) noexcept nogil:
+    return c.kind == REDUCE and c.root == g.rank and c.root != g.size - 1
+
+
+cdef int step_chain(Group *g, Call *c) noexcept nogil:
+    cdef sr_flag *staged
+    cdef int status
+    if not c.lines_seen or c.ping:
+        status = step_line_before(g, c)
+        if status != DONE:
+            return status
+    if c.zero_copy:
+        return step_shared(g, c)
+    if c.fold.offset < c.nbytes and partial_is_there(g, c) and may_hand_on(g, c):
+        fold_link(g, c)
+        return PROGRESSED
+    if c.copy.offset < c.fold.offset:
+        staged = counter(g, g.size - 1, SR_STAGED)
+        if not sr_flag_reached(staged, chunk_end(g, c, &c.copy)):
+            return blocked_on(c, staged, chunk_end(g, c, &c.copy), g.size - 1)
+        take_from_last(g, c)
+        return PROGRESSED
+    if c.fold.offset == c.nbytes:
+        g.position = c.fold.position
+        finish(g, BY_CHAIN)
+        return DONE
+    if not partial_is_there(g, c):
+        return blocked_on(c, counter(g, g.rank - 1, SR_STAGED), chunk_end(g, c, &c.fold), g.rank - 1)
+    return blocked_on_credit(g, c, chunk_end(g, c, &c.fold))
+
+
+# A rank that repeats its last call looks at the line of the one before it alone: that has agreed to what all before it
+# have. As in staged it sees some calls later whether those after it have called the same.
+cdef int step_line_before(Group *g, Call *c) noexcept nogil:
+    cdef sr_call_line *line
+    if not repeats_last(g, c) or may_ping(g, c) or c.zero_copy:
+        return step_lines(g, c)
+    if g.rank > 0:
+        line = line_of(g, g.rank - 1, c.seq)
+        if not sr_flag_reached(&line.seq, c.seq):
+            return blocked_on(c, &line.seq, c.seq, g.rank - 1)
+        if line.fingerprint != c.fingerprint:
+            c.awaited.rank = g.rank - 1
+            return MISMATCHED
+    return see_calls_before(g, c)
+
+
+cdef inline bint partial_is_there(Group *g, Call *c) noexcept nogil:
+    return g.rank == 0 or sr_flag_reached(counter(g, g.rank - 1, SR_STAGED), chunk_end(g, c, &c.fold))
+
+
+# Whether the slot is free: of others, which those have seen who begin to use one, and of this rank's own copying.
+cdef inline bint may_hand_on(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t end = chunk_end(g, c, &c.fold)
+    return g.rank > 0 or (has_credit(g, end) and not is_before(c.copy.position, end - g.lap_nbytes))
+
+
+# The next chunk of x into the partial result: what comes of it is for the next rank, or is the result of this one.
+cdef void fold_link(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, &c.fold)
+    cdef uint64_t begin = chunk_begin(g, c, &c.fold)
+    cdef bint is_last = g.rank == g.size - 1
+    cdef unsigned char *before = partial_of(g, c, g.rank - 1, begin) if g.rank > 0 else NULL
+    cdef unsigned char *out = c.out + c.fold.offset
+    cdef uint32_t stream = 0
+    cdef int nsources = 0, ntargets = 0
+    if g.rank > 0:
+        g.source[0] = before
+        nsources = 1
+    g.source[nsources] = c.x + c.fold.offset
+    if not is_last or not takes(g, c, g.rank):
+        g.target[0] = partial_of(g, c, g.rank, begin)
+        ntargets = 1
+        g.stats.bytes_sent += nbytes
+    if c.kind == SCAN or (c.kind == REDUCE and c.root == g.rank and is_last):
+        g.target[ntargets] = out
+        stream = streams_out(g, c) << ntargets
+        ntargets += 1
+    if ntargets > 0:
+        fold_hop(g, c, nsources + 1, ntargets, stream, nbytes // c.itemsize, is_last)
+    if c.kind == EXSCAN and g.rank > 0:
+        g.kernels.copy(out, before, nbytes, streams_out(g, c))
+    advance(g, c, &c.fold)
+    publish(g, SR_STAGED, c.fold.position)
+    if not takes_from_last(g, c):
+        c.copy = c.fold
+        give_credit(g, c.copy.position)
+
+
+cdef void take_from_last(Group *g, Call *c) noexcept nogil:
+    cdef unsigned char *result = partial_of(g, c, g.size - 1, chunk_begin(g, c, &c.copy))
+    g.kernels.copy(c.out + c.copy.offset, result, next_chunk(c, &c.copy), streams_out(g, c))
+    advance(g, c, &c.copy)
+    give_credit(g, c.copy.position)

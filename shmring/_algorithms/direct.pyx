@@ -1,0 +1,321 @@
+# Large all_reduce and reduce as resumable pipelines over shared memory, without the GIL, and the choice of a pipeline
+# for every call. Tiny and small ones, those that move data and zero-copy are in staged, those of many ranks in
+# chain, single copies in fetch, explicit algorithms in ring, halving_doubling and trees. May know: group, descriptor,
+# staging, chain, staged, fetch, halving_doubling, ring, trees. Every function returns at once; what it waits for is
+# in call.awaited.
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memmove
+
+from .._core.descriptor cimport *
+from .._core.group cimport *
+from .._core.staging cimport *
+from .chain cimport enter_chain, may_be_chain, step_chain
+from .fetch cimport step_fetched
+from .halving_doubling cimport enter_halving, step_halving
+from .ring cimport enter_ring, step_ring
+from .staged cimport enter_exchange, enter_tiny, step_exchange, step_shared, step_tiny
+from .trees cimport enter_double_tree, enter_tree, step_double_tree, step_tree
+
+
+# ---- large: chunks through slots -----------------------------------------------------------------------------
+
+cdef enum:
+    # Of a reduce that is no longer than other calls' single chunks.
+    LEAST_CHUNK_NBYTES = 64 << 10
+    MOST_CHUNK_NBYTES = 128 << 10
+
+
+# What a reduce folds goes one way, so that its root may copy a chunk while the others fold the next: some chunks are
+# better than one, by a tenth from 96 KiB to 1 MiB (bench/peers.py). In an all_reduce everyone does everything.
+cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
+    cdef size_t quarter
+    if c.nbytes > g.tuning.one_chunk_nbytes:
+        return whole_items(c, g.tuning.chunk_nbytes)
+    if c.kind != REDUCE:
+        return c.nbytes
+    quarter = max(min(c.nbytes // 4, <size_t> MOST_CHUNK_NBYTES), <size_t> LEAST_CHUNK_NBYTES)
+    return min(c.nbytes, whole_items(c, quarter))
+
+
+# As long as each other, so that the last is no short one.
+cdef inline size_t chunk_in_window(Group *g, Call *c) noexcept nogil:
+    cdef size_t nchunks = (c.nbytes - 1) // g.tuning.cached_chunk_nbytes + 1
+    return whole_items(c, min(slot_nbytes(c.nbytes // nchunks + 1), g.tuning.cached_chunk_nbytes))
+
+
+cdef void enter_large(Group *g, Call *c) noexcept nogil:
+    cdef bint cached = keeps_to_window(g, c, c.nbytes)
+    begin_call(g, c)
+    describe(g, c)
+    publish_line(g, c)
+    c.chunk_nbytes = chunk_in_window(g, c) if cached else chunk_of(g, c)
+    c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.ring_nbytes
+    c.backwards = goes_backwards(c)
+    c.stage.position = c.fold.position = c.copy.position = g.position
+
+
+# The slot of a chunk has room for any rank's skew.
+cdef inline uint64_t chunk_slot(Group *g, Call *c, Head *head, size_t nbytes) noexcept nogil:
+    return slot_begin_within(g, head.position, nbytes + SR_CACHE_LINE, c.window_nbytes)
+
+
+# Where the data of rank's slot lie that begins at slot_at.
+cdef inline unsigned char *slot_data(Group *g, Call *c, int rank, uint64_t slot_at) noexcept nogil:
+    return slot(g, rank, slot_at) + (descriptor(g, c, rank).skew & (SR_CACHE_LINE - 1))
+
+
+cdef inline uint64_t chunk_end(Group *g, Call *c, Head *head) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, head)
+    return chunk_slot(g, c, head, nbytes) + slot_nbytes(nbytes + SR_CACHE_LINE)
+
+
+cdef inline void advance(Head *head, uint64_t slot_at, size_t nbytes) noexcept nogil:
+    head.position = slot_at + slot_nbytes(nbytes + SR_CACHE_LINE)
+    head.offset += nbytes
+
+
+cdef inline bint streams_slots(Group *g, Call *c) noexcept nogil:
+    return g.far and c.nbytes >= g.tuning.far_stream_nbytes
+
+
+# ---- direct: stage, reduce the own slice, copy the others' results -------------------------------------------
+
+# Slice `index` of a chunk, in elements. "master" gives rank 0 everything, which is all that it changes.
+cdef inline size_t slice_begin(Group *g, Call *c, size_t count, int index) noexcept nogil:
+    if c.algorithm == MASTER:
+        return 0 if index == 0 else count
+    return sr_slice_begin_grained(count, g.size, index, SR_CACHE_LINE // c.itemsize)
+
+
+cdef int step_direct(Group *g, Call *c) noexcept nogil:
+    cdef int status
+    cdef bint stages, copies
+    if c.zero_copy:
+        # Whether the others' arrays are shared too is in their lines; nothing is staged before that is known.
+        status = step_lines(g, c)
+        if status != DONE:
+            return status
+        if c.zero_copy:
+            return step_fetched(g, c) if c.single_copy else step_shared(g, c)
+    stages = can_stage(g, c)
+    if not c.lines_seen or c.ping:
+        if stages:
+            stage_chunk(g, c)
+            return PROGRESSED
+        status = step_lines(g, c)
+        if status != DONE:
+            return status
+    copies = c.copy.offset < c.fold.offset and (
+        not takes(g, c, g.rank) or all_reached(g, SR_REDUCED, chunk_end(g, c, &c.copy), &c.copy_peer))
+    if stages and copies and takes(g, c, g.rank) and next_chunk(c, &c.stage) == next_chunk(c, &c.copy):
+        exchange_chunks(g, c)
+        return PROGRESSED
+    if stages and c.stage.offset - c.fold.offset < 2 * c.chunk_nbytes:
+        stage_chunk(g, c)
+        return PROGRESSED
+    if (c.fold.offset < c.stage.offset
+            and all_reached(g, SR_STAGED, chunk_end(g, c, &c.fold), &c.fold_peer)):
+        fold_chunk(g, c)
+        return PROGRESSED
+    if copies:
+        copy_chunk(g, c)
+        if c.copy.offset < c.nbytes:
+            return PROGRESSED
+        g.position = c.copy.position
+        finish(g, BY_MASTER if c.algorithm == MASTER else (FAR if g.far else NEAR))
+        return DONE
+    if stages:
+        stage_chunk(g, c)
+        return PROGRESSED
+    return block_direct(g, c)
+
+
+cdef inline bint can_stage(Group *g, Call *c) noexcept nogil:
+    return c.stage.offset < c.nbytes and has_credit(g, chunk_end(g, c, &c.stage))
+
+
+# Waits for what is oldest: that never depends on anything this rank still owes.
+cdef int block_direct(Group *g, Call *c) noexcept nogil:
+    if c.copy.offset < c.fold.offset:
+        return blocked_on_counter(g, c, SR_REDUCED, chunk_end(g, c, &c.copy), c.copy_peer)
+    if c.fold.offset < c.stage.offset:
+        return blocked_on_counter(g, c, SR_STAGED, chunk_end(g, c, &c.fold), c.fold_peer)
+    return blocked_on_credit(g, c, chunk_end(g, c, &c.stage))
+
+
+# All but the own slice, which is read where it lies.
+cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, &c.stage)
+    cdef size_t count = nbytes // c.itemsize
+    cdef size_t begin = slice_begin(g, c, count, g.rank) * c.itemsize
+    cdef size_t end = slice_begin(g, c, count, g.rank + 1) * c.itemsize
+    cdef uint64_t slot_at = chunk_slot(g, c, &c.stage, nbytes)
+    cdef unsigned char *staged = slot_data(g, c, g.rank, slot_at)
+    cdef const unsigned char *x = c.x + next_begin(c, &c.stage)
+    cdef uint32_t stream = streams_slots(g, c)
+    if begin > 0:
+        g.kernels.copy(staged, x, begin, stream)
+    if end < nbytes:
+        g.kernels.copy(staged + end, x + end, nbytes - end, stream)
+    advance(&c.stage, slot_at, nbytes)
+    g.stats.bytes_sent += nbytes - (end - begin)
+    publish(g, SR_STAGED, c.stage.position)
+
+
+# Where rank leaves its slice of the result for the others: in the room that is left in its own slot. Of two ranks one
+# leaves it where the other had staged that slice, whose lines it has just read, and that one has back what it will
+# stage to next: only data change cores, no lines that are to take them, and an all_reduce of 1 MiB in place between
+# far cores takes 0.7 of the time (bench/peers.py).
+cdef inline unsigned char *slice_result(Group *g, Call *c, int rank, uint64_t slot_at, size_t begin) noexcept nogil:
+    return slot_data(g, c, 1 - rank if g.size == TRADERS else rank, slot_at) + begin
+
+
+# The result goes to the own array and, for the others, to a slot: to the one of these in a reduce, depending on who is
+# the root.
+cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, &c.fold)
+    cdef size_t count = nbytes // c.itemsize
+    cdef size_t begin = slice_begin(g, c, count, g.rank)
+    cdef size_t length = slice_begin(g, c, count, g.rank + 1) - begin
+    cdef uint64_t slot_at = chunk_slot(g, c, &c.fold, nbytes)
+    cdef uint32_t stream = 0
+    cdef int ntargets = 0
+    cdef int rank
+    cdef bint claims = False
+    begin *= c.itemsize
+    if length > 0:
+        for rank in range(g.size):
+            g.source[rank] = slot_data(g, c, rank, slot_at) + begin
+        g.source[g.rank] = c.x + next_begin(c, &c.fold) + begin
+        if takes(g, c, g.rank):
+            stream = streams_out(g, c)
+            g.target[0] = c.out + next_begin(c, &c.fold) + begin
+            ntargets = 1
+        if c.kind != REDUCE or g.rank != c.root:
+            stream |= <uint32_t> streams_slots(g, c) << ntargets
+            claims = g.far and stream == 0 and g.size > TRADERS
+            g.target[ntargets] = slice_result(g, c, g.rank, slot_at, begin)
+            ntargets += 1
+            g.stats.bytes_sent += length * c.itemsize
+        if claims:
+            fold_claiming(g, c, ntargets, ntargets - 1, length * c.itemsize)
+        else:
+            g.kernels.fold[c.dtype][c.op](g.target, ntargets, stream, g.source, g.size, length, <uint32_t> g.size)
+    advance(&c.fold, slot_at, nbytes)
+    c.fold_peer = 0
+    publish(g, SR_REDUCED, c.fold.position)
+
+
+cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, &c.copy)
+    cdef uint64_t slot_at = chunk_slot(g, c, &c.copy, nbytes)
+    cdef unsigned char *out = c.out + next_begin(c, &c.copy)
+    cdef uint32_t stream = streams_out(g, c)
+    cdef size_t begin, end
+    cdef int rank
+    for rank in range(g.size if takes(g, c, g.rank) else 0):
+        begin = slice_begin(g, c, nbytes // c.itemsize, rank) * c.itemsize
+        end = slice_begin(g, c, nbytes // c.itemsize, rank + 1) * c.itemsize
+        if rank != g.rank and begin < end:
+            copy_from_far(g, out + begin, slice_result(g, c, rank, slot_at, begin), end - begin, stream)
+    advance(&c.copy, slot_at, nbytes)
+    c.copy_peer = 0
+    give_credit(g, c.copy.position)
+
+
+# stage_chunk and copy_chunk at once, for chunks of the same length: both leave out the own slice. Loads of the one
+# overlap with stores of the other: a tenth of the whole at 64 MiB (bench/peers.py).
+cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, &c.stage)
+    cdef uint64_t staged_at = chunk_slot(g, c, &c.stage, nbytes)
+    cdef uint64_t copied_at = chunk_slot(g, c, &c.copy, nbytes)
+    cdef unsigned char *staged = slot_data(g, c, g.rank, staged_at)
+    cdef const unsigned char *x = c.x + next_begin(c, &c.stage)
+    cdef unsigned char *out = c.out + next_begin(c, &c.copy)
+    cdef uint32_t stream_out = streams_out(g, c)
+    cdef size_t begin, end
+    cdef int rank
+    for rank in range(g.size):
+        begin = slice_begin(g, c, nbytes // c.itemsize, rank) * c.itemsize
+        end = slice_begin(g, c, nbytes // c.itemsize, rank + 1) * c.itemsize
+        if rank != g.rank and begin < end:
+            g.kernels.copy_two(staged + begin, x + begin, streams_slots(g, c),
+                               out + begin, slice_result(g, c, rank, copied_at, begin), stream_out, end - begin)
+            g.stats.bytes_sent += end - begin
+    advance(&c.stage, staged_at, nbytes)
+    publish(g, SR_STAGED, c.stage.position)
+    advance(&c.copy, copied_at, nbytes)
+    c.copy_peer = 0
+    give_credit(g, c.copy.position)
+
+
+# ---- calls that are none -------------------------------------------------------------------------------------
+
+# A call that this rank refuses: what it would have been is in its record, its line says that it is invalid. Whether
+# all have refused it is seen with the lines of the next call.
+cdef void enter_refused(Group *g, Call *c) noexcept nogil:
+    begin_call(g, c)
+    record_call(g, c, True)
+    c.kind = INVALID
+    c.fingerprint = fingerprint_of(c)
+    publish_line(g, c)
+
+
+cdef int step_refused(Group *g, Call *c) noexcept nogil:
+    return verify(g, c, c.seq - MOST_AHEAD)
+
+
+cdef void enter_nothing(Group *g, Call *c) noexcept nogil:
+    pass
+
+
+cdef int step_nothing(Group *g, Call *c) noexcept nogil:
+    return DONE
+
+
+# ---- choice --------------------------------------------------------------------------------------------------
+
+cdef void enter_alone(Group *g, Call *c) noexcept nogil:
+    begin_call(g, c)
+    g.verified = c.seq
+
+
+cdef int step_alone(Group *g, Call *c) noexcept nogil:
+    if c.nbytes == 0 or c.kind == EXSCAN:
+        return DONE
+    if is_folded(c) and (c.op >= SR_LAND or c.dtype == SR_BOOL):   # which change bits: a bool of 2 becomes 1
+        g.source[0] = c.x
+        g.target[0] = c.out
+        g.kernels.fold[c.dtype][c.op](g.target, 1, 0, g.source, 1, c.count, 1)
+    elif c.out != c.x:
+        memmove(c.out, c.x, c.nbytes)
+    return DONE
+
+
+# A pure function of the call and of what all ranks share, so that all choose alike.
+cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
+    if g.size == 1:
+        c.enter, c.step = enter_alone, step_alone
+    elif c.given != NULL:
+        c.enter, c.step = enter_exchange, step_exchange
+    elif c.nbytes == 0:
+        c.enter, c.step = enter_tiny, step_tiny
+    elif c.algorithm == RING or c.algorithm == BIDIRECTIONAL_RING:
+        c.enter, c.step = enter_ring, step_ring
+    elif c.algorithm == HALVING_DOUBLING:
+        c.enter, c.step = enter_halving, step_halving
+    elif c.algorithm == TREE:
+        c.enter, c.step = enter_tree, step_tree
+    elif c.algorithm == DOUBLE_TREE:
+        c.enter, c.step = enter_double_tree, step_double_tree
+    elif c.algorithm != AUTO:
+        c.enter, c.step = enter_large, step_direct
+    elif c.x_nbytes <= SR_PAYLOAD_NBYTES:
+        c.enter, c.step = enter_tiny, step_tiny
+    elif may_be_chain(g, c):
+        c.enter, c.step = enter_chain, step_chain
+    elif is_sliced(c) and c.nbytes * (g.size - 1) > g.tuning.small_nbytes:
+        c.enter, c.step = enter_large, step_direct
+    else:
+        c.enter, c.step = enter_exchange, step_exchange

@@ -1,0 +1,5 @@
+# All_reduce of private arrays without staging. May know: group.
+
+from .._core.group cimport Call, Group
+
+cdef int step_fetched(Group *g, Call *c) noexcept nogil

@@ -1,0 +1,160 @@
+# Recursive halving (reduce-scatter), then recursive doubling (all-gather), as schedule.h has them. What a rank stages
+# can be read by several, so ranks beyond a power of two cost no step of their own: they stage all they have in the
+# first step, for both halves, and read all results where those of their core come from.
+# May know: group, ring, staging, schedule.
+
+from libc.stdint cimport uint64_t
+
+from .._core.group cimport *
+from .._core.schedule cimport *
+from .._core.staging cimport *
+from .ring cimport Schedule, begin_stepped, step_transfers
+
+
+# A message goes in blocks, each through all steps; two take turns, so that one is worked on while the other is awaited.
+# A transfer is one step of one block, or of none where blocks are odd in number.
+
+cdef Schedule HALVING
+HALVING.slot_nbytes, HALVING.send, HALVING.source, HALVING.receive = slot_of_step, send_half, partner, receive_half
+
+# One step of a block; step s of `steps` reduces or gathers what is left after s halvings.
+cdef struct Step:
+    int steps, step
+    bint reduces, is_first, is_last   # ... of those that reduce; the first that gathers
+    size_t begin, count               # of the block: in bytes of the message, in elements
+
+
+cdef inline size_t nblocks(Call *c) noexcept nogil:
+    return (c.nbytes + c.chunk_nbytes - 1) // c.chunk_nbytes
+
+
+cdef inline size_t abreast(Call *c) noexcept nogil:
+    return min(nblocks(c), <size_t> 2)
+
+
+cdef inline Step step_of(Group *g, Call *c, size_t transfer) noexcept nogil:
+    cdef Step s
+    cdef size_t turn, block
+    s.steps = sr_halving_steps(g.size)
+    turn = 2 * <size_t> s.steps * abreast(c)
+    block = transfer // turn * abreast(c) + transfer % abreast(c)
+    s.step = <int> (transfer % turn // abreast(c)) + 1
+    s.reduces = s.step <= s.steps
+    if not s.reduces:
+        s.step = 2 * s.steps + 1 - s.step
+    s.is_first = s.reduces and s.step == 1
+    s.is_last = s.step == s.steps
+    s.begin = min(block * c.chunk_nbytes, c.nbytes)
+    s.count = min(c.nbytes - s.begin, c.chunk_nbytes) // c.itemsize
+    return s
+
+
+# Of the 2^steps slices of the block those from `first` on that make up what is left after a step.
+cdef inline size_t part_begin(Call *c, const Step *s, int first, size_t *nbytes) noexcept nogil:
+    cdef size_t begin = sr_slice_begin(s.count, 1 << s.steps, first)
+    nbytes[0] = (sr_slice_begin(s.count, 1 << s.steps, first + (1 << (s.steps - s.step))) - begin) * c.itemsize
+    return s.begin + begin * c.itemsize
+
+
+cdef inline bint is_core(const Step *s, int rank) noexcept nogil:
+    return rank < 1 << s.steps
+
+
+cdef size_t slot_of_step(Group *g, Call *c, size_t transfer) noexcept nogil:
+    cdef Step s = step_of(g, c, transfer)
+    cdef size_t nbytes
+    if s.is_first and not is_core(&s, g.size - 1):
+        return s.count * c.itemsize
+    part_begin(c, &s, 0, &nbytes)   # the first slices are the largest
+    return nbytes
+
+
+cdef size_t send_half(Group *g, Call *c, size_t transfer, unsigned char *to) noexcept nogil:
+    cdef Step s = step_of(g, c, transfer)
+    cdef size_t nbytes, begin
+    cdef int owner
+    if is_core(&s, g.rank):
+        owner = sr_halving_peer(g.rank, s.steps, s.step) if s.reduces else g.rank
+        begin = part_begin(c, &s, sr_halving_keeps(owner, s.steps, s.step), &nbytes)
+    else:
+        begin, nbytes = s.begin, (s.count * c.itemsize if s.is_first else 0)
+    if nbytes > 0:
+        g.kernels.copy(to, (c.x if s.is_first else c.out) + begin, nbytes, 0)
+    return nbytes
+
+
+# In the first step everybody whose number leaves the same rest has something for this rank; later only its peer. Who
+# is no core takes no part in reducing, then what its core takes, and first what that has reduced.
+cdef int partner(Group *g, Call *c, size_t transfer, int index) noexcept nogil:
+    cdef Step s = step_of(g, c, transfer)
+    cdef int core = g.rank & ((1 << s.steps) - 1)
+    cdef int half = 1 << (s.steps - 1)
+    cdef int source
+    if s.is_first and is_core(&s, g.rank):
+        source = (g.rank & (half - 1)) + index * half
+        source += half if source >= g.rank else 0
+        return source if source < g.size else -1
+    if not is_core(&s, g.rank) and (s.reduces or (s.is_last and index == 1)):
+        return -1 if s.reduces else core
+    return sr_halving_peer(core, s.steps, s.step) if index == 0 else -1
+
+
+cdef void receive_half(Group *g, Call *c, size_t transfer, uint64_t slot_at) noexcept nogil:
+    cdef Step s = step_of(g, c, transfer)
+    if not s.reduces:
+        take_results(g, c, &s, transfer, slot_at)
+    elif is_core(&s, g.rank):
+        fold_half(g, c, &s, transfer, slot_at)
+
+
+# In rank order, which is why the own part has its place among the others'.
+cdef void fold_half(Group *g, Call *c, const Step *s, size_t transfer, uint64_t slot_at) noexcept nogil:
+    cdef size_t nbytes
+    cdef size_t begin = part_begin(c, s, sr_halving_keeps(g.rank, s.steps, s.step), &nbytes)
+    cdef const unsigned char *own = (c.x if s.is_first else c.out) + begin
+    cdef bint own_is_in = False
+    cdef int nsources = 0
+    cdef int source = partner(g, c, transfer, 0)
+    while source >= 0:
+        if not own_is_in and source > g.rank:
+            g.source[nsources] = own
+            nsources += 1
+            own_is_in = True
+        g.source[nsources] = slot(g, source, slot_at) + (0 if is_core(s, source) else begin - s.begin)
+        nsources += 1
+        source = partner(g, c, transfer, nsources - own_is_in)
+    if not own_is_in:
+        g.source[nsources] = own
+        nsources += 1
+    g.target[0] = c.out + begin
+    fold_hop(g, c, nsources, 1, 0, nbytes // c.itemsize, s.is_last)
+
+
+cdef void take_results(Group *g, Call *c, const Step *s, size_t transfer, uint64_t slot_at) noexcept nogil:
+    cdef size_t nbytes, begin
+    cdef int index = 0
+    cdef int source = partner(g, c, transfer, 0)
+    while source >= 0:
+        begin = part_begin(c, s, sr_halving_keeps(source, s.steps, s.step), &nbytes)
+        if nbytes > 0:
+            g.kernels.copy(c.out + begin, slot(g, source, slot_at), nbytes, 0)
+        index += 1
+        source = partner(g, c, transfer, index)
+
+
+cdef void enter_halving(Group *g, Call *c) noexcept nogil:
+    cdef size_t slices_nbytes = c.itemsize << sr_halving_steps(g.size)
+    begin_stepped(g, c, 4)
+    c.relayed = True
+    if c.chunk_nbytes >= slices_nbytes:   # slices of all blocks are then alike where those of the message are
+        c.chunk_nbytes -= c.chunk_nbytes % slices_nbytes
+
+
+cdef int step_halving(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t steps = 2 * <uint64_t> sr_halving_steps(g.size)
+    cdef size_t turns = (nblocks(c) + abreast(c) - 1) // abreast(c)
+    cdef int status = step_transfers(g, c, &HALVING, turns * steps * abreast(c), abreast(c))
+    if status == DONE:
+        g.stats.steps += steps
+        count_path(g, BY_HALVING_DOUBLING)
+    return status

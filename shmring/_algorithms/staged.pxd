@@ -1,0 +1,18 @@
+# Collectives that take what others staged, as it is or folded, and such as read it where it lies. May know: group.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from .._core.group cimport Call, Group
+
+cdef enum:
+    SHARED_STEP_NBYTES = 1 << 20   # what one step moves, so that other calls get their turn
+
+cdef void enter_tiny(Group *g, Call *c) noexcept nogil
+cdef int step_tiny(Group *g, Call *c) noexcept nogil
+cdef void enter_exchange(Group *g, Call *c) noexcept nogil
+cdef int step_exchange(Group *g, Call *c) noexcept nogil
+cdef int step_shared(Group *g, Call *c) noexcept nogil
+cdef int find_given(Group *g, Call *c, size_t skip) noexcept nogil
+cdef bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil
+cdef int read_private(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil
+cdef unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t offset, size_t nbytes) noexcept nogil

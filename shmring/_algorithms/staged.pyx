@@ -1,0 +1,549 @@
+# The collectives whose results are taken straight from what others staged: chunk by chunk, a rank stages what others
+# need of its x, and takes what is meant for it, by copying (broadcast, scatter, gather, all_gather, all_to_all) or by
+# folding (small all_reduce and reduce, reduce_scatter, scan, exscan). The call line announces the first chunk, so
+# that a message of one chunk has one synchronisation; the tiniest lie in the line itself.
+# May know: group, descriptor, single_copy, staging. Every function returns at once; what it waits for is in
+# call.awaited.
+
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy
+
+from .._core.descriptor cimport *
+from .._core.group cimport *
+from .._core.single_copy cimport may_be_single_copy
+from .._core.staging cimport *
+
+
+# ---- what goes from whom to whom -----------------------------------------------------------------------------
+
+cdef inline bint takes_from(Group *g, Call *c, int taker, int giver) noexcept nogil:
+    if taker == giver or not gives(g, c, giver) or not takes(g, c, taker):
+        return False
+    return not is_scan(c) or giver < taker
+
+
+# Where rank's piece begins in an x that is split evenly.
+cdef inline size_t piece_of_x(Call *c, int rank) noexcept nogil:
+    return <size_t> rank * c.nbytes if is_split(c) else 0
+
+
+# The own piece for rank.
+cdef inline const unsigned char *given_to(Call *c, int rank) noexcept nogil:
+    return c.x + piece_of_x(c, rank) if c.given == NULL else c.given[rank].data
+
+
+# Where the piece of rank belongs.
+cdef inline unsigned char *taken_from(Call *c, int rank) noexcept nogil:
+    if c.taken != NULL:
+        return c.taken[rank].data
+    return c.out + (<size_t> rank * c.nbytes if is_joined(c) else 0)
+
+
+# How much of a chunk of nbytes is rank's: chunks are cut from the largest piece, others are over sooner.
+cdef inline size_t part_of(const Piece *pieces, int rank, size_t offset, size_t nbytes) noexcept nogil:
+    if pieces == NULL:
+        return nbytes
+    if pieces[rank].nbytes <= offset:
+        return 0
+    return min(nbytes, pieces[rank].nbytes - offset)
+
+
+# In a slot the taker's piece comes after those of the ranks before it but the giver, in whole cache lines.
+cdef inline size_t piece_in_slot(Call *c, int giver, int taker, size_t nbytes) noexcept nogil:
+    if not is_split(c):
+        return 0
+    return <size_t> (taker if taker < giver else taker - 1) * cache_lines(nbytes)
+
+
+cdef inline size_t cache_lines(size_t nbytes) noexcept nogil:
+    return (nbytes + SR_CACHE_LINE - 1) & ~<size_t> (SR_CACHE_LINE - 1)
+
+
+# What a slot takes for pieces of nbytes.
+cdef inline size_t pieces_nbytes(Group *g, Call *c, size_t nbytes) noexcept nogil:
+    return <size_t> (g.size - 1) * cache_lines(nbytes) if is_split(c) else nbytes
+
+
+# ---- staging and taking one chunk ----------------------------------------------------------------------------
+
+cdef inline uint64_t pieces_slot(Group *g, Call *c, Head *head) noexcept nogil:
+    return slot_begin_within(g, head.position, pieces_nbytes(g, c, next_chunk(c, head)), c.window_nbytes)
+
+
+cdef inline uint64_t piece_end(Group *g, Call *c, Head *head) noexcept nogil:
+    return pieces_slot(g, c, head) + slot_nbytes(pieces_nbytes(g, c, next_chunk(c, head)))
+
+
+cdef inline void advance_piece(Group *g, Call *c, Head *head) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, head)
+    head.position = piece_end(g, c, head)
+    head.offset += nbytes
+
+
+cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, &c.stage)
+    cdef unsigned char *there = traded_slot(g, c, g.rank, pieces_slot(g, c, &c.stage))
+    cdef int taker
+    if is_split(c):
+        for taker in range(g.size):
+            if takes_from(g, c, taker, g.rank):
+                stage_piece(g, c, there + piece_in_slot(c, g.rank, taker, nbytes), taker, nbytes)
+    else:
+        stage_piece(g, c, there, g.rank, nbytes)
+    advance_piece(g, c, &c.stage)
+
+
+cdef inline void stage_piece(Group *g, Call *c, unsigned char *there, int taker, size_t nbytes) noexcept nogil:
+    cdef size_t begin = next_begin(c, &c.stage)
+    cdef size_t part = part_of(c.given, taker, begin, nbytes)
+    if part > 0:
+        g.kernels.copy(there, given_to(c, taker) + begin, part,
+                       g.far and c.nbytes >= g.tuning.far_stream_nbytes)
+        g.stats.bytes_sent += part
+
+
+# `source` points at everyone's piece for this rank; nbytes of them go to where they belong in out.
+cdef int take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
+    if is_moved(g, c):
+        return move_pieces(g, c, offset, nbytes)
+    fold_pieces(g, c, offset, nbytes)
+    return DONE
+
+
+cdef void fold_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
+    cdef int nsources = g.rank + (c.kind == SCAN) if is_scan(c) else g.size
+    cdef size_t part = part_of(c.given, g.rank, offset, nbytes)
+    g.source[g.rank] = given_to(c, g.rank) + offset
+    g.target[0] = c.out + offset
+    if nsources > 0:
+        g.kernels.fold[c.dtype][c.op](g.target, 1, streams_out(g, c), g.source, nsources, part // c.itemsize,
+                                      <uint32_t> nsources)
+
+
+cdef int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
+    cdef size_t part
+    cdef int step, giver, status
+    for step in range(1, g.size):   # everyone begins with another one
+        giver = (g.rank + step) % g.size
+        if takes_from(g, c, g.rank, giver):
+            part = part_of(c.taken, giver, offset, nbytes)
+            if part > 0:
+                status = move_piece(g, c, giver, taken_from(c, giver) + offset, part)
+                if status != DONE:
+                    return status
+    if is_joined(c) and c.taken == NULL:
+        keep_own_piece(g, c, offset, nbytes)
+    return DONE
+
+
+cdef inline int move_piece(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
+    if c.zero_copy and lies_in_private(g, c, giver):
+        return read_private(g, c, giver, there, nbytes)
+    if c.kind == ALL_GATHER or c.kind == ALL_TO_ALL:   # with both ways busy it would be slower
+        g.kernels.copy(there, g.source[giver], nbytes, streams_out(g, c))
+    else:
+        copy_from_far(g, there, <const unsigned char *> g.source[giver], nbytes, streams_out(g, c))
+    return DONE
+
+
+# What a rank has for itself is in its x already.
+cdef void keep_own_piece(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
+    cdef const unsigned char *own = given_to(c, g.rank) + offset
+    cdef unsigned char *there = taken_from(c, g.rank) + offset
+    if there != own:
+        g.kernels.copy(there, own, nbytes, streams_out(g, c))
+
+
+# The own piece where it is not taken with those of others: it may be the largest, or all that the root gets.
+cdef inline void keep_result_of_own(Group *g, Call *c) noexcept nogil:
+    if c.taken != NULL:
+        if c.taken[g.rank].nbytes > 0:
+            keep_own_piece(g, c, 0, c.taken[g.rank].nbytes)
+    elif g.rank == c.root and (c.kind == BROADCAST or c.kind == SCATTER):
+        keep_own_piece(g, c, 0, c.nbytes)
+
+
+cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, &c.copy)
+    cdef uint64_t slot_at = pieces_slot(g, c, &c.copy)
+    cdef int giver
+    for giver in range(g.size):
+        g.source[giver] = traded_slot(g, c, giver, slot_at) + piece_in_slot(c, giver, g.rank, nbytes)
+    take_pieces(g, c, next_begin(c, &c.copy), nbytes)
+    advance_piece(g, c, &c.copy)
+    c.copy_peer = 0
+    give_credit(g, c.copy.position)
+
+
+# ---- going ahead ---------------------------------------------------------------------------------------------
+
+# As repeats_last. In other kinds of calls a rank waits for all others in any case.
+cdef inline bint goes_ahead(Group *g, Call *c) noexcept nogil:
+    return (repeats_last(g, c)
+            and (c.kind == BROADCAST or c.kind == SCATTER or is_scan(c)
+                 or ((c.kind == GATHER or c.kind == REDUCE) and g.rank != c.root)))
+
+
+# As await_lines, for those that give this rank something.
+cdef int await_givers(Group *g, Call *c) noexcept nogil:
+    cdef sr_call_line *line
+    while c.giver < g.size:
+        if takes_from(g, c, g.rank, c.giver):
+            line = line_of(g, c.giver, c.seq)
+            if not sr_flag_reached(&line.seq, c.seq):
+                return blocked_on_giver(g, c)
+            if line.fingerprint != c.fingerprint:
+                c.awaited.rank = c.giver
+                return MISMATCHED
+        c.giver += 1
+    return see_calls_before(g, c)
+
+
+# As blocked_on_line: ranks of this CPU first, which all come to this call, whether or not they give something.
+cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
+    cdef sr_flag *seq
+    cdef int rank
+    for rank in range(g.size):
+        seq = &line_of(g, rank, c.seq).seq
+        if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(seq, c.seq):
+            return blocked_on(c, seq, c.seq, rank)
+    return blocked_on(c, &line_of(g, c.giver, c.seq).seq, c.seq, c.giver)
+
+
+# Whether all that this rank takes from hope for zero-copy; their lines are there.
+cdef inline bint givers_hope_for_zero_copy(Group *g, Call *c) noexcept nogil:
+    cdef int giver
+    for giver in range(g.size):
+        if takes_from(g, c, g.rank, giver) and not hopes_for_zero_copy(g, c, giver):
+            return False
+    return True
+
+
+# As step_lines. A rank that gives nothing but takes knows from those it takes from whether this is zero-copy; one that
+# gives knows it only if its own array is private.
+cdef int step_givers_lines(Group *g, Call *c) noexcept nogil:
+    cdef int status
+    if not goes_ahead(g, c) or may_ping(g, c) or (c.zero_copy and gives(g, c, g.rank)):
+        return step_lines(g, c)
+    status = await_givers(g, c)
+    if status == DONE and c.zero_copy:
+        c.zero_copy = givers_hope_for_zero_copy(g, c)
+    return status
+
+
+# ---- tiny: the pieces lie in the call lines ------------------------------------------------------------------
+
+cdef void enter_tiny(Group *g, Call *c) noexcept nogil:
+    begin_call(g, c)
+    if c.x_nbytes > 0 and gives(g, c, g.rank):
+        memcpy(line_of(g, g.rank, c.seq).payload, c.x, c.x_nbytes)
+    publish_line(g, c)
+
+
+cdef int step_tiny(Group *g, Call *c) noexcept nogil:
+    cdef int giver
+    cdef int status = await_givers(g, c) if goes_ahead(g, c) else await_lines(g, c)
+    if status != DONE:
+        return status
+    if c.nbytes > 0:
+        if takes(g, c, g.rank):
+            for giver in range(g.size):
+                g.source[giver] = line_of(g, giver, c.seq).payload + piece_of_x(c, g.rank)
+            take_pieces(g, c, 0, c.nbytes)
+        else:
+            keep_result_of_own(g, c)
+    count_path(g, TINY)
+    return DONE
+
+
+# ---- through slots -------------------------------------------------------------------------------------------
+
+cdef enum:
+    CLAIM_SLOT_NBYTES = 16 << 10
+
+
+# While the others' lines are on their way a far core can ask for the lines of the slot that a next call like this one
+# will stage to, which the others have read a lap ago: at 4 and 16 KiB that takes an eighth off an all_reduce, a sixth
+# where calls are apart (bench/peers.py); at 64 KiB the requests are in the way of what is awaited.
+cdef inline void claim_next_slot(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = pieces_nbytes(g, c, c.nbytes)
+    cdef bint is_one_slot = c.chunk_nbytes == c.nbytes and nbytes <= CLAIM_SLOT_NBYTES
+    if is_one_slot and g.far and not g.crowded and c.nbytes < g.tuning.far_stream_nbytes:
+        sr_claim(traded_slot(g, c, g.rank, slot_begin_within(g, c.stage.position, nbytes, c.window_nbytes)), nbytes)
+
+
+cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
+    # Two slots have to fit, wherever the first begins: with thousands of ranks a line for each is more than that.
+    cdef bint cached = (keeps_to_window(g, c, pieces_nbytes(g, c, c.nbytes))
+                        and pieces_nbytes(g, c, 1) <= g.tuning.cached_chunk_nbytes)
+    cdef size_t most_in_slot = g.tuning.cached_chunk_nbytes if cached else g.tuning.exchange_nbytes
+    begin_call(g, c)
+    describe(g, c)
+    c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.ring_nbytes
+    c.chunk_nbytes = c.nbytes
+    if pieces_nbytes(g, c, c.nbytes) > most_in_slot:
+        # Whole cache lines are whole items of all dtypes that are folded.
+        c.chunk_nbytes = most_in_slot // (g.size - 1 if is_split(c) else 1)
+        c.chunk_nbytes = max(c.chunk_nbytes & ~<size_t> (SR_CACHE_LINE - 1), <size_t> SR_CACHE_LINE)
+    c.backwards = goes_backwards(c)
+    c.stage.position = c.copy.position = g.position
+
+
+cdef int step_exchange(Group *g, Call *c) noexcept nogil:
+    cdef bint stages
+    cdef int status
+    if not c.announced:
+        if gives(g, c, g.rank) and not c.zero_copy:
+            if not has_credit(g, piece_end(g, c, &c.stage)):
+                return blocked_on_credit(g, c, piece_end(g, c, &c.stage))
+            stage_pieces(g, c)
+            publish_line(g, c)
+            claim_next_slot(g, c)
+        else:
+            publish_line(g, c)
+        c.announced = True
+    stages = can_stage_pieces(g, c)
+    if not c.lines_seen or c.ping:
+        if stages:
+            stage_and_publish(g, c)
+            return PROGRESSED
+        status = step_givers_lines(g, c)
+        if status != DONE:
+            return status
+        if c.zero_copy:
+            return PROGRESSED
+        if not takes(g, c, g.rank):
+            skip_taking(g, c)
+        stages = can_stage_pieces(g, c)
+    if c.zero_copy:
+        return step_shared(g, c)
+    if stages and c.stage.offset < c.copy.offset + 2 * c.chunk_nbytes:
+        stage_and_publish(g, c)
+        return PROGRESSED
+    if can_take(g, c):
+        if pieces_are_there(g, c):
+            take_from_slots(g, c)
+            return PROGRESSED
+        if not stages:
+            return blocked_on_piece(g, c)
+    if stages:
+        stage_and_publish(g, c)
+        return PROGRESSED
+    if c.copy.offset == c.nbytes and (c.stage.offset == c.nbytes or not gives(g, c, g.rank)):
+        return finish_exchange(g, c)
+    return blocked_on_credit(g, c, piece_end(g, c, &c.stage))
+
+
+cdef inline bint can_stage_pieces(Group *g, Call *c) noexcept nogil:
+    return (gives(g, c, g.rank) and not c.zero_copy and c.stage.offset < c.nbytes
+            and has_credit(g, piece_end(g, c, &c.stage)))
+
+
+# For a rank that needs nothing of what anybody stages. Not before it is known that there are slots at all: with
+# zero-copy their positions go to the next call.
+cdef void skip_taking(Group *g, Call *c) noexcept nogil:
+    while c.copy.offset < c.nbytes:
+        advance_piece(g, c, &c.copy)
+    give_credit(g, c.copy.position)
+
+
+# A chunk of x that out may overwrite is staged before.
+cdef inline bint can_take(Group *g, Call *c) noexcept nogil:
+    return c.copy.offset < c.nbytes and (c.copy.offset < c.stage.offset or not gives(g, c, g.rank))
+
+
+cdef void stage_and_publish(Group *g, Call *c) noexcept nogil:
+    stage_pieces(g, c)
+    publish(g, SR_STAGED, c.stage.position)
+
+
+# The first chunk came with the lines, except from those who had hoped for zero-copy.
+cdef inline bint is_announced(Group *g, Call *c, int giver) noexcept nogil:
+    return c.copy.offset == 0 and not hopes_for_zero_copy(g, c, giver)
+
+
+cdef bint pieces_are_there(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t end = piece_end(g, c, &c.copy)
+    while c.copy_peer < g.size:
+        if (takes_from(g, c, g.rank, c.copy_peer) and part_of(c.taken, c.copy_peer, next_begin(c, &c.copy), 1) > 0
+                and not is_announced(g, c, c.copy_peer)
+                and not sr_flag_reached(counter(g, c.copy_peer, SR_STAGED), end)):
+            return False
+        c.copy_peer += 1
+    return True
+
+
+cdef int blocked_on_piece(Group *g, Call *c) noexcept nogil:
+    return blocked_on(c, counter(g, c.copy_peer, SR_STAGED), piece_end(g, c, &c.copy), c.copy_peer)
+
+
+cdef int finish_exchange(Group *g, Call *c) noexcept nogil:
+    keep_result_of_own(g, c)
+    g.position = c.copy.position
+    finish(g, SMALL if c.chunk_nbytes == c.nbytes else (FAR if g.far else NEAR))
+    return DONE
+
+
+# ---- zero-copy -----------------------------------------------------------------------------------------------
+
+# The address of rank's part of a shared block as this process maps it; NULL when the line lies.
+cdef unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t offset, size_t nbytes) noexcept nogil:
+    cdef int i
+    for i in range(g.nblocks):
+        if g.block[i].id == block:
+            if nbytes > g.block[i].stride or offset > g.block[i].stride - nbytes:
+                return NULL
+            return <unsigned char *> (g.block[i].begin + <uintptr_t> rank * g.block[i].stride + offset)
+    return NULL
+
+
+# Where a giver's x lies: an address of this process or, of private memory, of the giver's; NULL: its line lies.
+cdef inline const unsigned char *given_address(Group *g, Call *c, int giver) noexcept nogil:
+    cdef sr_descriptor *theirs = descriptor(g, c, giver)
+    if theirs.x_block == SR_PRIVATE:
+        return <unsigned char *> <uintptr_t> theirs.x_offset if may_be_single_copy(g, c) else NULL
+    return shared_address(g, theirs.x_block, giver, theirs.x_offset, c.x_nbytes)
+
+
+# Everyone's x, `skip` bytes in, to `source`, as far as it is given. MISMATCHED: a line lies.
+cdef int find_given(Group *g, Call *c, size_t skip) noexcept nogil:
+    cdef const unsigned char *array
+    cdef int rank
+    for rank in range(g.size):
+        if gives(g, c, rank):
+            array = given_address(g, c, rank)
+            if array == NULL:
+                c.awaited.rank = rank
+                return MISMATCHED
+            g.source[rank] = array + skip
+    return DONE
+
+
+# The same of every out that takes a result, all mapped here, to `target`.
+cdef int find_taking(Group *g, Call *c, size_t skip) noexcept nogil:
+    cdef sr_descriptor *theirs
+    cdef unsigned char *array
+    cdef int rank
+    for rank in range(g.size):
+        if takes(g, c, rank):
+            theirs = descriptor(g, c, rank)
+            array = shared_address(g, theirs.out_block, rank, theirs.out_offset, c.nbytes)
+            if array == NULL:
+                c.awaited.rank = rank
+                return MISMATCHED
+            g.target[rank] = array + skip
+    return DONE
+
+
+# As find_given: where pieces lie has come with how long they are, and was checked then.
+cdef void find_given_uneven(Group *g, Call *c) noexcept nogil:
+    cdef int giver
+    for giver in range(g.size):
+        g.source[giver] = c.taken[giver].there + c.copy.offset
+
+
+cdef int step_shared(Group *g, Call *c) noexcept nogil:
+    cdef int status
+    if c.phase == 0:
+        status = reduce_and_push(g, c) if is_sliced(c) else pull(g, c)
+        if status != DONE:
+            return status
+        if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:
+            return ABORTED   # who gives up may write to its array again, and that was read here
+        SR_FAULT(SR_BEFORE_RELEASE)
+        publish(g, SR_FINISHED, c.seq)
+        c.phase = 1
+        c.fold_peer = 0
+    while c.fold_peer < g.size:
+        if (awaits_end_of(g, c, c.fold_peer)
+                and not sr_flag_reached(counter(g, c.fold_peer, SR_FINISHED), c.seq)):
+            return blocked_on(c, counter(g, c.fold_peer, SR_FINISHED), c.seq, c.fold_peer)
+        c.fold_peer += 1
+    finish(g, SINGLE_COPY if c.single_copy else ZERO_COPY)
+    return DONE
+
+
+# Who reads the own x, or writes to the own out, has to be done before this rank may use them again.
+cdef inline bint awaits_end_of(Group *g, Call *c, int rank) noexcept nogil:
+    if is_sliced(c):
+        return rank != g.rank
+    return takes_from(g, c, rank, g.rank)
+
+
+# Whether what goes to a rank's out goes past the cache. Where that is its x the line has just been read, and is there.
+cdef inline uint32_t streams_push(const Group *g, const Call *c, int rank) noexcept nogil:
+    return c.nbytes >= g.tuning.zero_copy_stream_nbytes and g.target[rank] != g.source[rank]
+
+
+# all_reduce, reduce: the own slice of everyone's x, reduced into every out that wants it.
+cdef int reduce_and_push(Group *g, Call *c) noexcept nogil:
+    cdef size_t begin = sr_slice_begin_grained(c.count, g.size, g.rank, SR_CACHE_LINE // c.itemsize)
+    cdef size_t end = sr_slice_begin_grained(c.count, g.size, g.rank + 1, SR_CACHE_LINE // c.itemsize)
+    cdef size_t length = SHARED_STEP_NBYTES // c.itemsize
+    cdef uint32_t stream = 0
+    cdef int status, rank
+    begin += c.fold.offset // c.itemsize
+    if length > end - begin:
+        length = end - begin
+    status = find_given(g, c, begin * c.itemsize)
+    if status == DONE:
+        status = find_taking(g, c, begin * c.itemsize)
+    if status != DONE:
+        return status
+    if c.kind == REDUCE:
+        stream = streams_push(g, c, c.root)
+        g.target[0] = g.target[c.root]
+    else:
+        for rank in range(g.size):
+            stream |= streams_push(g, c, rank) << min(rank, 31)   # which stands for all that follow
+    if length > 0:
+        g.kernels.fold[c.dtype][c.op](g.target, 1 if c.kind == REDUCE else g.size, stream, g.source, g.size,
+                                      length, <uint32_t> g.size)
+    c.fold.offset += length * c.itemsize
+    g.stats.bytes_sent += length * c.itemsize
+    return PROGRESSED if begin + length < end else DONE
+
+
+# All others: what is meant for this rank, straight from everyone's x.
+cdef int pull(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = min(c.nbytes - c.copy.offset, <size_t> SHARED_STEP_NBYTES)
+    cdef int status = DONE
+    if takes(g, c, g.rank):
+        if c.taken != NULL:
+            find_given_uneven(g, c)
+        else:
+            status = find_given(g, c, piece_of_x(c, g.rank) + c.copy.offset)
+        if status == DONE:
+            status = take_pieces(g, c, c.copy.offset, nbytes)
+        if status != DONE:
+            return status
+        c.copy.offset += nbytes
+        if c.copy.offset < c.nbytes:
+            return PROGRESSED
+    keep_result_of_own(g, c)
+    return DONE
+
+
+# ---- private memory ------------------------------------------------------------------------------------------
+
+# Whether the piece is read from the giver's private memory, and `source` is an address of that.
+cdef bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil:
+    if c.taken != NULL:
+        return c.taken[giver].there_is_private
+    return descriptor(g, c, giver).x_block == SR_PRIVATE
+
+
+# Who ends is marked before its memory goes, and who gives up says so before it takes its arrays back: what was read
+# before this rank could see either is what was given.
+cdef int read_private(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
+    cdef sr_life *life = &g.lane[giver].life
+    c.single_copy = True
+    c.awaited.rank = giver
+    c.error = sr_single_copy(sr_life_task(life), there, <uintptr_t> g.source[giver], nbytes)
+    if c.error != 0:
+        look_for_lives(g)
+    if sr_life_died(life):
+        return DEAD
+    if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:
+        return ABORTED
+    return DONE if c.error == 0 else UNREADABLE

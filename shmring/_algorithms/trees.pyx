@@ -1,0 +1,298 @@
+# Binomial tree and double binary tree: partial results go up, results down, and every chunk has slots of its own for
+# both. May know: group, ring, staging, schedule.
+
+from libc.stdint cimport uint64_t
+
+from .._core.group cimport *
+from .._core.schedule cimport *
+from .._core.staging cimport *
+from .ring cimport begin_stepped
+
+
+# ---- binomial tree -------------------------------------------------------------------------------------------
+
+# Each chunk has two slots a rank: one on the way up (a partial result, counter STAGED), one on the way down (the
+# result, counter REDUCED). c.fold is the head of the way up, c.copy that of the way down.
+
+cdef inline uint64_t up_slot(Group *g, Call *c, Head *head) noexcept nogil:
+    return slot_begin(g, head.position, 2 * slot_nbytes(next_chunk(c, head)))
+
+
+cdef inline uint64_t down_slot(Group *g, Call *c, Head *head) noexcept nogil:
+    return up_slot(g, c, head) + slot_nbytes(next_chunk(c, head))
+
+
+cdef inline uint64_t tree_end(Group *g, Call *c, Head *head) noexcept nogil:
+    return up_slot(g, c, head) + 2 * slot_nbytes(next_chunk(c, head))
+
+
+cdef void enter_tree(Group *g, Call *c) noexcept nogil:
+    begin_stepped(g, c, 4)   # with two slots each of them is half of the ring
+
+
+cdef inline int tree_parent(int rank) noexcept nogil:
+    return rank & (rank - 1)
+
+
+cdef int step_tree(Group *g, Call *c) noexcept nogil:
+    cdef int status
+    if not c.lines_seen:
+        status = await_lines(g, c)
+        if status != DONE:
+            return status
+    if c.fold.offset < c.nbytes and has_credit(g, tree_end(g, c, &c.fold)):
+        status = await_children(g, c)
+        if status == DONE:
+            send_up(g, c)
+            return PROGRESSED
+        if c.copy.offset == c.fold.offset:
+            return status
+    elif c.copy.offset == c.fold.offset:
+        return blocked_on_credit(g, c, tree_end(g, c, &c.fold))
+    if g.rank != 0 and not sr_flag_reached(counter(g, tree_parent(g.rank), SR_REDUCED), tree_end(g, c, &c.copy)):
+        return blocked_on(c, counter(g, tree_parent(g.rank), SR_REDUCED), tree_end(g, c, &c.copy),
+                          tree_parent(g.rank))
+    pass_down(g, c)
+    if c.copy.offset < c.nbytes:
+        return PROGRESSED
+    g.position = c.copy.position
+    g.stats.steps += 2 * <uint64_t> sr_tree_steps(g.size)
+    count_path(g, BY_TREE)
+    return DONE
+
+
+# DONE once the partial results of all subtrees below this rank are there; c.fold_peer counts the steps.
+cdef int await_children(Group *g, Call *c) noexcept nogil:
+    cdef int child
+    while c.fold_peer < sr_tree_steps(g.size):
+        child = sr_tree_receives_from(g.rank, g.size, c.fold_peer)
+        if child >= 0 and not sr_flag_reached(counter(g, child, SR_STAGED), tree_end(g, c, &c.fold)):
+            return blocked_on(c, counter(g, child, SR_STAGED), tree_end(g, c, &c.fold), child)
+        c.fold_peer += 1
+    return DONE
+
+
+# The root's result goes to its own array and to its slot for the way down; others fold into their slot up.
+cdef void send_up(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, &c.fold)
+    cdef uint64_t end = tree_end(g, c, &c.fold)
+    cdef uint64_t up = up_slot(g, c, &c.fold)
+    cdef int nsources = 1
+    cdef int step, child
+    g.source[0] = c.x + c.fold.offset
+    for step in range(sr_tree_steps(g.size)):
+        child = sr_tree_receives_from(g.rank, g.size, step)
+        if child >= 0:
+            g.source[nsources] = slot(g, child, up)
+            nsources += 1
+    if g.rank == 0:
+        g.target[0] = c.out + c.fold.offset
+        g.target[1] = slot(g, 0, down_slot(g, c, &c.fold))
+        fold_hop(g, c, nsources, 2, 0, nbytes // c.itemsize, True)
+    else:
+        g.target[0] = slot(g, g.rank, up)
+        fold_hop(g, c, nsources, 1, 0, nbytes // c.itemsize, False)
+    g.stats.bytes_sent += nbytes
+    c.fold.position = end
+    c.fold.offset += nbytes
+    c.fold_peer = 0
+    publish(g, SR_REDUCED if g.rank == 0 else SR_STAGED, end)
+
+
+# Takes the parent's result and hands it on to the own children, if there are any.
+cdef void pass_down(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, &c.copy)
+    cdef uint64_t end = tree_end(g, c, &c.copy)
+    cdef uint64_t down = down_slot(g, c, &c.copy)
+    cdef unsigned char *out = c.out + c.copy.offset
+    if g.rank != 0:
+        g.kernels.copy(out, slot(g, tree_parent(g.rank), down), nbytes, 0)
+        if sr_tree_receives_from(g.rank, g.size, 0) >= 0:
+            g.kernels.copy(slot(g, g.rank, down), out, nbytes, 0)
+            g.stats.bytes_sent += nbytes
+        publish(g, SR_REDUCED, end)
+    c.copy.position = end
+    c.copy.offset += nbytes
+    give_credit(g, end)
+
+
+# ---- double binary tree --------------------------------------------------------------------------------------
+
+# Each tree has half of the message, chunk by chunk; chunks of both make a pair, with four slots: what goes up and what
+# comes down either tree. All heads count bytes of tree 0's half, and are positions of pairs. A rank is a leaf in one
+# tree and an inner node in the other, and goes ahead in each of these as far as it can:
+#
+#   c.stage   what it has as a leaf is in its slot, for its parent      STAGED
+#   c.fold    what its subtree has is in its slot, or is the result     REDUCED
+#   c.down    the result is in its slot, for its children               HANDED
+#   c.copy    it has the result as a leaf, and needs no slot any more   COPIED
+#
+# None overtakes the one above it, and what the last of them waits for never depends on what the others still owe.
+
+cdef enum:
+    UP, DOWN, PAIR_SLOTS = 4
+
+
+cdef inline size_t half_nbytes(const Call *c, int tree) noexcept nogil:
+    return (sr_slice_begin(c.count, 2, tree + 1) - sr_slice_begin(c.count, 2, tree)) * c.itemsize
+
+
+# Of a tree's chunk of a pair: the last one of tree 1 may be shorter, and empty.
+cdef inline size_t chunk_of_tree(const Call *c, const Head *head, int tree) noexcept nogil:
+    cdef size_t half = half_nbytes(c, tree)
+    return 0 if head.offset >= half else min(half - head.offset, c.chunk_nbytes)
+
+
+cdef inline uint64_t pair_slot(const Call *c, const Head *head) noexcept nogil:
+    return slot_nbytes(chunk_of_tree(c, head, 0))
+
+
+cdef inline uint64_t pair_begin(Group *g, const Call *c, const Head *head) noexcept nogil:
+    return slot_begin(g, head.position, PAIR_SLOTS * pair_slot(c, head))
+
+
+cdef inline uint64_t pair_end(Group *g, const Call *c, const Head *head) noexcept nogil:
+    return pair_begin(g, c, head) + PAIR_SLOTS * pair_slot(c, head)
+
+
+cdef inline unsigned char *tree_slot(Group *g, const Call *c, const Head *head, int rank, int tree,
+                                     int way) noexcept nogil:
+    return slot(g, rank, pair_begin(g, c, head)) + (2 * tree + way) * pair_slot(c, head)
+
+
+cdef inline size_t place_of(const Call *c, const Head *head, int tree) noexcept nogil:
+    return tree * half_nbytes(c, 0) + head.offset
+
+
+cdef inline bint is_inner(Group *g, int rank, int tree) noexcept nogil:
+    return sr_double_tree_is_inner(rank, g.size, tree)
+
+
+cdef inline void advance(Group *g, const Call *c, Head *head, int which) noexcept nogil:
+    cdef uint64_t end = pair_end(g, c, head)
+    head.offset += chunk_of_tree(c, head, 0)
+    head.position = end
+    publish(g, which, end)
+
+
+cdef void enter_double_tree(Group *g, Call *c) noexcept nogil:
+    begin_stepped(g, c, 2 * PAIR_SLOTS)
+    c.relayed = True
+
+
+cdef int step_double_tree(Group *g, Call *c) noexcept nogil:
+    cdef int status = BLOCKED
+    if not c.lines_seen:
+        status = await_lines(g, c)
+        if status != DONE:
+            return status
+    if c.stage.offset < half_nbytes(c, 0) and has_credit(g, pair_end(g, c, &c.stage)):
+        stage_leaf(g, c)
+        return PROGRESSED
+    if c.copy.offset == c.stage.offset:
+        return blocked_on_credit(g, c, pair_end(g, c, &c.stage))
+    # What is looked at last is oldest: if nothing is there, it is what this rank waits for.
+    if c.fold.offset < c.stage.offset:
+        status = fold_subtree(g, c)
+    if status != PROGRESSED and c.down.offset < c.fold.offset:
+        status = hand_down(g, c)
+    if status != PROGRESSED and c.copy.offset < c.down.offset:
+        status = copy_leaf(g, c)
+    if c.copy.offset < half_nbytes(c, 0):
+        return status
+    g.position = c.copy.position
+    g.stats.steps += 2 * <uint64_t> sr_tree_steps(g.size)
+    count_path(g, BY_DOUBLE_TREE)
+    return DONE
+
+
+cdef void stage_leaf(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes
+    cdef int tree
+    for tree in range(2):
+        nbytes = chunk_of_tree(c, &c.stage, tree)
+        if nbytes > 0 and not is_inner(g, g.rank, tree):
+            g.kernels.copy(tree_slot(g, c, &c.stage, g.rank, tree, UP), c.x + place_of(c, &c.stage, tree), nbytes, 0)
+            g.stats.bytes_sent += nbytes
+    advance(g, c, &c.stage, SR_STAGED)
+
+
+cdef int fold_subtree(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t end = pair_end(g, c, &c.fold)
+    cdef sr_flag *flag
+    cdef int tree, which, child
+    for tree in range(2):
+        for which in range(2):
+            child = sr_double_tree_child(g.rank, g.size, tree, which)
+            if child >= 0:
+                flag = counter(g, child, SR_REDUCED if is_inner(g, child, tree) else SR_STAGED)
+                if not sr_flag_reached(flag, end):
+                    return blocked_on(c, flag, end, child)
+    for tree in range(2):
+        if is_inner(g, g.rank, tree):
+            fold_children(g, c, tree)
+    advance(g, c, &c.fold, SR_REDUCED)
+    return PROGRESSED
+
+
+# A root's result goes to its own array and to its slot for the way down; others fold into their slot up.
+cdef void fold_children(Group *g, Call *c, int tree) noexcept nogil:
+    cdef size_t nbytes = chunk_of_tree(c, &c.fold, tree)
+    cdef size_t begin = place_of(c, &c.fold, tree)
+    cdef bint is_root = sr_double_tree_parent(g.rank, g.size, tree) < 0
+    cdef int nsources = 1
+    cdef int which, child
+    g.source[0] = c.x + begin
+    for which in range(2):
+        child = sr_double_tree_child(g.rank, g.size, tree, which)
+        if child >= 0:
+            g.source[nsources] = tree_slot(g, c, &c.fold, child, tree, UP)
+            nsources += 1
+    g.target[0] = tree_slot(g, c, &c.fold, g.rank, tree, DOWN if is_root else UP)
+    g.target[1] = c.out + begin
+    fold_hop(g, c, nsources, 1 + is_root, 0, nbytes // c.itemsize, is_root)
+    g.stats.bytes_sent += nbytes
+
+
+cdef inline bint results_are_there(Group *g, Call *c, Head *head, bint inner) noexcept nogil:
+    cdef uint64_t end = pair_end(g, c, head)
+    cdef int tree, parent
+    for tree in range(2):
+        parent = sr_double_tree_parent(g.rank, g.size, tree)
+        if parent >= 0 and is_inner(g, g.rank, tree) == inner:
+            if not sr_flag_reached(counter(g, parent, SR_HANDED), end):
+                blocked_on(c, counter(g, parent, SR_HANDED), end, parent)
+                return False
+    return True
+
+
+cdef void take_results(Group *g, Call *c, Head *head, bint inner) noexcept nogil:
+    cdef size_t nbytes
+    cdef unsigned char *out
+    cdef int tree, parent
+    for tree in range(2):
+        parent = sr_double_tree_parent(g.rank, g.size, tree)
+        nbytes = chunk_of_tree(c, head, tree)
+        if parent >= 0 and nbytes > 0 and is_inner(g, g.rank, tree) == inner:
+            out = c.out + place_of(c, head, tree)
+            g.kernels.copy(out, tree_slot(g, c, head, parent, tree, DOWN), nbytes, 0)
+            if inner:
+                g.kernels.copy(tree_slot(g, c, head, g.rank, tree, DOWN), out, nbytes, 0)
+                g.stats.bytes_sent += nbytes
+
+
+cdef int hand_down(Group *g, Call *c) noexcept nogil:
+    if not results_are_there(g, c, &c.down, True):
+        return BLOCKED
+    take_results(g, c, &c.down, True)
+    advance(g, c, &c.down, SR_HANDED)
+    return PROGRESSED
+
+
+cdef int copy_leaf(Group *g, Call *c) noexcept nogil:
+    if not results_are_there(g, c, &c.copy, False):
+        return BLOCKED
+    take_results(g, c, &c.copy, False)
+    SR_FAULT(SR_BEFORE_RELEASE)
+    advance(g, c, &c.copy, SR_COPIED)
+    return PROGRESSED

@@ -1,0 +1,406 @@
+"""Arrays in memory that every rank of the host maps, so that collectives on them copy nothing.
+
+A *block* is one collective allocation: a part for each rank, in rank order, then a page of which each rank
+owns one byte ("freed"). May know: buffers, errors, segments; it is handed an engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import operator
+import os
+import threading
+import time
+import weakref
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._system import segments
+from ..errors import Error, OutOfMemory, RankFailed, Timeout
+from . import buffers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .._bootstrap.fd_passing import Links
+    from .._engine.engine import Engine
+
+PAGE_NBYTES = mmap.PAGESIZE
+MOST_NBYTES = 1 << 56  # keeps every sum of sizes inside 64 bits
+_OF_ADOPTION = 1  # in place of a signature
+
+_adopted: set[_Block] = set()  # of this process
+
+
+class _Part:
+    """What NumPy's arrays keep alive as their base: this rank's part of a block, or a whole mapping."""
+
+    def __init__(self, address: int, nbytes: int, mapping: segments.Mapping | None = None) -> None:
+        self.mapping = mapping  # which goes with the last reference; a block goes when no rank needs it
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (nbytes,),
+            "data": (address, False),
+        }
+
+
+class Adoption:
+    """An array of another library whose memory all ranks of the host map; what `Comm.adopt` returns."""
+
+    def __init__(self, arrays: Arrays, block: _Block, owner: object) -> None:
+        self._arrays = arrays
+        self._block: _Block | None = block
+        self._owner: object = owner
+
+    def release(self) -> None:
+        """The array is this rank's own again, with what it holds; local.
+
+        All ranks must have come out of the calls that it was in. Raises RuntimeError while a call of this
+        rank is under way, OutOfMemory where there is no room. Who only drops this object has it released
+        later, when the communicator next makes such arrays, or is closed.
+        """
+        block = self._block
+        if block is not None and block.is_of_this_process():
+            self._arrays.give_back(block)
+        self._block = self._owner = None
+
+    def __del__(self) -> None:
+        if self._block is not None:
+            self._arrays.leave(self._block, self._owner)
+
+
+class _Block:
+    """One allocation as this process maps it."""
+
+    def __init__(self, mapping: segments.Mapping, stride: int, rank: int, size: int) -> None:
+        self.mapping = mapping
+        self.stride = stride
+        self.own_address = mapping.address + rank * stride
+        self._adopted: segments.Adopted | None = None
+        self._rank = rank
+        flags = ctypes.c_uint8 * size
+        self._freed = flags.from_address(mapping.address + stride * size)
+        self._pid = os.getpid()
+        self._own_part_is_free = False
+        self._is_shared = True  # every page of the own part: what is private cannot be discarded
+        self._is_private = False  # every page of it; the others' parts are of no use any more
+        self._is_orphaned = False  # the communicator is closed: nobody but the own arrays needs the mapping
+
+    def free_own_part(self) -> None:
+        """The last array of this rank is gone: its pages go now, the addresses when no rank needs them."""
+        if os.getpid() != self._pid:
+            return  # a forked child drops its copy of the reference; the memory is the parent's
+        self._own_part_is_free = True
+        if self._is_shared:
+            self._freed[self._rank] = 1
+            self.mapping.discard(self._rank * self.stride, self.stride)
+        if self._is_orphaned:
+            self.mapping.close()
+
+    def adopt(self, address: int) -> None:
+        """The own part is at that address, too, from here on: there it is used."""
+        self._adopted = segments.Adopted(self.mapping, self._rank * self.stride, self.stride, address)
+        self.own_address = address
+
+    def overlaps(self, address: int, nbytes: int) -> bool:
+        there = self._adopted
+        return (
+            there is not None and there.address < address + nbytes and address < there.address + self.stride
+        )
+
+    def give_back(self) -> None:
+        """What was adopted is private again, and the own part free."""
+        if not self._own_part_is_free:
+            self.make_private()
+            self.free_own_part()
+
+    def is_of_this_process(self) -> bool:
+        return os.getpid() == self._pid
+
+    def forget_own_address(self) -> None:
+        """What was adopted is no more found where it is: before its pages change."""
+        self.own_address = self.mapping.address + self._rank * self.stride
+
+    def is_free(self) -> bool:
+        return all(self._freed)
+
+    def make_private(self) -> None:
+        """No other rank can write to this rank's part from here on."""
+        if self._own_part_is_free or self._is_private:
+            return
+        if self._adopted is not None:
+            self._adopted.make_private()  # the part itself, which nobody looks at, stays as it is
+        else:
+            self._is_shared = False
+            self.mapping.make_private(self._rank * self.stride, self.stride)
+        self._is_private = True
+
+    def orphan(self) -> None:
+        """The communicator is closed: what the own arrays do not need goes, now or with them."""
+        if self._adopted is not None:
+            self._own_part_is_free = True  # what was adopted keeps its pages by itself
+        elif self._is_private and not self._own_part_is_free:
+            with contextlib.suppress(Error):  # then it all goes with the last array
+                self.mapping.keep_only(self._rank * self.stride, self.stride)
+        self._is_orphaned = True  # from here on another thread's last reference unmaps it
+        if self._own_part_is_free:
+            self.mapping.close()
+
+
+class Arrays:
+    """The shared blocks of one communicator on one rank."""
+
+    def __init__(self, engine: Engine, links: Links, kind: str) -> None:
+        self._engine = engine
+        self._links = links
+        self._kind = kind
+        self._blocks: dict[int, _Block] = {}
+        self._one_for_all: weakref.WeakSet[segments.Mapping] = weakref.WeakSet()
+        self._privatising = threading.RLock()
+        self._last_id = 0
+        self._left: list[tuple[_Block, object]] = []
+        self._is_closed = False
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout_s: float) -> NDArray[Any]:
+        """Collective: an array of zeros of the same shape and dtype on every rank."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        self._engine.announce_allocation(min(nbytes, MOST_NBYTES), _signature(shape, dtype), timeout_s)
+        if nbytes == 0:
+            return np.zeros(shape, dtype)
+        _check_possible(nbytes)
+        self._sweep()
+        block = self._allocate(nbytes, timeout_s)
+        self._keep(block)
+        part = _Part(block.mapping.address + self._engine.rank * block.stride, nbytes)
+        weakref.finalize(part, block.free_own_part).atexit = False
+        return np.asarray(part).view(dtype).reshape(shape)
+
+    def adopt(self, address: int, nbytes: int, owner: object, timeout_s: float) -> Adoption:
+        """Collective: nbytes at `address`, whole pages in a mapping of their own, are shared from now on."""
+        self._engine.announce_allocation(nbytes, _OF_ADOPTION, timeout_s)
+        self._sweep()
+        block, failure = self._allocate(nbytes, timeout_s), None
+        try:
+            block.adopt(address)
+        except (Error, ValueError) as error:
+            failure = error
+        if not self._engine.all_agree(failure is None, timeout_s):
+            try:
+                if failure is None:
+                    block.make_private()
+            finally:
+                block.mapping.close()
+            raise self._failure_of_another(failure, "adopt its array", nbytes, timeout_s)
+        adoption = Adoption(self, block, owner)  # first: if a signal ends this, it has the block given back
+        self._keep(block)
+        _adopted.add(block)
+        return adoption
+
+    def check_not_adopted(self, address: int, nbytes: int) -> None:
+        """ValueError where some of it is adopted already, by whatever communicator of this process."""
+        self._give_back_left()
+        if any(block.overlaps(address, nbytes) for block in _adopted):
+            raise ValueError(
+                f"the {nbytes} bytes at {address:#x} are adopted already; release that Adoption before"
+            )
+
+    def give_back(self, block: _Block) -> None:
+        """What was adopted is this rank's own; local, between calls."""
+        if block in self._blocks.values():
+            if self._engine.has_pending():
+                raise RuntimeError("a call of this communicator is under way; wait for it, and release then")
+            block.forget_own_address()
+            self._tell_engine()
+        with self._privatising:
+            block.give_back()
+        _adopted.discard(block)
+
+    def leave(self, block: _Block, owner: object) -> None:
+        """Nobody has the adoption any more: its owner is kept until the block is given back."""
+        self._left.append((block, owner))
+        if self._is_closed:
+            self._give_back_left()
+
+    def _give_back_left(self) -> None:
+        while self._left and not self._engine.has_pending():
+            block, _ = self._left[-1]
+            self.give_back(block)
+            self._left.pop()
+
+    def one_for_all(self, nbytes: int, timeout_s: float) -> NDArray[np.uint8]:
+        """Collective: zeros in memory that is the same for all ranks; unmapped with the last reference."""
+        if nbytes == 0:
+            return np.zeros(0, np.uint8)
+        _check_possible(nbytes)
+        total = whole_pages(nbytes)
+        mapping = self._map(total, 0, total, timeout_s)
+        self._one_for_all.add(mapping)
+        return np.asarray(_Part(mapping.address, nbytes, mapping))
+
+    def close(self) -> None:
+        """The communicator ends; arrays that are still used keep their own mapping."""
+        for block in self._blocks.values():
+            block.orphan()
+        self._blocks.clear()
+        self._is_closed = True
+        with contextlib.suppress(Error):  # of what is not private yet nobody else has more than a mapping
+            self._give_back_left()
+        self._one_for_all.clear()
+
+    def make_private(self) -> str | None:
+        """The communicator is over: its arrays become this rank's own, with what they hold, where they are.
+
+        A rank that was stopped, and goes on later, cannot write into them any more. Returns why some are
+        still shared, where there is no memory for copies of them.
+        """
+        why = None
+        with self._privatising:  # nobody raises before all of them are
+            parts: list[_Block | segments.Mapping] = [*self._blocks.values(), *self._one_for_all]
+            for part in parts:
+                try:
+                    part.make_private()
+                    if isinstance(part, segments.Mapping):
+                        self._one_for_all.discard(part)
+                except Error as error:
+                    why = f"a shared array can still be written to by ranks that have not ended: {error}"
+        return why
+
+    def _keep(self, block: _Block) -> None:
+        self._last_id += 1
+        self._blocks[self._last_id] = block
+        self._tell_engine()
+
+    def _allocate(self, nbytes: int, timeout_s: float) -> _Block:
+        size = self._engine.size
+        stride = whole_pages(nbytes)
+        mapping = self._map(stride * size + whole_pages(size), self._engine.rank * stride, stride, timeout_s)
+        return _Block(mapping, stride, self._engine.rank, size)
+
+    def _map(self, total: int, begin: int, nbytes: int, timeout_s: float) -> segments.Mapping:
+        """Rank 0 makes the memory, everyone maps it, with the pages that this rank will use at once.
+
+        When one cannot, all raise and nothing is left.
+        """
+        mapping, failure = None, None
+        try:
+            fd = self._share(total, time.monotonic() + timeout_s)
+            try:
+                mapping = segments.Mapping(fd, total)
+                mapping.populate(begin, nbytes)
+            finally:
+                os.close(fd)
+        except Error as error:
+            failure = error
+        except BaseException as error:  # Ctrl-C: the others are waiting for an answer
+            self._engine.report(error)
+            raise
+        if not self._engine.all_agree(failure is None, timeout_s):
+            if mapping is not None:
+                mapping.close()
+            what = f"map the {total} bytes of a shared array"
+            raise self._failure_of_another(failure, what, nbytes, timeout_s)
+        assert mapping is not None
+        return mapping
+
+    def _failure_of_another(
+        self, failure: Exception | None, what: str, nbytes: int, timeout_s: float
+    ) -> Exception:
+        """Collective, after some rank has failed: what this one raises; OutOfMemory if that was all there."""
+        is_memory = self._engine.all_agree(failure is None or isinstance(failure, OutOfMemory), timeout_s)
+        if failure is not None:
+            return failure
+        own = self._engine.world_rank(self._engine.rank)
+        text = f"a rank other than {own} could not {what}: its own error says why and what to do"
+        return OutOfMemory(text, wanted_nbytes=nbytes) if is_memory else Error(text)
+
+    def _create(self, nbytes: int) -> int:
+        fd = segments.create(nbytes, kind=self._kind)
+        try:
+            segments.allocate(fd, 0, nbytes, purpose="a block of shared arrays")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _share(self, total: int, deadline: float) -> int:
+        """A descriptor of memory that rank 0 makes, on every rank; what it raises instead, all raise.
+
+        A rank that has no room for the descriptor raises alone: the others hear of it when they agree.
+        """
+        fd = None
+        if self._engine.rank == 0:
+            try:
+                fd = self._create(total)
+            except BaseException as error:
+                self._links.fail_descriptor(error)
+                raise
+        try:
+            return self._links.broadcast_descriptor(fd, check=self._engine.check, deadline=deadline)
+        except BaseException as error:
+            if fd is not None:
+                os.close(fd)
+            if fd is not None or isinstance(error, (Timeout, RankFailed)):
+                # A descriptor may still be under way, so nothing may follow on these links.
+                self._engine.report(error)
+            raise
+
+    def _sweep(self) -> None:
+        """Unmap blocks that every rank has freed. Only here, between calls: a line may name any other."""
+        self._give_back_left()
+        for number in [number for number, block in self._blocks.items() if block.is_free()]:
+            block = self._blocks.pop(number)
+            self._tell_engine()
+            block.mapping.close()
+
+    def _tell_engine(self) -> None:
+        table = [
+            (number, block.mapping.address, block.own_address, block.stride)
+            for number, block in self._blocks.items()
+        ]
+        self._engine.set_blocks(table)
+
+
+def _check_possible(nbytes: int) -> None:
+    if nbytes > MOST_NBYTES:
+        raise OutOfMemory(
+            f"a shared array of {nbytes} bytes is more than any machine has; give a smaller shape",
+            wanted_nbytes=nbytes,
+        )
+
+
+def _signature(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """32 bits that differ where these do, the same in every process."""
+    return zlib.crc32(repr(shape).encode(), buffers.items_of(dtype)[0])
+
+
+def whole_pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
+
+
+def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """shape and dtype of a shared array as NumPy means them; TypeError or ValueError if there is none.
+
+    A dtype of arrays gives an array of more dimensions.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise TypeError(
+            f"dtype {dtype} holds Python objects, which cannot live in shared memory; give a dtype of numbers"
+        )
+    lengths = tuple(map(operator.index, shape)) if np.iterable(shape) else (operator.index(shape),)
+    if any(n < 0 for n in lengths):
+        raise ValueError(f"shape is {lengths}; its lengths must be 0 or more")
+    return lengths + dtype.shape, dtype.base
+
+
+def filling(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """What fills an array of that shape and dtype with `value`; raises what NumPy raises where it cannot."""
+    converted = np.empty(shape[max(len(shape) - np.ndim(value), 0) :], dtype)
+    converted[...] = value
+    return converted

@@ -1,0 +1,249 @@
+"""Arrays that refuse the buffer protocol: `__array_interface__` (ml_dtypes) and DLPack (torch, JAX).
+
+The fast way, the buffer protocol, is in _comm/comm.pyx; this is the slow one, and the words for what cannot
+be taken. May know: nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Contiguous memory: where, how many elements of which NumPy dtype, and what keeps it alive."""
+
+    address: int
+    count: int
+    dtype: str  # its name; of the other byte order it begins with >
+    readonly: bool
+    fortran: bool
+    owner: object
+
+
+def take(x: Any, what: str) -> Buffer:
+    """The memory of any array that is not taken by the buffer protocol; TypeError or ValueError otherwise."""
+    if isinstance(x, (bool, int, float, complex, str, bytes, np.generic)) or x is None:
+        raise TypeError(
+            f"{what} is {x!r:.60}, which is no array; for a single number pass a 0-d array, "
+            "made before as a = np.array(value)"
+        )
+    interface = getattr(x, "__array_interface__", None)
+    if interface is not None:
+        return _from_interface(x, interface, what)
+    if hasattr(x, "__dlpack__"):
+        return _from_dlpack(x, what)
+    raise TypeError(
+        f"{what} is a {type(x).__name__}; pass an array (of NumPy, or with the buffer protocol, "
+        "__array_interface__ or DLPack), made before as a = np.asarray(...)"
+    )
+
+
+def explain_refusal(
+    x: Any, what: str, writable: bool, moves: bool, error: BaseException, allowed: tuple[str, ...]
+) -> Exception:
+    """Why the buffer protocol refused x, or gave a format that has no dtype: the error to raise."""
+    dtype = getattr(x, "dtype", None)
+    if isinstance(dtype, np.dtype) and (not moves or dtype.hasobject) and native_name(dtype) not in allowed:
+        return unsupported_dtype(what, dtype, allowed)
+    contiguous, readonly = _flags(x)
+    if not contiguous:
+        return not_contiguous(what, x)
+    if writable and readonly:
+        return read_only(what)
+    if isinstance(error, TypeError):
+        return TypeError(f"{what} cannot be used: {error}; the dtypes allowed are {', '.join(allowed)}")
+    return ValueError(f"{what} cannot be used: {error}")
+
+
+def _flags(x: Any) -> tuple[bool, bool]:
+    """Whether x is contiguous, and read-only; (True, False) where it does not even say that."""
+    if isinstance(x, np.ndarray):
+        return x.flags.c_contiguous or x.flags.f_contiguous, not x.flags.writeable
+    try:
+        view = memoryview(x)
+    except (BufferError, TypeError, ValueError):  # closed or released
+        return True, False
+    return view.contiguous, view.readonly
+
+
+def wrong_byte_order(what: str) -> TypeError:
+    return TypeError(
+        f"{what} is not in this machine's byte order; pass {what}.astype({what}.dtype.newbyteorder('='))"
+    )
+
+
+def not_contiguous(what: str, x: Any) -> ValueError:
+    strides = getattr(x, "strides", "unknown")
+    return ValueError(
+        f"{what} is not contiguous in memory (strides {strides}); pass a = np.ascontiguousarray({what}) and, "
+        "for a result in place, copy it back"
+    )
+
+
+def refuse_as_output(x: Any, what: str) -> None:
+    """Memory that is the same for all ranks cannot take what each of them writes in a collective."""
+    if getattr(x, "one_for_all_ranks", False):
+        raise ValueError(
+            f"{what} is one array for all ranks, which would all write to it at once; give a private array, "
+            f"or np.asarray({what}) if this rank alone uses this part of it"
+        )
+
+
+def read_only(what: str) -> ValueError:
+    way_out = "" if what == "out" else "out= or "
+    return ValueError(
+        f"{what} is read-only and would be written to; pass {way_out}a writable copy, a = np.array({what})"
+    )
+
+
+def unsupported_dtype(what: str, dtype: Any, allowed: tuple[str, ...]) -> TypeError:
+    if str(dtype).startswith(">"):
+        return wrong_byte_order(what)
+    if str(dtype).startswith(("datetime64", "timedelta64")):
+        way_out = f"{what}.view('int64') shares its memory"
+    else:
+        way_out = f"convert it first, {what}.astype(...)"
+    return TypeError(
+        f"{what} has dtype {dtype}, which cannot be used here; {way_out}; allowed: {', '.join(allowed)}"
+    )
+
+
+def _from_interface(x: Any, interface: dict[str, Any], what: str) -> Buffer:
+    dtype: Any = getattr(x, "dtype", None)
+    if not isinstance(dtype, np.dtype):
+        dtype = np.dtype(interface["typestr"])
+    if not isinstance(interface.get("data"), tuple):  # an image of PIL: bytes made for the occasion
+        raise TypeError(f"{what} is a {type(x).__name__} that does not say where it lies; pass np.array(...)")
+    address, readonly = interface["data"]
+    count = _product(interface["shape"])
+    c_order, f_order = _orders(interface["shape"], interface.get("strides"), dtype.itemsize)
+    if not (c_order or f_order):
+        raise not_contiguous(what, x)
+    name = dtype.name if dtype.isnative else dtype.str
+    return Buffer(address, count, name, bool(readonly), not c_order, x)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def _orders(shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int) -> tuple[bool, bool]:
+    """Whether memory of this shape and strides (bytes) is contiguous in C order, in Fortran order."""
+    if strides is None or 0 in shape:
+        return True, len(shape) <= 1
+    found = []
+    for axes in (reversed(range(len(shape))), range(len(shape))):
+        expected, contiguous = itemsize, True
+        for axis in axes:
+            contiguous = contiguous and (shape[axis] == 1 or strides[axis] == expected)
+            expected *= shape[axis]
+        found.append(contiguous)
+    return found[0], found[1]
+
+
+# ---- what dtypes are called ----
+
+
+def native_name(dtype: np.dtype[Any]) -> str | None:
+    """The name of a dtype in this machine's byte order; None of any other."""
+    return dtype.name if dtype.isnative else None
+
+
+@functools.lru_cache(maxsize=256)
+def items_of(dtype: np.dtype[Any] | str) -> tuple[int, int, bytes, str | None]:
+    """(32 bits that differ where dtypes do, bytes of an item, words for it, its `native_name`).
+
+    The same in every process. dtype: or the format of a buffer for which NumPy has none, whose items are
+    bytes then.
+    """
+    if isinstance(dtype, str):
+        return zlib.crc32(dtype.encode()), 1, dtype.encode("ascii", "backslashreplace"), None
+    fields: Mapping[str, Any] = dtype.fields or {}
+    words = ",".join(str(field[0]) for field in fields.values()) or str(dtype)
+    signature = zlib.crc32(repr(_description(dtype)).encode())
+    nbytes = min(dtype.itemsize, 2**32 - 1)
+    return signature, nbytes, words.encode("ascii", "backslashreplace"), native_name(dtype)
+
+
+def _description(dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    """The same of dtypes that are equal, which their words need not be: aligned ones have others."""
+    if dtype.subdtype is not None:
+        return (*_description(dtype.subdtype[0]), dtype.shape)
+    fields: Mapping[str, Any] = dtype.fields or {}
+    parts = [(name, field[1], _description(field[0])) for name, field in fields.items()]
+    return (dtype.str, dtype.name, *parts)
+
+
+# ---- DLPack, version 0 of its ABI: https://dmlc.github.io/dlpack/latest/c_api.html -------------------------
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_CPU = 1
+_CODES = {
+    0: "int",
+    1: "uint",
+    2: "float",
+    4: "bfloat",
+    5: "complex",
+    6: "bool",
+    10: "float8_e4m3fn",
+    12: "float8_e5m2",
+}
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+def _from_dlpack(x: Any, what: str) -> Buffer:
+    device = x.__dlpack_device__()
+    if int(device[0]) != _CPU:
+        raise TypeError(
+            f"{what} is not in this machine's memory but on DLPack's device {tuple(map(int, device))}; "
+            "move it to the CPU first"
+        )
+    try:
+        capsule = x.__dlpack__()
+    except (BufferError, RuntimeError) as error:
+        raise TypeError(f"{what} cannot be used: {error}") from error
+    # The capsule stays unconsumed: its own destructor frees the tensor's description when the owner goes.
+    tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
+    code, bits = tensor.dtype.code, tensor.dtype.bits
+    kind = _CODES.get(code, f"dlpack type {code} of ")
+    name = kind if code in (6, 10, 12) else f"{kind}{bits}"
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else None
+    c_order, f_order = _orders(shape, strides, 1)
+    if not (c_order or f_order):
+        raise not_contiguous(what, x)
+    address = (tensor.data or 0) + tensor.byte_offset
+    return Buffer(address, _product(shape), name, False, not c_order, (x, capsule))

@@ -1,0 +1,191 @@
+# Locks in shared memory, taken by ranks: the death of an owner is noticed by those who wait. Uncontended they are one
+# atomic exchange. May know: flag.h, engine, flight_recorder, group, timeouts, errors, failures, procfs.
+
+import operator
+import os
+
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
+from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+
+from .._core.group cimport *
+from .._core.timeouts cimport ns_of, timeout_s_of
+from .._diagnostics.flight_recorder cimport SR_AT_LOCK, SR_WAIT_LOCK, begin_wait, correct_wait, end_wait
+from .._engine.engine cimport Engine
+
+from .._diagnostics import failures
+from .._system import procfs
+from ..errors import Closed, RankFailed, Timeout
+
+cdef extern from "flag.h" nogil:
+    int sr_lock_owner(const sr_lock *)
+    bint sr_lock_spin(sr_lock *, int rank, int pauses)
+    bint sr_lock_sleep(sr_lock *, int rank, uint64_t limit_ns)
+
+LOCK_NBYTES = sizeof(sr_lock)
+
+cdef int forks = 0   # between this process and the one that first imported this
+
+
+def _count_fork():
+    global forks
+    forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+# ---- waiting ---------------------------------------------------------------------------------------------------
+
+# DONE: it is ours. DEAD and LEFT: *owner has it for ever.
+cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked_ns, uint64_t *deadline_ns,
+                    int *owner) noexcept nogil:
+    cdef uint64_t now = sr_now_ns()
+    cdef uint64_t signal_ns = now + SIGNAL_INTERVAL_NS
+    cdef int status
+    if sr_lock_spin(lock, g.rank, g.pauses):
+        return DONE
+    begin_wait(g, SR_WAIT_LOCK, SR_AT_LOCK, begin_ns, sr_lock_owner(lock))
+    while not sr_lock_sleep(lock, g.rank, g.sleep_ns):
+        if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
+            return ABORTED
+        owner[0] = sr_lock_owner(lock)
+        look_for_lives(g)
+        correct_wait(g, SR_WAIT_LOCK, SR_AT_LOCK, owner[0])
+        status = fate_of_owner(g, owner[0])
+        if status != PROGRESSED and sr_lock_owner(lock) == owner[0]:   # it may have let go before it ended
+            return status
+        now = sr_now_ns()
+        deadline_ns[0] += sr_time_away(looked_ns[0], now)
+        looked_ns[0] = now
+        if now >= deadline_ns[0]:
+            return LATE
+        if now >= signal_ns:
+            return SIGNALLED
+    return DONE
+
+
+cdef inline int fate_of_owner(Group *g, int rank) noexcept nogil:
+    if rank < 0 or rank >= g.size or rank == g.rank:
+        return PROGRESSED
+    return fate_of(&g.lane[rank].life)
+
+
+# ---- locks -----------------------------------------------------------------------------------------------------
+
+cdef class Locks:
+    """`count` locks at an address that `memory` keeps mapped, zeros at first; kind: what errors call one."""
+
+    def __cinit__(self, Engine engine, memory, uintptr_t address, int count, str kind="lock"):
+        self.engine = engine
+        self.memory = memory
+        self.first = <sr_lock *> address
+        self.count = count
+        self.kind = kind
+        self.holder = <unsigned long *> calloc(count + 1, sizeof(unsigned long))
+        if self.holder == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.holder)
+
+    def lock(self, number, timeout=None):
+        """Lock `number` as a context manager; whoever waits longer than timeout seconds raises Timeout."""
+        cdef int index
+        cdef double timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+        try:
+            index = operator.index(number)
+        except TypeError:
+            raise TypeError(f"the number of a lock is {number!r}; it must be an integer") from None
+        if not 0 <= index < self.count:
+            raise IndexError(f"there is no lock {index}; this array has {self.count}, as given by locks=")
+        return Lock(self, index, timeout_s)
+
+    cdef int check_open(self) except -1:
+        if self.engine.closed_because is not None:
+            raise Closed(self.engine.closed_because, rank=self.engine.g.rank)
+        return 0
+
+    cdef int take(self, int index, double timeout_s) except -1:
+        self.check_open()
+        if not sr_lock_try(&self.first[index], self.engine.g.rank):
+            self.wait(index, timeout_s)
+        self.holder[index] = PyThread_get_thread_ident()
+        return 0
+
+    cdef int wait(self, int index, double timeout_s) except -1:
+        cdef Group *g = &self.engine.g
+        cdef sr_lock *lock = &self.first[index]
+        cdef uint64_t begin_ns = sr_now_ns()
+        cdef uint64_t looked_ns = begin_ns
+        cdef uint64_t deadline_ns = begin_ns + ns_of(timeout_s)
+        cdef int owner = sr_lock_owner(lock)
+        cdef int status = BLOCKED
+        if owner == g.rank and self.holder[index] == <unsigned long> PyThread_get_thread_ident():
+            raise RuntimeError(f"this thread has taken {self.kind} {index} already, and would wait for itself")
+        while status != DONE:
+            with nogil:
+                status = await_lock(g, lock, begin_ns, &looked_ns, &deadline_ns, &owner)
+                if status != SIGNALLED:
+                    end_wait(g, SR_WAIT_LOCK)
+            if status == SIGNALLED:
+                try:
+                    PyErr_CheckSignals()
+                    self.engine.stalls.heed(self.engine, SR_WAIT_LOCK)
+                    self.engine.check_open()   # whose handler may have closed it
+                except BaseException:
+                    end_wait(g, SR_WAIT_LOCK)
+                    raise
+            elif status == ABORTED:
+                self.engine.raise_over(beside=True)
+            elif status == LATE:
+                self.be_late(owner, index, timeout_s)
+            elif status != DONE:
+                self.lament(owner, status, index)
+        return 0
+
+    cdef int be_late(self, int owner, int index, double timeout_s) except -1:
+        if not 0 <= owner < self.engine.g.size:   # it has just let go, and somebody else was faster
+            raise Timeout(f"{self.kind} {index} of a shared array was not to be had within {timeout_s:g} s")
+        rank = self.engine.world_rank(owner)
+        raise Timeout(f"rank {rank} has not let go of {self.kind} {index} of a shared array within "
+                      f"{timeout_s:g} s; " + failures.describe_doing(self.engine, owner), rank=rank)
+
+    # What a rank that is gone had taken nobody will ever have: everyone is told.
+    cdef int lament(self, int owner, int status, int index) except -1:
+        how = "closed the communicator"
+        if status == DEAD:
+            how = procfs.how_it_ended(*self.engine.life_of(owner))
+        text = f"rank {owner} {how} while it had {self.kind} {index} of a shared array"
+        self.engine.report(RankFailed(text, rank=owner))
+        return 0
+
+    cdef int leave(self, int index) except -1:
+        if sr_lock_owner(&self.first[index]) != self.engine.g.rank:
+            raise RuntimeError(f"lock {index} is not this rank's to let go")
+        self.holder[index] = 0   # or the next thread to have it would pass for this one until it has said its name
+        sr_lock_leave(&self.first[index])
+        return 0
+
+
+cdef class Lock:
+    """One lock of a shared array: `with` takes it and lets it go; a forked child does not have it."""
+
+    cdef Locks locks
+    cdef int index, forks
+    cdef double timeout_s
+
+    def __cinit__(self, Locks locks, int index, double timeout_s):
+        self.locks = locks
+        self.index = index
+        self.timeout_s = timeout_s
+
+    def __enter__(self):
+        self.locks.take(self.index, self.timeout_s)
+        self.forks = forks
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if self.forks == forks:
+            self.locks.leave(self.index)

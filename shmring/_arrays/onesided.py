@@ -1,0 +1,178 @@
+"""The arguments of one-sided operations, as NumPy means them: which elements of an array, which values.
+
+May know: state, striped_locks.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._engine.state import DTYPES, OPS, supported
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .striped_locks import Stripes
+
+_REPLACE = -1  # in place of an op's number
+_SUM = OPS.index("sum")
+_OPS = tuple(op for op in OPS if op != "avg")  # what would it be, of an element and one value?
+
+
+class _Elements(NamedTuple):
+    """`size` elements of a flat array: from `first` on, or, one by one, those at `places`."""
+
+    first: int
+    size: int
+    places: NDArray[np.intp] | None
+    shape: tuple[int, ...]  # of what is there
+
+
+def put(
+    stripes: Stripes, array: NDArray[Any], where: Any, values: Any, mode: str, timeout: float | None
+) -> None:
+    """As np.put: values are cast whatever they are, and repeated as necessary."""
+    elements = _elements_of(array, where if mode == "raise" else _brought_inside(where, mode, array.size))
+    given = np.asarray(values).astype(array.dtype, casting="unsafe", copy=False).reshape(-1)
+    if given.size == 0 or elements.size == 0:
+        return
+    if given.size != elements.size:
+        given = np.resize(given, elements.size)
+    _access(stripes, array, elements, np.ascontiguousarray(given), None, _REPLACE, timeout)
+
+
+def get(
+    stripes: Stripes, array: NDArray[Any], where: Any, out: NDArray[Any] | None, timeout: float | None
+) -> Any:
+    elements = _elements_of(array, where)
+    if out is None:
+        taken = np.empty(elements.shape, array.dtype)
+        _access(stripes, array, elements, None, taken, _REPLACE, timeout)
+        return taken[()]
+    if not (isinstance(out, np.ndarray) and out.flags.c_contiguous and out.flags.writeable):
+        raise ValueError("out has to be a writeable NumPy array in C order, without gaps")
+    if out.dtype != array.dtype or out.size != elements.size:
+        raise ValueError(
+            f"out has {out.size} elements of {out.dtype}; {elements.size} of {array.dtype} are asked for"
+        )
+    _access(stripes, array, elements, None, out, _REPLACE, timeout)
+    return out
+
+
+def accumulate(
+    stripes: Stripes, array: NDArray[Any], where: Any, values: Any, op: str, timeout: float | None
+) -> None:
+    number = _op_number(array.dtype, op)
+    elements = _elements_of(array, where)
+    _access(stripes, array, elements, _values_for(elements, values, array.dtype), None, number, timeout)
+
+
+def fetch_and_add(
+    stripes: Stripes, array: NDArray[Any], where: Any, value: Any, timeout: float | None
+) -> Any:
+    elements = _elements_of(array, where)
+    before = np.empty(elements.shape, array.dtype)
+    values = _values_for(elements, value, array.dtype)
+    _access(stripes, array, elements, values, before, _SUM, timeout)
+    return before[()]
+
+
+def _access(
+    stripes: Stripes,
+    array: NDArray[Any],
+    elements: _Elements,
+    values: NDArray[Any] | None,
+    out: NDArray[Any] | None,
+    op: int,
+    timeout: float | None,
+) -> None:
+    first, size, places, _ = elements
+    stripes.access(array, first, size, places, values, out, _dtype_number(array.dtype), op, timeout)
+
+
+def _elements_of(array: NDArray[Any], where: Any) -> _Elements:
+    """Of the array as if it were flat; IndexError and TypeError as NumPy's."""
+    size = array.size
+    if where is ...:
+        return _Elements(0, size, None, array.shape)
+    if isinstance(where, slice):
+        begin, end, step = where.indices(size)
+        if step == 1:
+            return _Elements(begin, max(0, end - begin), None, (max(0, end - begin),))
+        where = np.arange(begin, end, step)
+    index = np.asarray(where)
+    if index.dtype == bool:
+        raise IndexError("where is boolean; give np.flatnonzero(where), the places where it is true")
+    if index.ndim == 0:
+        return _Elements(_within(operator.index(where), size), 1, None, ())
+    return _all_within(index.astype(np.intp, casting="safe" if index.size else "unsafe"), size)
+
+
+def _within(place: int, size: int) -> int:
+    if not -size <= place < size:
+        raise IndexError(f"index {place} is out of bounds for axis 0 with size {size}")
+    return place if place >= 0 else place + size
+
+
+def _all_within(index: NDArray[np.intp], size: int) -> _Elements:
+    """index: a copy of what was given, or it could change after it was checked."""
+    if index.size:
+        _within(int(index.min()), size)
+        _within(int(index.max()), size)
+        index[index < 0] += size
+    return _Elements(0, index.size, np.ascontiguousarray(index), index.shape)
+
+
+def _brought_inside(where: Any, mode: str, size: int) -> Any:
+    """np.put's other modes: indices modulo the size, or the nearest that there is."""
+    if mode == "wrap":
+        return np.asarray(where, np.intp) % max(1, size)
+    if mode == "clip":
+        return np.clip(np.asarray(where, np.intp), 0, max(0, size - 1))
+    raise ValueError(f"mode is {mode!r}; allowed: 'raise', 'wrap', 'clip'")
+
+
+def _values_for(elements: _Elements, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """As many as there are elements, in C order, from as many or from one for all."""
+    kind: Any = type(values) if isinstance(values, (int, float, complex)) else np.asarray(values).dtype
+    if kind != dtype:
+        _check_cast(kind, dtype)
+    given = np.asarray(values, dtype)
+    if given.size == elements.size:
+        return np.ascontiguousarray(given)
+    if given.size == 1:
+        return np.full(elements.size, given.reshape(()), dtype)
+    raise ValueError(f"{given.size} values for {elements.size} elements; give as many, or one for all")
+
+
+@cache
+def _check_cast(kind: Any, dtype: np.dtype[Any]) -> None:
+    """kind: a dtype, or a type of Python's numbers, which take the array's dtype where its kind allows."""
+    found = np.result_type(dtype, kind(0)) if isinstance(kind, type) else kind
+    if not np.can_cast(found, dtype, "same_kind"):
+        raise TypeError(
+            f"values of {found} cannot be cast to {dtype}, which the array has; convert them first"
+        )
+
+
+@cache
+def _dtype_number(dtype: np.dtype[Any]) -> int:
+    if dtype.name not in DTYPES or not dtype.isnative:
+        raise TypeError(
+            f"one-sided operations on {dtype}? They take {', '.join(DTYPES)}, in native byte order"
+        )
+    return DTYPES.index(dtype.name)
+
+
+@cache
+def _op_number(dtype: np.dtype[Any], op: str) -> int:
+    if op not in _OPS:
+        raise ValueError(f"op is {op!r}; allowed: {', '.join(_OPS)}")
+    _dtype_number(dtype)
+    if not supported(dtype.name, op):
+        raise TypeError(f"op {op} has no meaning for {dtype}")
+    return OPS.index(op)

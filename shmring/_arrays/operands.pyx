@@ -1,0 +1,403 @@
+# From an array of any make to its memory: the fields of a NumPy array, the buffer protocol, and the slower ways.
+# May know: group, state, buffers.
+
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release,
+    PyObject_CheckBuffer, PyObject_GetBuffer,
+)
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
+
+cimport numpy as cnp
+
+from .._core.group cimport *
+
+import numpy as np
+
+from .._engine import state
+from . import buffers
+
+cnp.import_array()
+
+cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(state.DTYPES)}
+
+
+cdef class Memory:
+    """A contiguous array that another library holds, as x or out of a collective: where it lies and what it is.
+
+    address: of its first element, in this process. count: elements. dtype: the name of one of shmring's dtypes;
+    whatever is only moved may be called uint8. readonly: an error where it would be written to. owner: kept as long as
+    this is. Nobody can check what is told here: wrong addresses end the process. It has one dimension, in C order.
+    """
+
+    def __init__(self, uintptr_t address, size_t count, str dtype, *, bint readonly=False, object owner=None):
+        number = DTYPE_NUMBERS.get(dtype)
+        if number is None:
+            raise TypeError(f"dtype is {dtype!r}; allowed: {', '.join(state.DTYPES)}")
+        self.data = <unsigned char *> address
+        self.count = count
+        self.number = number
+        self.itemsize = state.DTYPE_NBYTES[number]
+        self.readonly = readonly
+        self.owner = owner
+
+    @staticmethod
+    def of(x):
+        """x's own memory, or None where x is none that is read at once: on the CPU, in C order, of a dtype.
+
+        x: an array of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's tensors). Asks
+        no more than where it lies: of what such a library puts off, as torch does negation, it knows nothing, and
+        takes its arrays for writable.
+        """
+        cdef Operand operand
+        cdef Memory memory
+        if not (take_ndarray(&operand, x, False) or take_exchanged(&operand, x)) or operand.fortran:
+            return None
+        memory = Memory.__new__(Memory)
+        memory.data = operand.data
+        memory.count = operand.count
+        memory.number = operand.dtype
+        memory.itemsize = operand.itemsize
+        memory.readonly = cnp.PyArray_CheckExact(x) and not cnp.PyArray_ISWRITEABLE(<cnp.ndarray> x)
+        memory.owner = x
+        return memory
+
+    @property
+    def address(self):
+        return <uintptr_t> self.data
+
+    @property
+    def dtype(self):
+        """Its dtype's name."""
+        return state.DTYPES[self.number]
+
+    @property
+    def nbytes(self):
+        return self.count * self.itemsize
+
+    @property
+    def shape(self):
+        return (self.count,)
+
+    def __array__(self, dtype=None, copy=None):
+        """The same memory as NumPy's array, where NumPy itself has the dtype."""
+        cdef cnp.npy_intp length = self.count
+        cdef cnp.ndarray array
+        cdef int number
+        for number in range(24):
+            if DTYPE_OF_NUMPY[number] == self.number:
+                break
+        else:
+            raise TypeError(f"NumPy has no {self.dtype}; for a result, give an out")
+        if dtype is not None and np.dtype(dtype).name != self.dtype:
+            raise TypeError(f"this is memory of {self.dtype}, not of {dtype}")
+        array = cnp.PyArray_SimpleNewFromData(1, &length, number, self.data)
+        cnp.set_array_base(array, self)
+        if self.readonly:
+            array.setflags(write=False)
+        return array.copy() if copy else array
+
+    def __repr__(self):
+        return f"<shmring.Memory {self.dtype}[{self.count}] at {self.address:#x}>"
+
+
+cdef inline bint take_memory(Operand *operand, object x, bint writable) noexcept:
+    cdef Memory memory
+    if type(x) is not Memory:
+        return False
+    memory = <Memory> x
+    if writable and memory.readonly:
+        return False
+    operand.data = memory.data
+    operand.count = memory.count
+    operand.dtype = memory.number
+    operand.itemsize = memory.itemsize
+    operand.fortran = False
+    return True
+
+
+# NumPy's type numbers, 0 to 23, as ours; -1: not one that can be reduced.
+cdef int[24] DTYPE_OF_NUMPY = [
+    SR_BOOL, SR_I8, SR_U8, SR_I16, SR_U16, SR_I32, SR_U32, SR_I64, SR_U64, SR_I64, SR_U64, SR_F32, SR_F64, -1,
+    SR_C64, SR_C128, -1, -1, -1, -1, -1, -1, -1, SR_F16,
+]
+
+
+# Straight from the array's own fields: its buffer export alone takes longer than a tiny all-reduce. False: this
+# is no plain ndarray that can be used as it is, and one of the slower ways has to take it or say why not.
+cdef inline bint take_ndarray(Operand *operand, object x, bint writable) noexcept:
+    cdef int flags, number
+    if not cnp.PyArray_CheckExact(x):
+        return False
+    number = cnp.PyArray_TYPE(<cnp.ndarray> x)
+    flags = cnp.PyArray_FLAGS(<cnp.ndarray> x)
+    if number >= 24 or DTYPE_OF_NUMPY[number] < 0:
+        return False
+    if not flags & (cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_F_CONTIGUOUS):
+        return False
+    if cnp.PyArray_ISBYTESWAPPED(<cnp.ndarray> x) or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
+        return False
+    operand.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> x)
+    operand.count = cnp.PyArray_SIZE(<cnp.ndarray> x)
+    operand.dtype = DTYPE_OF_NUMPY[number]
+    operand.itemsize = cnp.PyArray_ITEMSIZE(<cnp.ndarray> x)
+    operand.fortran = not flags & cnp.NPY_ARRAY_C_CONTIGUOUS
+    return True
+
+
+# ---- DLPack's exchange in C: https://dmlc.github.io/dlpack/latest/c_api.html ----------------------------------
+
+cdef struct DLTensor:
+    void *data
+    int32_t device, device_number
+    int32_t ndim
+    uint8_t code, bits
+    uint16_t lanes
+    int64_t *shape
+    int64_t *strides          # elements; NULL: C order
+    uint64_t byte_offset
+
+
+ctypedef int (*Describe)(void *x, DLTensor *tensor) except -1
+
+
+cdef struct Exchange:         # what a type's capsule points to
+    uint32_t major, minor
+    Exchange *previous        # of an older version
+    void *allocate
+    void *export_x
+    void *import_x
+    Describe describe
+
+
+cdef enum:
+    DLPACK_MAJOR = 1
+    DLPACK_CPU = 1
+
+
+# Of the type that was met last: one library's tensors come again and again.
+cdef object exchanging_type = None
+cdef Describe describe_exchanged = NULL
+
+
+cdef bint find_exchange(type kind) except -1:
+    global exchanging_type, describe_exchanged
+    cdef Exchange *exchange
+    capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return False
+    if not PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
+        return False
+    exchange = <Exchange *> PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+    while exchange != NULL and exchange.major > DLPACK_MAJOR:
+        exchange = exchange.previous
+    if exchange == NULL or exchange.major < DLPACK_MAJOR or exchange.describe == NULL:
+        return False
+    exchanging_type, describe_exchanged = kind, exchange.describe
+    return True
+
+
+cdef bint is_in_c_order(const DLTensor *tensor) noexcept:
+    cdef int64_t stride = 1
+    cdef int axis
+    for axis in range(tensor.ndim - 1, -1, -1):
+        if tensor.strides != NULL and tensor.shape[axis] != 1 and tensor.strides[axis] != stride:
+            return False
+        stride *= tensor.shape[axis]
+    return True
+
+
+# False: one of the slower ways has to take it or say why not.
+cdef bint take_exchanged(Operand *operand, object x) except -1:
+    cdef DLTensor tensor
+    cdef int64_t count = 1
+    cdef int axis
+    cdef int dtype
+    if type(x) is not exchanging_type and not find_exchange(type(x)):
+        return False
+    try:
+        describe_exchanged(<void *> x, &tensor)
+    except (BufferError, RuntimeError):   # on another device, or sparse
+        return False
+    if tensor.device != DLPACK_CPU or tensor.lanes != 1:
+        return False
+    dtype = dtype_of_dlpack(tensor.code, tensor.bits)
+    for axis in range(tensor.ndim):
+        count *= tensor.shape[axis]
+    if dtype < 0 or (count > 0 and not (tensor.data != NULL and is_in_c_order(&tensor))):
+        return False
+    operand.data = <unsigned char *> tensor.data + tensor.byte_offset
+    operand.count = count
+    operand.dtype = dtype
+    operand.itemsize = tensor.bits // 8
+    operand.fortran = False
+    return True
+
+
+# -1: none of ours. The codes are those of DLPack's DLDataTypeCode.
+cdef int dtype_of_dlpack(int code, int bits) noexcept:
+    if code == 0:
+        return SR_I8 if bits == 8 else SR_I16 if bits == 16 else SR_I32 if bits == 32 else SR_I64 if bits == 64 else -1
+    if code == 1:
+        return SR_U8 if bits == 8 else SR_U16 if bits == 16 else SR_U32 if bits == 32 else SR_U64 if bits == 64 else -1
+    if code == 2:
+        return SR_F16 if bits == 16 else SR_F32 if bits == 32 else SR_F64 if bits == 64 else -1
+    if code == 4:
+        return SR_BF16 if bits == 16 else -1
+    if code == 5:
+        return SR_C64 if bits == 64 else SR_C128 if bits == 128 else -1
+    if bits != 8:
+        return -1
+    return SR_BOOL if code == 6 else SR_F8_E4M3FN if code == 10 else SR_F8_E5M2 if code == 12 else -1
+
+
+# The dtype's number from a buffer's format, -1 if there is none. Sizes decide where C leaves them open.
+cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
+    cdef char kind
+    if format == NULL:
+        return SR_U8
+    if format[0] in b"@=<":   # the machines that shmring runs on are little-endian
+        format += 1
+    kind = format[0]
+    if kind == b"Z" and format[1] != 0 and format[2] == 0:
+        return SR_C64 if format[1] == b"f" else SR_C128 if format[1] == b"d" else -1
+    if kind == 0 or format[1] != 0:
+        return -1
+    if kind == b"f":
+        return SR_F32
+    if kind == b"d":
+        return SR_F64
+    if kind == b"e":
+        return SR_F16
+    if kind == b"?":
+        return SR_BOOL
+    if kind in b"bhilqn":
+        return SR_I8 if itemsize == 1 else SR_I16 if itemsize == 2 else SR_I32 if itemsize == 4 else SR_I64
+    if kind in b"BHILQN":
+        return SR_U8 if itemsize == 1 else SR_U16 if itemsize == 2 else SR_U32 if itemsize == 4 else SR_U64
+    return -1
+
+
+# ---- what is only moved, whose items may be anything but references --------------------------------------------
+
+# Of the dtype that was met last: the same arrays come again and again.
+cdef object known_dtype = None
+cdef int known_number   # in the table; MOVED: it is none of ours
+cdef Items known_items
+
+
+cdef int know(object dtype) except -1:
+    global known_dtype, known_number
+    cdef bytes words
+    known_dtype = None
+    known_items.signature, known_items.nbytes, words, name = buffers.items_of(dtype)
+    if len(words) >= SR_ITEM_NAME_NBYTES:
+        words = words[:SR_ITEM_NAME_NBYTES - 4] + b"..."
+    memset(known_items.name, 0, SR_ITEM_NAME_NBYTES)
+    memcpy(known_items.name, <const char *> words, len(words))
+    known_number = DTYPE_NUMBERS.get(name, MOVED)
+    known_dtype = dtype
+    return 0
+
+
+# The operand's dtype. Of what is none of ours bytes are counted, since items may be longer than a chunk; what they are
+# is in `items`.
+cdef int describe_items(Operand *operand, object dtype, size_t nbytes) except -1:
+    if dtype is not known_dtype:
+        know(dtype)
+    operand.dtype = known_number
+    operand.items = known_items
+    operand.itemsize = 1 if known_number == MOVED else dtype_nbytes(known_number)
+    operand.count = nbytes // operand.itemsize
+    return 0
+
+
+cdef bint take_moved_ndarray(Operand *operand, cnp.ndarray x, bint writable) except -1:
+    cdef int flags = cnp.PyArray_FLAGS(x)
+    cdef cnp.dtype dtype = x.dtype
+    if (dtype is not known_dtype and dtype.hasobject) or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
+        return False
+    if not flags & (cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_F_CONTIGUOUS):
+        return False
+    operand.data = <unsigned char *> cnp.PyArray_DATA(x)
+    operand.fortran = not flags & cnp.NPY_ARRAY_C_CONTIGUOUS
+    describe_items(operand, dtype, cnp.PyArray_NBYTES(x))
+    return True
+
+
+# What a buffer's items are, in NumPy's words where it has any: the same however an array comes.
+cdef object dtype_of_buffer(object x, const char *format):
+    try:
+        return np.asarray(x).dtype
+    except (TypeError, ValueError, RuntimeError):
+        return format.decode()
+
+
+cdef str dtype_name(const Operand *operand):
+    return (<bytes> operand.items.name).decode() if operand.dtype == MOVED else state.DTYPES[operand.dtype]
+
+
+# ---- any array -----------------------------------------------------------------------------------------------
+
+cdef object take(Operand *operand, object x, bint writable, str what, bint moves):
+    operand.held = False
+    if take_ndarray(operand, x, writable) or take_memory(operand, x, writable):
+        return None
+    if type(x) is Memory:
+        raise buffers.read_only(what)
+    if writable and not cnp.PyArray_CheckExact(x):
+        buffers.refuse_as_output(x, what)
+    if moves and cnp.PyArray_Check(x) and take_moved_ndarray(operand, x, writable):
+        return None
+    if PyObject_CheckBuffer(x):
+        return take_buffer(operand, x, writable, what, moves)
+    return take_slowly(operand, x, writable, what, moves)
+
+
+cdef object take_buffer(Operand *operand, object x, bint writable, str what, bint moves):
+    cdef int flags = PyBUF_FORMAT | PyBUF_ANY_CONTIGUOUS | (PyBUF_WRITABLE if writable else 0)
+    cdef int dtype
+    try:
+        PyObject_GetBuffer(x, &operand.view, flags)
+    except (BufferError, ValueError, TypeError) as error:
+        if getattr(getattr(x, "dtype", None), "name", None) in DTYPE_NUMBERS and "buffer" in str(error):
+            return take_slowly(operand, x, writable, what, moves)   # ml_dtypes: the protocol has no letter for them
+        raise buffers.explain_refusal(x, what, writable, moves, error, state.DTYPES) from None
+    operand.held = True
+    operand.data = <unsigned char *> operand.view.buf
+    operand.fortran = operand.view.ndim > 1 and not PyBuffer_IsContiguous(&operand.view, b"C")
+    dtype = dtype_of_format(operand.view.format, operand.view.itemsize)
+    if dtype >= 0:
+        operand.dtype, operand.itemsize = dtype, operand.view.itemsize
+        operand.count = operand.view.len // operand.itemsize
+    elif moves and b"O" not in operand.view.format:
+        describe_items(operand, dtype_of_buffer(x, operand.view.format), operand.view.len)
+    else:
+        release(operand)
+        error = TypeError(f"elements of format {operand.view.format.decode()!r}")
+        raise buffers.explain_refusal(x, what, False, moves, error, state.DTYPES)
+    return None
+
+
+cdef object take_slowly(Operand *operand, object x, bint writable, str what, bint moves):
+    taken = buffers.take(x, what)
+    if writable and taken.readonly:
+        raise buffers.read_only(what)
+    if taken.dtype not in DTYPE_NUMBERS:
+        array = np.asarray(x) if moves and hasattr(x, "__array_interface__") else None
+        if array is not None and take_moved_ndarray(operand, array, writable):
+            return array
+        raise buffers.unsupported_dtype(what, taken.dtype, state.DTYPES)
+    operand.data = <unsigned char *> <uintptr_t> taken.address
+    operand.count = taken.count
+    operand.dtype = DTYPE_NUMBERS[taken.dtype]
+    operand.itemsize = state.DTYPE_NBYTES[operand.dtype]
+    operand.fortran = taken.fortran
+    return taken
+
+
+cdef void release(Operand *operand) noexcept:
+    if operand.held:
+        PyBuffer_Release(&operand.view)
+        operand.held = False

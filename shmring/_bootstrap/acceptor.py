@@ -1,0 +1,373 @@
+"""The side that listens while ranks meet: who comes, who proves to be a rank, who is turned away and why.
+
+Strangers cost one descriptor and less than 1 KiB each, a limited number of them for a limited time; they
+are counted, and logged once a kind. May know: errors, handshake, limits, framed_socket, world.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .._system.limits import NO_DESCRIPTOR, explain
+from ..errors import WAIT_LONGER, Error, Mismatch, RankFailed, Timeout
+from . import handshake
+from .framed_socket import Line
+from .handshake import BadFrame, Challenge, Hello
+from .world import SILENCE_S, Attempt, named
+
+HANDSHAKE_S = 5.0  # a connection that has not proven itself by then is dropped
+_CROWDED_S = 1.0  # and by then where others wait outside for its place
+_MOST_STRANGERS = 128  # at once, and twice the awaited besides
+_LATECOMERS_S = 0.3  # for those that are on their way when the meeting has failed, to hear of it
+_SHMRUN = "with shmrun every host needs the same --nnodes and -n, and a --node-rank of its own"
+
+_log = logging.getLogger("shmring")
+# Kinds of connections that are turned away: those that also happen when nobody means harm are no warnings.
+_HARMLESS = ("hung up", "another world")
+
+
+class Refused(Exception):
+    """Whoever holds the key but has no business here: this ends the connection, not the meeting."""
+
+
+@dataclass
+class _Stranger:
+    """A connection that has yet to prove itself."""
+
+    line: Line
+    who: str
+    since: float
+    hello: Hello | None = None
+    nonce: bytes = b""
+
+
+class Doorman:
+    """Listens to whoever comes; those that prove to be ranks are handed to `take_in`.
+
+    `take_in` raises Refused to be rid of one, an Error to end the meeting; either is told to that rank.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        listener: socket.socket,
+        purposes: Sequence[bytes],
+        num_awaited: int,
+        take_in: Callable[[Hello, Line], None],
+    ) -> None:
+        self._attempt = attempt
+        self._listener = listener
+        self._purposes = purposes
+        self._take_in = take_in
+        self._strangers: dict[Line, _Stranger] = {}  # the oldest first
+        self._most_strangers = most_strangers(num_awaited)
+        try:
+            self._selector = selectors.DefaultSelector()
+        except OSError as error:
+            raise explain(error, "waiting for the other ranks' connections") from error
+        self._listening = False
+        self._turned_away: collections.Counter[str] = collections.Counter()
+        self._latest: collections.deque[str] = collections.deque(maxlen=3)
+
+    def watch(self, line: Line, hear: Callable[[], None]) -> None:
+        """Have `hear` called when something comes from a rank that is in."""
+        self._selector.register(line, selectors.EVENT_READ, hear)
+
+    def turn_to(self, take_in: Callable[[Hello, Line], None]) -> None:
+        """Give those that come from now on to `take_in`, and watch nobody that is in any more."""
+        self._take_in = take_in
+        for key in list(self._selector.get_map().values()):
+            if key.fileobj is not self._listener and key.fileobj not in self._strangers:
+                self._selector.unregister(key.fileobj)
+
+    def serve(self, by: float = float("inf")) -> None:
+        """Wait for something to come, `by` a time.monotonic() value at most, and deal with it."""
+        now = time.monotonic()
+        patience_s = HANDSHAKE_S if len(self._strangers) < self._most_strangers else _CROWDED_S
+        oldest = next(iter(self._strangers.values()), None)
+        while oldest is not None and oldest.since + patience_s <= now:
+            self._turn_away(oldest, "silent", f"did not prove who it is within {patience_s:g} s")
+            oldest = next(iter(self._strangers.values()), None)
+        self._attempt.check()
+        self._listen(len(self._strangers) < self._most_strangers)
+        until = by if oldest is None else min(by, oldest.since + patience_s)
+        for key, _ in self._selector.select(self._attempt.wait_s(until)):
+            key.data()
+
+    def hints(self) -> str:
+        """Who was turned away, for the message about who is missing."""
+        more = self._turned_away.total() - len(self._latest)
+        before = f"; {more} other connections were turned away" if more else ""
+        return before + "".join(f"; {hint}" for hint in self._latest)
+
+    def close(self) -> None:
+        """End all that is not yet proven; the listener is the caller's."""
+        self._selector.close()
+        self._take_in = _nobody  # whose it is need not wait for the garbage collector
+        for line in self._strangers:
+            line.close()
+        self._strangers.clear()
+        if self._turned_away:
+            kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(self._turned_away.items()))
+            what = "rank %d turned away %d connections in all (%s)"
+            _log.info(what, self._attempt.rank, self._turned_away.total(), kinds)
+            self._turned_away.clear()
+
+    def _listen(self, room: bool) -> None:
+        """Listen while there is room: a flood of silent connections fills the kernel's queue, not ours."""
+        if room and not self._listening:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        elif not room and self._listening:
+            self._selector.unregister(self._listener)
+        self._listening = room
+
+    def _accept(self) -> None:
+        try:
+            connection, address = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone again
+            return
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR and self._strangers:
+                self._listen(False)  # until one of them has given its descriptor back
+                self._most_strangers = max(1, len(self._strangers))
+                return
+            raise explain(error, "accepting a rank's connection") from error
+        is_local = connection.family == socket.AF_UNIX
+        line = Line(connection, "" if is_local else address[0])
+        who = "" if is_local else f"{address[0]} port {address[1]}"
+        if not who:
+            uid, pid = peer_uid_and_pid(connection)
+            who = f"process {pid}"
+            if uid != os.geteuid():
+                line.close()
+                self._count("another user", f"a process {pid} of another user (uid {uid}) was turned away")
+                return
+        stranger = self._strangers[line] = _Stranger(line, who, time.monotonic())
+        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(stranger))
+
+    def _count(self, kind: str, what: str) -> None:
+        self._turned_away[kind] += 1
+        self._latest.append(what)
+        if self._turned_away[kind] == 1:
+            level = logging.INFO if kind in _HARMLESS else logging.WARNING
+            _log.log(level, "while the ranks met at rank %d: %s", self._attempt.rank, what)
+
+    def _turn_away(self, stranger: _Stranger, kind: str, why: str) -> None:
+        self._forget(stranger)
+        stranger.line.close()
+        self._count(kind, f"{stranger.who} {why}")
+
+    def _forget(self, stranger: _Stranger) -> None:
+        self._selector.unregister(stranger.line)
+        del self._strangers[stranger.line]
+
+    def _hear(self, stranger: _Stranger) -> None:
+        try:
+            packet = stranger.line.receive(handshake.UNPROVEN_NBYTES)
+            if packet is None:
+                return
+            if not packet:
+                why = "hung up before it had proven that it holds the world's key"
+                self._turn_away(stranger, "hung up", why)
+            elif stranger.hello is None:
+                self._challenge(stranger, Hello.unpack(packet))
+            else:
+                self._admit(stranger, stranger.hello, handshake.unpack_proof(packet))
+        except BadFrame as error:
+            if error.version_differs:
+                stranger.line.send(handshake.MAGIC)
+            kind = "another version" if error.version_differs else "nonsense"
+            self._turn_away(stranger, kind, f"sent {error}")
+
+    def _challenge(self, stranger: _Stranger, hello: Hello) -> None:
+        attempt, nonce = self._attempt, os.urandom(handshake.NONCE_NBYTES)
+        if hello.tag != attempt.world.tag:
+            # The tag says so to those that came here because one port serves one world after another.
+            stranger.line.send(Challenge(0, nonce, bytes(handshake.PROOF_NBYTES), attempt.world.tag).pack())
+            self._turn_away(stranger, "another world", "came for another world")
+        elif hello.peer != attempt.rank or hello.purpose not in self._purposes:
+            self._turn_away(stranger, "misled", f"wanted something else, or another rank than {attempt.rank}")
+        else:
+            stranger.hello, stranger.nonce = hello, nonce
+            proof = attempt.prove(b"host", hello, attempt.world.nprocs, nonce)
+            stranger.line.send(Challenge(attempt.world.nprocs, nonce, proof, attempt.world.tag).pack())
+
+    def _admit(self, stranger: _Stranger, hello: Hello, proof: bytes) -> None:
+        expected = self._attempt.prove(b"guest", hello, self._attempt.world.nprocs, stranger.nonce)
+        if not handshake.proves(proof, expected):
+            why = f"claimed to be rank {hello.rank} but holds another key"
+            self._turn_away(stranger, "another key", why)
+            return
+        self._forget(stranger)
+        try:
+            self._take_in(hello, stranger.line)
+        except Refused as refusal:
+            error = Error(f"rank {self._attempt.rank} refused the connection: {refusal}", rank=hello.rank)
+            stranger.line.send(handshake.pack_frame(handshake.FAILED, error))
+            stranger.line.close()
+            self._count("refused", f"{stranger.who} holds the key but was refused: {refusal}")
+        except BaseException as error:
+            stranger.line.send(handshake.pack_frame(handshake.FAILED, error, self._attempt.rank))
+            stranger.line.close()
+            raise
+
+
+def _nobody(hello: Hello, line: Line) -> None:
+    """The door is closed."""
+
+
+class Reception:
+    """One rank's wait for others: each proves itself and is kept until all have come.
+
+    What ends it is told to those that are in. `close` leaves the lines that were handed out.
+    """
+
+    def __init__(
+        self, attempt: Attempt, listener: socket.socket, awaited: Sequence[int], purpose: bytes
+    ) -> None:
+        self._attempt = attempt
+        self._awaited = awaited
+        self._joined: dict[int, Line] = {}
+        self._tell_at = time.monotonic() + SILENCE_S
+        self._doorman = Doorman(attempt, listener, (purpose,), len(awaited), self._take_in)
+
+    def gather(self) -> dict[int, Line]:
+        """The lines to all awaited ranks, by rank, or the error that all of them get."""
+        try:
+            while not self._is_complete():
+                if self._attempt.is_over():
+                    raise self._late(f"did not come{self._where('to')} within {self._attempt.timeout_s:g} s")
+                if time.monotonic() >= self._tell_at:
+                    self._tell_who_is_awaited()
+                self._doorman.serve(self._tell_at)
+            self._conclude(self._joined)
+        except BaseException as error:
+            frame = handshake.pack_frame(handshake.FAILED, error, self._attempt.rank)
+            for line in self._joined.values():
+                line.send(frame)
+            if isinstance(error, Error):
+                self._tell_latecomers(frame, set(self._missing()) - {error.rank})
+            raise
+        lines, self._joined = self._joined, {}
+        return dict(sorted(lines.items()))
+
+    def _tell_latecomers(self, frame: bytes, missing: set[int]) -> None:
+        """Who is on its way would find the door closed, and take this rank for the one that has ended."""
+
+        def tell(hello: Hello, line: Line) -> None:
+            line.send(frame)
+            line.close()
+            missing.discard(hello.rank)
+
+        self._doorman.turn_to(tell)
+        until = time.monotonic() + _LATECOMERS_S
+        with contextlib.suppress(Error):
+            while missing and time.monotonic() < until and not self._attempt.is_over():
+                self._doorman.serve(until)
+
+    def close(self) -> None:
+        self._doorman.close()
+        for line in self._joined.values():
+            line.close()
+
+    def _is_complete(self) -> bool:
+        return len(self._joined) == len(self._awaited)
+
+    def _missing(self) -> list[int]:
+        """The ranks that have yet to come."""
+        return [rank for rank in self._awaited if rank not in self._joined]
+
+    def _conclude(self, lines: dict[int, Line]) -> None:
+        """All have come."""
+
+    def _objection(self, hello: Hello, line: Line) -> Error | None:
+        """What is wrong with a rank that does belong here; ends the meeting for all."""
+        rank, nprocs = hello.rank, self._attempt.world.nprocs
+        what_to_do = f" ({_SHMRUN})" if line.host else ""
+        if hello.nprocs != nprocs:
+            return Mismatch(
+                f"rank {self._attempt.rank} joined a world of {nprocs} ranks, rank {rank}{_on(line)} one of "
+                f"{hello.nprocs}: all must be given the same World{what_to_do}",
+                rank=rank,
+            )
+        if rank in self._joined or rank not in self._awaited:
+            again = f"{_on(self._joined[rank])} and{_on(line)}" if line.host and rank in self._joined else ""
+            text = f"rank {rank} joined twice{again}: each process needs a rank of its own{what_to_do}"
+            return Error(text, rank=rank)
+        return None
+
+    def _take_in(self, hello: Hello, line: Line) -> None:
+        error = self._objection(hello, line)
+        if error is not None:
+            raise error
+        self._joined[hello.rank] = line
+        self._doorman.watch(line, lambda: self._hear_rank(hello.rank, line))
+
+    def _hear_rank(self, rank: int, line: Line) -> None:
+        try:
+            packet = line.receive(handshake.FRAME_NBYTES)
+            if packet:
+                self._hear_word(rank, packet)
+            elif packet is not None:
+                raise self._lose(rank)
+        except BadFrame as error:
+            raise Error(f"rank {rank} sent {error}", rank=rank) from error
+
+    def _hear_word(self, rank: int, packet: bytes) -> None:
+        """A rank that waits speaks only to give up."""
+        _, failure = handshake.unpack_frame(packet)
+        raise failure or self._late(f"did not come{self._where('to')} while rank {rank} would wait")
+
+    def _late(self, what: str) -> Timeout:
+        missing, hints = self._missing(), self._doorman.hints()
+        text = f"{named(missing)} of {self._attempt.world.nprocs} {what}{hints}; {WAIT_LONGER}"
+        return Timeout(text, rank=missing[0])
+
+    def _tell_who_is_awaited(self) -> None:
+        """Once: else whoever forgot to start a host would sit before a silent screen up to the timeout."""
+        self._tell_at = float("inf")
+        missing, attempt = named(self._missing()), self._attempt
+        what = "rank %d has waited %g s%s for %s of %d, and will wait %g s in all%s"
+        told = (attempt.rank, SILENCE_S, self._where("at"), missing, attempt.world.nprocs, attempt.timeout_s)
+        _log.warning(what, *told, self._doorman.hints())
+
+    def _where(self, preposition: str) -> str:
+        address = self._attempt.world.address
+        return f" {preposition} {address}" if address else ""
+
+    def _lose(self, rank: int) -> RankFailed:
+        line = self._joined.pop(rank)
+        line.close()
+        return ended(rank, line.host)
+
+
+def ended(rank: int, host: str = "") -> RankFailed:
+    text = f"rank {rank} ended while the ranks were meeting" + (f": see its output on {host}" if host else "")
+    return RankFailed(text, rank=rank, host=host or None, cause="connection closed")
+
+
+def _on(line: Line) -> str:
+    """Where a rank is, for a message; nothing where all are on this host."""
+    return f" on {line.host}" if line.host else ""
+
+
+def most_strangers(num_awaited: int) -> int:
+    """How many connections that have proven nothing a listener keeps at once."""
+    return _MOST_STRANGERS + 2 * num_awaited
+
+
+def peer_uid_and_pid(connection: socket.socket) -> tuple[int, int]:
+    """Whose process is at the other end of a Unix socket, by the kernel's word."""
+    pid, uid, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
+    return uid, pid

@@ -1,0 +1,147 @@
+"""The side that comes while ranks meet: reach the rank that listens, prove to each other who is who.
+
+May know: errors, handshake, framed_socket, world.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from ..errors import Error, Timeout
+from . import handshake
+from .framed_socket import Line
+from .handshake import BadFrame, Challenge
+from .world import SILENCE_S, Attempt
+
+_log = logging.getLogger("shmring")
+
+_VERDICT_S = 0.5  # how long a rank that gives up waits for the other's list of the missing
+_PAUSE_S = (0.001, 0.020)  # between attempts to reach it: first, longest
+
+
+class Guest:
+    """One rank's way to another one, `peer`, that listens; subclasses know where."""
+
+    longest_pause_s = _PAUSE_S[1]
+
+    def __init__(self, attempt: Attempt, peer: int, purpose: bytes) -> None:
+        self._attempt = attempt
+        self._peer = peer
+        self._purpose = purpose
+        self._tell_at = time.monotonic() + SILENCE_S
+
+    def visit(self) -> Line:
+        """A line on which both have proven themselves and the peer's word was heard."""
+        pause_s = _PAUSE_S[0]
+        while True:
+            line = self._connect()
+            if line is not None:
+                try:
+                    if self._introduce(line) and self._settle(line):
+                        return line
+                except BaseException:
+                    line.close()
+                    raise
+                line.close()
+            if self._attempt.is_over():
+                raise self._never_came()
+            if time.monotonic() >= self._tell_at:
+                self._tell_it_tries()
+            self._attempt.pause(pause_s)
+            pause_s = min(pause_s * 1.5, self.longest_pause_s)
+
+    def _tell_it_tries(self) -> None:
+        """Once: else a mistaken address, or a peer that was never started, would show only in the end."""
+        self._tell_at = float("inf")
+        what = "rank %d has tried for %g s to reach rank %d%s, and will try for %g s in all"
+        attempt = self._attempt
+        _log.warning(what, attempt.rank, SILENCE_S, self._peer, self._trying(), attempt.timeout_s)
+
+    def _trying(self) -> str:
+        """Where, and what has come of it."""
+        return ""
+
+    def _connect(self) -> Line | None:
+        """A connection to the peer; None where it is not there yet (or busy)."""
+        raise NotImplementedError
+
+    def _settle(self, line: Line) -> bool:
+        """The peer's word that this rank is in; False where it hung up."""
+        raise NotImplementedError
+
+    def _never_came(self) -> Timeout:
+        raise NotImplementedError
+
+    def _proven(self) -> None:
+        """The peer has proven itself."""
+
+    def _mistaken(self) -> None:
+        """What answers belongs to another world."""
+
+    def _introduce(self, line: Line) -> bool:
+        """Mutual proof; False where the peer hung up, which it does to those who are slow."""
+        attempt = self._attempt
+        hello = attempt.hello(self._peer, self._purpose)
+        if not line.send(hello.pack()):
+            return False
+        challenge = self._await_challenge(line)
+        if challenge is None:
+            return False
+        if challenge.tag != attempt.world.tag:
+            self._mistaken()
+            return False
+        expected = attempt.prove(b"host", hello, challenge.nprocs, challenge.nonce)
+        if not handshake.proves(challenge.proof, expected):
+            raise Error(
+                f"rank {attempt.rank} holds another key than rank {self._peer}: give all ranks the same "
+                "World (or SHMRING_KEY)",
+                rank=attempt.rank,
+            )
+        self._proven()
+        proof = attempt.prove(b"guest", hello, challenge.nprocs, challenge.nonce)
+        return line.send(handshake.pack_proof(proof))
+
+    def _await_challenge(self, line: Line) -> Challenge | None:
+        """None where the peer hung up."""
+        packet = b""
+        try:
+            answer = self._attempt.await_frame(line, handshake.UNPROVEN_NBYTES)
+            if answer is None:
+                raise self._never_came()
+            packet = answer
+            return Challenge.unpack(packet) if packet else None
+        except BadFrame as error:
+            other_version = error.version_differs or packet == handshake.MAGIC
+            raise Error(self._wrong_answer(error, other_version), rank=self._peer) from error
+
+    def _wrong_answer(self, error: BadFrame, other_version: bool) -> str:
+        if other_version:
+            return f"rank {self._peer} runs another version of shmring: install the same one for all ranks"
+        return f"rank {self._peer} sent {error}"
+
+    def _await_word(self, line: Line) -> bytes:
+        """The peer's next frame; empty where it hung up. It decides when this rank gives up, see below."""
+        try:
+            packet = self._attempt.await_frame(line, handshake.FRAME_NBYTES)
+            if packet is None:
+                # The peer knows who is missing: give up through it, so that all ranks raise the same.
+                line.send(handshake.pack_frame(handshake.GIVING_UP))
+                until = time.monotonic() + _VERDICT_S
+                packet = line.await_frame(handshake.FRAME_NBYTES, until, _VERDICT_S, self._attempt.check)
+        except BadFrame as error:
+            raise Error(f"rank {self._peer} sent {error}", rank=self._peer) from error
+        if packet is None:
+            nprocs, timeout_s = self._attempt.world.nprocs, self._attempt.timeout_s
+            raise Timeout(f"not all {nprocs} ranks came within {timeout_s:g} s")
+        return packet
+
+    def _unpack(self, packet: bytes) -> int:
+        """The kind of a frame without more in it than an error, which is raised."""
+        try:
+            kind, failure = handshake.unpack_frame(packet)
+        except BadFrame as error:
+            raise Error(f"rank {self._peer} sent {error}", rank=self._peer) from error
+        if failure is not None:
+            raise failure
+        return kind

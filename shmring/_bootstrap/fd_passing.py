@@ -1,0 +1,287 @@
+"""The star between the ranks of a world once they have met: rank 0's line to every other rank.
+
+Descriptors travel over it, and why there will be none. May know: errors, limits, handshake.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from .._system.limits import explain
+from ..errors import Error, RankFailed, Timeout
+from . import handshake
+
+_LOOK_S = 0.02  # `check` is called at least this often
+_BUSY = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)  # the peer has not yet read what it was sent
+
+Check = Callable[[], None]
+
+
+class Links:
+    """One rank's end of the star, and its place, with a Place's attributes.
+
+    Rank 0 holds a connection to every other rank, the others one to rank 0. Nothing in it belongs to
+    the process, so ranks may be threads. Calls are collective and come from one thread at a time.
+    `check` is called at least every 20 ms of a wait and may raise; `deadline` is a time.monotonic() value.
+    """
+
+    def __init__(
+        self, rank: int, size: int, peers: dict[int, socket.socket], marker: socket.socket | None = None
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = rank
+        self.local_size = size
+        self.node = 0
+        self.num_nodes = 1
+        self.ranks_of_node = (tuple(range(size)),)
+        self._peers = peers
+        self._marker = marker  # says "this world has met" to whoever comes late
+        for peer in peers.values():
+            peer.setblocking(False)
+
+    def broadcast_descriptor(self, fd: int | None, *, check: Check, deadline: float) -> int:
+        """Rank 0's descriptor to all: rank 0 gets `fd` back, the others a new one (closed on exec).
+
+        Raises RankFailed, Timeout, or what rank 0 told through `fail_descriptor`.
+        """
+        if self.rank != 0:
+            return _take_descriptor(*self._receive(check, deadline))
+        if fd is None:
+            raise ValueError("rank 0 has to give a descriptor")
+        frame = handshake.pack_frame(handshake.DESCRIPTOR)
+        try:
+            for rank in self._peers:
+                self._send(rank, frame, fd, check, deadline)
+        except BaseException as error:
+            self.fail_descriptor(error)
+            raise
+        return fd
+
+    def fail_descriptor(self, error: BaseException | str) -> None:
+        """Rank 0 tells the others to raise `error` in place of what they wait for, as far as they listen.
+
+        Another rank tells rank 0, which passes it on in `all_ready`.
+        """
+        reason = Error(error, rank=self.rank) if isinstance(error, str) else error
+        frame = handshake.pack_frame(handshake.FAILED, reason, self.rank)
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):
+                peer.send(frame)
+
+    def all_ready(self, *, check: Check, deadline: float) -> None:
+        """Return when every rank has come here; one that ended, or told why it cannot, all ranks raise."""
+        frame = handshake.pack_frame(handshake.READY)
+        if self.rank != 0:
+            with contextlib.suppress(RankFailed):  # then the last word of rank 0 says why
+                self._send(0, frame, None, check, deadline)
+            self._hear_ready([0], check, deadline)
+            return
+        try:
+            self._hear_ready(self._peers, check, deadline)
+            for rank in self._peers:
+                self._send(rank, frame, None, check, deadline)
+        except BaseException as error:
+            self.fail_descriptor(error)
+            raise
+
+    def introduce(
+        self, groups: Sequence[Sequence[int]], *, check: Check, deadline: float
+    ) -> tuple[Links | None, Error | None]:
+        """A star of its own for each of the groups: disjoint, in their new order, the same on every rank.
+
+        Returns this rank's links in its group (None: it is in none), and why it could not have them.
+        What is raised leaves these links out of step: nothing may follow on them.
+        """
+        if self.rank == 0:
+            lines, failure = self._hand_out_lines(groups, check, deadline)
+        else:
+            lines, failure = self._take_lines(check, deadline)
+        group = next((group for group in groups if self.rank in group), None)
+        if group is None or failure is not None:
+            _close(lines)
+            return None, failure
+        place = group.index(self.rank)
+        peers = range(1, len(group)) if place == 0 else [0]
+        return Links(place, len(group), dict(zip(peers, lines, strict=True))), None
+
+    def close(self) -> None:
+        """Close the connections; a second call does nothing."""
+        _close(self._peers.values())
+        self._peers.clear()
+        if self._marker is not None:
+            self._marker.close()
+
+    def _hand_out_lines(
+        self, groups: Sequence[Sequence[int]], check: Check, deadline: float
+    ) -> tuple[list[socket.socket], Error | None]:
+        """Rank 0 makes every line and sends its ends away; returns those that are its own."""
+        own: list[socket.socket] = []
+        failure = None
+        try:
+            for ranks in _lines_of(groups):
+                failure = self._hand_out_line(ranks, own, check, deadline)
+                if failure is not None:
+                    break
+            # So that the others know when they have all that they will get.
+            last = handshake.pack_frame(handshake.READY if failure is None else handshake.FAILED, failure)
+            for rank in self._peers:
+                self._send(rank, last, None, check, deadline)
+        except BaseException as error:
+            _close(own)
+            self.fail_descriptor(error)
+            raise
+        return own, failure
+
+    def _hand_out_line(
+        self, ranks: tuple[int, int], own: list[socket.socket], check: Check, deadline: float
+    ) -> Error | None:
+        try:
+            ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            return explain(error, "making a line between the ranks of a group")
+        frame = handshake.pack_frame(handshake.LINE)
+        with contextlib.ExitStack() as closing:
+            for rank, end in zip(ranks, ends, strict=True):
+                if rank == 0:
+                    own.append(end)
+                else:
+                    closing.enter_context(end)
+            for rank, end in zip(ranks, ends, strict=True):
+                if rank != 0:
+                    self._send(rank, frame, end.fileno(), check, deadline)
+        return None
+
+    def _take_lines(self, check: Check, deadline: float) -> tuple[list[socket.socket], Error | None]:
+        """This rank's ends of lines, all that rank 0 sends; after a failure the rest are taken as well."""
+        lines: list[socket.socket] = []
+        failure: Error | None = None
+        kind = handshake.LINE
+        try:
+            while kind == handshake.LINE:
+                packet, fds, cut = self._receive(check, deadline)
+                lines += [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd) for fd in fds]
+                kind, told = _unpack(packet, 0)
+                failure = failure or told or (_no_room() if cut else None)
+            if kind not in (handshake.READY, handshake.FAILED):
+                raise _unexpected(0, kind)
+        except BaseException:
+            _close(lines)
+            raise
+        return lines, failure
+
+    def _hear_ready(self, ranks: Iterable[int], check: Check, deadline: float) -> None:
+        awaited = set(ranks)
+        while awaited:
+            for rank in self._next_to_speak(awaited, check, deadline):
+                kind, told = _unpack(self._read(rank)[0], rank)
+                if told is not None:
+                    raise told
+                if kind != handshake.READY:
+                    raise _unexpected(rank, kind)
+                awaited.remove(rank)
+
+    def _send(self, rank: int, frame: bytes, fd: int | None, check: Check, deadline: float) -> None:
+        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        while True:
+            check()
+            try:
+                self._peers[rank].sendmsg([frame], rights)
+                return
+            except ConnectionError as error:
+                raise _gone(rank) from error
+            except OSError as error:
+                if error.errno not in _BUSY:
+                    raise explain(error, f"sending a descriptor to rank {rank}") from error
+            if time.monotonic() >= deadline:
+                raise Timeout(f"rank {rank} did not take the descriptors that it was sent", rank=rank)
+            time.sleep(_LOOK_S / 4)
+
+    def _next_to_speak(self, ranks: set[int], check: Check, deadline: float) -> list[int]:
+        """Those of the ranks whose lines have something to be read: at least one."""
+        poll = select.poll()
+        rank_of = {self._peers[rank].fileno(): rank for rank in ranks}
+        for line in rank_of:
+            poll.register(line, select.POLLIN)
+        while True:
+            check()
+            left_s = deadline - time.monotonic()
+            spoken = poll.poll(max(0.0, min(_LOOK_S, left_s)) * 1000)
+            if spoken:
+                return [rank_of[line] for line, _ in spoken]
+            if left_s <= 0:
+                late = min(ranks)
+                raise Timeout(f"rank {late} did not send what it owed in time", rank=late)
+
+    def _receive(self, check: Check, deadline: float) -> tuple[bytes, list[int], bool]:
+        """What rank 0 sends next, see `_read`."""
+        self._next_to_speak({0}, check, deadline)
+        return self._read(0)
+
+    def _read(self, rank: int) -> tuple[bytes, list[int], bool]:
+        """A packet, the descriptors that came with it, and whether there was no room for some."""
+        # Not socket.recv_fds: it drops its flags, and the descriptor would be inherited across exec.
+        room = socket.CMSG_SPACE(array.array("i").itemsize)
+        how = (handshake.FRAME_NBYTES, room, socket.MSG_CMSG_CLOEXEC)
+        try:
+            try:
+                packet, rights, flags, _ = self._peers[rank].recvmsg(*how)
+            except ConnectionResetError:  # it left something unread: told first, once, then its last word
+                packet, rights, flags, _ = self._peers[rank].recvmsg(*how)
+        except OSError as error:
+            raise _gone(rank) from error
+        fds = array.array("i", b"".join(data for _, kind, data in rights if kind == socket.SCM_RIGHTS))
+        return packet, fds.tolist(), bool(flags & socket.MSG_CTRUNC)
+
+
+def _lines_of(groups: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Between which ranks there will be lines, in the order in which each takes its own."""
+    for first, *others in groups:
+        for other in others:
+            yield first, other
+
+
+def _take_descriptor(packet: bytes, fds: list[int], cut: bool) -> int:
+    kind, failure = _unpack(packet, 0)
+    if failure is not None:
+        raise failure
+    if kind == handshake.DESCRIPTOR and len(fds) == 1 and not cut:
+        return fds[0]
+    for fd in fds:
+        os.close(fd)
+    raise _no_room() if cut else _unexpected(0, kind)
+
+
+def _unpack(packet: bytes, rank: int) -> tuple[int, Error | None]:
+    """(kind, the error that it carries) of what a rank sent; no packet at all: it ended."""
+    if not packet:
+        raise _gone(rank)
+    try:
+        return handshake.unpack_frame(packet)
+    except handshake.BadFrame as error:
+        raise Error(f"rank {rank} sent {error}", rank=rank) from error
+
+
+def _no_room() -> Error:
+    """The kernel drops descriptors for which the process has no room."""
+    return explain(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "receiving a descriptor")
+
+
+def _unexpected(rank: int, kind: int) -> Error:
+    return Error(f"rank {rank} sent a frame of kind {kind}, which is out of turn", rank=rank)
+
+
+def _gone(rank: int) -> RankFailed:
+    return RankFailed(f"rank {rank} closed its connection: it ended", rank=rank, cause="connection closed")
+
+
+def _close(lines: Iterable[socket.socket]) -> None:
+    for line in lines:
+        line.close()

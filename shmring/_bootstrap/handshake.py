@@ -1,0 +1,170 @@
+"""What two ranks say to each other before and after they trust each other: frames, proofs, errors.
+
+Pure functions over bytes; sockets live in lines and links. Every frame is a packet of fixed layout,
+at most 256 bytes until both sides have proven that they hold the world's key. May know: errors.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from dataclasses import dataclass
+
+from ..errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout
+
+MAGIC = b"shmring\x01"  # the last byte is the version of the protocol
+NONCE_NBYTES = 32
+NODE_NBYTES = 64
+TAG_NBYTES = 16
+PROOF_NBYTES = 32
+UNPROVEN_NBYTES = 256  # read from a stranger at most
+FRAME_NBYTES = 2048  # read from a proven rank at most
+
+# Kinds of frames between proven ranks.
+READY, FAILED, GIVING_UP, DESCRIPTOR, LINE, ENDPOINT, TABLE = 1, 2, 3, 4, 5, 6, 7
+# What a connection is for: the neighbours' star, the star of all ranks, and the two between hosts.
+LOCAL, STAR, DATA, MAIL = b"local", b"star", b"data", b"mail"
+
+_HELLO = struct.Struct(f"!8s8sIII{TAG_NBYTES}s{NONCE_NBYTES}s{NODE_NBYTES}s")
+_CHALLENGE = struct.Struct(f"!8sI{TAG_NBYTES}s{NONCE_NBYTES}s32s")
+_PROOF = struct.Struct("!8s32s")
+_FRAME = struct.Struct("!8sBBiqqH")
+_TRANSCRIPT = struct.Struct(f"!8s8s8sIIII{TAG_NBYTES}s{NODE_NBYTES}s{NONCE_NBYTES}s{NONCE_NBYTES}s")
+_TEXT_NBYTES = 1024
+_UNKNOWN = -1
+
+# The number on the wire is the place in this tuple: append, never reorder.
+_ERRORS: tuple[type[Error], ...] = (Error, RankFailed, Timeout, Mismatch, Aborted, Closed, OutOfMemory)
+
+
+class BadFrame(Exception):
+    """A packet that is not what it should be; `version_differs`: it is another version's."""
+
+    def __init__(self, packet: bytes, what: str = "") -> None:
+        super().__init__(what or f"{len(packet)} bytes that are no frame of this protocol")
+        self.version_differs = packet[:7] == MAGIC[:7] and packet[7:8] != MAGIC[7:]
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a rank says of itself, whom it wants and what for; only its proof makes it believed."""
+
+    rank: int
+    nprocs: int
+    nonce: bytes
+    node: str
+    purpose: bytes = LOCAL
+    peer: int = 0
+    tag: bytes = bytes(TAG_NBYTES)
+
+    def pack(self) -> bytes:
+        node = self.node.encode()
+        return _HELLO.pack(MAGIC, self.purpose, self.rank, self.peer, self.nprocs, self.tag, self.nonce, node)
+
+    @classmethod
+    def unpack(cls, packet: bytes) -> Hello:
+        purpose, rank, peer, nprocs, tag, nonce, node = _unpack(_HELLO, packet)
+        text = node.rstrip(b"\0").decode("utf-8", "replace")
+        return cls(rank, nprocs, nonce, text, purpose.rstrip(b"\0"), peer, tag)
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """The answer to it: the number of ranks there, a fresh nonce, a proof, and which world it is."""
+
+    nprocs: int
+    nonce: bytes
+    proof: bytes
+    tag: bytes = bytes(TAG_NBYTES)
+
+    def pack(self) -> bytes:
+        return _CHALLENGE.pack(MAGIC, self.nprocs, self.tag, self.nonce, self.proof)
+
+    @classmethod
+    def unpack(cls, packet: bytes) -> Challenge:
+        nprocs, tag, nonce, proof = _unpack(_CHALLENGE, packet)
+        return cls(nprocs, nonce, proof, tag)
+
+
+def pack_proof(proof: bytes) -> bytes:
+    return _PROOF.pack(MAGIC, proof)
+
+
+def unpack_proof(packet: bytes) -> bytes:
+    (proof,) = _unpack(_PROOF, packet)
+    return bytes(proof)
+
+
+def prove(key: bytes, world_id: str, role: bytes, hello: Hello, nprocs: int, nonce: bytes) -> bytes:
+    """HMAC-SHA256 over all that both sides said; `role` keeps one side's proof from serving the other."""
+    transcript = _TRANSCRIPT.pack(
+        MAGIC,
+        role,
+        hello.purpose,
+        hello.rank,
+        hello.peer,
+        hello.nprocs,
+        nprocs,
+        hello.tag,
+        hello.node.encode(),
+        hello.nonce,
+        nonce,
+    )
+    return hmac.digest(key, transcript + world_id.encode(), "sha256")
+
+
+def proves(claimed: bytes, expected: bytes) -> bool:
+    return hmac.compare_digest(claimed, expected)
+
+
+def pack_frame(kind: int, error: BaseException | None = None, rank: int = 0) -> bytes:
+    """A frame of `rank` between proven ranks; a FAILED one carries the error in its own type."""
+    if error is None:
+        return _FRAME.pack(MAGIC, kind, 0, _UNKNOWN, _UNKNOWN, _UNKNOWN, 0)
+    if type(error) not in _ERRORS:  # such as KeyboardInterrupt: it ends the rank, and so the others' wait
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        error = Aborted(f"rank {rank} gave up: {reason}", rank=rank, reason=reason)
+    assert isinstance(error, Error)
+    text = str(error).encode("utf-8", "replace")[:_TEXT_NBYTES]
+    wanted = getattr(error, "wanted_nbytes", None)
+    available = getattr(error, "available_nbytes", None)
+    head = _FRAME.pack(
+        MAGIC,
+        kind,
+        _ERRORS.index(type(error)),
+        _UNKNOWN if error.rank is None else error.rank,
+        _UNKNOWN if wanted is None else wanted,
+        _UNKNOWN if available is None else available,
+        len(text),
+    )
+    return head + text
+
+
+def kind_of(packet: bytes) -> int:
+    """What kind of frame a proven rank sent."""
+    if len(packet) <= len(MAGIC) or packet[: len(MAGIC)] != MAGIC:
+        raise BadFrame(packet)
+    return packet[len(MAGIC)]
+
+
+def unpack_frame(packet: bytes) -> tuple[int, Error | None]:
+    """(kind, the error that it carries)."""
+    if len(packet) < _FRAME.size:
+        raise BadFrame(packet)
+    kind, code, rank, wanted, available, text_nbytes = _unpack(_FRAME, packet[: _FRAME.size])
+    text = packet[_FRAME.size :]
+    if len(text) != text_nbytes or code >= len(_ERRORS):
+        raise BadFrame(packet)
+    if kind != FAILED:
+        return kind, None
+    error = _ERRORS[code](text.decode("utf-8", "replace"), rank=None if rank == _UNKNOWN else rank)
+    if isinstance(error, OutOfMemory):
+        error.wanted_nbytes = None if wanted == _UNKNOWN else wanted
+        error.available_nbytes = None if available == _UNKNOWN else available
+    return kind, error
+
+
+def _unpack(layout: struct.Struct, packet: bytes) -> tuple:  # type: ignore[type-arg]
+    if len(packet) != layout.size or packet[: len(MAGIC)] != MAGIC:
+        raise BadFrame(packet)
+    return layout.unpack(packet)[1:]

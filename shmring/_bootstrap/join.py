@@ -1,0 +1,188 @@
+"""How the ranks of a world find each other, learn to trust each other, and learn who shares a host with whom.
+
+On one host they meet on a Unix socket; a world with an address first comes to rank 0 over TCP. May know:
+errors, environment, framed_socket, fd_passing, mesh, local, node_map, tcp, settings, coordinator, world.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import operator
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .._config.settings import Settings, address_text, parse_address
+from ..errors import Error
+from . import local, node_map, tcp
+from .coordinator import Star
+from .environment import Job, find_job
+from .fd_passing import Links
+from .framed_socket import Check
+from .mesh import Mesh, weave
+from .node_map import Place
+from .tcp import Found
+from .world import Attempt, World, check_nprocs, nothing_to_check, world
+
+__all__ = ["Meeting", "World", "check_nprocs", "host_id", "join", "world", "world_from_environment"]
+
+
+@dataclass
+class Meeting:
+    """What a rank has when all have met: links to its neighbours, its place, and what leads to other hosts.
+
+    `mesh` is None where all ranks are on one node. The star, None where they met without TCP, is open for
+    one more agreement, once the caller has made something of the rest.
+    """
+
+    links: Links
+    place: Place
+    mesh: Mesh | None = None
+    star: Star | None = None
+
+    def close(self) -> None:
+        """Close everything; a second call does nothing."""
+        for part in (self.links, self.mesh, self.star):
+            if part is not None:
+                part.close()
+
+
+def host_id() -> str:
+    """The same for processes that count as being on one host: a world of these needs no address."""
+    return node_map.identity(Settings.from_environment().node or "")
+
+
+def world_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[World, int] | None:
+    """(world, rank) as the launcher of this process has them; None where no launcher is recognised.
+
+    Each call stands for one more world: the n-th call of a process meets the n-th of the other ranks.
+    """
+    settings = Settings.from_environment(environ)
+    job = find_job(settings, environ)
+    if job is None:
+        return None
+    spans_hosts = job.local_size != job.size or (settings.addr is not None and settings.port is not None)
+    if spans_hosts:
+        _require_key_and_address(job, settings)
+    _calls[job.name] += 1
+    world_id = f"{job.name} #{_calls[job.name]}"
+    address = _address(job, settings, world_id) if spans_hosts else None
+    return World(world_id, settings.key or _common_key(world_id), job.size, address), job.rank
+
+
+_calls: collections.Counter[str] = collections.Counter()
+
+
+def _common_key(world_id: str) -> bytes:
+    # No secret: without one to be had, what protects a world within one host is that the kernel vouches
+    # for the other side's user (SO_PEERCRED), and processes of one user trust each other anyway. The key
+    # then only tells jobs apart.
+    return hashlib.sha256(f"shmring {os.geteuid()} {world_id}".encode()).digest()
+
+
+def _require_key_and_address(job: Job, settings: Settings) -> None:
+    if job.local_size != job.size:
+        where = f"{job.launcher} runs this job's {job.size} ranks on several hosts"
+    else:
+        where = "SHMRING_ADDR and SHMRING_PORT let this job's ranks be on several hosts"
+    if settings.key is None:
+        raise Error(
+            f"{where}, and hosts trust each other only by a key: give the same one to all ranks through "
+            "SHMRING_KEY, or SHMRING_KEY_FILE (a file with mode 0600). Make one with: "
+            'python -c "import secrets; print(secrets.token_hex())"'
+        )
+    if settings.addr is None and job.first_host is None:
+        raise Error(
+            f"{where}, and it does not say where rank 0 is: set SHMRING_ADDR to the name or address of rank "
+            "0's host, the same for all ranks"
+        )
+
+
+def _address(job: Job, settings: Settings, world_id: str) -> str:
+    """Where rank 0 of the world listens: all ranks find the same, also without SHMRING_PORT."""
+    name, host = "SHMRING_ADDR", settings.addr
+    if host is None:
+        name, host = f"rank 0's host by {job.launcher}", job.first_host or ""
+    # Below the ports that kernels give to outgoing connections; another one for each world.
+    digest = hashlib.sha256(f"shmring port {world_id}".encode()).digest()
+    port = settings.port or 20000 + int.from_bytes(digest[:4], "big") % 10000
+    address = address_text(host, port)
+    parse_address(name, address)
+    return address
+
+
+def join(
+    world: World,
+    rank: int,
+    *,
+    timeout_s: float,
+    node: str | None = None,
+    check: Check = nothing_to_check,
+    listener: socket.socket | None = None,
+    is_invited: bool = False,
+) -> Meeting:
+    """Meet the other ranks of the world; returns when all have come, within `timeout_s` in all.
+
+    `node` overrides SHMRING_NODE; `check` may raise while ranks have not come yet; `listener`, which is taken
+    over, is rank 0's where it listens at the world's address already, and `is_invited` says so to others.
+    Raises the same error on every rank that got in: Timeout names the ranks that never came, RankFailed one
+    that ended meanwhile, Mismatch ranks that disagree about nprocs. A rank with another key, or one that
+    comes twice, gets an Error.
+    """
+    rank = operator.index(rank)
+    if not 0 <= rank < world.nprocs:
+        raise ValueError(f"rank is {rank}; a world of {world.nprocs} has ranks 0 to {world.nprocs - 1}")
+    if not timeout_s > 0:
+        raise ValueError(f"the timeout is {timeout_s!r}; it must be more than 0 seconds")
+    settings = Settings.from_environment()
+    name = (settings.node if node is None else node) or ""
+    if (world.id, rank) in _used:
+        raise local.second_use(rank)
+    attempt = Attempt(world, rank, name, timeout_s, time.monotonic() + timeout_s, check, listener, is_invited)
+    if world.address is None or world.nprocs == 1:
+        links = local.meet(attempt, range(world.nprocs))
+        meeting = Meeting(links, node_map.place_of(rank, [0] * world.nprocs))
+    else:
+        attempt = dataclasses.replace(attempt, node=node_map.identity(name))
+        meeting = _join_hosts(attempt, settings.ports)
+    _used.append((world.id, rank))
+    return meeting
+
+
+# The last worlds joined from this process: catches the common mistake of using one twice. Ranks in
+# other processes are caught by the marker that rank 0 holds while the world lives.
+_used: collections.deque[tuple[str, int]] = collections.deque(maxlen=1024)
+
+
+def _join_hosts(attempt: Attempt, ports: tuple[int, int] | None) -> Meeting:
+    """The rendezvous, the neighbours, the other nodes: every rank comes to the end of it, or none does."""
+    found = tcp.meet(attempt, ports)
+    star, place = found.star, found.place
+    with found.listener, contextlib.ExitStack() as undo:
+        undo.callback(star.close)
+        attempt = dataclasses.replace(attempt, check=star.check)
+        with star.together():
+            links = local.meet(_within_node(attempt, found), place.ranks_of_node[place.node])
+            undo.callback(links.close)
+            mesh = weave(attempt, found) if place.num_nodes > 1 else None
+            if mesh is not None:
+                undo.callback(mesh.close)
+            star.all_ready(deadline=attempt.deadline)
+        undo.pop_all()
+    return Meeting(links, place, mesh, star)
+
+
+def _within_node(attempt: Attempt, found: Found) -> Attempt:
+    """The same attempt in a world of the node's own.
+
+    Nodes, and jobs that meet at the same port of different hosts, may share one host's abstract names.
+    """
+    world = attempt.world
+    own = f"shmring node {found.place.node} of {found.nonce.hex()} {world.id}"
+    own_id = hashlib.sha256(own.encode()).hexdigest()
+    return dataclasses.replace(attempt, world=World(own_id, world.key, world.nprocs))

@@ -1,0 +1,193 @@
+"""The meeting of the ranks of one host, on an abstract Unix socket: nothing is left in the file system.
+
+The lowest of them listens. A connection must be of the same user (SO_PEERCRED) and hold the world's key.
+May know: acceptor, errors, connector, handshake, limits, framed_socket, fd_passing, world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import socket
+from collections.abc import Sequence
+
+from .._system.limits import explain
+from ..errors import WAIT_LONGER, Error, Timeout
+from . import handshake
+from .acceptor import Reception, ended, most_strangers, peer_uid_and_pid
+from .connector import Guest
+from .fd_passing import Links
+from .framed_socket import Line
+from .handshake import Hello
+from .world import Attempt, World
+
+
+def meet(attempt: Attempt, ranks: Sequence[int]) -> Links:
+    """Links between these ranks of the world, once all of them have come; this rank is one of them."""
+    if len(ranks) == 1:
+        return Links(0, 1, {})
+    if attempt.rank == ranks[0]:
+        with contextlib.closing(_Host(attempt, ranks[1:])) as host:
+            return host.links()
+    line = _Guest(attempt, ranks[0], handshake.LOCAL).visit()
+    return Links(ranks.index(attempt.rank), len(ranks), {0: line.connection})
+
+
+def meeting_point(world: World, suffix: bytes = b"") -> bytes:
+    # Hashed, so that /proc/net/unix does not show the id; with the uid, so that two users who chose
+    # the same SHMRING_ADDR do not meet.
+    digest = hashlib.sha256(b"shmring %d " % os.geteuid() + world.id.encode()).hexdigest()[:40]
+    return b"\0shmring." + digest.encode() + suffix
+
+
+def second_use(rank: int, or_else: str = "") -> Error:
+    return Error(
+        f"rank {rank} has joined this world before, or the world has already met{or_else}: a World is "
+        "single-use, make a fresh one with shmring.world(nprocs) (with SHMRING_RANK set by hand: give each "
+        "job its own SHMRING_ADDR)",
+        rank=rank,
+    )
+
+
+def held_by_another(uid: int, pid: int) -> Error:
+    return Error(
+        f"the meeting point of this world is held by another user (uid {uid}, process {pid}): use a fresh "
+        "world (with SHMRING_RANK set by hand: another SHMRING_ADDR)"
+    )
+
+
+def _error_in_use(world: World, rank: int) -> Error:
+    """Why the lowest rank cannot have the name of the meeting point."""
+    with _new_socket() as probe:
+        try:
+            probe.connect(meeting_point(world))
+        except OSError:  # it does not listen, or its queue is full
+            return second_use(rank, ", or another user's process holds the name of its meeting point")
+        uid, pid = peer_uid_and_pid(probe)
+    return second_use(rank) if uid == os.geteuid() else held_by_another(uid, pid)
+
+
+def _has_met(world: World) -> bool:
+    with _new_socket() as probe:
+        try:
+            probe.connect(meeting_point(world, b".met"))
+        except BlockingIOError:  # its queue is full of latecomers: so it is there
+            return True
+        except OSError:
+            return False
+        return peer_uid_and_pid(probe)[0] == os.geteuid()  # who else has the name says nothing of this world
+
+
+def _new_socket() -> socket.socket:
+    # Packets, not a stream: a frame arrives whole or not at all.
+    try:
+        new = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise explain(error, "opening a socket to meet the other ranks") from error
+    new.setblocking(False)
+    return new
+
+
+class _Host(Reception):
+    """The side of the lowest rank."""
+
+    def __init__(self, attempt: Attempt, awaited: Sequence[int]) -> None:
+        self._listener = _new_socket()
+        super().__init__(attempt, self._listener, awaited, handshake.LOCAL)
+
+    def links(self) -> Links:
+        """Links to all others, or the error that all of them get."""
+        self._open()
+        marker = _new_socket()  # now: once the others have been told that all is well nothing may fail
+        try:
+            lines = self.gather()
+        except BaseException:
+            marker.close()
+            raise
+        self._mark(marker)
+        peers = {at: line.connection for at, line in enumerate(lines.values(), 1)}
+        return Links(0, len(peers) + 1, peers, marker=marker)
+
+    def close(self) -> None:
+        super().close()
+        self._listener.close()
+
+    def _open(self) -> None:
+        world, rank = self._attempt.world, self._attempt.rank
+        if _has_met(world):
+            raise second_use(rank)
+        try:
+            self._listener.bind(meeting_point(world))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _error_in_use(world, rank) from error
+            raise explain(error, "opening the meeting point of the ranks") from error
+        self._listener.listen(min(most_strangers(len(self._awaited)), 4096))
+
+    def _mark(self, marker: socket.socket) -> None:
+        """A listening name that nobody answers at: it tells latecomers that the world has met."""
+        with contextlib.suppress(OSError):  # best effort: only a clearer error depends on it
+            marker.bind(meeting_point(self._attempt.world, b".met"))
+            marker.listen(1)
+
+    def _objection(self, hello: Hello, line: Line) -> Error | None:
+        own, error = self._attempt, super()._objection(hello, line)
+        if error is None and hello.node != own.node:
+            return Error(
+                f"rank {own.rank} is on node {own.node!r}, rank {hello.rank} on node {hello.node!r} "
+                "(SHMRING_NODE): ranks of several nodes need an address to meet at, "
+                "shmring.world(nprocs, address='host:port')",
+                rank=hello.rank,
+            )
+        return error
+
+    def _conclude(self, lines: dict[int, Line]) -> None:
+        ready = handshake.pack_frame(handshake.READY)
+        for rank, line in list(lines.items()):
+            if not line.send(ready):
+                raise self._lose(rank)
+
+
+class _Guest(Guest):
+    """The side of any other rank."""
+
+    _seen = False  # the meeting point was there, so that its absence means that the lowest rank ended
+
+    def _connect(self) -> Line | None:
+        connection = _new_socket()
+        try:
+            connection.connect(meeting_point(self._attempt.world))
+        except OSError as error:
+            connection.close()
+            if error.errno == errno.EAGAIN:  # its queue is full
+                return None
+            if error.errno != errno.ECONNREFUSED:
+                raise explain(error, f"connecting to rank {self._peer}") from error
+            if _has_met(self._attempt.world):
+                raise second_use(self._attempt.rank) from error
+            if self._seen:
+                raise ended(self._peer) from error
+            return None
+        self._seen = True
+        uid, pid = peer_uid_and_pid(connection)
+        if uid != os.geteuid():
+            connection.close()
+            raise held_by_another(uid, pid)
+        return Line(connection)
+
+    def _settle(self, line: Line) -> bool:
+        word = self._await_word(line)
+        return bool(word) and self._unpack(word) == handshake.READY
+
+    def _trying(self) -> str:
+        return "" if self._seen else " (it has not come yet)"
+
+    def _never_came(self) -> Timeout:
+        return Timeout(
+            f"rank {self._peer} of {self._attempt.world.nprocs} did not come within "
+            f"{self._attempt.timeout_s:g} s (ranks meet only within one network namespace: containers need "
+            f"a common one); {WAIT_LONGER}",
+            rank=self._peer,
+        )

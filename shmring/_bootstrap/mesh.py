@@ -1,0 +1,163 @@
+"""The connections between ranks of different nodes: two for every pair, one for data and one for mail.
+
+The higher rank connects to the lower one's listener. A rank first makes all its connections to lower ranks,
+then accepts those of higher ones: rank 0 only accepts, so nobody waits in a circle. May know: acceptor,
+errors, connector, handshake, limits, framed_socket, tcp, world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import time
+from dataclasses import dataclass, field
+
+from .._system.limits import NO_DESCRIPTOR, explain
+from ..errors import Error, Timeout
+from . import handshake
+from .acceptor import Doorman, Refused
+from .connector import Guest
+from .framed_socket import Address, Line, connect, watch_link
+from .handshake import DATA, MAIL, READY, STAR, Hello
+from .tcp import Found
+from .world import Attempt, named
+
+_UNPACED = b"reno"  # the one congestion control that every Linux has and lets everybody choose
+_CONNECT_S = 5.0  # one attempt
+_REFUSED_S = 2.0  # after this a refused connection is no rank that has just ended, but a firewall
+
+
+@dataclass
+class Mesh:
+    """One rank's TCP connections, non-blocking, by the world rank of the other side."""
+
+    data: dict[int, socket.socket] = field(default_factory=dict)
+    mail: dict[int, socket.socket] = field(default_factory=dict)
+
+    def add(self, rank: int, purpose: bytes, connection: socket.socket, *, is_near: bool = False) -> None:
+        # The kernel grows the buffers with what is under way (up to tcp_rmem[2] and tcp_wmem[2]); to set them
+        # ends that for good. Between hosts the congestion control is the administrator's choice. Within one
+        # machine there is nothing to share with others, and BBR's pacing only costs a timer for every few
+        # packets (64 MiB, 2 x 2 ranks, bench/bench_wire.py: 87 ms with BBR, 63 without).
+        if is_near:
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        watch_link(connection, is_always_read=False)
+        (self.data if purpose == DATA else self.mail)[rank] = connection
+
+    def close(self) -> None:
+        """Close all connections; a second call does nothing."""
+        for connection in (*self.data.values(), *self.mail.values()):
+            connection.close()
+        self.data.clear()
+        self.mail.clear()
+
+
+def weave(attempt: Attempt, found: Found) -> Mesh:
+    """This rank's connections to all ranks of other nodes; collective over the world."""
+    place, mesh = found.place, Mesh()
+    neighbours = set(place.ranks_of_node[place.node])
+    try:
+        for rank in range(place.rank):
+            if rank not in neighbours:
+                for purpose in (DATA, MAIL):
+                    line = _Caller(attempt, rank, purpose, found).visit()
+                    mesh.add(rank, purpose, line.connection, is_near=found.is_near(rank))
+        with contextlib.closing(_Acceptor(attempt, found, mesh)) as acceptor:
+            acceptor.accept_all()
+    except BaseException:
+        mesh.close()
+        raise
+    return mesh
+
+
+class _Caller(Guest):
+    """The higher rank's side of a connection."""
+
+    def __init__(self, attempt: Attempt, peer: int, purpose: bytes, found: Found) -> None:
+        super().__init__(attempt, peer, purpose)
+        host, port = found.endpoints[peer]
+        self._family = found.listener.family
+        self._where: Address = (host, port)
+        if self._family == socket.AF_INET6:
+            self._where = (host, port, 0, found.scope_id)
+        self._began = time.monotonic()
+
+    def _connect(self) -> Line | None:
+        until = min(self._attempt.deadline, time.monotonic() + _CONNECT_S)
+        there = connect(self._family, self._where, until, self._attempt.look_s(), self._attempt.check)
+        if not isinstance(there, OSError):
+            return Line(there)
+        if there.errno in NO_DESCRIPTOR:
+            raise explain(there, f"connecting to rank {self._peer}")
+        if there.errno != errno.ETIMEDOUT and time.monotonic() > self._began + _REFUSED_S:
+            raise Error(self._unreachable(str(there.strerror)), rank=self._peer)
+        return None
+
+    def _settle(self, line: Line) -> bool:
+        word = self._attempt.await_frame(line, handshake.FRAME_NBYTES)
+        if word is None:
+            raise self._never_came()
+        return bool(word) and self._unpack(word) == READY
+
+    def _never_came(self) -> Timeout:
+        why = f"no answer within {self._attempt.timeout_s:g} s"
+        return Timeout(self._unreachable(why), rank=self._peer)
+
+    def _unreachable(self, why: str) -> str:
+        host, port = self._where[:2]
+        return (
+            f"rank {self._attempt.rank} cannot connect to rank {self._peer} at {host} port {port}: {why}; if "
+            "a firewall is between them, let SHMRING_PORTS=first-last through and set it on all hosts"
+        )
+
+
+class _Acceptor:
+    """The lower rank's side of its connections to higher ranks."""
+
+    def __init__(self, attempt: Attempt, found: Found, mesh: Mesh) -> None:
+        self._attempt = attempt
+        self._found = found
+        self._place = found.place
+        self._mesh = mesh
+        neighbours = found.place.ranks_of_node[found.place.node]
+        higher = [rank for rank in range(attempt.rank + 1, found.place.size) if rank not in neighbours]
+        self._awaited = {(rank, purpose) for rank in higher for purpose in (DATA, MAIL)}
+        # Whoever is late for rank 0's rendezvous is to be told so.
+        purposes = (DATA, MAIL, STAR) if attempt.rank == 0 else (DATA, MAIL)
+        self._doorman = Doorman(attempt, found.listener, purposes, len(self._awaited), self._take_in)
+
+    def accept_all(self) -> None:
+        while self._awaited:
+            if self._attempt.is_over():
+                raise self._late()
+            self._doorman.serve()
+
+    def close(self) -> None:
+        self._doorman.close()
+
+    def _take_in(self, hello: Hello, line: Line) -> None:
+        if hello.nprocs != self._place.size or (hello.rank, hello.purpose) not in self._awaited:
+            raise Refused(self._objection(hello))
+        self._awaited.remove((hello.rank, hello.purpose))
+        is_near = self._found.is_near(hello.rank)
+        self._mesh.add(hello.rank, hello.purpose, line.connection, is_near=is_near)
+        line.send(handshake.pack_frame(READY))  # where it is gone by now, the star tells
+
+    def _objection(self, hello: Hello) -> str:
+        place, rank = self._place, hello.rank
+        if hello.nprocs != place.size or not 0 <= rank < place.size:
+            return f"rank {rank} of {hello.nprocs} is none of this world's {place.size} ranks"
+        if hello.purpose == STAR or rank in self._mesh.data or rank in self._mesh.mail:
+            return f"rank {rank} has joined already: each process needs a rank of its own"
+        if rank in place.ranks_of_node[place.node]:
+            return f"rank {rank} is on the same node: it has no business here"
+        return f"rank {rank} is to be connected to, it does not connect"
+
+    def _late(self) -> Timeout:
+        missing = sorted({rank for rank, _ in self._awaited})
+        what = f"{named(missing)} did not connect to rank {self._attempt.rank}"
+        text = f"{what} within {self._attempt.timeout_s:g} s{self._doorman.hints()}"
+        return Timeout(text, rank=missing[0])

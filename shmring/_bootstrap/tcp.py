@@ -1,0 +1,304 @@
+"""How the ranks of several hosts find each other: all come to rank 0 over TCP, which tells who is where.
+
+Nothing but the world's tag is public, and nothing is believed before both sides have proven that they
+hold the world's key. May know: acceptor, errors, connector, handshake, limits, framed_socket, node_map,
+settings, coordinator, world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from .._config.settings import parse_address
+from .._system.limits import NO_DESCRIPTOR, explain
+from ..errors import WAIT_LONGER, Error, Timeout
+from . import handshake, node_map
+from .acceptor import Reception, ended
+from .connector import Guest
+from .coordinator import Star
+from .framed_socket import Address, Line, connect, listen, watch_link
+from .handshake import BadFrame, Hello
+from .node_map import Endpoint, Place, Row
+from .world import Attempt
+
+_CONNECT_S = 5.0  # one attempt; the kernel's own pauses between its attempts grow without end
+_LONGEST_PAUSE_S = 0.25
+_OTHER_PORT = "choose another port (SHMRING_PORT, or shmrun's --rdzv)"
+
+_log = logging.getLogger("shmring")
+
+
+@dataclass
+class Found:
+    """What a rank knows after the rendezvous: the star, its place, and where the others listen."""
+
+    star: Star
+    place: Place
+    endpoints: list[Endpoint]
+    nonce: bytes  # this meeting's alone, where its world's id may come again
+    scope_id: int  # the interface by which link-local IPv6 addresses are reached from here
+    listener: socket.socket
+    machines: Sequence[int] = ()  # by rank: equal where two nodes are on one machine
+
+    def is_near(self, rank: int) -> bool:
+        """Whether a rank of another node is on this machine."""
+        return bool(self.machines) and self.machines[rank] == self.machines[self.place.rank]
+
+
+def meet(attempt: Attempt, ports: tuple[int, int] | None) -> Found:
+    """All ranks of a world with an address come together; each listens for the others when it returns."""
+    if attempt.rank == 0:
+        return _gather(attempt)
+    guest = _Guest(attempt, ports)
+    try:
+        line = guest.visit()
+        return guest.found(line)
+    except BaseException:
+        guest.close()
+        raise
+
+
+def _gather(attempt: Attempt) -> Found:
+    listener = attempt.listener or _listen_at_address(attempt)
+    try:
+        with contextlib.closing(_Host(attempt, listener)) as host:
+            star = Star(0, attempt.world.nprocs, host.gather())
+            place = node_map.place_of(0, [row.node for row in host.rows])
+            endpoints, machines = [row.endpoint for row in host.rows], [row.machine for row in host.rows]
+            return Found(star, place, endpoints, host.nonce, 0, listener, machines)
+    except BaseException:
+        listener.close()
+        raise
+
+
+class _Host(Reception):
+    """Rank 0's side."""
+
+    def __init__(self, attempt: Attempt, listener: socket.socket) -> None:
+        self.rows: list[Row] = []
+        self.nonce = os.urandom(node_map.NONCE_NBYTES)
+        self._identities = {0: attempt.node}
+        host, port, *_ = listener.getsockname()
+        self._endpoints = {0: Endpoint(host, port)}
+        super().__init__(attempt, listener, range(1, attempt.world.nprocs), handshake.STAR)
+
+    def _take_in(self, hello: Hello, line: Line) -> None:
+        super()._take_in(hello, line)
+        self._identities[hello.rank] = hello.node
+        watch_link(line.connection, is_always_read=True)
+
+    def _hear_word(self, rank: int, packet: bytes) -> None:
+        if rank in self._endpoints or handshake.kind_of(packet) != handshake.ENDPOINT:
+            super()._hear_word(rank, packet)
+        self._endpoints[rank] = node_map.unpack_endpoint(packet)
+
+    def _is_complete(self) -> bool:
+        return len(self._endpoints) == len(self._awaited) + 1
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in self._awaited if rank not in self._endpoints]
+
+    def _conclude(self, lines: dict[int, Line]) -> None:
+        """Number the nodes and send everyone the table."""
+        ranks = range(self._attempt.world.nprocs)
+        identities = [self._identities[rank] for rank in ranks]
+        numbers, machines = node_map.number(identities), node_map.number_machines(identities)
+        self.rows = [Row(numbers[rank], self._endpoints[rank], machines[rank]) for rank in ranks]
+        for page in node_map.pack_table(self.rows, self.nonce):
+            for rank, line in list(lines.items()):
+                if not line.send(page):
+                    raise self._lose(rank)
+
+
+class _Guest(Guest):
+    """Any other rank's side."""
+
+    longest_pause_s = _LONGEST_PAUSE_S
+
+    def __init__(self, attempt: Attempt, ports: tuple[int, int] | None) -> None:
+        super().__init__(attempt, 0, handshake.STAR)
+        assert attempt.world.address is not None
+        self._address = attempt.world.address
+        self._ports = ports
+        self._where: Sequence[tuple[int, Address]] = ()
+        self._listener: socket.socket | None = None
+        self._rows: list[Row] = []
+        self._nonce = b""
+        self._rank_0 = Endpoint("", 0)  # as it is reached from here; it may know itself by another address
+        self._scope_id = 0
+        self._why = ""  # the last attempt failed
+        self._seen = attempt.is_invited  # rank 0 was there, so that its absence means that it ended
+
+    def found(self, line: Line) -> Found:
+        assert self._listener is not None
+        star = Star(self._attempt.rank, self._attempt.world.nprocs, {0: line})
+        place = node_map.place_of(self._attempt.rank, [row.node for row in self._rows])
+        endpoints = [row.endpoint for row in self._rows]
+        endpoints[0] = self._rank_0
+        machines = [row.machine for row in self._rows]
+        return Found(star, place, endpoints, self._nonce, self._scope_id, self._listener, machines)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _connect(self) -> Line | None:
+        if not self._where:
+            try:
+                self._where = _resolve(self._address)
+            except OSError as error:  # a name may become known when its host has started
+                if error.errno in NO_DESCRIPTOR:
+                    raise explain(error, f"looking up {self._address}") from error
+                self._why = f"its name is not known here: {error.strerror}"
+        for family, address in self._where:
+            until = min(self._attempt.deadline, time.monotonic() + _CONNECT_S)
+            there = connect(family, address, until, self._attempt.look_s(), self._attempt.check)
+            if not isinstance(there, OSError):
+                watch_link(there, is_always_read=True)
+                self._why = "something took the connection, but did not answer"
+                return Line(there)
+            if there.errno in NO_DESCRIPTOR:
+                raise explain(there, "connecting to rank 0")
+            if there.errno == errno.ECONNREFUSED and self._seen:
+                raise ended(0)
+            self._why = str(there.strerror)
+        return None
+
+    def _trying(self) -> str:
+        return f" at {self._address} ({self._why})"
+
+    def _proven(self) -> None:
+        self._seen = True
+
+    def _mistaken(self) -> None:
+        if self._seen:
+            raise ended(0)
+        self._why = "another world is meeting there"
+
+    def _settle(self, line: Line) -> bool:
+        self.close()
+        self._rows = []
+        try:
+            own, (host, port, *_) = line.connection.getsockname(), line.connection.getpeername()
+        except OSError:  # it hung up
+            return False
+        self._rank_0 = Endpoint(host.partition("%")[0], port)
+        self._scope_id = own[3] if len(own) > 3 else 0
+        try:
+            self._listener = listen_nearby(line.connection.family, own, self._ports)
+        except Error as error:  # so that all ranks raise it
+            line.send(handshake.pack_frame(handshake.FAILED, error, self._attempt.rank))
+            raise
+        host, port, *_ = self._listener.getsockname()
+        if not line.send(node_map.pack_endpoint(Endpoint(host, port))):
+            return False
+        while len(self._rows) < self._attempt.world.nprocs:
+            packet = self._await_word(line)
+            if not packet:
+                return False
+            self._take_page(packet)
+        return True
+
+    def _take_page(self, packet: bytes) -> None:
+        try:
+            if handshake.kind_of(packet) == handshake.TABLE:
+                self._nonce, page = node_map.unpack_page(packet, self._rows, self._attempt.world.nprocs)
+                self._rows += page
+                return
+        except BadFrame as error:
+            raise Error(f"rank 0 sent {error}", rank=0) from error
+        kind = self._unpack(packet)
+        raise Error(f"rank 0 sent a frame of kind {kind}, which is out of turn", rank=0)
+
+    def _wrong_answer(self, error: BadFrame, other_version: bool) -> str:
+        if other_version:
+            return super()._wrong_answer(error, other_version)
+        return (
+            f"what answers at {self._address} is not rank 0 of this world (it sent {error}): if another "
+            f"program listens there, {_OTHER_PORT}"
+        )
+
+    def _never_came(self) -> Timeout:
+        nprocs, timeout_s = self._attempt.world.nprocs, self._attempt.timeout_s
+        what = f"rank 0 of {nprocs} did not come to {self._address} within {timeout_s:g} s"
+        why = f" (the last attempt to reach it there: {self._why})" if self._why else ""
+        return Timeout(f"{what}{why}; {WAIT_LONGER}", rank=0)
+
+
+def _resolve(address: str) -> list[tuple[int, Address]]:
+    """(family, address) of all that the name stands for; OSError where it is not known."""
+    host, port = parse_address("address", address)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ours = (socket.AF_INET, socket.AF_INET6)
+    return [(family, cast(Address, where)) for family, _, _, _, where in found if family in ours]
+
+
+def _listen_at_address(attempt: Attempt) -> socket.socket:
+    """Rank 0's listener, at the one address that the world has."""
+    address = attempt.world.address
+    assert address is not None
+    try:
+        known = _resolve(address)
+    except OSError as error:
+        if error.errno in NO_DESCRIPTOR:
+            raise explain(error, f"looking up {address}") from error
+        raise Error(
+            f"rank 0 is to listen at {address}, whose name is not known here ({error.strerror}): give a name "
+            "or an address of the host that rank 0 runs on",
+            rank=0,
+        ) from error
+    for family, where in known:
+        try:
+            listener = listen(family, where)
+        except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                continue
+            raise _cannot_listen(error, address) from error
+        _warn_of_loopback(address, where[0])
+        return listener
+    raise Error(
+        f"rank 0 is to listen at {address}, which is no address of this host: give the address of the host "
+        "that rank 0 runs on, or run rank 0 there",
+        rank=0,
+    )
+
+
+def _cannot_listen(error: OSError, address: str) -> Error:
+    if error.errno == errno.EADDRINUSE:
+        text = f"the port at {address} is taken, by another program, job or rank 0: {_OTHER_PORT}"
+        return Error(text, rank=0)
+    if error.errno == errno.EACCES:
+        return Error(f"only root may listen at {address}: {_OTHER_PORT}, above 1023", rank=0)
+    return explain(error, f"listening at {address}")
+
+
+def _warn_of_loopback(address: str, resolved: str) -> None:
+    host, _ = parse_address("address", address)
+    is_loopback = resolved.startswith("127.") or resolved == "::1"
+    if is_loopback and host not in ("localhost", resolved):
+        what = "%s is %s here, which no other host can reach: if there are any, give rank 0's IP address"
+        _log.warning(what, host, resolved)
+
+
+def listen_nearby(family: int, own: Address, ports: tuple[int, int] | None) -> socket.socket:
+    """A rank's own listener: at the address by which it reached rank 0, so loopback stays loopback."""
+    first, last = ports or (0, 0)
+    for port in range(first, last + 1):
+        try:
+            return listen(family, (own[0], port, *own[2:]))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise explain(error, f"listening at {own[0]} for other ranks") from error
+    raise Error(
+        f"all of SHMRING_PORTS={first}-{last} are taken on {os.uname().nodename}: every rank of a host needs "
+        "one, rank 0 apart"
+    )

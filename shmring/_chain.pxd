@@ -1,7 +1,0 @@
-# Reductions that go from rank to rank. May know: _group.
-
-from ._group cimport Call, Group
-
-cdef bint may_be_chain(const Group *g, const Call *c) noexcept nogil
-cdef void enter_chain(Group *g, Call *c) noexcept nogil
-cdef int step_chain(Group *g, Call *c) noexcept nogil

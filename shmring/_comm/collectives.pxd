@@ -1,0 +1,53 @@
+# May know: engine, group, operands, work.
+
+from libc.stdint cimport uint16_t, uint64_t
+
+from .._arrays.operands cimport Operand
+from .._core.group cimport Call
+from .._engine.engine cimport Engine
+from .work cimport Work
+
+
+cdef class Collectives:
+    cdef Engine engine
+    cdef int own_rank, nranks     # of the communicator, whatever hosts they are on
+    cdef int default_algorithm, default_wire
+    cdef object residuals         # of what travelled rounded
+    cdef object place             # what has this rank's numbers
+    cdef uint64_t default_timeout_ns
+    cdef bint staging_ready
+
+    cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
+                    object async_op, object timeout, object how=*)
+    cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
+                      object timeout, object how)
+    cdef Work new_work(self)
+    cdef int drive(self, Call *c) except -1
+    cdef int prepare_staging(self, Call *c) except -1
+    cdef int allocate_staging(self) except -1
+    cdef object out_of(self, int kind, object x, int root, object out, object like)
+    cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
+                         object out, object algorithm, object timeout, object how)
+    cdef object describe_crossing(self, Call *c, object x, object how)
+    cdef object describe_wire(self, Call *c, object x, const void *address, object wire)
+    cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1
+    cdef int find_shared(self, Call *c) except -1
+    cdef int find_blocks(self, Call *c) except -1
+    cdef int root_of(self, int kind, object root) except -1
+    cdef int root_number(self, object root) except -1
+
+
+cdef class Plan:
+    cdef Collectives comm
+    cdef Call c
+    cdef Operand a, b
+    cdef object pinned, result
+    cdef bint in_background
+    cdef uint64_t blocks_version   # of the engine's table of shared blocks, when the arrays were looked up in it
+
+    cdef int find_shared_again(self) except -1
+    cdef object issue(self)
+
+
+cdef int algorithm_number(object algorithm) except -1
+cdef uint16_t priority_code(object priority) except? 0

@@ -1,0 +1,565 @@
+# The collectives, from Python's arguments to the pointers of a call. The steps are always the same: make room for the
+# result, take the arrays, describe the call, let the engine drive it.
+# May know: data_movement, engine, group, allreduce, context, operands, state, timeouts, errors, error_feedback, shapes,
+# work.
+
+import inspect
+import operator
+
+from libc.stdint cimport uint16_t, uintptr_t
+from libc.string cimport memset
+
+cimport numpy as cnp
+
+from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, item_count, release, take
+from .._core.group cimport *
+from .._core.timeouts cimport ns_of, timeout_ns_of
+from .._internode.allreduce cimport residual_count
+from .._internode.context cimport leg_of
+from .._internode.data_movement cimport choose_way
+from .work cimport Work
+
+from .._engine import state
+from .._arrays import shapes
+from ..errors import Closed
+
+cnp.import_array()
+
+
+cdef str SUM = "sum"   # the literal that is the default of op: the same object, so identity is enough
+cdef dict OP_NUMBERS = {name: number for number, name in enumerate(state.OPS)}
+cdef dict WIRE_NUMBERS = {name: number for number, name in enumerate(state.WIRES)}
+cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(state.ALGORITHMS)}
+cdef double MOST_LINGER_S = 0.05   # as Ctrl-C is not heard meanwhile
+cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(state.KINDS) if number <= BARRIER}
+
+
+# ---- what kinds have in common -------------------------------------------------------------------------------
+
+cdef inline bint is_rooted(int kind) noexcept:
+    return kind == BROADCAST or kind == REDUCE or kind == SCATTER or kind == GATHER
+
+
+# The result lies in x unless there is an out.
+cdef inline bint is_in_place(int kind) noexcept:
+    return kind == ALL_REDUCE or kind == REDUCE or kind == BROADCAST or kind == SCAN or kind == EXSCAN
+
+
+# Whose partial results may travel shorter between hosts.
+cdef inline bint takes_wire(Call *c) noexcept:
+    return c.kind == ALL_REDUCE or c.kind == REDUCE
+
+
+cdef str shown(Operand *operand):
+    return f"{dtype_name(operand)}[{item_count(operand, operand.count)}]"
+
+
+# ---- the collectives -----------------------------------------------------------------------------------------
+
+cdef class Collectives:
+    """What a communicator can call; `Comm` adds how it comes to be, its shared arrays and its end.
+
+    With async_op=True a collective runs in the background, behind those that were called before it, and returns a
+    `Work` that has the result; its arrays must be left alone until it is finished.
+
+    priority: an integer from -4095 to 4095, the same on all ranks. Of the calls with one that every rank has issued,
+    the one with the greatest runs next, of several the first, as all ranks agree before each: a large all_reduce,
+    reduce or broadcast in parts of 4 MiB, between which others come in, to the same bits. A call without one runs in
+    its place: behind all that were made before it, before all that are made after it. (Peng et al. 2019,
+    ByteScheduler; Jayarajan et al. 2019, P3.)
+    """
+
+    def all_reduce(self, x, op="sum", *, out=None, algorithm=None, wire=None, group_size=None, async_op=False,
+                   timeout=None, priority=None):
+        """Combine x of all ranks elementwise, for every rank: in place, or into `out`.
+
+        x: any contiguous array, the same dtype and number of elements on every rank. op: a name or `shmring.Op`.
+        out: same dtype and count, x itself or disjoint from it. algorithm: "auto" or "direct" (folded in rank
+        order), "ring" (Patarasuk and Yuan 2009, 2(N-1)/N of x sent per rank), "bidirectional_ring" (two opposite ones
+        with half of x each), "halving_doubling" (Rabenseifner 2004), "tree" (binomial), "double_tree" (Sanders, Speck
+        and Träff 2009), "master" (reduce to rank 0, broadcast); all but the last fold, and round 8/16-bit floats, in an
+        order of their own. timeout: seconds. Arrays from `empty` and its kin on all ranks are reduced without a copy.
+
+        Between hosts, which are folded in the order of their lowest ranks, `wire` says how sums and averages of
+        float32 and shorter floats travel: "native" (float32), "bf16", "fp16", or "int8" with a scale for each 256
+        elements. What rounding loses of an array is sent with what the same array holds the next time. Beyond 65,504
+        fp16 is infinite; an infinity or a NaN makes NaNs of all 256 elements of int8. Up to 32 KiB travel as they are.
+        None: as `Comm.wire` says. All ranks give the same, and get the same bits.
+
+        group_size: of hosts that are near each other, as in one data centre, which reduce among themselves before
+        such groups do: then only 1/group_size of a message leaves each host for other groups. It divides the number
+        of hosts, and consecutive ones make a group; they are folded group by group.
+
+        priority: see `Collectives`.
+        """
+        how = None if wire is None and group_size is None and priority is None else (wire, group_size, priority)
+        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, how)
+
+    def reduce(self, x, op="sum", root=0, *, out=None, wire=None, async_op=False, timeout=None, priority=None):
+        """Combine x of all ranks elementwise on the root: in its x, or into its `out`; others keep x.
+
+        x, op and wire as in `all_reduce`, folded in rank order. out: on the root only, ignored elsewhere.
+        """
+        return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout,
+                        None if wire is None and priority is None else (wire, None, priority))
+
+    @property
+    def wire(self):
+        """How sums of `all_reduce` and `reduce` travel between hosts unless a call says otherwise; see `all_reduce`.
+
+        The same on all ranks. A communicator begins with "native", one that is split from another too.
+        """
+        return state.WIRES[self.default_wire]
+
+    @wire.setter
+    def wire(self, name):
+        self.default_wire = wire_number(name)
+
+    @property
+    def linger_s(self):
+        """Seconds, 0 to 0.05, for which a call with async_op=True stays with its caller while ranks are awaited.
+
+        Only then it is left to the background. That takes longer than a small call does, so it pays where ranks come
+        at about the same time. What is behind other calls is left at once. Each rank may have its own; 0 at first.
+        """
+        return self.engine.linger_ns * 1e-9
+
+    @linger_s.setter
+    def linger_s(self, double seconds):
+        if not 0 <= seconds <= MOST_LINGER_S:
+            raise ValueError(f"linger_s is {seconds:g}; it must be 0 to {MOST_LINGER_S:g} seconds")
+        self.engine.linger_ns = ns_of(seconds)
+
+    def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
+        """Combine x of the ranks up to and with this one, in rank order: in place, or into `out`.
+
+        x and out as in `all_reduce`; every op but "avg".
+        """
+        return self.run(SCAN, x, op, None, out, None, None, async_op, timeout)
+
+    def exscan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
+        """Combine x of the ranks before this one, in rank order: in place, or into `out`; rank 0's stays as it is."""
+        return self.run(EXSCAN, x, op, None, out, None, None, async_op, timeout)
+
+    def reduce_scatter(self, x, op="sum", *, out=None, async_op=False, timeout=None, priority=None):
+        """Combine x of all ranks elementwise and return this rank's part of the result.
+
+        x: shape (size, *s), of which rank i gets what is at x[i], shape s; or size * k rows, of which it gets k. C
+        order. out: of that count, the own part of x or disjoint from x; made if missing. Folded in rank order.
+        """
+        return self.run(REDUCE_SCATTER, x, op, None, out, None, None, async_op, timeout, by(priority))
+
+    def broadcast(self, x, root=0, *, out=None, async_op=False, timeout=None, priority=None):
+        """root's x for every rank: in place, or into `out`.
+
+        x: any contiguous array of items of a fixed size, the same dtype and number of elements on every rank; it
+        may be read-only on the root, which is the only rank whose values are read. timeout: seconds.
+        """
+        return self.run(BROADCAST, x, None, root, out, None, None, async_op, timeout, by(priority))
+
+    def scatter(self, x, root=0, *, out=None, like=None, async_op=False, timeout=None):
+        """Each rank's part of the root's x; returns it.
+
+        x: on the root (size, *s), of which rank i gets x[i], or size * k rows, of which it gets k; C order. None
+        elsewhere, with `out`, or `like`: an array of the part's shape and dtype. out: the part's count and dtype.
+        """
+        return self.run(SCATTER, x, None, root, out, like, None, async_op, timeout)
+
+    def gather(self, x, root=0, *, out=None, async_op=False, timeout=None):
+        """Every rank's x on the root, which returns them as (size, *s); the others return None.
+
+        x: shape s and dtype the same on every rank, C order. out: on the root only; room for all, in which the
+        root's x may be its own part.
+        """
+        return self.run(GATHER, x, None, root, out, None, None, async_op, timeout)
+
+    def all_gather(self, x, *, out=None, async_op=False, timeout=None, priority=None):
+        """Every rank's x on every rank: returns (size, *s) for x of shape s.
+
+        x: shape and dtype the same on every rank, C order. out: room for all, in which x may be this rank's part.
+        """
+        return self.run(ALL_GATHER, x, None, None, out, None, None, async_op, timeout, by(priority))
+
+    def all_to_all(self, x, *, out=None, async_op=False, timeout=None):
+        """Block j of rank i becomes block i of rank j: returns an array of x's shape.
+
+        x: shape (size, *s), or size * k rows, the same on every rank, C order. out: x itself or disjoint from it.
+        """
+        return self.run(ALL_TO_ALL, x, None, None, out, None, None, async_op, timeout)
+
+    def barrier(self, *, async_op=False, timeout=None):
+        """Return when every rank has called it. timeout: seconds."""
+        return self.run(BARRIER, None, None, None, None, None, None, async_op, timeout)
+
+    def plan(self, str kind, *arguments, **keywords):
+        """The call `kind` with its arguments checked once and its arrays pinned: a callable that runs it.
+
+        kind and its arguments: a method of this class. Local: a wrong argument is an error here and harms nobody.
+        What lies in x is read anew at each call, which returns what the method would.
+        """
+        return Plan(self, kind, arguments, keywords)
+
+    def refuse(self, str kind):
+        """For who wraps a communicator and finds an argument wrong before a collective is called.
+
+        The ranks that call the collective of this name get `Mismatch` in place of waiting; if all refuse it, nothing
+        has happened. Raises what the communicator has come to.
+        """
+        if kind not in KIND_NUMBERS:
+            raise ValueError(f"kind is {kind!r}; allowed: {', '.join(KIND_NUMBERS)}")
+        self.engine.refuse(KIND_NUMBERS[kind])
+
+    # -- from arguments to a call --
+
+    # how: None, or (wire, group_size, priority), of which any may be None.
+    cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
+                    object async_op, object timeout, object how=None):
+        cdef Call c
+        cdef Operand a, b
+        cdef int number
+        if async_op:
+            return self.issue(kind, x, op, root, out, like, algorithm, timeout, how)
+        a.held = b.held = False
+        try:
+            try:
+                number = self.root_of(kind, root)
+                given, out = out, self.out_of(kind, x, number, out, like)
+                _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, how)
+                c.out_is_new = out is not given
+            except Exception:
+                self.engine.refuse(kind)
+                raise
+            self.drive(&c)
+        finally:
+            release(&a)
+            release(&b)
+        return answer_of(&c, self.own_rank, out)
+
+    # As run, in the background.
+    cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
+                      object timeout, object how):
+        cdef Work work = self.new_work()
+        cdef Call *c = &work.task.call
+        cdef int number
+        try:
+            number = self.root_of(kind, root)
+            given, out = out, self.out_of(kind, x, number, out, like)
+            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, how)
+            c.out_is_new = out is not given
+        except Exception:
+            self.engine.refuse(kind)
+            raise
+        work.kept = (x, out, kept)
+        work.answer = answer_of(c, self.own_rank, out)
+        self.prepare_staging(c)
+        self.engine.issue(work)
+        return work
+
+    cdef Work new_work(self):
+        cdef Work work = Work.__new__(Work)
+        work.communicator = self
+        work.engine = self.engine
+        return work
+
+    cdef int drive(self, Call *c) except -1:
+        self.prepare_staging(c)
+        return self.engine.drive(c)
+
+    cdef inline int prepare_staging(self, Call *c) except -1:
+        if not self.staging_ready and (c.x_nbytes > SR_PAYLOAD_NBYTES or c.algorithm != AUTO
+                                       or self.engine.g.leg != NULL):
+            self.allocate_staging()
+        return 0
+
+    cdef int allocate_staging(self) except -1:
+        raise NotImplementedError("Comm has the memory")
+
+    # The out that is given, or room for the result of a kind that makes it.
+    cdef object out_of(self, int kind, object x, int root, object out, object like):
+        cdef int size = self.nranks
+        if out is not None or is_in_place(kind) or kind == BARRIER:
+            return out
+        if kind == GATHER and root != self.own_rank:
+            return None
+        if kind == SCATTER and root != self.own_rank:
+            if like is None:
+                raise TypeError("a rank that is not the root scatters None with out= or like=, "
+                                "an array of the shape and dtype that it gets")
+            return shapes.alike(like)
+        if kind == ALL_GATHER or kind == GATHER:
+            return shapes.joined(x, size)
+        return shapes.alike(x) if kind == ALL_TO_ALL else shapes.split(x, size)
+
+    cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
+                         object out, object algorithm, object timeout, object how):
+        cdef Group *g = &self.engine.g
+        kept = kept_out = residual = None
+        memset(c, 0, sizeof(Call))
+        c.kind = kind
+        c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+        if how is not None:
+            c.priority = priority_code(how[2])
+        if kind == BARRIER:
+            c.fingerprint = fingerprint_of(c)
+            choose_way(g, c)
+            return None
+        c.root = root
+        if not takes_result(c, self.own_rank) or (out is x and is_in_place(kind)):
+            out = None
+        if kind != SCATTER or self.own_rank == c.root:
+            kept = take(a, x, out is None and is_in_place(kind) and takes(g, c, self.own_rank), "x", not is_folded(c))
+            describe_x(c, a, self.nranks, x)
+        if out is not None:
+            kept_out = take(b, out, True, "out", not is_folded(c))
+            describe_out(c, a, b, self.nranks)
+        elif is_in_place(kind):
+            c.out = a.data
+        if is_folded(c):
+            self.describe_reduction(c, op, algorithm)
+        c.nbytes = c.count * c.itemsize
+        c.x_nbytes = c.nbytes * self.nranks if is_split(c) else c.nbytes
+        c.out_nbytes = c.nbytes * self.nranks if is_joined(c) else c.nbytes
+        if c.x != NULL and out is not None:
+            check_overlap(c, self.own_rank)
+        if takes_wire(c) and (how is not None or self.default_wire != SR_WIRE_NATIVE):
+            residual = self.describe_crossing(c, x, how)
+        self.find_shared(c)
+        c.fingerprint = fingerprint_of(c)
+        choose_way(g, c)
+        return kept if kept_out is None and residual is None else (kept, kept_out, residual)
+
+    cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:
+        c.op = SR_SUM if op is SUM else op_number(op)
+        if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
+            dtype = state.DTYPES[c.dtype]
+            known = [name for name in state.OPS if state.supported(dtype, name)]
+            raise TypeError(f"op {op} has no meaning for {dtype}, which has {', '.join(known)}")
+        if c.op == SR_AVG and (c.kind == SCAN or c.kind == EXSCAN):
+            raise ValueError("op avg has no meaning for a scan; scan the sum and divide")
+        if c.kind == ALL_REDUCE:
+            c.algorithm = self.default_algorithm if algorithm is None else algorithm_number(algorithm)
+            if self.engine.g.leg != NULL and c.algorithm != AUTO:
+                raise ValueError(f"algorithm {state.ALGORITHMS[c.algorithm]} is for ranks of one host; these are on "
+                                 "several: leave it \"auto\", or call it on comm.split(comm.node)")
+        return 0
+
+    # How it goes between hosts; returns what keeps that which is lost on the way.
+    cdef object describe_crossing(self, Call *c, object x, object how):
+        wire, group_size, _ = how or (None, None, None)
+        if group_size is not None:
+            c.nodes_in_group = shapes.check_group_size(group_size, self.place.num_nodes)
+        return self.describe_wire(c, x, c.x, wire)
+
+    # address: where x has what is reduced, or the first of several arrays that are.
+    cdef object describe_wire(self, Call *c, object x, const void *address, object wire):
+        cdef int number = self.default_wire if wire is None else wire_number(wire)
+        cdef bint is_small = self.engine.g.leg == NULL or c.nbytes <= leg_of(&self.engine.g).small_nbytes
+        cdef cnp.ndarray residual
+        if c.dtype >= SR_DTYPES or not (c.dtype == SR_F32 or sr_dtype_is_widened(c.dtype)) or (
+                c.op != SR_SUM and c.op != SR_AVG):
+            if wire is None or number == SR_WIRE_NATIVE:
+                return None
+            raise ValueError(f"wire is {wire!r}; that is for sums and averages of float32 and shorter floats, not for "
+                             f"{state.OPS[c.op]} of {state.DTYPES[c.dtype]}")
+        c.wire = number
+        if number == SR_WIRE_NATIVE or is_small:
+            return None
+        place = <uintptr_t> address, c.dtype, c.count
+        kept = self.residuals.of(x, place, residual_count(leg_of(&self.engine.g), c.count))
+        if kept is not None:
+            residual = kept
+            c.residual = <float *> cnp.PyArray_DATA(residual)
+        return kept
+
+    # As find_blocks, of a call that is long enough for it.
+    cdef inline int find_shared(self, Call *c) except -1:
+        cdef Group *g = &self.engine.g
+        if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.leg == NULL:
+            self.find_blocks(c)
+        return 0
+
+    # In which shared blocks the arrays lie, where that helps.
+    cdef int find_blocks(self, Call *c) except -1:
+        if not may_be_read_in_place(&self.engine.g, c):
+            return 0
+        if c.x != NULL:
+            self.engine.find_block(c.x, c.x_nbytes, &c.x_block, &c.x_offset)
+        if c.out != NULL and is_sliced(c):
+            self.engine.find_block(c.out, c.nbytes, &c.out_block, &c.out_offset)
+        return 0
+
+    cdef int root_of(self, int kind, object root) except -1:
+        return self.root_number(root) if is_rooted(kind) else 0
+
+    cdef int root_number(self, object root) except -1:
+        cdef Py_ssize_t number
+        try:
+            number = root   # through its __index__
+        except OverflowError:
+            number = -1
+        except TypeError:
+            raise TypeError(f"root is {root!r}; it must be an integer") from None
+        if not 0 <= number < self.nranks:
+            raise ValueError(f"root is {root!r}; the ranks are 0 to {self.nranks - 1}")
+        return number
+
+
+# Whether the call leaves a result in rank's out.
+cdef inline bint takes_result(Call *c, int rank) noexcept:
+    if c.kind == GATHER or c.kind == REDUCE:
+        return rank == c.root
+    return True
+
+
+# What the method returns.
+cdef inline object answer_of(Call *c, int rank, object out):
+    return None if is_in_place(c.kind) or not takes_result(c, rank) else out
+
+
+cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
+    c.x = x.data
+    c.order = x.fortran
+    c.count = x.count
+    describe_items_of(c, x)
+    if x.fortran and (is_split(c) or is_joined(c)):
+        raise ValueError("x is in Fortran order, whose memory is not split along the first dimension; "
+                         "pass np.ascontiguousarray(x)")
+    if is_split(c):
+        if not cnp.PyArray_CheckExact(given) or cnp.PyArray_NDIM(given) == 0 or cnp.PyArray_DIM(given, 0) % size:
+            shapes.rows_of_a_part(tuple(getattr(given, "shape", (x.count,))), size)
+        c.count = x.count // size
+    return 0
+
+
+cdef int describe_out(Call *c, Operand *x, Operand *out, size_t nranks) except -1:
+    cdef size_t npieces = nranks if is_joined(c) else 1
+    c.out = out.data
+    if c.x == NULL:   # a rank that is scattered to
+        c.count = out.count
+        describe_items_of(c, out)
+        x = out
+    if not has_items_of(c, out) or out.count != c.count * npieces:
+        raise ValueError(
+            f"out is {shown(out)}, x is {shown(x)}: out has to have the same dtype and a count of "
+            f"{item_count(x, c.count * npieces)}")
+    if out.fortran != c.order:
+        raise ValueError("out and x differ in memory order (C and Fortran); give both the same")
+    return 0
+
+
+# Where out may touch x: all of it in place, or the part of the one that is the whole other.
+cdef int check_overlap(Call *c, int rank) except -1:
+    cdef const unsigned char *x = c.x
+    cdef const unsigned char *out = c.out
+    if not (out < x + c.x_nbytes and x < out + c.out_nbytes):
+        return 0
+    if c.x_nbytes > c.out_nbytes:
+        x += rank * c.nbytes
+    elif c.x_nbytes < c.out_nbytes:
+        out += rank * c.nbytes
+    if x != out:
+        raise ValueError("out and x overlap in part; out must be x itself (or this rank's part of it, "
+                         "or have x as this rank's part) or disjoint from it")
+    return 0
+
+
+cdef class Plan:
+    """A collective with its arguments checked and its arrays pinned; each call is the bare collective.
+
+    Where it was made with async_op=True each call returns a Work.
+    """
+
+    def __init__(self, Collectives comm, str kind, tuple arguments, dict keywords):
+        self.a.held = self.b.held = False
+        self.comm = comm
+        if comm.engine.closed_because is not None:
+            raise Closed(comm.engine.closed_because, rank=comm.own_rank)
+        if kind not in KIND_NUMBERS:
+            raise ValueError(f"kind is {kind!r}; allowed: {', '.join(KIND_NUMBERS)}")
+        number = KIND_NUMBERS[kind]
+        bound = inspect.signature(getattr(Collectives, kind)).bind(comm, *arguments, **keywords)
+        bound.apply_defaults()
+        given = bound.arguments
+        x, out = given.get("x"), given.get("out")
+        root = comm.root_of(number, given.get("root"))
+        out = comm.out_of(number, x, root, out, given.get("like"))
+        kept = comm.describe(&self.c, &self.a, &self.b, number, x, given.get("op"), root, out,
+                             given.get("algorithm"), given.get("timeout"),
+                             (given.get("wire"), given.get("group_size"), given.get("priority")))
+        self.blocks_version = comm.engine.blocks_version
+        self.in_background = given["async_op"]
+        self.pinned = (x, out, kept)
+        self.result = answer_of(&self.c, comm.own_rank, out)
+        comm.prepare_staging(&self.c)
+
+    def __reduce__(self):
+        raise TypeError("a plan belongs to its process; make one from the communicator there")
+
+    def __call__(self):
+        """Run the collective once."""
+        if self.blocks_version != self.comm.engine.blocks_version:
+            self.find_shared_again()
+        if self.in_background:
+            return self.issue()
+        self.comm.engine.drive(&self.c)
+        return self.result
+
+    # Which arrays are shared has changed since the call was described: an adoption was released, or another made.
+    cdef int find_shared_again(self) except -1:
+        self.c.x_block = self.c.out_block = 0
+        self.blocks_version = self.comm.engine.blocks_version
+        self.comm.find_shared(&self.c)
+        return 0
+
+    cdef object issue(self):
+        cdef Work work = self.comm.new_work()
+        work.task.call = self.c
+        work.kept = self
+        work.answer = self.result
+        self.comm.engine.issue(work)
+        return work
+
+    def __dealloc__(self):
+        release(&self.a)
+        release(&self.b)
+
+
+# ---- small arguments -----------------------------------------------------------------------------------------
+
+cdef int op_number(object op) except -1:
+    number = OP_NUMBERS.get(op) if isinstance(op, str) else None
+    if number is None:
+        raise ValueError(f"op is {op!r}; allowed: {', '.join(OP_NUMBERS)}")
+    return number
+
+
+cdef int wire_number(object wire) except -1:
+    number = WIRE_NUMBERS.get(wire) if isinstance(wire, str) else None
+    if number is None:
+        raise ValueError(f"wire is {wire!r}; allowed: {', '.join(WIRE_NUMBERS)}")
+    return number
+
+
+cdef int algorithm_number(object algorithm) except -1:
+    number = ALGORITHM_NUMBERS.get(algorithm) if isinstance(algorithm, str) else None
+    if number is None:
+        raise ValueError(f"algorithm is {algorithm!r}; allowed: {', '.join(ALGORITHM_NUMBERS)}")
+    return number
+
+
+# What `run` is told of a call that may have nothing else.
+cdef inline tuple by(object priority):
+    return None if priority is None else (None, None, priority)
+
+
+# As a call has it.
+cdef uint16_t priority_code(object priority) except? 0:
+    if priority is None:
+        return 0
+    try:
+        number = operator.index(priority)
+    except TypeError:
+        raise TypeError(f"priority is {priority!r}; it must be an integer, or None") from None
+    if not -MOST_PRIORITY <= number <= MOST_PRIORITY:
+        raise ValueError(f"priority is {number}; it must be {-MOST_PRIORITY} to {MOST_PRIORITY}")
+    return number + MOST_PRIORITY + 1

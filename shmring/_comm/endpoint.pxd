@@ -1,0 +1,52 @@
+# May know: matching, operands, fused.
+
+from libc.stdint cimport uint64_t
+
+from .._arrays.operands cimport Operand
+from .._core.spsc_ring cimport sr_frame
+from .._p2p.matching cimport Mail, Message
+from .fused cimport Fusion
+
+
+cdef class Begun:
+    cdef Message message
+    cdef Operand operand
+    cdef object kept             # while it is on its way: the array and what holds its memory
+    cdef bint is_over            # it is complete, and has let go of them
+
+    cdef void let_go(self) noexcept
+
+
+cdef class Carrier(Fusion):
+    cdef Mail mail
+    cdef bint is_messaging       # a thread is inside a call that sends or receives
+    cdef set transfers           # keeps what is on its way alive
+    cdef bint is_enlisted        # with the thread that runs in the background
+
+    cdef int begin_messaging(self) except -1
+    cdef void end_messaging(self) noexcept
+    cdef void take_turn(self) noexcept
+    cdef void let_go_of_completed(self) noexcept
+    cdef Begun next_completed(self)
+    cdef int enlist(self) except -1
+    cdef int open_mail(self) except -1
+    cdef void find_peers(self) noexcept
+    cdef int close_mail(self) except -1
+    cdef int post(self, Message *message) except -1
+    cdef int put_own_aside(self, Message *message) except -1
+    cdef int open_way_to(self, int rank) except -1
+    cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1
+    cdef int make_room(self) except -1
+    cdef int make_room_quietly(self, sr_frame *head) noexcept nogil
+    cdef bint advance_quietly(self) noexcept nogil
+    cdef int advance(self) except -1
+    cdef int post_and_carry(self, Message *message, uint64_t timeout_ns) except -1
+    cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
+    cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
+    cdef int trace_message(self, Message *message) noexcept
+    cdef int abandon(self, Message *message, object error) except -1
+    cdef int hear_others(self) except -1
+    cdef int engine_number(self, int rank) noexcept
+    cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1
+    cdef str cause_of_death(self, int rank)
+    cdef object damaged(self, int source)

@@ -1,0 +1,438 @@
+# Carrying point-to-point messages on, by one thread at a time: opening ways, moving what is posted, waiting for it, and
+# what ends that otherwise. What is a message, and what comes of it, is messages' affair.
+# May know: delivery, engine, flight_recorder, group, context, matching, operands, channel, progress, ring_ends, state,
+# status, trace, errors, failures, fused, procfs.
+
+import os
+
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from .._arrays.operands cimport release
+from .._core.group cimport (
+    BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, SR_ABORTED, SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT,
+    SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT, Group, sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take,
+    sr_layout_message_ring_offset, sr_layout_message_room_nbytes, sr_now_ns, sr_yield,
+)
+from .._core.spsc_ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
+from .._core.trace cimport TRACED_PROBE, TRACED_RECV, TRACED_SEND, Trace, note_message
+from .._diagnostics.flight_recorder cimport SR_WAIT_MESSAGE, end_wait
+from .._engine.progress cimport BACKGROUND, WAITER, delist, enlist, rouse, start_thread
+from .._engine.state cimport world_number
+from .._internode.context cimport leg_of, remote
+from .._p2p.delivery cimport Wait, deliver_briefly, deliver_patiently, run_errand
+from .._p2p.matching cimport *
+from .._p2p.status cimport op_of, wish_text
+from .._transport.channel cimport sr_office_hears
+
+from .._diagnostics import failures
+from .._system import procfs
+from ..errors import Closed, Error
+
+cdef enum:
+    BRIEF_NBYTES = 65536     # messages this small are copied sooner than the GIL is let go and taken again
+
+
+cdef class Begun:
+    """A message that outlives the call which began it, and what it keeps alive on its way."""
+
+    def __dealloc__(self):
+        release(&self.operand)
+
+    cdef void let_go(self) noexcept:
+        self.is_over = True
+        release(&self.operand)
+        self.kept = None
+
+
+cdef class Carrier(Fusion):
+    """What is posted on one communicator. It never waits for a collective, and may be used by another thread than
+    those; by one thread at a time."""
+
+    def __dealloc__(self):
+        cdef Aside *aside = self.mail.first_aside
+        if self.is_enlisted:
+            delist(&self.mail.errand)
+        while aside != NULL:
+            self.mail.first_aside = aside.next
+            free(aside)
+            aside = self.mail.first_aside
+        free_tables(&self.mail)
+
+    # -- one thread at a time --
+
+    cdef int begin_messaging(self) except -1:
+        if self.engine.closed_because is not None:
+            raise Closed(self.engine.closed_because, rank=self.own_rank)
+        if self.is_messaging:
+            raise RuntimeError("another thread is sending or receiving on this communicator; give each thread its own")
+        if sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
+            self.engine.raise_over(beside=True)
+        self.is_messaging = True   # before anything that may run Python, and so another thread
+        try:
+            if self.mail.peer == NULL:
+                self.open_mail()
+            if self.mail.office != NULL and sr_flag_load(&self.mail.office.heard) != 0:
+                self.hear_others()
+        except BaseException:
+            self.is_messaging = False
+            raise
+        if self.is_enlisted:
+            self.take_turn()
+        self.mail.begun_ns = sr_now_ns() if self.engine.g.mail_trace != NULL else 0
+        return 0
+
+    cdef void end_messaging(self) noexcept:
+        cdef bint leaves_something = self.mail.npending > 0
+        cdef bint completed_some = self.mail.completed != NULL
+        self.is_messaging = False
+        if self.is_enlisted:
+            sr_flag_set(&self.mail.stepper, 0)
+            if leaves_something and sr_flag_swap(&self.mail.resting, 0):
+                rouse()
+        if completed_some:
+            self.let_go_of_completed()
+
+    # The thread in the background has it for a step, for which it does not need the GIL.
+    cdef void take_turn(self) noexcept:
+        if not sr_flag_take(&self.mail.stepper, WAITER):
+            with nogil:
+                while not sr_flag_take(&self.mail.stepper, WAITER):
+                    sr_yield()
+        self.mail.stuck = False
+
+    cdef int enlist(self) except -1:  # no-cython-lint: a method of that name
+        start_thread()
+        self.mail.errand.step = run_errand
+        self.take_turn()
+        sr_flag_set(&self.mail.resting, 1)
+        self.is_enlisted = True
+        enlist(&self.mail.errand, self)
+        return 0
+
+    def _attend(self):
+        """What the thread that carries transfers on cannot do without the GIL.
+
+        No Python object is made while it has the stepper: that could run a destructor that sends, and waits for it.
+        """
+        cdef Mail *m = &self.mail
+        if self.is_messaging or self.engine.closed_because is not None or not self.is_enlisted:
+            return
+        if not sr_flag_take(&m.stepper, BACKGROUND):
+            return
+        if m.npending > 0 and sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
+            with nogil:
+                m.stuck = not self.advance_quietly()   # who waits comes upon it again, and hears of it
+        sr_flag_set(&m.stepper, 0)
+        self.let_go_of_completed()
+
+    # What has completed meanwhile lets go of its arrays: one by one and with nothing taken, as any destructor may run.
+    cdef void let_go_of_completed(self) noexcept:
+        cdef Begun begun
+        while True:
+            self.take_turn()
+            begun = self.next_completed()
+            sr_flag_set(&self.mail.stepper, 0)
+            if begun is None:
+                return
+            begun.let_go()
+            if self.transfers is not None:
+                self.transfers.discard(begun)
+
+    cdef Begun next_completed(self):
+        cdef Message *message = self.mail.completed
+        if message == NULL:
+            return None
+        self.mail.completed = message.next
+        return <Begun> message.owner
+
+    cdef int open_mail(self) except -1:
+        cdef Mail *m = &self.mail
+        cdef Group *g = &self.engine.g
+        if not sr_ring_is_valid_length(g.header.message_ring_nbytes):
+            raise Error("the segment of this communicator is damaged: its message rings have no valid length")
+        transfers = set()
+        m.g = g
+        m.rank, m.size = self.own_rank, self.nranks
+        m.ring_nbytes = g.header.message_ring_nbytes
+        m.seen = <uint64_t *> calloc((g.size + 63) // 64, sizeof(uint64_t))
+        m.source = <int *> calloc(m.size, sizeof(int))
+        m.rank_of = <int *> calloc(g.size, sizeof(int))
+        m.peer = <Peer *> calloc(m.size, sizeof(Peer))
+        if m.seen == NULL or m.source == NULL or m.rank_of == NULL or m.peer == NULL:
+            free_tables(m)
+            raise MemoryError()
+        self.transfers = transfers
+        self.find_peers()
+        return 0
+
+    cdef void find_peers(self) noexcept:
+        cdef Mail *m = &self.mail
+        cdef int i
+        for i in range(m.g.size):
+            m.rank_of[i] = world_number(m.g, i)
+            m.peer[m.rank_of[i]].lane = i
+        if m.g.leg != NULL:
+            m.office = leg_of(m.g).office
+            for i in range(m.office.nposts):
+                m.peer[m.office.post[i].rank].lane = -1
+                m.peer[m.office.post[i].rank].post = &m.office.post[i]
+
+    cdef int close_mail(self) except -1:
+        if self.is_enlisted:
+            delist(&self.mail.errand)
+            self.let_go_of_completed()
+            self.is_enlisted = False
+        if self.transfers is not None:
+            withdraw_all(&self.mail)
+            self.transfers.clear()
+        return 0
+
+    # -- moving --
+
+    cdef int post(self, Message *message) except -1:
+        if not message.is_send:
+            post_receive(&self.mail, message)
+        elif message.peer == self.own_rank:
+            if not deliver_to_self(&self.mail, message):
+                self.put_own_aside(message)
+        else:
+            if self.mail.peer[message.peer].post != NULL:
+                if sr_office_hears(self.mail.office):   # a send that fits into the socket waits for nobody
+                    self.hear_others()
+            elif not self.mail.peer[message.peer].out_open:
+                self.open_way_to(message.peer)
+            post_send(&self.mail, message)
+        return 0
+
+    cdef int put_own_aside(self, Message *message) except -1:
+        cdef Aside *aside = new_aside(self.own_rank, <uint32_t> message.tag, message.kind, message.nbytes)
+        if aside == NULL:
+            raise no_room(self.own_rank, message.nbytes)
+        memcpy(aside.data, message.data, message.nbytes)
+        aside.whole = True
+        put_aside(&self.mail, aside)
+        message.state = COMPLETE
+        if message.owner != NULL:
+            message.next = self.mail.completed
+            self.mail.completed = message
+            self.mail.npending -= 1
+        return 0
+
+    cdef int open_way_to(self, int rank) except -1:
+        cdef Group *g = &self.engine.g
+        cdef size_t nbytes = self.mail.ring_nbytes
+        self.allocate_message_ring(
+            sr_layout_message_ring_offset(g.size, g.header.ring_nbytes, nbytes, g.rank, self.mail.peer[rank].lane),
+            sr_layout_message_room_nbytes(nbytes))
+        open_way(&self.mail, rank)
+        return 0
+
+    cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1:
+        raise NotImplementedError("Comm has the memory")
+
+    # The message at the head of a ring, which nobody waits for, makes way for one behind it.
+    cdef int make_room(self) except -1:
+        cdef sr_frame head
+        cdef int status = self.make_room_quietly(&head)
+        if status == DAMAGED:
+            raise self.damaged(self.mail.needy)
+        if status == NEEDS_ROOM:
+            raise no_room(self.mail.needy, head.message_nbytes)
+        return 0
+
+    # PROGRESSED; NEEDS_ROOM: there is no memory; or DAMAGED.
+    cdef int make_room_quietly(self, sr_frame *head) noexcept nogil:
+        cdef int source = self.mail.needy
+        cdef Aside *aside
+        if sr_ring_peek(&self.mail.peer[source].inward, head) != SR_RING_WHOLE:
+            return DAMAGED
+        aside = new_aside(source, head.tag, head.kind, head.message_nbytes)
+        if aside == NULL:
+            return NEEDS_ROOM
+        put_aside(&self.mail, aside)
+        return PROGRESSED
+
+    # As advance, but raises nothing. False: somebody has to hear why it does not go on.
+    cdef bint advance_quietly(self) noexcept nogil:
+        cdef sr_frame head
+        cdef int status = NEEDS_ROOM
+        self.mail.far_later = False
+        while status == NEEDS_ROOM:
+            status = step_mail(&self.mail)
+            if status == NEEDS_ROOM and self.make_room_quietly(&head) != PROGRESSED:
+                return False
+        return status != DAMAGED
+
+    # As far as it goes at once.
+    cdef int advance(self) except -1:
+        cdef int status = NEEDS_ROOM
+        self.mail.far_later = False
+        while status == NEEDS_ROOM:
+            if self.transfers:
+                with nogil:
+                    status = step_mail(&self.mail)
+            else:
+                status = step_mail(&self.mail)
+            if status == NEEDS_ROOM:
+                self.make_room()
+            elif status == DAMAGED:
+                raise self.damaged(self.mail.needy)
+        return 0
+
+    # A call that does not outlive its message.
+    cdef int post_and_carry(self, Message *message, uint64_t timeout_ns) except -1:
+        self.post(message)
+        try:
+            self.carry(message, timeout_ns, True)
+        except BaseException as error:
+            self.abandon(message, error)
+            raise
+        return 0
+
+    # Returns when the message is complete; what ends the wait otherwise is raised, and leaves it posted. is_final:
+    # coming too late is the end of the communicator, as it is for a collective.
+    cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
+        try:
+            if message.state != COMPLETE:
+                self.wait_for_message(message, timeout_ns, is_final)
+        finally:
+            if self.engine.g.mail_trace != NULL:
+                self.trace_message(message)
+        return 0
+
+    cdef int trace_message(self, Message *message) noexcept:
+        cdef Mail *m = &self.mail
+        cdef int what = TRACED_SEND if message.is_send else TRACED_PROBE if message.is_probe else TRACED_RECV
+        cdef bint has_come = message.state == COMPLETE and not message.is_send
+        cdef int rank = message.source if has_come else message.peer
+        cdef uint64_t nbytes = message.nbytes if message.is_send else message.came_nbytes if has_come else 0
+        cdef int outcome = SR_COMPLETE if message.state == COMPLETE else SR_RAISED
+        if m.begun_ns != 0:   # else it was begun before the trace
+            m.begun_ns = note_message(<Trace *> m.g.mail_trace, what, m.begun_ns, rank, nbytes, outcome)
+        return 0
+
+    cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
+        cdef Wait wait
+        cdef int status = BLOCKED
+        if message.nbytes <= BRIEF_NBYTES and self.mail.nsends <= message.is_send:
+            status = deliver_briefly(&self.mail, message)
+            if status == DONE:
+                return 0
+        memset(&wait, 0, sizeof(wait))
+        wait.deadline_ns = sr_now_ns() + timeout_ns
+        while message.state != COMPLETE:
+            if status == NEEDS_ROOM:
+                self.make_room()
+            elif status == DAMAGED:
+                raise self.damaged(self.mail.needy)
+            elif status == SIGNALLED:
+                try:
+                    PyErr_CheckSignals()
+                    self.engine.stalls.heed(self.engine, SR_WAIT_MESSAGE)
+                except BaseException:
+                    end_wait(self.mail.g, SR_WAIT_MESSAGE)
+                    raise
+                self.hear_others()
+            elif status != BLOCKED:
+                self.raise_for(status, message, wait.culprit, timeout_ns, is_final)
+            with nogil:
+                status = deliver_patiently(&self.mail, message, &wait)
+        return 0
+
+    # A message is given up because of an error. One that has moved, if only in part, cannot be taken back: then the
+    # communicator ends, as a call that is made again would take or send the next one in its place.
+    cdef int abandon(self, Message *message, object error) except -1:
+        cdef char[96] doing
+        cdef bint moved = has_moved(&self.mail, message)
+        withdraw(&self.mail, message)
+        if moved:
+            if message.is_send:
+                snprintf(doing, sizeof(doing), b"in the middle of a send to rank %d", message.peer)
+            else:
+                snprintf(doing, sizeof(doing), b"in the middle of a message from rank %d", message.source)
+            self.engine.end_by(error, False, True, doing)
+        return 0
+
+    # -- what ends it otherwise --
+
+    # Ends the communicator if a rank of another host has.
+    cdef int hear_others(self) except -1:
+        self.engine.hear_others(None, True)
+        return 0
+
+    # A rank as the engine counts them, its own host's first.
+    cdef int engine_number(self, int rank) noexcept:
+        cdef Peer *p = &self.mail.peer[rank]
+        return remote(&self.engine.g, rank) if p.post != NULL else p.lane
+
+    cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1:
+        op, wanted = op_of(message), wish_text(message)
+        number = self.engine_number(culprit)
+        if status == LATE and not is_final:
+            raise TimeoutError(f"{wanted} is not complete within {timeout_ns * 1e-9:g} s; it goes on")
+        if status == LATE:
+            what_was = f"did not answer rank {self.own_rank}'s {wanted} within {timeout_ns * 1e-9:g} s"
+            if culprit == self.own_rank:
+                what_was = f"waited {timeout_ns * 1e-9:g} s in vain in {wanted}"
+            did = failures.describe_doing(self.engine, number)
+            self.engine.give_up(SR_TIMED_OUT, number, None, f"{what_was}; {did}", op)
+        elif status == DEAD:
+            self.engine.give_up(SR_RANK_FAILED, number, None, self.cause_of_death(culprit), op)
+        elif status == LEFT:
+            self.engine.give_up(SR_RANK_FAILED, number, None,
+                                f"closed the communicator before rank {self.own_rank}'s {wanted} was complete", op)
+        self.engine.raise_over(beside=True)
+        return 0
+
+    cdef str cause_of_death(self, int rank):
+        cdef Peer *p = &self.mail.peer[rank]
+        if p.post == NULL:
+            return procfs.how_it_ended(*self.engine.life_of(p.lane))
+        if p.post.error != 0:
+            return os.strerror(p.post.error)
+        return failures.CONNECTION_ENDED
+
+    # The error for what no sender of this version writes; it ends the communicator.
+    cdef object damaged(self, int source):
+        text = f"the message ring from rank {source} is damaged"
+        if self.mail.peer[source].post != NULL:
+            text = f"what came from rank {source} is no mail of this version of shmring: use one version on all hosts"
+        self.engine.give_up(SR_ABORTED, self.engine.g.rank, None, text)
+        try:
+            self.engine.raise_over(beside=True)
+        except Error:   # which tells all ranks
+            pass
+        return Error(text, rank=source)
+
+
+# Private memory for a message and what is known of it; NULL: there is none.
+cdef Aside *new_aside(int source, uint32_t tag, uint64_t kind, size_t nbytes) noexcept nogil:
+    cdef Aside *aside = NULL
+    if nbytes < <size_t> 1 << 62:
+        aside = <Aside *> malloc(sizeof(Aside) + SR_CACHE_LINE + nbytes)
+    if aside == NULL:
+        return NULL
+    memset(aside, 0, sizeof(Aside))
+    aside.source = source
+    aside.tag = tag
+    aside.kind = kind
+    aside.nbytes = nbytes
+    aside.data = <unsigned char *> aside + sizeof(Aside)
+    return aside
+
+
+cdef object no_room(int source, size_t nbytes):
+    return MemoryError(f"no memory for a message of {nbytes} bytes from rank {source}, which came before the one "
+                       "that is received; receive them in the order in which they are sent")
+
+
+cdef void free_tables(Mail *m) noexcept:
+    free(m.peer)
+    free(m.seen)
+    free(m.source)
+    free(m.rank_of)
+    m.peer, m.seen, m.source, m.rank_of = NULL, NULL, NULL, NULL

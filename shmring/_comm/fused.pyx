@@ -1,0 +1,390 @@
+# Tensor fusion: many small arrays are reduced as one, with one synchronisation for the bunch. They are packed into a
+# private buffer that is kept from call to call, unless they lie one after the other already: then they are reduced in
+# place, zero-copy if that place is shared. Elements are folded one by one, so fusing changes no bits.
+# May know: engine, group, operands, direct, progress, state, timeouts, collectives, vector, work.
+
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc, qsort
+from libc.string cimport memcpy, memset
+
+cimport numpy as cnp
+
+from .._arrays.operands cimport Operand, release, take
+from .._core.group cimport *
+from .._core.timeouts cimport timeout_ns_of
+from .._engine.progress cimport Task
+from .._internode.data_movement cimport choose_way
+from .collectives cimport priority_code
+from .vector cimport Uneven
+from .work cimport Work
+
+import operator
+
+import numpy as np
+
+from .._engine import state
+
+cnp.import_array()
+
+
+cdef enum:
+    BUNCH_NBYTES = 256 << 10   # of the private buffer, for a private L2 (bench/bench_fusion.py); then the next bunch
+
+
+# ---- the arrays of one call ----------------------------------------------------------------------------------
+
+cdef class _Members:
+    """The arrays of one call: where they lie, what they are, and whether they may be reduced together."""
+
+    def __cinit__(self, size_t count):
+        self.count = count
+        self.kept = []
+        self.member = <Member *> malloc((count + 1) * sizeof(Member))
+        if self.member == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.member)
+
+    cdef int add(self, object x, bint writable, size_t i) except -1:
+        cdef Operand operand
+        cdef Member *member = &self.member[i]
+        try:
+            kept = take(&operand, x, writable, "x", False)
+        except Exception:
+            kept = take(&operand, x, writable, f"arrays[{i}]", False)   # again, for the words of its error
+        if operand.held or kept is not None:
+            self.kept.append(kept if kept is not None else memoryview(x))
+            release(&operand)
+        member.x = member.out = operand.data
+        member.count = operand.count
+        member.itemsize = operand.itemsize
+        member.dtype = operand.dtype
+        member.order = operand.fortran
+        self.dtypes |= <uint32_t> 1 << operand.dtype
+        self.nelements += operand.count
+        self.signature = mixed(self.signature ^ (operand.count << 8 | member.dtype << 1 | member.order))
+        self.places = mixed(self.places ^ <uintptr_t> member.x)
+        return 0
+
+    cdef int add_out(self, object out, size_t i) except -1:
+        cdef Operand operand
+        cdef Member *member = &self.member[i]
+        kept = take(&operand, out, True, f"out[{i}]", False)
+        if operand.held or kept is not None:
+            self.kept.append(kept if kept is not None else memoryview(out))
+            release(&operand)
+        if operand.dtype != member.dtype or operand.count != member.count or operand.fortran != member.order:
+            raise ValueError(f"out[{i}] is {shown(operand.dtype, operand.count)}, its array is "
+                             f"{shown(member.dtype, member.count)}: they must have the same dtype, count and order")
+        member.out = operand.data
+        self.places = mixed(self.places ^ ~<uint64_t> <uintptr_t> member.out)
+        return 0
+
+    # Separate calls would reduce twice what occurs twice.
+    cdef int check_disjoint(self) except -1:
+        cdef Span *span = <Span *> malloc((2 * self.count + 1) * sizeof(Span))
+        cdef size_t i, n = 0
+        cdef bint ascending = True
+        cdef Member *member
+        if span == NULL:
+            raise MemoryError()
+        for i in range(self.count):
+            member = &self.member[i]
+            n = add_span(span, n, member.x, member.count * member.itemsize, &ascending)
+            if member.out != member.x:
+                n = add_span(span, n, member.out, member.count * member.itemsize, &ascending)
+        if not ascending:
+            qsort(span, n, sizeof(Span), compare_spans)
+        for i in range(1, n):
+            if span[i].begin < span[i - 1].end:
+                free(span)
+                raise ValueError("arrays of the list overlap; each must be there once, and disjoint from all others "
+                                 "(out[i] may be the i-th array)")
+        free(span)
+        return 0
+
+
+cdef struct Span:
+    uintptr_t begin, end
+
+
+cdef inline size_t add_span(Span *span, size_t n, unsigned char *data, size_t nbytes, bint *ascending) noexcept:
+    if nbytes == 0:
+        return n
+    span[n].begin = <uintptr_t> data
+    span[n].end = <uintptr_t> data + nbytes
+    if n > 0 and span[n].begin < span[n - 1].begin:
+        ascending[0] = False
+    return n + 1
+
+
+cdef int compare_spans(const void *a, const void *b) noexcept nogil:
+    cdef uintptr_t left = (<const Span *> a).begin
+    cdef uintptr_t right = (<const Span *> b).begin
+    return (left > right) - (left < right)
+
+
+cdef str shown(int dtype, size_t count):
+    return f"{state.DTYPES[dtype]}[{count}]"
+
+
+# ---- the call ------------------------------------------------------------------------------------------------
+
+cdef class Fusion(Uneven):
+    """`all_reduce_many`: many arrays reduced as one."""
+
+    def all_reduce_many(self, arrays, op="sum", *, out=None, fuse_nbytes=None, async_op=False, timeout=None,
+                        priority=None):
+        """Combine each array of the list with those of all ranks, as `all_reduce` would one by one, but together.
+
+        arrays: contiguous, disjoint, of any dtypes and lengths; as many on every rank, alike in dtype and number of
+        elements, in the same order. In place, or into `out`: a list of as many arrays of those dtypes and lengths,
+        out[i] the i-th array or disjoint from all. Arrays of up to fuse_nbytes bytes (the same on every rank; the
+        tuning's if None) are reduced together by dtype, larger ones by themselves; all in rank order, so the bits are
+        those of separate calls; but with another `Comm.wire` than "native" what is reduced together travels, and is
+        rounded, as one array. timeout: seconds, of each of the calls that it takes. Small arrays that are consecutive
+        views of one array are not packed, and of one from `empty` and its kin not copied at all. With async_op=True it
+        returns a `Work` for all of them, and they are packed when their turn comes. priority: see `Collectives`; of all
+        that it takes.
+        """
+        cdef Call c
+        cdef _Members members
+        cdef size_t limit
+        cdef int dtype
+        cdef bint is_claimed
+        self.check_alone()
+        try:
+            members = self.members_of(arrays, out)
+            limit = self.engine.g.tuning.fuse_nbytes if fuse_nbytes is None else size_of(fuse_nbytes)
+            members.signature = mixed(members.signature ^ limit)
+            for dtype in range(SR_DTYPES):   # all that can be wrong is, before anything is overwritten
+                if members.dtypes >> dtype & 1:
+                    self.describe_reduction_of(&c, dtype, op, timeout, priority)
+        except Exception:
+            self.engine.refuse(ALL_REDUCE_MANY)
+            raise
+        self.check_alone()   # again: arrays were asked where they are, and another thread may have begun meanwhile
+        is_claimed = self.engine.claim_once()
+        self.fusing = True
+        self.works = [] if async_op else None
+        try:
+            if not members.nelements:   # so that others who have some do not wait for a rank that has none
+                self.describe_reduction_of(&c, SR_U8, "max", timeout, priority)
+                self.reduce_at(&c, members, 0, NULL, NULL, 0)
+            for dtype in range(SR_DTYPES):
+                if members.dtypes >> dtype & 1:
+                    self.describe_reduction_of(&c, dtype, op, timeout, priority)
+                    self.reduce_all_of_dtype(&c, members, limit)
+            return self.issue_all() if async_op else None
+        except BaseException as error:
+            if is_claimed:
+                self.engine.end_steps(error)
+            raise
+        finally:
+            self.fusing = False
+            self.works = None
+            if is_claimed:
+                self.engine.unclaim()
+
+    cdef int check_alone(self) except -1:
+        if self.fusing:
+            raise RuntimeError(state.TAKEN)
+        return 0
+
+    # Calls of one priority, or without, are finished in order: who waits for the last waits for all.
+    cdef object issue_all(self):
+        cdef Work work
+        for work in self.works:
+            self.engine.issue(work)
+        return work
+
+    cdef object members_of(self, object arrays, object out):
+        cdef _Members members
+        cdef uint64_t found
+        cdef size_t i
+        arrays = list_of(arrays, "arrays")
+        members = _Members(len(arrays))
+        members.arrays = arrays   # the caller's list may change, or be none that lasts
+        i = 0
+        for x in arrays:
+            members.add(x, out is None, i)
+            i += 1
+        if out is not None:
+            out = list_of(out, "out")
+            members.kept.append(out)
+            if len(out) != len(arrays):
+                raise ValueError(f"out has {len(out)} arrays for {len(arrays)}; give as many")
+            for i in range(members.count):
+                members.add_out(out[i], i)
+        found = mixed(members.places ^ members.signature)
+        if self.disjoint_places != found:   # else these same arrays were found to be so before
+            members.check_disjoint()
+            self.disjoint_places = found
+        return members
+
+    # All of a call but where it lies and how long it is.
+    cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout, object priority) except -1:
+        memset(c, 0, sizeof(Call))
+        c.kind = ALL_REDUCE
+        c.named = ALL_REDUCE_MANY
+        c.dtype = dtype
+        c.itemsize = state.DTYPE_NBYTES[dtype]
+        c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+        c.priority = priority_code(priority)
+        return self.describe_reduction(c, op, "auto")
+
+    # All of one dtype: the small ones bunch by bunch, each of the others as it comes between them.
+    cdef int reduce_all_of_dtype(self, Call *c, _Members members, size_t fuse_nbytes) except -1:
+        cdef size_t i, count = 0, first = 0
+        cdef size_t limit = min(fuse_nbytes, <size_t> BUNCH_NBYTES) // c.itemsize
+        cdef size_t most = BUNCH_NBYTES // c.itemsize
+        cdef Member *member
+        for i in range(members.count):
+            member = &members.member[i]
+            if member.dtype != c.dtype:
+                continue
+            if member.count > limit:
+                self.reduce_at(c, members, i, member.x, member.out, member.count)
+            elif count + member.count <= most:
+                count += member.count
+            else:
+                self.reduce_bunch(c, members, first, i, limit, count)
+                first, count = i, member.count
+        if count > 0:
+            self.reduce_bunch(c, members, first, members.count, limit, count)
+        return 0
+
+    # The members from `first` to before `last` that are of the call's dtype and no longer than `limit`.
+    cdef int reduce_bunch(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
+                          size_t count) except -1:
+        cdef unsigned char *buffer
+        cdef Member *begin = NULL
+        if are_consecutive(c, members.member, first, last, limit, &begin):
+            return self.reduce_at(c, members, begin - members.member, begin.x, begin.out, count)
+        first = begin - members.member
+        if self.works is not None:
+            return self.reduce_bunch_later(c, members, first, last, limit, count)
+        buffer = self.room(count * c.itemsize)
+        with nogil:
+            move(c, members.member, first, last, limit, buffer, True)
+        self.reduce_at(c, members, first, buffer, buffer, count)
+        with nogil:
+            move(c, members.member, first, last, limit, buffer, False)
+        return 0
+
+    # first: number of the member that is there, or of the first of those that are.
+    cdef int reduce_at(self, Call *c, _Members members, size_t first, unsigned char *x, unsigned char *out,
+                       size_t count) except -1:
+        c.x, c.out, c.count = x, out, count
+        c.nbytes = c.x_nbytes = c.out_nbytes = count * c.itemsize
+        c.x_block = c.out_block = 0
+        self.find_shared(c)
+        if self.default_wire != SR_WIRE_NATIVE and count > 0:
+            c.wire, c.residual = SR_WIRE_NATIVE, NULL
+            members.kept.append(self.describe_wire(c, members.arrays[first], members.member[first].x, None))
+        c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
+        choose_way(&self.engine.g, c)
+        if self.works is not None:
+            return self.reduce_later(c, members)
+        return self.drive(c)
+
+    cdef int reduce_later(self, Call *c, object kept) except -1:
+        cdef Work work = self.new_work()
+        self.prepare_staging(c)
+        work.task.call = c[0]
+        work.kept = kept
+        self.works.append(work)
+        return 0
+
+    # In a buffer of its own, packed when its turn comes.
+    cdef int reduce_bunch_later(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
+                                size_t count) except -1:
+        cdef _Bunch bunch = _Bunch()
+        cdef Work work
+        bunch.members = members
+        bunch.room = np.empty(count * c.itemsize, np.uint8)
+        bunch.bunch.member = members.member
+        bunch.bunch.first, bunch.bunch.last, bunch.bunch.limit = first, last, limit
+        bunch.bunch.buffer = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> bunch.room)
+        self.reduce_at(c, members, first, bunch.bunch.buffer, bunch.bunch.buffer, count)
+        work = self.works[len(self.works) - 1]
+        work.kept = bunch
+        work.task.bunch = &bunch.bunch
+        work.task.before, work.task.after = pack_bunch, unpack_bunch
+        return 0
+
+    cdef unsigned char *room(self, size_t nbytes) except NULL:
+        cdef uintptr_t begin
+        if self.fused_buffer is None or cnp.PyArray_SIZE(self.fused_buffer) < <Py_ssize_t> nbytes + SR_CACHE_LINE:
+            self.fused_buffer = np.empty(nbytes + SR_CACHE_LINE, np.uint8)
+        begin = <uintptr_t> cnp.PyArray_DATA(<cnp.ndarray> self.fused_buffer) + SR_CACHE_LINE - 1
+        return <unsigned char *> (begin & ~<uintptr_t> (SR_CACHE_LINE - 1))
+
+
+# ---- a bunch -------------------------------------------------------------------------------------------------
+
+cdef inline bint is_in_bunch(Call *c, Member *member, size_t limit) noexcept nogil:
+    return member.dtype == c.dtype and 0 < member.count <= limit
+
+
+# Whether the bunch lies in memory as it would in the buffer; *begin is its first member.
+cdef bint are_consecutive(Call *c, Member *member, size_t first, size_t last, size_t limit,
+                          Member **begin) noexcept nogil:
+    cdef size_t i, offset = 0
+    for i in range(first, last):
+        if not is_in_bunch(c, &member[i], limit):
+            continue
+        if begin[0] == NULL:
+            begin[0] = &member[i]
+        elif member[i].x != begin[0].x + offset or member[i].out != begin[0].out + offset:
+            return False
+        offset += member[i].count * c.itemsize
+    return True
+
+
+# Into the buffer, or from it to where results go.
+cdef void move(Call *c, Member *member, size_t first, size_t last, size_t limit, unsigned char *buffer,
+               bint pack) noexcept nogil:
+    cdef size_t i, nbytes
+    for i in range(first, last):
+        if is_in_bunch(c, &member[i], limit):
+            nbytes = member[i].count * c.itemsize
+            if pack:
+                memcpy(buffer, member[i].x, nbytes)
+            else:
+                memcpy(member[i].out, buffer, nbytes)
+            buffer += nbytes
+
+
+cdef class _Bunch:
+    """A bunch that is reduced in the background, and what has to stay until then."""
+
+
+cdef void pack_bunch(Task *t) noexcept nogil:
+    cdef const Bunch *bunch = <const Bunch *> t.bunch
+    move(&t.call, bunch.member, bunch.first, bunch.last, bunch.limit, bunch.buffer, True)
+
+
+cdef void unpack_bunch(Task *t) noexcept nogil:
+    cdef const Bunch *bunch = <const Bunch *> t.bunch
+    move(&t.call, bunch.member, bunch.first, bunch.last, bunch.limit, bunch.buffer, False)
+
+
+# ---- small arguments -----------------------------------------------------------------------------------------
+
+cdef list list_of(object arrays, str what):
+    try:
+        return list(arrays)
+    except TypeError:
+        raise TypeError(f"{what} is a {type(arrays).__name__}; give a list of arrays") from None
+
+
+cdef size_t size_of(object fuse_nbytes) except? 0:
+    try:
+        number = operator.index(fuse_nbytes)
+    except TypeError:
+        raise TypeError(f"fuse_nbytes is {fuse_nbytes!r}; it must be an integer") from None
+    if not 0 <= number < 1 << 48:
+        raise ValueError(f"fuse_nbytes is {number}; it must be 0 or more bytes")
+    return number

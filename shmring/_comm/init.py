@@ -1,0 +1,69 @@
+"""From a world to a communicator: meet, and begin.
+
+May know: join, startup, comm, errors, limits, settings.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .._bootstrap.join import World, join, world_from_environment
+from .._config.settings import Settings
+from .._lifecycle.startup import begin_where_met
+from .._system.limits import explain
+from ..errors import Error
+from .comm import Comm
+
+
+def init(world: World | None = None, rank: int | None = None, *, timeout: float | None = None) -> Comm:
+    """Join a world and return this rank's communicator; collective over the world's ranks.
+
+    Without a world the environment says which one and which rank (shmrun, torchrun, mpiexec, srun); without
+    any of them it is a world of one rank. `timeout` in seconds bounds the meeting, and is the default of
+    every later call; SHMRING_TIMEOUT otherwise. Raises Timeout, RankFailed, Mismatch, OutOfMemory or Error.
+    """
+    settings = Settings.from_environment()
+    timeout_s = settings.timeout_s if timeout is None else float(timeout)
+    if world is None:
+        if rank is not None:
+            raise ValueError(f"rank is {rank}, of no world: give both, shmring.init(world, rank={rank})")
+        world, rank = world_from_environment() or (World(id="alone", key=bytes(32), nprocs=1), 0)
+        if world.nprocs == 1:
+            world = World(id=os.urandom(16).hex(), key=bytes(32), nprocs=1)
+    elif not isinstance(world, World):
+        raise TypeError(
+            f"world is {world!r:.60}; make one with shmring.world(nprocs) and give it to every rank"
+        )
+    elif rank is None:
+        raise ValueError("a world needs this process' rank in it: shmring.init(world, rank=...)")
+    try:
+        return _join(world, rank, settings, timeout_s)
+    except Error as error:
+        # The message says what happened. The way through the meeting would bury it, on every rank.
+        raise error.with_traceback(None) from None
+    except OSError as error:
+        raise explain(error, f"joining a world as rank {rank}") from error
+
+
+def _join(world: World, rank: int, settings: Settings, timeout_s: float) -> Comm:
+    meeting = join(world, rank, timeout_s=timeout_s)
+    try:
+        comm = Comm(*begin_where_met(meeting, settings, timeout_s, key=world.key))
+    except BaseException:
+        meeting.close()
+        raise
+    if settings.trace is not None:
+        _trace(comm, settings.trace)
+    return comm
+
+
+def _trace(comm: Comm, path: str) -> None:
+    try:
+        comm._trace_automatically(path)
+    except OSError as error:
+        comm.close()
+        raise Error(
+            f"SHMRING_TRACE is {path!r}, which cannot be written: {error.strerror}; give a file in a folder "
+            "that is there, the same on every rank of a host",
+            rank=comm.rank,
+        ) from error

@@ -1,0 +1,355 @@
+# Point-to-point: from Python's arguments to posted messages, and from their ends to results.
+# May know: group, matching, operands, status, timeouts, endpoint, errors, objects.
+
+import operator
+import time
+
+cimport cython
+from cpython.long cimport PyLong_CheckExact
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memset
+
+from .._arrays.operands cimport Operand, release, take
+from .._core.group cimport LATE
+from .._core.timeouts cimport timeout_ns_of
+from .._p2p.matching cimport *
+from .._p2p.status cimport OBJECT, kind_of, mismatch, status_of, tag_number, truncated, wish_text
+from .endpoint cimport Begun, Carrier
+
+import numpy as np
+
+from . import objects
+from .._p2p.status import Status  # no-cython-lint: for who asks here
+from ..errors import Error
+
+ANY_SOURCE = ANY
+ANY_TAG = ANY
+
+cdef double LOOK_S = 0.025   # between two looks of who awaits a transfer at whether its peer is still there
+
+
+# ---- sending and receiving ---------------------------------------------------------------------------------------
+
+cdef class Messages(Carrier):
+    """What goes from one rank to one other. It never waits for a collective, and may be called from another thread
+    than those; by one thread at a time. Between two ranks messages of one tag keep their order.
+    """
+
+    def send(self, x, dest, tag=0, *, timeout=None):
+        """Send x to rank `dest`; returns when x may be used again: it is then with `dest` or in the ring to it.
+
+        x: a contiguous array of items of a fixed size. tag: 0 to 2**31 - 1. timeout: seconds. A message that does
+        not fit into the ring waits until `dest` receives it; to itself a rank can send any. Raises ValueError or
+        TypeError for a wrong argument, else one of `shmring.Error`, final for the communicator on all ranks.
+        """
+        cdef Message message
+        cdef Operand operand
+        operand.held = False
+        self.begin_messaging()
+        try:
+            _kept = self.describe_message(&message, &operand, x, True, dest, tag, "x")
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+            self.post_and_carry(&message, timeout_ns)
+        finally:
+            release(&operand)
+            self.end_messaging()
+
+    def recv(self, x, source=ANY, tag=ANY, *, timeout=None):
+        """Receive a message into x and return its `Status`: `.source`, `.tag`, `.count` (elements), `.nbytes`.
+
+        x: a writable contiguous array with room for the message, of its dtype; what is beyond the message keeps its
+        values. source, tag: of the message, or ANY_SOURCE, ANY_TAG. timeout: seconds. A message longer than x raises
+        `Truncated`, one of other items `Mismatch`: x is as before, that message is lost, and all goes on. Other
+        errors as in `send`.
+        """
+        cdef Message message
+        cdef Operand operand
+        operand.held = False
+        self.begin_messaging()
+        try:
+            _kept = self.describe_message(&message, &operand, x, False, source, tag, "x")
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+            self.post_and_carry(&message, timeout_ns)
+        finally:
+            release(&operand)
+            self.end_messaging()
+        return self.result_of_received(&message)
+
+    def sendrecv(self, x, dest, out, source=ANY, sendtag=0, recvtag=ANY, *, timeout=None):
+        """Send x to `dest` and receive into `out` at once, in whatever order; returns the `Status` of what came.
+
+        x and out: as in `send` and `recv`, without common memory. Two ranks may exchange messages of any size so.
+        """
+        cdef Message sent, received
+        cdef Operand a, b
+        a.held = b.held = False
+        self.begin_messaging()
+        try:
+            _kept = self.describe_message(&sent, &a, x, True, dest, sendtag, "x")
+            _kept_out = self.describe_message(&received, &b, out, False, source, recvtag, "out")
+            if sent.data < received.data + received.nbytes and received.data < sent.data + sent.nbytes:
+                raise ValueError("out and x have memory in common; receive into another array")
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+            self.post(&received)
+            try:
+                self.post_and_carry(&sent, timeout_ns)
+                self.carry(&received, timeout_ns, True)
+            except BaseException as error:
+                self.abandon(&sent, error)   # which may be complete
+                self.abandon(&received, error)
+                raise
+        finally:
+            release(&a)
+            release(&b)
+            self.end_messaging()
+        return self.result_of_received(&received)
+
+    def isend(self, x, dest, tag=0):
+        """Begin to send x; returns a `Transfer`, until whose end x must not change. Arguments as in `send`.
+
+        It goes on within any call of this kind, and in the background where there is none.
+        """
+        return self.begin_transfer(x, True, dest, tag)
+
+    def irecv(self, x, source=ANY, tag=ANY):
+        """Begin to receive into x; returns a `Transfer` whose `wait` returns the `Status`. Arguments as in `recv`."""
+        return self.begin_transfer(x, False, source, tag)
+
+    def probe(self, source=ANY, tag=ANY, *, timeout=None):
+        """The `Status` of the message that `recv` would receive, once there is one; it stays where it is."""
+        cdef Message message
+        self.begin_messaging()
+        try:
+            self.describe_wish(&message, source, tag)
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+            self.post_and_carry(&message, timeout_ns)
+        finally:
+            self.end_messaging()
+        return status_of(&message)
+
+    def iprobe(self, source=ANY, tag=ANY):
+        """`probe` that does not wait: None when there is no such message yet."""
+        cdef Message message
+        self.begin_messaging()
+        try:
+            self.describe_wish(&message, source, tag)
+            self.post(&message)
+            try:
+                self.advance()
+            finally:
+                withdraw(&self.mail, &message)
+        finally:
+            self.end_messaging()
+        return status_of(&message) if message.state == COMPLETE else None
+
+    def send_object(self, item, dest, tag=0, *, timeout=None):
+        """Send anything that pickles; arrays inside travel beside the pickle. Otherwise as `send`."""
+        cdef Message message
+        cdef Operand operand
+        operand.held = False
+        frame = objects.pack(item)
+        self.begin_messaging()
+        try:
+            _kept = self.describe_message(&message, &operand, frame, True, dest, tag, "item")
+            message.kind = OBJECT
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+            self.post_and_carry(&message, timeout_ns)
+        finally:
+            release(&operand)
+            self.end_messaging()
+
+    def recv_object(self, source=ANY, tag=ANY, *, with_status=False, timeout=None):
+        """Receive what `send_object` sent: a copy of it; (copy, `Status`) with_status. Otherwise as `recv`.
+
+        Raises `Mismatch` when the message is an array; it then stays for `recv`.
+        """
+        cdef Message message
+        cdef Operand operand
+        operand.held = False
+        self.begin_messaging()
+        try:
+            self.describe_wish(&message, source, tag)
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+            self.post_and_carry(&message, timeout_ns)
+            message.kind = OBJECT
+            if message.came_kind != OBJECT:
+                raise mismatch(&message, self.own_rank, "it stays for recv")
+            frame = np.empty(message.came_nbytes, np.uint8)
+            _kept = self.describe_message(&message, &operand, frame, False, message.source, message.came_tag, "item")
+            message.kind = OBJECT
+            self.post_and_carry(&message, timeout_ns)
+        finally:
+            release(&operand)
+            self.end_messaging()
+        try:
+            item = objects.unpack(frame)
+            return (item, status_of(&message)) if with_status else item
+        except BaseException as error:
+            if not isinstance(error, Exception) or isinstance(error, MemoryError):   # else it cannot be unpickled
+                self.engine.end_by(error, False, True)
+            raise
+
+    # -- from arguments to messages --
+
+    cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
+                                 object tag, str what):
+        memset(message, 0, sizeof(Message))
+        kept = take(operand, x, not is_send, what, True)
+        message.is_send = is_send
+        message.peer = self.rank_number(peer, "dest" if is_send else "source", not is_send)
+        message.tag = tag_number(tag, not is_send)
+        message.kind = kind_of(operand)
+        message.data = operand.data
+        message.nbytes = operand.count * operand.itemsize
+        return kept
+
+    cdef int describe_wish(self, Message *message, object source, object tag) except -1:
+        memset(message, 0, sizeof(Message))
+        message.is_probe = True
+        message.peer = self.rank_number(source, "source", True)
+        message.tag = tag_number(tag, True)
+        return 0
+
+    cdef int rank_number(self, object rank, str what, bint may_be_any) except -2:
+        cdef int64_t number
+        cdef int size = self.nranks
+        try:
+            number = rank if PyLong_CheckExact(rank) else operator.index(rank)
+        except TypeError:
+            raise TypeError(f"{what} is {rank!r}; it must be an integer") from None
+        except OverflowError:
+            number = -3
+        if not 0 <= number < size and not (may_be_any and number == ANY):
+            raise ValueError(f"{what} is {rank!r}; the ranks are 0 to {size - 1}"
+                             + (", or ANY_SOURCE" if may_be_any else ""))
+        return number
+
+    cdef object begin_transfer(self, object x, bint is_send, object peer, object tag):
+        cdef Transfer transfer = Transfer.__new__(Transfer)
+        self.begin_messaging()
+        try:
+            transfer.comm = self
+            kept = self.describe_message(&transfer.message, &transfer.operand, x, is_send, peer, tag, "x")
+            transfer.kept = x, kept
+            transfer.message.owner = <void *> transfer
+            if not self.is_enlisted:
+                self.enlist()
+            self.transfers.add(transfer)
+            self.mail.npending += 1
+            try:
+                self.post(&transfer.message)
+            except BaseException:   # before it is posted
+                self.transfers.discard(transfer)
+                self.mail.npending -= 1
+                raise
+            with nogil:
+                self.advance_quietly()   # who waits hears why it does not go on
+        finally:
+            self.end_messaging()
+        return transfer
+
+    # -- results --
+
+    # The message is out of its ring: an error in place of its status, as for want of memory, would lose it.
+    cdef object result_of_received(self, Message *message):
+        try:
+            return self.result_of(message)
+        except BaseException as error:
+            if message.failure == NO_FAILURE:
+                self.engine.end_by(error, False, True)
+            raise
+
+    cdef object result_of(self, Message *message):
+        cdef int rank = self.own_rank
+        if message.failure == NO_FAILURE:
+            return None if message.is_send else status_of(message)
+        if message.failure == OTHER_ITEMS:
+            raise mismatch(message, rank, "that message is lost, others are not")
+        raise truncated(message, rank)
+
+
+# ---- what has been begun -------------------------------------------------------------------------------------------
+
+@cython.final
+cdef class Transfer(Begun):
+    """A message that has been begun by `isend` or `irecv`. It goes on within any call that sends or receives, and in
+    the background."""
+
+    def __init__(self):
+        raise TypeError("a transfer is made by isend or irecv")
+
+    def done(self):
+        """Whether it is complete; carries it on, and does not wait."""
+        if not self.is_over:
+            self.comm.begin_messaging()
+            try:
+                self.comm.advance()
+                is_complete = self.message.state == COMPLETE
+            finally:
+                self.comm.end_messaging()
+            return is_complete
+        return True
+
+    def wait(self, timeout=None):
+        """Wait until it is complete: None for a send, the `Status` for a receive, or the error that `recv` raises.
+
+        timeout: seconds; after it TimeoutError, and the message goes on. Without it the communicator's timeout,
+        which is final.
+        """
+        cdef uint64_t timeout_ns
+        if not self.is_over:
+            timeout_ns = timeout_ns_of(self.comm.default_timeout_ns, timeout)
+            self.comm.begin_messaging()
+            try:
+                self.comm.carry(&self.message, timeout_ns, timeout is None)
+            finally:
+                self.comm.end_messaging()
+        return self.comm.result_of(&self.message)
+
+    def result(self, timeout=None):
+        """What `wait` returns, as a `Work` has it."""
+        return self.wait(timeout)
+
+    def _wait_no_longer(self, waited_s):
+        """End a `wait` without a timeout that its caller has made in parts, of `waited_s` seconds together.
+
+        If it is still not complete and that is the communicator's timeout, it is final, as in `wait`.
+        """
+        if not self.is_over:
+            self.look_around(waited_s)
+        return self.wait()
+
+    def __await__(self):
+        """For asyncio: looks now and then whether it is complete, and lets others run meanwhile.
+
+        As `wait` without a timeout it ends with the other rank's end, or after the communicator's timeout.
+        """
+        import asyncio
+
+        pause_s, began_s = 0.0, time.monotonic()
+        looked_s = began_s
+        while not self.done():
+            if time.monotonic() - looked_s > LOOK_S:
+                looked_s = time.monotonic()
+                self.look_around(looked_s - began_s)
+            yield from asyncio.sleep(pause_s).__await__()
+            pause_s = min(0.002, 2 * pause_s + 0.00005)
+        return self.result()
+
+    # What ends it otherwise, as a short wait finds it: carrying it on alone looks at nobody.
+    cdef int look_around(self, double waited_s) except -1:
+        cdef uint64_t timeout_ns = self.comm.default_timeout_ns
+        cdef int culprit = self.comm.own_rank if self.message.peer == ANY else self.message.peer
+        try:
+            self.wait(1e-9)   # which has one look around
+        except Error:
+            raise
+        except TimeoutError:
+            pass
+        if not self.is_over and waited_s * 1e9 >= timeout_ns:
+            self.comm.raise_for(LATE, &self.message, culprit, timeout_ns, True)
+        return 0
+
+    def __repr__(self):
+        state = "complete" if self.is_over else "on its way"
+        return f"<shmring.Transfer: {wish_text(&self.message)}, {state}>"

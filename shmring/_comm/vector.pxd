@@ -1,0 +1,67 @@
+# May know: group, operands, collectives, work.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+cimport numpy as cnp
+
+from .._arrays.operands cimport Operand
+from .._core.group cimport Call, Piece
+from .collectives cimport Collectives
+from .work cimport Work
+
+
+cdef enum:
+    TOLD_NBYTES = 32       # pieces up to here travel with their count: with it they fill the payload of a call line
+
+
+cdef union _What:
+    uint64_t offset                    # in the giver's part of a shared block; of SR_PRIVATE the giver's address
+    unsigned char[TOLD_NBYTES] data    # all of a piece that is no longer
+
+
+# What a rank says of one piece before it moves.
+cdef struct Told:
+    uint64_t nrows
+    uint32_t block              # 0: to be staged; SR_PRIVATE: as in sr_descriptor
+    uint32_t zero_copy_nbytes   # least bytes of the largest piece that are worth it to the giver not to stage
+    _What what
+
+
+cdef class _Parts:
+    cdef int size, npieces, nheld
+    cdef Operand *held
+    cdef Piece *given
+    cdef Piece *taken
+    cdef Told *own
+    cdef Told *told
+    cdef size_t row_nbytes
+    cdef cnp.ndarray like       # has the dtype and shape[1:] of all arrays of the call
+    cdef list kept
+
+    cdef Operand *hold(self, object x, bint writable, str what, int index) except NULL
+    cdef object room(self, uint64_t nrows)
+    cdef Told *told_of(self, int giver, int taker) noexcept
+
+
+cdef class Uneven(Collectives):
+    cdef object run_uneven(self, int kind, object x, object root, object out, object like, object async_op,
+                           object timeout)
+    cdef object run_both(self, int kind, Call *counts, Call *c, _Parts parts, object out)
+    cdef object issue_uneven(self, Call *counts, Call *c, _Parts parts, object out)
+    cdef int describe_given(self, Call *c, _Parts parts, object x, object out, object like) except -1
+    cdef int give(self, Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1
+    cdef int take_after(self, Call *c, _Parts parts, Operand *operand) except -1
+    cdef int describe_out(self, Call *c, _Parts parts, object out) except -1
+    cdef int tell(self, Call *c, _Parts parts, bint has_out) except -1
+    cdef int describe_counts(self, Call *counts, Call *c, _Parts parts) except -1
+    cdef int check_counts(self, Call *c, _Parts parts) except -1
+    cdef bint read_counts(self, Call *c, _Parts parts) noexcept
+    cdef int choose_place(self, Call *c, _Parts parts) noexcept
+    cdef bint find_places(self, Call *c, _Parts parts) noexcept
+    cdef object describe_taken(self, Call *c, _Parts parts, object out)
+
+
+cdef class _UnevenWork(Work):
+    cdef Uneven comm
+    cdef _Parts parts
+    cdef object out

@@ -1,0 +1,518 @@
+# Collectives whose pieces differ in length. First a call of the engine in which everyone says how many rows it gives
+# to whom, and where they lie or, of a few bytes, what they are; then, unless that was all, a second one in which they
+# move, by the pipeline of the even ones with a length and a place for every piece.
+# May know: engine, staged, group, operands, direct, progress, timeouts, collectives,
+# shapes, work.
+
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memmove, memset
+
+cimport numpy as cnp
+
+from .._algorithms.direct cimport enter_nothing, step_nothing
+from .._algorithms.staged cimport shared_address
+from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, release, take
+from .._core.group cimport *
+from .._core.single_copy cimport can_be_read, least_single_copy, offers_single_copy
+from .._core.timeouts cimport timeout_ns_of
+from .._engine.engine cimport Engine
+from .._engine.progress cimport TO_BE_DESCRIBED
+from .._internode.context cimport remote
+from .._internode.data_movement cimport choose_way
+from .collectives cimport Collectives
+from .work cimport Work
+
+import numpy as np
+
+from .._arrays import shapes
+
+cdef extern from "<numpy/arrayobject.h>":
+    object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, int fortran)   # takes a reference away
+
+cnp.import_array()
+
+
+cdef size_t MOST_NBYTES = <size_t> 1 << 48   # of one piece: keeps sums of sizes that others told inside 64 bits
+
+
+# ---- the arrays of one call ----------------------------------------------------------------------------------
+
+cdef class _Parts:
+    """What a rank gives to and takes from each of `size` ranks, and what everyone has told of it."""
+
+    def __cinit__(self, int size, int npieces):
+        self.size = size
+        self.npieces = npieces     # that each rank tells of: one for each taker, or one for all
+        self.kept = []
+        self.held = <Operand *> calloc(2 * size + 1, sizeof(Operand))
+        self.given = <Piece *> calloc(2 * size, sizeof(Piece))
+        self.own = <Told *> calloc((1 + size) * npieces, sizeof(Told))
+        if self.held == NULL or self.given == NULL or self.own == NULL:
+            raise MemoryError()
+        self.taken = self.given + size
+        self.told = self.own + npieces
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.nheld):
+            release(&self.held[i])
+        free(self.held)
+        free(self.given)
+        free(self.own)
+
+    # index: x, or out, is the list's array of that number; negative: it is the array itself.
+    cdef Operand *hold(self, object x, bint writable, str what, int index) except NULL:
+        cdef Operand *operand = &self.held[self.nheld]
+        try:
+            kept = take(operand, x, writable, what, True)
+        except Exception:
+            kept = take(operand, x, writable, name_in(what, index), True)   # again, for the words of its error
+        self.kept.append(x if kept is None else kept)
+        self.nheld += 1
+        if operand.fortran:
+            what = name_in(what, index)
+            raise ValueError(f"{what} is in Fortran order, whose memory is not split along the first dimension; "
+                             f"pass np.ascontiguousarray({what})")
+        return operand
+
+    # An array of the call's dtype and shape[1:].
+    cdef object room(self, uint64_t nrows):
+        cdef cnp.npy_intp[64] lengths   # NPY_MAXDIMS
+        cdef cnp.ndarray like = self.like
+        cdef cnp.dtype dtype = like.dtype
+        memcpy(lengths, cnp.PyArray_DIMS(like), cnp.PyArray_NDIM(like) * sizeof(cnp.npy_intp))
+        lengths[0] = nrows
+        Py_INCREF(dtype)
+        return PyArray_Empty(cnp.PyArray_NDIM(like), lengths, dtype, 0)
+
+    cdef Told *told_of(self, int giver, int taker) noexcept:
+        return &self.told[giver * self.npieces + (taker if self.npieces > 1 else 0)]
+
+
+# ---- the collectives -----------------------------------------------------------------------------------------
+
+cdef class Uneven(Collectives):
+    """The collectives whose pieces may have another length of dimension 0 on every rank."""
+
+    def all_gather_v(self, x, *, out=None, async_op=False, timeout=None):
+        """Every rank's x on every rank: returns a list of arrays by rank, of as many rows as each gave.
+
+        x: at least 1-d, C order; dtype and shape[1:] the same on every rank, its length, which may be 0, of its own.
+        out: a list of `size` arrays that fit exactly, disjoint but that out[rank] may be x. timeout: seconds, of
+        each of the call's two steps, lengths and data. Arrays from `empty` and its kin on all ranks are copied once.
+        """
+        return self.run_uneven(ALL_GATHER_V, x, None, out, None, async_op, timeout)
+
+    def gather_v(self, x, root=0, *, out=None, async_op=False, timeout=None):
+        """Every rank's x on the root, which returns them as a list of arrays by rank; the others return None.
+
+        x, out and timeout as in `all_gather_v`; out on the root only, ignored elsewhere.
+        """
+        return self.run_uneven(GATHER_V, x, root, out, None, async_op, timeout)
+
+    def scatter_v(self, xs=None, root=0, *, out=None, like=None, async_op=False, timeout=None):
+        """One of the root's arrays for each rank: returns xs[rank].
+
+        xs: on the root a list of `size` arrays of one dtype and shape[1:], C order, of any lengths. None elsewhere,
+        with `out`, or `like`: an array of that dtype and shape[1:], of any length. out: an array that fits exactly;
+        on the root xs[root] or disjoint from all of xs. timeout as in `all_gather_v`.
+        """
+        return self.run_uneven(SCATTER_V, xs, root, out, like, async_op, timeout)
+
+    def all_to_all_v(self, xs, *, out=None, async_op=False, timeout=None):
+        """xs[j] of rank i becomes result[i] of rank j: returns a list of arrays by rank.
+
+        xs: a list of `size` arrays, C order, of any lengths; one dtype and shape[1:] on all ranks. out: a list of
+        `size` arrays that fit exactly, each disjoint from all others, but that out[i] may be xs[i]. timeout as in
+        `all_gather_v`.
+        """
+        return self.run_uneven(ALL_TO_ALL_V, xs, None, out, None, async_op, timeout)
+
+    # -- from arguments to the two calls --
+
+    cdef object run_uneven(self, int kind, object x, object root, object out, object like, object async_op,
+                           object timeout):
+        cdef Call c, counts
+        cdef _Parts parts
+        cdef bint is_claimed
+        memset(&c, 0, sizeof(c))
+        c.named = kind
+        try:
+            c.kind = even_kind(kind)
+            c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+            c.root = 0 if root is None else self.root_number(root)
+            parts = _Parts(self.nranks, self.nranks if is_split(&c) else 1)
+            self.describe_given(&c, parts, x, out if has_result(&c, self.own_rank) else None, like)
+        except Exception:
+            self.engine.refuse(kind)
+            raise
+        self.describe_counts(&counts, &c, parts)
+        is_claimed = self.engine.claim_once()
+        try:
+            if async_op:
+                return self.issue_uneven(&counts, &c, parts, out)
+            return self.run_both(kind, &counts, &c, parts, out)
+        except BaseException as error:
+            if is_claimed:
+                self.engine.end_steps(error)
+            raise
+        finally:
+            if is_claimed:
+                self.engine.unclaim()
+
+    cdef object run_both(self, int kind, Call *counts, Call *c, _Parts parts, object out):
+        self.drive(counts)
+        self.check_counts(c, parts)
+        try:
+            result = self.describe_taken(c, parts, out)
+        except Exception:
+            self.engine.refuse(kind)
+            raise
+        if c.nbytes <= TOLD_NBYTES:
+            take_what_was_told(c, parts, self.own_rank)
+        else:
+            if not self.staging_ready:
+                self.allocate_staging()
+            self.drive(c)
+        return result
+
+    # The second call is described when the first one is finished.
+    cdef object issue_uneven(self, Call *counts, Call *c, _Parts parts, object out):
+        cdef Work first = self.new_work()
+        cdef _UnevenWork second = _UnevenWork.__new__(_UnevenWork)
+        if not self.staging_ready:
+            self.allocate_staging()
+        first.task.call = counts[0]
+        first.kept = parts
+        second.communicator = second.comm = self
+        second.engine = self.engine
+        second.task.call = c[0]
+        sr_flag_set(&second.task.description, TO_BE_DESCRIBED)
+        second.parts = parts
+        second.out = out
+        self.engine.issue(first)
+        self.engine.issue(second)
+        return second
+
+    # Everything that can be said before the others' counts are known.
+    cdef int describe_given(self, Call *c, _Parts parts, object x, object out, object like) except -1:
+        cdef int taker = 0, size = parts.size
+        if not is_split(c):
+            self.give(c, parts, x, "x", -1, 0, size)
+        elif c.kind == ALL_TO_ALL or self.own_rank == c.root:
+            x = shapes.list_for(x, size, "xs")
+            parts.kept.append(x)   # the caller's list may change, or be none that lasts
+            for array in x:
+                self.give(c, parts, array, "xs", taker, taker, taker + 1)
+                taker += 1
+        elif out is None and like is None:
+            raise TypeError("a rank that is not the root scatters None with out= or like=, "
+                            "an array of the dtype and shape[1:] that it gets")
+        else:
+            what = "out" if like is None else "like"
+            parts.like = as_array(out if like is None else like, what, -1)
+            self.take_after(c, parts, parts.hold(parts.room(0), False, what, -1))
+        if out is not None:
+            self.describe_out(c, parts, out)
+        self.tell(c, parts, out is not None)
+        c.given, c.taken = parts.given, parts.taken
+        c.fingerprint = fingerprint_of(c) ^ <uint64_t> signature_of(parts.like) << 32
+        return 0
+
+    # x is what the ranks from `first` to before `last` get.
+    cdef int give(self, Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1:
+        cdef Operand *operand = parts.hold(x, False, what, index)
+        cdef cnp.ndarray array = as_array(x, what, index)
+        cdef int taker
+        if parts.like is None:
+            parts.like = array
+            self.take_after(c, parts, operand)
+        elif not has_items_of(c, operand):
+            raise ValueError(f"{name_in(what, index)} is {dtype_name(operand)}, {what}[0] is {parts.like.dtype}; all "
+                             "must have one dtype")
+        elif not have_like_rows(array, parts.like):
+            raise ValueError(f"{name_in(what, index)} has shape {np.shape(array)}, {what}[0] has "
+                             f"{np.shape(parts.like)}; only the first dimension may differ")
+        parts.own[first].nrows = cnp.PyArray_DIM(array, 0)
+        for taker in range(first, last):
+            parts.given[taker].data = operand.data
+            parts.given[taker].nbytes = operand.count * operand.itemsize
+        return 0
+
+    # The dtype and shape[1:] that all arrays of the call have in common: the operand's and of parts.like.
+    cdef int take_after(self, Call *c, _Parts parts, Operand *operand) except -1:
+        cdef int axis
+        describe_items_of(c, operand)
+        parts.row_nbytes = cnp.PyArray_ITEMSIZE(parts.like)
+        for axis in range(1, cnp.PyArray_NDIM(parts.like)):
+            parts.row_nbytes *= cnp.PyArray_DIM(parts.like, axis)
+        c.count = parts.row_nbytes // c.itemsize
+        return 0
+
+    cdef int describe_out(self, Call *c, _Parts parts, object out) except -1:
+        cdef Operand *operand
+        cdef int giver = c.root if c.kind == SCATTER else 0
+        arrays = [out] if c.kind == SCATTER else shapes.list_for(out, parts.size, "out")
+        parts.kept.append(arrays)
+        for array in arrays:
+            index = -1 if c.kind == SCATTER else giver
+            operand = parts.hold(array, True, "out", index)
+            if not has_items_of(c, operand):
+                raise ValueError(f"{name_in('out', index)} is {dtype_name(operand)}, but what it is for is "
+                                 f"{parts.like.dtype}")
+            parts.taken[giver].data = operand.data
+            parts.taken[giver].nbytes = operand.count * operand.itemsize
+            giver += 1
+        return 0
+
+    # What the pieces are or, if that is too much, where they lie.
+    cdef int tell(self, Call *c, _Parts parts, bint has_out) except -1:
+        cdef Group *g = &self.engine.g
+        cdef bint in_place = has_out and is_in_place(c, parts, self.own_rank)
+        cdef Told *told
+        cdef Piece *piece
+        cdef int i
+        for i in range(parts.npieces):
+            told = &parts.own[i]
+            piece = &parts.given[i]
+            if piece.nbytes == 0:
+                continue
+            if piece.nbytes <= TOLD_NBYTES:
+                memcpy(told.what.data, piece.data, piece.nbytes)
+            elif not in_place and g.leg == NULL:
+                tell_place(self.engine, c, told, piece)
+        return 0
+
+    # The first call: everyone's counts.
+    cdef int describe_counts(self, Call *counts, Call *c, _Parts parts) except -1:
+        counts[0] = c[0]
+        counts.kind = ALL_GATHER
+        counts.given = counts.taken = NULL
+        counts.nbytes = counts.x_nbytes = parts.npieces * sizeof(Told)
+        counts.out_nbytes = counts.nbytes * parts.size
+        counts.x = <unsigned char *> parts.own
+        counts.out = <unsigned char *> parts.told
+        choose_way(&self.engine.g, counts)
+        return 0
+
+    cdef int check_counts(self, Call *c, _Parts parts) except -1:
+        if self.read_counts(c, parts):
+            self.choose_place(c, parts)
+            if c.x_block == 0 or self.find_places(c, parts):
+                return 0
+        c.parted_seq = self.engine.g.seq
+        if self.engine.g.leg != NULL:
+            c.awaited.rank = remote(&self.engine.g, c.awaited.rank)
+        self.engine.surface(c, MISMATCHED)
+        return 0
+
+    # The largest piece that travels: the same on every rank. False: a rank, in c.awaited.rank, has told nonsense.
+    cdef bint read_counts(self, Call *c, _Parts parts) noexcept:
+        cdef Told *told
+        cdef int giver, taker
+        cdef size_t most = MOST_NBYTES // max(parts.row_nbytes, <size_t> 1)
+        c.nbytes = 0
+        for giver in range(parts.size):
+            c.awaited.rank = giver
+            for taker in range(parts.size):
+                told = parts.told_of(giver, taker)
+                if told.nrows > most:
+                    return False
+                if is_given(c, giver, taker) and giver != taker:
+                    c.nbytes = max(c.nbytes, told.nrows * parts.row_nbytes)
+        return True
+
+    # Nothing is staged if all that moves lies where it can be read, or was told, and is worth a second synchronisation.
+    cdef int choose_place(self, Call *c, _Parts parts) noexcept:
+        cdef Told *told
+        cdef int giver, taker
+        c.x_block = 1
+        for giver in range(parts.size):
+            for taker in range(parts.size):
+                told = parts.told_of(giver, taker)
+                if (is_given(c, giver, taker) and giver != taker
+                        and told.nrows * parts.row_nbytes > TOLD_NBYTES):
+                    if told.block == 0 or c.nbytes < told.zero_copy_nbytes:
+                        c.x_block = 0
+                        return 0
+                    if told.block == SR_PRIVATE:
+                        c.x_block = SR_PRIVATE
+        return 0
+
+    # Where it is read then. False: a rank, as above, has told nonsense.
+    cdef bint find_places(self, Call *c, _Parts parts) noexcept:
+        cdef Told *told
+        cdef Piece *piece
+        cdef size_t nbytes
+        cdef int giver, rank = self.own_rank
+        for giver in range(parts.size):
+            told = parts.told_of(giver, rank)
+            piece = &parts.taken[giver]
+            nbytes = told.nrows * parts.row_nbytes
+            if nbytes <= TOLD_NBYTES:
+                piece.there = told.what.data
+            elif is_given(c, giver, rank) and giver != rank:
+                c.awaited.rank = giver
+                piece.there_is_private = told.block == SR_PRIVATE
+                if piece.there_is_private:
+                    piece.there = <unsigned char *> <uintptr_t> told.what.offset
+                else:
+                    piece.there = shared_address(&self.engine.g, told.block, giver, told.what.offset, nbytes)
+                if piece.there == NULL:
+                    return False
+        return True
+
+    # Arrays that fit the counts, for the second call.
+    cdef object describe_taken(self, Call *c, _Parts parts, object out):
+        cdef Group *g = &self.engine.g
+        cdef Piece *piece
+        cdef uint64_t nrows
+        cdef size_t nbytes
+        cdef int giver
+        result = []
+        c.out_is_new = out is None
+        for giver in range(parts.size):
+            if not is_given(c, giver, self.own_rank):
+                continue
+            piece = &parts.taken[giver]
+            nrows = parts.told_of(giver, self.own_rank).nrows
+            nbytes = nrows * parts.row_nbytes
+            if out is None:
+                array = parts.room(nrows)
+                piece.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> array)
+                piece.nbytes = nbytes
+                result.append(array)
+            elif piece.nbytes != nbytes:
+                what = f"out[{giver}]" if is_joined(c) else "out"
+                raise ValueError(f"{what} has {piece.nbytes // c.itemsize} elements, but {nbytes // c.itemsize} "
+                                 f"come from rank {giver}: shape {(nrows, *np.shape(parts.like)[1:])}")
+            c.out_nbytes += nbytes
+        choose_way(g, c)
+        if not has_result(c, self.own_rank):
+            return None
+        if out is not None:
+            return out
+        return result if is_joined(c) else result[0]
+
+
+# Where a piece lies, if the others can read it there.
+cdef void tell_place(Engine engine, Call *c, Told *told, Piece *piece) noexcept:
+    cdef Group *g = &engine.g
+    cdef size_t least = g.zero_copy_nbytes
+    if not engine.find_block(piece.data, piece.nbytes, &told.block, &told.what.offset):
+        if not offers_single_copy(g, c, piece.nbytes) or piece.nbytes == 0 or not can_be_read(g, piece.data):
+            return
+        told.block, told.what.offset = SR_PRIVATE, <uintptr_t> piece.data
+        least = max(least, least_single_copy(g, c))
+    told.zero_copy_nbytes = <uint32_t> min(least, <size_t> 0xffffffff)
+
+
+# Where no piece that travels is longer than what was told of it.
+cdef void take_what_was_told(Call *c, _Parts parts, int rank) noexcept:
+    cdef int giver
+    for giver in range(parts.size):
+        if giver != rank and is_given(c, giver, rank):
+            memcpy(parts.taken[giver].data, parts.told_of(giver, rank).what.data, parts.taken[giver].nbytes)
+    if parts.taken[rank].nbytes > 0:
+        memmove(parts.taken[rank].data, parts.given[rank].data, parts.taken[rank].nbytes)
+
+
+cdef class _UnevenWork(Work):
+    """The second call in the background."""
+
+    cdef int describe(self) except -1:
+        cdef Call *c = &self.task.call
+        cdef int kind = c.named
+        try:
+            self.comm.check_counts(c, self.parts)
+            self.answer = self.comm.describe_taken(c, self.parts, self.out)
+        except Exception as error:
+            self.refusal = error
+            memset(c, 0, sizeof(Call))
+            self.engine.describe_refusal(c, kind)
+            return 0
+        if c.nbytes <= TOLD_NBYTES:
+            take_what_was_told(c, self.parts, self.comm.own_rank)
+            c.enter, c.step = enter_nothing, step_nothing
+        return 0
+
+
+# ---- arrays --------------------------------------------------------------------------------------------------
+
+cdef str name_in(str what, int index):
+    return what if index < 0 else f"{what}[{index}]"
+
+
+# For its shape and dtype: x itself, or the same memory as NumPy sees it.
+cdef cnp.ndarray as_array(object x, str what, int index):
+    cdef cnp.ndarray array = x if cnp.PyArray_CheckExact(x) else shapes.as_numpy(x)
+    if cnp.PyArray_NDIM(array) == 0:
+        what = name_in(what, index)
+        raise ValueError(f"{what} is 0-d; its first dimension is what may differ, pass {what}.reshape(1)")
+    return array
+
+
+cdef bint have_like_rows(cnp.ndarray a, cnp.ndarray b) noexcept:
+    cdef int axis
+    if cnp.PyArray_NDIM(a) != cnp.PyArray_NDIM(b):
+        return False
+    for axis in range(1, cnp.PyArray_NDIM(a)):
+        if cnp.PyArray_DIM(a, axis) != cnp.PyArray_DIM(b, axis):
+            return False
+    return True
+
+
+# 32 bits that differ where shape[1:] does.
+cdef uint32_t signature_of(cnp.ndarray array) noexcept:
+    cdef uint64_t word = mixed(cnp.PyArray_NDIM(array))
+    cdef int axis
+    for axis in range(1, cnp.PyArray_NDIM(array)):
+        word = mixed(word ^ <uint64_t> cnp.PyArray_DIM(array, axis))
+    return <uint32_t> (word >> 32)
+
+
+# ---- what kinds have in common -------------------------------------------------------------------------------
+
+# The even kind whose data go the same ways.
+cdef inline int even_kind(int kind) noexcept:
+    if kind == ALL_GATHER_V:
+        return ALL_GATHER
+    if kind == GATHER_V:
+        return GATHER
+    return SCATTER if kind == SCATTER_V else ALL_TO_ALL
+
+
+# Whether something of giver's x ends up at taker, the own piece included.
+cdef inline bint is_given(Call *c, int giver, int taker) noexcept:
+    if c.kind == SCATTER:
+        return giver == c.root
+    return c.kind != GATHER or taker == c.root
+
+
+cdef inline bint has_result(Call *c, int rank) noexcept:
+    return c.kind != GATHER or rank == c.root
+
+
+# ---- where out may touch what is given -----------------------------------------------------------------------
+
+cdef inline bint overlap(const Piece *a, const Piece *b) noexcept:
+    return a.nbytes > 0 and b.nbytes > 0 and a.data < b.data + b.nbytes and b.data < a.data + a.nbytes
+
+
+# Whether this rank overwrites what others need of it, which goes well through slots: a chunk is staged before. What
+# comes from a rank may lie where begins what goes to it; all else has to be disjoint.
+cdef bint is_in_place(Call *c, _Parts parts, int rank) except -1:
+    cdef int giver, other
+    cdef bint found = False
+    for giver in range(parts.size):
+        for other in range(parts.size):
+            if other < giver and overlap(&parts.taken[giver], &parts.taken[other]):
+                raise ValueError(f"out[{other}] and out[{giver}] overlap; they have to be disjoint")
+            if overlap(&parts.taken[giver], &parts.given[other]):
+                if parts.taken[giver].data != parts.given[other].data or giver != (other if is_split(c) else rank):
+                    raise ValueError(f"out overlaps what this rank gives, where it comes from rank {giver}; only "
+                                     "the own piece, and in all_to_all_v xs[i] for out[i], may be in place")
+                found = found or giver != rank
+    return found

@@ -1,0 +1,107 @@
+# What the call lines say in all but tiny calls: where the data lie, and rank 0's words on the distance.
+# May know: group, core_distance, single_copy.
+
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+
+from .core_distance cimport begin_ping, step_ping
+from .group cimport *
+from .single_copy cimport *
+
+
+cdef enum:
+    CLOCK_CALLS = 64     # small calls between two looks at the clock, which costs a twentieth of one
+
+
+cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogil:
+    return <sr_descriptor *> line_of(g, rank, c.seq).payload
+
+
+# Whether rank hopes for zero-copy, and so has staged nothing before its line. Where it is read its x is shared, or
+# private and readable; where a result is put into place from outside (all_reduce, reduce) so is its out.
+cdef inline bint hopes_for_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
+    cdef sr_descriptor *theirs = descriptor(g, c, rank)
+    if c.algorithm != AUTO or (theirs.x_block == 0 and gives(g, c, rank)):
+        return False
+    return theirs.out_block != 0 or not is_sliced(c) or not takes(g, c, rank)
+
+
+# Of every slot of this call: data that begin as far into a cache line as they do in the user's array are moved by
+# whole lines on both sides. A fifth of the time far, a twentieth near (bench/peers.py, 1 MiB; NumPy's large arrays
+# begin 16 bytes into a line).
+cdef inline uint32_t skew_of(Call *c) noexcept nogil:
+    cdef uint32_t skew = <uint32_t> (<uintptr_t> c.out & (SR_CACHE_LINE - 1))
+    return skew if skew % c.itemsize == 0 else 0
+
+
+# Whether rank 0 may have a word on the distance in this call: everyone reads its line then, and waits for it. That is
+# little beside a large call, unless ranks take turns on a CPU: a broadcast of 64 KiB to 4 is a fifth faster without.
+cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
+    cdef bint large = c.nbytes >= g.tuning.ping_nbytes and not g.crowded
+    return (large or c.seq % CLOCK_CALLS == 0) and not g.header.forced_path
+
+
+# Fills the own line, to be published; where this rank stands in the call is the beginning.
+cdef inline void describe(Group *g, Call *c) noexcept nogil:
+    cdef sr_descriptor *mine = descriptor(g, c, g.rank)
+    mine.x_block = c.x_block
+    mine.x_offset = c.x_offset
+    mine.out_block = c.out_block
+    mine.out_offset = c.out_offset
+    if is_worth_single_copy(g, c):
+        if c.x_block == 0 and gives(g, c, g.rank) and can_be_read(g, c.x):
+            mine.x_block, mine.x_offset = SR_PRIVATE, <uintptr_t> c.x
+        if c.out_block == 0 and c.kind == ALL_REDUCE and (c.out == c.x or can_be_read(g, c.out)):
+            mine.out_block, mine.out_offset = SR_PRIVATE, <uintptr_t> c.out
+    c.single_copy = mine.x_block == SR_PRIVATE
+    mine.skew = skew_of(c)
+    mine.far = g.next_far if may_ping(g, c) else g.far
+    mine.ping = 0
+    if g.rank == 0 and may_ping(g, c):
+        mine.ping = sr_now_ns() - g.pinged_ns >= g.ping_interval_ns
+    c.zero_copy = hopes_for_zero_copy(g, c, g.rank)
+    c.ping = False
+    c.phase = 0
+    c.fold_peer = c.copy_peer = 0
+    c.stage.offset = c.fold.offset = c.copy.offset = 0
+    c.announced = False
+
+
+# What the lines say together: zero-copy only when everyone can, the new distance, whether to measure it again.
+cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
+    cdef sr_descriptor *theirs
+    cdef int rank
+    if c.zero_copy:
+        for rank in range(g.size):
+            theirs = descriptor(g, c, rank)
+            if not hopes_for_zero_copy(g, c, rank):
+                c.zero_copy = False
+            if c.kind == ALL_REDUCE and (theirs.x_block == SR_PRIVATE or theirs.out_block == SR_PRIVATE):
+                c.single_copy = True
+    theirs = descriptor(g, c, 0)
+    g.announced_far = theirs.far
+    c.ping = theirs.ping != 0
+
+
+# DONE: the lines are there and agree, and the distance is measured if it is time.
+cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
+    cdef int status
+    if not c.lines_seen:
+        status = await_lines(g, c)
+        if status != DONE:
+            return status
+        read_descriptors(g, c)
+        if c.ping:
+            begin_ping(g, c)
+    if c.ping:
+        status = step_ping(g, c)
+        if status != DONE:
+            return status
+        c.ping = False
+    return DONE
+
+
+# The call is complete: the path it went, and the distance from the next call on.
+cdef inline void finish(Group *g, int path) noexcept nogil:
+    count_path(g, path)
+    if g.far != g.announced_far:
+        set_far(g, g.announced_far != 0)

@@ -1,0 +1,154 @@
+# The C rooms as Cython sees them: the shared segment, its flags, what is to fail in a test, slices, single copies.
+# May know: kernels, src.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from .kernels cimport sr_kernels
+
+
+cdef extern from "layout.h" nogil:
+    ctypedef struct sr_flag:
+        pass
+    cdef struct sr_call_line:
+        sr_flag seq
+        uint64_t fingerprint
+        unsigned char *payload
+    cdef struct sr_descriptor:
+        uint32_t x_block, out_block
+        uint64_t x_offset, out_offset
+        uint32_t far, ping, skew
+    cdef struct sr_counter:
+        sr_flag value
+    cdef struct sr_bell:
+        pass
+    cdef struct sr_life:
+        int pid
+        uint64_t start_time, address, nonce
+    cdef struct sr_record:
+        uint64_t seq, count
+        int64_t number
+        uint8_t kind, dtype, op, algorithm, order, named, wire
+        uint32_t root
+        uint16_t nodes_in_group
+        uint8_t invalid, outcome
+        uint16_t priority
+        uint32_t item_nbytes
+        char *item_name
+    cdef struct sr_wait:
+        sr_flag since_ns, until_ns, seq, what
+    cdef struct sr_desk:
+        uint32_t rank, size
+        sr_flag told
+    cdef struct sr_report:
+        uint64_t seq
+        int64_t number
+        char *op
+        char *reason
+    cdef struct sr_views:
+        pass
+    cdef struct sr_lane:
+        sr_call_line *line
+        sr_counter *progress
+        sr_bell bell
+        sr_life life
+        sr_report report
+        sr_bell mail_bell
+        sr_flag *mail
+        sr_record *record
+        sr_views views
+        sr_wait *wait
+        sr_desk desk
+        char *stacks
+    ctypedef struct sr_tuning "struct sr_tuning":
+        uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
+        uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
+        uint64_t single_copy_nbytes, single_copy_scatter_nbytes, single_copy_all_gather_nbytes, single_copy_most_nbytes
+        uint64_t cached_chunk_nbytes, cached_most_nbytes, chain_nbytes, stream_in_place_nbytes
+        uint64_t single_copy_reduce_nbytes, single_copy_reduce_most_nbytes
+        uint64_t single_copy_in_place_nbytes, single_copy_in_place_most_nbytes
+    cdef struct sr_header:
+        uint64_t magic
+        uint32_t nranks, forced_path
+        uint64_t ring_nbytes, message_ring_nbytes, first_seq
+        unsigned char *key
+        sr_tuning *tuning
+        sr_flag abort, quiet_until_ns
+    cdef enum:
+        SR_PAGE, SR_LINE, SR_LINES, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_MAX_RANKS
+        SR_OP_NBYTES, SR_REASON_NBYTES, SR_ITEM_NAME_NBYTES, SR_VIEW_NBYTES, SR_VIEW_WORDS, SR_KEY_NBYTES
+        SR_MAGIC
+        SR_PRIVATE
+        SR_STAGED, SR_REDUCED, SR_COPIED, SR_HANDED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
+        SR_ABSENT, SR_JOINED, SR_CLOSED
+        SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_TOLD
+        SR_UNDER_WAY, SR_COMPLETE, SR_RAISED
+    sr_lane *sr_layout_lane(void *segment, int rank)
+    size_t sr_layout_control_nbytes(int nranks)
+    size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)
+    size_t sr_layout_lap_nbytes(size_t ring_nbytes)
+    size_t sr_layout_message_room_nbytes(size_t message_ring_nbytes)
+    size_t sr_layout_message_ring_offset(int nranks, size_t ring_nbytes, size_t message_ring_nbytes, int sender,
+                                         int receiver)
+    size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes, size_t message_ring_nbytes)
+
+
+cdef extern from "flag.h" nogil:
+    uint64_t sr_now_ns()
+    uint64_t sr_time_away(uint64_t looked_ns, uint64_t now_ns)
+    uint64_t sr_flag_load(const sr_flag *)
+    uint64_t sr_flag_load_after_reads(const sr_flag *)
+    uint64_t sr_flag_load_ordered(const sr_flag *)
+    bint sr_flag_reached(const sr_flag *, uint64_t target)
+    void sr_flag_set(sr_flag *, uint64_t value)
+    void sr_flag_publish(sr_flag *, uint64_t value, sr_bell *own_bell)
+    bint sr_flag_spin(const sr_flag *, uint64_t target, int pauses)
+    void sr_flag_sleep(const sr_flag *, uint64_t target, sr_bell *owner_bell, uint64_t limit_ns)
+    void sr_bell_ring(sr_bell *)
+    ctypedef struct sr_nap "struct sr_nap":
+        int n
+    void sr_nap_watch(sr_nap *, sr_bell *own_bell)
+    bint sr_nap_enter(sr_nap *, const sr_flag *, uint64_t target, sr_bell *owner_bell)
+    void sr_nap_sleep(sr_nap *, uint64_t limit_ns)
+    bint sr_nap_watch_life(sr_nap *, sr_life *)
+    bint sr_nap_sleep_among_lives(sr_nap *, uint64_t limit_ns)
+    void sr_life_tell(sr_life *)
+    bint sr_flag_take(sr_flag *, uint64_t value)
+    uint64_t sr_flag_swap(sr_flag *, uint64_t value)
+    bint sr_flag_replace(sr_flag *, uint64_t old, uint64_t value)
+    void sr_pause()
+    void sr_yield()
+    void sr_claim(void *there, size_t nbytes)
+    uint64_t sr_abort_pack(int cause, int culprit, int reporter)
+    int sr_abort_cause(uint64_t word)
+    int sr_abort_culprit(uint64_t word)
+    int sr_abort_reporter(uint64_t word)
+    void sr_abort_set(sr_header *, uint64_t word)
+    void sr_views_tell(sr_views *, const uint64_t *word)
+    uint64_t sr_views_read(const sr_views *, uint64_t *word)
+    int sr_life_tell_cpu(sr_life *)
+    int sr_life_cpu(const sr_life *)
+    bint sr_life_died(const sr_life *)
+    int sr_life_state(const sr_life *)
+    void sr_life_set_state(sr_life *, int state)
+    bint sr_life_is_held(const sr_life *)
+    int sr_life_task(const sr_life *)
+    bint sr_life_is_unwatched(const sr_life *)
+    int sr_life_seek(const sr_life *)
+    void sr_life_look(sr_life *)
+
+
+cdef extern from "fault.h" nogil:
+    enum: SR_BEFORE_RELEASE
+    void SR_FAULT(int point)
+    const sr_kernels *SR_FAULT_KERNELS(const sr_kernels *)
+    const bint SR_CHECKS
+
+
+cdef extern from "schedule.h" nogil:
+    size_t sr_slice_begin(size_t count, int n, int index)
+    size_t sr_slice_begin_grained(size_t count, int n, int index, size_t grain)
+
+
+cdef extern from "single_copy.h" nogil:
+    int sr_single_copy(int task, void *there, uint64_t address, size_t nbytes)

@@ -1,0 +1,68 @@
+# The ring as Cython sees it, and the two ends of one that lives alone. May know: group, src.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from .group cimport sr_bell, sr_copy_fn, sr_counter, sr_flag, sr_life
+
+
+cdef extern from "layout.h" nogil:
+    cdef struct sr_ring:
+        sr_counter taken
+    cdef struct sr_frame:
+        uint64_t message_nbytes
+        uint32_t nbytes, flags, tag
+        uint64_t kind
+    cdef struct sr_queue:
+        uint64_t magic, nbytes
+        sr_life creator
+        sr_life *life
+        sr_bell *bell
+        sr_ring ring
+    cdef enum:
+        SR_FRAME_FIRST, SR_FRAME_LAST, SR_FRAME_CUT
+        SR_RING_LEAST_NBYTES
+        SR_QUEUE_MAGIC
+        SR_PRODUCER, SR_CONSUMER
+
+
+cdef extern from "flag.h" nogil:
+    uint32_t sr_bell_watch(sr_bell *own_bell)
+    void sr_bell_sleep(sr_bell *own_bell, uint32_t generation, uint64_t limit_ns)
+    uint64_t sr_flag_load_ordered(const sr_flag *)
+    void sr_flag_mark(sr_flag *, uint64_t bits, sr_bell *)
+    bint sr_life_claim(sr_life *)
+    void sr_pause()
+
+
+cdef extern from "ring.h" nogil:
+    cdef struct sr_ring_end:
+        sr_ring *ring
+        unsigned char *bytes
+        uint64_t nbytes, position
+        size_t piece_nbytes
+        uint32_t stream
+    cdef struct sr_outgoing:
+        sr_frame head
+        const unsigned char *data
+        uint64_t offset
+    cdef struct sr_incoming:
+        unsigned char *data
+        uint64_t nbytes, offset
+    cdef enum:
+        SR_RING_WHOLE, SR_RING_WAIT, SR_RING_CUT, SR_RING_DAMAGED
+    bint sr_ring_is_valid_length(uint64_t nbytes)
+    void sr_ring_open_end(sr_ring_end *, sr_ring *, void *data, uint64_t nbytes, uint64_t first, sr_bell *other,
+                          sr_copy_fn *, size_t piece_nbytes)
+    uint64_t sr_ring_first(uint64_t near, uint64_t nbytes)
+    void sr_ring_format(sr_ring *, void *data, uint64_t first)
+    uint64_t sr_ring_frame_nbytes(size_t nbytes)
+    uint64_t sr_ring_message_nbytes(const sr_ring_end *, uint64_t nbytes)
+    bint sr_ring_has_room(sr_ring_end *, uint64_t nbytes)
+    void sr_ring_put(sr_ring_end *, const sr_frame *, const void *data)
+    int sr_ring_push(sr_ring_end *, sr_outgoing *)
+    bint sr_ring_has_frame(const sr_ring_end *)
+    int sr_ring_peek(const sr_ring_end *, sr_frame *)
+    void sr_ring_take(sr_ring_end *, const sr_frame *, void *dst)
+    int sr_ring_pull(sr_ring_end *, sr_incoming *)
+    void sr_ring_tell(sr_ring_end *)

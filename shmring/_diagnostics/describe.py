@@ -1,0 +1,137 @@
+"""The flight recorder in words: what a rank called, where it is, for whom it waits, for a person to read.
+
+May know: cpulist; it is handed what reads a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .._system import cpulist
+
+if TYPE_CHECKING:
+    from .flight_recorder import Sight
+
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "all_reduce_many")
+ROOTED = ("reduce", "broadcast", "scatter", "gather", "scatter_v", "gather_v")
+NOTHING = "nothing yet"
+_SOONEST_TOLD_S = 0.05  # shorter waits are no news
+
+
+def describe_call(record: Mapping[str, Any] | None) -> str:
+    """As a person would write it: all_reduce(float32[1024], sum)."""
+    if record is None:
+        return NOTHING
+    kind = record["kind"]
+    if kind == "choice":
+        before = record.get("before")
+        return kind if before is None else f"{kind} before {describe_call({**record, 'kind': before})}"
+    if record["invalid"]:
+        return f"{kind} with arguments that it refused"
+    if kind == "barrier":
+        return "barrier()"
+    if kind == "split":
+        return "split()"
+    if kind == "group":
+        return f"group({record['count']} ranks)"
+    if kind in ("empty", "shared"):
+        return f"{kind}({record['count']} bytes)"
+    words = [f"{'rows of ' if kind.endswith('_v') else ''}{record['dtype']}[{record['count']}]"]
+    if kind in REDUCTIONS:
+        words.append(record["op"])
+    if kind in ROOTED:
+        words.append(f"root={record['root']}")
+    if record["order"] == "F":
+        words.append("order F")
+    if record["algorithm"] != "auto":
+        words.append(f"algorithm={record['algorithm']}")
+    if record["wire"] != "native":
+        words.append(f"wire={record['wire']}")
+    if record["group_size"]:
+        words.append(f"group_size={record['group_size']}")
+    if record["priority"] is not None:
+        words.append(f"priority={record['priority']}")
+    return f"{kind}({', '.join(words)})"
+
+
+class Place(NamedTuple):
+    """Where a rank is, and for whom it waits there."""
+
+    at: str
+    awaited: str = ""  # "rank 1"
+    wait_s: float = 0.0
+    gave_up: bool = False
+
+    def __str__(self) -> str:
+        verb = "waited" if self.gave_up else "waiting"
+        return self.at + (f", {verb} {seconds(self.wait_s)} for {self.awaited}" if self.awaited else "")
+
+
+def seconds(wait_s: float) -> str:
+    """As a person would say it: 0.25 s, 3.2 s, 75 s."""
+    return f"{wait_s:.2f} s" if wait_s < 1 else f"{wait_s:.1f} s" if wait_s < 10 else f"{wait_s:.0f} s"
+
+
+def place_of(sight: Sight, name: Callable[[int | None], str]) -> Place:
+    """Where a local rank is. name: of a rank that somebody awaits, None for any."""
+    if sight.presence == "absent":
+        return Place("not here yet")
+    record = sight.record
+    wait = wait_of(sight)
+    at = _at(record, wait)
+    if sight.presence == "dead":
+        return Place(f"dead {at}")
+    if wait is not None:
+        return Place(at, _awaited(wait, name), waited_s(wait, sight.at_ns), bool(wait["until_ns"]))
+    return Place(f"closed {at}" if sight.presence == "closed" else at)
+
+
+def wait_of(sight: Sight) -> dict[str, Any] | None:
+    """The wait that says most of where a rank is, if it has waited long: None if it has not."""
+    record = sight.record
+    for wait in sorted(sight.waits, key=lambda wait: waited_s(wait, sight.at_ns), reverse=True):
+        stale = wait["where"] == "call" and (record is None or record["seq"] != wait["seq"])
+        if not stale and waited_s(wait, sight.at_ns) >= _SOONEST_TOLD_S:
+            return wait
+    return None
+
+
+def waited_s(wait: Mapping[str, Any], now_ns: int) -> float:
+    """How long it has, or had."""
+    until_ns: int = wait["until_ns"] or now_ns
+    return max(0.0, (until_ns - int(wait["since_ns"])) * 1e-9)
+
+
+def _awaited(wait: Mapping[str, Any], name: Callable[[int | None], str]) -> str:
+    return "a message" if wait["awaited"] is None else name(wait["awaited"])
+
+
+def _at(record: Mapping[str, Any] | None, wait: Mapping[str, Any] | None) -> str:
+    if wait is not None and wait["where"] != "call":
+        return f"in {wait['where']}" if wait["where"] != "lock" else "at a lock of a shared array"
+    if record is None or (record["number"] <= 0 and record["outcome"] == "complete"):
+        return "before its first call"
+    if record["number"] <= 0:
+        return "at the start"
+    side = "after" if record["outcome"] == "complete" else "in"
+    return f"{side} {describe_call(record)} #{record['number']}"
+
+
+def grouped(places: Mapping[int, Place]) -> str:
+    """One line that says where all are, those at the same place together."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank, place in places.items():
+        groups.setdefault((place.at, place.awaited), []).append(rank)
+    told = []
+    for (at, awaited), ranks in groups.items():
+        longest = max(places[rank].wait_s for rank in ranks)
+        gave_up = any(places[rank].gave_up for rank in ranks)
+        told.append(f"{named(ranks)} {Place(at, awaited, longest, gave_up)}")
+    return "; ".join(told)
+
+
+def named(ranks: Iterable[int]) -> str:
+    """rank 3, or ranks 0-2, 5."""
+    text = cpulist.spell(ranks).replace(",", ", ")
+    return f"rank{'' if text.isdigit() else 's'} {text}"

@@ -1,0 +1,203 @@
+"""From the abort word and the flight records to the exception that every rank raises.
+
+May know: errors, describe, procfs; it is handed an engine.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .._system import procfs
+from ..errors import WAIT_LONGER, Aborted, Error, Mismatch, RankFailed, Timeout
+from . import describe
+from .describe import describe_call
+
+if TYPE_CHECKING:
+    from .._engine.engine import Engine
+
+CLOSED_IT = "closed the communicator while others still called it"
+CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
+_ELSEWHERE = "on another host"
+_LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire=, group_size= or priority="
+_TOLD_CALL = re.compile(r"rank (\d+) called (.*?)(?=; rank \d+ called |$)")
+_OVER = "this communicator is over: its shrink() goes on with the ranks that are left"
+
+_has_rehearsed = False  # in this process, or in one that it was forked from
+
+
+def late_in_the_end(engine: Engine, awaited: int) -> int:
+    """Whom the rank that is awaited waits for itself, and so on: as far as can be seen, and is no circle."""
+    followed = {engine.rank}
+    rank = awaited
+    while rank < engine.size and rank not in followed:
+        followed.add(rank)
+        wait = describe.wait_of(engine.flight.sight_of(rank))
+        # What a stopped one waited for may have come.
+        if wait is None or wait["awaited"] is None or procfs.state(*engine.life_of(rank)) == "stopped":
+            return rank
+        rank = wait["awaited"]
+    return awaited if rank in followed else rank
+
+
+def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
+    """What became of a rank that call `seq` waited for in vain, and what it did last."""
+    if engine.host_of(rank) is not None:
+        return f"sent nothing more within {timeout_s:g} s; {describe_doing(engine, rank)}"
+    last = engine.last_seq_of(rank)
+    number, awaited = engine.number_of(last), engine.number_of(seq)
+    call = f"call #{awaited}" if awaited > 0 else "the start"
+    missed = f"did not come to {call}" if number < awaited else f"came to {call} but did not go on"
+    return f"{missed} within {timeout_s:g} s; {describe_doing(engine, rank)}"
+
+
+def describe_doing(engine: Engine, rank: int) -> str:
+    """What a rank did last, and where it runs or in which state it is, as far as that is known here."""
+    host = engine.host_of(rank)
+    if host is not None:
+        told = engine.told_call(rank)
+        if told is None or told[0] <= 0 or told[1] is None:
+            return f"it runs on {host}"
+        return f"the last call that it told of was {describe_call(told[1])} #{told[0]}; it runs on {host}"
+    last = engine.last_seq_of(rank)
+    number = engine.number_of(last)
+    if number <= 0:
+        did = "it has called nothing yet"
+    else:
+        did = f"its last call was {describe_call(engine.record_of(rank, last))} #{number}"
+    return f"{did}; it is {procfs.state(*engine.life_of(rank))}"
+
+
+def describe_unreadable(rank: int, error: int) -> str:
+    """Why this rank could not read an array straight from another's memory, and what to do."""
+    return (
+        f"it could not read the array of rank {rank}: {os.strerror(error)} (process_vm_readv); "
+        "SHMRING_SINGLE_COPY=off does without that"
+    )
+
+
+def describe_parted(
+    engine: Engine,
+    rank: int,
+    ours: Mapping[str, Any] | None,
+    theirs: Mapping[str, Any] | None,
+    number: int | None,
+) -> str:
+    """Two calls of ranks of different hosts that do not match; number: theirs, where it is another one."""
+    own = describe_call(ours)
+    if theirs is None or (number is not None and number <= 0):  # one of the engine's own
+        other = "something else, or a call before or after it"
+    else:
+        other = describe_call(theirs) + (f" as call #{number}" if number is not None else "")
+    told = f"rank {engine.world_rank(engine.rank)} called {own}; rank {rank} called {other}"
+    return told + (_LOOK_ALIKE if own == other else "")
+
+
+def end(engine: Engine, *, beside: bool = False) -> Error:
+    """Tell other hosts what the abort word says, make this rank's arrays private, and return what all raise.
+
+    beside: in a thread that may not be that of the collectives. It may be called again.
+    """
+    error = _error_of(engine, engine.abort_report())
+    error.sees(_see(engine))
+    engine.tell_others(error)
+    if (trouble := engine.end_sharing(beside=beside)) is not None:
+        error.add_note(trouble)
+    return error
+
+
+def rehearse(engine: Engine) -> None:
+    """Builds an error and throws it away, once in a process, so that the first real one is not slow.
+
+    Python takes several times longer for what it does for the first time, and how soon all raise counts.
+    """
+    global _has_rehearsed
+    if not _has_rehearsed:
+        _has_rehearsed = True
+        engine.abort_report()
+        procfs.how_it_ended(os.getppid(), -1)  # of nobody: which has it look once
+        _error_of(engine, ("failed", engine.rank, 0, "", 0, None)).sees(_see(engine))
+
+
+def _see(engine: Engine) -> Callable[[], tuple[tuple[str, ...], str]]:
+    """What tells where every rank was: by rank, and of this host's those at the same place together.
+
+    It keeps nothing of the engine alive.
+    """
+    seen = {engine.world_rank(rank): engine.flight.sight_of(rank) for rank in range(engine.size)}
+    awaited = {wait["awaited"] for sight in seen.values() for wait in sight.waits}
+    names = {rank: engine.name_of(rank) for rank in awaited}
+    size = engine.world_size
+
+    def tell() -> tuple[tuple[str, ...], str]:
+        places = {rank: describe.place_of(sight, names.__getitem__) for rank, sight in seen.items()}
+        elsewhere = "" if len(seen) == size else " (ranks of this host)"
+        where = tuple(str(places.get(rank, _ELSEWHERE)) for rank in range(size))
+        return where, f"where they were{elsewhere}: {describe.grouped(places)}"
+
+    return tell
+
+
+def _error_of(engine: Engine, report: tuple[str, int, int, str, int, str | None] | None) -> Error:
+    if report is None:
+        return Error(f"the communicator stopped without saying why; {_OVER}", rank=engine.rank)
+    cause, culprit, failed_seq, reason, number, op = report
+    if cause == "told":
+        # A copy: what is raised refers to who raises it, and the one that was told stays.
+        return copy.copy(engine.what_others_told()) or Aborted(reason, reason=reason)
+    if cause == "mismatch":
+        return _mismatch(engine, culprit, failed_seq, number, op, reason)
+    seq = number if number > 0 else None
+    host = engine.host_of(culprit) or socket.gethostname()
+    culprit = engine.world_rank(culprit)
+    if cause == "failed":
+        text = f"rank {culprit} on {host} failed: {reason}; {_OVER}"
+        return RankFailed(text, rank=culprit, op=op, seq=seq, host=host, cause=reason)
+    if cause == "timed out":
+        text = f"rank {culprit} {reason}; {_OVER}; {WAIT_LONGER}"
+        return Timeout(text, rank=culprit, op=op, seq=seq)
+    text = f"rank {culprit} gave up: {reason}; {_OVER}"
+    return Aborted(text, rank=culprit, op=op, seq=seq, reason=reason)
+
+
+def _mismatch(
+    engine: Engine, culprit: int, seq: int, number: int, op: str | None, between_hosts: str
+) -> Mismatch:
+    must = "every rank has to make the same calls in the same order"
+    is_own = engine.number_of(seq) == number  # over hosts this rank may not have come to that call
+    called = {
+        engine.world_rank(rank): describe_call(
+            engine.own_call(seq) if rank == engine.rank and is_own else engine.record_of(rank, seq)
+        )
+        for rank in range(engine.size)
+    }
+    told = between_hosts or _callers(called)
+    called |= _calls_in(between_hosts)
+    text = f"the ranks' calls do not match in call #{number}: {told}; {must}"
+    calls = tuple(called.get(rank, f"({_ELSEWHERE})") for rank in range(engine.world_size))
+    return Mismatch(text, rank=engine.world_rank(culprit), op=op, seq=number, calls=calls)
+
+
+def _calls_in(told: str) -> dict[int, str]:
+    """By rank, the calls that `describe_parted` has told of."""
+    return {int(rank): call for rank, call in _TOLD_CALL.findall(told.removesuffix(_LOOK_ALIKE))}
+
+
+def _callers(called: Mapping[int, str]) -> str:
+    callers: dict[str, list[int]] = {}
+    for rank, call in called.items():
+        callers.setdefault(call, []).append(rank)
+    told = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
+    return told + (_LOOK_ALIKE if len(callers.keys() - {describe.NOTHING}) == 1 else "")
+
+
+def _did(call: str) -> str:
+    return "had not come yet" if call == describe.NOTHING else f"called {call}"
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

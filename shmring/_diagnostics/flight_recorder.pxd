@@ -1,0 +1,61 @@
+# What a rank tells of itself while it waits, and what is read of that. May know: group, src.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from .._core.group cimport Group, sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_record, sr_wait
+
+
+cdef extern from "layout.h" nogil:
+    cdef enum:
+        SR_WAIT_CALL, SR_WAIT_MESSAGE, SR_WAIT_LOCK, SR_WAITS
+        SR_IN_CALL, SR_IN_SEND, SR_IN_RECV, SR_IN_PROBE, SR_AT_LOCK, SR_WAIT_KINDS
+        SR_STACKS_NBYTES
+
+
+cdef enum:
+    ANYBODY = -1   # of the rank awaited
+
+
+# A wait has become a long one; once for each, however often it is said.
+cdef inline void begin_wait(Group *g, int place, int kind, uint64_t since_ns, int awaited) noexcept nogil:
+    cdef sr_wait *wait = &g.me.wait[place]
+    if sr_flag_load(&wait.since_ns) == since_ns:
+        return
+    sr_flag_set(&wait.since_ns, 0)
+    sr_flag_set(&wait.until_ns, 0)
+    sr_flag_set(&wait.seq, g.recorded.seq if kind == SR_IN_CALL else 0)
+    sr_flag_set(&wait.what, <uint64_t> kind << 32 | <uint32_t> awaited)
+    sr_flag_set(&wait.since_ns, since_ns)
+
+
+# Who is awaited in the end, as is known by now.
+cdef inline void correct_wait(Group *g, int place, int kind, int awaited) noexcept nogil:
+    cdef sr_wait *wait = &g.me.wait[place]
+    if sr_flag_load(&wait.since_ns) != 0:
+        sr_flag_set(&wait.what, <uint64_t> kind << 32 | <uint32_t> awaited)
+
+
+# What it waited for is there; also where it was not a long one.
+cdef inline void end_wait(Group *g, int place) noexcept nogil:
+    if sr_flag_load(&g.me.wait[place].since_ns) != 0:
+        sr_flag_set(&g.me.wait[place].since_ns, 0)
+
+
+# It has given up, and for what it waited, and how long, can be read from then on.
+cdef inline void give_up_wait(Group *g, int place, uint64_t now_ns) noexcept nogil:
+    if sr_flag_load(&g.me.wait[place].since_ns) != 0:
+        sr_flag_set(&g.me.wait[place].until_ns, now_ns)
+
+
+cdef dict words_of_record(const sr_record *record)
+cdef const char *name_in_record(const sr_record *record) noexcept nogil
+cdef const char *name_in_fingerprint(uint64_t fingerprint) noexcept nogil
+
+
+cdef class Flight:
+    cdef sr_header *header
+    cdef object memory           # keeps it mapped
+    cdef readonly int nranks
+
+    cdef sr_lane *lane(self, int rank) except NULL
+    cdef uint64_t last_recorded(self, sr_lane *lane) noexcept

@@ -1,0 +1,317 @@
+# What a segment says of its ranks, for errors here and for who reads it from outside: their calls, what they wait for,
+# whether they live, why they gave up, their stacks. Nothing that is read is believed before it was checked.
+# May know: group, kernels, src.
+
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+
+from .._core.group cimport *
+
+from .._core import kernels
+from .._core.kernels import OPS, dtypes
+
+cdef extern from "flag.h" nogil:
+    bint sr_desk_ask(const sr_desk *)
+
+
+# ---- tables that Python reads: one definition each, in C -------------------------------------------------------
+
+DTYPES = tuple(dtypes())
+MOVED_DTYPE = "bytes"   # of calls that only move items of any other dtype, where no more is known of it
+DTYPE_NBYTES = tuple(dtypes().values())
+cdef const char *KIND_NAMES[NKINDS]
+KIND_NAMES[:] = [
+    b"all_reduce", b"reduce", b"reduce_scatter", b"scan", b"exscan",
+    b"broadcast", b"scatter", b"gather", b"all_gather", b"all_to_all", b"barrier", b"empty", b"ping", b"agree",
+    b"split", b"group", b"shared", b"all_gather_v", b"gather_v", b"scatter_v", b"all_to_all_v", b"all_reduce_many",
+    b"choice",
+]
+KINDS = tuple((<bytes> KIND_NAMES[number]).decode() for number in range(<int> NKINDS))
+ALGORITHMS = ("auto", "ring", "tree", "master", "direct", "bidirectional_ring", "halving_doubling", "double_tree")
+assert len(ALGORITHMS) == NALGORITHMS
+WIRES = tuple(kernels.wire_formats())
+CAUSES = {SR_RANK_FAILED: "failed", SR_TIMED_OUT: "timed out", SR_MISMATCHED: "mismatch", SR_ABORTED: "aborted",
+          SR_TOLD: "told"}
+OUTCOMES = ("under way", "complete", "raised")
+WAITS = ("call", "send", "recv", "probe", "lock")
+assert len(WAITS) == SR_WAIT_KINDS
+MAX_RANKS = SR_MAX_RANKS
+STACKS_NBYTES = SR_STACKS_NBYTES
+
+
+# ---- calls in words ----------------------------------------------------------------------------------------------
+
+def described(uint64_t fingerprint, uint64_t count):
+    """What a fingerprint and a count say of a call, as `record_of` does; None for one that says nothing."""
+    cdef uint64_t kind = fingerprint & 63
+    cdef uint64_t narrowed
+    if kind == INVALID:
+        return {"kind": "something", "invalid": True}
+    if kind >= NKINDS:
+        return None
+    words = words_of(kind, fingerprint >> 6 & 63, fingerprint >> 12 & 15, fingerprint >> 16 & 7, fingerprint >> 19 & 1,
+                     fingerprint >> 20 & 0xfff, count)
+    if kind < ALL_GATHER_V:   # of the others it holds more than there is room for
+        narrowed = (fingerprint >> 32 ^ mixed_count(count)) & 0xffffffff
+        if words["dtype"] == MOVED_DTYPE:   # its signature takes the place of what it has not
+            words["priority"] = priority_of(narrowed & 0x1fff)
+        elif narrowed >> 29 < len(WIRES):
+            words |= {"wire": WIRES[narrowed >> 29], "group_size": narrowed >> 13 & 0xffff,
+                      "priority": priority_of(narrowed & 0x1fff)}
+    return words
+
+
+cdef dict words_of(int kind, int dtype, int op, int algorithm, bint order, uint32_t root, uint64_t count):
+    return {"kind": KINDS[kind], "count": count, "root": root,
+            "dtype": (*DTYPES, MOVED_DTYPE)[dtype % (SR_DTYPES + 1)], "op": OPS[op % SR_OPS],
+            "algorithm": ALGORITHMS[algorithm % NALGORITHMS], "order": "F" if order else "C", "invalid": False,
+            "wire": WIRES[0], "group_size": 0, "priority": None}
+
+
+cdef object priority_of(int code):
+    return code - MOST_PRIORITY - 1 if code else None
+
+
+cdef dict words_of_record(const sr_record *record):
+    words = words_of(kind_of(record), record.dtype, record.op, record.algorithm, record.order, record.root,
+                     record.count)
+    if record.named == CHOICE and record.priority:
+        words["before"] = KINDS[record.kind % NKINDS]
+    if record.dtype == MOVED and record.item_nbytes > 0:
+        words |= {"dtype": text_in(record.item_name, SR_ITEM_NAME_NBYTES), "count": record.count // record.item_nbytes}
+    return words | {"seq": record.seq, "number": record.number, "invalid": bool(record.invalid),
+                    "wire": WIRES[record.wire % len(WIRES)], "group_size": record.nodes_in_group,
+                    "priority": priority_of(record.priority), "outcome": OUTCOMES[record.outcome % len(OUTCOMES)]}
+
+
+cdef inline int kind_of(const sr_record *record) noexcept nogil:
+    return record.named if record.named else record.kind
+
+
+# The name of what was called, NULL where the record does not say: for code that must not run Python.
+cdef const char *name_in_record(const sr_record *record) noexcept nogil:
+    cdef int kind = kind_of(record)
+    if kind == CHOICE and record.priority:
+        kind = record.kind   # the call that the ranks were about to choose
+    return KIND_NAMES[kind] if 0 <= kind < NKINDS else NULL
+
+
+cdef const char *name_in_fingerprint(uint64_t fingerprint) noexcept nogil:
+    cdef uint64_t kind = fingerprint & 63
+    if kind == INVALID:
+        return b"something"
+    return KIND_NAMES[kind] if kind < NKINDS else NULL
+
+
+# Whether it is what was called then: it may be older, newer, or damaged.
+cdef inline bint is_of(const sr_record *record, uint64_t seq) noexcept:
+    return kind_of(record) < NKINDS and record.seq == seq
+
+
+cdef str text_in(const char *text, size_t nbytes):
+    return (<bytes> text[:nbytes]).split(b"\0")[0].decode(errors="replace")
+
+
+# ---- a rank ------------------------------------------------------------------------------------------------------
+
+@cython.final
+cdef class Sight:
+    """What a rank was at, at one moment: kept as it was read, and put into words only if somebody asks."""
+
+    cdef readonly str presence     # as Flight.presence_of
+    cdef readonly list waits       # as Flight.waits_of
+    cdef readonly uint64_t at_ns   # when, by the clock of the waits
+    cdef sr_record last
+    cdef bint has_called
+
+    @property
+    def record(self):
+        """The last call that it had begun, as Flight.record_of; None: it had begun none."""
+        return words_of_record(&self.last) if self.has_called else None
+
+
+# ---- a segment ---------------------------------------------------------------------------------------------------
+
+def control_nbytes_of(const unsigned char[::1] head, uint64_t nbytes):
+    """Of a segment of `nbytes` that begins with `head`, one page: how much of it the header and the lanes are.
+
+    0: it is no communicator's. ValueError: it is, or was, and is damaged, or another version's.
+    """
+    cdef const sr_header *header = <const sr_header *> &head[0]
+    cdef uint64_t most = <uint64_t> 1 << 48
+    if head.shape[0] < SR_PAGE:
+        raise ValueError("less than a page of it can be read")
+    if header.magic != SR_MAGIC:
+        if <uint32_t> (header.magic >> 8) == <uint32_t> (SR_MAGIC >> 8):
+            raise ValueError("it belongs to another version of shmring")
+        return 0
+    if not 1 <= header.nranks <= SR_MAX_RANKS:
+        raise ValueError(f"its header says {header.nranks} ranks")
+    if not 0 < header.ring_nbytes < most or not 0 < header.message_ring_nbytes < most >> 24:
+        raise ValueError(f"its header says rings of {header.ring_nbytes} and {header.message_ring_nbytes} bytes")
+    if sr_layout_segment_nbytes(header.nranks, header.ring_nbytes, header.message_ring_nbytes) > nbytes:
+        raise ValueError(f"its header says more than the {nbytes} bytes that there are")
+    return sr_layout_control_nbytes(header.nranks)
+
+
+cdef class Flight:
+    """The header and the lanes of a segment in `memory`, which has `.address` and `.nbytes` and is kept alive.
+
+    A copy of them does as well, but for `ask`; who may only read calls all but `take_word_until`. Ranks are local ones.
+    """
+
+    def __cinit__(self, memory):
+        cdef uintptr_t address = memory.address
+        self.memory = memory
+        self.header = <sr_header *> address
+        if memory.nbytes < SR_PAGE or self.header.magic != SR_MAGIC:
+            raise ValueError("this is not a segment of this version of shmring")
+        self.nranks = self.header.nranks
+        if not 1 <= self.nranks <= SR_MAX_RANKS or memory.nbytes < sr_layout_control_nbytes(self.nranks):
+            raise ValueError(f"this is not a segment of {self.nranks} ranks")
+
+    cdef sr_lane *lane(self, int rank) except NULL:
+        if not 0 <= rank < self.nranks:
+            raise IndexError(f"there is no local rank {rank} among {self.nranks}")
+        return sr_layout_lane(self.header, rank)
+
+    # -- who --
+
+    def life_of(self, int rank):
+        """(pid, start time) of a rank, as it said when it joined."""
+        cdef sr_lane *lane = self.lane(rank)
+        return lane.life.pid, lane.life.start_time
+
+    def presence_of(self, int rank):
+        """"absent", "here", "closed", or "dead": it ended without closing."""
+        cdef sr_lane *lane = self.lane(rank)
+        cdef int state = sr_life_state(&lane.life)
+        if sr_life_died(&lane.life):
+            return "dead"
+        return "here" if state == SR_JOINED else "closed" if state == SR_CLOSED else "absent"
+
+    def place_of(self, int rank):
+        """(rank, size) of a local rank among those of all hosts."""
+        cdef sr_lane *lane = self.lane(rank)
+        if lane.desk.rank >= lane.desk.size or lane.desk.size > SR_MAX_RANKS:   # absent, or damaged
+            return rank, self.nranks
+        return lane.desk.rank, lane.desk.size
+
+    @property
+    def nonce(self):
+        """A number that no other communicator's segment has."""
+        return self.lane(0).life.nonce
+
+    # -- calls --
+
+    def record_of(self, int rank, seq):
+        """What a rank called as its seq-th call, as a dict; None when it has not, or too long ago."""
+        cdef sr_record record = self.lane(rank).record[<uint64_t> seq & (SR_RECORDS - 1)]
+        return words_of_record(&record) if is_of(&record, seq) else None
+
+    def records_of(self, int rank):
+        """The calls that a rank remembers, the oldest first: at most 64, steps of calls over several hosts included."""
+        cdef sr_lane *lane = self.lane(rank)
+        cdef sr_record record
+        cdef uint64_t last = self.last_recorded(lane)
+        cdef uint64_t seq
+        cdef int back
+        found = []
+        for back in range(SR_RECORDS - 1, -1, -1):
+            seq = last - back
+            record = lane.record[seq & (SR_RECORDS - 1)]
+            if is_of(&record, seq):
+                found.append(words_of_record(&record))
+        return found
+
+    cdef uint64_t last_recorded(self, sr_lane *lane) noexcept:
+        cdef uint64_t last = self.header.first_seq
+        cdef int i
+        for i in range(SR_RECORDS):
+            if kind_of(&lane.record[i]) < NKINDS and <int64_t> (lane.record[i].seq - last) > 0:
+                last = lane.record[i].seq
+        return last
+
+    def last_of(self, int rank):
+        """The last call that a rank has begun, as `record_of`; None: it has begun none."""
+        return self.record_of(rank, self.last_recorded(self.lane(rank)))
+
+    def sight_of(self, int rank):
+        """What a rank is at now."""
+        cdef Sight sight = Sight.__new__(Sight)
+        cdef sr_lane *lane = self.lane(rank)
+        cdef uint64_t seq = self.last_recorded(lane)
+        sight.presence, sight.waits, sight.at_ns = self.presence_of(rank), self.waits_of(rank), sr_now_ns()
+        sight.last = lane.record[seq & (SR_RECORDS - 1)]
+        sight.has_called = is_of(&sight.last, seq)
+        return sight
+
+    # -- waits --
+
+    def waits_of(self, int rank):
+        """What a rank waits for at length: dicts of `where` (in WAITS), `awaited`, `since_ns`, `until_ns`, `seq`.
+
+        awaited: a rank, size + rank for one of another host, None for any; until_ns: when it gave up, else 0.
+        """
+        cdef sr_lane *lane = self.lane(rank)
+        cdef uint64_t since, until, seq, what
+        cdef uint32_t kind
+        cdef int32_t awaited
+        cdef int place
+        found = []
+        for place in range(SR_WAITS):
+            since = sr_flag_load(&lane.wait[place].since_ns)
+            until, seq = sr_flag_load(&lane.wait[place].until_ns), sr_flag_load(&lane.wait[place].seq)
+            what = sr_flag_load(&lane.wait[place].what)
+            kind, awaited = <uint32_t> (what >> 32), <int32_t> <uint32_t> what
+            if since == 0 or since != sr_flag_load(&lane.wait[place].since_ns) or kind >= SR_WAIT_KINDS:
+                continue
+            if awaited < ANYBODY or awaited >= self.nranks + <int> SR_MAX_RANKS:
+                continue
+            found.append({"where": WAITS[kind], "awaited": None if awaited == ANYBODY else awaited, "since_ns": since,
+                          "until_ns": until, "seq": seq})
+        return found
+
+    # -- the end --
+
+    def abort_report(self):
+        """What the rank that gave up first has said; None while nobody has.
+
+        (cause, culprit, its sequence number, reason, which of the user's calls that was, its name or None)
+        """
+        cdef uint64_t word = sr_flag_load(&self.header.abort)
+        cdef int reporter = sr_abort_reporter(word)
+        cdef sr_report *report
+        if word == SR_NO_ABORT:
+            return None
+        cause = CAUSES.get(sr_abort_cause(word))
+        if reporter >= self.nranks or sr_abort_culprit(word) >= self.nranks + SR_MAX_RANKS or cause is None:
+            raise ValueError("the abort word of this communicator is damaged")
+        report = &self.lane(reporter).report
+        return (cause, sr_abort_culprit(word), report.seq, text_in(report.reason, SR_REASON_NBYTES), report.number,
+                text_in(report.op, SR_OP_NBYTES) or None)
+
+    def take_word_until(self, uint64_t now_ns, uint64_t until_ns):
+        """Whether this rank is the one to warn of a late one, and nobody else before `until_ns`."""
+        cdef uint64_t quiet_until = sr_flag_load(&self.header.quiet_until_ns)
+        return (<int64_t> (now_ns - quiet_until) >= 0
+                and sr_flag_replace(&self.header.quiet_until_ns, quiet_until, until_ns))
+
+    # -- stacks --
+
+    def told(self, int rank):
+        """How often a rank has begun or ended to write its stacks: odd while it does."""
+        return sr_flag_load(&self.lane(rank).desk.told)
+
+    def ask(self, int rank):
+        """Asks a rank for its stacks; `told` says when it has answered. False: the kernel does not do that."""
+        return sr_desk_ask(&self.lane(rank).desk)
+
+    def stacks_of(self, int rank):
+        """What a rank told last of its Python stacks; None while it writes."""
+        cdef sr_lane *lane = self.lane(rank)
+        cdef uint64_t told = sr_flag_load(&lane.desk.told)
+        text = text_in(lane.stacks, SR_STACKS_NBYTES)
+        if told & 1 or sr_flag_load_after_reads(&lane.desk.told) != told:
+            return None
+        return text

@@ -1,0 +1,49 @@
+"""What is logged of a wait that takes long: who is late, what it did last, what it does now.
+
+May know: failures, describe, procfs, stacks; it is handed an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from .._system import procfs
+from . import describe, failures, stacks
+
+if TYPE_CHECKING:
+    from .._engine.engine import Engine
+
+_log = logging.getLogger("shmring")
+
+
+def warn(engine: Engine, place: int, since_ns: int) -> None:
+    """Log for whom this rank has waited since then, at a place of its lane."""
+    waits = engine.flight.waits_of(engine.rank)
+    wait = next((wait for wait in waits if wait["since_ns"] == since_ns), None)
+    if wait is None or wait["awaited"] is None:  # who takes a message from anybody waits for nobody
+        return
+    own = describe.place_of(engine.flight.sight_of(engine.rank), engine.name_of).at
+    waited = describe.seconds(describe.waited_s(wait, time.monotonic_ns()))
+    late = failures.late_in_the_end(engine, wait["awaited"])
+    told = f"rank {engine.world_rank(engine.rank)} has waited {waited} for {engine.name_of(late)}"
+    _log.warning("%s %s%s", told, own, _what_it_does(engine, late))
+
+
+def _what_it_does(engine: Engine, rank: int) -> str:
+    host = engine.host_of(rank)
+    if host is not None:
+        return f"; it runs on {host}"
+    pid, start = engine.flight.life_of(rank)
+    name = engine.name_of(rank)
+    sight = engine.flight.sight_of(rank)
+    where, last = describe.place_of(sight, engine.name_of), sight.record
+
+    def still() -> bool:  # meanwhile the call that waits stands still, and hears of nothing
+        is_over = engine.abort_report() is not None or any(map(engine.has_gone, range(engine.size)))
+        return not is_over and engine.flight.last_of(rank) == last
+
+    told = stacks.ask(engine.flight, [rank], still=still)[rank]
+    lines = f" and does:\n{told}" if told.startswith("Thread") else f" {told}"
+    return f"; {name} is {where}; its process {pid} is {procfs.state(pid, start)}{lines}"

@@ -1,0 +1,16 @@
+"""Runs calls to their end, at once or in the background, and says what went wrong.
+
+engine: Engine, one communicator on one rank
+  |-- state             its memory (Group), its settings, the tables of names that Python reads
+  |-- wait              a call in the foreground: pause, yield, sleep, look for dead and late ranks
+  |-- progress          calls in the background, and the thread that steps them
+  |     |-- queue           the calls of one communicator, in the order of issue
+  |     |-- priorities      which of them runs next
+  |-- parting           what ranks of other hosts call instead: for Mismatch, and for who is late
+  |-- stalls            when a long wait is logged
+  |-- liveness_thread   the parked thread by which other ranks see that this one lives
+
+trace_buffer            what an engine did, for `Comm.trace`
+
+A call arrives as a Call of `_core/group`; `_internode/data_movement` chooses the functions that run it.
+"""

@@ -1,0 +1,56 @@
+# The engine of one communicator on one rank. May know: group, liveness_thread, progress, stalls, state.
+
+from libc.stdint cimport uint64_t
+
+from .._core.group cimport Call
+from .liveness_thread cimport ParkedLife
+from .progress cimport Issued, Queue, Task
+from .stalls cimport Stalls
+from .state cimport State
+
+
+cdef class Engine(State):
+    cdef Queue *queue                     # of the calls that run in the background
+    cdef readonly object closed_because   # None while open, else the text of the Closed error
+    cdef bint busy, enlisted
+    cdef uint64_t linger_ns               # for which a call that is issued stays with its caller
+    cdef ParkedLife parked
+    cdef readonly Stalls stalls           # warns of calls that take long
+    cdef object wires, alarms             # of several hosts, else None
+    cdef unsigned long thread             # that has made it, and as a rule calls its collectives
+    cdef uint64_t nbegun                  # calls that this rank has begun, issued or refused, ...
+    cdef uint64_t nbegun_before           # ... before the call of several steps that is under way, ...
+    cdef uint64_t nrefused                # ... with the last one that it refused
+    cdef uint64_t blocks_version          # goes up when the table of shared blocks changes
+    cdef object arrays                    # that others write into; None: there are none, or not any more
+    cdef object __weakref__
+
+    cdef int drive(self, Call *c) except -1
+    cdef int refuse(self, int kind) except -1
+    cdef int complete(self, Call *c) except -1
+    cdef int surface(self, Call *c, int status) except -1
+    cdef int give_up_for(self, Call *c, int status) except -1
+    cdef int raise_over(self, bint beside=*) except -1
+    cdef int end_by(self, object error, bint in_call=*, bint beside=*, const char *doing=*) except -1
+    cdef bint claim_once(self) except -1
+    cdef int end_steps(self, object error) except -1
+    cdef int blame(self, object error) except -1
+    cdef int surface_across(self, Call *c, int status) except -1
+    cdef int hear_others(self, object seq, bint beside=*) except -1
+    cdef int compare_calls(self, Call *c) except -1
+    cdef int await_better_word(self, Call *c, int culprit) except -1
+    cdef int give_up(self, int cause, int culprit, object seq, str reason, str op=*) except -1
+    cdef int prepare_to_begin(self, Call *c) except -1
+    cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s,
+                       uint64_t signature=*) except -1
+    cdef int describe_refusal(self, Call *c, int kind) except -1
+    cdef int issue(self, Issued issued) except -1
+    cdef int append(self, Issued issued) except -1
+    cdef void leave_to_background(self) noexcept
+    cdef int drive_behind(self, Call *c) except -1
+    cdef bint wait_for(self, Task *task, uint64_t until_ns) except -1
+    cdef bint describe_oldest(self) except -1
+    cdef int end_issued(self) except -1
+    cdef int finish_issued(self) except -1
+    cdef int check_open(self) except -1
+    cdef int check_usable(self) except -1

@@ -1,0 +1,771 @@
+# The engine of one communicator on one rank: runs calls to their end, at once or in the background, and says what went
+# wrong. May know: data_movement, flight_recorder, group, core_distance, context, liveness_thread, parting, direct,
+# progress, stalls, state, timeouts, trace, wait; failures and liveness once something is wrong. Opens and allocates
+# nothing shared.
+
+import os
+import time
+
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
+from libc.stdint cimport uint8_t, uint64_t, uintptr_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset, strlen, strrchr
+
+from .._algorithms.direct cimport enter_refused, step_refused
+from .._core.core_distance cimport enter_ping, step_ping_call
+from .._core.group cimport *
+from .._core.timeouts cimport NEVER_NS, ns_of
+from .._core.trace cimport end_call, enter_call
+from .._diagnostics.flight_recorder cimport SR_WAIT_CALL
+from .._internode.context cimport Wires, leg_of, remote
+from .._internode.data_movement cimport choose_way, enter_refused_across, step_refused_across
+from .liveness_thread cimport ParkedLife
+from .parting cimport await_same_call, find_parted, last_call_of, most_suspect, parted_calls
+from .progress cimport *
+from .stalls cimport Stalls
+from .state cimport begin_report, world_number
+from .wait cimport BRIEF_NBYTES, run_steps, try_briefly
+
+from . import state
+from .._diagnostics import failures
+from .._system import procfs
+from ..errors import Closed, Error, RankFailed, Timeout
+
+
+cdef double GRACE_S = 0.15      # between who may say first why a call is late
+cdef double LAST_WORD_S = 1.0   # for what was told before a connection ended
+
+cdef enum:
+    ATTEMPTS = 8   # to finish what ends a communicator, while signal handlers raise in the middle of it
+
+
+# A process that is only called alike, in another container, has something else there.
+cdef bint can_read_memory_of(const sr_life *life) noexcept:
+    cdef uint64_t nonce
+    return (sr_single_copy(sr_life_task(life), &nonce, <uintptr_t> &(<sr_life *> <uintptr_t> life.address).nonce,
+                           sizeof(nonce)) == 0 and nonce == life.nonce)
+
+
+cdef extern from "Python.h":
+    unsigned long Py_TPFLAGS_HEAPTYPE
+    bint PyType_HasFeature(void *kind, unsigned long feature)
+    const char *PyUnicode_AsUTF8(object) except NULL
+    ctypedef struct TypeObject "PyTypeObject":
+        const char *tp_name
+        void *tp_str
+    ctypedef struct ExceptionObject "PyBaseExceptionObject":
+        void *args
+    TypeObject *Py_TYPE(object)
+    TypeObject *BaseExceptionType "((PyTypeObject *)PyExc_BaseException)"
+
+
+# True if str(error) runs no Python code.
+cdef bint has_plain_text(object error) noexcept:
+    cdef TypeObject *kind = Py_TYPE(error)
+    cdef void *args = (<ExceptionObject *> <void *> error).args
+    if args == NULL or (kind.tp_str != BaseExceptionType.tp_str and PyType_HasFeature(kind, Py_TPFLAGS_HEAPTYPE)):
+        return False
+    for argument in <tuple> <object> args:
+        if type(argument) is not str and type(argument) is not int:
+            return False
+    return True
+
+
+# Write why this rank gives up: what it raised, and what that says. Runs no Python code, so that no signal handler can
+# raise before the other ranks know.
+cdef void describe_raised(object error, int rank, const char *doing, char *reason) noexcept:
+    cdef const char *name = Py_TYPE(error).tp_name
+    cdef const char *last = strrchr(name, b'.')
+    cdef size_t nbytes
+    if last != NULL:
+        name = last + 1
+    if doing == NULL:
+        snprintf(reason, SR_REASON_NBYTES, b"%s in rank %d", name, rank)
+    else:
+        snprintf(reason, SR_REASON_NBYTES, b"%s in rank %d, %s", name, rank, doing)
+    if has_plain_text(error):
+        try:
+            text = str(error)
+            if text:
+                nbytes = strlen(reason)
+                snprintf(reason + nbytes, SR_REASON_NBYTES - nbytes, b": %s", PyUnicode_AsUTF8(text))
+        except BaseException:   # in want of memory, or no UTF-8: the name has to do
+            pass
+
+
+# ---- the engine ------------------------------------------------------------------------------------------------
+
+cdef class Engine(State):
+    """What one communicator does on one rank."""
+
+    def __cinit__(self, *_, **__):
+        self.queue = new_queue(&self.g)
+        self.parked = ParkedLife()
+        self.thread = <unsigned long> PyThread_get_thread_ident()
+        self.stalls = Stalls()
+
+    def __dealloc__(self):
+        if self.queue != NULL:
+            delist(&self.queue.errand)
+            free_queue(self.queue)
+
+    def take_after(self, Engine parent):
+        """Wait, and take the cores for near or far, as an engine does whose ranks include these."""
+        cdef Group *g = &parent.g
+        self.be_patient(pauses=g.pauses, brief_pauses=g.brief_pauses, brief_yields=g.brief_yields,
+                        yield_ns=g.yield_ns, sleep_ns=g.sleep_ns, look_ns=g.look_ns,
+                        ping_interval_ns=g.ping_interval_ns, zero_copy_nbytes=g.zero_copy_nbytes, crowded=g.crowded)
+        self.g.single_copy = g.single_copy
+        self.g.next_far = g.far
+        set_far(&self.g, g.far)
+
+    # -- life --
+
+    def arrive(self, int pid, uint64_t start_time):
+        """Makes this rank known to the others: from here on its death is noticed."""
+        self.g.me.life.pid = pid
+        self.g.me.life.start_time = start_time
+        self.g.me.life.address = <uintptr_t> &self.g.me.life
+        self.g.me.life.nonce = int.from_bytes(os.urandom(8), "little")
+        self.g.me.desk.rank, self.g.me.desk.size = self.g.rank, self.g.size
+        self.parked.begin(self.g.me, self)
+        sr_life_set_state(&self.g.me.life, SR_JOINED)
+
+    def close(self, str because="the communicator is closed"):
+        """Leaves, once the calls that were issued are finished; others that still wait for this rank are told.
+
+        Closing twice is harmless.
+        """
+        if self.closed_because is not None:
+            return
+        if self.busy or self.claimant != 0:
+            raise RuntimeError("close() while another thread is inside a call of this communicator")
+        self.finish_issued()
+        self.closed_because = because   # at once, so that no other thread begins a call meanwhile
+        sr_life_set_state(&self.g.me.life, SR_CLOSED)
+        sr_bell_ring(&self.g.me.bell)
+        delist(&self.queue.errand)
+        try:
+            if self.alarms is not None:
+                self.alarms.leave()
+        finally:
+            self.parked.leave()
+
+    def disown(self):
+        """In a forked child: the communicator belongs to the parent; touches nothing that is shared."""
+        self.closed_because = "this communicator belongs to the parent of this forked process; join a new world"
+
+    # -- calls --
+
+    cdef int check_open(self) except -1:
+        if self.closed_because is not None:
+            raise Closed(self.closed_because, rank=self.g.rank)
+        return 0
+
+    cdef int check_usable(self) except -1:
+        self.check_idle()
+        if sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
+            self.raise_over()
+        return 0
+
+    cdef int prepare_to_begin(self, Call *c) except -1:
+        cdef bint is_over = SR_CHECKS and sr_flag_load(&self.g.header.abort) != SR_NO_ABORT
+        if self.closed_because is not None or self.busy or self.claimant != 0 or is_over:
+            if (is_over and self.closed_because is None and not self.busy and self.may_call()
+                    and self.g.recorded.seq != self.g.seq + 1):
+                # What would have been called first is part of what the others say of a mismatch. Over hosts a call may
+                # have ended before its first local step: that one has its record already.
+                c.seq = self.g.seq + 1
+                c.number = self.number_of(self.g.seq) + 1
+                record_call(&self.g, c, False)
+            self.check_usable()
+        self.nbegun += 1
+        return 0
+
+    cdef int drive(self, Call *c) except -1:
+        """Runs a call to its end; raises what ends it otherwise."""
+        cdef Group *g = &self.g
+        cdef sr_float_env env
+        cdef int status = BLOCKED
+        self.prepare_to_begin(c)
+        if is_pending(self.queue) or c.priority != 0:
+            return self.drive_behind(c)
+        self.busy = True
+        env = sr_float_env_enter()
+        try:
+            enter_call(g, c)
+            if c.nbytes <= BRIEF_NBYTES:
+                status = try_briefly(g, c)
+            if status != DONE:
+                self.complete(c)
+            end_call(g, SR_COMPLETE)
+            SR_FAULT(SR_BEFORE_RELEASE)
+            g.stats.calls += 1
+        finally:
+            sr_float_env_leave(env)
+            self.busy = False
+        return 0
+
+    cdef int complete(self, Call *c) except -1:
+        cdef Group *g = &self.g
+        cdef int status
+        while True:
+            with nogil:
+                status = run_steps(g, c)
+            if status == DONE:
+                return 0
+            self.surface(c, status)
+
+    # Raise what a status means, on all ranks; return after a signal whose handler raised nothing. Whatever is raised
+    # here, on the way to the words of an error too, ends the communicator.
+    cdef int surface(self, Call *c, int status) except -1:
+        cdef Group *g = &self.g
+        if status != SIGNALLED:
+            end_call(g, SR_RAISED)
+        try:
+            if status == SIGNALLED:
+                PyErr_CheckSignals()
+                self.stalls.heed(self, SR_WAIT_CALL)
+                self.hear_others(c.seq)
+                self.compare_calls(c)
+                return 0
+            self.give_up_for(c, status)
+        except BaseException as error:
+            if status == SIGNALLED:
+                end_call(g, SR_RAISED)
+            self.end_by(error)
+            raise
+        self.raise_over()
+        return 0
+
+    # Give up because of what a call ended with.
+    cdef int give_up_for(self, Call *c, int status) except -1:
+        cdef Group *g = &self.g
+        cdef int culprit = c.awaited.rank
+        seq = c.seq
+        if status == LOST or status == PARTED:
+            self.surface_across(c, status)
+        elif status == MISMATCHED:
+            self.give_up(SR_MISMATCHED, culprit, c.parted_seq, "")
+        elif status == LATE:
+            if g.leg != NULL:
+                culprit = failures.late_in_the_end(self, most_suspect(self, c, self.alarms))
+                self.await_better_word(c, culprit)
+            self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
+        elif status == DEAD:
+            self.give_up(SR_RANK_FAILED, culprit, seq, procfs.how_it_ended(*self.life_of(culprit)))
+        elif status == LEFT:
+            self.give_up(SR_RANK_FAILED, culprit, seq, failures.CLOSED_IT)
+        elif status == UNREADABLE:
+            self.give_up(SR_ABORTED, g.rank, seq, failures.describe_unreadable(culprit, c.error))
+        return 0
+
+    # -- the end --
+
+    # Raise what the abort word says, the same on every rank, also of other hosts; before that those are told, and this
+    # rank's shared arrays made private. What a signal handler raises meanwhile is raised instead, once that is done.
+    # beside: on a thread that may not be that of the collectives.
+    cdef int raise_over(self, bint beside=False) except -1:
+        cdef int _attempt
+        interrupt = None
+        for _attempt in range(ATTEMPTS):
+            try:
+                error = failures.end(self, beside=beside)
+                break
+            except BaseException as raised:
+                interrupt = raised
+        if interrupt is not None:
+            raise interrupt
+        raise error
+
+    # End the communicator on all ranks because `error` was raised here. The abort word is set and the queue is emptied
+    # before any Python code runs: a second exception, as of a second signal, comes too late to prevent it. in_call: it
+    # was in a collective, whose name and number all ranks are told. beside: see raise_over. doing: what else this rank
+    # was at, or NULL.
+    cdef int end_by(self, object error, bint in_call=True, bint beside=False, const char *doing=NULL) except -1:
+        cdef sr_report report
+        if self.closed_because is not None:
+            return 0
+        if isinstance(error, Error) and sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
+            finish_all(self.queue, ABORTED)
+            return 0
+        begin_report(&self.g, &report, in_call, self.g.seq)
+        describe_raised(error, world_number(&self.g, self.g.rank), doing, report.reason)
+        report_abort(self.g.header, SR_ABORTED, self.g.rank, self.g.rank, &report)
+        finish_all(self.queue, ABORTED)
+        try:
+            self.raise_over(beside)
+        except Error:   # which is for the other ranks
+            pass
+        return 0
+
+    # -- calls of several steps --
+
+    def claim(self):
+        """A call of several steps begins: until `unclaim` other threads are refused theirs, and this one another
+        such call, which a signal's handler might make."""
+        if self.claimant != 0:
+            raise RuntimeError(state.TAKEN)
+        self.claimant = <unsigned long> PyThread_get_thread_ident()
+        self.nbegun_before = self.nbegun
+        self.nrefused = ~<uint64_t> 0   # none yet
+
+    def unclaim(self):
+        """All its steps are done."""
+        self.claimant = 0
+
+    # As claim, for what may be a step of a larger call itself: False then, and it is not to be unclaimed.
+    cdef bint claim_once(self) except -1:
+        if self.claimant != 0 and self.may_call():
+            return False
+        self.claim()
+        return True
+
+    def run_steps(self, function, *arguments, bint begun=False, **keywords):
+        """Run function(...), which is one call to its caller and makes several: see `claim` and `end_steps`.
+
+        begun: steps of it were made before, by another such call.
+        """
+        cdef bint is_claimed = self.claim_once()
+        if is_claimed and begun:
+            self.nbegun_before -= 1
+        try:
+            return function(*arguments, **keywords)
+        except BaseException as error:
+            if is_claimed:
+                self.end_steps(error)
+            raise
+        finally:
+            if is_claimed:
+                self.unclaim()
+
+    # To be called with each exception that leaves a claimed call. Before the first step nothing has happened; after it
+    # other ranks have made it as well and wait in the next, or have gone on: so the communicator ends, unless all ranks
+    # raise the same. That is so of shmring's own errors, of refused arguments, and of what is marked as agreed.
+    cdef int end_steps(self, object error) except -1:
+        if self.nbegun == self.nbegun_before or self.nbegun == self.nrefused:
+            return 0
+        if isinstance(error, Error) or getattr(error, "shmring_agreed", False):
+            return 0
+        return self.end_by(error)
+
+    # What has become of a connection to another host: whoever ended it may have said why.
+    cdef int surface_across(self, Call *c, int status) except -1:
+        cdef int rank
+        if status == PARTED:
+            await_same_call(self, c, self.alarms)
+        rank = self.world_rank(c.awaited.rank)
+        if self.alarms.hear_out(rank, LAST_WORD_S if status == LOST else 0.0) is not None:
+            self.hear_others(c.seq)
+        elif status == PARTED:
+            told = failures.describe_parted(self, rank, *parted_calls(self))
+            self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, told)
+        elif self.alarms.has_left(rank):
+            self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.CLOSED_IT)
+        else:
+            cause = os.strerror(c.error) if c.error else failures.CONNECTION_ENDED
+            self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, cause)
+        return 0
+
+    # End the communicator if a rank of another host has. beside: see raise_over.
+    cdef int hear_others(self, object seq, bint beside=False) except -1:
+        if self.alarms is not None and self.alarms.hear() is not None:
+            self.give_up(SR_TOLD, self.g.rank, seq, str(self.alarms.error))
+            self.raise_over(beside)
+        return 0
+
+    # Whether a rank of another host waits in another call than this one.
+    cdef int compare_calls(self, Call *c) except -1:
+        parted = find_parted(self, c, self.alarms)
+        if parted is not None:
+            told = failures.describe_parted(self, *parted, None)
+            self.give_up(SR_MISMATCHED, remote(&self.g, parted[0]), c.seq, told)
+            self.raise_over()
+        return 0
+
+    def told_call(self, int rank):
+        """By what came from a rank of another host last: (which of the user's calls, what it was), or None."""
+        return last_call_of(self, rank - self.g.size, self.alarms)
+
+    # Who waits for one that waits itself would blame the wrong rank: whoever knows better speaks first. That is who
+    # waits for a neighbour that has not come, then who waits for another host, then who waits for one that may have.
+    cdef int await_better_word(self, Call *c, int culprit) except -1:
+        cdef uint64_t first = leg_of(&self.g).first_local
+        if culprit >= self.g.size:
+            grace_s = GRACE_S
+        elif not is_before(self.last_seq_of(culprit), first):
+            grace_s = 3 * GRACE_S
+        else:
+            grace_s = 0.0   # ranks of a host meet before they wait for another one
+        cdef double until = sr_now_ns() * 1e-9 + grace_s
+        while sr_flag_load(&self.g.header.abort) == SR_NO_ABORT and sr_now_ns() * 1e-9 < until:
+            self.hear_others(c.seq)
+            time.sleep(0.005)
+        return 0
+
+    cdef int give_up(self, int cause, int culprit, object seq, str reason, str op=None) except -1:
+        cdef sr_report said = self.report_of(seq, reason, op)
+        report_abort(self.g.header, cause, culprit, self.g.rank, &said)
+        return 0
+
+    def abort(self, str reason):
+        """Gives up on behalf of the caller: every rank raises Aborted."""
+        self.check_open()
+        self.give_up(SR_ABORTED, self.g.rank, self.g.seq, reason)
+        if self.alarms is not None:
+            try:
+                self.raise_over(beside=True)
+            except Error:
+                pass
+
+    def cross(self, Wires wires, alarms):
+        """From here on calls are of the ranks of several hosts."""
+        self.wires, self.alarms = wires, alarms
+        self.g.leg = &wires.leg
+        self.g.me.desk.rank, self.g.me.desk.size = self.world_rank(self.g.rank), self.world_size
+
+    def end_sharing(self, bint beside=False):
+        """It is over: no rank that goes on later writes into what this one has; or why that is not so.
+
+        Not on the thread for the background, nor beside the thread of the collectives: that one may be writing into the
+        same arrays until it raises.
+        """
+        if is_background() or (beside and (self.busy or self.thread != <unsigned long> PyThread_get_thread_ident())):
+            return None
+        finish_all(self.queue, ABORTED)
+        return None if self.arrays is None else self.arrays.make_private()
+
+    def check_idle(self):
+        """Raises if the communicator is closed, or another thread is inside a call of it."""
+        self.check_open()
+        if self.busy or not self.may_call():
+            raise RuntimeError(state.TAKEN)
+
+    def has_pending(self):
+        """Whether a call of this rank is under way."""
+        return self.closed_because is None and (self.busy or is_pending(self.queue))
+
+    def share(self, arrays):
+        """What is to become private when it is over."""
+        self.arrays = arrays
+
+    def tell_others(self, error):
+        """The ranks of other hosts learn that it is over."""
+        if self.alarms is not None:
+            self.alarms.tell(error)
+
+    def what_others_told(self):
+        """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
+        return self.alarms.hear_out(None, LAST_WORD_S) if self.alarms is not None else None
+
+    def host_of(self, int rank):
+        """Where a rank of another host runs; None for local ones. Numbers as in `world_rank`."""
+        return self.alarms.address_of(rank - self.g.size) if rank >= self.g.size else None
+
+    def report(self, error):
+        """Gives up because of an error outside of any call; if it is shmring's, raises what all ranks raise."""
+        if self.closed_because is not None:
+            return
+        try:
+            if isinstance(error, (RankFailed, Timeout)) and error.rank is not None:
+                self.blame(error)
+        except BaseException as raised:
+            self.end_by(raised)
+            raise
+        self.end_by(error)
+        if isinstance(error, Error):
+            self.raise_over()
+
+    cdef int blame(self, object error) except -1:
+        cause = SR_RANK_FAILED if isinstance(error, RankFailed) else SR_TIMED_OUT
+        reason = str(error).removeprefix(f"rank {error.rank} ")
+        reason += f"; {failures.describe_doing(self, error.rank)}" if cause == SR_TIMED_OUT else ""
+        return self.give_up(cause, error.rank, self.g.seq, reason)
+
+    cdef int refuse(self, int kind) except -1:
+        """A wrong argument here: the others must see that this rank called something invalid, not wait."""
+        cdef Issued refusal = Issued()
+        cdef Call *c = &refusal.task.call
+        self.describe_refusal(c, kind)
+        self.prepare_to_begin(c)
+        self.nrefused = self.nbegun
+        if is_pending(self.queue):
+            refusal.communicator = self
+            return self.append(refusal)
+        self.busy = True
+        try:
+            enter_call(&self.g, c)
+            self.complete(c)
+            end_call(&self.g, SR_COMPLETE)
+        finally:
+            self.busy = False
+        return 0
+
+    cdef int describe_refusal(self, Call *c, int kind) except -1:
+        c.kind = kind
+        c.timeout_ns = ns_of(self.timeout_s)
+        c.enter = enter_refused if self.g.leg == NULL else enter_refused_across
+        c.step = step_refused if self.g.leg == NULL else step_refused_across
+        return 0
+
+    # -- calls in the background --
+
+    cdef int issue(self, Issued issued) except -1:
+        """Runs a call in the background, behind those issued before it; small ones at once if they can be."""
+        self.prepare_to_begin(&issued.task.call)
+        return self.append(issued)
+
+    cdef int append(self, Issued issued) except -1:
+        issued.task.keeper = <void *> issued
+        if not self.enlisted:
+            start_thread()   # now, as nothing may go wrong any more once the call is in the queue
+            enlist(&self.queue.errand, self)
+            self.enlisted = True
+        append(self.queue, &issued.task)
+        step_briefly(self.queue)
+        while self.describe_oldest():
+            step_briefly(self.queue)
+        if self.linger_ns > 0 and is_pending(self.queue) and oldest(self.queue) == &issued.task:
+            linger(self.queue, &issued.task, sr_now_ns() + self.linger_ns)
+        reap(self.queue)
+        self.leave_to_background()
+        return 0
+
+    # What is left, unless somebody waits, who then steps it.
+    cdef void leave_to_background(self) noexcept:
+        if is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:
+            rouse()
+
+    # A synchronous call behind issued ones, or with a priority.
+    cdef int drive_behind(self, Call *c) except -1:
+        cdef Task task
+        memset(&task, 0, sizeof(Task))
+        task.call = c[0]
+        self.busy = True
+        try:
+            append(self.queue, &task)
+            self.wait_for(&task, NEVER_NS)
+        except BaseException as error:
+            if sr_flag_load(&task.number) != 0:   # no task may be left in the queue, which is on this stack
+                self.end_by(error)
+            raise
+        finally:
+            reap(self.queue)
+            self.busy = False
+        return 0
+
+    cdef bint wait_for(self, Task *task, uint64_t until_ns) except -1:
+        """Waits for an issued call, stepping it; False: it is not finished at until_ns. Raises what it ended with."""
+        cdef Queue *q = self.queue
+        cdef Call call
+        cdef int status
+        if not is_finished(q, task):
+            self.check_open()
+            sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) + 1)
+            try:
+                step_briefly(q)
+                while not is_finished(q, task) and sr_now_ns() < until_ns:
+                    with nogil:
+                        status = step_until(q, task, until_ns)
+                    if status == SIGNALLED:
+                        PyErr_CheckSignals()
+                        try:
+                            self.hear_others(self.g.seq)
+                            if self.g.leg != NULL and copy_begun(q, &call):
+                                self.compare_calls(&call)
+                        except Error:   # the next step ends all that was issued
+                            pass
+                        self.stalls.heed(self, SR_WAIT_CALL)
+                    elif status == UNDESCRIBED:
+                        self.describe_oldest()
+                    elif status != DONE:
+                        self.end_issued()
+            finally:
+                sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) - 1)
+                self.leave_to_background()
+            if not is_finished(q, task):
+                return False
+        if task.status != DONE:
+            self.raise_over()
+        return True
+
+    # Lets the oldest call say what it is, if it could not before. False: there is no such call, or it is under way.
+    cdef bint describe_oldest(self) except -1:
+        cdef Issued issued
+        cdef Task *task = oldest(self.queue)
+        if not is_pending(self.queue) or sr_flag_load(&task.description) != TO_BE_DESCRIBED:
+            return False
+        issued = <Issued> task.keeper
+        sr_flag_set(&task.description, BEING_DESCRIBED)
+        try:
+            issued.describe()
+        except BaseException as error:   # or it would be so for ever
+            self.end_by(error)
+            raise
+        sr_flag_set(&task.description, DESCRIBED)
+        return True
+
+    # What a step in the background ended with is told to all ranks, and every call that was issued is over.
+    cdef int end_issued(self) except -1:
+        cdef Queue *q = self.queue
+        cdef Call c
+        cdef int status = take_trouble(q, &c)
+        if status == DONE:
+            return 0
+        try:
+            self.surface(&c, status)
+        except Exception:   # the word that all ranks raise; in want of memory for it another one
+            finish_all(q, ABORTED)
+        return 0
+
+    # For who is about to close: nothing is pending when it returns, and no other thread is inside a call.
+    cdef int finish_issued(self) except -1:
+        cdef Queue *q = self.queue
+        cdef Issued last
+        while True:
+            reap(q)   # which may run anything, as waiting lets others run
+            if self.busy:
+                raise RuntimeError("close() while another thread is inside a call of this communicator")
+            if not is_pending(q):
+                return 0
+            last = <Issued> q.task[sr_flag_load(&q.issued) & q.mask].keeper
+            try:
+                self.wait_for(&last.task, NEVER_NS)
+            except Error:   # which whoever waits for the call is told
+                pass
+
+    def _attend(self):
+        """What the thread that steps issued calls cannot do without the GIL. Nobody is there to raise to."""
+        try:
+            self.describe_oldest()
+            if self.queue.trouble != DONE:
+                self.end_issued()
+            elif is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:   # else they do
+                self.stalls.heed(self, SR_WAIT_CALL)
+        except BaseException as error:
+            try:
+                self.end_by(error)
+            except BaseException:
+                pass
+        reap(self.queue)
+
+    def check(self):
+        """Raises if the communicator is closed or some rank has given up; the cold paths ask while they wait."""
+        self.check_usable()
+
+    def look(self):
+        """As check, and raises if some rank has ended meanwhile: for waits outside of any call."""
+        cdef Group *g = &self.g
+        cdef int rank
+        self.check_usable()
+        self.hear_others(g.seq)
+        look_for_lives(g)
+        for rank in range(g.size):
+            if rank != g.rank and sr_life_died(&g.lane[rank].life):
+                self.give_up(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.life_of(rank)))
+                self.raise_over()
+        for rank in range(self.world_size if g.leg != NULL else 0):
+            if leg_of(g).wire[rank] != NULL and self.alarms.has_ended(rank) and not self.alarms.has_left(rank):
+                self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, failures.CONNECTION_ENDED)
+                self.raise_over()
+
+    # A tiny call of the engine's own: start-up and agreements.
+    cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s,
+                       uint64_t signature=0) except -1:
+        cdef Call c
+        memset(&c, 0, sizeof(c))
+        c.kind, c.dtype, c.op = kind, SR_U8, op
+        c.count, c.itemsize = count, 1
+        c.nbytes = c.x_nbytes = nbytes
+        c.x = c.out = <unsigned char *> data
+        c.timeout_ns = ns_of(timeout_s)
+        c.fingerprint = fingerprint_of(&c) ^ signature << 32
+        choose_way(&self.g, &c)
+        return self.drive(&c)
+
+    def broadcast_word(self, uint64_t word):
+        """Rank 0's word, on every rank."""
+        self.call_tiny(BROADCAST, SR_SUM, sizeof(word), &word, sizeof(word), self.timeout_s)
+        return word
+
+    def all_agree(self, bint yes, double timeout_s):
+        """Whether every rank says yes."""
+        cdef uint8_t answer = yes
+        self.call_tiny(ALL_REDUCE, SR_MIN, 1, &answer, 1, timeout_s)
+        return bool(answer)
+
+    def union(self, bytes bits):
+        """The bits that any rank has set, as an int."""
+        cdef unsigned char[SR_PAYLOAD_NBYTES] part
+        cdef size_t begin, nbytes
+        result = b""
+        for begin in range(0, len(bits), SR_PAYLOAD_NBYTES):
+            nbytes = min(<size_t> SR_PAYLOAD_NBYTES, len(bits) - begin)
+            memcpy(part, <const char *> bits + begin, nbytes)
+            self.call_tiny(ALL_REDUCE, SR_BOR, nbytes, part, nbytes, self.timeout_s)
+            result += part[:nbytes]
+        return int.from_bytes(result, "little")
+
+    def announce_allocation(self, size_t nbytes, uint64_t signature, double timeout_s):
+        """Every rank is about to allocate as much for the same, of 32 bits; Mismatch when they differ."""
+        self.call_tiny(ALLOCATE, SR_SUM, nbytes, NULL, 0, timeout_s, signature)
+
+    def own_ring(self):
+        """(offset in the segment, bytes) of this rank's staging ring."""
+        cdef Group *g = &self.g
+        return sr_layout_ring_offset(g.size, g.header.ring_nbytes, g.rank), g.header.ring_nbytes
+
+    def measure_distance(self):
+        """Flips a line between rank 0 and each other rank in turn; near or far is then common knowledge."""
+        cdef Call c
+        cdef Group *g = &self.g
+        if g.size == 1:
+            return
+        memset(&c, 0, sizeof(c))
+        c.kind = PING
+        c.fingerprint = fingerprint_of(&c)
+        c.timeout_ns = ns_of(self.timeout_s)
+        c.enter = enter_ping
+        c.step = step_ping_call
+        self.drive(&c)
+        g.next_far = self.broadcast_word(g.next_far)
+        set_far(g, g.next_far)
+
+    def probe_single_copy(self, bint wanted):
+        """Whether every rank wants to read, and can, the private memory of all others; it is done from here on."""
+        cdef Group *g = &self.g
+        cdef int rank
+        for rank in range(g.size):
+            wanted = wanted and (rank == g.rank or can_read_memory_of(&g.lane[rank].life))
+        g.single_copy = self.all_agree(wanted, self.timeout_s)
+
+    def open_for_calls(self, double timeout_s):
+        """The start-up is over: calls are counted from here, and `timeout_s` is their default."""
+        self.timeout_s = timeout_s
+        self.g.first_user_seq = self.g.seq + 1
+        if self.g.leg != NULL:
+            leg_of(&self.g).first_user_seq = leg_of(&self.g).seq + 1
+        memset(&self.g.stats, 0, sizeof(Stats))
+
+    # -- shared blocks --
+
+    def set_blocks(self, list blocks):
+        """Which shared arrays this process maps: (id, begin of rank 0's part, where the own one is, stride) of each."""
+        cdef int i
+        cdef Group *g = &self.g
+        cdef Block *table = <Block *> calloc(len(blocks) + 1, sizeof(Block))
+        if table == NULL:
+            raise MemoryError()
+        for i, (block, begin, own, stride) in enumerate(sorted(blocks, key=lambda entry: entry[2])):
+            table[i].id = block
+            table[i].begin = begin
+            table[i].own = own
+            table[i].stride = stride
+        take_turn(self.queue, WAITER)
+        free(g.block)
+        g.block = table
+        g.nblocks = len(blocks)
+        self.blocks_version += 1
+        sr_flag_set(&self.queue.stepper, 0)

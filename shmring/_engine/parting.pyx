@@ -1,0 +1,87 @@
+# What ranks of other hosts have said that they call, beside what this one calls: for the words of a mismatch, and of a
+# rank that is late. May know: group, context, state.
+
+from libc.stdint cimport int64_t, uint64_t
+
+from .._core.group cimport PARTED, SR_NO_ABORT, Call, Group, sr_flag_load, sr_now_ns
+from .._internode.context cimport *
+from .state cimport State
+
+import time
+
+from . import state as _state
+
+# So long, or half of what makes it late, nobody asks whether who waits for whom is in the same call.
+cdef uint64_t ASK_NS = 1_000_000_000
+cdef uint64_t SAME_CALL_NS = 1_000_000_000
+
+
+# Of calls that do not match where one rank is in a later call already, so that they are not those that differ: a host
+# confirms soon what it called in this one, or somebody tells why it is over.
+cdef int await_same_call(State state, Call *c, object alarms) except -1:
+    cdef Leg *leg = leg_of(&state.g)
+    cdef uint64_t until_ns = sr_now_ns() + SAME_CALL_NS
+    while leg.theirs.seq != leg.ours.seq and sr_now_ns() < until_ns:
+        if alarms.hear() is not None or sr_flag_load(&state.g.header.abort) != SR_NO_ABORT:
+            return 0
+        if examine_confirmations(&state.g, c) != PARTED:
+            time.sleep(0.001)
+    return 0
+
+
+# What this rank called, what a rank says that it called, and as which of the user's calls, if not as this one: who had
+# nothing to wait for in a call meets it in a later one.
+cdef tuple parted_calls(State state):
+    cdef Leg *leg = leg_of(&state.g)
+    return (_state.described(leg.ours.fingerprint, leg.ours.count),
+            _state.described(leg.theirs.fingerprint, leg.theirs.count),
+            None if leg.theirs.seq == leg.ours.seq else call_number(leg, leg.theirs.seq))
+
+
+# Of a call that has waited for a while: a rank that waits in another one, what this rank calls, and what that one
+# does; None: nobody has said so.
+cdef tuple find_parted(State state, Call *c, object alarms):
+    cdef Leg *leg = leg_of(&state.g)
+    if leg == NULL or leg.fingerprint == 0 or sr_now_ns() - c.wait_begin_ns < min(ASK_NS, c.timeout_ns // 2):
+        return None
+    rank = alarms.compare_calls(leg.seq, leg.fingerprint, leg.count)
+    if rank is None:
+        return None
+    return rank, _state.described(leg.fingerprint, leg.count), _state.described(*alarms.call_of(rank)[1:])
+
+
+# By what came from a rank last: (which of the user's calls it was in, what that was); None: nothing came.
+cdef tuple last_call_of(State state, int rank, object alarms):
+    cdef Leg *leg = leg_of(&state.g)
+    cdef sr_wire *wire = leg.wire[rank]
+    heard = alarms.call_of(rank)
+    if wire.nreceived > 0 and (heard is None or call_number(leg, heard[0]) < call_number(leg, wire.arriving.seq)):
+        heard = wire.arriving.seq, wire.arriving.fingerprint, wire.arriving.count
+    return None if heard is None else (call_number(leg, heard[0]), _state.described(*heard[1:]))
+
+
+# Of the ranks of other hosts that a late call waits for, who is to blame. Whoever is behind most may be so because it
+# waits itself, and then has said so: rather one of which nothing is heard.
+cdef int most_suspect(State state, Call *c, object alarms) except -1:
+    cdef Group *g = &state.g
+    cdef Leg *leg = leg_of(g)
+    cdef sr_wire *wire
+    cdef int at, rank, culprit = c.awaited.rank
+    cdef int64_t awaited, most = -1
+    if culprit < g.size or leg.wire[culprit - g.size] == NULL or not says_that_it_waits(leg, culprit - g.size, alarms):
+        return culprit
+    for at in range(leg.nbusy):
+        wire = &leg.wires[leg.busy[at]]
+        rank, awaited = rank_at_end_of(leg, wire), sr_wire_length(&wire.in_)
+        if awaited > most and not says_that_it_waits(leg, rank, alarms):
+            culprit, most = remote(g, rank), awaited
+    return culprit
+
+
+# Whether the last that was heard of a rank is that it waits.
+cdef bint says_that_it_waits(Leg *leg, int rank, object alarms):
+    cdef sr_wire *wire = leg.wire[rank]
+    said = alarms.call_of(rank)
+    if said is None or wire.nreceived == 0:
+        return said is not None
+    return call_number(leg, wire.arriving.seq) <= call_number(leg, said[0])

@@ -1,0 +1,8 @@
+# Which of the calls with a priority runs next. May know: group, queue.
+
+from .queue cimport Queue, Task
+
+
+cdef void prepare_choice(Queue *q) noexcept
+cdef void become_candidate(Queue *q, Task *t) noexcept
+cdef bint goes_on(Queue *q, Task *t) noexcept nogil

@@ -1,0 +1,36 @@
+# Calls that were issued to be run in the background, in order, and who steps them. May know: group, queue.
+
+from libc.stdint cimport uint64_t
+
+from .._core.group cimport Call, Group, sr_nap
+from .queue cimport *
+
+
+cdef enum Round:      # what a round found, the most urgent last
+    IDLE, REAPABLE, WAITING, ACTIVE, WANTS_PYTHON
+
+
+cdef class Issued:
+    cdef Task task
+    cdef object communicator, kept   # stay until the call is finished
+
+    cdef int describe(self) except -1
+
+
+cdef Queue *new_queue(Group *g) except NULL
+cdef void free_queue(Queue *q) noexcept
+cdef int append(Queue *q, Task *t) except -1
+cdef void step_briefly(Queue *q) noexcept
+cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil
+cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept
+cdef void take_turn(Queue *q, uint64_t who) noexcept nogil
+cdef bint copy_begun(Queue *q, Call *c) noexcept nogil
+cdef int take_trouble(Queue *q, Call *c) noexcept nogil
+cdef void finish_all(Queue *q, int status) noexcept nogil
+cdef void reap(Queue *q) noexcept
+cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil
+cdef void rouse() noexcept
+cdef int start_thread() except -1
+cdef bint is_background() noexcept
+cdef int enlist(Errand *e, object owner) except -1
+cdef void delist(Errand *e) noexcept nogil

@@ -1,0 +1,535 @@
+# Calls that were issued to be run in the background: each communicator's queue, in order, and the one thread of this
+# process that steps whatever nobody waits for, without the GIL.
+# May know: flight_recorder, group, context, channel, priorities, queue, trace, wait, limits.
+
+import functools
+import os
+import threading
+import weakref
+
+from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+from posix.stdlib cimport posix_memalign
+from posix.unistd cimport read, write
+
+from .._core.group cimport *
+from .._core.trace cimport end_call, enter_call, step_call
+from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
+from .._internode.context cimport call_number, leg_of, sr_wire_sleep_or, sr_wire_take_news
+from .._transport.channel cimport sr_office_hears
+from .priorities cimport become_candidate, goes_on, prepare_choice
+from .queue cimport *
+from .wait cimport BRIEF_NBYTES, LONG_NAP_NS, glance, nap_after, run_steps, try_briefly
+
+from .._system import limits
+
+cdef enum:
+    FIRST_CAPACITY = 16
+    STEPS_AT_ONCE = 64             # of one queue, before the others get their turn
+    PAUSES = 30
+    SPIN_NS = 20000                # as long as blocked calls are looked at again and again
+    IDLE_NS = 1000000000
+
+cdef uint64_t FINISHED = ~<uint64_t> 0   # of Task.notify
+
+
+cdef class Issued:
+    """A call in a queue, and what has to live as long as it is there."""
+
+    def __cinit__(self, *_, **__):
+        memset(&self.task, 0, sizeof(Task))
+
+    # Where task.description says so, called with the GIL as soon as the calls before it are finished.
+    cdef int describe(self) except -1:
+        return 0
+
+
+# ---- one queue -------------------------------------------------------------------------------------------------
+
+cdef Queue *new_queue(Group *g) except NULL:
+    cdef Queue *q = <Queue *> calloc(1, sizeof(Queue))
+    if q == NULL:
+        raise MemoryError()
+    q.group = g
+    q.errand.step = run_queue
+    q.task = <Task **> calloc(FIRST_CAPACITY, sizeof(void *))
+    q.mask = FIRST_CAPACITY - 1
+    if q.task == NULL or posix_memalign(<void **> &q.bell, SR_LINE, sizeof(sr_bell)) != 0:
+        free_queue(q)
+        raise MemoryError()
+    memset(q.bell, 0, sizeof(sr_bell))
+    prepare_choice(q)
+    return q
+
+
+cdef void free_queue(Queue *q) noexcept:
+    if q != NULL:
+        free(q.task)
+        free(q.bell)
+        free(q)
+
+
+cdef int append(Queue *q, Task *t) except -1:
+    cdef uint64_t number
+    reap(q)   # which may run anything, another append too
+    number = sr_flag_load(&q.issued) + 1
+    if number - sr_flag_load(&q.reaped) > q.mask:
+        grow(q)
+    sr_flag_set(&t.number, number)
+    if t.call.priority != 0:
+        become_candidate(q, t)
+    q.task[number & q.mask] = t
+    if t.keeper != NULL:
+        Py_INCREF(<object> t.keeper)
+    sr_flag_set(&q.issued, number)
+    return 0
+
+
+cdef int grow(Queue *q) except -1:
+    cdef uint64_t mask = 2 * q.mask + 1
+    cdef uint64_t number
+    cdef Task **task = <Task **> calloc(mask + 1, sizeof(void *))
+    cdef Task **old = q.task
+    if task == NULL:
+        raise MemoryError()
+    take_turn(q, WAITER)
+    for number in range(sr_flag_load(&q.reaped) + 1, sr_flag_load(&q.issued) + 1):
+        task[number & mask] = old[number & q.mask]
+    q.task, q.mask = task, mask
+    sr_flag_set(&q.stepper, 0)
+    free(old)
+    return 0
+
+
+# Drops what the queue has kept alive for finished calls.
+cdef void reap(Queue *q) noexcept:
+    cdef uint64_t number
+    cdef Task *t
+    while sr_flag_load(&q.reaped) != sr_flag_load(&q.finished):
+        number = sr_flag_load(&q.reaped) + 1
+        t = q.task[number & q.mask]
+        sr_flag_set(&q.reaped, number)
+        if t.keeper != NULL:
+            Py_DECREF(<object> t.keeper)
+
+
+# ---- stepping: by whoever has its turn -------------------------------------------------------------------------
+
+cdef void note_trouble(Queue *q, Task *t, int status) noexcept nogil:
+    q.trouble = status
+    q.trouble_number = sr_flag_load(&t.number)
+    q.troubled = t.call
+
+
+# What a step ended with, and the call as it was then; DONE: nothing, or that call has come to its end meanwhile.
+cdef int take_trouble(Queue *q, Call *c) noexcept nogil:
+    cdef int status
+    take_turn(q, WAITER)
+    status = q.trouble
+    c[0] = q.troubled
+    if not is_pending(q) or not is_troubled(q, next_of(q)):
+        status = DONE
+    if status == DONE or status == SIGNALLED:   # which is only to hear what other hosts tell
+        q.trouble = DONE
+    sr_flag_set(&q.stepper, 0)
+    return status
+
+
+# A choice has the number of the call that it takes to the front.
+cdef inline bint is_troubled(const Queue *q, const Task *t) noexcept nogil:
+    return sr_flag_load(&t.number) == q.trouble_number and t.begun and t.call.seq == q.troubled.seq
+
+
+# For short turns that cannot be left to somebody else.
+cdef void take_turn(Queue *q, uint64_t who) noexcept nogil:
+    while not sr_flag_take(&q.stepper, who):
+        sr_yield()
+
+
+# The call that is under way, for who reads it while others may finish it; False: none is, or it is being stepped.
+cdef bint copy_begun(Queue *q, Call *c) noexcept nogil:
+    cdef bint is_there
+    if not sr_flag_take(&q.stepper, WAITER):
+        return False
+    is_there = is_pending(q) and next_of(q).begun
+    if is_there:
+        c[0] = next_of(q).call
+    sr_flag_set(&q.stepper, 0)
+    return is_there
+
+
+# False: it has to be described first.
+cdef inline bint begin(Queue *q, Task *t) noexcept nogil:
+    if not t.begun:
+        if sr_flag_load(&t.description) != DESCRIBED:
+            return False
+        t.begun = True
+        if t.before != NULL:
+            t.before(t)
+        enter_call(q.group, &t.call)
+    return True
+
+
+# The task may be gone once its number is published, and the engine once the queue is empty.
+cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
+    cdef uint64_t one = 1
+    cdef uint64_t notify
+    t.status = status
+    if status == DONE and t.after != NULL:
+        t.after(t)
+    notify = sr_flag_swap(&t.notify, FINISHED)
+    if notify != 0:
+        write(<int> (notify - 1), &one, sizeof(one))
+    if status == DONE and t.call.kind != INVALID:
+        q.group.stats.calls += 1
+    end_call(q.group, SR_COMPLETE if status == DONE else SR_RAISED)
+    if status == DONE:
+        end_wait(q.group, SR_WAIT_CALL)
+    sr_flag_publish(&q.finished, sr_flag_load(&t.number), q.bell)
+
+
+# Of a choice, and of a call that was a part of one, the queue makes something else.
+cdef inline void conclude(Queue *q, Task *t) noexcept nogil:
+    if t.turn == IN_ORDER or not goes_on(q, t):
+        finish_oldest(q, t, DONE)
+
+
+# PROGRESSED, BLOCKED, DONE once nothing is pending, UNDESCRIBED, or what ends the communicator.
+cdef int step_queue(Queue *q) noexcept nogil:
+    cdef Task *t
+    cdef int status = PROGRESSED
+    cdef int steps = 0
+    while status == PROGRESSED and steps < STEPS_AT_ONCE:
+        if not is_pending(q):
+            return DONE
+        t = next_of(q)
+        if not begin(q, t):
+            return UNDESCRIBED
+        status = step_call(q.group, &t.call)
+        if status == BLOCKED and sr_flag_spin(t.call.awaited.flag, t.call.awaited.target, PAUSES):
+            status = PROGRESSED
+        if status == PROGRESSED:
+            t.call.interrupted = False   # the wait that was is over
+            end_wait(q.group, SR_WAIT_CALL)
+        elif status == DONE:
+            conclude(q, t)
+            status = PROGRESSED
+        steps += 1
+    return status
+
+
+# What can be done at once by who has just issued a call, with the GIL held; only while calls are small.
+cdef void step_briefly(Queue *q) noexcept:
+    cdef sr_float_env env
+    cdef Task *t
+    cdef int status = DONE
+    if not sr_flag_take(&q.stepper, WAITER):
+        return
+    env = sr_float_env_enter()
+    while status == DONE and is_pending(q):
+        t = next_of(q)
+        if not begin(q, t) or t.call.nbytes > BRIEF_NBYTES or t.call.interrupted:
+            break
+        status = try_briefly(q.group, &t.call)
+        if status == DONE:
+            conclude(q, t)
+    sr_float_env_leave(env)
+    sr_flag_set(&q.stepper, 0)
+
+
+# For who waits for a task. DONE once it is finished, SIGNALLED when it is time to let Python look at its signals or
+# until_ns has come, UNDESCRIBED, or what ends the communicator.
+cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
+    cdef sr_float_env env
+    cdef Task *first
+    cdef int status = DONE
+    while not is_finished(q, t):
+        if not sr_flag_take(&q.stepper, WAITER):
+            if sr_flag_load(&q.stepper) != WAITER:
+                sr_yield()          # the thread, which is away after a step
+                continue
+            sr_flag_sleep(&q.finished, sr_flag_load(&t.number), q.bell, LONG_NAP_NS)   # whoever has its turn rings
+            if not is_finished(q, t):
+                return SIGNALLED
+            continue
+        env = sr_float_env_enter()
+        if until_ns < q.group.signal_ns:
+            q.group.signal_ns = until_ns
+        while status == DONE and not is_finished(q, t):
+            first = next_of(q)
+            status = run_steps(q.group, &first.call) if begin(q, first) else UNDESCRIBED
+            if status == DONE:
+                conclude(q, first)
+            elif status != SIGNALLED and status != UNDESCRIBED:
+                note_trouble(q, first, status)
+        sr_float_env_leave(env)
+        sr_flag_set(&q.stepper, 0)
+        if sr_flag_load(&q.nwaiters) > 1:
+            sr_bell_ring(q.bell)
+        if status != DONE:
+            return status
+    return DONE
+
+
+# For who has issued a task and stays with it for a moment, not looking at Python's signals. Whatever else ends the wait
+# is left to who waits for the task.
+cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
+    cdef int status = SIGNALLED
+    sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) + 1)
+    with nogil:
+        while status == SIGNALLED and sr_now_ns() < until_ns:
+            status = step_until(q, t, until_ns)
+    sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) - 1)
+
+
+# The communicator has come to its end: so have its calls. What would have been called next is part of what the others
+# say of a mismatch; a choice that is under way has said it.
+cdef void finish_all(Queue *q, int status) noexcept nogil:
+    cdef Task *t
+    take_turn(q, WAITER)
+    while is_pending(q):
+        t = oldest(q)
+        if not next_of(q).begun:
+            begin_call(q.group, &t.call)
+            if q.group.leg != NULL:
+                q.group.recorded.number = call_number(leg_of(q.group), leg_of(q.group).seq + 1)
+        finish_oldest(q, t, status)
+    sr_flag_set(&q.stepper, 0)
+
+
+# ---- all queues of the process ---------------------------------------------------------------------------------
+
+cdef struct Background:
+    sr_flag issued             # goes up when there is something for the thread to look at
+    sr_flag guard              # taken by who walks or changes the list
+    Errand *first
+    sr_flag thread             # which steps them; 0: there is none
+    uint64_t blocked_since_ns
+    int news                   # of an errand that waits for other hosts, an epoll descriptor; 0: none does
+    sr_flag at_news            # the thread sleeps until there are some, ...
+    int waker                  # ... or this eventfd of the errand's is written to; 0: there is none
+
+cdef Background background
+cdef sr_bell issued_bell
+memset(&background, 0, sizeof(background))
+memset(&issued_bell, 0, sizeof(issued_bell))
+
+_owners = {}   # weak references by id; listed at once, which those of a WeakSet cannot be
+
+
+# True in the thread that steps what others have begun.
+cdef bint is_background() noexcept:
+    return sr_flag_load(&background.thread) == PyThread_get_thread_ident()
+
+
+# From now on the thread steps it; owner._attend() is called when Python is needed. Also while it is enlisted already.
+cdef int enlist(Errand *e, object owner) except -1:
+    delist(e)
+    _owners[id(owner)] = weakref.ref(owner, functools.partial(_owners.pop, id(owner)))
+    take_guard()
+    e.next = background.first
+    background.first = e
+    sr_flag_set(&background.guard, 0)
+    return 0
+
+
+# The thread does not touch it any more, nor what it lies in.
+cdef void delist(Errand *e) noexcept nogil:
+    cdef Errand **link = &background.first
+    take_guard()
+    while link[0] != NULL and link[0] != e:
+        link = &link[0].next
+    if link[0] == e:
+        link[0] = e.next
+        background.waker = 0
+    sr_flag_set(&background.guard, 0)
+
+
+cdef void take_guard() noexcept nogil:
+    while not sr_flag_take(&background.guard, 1):
+        sr_yield()
+
+
+# There is something to be stepped, by the thread, which who enlists has started.
+cdef void rouse() noexcept:
+    cdef uint64_t one = 1
+    sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_bell)
+    if sr_flag_load_ordered(&background.at_news) != 0:
+        if background.waker != 0:   # and stays: who delists its errand has the GIL, too
+            write(background.waker, &one, sizeof(one))
+
+
+# Make sure that there is the thread. To be called before anything is left to it: this may raise.
+cdef int start_thread() except -1:
+    if sr_flag_load(&background.thread) == 0:
+        limits.start_thread(threading.Thread(target=_run, name="shmring-progress", daemon=True))
+    return 0
+
+
+def _run():
+    # A signal may have interrupted who started the first one, and that one runs all the same.
+    if not sr_flag_take(&background.thread, PyThread_get_thread_ident()):
+        return
+    while True:
+        with nogil:
+            serve()
+        try:
+            _attend_to_all()
+        except BaseException:   # no memory even for this: the next round tries again
+            sr_yield()
+
+
+def _attend_to_all():   # a function, so that the thread keeps no owner alive while it sleeps
+    for reference in list(_owners.values()):
+        owner = reference()
+        if owner is not None:
+            owner._attend()
+
+
+def _forget():
+    """In a forked child there is no such thread, and the queues are the parent's."""
+    _owners.clear()
+    memset(&background, 0, sizeof(background))
+    memset(&issued_bell, 0, sizeof(issued_bell))
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+# The thread's life without the GIL: until some engine has to be attended to.
+cdef void serve() noexcept nogil:
+    cdef sr_float_env env = sr_float_env_enter()
+    cdef sr_nap nap
+    cdef uint64_t heard
+    cdef int found
+    while True:
+        heard = sr_flag_load(&background.issued)
+        found = go_round(NULL)
+        if found != WAITING:
+            background.blocked_since_ns = 0
+        if found == WANTS_PYTHON or found == REAPABLE:
+            break
+        if found == ACTIVE:
+            continue
+        if found == WAITING and not blocked_long():
+            sr_yield()
+            continue
+        if background.news != 0:
+            nap_across(heard)
+            continue
+        memset(&nap, 0, sizeof(nap))
+        if sr_nap_enter(&nap, &background.issued, heard + 1, &issued_bell) and go_round(&nap) == found:
+            sr_nap_sleep(&nap, nap_ns(found))
+    sr_float_env_leave(env)
+
+
+cdef bint blocked_long() noexcept nogil:
+    cdef uint64_t now = sr_now_ns()
+    if background.blocked_since_ns == 0:
+        background.blocked_since_ns = now
+    return now - background.blocked_since_ns > SPIN_NS
+
+
+cdef uint64_t nap_ns(int found) noexcept nogil:
+    return IDLE_NS if found == IDLE else LONG_NAP_NS
+
+
+# There is no sleep that wires and flags both end: a short one at first, then longer ones.
+cdef void nap_across(uint64_t heard) noexcept nogil:
+    cdef uint64_t blocked_ns = sr_now_ns() - background.blocked_since_ns
+    cdef uint64_t ignored
+    sr_flag_publish(&background.at_news, 1, &issued_bell)
+    if sr_flag_load_ordered(&background.issued) == heard:
+        sr_wire_sleep_or(background.news, background.waker, nap_after(blocked_ns))
+    sr_flag_set(&background.at_news, 0)
+    take_guard()
+    if background.waker != 0:   # always: it may have been written to behind the last sleep
+        read(background.waker, &ignored, sizeof(ignored))
+    sr_flag_set(&background.guard, 0)
+    if sr_flag_load(&background.issued) != heard:
+        background.blocked_since_ns = 0
+
+
+# Everyone's turn. nap: also enters what they are blocked on.
+cdef int go_round(sr_nap *nap) noexcept nogil:
+    cdef int found = IDLE
+    cdef Errand *e
+    background.news = 0
+    take_guard()
+    e = background.first
+    while e != NULL:
+        found = max(found, e.step(e, nap))
+        if e.news != 0:
+            background.news, background.waker = e.news, e.waker
+        e = e.next
+    sr_flag_set(&background.guard, 0)
+    return found
+
+
+# A queue that has waiters is theirs.
+cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil:
+    cdef Queue *q = <Queue *> e
+    cdef int found = IDLE
+    cdef int news = e.news   # for which the thread may have slept
+    e.news = 0
+    if not is_pending(q):
+        return REAPABLE if sr_flag_load(&q.reaped) != sr_flag_load(&q.finished) else IDLE
+    if sr_flag_load(&q.nwaiters) == 0 and sr_flag_take(&q.stepper, BACKGROUND):
+        if news != 0:
+            sr_wire_take_news(news)
+        found = step_in_background(q, nap)
+        sr_flag_set(&q.stepper, 0)
+    return found
+
+
+cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
+    cdef int status = step_queue(q)
+    cdef uint64_t now
+    cdef Call *c
+    if status == DONE or status == PROGRESSED:
+        return ACTIVE
+    if status == BLOCKED:
+        c = &next_of(q).call
+        now = sr_now_ns()
+        status = glance(q.group, c, now)
+        if nap == NULL and (status == PROGRESSED or status == SIGNALLED) and word_is_due(q.group, now):
+            return WANTS_PYTHON
+        if q.group.leg != NULL and (status == PROGRESSED or status == SIGNALLED):
+            q.errand.news = leg_of(q.group).news
+            q.errand.waker = leg_of(q.group).office.waker
+            if not sr_office_hears(leg_of(q.group).office):
+                tell_of_wait(q.group, c)
+                return WAITING
+            status = SIGNALLED
+        elif status == PROGRESSED or status == SIGNALLED:
+            if nap != NULL:
+                tell_of_wait(q.group, c)
+            if nap != NULL and (not sr_nap_enter(nap, c.awaited.flag, c.awaited.target,
+                                                 &q.group.lane[c.awaited.rank].bell)
+                                or sr_flag_load_ordered(&q.group.header.abort) != SR_NO_ABORT):
+                return ACTIVE
+            return WAITING
+    if status != UNDESCRIBED:
+        note_trouble(q, next_of(q), status)
+        give_up_wait(q.group, SR_WAIT_CALL, sr_now_ns())
+    return WANTS_PYTHON
+
+
+# Once: the wait may have been told of by who waited for the call, and has left it.
+cdef inline void tell_of_wait(Group *g, const Call *c) noexcept nogil:
+    cdef uint64_t now
+    if sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
+        now = sr_now_ns()
+        begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, now, c.awaited.rank)
+        g.word_due_ns = now + g.stall_ns
+
+
+# Whether the wait is long enough to be spoken of, if nobody has: asked again only after as long.
+cdef inline bint word_is_due(Group *g, uint64_t now) noexcept nogil:
+    if g.stall_ns == 0 or now < g.word_due_ns or sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
+        return False
+    g.word_due_ns = now + g.stall_ns
+    return True

@@ -1,0 +1,322 @@
+# One communicator's state on one rank, and the tables that Python reads: what is there, before anything is called.
+# May know: flight_recorder, group (src), kernels, context, staging.
+
+from cpython.pythread cimport PyThread_get_thread_ident
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset, strncpy
+from posix.stdlib cimport posix_memalign
+
+from .._core.group cimport *
+from .._core.staging cimport slot_nbytes, window_nbytes_of
+from .._diagnostics.flight_recorder cimport Flight, name_in_fingerprint, name_in_record
+from .._internode.context cimport Leg, call_number, leg_of, rank_at
+
+from .._core import kernels
+from .._diagnostics.flight_recorder import (
+    ALGORITHMS, DTYPE_NBYTES, DTYPES, KINDS, MAX_RANKS, WIRES, described,  # no-cython-lint
+)
+from .._core.kernels import OPS  # no-cython-lint: for who asks here
+
+# ---- tables that Python reads: one definition each, in C -------------------------------------------------------
+
+PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", "single_copy", "chain",
+         "across", "bidirectional_ring", "halving_doubling", "double_tree")
+assert len(PATHS) == NPATHS
+TAKEN = "another thread is inside a call of this communicator; give each thread its own"
+TINY_NBYTES = SR_PAYLOAD_NBYTES
+
+
+def supported(str dtype, str op):
+    """Whether the op has a meaning for the dtype."""
+    return op in kernels.ops(dtype)
+
+
+# ---- the state -------------------------------------------------------------------------------------------------
+
+# Two slots of the largest chunk there is fit into the ring: one is filled while the other is taken. So do the few that
+# some reductions keep to.
+cdef bint fits_ring(const sr_tuning *tuning, size_t ring_nbytes) noexcept:
+    cdef uint64_t largest = max(tuning.one_chunk_nbytes, tuning.chunk_nbytes, tuning.exchange_nbytes)
+    if not 0 < tuning.chunk_nbytes or not 0 < tuning.cached_chunk_nbytes < ring_nbytes or not largest < ring_nbytes:
+        return False
+    return max(2 * slot_nbytes(largest + SR_CACHE_LINE), window_nbytes_of(tuning)) <= ring_nbytes
+
+
+# A report but for its reason. Runs no Python code.
+cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef const sr_record *record = &g.me.record[seq & (SR_RECORDS - 1)]
+    cdef const char *name = NULL
+    memset(report, 0, sizeof(sr_report))
+    if not in_call:
+        report.seq = g.first_user_seq - 1
+        return
+    report.seq = seq
+    report.number = number_in(g, seq)
+    if report.number <= 0:
+        return
+    if leg != NULL and leg.fingerprint != 0:
+        name = name_in_fingerprint(leg.fingerprint)
+    elif record.seq == seq:
+        name = name_in_record(record)
+    if name != NULL:
+        strncpy(report.op, name, SR_OP_NBYTES - 1)
+
+
+# See State.world_rank.
+cdef int world_number(Group *g, int rank) noexcept nogil:
+    if g.leg == NULL:
+        return rank
+    return rank - g.size if rank >= g.size else rank_at(leg_of(g), leg_of(g).node, rank)
+
+
+# See State.number_of.
+cdef inline int64_t number_in(Group *g, uint64_t seq) noexcept nogil:
+    if g.leg != NULL:
+        return call_number(leg_of(g), leg_of(g).seq)
+    return <int64_t> (seq - g.first_user_seq) + 1
+
+
+cdef class State:
+    """One communicator's state on one rank, over a segment that `format_segment` has begun.
+
+    `segment` has `.address` and `.nbytes` and is kept alive.
+    """
+
+    def __cinit__(self, segment, int rank, int size, **_):
+        cdef Group *g = &self.g
+        cdef uintptr_t base = segment.address
+        cdef int i
+        memset(g, 0, sizeof(Group))
+        g.header = <sr_header *> base
+        if g.header.magic != SR_MAGIC or g.header.nranks != size or size > SR_MAX_RANKS or not 0 <= rank < size:
+            raise ValueError(f"this is not a segment of {size} ranks, or not one of this version of shmring")
+        if segment.nbytes < sr_layout_segment_nbytes(size, g.header.ring_nbytes, g.header.message_ring_nbytes):
+            raise ValueError(f"the segment of {size} ranks is only {segment.nbytes} bytes long")
+        g.lane = <sr_lane **> calloc(size, sizeof(void *))
+        g.ring = <unsigned char **> calloc(size, sizeof(void *))
+        g.source = <const void **> calloc(size + 1, sizeof(void *))
+        g.target = <void **> calloc(size + 1, sizeof(void *))
+        # No page of it is there before it is used.
+        if (g.lane == NULL or g.ring == NULL or g.source == NULL or g.target == NULL
+                or posix_memalign(<void **> &g.scratch, SR_PAGE, SCRATCH_NBYTES + size * SR_CACHE_LINE) != 0):
+            raise MemoryError()
+        for i in range(size):
+            g.lane[i] = sr_layout_lane(g.header, i)
+            g.ring[i] = <unsigned char *> base + sr_layout_ring_offset(size, g.header.ring_nbytes, i)
+        g.rank = rank
+        g.size = size
+        g.me = g.lane[rank]
+        g.recorded = &g.me.record[0]
+
+    def __init__(self, segment, int rank, int size, *, str isa, list tuning, double timeout_s):
+        cdef Group *g = &self.g
+        self.segment = segment
+        self.flight = Flight(segment)
+        self.timeout_s = timeout_s
+        isa_bytes = isa.encode()
+        g.kernels = SR_FAULT_KERNELS(find_kernels(isa_bytes))
+        if g.kernels == NULL:
+            raise ValueError(f"SHMRING_ISA={isa}: this machine has {', '.join(kernels.isas())}")
+        g.seq = g.verified = g.header.first_seq
+        g.first_user_seq = g.seq + (<uint64_t> 1 << 62)   # far ahead: no call is the user's yet
+        g.position = g.credit = g.pings = first_position(g.header)
+        g.tunings[0], g.tunings[1] = tuning
+        g.next_far = g.header.forced_path == 2
+        set_far(g, g.next_far)
+        self.be_patient(pauses=20, brief_pauses=0, brief_yields=0, yield_ns=200_000, sleep_ns=4_000_000,
+                        look_ns=100_000, ping_interval_ns=1_000_000_000, zero_copy_nbytes=0, crowded=False)
+        g.ring_nbytes = g.header.ring_nbytes
+        g.lap_nbytes = sr_layout_lap_nbytes(g.ring_nbytes)
+        if not fits_ring(&g.tunings[0], g.ring_nbytes) or not fits_ring(&g.tunings[1], g.ring_nbytes):
+            raise ValueError("the staging rings of this communicator are smaller than its tuning needs")
+        if (g.tunings[0].small_nbytes != g.tunings[1].small_nbytes
+                or g.tunings[0].fuse_nbytes != g.tunings[1].fuse_nbytes
+                or g.tunings[0].chain_nbytes != g.tunings[1].chain_nbytes):
+            raise ValueError("the tuning of this communicator differs near and far where it must not")
+
+    def __dealloc__(self):
+        free(self.g.lane)
+        free(self.g.ring)
+        free(self.g.source)
+        free(self.g.target)
+        free(self.g.scratch)
+        free(self.g.block)
+
+    def be_patient(self, *, int pauses, int brief_pauses, int brief_yields, uint64_t yield_ns, uint64_t sleep_ns,
+                   uint64_t look_ns, uint64_t ping_interval_ns, size_t zero_copy_nbytes, bint crowded):
+        """How to wait from now on: pauses, then yields, then sleep, with a look at all else now and then.
+
+        brief_pauses and brief_yields are for small calls, before the GIL is let go. ping_interval_ns is the
+        least time between two measurements of the distance; from zero_copy_nbytes on messages are worth
+        zero-copy's second synchronisation. crowded: there are more ranks than CPUs.
+        """
+        self.g.pauses = pauses
+        self.g.brief_pauses = brief_pauses
+        self.g.brief_yields = brief_yields
+        self.g.yield_ns = yield_ns
+        self.g.sleep_ns = sleep_ns
+        self.g.look_ns = look_ns
+        self.g.ping_interval_ns = ping_interval_ns
+        self.g.zero_copy_nbytes = zero_copy_nbytes
+        self.g.crowded = crowded
+
+    # The shared block that holds these bytes in this rank's part of it; False: private memory.
+    cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept:
+        cdef Group *g = &self.g
+        cdef uintptr_t begin = <uintptr_t> address
+        cdef uintptr_t own
+        cdef size_t stride
+        cdef int low = 0, high = g.nblocks, middle
+        while low < high:
+            middle = (low + high) // 2
+            if g.block[middle].own <= begin:
+                low = middle + 1
+            else:
+                high = middle
+        if low == 0:
+            return False
+        own = g.block[low - 1].own
+        stride = g.block[low - 1].stride
+        if begin - own > stride or nbytes > stride - (begin - own):
+            return False
+        block[0] = g.block[low - 1].id
+        offset[0] = begin - own
+        return True
+
+    # -- calls of several steps --
+
+    # Between the steps of a call that a thread has claimed only that thread may call.
+    cdef bint may_call(self) noexcept:
+        return self.claimant == 0 or self.claimant == <unsigned long> PyThread_get_thread_ident()
+
+    # -- what tools and errors read --
+
+    @property
+    def rank(self):
+        return self.g.rank
+
+    @property
+    def size(self):
+        return self.g.size
+
+    @property
+    def seq(self):
+        return self.g.seq
+
+    def number_of(self, uint64_t seq):
+        """Which of the user's calls a sequence number means: the first is 1, the engine's own are 0 or less.
+
+        Of several hosts' calls, which have several local ones each, it is the last one that this rank has begun.
+        """
+        return number_in(&self.g, seq)
+
+    def world_rank(self, int rank):
+        """The number among the ranks of all hosts of a local one, or of one of another host where a wait told of it."""
+        return world_number(&self.g, rank)
+
+    def name_of(self, rank):
+        """A rank in words. Numbers as in `world_rank`; None: any."""
+        return "any rank" if rank is None else f"rank {self.world_rank(rank)}"
+
+    @property
+    def world_size(self):
+        return self.g.size if self.g.leg == NULL else leg_of(&self.g).size
+
+    @property
+    def isa(self):
+        return self.g.kernels.isa.decode()
+
+    # This rank's report of why it gives up. seq: of its call, or of the last one, if it is in none; None where no
+    # collective failed. op: the name of what failed, if not of that call.
+    cdef sr_report report_of(self, object seq, str reason, str op):
+        cdef sr_report report
+        cdef bytes text = reason.encode("utf-8", "backslashreplace")[:SR_REASON_NBYTES - 1]
+        cdef bytes name
+        begin_report(&self.g, &report, seq is not None, 0 if seq is None else seq)
+        if op is not None:
+            name = op.encode()[:SR_OP_NBYTES - 1]
+            memset(report.op, 0, SR_OP_NBYTES)
+            memcpy(report.op, <const char *> name, len(name))
+        memcpy(report.reason, <const char *> text, len(text))
+        return report
+
+    def abort_report(self):
+        """What the rank that gave up first has said, as `Flight.abort_report`; None while nobody has."""
+        return self.flight.abort_report()
+
+    def record_of(self, int rank, seq):
+        """What a rank called as its seq-th call, as a dict; None when it has not, or too long ago."""
+        return self.flight.record_of(rank, seq)
+
+    def own_call(self, seq):
+        """As record_of, of this rank; of a call of several hosts also where no local step of it has begun."""
+        cdef Leg *leg = leg_of(&self.g)
+        if leg == NULL or leg.fingerprint == 0:
+            return self.record_of(self.g.rank, seq)
+        return described(leg.fingerprint, leg.count)
+
+    def last_seq_of(self, int rank):
+        """The highest sequence number that a rank has begun."""
+        cdef uint64_t last = sr_flag_load(&self.g.lane[rank].line[0].seq)
+        cdef uint64_t seq
+        cdef int i
+        for i in range(1, SR_LINES):
+            seq = sr_flag_load(&self.g.lane[rank].line[i].seq)
+            if <int64_t> (seq - last) > 0:
+                last = seq
+        return last
+
+    def key(self):
+        """A secret of those who map the segment."""
+        return <bytes> self.g.header.key[:SR_KEY_NBYTES]
+
+    def tell_view(self, bytes view):
+        """Says to all others which of them this rank goes on with; see views."""
+        cdef uint64_t[SR_VIEW_WORDS] words
+        if len(view) != SR_VIEW_NBYTES:
+            raise ValueError(f"a view has {SR_VIEW_NBYTES} bytes")
+        memcpy(words, <const char *> view, SR_VIEW_NBYTES)
+        sr_views_tell(&self.g.me.views, words)
+
+    def view_of(self, int rank):
+        """What a rank has said so last; None: nothing."""
+        cdef uint64_t[SR_VIEW_WORDS] words
+        if sr_views_read(&self.g.lane[rank].views, words) == 0:
+            return None
+        return (<unsigned char *> words)[:SR_VIEW_NBYTES]
+
+    def has_gone(self, int rank):
+        """Whether a rank has ended, or left."""
+        look_for_lives(&self.g)
+        return fate_of(&self.g.lane[rank].life) != PROGRESSED
+
+    def look_for_lives(self):
+        """From here on ranks that the kernel does not watch are looked for: (these, the hidden ones)."""
+        cdef Group *g = &self.g
+        unwatched = [rank for rank in range(g.size) if sr_life_is_unwatched(&g.lane[<int> rank].life)]
+        hidden = [rank for rank in unwatched if sr_life_seek(&g.lane[<int> rank].life) != 0]
+        g.looks_for_lives = bool(unwatched) and not hidden
+        return unwatched, hidden
+
+    def life_of(self, int rank):
+        """(pid, start time) of a rank, as it said when it joined."""
+        return self.flight.life_of(rank)
+
+    def message_rings(self):
+        """(bytes of each, first sequence number), as rank 0 of the host has laid them out."""
+        return self.g.header.message_ring_nbytes, self.g.header.first_seq
+
+    def stats(self):
+        """Counters since the communicator began; see Comm.stats."""
+        cdef Group *g = &self.g
+        cdef int i
+        far = "far" if g.far else "near"
+        return {
+            "calls": g.stats.calls, "bytes_sent": g.stats.bytes_sent,
+            "bytes_over_wire": g.stats.bytes_over_wire, "steps": g.stats.steps,
+            "paths": {name: g.stats.path[i] for i, name in enumerate(PATHS)},
+            "path": PATHS[g.stats.last_path] if g.stats.calls else None,
+            "distance": far, "round_trip_ns": g.round_trip_ns, "isa": self.isa,
+        }

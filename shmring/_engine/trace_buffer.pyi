@@ -1,0 +1,10 @@
+from typing import Any
+
+from .engine import Engine
+
+TRACED: tuple[str, ...]
+
+class Recorder:
+    def __init__(self, engine: Engine, capacity: int) -> None: ...
+    def stop(self) -> None: ...
+    def slices(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int, int]: ...

@@ -1,0 +1,270 @@
+# Running a call to its end: pauses, then yields, then sleep, with a look at whatever may end the wait otherwise.
+# May know: flight_recorder, group, context, channel, schedule, trace.
+
+from libc.stdint cimport int64_t, uint64_t
+
+from .._core.group cimport *
+from .._core.schedule cimport *
+from .._core.trace cimport step_call
+from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
+from .._internode.context cimport Leg, examine, furthest_behind, leg_of, move, sr_wire_sleep
+from .._transport.channel cimport sr_office_hears
+
+
+cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
+    return 0 if runs_here(g, c.awaited.rank) else pauses
+
+
+cdef int run_steps(Group *g, Call *c) noexcept nogil:
+    cdef int status
+    if c.interrupted:
+        status = wait_long(g, c)
+        if status != PROGRESSED:
+            return status
+    while True:
+        status = step_call(g, c)
+        if status == PROGRESSED:
+            continue
+        if status != BLOCKED:
+            return status
+        if g.leg != NULL or not sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.pauses)):
+            status = wait_long(g, c)
+            if status != PROGRESSED:
+                return status
+
+
+# A short try with the GIL held: pauses when every rank has a CPU, else a yield or two for those awaited.
+cdef int try_briefly(Group *g, Call *c) noexcept nogil:
+    cdef int yields = 0
+    cdef int status = PROGRESSED
+    while status == PROGRESSED:
+        status = step_call(g, c)
+        if status == BLOCKED and g.leg == NULL:
+            if sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.brief_pauses)):
+                status = PROGRESSED
+            elif yields < g.brief_yields:
+                sr_yield()
+                yields += 1
+                status = PROGRESSED
+    return status
+
+
+# As wait_until_there; others can read for whom this rank waits.
+cdef int wait_long(Group *g, Call *c) noexcept nogil:
+    cdef int status = wait_until_there(g, c)
+    if status == PROGRESSED:
+        end_wait(g, SR_WAIT_CALL)
+    elif status != SIGNALLED:
+        give_up_wait(g, SR_WAIT_CALL, sr_now_ns())
+    return status
+
+
+# Yields, then sleeps; now and then looks around. PROGRESSED: the flag is there.
+cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t now = sr_now_ns()
+    cdef int status
+    g.next_look_ns = now + g.look_ns
+    if not c.interrupted:
+        g.glanced_ns = c.wait_begin_ns = now
+    c.interrupted = False
+    while not sr_flag_reached(c.awaited.flag, c.awaited.target):
+        if g.leg != NULL:
+            status = move(g, c)
+            if status != BLOCKED:
+                return status
+        status = glance(g, c, now)
+        if status != PROGRESSED:
+            c.interrupted = status == SIGNALLED
+            return status
+        if now - c.wait_begin_ns < g.yield_ns:
+            sr_yield()
+            now = sr_now_ns()
+            continue
+        begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, c.wait_begin_ns, c.awaited.rank)
+        if g.leg != NULL:
+            sleep_across(g, c, now)
+        else:
+            sleep_among_neighbours(g, c, now)
+        now = sr_now_ns()
+    return PROGRESSED
+
+
+# At most until it is time to look for Python's signals, or to leave a call that was only lingered with.
+cdef inline uint64_t longest_sleep_ns(Group *g, uint64_t now) noexcept nogil:
+    cdef uint64_t until_ns = max(g.next_look_ns, g.signal_ns)
+    return min(g.sleep_ns, until_ns - now) if until_ns > now else g.sleep_ns
+
+
+cdef void sleep_among_neighbours(Group *g, Call *c, uint64_t now) noexcept nogil:
+    cdef sr_nap nap
+    nap.n = 0
+    if (sr_nap_enter(&nap, c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell)
+            and sr_flag_load_ordered(&g.header.abort) == SR_NO_ABORT
+            and sleep_until_death(g, &nap, longest_sleep_ns(g, now))):
+        g.next_look_ns = 0
+
+
+# The end of a sleep, of who has watched a bell and looked again. True: some rank has died, which has to be looked at.
+cdef bint sleep_until_death(Group *g, sr_nap *nap, uint64_t longest_ns) noexcept nogil:
+    cdef int rank, ndead = 0
+    for rank in range(g.size):
+        if rank != g.rank and not sr_nap_watch_life(nap, &g.lane[rank].life):
+            ndead += 1
+    if ndead == g.ndead:
+        return sr_nap_sleep_among_lives(nap, longest_ns)
+    # The kernel has woken one, whom it may not concern.
+    for rank in range(g.size):
+        if rank != g.rank and sr_life_died(&g.lane[rank].life):
+            sr_life_tell(&g.lane[rank].life)
+    g.ndead = ndead
+    return True
+
+
+cdef void sleep_across(Group *g, Call *c, uint64_t now) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef uint64_t longest_ns
+    cdef bint awaits_neighbour = c.awaited.rank < g.size
+    if leg.nbusy == 0 and awaits_neighbour:
+        sleep_among_neighbours(g, c, now)
+    else:
+        longest_ns = longest_sleep_ns(g, now)
+        sr_wire_sleep(leg.news, min(longest_ns, nap_after(now - c.wait_begin_ns)) if awaits_neighbour else longest_ns)
+
+
+# Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.
+cdef int glance(Group *g, Call *c, uint64_t now) noexcept nogil:
+    if not SR_CHECKS:
+        return PROGRESSED
+    if c.deadline_ns == 0:
+        c.deadline_ns = now + c.timeout_ns
+    else:
+        c.deadline_ns += sr_time_away(g.glanced_ns, now)
+    g.glanced_ns = now
+    if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
+        return ABORTED
+    if now < g.next_look_ns:
+        return PROGRESSED
+    g.next_look_ns = now + g.look_ns
+    return look_around(g, c, now)
+
+
+# Whether a dead rank has left this call undone: one that has done its part may end without closing.
+cdef inline bint is_missed(Group *g, Call *c, int rank) noexcept nogil:
+    if rank == c.awaited.rank:
+        return not sr_flag_reached(c.awaited.flag, c.awaited.target)
+    return not sr_flag_reached(&line_of(g, rank, c.seq).seq, c.seq)
+
+
+# The first call that not everybody has come to; the next one if all are in this.
+cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t seq = g.verified
+    cdef int rank
+    while seq != c.seq:
+        seq += 1
+        for rank in range(g.size):
+            if not sr_flag_reached(&line_of(g, rank, seq).seq, seq):
+                return seq
+    return c.seq + 1
+
+
+# How far a rank is from where this call begins; as far as that if it has come to the call, whatever it needed before.
+# In a double tree no rank is behind the one that all wait for in any of the four ways in which each goes ahead.
+cdef int64_t progress_of(Group *g, Call *c, int rank, bint has_come) noexcept nogil:
+    cdef int64_t some, progress = 0
+    cdef int which
+    for which in range(SR_STAGED, (SR_HANDED if c.algorithm == DOUBLE_TREE else SR_STAGED) + 1):
+        some = <int64_t> (sr_flag_load(counter(g, rank, which)) - g.position)
+        progress += max(some, 0) if has_come else some
+    return progress
+
+
+# Where a rank is an inner node. Who is one in both trees, as the root of the first, waits upwards for all of that, and
+# downwards for who is above it in the second.
+cdef inline int depth_above(Group *g, int rank) noexcept nogil:
+    return sr_double_tree_depth(rank, g.size, not sr_double_tree_is_inner(rank, g.size, 0))
+
+
+cdef inline int depth_below(Group *g, int rank) noexcept nogil:
+    return sr_double_tree_depth(rank, g.size, sr_double_tree_is_inner(rank, g.size, 1))
+
+
+# Of ranks of a double tree that are as far as each other those below in it wait for those above if they have results to
+# hand down; else it is the other way round. The least is to blame.
+cdef int order_of(Group *g, Call *c, int rank) noexcept nogil:
+    cdef uint64_t reduced = sr_flag_load(counter(g, rank, SR_REDUCED))
+    if c.algorithm != DOUBLE_TREE:
+        return 0
+    if sr_flag_reached(counter(g, rank, SR_HANDED), reduced):
+        return -depth_above(g, rank)
+    return depth_below(g, rank)
+
+
+# Who keeps this rank waiting in the end: who has not come to the call, else the rank awaited. Where that may be waiting
+# itself for another, who is least far: of several that are as far the first, but for double trees.
+cdef int latest(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t seq
+    cdef bint all_came, relayed
+    cdef int64_t progress, least = 0
+    cdef int culprit = -1, first = 0
+    cdef int order, rank
+    if c.awaited.rank >= g.size:   # of another host, so that it has no lane here
+        return furthest_behind(g, c)
+    relayed = c.relayed and (c.algorithm == DOUBLE_TREE or c.awaited.flag == counter(g, c.awaited.rank, SR_STAGED))
+    seq = first_not_reached(g, c)
+    all_came = seq == c.seq + 1
+    if all_came and not relayed:
+        return c.awaited.rank
+    for rank in range(g.size):
+        if rank != g.rank and (all_came or not sr_flag_reached(&line_of(g, rank, seq).seq, seq)):
+            progress = progress_of(g, c, rank, all_came) if c.relayed else 0
+            order = order_of(g, c, rank)
+            if culprit < 0 or progress < least or (progress == least and order < first):
+                culprit, least, first = rank, progress, order
+    return culprit if culprit >= 0 else c.awaited.rank
+
+
+# Who waits for one that may wait itself would blame the wrong rank: it says so later, whoever knows better first. Up a
+# tree that is who waits for the smaller subtree; down, and for a master, all wait for what is still on its way up.
+cdef uint64_t courtesy_ns(Group *g, Call *c) noexcept nogil:
+    cdef int waits = 0
+    if c.algorithm == DOUBLE_TREE and c.awaited.rank < g.size:
+        return <uint64_t> waits_in_double_tree(g, c) * COURTESY_NS
+    if (c.algorithm != TREE and c.algorithm != MASTER) or c.awaited.rank >= g.size:
+        return 0
+    if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
+        waits = sr_tree_steps(g.size) + 1
+    elif c.algorithm == TREE:
+        while 1 << waits < c.awaited.rank - g.rank:
+            waits += 1
+    return <uint64_t> waits * COURTESY_NS
+
+
+# A leaf has only itself to blame; of others the farther from the leaves, and then the farther from the root.
+cdef int waits_in_double_tree(Group *g, Call *c) noexcept nogil:
+    cdef int steps = sr_tree_steps(g.size)
+    if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
+        return steps - depth_above(g, c.awaited.rank)
+    if c.awaited.flag == counter(g, c.awaited.rank, SR_HANDED):
+        return steps + 1 + depth_below(g, c.awaited.rank)
+    return 2 * steps + 1 if c.awaited.flag == counter(g, c.awaited.rank, SR_COPIED) else 0
+
+
+cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
+    cdef int rank, status
+    look_for_lives(g)
+    for rank in range(g.size):
+        if rank != g.rank and sr_life_died(&g.lane[rank].life) and is_missed(g, c, rank):
+            c.awaited.rank = rank
+            return DEAD
+    if c.awaited.rank < g.size and sr_life_state(&g.lane[c.awaited.rank].life) == SR_CLOSED:
+        # It may have published before it left.
+        return PROGRESSED if sr_flag_reached(c.awaited.flag, c.awaited.target) else LEFT
+    if now >= c.deadline_ns + courtesy_ns(g, c):
+        c.awaited.rank = latest(g, c)
+        return LATE
+    if now >= g.signal_ns or (g.leg != NULL and sr_office_hears(leg_of(g).office)):
+        g.signal_ns = now + SIGNAL_INTERVAL_NS
+        correct_wait(g, SR_WAIT_CALL, SR_IN_CALL, latest(g, c))
+        status = examine(g, c) if g.leg != NULL else PROGRESSED
+        return SIGNALLED if status == PROGRESSED else status
+    return PROGRESSED

@@ -1,5 +1,0 @@
-# All_reduce of private arrays without staging. May know: _group.
-
-from ._group cimport Call, Group
-
-cdef int step_fetched(Group *g, Call *c) noexcept nogil

@@ -1,6 +1,0 @@
-# Recursive halving and doubling: an explicit algorithm that folds in an order of its own. May know: _group.
-
-from ._group cimport Call, Group
-
-cdef void enter_halving(Group *g, Call *c) noexcept nogil
-cdef int step_halving(Group *g, Call *c) noexcept nogil

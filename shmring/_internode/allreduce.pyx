@@ -1,0 +1,476 @@
+# Large all_reduce and reduce of ranks of several hosts. The ranks of a host reduce among themselves first, so that
+# every byte crosses the wire once for all of them; then hosts exchange partial results and fold them in the order of
+# hosts; then each host hands the result to its ranks. Everybody takes part in the middle step: a local rank owns a
+# slice and has connections of its own to those that own it elsewhere. (Hierarchical all-reduce, as in Horovod and
+# NCCL; the exchange is a direct reduce-scatter and all-gather: 2(H-1)/H of a slice over the wire, for H hosts.)
+# May know: group, context, local_step, partials. Every function returns at once; what it waits for is in call.awaited.
+
+from libc.stddef cimport size_t
+
+from .._core.group cimport *
+from .context cimport *
+from .local_step cimport begin_local, finish_crossing, new_local, step_crossing
+from .partials cimport *
+
+
+# ---- large: slices of stretches ----------------------------------------------------------------------------------
+
+# A message goes in stretches, so that one is on the wire while the next is reduced and the one before is handed out.
+# The order in which local ranks take their steps, and in which messages follow each other on a connection, is fixed: a
+# *turn* reduces one stretch locally, folds an earlier one, posts the first one's exchange, and gathers a third. Where
+# nodes are in groups each folds in its group first, and then what the nodes in its place made of it in other groups.
+cdef enum:
+    REDUCING, FOLDING, JOINING, POSTING, GATHERING   # stages of a turn
+    FOLD_LAG = 3         # turns from reducing a stretch locally to folding what other hosts made of it
+    FOLD_LAG_IN_GROUPS = 2   # ... and from there to folding what other groups made of it
+
+
+# Slices begin at whole cache lines, as far as the message does.
+cdef inline size_t grain_of(Leg *leg) noexcept nogil:
+    return SR_CACHE_LINE // leg.itemsize
+
+
+# Where the slice of a local rank of a node begins, in elements of a stretch of `count`.
+cdef size_t slice_at(Leg *leg, int node, int local, size_t count) noexcept nogil:
+    return sr_slice_begin_grained(count, leg.nlocal[node], local, grain_of(leg))
+
+
+cdef inline size_t own_slice(Leg *leg, size_t count) noexcept nogil:
+    return slice_at(leg, leg.node, leg.local_of[leg.rank], count)
+
+
+cdef inline size_t end_of_own_slice(Leg *leg, size_t count) noexcept nogil:
+    return slice_at(leg, leg.node, leg.local_of[leg.rank] + 1, count)
+
+
+# Which rank of a node owns an element, and where its slice ends.
+cdef inline int owner_on(Leg *leg, int node, size_t element, size_t count, size_t *end) noexcept nogil:
+    cdef int local = 0
+    while slice_at(leg, node, local + 1, count) <= element:
+        local += 1
+    end[0] = slice_at(leg, node, local + 1, count)
+    return rank_at(leg, node, local)
+
+
+cdef inline bint is_even(Group *g, size_t count) noexcept nogil:
+    return count % (<size_t> g.size * grain_of(leg_of(g))) == 0
+
+
+# Some stretches even of a short message, as long as they are worth a step each. itemsize: of partial results.
+cdef size_t stretch_count_of(Leg *leg, size_t count, size_t itemsize) noexcept nogil:
+    cdef size_t nbytes = max(min(count * itemsize // 4, leg.stretch_nbytes), leg.least_stretch_nbytes)
+    return max(nbytes // leg.even_nbytes, <size_t> 1) * leg.even_nbytes // itemsize
+
+
+# Of the room for a stretch: this rank's partial result where it has no other place, its final one, what is sent of them
+# where that is written shorter, and what comes from other nodes.
+cdef inline unsigned char *room_of(Leg *leg, int number, int which) noexcept nogil:
+    return leg.room + (<size_t> (number % MOST_UNDER_WAY) * (OTHER_SLICES + leg.nnodes) + which) * leg.slice_nbytes
+
+
+cdef enum:
+    PARTIAL, RESULT, ENCODED, ARRIVED   # places in it
+
+
+cdef inline unsigned char *arrived_from(Leg *leg, int number, int node) noexcept nogil:
+    return room_of(leg, number, ARRIVED + place_of(leg, node))
+
+
+# The own slice of a stretch, reduced on this host; and where its result belongs, which may be the same place.
+cdef inline const unsigned char *partial_of(Group *g, Call *c, int number) noexcept nogil:
+    if is_partial_itself(g, c):
+        return c.x + stretch_at(leg_of(g), number).begin * c.itemsize
+    return place_for_partial(g, c, number)
+
+
+cdef inline unsigned char *place_for_partial(Group *g, Call *c, int number) noexcept nogil:
+    if c.kind == REDUCE or leg_of(g).dtype != c.dtype:
+        return room_of(leg_of(g), number, PARTIAL)
+    return result_of(g, c, number)
+
+
+cdef inline unsigned char *result_of(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    if c.kind == REDUCE:
+        return room_of(leg, number, RESULT)
+    return c.out + (s.begin + own_slice(leg, s.count)) * c.itemsize
+
+
+# Where all fold all, and what is sent is written shorter, a host has to fold that, too.
+cdef inline bint keeps_what_it_sends(Leg *leg, Call *c) noexcept nogil:
+    return leg.format != SR_WIRE_NATIVE and not leg.in_parts and c.kind != REDUCE
+
+
+# What of the partial result this host goes on with.
+cdef inline const unsigned char *kept_of(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    if keeps_what_it_sends(leg, c):
+        return room_of(leg, number, PARTIAL)
+    return partial_of(g, c, number)
+
+
+# Elements of the own slices of all stretches, with room for some more: for each what was lost by sending it shorter.
+cdef inline size_t residual_pitch(Leg *leg, size_t stretch_count) noexcept nogil:
+    return stretch_count // leg.nlocal[leg.node] + SR_CACHE_LINE
+
+
+cdef size_t residual_count(Leg *leg, size_t count) noexcept nogil:
+    cdef size_t length = stretch_count_of(leg, count, sizeof(float))
+    return (count + length - 1) // length * residual_pitch(leg, length)
+
+
+cdef inline float *residual_of(Leg *leg, Call *c, int number) noexcept nogil:
+    return NULL if c.residual == NULL else c.residual + number * residual_pitch(leg, leg.stretch_count)
+
+
+cdef void start_large(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    leg.in_parts = goes_in_parts(leg, c)
+    choose_partials(leg, c, c.wire if leg.in_parts or leg.nnodes == 2 else <int> SR_WIRE_NATIVE)
+    leg.stretch_count = stretch_count_of(leg, c.count, leg.itemsize)
+    leg.fold_lag = FOLD_LAG
+    leg.lag = 2 * FOLD_LAG if leg.in_parts else FOLD_LAG
+    if c.nodes_in_group > 0 and leg.in_parts:
+        leg.per_group = c.nodes_in_group
+        leg.fold_lag = FOLD_LAG_IN_GROUPS
+        leg.lag = 3 * FOLD_LAG_IN_GROUPS
+
+
+# That each host folds a part for all is less on the wire with three hosts and more. With two it is as much, one hop
+# more, and half the work, which counts where a message is long.
+cdef inline bint goes_in_parts(const Leg *leg, const Call *c) noexcept nogil:
+    if leg.nborders > SR_WIRE_QUEUE // 2:
+        return False
+    return leg.nnodes > 2 or (c.kind != REDUCE and c.nbytes >= leg.parts_nbytes)
+
+
+cdef inline bint are_grouped(const Leg *leg) noexcept nogil:
+    return leg.per_group < leg.nnodes
+
+
+# The first node of the own group, and the own place in it.
+cdef inline int own_group(const Leg *leg) noexcept nogil:
+    return leg.node - leg.node % leg.per_group
+
+
+cdef inline int own_place(const Leg *leg) noexcept nogil:
+    return leg.node % leg.per_group
+
+
+cdef int step_large(Group *g, Call *c) noexcept nogil:
+    return step_crossing(g, c, start_large, stage_large)
+
+
+cdef inline void next_stage(Leg *leg) noexcept nogil:
+    leg.stage += 1
+    if leg.stage > GATHERING:
+        leg.stage = REDUCING
+        leg.turn += 1
+
+
+cdef int stage_large(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int last = nstretches(leg, c)
+    cdef int status = DONE
+    if leg.stage == REDUCING:
+        if leg.turn == last + leg.lag:
+            return finish_crossing(g, c)
+        if leg.turn < last:
+            status = reduce_locally(g, c, leg.turn)
+    elif leg.stage == FOLDING:
+        if 0 <= leg.turn - leg.fold_lag < last:
+            status = fold_stretch(g, c, leg.turn - leg.fold_lag)
+    elif leg.stage == JOINING:
+        if are_grouped(leg) and 0 <= leg.turn - 2 * leg.fold_lag < last:
+            status = join_groups(g, c, leg.turn - 2 * leg.fold_lag)
+    elif leg.stage == POSTING:
+        if leg.turn < last:
+            status = exchange_slices(g, c, leg.turn)
+    elif 0 <= leg.turn - leg.lag < last:
+        status = gather_result(g, c, leg.turn - leg.lag)
+    if status != BLOCKED:   # a local step has to end first
+        next_stage(leg)
+        return PROGRESSED
+    return status
+
+
+# DONE: nothing is to be done locally. PROGRESSED: a local step has begun.
+cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef const unsigned char *x
+    cdef Call *step
+    cdef size_t begin
+    cdef int local
+    if s.sending > 0:   # of the stretch that was there before
+        return blocked_on_wires(g, c)
+    lay_out(leg, c, number)
+    x = c.x + s.begin * c.itemsize
+    if is_partial_itself(g, c):
+        return DONE
+    if g.size == 1 and leg.dtype != c.dtype:
+        summands(g, c, x, s.count, place_for_partial(g, c, number))
+        return DONE
+    step = new_reduction(g, c, REDUCE_SCATTER, slice_at(leg, leg.node, 1, s.count))
+    step.x = summands(g, c, x, s.count, leg.scratch)
+    step.out = place_for_partial(g, c, number)
+    if not is_even(g, s.count):
+        for local in range(g.size):
+            begin = slice_at(leg, leg.node, local, s.count)
+            leg.given[local].data = <unsigned char *> step.x + begin * leg.itemsize
+            leg.given[local].nbytes = (slice_at(leg, leg.node, local + 1, s.count) - begin) * leg.itemsize
+        step.given = leg.given
+    begin_local(g, c)
+    return PROGRESSED
+
+
+# ---- between hosts ---------------------------------------------------------------------------------------------
+
+# Up to where the elements from `at` on have the same owner on every node.
+cdef inline size_t next_border(Leg *leg, size_t at, size_t count) noexcept nogil:
+    cdef size_t next = count
+    cdef size_t end
+    cdef int node
+    for node in range(leg.nnodes):
+        owner_on(leg, node, at, count, &end)
+        next = min(next, end)
+    return next
+
+
+# What a node folds of the elements from `at` to before `end`: *begin and its length. All fold all, or each a part.
+cdef inline size_t part_of(Leg *leg, int node, size_t at, size_t end, size_t *begin) noexcept nogil:
+    if not leg.in_parts:
+        begin[0] = at
+        return end - at
+    node %= leg.per_group
+    begin[0] = at + sr_slice_begin_grained(end - at, leg.per_group, node, grain_of(leg))
+    return at + sr_slice_begin_grained(end - at, leg.per_group, node + 1, grain_of(leg)) - begin[0]
+
+
+# Of the own slice: to everyone on other hosts that owns some of it. In parts, each host gets the part that it folds of
+# every run of elements with the same owners everywhere; else there is one message for each that owns some.
+cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef size_t end = end_of_own_slice(leg, s.count)
+    cdef size_t at, next
+    cdef int node
+    if not have_room(leg, leg.nborders if leg.in_parts else 1):
+        return blocked_on_wires(g, c)
+    for node in range(own_group(leg), own_group(leg) + leg.per_group):
+        at = own_slice(leg, s.count) if node != leg.node else end
+        while at < end:
+            owner_on(leg, node, at, s.count, &next)
+            next = next_border(leg, at, s.count) if leg.in_parts else min(next, end)
+            exchange_part(g, c, number, node, at, next)
+            at = next
+    return DONE
+
+
+cdef void exchange_part(Group *g, Call *c, int number, int node, size_t at, size_t end) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef size_t own = own_slice(leg, s.count)
+    cdef float *residual = residual_of(leg, c, number)
+    cdef unsigned char *encoded
+    cdef size_t begin, length
+    cdef int other = owner_on(leg, node, at, s.count, &begin)
+    length = part_of(leg, node, at, end, &begin)
+    if length > 0 and (leg.in_parts or is_wanted_on(leg, c, node)):
+        begin -= own
+        encoded = room_of(leg, number, ENCODED) + begin * leg.itemsize
+        send_partial(g, c, other, partial_of(g, c, number) + begin * leg.itemsize, length, encoded,
+                     NULL if residual == NULL else residual + begin, &s.sending)
+        if keeps_what_it_sends(leg, c):
+            g.kernels.decode[leg.format](<float *> (kept_of(g, c, number) + begin * leg.itemsize), encoded, length)
+    length = part_of(leg, leg.node, at, end, &begin)
+    if length > 0 and (leg.in_parts or is_wanted_on(leg, c, leg.node)):
+        receive_partial(g, c, other, arrived_from(leg, number, node) + (begin - own) * leg.itemsize, length,
+                        &s.receiving)
+
+
+cdef int fold_stretch(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef size_t own = own_slice(leg, s.count)
+    cdef size_t at = own, end = end_of_own_slice(leg, s.count)
+    cdef size_t next, begin, length
+    # What is still being sent would change, unless it is what others fold.
+    if s.receiving > 0 or (s.sending > 0 and not leg.in_parts):
+        return blocked_on_wires(g, c)
+    if leg.in_parts and not have_room(leg, leg.nborders):
+        return blocked_on_wires(g, c)
+    while at < end:
+        next = next_border(leg, at, s.count)
+        length = part_of(leg, leg.node, at, next, &begin)
+        if length > 0 and (leg.in_parts or is_wanted_on(leg, c, leg.node)):
+            begin -= own
+            fold_some(g, c, own_group(leg), 1, not are_grouped(leg), kept_of(g, c, number) + begin * leg.itemsize,
+                      room_of(leg, number, ARRIVED) + begin * leg.itemsize, leg.slice_nbytes,
+                      room_of(leg, number, PARTIAL) + begin * leg.itemsize,
+                      result_of(g, c, number) + begin * c.itemsize, length)
+            if are_grouped(leg):
+                exchange_between_groups(g, c, number, at, begin, length)
+        if leg.in_parts and not are_grouped(leg):
+            exchange_results(g, c, number, at, next)
+        at = next
+    return DONE
+
+
+# What this group has made of the part that this node folds: with the nodes in its place in other groups. begin: in
+# the own slice.
+cdef void exchange_between_groups(Group *g, Call *c, int number, size_t at, size_t begin, size_t length) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef unsigned char *partial = room_of(leg, number, PARTIAL) + begin * leg.itemsize
+    cdef unsigned char *sent = partial
+    cdef float *residual = residual_of(leg, c, number)
+    cdef int node = own_place(leg)
+    cdef int other
+    cdef size_t unused
+    if leg.format != SR_WIRE_NATIVE:
+        sent = room_of(leg, number, ENCODED) + begin * leg.itemsize
+        encode_and_keep(g, sent, NULL if residual == NULL else residual + begin, <float *> partial, length)
+    while node < leg.nnodes:
+        if node != leg.node:
+            other = owner_on(leg, node, at, s.count, &unused)
+            send_to(g, c, other, sent, nbytes_on_wire(leg, length), &s.sending)
+            receive_partial(g, c, other, arrived_from(leg, number, node) + begin * leg.itemsize, length, &s.receiving)
+        node += leg.per_group
+
+
+cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef size_t own = own_slice(leg, s.count)
+    cdef size_t at = own, end = end_of_own_slice(leg, s.count)
+    cdef size_t next, begin, length
+    if s.receiving > 0 or s.sending > 0 or not have_room(leg, leg.nborders):
+        return blocked_on_wires(g, c)
+    while at < end:
+        next = next_border(leg, at, s.count)
+        length = part_of(leg, leg.node, at, next, &begin)
+        if length > 0:
+            begin -= own
+            fold_some(g, c, own_place(leg), leg.per_group, True, room_of(leg, number, PARTIAL) + begin * leg.itemsize,
+                      room_of(leg, number, ARRIVED) + begin * leg.itemsize, leg.slice_nbytes,
+                      room_of(leg, number, PARTIAL) + begin * leg.itemsize,
+                      result_of(g, c, number) + begin * c.itemsize, length)
+        exchange_results(g, c, number, at, next)
+        at = next
+    return DONE
+
+
+# The part that this host has folded to those that want it, and theirs.
+cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef size_t own = own_slice(leg, s.count)
+    cdef size_t begin, length, unused
+    cdef const unsigned char *sent
+    cdef int node, other
+    length = part_of(leg, leg.node, at, end, &begin)
+    sent = write_result(g, c, number, begin - own, length)
+    for node in range(own_group(leg), own_group(leg) + leg.per_group):
+        if node == leg.node:
+            continue
+        other = owner_on(leg, node, at, s.count, &unused)
+        length = part_of(leg, leg.node, at, end, &begin)
+        if length > 0 and is_wanted_on(leg, c, node):
+            send_to(g, c, other, sent, result_nbytes(leg, c, length), &s.sending)
+        length = part_of(leg, node, at, end, &begin)
+        if length > 0 and is_wanted_on(leg, c, leg.node):
+            receive_from(g, c, other, place_of_result(g, c, number, node, begin - own),
+                         result_nbytes(leg, c, length), &s.receiving)
+
+
+# As it is sent; what the owner keeps is what it sends.
+cdef const unsigned char *write_result(Group *g, Call *c, int number, size_t begin, size_t length) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef unsigned char *result = result_of(g, c, number) + begin * c.itemsize
+    cdef unsigned char *encoded = room_of(leg, number, ENCODED) + begin * c.itemsize
+    cdef float *residual = residual_of(leg, c, number)
+    if not are_results_encoded(leg, c) or length == 0:
+        return result
+    if residual != NULL:
+        residual += begin
+    if not are_grouped(leg):
+        encode_and_keep(g, encoded, residual, <float *> result, length)
+    else:   # each group has somebody who writes it: the first's has what is lost in what it sends to others next time
+        encode_alike(g, encoded, residual if own_group(leg) == 0 else NULL, leg.size if c.op == SR_AVG else 1,
+                     <float *> result, length)
+    return encoded
+
+
+# Where the result of another node's part comes to: into place, or where it can be read from.
+cdef inline unsigned char *place_of_result(Group *g, Call *c, int number, int node, size_t begin) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    if are_results_encoded(leg, c):
+        return arrived_from(leg, number, node) + begin * c.itemsize
+    return result_of(g, c, number) + begin * c.itemsize
+
+
+# What has come of other nodes' results, as elements.
+cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef size_t own = own_slice(leg, s.count)
+    cdef size_t at = own, end = end_of_own_slice(leg, s.count)
+    cdef size_t next, begin, length
+    cdef int node
+    while at < end:
+        next = next_border(leg, at, s.count)
+        for node in range(own_group(leg), own_group(leg) + leg.per_group):
+            length = part_of(leg, node, at, next, &begin)
+            if node != leg.node and length > 0:
+                g.kernels.decode[leg.format](<float *> (result_of(g, c, number) + (begin - own) * c.itemsize),
+                                             place_of_result(g, c, number, node, begin - own), length)
+        at = next
+
+
+cdef int gather_result(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    if stretch_at(leg, number).receiving > 0:
+        return blocked_on_wires(g, c)
+    if leg.in_parts and are_results_encoded(leg, c) and is_wanted_on(leg, c, leg.node):
+        read_results(g, c, number)
+    return gather_stretch(g, c, number)
+
+
+# The slices of a stretch, which are in place, to the ranks of this host that want them. Returns as reduce_locally.
+cdef int gather_stretch(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef unsigned char *out = c.out + s.begin * c.itemsize
+    cdef Call *step
+    if not is_wanted_on(leg, c, leg.node):
+        return DONE
+    if g.size == 1:
+        if c.kind == REDUCE:
+            g.kernels.copy(out, result_of(g, c, number), s.count * c.itemsize, 0)
+        return DONE
+    step = new_local(g, c, GATHER if c.kind == REDUCE else ALL_GATHER, slice_at(leg, leg.node, 1, s.count))
+    step.x = result_of(g, c, number)
+    step.out = out
+    step.root = leg.local_of[c.root]
+    if c.kind == REDUCE or not is_even(g, s.count):
+        describe_slices(g, c, number, step)
+    begin_local(g, c)
+    return PROGRESSED
+
+
+cdef void describe_slices(Group *g, Call *c, int number, Call *step) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef bint takes_them = c.kind != REDUCE or leg.rank == c.root
+    cdef size_t begin, end
+    cdef int local
+    for local in range(g.size):
+        begin = slice_at(leg, leg.node, local, s.count)
+        end = slice_at(leg, leg.node, local + 1, s.count)
+        leg.taken[local].data = step.out + begin * c.itemsize
+        leg.taken[local].nbytes = (end - begin) * c.itemsize if takes_them else 0
+        leg.given[local].data = <unsigned char *> step.x
+        leg.given[local].nbytes = (end_of_own_slice(leg, s.count) - own_slice(leg, s.count)) * c.itemsize
+    step.given, step.taken = leg.given, leg.taken

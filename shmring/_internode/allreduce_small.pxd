@@ -1,0 +1,5 @@
+# May know: group.
+
+from .._core.group cimport Call, Group
+
+cdef int step_small(Group *g, Call *c) noexcept nogil

@@ -1,0 +1,235 @@
+# The leg: what a rank of one host has to do with ranks of others. Where everybody is, the connections, and moving what
+# was posted on them. May know: wire.h, group, channel.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from .._core.group cimport *
+from .._transport.channel cimport sr_office, sr_post, sr_post_call
+from .._transport.channels cimport Office
+
+
+cdef extern from "wire.h" nogil:
+    cdef struct sr_wire_head:
+        uint32_t magic, part
+        uint64_t seq, fingerprint, count, nbytes
+    cdef struct sr_wire_message:
+        sr_wire_head head
+    ctypedef struct sr_wire_queue "struct sr_wire_queue":
+        sr_wire_message *message
+        uint32_t first, end
+    cdef struct sr_wire:
+        int fd, error
+        uint64_t nsent, nreceived
+        sr_wire_queue out
+        sr_wire_queue in_ "in"
+        sr_wire_head arriving
+    cdef enum:
+        SR_WIRE_MAGIC, SR_WIRE_QUEUE
+        SR_WIRE_IDLE, SR_WIRE_BLOCKED, SR_WIRE_PROGRESSED, SR_WIRE_CLOSED, SR_WIRE_FAILED, SR_WIRE_PARTED
+    void sr_wire_open(sr_wire *, int fd)
+    bint sr_wire_is_busy(const sr_wire_queue *)
+    uint32_t sr_wire_length(const sr_wire_queue *)
+    void sr_wire_post(sr_wire_queue *, const sr_wire_head *, void *data, uint32_t *left)
+    int sr_wire_step(sr_wire *)
+    bint sr_wire_is_cut(sr_wire *, uint64_t limit_ns)
+    bint sr_wire_peek(sr_wire *)
+    void sr_wire_sleep(int news, uint64_t limit_ns)
+    void sr_wire_sleep_or(int news, int other, uint64_t limit_ns)
+    void sr_wire_take_news(int news)
+
+
+cdef enum:
+    MOST_UNDER_WAY = 8   # stretches of one call
+    OTHER_SLICES = 2     # of a stretch that is under way, beside one of every node: see room_of in allreduce
+    SLACK_NBYTES = 64    # behind each: a few elements may be longer on the wire than they are here
+
+
+# A part of a message that is on its way between hosts.
+cdef struct Stretch:
+    size_t begin, count    # elements of the message
+    uint32_t sending       # messages of this rank's that are not sent yet
+    uint32_t receiving     # ... that have not arrived
+
+
+# Ranks are those of the world, unless they are called local.
+cdef struct Leg:
+    int rank, size
+    int node, nnodes
+    int *node_of           # by rank
+    int *local_of          # by rank: its number on its node
+    int *nlocal            # by node
+    int *first             # by node: where its ranks begin in ...
+    int *rank_at           # ... this list of all ranks, in local order
+    sr_wire **wire         # by rank; NULL: of this node
+    sr_wire *wires         # all of them
+    int nwires
+    int *busy              # numbers of the wires on which something was posted and is not done
+    int nbusy
+    int next_examined      # the wire that a long wait looks at next
+    uint64_t cut_ns        # a connection whose other end has not answered for so long is taken for cut
+    int news               # an epoll descriptor of all of them, and of ...
+    sr_office *office      # the mail between ranks
+    uint64_t seq           # of the last call begun, of all ranks
+    uint64_t first_user_seq   # ... and of the first that is not the engine's own
+    uint64_t fingerprint, count   # ... and what it is; 0: see its record
+    uint64_t first_local   # the sequence number of its first local step
+    # what hosts confirm to each other, see await_confirmations: only the first rank of each host does
+    sr_post **confirmer    # by node: the mail to its first rank; NULL: this rank is not the first of its own
+    sr_post_call due       # the last call that this host has confirmed, ...
+    int nconfirmed         # ... and up to which node all have
+    sr_post_call ours, theirs   # once the status is PARTED: the two calls that do not match
+    const void **source    # by node, valid within one step
+    const void **by_rank   # by rank, valid within one step
+    # the call under way
+    bint has_started       # every host has confirmed the call before
+    bint is_to_confirm     # this rank has to confirm it, and has not
+    Call local             # the local step that is under way, or was last
+    bint runs_locally
+    int turn, stage        # where in the schedule
+    int group              # ... and which local step of a turn
+    int lag                # turns from the beginning of a stretch to its end
+    int fold_lag           # ... to what is folded first
+    bint in_parts          # each host folds a part of a slice for all, rather than all of it for itself
+    bint through_room      # what arrives would overwrite what is yet to be sent
+    int per_group          # nodes that exchange with each other first, or all; then groups do
+    int dtype              # of partial results
+    size_t itemsize        # ... and bytes of one
+    int format             # ... and how they are written on the wire
+    size_t stretch_count   # elements of a stretch
+    size_t part_nbytes     # of a part of a piece
+    Stretch[MOST_UNDER_WAY] stretch
+    Piece *given           # by local rank, of the local step
+    Piece *taken
+    # what is the same for all calls
+    size_t small_nbytes    # up to here one rank of each host exchanges all of a message
+    size_t parts_nbytes    # from here on two hosts fold half of it each
+    size_t slice_nbytes    # of a stretch, what one rank owns at most
+    size_t stretch_nbytes, least_stretch_nbytes
+    size_t pair_nbytes     # of room for everyone's part: half of it holds one of each rank
+    size_t even_nbytes     # of a multiple of it all ranks of every node own slices of the same length
+    int nborders           # where owners change on any node, within the slice of one rank, at most
+    unsigned char *room    # for what is under way: MOST_UNDER_WAY * (OTHER_SLICES + nnodes) slices
+    unsigned char *scratch  # valid within one local step or one fold: a stretch, and a slice of every node
+
+
+cdef inline Leg *leg_of(const Group *g) noexcept nogil:
+    return <Leg *> g.leg
+
+
+# The rank that is `local` on a node.
+cdef inline int rank_at(const Leg *leg, int node, int local) noexcept nogil:
+    return leg.rank_at[leg.first[node] + local]
+
+
+cdef inline Stretch *stretch_at(Leg *leg, int number) noexcept nogil:
+    return &leg.stretch[number % MOST_UNDER_WAY]
+
+
+cdef inline int nstretches(Leg *leg, Call *c) noexcept nogil:
+    return <int> ((c.count + leg.stretch_count - 1) // leg.stretch_count)
+
+
+# Where a stretch that begins to be under way lies.
+cdef inline void lay_out(Leg *leg, const Call *c, int number) noexcept nogil:
+    cdef Stretch *s = stretch_at(leg, number)
+    s.begin = <size_t> number * leg.stretch_count
+    s.count = min(leg.stretch_count, c.count - s.begin)
+
+
+# Where every local rank has one rank of a node to do something for, that takes so many groups of ranks.
+cdef inline int ngroups(Group *g, Leg *leg, int node) noexcept nogil:
+    return (leg.nlocal[node] + g.size - 1) // g.size
+
+
+# Which node a group is of; *first: its first local rank there.
+cdef inline int node_of_group(Group *g, Leg *leg, int group, int *first) noexcept nogil:
+    cdef int node = 0
+    while node < leg.nnodes and group >= ngroups(g, leg, node):
+        group -= ngroups(g, leg, node)
+        node += 1
+    first[0] = group * g.size
+    return node
+
+
+# In the order of nodes without the own one: where what comes from a node lies among what comes from all.
+cdef inline int place_of(const Leg *leg, int node) noexcept nogil:
+    return node if node < leg.node else node - 1
+
+
+# A rank of another host, where a wait tells whom it is for: local ranks come first in that numbering.
+cdef inline int remote(const Group *g, int rank) noexcept nogil:
+    return g.size + rank
+
+
+# Which of the user's calls of all ranks a sequence number means: the first is 1, the engine's own are 0 or less.
+cdef inline int64_t call_number(const Leg *leg, uint64_t seq) noexcept nogil:
+    return <int64_t> (seq - leg.first_user_seq) + 1
+
+
+# In these calls a host may hear nothing from another one: they are confirmed.
+cdef inline bint is_one_sided(const Call *c) noexcept nogil:
+    return c.kind == BROADCAST or c.kind == REDUCE or c.kind == GATHER or c.kind == SCATTER
+
+
+# A call of all ranks begins; what it does starts with the first step, see step_crossing.
+cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int i
+    leg.seq += 1
+    leg.fingerprint, leg.count = c.fingerprint, c.count
+    leg.first_local = g.seq + 1
+    c.number = call_number(leg, leg.seq)
+    c.seq = g.seq + 1   # of its first local step, if there is to be one
+    record_call(g, c, False)
+    leg.turn = leg.stage = 0
+    leg.runs_locally = leg.has_started = False
+    leg.is_to_confirm = leg.confirmer != NULL and is_one_sided(c)
+    leg.dtype, leg.itemsize = c.dtype, max(c.itemsize, <size_t> 1)
+    leg.format = SR_WIRE_NATIVE
+    leg.per_group = leg.nnodes
+    for i in range(MOST_UNDER_WAY):
+        leg.stretch[i].sending = leg.stretch[i].receiving = 0
+    c.seq = c.parted_seq = g.seq
+    c.peer = 0
+    c.deadline_ns = 0
+    c.interrupted = False
+    c.relayed = False
+    c.lines_seen = False
+
+
+cdef inline int rank_at_end_of(const Leg *leg, const sr_wire *wire) noexcept nogil:
+    cdef int rank = 0
+    while leg.wire[rank] != wire:
+        rank += 1
+    return rank
+
+
+# Whether so many messages more can be posted for every rank.
+cdef inline bint have_room(const Leg *leg, int nmessages) noexcept nogil:
+    cdef int at
+    cdef sr_wire *wire
+    for at in range(leg.nbusy):
+        wire = &leg.wires[leg.busy[at]]
+        if max(sr_wire_length(&wire.out), sr_wire_length(&wire.in_)) + nmessages > SR_WIRE_QUEUE:
+            return False
+    return True
+
+
+cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, uint32_t *left) noexcept nogil
+cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, uint32_t *left) noexcept nogil
+cdef int move(Group *g, Call *c) noexcept nogil
+cdef int examine(Group *g, Call *c) noexcept nogil
+cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil
+cdef int furthest_behind(Group *g, Call *c) noexcept nogil
+cdef void confirm(Group *g, Call *c) noexcept nogil
+cdef int await_confirmations(Group *g, Call *c) noexcept nogil
+cdef int examine_confirmations(Group *g, Call *c) noexcept nogil
+
+
+cdef class Wires:
+    cdef Leg leg
+    cdef object news, data, office
+
+    cdef int allocate(self, int size) except -1
+    cdef int find_confirmers(self, Office office) except -1

@@ -1,0 +1,367 @@
+# The leg: posting messages to ranks of other hosts, and moving them; what hosts confirm to each other.
+# May know: group, channels, channel. Every function returns at once.
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+from libc.stddef cimport size_t
+
+from .._core.group cimport *
+from .._transport.channel cimport *
+from .._transport.channels cimport Office
+
+import fractions
+import math
+import select
+
+
+# ---- posting -------------------------------------------------------------------------------------------------
+
+# Both ends know which message of the call between them is next, as each posts them in the same order.
+cdef inline sr_wire_head head_of(Leg *leg, Call *c, uint32_t number, size_t nbytes) noexcept nogil:
+    cdef sr_wire_head head
+    head.magic = SR_WIRE_MAGIC
+    head.part = number
+    head.seq = leg.seq
+    head.fingerprint = c.fingerprint
+    head.count = c.count
+    head.nbytes = nbytes
+    return head
+
+
+cdef inline bint is_busy(const sr_wire *wire) noexcept nogil:
+    return sr_wire_is_busy(&wire.out) or sr_wire_is_busy(&wire.in_)
+
+
+cdef inline void keep_busy(Leg *leg, sr_wire *wire) noexcept nogil:
+    if not is_busy(wire):
+        leg.busy[leg.nbusy] = wire - leg.wires
+        leg.nbusy += 1
+
+
+# left: goes up by one now, and down once the message is in the hands of the kernel.
+cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, uint32_t *left) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef sr_wire *wire = leg.wire[rank]
+    cdef sr_wire_head head = head_of(leg, c, wire.out.end, nbytes)
+    keep_busy(leg, wire)
+    left[0] += 1
+    sr_wire_post(&wire.out, &head, <void *> data, left)
+    g.stats.bytes_over_wire += nbytes
+
+
+# ... and down once it is in place.
+cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, uint32_t *left) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef sr_wire *wire = leg.wire[rank]
+    cdef sr_wire_head head = head_of(leg, c, wire.in_.end, nbytes)
+    keep_busy(leg, wire)
+    left[0] += 1
+    sr_wire_post(&wire.in_, &head, data, left)
+
+
+# ---- moving --------------------------------------------------------------------------------------------------
+
+# PROGRESSED, BLOCKED, or what ends the communicator. BLOCKED also when nothing is under way.
+cdef int move(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int outcome = BLOCKED
+    cdef int at = 0
+    cdef int status
+    cdef sr_wire *wire
+    if not leg.has_started and leg.nconfirmed < leg.nnodes:   # it waits for what comes there
+        sr_office_hears(leg.office)
+    while at < leg.nbusy:
+        wire = &leg.wires[leg.busy[at]]
+        status = sr_wire_step(wire)
+        if status >= SR_WIRE_CLOSED:
+            return broken(g, c, wire, status)
+        if status == SR_WIRE_PROGRESSED:
+            outcome = PROGRESSED
+        if is_busy(wire):
+            at += 1
+        else:
+            leg.nbusy -= 1
+            leg.busy[at] = leg.busy[leg.nbusy]
+    return outcome
+
+
+cdef int broken(Group *g, Call *c, sr_wire *wire, int status) noexcept nogil:
+    c.awaited.rank = remote(g, rank_at_end_of(leg_of(g), wire))
+    c.error = wire.error if status == SR_WIRE_FAILED else 0
+    if status != SR_WIRE_PARTED:
+        return LOST
+    if sr_wire_is_busy(&wire.in_):   # what is awaited may be of a call before
+        return parted(g, c, c.awaited.rank, call_in(&wire.in_.message[wire.in_.first % SR_WIRE_QUEUE].head),
+                      call_in(&wire.arriving))
+    return parted(g, c, c.awaited.rank, call_of(g, c), call_in(&wire.arriving))
+
+
+cdef inline sr_post_call call_in(const sr_wire_head *head) noexcept nogil:
+    return sr_post_call(head.seq, head.fingerprint, head.count)
+
+
+cdef inline sr_post_call call_of(const Group *g, const Call *c) noexcept nogil:
+    return sr_post_call(leg_of(g).seq, c.fingerprint, c.count)
+
+
+cdef int parted(Group *g, Call *c, int rank, sr_post_call ours, sr_post_call theirs) noexcept nogil:
+    leg_of(g).ours, leg_of(g).theirs = ours, theirs
+    c.awaited.rank = rank
+    return PARTED
+
+
+# Where a wait is long: looks at one wire at a time. LOST: the other end does not answer any more. PARTED: it called
+# something else, and sent that where this rank expects nothing. PROGRESSED: neither.
+cdef int examine(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef sr_wire *wire
+    cdef int status = examine_confirmations(g, c)
+    if status != PROGRESSED or leg.nwires == 0:
+        return status
+    wire = &leg.wires[leg.next_examined]
+    leg.next_examined = (leg.next_examined + 1) % leg.nwires
+    if is_busy(wire) and sr_wire_is_cut(wire, leg.cut_ns):
+        return broken(g, c, wire, SR_WIRE_FAILED)
+    if not sr_wire_peek(wire) or wire.arriving.seq != leg.seq:
+        return PROGRESSED
+    if wire.arriving.fingerprint == c.fingerprint and wire.arriving.count == c.count:
+        return PROGRESSED
+    return broken(g, c, wire, SR_WIRE_PARTED)
+
+
+# Until something moves: with a flag that is never set, as whoever waits has one to look at.
+cdef sr_flag never
+memset(&never, 0, sizeof(never))
+
+
+cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int rank = leg.rank if leg.nbusy == 0 else rank_at_end_of(leg, &leg.wires[leg.busy[0]])
+    return blocked_on(c, &never, 1, remote(g, rank))
+
+
+# ---- what hosts confirm ------------------------------------------------------------------------------------------
+
+# No rank completes a call before all ranks have begun the call before, and called the same: calls that differ show in
+# that call or the next. Most calls see to it themselves, as every host hears from every other one. For the others the
+# first rank of a host tells those of the other hosts once all ranks of its own have begun the call: that it has seen in
+# their call lines. It starts the next call when all hosts have done the same; other ranks meet it in a local step.
+
+cdef void confirm(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int node
+    leg.due = call_of(g, c)
+    leg.nconfirmed = 0
+    leg.is_to_confirm = False
+    for node in range(leg.nnodes):
+        if node != leg.node:
+            sr_post_say(leg.office, leg.confirmer[node], SR_POST_CONFIRMED, &leg.due, sizeof(leg.due))
+
+
+# DONE: every host has confirmed the last call that this one has. A host that confirms a later one has seen that its own
+# call was the same.
+cdef int await_confirmations(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef sr_post_call told
+    cdef sr_post *post
+    while leg.nconfirmed < leg.nnodes:
+        if leg.nconfirmed != leg.node:
+            post = leg.confirmer[leg.nconfirmed]
+            if not sr_flag_reached(&post.confirmed, leg.due.seq):
+                return blocked_on(c, &post.confirmed, leg.due.seq, remote(g, post.rank))
+            sr_post_hear(leg.office, post, SR_POST_CONFIRMED, &told)
+            if differ(&told, &leg.due):
+                leg.seq, leg.fingerprint, leg.count = leg.due.seq, leg.due.fingerprint, leg.due.count
+                return parted(g, c, remote(g, post.rank), leg.due, told)
+        leg.nconfirmed += 1
+    return DONE
+
+
+cdef inline bint differ(const sr_post_call *one, const sr_post_call *other) noexcept nogil:
+    return one.seq == other.seq and (one.fingerprint != other.fingerprint or one.count != other.count)
+
+
+# In a long wait. PARTED: a host has confirmed another call than this one, for which it may send nothing. LOST: a host
+# whose confirmation is awaited is gone.
+cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef sr_post_call own = call_of(g, c)
+    cdef sr_post_call told
+    cdef sr_post *post
+    cdef int node
+    for node in range(leg.nnodes if leg.confirmer != NULL else 0):
+        post = leg.confirmer[node]
+        if post == NULL:
+            continue
+        if sr_flag_load(&post.confirmed) == leg.seq:
+            sr_post_hear(leg.office, post, SR_POST_CONFIRMED, &told)
+            if differ(&told, &own):
+                return parted(g, c, remote(g, post.rank), own, told)
+        if node == leg.nconfirmed and not leg.has_started:
+            sr_post_check_link(leg.office, post, leg.cut_ns)
+            if has_gone(post) and not sr_flag_reached(&post.confirmed, leg.due.seq):
+                c.awaited.rank = remote(g, post.rank)
+                c.error = post.error
+                return LOST
+    return PROGRESSED
+
+
+cdef inline bint has_gone(const sr_post *post) noexcept nogil:
+    return sr_flag_load(&post.end) != SR_POST_OPEN or sr_flag_load(&post.left) != 0
+
+
+# Of those that a late call waits for, the rank with the most messages yet to come: others that have to wait for it
+# themselves have sent what they could before.
+cdef int furthest_behind(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int culprit = c.awaited.rank
+    cdef uint32_t awaited, most = 0
+    cdef int at
+    for at in range(leg.nbusy):
+        awaited = sr_wire_length(&leg.wires[leg.busy[at]].in_)
+        if awaited > most:
+            culprit, most = remote(g, rank_at_end_of(leg, &leg.wires[leg.busy[at]])), awaited
+    return culprit
+
+
+# ---- what it is made of --------------------------------------------------------------------------------------
+
+cdef enum:
+    SLICE_NBYTES = 1 << 20     # unless another length is asked for, ...
+    SMALL_PER_SLICE = 32       # ... of which 1/32 is small ...
+    LEAST_PER_SLICE = 16       # ... and 1/16 the least that is worth a step
+    PARTS_PER_SLICE = 2        # ... and of which 2 are worth another hop
+
+
+# The least number that all the counts divide, or 1 if it is beyond what stretches are made of.
+cdef object common_multiple(counts, size_t least_nbytes):
+    multiple = math.lcm(*counts)
+    return multiple if multiple * SR_CACHE_LINE <= least_nbytes else 1
+
+
+# Into how many parts the slice of one rank is cut by where slices of any node begin.
+cdef int most_borders(counts) except -1:
+    borders = sorted({fractions.Fraction(i, count) for count in counts for i in range(count)})
+    within = (sum(i <= border * count < i + 1 for border in borders) for count in counts for i in range(count))
+    return max(within)
+
+
+cdef class Wires:
+    """The connections of one communicator on one rank to the ranks of other hosts, and where all ranks are.
+
+    nodes: the ranks of each node, in local order. data: a connected, non-blocking socket to every rank of another
+    node, by rank; they are kept, and closed by whoever made them. office: the mail to the same ranks, which is to be
+    looked at in every wait. cut_s: a connection whose other end does not answer for so long is taken for cut.
+    """
+
+    def __cinit__(self, *, int rank, nodes, dict data, Office office, double cut_s):
+        cdef Leg *leg = &self.leg
+        cdef int size = sum(len(ranks) for ranks in nodes)
+        cdef int at = 0, node, local, number
+        memset(leg, 0, sizeof(Leg))
+        self.news = select.epoll()
+        self.data = data
+        leg.rank, leg.size, leg.nnodes = rank, size, len(nodes)
+        leg.nwires = len(data)
+        leg.news = self.news.fileno()
+        leg.office, self.office = office.office, office
+        leg.cut_ns = <uint64_t> (cut_s * 1e9)
+        self.news.register(office.fileno(), select.EPOLLIN)
+        self.allocate(size)
+        for node, ranks in enumerate(nodes):
+            leg.first[node] = at
+            leg.nlocal[node] = len(ranks)
+            for local, number in enumerate(ranks):
+                leg.rank_at[at] = number
+                leg.node_of[number], leg.local_of[number] = node, local
+                at += 1
+        leg.node = leg.node_of[rank]
+        at = 0
+        for number, connection in sorted(data.items()):
+            leg.wire[number] = &leg.wires[at]
+            sr_wire_open(leg.wire[number], connection.fileno())
+            # Edges: a step has come to the end of what a socket has before anybody sleeps, and one that has news for
+            # a later call wakes once.
+            self.news.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+            at += 1
+        self.find_confirmers(office)
+        self.measure_out(SLICE_NBYTES)
+
+    cdef int find_confirmers(self, Office office) except -1:
+        cdef Leg *leg = &self.leg
+        cdef int node
+        leg.nconfirmed = leg.nnodes   # nothing is due
+        if leg.local_of[leg.rank] != 0:
+            return 0
+        leg.confirmer = <sr_post **> calloc(leg.nnodes, sizeof(void *))
+        if leg.confirmer == NULL:
+            raise MemoryError()
+        for node in range(leg.nnodes):
+            if node != leg.node:
+                leg.confirmer[node] = office.post_of(rank_at(leg, node, 0))
+        return 0
+
+    def measure_out(self, size_t slice_nbytes):
+        """How long what goes over the wire at once may be, the same on all ranks, and room for it; between calls."""
+        cdef Leg *leg = &self.leg
+        cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * (OTHER_SLICES + leg.nnodes) * slice_nbytes
+        cdef size_t least_nbytes = slice_nbytes // LEAST_PER_SLICE
+        counts = [leg.nlocal[node] for node in range(leg.nnodes)]
+        leg.nborders = most_borders(counts)
+        leg.even_nbytes = common_multiple(counts, least_nbytes) * SR_CACHE_LINE
+        leg.small_nbytes = slice_nbytes // SMALL_PER_SLICE
+        leg.parts_nbytes = slice_nbytes * PARTS_PER_SLICE
+        leg.slice_nbytes = slice_nbytes
+        leg.stretch_nbytes = min(counts) * (slice_nbytes - SLACK_NBYTES)
+        leg.least_stretch_nbytes = min(counts) * least_nbytes
+        leg.pair_nbytes = room_nbytes // (2 * leg.size) & ~<size_t> (SR_CACHE_LINE - 1)
+        free(leg.room)
+        free(leg.scratch)
+        leg.room = <unsigned char *> malloc(room_nbytes)   # its pages come when they are touched
+        leg.scratch = <unsigned char *> malloc((min(counts) + leg.nnodes) * slice_nbytes + room_nbytes // 2)
+        if leg.room == NULL or leg.scratch == NULL:
+            raise MemoryError()
+
+    cdef int allocate(self, int size) except -1:
+        cdef Leg *leg = &self.leg
+        leg.node_of = <int *> calloc(size, sizeof(int))
+        leg.local_of = <int *> calloc(size, sizeof(int))
+        leg.nlocal = <int *> calloc(leg.nnodes, sizeof(int))
+        leg.first = <int *> calloc(leg.nnodes, sizeof(int))
+        leg.rank_at = <int *> calloc(size, sizeof(int))
+        leg.wire = <sr_wire **> calloc(size, sizeof(void *))
+        leg.wires = <sr_wire *> calloc(leg.nwires + 1, sizeof(sr_wire))
+        leg.busy = <int *> calloc(leg.nwires + 1, sizeof(int))
+        leg.source = <const void **> calloc(leg.nnodes, sizeof(void *))
+        leg.by_rank = <const void **> calloc(size, sizeof(void *))
+        leg.given = <Piece *> calloc(size, sizeof(Piece))
+        leg.taken = <Piece *> calloc(size, sizeof(Piece))
+        if (leg.node_of == NULL or leg.local_of == NULL or leg.nlocal == NULL or leg.first == NULL
+                or leg.rank_at == NULL or leg.wire == NULL or leg.wires == NULL or leg.busy == NULL
+                or leg.source == NULL or leg.by_rank == NULL or leg.given == NULL or leg.taken == NULL):
+            raise MemoryError()
+        return 0
+
+    def __dealloc__(self):
+        cdef Leg *leg = &self.leg
+        free(leg.node_of)
+        free(leg.local_of)
+        free(leg.nlocal)
+        free(leg.first)
+        free(leg.rank_at)
+        free(leg.wire)
+        free(leg.wires)
+        free(leg.busy)
+        free(leg.confirmer)
+        free(leg.source)
+        free(leg.by_rank)
+        free(leg.given)
+        free(leg.taken)
+        free(leg.room)
+        free(leg.scratch)
+
+    def close(self):
+        """Stop looking for news; the connections are their maker's."""
+        self.news.close()

@@ -1,0 +1,499 @@
+# The collectives of ranks of several hosts that move pieces from rank to rank, and the choice of a pipeline for every
+# call of several hosts. A piece crosses the wire once for each host that wants it, straight from the array where it is
+# given into one where it is taken; local ranks get it from there. Long pieces go in parts, so that one is on the wire
+# while another is handed out. May know: group, allreduce, allreduce_small, context, local_step, direct, reduce_scatter.
+# Every function returns at once; what it waits for is in call.awaited.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
+from libc.string cimport memcpy, memmove
+
+from .._algorithms.direct cimport choose_pipeline, enter_refused, step_refused
+from .._core.group cimport *
+from .allreduce cimport gather_stretch, slice_at, step_large, stretch_count_of
+from .allreduce_small cimport step_small
+from .context cimport *
+from .local_step cimport begin_local, finish_crossing, meet, new_local, step_crossing
+from .reduce_scatter cimport step_reduce_scatter
+
+
+# ---- pieces, by rank -----------------------------------------------------------------------------------------
+
+cdef inline const unsigned char *piece_for(Call *c, int rank) noexcept nogil:
+    if c.given != NULL:
+        return c.given[rank].data
+    return c.x + (<size_t> rank * c.nbytes if is_split(c) else 0)
+
+
+cdef inline unsigned char *piece_from(Group *g, Call *c, int rank) noexcept nogil:
+    if c.taken != NULL:
+        return c.taken[rank].data
+    return c.out + (<size_t> rank * c.nbytes if is_joined(c) else 0)
+
+
+# What is within [offset, offset + most) of a piece of nbytes.
+cdef inline size_t part_nbytes(size_t nbytes, size_t offset, size_t most) noexcept nogil:
+    return 0 if nbytes <= offset else min(nbytes - offset, most)
+
+
+cdef inline size_t part_for(Call *c, int rank, size_t offset, size_t most) noexcept nogil:
+    return part_nbytes(c.nbytes if c.given == NULL else c.given[rank].nbytes, offset, most)
+
+
+cdef inline size_t part_from(Call *c, int rank, size_t offset, size_t most) noexcept nogil:
+    return part_nbytes(c.nbytes if c.taken == NULL else c.taken[rank].nbytes, offset, most)
+
+
+# ---- what all have in common: turns, each with a local part ------------------------------------------------------
+
+# Parts of the longest piece; one where there is nothing but heads to exchange.
+cdef inline int nparts(Leg *leg, Call *c) noexcept nogil:
+    return <int> ((c.nbytes + leg.part_nbytes - 1) // leg.part_nbytes) if c.nbytes > 0 else 1
+
+
+# A local step whose pieces are in leg.given and leg.taken, by local rank; nbytes: of the longest.
+cdef Call *new_uneven_local(Group *g, Call *c, int kind, size_t nbytes) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Call *step = new_local(g, c, kind, nbytes // c.itemsize if c.itemsize > 0 else 0)
+    step.nbytes = nbytes
+    if nbytes > 0:
+        step.given, step.taken = leg.given, leg.taken
+    return step
+
+
+# ---- all_to_all, gather, scatter: from every rank to every other ---------------------------------------------------
+
+cdef inline bint goes_from_to(Call *c, int giver, int taker) noexcept nogil:
+    if c.kind == SCATTER:
+        return giver == c.root
+    return c.kind != GATHER or taker == c.root
+
+
+# Whether what arrives would overwrite what is yet to be sent.
+cdef inline bint takes_in_place(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int rank
+    for rank in range(leg.size):
+        if leg.wire[rank] != NULL and c.kind == ALL_TO_ALL and piece_from(g, c, rank) == piece_for(c, rank):
+            if part_from(c, rank, 0, 1) > 0 and part_for(c, rank, 0, 1) > 0:
+                return True
+    return False
+
+
+cdef void start_pairwise(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    leg.part_nbytes = leg.pair_nbytes
+    leg.through_room = takes_in_place(g, c)
+    exchange_pieces(g, c)
+
+
+# The part of this turn, with all ranks of other hosts.
+cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, 0)
+    cdef size_t offset = <size_t> leg.turn * leg.part_nbytes
+    cdef size_t nbytes
+    cdef unsigned char *there
+    cdef int rank
+    for rank in range(leg.size):
+        if leg.wire[rank] == NULL:
+            continue
+        if goes_from_to(c, leg.rank, rank):
+            nbytes = part_for(c, rank, offset, leg.part_nbytes)
+            if nbytes > 0 or leg.turn == 0:
+                send_to(g, c, rank, piece_for(c, rank) + offset, nbytes, &s.sending)
+        if goes_from_to(c, rank, leg.rank):
+            nbytes = part_from(c, rank, offset, leg.part_nbytes)
+            there = leg.room + rank * leg.pair_nbytes if leg.through_room else piece_from(g, c, rank) + offset
+            if nbytes > 0 or leg.turn == 0:
+                receive_from(g, c, rank, there, nbytes, &s.receiving)
+
+
+cdef void take_from_room(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef size_t offset = <size_t> leg.turn * leg.part_nbytes
+    cdef int rank
+    for rank in range(leg.size):
+        if leg.wire[rank] != NULL:
+            memcpy(piece_from(g, c, rank) + offset, leg.room + rank * leg.pair_nbytes,
+                   part_from(c, rank, offset, leg.part_nbytes))
+
+
+# stage 0: the pieces of this host are to be exchanged yet; 1: they are.
+cdef int stage_pairwise(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, 0)
+    if leg.stage == 0:
+        leg.stage = 1
+        return exchange_locally(g, c)
+    if s.sending > 0 or s.receiving > 0:
+        return blocked_on_wires(g, c)
+    if leg.through_room:
+        take_from_room(g, c)
+    leg.turn += 1
+    if leg.turn == nparts(leg, c):
+        return finish_crossing(g, c)
+    exchange_pieces(g, c)
+    return PROGRESSED
+
+
+cdef int exchange_locally(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Call *step
+    cdef int local, rank
+    if c.kind != ALL_TO_ALL and leg.node_of[c.root] != leg.node:
+        return meet(g, c)
+    if g.size == 1:
+        keep_own(g, c)
+        return PROGRESSED
+    for local in range(g.size):
+        rank = rank_at(leg, leg.node, local)
+        leg.given[local].data = <unsigned char *> piece_for(c, rank)
+        leg.given[local].nbytes = part_for(c, rank, 0, c.nbytes)
+        leg.taken[local].data = piece_from(g, c, rank)
+        leg.taken[local].nbytes = part_from(c, rank, 0, c.nbytes) if goes_from_to(c, rank, leg.rank) else 0
+    keep_length_of_own(c, leg)
+    step = new_uneven_local(g, c, c.kind, c.nbytes)
+    step.root = leg.local_of[c.root]
+    begin_local(g, c)
+    return PROGRESSED
+
+
+# The own piece of an uneven call travels nowhere, and may be longer than all that do.
+cdef inline void keep_length_of_own(Call *c, Leg *leg) noexcept nogil:
+    cdef int local = leg.local_of[leg.rank]
+    if c.given != NULL:
+        leg.given[local].nbytes = c.given[leg.rank].nbytes
+        if goes_from_to(c, leg.rank, leg.rank):
+            leg.taken[local].nbytes = c.taken[leg.rank].nbytes
+
+
+cdef inline void keep_own(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef size_t nbytes = c.nbytes if c.taken == NULL else c.taken[leg.rank].nbytes
+    if nbytes > 0 and piece_from(g, c, leg.rank) != piece_for(c, leg.rank):
+        memmove(piece_from(g, c, leg.rank), piece_for(c, leg.rank), nbytes)
+
+
+cdef int step_pairwise(Group *g, Call *c) noexcept nogil:
+    return step_crossing(g, c, start_pairwise, stage_pairwise)
+
+
+# ---- all_gather, scan, exscan: every piece to every host -----------------------------------------------------------
+
+cdef enum:
+    GATHER_LAG = 2   # turns from posting a part to handing it out
+
+
+# Scans gather a part of everyone's x in the room and fold what they need of it: in rank order, as always.
+cdef inline unsigned char *part_of_rank(Group *g, Call *c, int rank, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    if is_scan(c):
+        return leg.room + rank * leg.part_nbytes
+    return piece_from(g, c, rank) + <size_t> number * leg.part_nbytes
+
+
+cdef inline size_t part_nbytes_of(Group *g, Call *c, int rank, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    return part_from(c, rank, <size_t> number * leg.part_nbytes, leg.part_nbytes)
+
+
+cdef void start_all_gather(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    leg.part_nbytes = leg.pair_nbytes if is_scan(c) else leg.slice_nbytes
+    leg.lag = 0 if is_scan(c) else GATHER_LAG
+    leg.group = 0
+
+
+cdef void exchange_parts(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef int local = leg.local_of[leg.rank]
+    cdef int node, other
+    cdef size_t nbytes = part_nbytes_of(g, c, leg.rank, number)
+    for node in range(leg.nnodes):
+        if node == leg.node:
+            continue
+        if nbytes > 0 or number == 0:
+            send_to(g, c, rank_at(leg, node, local % leg.nlocal[node]),
+                    piece_for(c, leg.rank) + <size_t> number * leg.part_nbytes, nbytes, &s.sending)
+        other = local
+        while other < leg.nlocal[node]:
+            receive_part(g, c, rank_at(leg, node, other), number)
+            other += g.size
+
+
+cdef inline void receive_part(Group *g, Call *c, int rank, int number) noexcept nogil:
+    cdef size_t nbytes = part_nbytes_of(g, c, rank, number)
+    if nbytes > 0 or number == 0:
+        receive_from(g, c, rank, part_of_rank(g, c, rank, number), nbytes, &stretch_at(leg_of(g), number).receiving)
+
+
+# stage 0: post the part of this turn; 1: hand out the groups of an earlier one, a local step each, that of this host
+# before anything has come.
+cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int last = nparts(leg, c)
+    cdef int number = leg.turn - leg.lag
+    if leg.turn == last + leg.lag:
+        return finish_crossing(g, c)
+    if leg.stage == 0:
+        if leg.turn < last:
+            if stretch_at(leg, leg.turn).sending > 0:
+                return blocked_on_wires(g, c)
+            exchange_parts(g, c, leg.turn)
+        leg.stage = 1
+    if number >= 0:
+        if leg.group > 0 and stretch_at(leg, number).receiving > 0:
+            return blocked_on_wires(g, c)
+        if hand_out_group(g, c, number):
+            return PROGRESSED
+        if is_scan(c):
+            if stretch_at(leg, number).sending > 0:
+                return blocked_on_wires(g, c)
+            fold_part(g, c, number)
+    leg.stage = leg.group = 0
+    leg.turn += 1
+    return PROGRESSED
+
+
+# As node_of_group, of the next group: this host is the first, and has one.
+cdef inline int node_handed_out(Group *g, Leg *leg, int *begin) noexcept nogil:
+    cdef int node
+    begin[0] = 0
+    if leg.group == 0:
+        return leg.node
+    node = node_of_group(g, leg, leg.group - 1, begin)
+    return node if node < leg.node else node_of_group(g, leg, leg.group, begin)
+
+
+# The next group of pieces, of which every local rank has one. False: there is none left.
+cdef bint hand_out_group(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int begin
+    cdef int node = node_handed_out(g, leg, &begin)
+    if node == leg.nnodes:
+        return False
+    leg.group += 1
+    if g.size == 1:
+        if node == leg.node:
+            keep_own_part(g, c, number)
+    else:
+        begin_group(g, c, number, node, begin)
+    return True
+
+
+cdef inline void keep_own_part(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef const unsigned char *own = piece_for(c, leg.rank) + <size_t> number * leg.part_nbytes
+    cdef unsigned char *there = part_of_rank(g, c, leg.rank, number)
+    if own != there:
+        memmove(there, own, part_nbytes_of(g, c, leg.rank, number))
+
+
+cdef void begin_group(Group *g, Call *c, int number, int node, int begin) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int own = leg.local_of[leg.rank]
+    cdef size_t longest = 0
+    cdef int local, rank
+    for local in range(g.size):
+        leg.taken[local].nbytes = 0
+        leg.taken[local].data = leg.room
+        if begin + local < leg.nlocal[node]:
+            rank = rank_at(leg, node, begin + local)
+            leg.taken[local].data = part_of_rank(g, c, rank, number)
+            leg.taken[local].nbytes = part_nbytes_of(g, c, rank, number)
+        longest = max(longest, leg.taken[local].nbytes)
+    for local in range(g.size):
+        leg.given[local] = leg.taken[own]
+        if node == leg.node:
+            leg.given[local].data = <unsigned char *> piece_for(c, leg.rank) + <size_t> number * leg.part_nbytes
+    new_uneven_local(g, c, ALL_GATHER, longest)
+    begin_local(g, c)
+
+
+cdef void fold_part(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int nsources = leg.rank + (c.kind == SCAN)
+    cdef size_t count = part_nbytes_of(g, c, leg.rank, number) // c.itemsize if c.itemsize > 0 else 0
+    cdef int rank
+    for rank in range(nsources):
+        leg.by_rank[rank] = leg.room + rank * leg.part_nbytes
+    g.target[0] = c.out + <size_t> number * leg.part_nbytes
+    if nsources > 0 and count > 0:
+        g.kernels.fold[c.dtype][c.op](g.target, 1, 0, leg.by_rank, nsources, count, <uint32_t> nsources)
+
+
+cdef int step_all_gather(Group *g, Call *c) noexcept nogil:
+    return step_crossing(g, c, start_all_gather, stage_all_gather)
+
+
+# ---- broadcast -----------------------------------------------------------------------------------------------------
+
+# Small: from the root to a rank of each host. Large: in stretches from host to host, slice by slice, each rank passing
+# on its own: a chain, in which every host sends all of it once.
+cdef enum:
+    CHAIN_LAG = 2   # turns from posting a stretch's receives to passing it on
+
+
+cdef void start_broadcast(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    leg.stretch_count = c.count if c.nbytes <= leg.small_nbytes else stretch_count_of(leg, c.count, c.itemsize)
+    leg.lag = CHAIN_LAG if c.nbytes > leg.small_nbytes and leg.node != leg.node_of[c.root] else 0
+
+
+cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, 0)
+    cdef Call *step
+    cdef int node
+    if leg.stage == 0:
+        leg.stage = 1
+        for node in range(leg.nnodes):
+            if leg.rank == c.root and node != leg.node:
+                send_to(g, c, rank_at(leg, node, 0), c.x, c.nbytes, &s.sending)
+        if leg.node != leg.node_of[c.root] and leg.local_of[leg.rank] == 0:
+            receive_from(g, c, c.root, c.out, c.nbytes, &s.receiving)
+        if leg.node != leg.node_of[c.root]:
+            return meet(g, c)
+    if leg.stage == 2:
+        return finish_crossing(g, c)
+    if s.receiving > 0:
+        return blocked_on_wires(g, c)
+    leg.stage = 2
+    step = new_local(g, c, BROADCAST, c.count)
+    step.x = c.x if leg.node == leg.node_of[c.root] else c.out
+    step.out = c.out
+    step.root = leg.local_of[c.root] if leg.node == leg.node_of[c.root] else 0
+    begin_local(g, c)
+    return PROGRESSED
+
+
+# stage 0: local broadcast or receives of this turn's stretch; 1: pass an earlier one on; 2: hand it out here.
+cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int last = nstretches(leg, c)
+    cdef int number = leg.turn - leg.lag
+    cdef bint begins = leg.node == leg.node_of[c.root]
+    if leg.turn == last + leg.lag:
+        return finish_crossing(g, c)
+    if leg.stage == 0:
+        if leg.turn < last:
+            if stretch_at(leg, leg.turn).sending > 0:
+                return blocked_on_wires(g, c)
+            begin_stretch(g, c, leg.turn)
+        leg.stage = 1
+        return meet(g, c) if leg.turn == 0 and not begins else PROGRESSED
+    if leg.stage == 1:
+        if number >= 0:
+            if stretch_at(leg, number).receiving > 0:
+                return blocked_on_wires(g, c)
+            pass_on(g, c, number)
+        leg.stage = 2
+    if number >= 0 and not begins and leg.stage == 2:
+        leg.stage = 3
+        if gather_stretch(g, c, number) == PROGRESSED:
+            return PROGRESSED
+    leg.stage = 0
+    leg.turn += 1
+    return PROGRESSED
+
+
+cdef void begin_stretch(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef Call *step
+    lay_out(leg, c, number)
+    if leg.node == leg.node_of[c.root]:
+        step = new_local(g, c, BROADCAST, s.count)
+        step.x = c.x + s.begin * c.itemsize
+        step.out = c.out + s.begin * c.itemsize
+        step.root = leg.local_of[c.root]
+        begin_local(g, c)
+    else:
+        exchange_slice(g, c, number, (leg.node + leg.nnodes - 1) % leg.nnodes, True)
+
+
+cdef inline void pass_on(Group *g, Call *c, int number) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int next = (leg.node + 1) % leg.nnodes
+    if next != leg.node_of[c.root]:
+        exchange_slice(g, c, number, next, False)
+
+
+# What of the own slice belongs to each rank of another node: from it or to it.
+cdef void exchange_slice(Group *g, Call *c, int number, int node, bint receives) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef Stretch *s = stretch_at(leg, number)
+    cdef unsigned char *out = c.out + s.begin * c.itemsize
+    cdef int own = leg.local_of[leg.rank]
+    cdef size_t begin, end
+    cdef int local
+    for local in range(leg.nlocal[node]):
+        begin = max(slice_at(leg, node, local, s.count), slice_at(leg, leg.node, own, s.count))
+        end = min(slice_at(leg, node, local + 1, s.count), slice_at(leg, leg.node, own + 1, s.count))
+        if begin >= end:
+            continue
+        if receives:
+            receive_from(g, c, rank_at(leg, node, local), out + begin * c.itemsize, (end - begin) * c.itemsize,
+                         &s.receiving)
+        else:
+            send_to(g, c, rank_at(leg, node, local), out + begin * c.itemsize, (end - begin) * c.itemsize, &s.sending)
+
+
+cdef int step_small_broadcast(Group *g, Call *c) noexcept nogil:
+    return step_crossing(g, c, start_broadcast, stage_small_broadcast)
+
+
+cdef int step_large_broadcast(Group *g, Call *c) noexcept nogil:
+    return step_crossing(g, c, start_broadcast, stage_large_broadcast)
+
+
+# ---- calls that are none -------------------------------------------------------------------------------------------
+
+# The other hosts are told of it as of a call that is confirmed, at once: this rank does not wait for those of its host.
+cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    leg.seq += 1
+    leg.has_started = leg.is_to_confirm = False
+    c.fingerprint = INVALID   # as enter_refused makes it
+    c.seq = c.parted_seq = g.seq
+
+
+cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    cdef int status
+    if not leg.has_started:
+        status = await_confirmations(g, c)
+        if status != DONE:
+            return status
+        leg.has_started = True
+        enter_refused(g, c)
+        leg.fingerprint = 0   # its record says more
+        g.recorded.number = call_number(leg, leg.seq)
+        if leg.confirmer != NULL:
+            confirm(g, c)
+    return step_refused(g, c)
+
+
+# ---- choice --------------------------------------------------------------------------------------------------------
+
+# A pure function of the call and of what all ranks share, so that all choose alike.
+cdef void choose_way(Group *g, Call *c) noexcept nogil:
+    cdef Leg *leg = leg_of(g)
+    if leg == NULL:
+        choose_pipeline(g, c)
+        return
+    c.enter = begin_crossing
+    if c.kind == GATHER or c.kind == SCATTER or c.kind == ALL_TO_ALL:
+        c.step = step_pairwise
+    elif c.kind == ALL_GATHER or is_scan(c):
+        c.step = step_all_gather
+    elif c.kind == BROADCAST:
+        c.step = step_small_broadcast if c.nbytes <= leg.small_nbytes else step_large_broadcast
+    elif c.kind == REDUCE_SCATTER and c.nbytes > 0:
+        c.step = step_reduce_scatter
+    elif c.nbytes <= leg.small_nbytes:
+        c.step = step_small
+    else:
+        c.step = step_large

@@ -1,0 +1,234 @@
+"""The command line of shmrun: what may be asked for, and one line for what may not.
+
+May know: join, limits, cpu_topology, cpulist, settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from typing import NoReturn
+
+from .._bootstrap.join import check_nprocs
+from .._config.settings import parse_address, whole_number
+from .._system import cpu_topology, cpulist
+from .._system.limits import usable_cpus
+
+BAD_USAGE = 2
+_GRACE_S = 5.0  # from SIGTERM to SIGKILL
+
+
+def say(message: str) -> None:
+    """A line of shmrun's own, among those of the ranks."""
+    tell(f"shmrun: {message}")
+
+
+def tell(line: str) -> None:
+    """A line on stderr, if anybody reads there still; not by sys.stderr, which keeps what it cannot write."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode(errors="backslashreplace"))
+
+
+def complain(message: str) -> int:
+    """Say what is wrong with what was asked for; returns the exit code."""
+    say(message)
+    return BAD_USAGE
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        sys.exit(complain(f"{message} (usage: shmrun -n 4 script.py ...; more with --help)"))
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The options, checked; `counts` is how many ranks each host has."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        _count_ranks(options)
+        _check_output(options)
+        _check_restart(options)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        parser.error(str(error))
+    if not options.module and not os.path.exists(options.script):
+        parser.error(f"there is no script {options.script!r}")
+    return options
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="shmrun",
+        allow_abbrev=False,
+        usage="shmrun -n RANKS [options] [-m] SCRIPT [ARGUMENT ...]",
+        description="Run a Python script as several ranks on this host; shmring.init() joins them. For "
+        "several hosts run it on each, with the same --nnodes, --rdzv, -n and SHMRING_KEY, and its own "
+        "--node-rank.",
+        epilog="The exit code is that of the first rank that fails (128 + N for signal N); its traceback is "
+        "the last that is printed. Ctrl-C, SIGTERM and SIGHUP are forwarded to the ranks and end the run.",
+    )
+    parser.add_argument(
+        "-n",
+        dest="counts",
+        required=True,
+        metavar="RANKS",
+        help="how many ranks on each host, or `auto`: one for each usable CPU (for each core with --bind "
+        "core); over hosts also one number for each, as in 2,1,3",
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
+    _add_output(parser.add_argument_group("output"))
+    _add_course(parser.add_argument_group("failures and CPUs"))
+    hosts = parser.add_argument_group("several hosts")
+    hosts.add_argument("--nnodes", type=int, metavar="HOSTS", help="how many hosts (default: one)")
+    hosts.add_argument("--node-rank", type=int, metavar="INDEX", help="which one this is: 0 to HOSTS - 1")
+    hosts.add_argument("--rdzv", metavar="HOST:PORT", help="where host 0 listens for the others")
+    return parser
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--no-prefix",
+        dest="prefix",
+        action="store_false",
+        help="pass on lines unchanged, without the rank in front",
+    )
+    group.add_argument(
+        "--ranks",
+        metavar="RANKS",
+        help="show the output of these only, as in 0 or 0,2-3; the one that fails is reported anyway",
+    )
+    group.add_argument(
+        "--collapse",
+        action="store_true",
+        help="show a line that several ranks print within a moment (0.2 s) once, with these in front: 0-3|",
+    )
+    group.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        help="write all that the ranks print to DIR/rank-0.out, DIR/rank-0.err and so on, and show here only "
+        "this host's first rank (or --ranks); DIR is made, files of an earlier run there are an error",
+    )
+    group.add_argument("--tee", action="store_true", help="with --log-dir: show here all ranks as well")
+    group.add_argument(
+        "--report", metavar="FILE", help="write to FILE at the end, as JSON, how each rank has ended"
+    )
+
+
+def _add_course(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--grace",
+        type=_seconds,
+        default=_GRACE_S,
+        metavar="SECONDS",
+        help="from SIGTERM to SIGKILL for the others when a rank fails (default %(default)g)",
+    )
+    group.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="let the others go on when a rank fails (see Comm.shrink); the exit code is 0 if any ends well",
+    )
+    group.add_argument(
+        "--restart",
+        type=_whole,
+        default=0,
+        metavar="TIMES",
+        help="when a rank fails, end all and start them all again, at most so often, as a new world; "
+        "SHMRING_RESTART says the script how often that was. Not after Ctrl-C, and for one host only",
+    )
+    group.add_argument(
+        "--bind",
+        choices=("none", "core", "numa"),
+        default="none",
+        help="let each rank run only on its share of the usable cores, neighbours under one cache (core), or "
+        "on those of one NUMA node (numa); with more ranks than cores `core` leaves them as they are",
+    )
+
+
+def _count_ranks(options: argparse.Namespace) -> None:
+    """Turn -n into the number of ranks on each host, and check what says which host this is."""
+    texts = options.counts.split(",")
+    is_said = options.nnodes is not None
+    options.nnodes = len(texts) if options.nnodes is None else options.nnodes
+    if options.nnodes < 1 or len(texts) not in (1, options.nnodes):
+        raise ValueError(
+            f"--nnodes is {options.nnodes} but -n is {options.counts}: give one number, or one for each host"
+        )
+    if options.rdzv is not None and not is_said and len(texts) == 1:
+        raise ValueError("--rdzv is for several hosts: say how many with --nnodes, the same on all of them")
+    if options.nnodes > 1:
+        if "auto" in texts:
+            raise ValueError("-n auto may differ from host to host: give the same numbers on all of them")
+        if options.rdzv is None or options.node_rank is None:
+            raise ValueError("several hosts need --rdzv HOST:PORT and, on each host, its own --node-rank")
+        parse_address("--rdzv", options.rdzv)
+    options.node_rank = options.node_rank or 0
+    if not 0 <= options.node_rank < options.nnodes:
+        raise ValueError(
+            f"--node-rank is {options.node_rank}; allowed: 0 to {options.nnodes - 1}, as --nnodes is "
+            f"{options.nnodes}"
+        )
+    options.counts = [_nprocs(text, options.bind) for text in texts] * (options.nnodes // len(texts))
+    check_nprocs(sum(options.counts))
+
+
+def _check_output(options: argparse.Namespace) -> None:
+    """Turn --ranks into those that are shown, None for all, and refuse what does not go together."""
+    if options.tee and options.log_dir is None:
+        raise ValueError("--tee shows what --log-dir writes to files: say where with --log-dir DIR")
+    if options.tee and options.ranks is not None:
+        raise ValueError("--tee shows all ranks, --ranks some: give one of them")
+    if options.collapse and not options.prefix:
+        raise ValueError("--collapse says whose a line is, --no-prefix does not: give one of them")
+    if options.ranks is not None:
+        options.ranks = _ranks(options.ranks, sum(options.counts))
+    elif options.log_dir is not None and not options.tee:
+        options.ranks = [sum(options.counts[: options.node_rank])]
+
+
+def _check_restart(options: argparse.Namespace) -> None:
+    if options.restart and options.nnodes > 1:
+        raise ValueError(
+            "--restart is for one host: shmrun cannot start the ranks of others again (what has started them "
+            "all can, such as Slurm or Kubernetes)"
+        )
+    if options.restart and options.keep_going:
+        raise ValueError(
+            "--restart ends all ranks when one fails, --keep-going lets them go on: give one of them"
+        )
+
+
+def _nprocs(text: str, bind: str) -> int:
+    if text == "auto":
+        cores = len(cpu_topology.cores_of(cpu_topology.read(os.sched_getaffinity(0))))
+        return min(cores, usable_cpus()) if bind == "core" else usable_cpus()
+    try:
+        return check_nprocs(int(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"argument -n: {text!r}: {error}") from None
+
+
+def _ranks(text: str, size: int) -> list[int]:
+    try:
+        ranks = cpulist.parse(text)
+    except ValueError as error:
+        raise ValueError(f"--ranks is {text!r}: {error}") from None
+    if ranks[-1] >= size:
+        raise ValueError(f"--ranks is {text!r}; allowed: 0 to {size - 1}, as there are {size}")
+    return ranks
+
+
+def _whole(text: str) -> int:
+    number = whole_number(text)
+    if number is None or number > 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of times, such as 3")
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds

@@ -1,0 +1,217 @@
+"""The output of several ranks on one terminal or in one log: whole lines, each with its rank in front.
+
+The unfinished line of one rank (a progress bar, a prompt) is shown while it grows, and is drawn again below
+the lines that others print meanwhile. May know: log_files, cpulist.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import select
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .._system import cpulist
+from .log_files import Log
+
+_LONGEST_LINE_NBYTES = 1 << 16
+_TAIL_LINES = 200
+_CLEAR_LINE = b"\r\x1b[K"
+_COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+@dataclass(frozen=True)
+class Front:
+    """What stands in front of a line: whose it is, in `width` columns; nothing where that is 0."""
+
+    width: int
+    colour: bool = False
+
+    def of(self, ranks: Sequence[int]) -> bytes:
+        if not self.width:
+            return b""
+        text = f"{cpulist.spell(ranks):>{self.width}}|"
+        colour = _COLOURS[min(ranks) % len(_COLOURS)]
+        return (f"\x1b[{colour}m{text}\x1b[0m " if self.colour else f"{text} ").encode()
+
+
+class Screen:
+    """One terminal or file, reached by stdout, stderr or both, and the unfinished line on it, if any."""
+
+    def __init__(self, tty: bool, front: Front) -> None:
+        self.tty = tty
+        self.front = front
+        self.error: OSError | None = None  # why nothing more can be shown, as its reader has gone
+        self._open: Stream | None = None
+        self._drawn = b""  # of it, on a terminal
+        # There the same of the rank's other stream, whose line comes back when this one's is finished: a bar
+        # on stderr and print(), which writes the end of a line by itself.
+        self._covered: tuple[Stream, bytes] | None = None
+
+    def opened(self, stream: Stream) -> None:
+        """Lines of this stream may come."""
+
+    def closed(self, stream: Stream) -> None:
+        """None will come any more."""
+
+    def line(self, stream: Stream, line: bytes) -> None:
+        """A finished line of a stream."""
+        self.uncover(stream)
+        left = stream.left_of(line)
+        if self._open is stream and not self.tty:
+            self._open = None
+            self.write(stream.fd, left + b"\n")
+        elif self.tty or left or not stream.shown_nbytes:  # not there since another line ended it
+            whole = stream.prefix + stream.last_segment(line) if self.tty or stream.prefix else left
+            self.show(stream.fd, whole, ends=self._open is stream)
+
+    def show(self, fd: int, whole: bytes, *, ends: bool) -> None:
+        """A whole line: the end of the unfinished one, or that moves below it."""
+        unfinished, self._open = self._open, None
+        if unfinished is None:
+            self.write(fd, whole + b"\n")
+        elif not self.tty:
+            self.write(fd, b"\n" + whole + b"\n")
+        else:
+            self.write(fd, _CLEAR_LINE + whole + b"\n")
+            back = (unfinished, self._drawn) if not ends else self._covered
+            if back is not None:
+                self._open, self._drawn = back
+                self.write(self._open.fd, self._drawn)
+                self.uncover(self._open)
+
+    def uncover(self, stream: Stream) -> None:
+        """Its unfinished line, should it be covered, is finished or shown."""
+        if self._covered is not None and self._covered[0] is stream:
+            self._covered = None
+
+    def unfinished(self, stream: Stream) -> None:
+        """A stream's line as far as it has come."""
+        clear = b"" if self._open is None else _CLEAR_LINE if self.tty else b"\n"
+        if self.tty or (stream.prefix and self._open is not stream):
+            if self.tty and self._open is not None and self._open is not stream:
+                self._covered = self._open, self._drawn
+            self._drawn = stream.prefix + _last_segment(stream.rest)
+            self.write(stream.fd, clear + self._drawn)
+        else:
+            self.write(stream.fd, (clear if self._open is not stream else b"") + stream.left_of(stream.rest))
+        self._open = stream
+
+    @property
+    def due_at(self) -> float:
+        """When `release` has something to do, by time.monotonic()."""
+        return float("inf")
+
+    def release(self, now: float) -> None:
+        """Show what has been held back long enough."""
+
+    def finish(self) -> None:
+        """End the unfinished line: something else is going to be printed."""
+        if self._open is not None:
+            self.write(self._open.fd, b"\n")
+            self._open = self._covered = None
+
+    def write(self, fd: int, data: bytes) -> None:
+        """All of it, unless that has failed before: ranks are not to suffer for who reads us."""
+        try:
+            if self.error is None:
+                _write(fd, data)
+        except OSError as error:
+            self.error = error
+
+
+class Stream:
+    """One rank's stdout or stderr on its way to a file of its own, to our `fd`, to both, or nowhere.
+
+    `rest` is its unfinished line, `shown_nbytes` how much of that is on the screen if it is the one
+    there, `tail` its last lines.
+    """
+
+    def __init__(
+        self, rank: int, fd: int, screen: Screen | None, *, live: bool = False, log: Log | None = None
+    ) -> None:
+        self.rank = rank
+        self.fd = fd
+        self.log = log
+        self.prefix = b"" if screen is None else screen.front.of([rank])
+        self.rest = b""
+        self.shown_nbytes = 0
+        self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._screen = screen
+        self._live = live
+        if screen is not None:
+            screen.opened(self)
+
+    def feed(self, data: bytes) -> None:
+        """Pass on what the rank has written."""
+        if self.log is not None:
+            self.log.write(data)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            self._finish_line(line)
+        # In a log a line in pieces would be torn apart by other ranks' lines, but a progress bar, which
+        # starts over at each carriage return, is wanted as it grows.
+        screen = self._screen
+        shown = screen is not None and self._live and bool(self.rest) and (screen.tty or b"\r" in self.rest)
+        if screen is not None and shown:
+            screen.unfinished(self)
+        if b"\r" in self.rest and (self._live or self.prefix):
+            end = b"\r" if self.rest.endswith(b"\r") else b""
+            self.rest = b"\r" + _last_segment(self.rest) + end  # what was overwritten is of no more use
+        self.shown_nbytes = len(self._settled(self.rest)) if shown else 0
+        if len(self.rest) > _LONGEST_LINE_NBYTES:
+            self._cut()
+
+    def close(self) -> None:
+        """The rank has closed it: an unfinished line is finished."""
+        self._cut()
+        screen, self._screen = self._screen, None
+        if screen is not None:
+            screen.closed(self)
+        if self.log is not None:
+            self.log.close()
+
+    def last_segment(self, line: bytes) -> bytes:
+        """What carriage returns have left of a line; all of it where output is passed on unchanged."""
+        return _last_segment(line) if self.prefix else line
+
+    def left_of(self, line: bytes) -> bytes:
+        """What of a line is to be shown behind that which is there."""
+        return self._settled(line)[self.shown_nbytes :].replace(b"\r", b"\r" + self.prefix)
+
+    def _settled(self, line: bytes) -> bytes:
+        # A carriage return at its end waits for what follows: it may be a part of the line's end.
+        return line.rstrip(b"\r") if self.prefix else line
+
+    def _cut(self) -> None:
+        rest, self.rest = self.rest, b""
+        if rest:
+            self._finish_line(rest)
+
+    def _finish_line(self, line: bytes) -> None:
+        if self._screen is not None:
+            self._screen.line(self, line)
+        self.shown_nbytes = 0
+        self.tail.append(_last_segment(line).decode("utf-8", "replace")[:2000])
+
+
+def _last_segment(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def screens(out_fd: int, err_fd: int, make: Callable[[bool], Screen]) -> tuple[Screen, Screen]:
+    """The screens behind stdout and stderr, made for a terminal or not: one where both lead to one place."""
+    out_tty, err_tty = os.isatty(out_fd), os.isatty(err_fd)
+    out = make(out_tty)
+    same = out_tty == err_tty and (out_tty or os.path.samestat(os.fstat(out_fd), os.fstat(err_fd)))
+    return out, out if same else make(err_tty)
+
+
+def _write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # somebody else has made our terminal non-blocking
+            select.select([], [fd], [])

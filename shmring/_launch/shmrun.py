@@ -1,0 +1,526 @@
+"""`shmrun -n 4 script.py`: start the ranks of a script on this host, pass on their output, end together.
+
+The first rank that fails takes the others with it and is the one that is reported. Over several hosts each
+runs its own shmrun. May know: join, dedupe, traceback_tail, limits, log_files, processes, output_mux,
+cpu_binding, options, settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from .._bootstrap.join import world
+from .._config.settings import Settings, parse_address
+from .._system.limits import oom_kills
+from .._system.processes import describe_exit, parent_death_tie
+from .cpu_binding import Cpus, share_cpus
+from .dedupe import Folding
+from .log_files import Log, create_logs, restart_directory
+from .options import complain, parse, say, tell
+from .output_mux import Front, Screen, Stream, screens
+from .traceback_tail import is_consequence, last_words
+
+_CAUSE_S = 1.0  # for the cause to show where the first failure only tells of another rank's
+_SWEEP_S = 1.0  # for what the ranks have left running
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # forwarded, and the ranks have to end then
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_SECOND_S = 0.5  # apart, an ending signal is a second one, and not the same that came from two sides
+_READ_NBYTES = 1 << 16
+_OUT, _ERR = 1, 2  # not sys.stdout and sys.stderr, which are None if we were started without them
+_NO_KEY = (
+    "hosts trust each other only by a key: set SHMRING_KEY to the same one on every host, or "
+    "SHMRING_KEY_FILE to a file with it and mode 0600; make one with: "
+    'python -c "import secrets; print(secrets.token_hex())"'
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    _open_standard()
+    options = parse(sys.argv[1:] if argv is None else argv)
+    environment = dict(os.environ)
+    share = _share_of(options, 0)
+    share.place(share.ranks[0], environment)
+    try:
+        settings = Settings.from_environment(environment)  # one message here instead of one from each rank
+        if settings.key is None:
+            return complain(_NO_KEY)
+        _check_report(options.report)
+        files = _logs_of(options, share, 0)
+    except (ValueError, OSError) as error:
+        return complain(str(error))
+    cpus = share_cpus(environment, options.bind, share.ranks)
+    status, outcome = _attempts(options, share, environment, cpus, files)
+    if options.report is not None:
+        _write_report(options.report, {"exit_code": status, **outcome})
+    return status
+
+
+def _attempts(
+    options: argparse.Namespace,
+    share: _Share,
+    environment: dict[str, str],
+    cpus: dict[int, Cpus],
+    files: dict[int, tuple[Log, Log]],
+) -> tuple[int, dict[str, Any]]:
+    """Run the ranks, and again as often as is asked for: (the exit code, how the last attempt went)."""
+    signals = _Signals()
+    signals.catch()
+    for attempt in itertools.count():
+        run = _Run(options, share, environment, cpus, files, signals)
+        status = run.run()
+        if attempt == options.restart or not run.may_start_again:
+            break
+        share = _share_of(options, attempt + 1)
+        try:
+            files = _logs_of(options, share, attempt + 1)
+        except OSError as error:
+            say(f"no restart: {error}")
+            break
+        if not run.may_start_again:  # somebody has asked for the end meanwhile
+            break
+        signals.forget(_PASSED_ON)
+        say(f"restart {attempt + 1} of {options.restart}: all {share.size} ranks start again")
+    return status, {"restarts": attempt, **run.outcome()}
+
+
+def _open_standard() -> None:
+    """Where we were started without stdin, stdout or stderr, no pipe of a rank's shall take its number."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it is the lowest that is free: fd
+
+
+def _logs_of(options: argparse.Namespace, share: _Share, attempt: int) -> dict[int, tuple[Log, Log]]:
+    if options.log_dir is None:
+        return {}
+    directory = restart_directory(options.log_dir, attempt) if attempt else options.log_dir
+    return create_logs(directory, share.ranks, 0 if attempt else options.restart)
+
+
+def _check_report(path: str | None) -> None:
+    if path is not None:
+        place = path if os.path.exists(path) else os.path.dirname(path) or "."
+        if os.path.isdir(path) or not os.access(place, os.W_OK):
+            raise OSError(
+                f"--report is {path!r}, which cannot be written: name a file in a directory of yours"
+            )
+
+
+def _write_report(path: str, outcome: dict[str, Any]) -> None:
+    try:
+        with open(path, "w") as file:
+            json.dump(outcome, file, indent=1)
+            file.write("\n")
+    except OSError as error:
+        say(f"{path} is not complete: {error.strerror}")
+
+
+@dataclass(frozen=True)
+class _Share:
+    """This host's ranks of all `size`, and the variables by which they meet the others (None: unset)."""
+
+    ranks: range
+    size: int
+    variables: dict[str, str | None]
+
+    def place(self, rank: int, environment: dict[str, str]) -> None:
+        here = {"SHMRING_RANK": str(rank), "SHMRING_SIZE": str(self.size), **self.variables}
+        for name, text in here.items():
+            environment.pop(name, None)
+            if text is not None:
+                environment[name] = text
+
+
+def _share_of(options: argparse.Namespace, attempt: int) -> _Share:
+    # The key goes through the environment, which only this user can read, never argv, which everybody can.
+    size = sum(options.counts)
+    variables: dict[str, str | None] = {"SHMRING_RESTART": str(attempt)}
+    if options.nnodes == 1:
+        meeting = world(size)
+        variables |= {"SHMRING_ADDR": meeting.id, "SHMRING_PORT": None}
+        variables |= {"SHMRING_KEY": meeting.key.hex(), "SHMRING_KEY_FILE": None}
+        return _Share(range(size), size, variables)
+    first = sum(options.counts[: options.node_rank])
+    host, port = parse_address("--rdzv", options.rdzv)
+    ranks = range(first, first + options.counts[options.node_rank])
+    return _Share(ranks, size, variables | {"SHMRING_ADDR": host, "SHMRING_PORT": str(port)})
+
+
+class _Signals:
+    """Those that came and are not dealt with; each writes to a pipe, so that none slips in before a wait."""
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self.fd, self._wake_fd = os.pipe()
+        for fd in (self.fd, self._wake_fd):
+            os.set_blocking(fd, False)
+
+    def catch(self) -> None:
+        signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, self._catch)
+        for number in (*_ENDING, *_PASSED_ON, signal.SIGTSTP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._catch)
+
+    def forget(self, numbers: tuple[int, ...]) -> None:
+        """Drop those that were for ranks that have ended: new ones do not handle them yet, and would die."""
+        self.came[:] = [number for number in self.came if number not in numbers]
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self.came.append(number)
+
+
+@dataclass
+class _Rank:
+    """A started rank. Its process is waited for at the end only: until then its group's id is its own."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    out: Stream
+    err: Stream
+    exit_code: int | None = None  # negative for a signal
+    failed_at: int | None = None  # its place among those that failed by themselves
+
+    @property
+    def last_words(self) -> list[str]:
+        """Of a rank that has ended: what it ended with."""
+        return last_words(list(self.err.tail))
+
+    @property
+    def status(self) -> int | None:
+        """Its exit code as shells have it: 128 + N for signal N."""
+        return 128 - self.exit_code if self.exit_code is not None and self.exit_code < 0 else self.exit_code
+
+
+class _Run:
+    """All ranks of this host from start to end."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        share: _Share,
+        environment: dict[str, str],
+        cpus: dict[int, Cpus],
+        files: dict[int, tuple[Log, Log]],
+        signals: _Signals,
+    ) -> None:
+        self._options = options
+        self._share = share
+        self._environment = environment
+        self._cpus = cpus
+        self._files = files
+        self._signals = signals
+        self._ranks: list[_Rank] = []
+        self._shown = [rank for rank in share.ranks if options.ranks is None or rank in options.ranks]
+        self._screens = screens(_OUT, _ERR, self._screen)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals.fd, selectors.EVENT_READ)
+        self._forwarded: int | None = None
+        self._oom_kills = oom_kills()
+        self._stopping = False  # the ranks have been sent SIGTERM because one failed
+        self._terminate_at = float("inf")
+        self._kill_at = float("inf")
+        self._second_from = float("inf")
+
+    def run(self) -> int:
+        """The exit code, after the last rank has ended."""
+        for rank in self._share.ranks:
+            try:
+                self._start(rank)
+            except (OSError, subprocess.SubprocessError) as error:
+                self._sweep()
+                say(f"rank {rank} of {self._share.size} could not be started: {error}")
+                return 1
+        try:
+            while any(rank.exit_code is None for rank in self._ranks) and not self._is_unread():
+                self._step()
+        finally:
+            self._sweep()
+        return self._conclude()
+
+    @property
+    def may_start_again(self) -> bool:
+        """A rank has failed, and nobody wants it all to end."""
+        stops = self._forwarded is not None or any(number in _ENDING for number in self._signals.came)
+        return bool(self._failed()) and not stops
+
+    def outcome(self) -> dict[str, Any]:
+        """How each rank has ended, and which failed first."""
+        failed = self._failed()
+        return {
+            "failed_first": failed[0].rank if failed else None,
+            "ranks": [
+                {
+                    "rank": rank.rank,
+                    "exit_code": rank.status,
+                    "ended": None if rank.exit_code is None else describe_exit(rank.exit_code),
+                    "cpus": list(self._cpus[rank.rank].numbers) or None,
+                }
+                for rank in self._ranks
+            ],
+        }
+
+    def _screen(self, tty: bool) -> Screen:
+        colour = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        return (Folding if self._options.collapse else Screen)(tty, Front(self._width(), colour))
+
+    def _width(self) -> int:
+        """Of what stands in front of lines, without the bar."""
+        last = self._share.size - 1
+        text = f"0-{last}" if self._options.collapse and last else str(last)
+        return len(text) if self._options.prefix else 0
+
+    def _start(self, rank: int) -> None:
+        target = ["-m", self._options.script] if self._options.module else [self._options.script]
+        with self._cpus[rank].inherited():
+            process = subprocess.Popen(
+                [sys.executable, *target, *self._options.arguments],
+                env=self._environment_of(rank),
+                stdin=None if rank == 0 and not _is_terminal(0) else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # Groups of their own, so that a rank's children can be reached as well. They are not the
+                # terminal's foreground group then: Ctrl-C comes to us and is forwarded.
+                process_group=0,
+                preexec_fn=parent_death_tie(os.getpid()),
+            )
+            out, err = self._streams(rank)
+            self._ranks.append(_Rank(rank, process, out, err))  # now, whatever goes wrong below: it is swept
+        for pipe, stream in ((process.stdout, out), (process.stderr, err)):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe.fileno(), selectors.EVENT_READ, stream)
+
+    def _streams(self, rank: int) -> list[Stream]:
+        """The ways of its stdout and stderr."""
+        live, is_shown = rank in self._shown[:1], rank in self._shown
+        files = self._files.get(rank, (None, None))
+        return [
+            Stream(rank, fd, screen if is_shown else None, live=live, log=log)
+            for fd, screen, log in zip((_OUT, _ERR), self._screens, files, strict=True)
+        ]
+
+    def _environment_of(self, rank: int) -> dict[str, str]:
+        environment = dict(self._environment)
+        self._share.place(rank, environment)
+        environment.setdefault("PYTHONUNBUFFERED", "1")  # a pipe would hold lines back until 8 KiB are full
+        environment.setdefault("PYTHONFAULTHANDLER", "1")  # a segmentation fault has a traceback, too
+        threads = self._cpus[rank].threads
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
+        if _is_terminal(_ERR):  # progress bars cannot ask a pipe how wide it is
+            size = shutil.get_terminal_size()
+            width = self._width()
+            environment.setdefault("COLUMNS", str(max(size.columns - (width and width + 2), 20)))
+            environment.setdefault("LINES", str(size.lines))
+        return environment
+
+    def _step(self) -> None:
+        next_event = min(self._terminate_at, self._kill_at, *(screen.due_at for screen in self._screens))
+        left_s = None if next_event == float("inf") else max(0.0, next_event - time.monotonic())
+        for key, _ in self._selector.select(left_s):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(key.fd, 4096)
+            else:
+                self._pump(key.fd, key.data)
+        while self._signals.came:
+            self._forward(self._signals.came.pop(0))
+        for rank in self._ranks:
+            if rank.exit_code is None:
+                self._look_at(rank)
+        now = time.monotonic()
+        for screen in self._screens:
+            screen.release(now)
+        if now >= self._terminate_at:
+            self._terminate_at, self._kill_at = float("inf"), now + self._options.grace
+            self._stopping = True
+            self._signal_ranks(signal.SIGTERM)
+        if now >= self._kill_at:
+            self._kill_at = float("inf")
+            self._signal_ranks(signal.SIGKILL)
+
+    def _pump(self, fd: int, stream: Stream) -> int:
+        """Pass on what there is; 0 bytes where there is nothing now, or will be nothing any more."""
+        try:
+            data = os.read(fd, _READ_NBYTES)
+        except BlockingIOError:
+            return 0
+        if data:
+            stream.feed(data)
+        else:
+            stream.close()
+            self._selector.unregister(fd)
+        return len(data)
+
+    def _forward(self, number: int) -> None:
+        if number == signal.SIGTSTP:  # Ctrl-Z: nobody would read what the ranks write
+            self._signal_ranks(signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._signal_ranks(signal.SIGCONT)
+        elif number in _PASSED_ON:
+            self._signal_ranks(number)
+        else:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        """Forward a signal after which all have to end within the grace, or at once if it is a second one."""
+        now = time.monotonic()
+        if self._forwarded is None:
+            self._second_from = now + _SECOND_S
+            self._signal_ranks(number)
+        elif now >= self._second_from:
+            self._signal_ranks(signal.SIGKILL)
+        else:
+            return
+        self._forwarded = number
+        self._terminate_at = float("inf")
+        self._kill_at = min(self._kill_at, now + self._options.grace)
+
+    def _is_unread(self) -> bool:
+        """Whoever read our output has gone, as `head` does; a terminal has hung up, which leaves a grace."""
+        lost = [screen for screen in self._screens if screen.error is not None]
+        if lost and self._forwarded is None:
+            if any(screen.tty for screen in lost):
+                self._end(signal.SIGHUP)
+            else:
+                self._forwarded = signal.SIGPIPE
+        return self._forwarded == signal.SIGPIPE
+
+    def _signal_ranks(self, number: int) -> None:
+        for rank in self._ranks:
+            if rank.exit_code is None:
+                _signal_group(rank.process.pid, number)
+
+    def _look_at(self, rank: _Rank) -> None:
+        """See whether a rank has ended, and what follows if it has failed."""
+        status = os.waitid(os.P_PID, rank.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is None:
+            return
+        rank.exit_code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+        self._drain(rank)
+        stopped = self._stopping and rank.exit_code in (-signal.SIGTERM, -signal.SIGKILL)
+        if rank.exit_code == 0 or stopped or self._forwarded is not None:
+            return
+        rank.failed_at = sum(other.failed_at is not None for other in self._ranks)
+        if self._options.keep_going:
+            say(f"rank {rank.rank} of {self._share.size} ended: {describe_exit(rank.exit_code)}")
+        elif not self._stopping:
+            patience_s = _CAUSE_S if is_consequence(rank.last_words) else 0.0
+            self._terminate_at = min(self._terminate_at, time.monotonic() + patience_s)
+
+    def _drain(self, rank: _Rank) -> None:
+        """Pass on the last that an ended rank wrote: what pipes hold, as its children may go on writing."""
+        for pipe, stream in ((rank.process.stdout, rank.out), (rank.process.stderr, rank.err)):
+            assert pipe is not None
+            if pipe.fileno() in self._selector.get_map():
+                left = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+                while left > 0 and (count := self._pump(pipe.fileno(), stream)):
+                    left -= count
+
+    def _sweep(self) -> None:
+        """Leave nothing: no rank, and none of the processes that ranks started in their groups."""
+        self._signal_ranks(signal.SIGKILL)
+        for rank in self._ranks:
+            exit_code = rank.process.wait()
+            rank.exit_code = exit_code if rank.exit_code is None else rank.exit_code
+            self._drain(rank)
+        _end_groups([rank.process.pid for rank in self._ranks])
+        for rank in self._ranks:
+            self._drain(rank)
+            rank.out.close()
+            rank.err.close()
+        for screen in self._screens:
+            screen.finish()
+        self._selector.close()
+        for rank in self._ranks:
+            for pipe in (rank.process.stdout, rank.process.stderr):
+                assert pipe is not None
+                pipe.close()
+
+    def _failed(self) -> list[_Rank]:
+        """Those that failed by themselves, the cause before what it has caused."""
+        return sorted(
+            (rank for rank in self._ranks if rank.failed_at is not None),
+            key=lambda rank: (is_consequence(rank.last_words), rank.failed_at),
+        )
+
+    def _conclude(self) -> int:
+        for log in itertools.chain(*self._files.values()):
+            if log.error is not None:
+                say(f"{log.path} is not complete: {log.error.strerror}")
+        unshown = {screen.error for screen in self._screens if not screen.tty}
+        lost = [error for error in unshown if error is not None and not isinstance(error, BrokenPipeError)]
+        for error in lost:
+            say(f"what the ranks print cannot be shown: {error.strerror}")
+        failed = self._failed()
+        goes_on = self._options.keep_going and any(rank.exit_code == 0 for rank in self._ranks)
+        if failed and not goes_on:
+            return self._report(failed[0])
+        if self._forwarded is None or all(rank.exit_code == 0 for rank in self._ranks):
+            return 1 if lost else 0
+        if self._forwarded != signal.SIGPIPE:
+            say(f"stopped by {signal.Signals(self._forwarded).name}")
+        return 128 + self._forwarded
+
+    def _report(self, rank: _Rank) -> int:
+        """Say last, and alone, which rank failed first and what its last words were."""
+        assert rank.exit_code is not None
+        assert rank.status is not None
+        how = _how_ended(rank.exit_code, self._oom_kills)
+        words = ", without a word on stderr"
+        if rank.err.tail:
+            words = f"; the end of {'its stderr' if rank.err.log is None else rank.err.log.path}:"
+        say(f"rank {rank.rank} of {self._share.size} failed first: {how}{words}")
+        for line in rank.last_words:
+            tell(line)
+        return rank.status
+
+
+def _how_ended(exit_code: int, oom_kills_before: int | None) -> str:
+    how = describe_exit(exit_code)
+    if exit_code == -signal.SIGKILL and oom_kills() != oom_kills_before:
+        how += " (out of memory: the kernel has killed for want of it meanwhile)"
+    return how
+
+
+def _end_groups(groups: list[int]) -> None:
+    until = time.monotonic() + _SWEEP_S
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        groups = [group for group in groups if _signal_group(group, number)]
+        while groups and time.monotonic() < until:
+            time.sleep(0.01)
+            groups = [group for group in groups if _signal_group(group, 0)]
+
+
+def _signal_group(group: int, number: int) -> bool:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):  # all that is left may be another user's, by setuid
+        return False
+    return True
+
+
+def _is_terminal(fd: int) -> bool:
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False

@@ -1,0 +1,530 @@
+"""`spawn`: start ranks from Python, hand each a communicator, collect what they return or why they failed.
+
+The rank's side is `_run_rank`, the launcher's `_Launch`. Nobody outlives the launcher, and nothing
+outlives `spawn`. May know: join, errors, limits, processes, the public API.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import selectors
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from .._bootstrap.join import World, check_nprocs, world
+from .._system.limits import explain
+from .._system.processes import describe_exit, die_with, parent_death_tie
+from ..errors import Aborted, Error, RankFailed, Timeout
+
+_GRACE_S = 1.0  # after a failure, for the others to raise RankFailed and report
+_INTERRUPT_S = 0.3  # after Ctrl-C, for ranks that the terminal has interrupted as well
+_EXIT_S = 5.0  # for a rank to exit after it has reported
+_TERMINATE_S = 2.0  # from SIGTERM to SIGKILL
+_LOOK_S = 0.2  # a dead rank's children can hold its sentinel open, so exit codes are also polled
+
+# A message is a mark in 1 byte, its body's length in 8, its kind in 1, and the body. A rank sends the mark
+# ahead, as soon as it runs.
+_MARK = b"r"
+_HEAD_NBYTES = 10
+_CALL, _RETURNED, _RAISED = 0, 1, 2
+
+_Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def spawn(
+    fn: Callable[..., Any],
+    nprocs: int,
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    timeout: float | None = None,
+    method: str | None = None,
+    return_exceptions: bool = False,
+) -> list[Any]:
+    """Run `fn(comm, *args, **kwargs)` in `nprocs` new processes; return their results by rank.
+
+    The first failing rank's exception is raised in its own type, with `.rank` and a note that holds its
+    traceback; a rank that is killed or exits raises RankFailed with `.cause`. The other ranks are
+    stopped then. `timeout` bounds the whole run in seconds (Timeout). `method` is "fork", "spawn" or
+    "forkserver"; by default multiprocessing's own. Closures, lambdas and notebook functions need
+    cloudpickle, or "fork". Results and exceptions travel as pickles. With `return_exceptions` a rank that
+    fails does not end the others (see `Comm.shrink`): the list has its exception in place of its result.
+    """
+    nprocs = check_nprocs(nprocs)
+    if not callable(fn):
+        raise TypeError(f"fn is {fn!r}; it must be callable as fn(comm, *args, **kwargs)")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"the timeout is {timeout!r}; it must be more than 0 seconds, or None")
+    call: _Call = (fn, tuple(args), dict(kwargs or {}))
+    method = _checked_method(method) or _default_method(fn)
+    payload = b"" if method == "fork" else _pickle_call(call)
+    launch = _Launch(timeout, keeps_going=return_exceptions)
+    try:
+        try:
+            launch.start(world(nprocs), method, call, payload)
+        except OSError as error:
+            raise explain(error, f"starting rank {launch.nstarted} of {nprocs}") from error
+        may_exit = launch.collect()
+        launch.stop(_EXIT_S if may_exit else 0.0)
+    except KeyboardInterrupt:
+        launch.stop(_INTERRUPT_S)
+        raise
+    finally:
+        launch.stop(0.0)
+    return launch.results()
+
+
+# --- what is sent, and how it is started ---
+
+
+def _checked_method(method: str | None) -> str | None:
+    methods = multiprocessing.get_all_start_methods()
+    if method is not None and method not in methods:
+        raise ValueError(f"method is {method!r}; allowed: {', '.join(methods)}")
+    return method
+
+
+def _default_method(fn: Callable[..., Any]) -> str:
+    # Asked so that it does not fix the choice for the rest of the process, as get_start_method() would.
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    if method != "fork" and _lives_in_session(fn):
+        # A main module from standard input claims a file that multiprocessing would look for in vain.
+        pretends_a_file = hasattr(sys.modules["__main__"], "__file__")
+        if pretends_a_file or _cloudpickle() is None:
+            return "fork"
+    return method
+
+
+def _lives_in_session(fn: Callable[..., Any]) -> bool:
+    """Defined in a notebook or at a prompt: there is no file that another process could import it from."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return getattr(fn, "__module__", None) == "__main__" and not (path and os.path.exists(path))
+
+
+def _cloudpickle() -> Any:
+    try:
+        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return None
+    return cloudpickle
+
+
+def _pickle_call(call: _Call) -> bytes:
+    problem: Exception | None = None
+    if not _lives_in_session(call[0]):  # there pickle would store a name that the rank cannot look up
+        try:
+            return pickle.dumps(call, protocol=5)
+        except Exception as error:  # whatever __reduce__ raises
+            problem = error
+    cloudpickle = _cloudpickle()
+    if cloudpickle is None:
+        raise TypeError(
+            f"{call[0]!r} and its arguments cannot be sent to the ranks by pickle "
+            f"({problem or 'they live in this session'}): pip install cloudpickle, use a function of a "
+            'module, or method="fork"'
+        ) from problem
+    return bytes(cloudpickle.dumps(call, protocol=5))
+
+
+def _pickle_value(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:  # whatever __reduce__ raises
+        cloudpickle = _cloudpickle()
+        if cloudpickle is None:
+            raise
+        return bytes(cloudpickle.dumps(value, protocol=5))
+
+
+# --- failures ---
+
+# How likely a failure is to be the first cause, most likely first.
+_OWN, _COMMON, _CONSEQUENCE = 0, 1, 2
+
+
+@dataclass
+class _Failure:
+    """Why a rank failed, as it travels: the pickle may not load, the words always do."""
+
+    words: str
+    tier: int = _OWN
+    at: float = field(default_factory=time.monotonic)  # one clock for all processes of a host
+    pickled: bytes | None = None
+    traceback: str = ""
+    ended: bool = False  # the process left, by exit or signal: the words are the cause
+
+    def exception(self, rank: int) -> BaseException:
+        """What `spawn` raises for it."""
+        error: BaseException
+        if self.ended:
+            error = RankFailed(f"rank {rank} ended: {self.words}", rank=rank, cause=self.words)
+        else:
+            error = self._unpickled() or RuntimeError(
+                f"rank {rank} raised an exception that cannot be brought here as it is: {self.words}"
+            )
+        # The errors of a collective name the rank that they are about: that stays.
+        with contextlib.suppress(Exception):  # an exception may have ideas of its own about attributes
+            if not isinstance(error, Error) or error.rank is None:
+                error.rank = rank  # type: ignore[attr-defined, unused-ignore]
+        with contextlib.suppress(Exception):
+            if self.traceback:
+                error.add_note(f"\nRaised in rank {rank}:\n{self.traceback}")
+        return error
+
+    def _unpickled(self) -> BaseException | None:
+        if self.pickled is None:
+            return None
+        try:
+            error = pickle.loads(self.pickled)
+        except Exception:  # a class that only the rank can import
+            return None
+        return error if isinstance(error, BaseException) else None
+
+
+def _failure_of(error: BaseException, rank: int) -> _Failure:
+    words = "".join(traceback.format_exception_only(error)).strip()
+    failure = _Failure(words, _tier(error, rank), traceback="".join(traceback.format_exception(error)))
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):  # raised in the launcher they would end it
+        failure.ended = True
+        return failure
+    with contextlib.suppress(Exception):
+        pickled = _pickle_value(error)
+        pickle.loads(pickled)  # one whose __init__ takes other arguments pickles, but does not come back
+        failure.pickled = pickled
+    return failure
+
+
+def _tier(error: BaseException, rank: int) -> int:
+    """A rank's own exception, before an error that all ranks get, before one that tells of another rank."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        if isinstance(link, (RankFailed, Aborted)) and link.rank != rank:
+            return _CONSEQUENCE
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
+    return _COMMON if isinstance(error, Error) else _OWN
+
+
+# --- the rank's side ---
+
+
+@dataclass
+class _Ticket:
+    """All that a rank is started with; a forked one has the call in its memory, others receive it."""
+
+    world: World
+    rank: int
+    launcher_pid: int
+    call: _Call | None
+
+
+class _Reporter:
+    """Sends the one message that a rank owes its launcher."""
+
+    def __init__(self, connection: Connection, rank: int) -> None:
+        self._fd = connection.fileno()
+        self._rank = rank
+        self._done = False
+
+    def returned(self, result: Any) -> None:
+        try:
+            body = _pickle_value(result)
+        except Exception as error:
+            raise RuntimeError(
+                f"rank {self._rank} returned a {type(result).__name__} that cannot be pickled: {error}"
+            ) from error
+        self._send(_RETURNED, body)
+
+    def raised(self, error: BaseException) -> None:
+        if not self._done:
+            self._send(_RAISED, pickle.dumps(_failure_of(error, self._rank)))
+
+    def _send(self, kind: int, body: bytes) -> None:
+        self._done = True
+        for part in (_head(kind, body)[len(_MARK) :], body):
+            rest = memoryview(part)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+
+
+def _run_rank(ticket: _Ticket, connection: Connection) -> None:
+    """The target of a rank's process."""
+    _tie_to_launcher(ticket.launcher_pid)
+    os.write(connection.fileno(), _MARK)
+    reporter = _Reporter(connection, ticket.rank)
+    with contextlib.suppress(BrokenPipeError, ConnectionError):  # the launcher lost interest
+        try:
+            fn, args, kwargs = ticket.call or _receive_call(connection.fileno())
+            from .. import init
+
+            with init(ticket.world, rank=ticket.rank) as comm:
+                # Told before the communicator closes: what others say of that comes later then. Also a
+                # result may be a view of the communicator's memory.
+                try:
+                    reporter.returned(fn(comm, *args, **kwargs))
+                except BaseException as error:
+                    reporter.raised(error)
+                    raise
+        except BaseException as error:  # none of it may be printed by multiprocessing: spawn raises it
+            reporter.raised(error)
+    connection.close()
+
+
+def _tie_to_launcher(launcher_pid: int) -> None:
+    parent = multiprocessing.parent_process()
+    if os.getppid() == launcher_pid or parent is None:
+        parent_death_tie(launcher_pid)()
+    else:  # a child of the fork server
+        die_with(launcher_pid, parent.sentinel)
+
+
+def _head(kind: int, body: bytes) -> bytes:
+    return _MARK + len(body).to_bytes(8, "little") + bytes([kind])
+
+
+def _receive_call(fd: int) -> _Call:
+    inbox = _Inbox()
+    while inbox.kind is None:
+        if not inbox.read(fd):
+            raise EOFError("the launcher closed its connection")
+    call: _Call = pickle.loads(inbox.body)
+    return call
+
+
+class _Inbox:
+    """One message, as far as it has come; `kind` is None until all of it has."""
+
+    def __init__(self) -> None:
+        self.kind: int | None = None
+        self.body = bytearray()
+        self._head = b""
+        self._filled = 0
+
+    @property
+    def begun(self) -> bool:
+        """The other side runs."""
+        return bool(self._head)
+
+    def read(self, fd: int) -> bool:
+        """Read once; False at the other side's end. BlockingIOError where nothing is there."""
+        if len(self._head) < _HEAD_NBYTES:
+            part = os.read(fd, _HEAD_NBYTES - len(self._head))
+            self._head += part
+            got = len(part)
+            if len(self._head) == _HEAD_NBYTES:
+                self.body = bytearray(int.from_bytes(self._head[len(_MARK) : -1], "little"))
+        else:
+            got = os.readv(fd, [memoryview(self.body)[self._filled :]])
+            self._filled += got
+        if len(self._head) == _HEAD_NBYTES and self._filled == len(self.body):
+            self.kind = self._head[-1]
+        return got > 0
+
+
+# --- the launcher's side ---
+
+
+@dataclass
+class _Rank:
+    """A started rank as the launcher sees it."""
+
+    rank: int
+    process: BaseProcess
+    connection: Connection
+    unsent: memoryview
+    inbox: _Inbox = field(default_factory=_Inbox)
+    settled: bool = False  # it returned or failed
+
+
+class _Launch:
+    """The ranks of one `spawn`, from their start until none is left."""
+
+    def __init__(self, timeout_s: float | None, *, keeps_going: bool = False) -> None:
+        self.failures: dict[int, _Failure] = {}
+        self._keeps_going = keeps_going
+        self._timeout_s = timeout_s
+        self._deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        self._ranks: list[_Rank] = []
+        self._blobs: dict[int, bytearray] = {}
+        try:
+            self._selector = selectors.DefaultSelector()
+        except OSError as error:
+            raise explain(error, "starting ranks") from error
+
+    def start(self, world: World, method: str, call: _Call, payload: bytes) -> None:
+        context: Any = multiprocessing.get_context(method)
+        message = _head(_CALL, payload) + payload if payload else b""
+        for rank in range(world.nprocs):
+            ours, theirs = context.Pipe(duplex=True)
+            ticket = _Ticket(world, rank, os.getpid(), None if payload else call)
+            process = context.Process(
+                target=_run_rank, args=(ticket, theirs), name=f"shmring-rank-{rank}", daemon=False
+            )
+            try:
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            self._ranks.append(_Rank(rank, process, ours, memoryview(message)))  # first: it is stopped then
+            os.set_blocking(ours.fileno(), False)
+            self._register(self._ranks[-1])
+
+    @property
+    def nstarted(self) -> int:
+        """How many ranks there are so far."""
+        return len(self._ranks)
+
+    def collect(self) -> bool:
+        """Wait until every rank has returned or failed, or a failure's grace or the time is over.
+
+        Whether they end by themselves now.
+        """
+        grace_ends = float("inf")
+        while any(not rank.settled for rank in self._ranks):
+            now = time.monotonic()
+            if now >= grace_ends:
+                return False
+            if now >= self._deadline and (self._keeps_going or not self.failures):
+                self._out_of_time()
+                return False
+            for key, events in self._selector.select(_LOOK_S):
+                self._exchange(key.data, events)
+            for rank in self._ranks:
+                if not rank.settled and rank.process.exitcode is not None:
+                    self._bury(rank)
+            if self.failures and not self._keeps_going and grace_ends == float("inf"):
+                grace_ends = time.monotonic() + _GRACE_S
+        return self._keeps_going or not self.failures
+
+    def stop(self, patience_s: float) -> None:
+        """Leave no rank behind: wait for `patience_s`, then SIGTERM, then SIGKILL."""
+        if not self._ranks:
+            return
+        self._wait_for_exits(patience_s)
+        for rank in self._ranks:
+            if rank.process.exitcode is None:
+                rank.process.terminate()
+        self._wait_for_exits(_TERMINATE_S)
+        for rank in self._ranks:
+            if rank.process.exitcode is None:
+                rank.process.kill()
+        for rank in self._ranks:
+            rank.process.join()
+            rank.process.close()
+            rank.connection.close()
+        self._ranks.clear()
+        self._selector.close()
+
+    def results(self) -> list[Any]:
+        """The results by rank, or the first cause raised, unless exceptions are results."""
+        if self.failures and not self._keeps_going:
+            rank, failure = min(self.failures.items(), key=lambda item: (item[1].tier, item[1].at))
+            raise failure.exception(rank)
+        exceptions = {rank: failure.exception(rank) for rank, failure in self.failures.items()}
+        results = {rank: self._result_of(rank, blob) for rank, blob in self._blobs.items()}
+        return [result for _, result in sorted((results | exceptions).items())]
+
+    def _result_of(self, rank: int, blob: bytearray) -> Any:
+        try:
+            return _unpickled_result(rank, blob)
+        except RuntimeError as error:
+            if self._keeps_going:
+                return error
+            raise
+
+    def _register(self, rank: _Rank) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.unsent else 0)
+        self._selector.register(rank.connection.fileno(), events, rank)
+        self._selector.register(rank.process.sentinel, selectors.EVENT_READ, None)
+
+    def _exchange(self, rank: _Rank | None, events: int) -> None:
+        if rank is None or rank.settled:  # a sentinel only wakes; collect looks at the exit codes
+            return
+        fd = rank.connection.fileno()
+        try:
+            if events & selectors.EVENT_WRITE and rank.unsent:
+                rank.unsent = rank.unsent[os.write(fd, rank.unsent) :]
+                if not rank.unsent:
+                    self._selector.modify(fd, selectors.EVENT_READ, rank)
+            open_still = not events & selectors.EVENT_READ or rank.inbox.read(fd)
+        except BlockingIOError:
+            return
+        except OSError:  # the rank is gone, and its exit code will say how
+            open_still = False
+        if rank.inbox.kind is not None:
+            self._settle(rank)
+        elif not open_still:
+            self._ignore(fd)
+
+    def _settle(self, rank: _Rank) -> None:
+        rank.settled = True
+        if rank.inbox.kind == _RETURNED:
+            self._blobs[rank.rank] = rank.inbox.body
+        else:
+            self.failures[rank.rank] = pickle.loads(rank.inbox.body)
+        self._ignore(rank.connection.fileno())
+        self._ignore(rank.process.sentinel)
+
+    def _ignore(self, fd: int) -> None:
+        """Watch it no longer; a connection whose other end is gone is not watched any more already."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(fd)
+
+    def _bury(self, rank: _Rank) -> None:
+        """A rank has exited: take what it still had sent, else its exit is a failure."""
+        with contextlib.suppress(OSError):
+            while rank.inbox.kind is None and rank.inbox.read(rank.connection.fileno()):
+                pass
+        if rank.inbox.kind is not None:
+            self._settle(rank)
+            return
+        rank.settled = True
+        assert rank.process.exitcode is not None
+        words = describe_exit(rank.process.exitcode)
+        if rank.process.exitcode == 1 and not rank.inbox.begun:
+            words += ' before it could begin (a script needs `if __name__ == "__main__":` around spawn)'
+        self.failures[rank.rank] = _Failure(words, ended=True)
+        self._ignore(rank.connection.fileno())
+        self._ignore(rank.process.sentinel)
+
+    def _out_of_time(self) -> None:
+        late = [rank.rank for rank in self._ranks if not rank.settled]
+        names = ", ".join(map(str, late[:8])) + (" and more" if len(late) > 8 else "")
+        error = Timeout(
+            f"rank{'s' if len(late) > 1 else ''} {names} of {len(self._ranks)} did not finish within "
+            f"{self._timeout_s:g} s and {'were' if len(late) > 1 else 'was'} stopped",
+            rank=late[0],
+        )
+        for rank in late:
+            self.failures[rank] = _Failure(str(error), pickled=pickle.dumps(error))
+
+    def _wait_for_exits(self, patience_s: float) -> None:
+        until = time.monotonic() + patience_s
+        while True:
+            running = [rank.process for rank in self._ranks if rank.process.exitcode is None]
+            left_s = until - time.monotonic()
+            if not running or left_s <= 0:
+                return
+            # Not join(), which waits for the sentinel: a rank's own children may hold that open.
+            wait([process.sentinel for process in running], min(left_s, _LOOK_S))
+
+
+def _unpickled_result(rank: int, blob: bytearray) -> Any:
+    try:
+        return pickle.loads(blob)
+    except Exception as error:
+        problem = RuntimeError(f"what rank {rank} returned cannot be unpickled here: {error}")
+        problem.rank = rank  # type: ignore[attr-defined]
+        raise problem from error

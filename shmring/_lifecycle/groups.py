@@ -1,0 +1,204 @@
+"""Groups of a communicator's ranks: who belongs to which, and the beginning of each.
+
+May know: startup, join, errors, limits; it is handed an engine, links, and what crosses to others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+
+from .._bootstrap.join import join
+from .._system.limits import explain
+from ..errors import Error, Mismatch, RankFailed, agreed
+from .startup import Begun, begin, begin_where_met
+
+if TYPE_CHECKING:
+    from .._bootstrap.fd_passing import Links
+    from .._comm.comm import Comm
+    from .._config.settings import Settings
+    from .._engine.engine import Engine
+    from .internode import Crossing, Invitation
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+_WORD = np.iinfo(np.int64)
+_LAST_WORD_S = 1.0  # from the end of a group's connection to that of its parent's, if it was a death
+
+
+def wish(color: SupportsIndex | None, key: SupportsIndex) -> Numbers:
+    """What a rank tells the others: whether it wants to be in a group, its color, its key."""
+    if color is None:
+        return np.array([0, 0, 0], "i8")
+    return np.array([1, _integer("color", color), _integer("key", key)], "i8")
+
+
+def by_color(wishes: Numbers) -> list[list[int]]:
+    """The groups that the ranks' wishes make, in the order of color, each ordered by key and rank."""
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for rank, (wanted, color, key) in enumerate(wishes.tolist()):
+        if wanted:
+            groups.setdefault(color, []).append((key, rank))
+    return [[rank for _, rank in sorted(groups[color])] for color in sorted(groups)]
+
+
+def listed(ranks: Iterable[SupportsIndex], size: int) -> Numbers:
+    """The ranks of a group, checked."""
+    numbers = [_integer("a rank", rank) for rank in ranks]
+    for number in numbers:
+        if not 0 <= number < size:
+            raise ValueError(f"ranks names {number}; the ranks are 0 to {size - 1}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"ranks is {numbers}; a rank can be in a group only once")
+    return np.array(numbers, "i8")
+
+
+def check_same(lists: Numbers) -> None:
+    """Every rank has to have given the same list."""
+    calls = tuple(f"group({ranks})" for ranks in lists.tolist())
+    other = next((rank for rank, call in enumerate(calls) if call != calls[0]), None)
+    if other is not None:
+        told = f"rank 0 called {calls[0]}; rank {other} called {calls[other]}"
+        text = f"the ranks' groups do not match: {told}; every rank has to give the same list"
+        raise Mismatch(text, rank=other, op="group", calls=calls)
+
+
+def form(
+    engine: Engine, links: Links, groups: list[list[int]], settings: Settings, timeout_s: float
+) -> tuple[Begun, tuple[int, ...]] | None:
+    """Collective over `engine` and its `links`: what this rank's group is made of and its ranks, or None.
+
+    A group that cannot begin is an error on its ranks alone, one that gets no links, or a death, on all.
+    """
+    own = _introduce(engine, links, groups, timeout_s)
+    if own is None:
+        return None
+    ranks = tuple(next(group for group in groups if engine.rank in group))
+    try:
+        return begin(own, settings, engine.timeout_s, start_s=timeout_s, parent=engine), ranks
+    except BaseException as error:
+        own.close()
+        if isinstance(error, Exception):  # which the group's other ranks are told
+            agreed(error)
+        if isinstance(error, Error):
+            own_ranks = f"its ranks 0 to {len(ranks) - 1} are {list(ranks)} of its parent"
+            error.add_note(f"while a group began: {own_ranks}")
+        raise
+
+
+def form_across(
+    comm: Comm,
+    engine: Engine,
+    crossing: Crossing,
+    groups: list[list[int]],
+    settings: Settings,
+    timeout_s: float,
+) -> tuple[Begun, tuple[int, ...]] | None:
+    """As `form`, where the ranks are on several hosts: each group meets as a world of its own."""
+    deadline = time.monotonic() + timeout_s
+    ranks = next((group for group in groups if comm.rank in group), [])
+    is_leader = ranks[:1] == [comm.rank]
+    listener, said = _invite(crossing, settings, len(ranks)) if is_leader else (None, _why_not_to_come(1))
+    with listener or contextlib.nullcontext():
+        answers = comm.all_gather_object(said, timeout=timeout_s)
+        if not ranks:
+            return None
+        for rank in ranks:
+            if isinstance(answers[rank], str):
+                raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
+        world = crossing.world(len(ranks), answers[ranks[0]])
+        with _a_death_is_the_parents(engine):
+            meeting = join(
+                world,
+                ranks.index(comm.rank),
+                timeout_s=_left(deadline),
+                node=settings.node,
+                check=engine.look,
+                listener=listener,
+                is_invited=True,
+            )
+    parent_ranks = tuple(ranks)
+    with _a_death_is_the_parents(engine):
+        begun = begin_where_met(
+            meeting, settings, engine.timeout_s, key=world.key, start_s=_left(deadline), parent=engine
+        )
+    return begun, parent_ranks
+
+
+@contextlib.contextmanager
+def _a_death_is_the_parents(engine: Engine) -> Iterator[None]:
+    """All ranks of the parent are to hear of it: its own connections may tell a moment after the group's."""
+    try:
+        yield
+    except RankFailed:
+        until = time.monotonic() + _LAST_WORD_S
+        while time.monotonic() < until:
+            try:
+                engine.look()
+            except Error as error:
+                raise error from None  # once: it is the same death
+            time.sleep(0.005)
+        raise
+
+
+def _invite(
+    crossing: Crossing, settings: Settings, nranks: int
+) -> tuple[socket.socket | None, Invitation | str]:
+    """It listens until its group has met, so that no other takes its port; or why it cannot."""
+    try:
+        lacking = _why_not_to_come(nranks + 2)  # itself, what waits for the others, and one for each
+        return (None, lacking) if lacking else crossing.listen(settings.ports)
+    except Error as error:
+        return None, str(error)
+
+
+def _why_not_to_come(ndescriptors: int) -> str | None:
+    """What would keep this rank from the others without their being told: too few descriptors."""
+    with contextlib.ExitStack() as closing:
+        try:
+            for _ in range(ndescriptors):
+                closing.enter_context(socket.socket())
+        except OSError as error:
+            return str(explain(error, "connecting to the other ranks"))
+    return None
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)
+
+
+def _introduce(engine: Engine, links: Links, groups: list[list[int]], timeout_s: float) -> Links | None:
+    """This rank's links in its group, once every rank has its own."""
+    own, deadline = None, time.monotonic() + timeout_s
+    try:
+        own, failure = links.introduce(groups, check=engine.check, deadline=deadline)
+        if engine.all_agree(failure is None, timeout_s):
+            return own
+    except BaseException as error:
+        if own is not None:
+            own.close()
+        engine.report(error)
+        raise
+    if own is not None:
+        own.close()
+    rank = engine.world_rank(engine.rank)
+    raise failure or Error(
+        f"a rank other than {rank} could not have its links in its group: its own error says why and "
+        "what to do"
+    )
+
+
+def _integer(what: str, number: SupportsIndex) -> int:
+    try:
+        integer = operator.index(number)
+    except TypeError:
+        raise TypeError(f"{what} is {number!r}; it must be an integer") from None
+    if not _WORD.min <= integer <= _WORD.max:
+        raise ValueError(f"{what} is {integer}; it must fit into 64 bits")
+    return integer

@@ -1,0 +1,198 @@
+"""From a communicator that is over to a new one of the ranks that are left.
+
+May know: startup, join, errors, membership, world; it is handed a communicator's parts.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from .._bootstrap.join import join
+from .._bootstrap.world import World
+from ..errors import Error, RankFailed, Timeout
+from .membership import Agreement, View, left_behind
+from .startup import Begun, begin_where_met
+
+if TYPE_CHECKING:
+    from .._bootstrap.fd_passing import Links
+    from .._bootstrap.node_map import Place
+    from .._config.settings import Settings
+    from .._engine.engine import Engine
+    from .internode import Crossing
+
+_MOST_ATTEMPTS = 8  # to begin with the same ranks
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
+
+Drop = Callable[[Begun], None]
+
+
+class Over(NamedTuple):
+    """What there is of a communicator that is over, and how its error names who was late, if it does."""
+
+    engine: Engine
+    place: Place | Links
+    crossing: Crossing | None
+    settings: Settings
+    suspects: frozenset[int]
+
+
+class _Survivors:
+    """The ranks of the communicator that is over, as `views.Electorate` has them."""
+
+    def __init__(self, over: Over) -> None:
+        self._engine, self._crossing = over.engine, over.crossing
+        self.rank, self.size = over.place.rank, over.place.size
+        neighbours = over.place.ranks_of_node[over.place.node]
+        self._local = {rank: at for at, rank in enumerate(neighbours)}
+        self._pause_s = _SHORTEST_PAUSE_S
+
+    def is_local(self, rank: int) -> bool:
+        return rank in self._local
+
+    def tell(self, view: View) -> None:
+        packed = view.pack()
+        self._engine.tell_view(packed)
+        if self._crossing is not None:
+            self._crossing.tell_view(packed)
+        self._pause_s = _SHORTEST_PAUSE_S
+
+    def hear(self) -> None:
+        if self._crossing is not None:
+            self._crossing.hear_views()
+
+    def view_of(self, rank: int) -> View | None:
+        if rank in self._local:
+            packed = self._engine.view_of(self._local[rank])
+        else:
+            assert self._crossing is not None
+            packed = self._crossing.view_of(rank)
+        return None if packed is None else View.unpack(packed)
+
+    def has_gone(self, rank: int) -> bool:
+        if rank in self._local:
+            return self._engine.has_gone(self._local[rank])
+        assert self._crossing is not None
+        return self._crossing.has_gone(rank)
+
+    def pause(self) -> None:
+        if self._crossing is not None:
+            self._crossing.await_news(self._pause_s)
+        else:
+            time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+class _Meetings:
+    """Where this rank receives the others when it is the lowest, and how it comes to whoever is."""
+
+    def __init__(self, over: Over, ranks: _Survivors, timeout_s: float) -> None:
+        self._over = over
+        self._ranks = ranks
+        self._timeout_s = timeout_s
+        self._listener: socket.socket | None = None
+
+    def invite(self, view: View) -> str:
+        """The id of a fresh world, and where it meets if that is not within one host."""
+        self.close()
+        if all(self._ranks.is_local(rank) for rank in view.members(self._ranks.size)):
+            return secrets.token_hex(16)
+        assert self._over.crossing is not None
+        self._listener, (world_id, address) = self._over.crossing.listen(self._over.settings.ports)
+        return f"{world_id} {address}"
+
+    def begin(self, view: View, check: Callable[[], None]) -> Begun:
+        """Collective over the ranks of the view: what their communicator is made of."""
+        over, members = self._over, view.members(self._ranks.size)
+        lowest = self._ranks.view_of(members[0])
+        if lowest is None or not lowest.invitation:
+            raise RankFailed("the lowest of the ranks that are left has given up", rank=0)
+        world_id, _, address = lowest.invitation.partition(" ")
+        key = over.engine.key() if over.crossing is None else over.crossing.key
+        listener, self._listener = self._listener, None
+        deadline = time.monotonic() + self._timeout_s
+        with listener or contextlib.nullcontext():
+            meeting = join(
+                World(world_id, key, len(members), address or None),
+                members.index(self._ranks.rank),
+                timeout_s=self._timeout_s,
+                node=over.settings.node,
+                check=check,
+                listener=listener,
+            )
+        start_s = max(deadline - time.monotonic(), 0.001)
+        return begin_where_met(meeting, over.settings, over.engine.timeout_s, key=key, start_s=start_s)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+def shrink(over: Over, timeout_s: float, drop: Drop) -> tuple[Begun, tuple[int, ...]]:
+    """Collective over the ranks that are left: what their communicator is made of, and who they are.
+
+    `timeout_s` is how long a rank that lives is waited for, again whenever those that are left have become
+    fewer; `drop` is given what was begun in vain.
+    """
+    ranks = _Survivors(over)
+    meetings = _Meetings(over, ranks, timeout_s)
+    agreement = Agreement(ranks, timeout_s, meetings.invite, over.suspects)
+    prepared: tuple[View, Begun] | None = None
+    attempts: collections.Counter[int] = collections.Counter()
+    try:
+        while True:
+            view = agreement.settle()
+            if agreement.done is None:
+                _drop(prepared, drop)  # all have moved on: nobody will be done with that
+                prepared = None
+                attempts[view.out] += 1
+                begun = _begin(meetings, agreement, ranks.size)
+                if begun is None and attempts[view.out] < _MOST_ATTEMPTS:
+                    continue
+                if begun is None:
+                    raise Error(f"those that are left have tried {_MOST_ATTEMPTS} times to begin, in vain")
+                prepared = view, begun
+                if not agreement.commit():
+                    continue
+            elif prepared is None or not prepared[0].is_of_one_mind_with(agreement.done):
+                raise left_behind(ranks.rank)
+            else:
+                agreement.confirm()
+            result, prepared = prepared[1], None
+            return result, tuple(view.members(ranks.size))
+    except BaseException:
+        agreement.withdraw()
+        raise
+    finally:
+        meetings.close()
+        _drop(prepared, drop)
+
+
+def _drop(prepared: tuple[View, Begun] | None, drop: Drop) -> None:
+    if prepared is not None:
+        drop(prepared[1])
+
+
+def _begin(meetings: _Meetings, agreement: Agreement, size: int) -> Begun | None:
+    """None: it came to nothing, and the agreement has moved on."""
+    view = agreement.view
+
+    def check() -> None:
+        if agreement.look():  # what is raised here the others are told, as far as they are in the meeting
+            gone = [at for at, rank in enumerate(view.members(size)) if agreement.view.leaves_out(rank)]
+            text = "the ranks that are left have become fewer while they met"
+            raise RankFailed(text, rank=gone[0] if gone else None)
+
+    try:
+        return meetings.begin(view, check)
+    except (RankFailed, Timeout) as error:
+        if agreement.done is None and agreement.view == view:
+            late = error.rank if isinstance(error, Timeout) else None
+            agreement.try_again(None if late is None else view.members(size)[late])
+        return None

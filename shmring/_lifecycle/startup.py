@@ -1,0 +1,239 @@
+"""From links to an engine: the ranks share a segment, start over it, and know that all have.
+
+May know: segment_format, engine, join, internode, errors, limits, fd_passing, procfs, segments, node_map,
+settings, thresholds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import zlib
+from typing import NamedTuple
+
+from .._bootstrap.fd_passing import Links
+from .._bootstrap.join import Meeting
+from .._bootstrap.node_map import Place
+from .._config import thresholds
+from .._config.settings import Settings
+from .._core.segment_format import KEY_NBYTES, control_nbytes, format_segment, header_of, segment_nbytes
+from .._engine.engine import Engine
+from .._system import limits, procfs, segments
+from ..errors import Error
+from .internode import Crossing
+
+_FORCED_PATHS = {"auto": 0, "near": 1, "far": 2}
+_CPU_MASK_NBYTES = 1024  # 8192 CPUs, the most that Linux can be built for
+
+_log = logging.getLogger("shmring")
+
+
+class Begun(NamedTuple):
+    """All that a communicator is made of."""
+
+    engine: Engine
+    links: Links
+    segment: segments.Mapping
+    fd: int
+    settings: Settings
+    place: Place | Links
+    crossing: Crossing | None = None
+
+
+def begin_where_met(
+    meeting: Meeting,
+    settings: Settings,
+    timeout_s: float,
+    *,
+    key: bytes,
+    start_s: float | None = None,
+    parent: Engine | None = None,
+) -> Begun:
+    """`begin` on every host of a meeting: an engine on every rank, or an error on every rank of all hosts.
+
+    After an error the meeting is closed.
+    """
+    try:
+        return _begin_where_met(meeting, settings, timeout_s, key=key, start_s=start_s, parent=parent)
+    except BaseException:
+        meeting.close()
+        raise
+
+
+def _begin_where_met(
+    meeting: Meeting,
+    settings: Settings,
+    timeout_s: float,
+    *,
+    key: bytes,
+    start_s: float | None,
+    parent: Engine | None,
+) -> Begun:
+    if meeting.star is None:
+        return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
+    deadline = time.monotonic() + (timeout_s if start_s is None else start_s)
+    undo = contextlib.ExitStack()  # as in begin
+    try:
+        with meeting.star.together():
+            begun = _begin_on_host(meeting, settings, timeout_s, start_s=start_s, parent=parent)
+            undo.callback(os.close, begun.fd)
+            undo.callback(begun.engine.close)
+            if meeting.mesh is not None:
+                engine = begun.engine
+                crossing = Crossing(engine, meeting.place, meeting.mesh, key)
+                engine.open_for_calls(max(deadline - time.monotonic(), 0.001))
+                crossing.agree(engine, settings.wire_slice_nbytes)
+                engine.open_for_calls(timeout_s)
+                begun = begun._replace(place=meeting.place, crossing=crossing)
+            meeting.star.all_ready(deadline=deadline)
+        meeting.star.close()
+        return begun
+    except BaseException:
+        undo.close()
+        raise
+
+
+def _begin_on_host(
+    meeting: Meeting, settings: Settings, timeout_s: float, *, start_s: float | None, parent: Engine | None
+) -> Begun:
+    """`begin`, whose errors are about ranks as the host numbers them: others know the world's numbers."""
+    try:
+        return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
+    except Error as error:
+        place = meeting.place
+        if error.rank is not None and error.rank < place.local_size:
+            error.rank = place.ranks_of_node[place.node][error.rank]
+            error.args = (f"{error} (by its host's numbers; it is rank {error.rank})",)
+        raise
+
+
+def begin(
+    links: Links,
+    settings: Settings,
+    timeout_s: float,
+    *,
+    start_s: float | None = None,
+    parent: Engine | None = None,
+) -> Begun:
+    """Collective over the links: an engine on every rank, or an error on every rank.
+
+    timeout_s: default of every later call; start_s: how long this may take. A parent of more ranks knows
+    already how near they are, and how many compete for the CPUs: all of them do, whichever group they are in.
+    """
+    start_s = timeout_s if start_s is None else start_s
+    deadline = time.monotonic() + start_s
+    undo = contextlib.ExitStack()  # closed in the handler alone: a signal behind its end would leak all of it
+    try:
+        fd = _share_segment(links, settings, deadline)
+        undo.callback(os.close, fd)
+        segment = segments.Mapping(fd, os.fstat(fd).st_size)
+        engine = _new_engine(segment, links, settings, start_s)
+        undo.callback(engine.close)
+        engine.stalls.warn_after(engine, settings.stall_s)
+        engine.arrive(os.getpid(), procfs.start_time(os.getpid()))
+        # Until now a death shows on the links, from now on in the segment.
+        links.all_ready(check=_nothing_to_check, deadline=deadline)
+        _look_for_lives(engine, is_told=parent is not None)
+        if parent is None:
+            crowded = _is_crowded(engine)
+            one_group = not crowded or _all_have(engine, limits.scheduling_group())
+            engine.be_patient(**thresholds.patience(engine.size, crowded=crowded, one_group=one_group))
+            engine.measure_distance()
+            engine.probe_single_copy(settings.single_copy_nbytes != 0)
+        else:
+            engine.take_after(parent)
+        engine.open_for_calls(timeout_s)
+        return Begun(engine, links, segment, fd, settings, links)
+    except BaseException as error:
+        with undo:
+            links.fail_descriptor(error)
+        raise
+
+
+def _new_engine(segment: segments.Mapping, links: Links, settings: Settings, timeout_s: float) -> Engine:
+    header = header_of(segment.address)
+    return Engine(
+        segment,
+        links.rank,
+        links.size,
+        isa="" if settings.isa == "auto" else settings.isa,
+        tuning=header["tuning"],
+        timeout_s=timeout_s,
+    )
+
+
+def _look_for_lives(engine: Engine, *, is_told: bool) -> None:
+    unwatched, hidden = engine.look_for_lives()
+    if is_told:
+        return
+    if hidden:
+        what = (
+            "rank %d: the kernel refuses set_robust_list to ranks of this host (a seccomp profile?), and "
+            "ranks %s cannot be looked for from here: the death of such a rank is seen only as a Timeout; "
+            "allow set_robust_list"
+        )
+        _log.warning(what, engine.rank, ", ".join(map(str, hidden)))
+    elif engine.rank in unwatched:
+        what = (
+            "rank %d: the kernel refuses set_robust_list to this process (a seccomp profile?), so that "
+            "others see its death only when they look for it, every few ms of a wait; allow set_robust_list"
+        )
+        _log.warning(what, engine.rank)
+
+
+def _is_crowded(engine: Engine) -> bool:
+    """Whether there are more ranks than CPUs that all of them together may use, as any of them sees it.
+
+    Each may be pinned to one of these; their cgroups may have quotas of their own.
+    """
+    mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
+    allowed = engine.union(mask.to_bytes(_CPU_MASK_NBYTES, "little")).bit_count()
+    return not engine.all_agree(engine.size <= limits.usable_cpus(allowed), engine.timeout_s)
+
+
+def _all_have(engine: Engine, text: str) -> bool:
+    """Whether it is the same on every rank."""
+    own = zlib.crc32(text.encode())
+    return engine.all_agree(engine.broadcast_word(own) == own, engine.timeout_s)
+
+
+def _share_segment(links: Links, settings: Settings, deadline: float) -> int:
+    fd = _create_segment(links.size, settings) if links.rank == 0 else None
+    try:
+        return links.broadcast_descriptor(fd, check=_nothing_to_check, deadline=deadline)
+    except BaseException:
+        if fd is not None:
+            os.close(fd)
+        raise
+
+
+def _create_segment(size: int, settings: Settings) -> int:
+    tables = thresholds.tables(settings, size)
+    ring_nbytes = thresholds.ring_nbytes(tables, size)
+    fd = segments.create(
+        segment_nbytes(size, ring_nbytes, settings.message_ring_nbytes), kind=settings.segment
+    )
+    try:
+        segments.allocate(fd, 0, control_nbytes(size), purpose="a communicator")
+        mapping = segments.Mapping(fd, control_nbytes(size))
+        format_segment(
+            mapping.address,
+            size,
+            ring_nbytes,
+            forced_path=_FORCED_PATHS[settings.path],
+            tuning=tables,
+            first_seq=settings.first_seq,
+            message_nbytes=settings.message_ring_nbytes,
+            key=os.urandom(KEY_NBYTES),
+        )
+        mapping.close()
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _nothing_to_check() -> None:
+    """There is no communicator yet whose failure could be looked at."""

@@ -1,0 +1,252 @@
+# Waiting until a message is complete: pauses, yields, then sleep on the rank's one bell for messages, or for news from
+# other hosts; meanwhile all that is posted is carried on. And what the thread in the background does where nobody
+# waits.
+# May know: flight_recorder, group, context, matching, channel, progress, ring_ends, wait. Nothing here touches a Python
+# object.
+
+from libc.stdint cimport uint64_t
+
+from .._core.group cimport *
+from .._core.spsc_ring cimport sr_pause
+from .._diagnostics.flight_recorder cimport (
+    ANYBODY, SR_IN_PROBE, SR_IN_RECV, SR_IN_SEND, SR_WAIT_MESSAGE, begin_wait, end_wait,
+)
+from .._engine.progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Errand
+from .._engine.wait cimport nap_after, sleep_until_death
+from .._internode.context cimport leg_of, remote, sr_wire_sleep
+from .._transport.channel cimport (
+    SR_POST_DAMAGED, SR_POST_OPEN, sr_office_attend, sr_office_hears, sr_office_wake, sr_post_check_link,
+)
+from .matching cimport ANY, COMPLETE, DAMAGED, FAR_SIDE, NEAR_SIDE, Mail, Message, awaited_sides, step_mail, tell_all
+
+
+cdef enum:
+    WATCH_NS = 50000000      # so long the thread goes on to look at a mail in which nothing is pending
+    FAR_LOOKS = 3            # of a short try: a look at what comes from other hosts is a system call
+
+
+# DONE, BLOCKED after so many pauses in which nothing moved, or what else a step came to.
+cdef int step_until_complete(Mail *m, Message *message, int pauses) noexcept nogil:
+    cdef int left = pauses
+    cdef int status
+    while message.state != COMPLETE:
+        status = step_mail(m)
+        if message.state == COMPLETE:
+            break
+        if status == PROGRESSED:
+            left = pauses
+            continue
+        if status != BLOCKED or left <= 0:
+            return status
+        left -= 1
+        sr_pause()
+    return DONE
+
+
+# Before a wait for this message: how many pauses it is worth, and whether other hosts' mail can wait for it. Between
+# looks at that a yield costs nothing that counts, and the sender may be a rank that runs here after all.
+cdef inline int pauses_for(Mail *m, Message *message, int pauses) noexcept nogil:
+    m.far_later = m.office == NULL or (message.peer != ANY and m.peer[message.peer].post == NULL)
+    if not m.far_later:
+        return min(pauses, FAR_LOOKS)
+    return 0 if message.peer != ANY and runs_here(m.g, m.peer[message.peer].lane) else pauses
+
+
+# A short try with the GIL held, as a small collective makes it.
+cdef int deliver_briefly(Mail *m, Message *message) noexcept nogil:
+    cdef int status
+    cdef int yields = 0
+    while True:
+        status = step_until_complete(m, message, pauses_for(m, message, m.g.brief_pauses))
+        if status != BLOCKED or yields >= m.g.brief_yields:
+            return status
+        sr_yield()
+        yields += 1
+
+
+# As wait_until_delivered; others can read for whom this rank waits.
+cdef int deliver_patiently(Mail *m, Message *message, Wait *wait) noexcept nogil:
+    cdef int status = wait_until_delivered(m, message, wait)
+    if status != SIGNALLED:
+        end_wait(m.g, SR_WAIT_MESSAGE)
+    return status
+
+
+# A rank as everybody else numbers it, see remote.
+cdef inline int awaited_by(Mail *m, const Message *message) noexcept nogil:
+    if message.peer == ANY:
+        return ANYBODY
+    return m.peer[message.peer].lane if m.peer[message.peer].post == NULL else remote(m.g, message.peer)
+
+
+cdef inline void tell_of_wait(Mail *m, const Message *message, uint64_t since_ns) noexcept nogil:
+    cdef int kind = SR_IN_SEND if message.is_send else SR_IN_PROBE if message.is_probe else SR_IN_RECV
+    begin_wait(m.g, SR_WAIT_MESSAGE, kind, since_ns, awaited_by(m, message))
+
+
+# The time; the deadline moves by what this process was stopped since the last look.
+cdef inline uint64_t look_at_clock(Wait *wait) noexcept nogil:
+    cdef uint64_t now = sr_now_ns()
+    if wait.looked_ns != 0:
+        wait.deadline_ns += sr_time_away(wait.looked_ns, now)
+    wait.looked_ns = now
+    return now
+
+
+# Returns when the message is complete, or with what ends the wait or has to be done with the GIL.
+cdef int wait_until_delivered(Mail *m, Message *message, Wait *wait) noexcept nogil:
+    cdef Group *g = m.g
+    cdef uint64_t now
+    cdef int status
+    cdef int pauses = pauses_for(m, message, g.pauses)
+    if wait.awake_until_ns == 0:
+        status = step_until_complete(m, message, pauses)
+        if status != BLOCKED:
+            return status
+    now = look_at_clock(wait)
+    if wait.awake_until_ns == 0:
+        wait.awake_until_ns = now + g.yield_ns
+        wait.look_ns = now + g.look_ns
+        wait.signal_ns = now + SIGNAL_INTERVAL_NS
+        tell_all(m)
+    while True:
+        status = step_mail(m)
+        if message.state == COMPLETE:
+            return DONE
+        if status == PROGRESSED:
+            wait.awake_until_ns = now + g.yield_ns
+            continue
+        if status != BLOCKED:
+            return status
+        if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
+            return ABORTED
+        if now >= wait.look_ns:
+            status = look_around(m, message, wait, now)
+            if status != PROGRESSED:
+                return status
+            wait.look_ns = now + g.look_ns
+        if now < wait.awake_until_ns:
+            sr_yield()
+        else:
+            tell_of_wait(m, message, wait.awake_until_ns)
+            if sleep(m, message, now - wait.awake_until_ns):
+                wait.look_ns = 0
+        now = look_at_clock(wait)
+
+
+# True: some rank has died.
+cdef bint sleep(Mail *m, Message *message, uint64_t asleep_ns) noexcept nogil:
+    cdef sr_nap nap
+    cdef int sides = awaited_sides(m) if m.office != NULL else NEAR_SIDE
+    tell_all(m)
+    if sides & FAR_SIDE:
+        sleep_far(m, message, m.g.sleep_ns if sides == FAR_SIDE else nap_after(asleep_ns))
+        return False
+    nap.n = 0
+    sr_nap_watch(&nap, &m.g.me.mail_bell)
+    return (step_mail(m) == BLOCKED and message.state != COMPLETE
+            and sr_flag_load_ordered(&m.g.header.abort) == SR_NO_ABORT and sleep_until_death(m.g, &nap, m.g.sleep_ns))
+
+
+cdef void sleep_far(Mail *m, Message *message, uint64_t limit_ns) noexcept nogil:
+    m.far_later = False
+    if not sr_office_attend(m.office) and step_mail(m) == BLOCKED and message.state != COMPLETE:
+        sr_wire_sleep(m.office.news, limit_ns)
+    sr_office_wake(m.office)
+
+
+# Whatever its peer has sent is here: nothing more will come of it.
+cdef inline bint is_stuck(Mail *m, Message *message) noexcept nogil:
+    return step_mail(m) == BLOCKED and message.state != COMPLETE
+
+
+# PROGRESSED: it lives. Else DEAD, LEFT, or DAMAGED where what came from it makes no sense.
+cdef int fate_of_peer(Mail *m, int rank) noexcept nogil:
+    if m.peer[rank].post != NULL:
+        if sr_flag_load(&m.peer[rank].post.left) != 0:
+            return LEFT
+        if sr_flag_load(&m.peer[rank].post.end) == SR_POST_DAMAGED:
+            return DAMAGED
+        return PROGRESSED if sr_flag_load(&m.peer[rank].post.end) == SR_POST_OPEN else DEAD
+    return fate_of(&m.g.lane[m.peer[rank].lane].life)
+
+
+cdef int look_around(Mail *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
+    cdef int rank, fate, nleft = 0
+    look_for_lives(m.g)
+    if m.office != NULL and sr_office_hears(m.office):
+        return SIGNALLED
+    for rank in range(m.size):
+        if rank == m.rank or (message.peer != ANY and message.peer != rank):
+            continue
+        fate = fate_of_peer(m, rank)
+        if fate == PROGRESSED:
+            continue
+        wait.culprit = m.needy = rank
+        if fate != LEFT:
+            return fate if is_stuck(m, message) else PROGRESSED
+        nleft += 1
+    if nleft > 0 and (message.peer != ANY or nleft == m.size - 1):
+        return LEFT if is_stuck(m, message) else PROGRESSED
+    if now >= wait.deadline_ns:
+        wait.culprit = m.rank if message.peer == ANY else message.peer
+        return LATE
+    if now >= wait.signal_ns:
+        wait.signal_ns = now + SIGNAL_INTERVAL_NS
+        if message.peer != ANY and m.peer[message.peer].post != NULL:
+            sr_post_check_link(m.office, m.peer[message.peer].post, leg_of(m.g).cut_ns)
+        return SIGNALLED
+    return PROGRESSED
+
+
+# ---- in the background -----------------------------------------------------------------------------------------
+
+# The thread's turn with one communicator's mail. It looks every now and then as long as transfers have been pending
+# lately, so that a caller need not rouse it for each; it waits for the bell only where a message is half through.
+cdef int run_errand(Errand *e, sr_nap *nap) noexcept nogil:
+    cdef Mail *m = <Mail *> e
+    cdef uint64_t now = sr_now_ns()
+    cdef int found
+    e.news = 0
+    if not sr_flag_take(&m.stepper, BACKGROUND):   # a caller carries it on
+        if now < m.watched_until_ns:
+            return WAITING
+        sr_flag_swap(&m.resting, 1)
+        if not sr_flag_take(&m.stepper, BACKGROUND):
+            return IDLE
+    if m.npending == 0 and m.completed != NULL:
+        found = REAPABLE
+    elif m.npending == 0 or m.stuck or sr_flag_load(&m.g.header.abort) != SR_NO_ABORT:
+        found = IDLE
+        if now < m.watched_until_ns and m.npending == 0:
+            found = WAITING
+        else:
+            sr_flag_swap(&m.resting, 1)
+    else:
+        m.watched_until_ns = now + WATCH_NS
+        found = step_errand(m, nap)
+    sr_flag_set(&m.stepper, 0)
+    return found
+
+
+cdef int step_errand(Mail *m, sr_nap *nap) noexcept nogil:
+    cdef int status
+    if nap != NULL:
+        tell_all(m)
+        if is_flowing(m):
+            sr_nap_watch(nap, &m.g.me.mail_bell)
+    m.far_later = False
+    if m.office != NULL and awaited_sides(m) & FAR_SIDE:
+        m.errand.news, m.errand.waker = m.office.news, m.office.waker
+    status = step_mail(m)
+    if status == PROGRESSED:
+        return ACTIVE
+    return WAITING if status == BLOCKED else WANTS_PYTHON
+
+
+cdef bint is_flowing(Mail *m) noexcept nogil:
+    cdef int i
+    for i in range(m.nsources):
+        if m.peer[m.source[i]].receiving:
+            return True
+    return m.nsends > 0

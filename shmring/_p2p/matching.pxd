@@ -1,0 +1,125 @@
+# Point-to-point messages of one communicator on one rank, as structures. Ranks are those of the
+# world; `lane` says which of the host's own a rank is. May know: group, context, channel, progress, ring_ends.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from .._core.group cimport Group, sr_flag
+from .._core.spsc_ring cimport sr_incoming, sr_outgoing, sr_ring_end
+from .._engine.progress cimport Errand
+from .._transport.channel cimport sr_office, sr_post
+
+
+cdef enum:
+    ANY = -1
+
+
+cdef enum State:
+    POSTED      # nothing of it has moved yet
+    MOVING
+    COMPLETE
+
+
+cdef enum Failure:
+    NO_FAILURE
+    TOO_LONG      # the message is longer than the memory it was to go to
+    OTHER_ITEMS   # sender and receiver disagree on what the items are
+
+
+cdef enum Outcome:    # what a step comes to, beside PROGRESSED and BLOCKED of Status
+    NEEDS_ROOM = 64   # the message at the head of mail.needy's ring has to be put aside, and that allocates
+    DAMAGED           # mail.needy's ring holds what no sender writes
+
+
+# A send, a receive or a probe that somebody has asked for. Linked into the mail until it is complete.
+cdef struct Message:
+    Message *next
+    void *owner              # told when it is complete: it is then in mail.completed
+    bint is_send, is_probe
+    int peer                 # destination; source, or ANY
+    int64_t tag              # or ANY
+    uint64_t kind            # what the items are: equal at both ends, 56 bits
+    unsigned char *data
+    size_t nbytes            # that are sent, or that there is room for
+    State state
+    Failure failure
+    int source               # what has come: of a receive or a probe
+    uint32_t came_tag
+    uint64_t came_kind
+    size_t came_nbytes
+    sr_outgoing out          # of a send
+
+
+# A message in private memory, until somebody asks for it.
+cdef struct Aside:
+    Aside *next
+    int source
+    uint32_t tag
+    uint64_t kind
+    size_t nbytes
+    bint whole               # all of it has come
+    Message *wanted_by       # NULL: nobody yet
+    unsigned char *data      # behind this structure
+
+
+cdef enum Side:       # where what is posted comes from or goes to
+    NEAR_SIDE = 1     # ranks of this host
+    FAR_SIDE = 2      # ranks of others
+
+
+cdef struct Peer:
+    int lane                 # among the ranks of this host; -1: it is of another, and
+    sr_post *post            # ... there is this connection to it in place of rings; else NULL
+    sr_ring_end out          # to it; open once out_open
+    sr_ring_end inward       # from it; open once it is among the sources
+    bint out_open
+    Message *first_send      # in order; only the first one moves
+    Message *last_send
+    bint receiving           # a message from it has been begun:
+    sr_incoming incoming
+    Message *receiver        # ... into this one's memory, or
+    Aside *aside             # ... aside; neither: it is passed over
+
+
+# Touched only by who has taken `stepper`, once the thread that runs in the background knows of it.
+cdef struct Mail:
+    Errand errand            # first: the thread knows the mail by it
+    sr_flag stepper
+    sr_flag resting          # the thread does not look any more: who leaves something for it has to rouse it
+    uint64_t watched_until_ns   # the thread's own
+    bint stuck               # there was no memory to put a message aside: that is for who waits to hear
+    Group *g
+    int rank, size           # of all hosts' ranks
+    int *rank_of             # by lane
+    sr_office *office        # the mail to ranks of other hosts; NULL: there are none
+    uint64_t nheeded         # of those from whom something has come, how many are among the sources
+    bint far_later           # nobody waits for other hosts: their mail is looked at now and then only
+    uint32_t nsteps
+    Peer *peer               # by rank
+    size_t ring_nbytes
+    uint64_t *seen           # by lane, a bit each: the marks in this rank's mail that have been heeded
+    int *source              # ranks whose rings to this one are open
+    int nsources
+    int first_source         # where the next look round begins, so that none is starved
+    int nsends               # that are linked
+    Message *first_receive   # posted and not begun, in order; probes too
+    Message *last_receive
+    Aside *first_aside       # in the order in which they came
+    Aside *last_aside
+    Message *completed       # of those that have an owner
+    int npending             # that have an owner and are not complete
+    uint64_t begun_ns        # the call that is under way, while calls are traced
+    int needy
+
+
+cdef int step_mail(Mail *m) noexcept nogil
+cdef void post_send(Mail *m, Message *message) noexcept nogil
+cdef void post_receive(Mail *m, Message *message) noexcept nogil
+cdef bint has_moved(const Mail *m, const Message *message) noexcept nogil
+cdef void withdraw(Mail *m, Message *message) noexcept nogil
+cdef void withdraw_all(Mail *m) noexcept nogil
+cdef void put_aside(Mail *m, Aside *aside) noexcept nogil
+cdef int awaited_sides(Mail *m) noexcept nogil
+cdef bint deliver_to_self(Mail *m, Message *message) noexcept nogil
+cdef void open_way(Mail *m, int receiver) noexcept nogil
+cdef void tell_all(Mail *m) noexcept nogil

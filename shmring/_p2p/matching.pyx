@@ -1,0 +1,507 @@
+# Moving point-to-point messages: step_mail carries on everything that is posted, as far as it goes, and returns at
+# once. Order between a pair of ranks is that of their ring; a message that nobody waits for, before one that somebody
+# does, is put aside into private memory. May know: group, channel, ring_ends, src. Nothing here touches a Python
+# object.
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy
+
+from .._core.group cimport *
+from .._core.spsc_ring cimport *
+from .._transport.channel cimport *
+
+cdef enum:
+    # Measured with bench/bench_ping_pong.py: one is sent while the one before is received.
+    PIECE_NBYTES = 16384
+    STEPS_A_LOOK = 16    # while nobody waits for other hosts: a look at their mail is a system call
+
+
+# ---- what is linked ------------------------------------------------------------------------------------------
+
+cdef void complete(Mail *m, Message *message) noexcept nogil:
+    message.state = COMPLETE
+    message.next = NULL
+    if message.owner != NULL:
+        message.next = m.completed
+        m.completed = message
+        m.npending -= 1
+
+
+# What has arrived while the communicator ends may be in pages of a shared array that were copied already, for it to
+# become private: so no receive is complete then that was not before. (Between the abort and a copy there is much of
+# Python: whatever was written before the word was looked at is there by then.) It stays as it is, in no list: whoever
+# waits for it comes upon the abort.
+cdef inline void complete_receive(Mail *m, Message *message) noexcept nogil:
+    if sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
+        complete(m, message)
+
+
+cdef void end_receive(Mail *m, Message *message, Failure failure) noexcept nogil:
+    message.failure = failure
+    complete_receive(m, message)
+
+
+# False: it is not in this list.
+cdef bint unlink(Message **first, Message **last, Message *message) noexcept nogil:
+    cdef Message *before = NULL
+    cdef Message *at = first[0]
+    while at != NULL and at != message:
+        before = at
+        at = at.next
+    if at == NULL:
+        return False
+    if before == NULL:
+        first[0] = at.next
+    else:
+        before.next = at.next
+    if last[0] == at:
+        last[0] = before
+    at.next = NULL
+    return True
+
+
+cdef void unlink_receive(Mail *m, Message *message) noexcept nogil:
+    unlink(&m.first_receive, &m.last_receive, message)
+
+
+cdef void unlink_send(Mail *m, Message *message) noexcept nogil:
+    cdef Peer *p = &m.peer[message.peer]
+    if unlink(&p.first_send, &p.last_send, message):
+        m.nsends -= 1
+
+
+cdef void unlink_aside(Mail *m, Aside *aside) noexcept nogil:
+    cdef Aside *before = NULL
+    cdef Aside *at = m.first_aside
+    while at != aside:
+        before = at
+        at = at.next
+    if before == NULL:
+        m.first_aside = at.next
+    else:
+        before.next = at.next
+    if m.last_aside == at:
+        m.last_aside = before
+
+
+# What comes of the message that is under way from there goes nowhere.
+cdef void pass_over(Mail *m, Peer *p) noexcept nogil:
+    p.receiver = NULL
+    p.incoming.data = NULL
+    if p.post != NULL:
+        sr_post_withdraw(m.office, p.post)
+
+
+# True if making the call of this message again would not have the same effect: some of it has left, or has come.
+cdef bint has_moved(const Mail *m, const Message *message) noexcept nogil:
+    cdef int i
+    if message.is_probe:
+        return False
+    if message.state == COMPLETE or (message.is_send and message.out.offset > 0):
+        return True
+    for i in range(m.nsources):
+        if m.peer[m.source[i]].receiver == message:
+            return True
+    return False
+
+
+# Forgets a message that is not complete. What has begun to arrive for it is passed over; what has begun to leave
+# cannot be taken back, and the communicator with it.
+cdef void withdraw(Mail *m, Message *message) noexcept nogil:
+    cdef int i
+    cdef Peer *p
+    cdef Aside *aside = m.first_aside
+    if message.state == COMPLETE:
+        return
+    if message.is_send:
+        unlink_send(m, message)
+        return
+    unlink_receive(m, message)
+    for i in range(m.nsources):
+        p = &m.peer[m.source[i]]
+        if p.receiver == message:
+            pass_over(m, p)
+    while aside != NULL:
+        if aside.wanted_by == message:
+            aside.wanted_by = NULL
+        aside = aside.next
+
+
+# Before all that is posted loses its memory: the office still takes in what comes.
+cdef void withdraw_all(Mail *m) noexcept nogil:
+    cdef int i
+    for i in range(m.nsources):
+        pass_over(m, &m.peer[m.source[i]])
+
+
+# ---- matching ------------------------------------------------------------------------------------------------
+
+cdef inline bint matches(const Message *wish, int source, uint32_t tag) noexcept nogil:
+    return (wish.peer == source or wish.peer == ANY) and (wish.tag == ANY or wish.tag == <int64_t> tag)
+
+
+cdef inline void tell_what_came(Message *message, int source, uint32_t tag, uint64_t kind,
+                                size_t nbytes) noexcept nogil:
+    message.source = source
+    message.came_tag = tag
+    message.came_kind = kind
+    message.came_nbytes = nbytes
+
+
+cdef inline Failure failure_of(const Message *message) noexcept nogil:
+    if message.kind != message.came_kind:
+        return OTHER_ITEMS
+    return TOO_LONG if message.came_nbytes > message.nbytes else NO_FAILURE
+
+
+# The receive that has waited longest for such a message, out of its list; probes that it answers are complete.
+cdef Message *take_receiver(Mail *m, int source, uint32_t tag, uint64_t kind, size_t nbytes) noexcept nogil:
+    cdef Message *at = m.first_receive
+    cdef Message *after
+    while at != NULL:
+        after = at.next
+        if matches(at, source, tag):
+            unlink_receive(m, at)
+            tell_what_came(at, source, tag, kind, nbytes)
+            if not at.is_probe:
+                return at
+            complete(m, at)
+        at = after
+    return NULL
+
+
+# Whether anybody waits for a message of this source: then those before it have to make way.
+cdef bint is_awaited(Mail *m, int source) noexcept nogil:
+    cdef Message *at = m.first_receive
+    while at != NULL:
+        if at.peer == source or at.peer == ANY:
+            return True
+        at = at.next
+    return False
+
+
+cdef void hand_over(Mail *m, Aside *aside) noexcept nogil:
+    cdef Message *message = aside.wanted_by
+    cdef Failure failure = failure_of(message)
+    if failure == NO_FAILURE:
+        memcpy(message.data, aside.data, aside.nbytes)
+    unlink_aside(m, aside)
+    free(aside)
+    end_receive(m, message, failure)
+
+
+# Finds what has been put aside for a new receive or probe, else queues it.
+cdef void post_receive(Mail *m, Message *message) noexcept nogil:
+    cdef Aside *aside = m.first_aside
+    while aside != NULL:
+        if aside.wanted_by == NULL and matches(message, aside.source, aside.tag):
+            tell_what_came(message, aside.source, aside.tag, aside.kind, aside.nbytes)
+            if message.is_probe:
+                complete(m, message)
+                return
+            message.state = MOVING
+            aside.wanted_by = message
+            if aside.whole:
+                hand_over(m, aside)
+            return
+        aside = aside.next
+    message.next = NULL
+    if m.last_receive == NULL:
+        m.first_receive = message
+    else:
+        m.last_receive.next = message
+    m.last_receive = message
+
+
+# ---- to itself -----------------------------------------------------------------------------------------------
+
+# Straight into the memory of a receive that waits for it. False: there is none, and it has to be put aside.
+cdef bint deliver_to_self(Mail *m, Message *message) noexcept nogil:
+    cdef uint32_t tag = <uint32_t> message.tag
+    cdef Message *receiver = take_receiver(m, m.rank, tag, message.kind, message.nbytes)
+    cdef Failure failure
+    if receiver == NULL:
+        return False
+    failure = failure_of(receiver)
+    if failure == NO_FAILURE:
+        memcpy(receiver.data, message.data, message.nbytes)
+    end_receive(m, receiver, failure)
+    complete(m, message)
+    return True
+
+
+# ---- sending -------------------------------------------------------------------------------------------------
+
+cdef inline int push(Mail *m, Peer *p, Message *message) noexcept nogil:
+    if p.post != NULL:
+        return sr_post_push(m.office, p.post, &message.out)
+    return sr_ring_push(&p.out, &message.out)
+
+
+cdef void post_send(Mail *m, Message *message) noexcept nogil:
+    cdef Peer *p = &m.peer[message.peer]
+    message.out.head.tag = <uint32_t> message.tag
+    message.out.head.kind = message.kind
+    message.out.head.message_nbytes = message.nbytes
+    message.out.data = message.data
+    message.out.offset = 0
+    message.next = NULL
+    p.out.stream = m.g.far and message.nbytes >= m.g.tuning.far_stream_nbytes
+    if p.first_send == NULL:
+        if push(m, p, message) == SR_RING_WHOLE:
+            complete(m, message)
+            return
+        p.first_send = message
+    else:
+        p.last_send.next = message
+    p.last_send = message
+    m.nsends += 1
+
+
+cdef bint step_sends(Mail *m) noexcept nogil:
+    cdef bint moved = False
+    cdef Peer *p
+    cdef Message *message
+    cdef uint64_t offset
+    cdef int rank
+    for rank in range(m.size):
+        p = &m.peer[rank]
+        while p.first_send != NULL:
+            message = p.first_send
+            offset = message.out.offset
+            if push(m, p, message) == SR_RING_WAIT:
+                moved = moved or message.out.offset != offset
+                break
+            unlink_send(m, message)
+            complete(m, message)
+            moved = True
+    return moved
+
+
+# ---- receiving -----------------------------------------------------------------------------------------------
+
+# The room for the head of needy's ring: it is received there.
+cdef void put_aside(Mail *m, Aside *aside) noexcept nogil:
+    cdef Peer *p = &m.peer[aside.source]
+    aside.next = NULL
+    if m.last_aside == NULL:
+        m.first_aside = aside
+    else:
+        m.last_aside.next = aside
+    m.last_aside = aside
+    if aside.whole:   # a message to itself
+        return
+    p.aside = aside
+    p.receiver = NULL
+    p.receiving = True
+    p.incoming.data = aside.data
+    p.incoming.nbytes = aside.nbytes
+    p.incoming.offset = 0
+
+
+# Begins to receive the message whose head is next, if anybody waits for it.
+cdef int begin_incoming(Mail *m, int source) noexcept nogil:
+    cdef Peer *p = &m.peer[source]
+    cdef Message *message
+    cdef Failure failure
+    cdef sr_frame head
+    cdef int status
+    if m.first_receive == NULL:
+        return BLOCKED
+    status = sr_ring_peek(&p.inward, &head)
+    if status == SR_RING_WAIT:
+        return BLOCKED
+    if status != SR_RING_WHOLE or not head.flags & SR_FRAME_FIRST:
+        m.needy = source
+        return DAMAGED
+    message = take_receiver(m, source, head.tag, head.kind, head.message_nbytes)
+    if message == NULL:
+        m.needy = source
+        if is_awaited(m, source):
+            return NEEDS_ROOM
+        return BLOCKED
+    p.receiving = True
+    p.aside = NULL
+    p.receiver = message
+    p.incoming.data = message.data
+    p.incoming.nbytes = head.message_nbytes
+    p.incoming.offset = 0
+    message.state = MOVING
+    failure = failure_of(message)
+    if failure != NO_FAILURE:
+        p.receiver = NULL
+        p.incoming.data = NULL
+        end_receive(m, message, failure)
+    return PROGRESSED
+
+
+cdef void finish_incoming(Mail *m, Peer *p) noexcept nogil:
+    p.receiving = False
+    if p.receiver != NULL:
+        complete_receive(m, p.receiver)
+    elif p.aside != NULL:
+        p.aside.whole = True
+        if p.aside.wanted_by != NULL:
+            hand_over(m, p.aside)
+    p.receiver = NULL
+    p.aside = NULL
+
+
+cdef int step_incoming(Mail *m, int source) noexcept nogil:
+    cdef Peer *p = &m.peer[source]
+    cdef int outcome = BLOCKED
+    cdef int status
+    cdef uint64_t offset
+    while True:
+        if not p.receiving:
+            status = begin_incoming(m, source)
+            if status != PROGRESSED:
+                return status if status != BLOCKED else outcome
+            outcome = PROGRESSED
+        offset = p.incoming.offset
+        if p.post != NULL:
+            status = sr_post_pull(m.office, p.post)
+        else:
+            status = sr_ring_pull(&p.inward, &p.incoming)
+        if p.incoming.offset != offset:
+            outcome = PROGRESSED
+        if status == SR_RING_WAIT:
+            return outcome
+        if status != SR_RING_WHOLE:
+            m.needy = source
+            return DAMAGED
+        finish_incoming(m, p)
+        outcome = PROGRESSED
+
+
+# ---- ways ----------------------------------------------------------------------------------------------------
+
+# Of the ring between two ranks of this host; other: at its other end.
+cdef void open_end(Mail *m, sr_ring_end *end, int sender, int receiver, int other) noexcept nogil:
+    cdef sr_header *header = m.g.header
+    cdef size_t offset = sr_layout_message_ring_offset(m.g.size, header.ring_nbytes, m.ring_nbytes, sender, receiver)
+    cdef unsigned char *head = <unsigned char *> header + offset
+    sr_ring_open_end(end, <sr_ring *> head, head + SR_PAGE, m.ring_nbytes,
+                     sr_ring_first(header.first_seq, m.ring_nbytes), &m.g.lane[other].mail_bell, m.g.kernels.copy,
+                     PIECE_NBYTES)
+
+
+# Lays out the ring to a rank of this host, whose pages are there, and tells it.
+cdef void open_way(Mail *m, int receiver) noexcept nogil:
+    cdef Peer *p = &m.peer[receiver]
+    cdef sr_lane *lane = m.g.lane[p.lane]
+    open_end(m, &p.out, m.g.rank, p.lane, p.lane)
+    format_way(&p.out)
+    p.out_open = True
+    sr_flag_mark(&lane.mail[m.g.rank // 64], <uint64_t> 1 << (m.g.rank % 64), &lane.mail_bell)
+
+
+cdef inline void format_way(sr_ring_end *end) noexcept nogil:
+    sr_ring_format(end.ring, end.bytes, end.position)
+
+
+cdef inline void add_source(Mail *m, int rank) noexcept nogil:
+    m.source[m.nsources] = rank
+    m.nsources += 1
+
+
+# Opens the rings whose senders have marked this rank's mail since the last look.
+cdef inline void open_sources(Mail *m) noexcept nogil:
+    cdef int word, lane
+    cdef uint64_t new
+    for word in range((m.g.size + 63) // 64):
+        new = sr_flag_load_ordered(&m.g.me.mail[word]) & ~m.seen[word]
+        if new == 0:
+            continue
+        m.seen[word] |= new
+        for lane in range(64 * word, min(m.g.size, 64 * word + 64)):
+            if new >> (lane % 64) & 1 and lane != m.g.rank:
+                open_end(m, &m.peer[m.rank_of[lane]].inward, lane, m.g.rank, lane)
+                add_source(m, m.rank_of[lane])
+
+
+# The same for ranks of other hosts from whom something has come.
+cdef void open_far_sources(Mail *m) noexcept nogil:
+    cdef sr_post *post
+    cdef Peer *p
+    cdef int i
+    for i in range(m.office.nposts):
+        post = &m.office.post[i]
+        p = &m.peer[post.rank]
+        if p.inward.ring == NULL and sr_flag_load(&post.opened) != 0:
+            sr_post_read(m.office, post, &p.inward, &p.incoming, m.g.kernels.copy)
+            add_source(m, post.rank)
+            m.nheeded += 1
+
+
+# Senders learn what room there is, also that which they would learn of later: for who is about to sleep.
+cdef void tell_all(Mail *m) noexcept nogil:
+    cdef int i
+    for i in range(m.nsources):
+        if m.peer[m.source[i]].post == NULL:   # others learn it when it is worth a frame
+            sr_ring_tell(&m.peer[m.source[i]].inward)
+
+
+# ---- all of it -----------------------------------------------------------------------------------------------
+
+cdef inline int side_of(Mail *m, int rank) noexcept nogil:
+    if rank == ANY:
+        return (NEAR_SIDE if m.g.size > 1 else 0) | (FAR_SIDE if m.office != NULL else 0)
+    return NEAR_SIDE if m.peer[rank].post == NULL else FAR_SIDE
+
+
+# The sides from which anything that is posted waits for something.
+cdef int awaited_sides(Mail *m) noexcept nogil:
+    cdef int sides = 0
+    cdef int i
+    cdef Message *at = m.first_receive
+    while at != NULL:
+        sides |= side_of(m, at.peer)
+        at = at.next
+    for i in range(m.nsources):
+        if m.peer[m.source[i]].receiving:
+            sides |= side_of(m, m.source[i])
+    if m.nsends > 0:
+        for i in range(m.size):
+            if m.peer[i].first_send != NULL:
+                sides |= side_of(m, i)
+    for i in range(m.office.nposts if m.office != NULL else 0):
+        if m.office.post[i].watched:   # its socket would not take all that was sent
+            sides |= FAR_SIDE
+    return sides
+
+
+# Takes in what has come from other hosts. Whether there was anything.
+cdef bint step_office(Mail *m) noexcept nogil:
+    cdef bint moved
+    m.nsteps += 1
+    if m.far_later and m.nsteps % STEPS_A_LOOK != 0:
+        return False
+    moved = sr_office_step(m.office)
+    if sr_flag_load(&m.office.nopened) != m.nheeded:
+        open_far_sources(m)
+    return moved
+
+
+# PROGRESSED, BLOCKED, NEEDS_ROOM or DAMAGED. The first two also when nothing is posted.
+cdef int step_mail(Mail *m) noexcept nogil:
+    cdef int outcome = BLOCKED
+    cdef int _turn, at, status
+    open_sources(m)
+    if m.office != NULL and step_office(m):
+        outcome = PROGRESSED
+    if m.nsends > 0 and step_sends(m):
+        outcome = PROGRESSED
+    at = m.first_source
+    for _turn in range(m.nsources):
+        if at >= m.nsources:
+            at = 0
+        status = step_incoming(m, m.source[at])
+        if status == NEEDS_ROOM or status == DAMAGED:
+            return status
+        if status == PROGRESSED:
+            outcome = PROGRESSED
+        at += 1
+    m.first_source = m.first_source + 1 if m.first_source + 1 < m.nsources else 0
+    return outcome

@@ -1,5 +1,0 @@
-# May know: _group.
-
-from ._group cimport Call, Group
-
-cdef int step_reduce_scatter(Group *g, Call *c) noexcept nogil

@@ -1,0 +1,124 @@
+"""Which CPUs each rank is bound to (`shmrun --bind`), worked out over what the CPUs share.
+
+Pure but for `read`, which asks /sys. Ranks that follow each other become neighbours: on one NUMA node, there
+under one cache. May know: cpulist.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from . import cpulist
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, order=True)
+class Cpu:
+    """A usable CPU, and what it shares: a node, the last level of cache and a core, by their lowest CPU."""
+
+    node: int
+    cache: int
+    core: int
+    number: int
+
+
+def read(usable: Iterable[int], system: str = "/sys/devices/system") -> list[Cpu]:
+    """The usable CPUs in the order in which ranks take them; what /sys does not tell counts as one."""
+    nodes = {
+        number: min(numbers)
+        for path in glob.glob(f"{system}/node/node[0-9]*/cpulist")
+        if (numbers := _numbers_in(path))
+        for number in numbers
+    }
+    cpus = []
+    for number in usable:
+        own = f"{system}/cpu/cpu{number}"
+        siblings = _numbers_in(f"{own}/topology/core_cpus_list", f"{own}/topology/thread_siblings_list")
+        cpus.append(Cpu(nodes.get(number, 0), _last_cache(own), min(siblings, default=number), number))
+    return sorted(cpus)
+
+
+def cores_of(cpus: Iterable[Cpu]) -> list[list[Cpu]]:
+    """The CPUs of each core: one, or its hardware threads as far as they are usable."""
+    return _groups(sorted(cpus), lambda cpu: (cpu.node, cpu.cache, cpu.core))
+
+
+def by_core(cpus: Iterable[Cpu], nprocs: int) -> list[list[int]]:
+    """For each rank the CPUs of whole cores that are its alone; none at all where ranks outnumber cores."""
+    cores = cores_of(cpus)
+    if nprocs > len(cores):
+        return []
+    shares = _share(cores, nprocs, [lambda core: core[0].node, lambda core: core[0].cache])
+    return [_numbers(itertools.chain(*share)) for share in shares]
+
+
+def by_node(cpus: Iterable[Cpu], nprocs: int) -> list[list[int]]:
+    """For each rank all CPUs of a NUMA node, shared with others; of several where nodes outnumber ranks."""
+    nodes = _groups(sorted(cpus), lambda cpu: cpu.node)
+    if nprocs < len(nodes):
+        return [_numbers(itertools.chain(*share)) for share in _cut(nodes, nprocs)]
+    counts = _deal(nprocs, [len(cores_of(node)) for node in nodes])
+    return [_numbers(node) for node, count in zip(nodes, counts, strict=True) for _ in range(count)]
+
+
+def threads_of(shares: Sequence[list[int]]) -> list[int]:
+    """How many threads each rank can keep busy, where some have the same CPUs."""
+    return [max(1, len(share) // shares.count(share)) for share in shares]
+
+
+def _share(cores: list[T], nprocs: int, borders: list[Callable[[T], Any]]) -> list[list[T]]:
+    """Cut cores up so that no rank reaches over a border, where there are ranks for all that it parts."""
+    groups = _groups(cores, borders[0]) if borders else [cores]
+    if not borders or nprocs < len(groups):
+        return _cut(cores, nprocs)
+    counts = _deal(nprocs, [len(group) for group in groups])
+    shares = (_share(group, count, borders[1:]) for group, count in zip(groups, counts, strict=True))
+    return list(itertools.chain(*shares))
+
+
+def _deal(nprocs: int, sizes: list[int]) -> list[int]:
+    """How many ranks each group takes, at least one: so that who has least has as much as can be."""
+    counts = [1] * len(sizes)
+    for _ in range(nprocs - len(sizes)):
+        counts[max(range(len(sizes)), key=lambda at: sizes[at] / (counts[at] + 1))] += 1
+    return counts
+
+
+def _cut(items: list[T], pieces: int) -> list[list[T]]:
+    ends = [at * len(items) // pieces for at in range(pieces + 1)]
+    return [items[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def _groups(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
+    return [list(group) for _, group in itertools.groupby(items, key)]
+
+
+def _numbers(cpus: Iterable[Cpu]) -> list[int]:
+    return sorted(cpu.number for cpu in cpus)
+
+
+def _last_cache(cpu: str) -> int:
+    """The lowest of those CPUs that share the largest cache of this one, be it an L3 or not."""
+    level, sharers = 0, [0]
+    for path in glob.glob(f"{cpu}/cache/index[0-9]*/level"):
+        (found,) = _numbers_in(path) or [0]
+        if found > level:
+            level, sharers = found, _numbers_in(os.path.join(os.path.dirname(path), "shared_cpu_list")) or [0]
+    return min(sharers)
+
+
+def _numbers_in(*paths: str) -> list[int]:
+    """Those in the first of these files that has any."""
+    for path in paths:
+        try:
+            with open(path) as file:
+                return cpulist.parse(file.read())
+        except (OSError, ValueError):  # hidden from a container, an older kernel, a node without CPUs
+            continue
+    return []

@@ -1,0 +1,207 @@
+"""What the kernel lets this process have: CPUs (affinity and cgroup quota) and memory (cgroups and host).
+
+Owns every read of cgroup files, /proc/meminfo and /proc/vmstat, and the words for a limit that was met. May
+know: errors.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource  # now: once descriptors have run out it could not be loaded
+import threading
+from dataclasses import dataclass
+
+from ..errors import Error, OutOfMemory
+
+MIB = 1 << 20
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)  # of this process, of this host
+_UNLIMITED = 1 << 62  # version 1 writes "no limit" as 2**63 rounded down to a page
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """Bytes that can still be had without waking the OOM killer, and whose limit says so."""
+
+    nbytes: int
+    limit: str
+
+
+def usable_cpus(allowed: int | None = None) -> int:
+    """CPUs that can really be kept busy: `allowed` (this process' affinity), cut by the cgroups' quotas."""
+    cpus = float(len(os.sched_getaffinity(0)) if allowed is None else allowed)
+    version, directories = _cgroup_directories("cpu")
+    for directory in directories:
+        quota = _cpu_quota(version, directory)
+        if quota is not None:
+            cpus = min(cpus, quota)
+    return max(1, int(cpus))
+
+
+class MemoryLimits:
+    """The memory limits that bind this process, found once; `headroom()` reads their present use."""
+
+    def __init__(self) -> None:
+        self._version, directories = _cgroup_directories("memory")
+        self._capped: list[tuple[str, int]] = []
+        for directory in directories:
+            limit = _read_number(directory, "memory.max" if self._version == 2 else "memory.limit_in_bytes")
+            if limit is not None and limit < _UNLIMITED:
+                self._capped.append((directory, limit))
+
+    def headroom(self) -> Headroom:
+        """The least that any limit leaves, a margin for everybody else's growth taken off."""
+        tightest = _host_headroom()
+        for directory, limit in self._capped:
+            left = limit - self._used(directory) - _margin(limit)
+            if left < tightest.nbytes:
+                name = f"the memory cgroup {directory} (limit {limit / MIB:.0f} MiB)"
+                tightest = Headroom(max(left, 0), name)
+        return tightest
+
+    def _used(self, directory: str) -> int:
+        used = _read_number(directory, "memory.current" if self._version == 2 else "memory.usage_in_bytes")
+        # File pages are given back under pressure, the active ones less readily: the kernel's own
+        # recipe for MemAvailable. Shared memory is not among them, it counts as anonymous.
+        prefix = "" if self._version == 2 else "total_"
+        statistics = _read_table(os.path.join(directory, "memory.stat"))
+        inactive = statistics.get(prefix + "inactive_file", 0)
+        active = statistics.get(prefix + "active_file", 0)
+        return max((used or 0) - inactive - active // 2, 0)
+
+
+def oom_kills() -> int | None:
+    """How many processes the kernel has killed for want of memory since the host began, in any cgroup."""
+    return _read_table("/proc/vmstat").get("oom_kill")
+
+
+def scheduling_group() -> str:
+    """What the scheduler counts this process' time with: its cgroup and, for each session, an autogroup."""
+    enabled = _read("/proc/sys/kernel", "sched_autogroup_enabled").strip() == "1"
+    return _read("/proc/self", "cgroup") + (_read("/proc/self", "autogroup") if enabled else "")
+
+
+def explain(error: OSError, doing: str, wanted_nbytes: int | None = None) -> Error:
+    """The Error that says which limit was met while `doing` something, and the way out."""
+    code = error.errno
+    if code == errno.EMFILE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return Error(
+            f"{doing} failed: this process has all the {soft} descriptors open that it may have; "
+            f"raise the limit (ulimit -n, at most {hard} without root) or close some"
+        )
+    if code == errno.ENFILE:
+        return Error(f"{doing} failed: this host has no descriptors left; raise sysctl fs.file-max")
+    if code == errno.EFBIG:
+        return Error(f"{doing} failed: it is above the file size limit of this process; raise it (ulimit -f)")
+    if code == errno.EAGAIN:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        return Error(
+            f"{doing} failed: no process or thread more may begin here; look at the limits ulimit -u "
+            f"({_told(soft)} of this user, at most {_told(hard)} without root), pids.max of the cgroup, and "
+            "ulimit -v"
+        )
+    if code == errno.ENOMEM:
+        return OutOfMemory(
+            f"{doing} failed: the kernel has no memory or address space for it; look at the limits "
+            "ulimit -v, sysctl vm.max_map_count and vm.overcommit_memory",
+            wanted_nbytes=wanted_nbytes,
+        )
+    return Error(f"{doing} failed: {error.strerror or error} ({errno.errorcode.get(code or 0, code)})")
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start it, or raise the Error that says which limit keeps it from that."""
+    try:
+        thread.start()
+    except RuntimeError as error:  # Python's only word for it
+        raise explain(OSError(errno.EAGAIN, str(error)), f"starting the thread {thread.name}") from error
+
+
+def _host_headroom() -> Headroom:
+    table = _read_table("/proc/meminfo")
+    if "MemAvailable:" not in table:
+        return Headroom(_UNLIMITED, "this host's memory")
+    total = table.get("MemTotal:", 0) * 1024
+    available = (table["MemAvailable:"] + table.get("SwapFree:", 0)) * 1024
+    return Headroom(max(available - _margin(total), 0), f"this host's memory ({total / MIB:.0f} MiB)")
+
+
+def _told(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+
+
+def _margin(limit_nbytes: int) -> int:
+    return min(max(limit_nbytes // 16, 4 * MIB), 128 * MIB)
+
+
+def _cpu_quota(version: int, directory: str) -> float | None:
+    if version == 2:
+        words = _read(directory, "cpu.max").split()
+        quota, period = [*words, "", ""][:2]
+    else:
+        quota, period = _read(directory, "cpu.cfs_quota_us"), _read(directory, "cpu.cfs_period_us")
+    try:
+        quota_us, period_us = int(quota), int(period)
+    except ValueError:  # "max", or no such file at the root
+        return None
+    return quota_us / period_us if quota_us > 0 and period_us > 0 else None
+
+
+def _cgroup_directories(controller: str) -> tuple[int, list[str]]:
+    """(cgroup version, this process' directory and its parents up to the mount) for one controller."""
+    version, path = 2, ""
+    for line in _read("/proc/self", "cgroup").splitlines():
+        _, controllers, its_path = line.split(":", 2)
+        if controller in controllers.split(","):
+            version, path = 1, its_path
+            break
+        if not controllers:
+            path = its_path
+    mount = _cgroup_mount(version, controller)
+    if mount is None:
+        return version, []
+    root, top = mount
+    # The path is as the cgroup namespace sees it; a container without one has its own cgroup as the
+    # mount's root, and then what lies below the root is what lies below the mount point.
+    below = path[len(root.rstrip("/")) :] if path.startswith(root) else ""
+    own = os.path.normpath(top + "/" + below)
+    if not own.startswith(top) or not os.path.isdir(own):
+        own = top
+    directories = [own]
+    while own != top:
+        own = os.path.dirname(own)
+        directories.append(own)
+    return version, directories
+
+
+def _cgroup_mount(version: int, controller: str) -> tuple[str, str] | None:
+    """(root inside the hierarchy, mount point)."""
+    for line in _read("/proc/self", "mountinfo").splitlines():
+        place, _, kind = line.partition(" - ")
+        # Whoever mounted it has chosen the source, which may be empty: two spaces in a row.
+        words, (fstype, _, options) = place.split(), [*kind.split(" ", 2), "", "", ""][:3]
+        if (fstype == "cgroup2" and version == 2) or (
+            fstype == "cgroup" and version == 1 and controller in options.split(",")
+        ):
+            return words[3], words[4].replace("\\040", " ")
+    return None
+
+
+def _read(directory: str, name: str) -> str:
+    try:
+        with open(os.path.join(directory, name), errors="surrogateescape") as file:
+            return file.read()
+    except OSError:  # not there at the root of a hierarchy, or hidden from a container
+        return ""
+
+
+def _read_number(directory: str, name: str) -> int | None:
+    text = _read(directory, name).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read_table(path: str) -> dict[str, int]:
+    directory, name = os.path.split(path)
+    rows = (line.split() for line in _read(directory, name).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}

@@ -1,0 +1,300 @@
+"""Shared memory without names: making segments, allocating their pages, mapping them.
+
+Owns every system call on segments; C and nogil code is handed the addresses. No segment has a name
+in the file system, so nothing can be left behind. May know: errors, limits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+from collections.abc import Callable
+
+from ..errors import Error, OutOfMemory
+from .limits import MIB, Headroom, MemoryLimits, explain
+
+SHM_DIRECTORY = "/dev/shm"
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MFD_NOEXEC_SEAL = 0x0008  # Linux 6.3; with sysctl vm.memfd_noexec=2 the kernel insists on it
+_MADV_REMOVE = 9
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
+_MAP_FIXED = 0x10
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_FAILED = ctypes.c_void_p(-1).value
+_MADV_POPULATE_WRITE = 23  # Linux 5.14
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+
+# Pages are allocated piece by piece with a look at the limits before each: ranks that allocate at the
+# same time then overshoot by a piece each, which the limits' margin covers, and signals get their turn.
+_PIECE_NBYTES = 8 * MIB
+_MOVED_NBYTES = 16 * MIB  # of what becomes private, at once
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_mmap = getattr(_libc, "mmap64", _libc.mmap)  # off_t has 64 bits in this one everywhere
+_mmap.restype, _mmap.argtypes = _libc.mmap.restype, _libc.mmap.argtypes
+_fallocate = getattr(_libc, "fallocate64", None) or _libc.fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+def create(nbytes: int, *, kind: str) -> int:
+    """A descriptor of nameless shared memory of `nbytes`; sized, but no page is allocated yet.
+
+    kind "memfd" is sealed against changes of its size, so that no holder can make another one's
+    access fail; "posix" lies in /dev/shm and counts against its size. Both close on exec.
+    Raises Error where a limit of the process forbids it.
+    """
+    if nbytes <= 0:
+        raise ValueError(f"a segment of {nbytes} bytes cannot be made")
+    openers: dict[str, Callable[[], int]] = {"memfd": _open_memfd, "posix": _open_posix}
+    if kind not in openers:
+        raise ValueError(f"segment kind {kind!r} is unknown; allowed: memfd, posix")
+    try:
+        fd = openers[kind]()
+    except OSError as error:
+        raise explain(error, f"making a {kind} segment") from error
+    try:
+        os.ftruncate(fd, nbytes)
+        if kind == "memfd":
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        os.close(fd)
+        raise explain(error, f"sizing a {kind} segment to {nbytes} bytes", nbytes) from error
+    return fd
+
+
+def allocate(fd: int, offset: int, nbytes: int, *, purpose: str) -> None:
+    """Give pages to a range of the segment before anybody touches it, or raise OutOfMemory.
+
+    Without it a full tmpfs would be a SIGBUS, and a full memory cgroup the OOM killer, at some later
+    store. A failed call frees what it had allocated, so the range must hold no data yet.
+    """
+    limits = MemoryLimits()
+    _check_room(fd, nbytes, nbytes, limits, purpose)
+    done = 0
+    while done < nbytes:
+        piece = min(_PIECE_NBYTES, nbytes - done)
+        try:
+            _check_room(fd, nbytes - done, nbytes, limits, purpose)
+            os.posix_fallocate(fd, offset + done, piece)  # Python retries it after a signal
+        except OSError as error:
+            _give_back(fd, offset, done + piece)
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise _out_of_memory(nbytes, _room(fd, limits), purpose) from error
+            what = f"allocating {nbytes} bytes of shared memory for {purpose}"
+            raise explain(error, what, nbytes) from error
+        except BaseException:  # no room any more, or Ctrl-C
+            _give_back(fd, offset, done + piece)
+            raise
+        done += piece
+
+
+class Mapping:
+    """A segment mapped into this process: `address` and `nbytes`; the descriptor may be closed after.
+
+    ctypes instead of the mmap module, which keeps a duplicate of the descriptor for life. Nothing
+    watches for views: whoever hands out the address closes the mapping after the last of them.
+    """
+
+    def __init__(self, fd: int, nbytes: int, *, writable: bool = True) -> None:
+        self.address = 0
+        self.nbytes = nbytes
+        there = os.fstat(fd).st_size
+        if there < nbytes:  # access beyond the end would be a SIGBUS
+            raise Error(f"the segment has {there} bytes where {nbytes} were announced")
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self.address = _map(nbytes, mmap.MAP_SHARED, fd, what="shared memory", access=access)
+
+    def discard(self, offset: int, nbytes: int) -> None:
+        """Free the whole pages inside the range, for every process; they read as zeros again."""
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if not self.address or offset < 0 or offset + nbytes > self.nbytes:
+            raise ValueError(f"bytes {offset} to {offset + nbytes} are not in a mapping of {self.nbytes}")
+        if first < last and _libc.madvise(self.address + first, last - first, _MADV_REMOVE):
+            error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            raise explain(error, f"freeing {nbytes} bytes of shared memory", nbytes) from error
+
+    def make_private(self, offset: int = 0, nbytes: int | None = None) -> None:
+        """Whole pages of the range become this process' own, with what they hold, where they are.
+
+        Each piece changes at once, as far as other threads can see. Raises OutOfMemory once the rest would
+        not fit; what has been done stays so.
+        """
+        nbytes = self.nbytes - offset if nbytes is None else nbytes
+        limits = MemoryLimits()
+        for done in range(0, nbytes, _MOVED_NBYTES):
+            room = limits.headroom()  # each time: others may be copying as well
+            if room.nbytes < nbytes - done:
+                raise _out_of_memory(nbytes, room, "a private copy of a shared array")
+            _make_private(self.address + offset + done, min(_MOVED_NBYTES, nbytes - done))
+
+    def keep_only(self, offset: int, nbytes: int) -> None:
+        """Let go of all memory outside of the range; its addresses stay taken until the mapping is closed."""
+        how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        for begin, end in ((0, offset), (offset + nbytes, self.nbytes)):
+            if begin < end:
+                _map(end - begin, how, what="nothing", at=self.address + begin, access=0)
+
+    def populate(self, offset: int = 0, nbytes: int | None = None) -> None:
+        """Map the pages of the range now instead of at first touch: a kindness, not a promise."""
+        nbytes = self.nbytes - offset if nbytes is None else nbytes
+        _libc.madvise(self.address + offset, nbytes, _MADV_POPULATE_WRITE)
+
+    def close(self) -> None:
+        """Unmap; a second call does nothing."""
+        address, self.address = self.address, 0
+        if address:
+            _libc.munmap(address, self.nbytes)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Mapping of {self.nbytes} bytes at {self.address:#x}>"
+
+
+class Adopted(Mapping):
+    """Memory at somebody else's addresses, who unmaps them: its pages are those of a segment."""
+
+    def __init__(self, segment: Mapping, offset: int, nbytes: int, address: int) -> None:
+        """Puts the segment's pages into the place of those at `address`, which are a mapping of their own.
+
+        What those hold is copied before; nobody may write to them meanwhile. Raises ValueError unless the
+        mapping is that long, in whole pages, and writable.
+        """
+        check_own_mapping(address, nbytes)
+        ctypes.memmove(segment.address + offset, address, nbytes)
+        # Of a shared mapping none of whose bytes are moved mremap makes a second one: see mremap(2).
+        how = _MREMAP_MAYMOVE | _MREMAP_FIXED
+        if _libc.mremap(segment.address + offset, 0, nbytes, how, address) == _FAILED:
+            error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            what = f"mapping {nbytes} bytes of shared memory where an array is"
+            raise explain(error, what, nbytes) from error
+        self.address = address
+        self.nbytes = nbytes
+
+    def close(self) -> None:
+        self.address = 0
+
+
+def check_own_mapping(address: int, nbytes: int) -> None:
+    """ValueError unless nbytes at address are writable mappings one after another, and all of them.
+
+    Error where the kernel does not say which mappings there are.
+    """
+    begin, end = address, address + nbytes
+    try:
+        with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
+            for line in maps:
+                place, access = line.split(maxsplit=2)[:2]
+                first, last = (int(text, 16) for text in place.split("-"))
+                if first == begin and begin < last <= end and access.startswith("rw"):
+                    begin = last
+    except OSError as error:
+        raise explain(error, "reading /proc/self/maps, to look whether an array can be shared") from error
+    if begin != end or nbytes == 0:
+        raise ValueError(
+            f"the {nbytes} bytes at {address:#x} are not a writable mapping of their own, whose pages could "
+            "become shared ones: mmap makes what can be adopted, and so does tensor.share_memory_()"
+        )
+
+
+def _map(
+    nbytes: int, how: int, fd: int = -1, *, what: str, at: int | None = None, access: int = _READ_WRITE
+) -> int:
+    address = _mmap(at, nbytes, access, how, fd, 0)
+    if address == _FAILED or address is None:
+        error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        raise explain(error, f"mapping {nbytes} bytes of {what}", nbytes) from error
+    return int(address)
+
+
+def _make_private(address: int, nbytes: int) -> None:
+    copy = _map(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, what="private memory")
+    ctypes.memmove(copy, address, nbytes)
+    if _libc.mremap(copy, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) == _FAILED:
+        error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        _libc.munmap(copy, nbytes)
+        raise explain(error, f"replacing {nbytes} bytes of shared memory by private ones", nbytes) from error
+
+
+def _open_memfd() -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create("shmring", flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # an older kernel does not know the flag
+            raise
+        return os.memfd_create("shmring", flags)
+
+
+def _open_posix() -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_EXCL
+    try:
+        # O_EXCL: the file can never be given a name afterwards either.
+        return os.open(SHM_DIRECTORY, flags | os.O_TMPFILE, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    path = f"{SHM_DIRECTORY}/shmring-{secrets.token_hex(16)}"
+    fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        os.unlink(path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_room(fd: int, still_nbytes: int, wanted_nbytes: int, limits: MemoryLimits, purpose: str) -> None:
+    room = _room(fd, limits)
+    if room.nbytes < still_nbytes:
+        raise _out_of_memory(wanted_nbytes, room, purpose)
+
+
+def _room(fd: int, limits: MemoryLimits) -> Headroom:
+    memory = limits.headroom()
+    file_system = os.fstatvfs(fd)
+    if file_system.f_blocks:  # 0: without a cap, as a memfd is
+        free = file_system.f_bavail * file_system.f_frsize
+        if free < memory.nbytes:
+            total = file_system.f_blocks * file_system.f_frsize
+            return Headroom(free, f"{SHM_DIRECTORY} ({total / MIB:.0f} MiB)")
+    return memory
+
+
+def _out_of_memory(wanted_nbytes: int, room: Headroom, purpose: str) -> OutOfMemory:
+    if room.limit.startswith(SHM_DIRECTORY):
+        way_out = (
+            f"mount a larger {SHM_DIRECTORY} (docker run --shm-size=1g) or set SHMRING_SEGMENT=memfd, "
+            "which it does not limit"
+        )
+    else:
+        way_out = (
+            "raise that limit, use fewer ranks or smaller arrays, "
+            "or set a smaller SHMRING_CHUNK or SHMRING_DEPTH"
+        )
+    return OutOfMemory(
+        f"{purpose} needs {wanted_nbytes} bytes ({wanted_nbytes / MIB:.1f} MiB) of shared memory, but "
+        f"{room.limit} has only {room.nbytes} bytes ({room.nbytes / MIB:.1f} MiB) left: {way_out}",
+        wanted_nbytes=wanted_nbytes,
+        available_nbytes=room.nbytes,
+    )
+
+
+def _give_back(fd: int, offset: int, nbytes: int) -> None:
+    # Best effort: the segment that it belongs to is about to be closed.
+    _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, nbytes)

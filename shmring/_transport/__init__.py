@@ -1,0 +1,10 @@
+"""Messages between two ranks of different hosts, over TCP, beside the collectives.
+
+notifications   "it is over, because ...", "I leave", "I wait in call n", as Python objects
+    |
+channels        all channels of this rank: memory, descriptors, closing
+    |
+channel         the C declarations of one channel: post.h, with a ring for each direction
+
+`_p2p` sends its messages over the same channels. `_internode/context` has the connections of the collectives.
+"""

@@ -1,0 +1,124 @@
+"""What ranks of different hosts tell each other beside their calls: that it is over and why, or that they
+leave.
+
+It goes by mail, which nothing stops up: when a connection for data ends, what was told before by mail says
+why. May know: errors, channels.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from .. import errors
+from ..errors import Error
+from .channels import LEAVING, MOST_NBYTES, OVER, Office
+
+_TOLD_ATTRIBUTES = ("rank", "op", "seq", "host", "cause", "reason", "calls")
+_LAST_S = 1.0  # for what was sent and is not yet on its way when a rank leaves
+
+
+class Alarms:
+    """One rank's part in it, over its connections for mail, whose maker closes them."""
+
+    def __init__(self, lines: Mapping[int, socket.socket], office: Office) -> None:
+        self._addresses = {rank: _address_of(line) for rank, line in lines.items()}
+        self._office = office
+        self._told = False
+        self._said_call: int | None = None
+        self.error: Error | None = None  # the first that was heard
+
+    def tell(self, error: Error) -> None:
+        """Everyone else learns that it is over and why, once and as far as they are there."""
+        if self._told:
+            return
+        self._office.say(OVER, _pack(error))
+        self._told = True  # last: an exception before it has this called again
+
+    def leave(self) -> None:
+        """Everyone else learns that this rank closes the communicator."""
+        self._office.say(LEAVING, b"")
+
+    def hear(self) -> Error | None:
+        """What others have told so far: why it is over, or None."""
+        heard = self._office.hear() if self.error is None else None
+        if heard is not None:
+            self.error = _error_in(heard[1], heard[0])
+        return self.error
+
+    def compare_calls(self, seq: int, fingerprint: int, count: int) -> int | None:
+        """Of a rank that has waited for a while: who waits in another collective of that number, or None.
+
+        Else two that wait for each other would do so until it is late: nothing comes that would tell them.
+        """
+        if self._said_call != seq:
+            self._said_call = seq
+            self._office.say_call(seq, fingerprint, count)
+        return self._office.other_call(seq, fingerprint)
+
+    def call_of(self, rank: int) -> tuple[int, int, int] | None:
+        """(seq, fingerprint, count) of the collective in which a rank has last said that it waits."""
+        return self._office.call_of(rank)
+
+    def hear_out(self, rank: int | None, within_s: float) -> Error | None:
+        """What a rank has told whose other connection has ended, or anybody else meanwhile; None: anybody."""
+        deadline = time.monotonic() + within_s
+        while self.hear() is None and time.monotonic() < deadline:
+            if rank is not None and self._office.has_ended(rank):
+                return self.hear()
+            self._office.await_news(min(0.02, within_s))
+        return self.error
+
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank has said that it closes the communicator."""
+        return self._office.has_left(rank)
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank's connection has ended, as far as `hear` has heard."""
+        return self._office.has_ended(rank)
+
+    def address_of(self, rank: int) -> str:
+        """Where a rank runs, as the network has it."""
+        return self._addresses.get(rank, "another host")
+
+    def close(self) -> None:
+        """Stop listening, once what was sent is on its way."""
+        self._office.close(_LAST_S)
+
+    def disown(self) -> None:
+        """In a forked child."""
+        self._office.disown()
+
+
+def _address_of(line: socket.socket) -> str:
+    try:
+        return str(line.getpeername()[0])
+    except OSError:  # it has been closed already
+        return "another host"
+
+
+def _pack(error: Error) -> bytes:
+    told = {name: getattr(error, name) for name in _TOLD_ATTRIBUTES if hasattr(error, name)}
+    body = json.dumps({"type": type(error).__name__, "text": str(error), **told}).encode()
+    if len(body) > MOST_NBYTES:  # what thousands of ranks called
+        body = json.dumps({"type": type(error).__name__, "text": str(error)[:2000]}).encode()
+    return body
+
+
+def _error_in(body: bytes, rank: int) -> Error:
+    try:
+        told: dict[str, Any] = json.loads(body)
+        kind = getattr(errors, str(told["type"]), None)
+        error = kind(str(told["text"])) if isinstance(kind, type) and issubclass(kind, Error) else None
+    except (ValueError, KeyError, TypeError):
+        error = None
+    if error is None:
+        return Error(f"rank {rank} said that it is over, in words that this version does not know", rank=rank)
+    for name in _TOLD_ATTRIBUTES:
+        value = told.get(name)
+        if hasattr(error, name):
+            setattr(error, name, tuple(value) if isinstance(value, list) else value)
+    return error

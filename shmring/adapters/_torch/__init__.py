@@ -1,0 +1,12 @@
+"""The parts of the torch backend; `shmring.adapters.torch` is its public face.
+
+torch  --entry point-->  entry  -->  adapters/torch
+                                       |
+                         compressed -> buckets -> group: ProcessGroup
+                                                    |-- tensors     a tensor -> memory for a collective
+                                                    |-- work        what an asynchronous call returns
+                                                    |-- sparse      sums of sparse tensors
+                                                    |-- monitored   monitored_barrier
+
+`entry` loads neither NumPy nor the engine, because `import torch` runs it.
+"""

@@ -1,0 +1,93 @@
+"""Gradients of DistributedDataParallel that travel shorter than they are.
+
+Annotations are not put off here: torch looks whether a hook's are its own classes.
+
+May know: buckets, group, compression, the public API, torch.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ...methods.compression import Compressor
+from .buckets import Buckets
+from .group import Group
+
+
+class CompressedBuckets:
+    """Those of one model: reduced one after the other, on a thread and a communicator of their own.
+
+    Each takes several messages, and the backward pass goes on meanwhile. The arrays over a bucket's gradients
+    are kept, as a compressor knows by them what it lost.
+    """
+
+    def __init__(self, model: DistributedDataParallel, group: Group, compressor: Compressor) -> None:
+        self._group = group
+        self._compressor = compressor
+        self._uncompressed = Buckets(model, group)
+        self._gradients: dict[int, tuple[int, list[np.ndarray]]] = {}  # by the bucket's number, where it lies
+        self._thread = ThreadPoolExecutor(1, "compressed buckets")
+
+    def begin(self) -> None:
+        """Collective."""
+        self._comm = self._group.comm.dup()
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """About the average of the bucket over the ranks, in its own memory; sparse gradients as they are."""
+        if bucket.buffer().is_sparse:
+            return self._uncompressed.reduce(bucket)
+        future = torch.futures.Future()
+        self._thread.submit(self._reduce_dense, bucket.buffer(), self._arrays_of(bucket), future)
+        return future
+
+    def _arrays_of(self, bucket: dist.GradBucket) -> list[np.ndarray]:
+        place = bucket.buffer().data_ptr()
+        known = self._gradients.get(bucket.index())
+        if known is None or known[0] != place:
+            known = place, [gradient.detach().numpy() for gradient in bucket.gradients()]
+            self._gradients[bucket.index()] = known
+        return known[1]
+
+    def _reduce_dense(
+        self, buffer: torch.Tensor, arrays: list[np.ndarray], future: torch.futures.Future[torch.Tensor]
+    ) -> None:
+        try:
+            self._compressor.all_reduce_many(self._comm, arrays)
+        except Exception as error:
+            future.set_exception(error)  # raised by the backward pass
+        else:
+            future.set_result(buffer)
+
+
+def compress_buckets(model: DistributedDataParallel, compressor: Compressor) -> None:
+    """Collective: from the next backward pass on the model's gradients travel as the compressor says.
+
+    model: of float32 or float64, on backend "shmring", without a communication hook. compressor: one of
+    shmring.methods.compression, made alike on all ranks, for this model alone; mostly in an ErrorFeedback.
+    Raises TypeError or ValueError for another model, and torch's RuntimeError where there is a hook already,
+    here and at once, and Mismatch on ranks that have given the right one.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(f"model is a {type(model).__name__}; wrap it in DistributedDataParallel before")
+    if not isinstance(compressor, Compressor):
+        raise TypeError(f"compressor is {compressor!r}; make one of shmring.methods.compression")
+    group = model.process_group
+    if not isinstance(group, Group):
+        raise ValueError(f"the model's group is {group!r}; make it with init_process_group('shmring')")
+    buckets = CompressedBuckets(model, group, compressor)
+    try:
+        _check_dtypes(model)
+        model.register_comm_hook(buckets, CompressedBuckets.reduce)
+    except Exception:
+        group.comm.refuse("all_reduce")  # the others wait in `begin`
+        raise
+    buckets.begin()
+
+
+def _check_dtypes(model: DistributedDataParallel) -> None:
+    for name, parameter in model.module.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"{name} is of {parameter.dtype}; compressed are float32 and float64")

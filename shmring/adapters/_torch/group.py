@@ -1,0 +1,579 @@
+"""shmring as a process group of torch.distributed.
+
+Loaded when the first group is made, as the class derives from torch's. The names and arguments of its
+methods are those that torch.distributed and its C++ call. Of tensors they use nothing but what they are and
+where they lie, as they run in whatever modes the caller is in; what needs torch's operations does so in
+`plain_torch`.
+
+May know: monitored, sparse, tensors, work, the public API, torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
+
+import shmring
+
+from .monitored import monitored_barrier
+from .sparse import gather_entries
+from .tensors import Taken, bytes_of, check_alike, memory_of, plain_torch, stage_memory
+from .work import (
+    Completer,
+    Handle,
+    LentWork,
+    Message,
+    Operation,
+    StagedOperation,
+    UnknownWork,
+    Work,
+    are_any_halves,
+    finished,
+    operation_of,
+    together,
+    unknown_work_of,
+    work_of,
+)
+
+# By ReduceOp's hash, which is its number; reading the rest of it takes longer than a tiny all-reduce.
+_OPS: tuple[Any, ...] = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
+_SUM, _PREMUL_SUM = 0, len(_OPS)
+_CPU = torch.device("cpu")
+# What a call is that says nothing else: not waited for, in the time that the group has.
+_ALL_TO_ALL = c10d.AllToAllOptions()
+_ALLGATHER = c10d.AllgatherOptions()
+_ALLREDUCE_COALESCED = c10d.AllreduceCoalescedOptions()
+_ALLREDUCE = c10d.AllreduceOptions()
+_BARRIER = c10d.BarrierOptions()
+_BROADCAST = c10d.BroadcastOptions()
+_GATHER = c10d.GatherOptions()
+_REDUCE_SCATTER = c10d.ReduceScatterOptions()
+_SCATTER = c10d.ScatterOptions()
+_OF_PYTHON = vars(c10d)  # the module by which Python makes most calls
+_UNSEEN = contextlib.nullcontext()
+# About what a thread takes to hear of something: so long who issues a call had better wait itself.
+_LINGER_S = 200e-6
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Pending: TypeAlias = "dist.Work | None"  # a call: under way, or done
+
+
+def _refusing(kind: str) -> Callable[[_Method], _Method]:
+    """A method in which an argument may turn out wrong before its collective is called: others hear of it."""
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def refusing(self: Group, *arguments: Any, **keywords: Any) -> Any:
+            try:
+                return method(self, *arguments, **keywords)
+            except Exception as error:
+                self._refuse(kind, error)
+                raise
+
+        return cast(_Method, refusing)
+
+    return decorate
+
+
+class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
+    """One rank's place in a group; `comm` is its communicator."""
+
+    def __init__(self, comm: shmring.Comm, store: dist.Store, timeout: datetime.timedelta) -> None:
+        super().__init__(comm.rank, comm.size)
+        self.comm = comm
+        comm.linger_s = _LINGER_S
+        self._store = store
+        self._timeout_s = timeout.total_seconds()
+        self._nmonitored = 0
+        self._name = self._description = ""
+        self.options = types.SimpleNamespace()  # what torch notes about gloo's groups
+        self._calling = threading.Lock()  # a communicator has one caller of collectives at a time, ...
+        self._messaging = threading.Lock()  # ... and one of messages
+        self._unfinished: list[Operation] = []  # whose results are staged, and that nobody has waited for
+        self._completer = Completer(f"shmring-futures-{id(self):x}")
+        # Shared by all messages that are sent when `send` returns: to make a Work takes longer than to send.
+        self._sent = unknown_work_of(Operation((), [], self._completer))
+        self._coalesced: list[Operation] | None = None
+        self._told: Exception | None = None  # the last error that others hear of anyway
+
+    # -- reductions --
+
+    def allreduce(self, tensors: Any, opts: Any = _ALLREDUCE) -> _Pending:
+        # What most calls are and how DDP's buckets come, without all that the others need: after some compute
+        # every line of code is a miss in the caches, which costs more than the call.
+        if type(tensors) is list and len(tensors) == 1 and not profiler._is_profiler_enabled:
+            number, memory = hash(opts.reduceOp), memory_of(tensors[0])
+            if number < _PREMUL_SUM and memory is not None:
+                if not opts.asyncOp:
+                    with self._calling:
+                        self.comm.all_reduce(memory, _OPS[number])
+                    return None
+                with self._calling:
+                    part = self.comm.all_reduce(memory, _OPS[number], async_op=True)
+                operation = Operation((part,), tensors, self._completer)
+                return self._answer(operation, sys._getframe(1).f_globals)
+        return self._reduce_for_all(tensors, opts)
+
+    @_refusing("all_reduce")
+    def _reduce_for_all(self, tensors: Any, opts: Any) -> _Pending:
+        # DDP's join gives a tensor in no list.
+        tensor = tensors if isinstance(tensors, torch.Tensor) else _only(tensors)
+        if tensor.is_sparse:
+            return self._add_sparse(tensor, opts)
+        taken, number = Taken(), hash(opts.reduceOp)
+        memory = taken.changed(tensor) if number < _PREMUL_SUM else _multiplied(taken, tensor, opts.reduceOp)
+        return self._call(opts, taken, [tensor], "all_reduce", memory, _op(number))
+
+    def _add_sparse(self, tensor: Any, opts: Any) -> _Pending:
+        if hash(opts.reduceOp) != _SUM:
+            raise ValueError("of sparse tensors shmring makes sums only")
+        with self._calling:
+            calls, add = gather_entries(self.comm, tensor)
+            operation = operation_of(calls, [tensor], self._completer, add)
+        if opts.asyncOp:
+            return self._answer(operation)
+        operation.wait()
+        return None
+
+    @_refusing("all_reduce")
+    def allreduce_coalesced(self, tensors: Any, opts: Any = _ALLREDUCE_COALESCED) -> _Pending:
+        taken, number = Taken(), hash(opts.reduceOp)
+        if number >= _PREMUL_SUM:
+            memories = [_multiplied(taken, tensor, opts.reduceOp) for tensor in tensors]
+        else:
+            memories = [taken.changed(tensor) for tensor in tensors]
+        return self._call(opts, taken, list(tensors), "all_reduce_many", memories, _op(number))
+
+    @_refusing("reduce")
+    def reduce(self, tensors: Any, opts: Any) -> _Pending:
+        tensor, taken, number = _only(tensors), Taken(), hash(opts.reduceOp)
+        is_root = opts.rootRank == self.comm.rank
+        if number >= _PREMUL_SUM:
+            memory = _multiplied(taken if is_root else Taken(), tensor, opts.reduceOp)
+        else:
+            memory = taken.changed(tensor) if is_root else taken.given(tensor)
+        return self._call(opts, taken, [tensor], "reduce", memory, _op(number), opts.rootRank)
+
+    @_refusing("reduce_scatter")
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _REDUCE_SCATTER) -> _Pending:
+        output, parts, taken = _only(outputs), _only(inputs), Taken()
+        check_alike(parts, output, "the list of inputs")
+        self._check_length(parts, "inputs")
+        return self._reduce_scatter(opts, taken, output, parts, taken.joined(parts, given=True))
+
+    @_refusing("reduce_scatter")
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = _REDUCE_SCATTER) -> _Pending:
+        taken = Taken()
+        return self._reduce_scatter(opts, taken, output, [input], taken.given(input))
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    @_refusing("reduce_scatter")
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = _REDUCE_SCATTER
+    ) -> _Pending:
+        return self._each(opts, self.reduce_scatter_single, outputs, inputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, opts: Any, taken: Taken, output: Any, inputs: Any, memory: Any) -> _Pending:
+        number = hash(opts.reduceOp)
+        if number >= _PREMUL_SUM:
+            with plain_torch():
+                whole = torch.cat([tensor.reshape(-1) for tensor in inputs])
+                memory = stage_memory((whole * _factor(opts.reduceOp)).to(whole.dtype))
+        out = taken.changed(output)
+        return self._call(opts, taken, [output], "reduce_scatter", memory, _op(number), out=out)
+
+    # -- moving --
+
+    @_refusing("broadcast")
+    def broadcast(self, tensors: Any, opts: Any = _BROADCAST) -> _Pending:
+        tensor, taken = _only(tensors), Taken()
+        memory = taken.given(tensor) if opts.rootRank == self.comm.rank else taken.changed(tensor)
+        return self._call(opts, taken, [tensor], "broadcast", memory, opts.rootRank)
+
+    @_refusing("all_gather")
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
+        parts, tensor, taken = _only(outputs), _only(inputs), Taken()
+        self._check_length(parts, "outputs")
+        if all(part.numel() == tensor.numel() for part in parts):
+            check_alike(parts, tensor, "the list of outputs")
+            out = taken.joined(parts, given=False)
+            return self._call(opts, taken, list(parts), "all_gather", taken.given(tensor), out=out)
+        pieces = [bytes_of(taken.changed(part)) for part in parts]
+        given = bytes_of(taken.given(tensor))
+        return self._call(opts, taken, list(parts), "all_gather_v", given, out=pieces)
+
+    @_refusing("all_gather")
+    def all_gather_single(self, output: Any, input: Any, opts: Any = _ALLGATHER) -> _Pending:
+        taken = Taken()
+        out = taken.changed(output)
+        return self._call(opts, taken, [output], "all_gather", taken.given(input), out=out)
+
+    _allgather_base = all_gather_single
+
+    @_refusing("all_gather")
+    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
+        """output_lists[r][k] becomes rank r's inputs[k]."""
+        by_input = [[outputs[k] for outputs in output_lists] for k in range(len(inputs))]
+        return self._each(opts, self.allgather, [[parts] for parts in by_input], [[x] for x in inputs])
+
+    @_refusing("all_gather")
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
+        return self._each(opts, self.all_gather_single, outputs, inputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    @_refusing("gather")
+    def gather(self, outputs: Any, inputs: Any, opts: Any = _GATHER) -> _Pending:
+        tensor, taken = _only(inputs), Taken()
+        if opts.rootRank != self.comm.rank:
+            return self._call(opts, taken, [], "gather", taken.given(tensor), opts.rootRank)
+        parts = _only(outputs)
+        self._check_length(parts, "outputs")
+        check_alike(parts, tensor, "the list of outputs")
+        out = taken.joined(parts, given=False)
+        return self._call(opts, taken, list(parts), "gather", taken.given(tensor), opts.rootRank, out=out)
+
+    @_refusing("scatter")
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = _SCATTER) -> _Pending:
+        output, taken = _only(outputs), Taken()
+        out = taken.changed(output)
+        given = None
+        if opts.rootRank == self.comm.rank:
+            parts = _only(inputs)
+            self._check_length(parts, "inputs")
+            check_alike(parts, output, "the list of inputs")
+            given = taken.joined(parts, given=True)
+        return self._call(opts, taken, [output], "scatter", given, opts.rootRank, out=out)
+
+    @_refusing("all_to_all")
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_lengths: Any,
+        input_lengths: Any,
+        opts: Any = _ALL_TO_ALL,
+    ) -> _Pending:
+        """lengths: rows for each rank, or empty where all are alike."""
+        taken = Taken()
+        out, given = taken.changed(output), taken.given(input)
+        if not output_lengths and not input_lengths:
+            return self._call(opts, taken, [output], "all_to_all", given, out=out)
+        pieces = self._rows(bytes_of(given), input, input_lengths, "input")
+        outs = self._rows(bytes_of(out), output, output_lengths, "output")
+        return self._call(opts, taken, [output], "all_to_all_v", pieces, out=outs)
+
+    alltoall_base = all_to_all_single
+
+    @_refusing("all_to_all")
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = _ALL_TO_ALL) -> _Pending:
+        taken = Taken()
+        self._check_length(outputs, "outputs")
+        self._check_length(inputs, "inputs")
+        outs = [bytes_of(taken.changed(tensor)) for tensor in outputs]
+        given = [bytes_of(taken.given(tensor)) for tensor in inputs]
+        return self._call(opts, taken, list(outputs), "all_to_all_v", given, out=outs)
+
+    # -- one to one --
+
+    def send(self, tensors: Any, dest: int, tag: int) -> dist.Work:
+        tensor, taken = _only(tensors), Taken()
+        memory = taken.given(tensor)
+        with _profiled("send", tensors), self._messaging:
+            transfer = self.comm.isend(memory, dest, tag)
+            if transfer.done():
+                return self._sent
+        message = Message(transfer, self._messaging, self._timeout_s)
+        operation = Operation((message,), [tensor], self._completer)
+        return self._answer(operation, sys._getframe(1).f_globals)
+
+    def recv(self, tensors: Any, source: int, tag: int) -> dist.Work:
+        tensor, taken = _only(tensors), Taken()
+        memory = taken.changed(tensor)
+        with _profiled("recv", tensors), self._messaging:
+            transfer = self.comm.irecv(memory, source, tag)
+        message = Message(transfer, self._messaging, self._timeout_s)
+        operation = operation_of((message,), [tensor], self._completer, taken.finish)
+        return self._answer(operation, sys._getframe(1).f_globals)
+
+    def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
+        return self.recv(tensors, shmring.ANY_SOURCE, tag)
+
+    # -- meeting --
+
+    def barrier(self, opts: Any = _BARRIER) -> _Pending:
+        work = self._call(opts, Taken(), [], "barrier")
+        if work is None:
+            self._finish_done()
+        return work
+
+    def adopt(self, tensor: torch.Tensor) -> shmring.Adoption:
+        """Collective: a tensor in torch's shared memory is one of all ranks' from now on: `Comm.adopt`."""
+        memory = memory_of(tensor)
+        if memory is None:
+            raise ValueError("what is adopted is a dense, contiguous tensor of the CPU")
+        with self._calling:
+            return self.comm.adopt(memory)
+
+    def monitored_barrier(
+        self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier after which rank 0 knows who did not come in time; the group goes on.
+
+        timeout: None is the group's. `torch.distributed.monitored_barrier` is for gloo alone: call the
+        group's.
+        """
+        self._nmonitored += 1
+        limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
+        with self._messaging:
+            monitored_barrier(self.comm, self._nmonitored, limit_s, wait_all_ranks)
+
+    def abort(self) -> None:
+        self.comm.abort("abort() of the process group")
+
+    def shutdown(self) -> None:
+        self._completer.close()
+        self._finish_done()
+        self.comm.close()
+
+    # -- from arguments to calls --
+
+    def _call(
+        self, opts: Any, taken: Taken, result: list[torch.Tensor], kind: str, *arguments: Any, **keywords: Any
+    ) -> _Pending:
+        """One collective: done when this returns None, under way in the Work that it returns otherwise."""
+        try:
+            with _profiled(kind, result):
+                return self._make(opts, taken, result, kind, *arguments, **keywords)
+        except Exception as error:
+            self._told = error  # by the communicator, which others have called
+            raise
+
+    def _make(
+        self, opts: Any, taken: Taken, result: list[torch.Tensor], kind: str, *arguments: Any, **keywords: Any
+    ) -> _Pending:
+        method = getattr(self.comm, kind)
+        keywords["timeout"] = _seconds(opts.timeout)
+        if not opts.asyncOp:
+            with self._calling:
+                method(*arguments, **keywords)
+            if taken.finish is not None:
+                taken.finish()
+            return None
+        with self._calling:
+            part = method(*arguments, async_op=True, **keywords)
+        return self._answer(operation_of((part,), result, self._completer, taken.finish))
+
+    def _answer(self, operation: Operation, caller: dict[str, Any] | None = None) -> dist.Work:
+        """Note an issued operation, and return its Work. caller: the globals of the caller's module."""
+        if self._coalesced is not None:
+            self._coalesced.append(operation)
+        if isinstance(operation, StagedOperation):  # also if nobody waits for it
+            self._finish_done()
+            self._unfinished.append(operation)
+        if caller is _OF_PYTHON:
+            return work_of(operation)
+        return self._work_of(operation)
+
+    def _work_of(self, operation: Operation) -> dist.Work:
+        caller = _calling_module()
+        if caller == _OF_PYTHON["__name__"]:
+            return work_of(operation)
+        if caller and not caller.startswith("torch."):
+            return unknown_work_of(operation)
+        # The caller is torch's C++. `finished` takes no timeout; some of torch's Python gives messages one.
+        is_plain = not (isinstance(operation, StagedOperation) or operation.may_never_come)
+        if is_plain and not are_any_halves(operation.tensors) and operation.has_succeeded():
+            return finished(operation.tensors)
+        return LentWork(operation)
+
+    def _refuse(self, kind: Any, error: Exception) -> None:
+        if error is self._told or isinstance(error, shmring.Error):
+            return
+        with self._calling:
+            self._told = error
+            self.comm.refuse(kind)
+
+    def _each(self, opts: Any, call: Callable[..., _Pending], outputs: Any, inputs: Any) -> _Pending:
+        """Several calls as one."""
+        if len(outputs) != len(inputs):
+            raise ValueError(f"there are {len(outputs)} outputs for {len(inputs)} inputs")
+        works = [call(output, given, opts) for output, given in zip(outputs, inputs, strict=True)]
+        if not opts.asyncOp:
+            return None
+        return self._work_of(together(works, self._completer))
+
+    def _finish_done(self) -> None:
+        """The results are there of all calls that are done: of all collectives, behind a barrier."""
+        self._unfinished = [operation for operation in self._unfinished if not operation.is_completed()]
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        operations, self._coalesced = self._coalesced, None
+        return self._work_of(together(operations or [], self._completer))
+
+    def _check_length(self, tensors: Sequence[Any], what: str) -> None:
+        if len(tensors) != self.comm.size:
+            raise ValueError(f"there are {len(tensors)} {what} for {self.comm.size} ranks; give one for each")
+
+    def _rows(self, data: Any, tensor: torch.Tensor, lengths: Any, what: str) -> list[Any]:
+        """The pieces of a tensor's bytes, so many rows for each rank."""
+        size = self.comm.size
+        nrows = tensor.shape[0] if tensor.dim() else 0
+        lengths = lengths or [nrows // size] * size
+        self._check_length(lengths, f"split sizes of the {what}")
+        if sum(lengths) != nrows:
+            raise ValueError(f"the split sizes of the {what} are {sum(lengths)} rows; it has {nrows}")
+        row_nbytes = data.size // nrows if nrows else 0
+        pieces, begin = [], 0
+        for length in lengths:
+            pieces.append(data[begin : begin + length * row_nbytes])
+            begin += length * row_nbytes
+        return pieces
+
+    # -- what torch asks of a group --
+
+    def getBackendName(self) -> str:
+        return "shmring"
+
+    name = _get_backend_name = getBackendName
+
+    def getRank(self) -> int:
+        return self.comm.rank
+
+    def getSize(self) -> int:
+        return self.comm.size
+
+    def rank(self) -> int:
+        return self.comm.rank
+
+    def size(self) -> int:
+        return self.comm.size
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [_CPU]
+
+    def _get_backend(self, device: torch.device) -> Group:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(
+                f"a process group of shmring is for the CPU's tensors, not for those of {device}"
+            )
+        return self
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Every call has one in any case."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return int(self.comm.stats()["calls"])
+
+    def get_group_store(self) -> dist.Store:
+        return self._store
+
+    def __repr__(self) -> str:
+        return f"<shmring's process group {self._name!r}: {self.comm!r}>"
+
+
+def _profiled(kind: str, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """What torch's profiler sees of a call: "shmring:all_reduce", until it returns, and its result."""
+    if not profiler._is_profiler_enabled:
+        return _UNSEEN
+    name = kind.removesuffix("_v").removesuffix("_many")
+    recorded: contextlib.AbstractContextManager[Any] = _RecordFunctionFast(f"shmring:{name}", list(tensors))
+    return recorded
+
+
+def _calling_module() -> str:
+    """Who has made this call: torch.distributed's Python, whoever called torch's C++, or somebody else.
+
+    Callbacks of futures may make calls themselves, and these come in the same order on all ranks only where
+    a callback runs at once. Python's callers may have such callbacks; DDP's buckets come from C++.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else str(frame.f_globals.get("__name__"))
+
+
+def _only(tensors: Sequence[Any]) -> Any:
+    if len(tensors) != 1:
+        raise ValueError(f"a rank gave {len(tensors)} tensors, or lists of them; shmring takes one")
+    return tensors[0]
+
+
+def _op(number: int) -> str:
+    return _OPS[number] if number < len(_OPS) else "sum"
+
+
+def _factor(op: Any) -> Any:
+    return op.factor if hasattr(op, "factor") else op.__getstate__()[1]
+
+
+def _multiplied(taken: Taken, tensor: torch.Tensor, op: Any) -> Any:
+    """A stage of what PREMUL_SUM adds; the result is copied to the tensor."""
+    with plain_torch():
+        stage = (tensor * _factor(op)).to(tensor.dtype).contiguous()
+    taken.copy_back(tensor, stage)
+    return stage_memory(stage)
+
+
+def _seconds(timeout: datetime.timedelta | None) -> float | None:
+    """None: the group's own, which torch's options say with a negative one."""
+    return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
+
+
+def _hide_from_dynamo() -> None:
+    """torch.compile traces what makes the calls, and neither them nor what is below."""
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    for owner in (Group, Operation, StagedOperation, Handle, Work, UnknownWork, LentWork):
+        for method in vars(owner).values():
+            if hasattr(method, "__code__"):
+                eval_frame.set_code_exec_strategy(method.__code__, skip)
+
+
+_hide_from_dynamo()

@@ -1,0 +1,59 @@
+"""The sum of sparse tensors: everyone's entries on every rank, as gloo has it.
+
+May know: tensors, the public API, torch.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import shmring
+
+from .tensors import bytes_of, plain_torch, stage_memory
+
+
+def gather_entries(comm: shmring.Comm, tensor: torch.Tensor) -> tuple[list[Any], Callable[[], None]]:
+    """Begins to gather the entries of COO tensors of one shape; the calls, and what makes `tensor` their sum.
+
+    A rank may have any number of entries. They are added in rank order.
+    """
+    if tensor.layout != torch.sparse_coo:
+        raise ValueError(
+            f"of sparse tensors shmring adds COO ones, not {tensor.layout}; use tensor.to_sparse_coo()"
+        )
+    with plain_torch():
+        entries = tensor.detach().coalesce()
+        indices, values = entries.indices().t().contiguous(), entries.values().contiguous()
+    form = np.array([zlib.crc32(repr((*tensor.shape, tensor.sparse_dim(), tensor.dtype)).encode())])
+    forms = np.empty(comm.size, form.dtype)
+    calls: list[Any] = [comm.all_gather(form, out=forms, async_op=True)]
+    calls += [comm.all_gather_v(_rows(of_entries), async_op=True) for of_entries in (indices, values)]
+
+    def add() -> None:
+        if (forms != form[0]).any():
+            raise ValueError(
+                f"ranks {np.flatnonzero(forms != form[0])} gave a sparse tensor of another shape or dtype"
+            )
+        with plain_torch():
+            everybodys = [_joined(calls[1].result(), indices).t(), _joined(calls[2].result(), values)]
+            tensor.copy_(torch.sparse_coo_tensor(*everybodys, tensor.shape).coalesce())
+
+    return calls, add
+
+
+def _rows(of_entries: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The bytes of each entry."""
+    nbytes = of_entries.element_size() * math.prod(of_entries.shape[1:])
+    return np.reshape(bytes_of(stage_memory(of_entries)), (of_entries.shape[0], nbytes))
+
+
+def _joined(pieces: list[np.ndarray[Any, Any]], like: torch.Tensor) -> torch.Tensor:
+    """What everyone gave, in rank order."""
+    joined = torch.from_numpy(np.concatenate(pieces).reshape(-1))
+    return joined.view(like.dtype).reshape(-1, *like.shape[1:])

@@ -1,0 +1,226 @@
+"""Communicators of other processes, seen from outside: found through /proc, copied, checked, put into words.
+
+Nothing is written, and no page of a job is touched that it has not touched itself: segments are read like
+files. Only who asks for stacks maps one, to wake its ranks, and that for reading, too.
+May know: flight_recorder, describe, procfs, segments, stacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._diagnostics import describe as flight
+from .._diagnostics import stacks
+from .._diagnostics.flight_recorder import Flight, control_nbytes_of
+from .._system import procfs, segments
+
+_OPENED_AS = {"/memfd:shmring (deleted)": "memfd"}
+_POSIX = segments.SHM_DIRECTORY + "/"
+
+
+class Snapshot:
+    """The first bytes of a file, copied to page-aligned memory; the address is valid as long as it lives."""
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self._pages = mmap.mmap(-1, nbytes)
+        self.nbytes = os.preadv(fd, [self._pages], 0)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+
+
+@dataclass
+class Segment:
+    """One communicator's memory, and who holds it open."""
+
+    name: str  # memfd:INODE or posix:INODE
+    number: int  # that inode
+    path: str  # of a descriptor, under /proc
+    pids: list[int] = field(default_factory=list)
+    flight: Flight | None = None  # a copy of what its ranks tell
+    damage: str = ""  # why there is none
+
+
+def of_processes(pids: Iterable[int]) -> list[Segment]:
+    """The communicators that these processes hold open, in the order of their making."""
+    found: dict[tuple[int, int], Segment | None] = {}
+    for pid in pids:
+        for path, kind in _descriptors(pid):
+            with contextlib.suppress(OSError):  # it may be closed at any moment
+                status = os.stat(path)
+                key = status.st_dev, status.st_ino
+                if key not in found:
+                    found[key] = _read(path, kind, status)
+                segment = found[key]
+                if segment is not None and pid not in segment.pids:
+                    segment.pids.append(pid)
+    return sorted((segment for segment in found.values() if segment is not None), key=lambda one: one.number)
+
+
+def why_not(pid: int) -> str | None:
+    """Why a process cannot be looked at, if so."""
+    try:
+        os.listdir(f"/proc/{pid}/fd")
+    except FileNotFoundError:
+        return f"there is no process {pid}"
+    except OSError as error:
+        return f"process {pid} cannot be looked at: {error.strerror}"
+    return None
+
+
+def own_processes() -> list[int]:
+    """The processes of this user."""
+    pids = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                    pids.append(int(name))
+    return sorted(pids)
+
+
+def _descriptors(pid: int) -> Iterator[tuple[str, str]]:
+    try:
+        numbers = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for number in numbers:
+        path = f"/proc/{pid}/fd/{number}"
+        with contextlib.suppress(OSError):
+            target = os.readlink(path)
+            kind = "posix" if target.startswith(_POSIX) else _OPENED_AS.get(target)
+            if kind is not None and (kind == "memfd" or target.endswith(" (deleted)")):
+                yield path, kind
+
+
+def _read(path: str, kind: str, status: os.stat_result) -> Segment | None:
+    """None: it is no communicator's, but a shared array, say."""
+    name = f"{kind}:{status.st_ino}"
+    if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
+        return None
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        nbytes = os.fstat(fd).st_size
+        control_nbytes = control_nbytes_of(os.pread(fd, mmap.PAGESIZE, 0), nbytes)
+        if control_nbytes == 0:
+            return None
+        return Segment(name, status.st_ino, path, flight=Flight(Snapshot(fd, control_nbytes)))
+    except ValueError as error:
+        return Segment(name, status.st_ino, path, damage=str(error))
+    finally:
+        os.close(fd)
+
+
+def stacks_of(segment: Segment) -> dict[int, str]:
+    """By local rank: its Python stacks, or in brackets why there are none."""
+    if segment.flight is None:
+        return {}
+    ranks = range(segment.flight.nranks)
+    try:
+        fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return dict.fromkeys(ranks, f"({error.strerror})")
+    try:
+        status = os.fstat(fd)
+        control_nbytes = control_nbytes_of(os.pread(fd, mmap.PAGESIZE, 0), status.st_size)
+        if status.st_ino != segment.number or control_nbytes == 0:
+            return dict.fromkeys(ranks, "(it has gone)")
+        live = segments.Mapping(fd, control_nbytes, writable=False)
+        return stacks.ask(Flight(live), ranks)
+    except ValueError as error:
+        return dict.fromkeys(ranks, f"(it is damaged: {error})")
+    finally:
+        os.close(fd)
+
+
+# ---- in words ----------------------------------------------------------------------------------------------
+
+
+def seen(segment: Segment) -> dict[str, Any]:
+    """What is known of a communicator, for JSON: names, numbers and texts."""
+    told: dict[str, Any] = {"communicator": segment.name, "pids": segment.pids}
+    if segment.flight is None:
+        return told | {"damage": segment.damage}
+    ranks = range(segment.flight.nranks)
+    return told | {"over": over(segment.flight), "ranks": [rank_seen(segment.flight, rank) for rank in ranks]}
+
+
+def rank_seen(seen_from: Flight, rank: int) -> dict[str, Any]:
+    """One rank of it."""
+    number, size = seen_from.place_of(rank)
+    pid, start = seen_from.life_of(rank)
+    sight = seen_from.sight_of(rank)
+    presence = sight.presence
+    state = procfs.state(pid, start) if presence != "absent" else "not here yet"
+    if state == "gone":
+        state = {"here": "in another pid namespace?", "closed": "ended"}.get(presence, "dead")
+    place = flight.place_of(sight, name_in(seen_from))
+    return {
+        "rank": number,
+        "size": size,
+        "pid": pid if presence != "absent" else None,
+        "presence": presence,
+        "state": state,
+        "where": printable(str(place)),
+        "last_call": sight.record,
+        "waits": [
+            wait | {"waited_s": flight.waited_s(wait, sight.at_ns), "awaited": _awaited(seen_from, wait)}
+            for wait in sight.waits
+        ],
+    }
+
+
+def name_in(seen_from: Flight) -> Any:
+    """A function that names the ranks of a segment, which numbers those of its own host only."""
+
+    def name(rank: int | None) -> str:
+        if rank is None:
+            return "any rank"
+        if rank >= seen_from.nranks:
+            return f"rank {rank - seen_from.nranks} on another host"
+        return f"rank {seen_from.place_of(rank)[0]}"
+
+    return name
+
+
+def _awaited(seen_from: Flight, wait: dict[str, Any]) -> int | None:
+    rank = wait["awaited"]
+    if rank is None:
+        return None
+    return int(rank - seen_from.nranks) if rank >= seen_from.nranks else seen_from.place_of(rank)[0]
+
+
+def over(seen_from: Flight) -> dict[str, Any] | None:
+    """Why a communicator is over; None while it is not."""
+    try:
+        report = seen_from.abort_report()
+    except ValueError as error:
+        return {"cause": "damaged", "rank": None, "reason": str(error)}
+    if report is None:
+        return None
+    cause, culprit, _, reason, *_ = report
+    return {"cause": cause, "rank": _awaited(seen_from, {"awaited": culprit}), "reason": printable(reason)}
+
+
+def over_text(why: dict[str, Any]) -> str:
+    """For a person."""
+    words = {
+        "failed": "failed",
+        "timed out": "was late",
+        "aborted": "gave up",
+        "told": "was told by another host",
+    }
+    who = f"rank {why['rank']} {words.get(why['cause'], '')}".rstrip()
+    if why["cause"] == "mismatch":
+        return "the ranks' calls do not match" + (f": {why['reason']}" if why["reason"] else "")
+    return f"{who}: {why['reason']}" if why["rank"] is not None else why["reason"]
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)

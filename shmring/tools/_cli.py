@@ -1,0 +1,128 @@
+"""What commands hear and say: arguments, tables for people, JSON for programs, a line for what went wrong.
+
+May know: optional_deps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .._config import optional_deps
+
+BAD_USAGE = 2
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MOST_NBYTES = 1 << 40
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors are one line that says what and where to read more, and exit status 2."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False} | keywords)
+
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(complain(self.prog, f"{message} (more with {self.prog} --help)", BAD_USAGE))
+
+
+def complain(command: str, text: str, status: int = 1) -> int:
+    """One line on stderr; returns the exit status."""
+    print(f"{command}: {text}", file=sys.stderr, flush=True)
+    return status
+
+
+def seconds(text: str) -> float:
+    """For add_argument(type=...): more than 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, more than 0")
+    return number
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """For add_argument(type=...): a whole number."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and int(text) >= least):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
+        return int(text)
+
+    return parse
+
+
+def sizes(text: str, factor: int = 4) -> tuple[int, ...]:
+    """For add_argument(type=...): bytes from B to E, as in 8:64M, or a list, as in 8,4K,1M."""
+    if ":" not in text:
+        return tuple(dict.fromkeys(nbytes(word) for word in text.split(",")))
+    begin, end = (nbytes(word) for word in (text.split(":") if text.count(":") == 1 else [text, text]))
+    if end < begin:
+        raise argparse.ArgumentTypeError(f"{text} ends before it begins: give the smaller one first")
+    found = [begin]
+    while found[-1] * factor <= end:
+        found.append(found[-1] * factor)
+    return tuple(found)
+
+
+def nbytes(text: str) -> int:
+    """For add_argument(type=...): of a size, as in 8, 4K, 64M."""
+    unit = _UNITS.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not (digits.isascii() and digits.isdigit() and 0 < int(digits) * unit <= _MOST_NBYTES):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of bytes, as in 8, 4K, 64M; several are B:E or a list with commas"
+        )
+    return int(digits) * unit
+
+
+def in_words(nbytes: int) -> str:
+    """A size, as short as it can be said."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size and nbytes % size == 0:
+            return f"{nbytes // size} {unit}"
+    return f"{nbytes} B"
+
+
+def check_writable(path: Path) -> None:
+    """ValueError where no file can be written there."""
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{path} cannot be written: name a file in a folder that is there and yours")
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """The flag --json, which every command has."""
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
+
+
+def print_json(found: Any) -> None:
+    """For programs."""
+    json.dump(found, sys.stdout, indent=1)
+    print()
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Columns as wide as their longest cells, of which the first are heads; `right`: columns of numbers."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def need(module: str, extra: str, purpose: str) -> Any:
+    """A module of an extra, or an exit that says how to get it."""
+    try:
+        return optional_deps.need(module, extra, purpose)
+    except optional_deps.Missing as error:
+        raise SystemExit(complain("shmring", str(error), BAD_USAGE)) from None

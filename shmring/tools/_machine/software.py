@@ -1,0 +1,109 @@
+"""What is installed and asked for around a process: versions, libraries, launchers, settings, the tuning
+table, the instruction set. Looks packages up and imports none.
+
+May know: kernels, environment, tuning_table, settings, thresholds, the package's face.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import shmring
+
+from ..._bootstrap.environment import find_job
+from ..._config import thresholds
+from ..._config import tuning_table as measured
+from ..._config.settings import Settings, Survey
+from ..._core import kernels
+
+LIBRARIES = (
+    *("torch", "ray", "dask", "distributed", "joblib", "loky", "mpi4py", "jax", "ml_dtypes", "scikit-learn"),
+    *("cloudpickle", "matplotlib", "rich", "tqdm"),
+)
+_LAUNCHERS = ("shmrun", "torchrun", "mpiexec", "mpirun", "srun", "ray", "dask")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def versions() -> dict[str, str]:
+    """Of all that takes part."""
+    return {
+        "shmring": shmring.__version__,
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "numpy": metadata.version("numpy"),
+        "kernel": f"{platform.system()} {platform.release()}",
+    }
+
+
+def instruction_set() -> dict[str, Any]:
+    """Which the reduction loops are made of here, and why that one."""
+    there = kernels.isas()
+    asked = Survey.of().given.get("SHMRING_ISA", "").strip().lower()
+    if asked in ("", "auto"):
+        chosen, why = there[0], "the best that this CPU and its operating system have"
+    elif asked in there:
+        chosen, why = asked, "SHMRING_ISA asks for it"
+    else:
+        chosen, why = None, f"SHMRING_ISA asks for {asked!r}, which is not to be had here"
+    return {"chosen": chosen, "why": why, "there": there}
+
+
+def settings() -> dict[str, Any]:
+    """The SHMRING_* variables: those given, what is wrong with them, and names that nobody reads."""
+    found = Survey.of()
+    return {"given": found.given, "wrong": found.wrong, "unknown_names": found.unknown}
+
+
+def tuning_table() -> dict[str, Any]:
+    """Which table of sizes new communicators go by: a file's, with its numbers of ranks, or the built-in."""
+    asked = Survey.of().given.get("SHMRING_TUNING", "").strip() or "auto"
+    told: dict[str, Any] = {"path": None, "ranks": [], "state": "off", "why": "SHMRING_TUNING says none"}
+    if asked == "none":
+        return told
+    path = measured.default_path() if asked == "auto" else Path(asked)
+    told["path"] = str(path)
+    try:
+        ranks = sorted(measured.load(path, thresholds.LIMITS))
+    except measured.Unusable as error:
+        absent = asked == "auto" and isinstance(error, measured.Absent)
+        return told | {"state": "absent" if absent else "unusable", "why": str(error)}
+    return told | {"ranks": ranks, "state": "used", "why": None}
+
+
+def job() -> dict[str, Any]:
+    """Who started this process, as far as its environment tells, and which launchers are here."""
+    told: dict[str, Any] = {"launcher": None, "rank": None, "size": None, "local_size": None, "wrong": None}
+    try:
+        found = find_job(Settings.from_environment() if not Survey.of().wrong else Settings(), os.environ)
+    except ValueError as error:
+        told["wrong"], found = str(error), None
+    if found is not None:
+        told |= {"launcher": found.launcher, "rank": found.rank, "size": found.size}
+        told["local_size"] = found.local_size
+    return told | {
+        "commands": {name: path for name in _LAUNCHERS if (path := shutil.which(name))},
+        "kubernetes": "KUBERNETES_SERVICE_HOST" in os.environ,
+        "slurm_allocation": "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ,
+    }
+
+
+def libraries() -> dict[str, str | None]:
+    """The versions of those that shmring works with; None where one is not installed."""
+    found: dict[str, str | None] = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def threads() -> dict[str, Any]:
+    """What says how many threads a numerical library starts in each process, and whether the GIL is there."""
+    given = {name: os.environ[name] for name in THREAD_VARIABLES if os.environ.get(name)}
+    return {"given": given, "free_threaded": not getattr(sys, "_is_gil_enabled", lambda: True)()}
