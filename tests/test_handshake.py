@@ -17,8 +17,8 @@ from shmring._bootstrap.handshake import Hello
 from shmring._bootstrap.join import join, world
 from shmring.errors import Error, Mismatch, OutOfMemory, RankFailed, Timeout
 
-MEETING = ("handshake", "lines", "links", "doorman", "guest", "neighbours")
-OVER_HOSTS = ("nodes", "star", "rendezvous", "mesh")
+MEETING = ("handshake", "framed_socket", "fd_passing", "acceptor", "connector", "local")
+OVER_HOSTS = ("node_map", "coordinator", "tcp", "mesh")
 
 
 def speak(stranger, *packets):

@@ -139,7 +139,7 @@ def test_all_on_one_node_is_as_without_an_address():
 
 
 def test_without_an_address_there_is_no_tcp(monkeypatch):
-    monkeypatch.setattr(bootstrap.rendezvous, "meet", None)
+    monkeypatch.setattr(bootstrap.tcp, "meet", None)
     meetings = meet_on("aa", world(2))
     assert [(meeting.mesh, meeting.star) for meeting in meetings] == [(None, None)] * 2
     assert meetings[1].place.ranks_of_node == ((0, 1),)
@@ -325,18 +325,18 @@ def test_an_address_of_another_host_is_said_at_once():
 def test_a_port_that_is_taken_is_said_at_once():
     meeting = world_at(2)
     with socket.socket() as holder:
-        holder.bind(bootstrap.rendezvous.parse_address("address", meeting.address))
+        holder.bind(bootstrap.tcp.parse_address("address", meeting.address))
         holder.listen()
         with pytest.raises(Error, match="is taken, by another program, job or rank 0: choose another"):
             join(meeting, 0, timeout_s=100)
 
 
 def test_a_name_that_is_loopback_only_here_is_warned_of(caplog):
-    bootstrap.rendezvous._warn_of_loopback("node7:5000", "127.0.1.1")
+    bootstrap.tcp._warn_of_loopback("node7:5000", "127.0.1.1")
     assert "node7 is 127.0.1.1 here, which no other host can reach" in caplog.text
     caplog.clear()
-    bootstrap.rendezvous._warn_of_loopback("localhost:5000", "127.0.0.1")
-    bootstrap.rendezvous._warn_of_loopback("node7:5000", "10.0.0.7")
+    bootstrap.tcp._warn_of_loopback("localhost:5000", "127.0.0.1")
+    bootstrap.tcp._warn_of_loopback("node7:5000", "10.0.0.7")
     assert not caplog.text
 
 
@@ -367,7 +367,7 @@ def listening(meeting, speak):
     """Somebody else at the world's address, who speaks to whoever comes first."""
 
     def serve():
-        with socket.create_server(bootstrap.rendezvous.parse_address("address", meeting.address)) as server:
+        with socket.create_server(bootstrap.tcp.parse_address("address", meeting.address)) as server:
             connection, _ = server.accept()
             line = Line(connection)
             speak(line)

@@ -211,7 +211,7 @@ def test_bound_ranks_do_not_count_as_too_many_for_the_machine(shmrun):
 
 def test_threads_are_given_as_ranges_where_they_differ(monkeypatch, capfd):
     topology = [cpu_topology.Cpu(0, 0, number, number) for number in range(5)]
-    monkeypatch.setattr(cpu_binding.placement, "read", lambda usable: topology)
+    monkeypatch.setattr(cpu_binding.cpu_topology, "read", lambda usable: topology)
     monkeypatch.setattr(cpu_binding.os, "sched_getaffinity", lambda pid: set(range(5)))
     monkeypatch.setattr(cpu_binding, "usable_cpus", lambda: 5)
     shares = cpu_binding.share_cpus({}, "core", range(4, 6))

@@ -126,7 +126,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(SPLIT)
             raise
-        return self.engine.run_steps(self._split, wish, timeout_s)
+        return self.engine.run_own_steps(self._split, wish, timeout_s)
 
     def _split(self, wish, double timeout_s):
         self.engine.call_tiny(SPLIT, SR_SUM, 0, NULL, 0, timeout_s)
@@ -143,7 +143,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(FORM_GROUP)
             raise
-        return self.engine.run_steps(self._group, wanted, timeout_s)
+        return self.engine.run_own_steps(self._group, wanted, timeout_s)
 
     def _group(self, wanted, double timeout_s):
         self.engine.call_tiny(FORM_GROUP, SR_SUM, len(wanted), NULL, 0, timeout_s)
@@ -177,7 +177,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.engine.run_steps(self.arrays.empty, lengths, numpy_dtype, timeout_s)
+        return self.engine.run_own_steps(self.arrays.empty, lengths, numpy_dtype, timeout_s)
 
     def zeros(self, shape, dtype="float64", *, timeout=None):
         """Collective: `empty`, with the promise that it holds zeros."""
@@ -190,10 +190,11 @@ cdef class Comm(Messages):
         try:
             shape, dtype = check_array(shape, np.asarray(fill_value).dtype if dtype is None else dtype)
             values = filling(fill_value, shape, dtype)   # wrong ones are refused before others have an array
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.engine.run_steps(self._holding, values, shape, dtype, timeout)
+        return self.engine.run_own_steps(self._holding, values, shape, dtype, timeout_s)
 
     def copy_of(self, a, *, timeout=None):
         """Collective: an `empty` of a's shape and dtype that holds a copy of it."""
@@ -201,13 +202,15 @@ cdef class Comm(Messages):
 
         try:
             a = np.asarray(a)
+            shape, dtype = check_array(a.shape, a.dtype)
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.engine.run_steps(self._holding, a, a.shape, a.dtype, timeout)
+        return self.engine.run_own_steps(self._holding, a, shape, dtype, timeout_s)
 
-    def _holding(self, values, shape, dtype, timeout):
-        array = self.empty(shape, dtype, timeout=timeout)
+    def _holding(self, values, shape, dtype, double timeout_s):
+        array = self.arrays.empty(shape, dtype, timeout_s)
         array[...] = values
         return array
 
@@ -232,7 +235,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.engine.run_steps(self.arrays.adopt, x.address, nbytes, x.owner, timeout_s)
+        return self.engine.run_own_steps(self.arrays.adopt, x.address, nbytes, x.owner, timeout_s)
 
     def shared(self, shape, dtype="float64", *, locks=0, timeout=None):
         """Collective: one array, zeros at first, that all ranks of the host see: what one writes is there for all.
@@ -250,7 +253,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(SHARE)
             raise
-        return self.engine.run_steps(self._shared, lengths, numpy_dtype, count, nbytes, timeout_s)
+        return self.engine.run_own_steps(self._shared, lengths, numpy_dtype, count, nbytes, timeout_s)
 
     def _shared(self, lengths, dtype, nlocks, nbytes, double timeout_s):
         self.engine.call_tiny(SHARE, SR_SUM, min(nbytes, MOST_NBYTES), NULL, 0, timeout_s)
@@ -266,18 +269,18 @@ cdef class Comm(Messages):
         Anything that pickles; arrays inside travel beside the pickle. timeout: seconds, of each of its calls.
         """
         frame = self.frame_of(BROADCAST, item, root, False)
-        received = self.engine.run_steps(objects.broadcast, self, frame, root, timeout)
+        received = self.engine.run_own_steps(objects.broadcast, self, frame, root, timeout)
         return item if frame is not None else received
 
     def all_gather_object(self, item, *, timeout=None):
         """Every rank's object on every rank: a list by rank of copies, the own one included."""
         frame = self.frame_of(ALL_GATHER_V, item, 0, True)
-        return self.engine.run_steps(objects.all_gather, self, frame, timeout)
+        return self.engine.run_own_steps(objects.all_gather, self, frame, timeout, may_be_step=True)
 
     def gather_object(self, item, root=0, *, timeout=None):
         """Every rank's object on the root, which returns a list of copies by rank; the others return None."""
         frame = self.frame_of(GATHER_V, item, root, True)
-        return self.engine.run_steps(objects.gather, self, frame, root, timeout)
+        return self.engine.run_own_steps(objects.gather, self, frame, root, timeout, may_be_step=True)
 
     def scatter_object(self, items=None, root=0, *, timeout=None):
         """One of the root's objects for each rank: a copy of items[rank]; `items` is ignored elsewhere."""
@@ -290,7 +293,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(SCATTER_V)
             raise
-        return self.engine.run_steps(objects.scatter, self, frames, root, timeout)
+        return self.engine.run_own_steps(objects.scatter, self, frames, root, timeout, may_be_step=True)
 
     # The frame of what this rank gives, None if it gives nothing; a wrong root, or what does not pickle, is refused.
     cdef object frame_of(self, int kind, object item, object root, bint all_give):

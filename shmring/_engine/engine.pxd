@@ -21,6 +21,7 @@ cdef class Engine(State):
     cdef uint64_t nbegun                  # calls that this rank has begun, issued or refused, ...
     cdef uint64_t nbegun_before           # ... before the call of several steps that is under way, ...
     cdef uint64_t nrefused                # ... with the last one that it refused
+    cdef bint claim_is_open               # the call of several steps that is under way may make others
     cdef uint64_t blocks_version          # goes up when the table of shared blocks changes
     cdef object arrays                    # that others write into; None: there are none, or not any more
     cdef object __weakref__

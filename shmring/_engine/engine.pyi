@@ -61,6 +61,9 @@ class Engine(State):
         What it raises after its first step ends the communicator, unless all ranks raise the same.
         """
 
+    def run_own_steps(self, function: Callable[..., _T], *arguments: Any, may_be_step: bool = False) -> _T:
+        """As run_steps, for a call of shmring's own, between whose steps another such call is refused."""
+
     def check_idle(self) -> None:
         """Raises if the communicator is closed, or another thread is inside a call of it."""
 

@@ -309,6 +309,7 @@ cdef class Engine(State):
         if self.claimant != 0:
             raise RuntimeError(state.TAKEN)
         self.claimant = <unsigned long> PyThread_get_thread_ident()
+        self.claim_is_open = False
         self.nbegun_before = self.nbegun
         self.nrefused = ~<uint64_t> 0   # none yet
 
@@ -324,13 +325,14 @@ cdef class Engine(State):
         return True
 
     def run_steps(self, function, *arguments, bint begun=False, **keywords):
-        """Run function(...), which is one call to its caller and makes several: see `claim` and `end_steps`.
+        """Run function(...), which is one call to its caller and makes several: see `end_steps`.
 
         begun: steps of it were made before, by another such call.
         """
         cdef bint is_claimed = self.claim_once()
-        if is_claimed and begun:
-            self.nbegun_before -= 1
+        if is_claimed:
+            self.claim_is_open = True
+            self.nbegun_before -= begun
         try:
             return function(*arguments, **keywords)
         except BaseException as error:
@@ -339,6 +341,26 @@ cdef class Engine(State):
             raise
         finally:
             if is_claimed:
+                self.unclaim()
+
+    def run_own_steps(self, function, *arguments, bint may_be_step=False):
+        """As run_steps, for a call of shmring's own. Between its steps this thread is refused another such call, which
+        only a signal's handler would make; may_be_step: unless that one is a step of it.
+        """
+        cdef bint was_open = self.claim_is_open
+        cdef bint is_step = self.claimant != 0 and self.may_call() and (was_open or may_be_step)
+        if not is_step:
+            self.claim()
+        self.claim_is_open = False
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            if not is_step:
+                self.end_steps(error)
+            raise
+        finally:
+            self.claim_is_open = was_open
+            if not is_step:
                 self.unclaim()
 
     # To be called with each exception that leaves a claimed call. Before the first step nothing has happened; after it

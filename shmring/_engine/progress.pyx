@@ -501,6 +501,8 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
             q.errand.news = leg_of(q.group).news
             q.errand.waker = leg_of(q.group).office.waker
             if not sr_office_hears(leg_of(q.group).office):
+                if sr_flag_reached(c.awaited.flag, c.awaited.target):   # by a note that has just been taken in
+                    return ACTIVE
                 tell_of_wait(q.group, c)
                 return WAITING
             status = SIGNALLED

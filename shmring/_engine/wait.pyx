@@ -82,6 +82,9 @@ cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
             continue
         begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, c.wait_begin_ns, c.awaited.rank)
         if g.leg != NULL:
+            # Both looks above take in notes of other hosts, which may set the flag: nothing else would end the sleep.
+            if sr_flag_reached(c.awaited.flag, c.awaited.target):
+                break
             sleep_across(g, c, now)
         else:
             sleep_among_neighbours(g, c, now)
