@@ -1,4 +1,4 @@
-"""Real handwritten digits, which come with scikit-learn. May know: a communicator that it is given."""
+"""Real handwritten digits, which come with scikit-learn."""
 
 import sys
 

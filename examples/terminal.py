@@ -1,7 +1,4 @@
-"""What the examples say and hear at the terminal: arguments whose errors are one line, and progress.
-
-May know: nothing; tqdm where it is installed.
-"""
+"""What the examples say and hear at the terminal: arguments whose errors are one line, and progress."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""`python -m shmring` is the command `shmring`. May know: command."""
+"""`python -m shmring` is the command `shmring`."""
 
 from .tools.command import main
 

@@ -1,7 +1,6 @@
 """The errors that a communicator raises; each says what happened, on which rank, and what to do.
 
 All but `Closed`, `Truncated`, and `Mismatch` from a `recv`, are final for the communicator they come from.
-May know: nothing.
 """
 
 from __future__ import annotations

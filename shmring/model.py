@@ -2,7 +2,7 @@
 
 A message of n bytes takes alpha + n/beta seconds (Hockney 1994), and n bytes more of folding n/gamma (Thakur,
 Rabenseifner and Gropp 2005). Every rank has one full-duplex link, so it sends and receives at the same time.
-Pure arithmetic: it knows no communicator. May know: the standard library.
+Pure arithmetic: it knows no communicator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m shmring.run` is the command `shmrun`. May know: _launch/shmrun."""
+"""`python -m shmring.run` is the command `shmrun`."""
 
 import sys
 

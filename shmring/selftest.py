@@ -1,4 +1,4 @@
-"""`python -m shmring.selftest` is the command `shmring selftest`. May know: tools/selftest."""
+"""`python -m shmring.selftest` is the command `shmring selftest`."""
 
 from .tools.selftest import main
 

@@ -1,5 +1,5 @@
 /* Builds for tests alone: points at which a rank can be made to die, and an engine that looks at nothing. In every
-   other build there is not one instruction of it. May know: nothing. */
+   other build there is not one instruction of it. */
 #ifndef SR_FAULT_H
 #define SR_FAULT_H
 

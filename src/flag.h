@@ -1,5 +1,5 @@
 /* Publish and wait: the only file with memory orders, pauses and futexes.
-   May know: layout.h, fault.h. Every publish names the wait that it pairs with; TSan proves the pairs in tests/c. */
+   Every publish names the wait that it pairs with; TSan proves the pairs in tests/c. */
 #ifndef SR_FLAG_H
 #define SR_FLAG_H
 

@@ -1,5 +1,5 @@
 /* THE picture of the shared segment: every structure in it, who writes (W) and who reads (R) each field.
-   May know: the standard headers. Atomic fields are touched only through flag.h. */
+   Atomic fields are touched only through flag.h. */
 #ifndef SR_LAYOUT_H
 #define SR_LAYOUT_H
 

@@ -4,7 +4,7 @@
  * socket than that ring has room for: whoever looks can take off all that has come, and no word is stuck for long.
  *
  * Owns no descriptor: it is handed connected, non-blocking sockets and an epoll descriptor. Nothing here waits. Any
- * thread may call what is below; who *reads* the rings is one thread at a time. May know: link.h, ring.h.
+ * thread may call what is below; who *reads* the rings is one thread at a time.
  *
  *   sender                                       receiver
  *   array --sr_post_push--> socket ~~~~~~> pump --+--> ring --sr_post_pull--> array

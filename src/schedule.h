@@ -1,5 +1,5 @@
 /* Who does what, as pure functions of integers: slices of a message, steps of rings, trees and of recursive halving.
-   May know: the standard headers. The engine and the tests read the same schedules from here. */
+   The engine and the tests read the same schedules from here. */
 #ifndef SR_SCHEDULE_H
 #define SR_SCHEDULE_H
 

@@ -1,5 +1,4 @@
-/* Reading another process's private memory through the kernel: one copy where staging makes two.
-   May know: the standard headers. */
+/* Reading another process's private memory through the kernel: one copy where staging makes two. */
 #ifndef SR_SINGLE_COPY_H
 #define SR_SINGLE_COPY_H
 

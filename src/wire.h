@@ -3,7 +3,7 @@
  * has opened and authenticated, and closes. Nothing here waits but sr_wire_sleep.
  *
  * One thread at a time touches a connection. Everything is counted in bytes; the numbers of a head are little-endian,
- * as are all machines that shmring runs on. May know: link.h. */
+ * as are all machines that shmring runs on. */
 #ifndef SHMRING_WIRE_H
 #define SHMRING_WIRE_H
 

@@ -2,7 +2,6 @@
 
 A case is a generator: it prepares, yields a callable that makes one call of shmring, is sent what that
 returned on this rank, and checks it. The callable can be called again if the call has not begun.
-May know: the public API.
 """
 
 import contextlib

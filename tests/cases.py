@@ -1,5 +1,5 @@
 """Cases for the tests of collectives: arrays in memory of every kind, what the result should be bit for bit,
-and rows that cover every pair of values. May know: what test_kernels knows of numbers, and the public API.
+and rows that cover every pair of values.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """For every test: a watchdog that shows all stacks, and at the end nothing may be left behind.
 
-Owns the fixtures that lend ranks and hosts. May know: nothing of shmring; leftovers, ranks, bench/hosts.py.
+Owns the fixtures that lend ranks and hosts.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""For tests under engines that others wrote: each is run in processes of its own. May know: examples/."""
+"""For tests under engines that others wrote: each is run in processes of its own."""
 
 import importlib.util
 import os

@@ -1,7 +1,4 @@
-"""What tests see of ranks from outside, or of their own communicator: who waits, and whether it was given up.
-
-May know: shmring.tools._attach.
-"""
+"""What tests see of ranks: who waits for whom, and whether the communicator was given up."""
 
 import os
 import time

@@ -2,7 +2,7 @@
 
     python tests/fuzz_frames.py -runs=1000000 [libFuzzer's options]
 
-May know: handshake, framed_socket, node_map, settings, world.
+It needs atheris.
 """
 
 import contextlib

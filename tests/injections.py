@@ -7,8 +7,6 @@ An injection runs a call and raises in it; its `places` then say where. The kind
 - "signal": the handler of a real signal raises, also where no Python code runs;
 - "memory": an allocation of Python's fails;
 - "system": a system call that Python code makes fails.
-
-May know: nothing of shmring but the name of the module that maps segments.
 """
 
 import ctypes

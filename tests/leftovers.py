@@ -1,4 +1,4 @@
-"""What could be left behind: names in /dev/shm, processes, descriptors. May know: nothing of shmring."""
+"""What could be left behind: names in /dev/shm, processes, descriptors."""
 
 import os
 import time

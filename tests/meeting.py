@@ -1,5 +1,4 @@
-"""For the tests of meeting: ranks as threads or processes, strangers that knock. May know: join,
-handshake, framed_socket, local, settings; ranks."""
+"""For the tests of meeting: ranks as threads or processes, strangers that knock."""
 
 import contextlib
 import socket

@@ -2,7 +2,7 @@
 
 A program is made from its seed alone, so every rank makes the same one: some calls that all make alike, one
 in which the odd rank differs in its kind, root, count, dtype or op, and one more that all make alike. Every
-rank raises Mismatch in one of the last two. May know: test_errors, the public API and Alarms.
+rank raises Mismatch in one of the last two.
 """
 
 import random

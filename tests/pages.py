@@ -11,7 +11,7 @@ comment has behind its first line is Python that the page need not show, and run
     <!-- not run: why -->
 
 Where the comment beside a print() is a Python literal, that is printed. `python pages.py PAGE` runs the first
-kind. May know: the public API of shmring.
+kind.
 """
 
 import ast

@@ -4,7 +4,6 @@ A program is made from its seed alone, so every rank makes the same one: calls o
 on the world and on groups of groups of it, of private and of shared arrays, in the foreground, in the
 background and by plans, with and without a priority; bursts of background calls that each rank makes in an
 order of its own.
-May know: cases, the definitions of test_collectives, test_fusion and test_uneven, the public API.
 """
 
 import random

@@ -1,8 +1,7 @@
 """Ranks for tests: processes (or threads) that stay, so that hundreds of cases share one start-up.
 
 `with Ranks(4) as ranks: ranks.meet(SHMRING_CHUNK=256); ranks(function, *args)` runs function(comm, *args) in
-every rank and returns the results by rank. May know: the public API of shmring; hosts of bench/hosts.py when
-it is given some.
+every rank and returns the results by rank.
 """
 
 import contextlib

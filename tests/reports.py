@@ -1,5 +1,5 @@
 """For tests of info and doctor: the schemas of what they print as JSON, a machine on which all is well, and
-how to run the command. May know: engines.
+how to run the command.
 """
 
 import subprocess

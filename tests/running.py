@@ -1,4 +1,4 @@
-"""Code of a test as a script under shmrun. May know: shmrun's command."""
+"""Code of a test as a script under shmrun."""
 
 import contextlib
 import os
@@ -18,7 +18,6 @@ rank = int(os.environ["SHMRING_RANK"])
 
 def ready():
     os.write(1, b"pid %d\\n" % os.getpid())
-
 """
 
 

@@ -1,7 +1,5 @@
 """Runs a command on CPUs that stand still at times, as a shared machine's do: what fails only then takes a
 late moment for a fault. python tests/standstill.py pytest, as root.
-
-May know: nothing of shmring.
 """
 
 import argparse

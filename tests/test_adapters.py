@@ -1,5 +1,4 @@
-"""shmring.adapters: ranks in pools, joblib, Dask and Ray, each really run where it is installed. May know:
-the public API, shmring.adapters."""
+"""shmring.adapters: ranks in pools, joblib, Dask and Ray, each really run where it is installed."""
 
 import json
 import sys
@@ -22,7 +21,6 @@ CALLS = """
         if comm.rank == 1:
             raise KeyError("the cause")
         comm.barrier()
-
 """
 
 POOLS = (

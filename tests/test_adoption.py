@@ -1,7 +1,4 @@
-"""Arrays of other libraries that all ranks map, where they lie: what they hold, and when it ends.
-
-May know: ranks, the public API.
-"""
+"""Arrays of other libraries that all ranks map, where they lie: what they hold, and when it ends."""
 
 import errno
 import gc

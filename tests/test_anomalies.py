@@ -1,6 +1,6 @@
 """After an exception within a call the call has not begun, or all ranks raise the same error.
 
-A bounded part here, the rest by `pytest -m soak`. May know: anomalies, anomaly_calls, injections.
+A bounded part here, the rest by `pytest -m soak`.
 """
 
 import contextlib

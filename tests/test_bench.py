@@ -1,7 +1,4 @@
-"""The benchmarks: what they make of samples, and one tiny run. Never a test of speed.
-
-May know: bench, whose programs are no package, by their folder.
-"""
+"""The benchmarks: what they make of samples, and one tiny run. Never a test of speed."""
 
 import importlib.util
 import json

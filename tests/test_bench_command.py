@@ -1,7 +1,5 @@
 """`shmring bench`: every collective and way, what is wrong is counted, JSON, pictures, other runs beside it,
 launchers, terminals, Ctrl-C. Never a test of speed.
-
-May know: the command's own files, those of bench/ that write what it reads, and those that start ranks.
 """
 
 import argparse

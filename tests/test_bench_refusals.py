@@ -1,7 +1,4 @@
-"""`shmring bench`: wrong flags, files that cannot be used, packages that are missing.
-
-May know: the command, and the Job that its JSON holds.
-"""
+"""`shmring bench`: wrong flags, files that cannot be used, packages that are missing."""
 
 import json
 import sys

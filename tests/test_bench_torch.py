@@ -1,7 +1,4 @@
-"""The benchmark of torch.distributed: what it makes of figures, and one tiny run. Never a test of speed.
-
-May know: bench, whose programs are no package, by their folder.
-"""
+"""The benchmark of torch.distributed: what it makes of figures, and one tiny run. Never a test of speed."""
 
 import importlib.util
 import json

@@ -1,7 +1,4 @@
-"""The benchmark over hosts: what it makes of samples, and one tiny run. Never a test of speed.
-
-May know: bench, whose programs are no package, by their folder; conftest.py's hosts.
-"""
+"""The benchmark over hosts: what it makes of samples, and one tiny run. Never a test of speed."""
 
 import json
 import subprocess

@@ -1,5 +1,4 @@
-"""Ranks meet: all of them, or one typed error for all. May know: join, framed_socket,
-local."""
+"""Ranks meet: all of them, or one typed error for all."""
 
 import contextlib
 import os

@@ -1,8 +1,6 @@
 """The C programs under tests/c: flags, call lines, schedules, life, locks, rings, wires, mail; ranks are
 threads (or a forked process) over plain memory. Each runs plain, under ThreadSanitizer, and under
 AddressSanitizer and UBSan.
-
-May know: the checkout's C sources; it imports nothing of shmring.
 """
 
 import functools

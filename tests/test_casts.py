@@ -1,7 +1,4 @@
-"""Casts and wire formats against NumPy and ml_dtypes, bit for bit, with every instruction set here.
-
-May know: the kernels' table (shmring._core.kernels), and what test_kernels knows of numbers; nothing else.
-"""
+"""Casts and wire formats against NumPy and ml_dtypes, bit for bit, with every instruction set here."""
 
 import itertools
 

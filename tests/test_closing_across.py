@@ -1,7 +1,5 @@
 """What a communicator over several hosts does when it is closed: messages that were sent come, whatever their
 sender does next; nothing is received into memory that is its owner's again; and nobody is waited for in vain.
-
-May know: ranks; the public API of shmring.
 """
 
 import contextlib

@@ -1,7 +1,5 @@
 """The command `shmring` on running jobs: what it shows of one and of several communicators, of groups, of the
 dead, of damaged memory, and that it leaves no trace.
-
-May know: the command's own files, segments, and those that start ranks.
 """
 
 import importlib

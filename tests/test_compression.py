@@ -1,5 +1,5 @@
 """Gradients that travel shorter: the same bits on every rank, as near as the format says, and in the long run
-right, as what is lost comes with the next call. May know: compression.
+right, as what is lost comes with the next call.
 """
 
 import functools

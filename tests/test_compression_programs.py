@@ -1,7 +1,4 @@
-"""The example and the benchmarks of compressed and sparse gradients run, and say what they should.
-
-May know: examples/, bench/, the command line.
-"""
+"""The example and the benchmarks of compressed and sparse gradients run, and say what they should."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The documentation builds without a warning, is complete, and what it shows runs. May know: pages."""
+"""The documentation builds without a warning, is complete, and what it shows runs."""
 
 import importlib
 import os

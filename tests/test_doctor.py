@@ -1,5 +1,5 @@
 """The command doctor: troubles that are made up, and others that are provoked; and that no probe that fails,
-in whatever way, keeps it or info from the rest. May know: the commands' own files, and reports.
+in whatever way, keeps it or info from the rest.
 """
 
 import copy

@@ -1,7 +1,4 @@
-"""Over TCP nobody gets in without the key, strangers cost little, and each is counted in the log.
-
-May know: join, acceptor, handshake, framed_socket, mesh, node_map, tcp, world.
-"""
+"""Over TCP nobody gets in without the key, strangers cost little, and each is counted in the log."""
 
 import collections
 import contextlib

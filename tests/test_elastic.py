@@ -1,4 +1,4 @@
-"""Launchers that let the others go on when a rank fails, and the example that does. May know: examples/."""
+"""Launchers that let the others go on when a rank fails, and the example that does."""
 
 import os
 import re

@@ -1,5 +1,5 @@
 """Under launchers and on Kubernetes: torchrun and mpiexec really run where they are installed, and so does
-every example of examples/engines. May know: the public API, shmring.run; examples/."""
+every example of examples/engines."""
 
 import json
 import re

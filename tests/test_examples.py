@@ -1,4 +1,4 @@
-"""The examples run as the README says and their own checks pass. May know: examples/, the command line."""
+"""The examples run as the README says and their own checks pass."""
 
 import os
 import re

@@ -1,6 +1,6 @@
 """Ranks that are killed or stopped at every moment: a bounded part here, the rest by `pytest -m soak`.
 
-Also what the points at which they die cost an ordinary build: nothing. May know: tests/faults.
+Also what the points at which they die cost an ordinary build: nothing.
 """
 
 import json

@@ -1,5 +1,5 @@
 """What is known of every rank when something goes wrong, or takes long: where it was, for whom it waited, its
-Python stacks, the warning of a late one. May know: _attach, flights, and those that start ranks.
+Python stacks, the warning of a late one.
 """
 
 import contextlib

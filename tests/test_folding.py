@@ -1,7 +1,4 @@
-"""Lines that several ranks print, shown once: in each rank's order, soon, and above what is unfinished.
-
-May know: dedupe, output_mux.
-"""
+"""Lines that several ranks print, shown once: in each rank's order, soon, and above what is unfinished."""
 
 import os
 import random

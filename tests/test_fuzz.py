@@ -1,4 +1,4 @@
-"""Whatever bytes come, the parsers give a value or BadFrame. May know: fuzz_frames, handshake, node_map."""
+"""Whatever bytes come, the parsers give a value or BadFrame."""
 
 import subprocess
 import sys

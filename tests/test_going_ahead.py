@@ -1,7 +1,5 @@
 """Ranks that share CPUs and repeat a call go ahead of those that have nothing for them: what they get is
 right, they are never too far ahead, and calls that differ are noticed all the same.
-
-May know: ranks, test_errors.
 """
 
 import random

@@ -1,5 +1,4 @@
-"""Nobody gets in without the key; strangers only cost time. May know: join, acceptor,
-handshake, local."""
+"""Nobody gets in without the key; strangers only cost time."""
 
 import contextlib
 import os

@@ -1,7 +1,4 @@
-"""The stand-ins for hosts that tests and benchmarks use: they meet, keep their rate, lose their link, and go.
-
-May know: bench/hosts.py, through conftest.py's fixtures; ranks; the public API of shmring.
-"""
+"""The stand-ins for hosts of tests and benchmarks: they meet, keep their rate, lose their link, and go."""
 
 import contextlib
 import os

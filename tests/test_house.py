@@ -1,6 +1,6 @@
-"""Who may know whom, and the other rules of the house that a machine can check.
+"""Which folder may import which, and the other rules of the house that a machine can check.
 
-May know: the checkout's files; it reads them and imports nothing of shmring.
+It reads the checkout's files, and imports nothing of shmring.
 """
 
 import ast
@@ -16,8 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if not (ROOT / "src").is_dir():
     pytest.skip("needs the checkout", allow_module_level=True)
 
-# THE table: a file or module, and which neighbours it may know; standard headers and libraries are free.
-# A new file is entered here first.
+# A file of src/, and which others it may include; standard headers are free. Enter a new file here first.
 C_HOUSE = {
     "layout.h": set(),
     "fault.h": set(),
@@ -37,254 +36,50 @@ C_HOUSE = {
     "kernels_cast.h": set(),
     "kernels.c": {"kernels.h", "kernels_item.h", "kernels_loop.h"},
 }
-HOUSE = {
-    # the cold path, from the ground up
+# The folders of shmring/ and the modules at its top, from the ground up, each with what it may import.
+# Modules of one folder may import each other, in no circle.
+FOLDERS = {
     "errors": set(),
-    "_arrays.buffers": set(),
-    "_system.procfs": set(),
-    "_comm.ops": set(),
-    "_system.processes": set(),
-    "_config.optional_deps": set(),
-    "_system.cpulist": set(),
-    "_system.cpu_topology": {"_system.cpulist"},
-    "_launch.log_files": set(),
-    "_launch.output_mux": {"_launch.log_files", "_system.cpulist"},
-    "_launch.dedupe": {"_launch.output_mux"},
-    "_launch.traceback_tail": set(),
-    "_system.limits": {"errors"},
-    "_config.settings": set(),
-    "_config.tuning_table": set(),
-    "_config.thresholds": {"_config.settings", "_config.tuning_table"},
-    "_system.segments": {"_system.limits", "errors"},
-    "_diagnostics.describe": {"_system.cpulist"},
-    "_diagnostics.stacks": {"_system.procfs"},
-    "_diagnostics.failures": {"_diagnostics.describe", "_system.procfs", "errors"},
-    "_diagnostics.stall_warning": {"_diagnostics.describe", "_diagnostics.failures"}
-    | {"_diagnostics.stacks", "_system.procfs"},
-    # joining a world
-    "_bootstrap.handshake": {"errors"},
-    "_bootstrap.fd_passing": {"_bootstrap.handshake", "_system.limits", "errors"},
-    "_bootstrap.environment": {"_config.settings"},
-    "_bootstrap.framed_socket": {"_bootstrap.handshake"},
-    "_bootstrap.world": {"_bootstrap.framed_socket", "_bootstrap.handshake", "_config.settings"} | {"errors"},
-    "_bootstrap.acceptor": {"_bootstrap.framed_socket", "_bootstrap.handshake", "_bootstrap.world"}
-    | {"_system.limits", "errors"},
-    "_bootstrap.connector": {"_bootstrap.framed_socket", "_bootstrap.handshake", "_bootstrap.world"}
-    | {"errors"},
-    "_bootstrap.local": {"_bootstrap.acceptor", "_bootstrap.connector", "_bootstrap.fd_passing"}
-    | {"_bootstrap.framed_socket", "_bootstrap.handshake", "_bootstrap.world", "_system.limits"}
-    | {"errors"},
-    "_bootstrap.node_map": {"_bootstrap.handshake"},
-    "_bootstrap.coordinator": {"_bootstrap.framed_socket", "_bootstrap.handshake", "errors"},
-    "_bootstrap.tcp": {"_bootstrap.acceptor", "_bootstrap.connector", "_bootstrap.coordinator"}
-    | {"_bootstrap.framed_socket", "_bootstrap.handshake", "_bootstrap.node_map", "_bootstrap.world"}
-    | {"_config.settings", "_system.limits", "errors"},
-    "_bootstrap.mesh": {"_bootstrap.acceptor", "_bootstrap.connector", "_bootstrap.framed_socket"}
-    | {"_bootstrap.handshake", "_bootstrap.tcp", "_bootstrap.world", "_system.limits", "errors"},
-    "_bootstrap.join": {"_bootstrap.coordinator", "_bootstrap.environment", "_bootstrap.fd_passing"}
-    | {"_bootstrap.framed_socket", "_bootstrap.local", "_bootstrap.mesh", "_bootstrap.node_map"}
-    | {"_bootstrap.tcp", "_bootstrap.world", "_config.settings", "errors"},
-    # the engine
-    "_core.kernels": {"kernels.h"},
-    "_core.segment": {"fault.h", "flag.h", "layout.h", "schedule.h", "single_copy.h", "_core.kernels"},
-    "_core.group": {"_core.kernels", "_core.segment"},
-    "_diagnostics.flight_recorder": {"flag.h", "layout.h", "_core.group", "_core.kernels"},
-    "_engine.liveness_thread": {"flag.h", "_core.group", "_diagnostics.flight_recorder"}
-    | {"_diagnostics.stacks", "_system.limits"},
-    "_core.staging": {"_core.group"},
-    "_core.schedule": {"schedule.h"},
-    "_algorithms.ring": {"_core.group", "_core.schedule", "_core.staging"},
-    "_algorithms.halving_doubling": {"_algorithms.ring", "_core.group", "_core.schedule"} | {"_core.staging"},
-    "_algorithms.trees": {"_algorithms.ring", "_core.group", "_core.schedule", "_core.staging"},
-    "_core.timeouts": {"_core.group"},
-    "_core.spsc_ring": {"flag.h", "layout.h", "ring.h", "_core.group"},
-    "_p2p.ring_ends": {"_core.group", "_core.kernels", "_core.spsc_ring", "_core.timeouts", "errors"},
-    "_core.core_distance": {"_core.group"},
-    "_core.single_copy": {"_core.group"},
-    "_core.descriptor": {"_core.core_distance", "_core.group", "_core.single_copy"},
-    "_algorithms.staged": {"_core.descriptor", "_core.group", "_core.single_copy", "_core.staging"},
-    "_algorithms.fetch": {"_algorithms.staged", "_core.descriptor", "_core.group", "_core.staging"},
-    "_algorithms.chain": {"_algorithms.staged", "_core.descriptor", "_core.group", "_core.staging"},
-    "_algorithms.direct": {"_algorithms.chain", "_algorithms.fetch", "_algorithms.halving_doubling"}
-    | {"_algorithms.ring", "_algorithms.staged", "_algorithms.trees", "_core.descriptor"}
-    | {"_core.group", "_core.staging"},
-    "_transport.channel": {"post.h", "_core.group", "_core.spsc_ring"},
-    "_transport.channels": {"_core.group", "_core.spsc_ring", "_transport.channel"},
-    "_transport.notifications": {"_transport.channels", "errors"},
-    "_internode.context": {"wire.h", "_core.group", "_transport.channel", "_transport.channels"},
-    "_core.trace": {"_core.group"},
-    "_internode.local_step": {"_algorithms.direct", "_core.group", "_core.trace", "_internode.context"},
-    "_internode.partials": {"_core.group", "_internode.context", "_internode.local_step"},
-    "_internode.allreduce_small": {"_core.group", "_internode.context", "_internode.local_step"}
-    | {"_internode.partials"},
-    "_internode.allreduce": {"_core.group", "_internode.context", "_internode.local_step"}
-    | {"_internode.partials"},
-    "_internode.reduce_scatter": {"_core.group", "_internode.context", "_internode.local_step"}
-    | {"_internode.partials"},
-    "_internode.data_movement": {"_algorithms.direct", "_core.group", "_internode.allreduce"}
-    | {"_internode.allreduce_small", "_internode.context", "_internode.local_step"}
-    | {"_internode.reduce_scatter"},
-    "_engine.wait": {"_core.group", "_core.schedule", "_core.trace", "_diagnostics.flight_recorder"}
-    | {"_internode.context", "_transport.channel"},
-    "_engine.queue": {"_core.group"},
-    "_engine.priorities": {"_core.group", "_core.trace", "_diagnostics.flight_recorder"}
-    | {"_engine.queue", "_internode.context", "_internode.data_movement"},
-    "_engine.progress": {"_core.group", "_core.trace", "_diagnostics.flight_recorder"}
-    | {"_engine.priorities", "_engine.queue", "_engine.wait", "_internode.context", "_system.limits"}
-    | {"_transport.channel"},
-    "_p2p.matching": {"_core.group", "_core.spsc_ring", "_engine.progress", "_internode.context"}
-    | {"_transport.channel"},
-    "_p2p.delivery": {"_core.group", "_core.spsc_ring", "_diagnostics.flight_recorder"}
-    | {"_engine.progress", "_engine.wait", "_internode.context", "_p2p.matching", "_transport.channel"},
-    "_core.segment_format": {"_core.group", "_core.schedule"},
-    "_engine.parting": {"_core.group", "_engine.state", "_internode.context"},
-    "_engine.state": {"_core.group", "_core.kernels", "_core.staging", "_diagnostics.flight_recorder"}
-    | {"_internode.context"},
-    "_engine.stalls": {"_core.group", "_diagnostics.flight_recorder", "_diagnostics.stall_warning"}
-    | {"_engine.state"},
-    "_engine.engine": {"Python.h", "_algorithms.direct", "_core.core_distance", "_core.group"}
-    | {"_core.timeouts", "_core.trace", "_diagnostics.failures", "_diagnostics.flight_recorder"}
-    | {"_engine.liveness_thread", "_engine.parting", "_engine.progress", "_engine.stalls"}
-    | {"_engine.state", "_engine.wait", "_internode.context", "_internode.data_movement"}
-    | {"_system.procfs", "errors"},
-    "_comm.trace_file": {"_diagnostics.describe", "_engine.trace_buffer"},
-    "_engine.trace_buffer": {"_core.group", "_core.trace", "_diagnostics.flight_recorder"}
-    | {"_engine.engine", "_engine.progress", "_engine.state"},
-    # the communicator and what makes one
-    "_arrays.allocator": {"_arrays.buffers", "_system.segments", "errors"},
-    "_arrays.shapes": set(),
-    "_arrays.operands": {"_arrays.buffers", "_core.group", "_engine.state"},
-    "_comm.awaitable": set(),
-    "_comm.work": {"_arrays.operands", "_comm.awaitable", "_core.group", "_core.timeouts"}
-    | {"_engine.engine", "_engine.progress", "_system.limits", "errors"},
-    "_comm.error_feedback": set(),
-    "_comm.collectives": {"_arrays.operands", "_arrays.shapes", "_comm.error_feedback", "_comm.work"}
-    | {"_core.group", "_core.timeouts", "_engine.engine", "_engine.state", "_internode.allreduce"}
-    | {"_internode.context", "_internode.data_movement", "errors"},
-    "_comm.vector": {"_algorithms.direct", "_algorithms.staged", "_arrays.operands", "_arrays.shapes"}
-    | {"_comm.collectives", "_comm.work", "_core.group", "_core.single_copy", "_core.timeouts"}
-    | {"_engine.engine", "_engine.progress", "_engine.state", "_internode.context"}
-    | {"_internode.data_movement"},
-    "_comm.fused": {"_arrays.operands", "_comm.collectives", "_comm.vector", "_comm.work"}
-    | {"_core.group", "_core.timeouts", "_engine.engine", "_engine.progress", "_engine.state"}
-    | {"_internode.data_movement"},
-    "_comm.objects": {"_comm.vector"},
-    "_lifecycle.internode": {"_bootstrap.framed_socket", "_bootstrap.tcp", "_bootstrap.world"}
-    | {"_config.settings", "_internode.context", "_system.limits", "_transport.channels"}
-    | {"_transport.notifications"},
-    "_lifecycle.startup": {"_bootstrap.fd_passing", "_bootstrap.join", "_bootstrap.node_map"}
-    | {"_config.settings", "_config.thresholds", "_core.segment_format", "_engine.engine"}
-    | {"_lifecycle.internode", "_system.limits", "_system.procfs", "_system.segments", "errors"},
-    "_lifecycle.membership": {"errors"},
-    "_lifecycle.shrink": {"_bootstrap.join", "_bootstrap.world", "_lifecycle.membership"}
-    | {"_lifecycle.startup", "errors"},
-    "_arrays.locks": {"flag.h", "_core.group", "_core.timeouts", "_diagnostics.failures"}
-    | {"_diagnostics.flight_recorder", "_engine.engine", "_system.procfs", "errors"},
-    "_arrays.striped_locks": {"_arrays.locks", "_core.group", "_core.timeouts", "_engine.engine"},
-    "_arrays.onesided": {"_arrays.striped_locks", "_engine.state"},
-    "_arrays.shared_array": {"_arrays.locks", "_arrays.onesided", "_arrays.striped_locks", "errors"},
-    "_lifecycle.groups": {"_bootstrap.join", "_lifecycle.startup", "_system.limits", "errors"},
-    "_p2p.ring": {"_config.settings", "_p2p.ring_ends", "_system.limits", "_system.procfs"}
-    | {"_system.segments", "errors"},
-    "_p2p.status": {"_arrays.operands", "_core.group", "_core.kernels", "_engine.state"}
-    | {"_p2p.matching", "errors"},
-    "_comm.endpoint": {"_arrays.operands", "_comm.fused", "_core.group", "_core.spsc_ring"}
-    | {"_core.trace", "_diagnostics.failures", "_diagnostics.flight_recorder", "_engine.engine"}
-    | {"_engine.progress", "_engine.state", "_internode.context", "_p2p.delivery", "_p2p.matching"}
-    | {"_p2p.status", "_system.procfs", "_transport.channel", "errors"},
-    "_comm.point_to_point": {"_arrays.operands", "_comm.endpoint", "_comm.objects", "_core.group"}
-    | {"_core.timeouts", "_p2p.matching", "_p2p.status", "errors"},
-    "_comm.comm": {"_arrays.allocator", "_arrays.operands", "_arrays.shared_array"}
-    | {"_comm.collectives", "_comm.error_feedback", "_comm.objects", "_comm.point_to_point"}
-    | {"_comm.trace_file", "_core.group", "_core.timeouts", "_diagnostics.failures", "_engine.engine"}
-    | {"_lifecycle.groups", "_lifecycle.shrink", "_system.segments", "errors"},
-    "_comm.init": {"_bootstrap.join", "_comm.comm", "_config.settings", "_lifecycle.startup"}
-    | {"_system.limits", "errors"},
-    # users of the public API like anybody else; what starts ranks
-    "_comm.bucketer": set(),
-    "model": set(),
-    "methods.flat": {"__init__", "errors"},  # of shmring/methods, from here on
-    "methods.rules": set(),
-    "methods.sharded": {"methods.flat", "methods.rules"},
-    "methods.pipeline": {"__init__", "methods.flat", "methods.rules"},
-    "methods.compression": {"__init__", "_comm.error_feedback", "errors", "methods.flat"},
-    "methods.server": {"__init__", "methods.rules"},
-    "methods.sparse": {"errors", "methods.flat"},
-    "methods.local": {"methods.flat"},
-    "methods.precision": {"methods.flat"},
-    "methods.reducers": {"__init__", "methods.flat"},
-    "methods.stepwise": {"__init__", "methods.flat"},
-    "tools._bench.trials": {"__init__"},
-    "tools.tune": {"__init__", "_config.settings", "_config.thresholds", "_config.tuning_table"}
-    | {"tools._bench.trials", "tools._cli"},
-    "tools.selftest_checks": {
+    "model": set(),  # of costs
+    "_config": set(),
+    "_core": set(),
+    "_system": {"errors"},
+    "_algorithms": {"_core"},
+    "_transport": {"errors", "_core"},
+    "_bootstrap": {"errors", "_config", "_system"},
+    "_diagnostics": {"errors", "_core", "_system"},
+    "_internode": {"_core", "_algorithms", "_transport"},
+    "_engine": {"errors", "_core", "_system", "_algorithms", "_transport", "_diagnostics", "_internode"},
+    "_arrays": {"errors", "_core", "_system", "_diagnostics", "_engine"},
+    "_lifecycle": {
+        "errors",
+        "_config",
+        "_core",
+        "_system",
+        "_transport",
+        "_bootstrap",
+        "_internode",
+        "_engine",
+    },
+    "_p2p": {"errors", "_config", "_core", "_system", "_transport", "_diagnostics", "_internode", "_engine"}
+    | {"_arrays"},
+    "_comm": {"errors", "_config", "_core", "_system", "_algorithms", "_transport", "_bootstrap"}
+    | {"_diagnostics", "_internode", "_engine", "_arrays", "_lifecycle", "_p2p"},
+    "__init__": {"errors", "model", "_arrays", "_bootstrap", "_comm", "_launch", "_p2p"},  # the public names
+    "_launch": {
+        "errors",
+        "_config",
+        "_system",
+        "_bootstrap",
         "__init__",
-        "_config.settings",
-        "_system.segments",
-    },  # the checks, and the command
-    "tools.selftest": {"__init__", "tools._cli", "tools.selftest_checks"},
-    "selftest": {"tools.selftest"},
-    "tools._attach": {"_diagnostics.describe", "_diagnostics.flight_recorder", "_diagnostics.stacks"}
-    | {"_system.procfs", "_system.segments"},
-    "tools._cli": {"_config.optional_deps"},
-    "tools._machine.sections": set(),
-    "tools._machine.machine": {"_system.cpulist", "_system.limits"},
-    "tools._machine.software": {"__init__", "_bootstrap.environment", "_config.settings"}
-    | {"_config.thresholds", "_config.tuning_table", "_core.kernels"},
-    "tools._machine.probes": {"__init__", "_config.settings", "_core.kernels", "_system.segments"},
-    "tools.info": {"_system.cpulist", "tools._cli", "tools._machine.machine", "tools._machine.probes"}
-    | {"tools._machine.sections", "tools._machine.software"},
-    "tools.doctor": {"_system.cpulist", "tools._cli", "tools._machine.machine"}
-    | {"tools._machine.sections", "tools.info"},
-    "tools.ps": {"tools._attach", "tools._cli"},
-    "tools.dump": {"_diagnostics.describe", "tools._attach", "tools._cli"},
-    "tools.top": {"_diagnostics.flight_recorder", "tools._attach", "tools._cli"},
-    "tools._bench.calls": {"__init__"},
-    "tools._bench.rank": {"__init__", "tools._bench.calls", "tools._machine.machine"},
-    "tools._bench.compare": {"tools._bench.calls"},
-    "tools._bench.plot": {"tools._bench.compare", "tools._cli"},
-    "tools._bench.table": {"tools._bench.calls", "tools._bench.compare"},
-    "tools.bench": {"__init__", "_bootstrap.environment", "_config.settings", "_system.limits"}
-    | {"tools._bench.calls", "tools._bench.compare", "tools._bench.plot", "tools._bench.rank"}
-    | {"tools._bench.table", "tools._cli"},
-    "tools.predict": {"__init__", "model", "tools._bench.calls", "tools._bench.compare"}
-    | {"tools._bench.plot", "tools._bench.rank", "tools._cli"},
-    "tools.command": {"tools._cli", "tools.bench", "tools.doctor", "tools.dump", "tools.info"}
-    | {"tools.predict", "tools.ps", "tools.selftest", "tools.top", "tools.tune"},
-    "__main__": {"tools.command"},
-    "adapters._tasks": {"__init__"},
-    "adapters.dask": {"__init__", "_config.optional_deps", "adapters._tasks"},
-    "adapters.jax": {"__init__", "_config.optional_deps"},
-    "adapters.joblib": {"__init__", "_config.optional_deps", "adapters._tasks"},
-    "adapters.keras": {"__init__", "_config.optional_deps"},
-    "adapters.pools": {"__init__", "adapters._tasks"},
-    "adapters.ray": {"__init__", "_config.optional_deps", "adapters._ray_group", "adapters._tasks"},
-    "adapters._ray_group": {"__init__", "adapters._tasks"},
-    "adapters.sklearn": {"__init__", "_config.optional_deps"},
-    "adapters.torch": {"__init__", "_config.optional_deps", "adapters._tasks"}
-    | {"adapters._torch.buckets", "adapters._torch.compressed", "adapters._torch.group"},
-    "adapters._torch.buckets": {"__init__", "adapters._torch.group"},
-    "adapters._torch.compressed": {"adapters._torch.buckets", "adapters._torch.group"}
-    | {"methods.compression"},
-    "adapters._torch.entry": {"adapters.torch"},
-    "adapters._torch.group": {"__init__", "adapters._torch.monitored", "adapters._torch.sparse"}
-    | {"adapters._torch.tensors", "adapters._torch.work"},
-    "adapters._torch.monitored": {"__init__"},
-    "adapters._torch.sparse": {"__init__", "adapters._torch.tensors"},
-    "adapters._torch.tensors": {"__init__"},
-    "adapters._torch.work": set(),
-    "_launch.spawn": {"__init__", "_bootstrap.join", "_system.limits", "_system.processes", "errors"},
-    "_launch.options": {"_bootstrap.join", "_config.settings", "_system.cpu_topology"}
-    | {"_system.cpulist", "_system.limits"},
-    "_launch.cpu_binding": {"_launch.options", "_system.cpu_topology", "_system.cpulist"}
-    | {"_system.limits"},
-    "_launch.shmrun": {"_bootstrap.join", "_config.settings", "_launch.cpu_binding", "_launch.dedupe"}
-    | {"_launch.log_files", "_launch.options", "_launch.output_mux", "_launch.traceback_tail"}
-    | {"_system.limits", "_system.processes"},
-    "run": {"_launch.shmrun"},
-    "__init__": {"_arrays.allocator", "_arrays.operands", "_arrays.shared_array", "_bootstrap.join"}
-    | {"_comm.bucketer", "_comm.comm", "_comm.init", "_comm.ops", "_comm.point_to_point", "_comm.work"}
-    | {"_launch.spawn", "_p2p.ring", "errors"},
+    },  # the last one in a rank, when started
+    "run": {"_launch"},
+    # Users of the public names, and of little else.
+    "methods": {"__init__", "errors", "_comm"},  # error feedback of the wire, which is the collectives' too
+    "adapters": {"__init__", "methods", "_config"},  # libraries that need not be there
+    "tools": {"__init__", "model", "_config", "_core", "_system", "_bootstrap", "_diagnostics"},
+    "selftest": {"tools"},
+    "__main__": {"tools"},
 }
 # What only one place may do: pattern, where it is allowed, why.
 ONLY_IN = [
@@ -405,22 +200,41 @@ def test_c_files_include_only_what_they_may_know(path):
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.suffix != ".pyi"], ids=name_of)
-def test_modules_know_only_whom_they_may(path):
+def test_modules_import_only_folders_that_theirs_may(path):
     name = module_of(path)
     if name.endswith(".__init__"):
-        assert not neighbours(path)
+        assert not neighbours(path), "the docstring of a folder says what is in it, and imports nothing"
         return
-    assert name in HOUSE, f"{name_of(path)} is not in the house: enter it in HOUSE"
-    assert neighbours(path) <= HOUSE[name] | {name}
+    folder = name.partition(".")[0]
+    imported = {other.partition(".")[0] for other in neighbours(path) if not other.endswith((".h", ".c"))}
+    assert imported <= FOLDERS[folder] | {folder}
 
 
-def test_house_has_no_circles():
-    # The package's face may know everyone; launch and run use it as any user does.
-    known = {name: {n for n in may if n in HOUSE and n != "__init__"} for name, may in HOUSE.items()}
-    while known:
-        ready = {name for name, may in known.items() if not may}
-        assert ready, f"these know each other in a circle: {sorted(known)}"
-        known = {name: may - ready for name, may in known.items() if name not in ready}
+def test_folders_and_modules_import_each_other_in_no_circle():
+    """The package's face may import everything, and is imported where a rank is started, and by its users."""
+    modules = {}
+    for path in MODULES:
+        if path.suffix != ".pyi" and not module_of(path).endswith("__init__"):
+            modules.setdefault(module_of(path), set()).update(neighbours(path))
+    for known in (FOLDERS, modules):
+        known = {
+            name: {n for n in may if n in known and n not in {name, "__init__"}}
+            for name, may in known.items()
+        }
+        while known:
+            ready = {name for name, may in known.items() if not may}
+            assert ready, f"these import each other in a circle: {sorted(known)}"
+            known = {name: may - ready for name, may in known.items() if name not in ready}
+
+
+def test_the_launchers_load_no_extension():
+    """They start ranks by the hundred, and only a rank needs the engine."""
+    program = "import sys, shmring._launch.shmrun, shmring._launch.spawn\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    extensions = {module_of(path) for path in MODULES if path.suffix == ".pyx"}
+    assert not {f"shmring.{name}" for name in extensions} & set(loaded.split())
 
 
 @pytest.mark.parametrize(("pattern", "places", "reason"), ONLY_IN, ids=[why for _, _, why in ONLY_IN])

@@ -1,5 +1,5 @@
 """The command info: what it tells of this machine, and of others that are made up as trees of files; what
-both info and doctor show people. May know: the commands' own files, engines and reports.
+both info and doctor show people.
 """
 
 import itertools

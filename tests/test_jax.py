@@ -1,6 +1,6 @@
 """shmring.adapters.jax against NumPy: in jit and out of it, gradients, errors; the example.
 
-Ranks import jax, this process does not: it forks. May know: shmring.adapters.jax; examples/.
+Ranks import jax, this process does not: it forks.
 """
 
 import re

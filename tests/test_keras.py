@@ -1,6 +1,6 @@
 """shmring.adapters.keras against NumPy: gradients in tf.function and out of it, model.fit, errors, example.
 
-Ranks import TensorFlow, this process does not: it forks. May know: shmring.adapters.keras; examples/.
+Ranks import TensorFlow, this process does not: it forks.
 """
 
 import functools

@@ -1,7 +1,4 @@
-"""The kernels against NumPy and ml_dtypes, bit for bit: every dtype, op and instruction set of this machine.
-
-May know: the kernels' table (shmring._core.kernels), nothing else of shmring.
-"""
+"""The kernels against NumPy and ml_dtypes, bit for bit: every dtype, op and instruction set here."""
 
 import functools
 import itertools

@@ -1,7 +1,4 @@
-"""Last words: of all that a rank wrote to stderr, what it ended with, and whose failure that is.
-
-May know: traceback_tail.
-"""
+"""Last words: of all that a rank wrote to stderr, what it ended with, and whose failure that is."""
 
 import subprocess
 import sys

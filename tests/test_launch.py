@@ -1,4 +1,4 @@
-"""spawn: results by rank, the first cause in its own type, nobody left behind. May know: the API, spawn."""
+"""spawn: results by rank, the first cause in its own type, nobody left behind."""
 
 import ctypes
 import faulthandler

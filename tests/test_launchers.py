@@ -1,5 +1,4 @@
-"""What launchers put into the environment, and what is read from it. May know: join, environment,
-settings."""
+"""What launchers put into the environment, and what is read from it."""
 
 import json
 import os

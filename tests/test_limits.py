@@ -1,4 +1,4 @@
-"""CPUs and memory as cgroups of both versions, containers and the host give them. May know: limits."""
+"""CPUs and memory as cgroups of both versions, containers and the host give them."""
 
 import errno
 import os

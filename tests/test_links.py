@@ -1,4 +1,4 @@
-"""Descriptors travel from rank 0 to all, or the reason why not. May know: fd_passing, join."""
+"""Descriptors travel from rank 0 to all, or the reason why not."""
 
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Connections between hosts that carry nothing for a while: a rank that comes late is waited for, a link
 that is cut is not. What a cut does to calls with a short timeout is in test_cut_links.
-
-May know: ranks, test_errors.
 """
 
 import time

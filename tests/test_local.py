@@ -1,7 +1,4 @@
-"""Accumulated gradients are those of a larger batch, local SGD takes means, and all agree to skip.
-
-May know: the public API.
-"""
+"""Accumulated gradients are those of a larger batch, local SGD takes means, and all agree to skip."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,4 @@
-"""Segments: nameless, sealed, allocated before they are touched, refused with a way out. May know:
-segments."""
+"""Segments: nameless, sealed, allocated before they are touched, refused with a way out."""
 
 import ctypes
 import errno

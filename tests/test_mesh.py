@@ -1,7 +1,4 @@
-"""The connections between ranks of different nodes: who accepts, who cannot be reached, how a cut shows.
-
-May know: framed_socket, mesh, node_map, tcp, world.
-"""
+"""The connections between ranks of different nodes: who accepts, who cannot be reached, how a cut shows."""
 
 import errno
 import os

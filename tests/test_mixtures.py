@@ -1,7 +1,5 @@
 """Calls of every make in random order, on a world and on groups of it, with nothing between them that would
 let the ranks come together: what one leaves in lines, rings, counters and queues never reaches another.
-
-May know: ranks, test_collectives; the public API, and the names of algorithms.
 """
 
 import random

@@ -1,7 +1,4 @@
-"""The cost model: the published formulas and examples, limits, and what the engine itself counts.
-
-May know: the public API of shmring, through ranks; bench/bench_model.py as a program.
-"""
+"""The cost model: the published formulas and examples, limits, and what the engine itself counts."""
 
 import itertools
 import json

@@ -2,8 +2,7 @@
 names, herd7 (herdtools7) every execution that a weak memory allows. Each is checked as it is, and with an
 order or a rule taken away, which has to be found out: a model that cannot fail would show nothing.
 
-Debian: apt install spin (herdtools7 from Debian 14 on). May know: the checkout's models; it imports nothing
-of shmring.
+Debian: apt install spin (herdtools7 from Debian 14 on).
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Who shares a host, and the frames that tell of it. May know: handshake, node_map, world."""
+"""Who shares a host, and the frames that tell of it."""
 
 import os
 

@@ -1,7 +1,4 @@
-"""The notebook runs from its first cell to its last in a kernel of Jupyter, and each shows what it should.
-
-May know: examples/.
-"""
+"""The notebook runs from its first cell to its last in a kernel of Jupyter, and each shows what it should."""
 
 import base64
 import io

@@ -1,7 +1,4 @@
-"""The examples that compute: on any number of ranks they print what NumPy and scikit-learn say without them.
-
-May know: examples/, the command line.
-"""
+"""The examples that compute: on any number of ranks they print what NumPy and scikit-learn compute."""
 
 import math
 import os

@@ -2,7 +2,6 @@
 that waits for nobody hears in its next call, or the one after, that the communicator is over.
 
 Random programs (see odd_programs.py): some here, thousands by `pytest -m soak`.
-May know: ranks, odd_programs, test_errors.
 """
 
 import itertools

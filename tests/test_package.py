@@ -1,4 +1,4 @@
-"""The package as an installed thing: version, types, what importing it costs. May know: the public API."""
+"""The package as an installed thing: version, types, what importing it costs."""
 
 import ast
 import importlib

@@ -1,7 +1,4 @@
-"""1F1B has the properties of the paper, and a pipeline the weights of the delayed update, bit for bit.
-
-May know: the public API.
-"""
+"""1F1B has the properties of the paper, and a pipeline the weights of the delayed update, bit for bit."""
 
 import os
 import signal

@@ -1,7 +1,4 @@
-"""Which CPUs ranks are bound to, on machines that this one is not, as /sys shows them.
-
-May know: cpu_topology, cpulist.
-"""
+"""Which CPUs ranks are bound to, on machines that this one is not, as /sys shows them."""
 
 import pytest
 

@@ -1,7 +1,5 @@
 """send, recv and their kin between ranks of several nodes: all that test_point_to_point.py, test_transfers.py
 and test_message_failures.py promise on one; and what only a network can do wrong.
-
-May know: those three; the public API of shmring.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""`shmring predict`: its figures are the model's, JSON, pictures, links fitted to runs of `shmring bench`.
-
-May know: the command, the model that it asks, and the Job of `shmring bench`.
-"""
+"""`shmring predict`: its figures are the model's, JSON, pictures, links fitted to runs of `shmring bench`."""
 
 import json
 import re

@@ -1,7 +1,6 @@
 """Reduction servers against all_reduce of the workers alone: the same bits, and the same errors on all.
 
-Hosts are names here, and the wire is loopback: see conftest.world_across. May know:
-shmring.methods.reducers; bench.
+Hosts are names here, and the wire is loopback: see conftest.world_across.
 """
 
 import json

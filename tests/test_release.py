@@ -1,7 +1,4 @@
-"""What a release is made of: what the sdist holds, for which Pythons there are wheels, what CI may do.
-
-May know: the checkout's files; it imports nothing of shmring.
-"""
+"""What a release is made of: what the sdist holds, for which Pythons there are wheels, what CI may do."""
 
 import re
 import subprocess

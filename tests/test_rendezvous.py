@@ -1,7 +1,6 @@
 """Ranks of several nodes meet over TCP: all of them, or one typed error for all.
 
-Ranks are threads on loopback that say they are on different nodes. May know: join, acceptor, handshake,
-init, framed_socket, node_map, tcp, settings.
+Ranks are threads on loopback that say they are on different nodes.
 """
 
 import collections

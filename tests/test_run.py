@@ -1,7 +1,4 @@
-"""shmrun: what it starts, passes on, reports, returns, and that nothing stays.
-
-May know: limits, shmrun, options.
-"""
+"""shmrun: what it starts, passes on, reports, returns, and that nothing stays."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""shmrun on several hosts: here two of them on one, told apart by SHMRING_NODE. May know: join, shmrun."""
+"""shmrun on several hosts: here two of them on one, told apart by SHMRING_NODE."""
 
 import os
 import subprocess
@@ -16,7 +16,6 @@ from shmring._bootstrap import join as bootstrap
 def join():
     meeting = bootstrap.join(*bootstrap.world_from_environment(), timeout_s=30)
     return meeting.place
-
 """
 
 

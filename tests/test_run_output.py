@@ -1,7 +1,4 @@
-"""shmrun: what of the ranks' output is shown where, and what is written to files.
-
-May know: log_files, cpulist, shmrun.
-"""
+"""shmrun: what of the ranks' output is shown where, and what is written to files."""
 
 import functools
 import json

@@ -1,7 +1,4 @@
-"""shmrun: a failed world is started again, and ranks are bound to CPUs.
-
-May know: startup, limits, cpu_topology, cpulist, cpu_binding, shmrun's command.
-"""
+"""shmrun: a failed world is started again, and ranks are bound to CPUs."""
 
 import functools
 import json

@@ -1,7 +1,4 @@
-"""`python -m shmring.selftest`: passes here, and says what is wrong where something is.
-
-May know: selftest_checks's own names, to break what it compares with.
-"""
+"""`python -m shmring.selftest`: passes here, and says what is wrong where something is."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""The parameter server's example and benchmark, on small settings.
-
-May know: examples/, bench/, the command line.
-"""
+"""The parameter server's example and benchmark, on small settings."""
 
 import json
 import os

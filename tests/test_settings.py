@@ -1,4 +1,4 @@
-"""Settings: what each SHMRING_* variable may be, and what is said when it is not. May know: settings."""
+"""Settings: what each SHMRING_* variable may be, and what is said when it is not."""
 
 import dataclasses
 import os

@@ -1,7 +1,4 @@
-"""ShardedOptimizer comes to the weights of plain data parallel, to the last bit, with its part of the state.
-
-May know: the public API; NumPy is what plain data parallel is written in.
-"""
+"""ShardedOptimizer comes to the weights of plain data parallel, to the last bit, with part of the state."""
 
 import os
 import signal

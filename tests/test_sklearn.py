@@ -1,4 +1,4 @@
-"""shmring.adapters.sklearn: means of what ranks have learned, whatever they saw. May know: that module."""
+"""shmring.adapters.sklearn: means of what ranks have learned, whatever they saw."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,4 @@
-"""Arrays that are mostly zero: the bits of a plain all_reduce, whatever is skipped, on every rank.
-
-May know: sparse.
-"""
+"""Arrays that are mostly zero: the bits of a plain all_reduce, whatever is skipped, on every rank."""
 
 import numpy as np
 import pytest

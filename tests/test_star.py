@@ -1,4 +1,4 @@
-"""All agree over the star, or all raise the same. May know: handshake, framed_socket, coordinator."""
+"""All agree over the star, or all raise the same."""
 
 import socket
 import time

@@ -1,7 +1,6 @@
 """All-reduces by messages against NumPy, the bytes that they send, and their errors.
 
-Hosts are names here, and the wire is loopback: see conftest.world_across. May know:
-shmring.methods.stepwise, shmring.model, shmring._core.segment_format; bench.
+Hosts are names here, and the wire is loopback: see conftest.world_across.
 """
 
 import json

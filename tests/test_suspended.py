@@ -1,5 +1,5 @@
 """Ranks that are stopped, all of them for longer than their timeout: they go on where they were. One alone is
-late as ever. May know: the public API, ranks.
+late as ever.
 """
 
 import multiprocessing

@@ -1,5 +1,5 @@
 """Several threads on one communicator, or on several at once: what is refused, and where the interpreter may
-change threads in the middle. May know: the public API."""
+change threads in the middle."""
 
 import os
 import subprocess

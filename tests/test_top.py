@@ -1,7 +1,4 @@
-"""`shmring top`: rates, ages and the rank for which all wait, as text, JSON and a live view in a terminal.
-
-May know: the command's own file, and those that start ranks.
-"""
+"""`shmring top`: rates, ages and the rank for which all wait, as text, JSON and a live view in a terminal."""
 
 import itertools
 import json

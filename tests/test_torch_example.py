@@ -1,7 +1,4 @@
-"""The example for PyTorch trains the same through gloo, through shmring, and alone.
-
-May know: examples/, pyproject.toml's entry points, torch's launcher.
-"""
+"""The example for PyTorch trains the same through gloo, through shmring, and alone."""
 
 import os
 import re

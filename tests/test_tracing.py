@@ -1,7 +1,4 @@
-"""Comm.trace and SHMRING_TRACE: what is in the file, of whom, and what becomes of it when all goes wrong.
-
-May know: trace_file, and those that start ranks.
-"""
+"""Comm.trace and SHMRING_TRACE: what is in the file, of whom, and what becomes of it when all goes wrong."""
 
 import contextlib
 import json

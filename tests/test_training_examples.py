@@ -1,5 +1,4 @@
-"""Examples of methods that train otherwise than plain data parallel. May know: examples/, command
-framed_socket."""
+"""Examples of methods that train otherwise than plain data parallel."""
 
 import os
 import re

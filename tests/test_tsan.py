@@ -5,8 +5,6 @@ CPython is not instrumented, but its locks are seen, the GIL's too: each time it
 came before with what comes after, and may hide that an order of ours is missing. So everything is run again
 with the interpreter's locks unseen. What the GIL guards is then reported as well, wrongly; what counts is
 only what is reported of modules that run without it.
-
-May know: the checkout; race_ranks.py, which it runs as a program.
 """
 
 import os

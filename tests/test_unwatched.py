@@ -1,5 +1,5 @@
 """Ranks whose lives the kernel does not watch, as under a seccomp profile without set_robust_list: init()
-says so, and deaths are seen all the same. May know: the public API.
+says so, and deaths are seen all the same.
 """
 
 import ctypes

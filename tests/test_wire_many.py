@@ -1,7 +1,4 @@
-"""Sums of many arrays that travel shorter between hosts, and where what is lost of them is kept.
-
-May know: test_across, test_wire_formats; shmring._comm.error_feedback.
-"""
+"""Sums of many arrays that travel shorter between hosts, and where what is lost of them is kept."""
 
 import gc
 

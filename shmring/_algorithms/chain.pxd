@@ -1,4 +1,4 @@
-# Reductions that go from rank to rank. May know: group.
+# Reductions that go from rank to rank.
 
 from .._core.group cimport Call, Group
 

@@ -3,7 +3,7 @@
 # and folded by all it would be moved several times, and in a scan every rank folds what all before it have: work that
 # grows with the square of their number. With a CPU for every rank they do that at the same time, but here they do not.
 # (all_reduce is no faster so: 0.9 to 1.2 of the time with 4 and 8 ranks on 2 CPUs.) It is the pipelined chain of the
-# MPI libraries. May know: group, descriptor, staging, staged. Every function returns at once; what it waits for is in
+# MPI libraries. Every function returns at once; what it waits for is in
 # call.awaited.
 
 from libc.stdint cimport uint32_t, uint64_t

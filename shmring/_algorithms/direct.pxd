@@ -1,5 +1,4 @@
 # The pipelines that the engine may run; each is an enter and a step, chosen by `choose_pipeline`.
-# May know: group.
 
 from .._core.group cimport Call, Group
 

@@ -1,7 +1,7 @@
 # Large all_reduce and reduce as resumable pipelines over shared memory, without the GIL, and the choice of a pipeline
 # for every call. Tiny and small ones, those that move data and zero-copy are in staged, those of many ranks in
-# chain, single copies in fetch, explicit algorithms in ring, halving_doubling and trees. May know: group, descriptor,
-# staging, chain, staged, fetch, halving_doubling, ring, trees. Every function returns at once; what it waits for is
+# chain, single copies in fetch, explicit algorithms in ring, halving_doubling and trees. Every function returns at
+# once; what it waits for is
 # in call.awaited.
 
 from libc.stdint cimport uint32_t, uint64_t

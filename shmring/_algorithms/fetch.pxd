@@ -1,4 +1,4 @@
-# All_reduce of private arrays without staging. May know: group.
+# All_reduce of private arrays without staging.
 
 from .._core.group cimport Call, Group
 

@@ -1,6 +1,6 @@
 # All_reduce of private arrays without staging: each rank reduces its slice of what the others have, which it reads
 # where it lies, through the kernel, and then fetches their slices of the result. As much is read as through slots, but
-# nothing is staged. May know: staged, group, descriptor, staging. Every function returns at once; what it waits for is
+# nothing is staged. Every function returns at once; what it waits for is
 # in call.awaited.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t

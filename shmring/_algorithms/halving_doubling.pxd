@@ -1,4 +1,4 @@
-# Recursive halving and doubling: an explicit algorithm that folds in an order of its own. May know: group.
+# Recursive halving and doubling: an explicit algorithm that folds in an order of its own.
 
 from .._core.group cimport Call, Group
 

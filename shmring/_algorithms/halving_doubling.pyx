@@ -1,7 +1,6 @@
 # Recursive halving (reduce-scatter), then recursive doubling (all-gather), as schedule.h has them. What a rank stages
 # can be read by several, so ranks beyond a power of two cost no step of their own: they stage all they have in the
 # first step, for both halves, and read all results where those of their core come from.
-# May know: group, ring, staging, schedule.
 
 from libc.stdint cimport uint64_t
 

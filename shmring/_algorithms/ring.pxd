@@ -1,5 +1,4 @@
 # Rings, and what else goes in steps that all ranks make: explicit algorithms that fold in an order of their own.
-# May know: group.
 
 from libc.stdint cimport uint64_t
 

@@ -1,6 +1,6 @@
 # Algorithms of the literature that go in steps, as resumable pipelines through the same slots as all others: what is
 # common to them, the ring, and two opposite rings. They fold in an order of their own and round at each hop, so they
-# run only when asked for. May know: group, staging, schedule.
+# run only when asked for.
 
 from libc.stdint cimport uint64_t
 

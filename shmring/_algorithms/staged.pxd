@@ -1,4 +1,4 @@
-# Collectives that take what others staged, as it is or folded, and such as read it where it lies. May know: group.
+# Collectives that take what others staged, as it is or folded, and such as read it where it lies.
 
 from libc.stdint cimport uint32_t, uint64_t
 

@@ -2,7 +2,7 @@
 # need of its x, and takes what is meant for it, by copying (broadcast, scatter, gather, all_gather, all_to_all) or by
 # folding (small all_reduce and reduce, reduce_scatter, scan, exscan). The call line announces the first chunk, so
 # that a message of one chunk has one synchronisation; the tiniest lie in the line itself.
-# May know: group, descriptor, single_copy, staging. Every function returns at once; what it waits for is in
+# Every function returns at once; what it waits for is in
 # call.awaited.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t

@@ -1,4 +1,4 @@
-# Binomial tree and double binary tree: explicit algorithms that fold in an order of their own. May know: group.
+# Binomial tree and double binary tree: explicit algorithms that fold in an order of their own.
 
 from .._core.group cimport Call, Group
 

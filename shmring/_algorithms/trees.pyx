@@ -1,5 +1,5 @@
 # Binomial tree and double binary tree: partial results go up, results down, and every chunk has slots of its own for
-# both. May know: group, ring, staging, schedule.
+# both.
 
 from libc.stdint cimport uint64_t
 

@@ -1,7 +1,7 @@
 """Arrays in memory that every rank of the host maps, so that collectives on them copy nothing.
 
 A *block* is one collective allocation: a part for each rank, in rank order, then a page of which each rank
-owns one byte ("freed"). May know: buffers, errors, segments; it is handed an engine.
+owns one byte ("freed"). It is handed an engine.
 """
 
 from __future__ import annotations

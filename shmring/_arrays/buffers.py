@@ -1,7 +1,7 @@
 """Arrays that refuse the buffer protocol: `__array_interface__` (ml_dtypes) and DLPack (torch, JAX).
 
 The fast way, the buffer protocol, is in _comm/comm.pyx; this is the slow one, and the words for what cannot
-be taken. May know: nothing.
+be taken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Locks in shared memory, for who takes many of them without the GIL. May know: flag.h, engine.
+# Locks in shared memory, for who takes many of them without the GIL.
 
 from .._engine.engine cimport Engine
 

@@ -1,5 +1,5 @@
 # Locks in shared memory, taken by ranks: the death of an owner is noticed by those who wait. Uncontended they are one
-# atomic exchange. May know: flag.h, engine, flight_recorder, group, timeouts, errors, failures, procfs.
+# atomic exchange.
 
 import operator
 import os

@@ -1,7 +1,4 @@
-"""The arguments of one-sided operations, as NumPy means them: which elements of an array, which values.
-
-May know: state, striped_locks.
-"""
+"""The arguments of one-sided operations, as NumPy means them: which elements of an array, which values."""
 
 from __future__ import annotations
 

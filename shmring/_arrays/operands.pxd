@@ -1,4 +1,4 @@
-# One array of a call as the engine sees it. May know: group.
+# One array of a call as the engine sees it.
 
 from .._core.group cimport MOVED, Call, Items
 

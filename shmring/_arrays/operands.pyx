@@ -1,5 +1,4 @@
 # From an array of any make to its memory: the fields of a NumPy array, the buffer protocol, and the slower ways.
-# May know: group, state, buffers.
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.buffer cimport (

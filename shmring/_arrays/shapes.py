@@ -1,7 +1,4 @@
-"""Shapes of what the collectives that split and join return, on dimension 0; and other small arguments.
-
-May know: nothing.
-"""
+"""Shapes of what the collectives that split and join return, on dimension 0; and other small arguments."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One array that all ranks see: the array, in NumPy's clothes, with its fence, locks and one-sided access.
 
-May know: locks, striped_locks, errors, onesided; it is handed a communicator, its engine, and memory.
+It is handed a communicator, its engine, and memory.
 """
 
 from __future__ import annotations

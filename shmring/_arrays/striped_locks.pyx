@@ -1,6 +1,5 @@
 # One-sided access to an array that all ranks see: its blocks are read, written and combined under striped locks, which
 # whoever wants an element takes for a block at a time; nobody else takes part.
-# May know: engine, group, locks, timeouts.
 
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy

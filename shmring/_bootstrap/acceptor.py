@@ -1,7 +1,7 @@
 """The side that listens while ranks meet: who comes, who proves to be a rank, who is turned away and why.
 
 Strangers cost one descriptor and less than 1 KiB each, a limited number of them for a limited time; they
-are counted, and logged once a kind. May know: errors, handshake, limits, framed_socket, world.
+are counted, and logged once a kind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The side that comes while ranks meet: reach the rank that listens, prove to each other who is who.
-
-May know: errors, handshake, framed_socket, world.
-"""
+"""The side that comes while ranks meet: reach the rank that listens, prove to each other who is who."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The star over TCP: rank 0's line to every other rank, on which all agree while a world begins.
 
 Whatever goes wrong on one rank is told to rank 0, which tells all: every rank raises the same error, soon.
-May know: errors, handshake, framed_socket.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Which launcher started this process, as what rank of what job.
 
 Reads the variables of torchrun, Open MPI, MPICH and Intel MPI, and Slurm; those of shmrun are settings.
-May know: settings.
 """
 
 from __future__ import annotations

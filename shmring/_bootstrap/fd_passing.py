@@ -1,6 +1,6 @@
 """The star between the ranks of a world once they have met: rank 0's line to every other rank.
 
-Descriptors travel over it, and why there will be none. May know: errors, limits, handshake.
+Descriptors travel over it, and why there will be none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Connections that carry frames whole: packets on a Unix socket, a length before each frame on TCP.
 
-Owns how many bytes are read before anything is known of who sends them. May know: handshake.
+Owns how many bytes are read before anything is known of who sends them.
 """
 
 from __future__ import annotations

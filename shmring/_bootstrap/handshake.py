@@ -1,7 +1,7 @@
 """What two ranks say to each other before and after they trust each other: frames, proofs, errors.
 
 Pure functions over bytes; sockets live in lines and links. Every frame is a packet of fixed layout,
-at most 256 bytes until both sides have proven that they hold the world's key. May know: errors.
+at most 256 bytes until both sides have proven that they hold the world's key.
 """
 
 from __future__ import annotations

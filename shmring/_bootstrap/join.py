@@ -1,7 +1,6 @@
 """How the ranks of a world find each other, learn to trust each other, and learn who shares a host with whom.
 
-On one host they meet on a Unix socket; a world with an address first comes to rank 0 over TCP. May know:
-errors, environment, framed_socket, fd_passing, mesh, local, node_map, tcp, settings, coordinator, world.
+On one host they meet on a Unix socket; a world with an address first comes to rank 0 over TCP.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The meeting of the ranks of one host, on an abstract Unix socket: nothing is left in the file system.
 
 The lowest of them listens. A connection must be of the same user (SO_PEERCRED) and hold the world's key.
-May know: acceptor, errors, connector, handshake, limits, framed_socket, fd_passing, world.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The connections between ranks of different nodes: two for every pair, one for data and one for mail.
 
 The higher rank connects to the lower one's listener. A rank first makes all its connections to lower ranks,
-then accepts those of higher ones: rank 0 only accepts, so nobody waits in a circle. May know: acceptor,
-errors, connector, handshake, limits, framed_socket, tcp, world.
+then accepts those of higher ones: rank 0 only accepts, so nobody waits in a circle.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which ranks share a host, where each listens for the others, and what they tell each other of it.
 
-A node is what can share memory: ranks of one kernel, namespaces and user. May know: handshake.
+A node is what can share memory: ranks of one kernel, namespaces and user.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How the ranks of several hosts find each other: all come to rank 0 over TCP, which tells who is where.
 
 Nothing but the world's tag is public, and nothing is believed before both sides have proven that they
-hold the world's key. May know: acceptor, errors, connector, handshake, limits, framed_socket, node_map,
-settings, coordinator, world.
+hold the world's key.
 """
 
 from __future__ import annotations

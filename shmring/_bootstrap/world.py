@@ -1,7 +1,4 @@
-"""Worlds: what ranks are invited to, the address at which several hosts meet, one rank's attempt to join.
-
-May know: errors, handshake, framed_socket, settings.
-"""
+"""Worlds: what ranks are invited to, the address at which several hosts meet, one rank's attempt to join."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How a coroutine waits for a Work: through a descriptor that the event loop watches, without a thread.
 
-May know: nothing; it is handed a Work.
+It is handed a Work.
 """
 
 from __future__ import annotations

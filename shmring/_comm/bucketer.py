@@ -1,6 +1,6 @@
 """Gradients that arrive one by one, last layers first, reduced bucket by bucket.
 
-A user of the public API: what it is handed is a communicator. May know: the standard library.
+A user of the public API: what it is handed is a communicator.
 """
 
 from __future__ import annotations

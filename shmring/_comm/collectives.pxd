@@ -1,4 +1,3 @@
-# May know: engine, group, operands, work.
 
 from libc.stdint cimport uint16_t, uint64_t
 

@@ -1,7 +1,5 @@
 # The collectives, from Python's arguments to the pointers of a call. The steps are always the same: make room for the
 # result, take the arrays, describe the call, let the engine drive it.
-# May know: data_movement, engine, group, allreduce, context, operands, state, timeouts, errors, error_feedback, shapes,
-# work.
 
 import inspect
 import operator

@@ -1,4 +1,3 @@
-# May know: point_to_point.
 
 from .point_to_point cimport Messages
 

@@ -1,7 +1,5 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
 # collectives, uneven, fusion and messages.
-# May know: engine, group, operands, timeouts, allocator, collectives, errors, failures, error_feedback, groups,
-# segments, point_to_point, objects, shared_array, shrink, trace_file.
 
 import atexit
 import math

@@ -1,4 +1,3 @@
-# May know: matching, operands, fused.
 
 from libc.stdint cimport uint64_t
 

@@ -1,7 +1,5 @@
 # Carrying point-to-point messages on, by one thread at a time: opening ways, moving what is posted, waiting for it, and
 # what ends that otherwise. What is a message, and what comes of it, is messages' affair.
-# May know: delivery, engine, flight_recorder, group, context, matching, operands, channel, progress, ring_ends, state,
-# status, trace, errors, failures, fused, procfs.
 
 import os
 

@@ -1,7 +1,7 @@
 """What rounding on the wire has lost of an array, kept to be sent with what it holds the next time.
 
 Belongs to the array's memory and lives no longer than it: what another array later has at that place starts
-from nothing. May know: nothing.
+from nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# May know: group, vector.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 

@@ -1,7 +1,6 @@
 # Tensor fusion: many small arrays are reduced as one, with one synchronisation for the bunch. They are packed into a
 # private buffer that is kept from call to call, unless they lie one after the other already: then they are reduced in
 # place, zero-copy if that place is shared. Elements are folded one by one, so fusing changes no bits.
-# May know: engine, group, operands, direct, progress, state, timeouts, collectives, vector, work.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, qsort

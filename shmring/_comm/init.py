@@ -1,7 +1,4 @@
-"""From a world to a communicator: meet, and begin.
-
-May know: join, startup, comm, errors, limits, settings.
-"""
+"""From a world to a communicator: meet, and begin."""
 
 from __future__ import annotations
 

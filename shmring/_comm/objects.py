@@ -3,7 +3,7 @@ object full of arrays travels at the speed of arrays.
 
 A *frame* is an object as bytes: how many parts and how long each, then the parts, each on a cache line: the
 pickle first, after it the buffers that it left out. Ranks have proven who they are when they met, and trust
-each other's pickles. It is handed a communicator, and may know: uneven (types only).
+each other's pickles. It is handed a communicator.
 """
 
 from __future__ import annotations

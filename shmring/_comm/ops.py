@@ -1,4 +1,4 @@
-"""The reductions by name. May know: nothing."""
+"""The reductions by name."""
 
 import enum
 

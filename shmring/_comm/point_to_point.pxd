@@ -1,4 +1,3 @@
-# May know: matching, operands, endpoint.
 
 from libc.stdint cimport uint64_t
 

@@ -1,5 +1,4 @@
 # Point-to-point: from Python's arguments to posted messages, and from their ends to results.
-# May know: group, matching, operands, status, timeouts, endpoint, errors, objects.
 
 import operator
 import time

@@ -2,7 +2,7 @@
 
 Each rank adds its part by itself when it stops, by a new file in place of the old one: it is whole JSON at
 any time, also after a rank has died. The format is the JSON object format of Chrome's trace events, in which
-a rank is a process. May know: trace_buffer, describe; it is handed an engine.
+a rank is a process. It is handed an engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# May know: group, operands, collectives, work.
 
 from libc.stdint cimport uint32_t, uint64_t
 

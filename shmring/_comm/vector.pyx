@@ -1,8 +1,6 @@
 # Collectives whose pieces differ in length. First a call of the engine in which everyone says how many rows it gives
 # to whom, and where they lie or, of a few bytes, what they are; then, unless that was all, a second one in which they
 # move, by the pipeline of the even ones with a length and a place for every piece.
-# May know: engine, staged, group, operands, direct, progress, timeouts, collectives,
-# shapes, work.
 
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t

@@ -1,4 +1,3 @@
-# May know: engine, operands, progress.
 
 from .._arrays.operands cimport Operand
 from .._engine.engine cimport Engine

@@ -1,5 +1,4 @@
 # Work: a collective that runs in the background, as its caller sees it.
-# May know: engine, group, operands, progress, timeouts, awaitable, errors, limits.
 
 import os
 

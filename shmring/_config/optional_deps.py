@@ -1,4 +1,4 @@
-"""Packages that only some need, imported when they are used. May know: nothing."""
+"""Packages that only some need, imported when they are used."""
 
 from __future__ import annotations
 

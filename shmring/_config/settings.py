@@ -1,7 +1,7 @@
 """The settings that come from the environment: the one place that reads SHMRING_* variables.
 
 Each is checked here, so that a typing mistake is an error that names the variable, not a slow or a
-hanging job. May know: the standard library.
+hanging job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sizes at which one way of doing it overtakes another, and how long to wait in which way.
 
 Every figure names where it was measured. On this machine `python -m shmring.tools.tune` measures most of them
-again; rank 0's table of that, if there is one, holds for all ranks. May know: tuning_table, settings.
+again; rank 0's table of that, if there is one, holds for all ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The table of sizes that `python -m shmring.tools.tune` measured on this machine: where it is kept, what it
 may say, and whether it is this machine's.
 
-A table is never trusted: it is a small JSON file of numbers within limits, or it is not used. May know:
-nothing.
+A table is never trusted: it is a small JSON file of numbers within limits, or it is not used.
 """
 
 from __future__ import annotations

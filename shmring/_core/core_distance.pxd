@@ -1,4 +1,4 @@
-# The measurement of distance, as a collective of its own or as a part of another one. May know: group.
+# The measurement of distance, as a collective of its own or as a part of another one.
 
 from .group cimport Call, Group
 

@@ -1,5 +1,5 @@
 # How far the ranks' cores are from each other: rank 0 and each other rank in turn flip a line, the slowest pair
-# counts. May know: group.
+# counts.
 
 from libc.stdint cimport uint64_t
 

@@ -1,5 +1,4 @@
 # What the call lines say in all but tiny calls: where the data lie, and rank 0's words on the distance.
-# May know: group, core_distance, single_copy.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 

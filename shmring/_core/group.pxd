@@ -1,6 +1,6 @@
 # What every pipeline stands on: one communicator's state (Group), one collective in progress (Call), and the steps
 # that all of them share: what they wait for, and the call line. Who knows it knows the C rooms as well.
-# May know: kernels, segment. Nothing here touches a Python object.
+# Nothing here touches a Python object.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t

@@ -1,5 +1,5 @@
 # The reduction, copy and conversion loops of src/kernels.h as Cython sees them, and the way to find them: one
-# extension links them for all (they are 1.3 MB of code). May know: kernels.h.
+# extension links them for all (they are 1.3 MB of code).
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t

@@ -1,4 +1,4 @@
-# Who does what in which step of the explicit algorithms, as schedule.h has it. May know: schedule.h.
+# Who does what in which step of the explicit algorithms, as schedule.h has it.
 
 
 cdef extern from "schedule.h" nogil:

@@ -1,5 +1,4 @@
 # The C rooms as Cython sees them: the shared segment, its flags, what is to fail in a test, slices, single copies.
-# May know: kernels, src.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t

@@ -1,5 +1,4 @@
 # The segment and the schedules as Python sees them: sizes, first values, who sends what in which step.
-# May know: group, schedule (src).
 
 from libc.stdint cimport uint64_t, uintptr_t
 

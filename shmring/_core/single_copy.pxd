@@ -1,4 +1,4 @@
-# When private memory is read by others through the kernel: one copy where staging makes two. May know: group.
+# When private memory is read by others through the kernel: one copy where staging makes two.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t, uintptr_t

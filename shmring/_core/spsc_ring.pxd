@@ -1,4 +1,4 @@
-# The ring as Cython sees it, and the two ends of one that lives alone. May know: group, src.
+# The ring as Cython sees it, and the two ends of one that lives alone.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,4 +1,4 @@
-# Timeouts, from what Python gives to nanoseconds. May know: group.
+# Timeouts, from what Python gives to nanoseconds.
 
 from libc.stdint cimport uint64_t
 

@@ -1,5 +1,5 @@
 # What a rank does and when, while it is traced: slices of time, noted by who steps its calls. Pipelines know nothing of
-# it: what a step has done is seen in the call afterwards. May know: group.
+# it: what a step has done is seen in the call afterwards.
 
 from libc.stdint cimport uint8_t, uint64_t
 

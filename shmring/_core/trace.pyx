@@ -1,5 +1,5 @@
 # Slices of time from the outside of a step: what it has moved on says what it did, and being blocked before it is the
-# wait. Two looks at the clock a step. May know: group.
+# wait. Two looks at the clock a step.
 
 from libc.string cimport memset
 

@@ -1,6 +1,6 @@
 """The flight recorder in words: what a rank called, where it is, for whom it waits, for a person to read.
 
-May know: cpulist; it is handed what reads a segment.
+It is handed what reads a segment.
 """
 
 from __future__ import annotations

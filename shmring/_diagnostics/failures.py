@@ -1,6 +1,6 @@
 """From the abort word and the flight records to the exception that every rank raises.
 
-May know: errors, describe, procfs; it is handed an engine.
+It is handed an engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# What a rank tells of itself while it waits, and what is read of that. May know: group, src.
+# What a rank tells of itself while it waits, and what is read of that.
 
 from libc.stdint cimport uint32_t, uint64_t
 

@@ -1,6 +1,5 @@
 # What a segment says of its ranks, for errors here and for who reads it from outside: their calls, what they wait for,
 # whether they live, why they gave up, their stacks. Nothing that is read is believed before it was checked.
-# May know: group, kernels, src.
 
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t

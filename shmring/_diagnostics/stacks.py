@@ -1,7 +1,7 @@
 """Python stacks: of this process as text, and asking other ranks for theirs.
 
-A rank is asked by waking its parked thread, which writes them down (liveness_thread). May know: procfs; it is
-handed what reads a segment.
+A rank is asked by waking its parked thread, which writes them down (liveness_thread). It is handed what reads
+a segment.
 """
 
 from __future__ import annotations

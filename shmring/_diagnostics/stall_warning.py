@@ -1,6 +1,6 @@
 """What is logged of a wait that takes long: who is late, what it did last, what it does now.
 
-May know: failures, describe, procfs, stacks; it is handed an engine.
+It is handed an engine.
 """
 
 from __future__ import annotations

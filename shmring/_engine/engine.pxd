@@ -1,4 +1,4 @@
-# The engine of one communicator on one rank. May know: group, liveness_thread, progress, stalls, state.
+# The engine of one communicator on one rank.
 
 from libc.stdint cimport uint64_t
 

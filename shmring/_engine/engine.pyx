@@ -1,6 +1,5 @@
 # The engine of one communicator on one rank: runs calls to their end, at once or in the background, and says what went
-# wrong. May know: data_movement, flight_recorder, group, core_distance, context, liveness_thread, parting, direct,
-# progress, stalls, state, timeouts, trace, wait; failures and liveness once something is wrong. Opens and allocates
+# wrong. Opens and allocates
 # nothing shared.
 
 import os

@@ -1,5 +1,5 @@
 # The thread by which others know that a rank lives: it holds a robust futex for life, parked. Woken by whoever asks, it
-# writes down the Python stacks of its process. May know: flag.h, flight_recorder, group, limits, stacks.
+# writes down the Python stacks of its process.
 
 import threading
 

@@ -1,4 +1,3 @@
-# May know: group, state.
 
 from .._core.group cimport Call
 from .state cimport State

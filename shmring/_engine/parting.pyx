@@ -1,5 +1,5 @@
 # What ranks of other hosts have said that they call, beside what this one calls: for the words of a mismatch, and of a
-# rank that is late. May know: group, context, state.
+# rank that is late.
 
 from libc.stdint cimport int64_t, uint64_t
 

@@ -1,4 +1,4 @@
-# Which of the calls with a priority runs next. May know: group, queue.
+# Which of the calls with a priority runs next.
 
 from .queue cimport Queue, Task
 

@@ -1,6 +1,6 @@
 # Which of the calls with a priority runs next, of those that every rank has issued: all have to pick the same. And
 # large ones in parts, so that an urgent one waits for a part at most (Peng et al. 2019, ByteScheduler; Jayarajan et al.
-# 2019, P3). May know: data_movement, flight_recorder, group, context, queue, trace.
+# 2019, P3).
 #
 # A queue holds calls as they were issued, and the oldest runs. Calls with a priority that follow each other are a
 # *stretch*; one without is its end:

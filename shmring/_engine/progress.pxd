@@ -1,4 +1,4 @@
-# Calls that were issued to be run in the background, in order, and who steps them. May know: group, queue.
+# Calls that were issued to be run in the background, in order, and who steps them.
 
 from libc.stdint cimport uint64_t
 

@@ -1,6 +1,5 @@
 # Calls that were issued to be run in the background: each communicator's queue, in order, and the one thread of this
 # process that steps whatever nobody waits for, without the GIL.
-# May know: flight_recorder, group, context, channel, priorities, queue, trace, wait, limits.
 
 import functools
 import os

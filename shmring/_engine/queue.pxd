@@ -1,4 +1,4 @@
-# Calls that were issued to be run in the background: one of them, and those of one communicator. May know: group.
+# Calls that were issued to be run in the background: one of them, and those of one communicator.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t

@@ -1,4 +1,3 @@
-# May know: nothing.
 
 from libc.stdint cimport uint64_t
 

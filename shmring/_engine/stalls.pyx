@@ -1,5 +1,4 @@
 # When a rank that waits long speaks of it: never soon, then at doubling times.
-# May know: flight_recorder, group, state, stall_warning.
 
 import contextlib
 

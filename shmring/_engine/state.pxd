@@ -1,4 +1,3 @@
-# May know: flight_recorder, group.
 
 from libc.stdint cimport uint32_t, uint64_t
 

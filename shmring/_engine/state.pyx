@@ -1,5 +1,4 @@
 # One communicator's state on one rank, and the tables that Python reads: what is there, before anything is called.
-# May know: flight_recorder, group (src), kernels, context, staging.
 
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t

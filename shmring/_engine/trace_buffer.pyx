@@ -1,5 +1,4 @@
 # What one communicator does on this rank from a moment on, kept in memory until somebody writes it down.
-# May know: engine, flight_recorder, group, progress, state, trace.
 
 cimport cython
 from libc.stdint cimport uint64_t

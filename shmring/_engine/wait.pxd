@@ -1,4 +1,4 @@
-# Running a call to its end, and what may end a wait otherwise. May know: group.
+# Running a call to its end, and what may end a wait otherwise.
 
 from libc.stdint cimport uint64_t
 

@@ -1,5 +1,4 @@
 # Running a call to its end: pauses, then yields, then sleep, with a look at whatever may end the wait otherwise.
-# May know: flight_recorder, group, context, channel, schedule, trace.
 
 from libc.stdint cimport int64_t, uint64_t
 

@@ -1,4 +1,3 @@
-# May know: group, context.
 
 from libc.stddef cimport size_t
 

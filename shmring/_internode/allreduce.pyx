@@ -3,7 +3,7 @@
 # hosts; then each host hands the result to its ranks. Everybody takes part in the middle step: a local rank owns a
 # slice and has connections of its own to those that own it elsewhere. (Hierarchical all-reduce, as in Horovod and
 # NCCL; the exchange is a direct reduce-scatter and all-gather: 2(H-1)/H of a slice over the wire, for H hosts.)
-# May know: group, context, local_step, partials. Every function returns at once; what it waits for is in call.awaited.
+# Every function returns at once; what it waits for is in call.awaited.
 
 from libc.stddef cimport size_t
 

@@ -1,5 +1,5 @@
 # Small all_reduce and reduce of ranks of several hosts, and barrier: one rank of each host exchanges all of it with
-# those of all other hosts, which is one hop. May know: group, context, local_step, partials. Every function returns at
+# those of all other hosts, which is one hop. Every function returns at
 # once; what it waits for is in call.awaited.
 
 from .._core.group cimport *

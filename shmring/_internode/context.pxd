@@ -1,5 +1,5 @@
 # The leg: what a rank of one host has to do with ranks of others. Where everybody is, the connections, and moving what
-# was posted on them. May know: wire.h, group, channel.
+# was posted on them.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,5 +1,5 @@
 # The leg: posting messages to ranks of other hosts, and moving them; what hosts confirm to each other.
-# May know: group, channels, channel. Every function returns at once.
+# Every function returns at once.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc

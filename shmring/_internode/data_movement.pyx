@@ -1,7 +1,7 @@
 # The collectives of ranks of several hosts that move pieces from rank to rank, and the choice of a pipeline for every
 # call of several hosts. A piece crosses the wire once for each host that wants it, straight from the array where it is
 # given into one where it is taken; local ranks get it from there. Long pieces go in parts, so that one is on the wire
-# while another is handed out. May know: group, allreduce, allreduce_small, context, local_step, direct, reduce_scatter.
+# while another is handed out.
 # Every function returns at once; what it waits for is in call.awaited.
 
 from libc.stddef cimport size_t

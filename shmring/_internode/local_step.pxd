@@ -1,5 +1,4 @@
 # The steps that a call of ranks of several hosts takes within this one: each is a call of the local ranks.
-# May know: group, context.
 
 from libc.stddef cimport size_t
 

@@ -1,5 +1,5 @@
 # Local steps: a call of ranks of several hosts is made of calls of the ranks of each, which take whatever path is best
-# among them, and of messages between hosts. May know: group, context, direct, trace.
+# among them, and of messages between hosts.
 
 from libc.stdint cimport uint64_t
 from libc.string cimport memset

@@ -1,4 +1,3 @@
-# May know: group, context.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t

@@ -1,7 +1,7 @@
 # Partial results: what the ranks of a host have made of their values, on the way to those of other hosts. Sums of 16-
 # and 8-bit floats are float32 until all hosts' are added, so that they are rounded once; on the wire float32 may be
 # written shorter, and what that loses is added to what the next call sends. (Error feedback: F. Seide et al., "1-bit
-# stochastic gradient descent", 2014.) May know: group, context, local_step.
+# stochastic gradient descent", 2014.)
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t

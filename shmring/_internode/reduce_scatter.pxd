@@ -1,4 +1,3 @@
-# May know: group.
 
 from .._core.group cimport Call, Group
 

@@ -1,5 +1,5 @@
 # reduce_scatter of ranks of several hosts: every piece is reduced on each host by one of its ranks, and folded by the
-# rank that gets it. May know: group, context, local_step, partials. Every function returns at once; what it waits for
+# rank that gets it. Every function returns at once; what it waits for
 # is in call.awaited.
 
 from libc.stddef cimport size_t

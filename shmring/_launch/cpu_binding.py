@@ -1,7 +1,4 @@
-"""What the ranks of shmrun run on: their CPUs with --bind, and how many threads libraries start in each.
-
-May know: limits, cpu_topology, cpulist, options.
-"""
+"""What the ranks of shmrun run on: their CPUs with --bind, and how many threads libraries start in each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Identical lines that several ranks print within a moment, shown once with all of these in front: 0-3|.
 
-The lines of each rank stay in their order, and none waits longer than HOLD_S. May know: output_mux.
+The lines of each rank stay in their order, and none waits longer than HOLD_S.
 """
 
 from __future__ import annotations

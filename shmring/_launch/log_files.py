@@ -1,6 +1,6 @@
 """A run's files in a directory, one for each rank's stdout and stderr: rank-0.out, rank-0.err and so on.
 
-They hold what the ranks wrote, byte by byte, and an earlier run's are left alone. May know: nothing.
+They hold what the ranks wrote, byte by byte, and an earlier run's are left alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The command line of shmrun: what may be asked for, and one line for what may not.
-
-May know: join, limits, cpu_topology, cpulist, settings.
-"""
+"""The command line of shmrun: what may be asked for, and one line for what may not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The output of several ranks on one terminal or in one log: whole lines, each with its rank in front.
 
 The unfinished line of one rank (a progress bar, a prompt) is shown while it grows, and is drawn again below
-the lines that others print meanwhile. May know: log_files, cpulist.
+the lines that others print meanwhile.
 """
 
 from __future__ import annotations

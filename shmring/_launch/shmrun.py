@@ -1,8 +1,7 @@
 """`shmrun -n 4 script.py`: start the ranks of a script on this host, pass on their output, end together.
 
 The first rank that fails takes the others with it and is the one that is reported. Over several hosts each
-runs its own shmrun. May know: join, dedupe, traceback_tail, limits, log_files, processes, output_mux,
-cpu_binding, options, settings.
+runs its own shmrun.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`spawn`: start ranks from Python, hand each a communicator, collect what they return or why they failed.
 
 The rank's side is `_run_rank`, the launcher's `_Launch`. Nobody outlives the launcher, and nothing
-outlives `spawn`. May know: join, errors, limits, processes, the public API.
+outlives `spawn`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a rank said last: the traceback that it ended with, and whether that tells of another rank's failure.
 
-It is read off stderr as Python writes it, so that scripts need no decorator. May know: nothing.
+It is read off stderr as Python writes it, so that scripts need no decorator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Groups of a communicator's ranks: who belongs to which, and the beginning of each.
 
-May know: startup, join, errors, limits; it is handed an engine, links, and what crosses to others.
+It is handed an engine, links, and what crosses to others.
 """
 
 from __future__ import annotations

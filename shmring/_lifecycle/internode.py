@@ -1,7 +1,6 @@
 """What a communicator of several hosts has beside its segment: the connections to ranks of other hosts.
 
-May know: context, channels, notifications, limits, framed_socket, tcp, settings, world; it is handed an
-engine and what the meeting left.
+It is handed an engine and what the meeting left.
 """
 
 from __future__ import annotations

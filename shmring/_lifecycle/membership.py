@@ -7,7 +7,7 @@ and once all are, that it is *done*. Whoever hears that is done, too: all had be
 moved on to a smaller view meanwhile turns back, as a rank that is done never says the smaller one. So no
 death divides those that are left. After D. Skeen, "Nonblocking commit protocols", SIGMOD 1981.
 
-May know: errors; it is handed what views are said and heard through.
+It is handed what views are said and heard through.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From a communicator that is over to a new one of the ranks that are left.
 
-May know: startup, join, errors, membership, world; it is handed a communicator's parts.
+It is handed a communicator's parts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""From links to an engine: the ranks share a segment, start over it, and know that all have.
-
-May know: segment_format, engine, join, internode, errors, limits, fd_passing, procfs, segments, node_map,
-settings, thresholds.
-"""
+"""From links to an engine: the ranks share a segment, start over it, and know that all have."""
 
 from __future__ import annotations
 

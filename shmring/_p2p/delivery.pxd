@@ -1,4 +1,3 @@
-# May know: group, matching, progress.
 
 from libc.stdint cimport uint64_t
 

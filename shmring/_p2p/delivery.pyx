@@ -1,7 +1,7 @@
 # Waiting until a message is complete: pauses, yields, then sleep on the rank's one bell for messages, or for news from
 # other hosts; meanwhile all that is posted is carried on. And what the thread in the background does where nobody
 # waits.
-# May know: flight_recorder, group, context, matching, channel, progress, ring_ends, wait. Nothing here touches a Python
+# Nothing here touches a Python
 # object.
 
 from libc.stdint cimport uint64_t

@@ -1,5 +1,5 @@
 # Point-to-point messages of one communicator on one rank, as structures. Ranks are those of the
-# world; `lane` says which of the host's own a rank is. May know: group, context, channel, progress, ring_ends.
+# world; `lane` says which of the host's own a rank is.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,6 +1,6 @@
 # Moving point-to-point messages: step_mail carries on everything that is posted, as far as it goes, and returns at
 # once. Order between a pair of ranks is that of their ring; a message that nobody waits for, before one that somebody
-# does, is put aside into private memory. May know: group, channel, ring_ends, src. Nothing here touches a Python
+# does, is put aside into private memory. Nothing here touches a Python
 # object.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,7 +1,7 @@
 """Ring: a fast queue of bytes and arrays between two processes, used alone or beside a communicator.
 
 Owns its memory, its way to another process, what a dtype is called on the way, and noticing that the other
-process is gone. May know: ring_ends, errors, limits, procfs, segments, settings.
+process is gone.
 """
 
 from __future__ import annotations

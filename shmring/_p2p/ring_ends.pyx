@@ -1,5 +1,5 @@
 # The two ends of a ring that lives alone: items in at the one, out at the other, and the waiting for room and items.
-# May know: group, kernels, timeouts, errors, src. Making the memory, pickling, and what a dtype is called are the
+# Making the memory, pickling, and what a dtype is called are the
 # ring module's.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize

@@ -1,5 +1,5 @@
 # What is said of a message: what its items are, in 56 bits that both ends compare; the Status that a receiver gets; the
-# words of its errors. May know: group, kernels, matching, operands, state, errors.
+# words of its errors.
 
 import operator
 

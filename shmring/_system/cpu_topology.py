@@ -1,7 +1,7 @@
 """Which CPUs each rank is bound to (`shmrun --bind`), worked out over what the CPUs share.
 
 Pure but for `read`, which asks /sys. Ranks that follow each other become neighbours: on one NUMA node, there
-under one cache. May know: cpulist.
+under one cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sets of small numbers as people and the kernel write them: 0,2-3. May know: nothing."""
+"""Sets of small numbers as people and the kernel write them: 0,2-3."""
 
 from __future__ import annotations
 

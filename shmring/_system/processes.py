@@ -1,7 +1,4 @@
-"""Ties between a launcher and its ranks: die together, and say how a process ended.
-
-May know: nothing.
-"""
+"""Ties between a launcher and its ranks: die together, and say how a process ended."""
 
 from __future__ import annotations
 

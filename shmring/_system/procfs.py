@@ -1,7 +1,4 @@
-"""What the kernel says of a process: whether it is still the one that joined, and how it ended.
-
-May know: nothing.
-"""
+"""What the kernel says of a process: whether it is still the one that joined, and how it ended."""
 
 from __future__ import annotations
 

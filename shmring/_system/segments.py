@@ -1,7 +1,7 @@
 """Shared memory without names: making segments, allocating their pages, mapping them.
 
 Owns every system call on segments; C and nogil code is handed the addresses. No segment has a name
-in the file system, so nothing can be left behind. May know: errors, limits.
+in the file system, so nothing can be left behind.
 """
 
 from __future__ import annotations

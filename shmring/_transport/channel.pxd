@@ -1,4 +1,4 @@
-# Mail between ranks of different hosts as Cython sees it. May know: group, ring_ends, src.
+# Mail between ranks of different hosts as Cython sees it.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t

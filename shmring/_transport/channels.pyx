@@ -1,5 +1,5 @@
 # A rank's mail to ranks of other hosts as Python sees it: the memory that it is made of, and the words that are said
-# and heard. May know: group, channel, ring_ends.
+# and heard.
 
 import contextlib
 import os

@@ -2,7 +2,7 @@
 leave.
 
 It goes by mail, which nothing stops up: when a connection for data ends, what was told before by mail says
-why. May know: errors, channels.
+why.
 """
 
 from __future__ import annotations

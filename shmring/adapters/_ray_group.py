@@ -1,6 +1,6 @@
 """shmring as a collective group of `ray.util.collective`: what register_backend registers.
 
-Loaded only by it, as the class derives from one of Ray's. May know: _tasks, the public API, ray.
+Loaded only by it, as the class derives from one of Ray's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ranks as tasks of somebody else's scheduler: the task, where its ranks can meet, what came of all.
 
 The function travels as bytes and is unpickled only when all ranks have met, so that one that cannot be
-loaded ends the world at once and nobody waits for it. May know: the public API.
+loaded ends the world at once and nobody waits for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Dask's workers as the ranks of a world: `run(client, fn)` calls fn(comm) on all of them at once.
-
-May know: optional_deps, _tasks, the public API; distributed when it is used.
-"""
+"""Dask's workers as the ranks of a world: `run(client, fn)` calls fn(comm) on all of them at once."""
 
 from __future__ import annotations
 

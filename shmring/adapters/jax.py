@@ -4,8 +4,6 @@ They are ordered callbacks (`jax.experimental.io_callback`): XLA runs independen
 at once, and ranks that call collectives in different orders are an error; ordered effects keep the program's
 order. JAX copies arguments before it calls, and results, from arrays that the call keeps for its next time.
 A handler of XLA's FFI would save these copies, but has no such order, and needs C++.
-
-May know: optional_deps, the public API; jax when it is used.
 """
 
 from __future__ import annotations

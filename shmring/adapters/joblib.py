@@ -1,5 +1,4 @@
-"""joblib's workers as the ranks of a world. May know: optional_deps, _tasks, the public API; joblib when
-used."""
+"""joblib's workers as the ranks of a world."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 A call is a `tf.numpy_function`, which TensorFlow runs in the program's order, as it has side effects. XLA
 does not compile it: leave `jit_compile` as it is on CPUs, off.
-
-May know: optional_deps, the public API; keras and tensorflow when they are used.
 """
 
 from __future__ import annotations

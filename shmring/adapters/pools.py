@@ -1,7 +1,4 @@
-"""The processes of a pool as the ranks of a world: concurrent.futures, loky, and whatever is like them.
-
-May know: _tasks, the public API.
-"""
+"""The processes of a pool as the ranks of a world: concurrent.futures, loky, and whatever is like them."""
 
 from __future__ import annotations
 

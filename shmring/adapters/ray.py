@@ -1,7 +1,4 @@
-"""Ray's actors as the ranks of a world, and shmring as a backend of `ray.util.collective`.
-
-May know: optional_deps, _tasks, _ray_group, the public API; ray when it is used.
-"""
+"""Ray's actors as the ranks of a world, and shmring as a backend of `ray.util.collective`."""
 
 from __future__ import annotations
 

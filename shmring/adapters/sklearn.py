@@ -1,7 +1,7 @@
 """scikit-learn's estimators that learn by `partial_fit`, on the data of all ranks: weights are averaged.
 
 Iterative parameter mixing (McDonald, Hall and Mann 2010): each rank fits some batches of its own, then all go
-on from the mean. May know: optional_deps, the public API; sklearn when it is used.
+on from the mean.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Nothing has to be imported for it: torch finds the backend by itself where shmring is installed, and
 `shmring.adapters.torch.register_backend()` tells it where shmring is only on the path. Needs torch 2.13 or
 newer: pip install 'shmring[torch]'.
-
-May know: optional_deps, _tasks, buckets, compressed, group, the public API, torch.
 """
 
 from __future__ import annotations

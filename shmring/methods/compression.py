@@ -1,7 +1,6 @@
 """Sums and averages of gradients that travel shorter than they are, and what that loses sent the next time.
 
 Owns the formats and their feedback; a user of the public API: what it is handed is a communicator.
-May know: error_feedback, flat, the public API.
 """
 
 from __future__ import annotations

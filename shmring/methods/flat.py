@@ -1,7 +1,7 @@
 """Arrays of several shapes as views of one flat array: what is reduced or updated is then one array; and what
 methods ask of their arguments.
 
-A user of the public API: what it is handed is a communicator. May know: the public API.
+A user of the public API: what it is handed is a communicator.
 """
 
 from __future__ import annotations

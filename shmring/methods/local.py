@@ -1,6 +1,6 @@
 """Fewer synchronisations: gradients of several micro-batches summed before they are reduced, and local SGD.
 
-A user of the public API: what it is handed is a communicator. May know: flat.
+A user of the public API: what it is handed is a communicator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pipeline parallelism with two versions of the weights: each rank has some of a model's layers, a stage.
 
 PipeDream-2BW (Narayanan et al. 2021) with its schedule of one forward pass and one backward pass in turn. A
-user of the public API: what it is handed is a communicator. May know: flat, rules.
+user of the public API: what it is handed is a communicator.
 """
 
 from __future__ import annotations

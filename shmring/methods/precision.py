@@ -1,6 +1,6 @@
 """Mixed precision: a loss scale that all ranks have alike, and weights in float32 beside those in float16.
 
-Micikevicius et al. 2018. A user of the public API: what it is handed is a communicator. May know: flat.
+Micikevicius et al. 2018. A user of the public API: what it is handed is a communicator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reduction servers: ranks that do nothing but add up what the hosts send them, and send back the sum.
 
-A user of the public API: what it is handed is a communicator. May know: flat, the public API.
+A user of the public API: what it is handed is a communicator.
 """
 
 from __future__ import annotations

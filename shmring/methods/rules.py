@@ -1,7 +1,6 @@
 """How a gradient changes weights: SGD with momentum, Adam; in place, on any slice of a flat array.
 
 Every operation is elementwise, so however an array is cut into parts, its elements come to the same bits.
-May know: the standard library.
 """
 
 from __future__ import annotations

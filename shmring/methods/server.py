@@ -1,6 +1,6 @@
 """A parameter server: weights that workers pull, and push gradients to; in step, or each at its own pace.
 
-A user of the public API: what it is handed is a communicator. May know: rules, the public API.
+A user of the public API: what it is handed is a communicator.
 """
 
 from __future__ import annotations

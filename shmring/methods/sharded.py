@@ -1,7 +1,6 @@
 """A sharded optimiser: each rank keeps the optimiser's state of its own part of the weights only.
 
 ZeRO (Rajbhandari et al. 2020), stages 1 and 2. A user of the public API: what it is handed is a communicator.
-May know: flat, rules.
 """
 
 from __future__ import annotations

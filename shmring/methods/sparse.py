@@ -1,7 +1,7 @@
 """Sums of arrays that are mostly zero: only what is not zero somewhere travels.
 
 Owns how that is found, agreed on and put together; a user of the public API: what it is handed is a
-communicator. May know: flat.
+communicator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The literature's all-reduces by point-to-point messages, for ranks of any number of hosts.
 
 `Comm.all_reduce(algorithm=...)` has the same ones in the memory of one host. Here each is a schedule: what a
-rank receives and then sends in every step; one loop carries all of them out. May know: flat, the public API.
+rank receives and then sends in every step; one loop carries all of them out.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Nothing is written, and no page of a job is touched that it has not touched itself: segments are read like
 files. Only who asks for stacks maps one, to wake its ranks, and that for reading, too.
-May know: flight_recorder, describe, procfs, segments, stacks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What commands hear and say: arguments, tables for people, JSON for programs, a line for what went wrong.
-
-May know: optional_deps.
-"""
+"""What commands hear and say: arguments, tables for people, JSON for programs, a line for what went wrong."""
 
 from __future__ import annotations
 

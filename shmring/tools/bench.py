@@ -1,7 +1,6 @@
 """`shmring bench`: how long a collective takes here, by size, as nccl-tests and the OSU benchmarks show it.
 
-Owns the command line, who the ranks are, and what comes of the figures. May know: the package's face,
-calls, rank, table, compare, environment, limits, plot, _cli, settings.
+Owns the command line, who the ranks are, and what comes of the figures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The command `shmring`: one module for each of its commands.
-
-May know: bench, doctor, dump, info, predict, ps, _cli, selftest_checks, top, tune.
-"""
+"""The command `shmring`: one module for each of its commands."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """`shmring doctor`: what is wrong or slow on this machine, each in one line with its way out.
 
 One check for each kind of trouble; each looks at what `info` has found. What is unknown, and a check that
-does not understand what it sees, is a note. May know: info, machine, cpulist, _cli,
-sections.
+does not understand what it sees, is a note.
 """
 
 from __future__ import annotations

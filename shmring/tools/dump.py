@@ -1,7 +1,4 @@
-"""`shmring dump PID`: all that the communicators of a process tell, of every rank of theirs on this host.
-
-May know: describe, _cli, _attach.
-"""
+"""`shmring dump PID`: all that the communicators of a process tell, of every rank of theirs on this host."""
 
 from __future__ import annotations
 

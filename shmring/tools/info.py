@@ -1,8 +1,7 @@
 """`shmring info`: what this machine offers to ranks, found out piece by piece.
 
 Each fact is found by itself: where that fails it says so, {"unknown": why}, and the others are there all the
-same. May know: machine, probes, cpulist, _cli, sections,
-software.
+same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`shmring predict`: how long an all-reduce takes by the cost model, and what a training step gets out of it.
 
-Owns the command line, where alpha and beta come from, and how the answer is shown. May know: the package's
-face, calls, rank, compare, model, plot, _cli.
+Owns the command line, where alpha and beta come from, and how the answer is shown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`shmring ps`: one line for each rank of every communicator of this user.
-
-May know: _cli, _attach.
-"""
+"""`shmring ps`: one line for each rank of every communicator of this user."""
 
 from __future__ import annotations
 

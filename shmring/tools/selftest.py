@@ -1,7 +1,4 @@
-"""`shmring selftest`: runs the checks of shmring/tools/selftest_checks.py and prints a line for each.
-
-May know: _cli, and shmring/tools/selftest_checks.py, which brings NumPy and is imported when it runs.
-"""
+"""`shmring selftest`: runs the checks of shmring/tools/selftest_checks.py and prints a line for each."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Every call on some dtypes and sizes against NumPy, to the bit, with one rank, two, and more than CPUs, in both
 kinds of segment; messages, errors, and that nothing stays. A user of the public API, like anybody else.
-May know: the package's face; memory and settings, for what can be tried here; tools/selftest.py, which prints
-what is found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`shmring top`: what all ranks of this user are at, again and again, how fast they go, whom they wait for.
 
 Rates are of the calls between two looks; what was moved is taken from the last 64 calls, which is all that a
-rank remembers. May know: flight_recorder, _cli, _attach.
+rank remembers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 finds them: shmring tune, or python -m shmring.tools.tune [--ranks 2,4] [--seconds 30]
 
 One number at a time, the others as found so far: candidates are timed in turn, and one is taken if it is
-clearly faster than what is built in, twice, and slower nowhere. May know: the package's face, tuning_table,
-_cli, settings, trials, thresholds.
+clearly faster than what is built in, twice, and slower nowhere.
 """
 
 from __future__ import annotations

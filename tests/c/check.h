@@ -1,5 +1,5 @@
 /* What the C tests share: CHECK, ranks as threads, random delays, a watchdog, the sequence numbers worth starting
-   from. May know: the standard headers. */
+   from. */
 #ifndef CHECK_H
 #define CHECK_H
 

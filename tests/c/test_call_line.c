@@ -1,6 +1,6 @@
 /* The call lines as every collective uses them: publish call k, see everyone's k, read them; and as ranks use them
-   that go ahead: they read what they need and see the other lines of call k some calls later. May know: flag.h,
-   layout.h, check.h. Payloads are plain memory: that nobody writes a line that is still being read is
+   that go ahead: they read what they need and see the other lines of call k some calls later. Payloads are plain
+   memory: that nobody writes a line that is still being read is
    ThreadSanitizer's to prove. -DONE_LINE breaks the rule on purpose (one line) and leaves it to ThreadSanitizer
    alone to notice. */
 #include "flag.h"

@@ -1,5 +1,5 @@
 /* Flags, bells and the abort word between threads: no wake-up is lost, what was written before a publish is seen
-   after the wait, also where counters wrap. May know: flag.h, check.h. The payloads are plain memory, so under
+   after the wait, also where counters wrap. The payloads are plain memory, so under
    ThreadSanitizer every pair of orders in flag.h that does not hold is a reported race. */
 #include <stdbool.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Life between processes: a parked thread holds `holder` for its rank; others see its death, whatever it was, and
-   nothing else. Asked, it tells. May know: flag.h, check.h. */
+   nothing else. Asked, it tells. */
 #include "flag.h"
 
 #include <signal.h>

@@ -1,6 +1,5 @@
 /* Locks between threads: one owner at a time, who sees all that the others wrote, no wake-up lost, and a name in the
-   word. What they guard is plain memory, so ThreadSanitizer reports orders that do not hold.
-   May know: flag.h, check.h. */
+   word. What they guard is plain memory, so ThreadSanitizer reports orders that do not hold. */
 #include <stdbool.h>
 #include <string.h>
 #include <unistd.h>

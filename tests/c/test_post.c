@@ -1,6 +1,6 @@
 /* Mail between two ranks, each with a thread that reads and one that only listens, as while it is in a collective: what
    is received is what was sent, in order and whole, however the kernel cuts it; words are heard behind messages that
-   nobody receives; whatever comes, nothing is written where it must not be. May know: post.c, check.h. */
+   nobody receives; whatever comes, nothing is written where it must not be. */
 #include "../../src/post.c"
 
 #include "check.h"

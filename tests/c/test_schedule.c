@@ -1,5 +1,5 @@
 /* Slices, rings, trees and halvings as pure functions of integers: every schedule is played with tokens, one for each
-   rank's contribution to each slice. May know: schedule.h, check.h. */
+   rank's contribution to each slice. */
 #include "schedule.h"
 
 #include <string.h>

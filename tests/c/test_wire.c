@@ -1,6 +1,6 @@
 /* A connection between two threads: what is received is what was sent, in order, whole, at every length and however
    the kernel cuts it; a head that is not the expected one is noticed before anything of its message is put into
-   place; the other end's leaving shows, also in the middle of a message. May know: wire.c, check.h. */
+   place; the other end's leaving shows, also in the middle of a message. */
 #include "../../src/wire.c"
 
 #include "check.h"

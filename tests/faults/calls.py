@@ -1,7 +1,6 @@
 """What ranks call until one of them is killed, and what each call must have given.
 
-Known from the seed, the rank and the number of the step, so that nobody has to be asked. May know: the public
-API of shmring.
+Known from the seed, the rank and the number of the step, so that nobody has to be asked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Many kills in turn, and the tables that are made of them.
-
-May know: calls, worlds, the public API of shmring.
-"""
+"""Many kills in turn, and the tables that are made of them."""
 
 from __future__ import annotations
 

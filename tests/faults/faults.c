@@ -1,5 +1,5 @@
 /* What builds with -DSR_FAULTS call at each point of src/fault.h: counts, and kills this process where it is told to.
-   Loaded before the extensions, for all to see. May know: fault.h, kernels.h. */
+   Loaded before the extensions, for all to see. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>

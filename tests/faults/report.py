@@ -1,7 +1,6 @@
 """Kills ranks in every call at every point, and writes what came of it: python -m tests.faults.report
 
-Ends with status 1 if a world hung, a result or an error was wrong, or something was left behind. May know:
-builds, campaign.
+Ends with status 1 if a world hung, a result or an error was wrong, or something was left behind.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One world of ranks in which some are killed: forked from here, watched, and asked what each survivor saw.
 
-Runs in a build with points to die at. May know: builds, calls, the public API of shmring.
+Runs in a build with points to die at.
 """
 
 from __future__ import annotations

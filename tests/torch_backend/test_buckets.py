@@ -1,7 +1,4 @@
-"""DistributedDataParallel whose buckets are shared: the same weights, and reduced where they lie.
-
-May know: ranks, test_group, torch_ranks, the adapter.
-"""
+"""DistributedDataParallel whose buckets are shared: the same weights, and reduced where they lie."""
 
 import importlib
 import os

@@ -1,7 +1,4 @@
-"""DistributedDataParallel whose gradients travel shorter: it learns, ranks stay alike, failures are raised.
-
-May know: ranks, test_buckets, torch_ranks, compression, the adapter.
-"""
+"""DistributedDataParallel with compressed gradients: it learns, ranks stay alike, failures are raised."""
 
 import os
 import signal

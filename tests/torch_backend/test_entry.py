@@ -1,4 +1,4 @@
-"""How torch finds the backend, and what that costs it. May know: the adapter, torch."""
+"""How torch finds the backend, and what that costs it."""
 
 import importlib.metadata
 import subprocess

@@ -1,5 +1,5 @@
 """The process group of the torch backend: every operation against what shmring or torch itself makes of the
-tensors, in whatever memory they lie. May know: ranks, torch, torch_ranks, the adapter.
+tensors, in whatever memory they lie.
 """
 
 import ctypes

@@ -1,7 +1,4 @@
-"""The process group of the torch backend where something goes wrong: on all ranks, on one, or a rank itself.
-
-May know: ranks, torch, torch_ranks, the adapter.
-"""
+"""The process group of the torch backend where something goes wrong: on all ranks, or on one."""
 
 import datetime
 import functools

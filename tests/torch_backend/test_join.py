@@ -1,4 +1,4 @@
-"""DistributedDataParallel's join, for ranks whose inputs differ in number. May know: torch, torch_ranks."""
+"""DistributedDataParallel's join, for ranks whose inputs differ in number."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""What docs/torch.md shows runs as it stands there. May know: pages, ranks, torch, the adapter."""
+"""What docs/torch.md shows runs as it stands there."""
 
 import os
 

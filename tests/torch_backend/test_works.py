@@ -1,7 +1,4 @@
-"""Works that C++ keeps when Python has dropped them, in every way in which C++ gets one.
-
-May know: the adapter of torch; ranks, torch_ranks.
-"""
+"""Works that C++ keeps when Python has dropped them, in every way in which C++ gets one."""
 
 import datetime
 import gc

@@ -1,7 +1,7 @@
 """What torch builds on process groups, on shmring: the same results as on gloo, or as in one process.
 
 DDP in all its modes, functional collectives, torch.compile, gradient scaling, subgroups, torchrun; and the
-death of a peer. May know: the adapter of torch; ranks, engines, torch_ranks.
+death of a peer.
 """
 
 import datetime

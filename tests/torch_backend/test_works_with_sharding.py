@@ -1,7 +1,7 @@
 """What torch shards over the ranks, on shmring: the same results as on gloo and as in one process.
 
 FSDP of both kinds, ZeroRedundancyOptimizer, DTensor and tensor parallelism on meshes, pipelines, distributed
-checkpoints. May know: the adapter of torch; ranks, torch_ranks.
+checkpoints.
 """
 
 import importlib.util

@@ -1,7 +1,4 @@
-"""Ranks in a process group of torch.distributed, with shmring or with gloo, and what both come to.
-
-May know: the adapter of torch; ranks.
-"""
+"""Ranks in a process group of torch.distributed, with shmring or with gloo, and what both come to."""
 
 import contextlib
 import datetime

@@ -3,7 +3,6 @@
     python tests/torch_backend/upstream.py --size 2 [-k pattern ...] [--backend gloo] [--list failed.json]
 
 Ranks are forked, which takes a tenth of the time of spawned ones.
-May know: the adapter of torch, torch's tests.
 """
 
 import argparse

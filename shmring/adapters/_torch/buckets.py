@@ -1,8 +1,6 @@
 """Gradients of DistributedDataParallel in memory that all ranks of the host map: reduced where they lie.
 
 Annotations are not put off here: torch looks whether a hook's are its own classes.
-
-May know: group, the public API, torch.
 """
 
 import os

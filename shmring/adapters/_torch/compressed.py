@@ -1,8 +1,6 @@
 """Gradients of DistributedDataParallel that travel shorter than they are.
 
 Annotations are not put off here: torch looks whether a hook's are its own classes.
-
-May know: buckets, group, compression, the public API, torch.
 """
 
 from concurrent.futures import ThreadPoolExecutor

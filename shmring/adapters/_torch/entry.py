@@ -1,6 +1,6 @@
 """What torch runs when it is imported, where shmring is installed: an entry point in pyproject.toml.
 
-It loads neither shmring's engine nor NumPy. May know: torch; the adapter, when a group is made.
+It loads neither shmring's engine nor NumPy.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Loaded when the first group is made, as the class derives from torch's. The name
 methods are those that torch.distributed and its C++ call. Of tensors they use nothing but what they are and
 where they lie, as they run in whatever modes the caller is in; what needs torch's operations does so in
 `plain_torch`.
-
-May know: monitored, sparse, tensors, work, the public API, torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""torch's monitored_barrier: rank 0 watches who comes, and the group goes on also where somebody does not.
-
-May know: the public API.
-"""
+"""torch's monitored_barrier: rank 0 watches who comes, and the group goes on also where somebody does not."""
 
 from __future__ import annotations
 

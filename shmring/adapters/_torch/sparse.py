@@ -1,7 +1,4 @@
-"""The sum of sparse tensors: everyone's entries on every rank, as gloo has it.
-
-May know: tensors, the public API, torch.
-"""
+"""The sum of sparse tensors: everyone's entries on every rank, as gloo has it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From torch's tensors to the memory that shmring's collectives take, and back.
-
-May know: the public API, torch.
-"""
+"""From torch's tensors to the memory that shmring's collectives take, and back."""
 
 from __future__ import annotations
 

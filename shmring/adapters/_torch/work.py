@@ -1,4 +1,4 @@
-"""What a collective of the torch backend returns when it is not waited for. May know: torch.
+"""What a collective of the torch backend returns when it is not waited for.
 
 An Operation is a call that was issued. A Work is torch's handle of it, of one of three classes:
 

@@ -1,7 +1,7 @@
 """The collectives that `shmring bench` times: their arrays, what is called, what NumPy says should come out.
 
 A size is that of a call's larger array: of the gathered one, of the one to be scattered. A user of the public
-API. May know: the package's face.
+API.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Figures of other runs for `shmring bench --compare`: its own JSON, or what bench/peers.py writes.
-
-May know: calls.
-"""
+"""Figures of other runs for `shmring bench --compare`: its own JSON, or what bench/peers.py writes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Pictures of figures against size; that of `shmring bench --plot`: latency, bandwidth and the copy limit.
 
-Needs matplotlib, and no display. May know: compare, _cli.
+Needs matplotlib, and no display.
 """
 
 from __future__ import annotations

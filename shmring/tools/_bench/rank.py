@@ -1,6 +1,6 @@
 """What a rank of `shmring bench` does: facts of the world, then at each size arrays, check and samples.
 
-A user of the public API. May know: the package's face, calls, machine.
+A user of the public API.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The table of `shmring bench`, line by line as it is measured, others' figures beside it, a progress bar.
-
-May know: calls, compare.
-"""
+"""The table of `shmring bench`, line by line as it is measured, others' figures beside it, a progress bar."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Inside a rank of the tuner: the same calls on communicators that differ in one number, timed in turn.
 
-A user of the public API. May know: the package's face.
+A user of the public API.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the kernel tells of a machine: its CPUs and what they share, its memory and limits.
 
 Reads below a root folder, which tests make up. What is not there is None or empty; `Unknown` where nothing
-can be said at all. May know: limits, cpulist.
+can be said at all.
 """
 
 from __future__ import annotations

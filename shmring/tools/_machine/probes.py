@@ -1,7 +1,5 @@
 """What has to be tried: whether segments can be made, how far cores are from each other, whether one process
 may read another's memory, how fast memory is copied. A second or so, in ranks of its own.
-
-May know: kernels, segments, settings, the package's face.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What is told of a machine, in sections of two aligned columns; in colour where rich is installed and a
-person looks. May know: nothing.
+person looks.
 """
 
 from __future__ import annotations

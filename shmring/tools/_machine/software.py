@@ -1,7 +1,5 @@
 """What is installed and asked for around a process: versions, libraries, launchers, settings, the tuning
 table, the instruction set. Looks packages up and imports none.
-
-May know: kernels, environment, tuning_table, settings, thresholds, the package's face.
 """
 
 from __future__ import annotations
