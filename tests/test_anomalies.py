@@ -136,7 +136,7 @@ BOUNDED = (
     (ONE_HOST, "memory", ("message_object", "empty", "all_reduce_many"), 37),
     (ONE_HOST, "system", ("empty", "dup"), 2),
     (OTHER_RANK, "point", ("scatter_object", "message_object"), 1),
-    (OTHER_RANK, "point", ("full", "group", "release", "shrink", "close"), 41),
+    (OTHER_RANK, "point", ("full", "group", "release", "close"), 41),
     (THREE, "point", ("broadcast_object", "copy_of", "dup", "compressed_int8", "sparse_pairs"), 37),
     (ACROSS, "point", ("broadcast_object", "all_gather_v", "split"), 43),
     (ACROSS_THREE, "signal", ("all_reduce_late", "all_reduce_large_late"), 1),

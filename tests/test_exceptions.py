@@ -17,7 +17,7 @@ from ranks import until_stopped
 from test_errors import assert_all
 
 import shmring
-from shmring._arrays import allocator
+from shmring._arrays import allocator, shapes
 from shmring._comm import objects
 from shmring._diagnostics import failures
 from shmring.methods import compression, sparse, stepwise
@@ -159,6 +159,22 @@ def break_before(comm):
 
 def test_an_exception_before_the_first_step_is_as_if_there_was_no_call(world_of):
     assert world_of(2)(break_before) == [[0, 1], [0, 1]]
+
+
+def lack_memory(comm):
+    """Rank 1 has no memory for the result: its arguments are right, and the others are told so."""
+    real = shapes.joined
+    if comm.rank == 1:
+        shapes.joined = broken(MemoryError)
+        with pytest.raises(MemoryError):
+            comm.all_gather(np.ones(LONG))
+        shapes.joined = real
+    comm.all_gather(np.ones(LONG))
+
+
+def test_no_memory_for_a_result_ends_the_communicator(world_of):
+    for error in assert_all(world_of(2).outcomes(lack_memory), shmring.Aborted):
+        assert "MemoryError in rank 1" in error.reason
 
 
 # ---- plans and adopted arrays ------------------------------------------------------------------------

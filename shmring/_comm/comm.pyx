@@ -372,11 +372,15 @@ cdef class Comm(Messages):
         try:
             over = shrinking.Over(self.engine, self.place, self.crossing, self.settings, self.lost())
             begun, parent_ranks = shrinking.shrink(over, timeout_s, _drop)
-            left = Comm(*begun, parent_ranks=parent_ranks, parent=self, epoch=self.epoch + 1)
-            left.wire = self.wire
-            self.traced_alike(left)
-            if self.crossing is not None:
-                self.crossing.deliver_view()
+            try:
+                left = Comm(*begun, parent_ranks=parent_ranks, parent=self, epoch=self.epoch + 1)
+                left.wire = self.wire
+                self.traced_alike(left)
+                if self.crossing is not None:
+                    self.crossing.deliver_view()
+            except BaseException:   # the others have it: they must not wait for this rank
+                begun.engine.close()
+                raise
         finally:
             self.engine.unclaim()
         self.close()

@@ -3,6 +3,7 @@
 # nothing shared.
 
 import os
+import sys
 import time
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -506,7 +507,13 @@ cdef class Engine(State):
         return self.give_up(cause, error.rank, self.g.seq, reason)
 
     cdef int refuse(self, int kind) except -1:
-        """A wrong argument here: the others must see that this rank called something invalid, not wait."""
+        """A wrong argument here: the others must see that this rank called something invalid, not wait.
+
+        Where there was no memory for a call with the right ones, the communicator ends, and the others see that.
+        """
+        error = sys.exc_info()[1]
+        if isinstance(error, MemoryError) and not isinstance(error, Error):
+            return self.end_by(error)
         cdef Issued refusal = Issued()
         cdef Call *c = &refusal.task.call
         self.describe_refusal(c, kind)
