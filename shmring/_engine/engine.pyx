@@ -415,10 +415,10 @@ cdef class Engine(State):
     # waits for a neighbour that has not come, then who waits for another host, then who waits for one that may have.
     cdef int await_better_word(self, Call *c, int culprit) except -1:
         cdef uint64_t first = leg_of(&self.g).first_local
-        if culprit >= self.g.size:
+        if c.awaited.rank >= self.g.size:
             grace_s = GRACE_S
-        elif not is_before(self.last_seq_of(culprit), first):
-            grace_s = 3 * GRACE_S
+        elif culprit >= self.g.size or not is_before(self.last_seq_of(culprit), first):
+            grace_s = 3 * GRACE_S   # a neighbour waits for that host, and has heard more of it
         else:
             grace_s = 0.0   # ranks of a host meet before they wait for another one
         cdef double until = sr_now_ns() * 1e-9 + grace_s
