@@ -1,0 +1,168 @@
+"""docs/explanation/code.md: what it names exists, and its walks are complete and no longer than they were."""
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shmring
+
+ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
+PAGE = ROOT / "docs" / "explanation" / "code.md"
+if not PAGE.is_file():
+    pytest.skip("needs the checkout", allow_module_level=True)
+
+FILE = r"(?:[\w/]+\.(?:pyx|pxd|py|c|h))"
+MENTION = re.compile(rf"`({FILE}|\w+\(\))`")
+WALKS = {
+    "From all_reduce to a kernel": 7,
+    "From spawn to the first collective": 18,
+    "From SIGKILL to RankFailed": 10,
+}  # the most files of each list; fewer are welcome
+MOST_OF_ANY_ALGORITHM = 9
+COUNT = 1 << 18  # float32: direct, with 2 ranks
+
+
+def sections():
+    parts = re.split(r"^## (.+)\n", PAGE.read_text(), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def path_of(name):
+    return ROOT / name if name.startswith("src/") else ROOT / "shmring" / name
+
+
+def mentions(text):
+    """(file, function) of all that a text names; a function is in the file that stands before it."""
+    current = None
+    for name in MENTION.findall(text):
+        if name.endswith("()"):
+            assert current, f"{name} stands before any file"
+            yield current, name[:-2]
+        else:
+            current = name
+            yield current, None
+
+
+def steps(section):
+    return re.findall(rf"^\d+\. `({FILE})`", sections()[section], re.M)
+
+
+def defines(path, name):
+    text = path.read_text()
+    python = rf"^\s*(?:async )?(?:def|class|cdef class) {name}\b"
+    cython = rf"^\s*c(?:p)?def\b[^=\n]*\b{name}\("
+    c = rf"^[a-z][\w ]*[ *]{name}\("
+    return re.search("|".join([python, cython, c]), text, re.M) is not None
+
+
+def test_every_file_and_function_exists():
+    named = list(mentions(PAGE.read_text().partition("## From all_reduce")[2]))
+    assert len(named) > 100
+    for file, function in named:
+        assert path_of(file).is_file(), file
+        assert function is None or defines(path_of(file), function), f"{function}() is not in {file}"
+
+
+def test_the_table_has_every_folder_from_the_ground_up():
+    table = re.findall(r"^\| (`.*?) \|", sections()["The folders"], re.M)
+    named = [name for row in table for name in re.findall(r"`([\w.]+)/?`", row)]
+    folders = {path.name for path in (ROOT / "shmring").iterdir() if (path / "__init__.py").exists()}
+    assert {name for name in named if not name.endswith(".py")} == folders
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_a_walk_has_as_many_files_as_it_says(walk):
+    files = steps(walk)
+    assert len(files) == len(set(files)) <= WALKS[walk]
+    if said := re.search(r"The list has (\d+) files", sections()[walk]):
+        assert int(said[1]) == len(files)
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_each_step_calls_another_one_or_is_called_by_it(walk):
+    texts = {file: path_of(file).read_text() for file in steps(walk)}
+    functions = {
+        file: {name for other, name in mentions(sections()[walk]) if other == file} for file in texts
+    }
+    for file in steps(walk):
+        others = [other for other in texts if other != file]
+        calls = {
+            name for other in others for name in functions[other] - {None} if is_named(name, texts[file])
+        }
+        called = {
+            name for other in others for name in functions[file] - {None} if is_named(name, texts[other])
+        }
+        assert calls | called or file == "src/kernels.c", file  # it is called through a table
+
+
+def is_named(name, text):
+    return re.search(rf"\b{name}\b", text) is not None
+
+
+def test_the_table_of_algorithms_adds_up():
+    section = sections()["From all_reduce to a kernel"]
+    rows = re.findall(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \| +(\d+) \|$", section, re.M)
+    assert len(rows) > 5
+    for adds, said in rows:
+        added = {file for file, _ in mentions(adds)}
+        assert len(steps("From all_reduce to a kernel")) + len(added) == int(said) <= MOST_OF_ANY_ALGORITHM
+
+
+class Watch:
+    """The Python files of shmring in which a function is called, while it is on."""
+
+    def __init__(self):
+        self.files = set()
+
+    def __enter__(self):
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _note(self, frame, event, _):
+        # CO_NEWLOCALS: the body of a module or class has not got it; a comprehension may be of such a body.
+        is_function = frame.f_code.co_flags & 2 and not frame.f_code.co_name.startswith("<")
+        _, found, file = frame.f_code.co_filename.rpartition("/shmring/")
+        if event == "call" and is_function and found and not file.endswith("__init__.py"):
+            self.files.add(file)
+
+
+def reduce_and_stop_watching(comm):
+    comm.all_reduce(np.ones(COUNT, "f4"))
+    sys.setprofile(None)
+    return watch.files
+
+
+watch = Watch()
+
+
+def reduce_until_the_other_is_killed(comm):
+    x = np.ones(COUNT, "f4")
+    comm.all_reduce(x)
+    if comm.rank == 1:
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with Watch() as seen, pytest.raises(shmring.RankFailed):
+        comm.all_reduce(x)
+    return seen.files
+
+
+def test_no_file_that_a_rank_runs_at_its_start_is_left_out():
+    with watch:
+        ran = set().union(*shmring.spawn(reduce_and_stop_watching, 2, method="fork"))
+    assert "_lifecycle/startup.py" in ran
+    assert ran <= {file for file, _ in mentions(sections()["From spawn to the first collective"])}
+
+
+def test_no_file_that_runs_before_rank_failed_is_left_out():
+    ran = shmring.spawn(reduce_until_the_other_is_killed, 2, method="fork", return_exceptions=True)[0]
+    assert "_diagnostics/failures.py" in ran
+    assert ran <= {file for file, _ in mentions(sections()["From SIGKILL to RankFailed"])}
