@@ -1,4 +1,4 @@
-"""docs/explanation/code.md: what it names exists, and its walks are complete and no longer than they were."""
+"""docs/explanation/code.md, glossary.md: what they name exists; the walks are complete and grow no longer."""
 
 import os
 import re
@@ -13,7 +13,9 @@ import pytest
 import shmring
 
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
-PAGE = ROOT / "docs" / "explanation" / "code.md"
+DOCS = ROOT / "docs"
+PAGE = DOCS / "explanation" / "code.md"
+GLOSSARY = DOCS / "explanation" / "glossary.md"
 if not PAGE.is_file():
     pytest.skip("needs the checkout", allow_module_level=True)
 
@@ -55,7 +57,7 @@ def steps(section):
 
 def defines(path, name):
     text = path.read_text()
-    python = rf"^\s*(?:async )?(?:def|class|cdef class) {name}\b"
+    python = rf"^\s*(?:async )?(?:def|class|cdef class|cdef struct) {name}\b"
     cython = rf"^\s*c(?:p)?def\b[^=\n]*\b{name}\("
     c = rf"^[a-z][\w ]*[ *]{name}\("
     return re.search("|".join([python, cython, c]), text, re.M) is not None
@@ -166,3 +168,28 @@ def test_no_file_that_runs_before_rank_failed_is_left_out():
     ran = shmring.spawn(reduce_until_the_other_is_killed, 2, method="fork", return_exceptions=True)[0]
     assert "_diagnostics/failures.py" in ran
     assert ran <= {file for file, _ in mentions(sections()["From SIGKILL to RankFailed"])}
+
+
+# ---- the glossary -----------------------------------------------------------------------------------------
+
+
+def entries():
+    """(term, meaning, place) of each."""
+    return re.findall(r"^([^\n:]+)\n: ([^\n]+)\n  ([^\n]+)\n(?:\n|\Z)", GLOSSARY.read_text(), re.M)
+
+
+def test_the_glossary_is_found_and_has_its_terms_in_order():
+    assert re.search(r"^explanation/glossary$", (DOCS / "index.md").read_text(), re.M)
+    terms = [term for term, _, _ in entries()]
+    assert len(terms) >= 40
+    assert len(terms) == len(re.findall(r"^: ", GLOSSARY.read_text(), re.M)), "each entry has two lines"
+    assert terms == sorted(terms, key=str.lower)
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry[0])
+def test_the_place_of_a_term_exists(entry):
+    file, *functions = mentions(entry[2])
+    assert path_of(file[0]).is_file()
+    assert functions
+    for _, function in functions:
+        assert defines(path_of(file[0]), function), function
