@@ -2,7 +2,7 @@
 
 Two crews of ranks, of a build as it is and of one without the abort word, lives, deadlines and signals
 (src/fault.h), make the same small calls in turn, a few thousand at a time. Only the difference from one run
-is to be quoted: the median over rounds, and of the fastest rounds. Knows tests/faults/builds.py.
+is to be quoted: the median over rounds, and of the fastest rounds. Knows tests/repo/faults/builds.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
+FAULTS_BESIDE = Path(__file__).resolve().parents[1] / "tests" / "repo"
 NAMES = ("as it is", "without checks")
 ALLOWED_SHARE, ALLOWED_NS = 0.05, 10.0
 FASTEST_SHARE = 0.25  # of the rounds: those in which least came between
@@ -112,7 +112,7 @@ def main() -> None:
     if arguments.serve:
         serve(int(arguments.serve[0]), arguments.serve[1])
         return
-    sys.path.append(str(TESTS))
+    sys.path.append(str(FAULTS_BESIDE))
     from faults import builds
 
     crews = [Crew(builds.build(flags), arguments.ranks) for flags in (builds.CHECKED, builds.UNCHECKED)]

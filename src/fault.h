@@ -14,7 +14,7 @@ enum sr_fault {
 
 struct sr_kernels;
 
-/* -DSR_FAULTS: both come from a library that is loaded before, tests/faults/faults.c. */
+/* -DSR_FAULTS: both come from a library that is loaded before, tests/repo/faults/faults.c. */
 #ifdef SR_FAULTS
 __attribute__((visibility("default"))) void sr_fault_pass(enum sr_fault point);
 __attribute__((visibility("default"))) const struct sr_kernels *sr_fault_kernels(const struct sr_kernels *kernels);

@@ -1,5 +1,5 @@
 /* Publish and wait: the only file with memory orders, pauses and futexes.
-   Every publish names the wait that it pairs with; TSan proves the pairs in tests/c. */
+   Every publish names the wait that it pairs with; TSan proves the pairs in tests/repo/c. */
 #ifndef SR_FLAG_H
 #define SR_FLAG_H
 
@@ -279,7 +279,7 @@ static inline int sr_abort_reporter(uint64_t word) { return (int)(word >> 24 & 0
 
 /* The first to come decides what everybody raises. The reporter's sr_report is written before. What this rank writes
    after it, others may still be reading: the look keeps it behind the word, where an exclusive store alone does not
-   (aarch64 before 8.1; tests/models/give_up.litmus). Pairs with sr_flag_load_after_reads. */
+   (aarch64 before 8.1; tests/repo/models/give_up.litmus). Pairs with sr_flag_load_after_reads. */
 static inline void sr_abort_set(struct sr_header *header, uint64_t word)
 {
     uint64_t none = SR_NO_ABORT;

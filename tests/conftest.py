@@ -22,9 +22,13 @@ from leftovers import command_of, descendants, left_running, names_in_shm, our_d
 DEFAULT_LIMIT_S = 60
 TICK_S = 0.5
 PR_SET_CHILD_SUBREAPER = 36
-BENCH = Path(__file__).resolve().parent.parent / "bench"
+ROOT = Path(__file__).resolve().parents[1]
+BENCH = ROOT / "bench"
 OUR_NAMES = ("shmring", "psm_", "sem.mp-")  # others on this machine use it as well
 
+# A process that is spawned imports a test's functions as tests.FOLDER.MODULE. At the end: the checkout may be
+# there with nothing built, beside a package that is installed.
+sys.path.append(str(ROOT))
 os.environ["PYTHONFAULTHANDLER"] = "1"  # the watchdog asks children for their stacks by SIGABRT
 # Whoever runs the tests may have tuned shmring for this machine: not for them.
 # No example is late on a machine that stands still at times.

@@ -1,0 +1,349 @@
+"""shmring.adapters: ranks in pools, joblib, Dask and Ray, each really run where it is installed."""
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from engines import assert_well, needs, output_of, start, write_script
+from meeting import free_port
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+# --- pools and joblib ---
+
+CALLS = """
+    def total(comm, x):
+        return sum(comm.all_gather_object(comm.rank + x))
+
+    def fail(comm):
+        if comm.rank == 1:
+            raise KeyError("the cause")
+        comm.barrier()
+"""
+
+POOLS = (
+    CALLS
+    + """
+    import os, sys, time
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+    from multiprocessing import get_context
+
+    from shmring.adapters import pools
+
+    def die(comm):
+        if comm.rank == 1:
+            os._exit(3)
+        comm.barrier()
+
+    class Unloadable:
+        def __reduce__(self):
+            return int, ("no number",)
+        def __call__(self, comm):
+            pass
+
+    def failure_of(*arguments):
+        try:
+            pools.run(*arguments)
+        except Exception as error:
+            return error
+
+    def check(pool, can_die=True):
+        assert pools.run(pool, total, 3, 10) == [33, 33, 33]
+        assert pools.run(pool, total, 2, 10) == [21, 21]  # fewer ranks than workers
+        few = failure_of(pool, total, 4, 10)
+        assert isinstance(few, ValueError) and "make it with max_workers=4" in str(few), few
+        cause = failure_of(pool, fail, 3)
+        assert isinstance(cause, KeyError) and cause.rank == 1, cause
+        assert "Raised in rank 1 of 3" in cause.__notes__[0]
+        assert "invalid literal" in str(failure_of(pool, Unloadable(), 3))
+        assert isinstance(failure_of(pool, 5, 3), TypeError)
+        if can_die:
+            assert "ended with its process" in failure_of(pool, die, 3).__notes__[0]
+
+    if __name__ == "__main__":
+        {}
+        print("well")
+    """
+)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "with ProcessPoolExecutor(3) as pool: check(pool)",
+        "with ProcessPoolExecutor(3, get_context('spawn')) as pool: check(pool)",
+        "with ThreadPoolExecutor(3) as pool: check(pool, can_die=False)",
+        pytest.param("import loky; check(loky.get_reusable_executor(3))", marks=needs("loky")),
+    ],
+    ids=["fork", "spawn", "threads", "loky"],
+)
+def test_pools(tmp_path, pool):
+    assert_well(start(sys.executable, write_script(tmp_path, POOLS.replace("{}", pool))))
+
+
+JOBLIB = (
+    CALLS
+    + """
+    import joblib
+    from shmring.adapters import joblib as adapter
+
+    if __name__ == "__main__":
+        for x in range(20):  # joblib would put quick tasks into one batch
+            assert adapter.run(total, 3, x) == [3 + 3 * x] * 3
+        with joblib.parallel_config("threading"):
+            assert adapter.run(total, 2, 1) == [3, 3]
+        try:
+            adapter.run(fail, 3)
+        except KeyError as error:
+            assert error.rank == 1 and "Raised in rank 1" in error.__notes__[-1]
+        with joblib.parallel_config("sequential"):
+            try:
+                adapter.run(total, 2, 1)
+            except ValueError as error:
+                assert "joblib would run 1 task(s)" in str(error)
+        print("well")
+    """
+)
+
+
+@needs("joblib")
+def test_joblib(tmp_path):
+    assert_well(start(sys.executable, write_script(tmp_path, JOBLIB)))
+
+
+# --- Dask ---
+
+DASK = """
+    import os, time
+    from distributed import Client, LocalCluster, Nanny, SpecCluster, Scheduler
+    import shmring
+    from shmring.adapters import dask
+
+    def total(comm, x):
+        return sum(comm.all_gather_object(comm.rank + x)), comm.num_nodes, os.environ.get("SHMRING_NODE")
+
+    def fail(comm):
+        if comm.rank == 1:
+            raise KeyError("the cause")
+        comm.barrier()
+
+    def die(comm):
+        if comm.rank == 1:
+            os._exit(3)
+        comm.barrier()
+
+    def failure_of(*arguments, **how):
+        try:
+            dask.run(*arguments, **how)
+        except Exception as error:
+            return error
+
+    def nanny(node):
+        host = {"a": "127.0.0.1", "b": "127.0.0.2"}[node]
+        options = {"nthreads": 1, "host": host, "dashboard": False}
+        return {"cls": Nanny, "options": {**options, "env": {"SHMRING_NODE": node}}}
+
+    if __name__ == "__main__":
+        scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard": False}}
+        workers = {name: nanny(name[0]) for name in ("a0", "b0", "a1")}
+        with SpecCluster(scheduler=scheduler, workers=workers) as cluster, Client(cluster) as client:
+            client.wait_for_workers(3)
+            node = client.run(lambda: os.environ["SHMRING_NODE"])
+            own = [worker for worker in node if node[worker] == "a"]
+            assert dask.run(client, total, 1, workers=own) == [(3, 1, "a")] * 2
+            for how in {}, {"port": PORT}:
+                assert sorted(dask.run(client, total, 1, **how)) == [(6, 2, "a"), (6, 2, "a"), (6, 2, "b")]
+            later = client.submit(int, 5)
+            assert dask.run(client, total, later, workers=own)[0][0] == 11
+
+            nobody = failure_of(client, total, workers=["tcp://x:1"])
+            assert "no worker has the address 'tcp://x:1'" in str(nobody)
+            assert "named twice" in str(failure_of(client, total, workers=own[:1] * 2))
+            cause = failure_of(client, fail)
+            assert isinstance(cause, KeyError) and cause.rank == 1, cause
+            gone = failure_of(client, die, workers=own)
+            assert isinstance(gone, shmring.RankFailed) and gone.rank == 1, gone
+            client.wait_for_workers(3)  # Dask has started another
+            assert len(dask.run(client, total, 1)) == 3
+        with LocalCluster(n_workers=2, processes=False, dashboard_address=None) as cluster:
+            with Client(cluster) as client:  # ranks are threads
+                assert dask.run(client, total, 1) == [(3, 1, None)] * 2
+        print("well")
+    """
+
+
+@needs("distributed")
+def test_dask(tmp_path):
+    assert_well(start(sys.executable, write_script(tmp_path, DASK.replace("PORT", str(free_port())))))
+
+
+# --- Ray ---
+
+RAY = """
+    import os
+    import numpy as np, ray, shmring
+    from ray.util import collective
+    from ray.util.collective.types import ReduceOp
+    from shmring.adapters import ray as adapter
+
+    try:
+        import torch
+    except ImportError:
+        torch = None
+
+    KINDS = [lambda values: np.array(values, "f4")]
+    if torch:
+        KINDS.append(lambda values: torch.tensor(values, dtype=torch.float64))
+        KINDS.append(lambda values: torch.tensor(values, dtype=torch.bfloat16))
+
+    @ray.remote(num_cpus=1)
+    class Actor:
+        def total(self, x):
+            return sum(self.comm.all_gather_object(self.comm.rank + x)), self.comm.num_nodes
+
+        def die(self):
+            os._exit(3)
+
+        def collectives(self, rank, group):
+            for make in KINDS:
+                self.check(rank, make, group)
+            assert collective.get_rank(group) == rank
+            collective.destroy_collective_group(group)
+            return len(KINDS)
+
+        def check(self, rank, make, group):
+            def same(x, *values):
+                assert [float(y) for y in x] == [float(value) for value in values], (rank, x, values)
+
+            def others():
+                return [make([0, 0]) for _ in range(3)]
+
+            x = make([rank + 1, 2])
+            collective.allreduce(x, group)
+            same(x, 6, 6)
+            x = make([rank + 1, 2])
+            collective.allreduce(x, group, ReduceOp.PRODUCT)
+            same(x, 6, 8)
+            x = make([rank + 1, 2])
+            collective.reduce(x, 1, group, ReduceOp.MAX)
+            same(x, 3 if rank == 1 else rank + 1, 2)
+            x = make([rank + 1, rank])
+            collective.broadcast(x, 2, group)
+            same(x, 3, 2)
+            parts = others()
+            collective.allgather(parts, make([rank, 5]), group)
+            for other, part in enumerate(parts):
+                same(part, other, 5)
+            x = make([0, 0])
+            collective.reducescatter(x, [make([part, rank]) for part in range(3)], group, ReduceOp.SUM)
+            same(x, 3 * rank, 3)
+            collective.barrier(group)
+            for sender in range(3):  # to every other, of its host or not
+                for receiver in {0, 1, 2} - {sender}:
+                    if rank == sender:
+                        collective.send(make([sender, receiver]), receiver, group)
+                    elif rank == receiver:
+                        x = make([7, 8])
+                        collective.recv(x, sender, group)
+                        same(x, sender, receiver)
+
+    if __name__ == "__main__":
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+        def actor(node=None):
+            env = {"env_vars": {"SHMRING_NODE": node}} if node else {}
+            return Actor.options(runtime_env=env).remote()
+
+        actors = [actor() for _ in range(3)]
+        adapter.join(actors)
+        assert ray.get([actor.total.remote(1) for actor in actors]) == [(6, 1)] * 3
+
+        def check_collectives(group):
+            adapter.register_backend(actors)
+            adapter.register_backend(actors)
+            collective.create_collective_group(actors, 3, [0, 1, 2], "SHMRING", group)
+            done = [actor.collectives.remote(rank, group) for rank, actor in enumerate(actors)]
+            assert ray.get(done) == [len(KINDS)] * 3
+
+        check_collectives("one_host")
+        try:
+            adapter.join([*actors, actor(), actor()], timeout=2)
+        except shmring.Timeout as error:
+            assert "did not answer within 2 s" in str(error) and error.rank in (3, 4), error
+
+        waiting = [actor.total.remote(1) for actor in actors[:2]]
+        actors[2].die.remote()
+        for call in waiting:
+            try:
+                ray.get(call)
+                raise AssertionError("nothing was raised")
+            except shmring.RankFailed as error:
+                assert error.rank == 2
+        for left in actors:
+            ray.kill(left)
+        actors = [actor("a"), actor("b"), actor("a")]
+        for _ in range(2):  # what is there already is left
+            adapter.join(actors, port=PORT)
+            assert ray.get([actor.total.remote(1) for actor in actors]) == [(6, 2)] * 3
+        check_collectives("two_hosts")
+        ray.shutdown()
+        print("well")
+    """
+
+
+@needs("ray")
+@pytest.mark.limit(240)
+def test_ray(tmp_path):
+    assert_well(start(sys.executable, write_script(tmp_path, RAY.replace("PORT", str(free_port())))))
+
+
+# --- the adapters themselves ---
+
+
+def test_the_benchmark_of_frameworks_runs_with_those_that_are_there(tmp_path):
+    few = ("--sizes", "4,4K", "--rounds", 1, "--json", tmp_path / "found.json")
+    ranks = (sys.executable, "-m", "shmring.run", "--no-prefix", "-n", 2)
+    printed = output_of(start(*ranks, BENCH / "bench_frameworks.py", *few))
+    assert "| 4096 |" in printed
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [row["nbytes"] for row in rows] == [4, 4096]
+    assert all(row["NumPy"] > 0 for row in rows)
+
+
+def test_adapters_import_their_package_only_when_used():
+    code = """
+        import json, sys
+        from shmring.adapters import dask, jax, joblib, keras, pools, ray, sklearn
+        packages = "distributed", "jax", "joblib", "keras", "loky", "ray", "sklearn", "tensorflow"
+        print(json.dumps([name for name in packages if name in sys.modules]))
+        """
+    assert json.loads(output_of(start(sys.executable, "-c", textwrap.dedent(code)))) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "call"),
+    [
+        ("distributed", "dask", "dask.run(None, print)"),
+        ("jax", "jax", "jax.all_reduce(1, None)"),
+        ("tensorflow", "keras", "keras.all_reduce_grads([], None)"),
+        ("keras", "keras", "keras.average_metrics(None)"),
+        ("joblib", "joblib", "joblib.run(print, 2)"),
+        ("ray", "ray", "ray.world([])"),
+    ],
+)
+def test_a_missing_package_is_an_error_that_says_how_to_get_it(package, extra, call):
+    code = f"""
+        import sys
+        sys.modules["{package}"] = None
+        from shmring.adapters import {extra}
+        try:
+            {call}
+        except ModuleNotFoundError as error:
+            print(error)
+        """
+    says = output_of(start(sys.executable, "-c", textwrap.dedent(code)))
+    assert says == (
+        f"shmring.adapters.{extra} needs the package '{package}', which is not installed here: "
+        f"pip install 'shmring[{extra}]'\n"
+    )

@@ -1,0 +1,392 @@
+"""put, get, accumulate and fetch_and_add on an array that all ranks see: what NumPy makes of the same, totals
+that are exact whoever comes when, blocks that nobody sees half done, and what becomes of who dies inside one.
+"""
+
+import ctypes
+import itertools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from ranks import Died, Ranks
+
+import shmring
+from shmring._arrays import shared_array as shared
+from shmring._arrays import striped_locks
+from shmring._arrays.locks import LOCK_NBYTES
+from tests.collectives.test_errors import assert_all
+
+BLOCK = 32 << 10  # bytes that are whole
+UFUNCS = {
+    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
+    "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+    "land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor,
+}  # fmt: skip
+SUMMED = ["i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
+
+
+# ---- what NumPy makes of the same -------------------------------------------------------------------------
+
+
+def some(dtype, count, seed):
+    numbers = np.random.default_rng(seed).integers(1, 5, count)
+    return (numbers * (1 + 1j) if np.dtype(dtype).kind == "c" else numbers).astype(dtype)
+
+
+def as_numpy(comm, dtype, count):
+    """Everything on one array and, by NumPy, on a copy of it: to the bit."""
+    a = comm.shared(count, dtype)
+    mine = np.zeros(count, dtype)
+    index = np.random.default_rng(7).integers(-count, count, 3 * count // 2)
+    two = np.array(2).astype(dtype)
+    ops = [op for op, ufunc in UFUNCS.items() if reduces(op, dtype)]
+    if comm.rank == 0:
+        for one in (a, mine):
+            one.put(range(count), some(dtype, count, 1))
+        for turn, op in enumerate(ops):
+            values = some(dtype, count, turn)
+            a.accumulate(..., values, op)
+            mine[...] = UFUNCS[op](mine, values)
+            a.accumulate(slice(1, -2, 3), two, op)
+            mine[1:-2:3] = UFUNCS[op](mine[1:-2:3], two)
+            assert a.get().tobytes() == mine.tobytes(), op
+        a.accumulate(index, some(dtype, index.size, 3))
+        np.add.at(mine, index, some(dtype, index.size, 3))
+        assert a.get(index).tobytes() == mine[index].tobytes()
+        before = mine[: count // 2].copy()
+        assert a.fetch_and_add(slice(count // 2), before[::-1]).tobytes() == before.tobytes()
+        mine[: count // 2] += before[::-1]
+        a.put(slice(2, 9), [1, 2])
+        mine.put(range(2, 9), [1, 2])
+    a.fence()
+    return a.get().tobytes()
+
+
+def reduces(op, dtype):
+    return {
+        "b": op in ("band", "bor", "bxor", "land", "lor", "lxor"),
+        "f": op in ("sum", "prod", "min", "max"),
+        "c": op in ("sum", "prod"),
+    }.get(np.dtype(dtype).kind, not op.startswith("l"))
+
+
+@pytest.mark.parametrize("dtype", [*SUMMED, "?"])
+def test_it_is_what_numpy_makes_of_the_same(world_of, dtype):
+    first, second = world_of(2)(as_numpy, dtype, 40_000 // np.dtype(dtype).itemsize * 3)
+    assert first == second
+
+
+def shapes(comm):
+    a = comm.shared((4, 5), "i8")
+    a.put(range(20), range(20))
+    assert (a.get() == np.arange(20).reshape(4, 5)).all()
+    assert a.get(-1) == 19
+    assert type(a.get(3)) is np.int64
+    assert type(a.get()) is np.ndarray
+    assert a.get([[1, 2], [3, -1]]).tolist() == [[1, 2], [3, 19]]
+    assert a.get(slice(2, 5)).tolist() == [2, 3, 4]
+    assert a.get(slice(5, 2)).shape == a.get([]).shape == (0,)
+    out = np.empty((5, 4), "i8")
+    assert a.get(out=out) is out
+    assert out.reshape(-1).tolist() == list(range(20))
+    part = a[2:4]  # a view: its own numbers, the same elements
+    a.fence()
+    part.accumulate(..., np.ones((2, 5), "i8"))
+    part.accumulate(0, 10)
+    a[3, 1:3].put([0, 1], 7)
+    a.fence()
+    assert a[2].tolist() == [10 + 11 * comm.size, *(n + comm.size for n in (11, 12, 13, 14))]
+    assert a[3].tolist() == [15 + comm.size, 7, 7, 18 + comm.size, 19 + comm.size]
+    a.fence()
+    a.accumulate(slice(0, 5), a[1])  # of its own memory, that moves meanwhile
+    scalar, empty = comm.shared((), "f8"), comm.shared((0, 3), "f8")
+    scalar.accumulate(..., 1.5)
+    empty.accumulate(..., 1.5)
+    assert empty.get().shape == (0, 3)
+    scalar.fence()
+    return a[0].tolist(), float(scalar.get())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_numbers_slices_integers_and_views(world_of, size):
+    row = [n + size * (n + 5) for n in range(5)]
+    assert world_of(size)(shapes) == [(row, 1.5 * size)] * size
+
+
+def like_put(comm):
+    """np.put, which calls the method, with all that it takes."""
+    a, mine = comm.shared(10, "i4"), np.zeros(10, "i4")
+    for one in (a, mine) if comm.rank == 0 else ():
+        np.put(one, [1, 3, 3], [4.9, 5, 6])
+        np.put(one, [12, -11], [1, 2], mode="wrap")
+        np.put(one, [-5, 44], [8, 9], mode="clip")
+        np.put(one, range(4, 9), [1, 2])
+        np.put(one, [], 3)
+        np.put(one, [2], [])
+    a.fence()
+    copy = a.copy()
+    copy.put(0, 99)  # private: NumPy's own
+    assert copy[0] == 99
+    return a.tolist(), mine.tolist()
+
+
+def test_put_is_numpys_put(world_of):
+    shared, mine = world_of(2)(like_put)[0]
+    assert shared == mine
+
+
+def half(comm):
+    """Each addition is rounded to nearest even, once."""
+    a = comm.shared(3, "f2")
+    a.put(range(3), [2048, 2050, 0.1])
+    a.accumulate(..., np.array([1, 1, 0.2], "f2"))
+    return a.get().tolist()
+
+
+def test_float16_rounds_to_even(world_of):
+    expected = (np.array([2048, 2050, 0.1], "f2") + np.array([1, 1, 0.2], "f2")).tolist()
+    assert expected[:2] == [2048, 2052]
+    assert world_of(1)(half) == [expected]
+
+
+def narrow(comm):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    a = comm.shared(100, ml_dtypes.bfloat16)
+    for _ in range(32):
+        a.accumulate(..., np.ones(100, ml_dtypes.bfloat16))
+    a.fence()
+    return a.get().astype("f4").tolist()
+
+
+def test_bfloat16(world_of):
+    pytest.importorskip("ml_dtypes")
+    assert world_of(2)(narrow) == [[64.0] * 100] * 2
+
+
+# ---- all at once ------------------------------------------------------------------------------------------
+
+
+def hammer(comm, dtype, turns):
+    """Whoever comes when, no addition is lost. What is added is taken away again: all sums are exact."""
+    count = 3 * BLOCK // np.dtype(dtype).itemsize + 5
+    a = comm.shared(count, dtype)
+    rng = np.random.default_rng(comm.rank)
+    plus = rng.integers(0, 3, count).astype(dtype)
+    minus = np.zeros_like(plus) - plus
+    index = rng.integers(0, count, 50)
+    comm.barrier()
+    for turn in range(2 * turns + 1):
+        values = minus if turn % 2 else plus
+        a.accumulate(..., values)
+        a.accumulate(index, values[:50])
+        a.fetch_and_add(slice(100, 200), values[:100])
+    a.fence()
+    mine = plus.copy()
+    np.add.at(mine, index, plus[:50])
+    mine[100:200] += plus[:100]
+    comm.all_reduce(mine)
+    return bool((a.get() == mine).all())
+
+
+@pytest.mark.parametrize("dtype", ["u2", "i8", "f2", "f4", "c8"])
+def test_no_addition_is_lost(world_of, dtype):
+    assert all(world_of(4)(hammer, dtype, 1000))
+
+
+def draw_tickets(comm, times):
+    counter = comm.shared(1, "i8")
+    comm.barrier()
+    drawn = [int(counter.fetch_and_add(0, 1)) for _ in range(times)]
+    assert drawn == sorted(drawn)
+    counter.fence()
+    assert counter.get(0) == times * comm.size
+    return drawn
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_every_ticket_is_drawn_once(world_of, size):
+    drawn = itertools.chain(*world_of(size)(draw_tickets, 10_000))
+    assert sorted(drawn) == list(range(10_000 * size))
+
+
+def by_threads(comm):
+    counter = comm.shared(BLOCK, "i8")
+    threads = [threading.Thread(target=lambda: [counter.accumulate(..., 1) for _ in range(40)]) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    counter.fence()
+    return bool((counter == 80 * comm.size).all())
+
+
+def test_threads_of_a_rank_keep_out_of_each_others_blocks(world_of):
+    assert all(world_of(2)(by_threads))
+
+
+def tear(comm, times):
+    """Two write whole blocks of one number each; who reads sees one number in each block."""
+    per_block = BLOCK // 8
+    a = comm.shared((4, per_block), "i8")
+    torn = 0
+    comm.barrier()
+    for turn in range(times):
+        if comm.rank % 2:
+            a.put(..., turn)
+            a.accumulate(..., 1)
+        else:
+            found = a.get()
+            torn += int((found != found[:, :1]).sum())
+    a.fence()
+    return torn
+
+
+def test_nobody_sees_a_block_half_written(world_of):
+    assert world_of(4)(tear, 500) == [0] * 4
+
+
+def in_a_group(comm):
+    pair = comm.split(comm.rank % 2)
+    a = pair.shared(10, "f8")
+    a.accumulate(..., comm.rank)
+    a.fence()
+    return float(a[0])
+
+
+def test_a_group_has_its_own(world_of):
+    assert world_of(4)(in_a_group) == [2.0, 4.0, 2.0, 4.0]
+
+
+# ---- ends -------------------------------------------------------------------------------------------------
+
+
+def take_stripe(comm, array):
+    """As if this rank were inside the array's first block: the stripe's word says so."""
+    offset = shared.room_nbytes(array.nbytes, 0) - striped_locks.count_for(array.nbytes) * LOCK_NBYTES
+    ctypes.c_uint32.from_address(array.ctypes.data + offset).value = comm.rank + 1
+
+
+def die_inside(comm):
+    a = comm.shared(3 * BLOCK, "u1")
+    if comm.rank == 1:
+        take_stripe(comm, a)
+        a.fence()
+        time.sleep(0.1)  # so that the others wait already
+        os.kill(os.getpid(), signal.SIGKILL)
+    a.fence()
+    a.accumulate(slice(BLOCK, None), 1)  # behind its block
+    a.accumulate(BLOCK - 1, 1)
+
+
+def test_who_wants_a_dead_ranks_block_hears_of_it():
+    with Ranks(3) as ranks:
+        first, gone, last = ranks.meet().outcomes(die_inside)
+        assert isinstance(gone, Died)
+        for error in assert_all([first, last], shmring.RankFailed):
+            assert error.rank == 1
+            assert "stripe 0" in str(error)
+
+
+def wait_in_vain(comm):
+    """Rank 1 stays inside the first block: Timeout and Ctrl-C leave done what was done, and harm nothing."""
+    a = comm.shared(2 * BLOCK, "u1")
+    if comm.rank == 1:
+        take_stripe(comm, a)
+        a.fence()
+    else:
+        a.fence()
+        with pytest.raises(shmring.Timeout, match="rank 1 has not let go of stripe 0"):
+            a.accumulate(..., 1, timeout=0.2)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            a.put([BLOCK, 0], 7)
+        assert a.get(BLOCK) == 7
+    a.fence()
+    return a.tolist() == [0] * BLOCK + [7] + [0] * (BLOCK - 1)
+
+
+def test_a_wait_ends_by_a_timeout_or_by_ctrl_c(world_of):
+    assert all(world_of(2)(wait_in_vain))
+
+
+def use_after_close(comm):
+    a = comm.shared(100, "i8")
+    a.accumulate(..., 1)
+    a.fence()
+    comm.close()
+    for use in (a.get, lambda: a.put(0, 1), lambda: a.accumulate(0, 1), lambda: a.fetch_and_add(0, 1)):
+        with pytest.raises(shmring.Closed):
+            use()
+    return int(a.sum())
+
+
+def test_the_end_of_the_communicator_takes_them_away(world_of):
+    assert world_of(2)(use_after_close) == [200] * 2
+
+
+# ---- wrong arguments --------------------------------------------------------------------------------------
+
+WRONG = {
+    "beyond": (lambda a: a.accumulate(12, 1), IndexError, "index 12 is out of bounds"),
+    "before": (lambda a: a.get([0, -13]), IndexError, "index -13 is out of bounds"),
+    "put beyond": (lambda a: a.put([1, 12], 5), IndexError, "out of bounds"),
+    "a mask": (lambda a: a.get(np.ones(12, bool)), IndexError, "flatnonzero"),
+    "half an index": (lambda a: a.get(1.5), TypeError, "integer"),
+    "half indices": (lambda a: a.get([1.5]), TypeError, "safe"),
+    "an axis": (lambda a: a.get((1, 2, "x")), TypeError, ""),
+    "fractions": (lambda a: a.accumulate(0, 1.5), TypeError, "cannot be cast"),
+    "values": (lambda a: a.accumulate(slice(3), [1, 2]), ValueError, "2 values for 3 elements"),
+    "op": (lambda a: a.accumulate(0, 1, "sub"), ValueError, "op is 'sub'"),
+    "avg": (lambda a: a.accumulate(0, 1, "avg"), ValueError, "op is 'avg'"),
+    "mode": (lambda a: a.put(0, 1, "near"), ValueError, "mode"),
+    "out's dtype": (lambda a: a.get(out=np.empty(12, "f4")), ValueError, "float32"),
+    "out's size": (lambda a: a.get(out=np.empty(11, "i8")), ValueError, "11 elements"),
+    "out's gaps": (lambda a: a.get(out=np.empty(24, "i8")[::2]), ValueError, "C order"),
+    "out inside": (lambda a: a.get(slice(2), out=np.asarray(a).reshape(-1)[:2]), ValueError, "itself"),
+    "a view with gaps": (lambda a: a[:, ::2].get(), ValueError, "do not follow"),
+    "another order": (lambda a: a.T.accumulate(..., 1), ValueError, "do not follow"),
+    "a copy": (lambda a: a.copy().accumulate(0, 1), ValueError, "private copy"),
+    "other bytes": (lambda a: a.view(">i8").get(0), TypeError, "byte order"),
+    "dates": (lambda a: a.view("M8[s]").get(0), TypeError, "datetime64"),
+    "between elements": (
+        lambda a: a.view("u1").reshape(-1)[1:17].view("i8").get(0),
+        ValueError,
+        "do not foll",
+    ),
+    "bits of floats": (lambda a: a.view("f8").accumulate(0, 1.0, "band"), TypeError, "no meaning"),
+}
+
+
+def refuse(comm):
+    a = comm.shared((3, 4), "i8")
+    for name, (wrong, kind, words) in WRONG.items():
+        with pytest.raises(kind) as caught:
+            wrong(a)
+        assert words in str(caught.value), f"{name}: {caught.value}"
+    view = a[1:]
+    view.flags.writeable = False
+    for use in (view.put, view.accumulate, view.fetch_and_add):
+        with pytest.raises(ValueError, match="read-only"):
+            use(0, 1)
+    assert view.get(0) == 0
+    a.fence()
+    return a.tolist()
+
+
+def test_what_is_wrong_is_refused_and_changes_nothing(world_of):
+    assert world_of(2)(refuse) == [[[0] * 4] * 3] * 2
+
+
+def room(comm):
+    """Stripes are part of the array's memory: none of an empty one, 16 at most."""
+    line = LOCK_NBYTES
+    rooms = [shared.room_nbytes(nbytes, 0) for nbytes in (0, 1, BLOCK, BLOCK + 1)]
+    assert rooms == [0, 2 * line, BLOCK + line, BLOCK + 3 * line]
+    return shared.room_nbytes(64 * BLOCK, 3) == 64 * BLOCK + (3 + 16) * line
+
+
+def test_stripes_are_a_few_lines(world_of):
+    assert world_of(1)(room) == [True]

@@ -1,0 +1,436 @@
+"""Exceptions at inconvenient moments: of two signals one after the other, between the steps of a call, in the
+middle of a message, in a destructor. A call that raises has either not begun, or ends the communicator on all
+ranks.
+"""
+
+import mmap
+import os
+import signal
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+from flights import until_given_up
+from ranks import until_stopped
+
+import shmring
+from shmring._arrays import allocator, shapes
+from shmring._comm import objects
+from shmring._diagnostics import failures
+from shmring.methods import compression, sparse, stepwise
+from tests.collectives.test_errors import assert_all
+
+LONG = 1 << 20  # elements: far more than a call does without waiting
+TINY = 4096  # bytes of a message ring
+
+
+def leave(*_):
+    raise SystemExit(3)
+
+
+def wait_for_signals(comm, patient, *signals):
+    """Rank 0 waits in a call and gets the signals; the others come once it has given up."""
+    x = np.full(LONG, 1.0)
+    if comm.rank != 0:
+        until_given_up()
+        return comm.all_reduce(x)
+    signal.signal(signal.SIGTERM, leave)
+    behind = comm.all_reduce(np.zeros(LONG), async_op=True) if patient == "behind" else None
+    send = threading.Timer(0.2, lambda: [os.kill(os.getpid(), sig) for sig in signals])
+    send.start()
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
+        comm.all_reduce(x)
+    send.join()
+    assert behind is None or behind.done()
+    comm.barrier()
+    raise AssertionError("the communicator goes on") from caught.value
+
+
+@pytest.mark.parametrize("patient", ["plain", "behind"])
+@pytest.mark.parametrize("signals", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)])
+def test_two_signals_at_once_end_the_communicator(world_of, patient, signals):
+    errors = assert_all(world_of(2).outcomes(wait_for_signals, patient, *signals), shmring.Aborted)
+    assert len({str(error) for error in errors}) == 1
+    assert errors[0].rank == 0
+    assert errors[0].op == "all_reduce"
+
+
+def interrupt_the_end(comm, name, times, patient):
+    """While rank 0 does what follows its first signal, more come: each interrupts it at the same place."""
+    if comm.rank == 0:
+        signal.signal(signal.SIGTERM, leave)
+        real = getattr(failures, name)
+
+        def interrupted(*arguments, **keywords):
+            nonlocal times
+            if times > 0:
+                times -= 1
+                signal.raise_signal(signal.SIGTERM)
+            return real(*arguments, **keywords)
+
+        setattr(failures, name, interrupted)
+        try:
+            wait_for_signals(comm, patient, signal.SIGINT)
+        finally:
+            setattr(failures, name, real)
+    wait_for_signals(comm, patient)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("patient", ["plain", "behind"])
+@pytest.mark.parametrize("name", ["end", "_error_of", "_see"])
+def test_signals_while_a_signal_is_handled_change_nothing(world_of, name, times, patient):
+    assert_all(world_of(2).outcomes(interrupt_the_end, name, times, patient), shmring.Aborted)
+
+
+def tell_in_spite_of(comm, name):
+    """As interrupt_the_end, where the other rank waits for a message, on another host."""
+    if comm.rank != 0:
+        return comm.recv(np.zeros(1), 0)
+    return interrupt_the_end(comm, name, 1, "plain")
+
+
+@pytest.mark.parametrize("name", ["end", "_error_of"])
+def test_ranks_of_other_hosts_are_told_whatever_comes_between(world_across, name):
+    assert_all(world_across([0, 1]).outcomes(tell_in_spite_of, name), shmring.Aborted)
+
+
+# ---- between the steps of a call ---------------------------------------------------------------------------
+
+
+def broken(error):
+    """A function that raises, as a signal handler or the want of memory would there."""
+
+    def raise_it(*_, **__):
+        if error is KeyboardInterrupt:
+            signal.raise_signal(signal.SIGINT)
+        raise error("between two steps")
+
+    return raise_it
+
+
+class Numpy:
+    """NumPy, but for one of its functions."""
+
+    def __init__(self, name, function):
+        self._name, self._function = name, function
+
+    def __getattr__(self, name):
+        return self._function if name == self._name else getattr(np, name)
+
+
+def break_a_call(comm, where, error):
+    """Rank 1 raises between two steps of a call that rank 0 makes as well."""
+    places = {"object": (objects, "np"), "unpickle": (objects, "unpack"), "empty": (allocator, "_Block")}
+    if comm.rank == 1:
+        module, name = places[where]
+        real = getattr(module, name)
+        setattr(module, name, Numpy("empty", broken(error)) if name == "np" else broken(error))
+    call = (lambda: comm.empty(LONG)) if where == "empty" else (lambda: comm.broadcast_object([comm.rank]))
+    if comm.rank == 0:
+        call()
+    else:
+        with pytest.raises(error):
+            call()
+        setattr(module, name, real)
+    comm.barrier()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, ZeroDivisionError])
+@pytest.mark.parametrize("where", ["object", "unpickle", "empty"])
+def test_an_exception_between_two_steps_ends_the_communicator(world_of, where, error):
+    errors = assert_all(world_of(2).outcomes(break_a_call, where, error), shmring.Aborted)
+    assert all(error.rank == 1 for error in errors)
+    assert all(str(error) == str(errors[0]) for error in errors)
+
+
+def break_before(comm):
+    """Nothing has happened before the first step."""
+    real = objects.pack
+    if comm.rank == 1:
+        objects.pack = broken(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            comm.all_gather_object(comm.rank)
+        objects.pack = real
+    return comm.all_gather_object(comm.rank)
+
+
+def test_an_exception_before_the_first_step_is_as_if_there_was_no_call(world_of):
+    assert world_of(2)(break_before) == [[0, 1], [0, 1]]
+
+
+def lack_memory(comm):
+    """Rank 1 has no memory for the result: its arguments are right, and the others are told so."""
+    real = shapes.joined
+    if comm.rank == 1:
+        shapes.joined = broken(MemoryError)
+        with pytest.raises(MemoryError):
+            comm.all_gather(np.ones(LONG))
+        shapes.joined = real
+    comm.all_gather(np.ones(LONG))
+
+
+def test_no_memory_for_a_result_ends_the_communicator(world_of):
+    for error in assert_all(world_of(2).outcomes(lack_memory), shmring.Aborted):
+        assert "MemoryError in rank 1" in error.reason
+
+
+# ---- plans and adopted arrays ------------------------------------------------------------------------
+
+
+def adopted(comm):
+    array = np.frombuffer(mmap.mmap(-1, 1 << 20), "u1")
+    return comm.adopt(shmring.Memory(array.ctypes.data, array.nbytes, "uint8", owner=array)), array.view("f4")
+
+
+def plan_and_let_go(comm, way, in_background):
+    adoption, x = adopted(comm)
+    plan = comm.plan("all_reduce", x, async_op=in_background)
+
+    def total():
+        x[:] = comm.rank + 1
+        comm.barrier()
+        work = plan()
+        if in_background:
+            work.wait()
+        return set(x.tolist()), comm.stats()["path"]
+
+    found = [total()]
+    if way == "release":
+        adoption.release()
+        found.append(total())
+    del adoption
+    kept = comm.zeros(1000)  # which releases what was dropped, and unmaps it
+    found.append(total())
+    again, _ = comm.adopt(shmring.Memory(x.ctypes.data, x.nbytes, "uint8", owner=x)), kept
+    found.append(total())
+    again.release()
+    found.append(total())
+    return found
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("way", ["release", "drop"])
+def test_a_plan_outlives_the_adoption_of_its_array(world_of, way, in_background):
+    for found in world_of(2)(plan_and_let_go, way, in_background):
+        assert all(values == {3.0} for values, _ in found)
+        assert found[0][1] == found[-2][1] == "zero_copy"
+        assert found[-1][1] != "zero_copy"
+
+
+def plan_of_a_group(comm):
+    """The array is adopted by the world, the plan is a group's, and the other way round."""
+    group = comm.dup()
+    found = []
+    for one, other in ((comm, group), (group, comm)):
+        adoption, x = adopted(one)
+        plan = other.plan("all_reduce", x)
+        for _ in range(2):
+            x[:] = comm.rank + 1
+            other.barrier()
+            plan()
+            found.append(set(x.tolist()))
+            adoption.release()
+    return found
+
+
+def test_a_plan_of_a_group_does_not_mind_what_its_parent_adopts(world_of):
+    for found in world_of(2)(plan_of_a_group):
+        assert found == [{3.0}] * 4
+
+
+# ---- messages ----------------------------------------------------------------------------------------
+
+
+def interrupt_a_receive(comm):
+    """Rank 0 has a part of a message when Ctrl-C comes: the next receive would get the one behind it."""
+    sender = comm.broadcast_object(os.getpid(), 1)
+    if comm.rank == 0:
+        x = np.zeros(LONG)
+        until_stopped(sender)
+        press = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        press.start()
+        with pytest.raises(KeyboardInterrupt):
+            comm.recv(x, 1)
+        press.join()
+        os.kill(sender, signal.SIGCONT)
+        comm.recv(x, 1)
+    else:
+        transfer = comm.isend(np.full(LONG, 1.0), 0)
+        os.kill(sender, signal.SIGSTOP)
+        transfer.wait()
+        comm.send(np.full(LONG, 2.0), 0)
+
+
+def test_ctrl_c_in_the_middle_of_a_receive_ends_the_communicator(world_of):
+    for error in assert_all(
+        world_of(2, SHMRING_MESSAGE_RING=TINY).outcomes(interrupt_a_receive), shmring.Aborted
+    ):
+        assert "in the middle" in error.reason
+
+
+def send_and_wait(comm):
+    """What rank 0 sends is with rank 1 when Ctrl-C ends the receiving half: it cannot be taken back."""
+    x = np.zeros(4)
+    if comm.rank == 0:
+        ready = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        ready.start()
+        with pytest.raises(KeyboardInterrupt):
+            comm.sendrecv(np.ones(4), 1, x, 1)
+        ready.join()
+    else:
+        comm.recv(x, 0)
+        until_given_up()
+    comm.barrier()
+
+
+def test_ctrl_c_after_the_first_half_of_a_sendrecv_ends_the_communicator(world_of):
+    for error in assert_all(world_of(2).outcomes(send_and_wait), shmring.Aborted):
+        assert "in the middle" in error.reason
+
+
+def send_from_a_destructor(comm, way):
+    """The array of a transfer is dropped by the progress thread, or in a call: that sends a message."""
+
+    class Owned(np.ndarray):
+        pass
+
+    if comm.rank == 1:
+        got = np.empty(LONG)
+        time.sleep(0.2)  # so that the transfer is not complete in isend
+        comm.recv(got, 0, 1)
+        return comm.recv(got, 0, 2).count
+    x = np.zeros(LONG).view(Owned)
+    destructor = weakref.finalize(x, lambda: comm.send(np.zeros(3), 1, 2))
+    transfer = comm.isend(x, 1, 1)
+    del x
+    if way == "wait":
+        transfer.wait()
+    del transfer
+    while destructor.alive:
+        time.sleep(0.01)
+    return 3
+
+
+@pytest.mark.parametrize("way", ["background", "wait"])
+def test_a_destructor_of_what_was_sent_may_send(world_of, way):
+    assert world_of(2)(send_from_a_destructor, way) == [3, 3]
+
+
+# ---- what wraps a communicator ----------------------------------------------------------------------------
+
+
+def break_a_method(comm, which, error):
+    """Rank 1 raises in a method between two of its calls; rank 0 makes the same call."""
+    x = np.ones(100_000, np.float32)
+    make = {
+        "sparse": lambda: sparse.SparseAllReduce(comm, block=64),
+        "pairs": lambda: lambda x: sparse.all_reduce_pairs(comm, np.arange(3), np.ones(3), 10**6),
+        "int8": lambda: lambda x: compression.Int8().all_reduce(comm, x),
+        "int8 later": lambda: lambda x: compression.Int8().all_reduce(comm, x, async_op=True).wait(),
+    }[which]
+    call = make()
+    if comm.rank == 0:
+        call(x)
+    else:
+        module, name = METHODS[which]
+        real = getattr(module, name)
+        setattr(module, name, broken(error))
+        try:
+            with pytest.raises(error):
+                call(x)
+        finally:
+            setattr(module, name, real)
+    comm.barrier()
+
+
+METHODS = {
+    "sparse": (np, "flatnonzero"),
+    "pairs": (sparse, "_added_by_rank"),
+    "int8": (compression, "_check_words"),
+    "int8 later": (compression, "_check_words"),
+}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("which", METHODS)
+def test_an_exception_between_the_calls_of_a_method_ends_the_communicator(world_of, which, error):
+    errors = assert_all(world_of(2).outcomes(break_a_method, which, error), shmring.Aborted)
+    assert {error.rank for error in errors} == {1}
+
+
+def agree_on_an_error(comm):
+    with pytest.raises(ValueError, match="other ops, or other numbers"):
+        compression.Int8().all_reduce(comm, np.ones(100_000 + comm.rank, np.float32))
+    with pytest.raises(ValueError, match="another length"):
+        sparse.all_reduce_pairs(comm, np.arange(3), np.ones(3), 10 + comm.rank)
+    return comm.all_gather(np.array([comm.rank])).ravel().tolist()
+
+
+def test_an_error_that_all_ranks_raise_leaves_the_communicator(world_of):
+    assert world_of(2)(agree_on_an_error) == [[0, 1], [0, 1]]
+
+
+def interrupt_messages_of_a_method(comm):
+    both = stepwise.Stepwise(comm)
+    x = np.ones(100_000, np.float32)
+    if comm.rank == 1:
+        press = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        press.start()
+        with pytest.raises(KeyboardInterrupt):
+            both.all_reduce(x, algorithm="ring")
+        press.join()
+    else:
+        time.sleep(0.5)  # rank 1 waits meanwhile
+    both.all_reduce(x, algorithm="ring")
+
+
+def test_ctrl_c_among_the_messages_of_a_method_ends_its_communicator(world_of):
+    assert_all(world_of(2).outcomes(interrupt_messages_of_a_method), shmring.Aborted)
+
+
+# ---- buckets ----------------------------------------------------------------------------------------------
+
+
+def interrupt_a_wait_for_buckets(comm):
+    arrays_to_add = [np.full(1000, comm.rank + 1.0) for _ in range(4)]
+    buckets = shmring.Bucketer(comm, nbytes=8000, op="sum")
+    for array in arrays_to_add[: 4 if comm.rank == 0 else 0]:
+        buckets.add(array)
+    if comm.rank == 0:
+        press = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        press.start()
+        with pytest.raises(KeyboardInterrupt):
+            buckets.wait()
+        press.join()
+        comm.send(b"interrupted", 1)
+    else:
+        comm.recv(bytearray(11))
+        for array in arrays_to_add:
+            buckets.add(array)
+    buckets.wait()
+    return [set(array.tolist()) for array in arrays_to_add]
+
+
+def test_a_wait_for_buckets_can_be_repeated_after_ctrl_c(world_of):
+    assert world_of(2)(interrupt_a_wait_for_buckets) == [[{3.0}] * 4] * 2
+
+
+def lose_a_bucket(comm):
+    """Rank 1 raises when a bucket was taken out: the next one, of the same shape, would be taken for it."""
+    real = shmring.Bucketer._agree
+    buckets = shmring.Bucketer(comm, nbytes=8000, op="sum", delay_s=1.0)
+    if comm.rank == 1:
+        shmring.Bucketer._agree = broken(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            buckets.add(np.ones(1000))
+        shmring.Bucketer._agree = real
+    for _ in range(2):
+        buckets.add(np.ones(1000))
+    buckets.wait()
+
+
+def test_an_exception_in_a_bucket_ends_the_communicator(world_of):
+    assert_all(world_of(2).outcomes(lose_a_bucket), shmring.Aborted)

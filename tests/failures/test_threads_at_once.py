@@ -1,0 +1,191 @@
+"""Several threads on one communicator, or on several at once: what is refused, and where the interpreter may
+change threads in the middle."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import when_there
+
+MOMENT_S = 0.3  # in which another thread comes to its wait, however busy the machine
+
+
+def begun(function, *args):
+    """A thread that has come to a wait, as far as one can tell; what it raised is in its `raised`."""
+
+    def run():
+        try:
+            function(*args)
+        except BaseException as error:
+            thread.raised = error
+
+    thread = threading.Thread(target=run)
+    thread.raised = None
+    thread.start()
+    time.sleep(MOMENT_S)
+    return thread
+
+
+def a_moment_after(path):
+    when_there(path)
+    time.sleep(MOMENT_S)
+
+
+def close_while_a_call_begins(comm, begins):
+    x, y = np.ones(5000), np.ones(3)
+    if comm.rank == 0:
+        a_moment_after(begins)
+        comm.all_reduce(x)
+        time.sleep(MOMENT_S)
+        comm.all_reduce(y)
+        return None
+    work = comm.all_reduce(x, async_op=True)
+    closing = begun(comm.close)  # waits for the work, and lets others run meanwhile
+    begins.touch()
+    comm.all_reduce(y)
+    closing.join()
+    work.wait()
+    assert (x == 2).all()
+    assert (y == 2).all()
+    with pytest.raises(RuntimeError, match="another thread is inside a call"):
+        raise closing.raised
+    comm.close()
+    return True
+
+
+def test_close_does_not_take_a_call_from_another_thread(world_of, tmp_path):
+    assert world_of(2)(close_while_a_call_begins, tmp_path / "begins") == [None, True]
+
+
+def close_while_a_receive_begins(comm, begins):
+    x, y = np.ones(5000), np.zeros(3)
+    if comm.rank == 0:
+        a_moment_after(begins)
+        comm.all_reduce(x)
+        time.sleep(MOMENT_S)
+        comm.send(np.ones(3), 1)
+        comm.barrier()
+        return None
+    work = comm.all_reduce(x, async_op=True)
+    closing = begun(comm.close)
+    begins.touch()
+    comm.recv(y)
+    closing.join()
+    work.wait()
+    assert (y == 1).all()
+    with pytest.raises(RuntimeError, match="another thread is inside a call"):
+        raise closing.raised
+    comm.barrier()
+    return True
+
+
+def test_close_does_not_take_a_receive_from_another_thread(world_of, tmp_path):
+    assert world_of(2)(close_while_a_receive_begins, tmp_path / "begins") == [None, True]
+
+
+def receive_at_once(comm, refused):
+    x, y = np.zeros(3), np.zeros(3)
+    if comm.rank == 0:
+        when_there(refused)
+        comm.send(np.ones(3), 1)
+        return None
+    receiving = begun(comm.recv, x)
+    with pytest.raises(RuntimeError, match="another thread is sending or receiving"):
+        comm.recv(y)
+    refused.touch()
+    receiving.join()
+    assert (x == 1).all()
+    return receiving.raised
+
+
+def test_a_second_receive_at_once_is_refused(world_of, tmp_path):
+    assert world_of(2)(receive_at_once, tmp_path / "refused") == [None, None]
+
+
+class Slow:
+    """An array that says where it is a moment after the event, and lets other threads run meanwhile."""
+
+    def __init__(self, array, event):
+        self.array, self.event = array, event
+
+    @property
+    def __array_interface__(self):
+        self.event.wait()
+        time.sleep(MOMENT_S)
+        return self.array.__array_interface__
+
+
+def fuse_at_once(comm, refused):
+    arrays = [np.full(count, comm.rank + 1.0) for count in (300, 100)]
+    event = threading.Event()
+
+    def fuse_too_late():
+        try:
+            comm.all_reduce_many([Slow(np.full(300, -7.0), event), np.full(100, -7.0)])
+        finally:
+            refused.touch()
+
+    if comm.rank == 0:
+        when_there(refused)
+        comm.all_reduce_many(arrays)
+    else:
+        late = begun(fuse_too_late)
+        event.set()
+        comm.all_reduce_many(arrays)
+        late.join()
+        with pytest.raises(RuntimeError, match="another thread is inside a call"):
+            raise late.raised
+    return all((x == 3).all() for x in arrays)
+
+
+def test_a_second_fused_call_leaves_the_first_ones_buffer_alone(world_of, tmp_path):
+    assert world_of(2)(fuse_at_once, tmp_path / "refused") == [True, True]
+
+
+# Making a thread is made slow: whoever else wants the one in the background comes meanwhile.
+ISSUE_AT_ONCE = """
+import sys, threading, time
+sys.path.insert(0, {tests!r})
+import numpy as np, shmring
+from ranks import Ranks
+
+class SlowToBegin(threading.Thread):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.name == "shmring-progress":
+            time.sleep(0.2)
+
+def issue(comm):
+    x = np.ones(3000)
+    for work in [comm.all_reduce(x[:1000 * (i + 1)], async_op=True) for i in range(3)]:
+        work.wait()
+
+if __name__ == "__main__":
+    with Ranks(4, threads=True) as ranks:
+        ranks.meet()
+        threading.Thread = SlowToBegin
+        ranks(issue)
+    print(sum(thread.name == "shmring-progress" for thread in threading.enumerate()))
+"""
+
+
+def test_a_process_has_one_thread_in_the_background(tmp_path):
+    script = tmp_path / "issue_at_once.py"
+    script.write_text(ISSUE_AT_ONCE.format(tests=str(Path(__file__).parents[1] / "support")))
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "1\n", ran.stderr
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="needs free-threaded CPython")
+def test_a_communicator_enables_the_gil_again():
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
+    command = [sys.executable, "-c", "import sys, shmring; shmring.Comm; print(sys._is_gil_enabled())"]
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "True\n", ran.stderr
+    assert "The global interpreter lock (GIL) has been enabled" in ran.stderr

@@ -1,0 +1,129 @@
+"""Nobody sleeps through what it waits for: here sleeps have no end of their own, and who is not woken hangs.
+Two things are looked for only every 4 ms: that a rank has closed; and what a neighbour does while another
+host is awaited, as no sleep ends both by that and by what comes over the wire.
+
+Elsewhere a sleep ends after some milliseconds, and a wake-up that is lost would pass for a slow machine.
+"""
+
+import contextlib
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from programs import run_program, seeds_of
+from ranks import Died, Ranks
+
+import shmring
+from shmring._config import thresholds
+from tests.collectives.test_errors import ones
+from tests.p2p import test_point_to_point as messages
+
+LINUX = tuple(int(number) for number in os.uname().release.split(".")[:2])
+NEVER_NS = 600 * 10**9
+SOON_S = 5
+LAYOUTS = {"2": [0, 0], "3": [0, 0, 0], "5": [0] * 5, "2+1": [0, 0, 1]}
+
+
+@pytest.fixture
+def sleepers(monkeypatch):
+    """Worlds whose ranks sleep as soon as they wait, until they are woken."""
+    patience = thresholds.patience
+    endless = {
+        "pauses": 1,
+        "brief_pauses": 0,
+        "brief_yields": 0,
+        "yield_ns": 0,
+        "sleep_ns": NEVER_NS,
+        "look_ns": NEVER_NS,
+    }
+    monkeypatch.setattr(thresholds, "patience", lambda nranks, **how: patience(nranks, **how) | endless)
+    with contextlib.ExitStack() as worlds:
+
+        def meet(nodes, **environ):
+            apart = {"nodes": nodes} if max(nodes) > 0 else {}
+            return worlds.enter_context(Ranks(len(nodes), **apart)).meet(**environ)
+
+        yield meet
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("chunk", [None, 256])
+@pytest.mark.parametrize("layout", ["2", "3", "5", "2+1"])
+def test_programs_of_collectives(sleepers, layout, chunk):
+    ranks = sleepers(LAYOUTS[layout], **({"SHMRING_CHUNK": chunk, "SHMRING_DEPTH": 3} if chunk else {}))
+    for seed in seeds_of((layout, chunk), 4):
+        ranks(run_program, seed, LAYOUTS[layout])
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("layout", ["2", "3", "5", "2+1"])
+def test_programs_of_messages(sleepers, layout):
+    ranks = sleepers(LAYOUTS[layout], SHMRING_MESSAGE_RING=messages.TINY)
+    for seed in range(3):
+        ranks(messages.run_program, seed, 60 * ranks.size, np.dtype("u1"))
+
+
+def take_turns(comm, times):
+    """Who comes finds the others asleep, in another order each time."""
+    shared = comm.shared(1, dtype="i8", locks=1)
+    shared[...] = 0
+    comm.barrier()
+    for number in range(times):
+        time.sleep(0.002 * ((comm.rank + number) % comm.size))
+        comm.barrier()
+        comm.all_reduce(ones(9))
+        with shared.lock(0):
+            shared[0] += 1
+    shared.fence()
+    return int(shared[0])
+
+
+@pytest.mark.parametrize("layout", ["2", "5"])
+def test_who_comes_last_wakes_all(sleepers, layout):
+    ranks = sleepers(LAYOUTS[layout])
+    assert ranks(take_turns, 30) == [30 * ranks.size] * ranks.size
+
+
+WAITS = {
+    "barrier": lambda c: c.barrier(),
+    "all_reduce": lambda c: c.all_reduce(ones(9)),
+    "a large all_reduce": lambda c: c.all_reduce(ones(400_000)),
+    "broadcast": lambda c: c.broadcast(ones(60_000), 1),
+    "in the background": lambda c: c.all_reduce(ones(60_000), async_op=True).wait(),
+    "recv": lambda c: c.recv(ones(3), 1),
+    "send": lambda c: c.send(ones(3_000_000), 1),
+    "irecv": lambda c: c.irecv(ones(3), 1).wait(),
+}
+
+
+def die(comm):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def give_up(comm):
+    comm.abort("enough")
+
+
+def end_after_a_while(comm, wait, how):
+    if comm.rank == 1:
+        time.sleep(0.15)
+        how(comm)
+        return None
+    WAITS[wait](comm)
+    return "returned"
+
+
+@pytest.mark.parametrize("how", [die, give_up])
+@pytest.mark.parametrize("wait", WAITS)
+def test_an_end_wakes_all(sleepers, wait, how):
+    if how is die and LINUX < (5, 16):
+        pytest.skip("the death of a rank wakes others from Linux 5.16 on")
+    ranks = sleepers(LAYOUTS["3"])
+    begin = time.monotonic()
+    outcomes = ranks.outcomes(end_after_a_while, wait, how)
+    assert time.monotonic() - begin < SOON_S
+    assert isinstance(outcomes.pop(1), Died if how is die else type(None))
+    kind = shmring.RankFailed if how is die else shmring.Aborted
+    assert all(isinstance(outcome, kind) and outcome.rank == 1 for outcome in outcomes), outcomes

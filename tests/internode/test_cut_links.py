@@ -1,0 +1,121 @@
+"""Connections between hosts that are reset, cut or pulled: calls end on both sides, and say who it was.
+
+Hosts are stand-ins (bench/hosts.py), whose links can go down.
+"""
+
+import contextlib
+import os
+import socket
+import struct
+import time
+
+import pytest
+from ranks import Died, turns, when_there
+
+import shmring
+from tests.collectives.test_errors import assert_all, ones
+from tests.internode.test_across_failures import (
+    LAYOUTS,
+    SOON_S,
+    across,
+    in_background,
+    large,
+    moved,
+    small,
+    survivors,
+)
+
+
+def connections():
+    """The TCP connections of this process, all of them the communicator's."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                yield from connection_at(int(name))
+
+
+def connection_at(fd):
+    with socket.socket(fileno=os.dup(fd)) as connection:
+        if connection.family == socket.AF_INET:
+            yield fd, connection
+
+
+def reset_all(comm, victim, ends):
+    comm.barrier()
+    if comm.rank == victim:
+        nothing = os.open("/dev/null", os.O_RDWR)
+        fds = []
+        for fd, connection in connections():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            fds.append(fd)
+        assert fds
+        if ends:
+            os._exit(3)
+        for fd in fds:
+            os.dup2(nothing, fd)
+    comm.all_reduce(ones(60_000))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(("layout", "victim"), [("1+1", 1), ("2+2", 0), ("2+1+3", 2)])
+def test_connections_that_are_reset_are_a_failure_on_all_sides(layout, victim, ends):
+    with across(layout) as ranks:
+        outcomes = ranks.meet().outcomes(reset_all, victim, ends)
+    assert isinstance(outcomes.pop(victim), Died if ends else shmring.Error)
+    for error in assert_all(outcomes, shmring.RankFailed):
+        assert ends is False or error.rank == victim
+
+
+def call_until(comm, call, path_to_tell):
+    call_of = {"small": small, "large": large, "moved": moved, "background": in_background}[call]
+    for _ in turns(comm, path_to_tell):
+        call_of(comm)
+
+
+CUT_TIMEOUT_S = 4  # of meeting, too: a lost packet is sent again after a second
+
+
+CUT = [("1+1", "small"), ("1+1", "background"), ("2+2", "small"), ("2+2", "large"), ("2+1+3", "small")]
+CUT += [("2+1+3", "large"), ("2+1+3", "moved")]
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize(("layout", "call"), CUT)
+def test_a_cut_link_ends_calls_on_both_sides(tmp_path, world_over, layout, call):
+    nodes = LAYOUTS[layout]
+    last = max(nodes)
+    ranks = world_over(nodes, timeout_s=CUT_TIMEOUT_S)
+    ranks.begin(call_until, call, str(tmp_path / "runs"))
+    when_there(tmp_path / "runs")
+    begin = time.monotonic()
+    ranks.hosts[-1].down()
+    outcomes = ranks.answers()
+    took_s = time.monotonic() - begin
+    ranks.hosts[-1].up()
+    for rank, error in enumerate(outcomes):
+        assert isinstance(error, (shmring.Timeout, shmring.RankFailed)), outcomes
+        assert (nodes[error.rank] == last) != (nodes[rank] == last), (rank, outcomes)
+    assert took_s < CUT_TIMEOUT_S + SOON_S
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("pulled", [False, True])
+@pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+3"])
+def test_a_host_that_dies_with_its_link_or_without(tmp_path, world_over, layout, pulled):
+    """Pulled: nobody hears of it, and what is left of its connections is half-open."""
+    nodes = LAYOUTS[layout]
+    ranks = world_over(nodes, timeout_s=CUT_TIMEOUT_S)
+    ranks.begin(call_until, "large", str(tmp_path / "runs"))
+    when_there(tmp_path / "runs")
+    begin = time.monotonic()
+    host = ranks.hosts[-1]
+    if pulled:
+        host.down()
+    host.kill()
+    dead = [rank for rank, node in enumerate(nodes) if node == max(nodes)]
+    outcomes = survivors(ranks.answers(), *dead)
+    took_s = time.monotonic() - begin
+    for error in outcomes:
+        assert isinstance(error, (shmring.Timeout, shmring.RankFailed) if pulled else shmring.RankFailed)
+        assert error.rank in dead
+    assert took_s < CUT_TIMEOUT_S + SOON_S

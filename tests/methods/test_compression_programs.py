@@ -1,0 +1,91 @@
+"""The example and the benchmarks of compressed and sparse gradients run, and say what they should."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shmring
+
+PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
+WATCHDOG_S = 100
+
+pytestmark = pytest.mark.limit(WATCHDOG_S + 20)
+
+
+def run(nranks, program, *options):
+    """What it prints on so many ranks."""
+    command = ["-m", "shmring.run", "--no-prefix", "-n", nranks, ROOT / program, *options]
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_S,
+    )
+
+
+def rows_of(table):
+    """By its first cell, the other cells of each row."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*", table, re.M)
+    ]
+    return {name: cells for name, *cells in rows[2:]}
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_compressed_training_learns(nranks):
+    pytest.importorskip("sklearn")
+    done = run(nranks, "examples/compressed_training.py", "--epochs", 6, "--hidden", 32, "--least", 0.8)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{nranks} rank(s), 6 epochs" in done.stdout
+    assert "weights bit-identical on all ranks: yes" in done.stdout
+    rows = rows_of(done.stdout)
+    assert len(rows) == 9
+    loss = {name: float(cells[0]) for name, cells in rows.items()}
+    for name in ("top-k 1 %", "PowerSGD rank 2"):
+        assert loss[f"{name} + feedback"] < loss[name]
+    assert abs(loss["int8"] - loss["none"]) < 0.05 * loss["none"]
+    assert float(rows["bf16"][-1]) == 2
+
+
+def test_an_accuracy_under_the_threshold_is_a_failed_run():
+    pytest.importorskip("sklearn")
+    done = run(1, "examples/compressed_training.py", "--epochs", 0)
+    assert done.returncode == 1
+    assert "FAILED" in done.stderr
+
+
+def test_compression_is_measured_beside_all_reduce(tmp_path):
+    few = ["--nbytes", "64K", "--rounds", 1, "--sample-s", 0.001, "--json", tmp_path / "found.json"]
+    done = run(2, "bench/bench_compression.py", *few)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads((tmp_path / "found.json").read_text())
+    assert set(rows_of(done.stdout)) == set(told["ways"])
+    assert told["ways"]["PowerSGD rank 2"]["s"] > 0
+
+
+def test_sparse_is_measured_by_density(tmp_path):
+    few = ["--sizes", "4K,64K", "--densities", "0,0.5,1", "--rounds", 1, "--sample-s", 0.001]
+    done = run(2, "bench/bench_sparse.py", *few, "--json", tmp_path / "found.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads((tmp_path / "found.json").read_text())["found"]
+    assert set(told) == {"4096", "65536"}
+    assert set(rows_of(done.stdout)) == set(told["4096"]["s"])
+    for of_size in told.values():
+        assert all(0 <= density <= 1 for density in of_size["break_even"].values())
+
+
+def test_the_break_even_is_between_the_densities_beside_it(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    from bench_sparse import break_even
+
+    densities = [0.0, 0.5, 1.0]
+    assert break_even(densities, [1.0, 2.0, 4.0], [3.0] * 3) == 0.75
+    assert break_even(densities, [5.0, 5.0, 5.0], [3.0] * 3) == 0.0
+    assert break_even(densities, [1.0, 1.0, 1.0], [3.0] * 3) == 1.0

@@ -1,0 +1,259 @@
+"""Reduction servers against all_reduce of the workers alone: the same bits, and the same errors on all.
+
+Hosts are names here, and the wire is loopback: see conftest.world_across.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engines import KEY, output_of, start
+from meeting import free_port
+from ranks import Died, Ranks
+
+import shmring
+from shmring.methods.reducers import ReductionServers
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "bench" / "bench_reducers.py"
+LAYOUTS = {  # by rank the host, and who the reducers are
+    "2 hosts, 1 reducer": ([0, 1, 2], [2]),
+    "3 hosts, 2 reducers": ([0, 1, 2, 3, 3], [3, 4]),
+    "hosts of 2 and 1, reducer first": ([9, 0, 0, 1], [0]),
+    "hosts of 2 and 2, reducers on them": ([0, 0, 0, 1, 1, 1], [2, 3]),
+    "1 host": ([0, 0, 0], [1]),
+}
+COUNTS = (0, 1, 5, 999, 4096, 50_001)
+TINY = {"chunk_nbytes": 4096, "depth": 2}
+
+
+def items_of(rank, dtype, count):
+    rng = np.random.default_rng(rank)
+    if dtype.startswith("complex"):
+        return (rng.standard_normal(count) + 1j * rng.standard_normal(count)).astype(dtype)
+    return (rng.standard_normal(count) * 10).astype(dtype)
+
+
+def reduce_beside_the_plain_one(comm, reducers, how):
+    workers = comm.group([rank for rank in range(comm.size) if rank not in reducers])
+    with ReductionServers(comm, reducers, **how) as servers:
+        if servers.is_reducer:
+            return servers.serve()
+        calls = 0
+        for dtype, op in (
+            ("float32", "sum"),
+            ("float64", "max"),
+            ("float32", "avg"),
+            ("int64", "prod"),
+            ("complex64", "sum"),
+            ("complex64", "avg"),
+            ("complex128", "avg"),
+            ("int32", "min"),
+        ):
+            for count in COUNTS:
+                x = items_of(comm.rank, dtype, count).reshape(1, count)
+                expected = x.copy()
+                workers.all_reduce(expected, op)
+                servers.all_reduce(x, op)
+                assert x.tobytes() == expected.tobytes(), (dtype, op, count)
+                calls += 1
+        return calls
+
+
+@pytest.mark.parametrize("how", [{}, TINY, TINY | {"depth": 1}], ids=["large", "tiny", "one at a time"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_bits_are_those_of_all_reduce(world_across, layout, how):
+    nodes, reducers = LAYOUTS[layout]
+    calls = world_across(nodes)(reduce_beside_the_plain_one, reducers, how)
+    assert calls == [8 * len(COUNTS)] * len(nodes)
+
+
+class Counting:
+    """A communicator that counts the bytes of its messages."""
+
+    def __init__(self, comm):
+        self._comm, self.sent, self.received = comm, 0, 0
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def isend(self, x, dest):
+        self.sent += x.nbytes
+        return self._comm.isend(x, dest)
+
+    def irecv(self, x, source):
+        self.received += x.nbytes
+        return self._comm.irecv(x, source)
+
+
+def count_bytes(comm, reducers, count):
+    with ReductionServers(comm, reducers, **TINY) as servers:
+        counting = servers._comm = Counting(servers._comm)
+        if servers.is_reducer:
+            servers.serve()
+        else:
+            servers.all_reduce(np.ones(count, "f4"))
+        return counting.sent, counting.received
+
+
+def test_each_host_sends_a_message_once_and_each_reducer_its_share_for_all(world_across):
+    count, nodes = 3 << 16, [0, 0, 1, 2, 3, 4]
+    sent, received = np.array(world_across(nodes)(count_bytes, [4, 5], count)).T
+    assert (sent == received).all()
+    assert [sent[:2].sum(), *sent[2:4]] == [4 * count] * 3
+    assert sent[4:].tolist() == [3 * 4 * count // 2] * 2
+
+
+def test_the_benchmark_runs(tmp_path):
+    """On two hosts by name, of one worker or reducer each."""
+    few = ("--sizes", "4K,64K", "--rounds", 2, "--sample-s", 0.01, "--json", tmp_path / "found.json")
+    meet = ("--nnodes", 2, "--rdzv", f"127.0.0.1:{free_port()}", "-n", 1)
+    hosts = [
+        start(
+            *(
+                sys.executable,
+                "-m",
+                "shmring.run",
+                "--no-prefix",
+                *meet,
+                "--node-rank",
+                host,
+                BENCHMARK,
+                *few,
+            ),
+            SHMRING_NODE=str(host),
+            SHMRING_KEY=KEY,
+        )
+        for host in range(2)
+    ]
+    assert "| 0.0625 MiB |" in "".join(output_of(*hosts))
+    assert [row["nbytes"] for row in json.loads((tmp_path / "found.json").read_text())["rows"]] == [
+        4096,
+        65536,
+    ]
+
+
+# --- errors ---
+
+
+def refuse(comm, reducers, how):
+    ReductionServers(comm, reducers, **how)
+
+
+@pytest.mark.parametrize(
+    ("reducers", "how", "says"),
+    [
+        ([], {}, "0 of 2 ranks are reducers"),
+        ([0, 1], {}, "2 of 2 ranks are reducers"),
+        ([2], {}, "reducer 2 is no rank"),
+        ([1, 1], {}, "name each once"),
+        ([1], {"depth": 0}, "depth 1 or more"),
+    ],
+)
+def test_reducers_that_cannot_be_are_refused_by_all(world_of, reducers, how, says):
+    for outcome in world_of(2).outcomes(refuse, reducers, how):
+        assert isinstance(outcome, ValueError), outcome
+        assert says in str(outcome)
+
+
+def name_other_reducers(comm):
+    refuse(comm, [comm.rank], {})
+
+
+def test_ranks_that_name_other_reducers_are_told(world_of):
+    for outcome in world_of(2).outcomes(name_other_reducers):
+        assert "the ranks give different reducers" in str(outcome), outcome
+
+
+def disagree(comm, give):
+    with ReductionServers(comm, [3]) as servers:
+        if servers.is_reducer:
+            servers.serve()
+        else:
+            servers.all_reduce(*give(comm.rank))
+
+
+def give_other_counts(rank):
+    return np.zeros(5 + (rank == 2)), "sum"
+
+
+def give_another_op(rank):
+    return np.zeros(5), "max" if rank == 2 else "sum"
+
+
+def give_a_list(rank):
+    return [0.0] * 5 if rank == 2 else np.zeros(5), "sum"
+
+
+@pytest.mark.parametrize("give", [give_other_counts, give_another_op])
+def test_hosts_that_call_different_things_are_told(world_across, give):
+    for outcome in world_across([0, 0, 1, 2]).outcomes(disagree, give):
+        assert isinstance(outcome, shmring.Aborted), outcome
+        assert "the workers' calls do not match: worker 0 called all_reduce(float64[5], sum)" in str(outcome)
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 1, 2], [0, 1, 1, 2]])
+def test_a_wrong_argument_ends_it_for_all(world_across, nodes):
+    outcomes = world_across(nodes).outcomes(disagree, give_a_list)
+    assert isinstance(outcomes[2], TypeError), outcomes
+    for rank in 0, 1, 3:
+        assert isinstance(outcomes[rank], shmring.Error), outcomes
+    assert "worker 2 refused its arguments: x is list" in str(outcomes[3])
+
+
+def give_one_less(rank):
+    """To the second worker, where the first pieces are as long as the others'."""
+    return np.ones(999 if rank == 1 else 1000), "sum"
+
+
+def give_nothing(rank):
+    return np.ones(0 if rank == 1 else 5), "sum"
+
+
+@pytest.mark.parametrize("give", [give_one_less, give_nothing])
+@pytest.mark.parametrize("nodes", [[0, 0, 1, 2], [0, 0, 0, 1], [0, 0, 0, 0]])
+def test_workers_of_one_host_that_give_other_counts_are_told(world_across, nodes, give):
+    for outcome in world_across(nodes).outcomes(disagree, give):
+        assert isinstance(outcome, shmring.Aborted), outcome
+        counts = f"{give(1)[0].size} and with {give(0)[0].size} elements"
+        assert f"workers of one host called all_reduce with {counts}" in str(outcome)
+
+
+def serve_on_a_worker(comm):
+    with ReductionServers(comm, [0]) as servers:
+        if servers.is_reducer:
+            with pytest.raises(ValueError, match="rank 0 is a reducer"):
+                servers.all_reduce(np.zeros(1))
+            return servers.serve()
+        with pytest.raises(ValueError, match="rank 1 is a worker"):
+            servers.serve()
+        return 0
+
+
+def test_each_has_a_call_of_its_own(world_of):
+    assert world_of(2)(serve_on_a_worker) == [0, 0]
+
+
+def go_on_until_one_dies(comm, victim):
+    with ReductionServers(comm, [4], **TINY) as servers:
+        comm.barrier()
+        if comm.rank == victim:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if servers.is_reducer:
+            servers.serve()
+        while True:
+            servers.all_reduce(np.zeros(9999))
+
+
+@pytest.mark.parametrize("victim", [3, 4], ids=["a worker", "the reducer"])
+def test_a_killed_rank_is_named_on_all(victim):
+    with Ranks(5, nodes=[0, 0, 1, 1, 2]) as ranks:
+        outcomes = ranks.meet().outcomes(go_on_until_one_dies, victim)
+    assert isinstance(outcomes[victim], Died)
+    for rank in set(range(5)) - {victim}:
+        assert isinstance(outcomes[rank], shmring.RankFailed), outcomes
+        assert outcomes[rank].rank == victim, outcomes

@@ -1,0 +1,385 @@
+"""The parameter server: in step it is all_reduce and an update, to the bit; at each worker's pace every
+gradient is applied once, and nobody gets further ahead than is allowed; what ends it ends it for all.
+"""
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from ranks import Died, Ranks
+
+import shmring
+from shmring.methods import server as module
+from shmring.methods.server import SGD, ParameterServer
+from tests.collectives.test_errors import assert_all
+
+COUNT = 1000
+NODES = {"one host": None, "two hosts": [0, 0, 1, 1], "four hosts": [0, 1, 2, 3]}
+
+
+@pytest.fixture
+def four(world_of, world_across):
+    """four("two hosts") → four ranks that have met."""
+
+    def meet(where):
+        return world_across(NODES[where]) if NODES[where] else world_of(4)
+
+    return meet
+
+
+def gradient_of(worker, step, count, dtype):
+    """Numbers whose sums are rounded, so that an order shows."""
+    return np.random.default_rng((worker, step)).standard_normal(count).astype(dtype)
+
+
+def is_server(comm, servers):
+    return isinstance(servers, list) and comm.rank in servers
+
+
+# ---- in step ----------------------------------------------------------------------------------------------
+
+
+def in_step(comm, servers, dtype, steps):
+    """Whether the weights are those of all_reduce; where that folds hosts first, of a sum in rank order."""
+    module._ROUND, module._CHUNK = 64, 100  # several of them
+    params, velocity = np.arange(COUNT, dtype=dtype) / 7, np.zeros(COUNT, dtype)
+    weights = params.copy() if comm.rank == 0 else np.zeros(COUNT, dtype)
+    others = comm.split(int(is_server(comm, servers)))
+    folds_in_rank_order = others.num_nodes in (1, others.size)
+    with ParameterServer(comm, weights, SGD(0.1, 0.9), servers=servers) as server:
+        if server.serves:
+            server.serve()
+            own = len(range(COUNT)[server._way._slices[comm.rank]]) * weights.itemsize
+            assert server.served_nbytes == 2 * steps * (comm.size - len(servers)) * own
+            return True
+        for step in range(steps):
+            gradient = gradient_of(comm.rank, step, COUNT, dtype)
+            server.step(gradient, weights)
+            if folds_in_rank_order or servers == 1:
+                others.all_reduce(gradient)
+            else:
+                first, *more = others.all_gather(gradient)
+                gradient = sum(more, start=first)
+            velocity *= 0.9
+            velocity += gradient
+            params -= 0.1 * velocity
+        assert server.most_ahead == server.served_nbytes == 0
+    return weights.tobytes() == params.tobytes()
+
+
+@pytest.mark.parametrize("where", NODES)
+@pytest.mark.parametrize("servers", [1, 2, 4, [0], [3, 1]], ids=str)
+def test_in_step_it_is_all_reduce_to_the_bit(four, where, servers):
+    assert all(four(where)(in_step, servers, "f4", 4))
+
+
+def test_in_step_of_float64_and_one_rank_alone(world_of):
+    assert all(world_of(3)(in_step, 3, "f8", 3))
+    assert world_of(1)(in_step, 1, "f8", 3) == [True]
+
+
+def in_turn(comm, servers, staleness):
+    """Pushes that no pull follows, of arrays of two dimensions."""
+    weights, out = np.full((4, 5), 2.0), np.empty((4, 5))
+    with ParameterServer(comm, weights, SGD(0.5), servers=servers, staleness=staleness) as server:
+        if server.serves:
+            server.serve()
+            return
+        workers = comm.size - (len(servers) if isinstance(servers, list) else 0)
+        for step in range(3):
+            server.push(np.full((4, 5), float(step)))
+        server.pull(out)
+        assert (out == 2 - 0.5 * 3 * workers).all()
+
+
+@pytest.mark.parametrize("servers", [1, [0], [1, 2]], ids=str)
+@pytest.mark.parametrize("where", NODES)
+def test_gradients_of_all_workers_are_added_up(four, where, servers):
+    four(where)(in_turn, servers, 0)
+
+
+def few(comm, servers, count):
+    weights = np.zeros(count, "f4")
+    with ParameterServer(comm, weights, SGD(1), servers=servers) as server:
+        if server.serves:
+            server.serve()
+        else:
+            server.step(np.ones(count, "f4"), weights)
+    return is_server(comm, servers) or weights.tolist()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("servers", [1, 4, [0, 3]], ids=str)
+def test_fewer_params_than_servers(world_of, servers, count):
+    for weights in world_of(4)(few, servers, count):
+        assert weights is True or weights == [-2 if isinstance(servers, list) else -4] * count
+
+
+# ---- at each worker's pace --------------------------------------------------------------------------------
+
+
+class Clipped:
+    """A rule that reads what it changes, and remembers something."""
+
+    num_states = 1
+
+    def update(self, weights, gradient, state, scratch, step):
+        (count,) = state
+        count += 1
+        np.clip(weights - gradient, -10, 10, out=weights)
+        weights -= (count == 60) / 2
+
+
+def at_own_pace(comm, servers, staleness, rule, steps):
+    """Gradients are whole numbers, so that sums are exact whoever comes when."""
+    module._CHUNK = 300  # several of them
+    weights = np.zeros(COUNT, "f4")
+    workers = comm.split(int(is_server(comm, servers)))
+    with ParameterServer(comm, weights, rule, servers=servers, staleness=staleness) as server:
+        if server.serves:
+            server.serve()
+            return server.most_ahead, None
+        for _ in range(steps):
+            server.step(np.ones(COUNT, "f4"), weights)
+        workers.barrier()
+        server.pull(weights)
+        workers.barrier()
+    return server.most_ahead, sorted(set(weights.tolist()))
+
+
+@pytest.mark.parametrize("staleness", [1, 3, None])
+@pytest.mark.parametrize("servers", [1, 2, [1], [0, 2]], ids=str)
+def test_every_gradient_is_applied_once(world_of, servers, staleness):
+    workers = 4 - (len(servers) if isinstance(servers, list) else 0)
+    for most_ahead, weights in world_of(4)(at_own_pace, servers, staleness, SGD(1), 20):
+        assert staleness is None or most_ahead <= staleness
+        assert weights in (None, [-20 * workers])
+
+
+@pytest.mark.parametrize("servers", [1, [0]], ids=str)
+def test_a_rule_of_ones_own_is_applied_for_every_gradient(world_of, servers):
+    for _, weights in world_of(4 if servers == [0] else 3)(at_own_pace, servers, 2, Clipped(), 20):
+        assert weights in (None, [-10.5])  # 60 gradients
+
+
+@pytest.mark.parametrize("where", ["two hosts", "four hosts"])
+def test_over_hosts_ranks_serve(world_across, where):
+    for most_ahead, weights in world_across(NODES[where])(at_own_pace, [0, 3], 1, SGD(1), 10):
+        assert most_ahead <= 1
+        assert weights in (None, [-20])
+
+
+def run_ahead(comm, servers, staleness, steps):
+    """Rank 1 steps while rank 2 does not; how far it gets, and what its wait costs: seconds of CPU."""
+    done = comm.shared(1, "i8")
+    weights = np.zeros(10, "f4")
+    with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=staleness) as server:
+        cpu_s = 0.0
+        if server.serves:
+            server.serve()
+            return server.most_ahead, cpu_s
+        for _ in range(steps if comm.rank < 2 else 0):
+            begin_s = time.process_time()
+            server.step(np.ones(10, "f4"), weights)
+            cpu_s = max(cpu_s, time.process_time() - begin_s)
+            done.accumulate(0, comm.rank)
+        if comm.rank == 2:
+            while done.get(0) < (steps if staleness is None else staleness):
+                time.sleep(0.01)
+            time.sleep(1)  # as long as it likes
+            assert done.get(0) == (steps if staleness is None else staleness)
+            for _ in range(steps):
+                server.step(np.ones(10, "f4"), weights)
+    return server.most_ahead, cpu_s
+
+
+@pytest.mark.parametrize("servers", [1, [0]], ids=str)
+@pytest.mark.parametrize("staleness", [1, 4, None])
+def test_nobody_gets_further_ahead_than_is_allowed(world_of, servers, staleness):
+    found = world_of(3)(run_ahead, servers, staleness, 8)
+    assert max(most_ahead for most_ahead, _ in found) == (8 if staleness is None else staleness)
+    assert found[1][1] < 0.5  # while it waited for a second
+
+
+def leave_early(comm, servers):
+    """Who has left holds nobody back."""
+    weights = np.zeros(10, "f4")
+    with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=1) as server:
+        if server.serves:
+            server.serve()
+        for _ in range(0 if server.serves else 3 * comm.rank):
+            server.step(np.ones(10, "f4"), weights)
+        server.leave()
+        if not server.serves:
+            with pytest.raises(ValueError, match="has left"):
+                server.pull(weights)
+    return float(weights[0])
+
+
+@pytest.mark.parametrize("servers", [1, [0]], ids=str)
+def test_who_leaves_is_not_waited_for(world_of, servers):
+    assert world_of(4)(leave_early, servers)[3] == -18
+
+
+# ---- ends -------------------------------------------------------------------------------------------------
+
+
+def die(comm, servers, staleness, victim):
+    weights = np.zeros(100_000, "f4")
+    with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=staleness) as server:
+        if server.serves:
+            if comm.rank == victim:
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            server.serve()
+        for step in range(1 << 30 if staleness is not None else 100):
+            if (comm.rank, step) == (victim, 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+            server.step(np.ones(100_000, "f4"), weights)
+
+
+@pytest.mark.parametrize(
+    ("servers", "staleness", "victim"),
+    [(1, 0, 1), (3, 0, 1), ([0], 0, 1), (1, 2, 1), (1, None, 1), ([0, 2], 2, 1), ([1], 2, 1)],
+    ids=str,
+)
+def test_the_death_of_a_rank_ends_it_for_all(servers, staleness, victim):
+    with Ranks(4) as ranks:
+        first, gone, *others = ranks.meet().outcomes(die, servers, staleness, victim)
+        assert isinstance(gone, Died)
+        for error in assert_all([first, *others], shmring.RankFailed):
+            assert error.rank == 1
+
+
+def leave_with_an_error(comm, servers, staleness):
+    """Rank 1 lives on, and its communicator is open."""
+    weights = np.zeros(1000, "f4")
+    with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=staleness) as server:
+        if server.serves:
+            server.serve()
+        for step in itertools.count():
+            if (comm.rank, step) == (1, 3):
+                raise LookupError("no such batch")
+            server.step(np.ones(1000, "f4"), weights)
+
+
+@pytest.mark.parametrize(
+    ("servers", "staleness"), [(1, 0), (3, 0), ([0], 0), (1, 2), ([0], 2), ([0, 2], 2)], ids=str
+)
+def test_what_one_rank_raises_ends_it_for_all_and_is_told(world_of, servers, staleness):
+    first, wrong, last = world_of(3).outcomes(leave_with_an_error, servers, staleness)
+    assert isinstance(wrong, LookupError), wrong
+    for error in assert_all([first, last], shmring.Aborted):
+        assert "rank 1 left with LookupError: no such batch" in str(error)
+
+
+SHORT_S = 2
+
+
+def take_long(comm, servers, staleness):
+    """The last worker does, and the first leaves meanwhile."""
+    weights = np.zeros(10, "f4")
+    with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=staleness) as server:
+        if server.serves:
+            server.serve()
+        elif comm.rank == 2:
+            time.sleep(1.5 * SHORT_S)  # longer than a call may take
+            server.step(np.ones(10, "f4"), weights)
+    return float(weights[0])
+
+
+@pytest.mark.parametrize(("servers", "staleness"), [([0], 0), ([0], 2), (1, None)], ids=str)
+def test_servers_and_who_has_left_wait_for_slow_workers(world_of, servers, staleness):
+    assert world_of(3, timeout_s=SHORT_S)(take_long, servers, staleness) == [0, 0, -1]
+
+
+# ---- wrong arguments --------------------------------------------------------------------------------------
+
+WRONG = {
+    "no server": ({"servers": 0}, ValueError, "1 to 2"),
+    "too many": ({"servers": 3}, ValueError, "1 to 2"),
+    "nobody": ({"servers": []}, ValueError, "one or more"),
+    "twice": ({"servers": [1, 1]}, ValueError, "each once"),
+    "unknown": ({"servers": [2]}, ValueError, "2 ranks"),
+    "no worker": ({"servers": [0, 1]}, ValueError, "leave one out"),
+    "staleness": ({"staleness": -1}, ValueError, "staleness"),
+    "half a step": ({"staleness": 0.5}, TypeError, "integer"),
+}
+
+
+def refuse(comm):
+    for name, (wrong, kind, words) in WRONG.items():
+        with pytest.raises(kind) as caught:
+            ParameterServer(comm, np.zeros(3), SGD(1), **wrong)
+        assert words in str(caught.value), f"{name}: {caught.value}"
+    for params, kind in (
+        ([1.0], TypeError),
+        (np.zeros(3, "i4"), TypeError),
+        (np.zeros((4, 4)).T[1:], ValueError),
+    ):
+        with pytest.raises(kind):
+            ParameterServer(comm, params, SGD(1))
+    with ParameterServer(comm, np.zeros(3), SGD(1)) as server:
+        for wrong in (np.zeros(4), np.zeros(3, "f4"), np.zeros((3, 1))):
+            with pytest.raises(ValueError, match="for params"):
+                server.push(wrong)
+        with pytest.raises(ValueError, match="worker"):
+            server.serve()
+    comm.barrier()
+    return True
+
+
+def test_what_is_wrong_is_refused(world_of):
+    assert all(world_of(2)(refuse))
+
+
+def refuse_one(comm):
+    with ParameterServer(comm, np.zeros(3), SGD(1)) as server:
+        server.push(np.zeros(4 if comm.rank == 1 else 3))
+
+
+def test_what_one_rank_pushes_wrongly_is_a_mismatch_elsewhere(world_of):
+    first, wrong, last = world_of(3).outcomes(refuse_one)
+    assert "params of float64[3]" in str(wrong)
+    for error in first, last:  # whichever comes first: the call that was refused, or that it has left
+        assert isinstance(error, shmring.Mismatch) or "left with ValueError: an array of" in str(error)
+
+
+def construct_wrongly(comm, name):
+    wrong = WRONG[name][0] if comm.rank == 1 else {}
+    ParameterServer(comm, np.zeros(3), SGD(1), **wrong)
+
+
+@pytest.mark.parametrize("name", ["too many", "no server", "twice", "staleness", "half a step"])
+def test_what_one_rank_begins_wrongly_is_a_mismatch_elsewhere(world_of, name):
+    first, wrong = world_of(2).outcomes(construct_wrongly, name)
+    assert isinstance(wrong, WRONG[name][1]), wrong
+    assert isinstance(first, shmring.Mismatch), first
+
+
+def refuse_over_hosts(comm):
+    with pytest.raises(ValueError, match="servers="):
+        ParameterServer(comm, np.zeros(3), SGD(1), staleness=1)
+    comm.barrier()
+    return True
+
+
+def test_hosts_at_their_own_pace_need_ranks_that_serve(world_across):
+    assert all(world_across([0, 1])(refuse_over_hosts))
+
+
+def refuse_to_serve(comm):
+    with ParameterServer(comm, np.zeros(3), SGD(1), servers=[0]) as server:
+        if server.serves:
+            for wrong in (server.push, server.pull):
+                with pytest.raises(ValueError, match="serves"):
+                    wrong(np.zeros(3))
+            server.serve()
+    return True
+
+
+def test_a_rank_that_serves_does_not_work(world_of):
+    assert all(world_of(2)(refuse_to_serve))

@@ -1,0 +1,72 @@
+"""The parameter server's example and benchmark, on small settings."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shmring
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
+WATCHDOG_S = 100
+
+pytestmark = pytest.mark.limit(WATCHDOG_S + 20)
+
+
+def shmrun(nranks, *command):
+    return subprocess.run(
+        [sys.executable, "-m", "shmring.run", "--no-prefix", "-n", str(nranks), *map(str, command)],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_S,
+    )
+
+
+def train(nranks, *options):
+    pytest.importorskip("sklearn")
+    return shmrun(nranks, ROOT / "examples" / "parameter_server.py", *options)
+
+
+@pytest.mark.parametrize(("nranks", "dedicated"), [(1, 0), (2, 0), (4, 1)])
+def test_every_way_trains_the_digits(nranks, dedicated):
+    options = ("--steps", 300, "--lr", 0.2, "--slow-ms", 0.2, "--hidden", 32, "--staleness", 3)
+    done = train(nranks, *options, "--dedicated", dedicated)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{nranks} rank(s), {dedicated} of which" in done.stdout
+    found = re.findall(r"^\| ([^|]*) \| ([\d.]+) \| (\d+) \|", done.stdout, re.M)
+    sharded = [] if dedicated else ["in step, sharded"]
+    assert [way for way, _, _ in found] == ["all_reduce", "in step", *sharded, "own pace"]
+    assert all(float(accuracy) >= 0.9 for _, accuracy, _ in found)
+    assert all(int(ahead) <= (3 if way == "own pace" else 0) for way, _, ahead in found)
+    assert "bit-identical to those by all_reduce: yes" in done.stdout
+
+
+def test_too_little_training_is_a_failed_run():
+    done = train(1, "--steps", 1)
+    assert done.returncode == 1
+    assert "FAILED" in done.stderr
+
+
+def test_somebody_has_to_work():
+    done = train(2, "--dedicated", 2)
+    assert done.returncode == 1
+    assert "leaves nobody to work" in done.stderr
+
+
+def test_an_exchange_is_measured_beside_all_reduce(tmp_path):
+    few = ("--sizes", "4K,40", "--rounds", 1, "--sample-s", 0.001, "--json", tmp_path / "found.json")
+    done = shmrun(2, ROOT / "bench" / "bench_server.py", *few)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    ways = ["all_reduce, auto", "all_reduce, ring", "one server", "2 servers", "one-sided"]
+    ways.append("rank 0 only serves")
+    assert [(row["nbytes"], row["way"]) for row in rows] == [(n, way) for n in (4096, 40) for way in ways]
+    assert [row["textbook_nbytes"] / 4096 for row in rows[:6]] == [1, 1, 4, 2, 4, 2]
+    assert rows[5]["counted_nbytes"] == rows[5]["textbook_nbytes"]
+    assert done.stdout.count("| 2 servers |") == 2

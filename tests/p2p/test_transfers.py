@@ -1,0 +1,148 @@
+"""isend and irecv: what a Transfer promises, what it keeps alive, and that it goes on where nobody waits."""
+
+import asyncio
+import gc
+import random
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+import shmring
+from tests.p2p.test_point_to_point import TINY
+
+SOON_S = 10
+
+
+def wait_too_briefly(comm):
+    if comm.rank == 0:
+        x = np.zeros(3)
+        receive = comm.irecv(x, 1)
+        assert not receive.done()
+        with pytest.raises(TimeoutError, match="goes on") as caught:
+            receive.wait(timeout=0.05)
+        assert not isinstance(caught.value, shmring.Error)
+        comm.send(b"now", 1)
+        assert receive.wait(SOON_S).count == 3
+        assert receive.result().source == 1
+        assert "complete" in repr(receive)
+        return (x == 1).all()
+    comm.recv(bytearray(3))
+    send = comm.isend(np.ones(3), 0)
+    return send.wait(SOON_S) is None and send.done()
+
+
+def test_a_wait_that_comes_too_early_harms_nothing(world_of):
+    assert all(world_of(2)(wait_too_briefly))
+
+
+def forget_transfers(comm):
+    x, y = np.ones(1000), np.zeros(1000)
+    comm.irecv(y)
+    alive = weakref.ref(y)
+    del y
+    gc.collect()
+    assert alive() is not None, "the communicator keeps what is on its way"
+    comm.barrier()
+    comm.isend(x, 1 - comm.rank)
+    deadline = time.monotonic() + SOON_S
+    while alive() is not None and time.monotonic() < deadline:
+        comm.iprobe()
+    return alive() is None
+
+
+def test_arrays_are_kept_while_they_are_on_their_way_and_no_longer(world_of):
+    assert all(world_of(2, SHMRING_MESSAGE_RING=TINY)(forget_transfers))
+
+
+def await_transfers(comm):
+    async def main():
+        x, out = np.full(10_000, comm.rank), np.zeros(10_000, "i8")
+        receive = comm.irecv(out)
+        send = comm.isend(x, 1 - comm.rank)
+        status = await receive
+        await send
+        return status.count, int(out[0])
+
+    return asyncio.run(main())
+
+
+def test_transfers_can_be_awaited(world_of):
+    assert world_of(2, SHMRING_MESSAGE_RING=TINY)(await_transfers) == [(10_000, 1), (10_000, 0)]
+
+
+# ---- in the background ------------------------------------------------------------------------------------
+
+
+def meet_after_a_large_send(comm, how):
+    """As MPI programs do: the transfer goes on while its sender, or its receiver, is in a collective."""
+    x, out = np.full(300_000, comm.rank), np.zeros(300_000, "i8")
+    other = 1 - comm.rank
+    if comm.rank == 0:
+        transfer = comm.isend(x, other) if how == "isend" else comm.irecv(out)
+        comm.barrier()
+    else:
+        comm.recv(out) if how == "isend" else comm.send(x, other)
+        comm.barrier()
+        transfer = None
+    if transfer is not None:
+        transfer.wait(SOON_S)
+    assert how != "isend" or comm.rank == 0 or (out == 0).all()
+    assert how == "isend" or comm.rank == 1 or (out == 1).all()
+
+
+@pytest.mark.parametrize("how", ["isend", "irecv"])
+def test_transfers_go_on_while_a_rank_is_in_a_collective(world_of, how):
+    ranks = world_of(2, SHMRING_MESSAGE_RING=4096)
+    for _ in range(5):
+        ranks(meet_after_a_large_send, how)
+
+
+def leave_it_to_the_background(comm):
+    """Nobody waits: what comes out of order is put aside, and arrays are let go of, by the thread alone."""
+    other, x, y = 1 - comm.rank, np.full(50_000, 7), np.zeros(3)
+    comm.isend(x, other, tag=1)
+    comm.isend(np.ones(3), other, tag=2)
+    comm.irecv(y, other, tag=2)
+    alive = weakref.ref(y)
+    del y
+    deadline = time.monotonic() + SOON_S
+    while alive() is not None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    done = alive() is None
+    out = np.zeros(50_000, "i8")
+    comm.recv(out, other, 1)
+    comm.barrier()
+    return done and bool((out == 7).all())
+
+
+def test_the_background_does_it_alone(world_of):
+    ranks = world_of(2, SHMRING_MESSAGE_RING=TINY)
+    for _ in range(3):
+        assert all(ranks(leave_it_to_the_background))
+
+
+def transfer_in_many_threads_worth(comm, count):
+    """Transfers that the caller and the background carry on in turn."""
+    other, dice = 1 - comm.rank, random.Random(comm.rank)
+    receives, sends = [], []
+    for i in range(count):
+        sends.append(comm.isend(np.full(dice.randrange(3000), i), other, tag=i % 5))
+        out = np.zeros(3000, "i8")
+        receives.append((i, out, comm.irecv(out, other, tag=i % 5)))
+        if dice.random() < 0.05:
+            time.sleep(0.004)
+    for i, out, receive in receives:
+        status = receive.wait()
+        assert (out[: status.count] == i).all()
+        assert (out[status.count :] == 0).all()
+    for send in sends:
+        send.wait()
+    comm.barrier()
+
+
+def test_caller_and_background_take_turns(world_of):
+    ranks = world_of(2, SHMRING_MESSAGE_RING=4096)
+    for _ in range(5):
+        ranks(transfer_in_many_threads_worth, 200)

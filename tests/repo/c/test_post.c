@@ -1,0 +1,344 @@
+/* Mail between two ranks, each with a thread that reads and one that only listens, as while it is in a collective: what
+   is received is what was sent, in order and whole, however the kernel cuts it; words are heard behind messages that
+   nobody receives; whatever comes, nothing is written where it must not be. */
+#include "../../../src/post.c"
+
+#include "check.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+
+enum { MESSAGES = 2000, MOST_NBYTES = 60000, RING_MOST_NBYTES = 1 << 16 };
+#define TEN_MINUTES_NS 600000000000u
+
+struct side {
+    struct sr_office office;
+    struct sr_post post;
+    struct sr_ring ring;
+    unsigned char bytes[RING_MOST_NBYTES] __attribute__((aligned(128)));
+    unsigned char rest[SR_POST_REST_NBYTES];
+    struct sr_ring_end out_of;
+    struct sr_incoming incoming;
+    sr_flag done;
+};
+
+static struct side side[2];
+static int ends[2];
+
+static void copy(void *dst, const void *src, size_t nbytes, uint32_t stream)
+{
+    CHECK(stream == 0);
+    memcpy(dst, src, nbytes);
+}
+
+static void connect_ends(void) { CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0); }
+
+static void connect_ends_by_tcp(void)
+{
+    struct sockaddr_in where = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t nbytes = sizeof where;
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(bind(listener, (struct sockaddr *)&where, sizeof where) == 0 && listen(listener, 1) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&where, &nbytes) == 0);
+    ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(ends[0], (struct sockaddr *)&where, sizeof where) == 0);
+    ends[1] = accept(listener, NULL, NULL);
+    CHECK(fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 && fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
+    close(listener);
+}
+
+static void open_sides(uint64_t ring_nbytes, uint64_t other_ring_nbytes, int buffer_nbytes, int start)
+{
+    memset(side, 0, sizeof side);
+    for (int i = 0; i < 2; i++) {
+        uint64_t nbytes = i == 0 ? ring_nbytes : other_ring_nbytes;
+        if (buffer_nbytes > 0)
+            CHECK(setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &buffer_nbytes, sizeof buffer_nbytes) == 0);
+        sr_office_open(&side[i].office, &side[i].post, 1, epoll_create1(EPOLL_CLOEXEC));
+        CHECK(sr_post_open(&side[i].office, &side[i].post, ends[i], 1 - i, &side[i].ring, side[i].bytes, nbytes,
+                           sr_ring_first(check_start(start, 64 * nbytes), nbytes), side[i].rest) == 0);
+    }
+}
+
+static void close_sides(void)
+{
+    for (int i = 0; i < 2; i++) {
+        sr_office_shut(&side[i].office);
+        close(side[i].office.news);
+        close(ends[i]);
+    }
+}
+
+static uint64_t length_of(uint64_t message, int sender)
+{
+    struct check_rank dice = {.random = 2 * message + (uint64_t)sender};
+    uint64_t kind = check_random(&dice) % 8;
+    return check_random(&dice) % (kind == 0 ? MOST_NBYTES : kind < 4 ? 1000 : 70);
+}
+
+static unsigned char byte_of(uint64_t message, int sender, uint64_t i)
+{
+    return (unsigned char)(message * 31 + (uint64_t)sender * 101 + i * 7 + (i >> 8));
+}
+
+/* ---- both ways at once, by two threads at each side ------------------------------------------------------------- */
+
+struct traffic {
+    struct check_rank *me;
+    struct side *own;
+    uint64_t sent, received;
+    struct sr_outgoing out;
+    unsigned char *sending, *receiving;
+    bool is_sending, is_receiving, is_passed_over;
+};
+
+static bool step_out(struct traffic *t)
+{
+    const int rank = t->me->rank / 2;
+    if (!t->is_sending) {
+        memset(&t->out, 0, sizeof t->out);
+        t->out.head.message_nbytes = length_of(t->sent, rank);
+        t->out.head.tag = (uint32_t)t->sent;
+        t->out.data = t->sending;
+        for (uint64_t i = 0; i < t->out.head.message_nbytes; i++)
+            t->sending[i] = byte_of(t->sent, rank, i);
+        t->is_sending = true;
+    }
+    const uint64_t before = t->out.offset;
+    if (sr_post_push(&t->own->office, &t->own->post, &t->out) == SR_RING_WAIT)
+        return t->out.offset != before;
+    memset(t->sending, 0xee, MOST_NBYTES); /* it is the caller's again */
+    t->is_sending = false;
+    t->sent++;
+    return true;
+}
+
+static void check_received(struct traffic *t)
+{
+    const int sender = 1 - t->me->rank / 2;
+    CHECK(t->own->incoming.nbytes == length_of(t->received, sender));
+    for (uint64_t i = 0; i < t->own->incoming.nbytes && !t->is_passed_over; i++)
+        CHECK(t->receiving[i] == byte_of(t->received, sender, i));
+}
+
+static bool step_in(struct traffic *t)
+{
+    struct side *own = t->own;
+    struct sr_frame head;
+    if (own->out_of.ring == NULL) {
+        if (sr_flag_load(&own->post.opened) == 0)
+            return false;
+        sr_post_read(&own->office, &own->post, &own->out_of, &own->incoming, copy);
+    }
+    if (!t->is_receiving) {
+        if (sr_ring_peek(&own->out_of, &head) != SR_RING_WHOLE)
+            return false;
+        CHECK(head.flags & SR_FRAME_FIRST && head.tag == (uint32_t)t->received);
+        t->is_passed_over = t->received % 11 == 5;
+        own->incoming = (struct sr_incoming){t->is_passed_over ? NULL : t->receiving, head.message_nbytes, 0};
+        t->is_receiving = true;
+    } else if (t->received % 11 == 7 && own->incoming.offset > 0 && !t->is_passed_over) {
+        t->is_passed_over = true; /* given up in the middle */
+        own->incoming.data = NULL;
+        sr_post_withdraw(&own->office, &own->post);
+        memset(t->receiving, 0, MOST_NBYTES);
+    }
+    const uint64_t before = own->incoming.offset;
+    const enum sr_ring_status status = sr_post_pull(&own->office, &own->post);
+    CHECK(status == SR_RING_WHOLE || status == SR_RING_WAIT);
+    if (status == SR_RING_WAIT)
+        return own->incoming.offset != before;
+    check_received(t);
+    t->is_receiving = false;
+    t->received++;
+    return true;
+}
+
+static void talk(struct traffic *t)
+{
+    struct side *own = t->own;
+    while (t->sent < MESSAGES || t->received < MESSAGES) {
+        bool moved = sr_office_step(&own->office);
+        moved = (t->sent < MESSAGES && step_out(t)) || moved;
+        moved = (t->received < MESSAGES && step_in(t)) || moved;
+        if (!moved) {
+            /* What goes lost between the look and the sleep would be slept through. */
+            bool news = sr_office_attend(&own->office);
+            news = (t->sent < MESSAGES && step_out(t)) || news;
+            news = (t->received < MESSAGES && step_in(t)) || news;
+            struct epoll_event event;
+            if (!news)
+                epoll_wait(own->office.news, &event, 1, 100000);
+            sr_office_wake(&own->office);
+        }
+        check_dawdle(t->me);
+    }
+    while (sr_post_owes(&own->office, &own->post))
+        sr_yield();
+}
+
+static void take_part(struct check_rank *me)
+{
+    struct traffic t = {.me = me, .own = &side[me->rank / 2]};
+    if (me->rank % 2) { /* in a collective */
+        while (sr_flag_load(&t.own->done) == 0) {
+            CHECK(!sr_office_hears(&t.own->office));
+            check_dawdle(me);
+        }
+        return;
+    }
+    t.sending = malloc(MOST_NBYTES);
+    t.receiving = malloc(MOST_NBYTES);
+    talk(&t);
+    sr_flag_set(&t.own->done, 1);
+    free(t.sending);
+    free(t.receiving);
+}
+
+static void test_both_ways(const char *name, uint64_t ring_nbytes, uint64_t other_nbytes, int buffer_nbytes, int start)
+{
+    check_begin(name);
+    connect_ends();
+    open_sides(ring_nbytes, other_nbytes, buffer_nbytes, start);
+    check_ranks(4, take_part, NULL);
+    CHECK(side[0].post.passed > 0 && side[1].post.passed > 0); /* some went past the rings */
+    close_sides();
+}
+
+/* ---- words ------------------------------------------------------------------------------------------------------ */
+
+static void test_words(void)
+{
+    static unsigned char data[RING_MOST_NBYTES];
+    struct sr_outgoing out = {.head = {.message_nbytes = sizeof data}, .data = data};
+    struct sr_post_call call = {.seq = 5, .fingerprint = 11, .count = 3}, heard;
+    check_begin("words are heard behind messages that nobody receives");
+    connect_ends();
+    open_sides(4096, 4096, 1, CHECK_FROM_ZERO);
+    sr_office_step(&side[0].office);
+    CHECK(sr_post_push(&side[0].office, &side[0].post, &out) == SR_RING_WAIT);
+    for (; call.seq < 7; call.seq++)
+        sr_post_say(&side[0].office, &side[0].post, SR_POST_CONFIRMED, &call, sizeof call);
+    sr_post_say(&side[0].office, &side[0].post, SR_POST_OVER, "enough", 6);
+    sr_post_say(&side[0].office, &side[0].post, SR_POST_LEAVING, NULL, 0);
+    while (sr_flag_load(&side[1].post.left) == 0) {
+        sr_office_hears(&side[1].office);
+        sr_office_step(&side[1].office);
+        sr_post_owes(&side[0].office, &side[0].post);
+    }
+    CHECK(sr_post_hear(&side[1].office, &side[1].post, SR_POST_CONFIRMED, &heard) == 2);
+    CHECK(sr_flag_load(&side[1].post.confirmed) == 6 && heard.seq == 6 && heard.fingerprint == 11 && heard.count == 3);
+    CHECK(sr_post_hear(&side[1].office, &side[1].post, SR_POST_CALLING, &heard) == 0);
+    CHECK(sr_flag_load(&side[1].office.heard) == 1);
+    CHECK(side[1].office.word_nbytes == 6 && memcmp(side[1].office.word, "enough", 6) == 0);
+    CHECK(sr_flag_load(&side[1].post.opened) == 1 && sr_flag_load(&side[1].post.end) == SR_POST_OPEN);
+    close(ends[0]);
+    sr_office_step(&side[1].office);
+    CHECK(sr_flag_load(&side[1].post.end) == SR_POST_CLOSED);
+    CHECK(sr_post_push(&side[1].office, &side[1].post, &out) == SR_RING_WAIT); /* harmless */
+    sr_post_say(&side[1].office, &side[1].post, SR_POST_LEAVING, NULL, 0);
+    ends[0] = open("/dev/null", O_RDONLY);
+    close_sides();
+}
+
+/* ---- the end ---------------------------------------------------------------------------------------------------- */
+
+static void test_sender_ends(void)
+{
+    static unsigned char sent[30000], received[sizeof sent];
+    struct sr_outgoing out = {.head = {.message_nbytes = sizeof sent}, .data = sent};
+    check_begin("what the other kernel has is received, though its sender has closed and is written to");
+    connect_ends_by_tcp();
+    open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 0, CHECK_FROM_ZERO);
+    for (size_t i = 0; i < sizeof sent; i++)
+        sent[i] = byte_of(1, 0, i);
+    while (side[0].post.there_nbytes == 0)
+        sr_office_step(&side[0].office);
+    CHECK(!sr_post_is_delivering(&side[0].office, &side[0].post)); /* credit is no message */
+    CHECK(sr_post_push(&side[0].office, &side[0].post, &out) == SR_RING_WHOLE);
+    while (sr_post_is_delivering(&side[0].office, &side[0].post))
+        sr_yield();
+    CHECK(side[0].post.put == side[0].post.messages_end && !has_rest(&side[0].post));
+    close(ends[0]);
+    ends[0] = open("/dev/null", O_RDONLY);
+    for (int i = 0; i < 3; i++, usleep(1000))
+        sr_post_say(&side[1].office, &side[1].post, SR_POST_LEAVING, NULL, 0);
+    CHECK(side[1].post.deaf); /* it has been reset */
+    while (sr_flag_load(&side[1].post.end) == SR_POST_OPEN)
+        sr_office_step(&side[1].office);
+    side[1].incoming = (struct sr_incoming){received, sizeof received, 0};
+    sr_post_read(&side[1].office, &side[1].post, &side[1].out_of, &side[1].incoming, copy);
+    CHECK(sr_post_pull(&side[1].office, &side[1].post) == SR_RING_WHOLE);
+    CHECK(memcmp(sent, received, sizeof sent) == 0);
+    close_sides();
+}
+
+static void test_receiver_ends(void)
+{
+    static unsigned char data[30000];
+    struct sr_outgoing out = {.head = {.message_nbytes = sizeof data}, .data = data};
+    check_begin("what nobody takes is on its way, until the other end is gone");
+    connect_ends();
+    open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 1, CHECK_FROM_ZERO);
+    sr_office_step(&side[0].office);
+    CHECK(sr_post_push(&side[0].office, &side[0].post, &out) == SR_RING_WHOLE);
+    for (int i = 0; i < 100; i++)
+        CHECK(sr_post_is_delivering(&side[0].office, &side[0].post));
+    close(ends[1]);
+    ends[1] = open("/dev/null", O_RDONLY);
+    sr_office_step(&side[0].office);
+    CHECK(!sr_post_is_delivering(&side[0].office, &side[0].post));
+    close_sides();
+}
+
+/* ---- whatever comes --------------------------------------------------------------------------------------------- */
+
+static struct sr_post_head random_head(struct check_rank *dice)
+{
+    static const uint32_t lengths[] = {0, 1, 32, 33, 100, 300, 1919, 1920, 1921, 4096, 65536, 65537, 0xffffffffu};
+    static const uint64_t wholes[] = {0, 1, 33, 100, 512, 4096, 4608, 5000, 1 << 20, 1ull << 62, ~0ull};
+    struct sr_post_head head = {
+        .magic = SR_POST_MAGIC, .what = (uint32_t)(check_random(dice) % 6),
+        .nbytes = lengths[check_random(dice) % 13], .flags = (uint32_t)(check_random(dice) % 5),
+        .tag = (uint32_t)check_random(dice), .kind = (uint32_t)check_random(dice),
+        .whole = wholes[check_random(dice) % 11]};
+    if (check_random(dice) % 4 == 0)
+        head.whole = head.nbytes;
+    if (check_random(dice) % 50 == 0)
+        head.magic++;
+    return head;
+}
+
+static void test_whatever_comes(void)
+{
+    static unsigned char body[70000];
+    struct check_rank dice = {.random = 1};
+    check_begin("frames at random: an end, and nothing written where it must not be");
+    for (int round = 0; round < 3000; round++) {
+        connect_ends();
+        open_sides(4096, 4096, 0, CHECK_FROM_ZERO);
+        for (int i = 0; i < 40 && sr_flag_load(&side[1].post.end) == SR_POST_OPEN; i++) {
+            struct sr_post_head head = random_head(&dice);
+            size_t nbytes = head.nbytes < sizeof body ? head.nbytes : sizeof body;
+            if (write(ends[0], &head, sizeof head) < 0 || write(ends[0], body, nbytes) < 0)
+                break;
+            sr_office_step(&side[1].office);
+            if (sr_flag_load(&side[1].post.opened) != 0 && side[1].out_of.ring == NULL)
+                sr_post_read(&side[1].office, &side[1].post, &side[1].out_of, &side[1].incoming, copy);
+        }
+        close_sides();
+    }
+}
+
+int main(void)
+{
+    test_both_ways("both ways, rings of some lines", 512, 512, 0, CHECK_FROM_ZERO);
+    test_both_ways("both ways, rings of some lines, little room in the socket", 512, 1024, 1, CHECK_PAST_32_BITS);
+    test_both_ways("both ways, positions wrap", 8192, 4096, 1, CHECK_PAST_64_BITS);
+    test_both_ways("both ways, long rings", RING_MOST_NBYTES, RING_MOST_NBYTES, 0, CHECK_FROM_ZERO);
+    test_words();
+    test_sender_ends();
+    test_receiver_ends();
+    test_whatever_comes();
+    return 0;
+}

@@ -1,0 +1,283 @@
+/* A connection between two threads: what is received is what was sent, in order, whole, at every length and however
+   the kernel cuts it; a head that is not the expected one is noticed before anything of its message is put into
+   place; the other end's leaving shows, also in the middle of a message. */
+#include "../../../src/wire.c"
+
+#include "check.h"
+
+#include <fcntl.h>
+
+enum { MESSAGES = 4000, MOST_NBYTES = 100000, UNDER_WAY = 40 };
+#define TEN_MINUTES_NS 600000000000u
+
+static int ends[2];
+static const char *lengths; /* of what the messages are in this test: "mixed", "small" */
+
+static void connect_ends(int buffer_nbytes)
+{
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
+    if (buffer_nbytes > 0)
+        for (int i = 0; i < 2; i++)
+            CHECK(setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &buffer_nbytes, sizeof buffer_nbytes) == 0);
+}
+
+static void close_ends(void)
+{
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static uint64_t length_of(uint64_t message, int sender)
+{
+    struct check_rank dice = {.random = 2 * message + (uint64_t)sender};
+    uint64_t kind = check_random(&dice) % 8;
+    if (lengths[0] == 's')
+        return check_random(&dice) % 300;
+    return check_random(&dice) % (kind == 0 ? MOST_NBYTES : kind < 3 ? 5000 : 300);
+}
+
+static struct sr_wire_head head_of(uint64_t message, int sender)
+{
+    return (struct sr_wire_head){SR_WIRE_MAGIC, (uint32_t)sender, message, message * 77, 5, length_of(message, sender)};
+}
+
+static unsigned char byte_of(uint64_t message, int sender, uint64_t i)
+{
+    return (unsigned char)(message * 31 + (uint64_t)sender * 101 + i * 7 + (i >> 8));
+}
+
+/* ---- both ways at once ---------------------------------------------------------------------------------------- */
+
+struct end {
+    struct sr_wire wire;
+    unsigned char *sent[UNDER_WAY], *received[UNDER_WAY];
+    uint32_t sending[UNDER_WAY], receiving[UNDER_WAY];
+};
+
+static void fill(unsigned char *data, uint64_t message, int sender)
+{
+    for (uint64_t i = 0; i < length_of(message, sender); i++)
+        data[i] = byte_of(message, sender, i);
+}
+
+static void check_bytes(const unsigned char *data, uint64_t message, int sender)
+{
+    for (uint64_t i = 0; i < length_of(message, sender); i++)
+        CHECK(data[i] == byte_of(message, sender, i));
+}
+
+static void post_next(struct sr_wire_queue *queue, unsigned char **data, uint32_t *left, uint64_t message, int sender)
+{
+    struct sr_wire_head head = head_of(message, sender);
+    left[message % UNDER_WAY] = 1;
+    CHECK(sr_wire_length(queue) < SR_WIRE_QUEUE);
+    sr_wire_post(queue, &head, data[message % UNDER_WAY], &left[message % UNDER_WAY]);
+}
+
+static void exchange(struct check_rank *me)
+{
+    struct end *end = calloc(1, sizeof *end);
+    uint64_t posted_out = 0, posted_in = 0, checked = 0;
+    int other = 1 - me->rank;
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event news = {.events = EPOLLIN | EPOLLOUT | EPOLLET};
+    sr_wire_open(&end->wire, ends[me->rank]);
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, end->wire.fd, &news) == 0);
+    for (int i = 0; i < UNDER_WAY; i++) {
+        end->sent[i] = malloc(MOST_NBYTES);
+        end->received[i] = malloc(MOST_NBYTES);
+    }
+    while (checked < MESSAGES || posted_out < MESSAGES || sr_wire_is_busy(&end->wire.out)) {
+        if (posted_out < MESSAGES && end->sending[posted_out % UNDER_WAY] == 0 && check_random(me) % 3) {
+            fill(end->sent[posted_out % UNDER_WAY], posted_out, me->rank);
+            post_next(&end->wire.out, end->sent, end->sending, posted_out++, me->rank);
+        }
+        if (posted_in < MESSAGES && posted_in < checked + UNDER_WAY && check_random(me) % 3)
+            post_next(&end->wire.in, end->received, end->receiving, posted_in++, other);
+        enum sr_wire_status status = sr_wire_step(&end->wire);
+        CHECK(status <= SR_WIRE_PROGRESSED);
+        while (checked < posted_in && end->receiving[checked % UNDER_WAY] == 0) {
+            check_bytes(end->received[checked % UNDER_WAY], checked, other);
+            checked++;
+        }
+        if (status == SR_WIRE_BLOCKED && posted_out == MESSAGES && posted_in == MESSAGES)
+            sr_wire_sleep(epoll, TEN_MINUTES_NS); /* news that went lost would be slept through */
+        check_dawdle(me);
+    }
+    CHECK(end->wire.nreceived > MESSAGES * sizeof(struct sr_wire_head));
+    for (int i = 0; i < UNDER_WAY; i++) {
+        free(end->sent[i]);
+        free(end->received[i]);
+    }
+    close(epoll);
+    free(end);
+}
+
+static void test_both_ways(const char *name, const char *which, int buffer_nbytes)
+{
+    check_begin(name);
+    lengths = which;
+    connect_ends(buffer_nbytes);
+    check_ranks(2, exchange, NULL);
+    close_ends();
+}
+
+/* ---- what is not as expected ---------------------------------------------------------------------------------- */
+
+static struct sr_wire one, other;
+static unsigned char data_of_one[1000], data_of_other[1000];
+static uint32_t left_of_one, left_of_other;
+
+static void open_both(void)
+{
+    connect_ends(0);
+    sr_wire_open(&one, ends[0]);
+    sr_wire_open(&other, ends[1]);
+    memset(data_of_one, 1, sizeof data_of_one);
+    memset(data_of_other, 2, sizeof data_of_other);
+    left_of_one = left_of_other = 1;
+}
+
+static struct sr_wire_head plain_head(uint64_t nbytes)
+{
+    return (struct sr_wire_head){SR_WIRE_MAGIC, 0, 9, 8, 7, nbytes};
+}
+
+static void check_parted(struct sr_wire_head sent)
+{
+    struct sr_wire_head expected = plain_head(100);
+    open_both();
+    sr_wire_post(&one.out, &sent, data_of_one, &left_of_one);
+    sr_wire_post(&other.in, &expected, data_of_other, &left_of_other);
+    CHECK(sr_wire_step(&one) == SR_WIRE_PROGRESSED && left_of_one == 0);
+    CHECK(sr_wire_step(&other) == SR_WIRE_PARTED && left_of_other == 1);
+    CHECK(other.arriving.seq == sent.seq && other.arriving.nbytes == sent.nbytes);
+    for (size_t i = 0; i < sizeof data_of_other; i++)
+        CHECK(data_of_other[i] == 2);
+    close_ends();
+}
+
+static void test_unexpected(void)
+{
+    struct sr_wire_head head = plain_head(100);
+    check_begin("a message where none is expected");
+    open_both();
+    CHECK(!sr_wire_peek(&other));
+    sr_wire_post(&one.out, &head, data_of_one, &left_of_one);
+    CHECK(sr_wire_step(&one) == SR_WIRE_PROGRESSED);
+    CHECK(sr_wire_peek(&other) && other.arriving.fingerprint == head.fingerprint);
+    sr_wire_post(&other.in, &head, data_of_other, &left_of_other);
+    CHECK(!sr_wire_peek(&other)); /* now it is, and it is still there */
+    CHECK(sr_wire_step(&other) == SR_WIRE_PROGRESSED && left_of_other == 0 && data_of_other[99] == 1);
+    CHECK(!sr_wire_peek(&other));
+    close_ends();
+    CHECK(!sr_wire_peek(&other));
+}
+
+static void test_other_heads(void)
+{
+    struct sr_wire_head head = plain_head(100);
+    check_begin("a head that is not the expected one");
+    for (int field = 0; field < 6; field++) {
+        struct sr_wire_head wrong = head;
+        wrong.magic += field == 0;
+        wrong.part += field == 1;
+        wrong.seq += field == 2;
+        wrong.fingerprint += field == 3;
+        wrong.count += field == 4;
+        wrong.nbytes += field == 5;
+        check_parted(wrong);
+    }
+    head.nbytes = 900; /* longer than what is expected, and than what comes with a head */
+    check_parted(head);
+}
+
+static void test_closed(void)
+{
+    struct sr_wire_head head = plain_head(1000);
+    check_begin("the other end leaves: at once, and within a head, a small message, a large one");
+    for (size_t cut = 0; cut < 600; cut += 20) {
+        open_both();
+        head.nbytes = cut < 300 ? 100 : 1000;
+        unsigned char bytes[sizeof head + 1000] = {0};
+        memcpy(bytes, &head, sizeof head);
+        size_t nbytes = cut % 300 < sizeof head + 90 ? cut % 300 : sizeof head + 90;
+        CHECK(write(ends[0], bytes, nbytes) == (ssize_t)nbytes);
+        close(ends[0]);
+        sr_wire_post(&other.in, &head, data_of_other, &left_of_other);
+        enum sr_wire_status status = SR_WIRE_PROGRESSED;
+        while (status == SR_WIRE_PROGRESSED)
+            status = sr_wire_step(&other);
+        CHECK(status == SR_WIRE_CLOSED && left_of_other == 1);
+        close(ends[1]);
+    }
+}
+
+static void test_last_word(void)
+{
+    struct sr_wire_head head = plain_head(100);
+    check_begin("what came before the other end left is received, also by who finds that it cannot send");
+    open_both();
+    sr_wire_post(&one.out, &head, data_of_one, &left_of_one);
+    CHECK(sr_wire_step(&one) == SR_WIRE_PROGRESSED);
+    close(ends[0]);
+    sr_wire_post(&other.out, &head, data_of_other, &left_of_one);
+    sr_wire_post(&other.in, &head, data_of_other, &left_of_other);
+    CHECK(sr_wire_step(&other) == SR_WIRE_PROGRESSED && left_of_other == 0 && data_of_other[99] == 1);
+    CHECK(sr_wire_step(&other) == SR_WIRE_CLOSED);
+    close(ends[1]);
+}
+
+static void test_empty_and_idle(void)
+{
+    struct sr_wire_head head = plain_head(0);
+    check_begin("messages of a head alone, and nothing to do");
+    open_both();
+    CHECK(sr_wire_step(&one) == SR_WIRE_IDLE);
+    for (int i = 0; i < 3; i++) {
+        left_of_one = left_of_other = SR_WIRE_QUEUE;
+        for (int j = 0; j < SR_WIRE_QUEUE; j++) {
+            sr_wire_post(&one.out, &head, NULL, &left_of_one);
+            sr_wire_post(&other.in, &head, NULL, &left_of_other);
+        }
+        CHECK(sr_wire_length(&one.out) == SR_WIRE_QUEUE);
+        while (left_of_other > 0)
+            CHECK(sr_wire_step(&one) <= SR_WIRE_PROGRESSED && sr_wire_step(&other) <= SR_WIRE_PROGRESSED);
+        CHECK(left_of_one == 0);
+    }
+    CHECK(sr_wire_step(&one) == SR_WIRE_IDLE && sr_wire_step(&other) == SR_WIRE_IDLE);
+    sr_wire_post(&other.in, &head, NULL, &left_of_other);
+    CHECK(sr_wire_step(&other) == SR_WIRE_BLOCKED);
+    close_ends();
+}
+
+static void test_onlooker(void)
+{
+    struct epoll_event news = {.events = EPOLLIN | EPOLLET};
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    check_begin("who looks on leaves the news to who sleeps for them");
+    open_both();
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, ends[1], &news) == 0);
+    CHECK(write(ends[0], "x", 1) == 1);
+    sr_wire_sleep_or(epoll, -1, TEN_MINUTES_NS);
+    sr_wire_sleep(epoll, TEN_MINUTES_NS);
+    CHECK(write(ends[0], "x", 1) == 1);
+    sr_wire_take_news(epoll);
+    CHECK(epoll_wait(epoll, &news, 1, 0) == 0); /* though the bytes are still there */
+    close(epoll);
+    close_ends();
+}
+
+int main(void)
+{
+    test_both_ways("both ways, all lengths", "mixed", 0);
+    test_both_ways("both ways, all lengths, little room in the socket", "mixed", 1);
+    test_both_ways("both ways, small messages", "small", 0);
+    test_unexpected();
+    test_other_heads();
+    test_closed();
+    test_last_word();
+    test_empty_and_idle();
+    test_onlooker();
+    return 0;
+}

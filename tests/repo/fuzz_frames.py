@@ -1,0 +1,118 @@
+"""Fuzzing what parses bytes from the network: each gives a valid value or BadFrame, and nothing else.
+
+    python tests/repo/fuzz_frames.py -runs=1000000 [libFuzzer's options]
+
+It needs atheris.
+"""
+
+import contextlib
+import gc
+import socket
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+from shmring._bootstrap import framed_socket, handshake, node_map, world
+from shmring._bootstrap.handshake import BadFrame, Challenge, Hello
+from shmring._config import settings
+
+ROWS = [node_map.Row(0, node_map.Endpoint("10.0.0.1", 1))]
+PARSERS = (
+    Hello.unpack,
+    Challenge.unpack,
+    handshake.unpack_proof,
+    handshake.unpack_frame,
+    handshake.kind_of,
+    node_map.unpack_endpoint,
+    lambda packet: node_map.unpack_page(packet, [], 4096),
+    lambda packet: node_map.unpack_page(packet, ROWS, 3),
+)
+KINDS = bytes([handshake.FAILED, handshake.ENDPOINT, handshake.TABLE])
+
+
+def parse(data):
+    """Every parser gets the bytes bare, and behind what a frame of its kind begins with."""
+    heads = (b"", handshake.MAGIC, *(handshake.MAGIC + bytes([kind]) for kind in KINDS))
+    for parser in PARSERS:
+        for head in heads:
+            with contextlib.suppress(BadFrame):
+                check(parser(head + data))
+
+
+def check(value):
+    """What was believed can be used: it can be proven, packed again, and is as large as it may be."""
+    if isinstance(value, Hello) and len(value.node.encode()) <= handshake.NODE_NBYTES:
+        handshake.prove(bytes(32), "id", b"guest", value, 2, bytes(32))
+        assert Hello.unpack(value.pack()) == value
+    if isinstance(value, node_map.Endpoint):
+        assert node_map.unpack_endpoint(node_map.pack_endpoint(value)) == value
+    if isinstance(value, tuple) and isinstance(value[1], list):
+        assert 1 <= len(value[1]) <= 4096
+        numbers = [row.node for row in value[1]]
+        node_map.place_of(0, numbers if numbers[0] == 0 else [0, *numbers])
+
+
+def stream(data):
+    """The same bytes from a socket, in two pieces: no frame is longer than asked for, none has no bytes."""
+    ours, theirs = socket.socketpair()
+    line, half = framed_socket.Line(ours), len(data) // 2
+    try:
+        for piece in (data[:half], data[half:]):
+            theirs.send(piece)
+            while True:
+                frame = line.receive(handshake.UNPROVEN_NBYTES)
+                if not frame:
+                    break
+                assert len(frame) <= handshake.UNPROVEN_NBYTES
+            assert len(line._begun) < handshake.UNPROVEN_NBYTES + 2
+    except BadFrame:
+        pass
+    finally:
+        line.close()
+        theirs.close()
+
+
+def address(data):
+    with contextlib.suppress(ValueError):
+        host, port = settings.parse_address("address", data.decode("utf-8", "replace"))
+        assert host
+        assert 1 <= port <= 65535
+
+
+def one_input(data):
+    parse(data)
+    stream(data)
+    address(data)
+
+
+def seeds():
+    """What is really sent, less the part that `parse` puts before it."""
+    attempt = world.Attempt(world.world(2), 1, "a" * 64, 1.0, 0.0)
+    frames = [
+        attempt.hello(0, handshake.STAR).pack(),
+        Challenge(2, bytes(32), bytes(32), bytes(16)).pack(),
+        handshake.pack_proof(bytes(32)),
+        handshake.pack_frame(handshake.FAILED, TimeoutError("late")),
+        node_map.pack_endpoint(node_map.Endpoint("::1", 5000)),
+        *node_map.pack_table(ROWS * 4, bytes(16)),
+    ]
+    return [frame[len(handshake.MAGIC) :] for frame in frames] + [b"[::1]:5000", b"\0\x05hello"]
+
+
+def main():
+    import atheris
+
+    ours = {module.__name__ for module in (handshake, framed_socket, node_map, settings)}
+    for function in gc.get_objects():
+        if isinstance(function, types.FunctionType) and function.__module__ in ours:
+            atheris.instrument_func(function)  # the fuzzer sees which lines an input reaches
+    with tempfile.TemporaryDirectory() as corpus:
+        for at, seed in enumerate(seeds()):
+            (Path(corpus) / str(at)).write_bytes(seed)
+        atheris.Setup([sys.argv[0], "-max_len=2100", corpus, *sys.argv[1:]], one_input)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

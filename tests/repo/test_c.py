@@ -1,0 +1,116 @@
+"""The C programs under tests/repo/c: flags, call lines, schedules, life, locks, rings, wires, mail; ranks are
+threads (or a forked process) over plain memory. Each runs plain, under ThreadSanitizer, and under
+AddressSanitizer and UBSan.
+"""
+
+import functools
+import os
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILER = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+if COMPILER is None or not (ROOT / "src").is_dir():
+    pytest.skip("needs a C compiler and the checkout", allow_module_level=True)
+
+PROGRAMS = ("flag", "call_line", "schedule", "life", "lock", "ring", "wire", "post")
+SANITIZERS = {
+    "plain": [],
+    "thread": ["-fsanitize=thread"],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+}
+COMPILE = [COMPILER, "-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fno-omit-frame-pointer", "-pthread"]
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+# Threads are joined before the end, so nothing is gained by ThreadSanitizer's last second of looking.
+OPTIONS = {"TSAN_OPTIONS": "atexit_sleep_ms=0", "ASAN_OPTIONS": "detect_leaks=0"}
+LIMIT_S = 300  # the programs' own watchdogs are quicker: 100 s a test
+
+
+def compile_c(source, program, *flags):
+    command = [*COMPILE, *flags, f"-I{ROOT / 'src'}", str(source), "-o", str(program)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def run_c(*command):
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **OPTIONS}, timeout=LIMIT_S
+    )
+
+
+@functools.cache
+def how_to_run(sanitizer, folder):
+    """What goes before a sanitized program's name here, as a tuple; a string says why none can run."""
+    source, program = folder / "nothing.c", folder / f"nothing_{sanitizer}"
+    source.write_text("int main(void) { return 0; }\n")
+    built = compile_c(source, program, *SANITIZERS[sanitizer])
+    if built.returncode != 0:
+        return f"no library of this sanitizer: {built.stderr.strip().splitlines()[-1]}"
+    # ThreadSanitizer before GCC 14 finds no room for itself where addresses are too random.
+    ran = None
+    for prefix in ((), ("setarch", "-R")):
+        if prefix and not shutil.which(prefix[0]):
+            continue
+        ran = run_c(*prefix, program)
+        if ran.returncode == 0:
+            return prefix
+    return f"its library does not start here: {ran.stderr.strip().splitlines()[-1:]}"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("c")
+
+
+def build(name, sanitizer, folder, *flags):
+    """The command that runs a program of tests/repo/c."""
+    prefix = how_to_run(sanitizer, folder)
+    if isinstance(prefix, str):
+        pytest.skip(prefix)
+    program = folder / "_".join([name, sanitizer, *(flag.strip("-") for flag in flags)])
+    source = ROOT / f"tests/repo/c/test_{name}.c"
+    built = compile_c(source, program, *WARNINGS, *SANITIZERS[sanitizer], *flags)
+    assert built.returncode == 0, built.stderr
+    return *prefix, program
+
+
+@pytest.mark.limit(LIMIT_S + 60)
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_c_program_ends_well(name, sanitizer, folder):
+    ran = run_c(*build(name, sanitizer, folder))
+    reached = ran.stdout.splitlines()[-1:]
+    assert ran.returncode == 0, f"ended with {ran.returncode} in {reached}:\n{ran.stderr}"
+
+
+@pytest.mark.limit(LIMIT_S + 60)
+def test_one_call_line_alone_is_reported_as_a_race(folder):
+    ran = run_c(*build("call_line", "thread", folder, "-DONE_LINE"))
+    assert ran.returncode != 0
+    assert "data race" in ran.stderr
+
+
+TELL = """
+#include "flag.h"
+void tell(struct sr_desk *desk, char *text) { sr_desk_begin_telling(desk); *text = 1; }
+"""
+
+
+def test_a_text_stays_behind_its_word_on_aarch64_without_atomic_instructions(folder):
+    """An exclusive store does not hold back what comes after it; a load with acquire behind it does."""
+    compiler = shutil.which("aarch64-linux-gnu-gcc") or (
+        COMPILER if platform.machine() == "aarch64" else None
+    )
+    if compiler is None:
+        pytest.skip("needs a compiler for aarch64: apt install gcc-aarch64-linux-gnu")
+    source = folder / "tell.c"
+    source.write_text(TELL)
+    how = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-march=armv8-a", "-mno-outline-atomics", f"-I{ROOT / 'src'}"]
+    said = subprocess.run([compiler, *how, "-S", "-o", "-", str(source)], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    order = re.findall(r"^\s+(stlxr|ldar|strb)\s", said.stdout, re.MULTILINE)
+    assert order == ["stlxr", "ldar", "strb"]

@@ -1,0 +1,313 @@
+"""Which folder may import which, and the other rules of the house that a machine can check.
+
+It reads the checkout's files, and imports nothing of shmring.
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "src").is_dir():
+    pytest.skip("needs the checkout", allow_module_level=True)
+
+# A file of src/, and which others it may include; standard headers are free. Enter a new file here first.
+C_HOUSE = {
+    "layout.h": set(),
+    "fault.h": set(),
+    "flag.h": {"fault.h", "layout.h"},
+    "ring.h": {"flag.h"},
+    "schedule.h": set(),
+    "single_copy.h": set(),
+    "link.h": {"flag.h"},
+    "post.h": {"link.h", "ring.h"},
+    "post.c": {"post.h"},
+    "wire.h": {"link.h"},
+    "wire.c": {"wire.h"},
+    "kernels.h": set(),
+    "kernels_item.h": {"kernels.h"},
+    "kernels_loop.h": {"kernels_cast.h", "kernels_copy.h"},
+    "kernels_copy.h": set(),
+    "kernels_cast.h": set(),
+    "kernels.c": {"kernels.h", "kernels_item.h", "kernels_loop.h"},
+}
+# The folders of shmring/ and the modules at its top, from the ground up, each with what it may import.
+# Modules of one folder may import each other, in no circle.
+FOLDERS = {
+    "errors": set(),
+    "model": set(),  # of costs
+    "_config": set(),
+    "_core": set(),
+    "_system": {"errors"},
+    "_algorithms": {"_core"},
+    "_transport": {"errors", "_core"},
+    "_bootstrap": {"errors", "_config", "_system"},
+    "_diagnostics": {"errors", "_core", "_system"},
+    "_internode": {"_core", "_algorithms", "_transport"},
+    "_engine": {"errors", "_core", "_system", "_algorithms", "_transport", "_diagnostics", "_internode"},
+    "_arrays": {"errors", "_core", "_system", "_diagnostics", "_engine"},
+    "_lifecycle": {
+        "errors",
+        "_config",
+        "_core",
+        "_system",
+        "_transport",
+        "_bootstrap",
+        "_internode",
+        "_engine",
+    },
+    "_p2p": {"errors", "_config", "_core", "_system", "_transport", "_diagnostics", "_internode", "_engine"}
+    | {"_arrays"},
+    "_comm": {"errors", "_config", "_core", "_system", "_algorithms", "_transport", "_bootstrap"}
+    | {"_diagnostics", "_internode", "_engine", "_arrays", "_lifecycle", "_p2p"},
+    "__init__": {"errors", "model", "_arrays", "_bootstrap", "_comm", "_launch", "_p2p"},  # the public names
+    "_launch": {
+        "errors",
+        "_config",
+        "_system",
+        "_bootstrap",
+        "__init__",
+    },  # the last one in a rank, when started
+    "run": {"_launch"},
+    # Users of the public names, and of little else.
+    "methods": {"__init__", "errors", "_comm"},  # error feedback of the wire, which is the collectives' too
+    "adapters": {"__init__", "methods", "_config"},  # libraries that need not be there
+    "tools": {"__init__", "model", "_config", "_core", "_system", "_bootstrap", "_diagnostics"},
+    "selftest": {"tools"},
+    "__main__": {"tools"},
+}
+# What only one place may do: pattern, where it is allowed, why.
+ONLY_IN = [
+    (
+        r"memory_order_|__atomic_(?!thread_fence)|__sync_|\batomic_(load|store|exchange|fetch|compare)|"
+        r"futex|_mm_pause|sched_yield",
+        {"src/flag.h"},
+        "memory orders, pauses and futexes are flag.h's",
+    ),
+    (
+        r"_mm\w*_stream_|_mm_sfence|__atomic_thread_fence|__builtin_nontemporal",
+        {"src/kernels"},
+        "streaming stores and their fence are the kernels'",
+    ),
+]
+MAX_LINES = 1000
+MAX_LINE_LENGTH, MAX_C_LINE_LENGTH = 110, 120  # Python's as in ruff's settings
+# Put together here, so that this file does not find itself.
+MACHINE_PATH = re.compile(r"(?<![\w.$}/-])/(?:" + "|".join(["work", "home", "root", "Users"]) + r")\b")
+
+
+def files(*folders, suffixes):
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def without_comments(path):
+    text = path.read_text()
+    if path.suffix in {".c", ".h"}:
+        return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+    return re.sub(r"#[^\n]*", "", text)
+
+
+C_FILES = files("src", suffixes={".c", ".h"})
+MODULES = files("shmring", suffixes={".py", ".pyx", ".pxd", ".pyi"})
+
+
+def module_of(path):
+    """ "_core.group", as HOUSE names it."""
+    return ".".join(path.relative_to(ROOT / "shmring").with_suffix("").parts)
+
+
+MODULE_NAMES = {module_of(path) for path in MODULES}
+SOURCES = [
+    *C_FILES,
+    *MODULES,
+    *files("tests", "bench", "examples", ".ci", suffixes={".py", ".c", ".h", ".pyx", ".sh"}),
+    ROOT / "setup.py",
+]
+
+
+def imports_at_run_time(tree):
+    """Every import, wherever it stands, but those for types alone: they are not knowledge at run time."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield from imports_at_run_time(node)
+
+
+def modules_in_python(tree, package):
+    for node in imports_at_run_time(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "shmring":
+                    yield from modules_named(alias.name.split(".")[1:], [])
+        elif node.level or (node.module or "").partition(".")[0] == "shmring":
+            module = "." * node.level + (node.module or "")
+            yield from modules_named(resolved(package, module), [alias.name for alias in node.names])
+
+
+def resolved(package, module):
+    """The parts, below shmring, of what a module of the package (its parts) imports from."""
+    names = [name for name in module.split(".") if name]
+    level = len(module) - len(module.lstrip("."))
+    return [*package[: len(package) - level + 1], *names] if level else names[1:]
+
+
+def modules_named(base, names):
+    """`from base import a`: the module a if there is one, else base, or the public names of the package."""
+    found = [".".join([*base, name]) for name in names]
+    own = ".".join(base)
+    return {
+        name if name in MODULE_NAMES else own if own in MODULE_NAMES else "__init__"
+        for name in found or [own]
+    }
+
+
+def neighbours_in_cython(text, package):
+    for name in re.findall(r'cdef extern from "([^"<]+)"', text):
+        yield name
+    imports = r"^\s*from\s+(\.[\w.]*|shmring[\w.]*)\s+c?import\s+(\([^)]*\)|[^\n]+)"
+    for module, names in re.findall(imports, text, re.MULTILINE):
+        listed = re.sub(r"#[^\n]*|\bas\s+\w+", "", names)
+        yield from modules_named(resolved(package, module), re.findall(r"\w+|\*", listed))
+    for name in re.findall(r"^\s*c?import\s+shmring((?:\.\w+)*)", text, re.MULTILINE):
+        yield from modules_named(name.split(".")[1:], [])
+    for name in re.findall(r'^\s*include\s+"([^"]+)"', text, re.MULTILINE):
+        yield Path(name).stem
+
+
+def neighbours(path):
+    package = path.parent.relative_to(ROOT / "shmring").parts
+    if path.suffix == ".py":
+        return set(modules_in_python(ast.parse(path.read_text()), package))
+    return set(neighbours_in_cython(path.read_text(), package))
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=name_of)
+def test_c_files_include_only_what_they_may_know(path):
+    assert path.name in C_HOUSE, f"{name_of(path)} is not in the house: enter it in C_HOUSE"
+    included = set(re.findall(r'#\s*include\s+"([^"]+)"', path.read_text()))
+    assert included <= C_HOUSE[path.name] | {path.name}
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.suffix != ".pyi"], ids=name_of)
+def test_modules_import_only_folders_that_theirs_may(path):
+    name = module_of(path)
+    if name.endswith(".__init__"):
+        assert not neighbours(path), "the docstring of a folder says what is in it, and imports nothing"
+        return
+    folder = name.partition(".")[0]
+    imported = {other.partition(".")[0] for other in neighbours(path) if not other.endswith((".h", ".c"))}
+    assert imported <= FOLDERS[folder] | {folder}
+
+
+def test_folders_and_modules_import_each_other_in_no_circle():
+    """The package's face may import everything, and is imported where a rank is started, and by its users."""
+    modules = {}
+    for path in MODULES:
+        if path.suffix != ".pyi" and not module_of(path).endswith("__init__"):
+            modules.setdefault(module_of(path), set()).update(neighbours(path))
+    for known in (FOLDERS, modules):
+        known = {
+            name: {n for n in may if n in known and n not in {name, "__init__"}}
+            for name, may in known.items()
+        }
+        while known:
+            ready = {name for name, may in known.items() if not may}
+            assert ready, f"these import each other in a circle: {sorted(known)}"
+            known = {name: may - ready for name, may in known.items() if name not in ready}
+
+
+def test_the_launchers_load_no_extension():
+    """They start ranks by the hundred, and only a rank needs the engine."""
+    program = "import sys, shmring._launch.shmrun, shmring._launch.spawn\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    extensions = {module_of(path) for path in MODULES if path.suffix == ".pyx"}
+    assert not {f"shmring.{name}" for name in extensions} & set(loaded.split())
+
+
+@pytest.mark.parametrize(("pattern", "places", "reason"), ONLY_IN, ids=[why for _, _, why in ONLY_IN])
+def test_what_only_one_place_may_do(pattern, places, reason):
+    for path in [*C_FILES, *files("shmring", suffixes={".py", ".pyx", ".pxd"})]:
+        if not name_of(path).startswith(tuple(places)):
+            found = re.search(pattern, without_comments(path))
+            assert not found, f"{name_of(path)}: {found[0]}: {reason}"
+
+
+def reads_of_environment(tree):
+    """Names of SHMRING_ variables that are read (not set) in a Python file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            owner, key = node.value, node.slice
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.func, (ast.Attribute, ast.Name)):
+            owner, key = node.func, node.args[0]
+        else:
+            continue
+        reads = re.search(r"environ(\.get|\.pop)?$|getenv$", ast.unparse(owner))
+        if reads and isinstance(key, ast.Constant) and str(key.value).startswith("SHMRING_"):
+            yield key.value
+
+
+def test_a_constant_has_one_meaning():
+    """Of two enumerators of one name the later import hides the other, and nobody hears of it."""
+    found = {}
+    for path in sorted(ROOT.glob("shmring/**/*.pxd")):
+        for block in re.findall(r"enum[^\n]*:[^\n]*\n((?:[ ]{4,}[^\n]*\n)+)", path.read_text()):
+            for name in re.findall(r"\b[A-Z][A-Z0-9_]+\b", re.sub("#.*|=[^,\n]*", "", block)):
+                found.setdefault(name, set()).add(name_of(path))
+    ours = {name: paths for name, paths in found.items() if not name.startswith("SR_")}
+    assert [(name, paths) for name, paths in ours.items() if len(paths) > 1] == []
+
+
+def test_only_settings_reads_shmring_variables():
+    for path in files("shmring", suffixes={".py"}):
+        if module_of(path) != "_config.settings":
+            assert not list(reads_of_environment(ast.parse(path.read_text()))), name_of(path)
+    for path in [*C_FILES, *files("shmring", suffixes={".pyx", ".pxd"})]:
+        assert not re.search(r"getenv|environ\b", without_comments(path)), name_of(path)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_files_stay_readable(path):
+    assert "utils" not in path.stem, "a name that says nothing"
+    lines = path.read_text().splitlines()
+    assert len(lines) < MAX_LINES
+    most = MAX_LINE_LENGTH if path.suffix in {".py", ".pyi"} else MAX_C_LINE_LENGTH
+    long = [number for number, line in enumerate(lines, 1) if len(line) > most]
+    assert not long, f"lines longer than {most}: {long}"
+
+
+def test_nothing_names_the_machine_it_was_written_on():
+    texts = [path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".in", ".py", ".yaml"}]
+    for path in [*SOURCES, *texts, *(ROOT / ".ci").glob("[rw]*"), *(ROOT / ".github").rglob("*.yml")]:
+        found = MACHINE_PATH.search(path.read_text())
+        assert not found, f"{name_of(path)}: {found[0]}"
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize(
+    "command", ["ruff check .", "mypy", "cython_lint.cython_lint shmring", "codespell_lib"]
+)
+def test_lint_and_types(command):
+    tool, *arguments = command.split()
+    pytest.importorskip(tool)
+    beside = Path(sys.executable).parent  # where cython-lint looks for pycodestyle
+    done = subprocess.run(
+        [sys.executable, "-m", tool, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,162 @@
+"""The package as an installed thing: version, types, what importing it costs."""
+
+import ast
+import importlib
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shmring
+
+PACKAGE = Path(shmring.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
+EXTENSIONS = sorted(  # "_core.kernels"
+    path.relative_to(PACKAGE).as_posix().partition(".")[0].replace("/", ".") for path in PACKAGE.rglob("*.so")
+)
+# Heavy or unneeded before the first rank is started.
+LATE = {
+    "argparse",
+    "asyncio",
+    "cloudpickle",
+    "concurrent",
+    "email",
+    "hmac",
+    "logging",
+    "multiprocessing",
+    "socket",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "torch",
+    "tqdm",
+}
+
+
+def test_version_is_the_distributions():
+    try:
+        installed = importlib.metadata.version("shmring")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("not installed: imported from the checkout")
+    assert shmring.__version__ == installed
+
+
+def test_version_is_written_once():
+    files = [ROOT / "pyproject.toml", ROOT / "setup.py", *PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyx")]
+    places = [path.name for path in files if path.exists() and f'"{shmring.__version__}"' in path.read_text()]
+    assert places == ["__init__.py"]
+
+
+def test_is_marked_as_typed():
+    assert (PACKAGE / "py.typed").exists()
+
+
+def test_every_public_name_is_there():
+    for name in shmring.__all__:
+        assert getattr(shmring, name) is not None
+    assert set(shmring.__all__) <= set(dir(shmring))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = shmring.no_such_name
+
+
+def defined_names(body):
+    """Names that a stub's body defines or imports under a public name."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def own_names(module):
+    """Public functions and classes that the extension defines itself: what it imports is not its face."""
+    for name, value in vars(module).items():
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__:
+            yield name
+
+
+def public(names):
+    return {name for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_stub_names_what_the_extension_exports(name):
+    module = importlib.import_module(f"shmring.{name}")
+    path = PACKAGE / f"{name.replace('.', '/')}.pyi"
+    if not path.exists():
+        assert not set(own_names(module)), "has a face for Python and no stub"
+        return
+    stub = ast.parse(path.read_text())
+    stubbed = public(defined_names(stub.body))
+    assert stubbed <= set(vars(module)), "in the stub only"
+    assert set(own_names(module)) <= stubbed, "missing in the stub"
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            members = vars(getattr(module, node.name))
+            assert public(defined_names(node.body)) == public(members), node.name
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_every_public_callable_has_a_docstring(name):
+    module = importlib.import_module(f"shmring.{name}")
+    for attribute in own_names(module):
+        assert getattr(module, attribute).__doc__, attribute
+
+
+def modules_after(statements):
+    code = f"import sys; {statements}; print(' '.join(sys.modules))"
+    return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+
+
+def test_import_brings_in_nothing_that_is_not_needed_yet():
+    brought = modules_after("import numpy, shmring") - modules_after("import numpy")
+    assert not {name for name in brought if name.partition(".")[0] in LATE}
+
+
+def unbuilt(tmp_path):
+    """A copy of the sources as a checkout has them."""
+    shutil.copytree(PACKAGE, tmp_path / "shmring", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (tmp_path / "setup.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-c", "import shmring; shmring.spawn"),
+        ("-c", "from shmring.methods import sharded"),
+        ("-m", "shmring", "info"),
+        ("-m", "shmring.run", "-n", "2", "script.py"),
+        ("-m", "shmring.selftest"),
+    ],
+)
+def test_a_source_tree_that_is_not_built_says_so(tmp_path, arguments):
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=unbuilt(tmp_path), capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"ImportError: shmring was imported from its source tree, {tmp_path}, in which")
+    assert "pip install -e ." in said
+
+
+def test_a_package_of_another_python_says_so(tmp_path):
+    (unbuilt(tmp_path) / "setup.py").unlink()
+    command = [sys.executable, "-c", "import shmring"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert "ImportError: the compiled modules of shmring are missing in" in done.stderr
+
+
+def test_readme_has_the_two_commands_that_the_gate_runs():
+    text = (ROOT / "README.md").read_text()
+    commands = dict(re.findall(r"<!-- command (\d) -->\n```sh\n(.+)\n```", text))
+    assert commands == {
+        "1": "pip install '.[examples]' && shmrun -n 2 examples/train_digits.py",
+        "2": "pip install -e '.[test]' && pytest",
+    }

@@ -1,0 +1,67 @@
+"""For tests under engines that others wrote: each is run in processes of its own."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import shmring
+
+PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+KEY = "0123456789abcdef0123456789abcdef"
+WATCHDOG_S = 100
+LAUNCHERS = ("SHMRING_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")  # of whoever runs the tests
+
+
+def needs(*packages):
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+def environment(**more):
+    ours = {name: text for name, text in os.environ.items() if not name.startswith(LAUNCHERS)}
+    path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [ours.get("PYTHONPATH")])])
+    return {**ours, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def start(*command, **more):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([str(part) for part in command], env=environment(**more), **pipes)
+
+
+def output_of(*processes):
+    """What each printed, once all have ended well."""
+    try:
+        texts = [process.communicate(timeout=WATCHDOG_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(texts)
+    return texts if len(texts) > 1 else texts[0]
+
+
+def write_script(folder, code):
+    """The path of a new file in the folder that holds the code."""
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(code))
+    return path
+
+
+def assert_well(process):
+    """A script that says this word has come to its end: engines may have words of their own after it."""
+    text = output_of(process)
+    assert "well" in text.splitlines(), text
+
+
+def assert_pi(text, ranks, hosts=None):
+    found = re.search(r"pi is about ([\d.]+), say (\d+) rank\(s\)(?: on (\d+) host)?", text)
+    assert found, text
+    assert abs(float(found[1]) - 3.14159) < 0.02
+    assert int(found[2]) == ranks
+    assert hosts is None or int(found[3]) == hosts

@@ -1,0 +1,334 @@
+"""Fault injection: the n-th step of a call raises, and then the m-th step of what handles that.
+
+An injection runs a call and raises in it; its `places` then say where. The kinds of steps:
+
+- "point": a place in Python code, of shmring or of what it calls, at which the interpreter runs signal
+  handlers; raises KeyboardInterrupt, and then SystemExit;
+- "signal": the handler of a real signal raises, also where no Python code runs;
+- "memory": an allocation of Python's fails;
+- "system": a system call that Python code makes fails.
+"""
+
+import ctypes
+import dis
+import errno
+import functools
+import operator
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+try:
+    import _testcapi
+except ImportError:  # some distributions leave it out
+    _testcapi = None
+
+HERE = str(Path(__file__).resolve().parents[1])
+TICK_S = 0.0005
+KINDS = ("point", "signal", "memory", "system")
+
+
+class Interrupt(KeyboardInterrupt):
+    """Raised first, as for Ctrl-C."""
+
+
+class Terminate(SystemExit):
+    """Raised second, as by a handler of SIGTERM that calls sys.exit."""
+
+
+class Broken(OSError):
+    """Raised by a system call."""
+
+
+INJECTED = (Interrupt, Terminate, MemoryError, Broken)
+
+
+class Injection:
+    """Run a call and raise nothing; the base of the classes that raise."""
+
+    def __init__(self, n, m=None):
+        self.n, self.m = n, m
+        self.count = 0
+        self.places = []
+
+    def run(self, call):
+        """Return what the call returns. C code calls it: no bytecode runs just before and after it."""
+        self.results = []
+        self.results.extend(map(operator.call, (call,)))
+        return self.results[-1]
+
+
+def injection_of(kind, n, m=None):
+    """A injection at the n-th step; n = 0 counts the steps and raises nothing."""
+    return {"point": Points, "signal": Signals, "memory": Memory, "system": System}[kind](n, m)
+
+
+def place_of(frame):
+    name = frame.f_code.co_filename
+    short = name[name.rindex("shmring/") :] if "shmring/" in name else "/".join(name.split("/")[-2:])
+    return f"{short}:{frame.f_lineno} {frame.f_code.co_qualname}"
+
+
+# ---- where the interpreter looks for signals ---------------------------------------------------------------
+
+
+class Points(Injection):
+    """Raise where the interpreter looks for signals: after a call, at a function's entry, at a jump back.
+
+    All Python code that the call runs counts, except the tests'. CPython ends tracing when a trace function
+    raises. It releases the frame's trace object after that, so the destructor of that object starts the
+    tracing again. CPython 3.12 and later miss some of the points that follow.
+    """
+
+    _CHECKING = frozenset(
+        dis.opmap[name]
+        for name in ("RESUME", "CALL", "PRECALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD")
+        if name in dis.opmap
+    )
+    _PRECALL, _CALL = dis.opmap.get("PRECALL"), dis.opmap.get("CALL")
+
+    def run(self, call):
+        self._errors = iter((Interrupt, Terminate))
+        self.is_to_go_on = False
+        sys.settrace(self.enter)
+        try:
+            return super().run(call)
+        finally:
+            sys.settrace(None)
+            self.is_to_go_on = False
+
+    def enter(self, frame, event, arg):
+        if frame.f_code.co_filename.startswith((HERE, "<frozen importlib")):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        caller = frame.f_back.f_trace
+        if isinstance(caller, _Local) and not frame.f_code.co_name.startswith("__"):
+            caller.calls_python = True
+        return _Local(self)
+
+    def is_due(self, local, frame, event):
+        if event != "opcode":
+            return False
+        code, last, now = frame.f_code.co_code, local.last, frame.f_lasti
+        calls_python, local.last, local.calls_python = local.calls_python, now, False
+        if last < 0 or code[last] not in self._CHECKING:
+            return False
+        if calls_python and code[last] == self._CALL:  # a function in Python: no look when it returns
+            return False
+        if code[last] == self._PRECALL and code[now] == self._CALL:
+            return False
+        if (
+            frame.f_lineno is None
+        ):  # outside of the exception table: CPython would keep the exception for ever
+            return False
+        self.count += 1
+        return self.count == self.n
+
+    def error(self, frame):
+        self.places.append(place_of(frame))
+        self.is_to_go_on = self.m is not None
+        self.n, self.m, self.count = self.m, None, 0
+        return next(self._errors)(self.places[-1])
+
+    def go_on(self, frame):
+        """Trace the frames that the exception passes through, and the functions that they call."""
+        self.is_to_go_on = False
+        sys.settrace(self.enter)
+        while frame is not None and not frame.f_code.co_filename.startswith(HERE):
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+            frame.f_trace = _Local(self)
+            frame = frame.f_back
+
+
+class _Local:
+    """The trace object of one frame. Only the frame may refer to it, or its destructor would run too late."""
+
+    __slots__ = ("calls_python", "injection", "last")
+
+    def __init__(self, injection):
+        self.injection = injection
+        self.last = -1
+        self.calls_python = False
+
+    def __call__(self, frame, event, arg):
+        injection = self.injection
+        if injection.is_due(self, frame, event):
+            error = injection.error(frame)
+            del self, frame, injection
+            raise error
+        return self
+
+    def __del__(self):
+        if self.injection.is_to_go_on:
+            self.injection.go_on(sys._getframe(1))
+
+
+# ---- signals -----------------------------------------------------------------------------------------------
+
+
+class Signals(Injection):
+    """Raise in the handler of a real signal: one is pending at the beginning, then comes one every 0.5 ms."""
+
+    def run(self, call):
+        self._errors = iter((Interrupt, Terminate))
+        self.results = []
+        before = signal.signal(signal.SIGALRM, self._handle)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, TICK_S, TICK_S)
+            try:
+                self.results.extend(map(operator.call, (_raise_alarm, call)))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            self.n = -1
+            signal.signal(signal.SIGALRM, before)
+        return self.results[-1]
+
+    def _handle(self, number, frame):
+        if frame.f_code.co_filename == __file__ and frame.f_code.co_name != "run":
+            return  # in the handler
+        self.count += 1
+        if self.count >= self.n > 0 and len(self.results) == 1:  # neither before the call nor after it
+            self.places.append(place_of(frame))
+            self.n, self.m, self.count = self.m or -1, None, 0
+            raise next(self._errors)(self.places[-1])
+
+
+_raise_alarm = functools.partial(ctypes.CDLL(None)["raise"], int(signal.SIGALRM))
+
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+
+class Memory(Injection):
+    """Let the n-th request to Python's allocators fail."""
+
+    def run(self, call):
+        if _testcapi is None:
+            raise RuntimeError("this Python has no _testcapi, whose set_nomemory makes allocations fail")
+        if self.n == 0:
+            return super().run(call)
+        try:
+            _testcapi.set_nomemory(self.n, self.n + 1)
+            try:
+                return super().run(call)
+            finally:
+                _testcapi.remove_mem_hooks()
+        except MemoryError as error:
+            last = error.__traceback__
+            while last.tb_next is not None:
+                last = last.tb_next
+            self.places.append(f"{place_of(last.tb_frame)} at {last.tb_lineno}")
+            raise
+
+
+# ---- the system --------------------------------------------------------------------------------------------
+
+_OS_CALLS = (
+    "open", "close", "read", "write", "fstat", "ftruncate", "memfd_create", "posix_fallocate", "fstatvfs",
+    "eventfd", "eventfd_write", "unlink", "sched_getaffinity", "pipe", "pipe2", "dup", "stat", "listdir",
+    "scandir", "urandom",
+)  # fmt: skip
+# Receiving fails where the other side has ended, which other tests bring about.
+_SOCKET_CALLS = (
+    "bind", "connect", "listen", "_accept", "send", "sendall", "sendmsg", "setsockopt",
+)  # fmt: skip
+_OPENING = ("memfd_create", "open", "eventfd", "_accept", "socketpair", "pipe", "pipe2", "dup")
+
+
+class System(Injection):
+    """Let the n-th system call fail, through os, socket, threading, or ctypes in shmring._system.segments."""
+
+    def run(self, call):
+        with _Patches(self) as patches:
+            patches.patch_all()
+            return super().run(call)
+
+    def pass_or_raise(self, name):
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self.count += 1
+        if self.count != self.n:
+            return
+        frame = sys._getframe(2)
+        self.places.append(f"{place_of(frame)} in {name}")
+        if name == "start_new_thread":
+            raise RuntimeError("can't start new thread")
+        number = errno.EMFILE if name in _OPENING else errno.EIO
+        raise Broken(number, os.strerror(number))
+
+
+class _Patches:
+    def __init__(self, injection):
+        self._injection = injection
+        self._before = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for owner, name, had, value in reversed(self._before):
+            if had:
+                setattr(owner, name, value)
+            else:
+                delattr(owner, name)
+
+    def patch_all(self):
+        for name in _OS_CALLS:
+            if hasattr(os, name):
+                self._put(os, name, self._around(name, getattr(os, name)))
+        for name in _SOCKET_CALLS:
+            self._put(socket.socket, name, self._around(name, getattr(socket.socket, name)))
+        self._put(socket, "socketpair", self._around("socketpair", socket.socketpair))
+        self._put(
+            threading, "_start_new_thread", self._around("start_new_thread", threading._start_new_thread)
+        )
+        memory = sys.modules.get("shmring._system.segments")
+        if memory is not None:
+            self._put(memory, "_mmap", self._failing("mmap", memory._mmap, memory._FAILED))
+            self._put(memory, "_libc", _Libc(self, memory._libc, memory._FAILED))
+
+    def _put(self, owner, name, value):
+        self._before.append((owner, name, name in vars(owner), vars(owner).get(name)))
+        setattr(owner, name, value)
+
+    def _around(self, name, function):
+        injection = self._injection
+
+        def call(*arguments, **keywords):
+            if name == "close":  # Linux closes the descriptor also where close() fails
+                result = function(*arguments, **keywords)
+                injection.pass_or_raise(name)
+                return result
+            injection.pass_or_raise(name)
+            return function(*arguments, **keywords)
+
+        return call
+
+    def _failing(self, name, function, failed):
+        injection = self._injection
+
+        def call(*arguments):
+            try:
+                injection.pass_or_raise(name)
+            except Broken:
+                ctypes.set_errno(errno.ENOMEM)
+                return failed
+            return function(*arguments)
+
+        return call
+
+
+class _Libc:
+    """The libc of shmring._system.segments, with calls that fail."""
+
+    def __init__(self, patches, libc, failed):
+        self._libc = libc
+        self.mremap = patches._failing("mremap", libc.mremap, failed)
+        self.madvise = patches._failing("madvise", libc.madvise, -1)
+
+    def __getattr__(self, name):
+        return getattr(self._libc, name)

@@ -1,0 +1,421 @@
+"""The command `shmring` on running jobs: what it shows of one and of several communicators, of groups, of the
+dead, of damaged memory, and that it leaves no trace.
+"""
+
+import importlib
+import json
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engines import environment
+from ranks import Died, Ranks, turns, until_there, when_there
+
+from shmring._config.settings import Settings
+from shmring._config.thresholds import ring_nbytes, tables
+from shmring._core.segment_format import control_nbytes, format_segment, segment_nbytes
+from shmring._system import segments
+from shmring.tools import _attach, command
+
+LIMIT_S = 30
+
+
+def shown(capsys, *arguments):
+    assert command.main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def shown_of(capsys, ranks, *arguments):
+    """As JSON: the communicators that hold these ranks, of all that this user has."""
+    pids = {ranks.pid(rank) for rank in range(ranks.size)}
+    return [one for one in json.loads(shown(capsys, *arguments, "--json")) if pids & set(one["pids"])]
+
+
+@pytest.fixture
+def dreams(tmp_path):
+    """A pipe that keeps rank 1 asleep until it is opened for writing."""
+    os.mkfifo(tmp_path / "dreams")
+    return tmp_path / "dreams"
+
+
+def wake(dreams):
+    dreams.open("w").close()
+
+
+def dream_or_wait(comm, dreams):
+    comm.all_reduce(np.ones(4, "f4"))
+    if comm.rank == 1:
+        dreams.open().close()
+    comm.barrier()
+    return comm.rank
+
+
+def once(condition):
+    """What it returns, once that is true."""
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError("it has not become so")
+
+
+# ---- ps ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("segment", ["memfd", "posix"])
+def test_ps_shows_every_rank_and_for_whom_it_waits(world_of, capsys, dreams, segment):
+    ranks = world_of(3, SHMRING_SEGMENT=segment)
+    ranks.begin(dream_or_wait, dreams)
+
+    def waiting():
+        (one,) = shown_of(capsys, ranks, "ps")
+        return (
+            one if "waiting" in one["ranks"][0]["where"] and "waiting" in one["ranks"][2]["where"] else None
+        )
+
+    one = once(waiting)
+    text = shown(capsys, "ps")
+    wake(dreams)
+    assert ranks.answers() == [0, 1, 2]
+    assert one["communicator"].startswith(f"{segment}:")
+    assert one["over"] is None
+    assert [rank["pid"] for rank in one["ranks"]] == [ranks.pid(rank) for rank in range(3)]
+    assert [(rank["rank"], rank["size"], rank["presence"]) for rank in one["ranks"]] == [
+        (rank, 3, "here") for rank in range(3)
+    ]
+    assert one["ranks"][1]["where"] == "after all_reduce(float32[4], sum) #1"
+    assert one["ranks"][1]["state"] == "sleeping"
+    assert one["ranks"][0]["last_call"]["kind"] == "barrier"
+    (wait,) = one["ranks"][0]["waits"]
+    assert (wait["awaited"], wait["where"]) == (1, "call")
+    assert 0.04 < wait["waited_s"] < 60
+    lines = [line for line in text.splitlines() if line.startswith(one["communicator"])]
+    assert len(lines) == 3
+    assert f"1/3   {ranks.pid(1)}" in lines[1]
+    assert "in barrier() #2, waiting " in lines[0]
+    assert lines[0].endswith(" s for rank 1")
+
+
+def split_and_dream(comm, path, seen_path):
+    half = comm.split(comm.rank % 2)
+    half.all_reduce(np.ones(comm.rank % 2 + 1, "i8"))
+    comm.barrier()
+    if comm.rank == 0:
+        with open(path, "w"):
+            pass
+    until_there(seen_path)
+    comm.barrier()
+    half.close()
+
+
+def test_ps_shows_groups_beside_their_parents(world_of, capsys, tmp_path):
+    ranks = world_of(4)
+    ranks.begin(split_and_dream, str(tmp_path / "there"), tmp_path / "seen")
+    when_there(tmp_path / "there")
+    found = shown_of(capsys, ranks, "ps")
+    (tmp_path / "seen").touch()
+    assert ranks.answers() == [None] * 4
+    sizes = sorted(len(one["ranks"]) for one in found)
+    assert sizes == [2, 2, 4]
+    places = {
+        tuple(rank["pid"] for rank in one["ranks"]): one["ranks"][0]["where"]
+        for one in found
+        if len(one["ranks"]) == 2
+    }
+    assert places == {
+        (ranks.pid(0), ranks.pid(2)): "after all_reduce(int64[1], sum) #1",
+        (ranks.pid(1), ranks.pid(3)): "after all_reduce(int64[2], sum) #1",
+    }
+
+
+def call_for_ever(comm, path):
+    for _ in turns(comm, path):
+        comm.all_reduce(np.ones(9))
+
+
+def survive(comm, path, seen_path):
+    """The communicator stays open after its end, for others to look at."""
+    try:
+        call_for_ever(comm, path)
+    except Exception as error:
+        until_there(seen_path)
+        return error.where
+
+
+def test_ps_after_a_kill_says_who_is_dead_and_why_it_is_over(capsys, tmp_path):
+    with Ranks(2) as ranks:
+        ranks.meet().begin(survive, str(tmp_path / "runs"), tmp_path / "seen")
+        when_there(tmp_path / "runs")
+        ranks.kill(1)
+        one = once(lambda: next((one for one in shown_of(capsys, ranks, "ps") if one["over"]), None))
+        text = shown(capsys, "ps")
+        (tmp_path / "seen").touch()
+        where, died = ranks.answers()
+    assert isinstance(died, Died)
+    assert (one["over"]["cause"], one["over"]["rank"]) == ("failed", 1)
+    assert one["ranks"][1]["presence"] == one["ranks"][1]["state"] == "dead"
+    assert one["ranks"][1]["where"].startswith("dead ")
+    assert where[1].startswith("dead ")
+    assert one["ranks"][0]["last_call"]["outcome"] == "raised"
+    assert f"rank 1 failed: process {ranks.pid(1)} died" in text
+
+
+def test_ps_with_nothing_to_show_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(_attach, "own_processes", list)
+    assert shown(capsys, "ps") == "no communicators of this user on this host\n"
+    assert json.loads(shown(capsys, "ps", "--json")) == []
+
+
+def test_ps_shows_no_shared_arrays_and_no_rings(world_of, capsys, tmp_path):
+    ranks = world_of(2)
+    ranks.begin(keep_arrays, tmp_path / "seen")
+    once(lambda: shown_of(capsys, ranks, "ps")[0]["ranks"][0]["where"].startswith("after barrier"))
+    found = shown_of(capsys, ranks, "ps")
+    (tmp_path / "seen").touch()
+    assert ranks.answers() == [None, None]
+    assert len(found) == 1
+
+
+def keep_arrays(comm, seen_path):
+    import shmring
+
+    kept = comm.empty(10_000), comm.shared(100, locks=2), shmring.Ring()
+    comm.barrier()
+    until_there(seen_path)
+    comm.barrier()
+    del kept
+
+
+def test_ranks_of_several_hosts_have_the_numbers_of_all(world_across, capsys, dreams):
+    ranks = world_across([0, 0, 1])
+    ranks.begin(dream_or_wait, dreams)
+    found = once(lambda: [one for one in shown_of(capsys, ranks, "ps") if waits_for(one, 1)] or None)
+    everybody = shown_of(capsys, ranks, "ps")
+    wake(dreams)
+    assert ranks.answers() == [0, 1, 2]
+    assert found
+    numbers = sorted([(rank["rank"], rank["size"]) for rank in one["ranks"]] for one in everybody)
+    assert numbers == [[(0, 3), (1, 3)], [(2, 3)]]
+
+
+def waits_for(one, rank):
+    return any(wait["awaited"] == rank for seen in one["ranks"] for wait in seen["waits"])
+
+
+# ---- dump -------------------------------------------------------------------------------------------------
+
+
+def test_dump_tells_all_of_every_rank(world_of, capsys, dreams):
+    ranks = world_of(2)
+    ranks.begin(dream_or_wait, dreams)
+    once(lambda: "waiting" in shown_of(capsys, ranks, "ps")[0]["ranks"][0]["where"])
+    text = shown(capsys, "dump", str(ranks.pid(0)))
+    (one,) = json.loads(shown(capsys, "dump", str(ranks.pid(1)), "--json"))
+    (quiet,) = json.loads(shown(capsys, "dump", str(ranks.pid(1)), "--no-stacks", "--json"))
+    wake(dreams)
+    assert ranks.answers() == [0, 1]
+    assert f"rank 1 of 2, process {ranks.pid(1)}, sleeping: after all_reduce(float32[4], sum) #1" in text
+    assert "    #2 barrier() (under way)\n" in text
+    assert "  waits in a call for rank 1: " in text
+    assert ", in dream_or_wait\n" in text
+    assert [call["number"] for call in one["ranks"][1]["calls"]][-1] == 1
+    assert "in dream_or_wait" in one["ranks"][1]["stacks"]
+    assert "stacks" not in quiet["ranks"][0]
+
+
+def test_dump_of_who_has_none_says_so(capsys):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert command.main(["dump", str(child.pid)]) == 1
+        assert f"process {child.pid} has no communicator" in capsys.readouterr().err
+        child.communicate(b"\n")
+    assert command.main(["dump", str(child.pid)]) == 1
+    assert f"there is no process {child.pid}" in capsys.readouterr().err
+
+
+def test_the_package_installs_the_command():
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    module, _, function = tomllib.loads(text)["project"]["scripts"]["shmring"].partition(":")
+    assert getattr(importlib.import_module(module), function) is command.main
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "shmring", "ps", "--json"], capture_output=True, text=True, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+    assert isinstance(json.loads(done.stdout), list)
+    wrong = subprocess.run(
+        [sys.executable, "-m", "shmring", "pss"], capture_output=True, text=True, env=environment()
+    )
+    assert wrong.returncode == 2
+    assert "invalid choice: 'pss'" in wrong.stderr
+
+
+# ---- damage -----------------------------------------------------------------------------------------------
+
+
+class Damaged:
+    """A segment of this process as rank 0 begins it, with other bytes in it."""
+
+    def __init__(self, nranks=3, *, kind="memfd"):
+        tuned = tables(Settings(tuning="none"), nranks)
+        ring = ring_nbytes(tuned, nranks)
+        self.control_nbytes = control_nbytes(nranks)
+        self.fd = segments.create(segment_nbytes(nranks, ring), kind=kind)
+        mapping = segments.Mapping(self.fd, self.control_nbytes)
+        format_segment(mapping.address, nranks, ring, tuning=tuned)
+        mapping.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        os.close(self.fd)
+
+    def write(self, offset, data):
+        os.pwrite(self.fd, data, offset)
+
+    def seen(self):
+        inode = os.fstat(self.fd).st_ino
+        return next((one for one in _attach.of_processes([os.getpid()]) if one.number == inode), None)
+
+    def shown(self, capsys):
+        """What the command prints of it, as texts."""
+        return shown(capsys, "dump", str(os.getpid()), "--no-stacks"), shown(capsys, "ps")
+
+
+def test_an_untouched_segment_has_ranks_that_are_not_here_yet(capsys):
+    with Damaged() as segment:
+        assert [_attach.rank_seen(segment.seen().flight, rank)["where"] for rank in range(3)] == [
+            "not here yet"
+        ] * 3
+        assert "3 ranks on this host" in segment.shown(capsys)[0]
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "told"),
+    [
+        (0, b"1", "another version"),
+        (8, b"\0\0\0\0", "0 ranks"),
+        (8, b"\xff\xff\xff\xff", "4294967295 ranks"),
+        (8, b"\0\x10\0\0", "more than the"),
+        (16, b"\0" * 8, "rings of 0"),
+        (16, b"\xff" * 8, "rings of 18446744073709551615"),
+        (24, b"\xff" * 8, "18446744073709551615 bytes"),
+    ],
+)
+def test_a_damaged_header_is_a_line_that_says_what_is_wrong(capsys, offset, data, told):
+    with Damaged() as segment:
+        segment.write(offset, data)
+        assert told in segment.seen().damage
+        for text in segment.shown(capsys):
+            assert "cannot be read: " in text
+            assert told in text
+
+
+def test_what_was_cut_short_is_damaged(capsys):
+    with Damaged(kind="posix") as segment:
+        os.ftruncate(segment.fd, 3 * mmap.PAGESIZE)
+        assert "more than the 12288 bytes" in segment.seen().damage
+        os.ftruncate(segment.fd, 100)
+        assert segment.seen().damage == "less than a page of it can be read"
+        os.ftruncate(segment.fd, 0)
+        assert segment.seen() is None
+
+
+def test_no_bytes_whatever_make_it_fail(capsys):
+    rng = random.Random(5)
+    with Damaged() as segment:
+        for turn in range(300):
+            whole = turn % 3 == 0  # all of it at random but for the first words; else some bytes
+            for _ in range(1 if whole else 40):
+                offset = rng.randrange(64, segment.control_nbytes - 8)
+                nbytes = segment.control_nbytes - offset if whole and turn % 2 else 8
+                value = rng.choice([b"\0", b"\xff", b"\x7f", b"\x01", None])
+                segment.write(offset, value * nbytes if value else rng.randbytes(nbytes))
+            seen = segment.seen()
+            assert seen.damage or json.dumps(_attach.seen(seen))
+            if turn % 10 == 0:
+                for text in segment.shown(capsys):
+                    assert all(letter.isprintable() or letter == "\n" for letter in text)
+
+
+# ---- no trace ---------------------------------------------------------------------------------------------
+
+
+def sum_up(comm, times):
+    for turn in range(times):
+        x = np.full(20_000, comm.rank + turn, "i8")
+        comm.all_reduce(x)
+        assert (x == comm.size * turn + sum(range(comm.size))).all()
+        if turn % 10 == 0:
+            time.sleep(0.005)
+    return times
+
+
+def test_results_are_right_while_somebody_looks(world_of, capsys):
+    ranks = world_of(2)
+    ranks.begin(sum_up, 400)
+    for _ in range(15):
+        shown(capsys, "dump", str(ranks.pid(0)))
+        shown(capsys, "ps")
+    assert ranks.answers() == [400, 400]
+
+
+def idle(comm, path, seen_path):
+    comm.all_reduce(np.ones(5))
+    comm.barrier()
+    if comm.rank == 0:
+        with open(path, "w"):
+            pass
+    until_there(seen_path)
+
+
+def test_looking_changes_not_a_byte_and_takes_no_page(world_of, capsys, tmp_path):
+    ranks = world_of(2)
+    ranks.begin(idle, str(tmp_path / "there"), tmp_path / "seen")
+    when_there(tmp_path / "there")
+    (segment,) = _attach.of_processes([ranks.pid(0)])
+
+    def state():
+        fd = os.open(segment.path, os.O_RDONLY)
+        try:
+            return os.fstat(fd).st_blocks, os.pread(fd, control_nbytes(2), 0)
+        finally:
+            os.close(fd)
+
+    before = state()
+    shown(capsys, "dump", str(ranks.pid(0)), "--no-stacks")
+    shown(capsys, "ps", "--json")
+    after = state()
+    _attach.stacks_of(segment)
+    with_stacks = state()
+    (tmp_path / "seen").touch()
+    assert ranks.answers() == [None, None]
+    assert after == before
+    assert with_stacks[0] == before[0]
+    assert with_stacks[1] != before[1]  # which the ranks have written themselves
+
+
+def test_a_stopped_job_can_be_looked_at(world_of, capsys, dreams):
+    ranks = world_of(2)
+    ranks.begin(dream_or_wait, dreams)
+    for rank in range(2):
+        ranks.kill(rank, signal.SIGSTOP)
+    once(lambda: {rank["state"] for rank in shown_of(capsys, ranks, "ps")[0]["ranks"]} == {"stopped"})
+    text = shown(capsys, "dump", str(ranks.pid(0)))
+    for rank in range(2):
+        ranks.kill(rank, signal.SIGCONT)
+    wake(dreams)
+    assert text.count("(it is stopped)") == 2
+    assert ranks.answers() == [0, 1]
