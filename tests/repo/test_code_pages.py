@@ -1,4 +1,7 @@
-"""docs/explanation/code.md, glossary.md: what they name exists; the walks are complete and grow no longer."""
+"""What docs/explanation/code.md and glossary.md, and CONTRIBUTING.md's lists of what to touch, name exists.
+
+The walks of code.md are complete, and grow no longer.
+"""
 
 import os
 import re
@@ -204,3 +207,30 @@ def test_the_place_of_a_term_exists(entry):
     assert functions
     for _, function in functions:
         assert defines(path_of(file[0]), function), function
+
+
+# ---- how to add an algorithm, a dtype, an adapter ----------------------------------------------------------
+
+
+def how_to_add():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    return re.findall(r"^(## How to add [^\n]+\n.+?)(?=^## )", text, re.M | re.S)
+
+
+def test_the_files_of_how_to_add_something_exist():
+    assert len(how_to_add()) == 3
+    tops = (ROOT, ROOT / "shmring")
+    known = {path.name for folder in ("tests", "bench", "docs") for path in (ROOT / folder).rglob("*")}
+    for file in re.findall(r"`([\w./]+(?:\.(?:pyx?|pxd|c|h|md|toml|yml)|/))`", "".join(how_to_add())):
+        if "NAME" not in file:
+            assert any((top / file).exists() for top in tops) or file in known, file
+
+
+def test_the_functions_and_tables_of_how_to_add_something_exist():
+    """Each is in a file that the same step names."""
+    for step in re.split(r"^\d+\. ", "".join(how_to_add()), flags=re.M)[1:]:
+        files = [path_of(file) for file in re.findall(rf"`({FILE})`", step)]
+        texts = "".join(path.read_text() for path in files if path.is_file())
+        for name in re.findall(r"`([a-z]+(?:_[a-z]+)+|[A-Z]+(?:_[A-Z]+)+|PATHS|ALGORITHMS)`", step):
+            if texts and not name.startswith("SHMRING_"):
+                assert name in texts, f"{name}, of: {step}"
