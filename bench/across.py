@@ -12,6 +12,9 @@ import argparse
 import os
 import secrets
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from hosts import GBIT_S, Hosts
 

@@ -24,13 +24,16 @@ from contestants import OVERSUBSCRIBED_SAMPLE_S, Contestant
 from contestants import gloo as gloo_here
 from contestants import shmring as shmring_here
 from crew import Crew, start_all
-from hosts import GBIT_S, INTERFACE, Hosts, NoHosts
 from interleave import Cell, Match, Noise
 from peers import QUIET_BELOW, machine
 from probe import Probe, compile_probe
 from progress import Progress
 from wire_libraries import BLOCKING, EXCHANGE, EXCHANGE_BUFFERED, EXCHANGE_RENO, POLLING
 from wire_tables import MIB, Scene
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from hosts import GBIT_S, INTERFACE, Hosts, NoHosts
 
 JSON_SCHEMA = 1
 EVERYBODY = ["shmring", "gloo", "sockets", "local"]

@@ -23,7 +23,6 @@ DEFAULT_LIMIT_S = 60
 TICK_S = 0.5
 PR_SET_CHILD_SUBREAPER = 36
 ROOT = Path(__file__).resolve().parents[1]
-BENCH = ROOT / "bench"
 OUR_NAMES = ("shmring", "psm_", "sem.mp-")  # others on this machine use it as well
 
 # A process that is spawned imports a test's functions as tests.FOLDER.MODULE. At the end: the checkout may be
@@ -159,11 +158,10 @@ def world_across(crews):
 
 @pytest.fixture(scope="module")
 def networks():
-    """networks(2, 10**9) → Hosts (see bench/hosts.py) with all links up; skips where none can be made.
+    """networks(2, 10**9) → Hosts (see hosts.py) with all links up; skips where none can be made.
 
     They serve all tests of a module; who: whose ranks they carry, so that nobody ends another's.
     """
-    sys.path.append(str(BENCH))
     from hosts import Hosts, NoHosts
 
     with contextlib.ExitStack() as made:

@@ -3,13 +3,10 @@
 import json
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 from engines import assert_well, needs, output_of, start, write_script
 from meeting import free_port
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 # --- pools and joblib ---
 
@@ -299,16 +296,6 @@ def test_ray(tmp_path):
 
 
 # --- the adapters themselves ---
-
-
-def test_the_benchmark_of_frameworks_runs_with_those_that_are_there(tmp_path):
-    few = ("--sizes", "4,4K", "--rounds", 1, "--json", tmp_path / "found.json")
-    ranks = (sys.executable, "-m", "shmring.run", "--no-prefix", "-n", 2)
-    printed = output_of(start(*ranks, BENCH / "bench_frameworks.py", *few))
-    assert "| 4096 |" in printed
-    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
-    assert [row["nbytes"] for row in rows] == [4, 4096]
-    assert all(row["NumPy"] > 0 for row in rows)
 
 
 def test_adapters_import_their_package_only_when_used():

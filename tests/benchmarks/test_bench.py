@@ -1,5 +1,6 @@
 """The benchmarks: what they make of samples, and one tiny run. Never a test of speed."""
 
+import argparse
 import importlib.util
 import json
 import subprocess
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from peers_report import FIGURES, INPUTS, SIZES, peers_report
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import calls  # noqa: E402
 import install_peers  # noqa: E402
+import peers  # noqa: E402
 import plot  # noqa: E402
 import probe  # noqa: E402
 import regress  # noqa: E402
@@ -28,13 +31,13 @@ from shmring._config import settings  # noqa: E402
 NEAR = targets.Group(2, "near", "reused")
 
 
-def sample(contestant, variant, us, *, nbytes=8, round_number=0, distance="near"):
+def sample(contestant, variant, us, *, nbytes=8, given="reused", round_number=0, distance="near"):
     trip = {"near": 90.0, "far": 300.0, "mixed": 90.0}[distance]
     return Sample(
         ranks=2,
         round=round_number,
         nbytes=nbytes,
-        input="reused",
+        input=given,
         contestant=contestant,
         variant=variant,
         us=us,
@@ -277,3 +280,18 @@ print(state_of(comm))
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr + result.stdout
     assert result.stdout.count("2 ranks, ") == 2
+
+
+@pytest.mark.parametrize("distance", ["near", "far"])
+def test_peers_write_what_the_command_compares_with(distance):
+    samples = [
+        sample(who, variant, us, nbytes=nbytes, given=given, distance=distance)
+        for who, variant, us in FIGURES
+        for nbytes in SIZES
+        for given in INPUTS
+    ]
+    options, runs = argparse.Namespace(call="all_reduce"), [{"ranks": 2, "samples": samples}]
+    found = peers.as_json(options, "today", [], runs, targets.medians_by_group(samples))
+    found = json.loads(json.dumps(found))
+    expected = peers_report(distance=distance)
+    assert {name: found[name] for name in expected} == expected

@@ -7,14 +7,10 @@ What every rank has issued is known for certain where one of them is stopped mea
 
 import contextlib
 import itertools
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +22,6 @@ import shmring
 from shmring.tools import _attach
 from tests.collectives.test_errors import assert_all
 
-BENCH = Path(__file__).resolve().parents[2] / "bench" / "bench_priority.py"
 PART = (4 << 20) // 8  # elements of a part, of float64
 TINY = {"SHMRING_CHUNK": 1024, "SHMRING_DEPTH": 2}
 HELD = 1_000_000  # more than goes through slots without the rank that is stopped
@@ -487,16 +482,3 @@ def test_the_survivors_go_on():
         first, died, last = ranks.meet().outcomes(shrink_behind)
         assert isinstance(died, Died)
         assert first == last == (2, 2.0)
-
-
-# ---- the benchmark ----------------------------------------------------------------------------------------
-
-
-def test_the_benchmark_runs(tmp_path):
-    small = "--layers=4K,64K", "--compute-ms=0.2", "--behind=9M", "--iterations=2", "--rounds=2"
-    command = "-m", "shmring.run", "--no-prefix", "-n2", BENCH, *small, f"--json={tmp_path / 'found'}"
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=50)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "| an urgent call behind a large one |" in done.stdout
-    found = json.loads((tmp_path / "found").read_text())
-    assert all(took["by priority"] > 0 for took in found["seconds"].values())

@@ -1,6 +1,6 @@
 """Connections between hosts that are reset, cut or pulled: calls end on both sides, and say who it was.
 
-Hosts are stand-ins (bench/hosts.py), whose links can go down.
+Hosts are stand-ins (tests/support/hosts.py), whose links can go down.
 """
 
 import contextlib

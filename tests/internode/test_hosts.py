@@ -10,18 +10,15 @@ import textwrap
 import time
 from pathlib import Path
 
+import hosts as stand_ins
 import pytest
 from ranks import Died, Ranks
 
 import shmring
-from tests.conftest import BENCH
-
-sys.path.append(str(BENCH))
-
-import hosts as stand_ins
 
 MBIT_S = 10**6
 PORT = 4000
+SUPPORT = str(Path(stand_ins.__file__).parent)
 
 
 def namespace_of_this(_comm):
@@ -183,7 +180,7 @@ def test_what_a_killed_run_left_is_swept_and_what_runs_is_not(hosts):
     one = hosts(1)[0]
     code = f"""
         import os, signal, sys
-        sys.path.append({str(BENCH)!r})
+        sys.path.append({SUPPORT!r})
         from hosts import Hosts
         two = Hosts(2).__enter__()
         sleeper = two[1].start("sleep", "100")

@@ -3,23 +3,17 @@
 Hosts are names here, and the wire is loopback: see conftest.world_across.
 """
 
-import json
 import os
 import signal
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import KEY, output_of, start
-from meeting import free_port
 from ranks import Died, Ranks
 
 import shmring
 from shmring.methods.reducers import ReductionServers
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "bench" / "bench_reducers.py"
 LAYOUTS = {  # by rank the host, and who the reducers are
     "2 hosts, 1 reducer": ([0, 1, 2], [2]),
     "3 hosts, 2 reducers": ([0, 1, 2, 3, 3], [3, 4]),
@@ -106,35 +100,6 @@ def test_each_host_sends_a_message_once_and_each_reducer_its_share_for_all(world
     assert (sent == received).all()
     assert [sent[:2].sum(), *sent[2:4]] == [4 * count] * 3
     assert sent[4:].tolist() == [3 * 4 * count // 2] * 2
-
-
-def test_the_benchmark_runs(tmp_path):
-    """On two hosts by name, of one worker or reducer each."""
-    few = ("--sizes", "4K,64K", "--rounds", 2, "--sample-s", 0.01, "--json", tmp_path / "found.json")
-    meet = ("--nnodes", 2, "--rdzv", f"127.0.0.1:{free_port()}", "-n", 1)
-    hosts = [
-        start(
-            *(
-                sys.executable,
-                "-m",
-                "shmring.run",
-                "--no-prefix",
-                *meet,
-                "--node-rank",
-                host,
-                BENCHMARK,
-                *few,
-            ),
-            SHMRING_NODE=str(host),
-            SHMRING_KEY=KEY,
-        )
-        for host in range(2)
-    ]
-    assert "| 0.0625 MiB |" in "".join(output_of(*hosts))
-    assert [row["nbytes"] for row in json.loads((tmp_path / "found.json").read_text())["rows"]] == [
-        4096,
-        65536,
-    ]
 
 
 # --- errors ---

@@ -1,6 +1,5 @@
-"""The parameter server's example and benchmark, on small settings."""
+"""The parameter server's example, on small settings."""
 
-import json
 import os
 import re
 import subprocess
@@ -57,16 +56,3 @@ def test_somebody_has_to_work():
     done = train(2, "--dedicated", 2)
     assert done.returncode == 1
     assert "leaves nobody to work" in done.stderr
-
-
-def test_an_exchange_is_measured_beside_all_reduce(tmp_path):
-    few = ("--sizes", "4K,40", "--rounds", 1, "--sample-s", 0.001, "--json", tmp_path / "found.json")
-    done = shmrun(2, ROOT / "bench" / "bench_server.py", *few)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
-    ways = ["all_reduce, auto", "all_reduce, ring", "one server", "2 servers", "one-sided"]
-    ways.append("rank 0 only serves")
-    assert [(row["nbytes"], row["way"]) for row in rows] == [(n, way) for n in (4096, 40) for way in ways]
-    assert [row["textbook_nbytes"] / 4096 for row in rows[:6]] == [1, 1, 4, 2, 4, 2]
-    assert rows[5]["counted_nbytes"] == rows[5]["textbook_nbytes"]
-    assert done.stdout.count("| 2 servers |") == 2

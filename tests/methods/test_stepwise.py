@@ -3,16 +3,11 @@
 Hosts are names here, and the wire is loopback: see conftest.world_across.
 """
 
-import json
 import os
 import signal
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import KEY, output_of, start
-from meeting import free_port
 from ranks import Died, Ranks
 
 import shmring
@@ -21,7 +16,6 @@ from shmring._core import segment_format
 from shmring.methods import stepwise
 from shmring.methods.stepwise import ALGORITHMS, Stepwise
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "bench" / "bench_algorithms.py"
 CASES = (("sum", "int64"), ("avg", "float32"), ("max", "float64"), ("prod", "int32"), ("min", "float32"))
 COUNTS = (0, 1, 5, 999, 4097)
 NUMPY = {"sum": np.add, "avg": np.add, "max": np.maximum, "prod": np.multiply, "min": np.minimum}
@@ -102,19 +96,6 @@ def test_the_double_tree_is_that_of_the_engine(size):
     for parents, children in zip(stepwise._double(size), segment_format.double_tree(size), strict=True):
         for rank in range(size):
             assert sorted(children[rank]) == [child for child in range(size) if parents[child] == rank]
-
-
-def test_over_hosts_the_benchmark_has_them_beside_auto(tmp_path):
-    few = ("--sizes", "4K", "--rounds", 1, "--sample-s", 0.001, "--json", tmp_path / "found.json")
-    meet = ("--nnodes", 2, "--rdzv", f"127.0.0.1:{free_port()}", "-n", 1, "--no-prefix")
-    shmrun = (sys.executable, "-m", "shmring.run", *meet)
-    hosts = [
-        start(*shmrun, "--node-rank", host, BENCHMARK, *few, SHMRING_NODE=str(host), SHMRING_KEY=KEY)
-        for host in range(2)
-    ]
-    assert "| 2 | 4 KiB |" in "".join(output_of(*hosts))
-    (row,) = json.loads((tmp_path / "found.json").read_text())
-    assert set(row["us"]) == {"auto", *ALGORITHMS}
 
 
 # --- errors ---

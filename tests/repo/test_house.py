@@ -288,6 +288,14 @@ def test_files_stay_readable(path):
     assert not long, f"lines longer than {most}: {long}"
 
 
+def test_only_the_tests_of_the_benchmarks_need_bench():
+    needs = re.compile(r"""/ "bench"|["']bench/|^\s*(from|import) bench\b""", re.MULTILINE)
+    for path in files("tests", suffixes={".py"}):
+        if "benchmarks" not in path.parts and path != Path(__file__).resolve():
+            found = needs.search(path.read_text())
+            assert not found, f"{name_of(path)} needs bench/: {found[0]!r}"
+
+
 def test_nothing_names_the_machine_it_was_written_on():
     texts = [path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".in", ".py", ".yaml"}]
     for path in [*SOURCES, *texts, *(ROOT / ".ci").glob("[rw]*"), *(ROOT / ".github").rglob("*.yml")]:

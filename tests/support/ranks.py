@@ -85,7 +85,7 @@ class Died:
 class Ranks:
     """A world of `size` ranks that do what they are told; `environ` goes to their environment.
 
-    on: by rank, the host of bench/hosts.py that it is on; worlds then have an address, on rank 0's host.
+    on: by rank, the host of hosts.py that it is on; worlds then have an address, on rank 0's host.
     nodes: by rank, what sets it apart from those with another one, as if they were on two hosts.
     """
 

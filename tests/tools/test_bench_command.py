@@ -2,7 +2,6 @@
 launchers, terminals, Ctrl-C. Never a test of speed.
 """
 
-import argparse
 import functools
 import json
 import os
@@ -12,12 +11,12 @@ import subprocess
 import sys
 import termios
 import weakref
-from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
 from engines import environment
+from peers_report import peers_report
 
 import shmring
 from shmring._engine import state
@@ -26,7 +25,6 @@ from shmring.tools._bench import calls, compare, plot, table
 from shmring.tools._bench import rank as bench_rank
 from shmring.tools._bench.calls import FORMS, NUMPY_DTYPES, OPS, OTHER_DTYPES, Job, Turn
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
 LIMIT_S = 50
 SHORT = ("--seconds", "0.002")
 COMMAND = (sys.executable, "-m", "shmring", "bench")
@@ -386,27 +384,8 @@ def test_the_picture_is_a_picture(tmp_path):
 # ---- other runs beside it ---------------------------------------------------------------------------------
 
 
-def written_by_peers(path, call="all_reduce", ranks=2, distance="near"):
-    """As bench/peers.py itself writes it."""
-    sys.path.insert(0, str(BENCH))
-    peers, interleave, targets = (
-        __import__(name) for name in ("peers", "interleave", "targets")
-    )  # each knows the others by bare names
-    samples = [
-        interleave.Sample(
-            ranks=ranks, round=0, nbytes=nbytes, input=given, contestant=who, variant=variant, us=us,
-            repeats_us=(us,), write_us=0.0, loops=1, round_trip_ns=(90.0, 90.0), distance=distance, facts={},
-        )
-        for who, variant, us in [
-            ("mpich", "blocking", 1e6), ("mpich", "persistent", 2e6), ("copy", "plain", 1.0)
-        ]
-        for nbytes in (8, 4096)
-        for given in ("reused", "written")
-    ]  # fmt: skip
-    options = argparse.Namespace(call=call)
-    runs = [{"ranks": ranks, "samples": samples}]
-    found = peers.as_json(options, "today", [], runs, targets.medians_by_group(samples))
-    path.write_text(json.dumps(found))
+def written_by_peers(path, **how):
+    path.write_text(json.dumps(peers_report(**how)))
     return path
 
 

@@ -1,16 +1,11 @@
 """The cost model: the published formulas and examples, limits, and what the engine itself counts."""
 
 import itertools
-import json
 import math
-import subprocess
-import sys
 from dataclasses import astuple
-from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import environment
 
 from shmring import model
 from shmring.model import Cost, Link, Training
@@ -262,55 +257,3 @@ def test_a_fit_has_no_negative_numbers():
 def test_what_makes_no_sense_is_refused(call, why):
     with pytest.raises(ValueError, match=why):
         call()
-
-
-# ---- the benchmark ----------------------------------------------------------------------------------------
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-SMALL = ("--sizes", "8:32K", "--rounds", "1", "--sample-s", "1e-4")
-
-
-@pytest.mark.skipif(not BENCH.is_dir(), reason="needs the checkout")
-def test_the_benchmark_foretells_the_sizes_that_it_did_not_fit(tmp_path):
-    path = tmp_path / "model.json"
-    program = [str(BENCH / "bench_model.py"), *SMALL, "--count", "100000", "--bandwidth", "1e9"]
-    command = [sys.executable, "-m", "shmring.run", "--no-prefix", "-n", "2", *program, "--json", str(path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
-    assert done.returncode == 0, done.stderr
-    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + 13
-    report = json.loads(path.read_text())
-    assert [fit["algorithm"] for fit in report["algorithms"]] == ["auto", "ring", "tree"]
-    for fit, name in zip(report["algorithms"], ("direct", "ring", "tree"), strict=True):
-        link = Link(fit["alpha_s"], fit["beta"])
-        assert [row["fitted"] for row in fit["rows"]] == [True, False] * 6 + [True]
-        for row in fit["rows"]:
-            assert row["measured_s"] > 0
-            assert row["predicted_s"] == pytest.approx(model.seconds(name, row["nbytes"], 2, link))
-    large = report["large"]
-    assert (large["nbytes"], large["nominal_s"]) == (400_000, pytest.approx(400e-6))
-    assert f"400000 bytes: measured {large['measured_s']:.3f} s" in done.stdout
-
-
-@pytest.mark.skipif(not BENCH.is_dir(), reason="needs the checkout")
-def test_the_benchmark_of_one_rank_says_how_to_start_more():
-    command = [sys.executable, str(BENCH / "bench_model.py"), *SMALL]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "bench_model.py measures between ranks: shmrun -n 2 bench/bench_model.py\n"
-
-
-@pytest.mark.skipif(not BENCH.is_dir(), reason="needs the checkout")
-def test_over_hosts_the_benchmark_models_the_wire(tmp_path):
-    path = tmp_path / "model.json"
-    program = [str(BENCH / "bench_model.py"), *SMALL, "--algorithms", "auto", "--json", str(path)]
-    command = [sys.executable, str(BENCH / "across.py"), "--hosts", "2", "-n", "2", *program]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
-    if "NoHosts" in done.stderr:
-        pytest.skip(f"no stand-ins for hosts: {done.stderr.splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
-    (fit,) = json.loads(path.read_text())["algorithms"]
-    link = Link(fit["alpha_s"], fit["beta"])
-    for row in fit["rows"]:
-        _, between = model.hierarchical(row["nbytes"], 2, 2)
-        assert row["predicted_s"] == pytest.approx(between.seconds(link))

@@ -1,7 +1,7 @@
 """Stand-ins for hosts: network namespaces on one switch, whose links have a rate and can be pulled out.
 
 Owns the namespaces, their names, addresses and links, and that nothing of them stays. Knows nothing of
-shmring: tests use it as well.
+shmring: benchmarks use it as well.
 """
 
 from __future__ import annotations
@@ -120,8 +120,20 @@ class Host:
     def _make(self) -> None:
         here = ("-n", self.namespace)
         _ip("netns", "add", self.namespace)
-        _ip("-n", self._switch, "link", "add", self._port, "type", "veth",
-            "peer", "name", INTERFACE, "netns", self.namespace)
+        _ip(
+            "-n",
+            self._switch,
+            "link",
+            "add",
+            self._port,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            INTERFACE,
+            "netns",
+            self.namespace,
+        )
         _ip("-n", self._switch, "link", "set", self._port, "master", "switch", "up")
         _ip(*here, "addr", "add", f"{self.address}/24", "dev", INTERFACE)
         # Without nodad the address could not be used for the first seconds.
@@ -134,8 +146,21 @@ class Host:
         for namespace, interface in ((self.namespace, INTERFACE), (self._switch, self._port)):
             where = ("-n", namespace, "qdisc")
             if rate_bit_s is not None:
-                _ip(*where, "replace", "dev", interface, "root", "tbf", "rate", f"{rate_bit_s}bit",
-                    "burst", BURST_NBYTES, "latency", f"{QUEUE_MS}ms", program="tc")
+                _ip(
+                    *where,
+                    "replace",
+                    "dev",
+                    interface,
+                    "root",
+                    "tbf",
+                    "rate",
+                    f"{rate_bit_s}bit",
+                    "burst",
+                    BURST_NBYTES,
+                    "latency",
+                    f"{QUEUE_MS}ms",
+                    program="tc",
+                )
             elif " tbf " in _ip(*where, "show", "dev", interface, program="tc"):
                 _ip(*where, "del", "dev", interface, "root", program="tc")
 
@@ -215,8 +240,9 @@ class Hosts(Sequence[Host]):
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for namespace in [*(host.namespace for host in self._hosts), self._switch]:
             _remove(namespace)
 
