@@ -10,9 +10,9 @@ LOCK_NBYTES: int
 class Locks:
     """`count` locks at an address that `memory` keeps mapped, zeros at first; kind: what errors call one."""
 
-    def __init__(
-        self, engine: Engine, memory: object, address: int, count: int, kind: str = "lock"
-    ) -> None: ...
+    def __new__(
+        cls, engine: Engine, memory: object, address: int, count: int, kind: str = "lock"
+    ) -> Self: ...
     @property
     def count(self) -> int:
         """How many there are."""
@@ -23,7 +23,7 @@ class Locks:
 class Lock:
     """One lock of a shared array: `with` takes it and lets it go; a forked child does not have it."""
 
-    def __init__(self, locks: Locks, index: int, timeout_s: float) -> None: ...
+    def __new__(cls, locks: Locks, index: int, timeout_s: float) -> Self: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self,

@@ -1,6 +1,6 @@
 """One-sided access to an array that all ranks see, under striped locks."""
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ def count_for(nbytes: int) -> int:
 class Stripes:
     """The locks of an array's blocks: block b, of BLOCK_NBYTES, has lock b modulo their number."""
 
-    def __init__(self, engine: Engine, memory: object, begin: int, locks: int, count: int) -> None: ...
+    def __new__(cls, engine: Engine, memory: object, begin: int, locks: int, count: int) -> Self: ...
     def access(
         self,
         array: NDArray[Any],

@@ -1,21 +1,20 @@
 """Point-to-point messages: what goes from one rank to one other, as Python sees it."""
 
 from collections.abc import Generator
-from typing import Any, Literal, SupportsIndex, overload
+from typing import Any, Literal, SupportsIndex, final, overload
 
-from .._p2p.status import Status
+from .._p2p.status import Status as Status
 from .collectives import _Array
 from .endpoint import Begun, Carrier
 
 ANY_SOURCE: int
 ANY_TAG: int
 
-__all__ = ["ANY_SOURCE", "ANY_TAG", "Messages", "Status", "Transfer"]
-
+@final
 class Transfer(Begun):
     """A message that has been begun by `isend` or `irecv`. It goes on in the background."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, *args: object, **keywords: object) -> None: ...
     def done(self) -> bool:
         """Whether it is complete; carries it on, and does not wait."""
 

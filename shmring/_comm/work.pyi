@@ -8,7 +8,7 @@ _Result = TypeVar("_Result")
 class Work(Generic[_Result]):
     """A collective that runs in the background: what every collective returns with `async_op=True`."""
 
-    def __init__(self) -> NoReturn: ...
+    def __init__(self, *args: object, **keywords: object) -> NoReturn: ...
     def wait(self, timeout: float | None = None) -> None:
         """Returns when the call is finished; TimeoutError, which harms nothing, after timeout seconds."""
 

@@ -1,6 +1,6 @@
 """What a segment says of its ranks, as the cold paths and the tools see it."""
 
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, Self, TypedDict, final
 
 class _Memory(Protocol):
     @property
@@ -46,6 +46,7 @@ def control_nbytes_of(head: bytes, nbytes: int) -> int:
     ValueError: it is damaged, or another version's.
     """
 
+@final
 class Sight:
     """What a rank was at, at one moment: kept as it was read, and put into words only if somebody asks."""
 
@@ -59,7 +60,7 @@ class Sight:
 class Flight:
     """The header and the lanes of a segment in `memory`, which is kept alive. Ranks are local ones."""
 
-    def __init__(self, memory: _Memory) -> None: ...
+    def __new__(cls, memory: _Memory) -> Self: ...
     @property
     def nranks(self) -> int:
         """How many ranks have a lane."""

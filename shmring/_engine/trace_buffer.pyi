@@ -1,9 +1,10 @@
-from typing import Any
+from typing import Any, final
 
 from .engine import Engine
 
 TRACED: tuple[str, ...]
 
+@final
 class Recorder:
     def __init__(self, engine: Engine, capacity: int) -> None: ...
     def stop(self) -> None: ...

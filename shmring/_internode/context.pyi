@@ -2,21 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from socket import socket
+from typing import Self
 
 from .._transport.channels import Office
 
 class Wires:
     """One rank's connections to those of other hosts, and where all ranks are."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         rank: int,
         nodes: Sequence[Sequence[int]],
         data: Mapping[int, socket],
         office: Office,
         cut_s: float,
-    ) -> None: ...
+    ) -> Self: ...
     def measure_out(self, slice_nbytes: int) -> None:
         """How long what goes over the wire at once may be, the same on all ranks; between calls."""
 

@@ -1,5 +1,8 @@
 """What is said of a message."""
 
+from typing import final
+
+@final
 class Status:
     """What has come, or waits: `source`, `tag`, `count` (elements), `nbytes`, `dtype`."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from socket import socket
+from typing import Self
 
 OVER: int
 LEAVING: int
@@ -10,7 +11,7 @@ MOST_NBYTES: int
 class Office:
     """One rank's connections for mail, by the rank at the other end."""
 
-    def __init__(self, lines: Mapping[int, socket], ring_nbytes: int, first_seq: int) -> None: ...
+    def __new__(cls, lines: Mapping[int, socket], ring_nbytes: int, first_seq: int) -> Self: ...
     def fileno(self) -> int:
         """A descriptor that is readable when something has come."""
     def say(self, what: int, body: bytes) -> None:
