@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import bench_torch
 import torch_runs
 from bench_torch import ASYNC, BARRIER, MIB, ONE_FLOAT, SYNC, Row
 
+BENCH = Path(__file__).resolve().parents[2] / "bench"
 WITHOUT_TORCH = importlib.util.find_spec("torch") is None
 PRINTED = """shmring, 2 rank(s), 0.15 MiB of gradients
 loss first 2.296316, last 0.026150

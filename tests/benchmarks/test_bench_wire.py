@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import bench_wire
 import calls
@@ -20,6 +19,7 @@ from interleave import Sample
 from peer_libraries import Job, Seat
 from wire_libraries import BLOCKING, EXCHANGE, EXCHANGE_BUFFERED
 
+BENCH = Path(__file__).resolve().parents[2] / "bench"
 SCENES = {scene.name: scene for scene in bench_wire.SCENES}
 
 
