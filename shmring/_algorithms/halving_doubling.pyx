@@ -61,7 +61,7 @@ cdef inline bint is_core(const Step *s, int rank) noexcept nogil:
 
 cdef size_t slot_of_step(Group *g, Call *c, size_t transfer) noexcept nogil:
     cdef Step s = step_of(g, c, transfer)
-    cdef size_t nbytes
+    cdef size_t nbytes = 0
     if s.is_first and not is_core(&s, g.size - 1):
         return s.count * c.itemsize
     part_begin(c, &s, 0, &nbytes)   # the first slices are the largest
@@ -70,7 +70,7 @@ cdef size_t slot_of_step(Group *g, Call *c, size_t transfer) noexcept nogil:
 
 cdef size_t send_half(Group *g, Call *c, size_t transfer, unsigned char *to) noexcept nogil:
     cdef Step s = step_of(g, c, transfer)
-    cdef size_t nbytes, begin
+    cdef size_t nbytes = 0, begin
     cdef int owner
     if is_core(&s, g.rank):
         owner = sr_halving_peer(g.rank, s.steps, s.step) if s.reduces else g.rank
@@ -108,7 +108,7 @@ cdef void receive_half(Group *g, Call *c, size_t transfer, uint64_t slot_at) noe
 
 # In rank order, which is why the own part has its place among the others'.
 cdef void fold_half(Group *g, Call *c, const Step *s, size_t transfer, uint64_t slot_at) noexcept nogil:
-    cdef size_t nbytes
+    cdef size_t nbytes = 0
     cdef size_t begin = part_begin(c, s, sr_halving_keeps(g.rank, s.steps, s.step), &nbytes)
     cdef const unsigned char *own = (c.x if s.is_first else c.out) + begin
     cdef bint own_is_in = False
@@ -130,7 +130,7 @@ cdef void fold_half(Group *g, Call *c, const Step *s, size_t transfer, uint64_t 
 
 
 cdef void take_results(Group *g, Call *c, const Step *s, size_t transfer, uint64_t slot_at) noexcept nogil:
-    cdef size_t nbytes, begin
+    cdef size_t nbytes = 0, begin
     cdef int index = 0
     cdef int source = partner(g, c, transfer, 0)
     while source >= 0:

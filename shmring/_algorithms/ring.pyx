@@ -144,7 +144,7 @@ cdef inline size_t transfer_begin(Group *g, Call *c, int place, size_t transfer,
 
 
 cdef size_t send_on(Group *g, Call *c, size_t transfer, unsigned char *to) noexcept nogil:
-    cdef size_t nbytes
+    cdef size_t nbytes = 0
     cdef size_t begin = transfer_begin(g, c, place_in(g, ring_of(c, transfer), g.rank), transfer, &nbytes)
     if nbytes > 0:
         g.kernels.copy(to, (c.x if ring_step(g, c, transfer) == 1 else c.out) + begin, nbytes, 0)
@@ -159,7 +159,7 @@ cdef int ring_source(Group *g, Call *c, size_t transfer, int index) noexcept nog
 cdef void receive_on(Group *g, Call *c, size_t transfer, uint64_t slot_at) noexcept nogil:
     cdef int source = ring_source(g, c, transfer, 0)
     cdef int step = ring_step(g, c, transfer)
-    cdef size_t nbytes
+    cdef size_t nbytes = 0
     cdef size_t begin = transfer_begin(g, c, place_in(g, ring_of(c, transfer), source), transfer, &nbytes)
     if step < g.size:
         g.source[0] = slot(g, source, slot_at)

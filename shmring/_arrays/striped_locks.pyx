@@ -54,7 +54,7 @@ cdef inline size_t count_in_stripe(const Access *a, int stripe, int nstripes) no
     for k in range(a.done + 1, min(a.count, a.done + MOST_ELEMENTS)):
         if stripe_of(a, k, nstripes) != stripe:
             return k - a.done
-    return min(a.count - a.done, MOST_ELEMENTS)
+    return min(a.count - a.done, <size_t> MOST_ELEMENTS)
 
 
 # `count` elements that follow each other in the array, the k-th and on of the access.
@@ -128,8 +128,12 @@ cdef class Stripes:
         if values is not None and overlap(array, values):
             values = values.copy()
         a.first, a.count, a.done = first, count, 0
-        a.index = NULL if index is None else <const Py_ssize_t *> cnp.PyArray_DATA(index)
-        a.values = NULL if values is None else <const unsigned char *> cnp.PyArray_DATA(values)
+        a.index = NULL
+        if index is not None:
+            a.index = <const Py_ssize_t *> cnp.PyArray_DATA(index)
+        a.values = NULL
+        if values is not None:
+            a.values = <const unsigned char *> cnp.PyArray_DATA(values)
         a.out = NULL if out is None else <unsigned char *> cnp.PyArray_DATA(out)
         a.fold = NULL if op < 0 else self.engine.g.kernels.fold[dtype][op]
         self.run(&a, timeout_s)

@@ -193,7 +193,7 @@ cdef class Fusion(Uneven):
 
     # Calls of one priority, or without, are finished in order: who waits for the last waits for all.
     cdef object issue_all(self):
-        cdef Work work
+        cdef Work work = None
         for work in self.works:
             self.engine.issue(work)
         return work

@@ -112,7 +112,8 @@ cdef struct Group:
     sr_tuning *tuning          # in force
     Stats stats
     void *leg                  # to the ranks of other hosts, see _internode/context.pxd; NULL: there are none
-    void *trace, *mail_trace   # of what it does and when, see _core/trace.pxd; NULL: there is none
+    void *trace                # of what it does and when, see _core/trace.pxd; NULL: there is none
+    void *mail_trace           # ... of messages
 
 
 # How far one stage of a pipeline has come.
@@ -380,7 +381,9 @@ cdef inline sr_call_line *line_of(Group *g, int rank, uint64_t seq) noexcept nog
 
 cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
     cdef sr_record *record = &g.me.record[c.seq & (SR_RECORDS - 1)]
-    cdef const Call *called = c if c.within == NULL else c.within
+    cdef const Call *called = c
+    if c.within != NULL:
+        called = c.within
     g.recorded = record
     record.seq = c.seq
     record.count = called.count

@@ -54,7 +54,7 @@ def described(uint64_t fingerprint, uint64_t count):
         narrowed = (fingerprint >> 32 ^ mixed_count(count)) & 0xffffffff
         if words["dtype"] == MOVED_DTYPE:   # its signature takes the place of what it has not
             words["priority"] = priority_of(narrowed & 0x1fff)
-        elif narrowed >> 29 < len(WIRES):
+        elif narrowed >> 29 < <uint64_t> len(WIRES):
             words |= {"wire": WIRES[narrowed >> 29], "group_size": narrowed >> 13 & 0xffff,
                       "priority": priority_of(narrowed & 0x1fff)}
     return words
@@ -166,7 +166,7 @@ cdef class Flight:
         if memory.nbytes < SR_PAGE or self.header.magic != SR_MAGIC:
             raise ValueError("this is not a segment of this version of shmring")
         self.nranks = self.header.nranks
-        if not 1 <= self.nranks <= SR_MAX_RANKS or memory.nbytes < sr_layout_control_nbytes(self.nranks):
+        if not 1 <= self.nranks <= <int> SR_MAX_RANKS or memory.nbytes < sr_layout_control_nbytes(self.nranks):
             raise ValueError(f"this is not a segment of {self.nranks} ranks")
 
     cdef sr_lane *lane(self, int rank) except NULL:
@@ -284,7 +284,7 @@ cdef class Flight:
         if word == SR_NO_ABORT:
             return None
         cause = CAUSES.get(sr_abort_cause(word))
-        if reporter >= self.nranks or sr_abort_culprit(word) >= self.nranks + SR_MAX_RANKS or cause is None:
+        if reporter >= self.nranks or sr_abort_culprit(word) >= self.nranks + <int> SR_MAX_RANKS or cause is None:
             raise ValueError("the abort word of this communicator is damaged")
         report = &self.lane(reporter).report
         return (cause, sr_abort_culprit(word), report.seq, text_in(report.reason, SR_REASON_NBYTES), report.number,

@@ -43,7 +43,7 @@ cdef enum:
 
 # A process that is only called alike, in another container, has something else there.
 cdef bint can_read_memory_of(const sr_life *life) noexcept:
-    cdef uint64_t nonce
+    cdef uint64_t nonce = 0
     return (sr_single_copy(sr_life_task(life), &nonce, <uintptr_t> &(<sr_life *> <uintptr_t> life.address).nonce,
                            sizeof(nonce)) == 0 and nonce == life.nonce)
 
@@ -269,7 +269,7 @@ cdef class Engine(State):
     # beside: on a thread that may not be that of the collectives.
     cdef int raise_over(self, bint beside=False) except -1:
         cdef int _attempt
-        interrupt = None
+        error = interrupt = None
         for _attempt in range(ATTEMPTS):
             try:
                 error = failures.end(self, beside=beside)

@@ -439,7 +439,7 @@ cdef uint64_t nap_ns(int found) noexcept nogil:
 # There is no sleep that wires and flags both end: a short one at first, then longer ones.
 cdef void nap_across(uint64_t heard) noexcept nogil:
     cdef uint64_t blocked_ns = sr_now_ns() - background.blocked_since_ns
-    cdef uint64_t ignored
+    cdef uint64_t ignored = 0
     sr_flag_publish(&background.at_news, 1, &issued_bell)
     if sr_flag_load_ordered(&background.issued) == heard:
         sr_wire_sleep_or(background.news, background.waker, nap_after(blocked_ns))

@@ -10,7 +10,7 @@ from .state cimport State
 
 from .._diagnostics import stall_warning
 
-assert SR_WAITS <= MOST_PLACES
+assert <int> SR_WAITS <= <int> MOST_PLACES
 
 
 cdef class Stalls:

@@ -89,7 +89,8 @@ cdef class State:
         cdef int i
         memset(g, 0, sizeof(Group))
         g.header = <sr_header *> base
-        if g.header.magic != SR_MAGIC or g.header.nranks != size or size > SR_MAX_RANKS or not 0 <= rank < size:
+        if (g.header.magic != SR_MAGIC or g.header.nranks != <uint32_t> size or size > <int> SR_MAX_RANKS
+                or not 0 <= rank < size):
             raise ValueError(f"this is not a segment of {size} ranks, or not one of this version of shmring")
         if segment.nbytes < sr_layout_segment_nbytes(size, g.header.ring_nbytes, g.header.message_ring_nbytes):
             raise ValueError(f"the segment of {size} ranks is only {segment.nbytes} bytes long")
@@ -310,7 +311,6 @@ cdef class State:
     def stats(self):
         """Counters since the communicator began; see Comm.stats."""
         cdef Group *g = &self.g
-        cdef int i
         far = "far" if g.far else "near"
         return {
             "calls": g.stats.calls, "bytes_sent": g.stats.bytes_sent,

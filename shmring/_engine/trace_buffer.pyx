@@ -97,7 +97,6 @@ cdef object nlost(const Trace *t):
 
 
 cdef list told(const Trace *t):
-    cdef uint64_t i
     return [words_of(&t.slice[i & t.mask]) for i in range(nlost(t), t.nslices)]
 
 

@@ -230,7 +230,7 @@ cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
 # Up to where the elements from `at` on have the same owner on every node.
 cdef inline size_t next_border(Leg *leg, size_t at, size_t count) noexcept nogil:
     cdef size_t next = count
-    cdef size_t end
+    cdef size_t end = 0
     cdef int node
     for node in range(leg.nnodes):
         owner_on(leg, node, at, count, &end)
@@ -254,7 +254,7 @@ cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef Stretch *s = stretch_at(leg, number)
     cdef size_t end = end_of_own_slice(leg, s.count)
-    cdef size_t at, next
+    cdef size_t at, next = 0
     cdef int node
     if not have_room(leg, leg.nborders if leg.in_parts else 1):
         return blocked_on_wires(g, c)
@@ -274,7 +274,7 @@ cdef void exchange_part(Group *g, Call *c, int number, int node, size_t at, size
     cdef size_t own = own_slice(leg, s.count)
     cdef float *residual = residual_of(leg, c, number)
     cdef unsigned char *encoded
-    cdef size_t begin, length
+    cdef size_t begin = 0, length
     cdef int other = owner_on(leg, node, at, s.count, &begin)
     length = part_of(leg, node, at, end, &begin)
     if length > 0 and (leg.in_parts or is_wanted_on(leg, c, node)):
@@ -295,7 +295,7 @@ cdef int fold_stretch(Group *g, Call *c, int number) noexcept nogil:
     cdef Stretch *s = stretch_at(leg, number)
     cdef size_t own = own_slice(leg, s.count)
     cdef size_t at = own, end = end_of_own_slice(leg, s.count)
-    cdef size_t next, begin, length
+    cdef size_t next, begin = 0, length
     # What is still being sent would change, unless it is what others fold.
     if s.receiving > 0 or (s.sending > 0 and not leg.in_parts):
         return blocked_on_wires(g, c)
@@ -328,7 +328,7 @@ cdef void exchange_between_groups(Group *g, Call *c, int number, size_t at, size
     cdef float *residual = residual_of(leg, c, number)
     cdef int node = own_place(leg)
     cdef int other
-    cdef size_t unused
+    cdef size_t unused = 0
     if leg.format != SR_WIRE_NATIVE:
         sent = room_of(leg, number, ENCODED) + begin * leg.itemsize
         encode_and_keep(g, sent, NULL if residual == NULL else residual + begin, <float *> partial, length)
@@ -345,7 +345,7 @@ cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
     cdef Stretch *s = stretch_at(leg, number)
     cdef size_t own = own_slice(leg, s.count)
     cdef size_t at = own, end = end_of_own_slice(leg, s.count)
-    cdef size_t next, begin, length
+    cdef size_t next, begin = 0, length
     if s.receiving > 0 or s.sending > 0 or not have_room(leg, leg.nborders):
         return blocked_on_wires(g, c)
     while at < end:
@@ -367,7 +367,7 @@ cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end)
     cdef Leg *leg = leg_of(g)
     cdef Stretch *s = stretch_at(leg, number)
     cdef size_t own = own_slice(leg, s.count)
-    cdef size_t begin, length, unused
+    cdef size_t begin = 0, length, unused = 0
     cdef const unsigned char *sent
     cdef int node, other
     length = part_of(leg, leg.node, at, end, &begin)
@@ -417,7 +417,7 @@ cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
     cdef Stretch *s = stretch_at(leg, number)
     cdef size_t own = own_slice(leg, s.count)
     cdef size_t at = own, end = end_of_own_slice(leg, s.count)
-    cdef size_t next, begin, length
+    cdef size_t next, begin = 0, length
     cdef int node
     while at < end:
         next = next_border(leg, at, s.count)

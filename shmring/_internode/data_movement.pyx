@@ -270,7 +270,7 @@ cdef inline int node_handed_out(Group *g, Leg *leg, int *begin) noexcept nogil:
 # The next group of pieces, of which every local rank has one. False: there is none left.
 cdef bint hand_out_group(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef int begin
+    cdef int begin = 0
     cdef int node = node_handed_out(g, leg, &begin)
     if node == leg.nnodes:
         return False

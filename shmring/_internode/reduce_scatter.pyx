@@ -82,7 +82,7 @@ cdef inline unsigned char *place_for_partial(Leg *leg, int group) noexcept nogil
 # the step before is for another host. False: there is no group left.
 cdef bint reduce_group(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef int first
+    cdef int first = 0
     cdef int node = node_of_group(g, leg, leg.group, &first)
     if leg.group > 0:
         send_group(g, c, leg.group - 1)
@@ -95,7 +95,7 @@ cdef bint reduce_group(Group *g, Call *c) noexcept nogil:
 
 cdef void send_group(Group *g, Call *c, int group) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef int first
+    cdef int first = 0
     cdef int node = node_of_group(g, leg, group, &first)
     first += leg.local_of[leg.rank]
     if node != leg.node and first < leg.nlocal[node]:
