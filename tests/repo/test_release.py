@@ -14,6 +14,7 @@ if not (ROOT / ".github").is_dir():
     pytest.skip("needs the checkout", allow_module_level=True)
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
 JOBS = WORKFLOW["jobs"]
 
@@ -72,18 +73,45 @@ def test_the_oldest_python_is_the_one_that_tools_are_told():
     assert PYPROJECT["tool"]["ruff"]["target-version"] == f"py{pythons()[0].replace('.', '')}"
 
 
-def test_no_job_may_do_more_than_it_has_to():
-    assert WORKFLOW["permissions"] == {}
-    asked = {name: job["permissions"] for name, job in JOBS.items()}
-    assert asked.pop("publish") == {"id-token": "write"}
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_no_job_may_do_more_than_it_has_to(path):
+    workflow = yaml.safe_load(path.read_text())
+    jobs = workflow["jobs"]
+    assert workflow["permissions"] == {}
+    asked = {name: job["permissions"] for name, job in jobs.items()}
+    assert asked.pop("publish", {"id-token": "write"}) == {"id-token": "write"}
     assert all(permissions == {"contents": "read"} for permissions in asked.values())
-    assert all(job["timeout-minutes"] for job in JOBS.values())
-    steps = [step for job in JOBS.values() for step in job["steps"]]
-    for step in steps:
+    assert all(job["timeout-minutes"] for job in jobs.values())
+    for step in [step for job in jobs.values() for step in job["steps"]]:
         if step.get("uses", "").startswith("actions/checkout@"):
             assert step["with"]["persist-credentials"] is False
-        assert re.fullmatch(r"[\w.-]+/[\w.-]+@(v\d+|release/v\d+)", step.get("uses", "a/b@v1"))
-    assert "secrets." not in (ROOT / ".github/workflows/ci.yml").read_text()
+    assert "secrets." not in path.read_text()
+
+
+def test_actions_are_pinned_by_hash_each_to_one_version():
+    uses = [line for path in WORKFLOWS for line in re.findall(r"uses: (.+)", path.read_text())]
+    pins = [re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40}) # v\d+\.\d+\.\d+", line) for line in uses]
+    assert all(pins), uses
+    assert len({pin[1] for pin in pins}) == len({(pin[1], pin[2]) for pin in pins})
+
+
+def test_the_tests_that_workflows_name_exist():
+    named = {name for path in WORKFLOWS for name in re.findall(r"tests/[\w/.]+", path.read_text())}
+    assert named
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_what_runs_at_night_are_soak_tests():
+    """pytest fails where it has nothing to run."""
+    nightly = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
+    parts = nightly["jobs"]["soak"]["strategy"]["matrix"]["tests"]
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.soak" in path.read_text()]
+    run = {
+        path for part in parts for name in part.split() for path in files if path.is_relative_to(ROOT / name)
+    }
+    assert run == set(files) - {Path(__file__).resolve()}
+    for part in parts:
+        assert any(path.is_relative_to(ROOT / name) for name in part.split() for path in files), part
 
 
 def test_only_a_tag_is_published_and_only_after_everything_else():
@@ -109,23 +137,42 @@ def test_what_jobs_hand_on_is_what_others_take():
     assert downloads - {None} == {"dist-sdist", "dist-*"}
 
 
-@pytest.mark.parametrize("name", [".pre-commit-config.yaml", ".clang-format"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".pre-commit-config.yaml", ".clang-format", ".readthedocs.yaml", "CITATION.cff"),
+        *(
+            ".github/dependabot.yml",
+            *(f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("bug", "slow", "feature")),
+        ),
+    ],
+)
 def test_settings_of_tools_can_be_read(name):
     assert yaml.safe_load((ROOT / name).read_text())
 
 
-def test_hooks_are_at_versions_that_the_extras_allow():
-    """A hook's version is one that `pip install '.[dev,test]'` could have, too."""
+def test_a_lint_tool_has_one_version():
+    """The same one in a hook and where `pip install '.[dev,test]'` brings it."""
     packaging = pytest.importorskip("packaging.requirements")
     extras = PYPROJECT["project"]["optional-dependencies"]
     wanted = {found.name: found for found in map(packaging.Requirement, extras["dev"] + extras["test"])}
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
     for hook in hooks:
-        for pin in hook["additional_dependencies"]:
+        tool, *others = hook["additional_dependencies"]
+        name, _, version = tool.partition("==")
+        assert version, f"{tool} is not one version"
+        assert name not in wanted or str(wanted[name].specifier) == f"=={version}", tool
+        for pin in others:  # what it checks types against
             name, _, version = pin.partition("==")
             assert version, f"{pin} is not one version"
             assert name == "numpy" or wanted[name].specifier.contains(version), pin
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] in (ROOT / "shmring" / "__init__.py").read_text().split('__version__ = "')[1]
+    assert citation["license"] == PYPROJECT["project"]["license"]
 
 
 def test_files_whose_layout_is_left_alone_are_there():
