@@ -20,13 +20,15 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from arguments import comma_separated, parse_size
-from contestants import shmring
-from crew import Crew
-from interleave import Cell, Match, Sample
-from probe import Probe, compile_probe
-from progress import Progress
-from tables import aligned, format_bytes, format_us
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the checkout: for bench
+
+from bench.common.arguments import comma_separated, parse_size
+from bench.common.progress import Progress
+from bench.common.tables import aligned, format_bytes, format_us
+from bench.peers.contestants import shmring
+from bench.peers.crew import Crew
+from bench.peers.interleave import Cell, Match, Sample
+from bench.peers.probe import Probe, compile_probe
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHES = 3

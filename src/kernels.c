@@ -16,7 +16,7 @@
 
 /* Sources folded in registers, each read in step with the others. More are folded group by group, tile by tile,
  * the accumulators staying in a tile in the L1 cache, as one more source of the next group. Tuned with
- * bench/bench_kernels.py --sources 8,16,64. */
+ * bench/engine/bench_kernels.py --sources 8,16,64. */
 #define SR_FUSED_SOURCES 5
 #define SR_GROUP_SOURCES (SR_FUSED_SOURCES - 1)
 #define SR_TILE_NBYTES 8192
@@ -213,8 +213,8 @@ static void sr_fold(const struct sr_runner *runner, struct sr_work w) {
 #endif
 
 /* Copies from here on are string moves. Zen 4's are a few per cent slower than loops where another core has just read
- * the destination, Intel's up to a third faster where it has just written the source; bench/peers.py --call all_gather
- * with SHMRING_SINGLE_COPY=off. Set with the first table that is asked for. */
+ * the destination, Intel's up to a third faster where it has just written the source; bench/peers/peers.py --call
+ * all_gather with SHMRING_SINGLE_COPY=off. Set with the first table that is asked for. */
 static size_t sr_string_nbytes = SIZE_MAX;
 #define SR_STRING_NBYTES 2048u
 #ifndef __x86_64__
@@ -255,7 +255,7 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
  * FMA has nothing to fuse them to. */
 #define SR_UNFUSED(function) function##_avx2
 /* Copies and pairs of sources to ordinary stores: lines in two halves are up to 12 % faster from L3 and memory than
- * whole ones on Zen 4, and as fast from L1 and L2; bench/bench_kernels.py --isa avx512,avx2. */
+ * whole ones on Zen 4, and as fast from L1 and L2; bench/engine/bench_kernels.py --isa avx512,avx2. */
 #define SR_ORDINARY(function) function##_avx2
 #include "kernels_loop.h"
 

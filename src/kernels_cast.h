@@ -1,6 +1,6 @@
 /* The casts and the wire formats, included by kernels_loop.h and made of its helpers. A block of narrow items is again
  * one vector register and goes through the same arithmetic, but items keep their order, as in a fold they need not.
- * bench/bench_kernels.py --casts shows what comes of it. */
+ * bench/engine/bench_kernels.py --casts shows what comes of it. */
 
 /* `call` with i and n in scope: n items from item i on; whole blocks of `step` first, then eights, then ones. */
 #define SR_BY_BLOCKS(step, count, call)                                                                      \

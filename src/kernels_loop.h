@@ -4,7 +4,7 @@
  * A block is one vector register of output. A run goes block by block: load, widen and fold all sources' items,
  * narrow, and put the block to every destination by an ordinary or a streaming store; nothing goes through memory
  * in between. A loop over a block has constant length, which compilers make one vector instruction of.
- * bench/bench_kernels.py shows what comes of it. */
+ * bench/engine/bench_kernels.py shows what comes of it. */
 
 #define SR_JOIN_(stem, isa) stem##_##isa
 #define SR_JOIN(stem, isa) SR_JOIN_(stem, isa)

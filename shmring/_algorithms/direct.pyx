@@ -27,7 +27,7 @@ cdef enum:
 
 
 # What a reduce folds goes one way, so that its root may copy a chunk while the others fold the next: some chunks are
-# better than one, by a tenth from 96 KiB to 1 MiB (bench/peers.py). In an all_reduce everyone does everything.
+# better than one, by a tenth from 96 KiB to 1 MiB (bench/peers/peers.py). In an all_reduce everyone does everything.
 cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
     cdef size_t quarter
     if c.nbytes > g.tuning.one_chunk_nbytes:
@@ -166,7 +166,7 @@ cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
 # Where rank leaves its slice of the result for the others: in the room that is left in its own slot. Of two ranks one
 # leaves it where the other had staged that slice, whose lines it has just read, and that one has back what it will
 # stage to next: only data change cores, no lines that are to take them, and an all_reduce of 1 MiB in place between
-# far cores takes 0.7 of the time (bench/peers.py).
+# far cores takes 0.7 of the time (bench/peers/peers.py).
 cdef inline unsigned char *slice_result(Group *g, Call *c, int rank, uint64_t slot_at, size_t begin) noexcept nogil:
     return slot_data(g, c, 1 - rank if g.size == TRADERS else rank, slot_at) + begin
 
@@ -225,7 +225,7 @@ cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
 
 
 # stage_chunk and copy_chunk at once, for chunks of the same length: both leave out the own slice. Loads of the one
-# overlap with stores of the other: a tenth of the whole at 64 MiB (bench/peers.py).
+# overlap with stores of the other: a tenth of the whole at 64 MiB (bench/peers/peers.py).
 cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.stage)
     cdef uint64_t staged_at = chunk_slot(g, c, &c.stage, nbytes)

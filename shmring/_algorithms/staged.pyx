@@ -264,7 +264,7 @@ cdef enum:
 
 # While the others' lines are on their way a far core can ask for the lines of the slot that a next call like this one
 # will stage to, which the others have read a lap ago: at 4 and 16 KiB that takes an eighth off an all_reduce, a sixth
-# where calls are apart (bench/peers.py); at 64 KiB the requests are in the way of what is awaited.
+# where calls are apart (bench/peers/peers.py); at 64 KiB the requests are in the way of what is awaited.
 cdef inline void claim_next_slot(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = pieces_nbytes(g, c, c.nbytes)
     cdef bint is_one_slot = c.chunk_nbytes == c.nbytes and nbytes <= CLAIM_SLOT_NBYTES

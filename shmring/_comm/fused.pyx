@@ -27,7 +27,8 @@ cnp.import_array()
 
 
 cdef enum:
-    BUNCH_NBYTES = 256 << 10   # of the private buffer, for a private L2 (bench/bench_fusion.py); then the next bunch
+    # Of the private buffer, for a private L2 (bench/engine/bench_fusion.py); then the next bunch.
+    BUNCH_NBYTES = 256 << 10
 
 
 # ---- the arrays of one call ----------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ cdef inline bint hopes_for_zero_copy(Group *g, Call *c, int rank) noexcept nogil
 
 
 # Of every slot of this call: data that begin as far into a cache line as they do in the user's array are moved by
-# whole lines on both sides. A fifth of the time far, a twentieth near (bench/peers.py, 1 MiB; NumPy's large arrays
-# begin 16 bytes into a line).
+# whole lines on both sides. A fifth of the time far, a twentieth near (bench/peers/peers.py, 1 MiB; NumPy's large
+# arrays begin 16 bytes into a line).
 cdef inline uint32_t skew_of(Call *c) noexcept nogil:
     cdef uint32_t skew = <uint32_t> (<uintptr_t> c.out & (SR_CACHE_LINE - 1))
     return skew if skew % c.itemsize == 0 else 0

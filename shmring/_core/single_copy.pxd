@@ -18,7 +18,7 @@ cdef inline bint may_be_fetched(const Group *g, const Call *c) noexcept nogil:
 
 
 # Where every rank has something to copy, and no byte is copied by two. With one at work, as in a broadcast, slots let
-# the other take part; what several read is dear to write again (2 and 4 ranks, bench/peers.py --input both).
+# the other take part; what several read is dear to write again (2 and 4 ranks, bench/peers/peers.py --input both).
 cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogil:
     return (c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
             or may_be_fetched(g, c))

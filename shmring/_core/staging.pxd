@@ -12,7 +12,8 @@ cdef inline size_t whole_items(Call *c, size_t nbytes) noexcept nogil:
 
 # Every other call goes from the last chunk to the first, and so begins with what the one before it, or who wrote x
 # since, has left in the cache: calls on arrays that are a little longer than that, one after the other, would find
-# nothing of them there if all went one way. An eighth of an all_reduce of 1 MiB to another place (bench/peers.py).
+# nothing of them there if all went one way. An eighth of an all_reduce of 1 MiB to another place
+# (bench/peers/peers.py).
 cdef inline bint goes_backwards(const Call *c) noexcept nogil:
     return c.seq & 1 and c.chunk_nbytes < c.nbytes
 
@@ -76,7 +77,7 @@ cdef inline unsigned char *slot(Group *g, int rank, uint64_t begin) noexcept nog
 
 # The slot of a rank whose pieces others take: of two ranks that both give, these swap rings with each lap. What a rank
 # has read there, and so has in its cache, is what it stages to next, and only data change cores, no lines that are to
-# take them: an all_reduce of 64 KiB between far cores takes 0.8 of the time (bench/peers.py).
+# take them: an all_reduce of 64 KiB between far cores takes 0.8 of the time (bench/peers/peers.py).
 cdef inline unsigned char *traded_slot(Group *g, Call *c, int rank, uint64_t begin) noexcept nogil:
     cdef bint are_traded = trades(g, c) and begin & g.lap_nbytes != 0
     return slot(g, 1 - rank if are_traded else rank, begin)
@@ -140,7 +141,7 @@ cdef enum:
 
 
 # A fold of all sources of which one target has been read by others before: asking for many of its lines at once takes
-# a tenth off an all_reduce of 1 MiB between far cores, a fifth if they have just read it (bench/peers.py).
+# a tenth off an all_reduce of 1 MiB between far cores, a fifth if they have just read it (bench/peers/peers.py).
 cdef inline void fold_claiming(Group *g, Call *c, int ntargets, int claimed, size_t nbytes) noexcept nogil:
     cdef size_t done = 0
     cdef size_t part
@@ -158,7 +159,7 @@ cdef inline void fold_claiming(Group *g, Call *c, int ntargets, int claimed, siz
 
 
 # Of lines that a far core holds more are on their way if two places are read in turn: a sixth of a broadcast of 64 KiB
-# to 1 MiB, a twentieth of an all_reduce (bench/peers.py).
+# to 1 MiB, a twentieth of an all_reduce (bench/peers/peers.py).
 cdef inline void copy_from_far(Group *g, unsigned char *to, const unsigned char *there, size_t nbytes,
                                uint32_t stream) noexcept nogil:
     cdef size_t half = nbytes // 2 & ~<size_t> (SR_CACHE_LINE - 1)

@@ -39,7 +39,7 @@ from .queue cimport *
 
 
 cdef enum:
-    MOST_PART_NBYTES = 4 << 20   # of a call that is run in parts (bench/bench_priority.py)
+    MOST_PART_NBYTES = 4 << 20   # of a call that is run in parts (bench/engine/bench_priority.py)
 
 
 # ---- the choice ------------------------------------------------------------------------------------------------

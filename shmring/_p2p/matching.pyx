@@ -12,7 +12,7 @@ from .._core.spsc_ring cimport *
 from .._transport.channel cimport *
 
 cdef enum:
-    # Measured with bench/bench_ping_pong.py: one is sent while the one before is received.
+    # Measured with bench/peers/peers.py --call ping_pong: one is sent while the one before is received.
     PIECE_NBYTES = 16384
     STEPS_A_LOOK = 16    # while nobody waits for other hosts: a look at their mail is a system call
 

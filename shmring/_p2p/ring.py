@@ -23,8 +23,8 @@ from .._system.limits import usable_cpus
 from ..errors import RankFailed
 from .ring_ends import HEAD_NBYTES, LEAST_NBYTES, Ends
 
-# Measured with bench/bench_ring.py: less takes more hand-overs where CPUs are shared, and lines are written
-# again while the other side's L2 (2 MiB) still holds them; more takes the cache from long items.
+# Measured with bench/engine/bench_ring.py: less takes more hand-overs where CPUs are shared, and lines are
+# written again while the other side's L2 (2 MiB) still holds them; more takes the cache from long items.
 DEFAULT_NBYTES = 4 << 20
 PAUSES = 500  # where two processes have a CPU each
 

@@ -30,7 +30,7 @@ HEAD_NBYTES = SR_PAGE       # of the memory, before the ring's own bytes
 LEAST_NBYTES = SR_RING_LEAST_NBYTES
 
 cdef enum:
-    # Measured with bench/bench_ring.py: pieces of which one is put in while the one before is taken out.
+    # Measured with bench/engine/bench_ring.py: pieces of which one is put in while the one before is taken out.
     PIECE_NBYTES = 16384
     BRIEF_NBYTES = 65536        # items this small are copied sooner than the GIL is let go and taken again
     BRIEF_PAUSES = 50           # with the GIL held
@@ -499,7 +499,7 @@ cdef class Ends:
         return 0
 
     # Pauses, then sleep, without yielding first: where CPUs are busy with others that hands them a time slice, while a
-    # sleeper is woken at once (bench/bench_ring.py beside a compiler: 64 KiB in 8 us instead of 13 to 35).
+    # sleeper is woken at once (bench/engine/bench_ring.py beside a compiler: 64 KiB in 8 us instead of 13 to 35).
     cdef bint wait_awake(self, sr_ring_end *end, int side, uint64_t room_nbytes, uint64_t deadline) noexcept nogil:
         if side == SR_CONSUMER:
             sr_ring_tell(end)

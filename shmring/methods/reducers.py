@@ -40,9 +40,9 @@ class ReductionServers:
     On workers call `all_reduce`, on reducers `serve`, on all `close`, or use `with`. chunk_nbytes: of the
     pieces in which a message travels, at most; depth: how many of them are under way from each worker, one
     for each reducer at least, so that sending, folding and sending back overlap. Longer pieces, and more of
-    them, were slower (bench/bench_reducers.py). Keeps twice the product in bytes on a worker, and for each
-    host on a reducer. Raises ValueError, on all ranks alike, for reducers that are no ranks, none or all of
-    them, and where ranks give different arguments.
+    them, were slower (bench/methods/bench_reducers.py). Keeps twice the product in bytes on a worker, and for
+    each host on a reducer. Raises ValueError, on all ranks alike, for reducers that are no ranks, none or all
+    of them, and where ranks give different arguments.
     """
 
     def __init__(

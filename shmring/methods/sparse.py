@@ -25,8 +25,8 @@ __all__ = ["SparseAllReduce", "all_reduce_pairs"]
 
 Array = NDArray[Any]
 
-# Where the whole array takes about as long, by bench/bench_sparse.py: shares of blocks on one host and over a
-# wire of 1 Gbit/s, and bytes of all ranks' pairs in those of the array.
+# Where the whole array takes about as long, by bench/methods/bench_sparse.py: shares of blocks on one host
+# and over a wire of 1 Gbit/s, and bytes of all ranks' pairs in those of the array.
 _BREAK_EVEN, _BREAK_EVEN_ACROSS = 0.1, 0.9
 _PAIRS_BREAK_EVEN = 0.5
 _FEW = 256  # times as many as there are could be: sorting them takes less time than a pass over marks

@@ -83,7 +83,7 @@ def add_to(commands: Any) -> None:
     add("--iters", type=_cli.at_least(1), metavar="N", help="samples for each size, in place of --seconds")
     add("--output", type=Path, metavar="FILE", help="write JSON there, too")
     add("--plot", type=Path, metavar="FILE", help="draw latency and bandwidth: PNG, SVG, PDF")
-    help_ = "figures beside these: JSON of an earlier run's --output, or of bench/peers.py --json"
+    help_ = "figures beside these: JSON of an earlier run's --output, or of bench/peers/peers.py --json"
     add("--compare", type=Path, action="append", default=[], metavar="FILE", help=help_)
     _cli.add_json(parser, "all of it, in place of the table,")
     parser.set_defaults(run=run)

@@ -12,22 +12,14 @@ import numpy as np
 import pytest
 from peers_report import FIGURES, INPUTS, SIZES, peers_report
 
+from bench import regress
+from bench.common import calls, plot, tables
+from bench.common.arguments import comma_separated, parse_size
+from bench.peers import install_peers, peers, probe, targets
+from bench.peers.interleave import Sample
+from shmring._config import settings
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
-
-import calls  # noqa: E402
-import install_peers  # noqa: E402
-import peers  # noqa: E402
-import plot  # noqa: E402
-import probe  # noqa: E402
-import regress  # noqa: E402
-import tables  # noqa: E402
-import targets  # noqa: E402
-from arguments import comma_separated, parse_size  # noqa: E402
-from interleave import Sample  # noqa: E402
-
-from shmring._config import settings  # noqa: E402
-
 NEAR = targets.Group(2, "near", "reused")
 
 
@@ -169,7 +161,8 @@ def test_a_single_wrong_or_shifted_element_is_noticed(count):
 
 
 def run_peers(*arguments, folder):
-    command = [sys.executable, str(BENCH / "peers.py"), "--only", "shmring", "--ranks", "2", "--rounds", "1"]
+    few = "--only", "shmring", "--ranks", "2", "--rounds", "1"
+    command = [sys.executable, str(BENCH / "peers" / "peers.py"), *few]
     return subprocess.run(
         [*command, "--dir", str(folder), *arguments], capture_output=True, text=True, timeout=100
     )
@@ -219,7 +212,7 @@ def test_pyperf_keeps_what_a_figure_depends_on(tmp_path):
     pytest.importorskip("pyperf")
     few = ["--processes", "1", "--values", "1", "--warmups", "1", "--min-time", "0.0001", "--quiet"]
     case = ["--sizes", "8", "--dtypes", "int32", "--variants", "plan"]
-    command = [sys.executable, str(BENCH / "bench_all_reduce.py"), *case, *few]
+    command = [sys.executable, str(BENCH / "engine" / "bench_all_reduce.py"), *case, *few]
     command += ["-o", str(tmp_path / "result.json")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr + result.stdout
@@ -237,7 +230,7 @@ def test_pyperf_keeps_what_a_figure_depends_on(tmp_path):
 @pytest.mark.limit(120)
 def test_fusion_is_measured_beside_separate_calls():
     few = ["--ranks", "2", "--count", "3", "--sizes", "8", "--rounds", "1"]
-    command = [sys.executable, str(BENCH / "bench_fusion.py"), *few]
+    command = [sys.executable, str(BENCH / "engine" / "bench_fusion.py"), *few]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr + result.stdout
     assert result.stdout.count("3 arrays of 8 B") == 2  # packed, and views of one array
@@ -246,7 +239,7 @@ def test_fusion_is_measured_beside_separate_calls():
 @pytest.mark.limit(120)
 def test_every_algorithm_is_measured_and_the_fastest_is_charted(tmp_path):
     few = ["--ranks", "2", "--sizes", "8,64K", "--rounds", "1", "--sample-s", "0.001"]
-    command = [sys.executable, str(BENCH / "bench_algorithms.py"), *few]
+    command = [sys.executable, str(BENCH / "engine" / "bench_algorithms.py"), *few]
     command += ["--json", str(tmp_path / "rows.json")]
     if importlib.util.find_spec("matplotlib"):
         command += ["--plot", str(tmp_path / "chart.png")]
@@ -265,9 +258,9 @@ def test_ways_are_timed_in_turn_by_the_slowest_rank(tmp_path):
     program = tmp_path / "ways.py"
     program.write_text(
         f"""import sys, time
-sys.path.insert(0, {str(BENCH)!r})
+sys.path.append({str(BENCH.parent)!r})
 import shmring
-from turns import in_turn, state_of
+from bench.common.turns import in_turn, state_of
 comm = shmring.init()
 ways = {{"short": lambda: time.sleep(0.001), "long": lambda: time.sleep(0.2 * comm.rank)}}
 times = in_turn(comm, ways, rounds=2, sample_s=0.002)

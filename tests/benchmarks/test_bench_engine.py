@@ -17,7 +17,7 @@ SMALL = ("--sizes", "8:32K", "--rounds", "1", "--sample-s", "1e-4")
 
 def test_priorities_are_measured(tmp_path):
     small = "--layers=4K,64K", "--compute-ms=0.2", "--behind=9M", "--iterations=2", "--rounds=2"
-    program = BENCH / "bench_priority.py", *small, f"--json={tmp_path / 'found'}"
+    program = BENCH / "engine" / "bench_priority.py", *small, f"--json={tmp_path / 'found'}"
     command = "-m", "shmring.run", "--no-prefix", "-n2", *program
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -28,7 +28,7 @@ def test_priorities_are_measured(tmp_path):
 
 def test_the_model_foretells_the_sizes_that_it_did_not_fit(tmp_path):
     path = tmp_path / "model.json"
-    program = [str(BENCH / "bench_model.py"), *SMALL, "--count", "100000", "--bandwidth", "1e9"]
+    program = [str(BENCH / "engine" / "bench_model.py"), *SMALL, "--count", "100000", "--bandwidth", "1e9"]
     command = [sys.executable, "-m", "shmring.run", "--no-prefix", "-n", "2", *program, "--json", str(path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
@@ -48,16 +48,16 @@ def test_the_model_foretells_the_sizes_that_it_did_not_fit(tmp_path):
 
 
 def test_the_model_of_one_rank_says_how_to_start_more():
-    command = [sys.executable, str(BENCH / "bench_model.py"), *SMALL]
+    command = [sys.executable, str(BENCH / "engine" / "bench_model.py"), *SMALL]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "bench_model.py measures between ranks: shmrun -n 2 bench/bench_model.py\n"
+    assert done.stderr == "bench_model.py measures between ranks: shmrun -n 2 bench/engine/bench_model.py\n"
 
 
 def test_over_hosts_the_model_is_of_the_wire(tmp_path):
     path = tmp_path / "model.json"
-    program = [str(BENCH / "bench_model.py"), *SMALL, "--algorithms", "auto", "--json", str(path)]
-    command = [sys.executable, str(BENCH / "across.py"), "--hosts", "2", "-n", "2", *program]
+    program = [str(BENCH / "engine" / "bench_model.py"), *SMALL, "--algorithms", "auto", "--json", str(path)]
+    command = [sys.executable, str(BENCH / "internode" / "across.py"), "--hosts", "2", "-n", "2", *program]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
     if "NoHosts" in done.stderr:
         pytest.skip(f"no stand-ins for hosts: {done.stderr.splitlines()[-1]}")

@@ -41,7 +41,7 @@ def rows_of(table):
 
 def test_compression_is_measured_beside_all_reduce(tmp_path):
     few = ["--nbytes", "64K", "--rounds", 1, "--sample-s", 0.001, "--json", tmp_path / "found.json"]
-    done = shmrun(2, BENCH / "bench_compression.py", *few)
+    done = shmrun(2, BENCH / "methods" / "bench_compression.py", *few)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads((tmp_path / "found.json").read_text())
     assert set(rows_of(done.stdout)) == set(told["ways"])
@@ -50,7 +50,7 @@ def test_compression_is_measured_beside_all_reduce(tmp_path):
 
 def test_sparse_is_measured_by_density(tmp_path):
     few = ["--sizes", "4K,64K", "--densities", "0,0.5,1", "--rounds", 1, "--sample-s", 0.001]
-    done = shmrun(2, BENCH / "bench_sparse.py", *few, "--json", tmp_path / "found.json")
+    done = shmrun(2, BENCH / "methods" / "bench_sparse.py", *few, "--json", tmp_path / "found.json")
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads((tmp_path / "found.json").read_text())["found"]
     assert set(told) == {"4096", "65536"}
@@ -59,9 +59,8 @@ def test_sparse_is_measured_by_density(tmp_path):
         assert all(0 <= density <= 1 for density in of_size["break_even"].values())
 
 
-def test_the_break_even_is_between_the_densities_beside_it(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCH))
-    from bench_sparse import break_even
+def test_the_break_even_is_between_the_densities_beside_it():
+    from bench.methods.bench_sparse import break_even
 
     densities = [0.0, 0.5, 1.0]
     assert break_even(densities, [1.0, 2.0, 4.0], [3.0] * 3) == 0.75
@@ -71,7 +70,7 @@ def test_the_break_even_is_between_the_densities_beside_it(monkeypatch):
 
 def test_an_exchange_is_measured_beside_all_reduce(tmp_path):
     few = ("--sizes", "4K,40", "--rounds", 1, "--sample-s", 0.001, "--json", tmp_path / "found.json")
-    done = shmrun(2, BENCH / "bench_server.py", *few)
+    done = shmrun(2, BENCH / "methods" / "bench_server.py", *few)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     ways = ["all_reduce, auto", "all_reduce, ring", "one server", "2 servers", "one-sided"]
@@ -96,7 +95,7 @@ def test_reducers_of_two_hosts_are_measured(tmp_path):
                 *meet,
                 "--node-rank",
                 host,
-                BENCH / "bench_reducers.py",
+                BENCH / "methods" / "bench_reducers.py",
                 *few,
             ),
             SHMRING_NODE=str(host),
@@ -120,7 +119,7 @@ def test_over_hosts_the_benchmark_has_them_beside_auto(tmp_path):
             *shmrun,
             "--node-rank",
             host,
-            BENCH / "bench_algorithms.py",
+            BENCH / "engine" / "bench_algorithms.py",
             *few,
             SHMRING_NODE=str(host),
             SHMRING_KEY=KEY,
@@ -135,7 +134,7 @@ def test_over_hosts_the_benchmark_has_them_beside_auto(tmp_path):
 def test_the_benchmark_of_frameworks_runs_with_those_that_are_there(tmp_path):
     few = ("--sizes", "4,4K", "--rounds", 1, "--json", tmp_path / "found.json")
     ranks = (sys.executable, "-m", "shmring.run", "--no-prefix", "-n", 2)
-    printed = output_of(start(*ranks, BENCH / "bench_frameworks.py", *few))
+    printed = output_of(start(*ranks, BENCH / "torch" / "bench_frameworks.py", *few))
     assert "| 4096 |" in printed
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert [row["nbytes"] for row in rows] == [4, 4096]

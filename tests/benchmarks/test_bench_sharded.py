@@ -21,7 +21,7 @@ def shmrun(nprocs, *command):
 def test_a_sharded_step_is_measured_beside_a_plain_one(tmp_path):
     path = str(tmp_path / "rows.json")
     command = ["--sizes", "64K", "--bucket", "4K", "--rounds", "1", "--json", path]
-    printed = shmrun(2, str(BENCH / "bench_sharded.py"), *command)
+    printed = shmrun(2, str(BENCH / "methods" / "bench_sharded.py"), *command)
     assert "| 0.0625 MiB | stage 2 |" in printed
     rows = {row["way"]: row for row in json.loads(Path(path).read_text())["rows"]}
     assert [row["state_nbytes"] for row in rows.values()] == [2 << 16, 1 << 16, 1 << 16]
@@ -33,7 +33,7 @@ def test_a_sharded_step_is_measured_beside_a_plain_one(tmp_path):
 def test_a_sample_is_timed_by_how_often_ranks_synchronise(tmp_path):
     path = str(tmp_path / "rows.json")
     command = ["--sizes", "4K", "--rows", "2", "--rounds", "1", "--json", path]
-    printed = shmrun(2, str(BENCH / "bench_local.py"), *command)
+    printed = shmrun(2, str(BENCH / "methods" / "bench_local.py"), *command)
     assert "| 4 KiB | local SGD 4 | 4 |" in printed
     rows = json.loads(Path(path).read_text())["rows"]
     assert [row["synchronisations"] for row in rows] == [16, 4, 2, 1, 8, 4]

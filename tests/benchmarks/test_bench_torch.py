@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-
-import bench_torch
-import torch_runs
-from bench_torch import ASYNC, BARRIER, MIB, ONE_FLOAT, SYNC, Row
+from bench.torch import bench_torch, torch_runs
+from bench.torch.bench_torch import ASYNC, BARRIER, MIB, ONE_FLOAT, SYNC, Row
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 WITHOUT_TORCH = importlib.util.find_spec("torch") is None
@@ -86,7 +83,7 @@ def test_the_import_is_held_against_its_target():
 @pytest.mark.skipif(WITHOUT_TORCH, reason="torch is not installed")
 def test_a_tiny_run(tmp_path):
     where = ["--dir", str(tmp_path), "--json", str(tmp_path / "result.json")]
-    command = [sys.executable, str(BENCH / "bench_torch.py"), "--quick", *where]
+    command = [sys.executable, str(BENCH / "torch" / "bench_torch.py"), "--quick", *where]
     result = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert result.returncode == 0, result.stderr + result.stdout
     assert "2 ranks of torch.distributed, " in result.stdout

@@ -9,15 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-
-import bench_wire
-import calls
-import wire_libraries
-import wire_tables
-from interleave import Sample
-from peer_libraries import Job, Seat
-from wire_libraries import BLOCKING, EXCHANGE, EXCHANGE_BUFFERED
+from bench.common import calls
+from bench.internode import bench_wire, wire_libraries, wire_tables
+from bench.internode.wire_libraries import BLOCKING, EXCHANGE, EXCHANGE_BUFFERED
+from bench.peers.interleave import Sample
+from bench.peers.peer_libraries import Job, Seat
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 SCENES = {scene.name: scene for scene in bench_wire.SCENES}
@@ -177,8 +173,8 @@ def test_a_narrow_wire_may_be_off_by_less_than_a_step():
 @pytest.mark.limit(120)
 def test_a_tiny_run_of_bare_sockets(hosts, tmp_path):
     hosts(1)  # or skip
-    command = [sys.executable, str(BENCH / "bench_wire.py"), "--quick", "--rounds", "1", "--who", "sockets"]
-    command += ["--only", "three,pair,idle", "--json", str(tmp_path / "result.json")]
+    command = [sys.executable, str(BENCH / "internode" / "bench_wire.py"), "--quick", "--rounds", "1"]
+    command += ["--who", "sockets", "--only", "three,pair,idle", "--json", str(tmp_path / "result.json")]
     result = subprocess.run(
         [*command, "--dir", str(tmp_path)], capture_output=True, text=True, timeout=100, cwd=tmp_path
     )

@@ -1,4 +1,4 @@
-"""The JSON of bench/peers.py, as far as `shmring bench --compare` reads it. test_bench.py checks it."""
+"""The JSON of bench/peers/peers.py, as far as `shmring bench --compare` reads it. test_bench.py checks it."""
 
 FIGURES = (("mpich", "blocking", 1e6), ("mpich", "persistent", 2e6), ("copy", "plain", 1.0))
 INPUTS, SIZES = ("reused", "written"), (8, 4096)

@@ -1,4 +1,4 @@
-"""Figures of other runs for `shmring bench --compare`: its own JSON, or what bench/peers.py writes."""
+"""Figures of other runs for `shmring bench --compare`: its own JSON, or what bench/peers/peers.py writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from .calls import Job
 
 SCHEMA = 1  # of the JSON of `shmring bench`
-PEERS_SCHEMA = 1  # of that of bench/peers.py
+PEERS_SCHEMA = 1  # of that of bench/peers/peers.py
 PEERS_DTYPE, PEERS_OP = "float32", "sum"  # it has no others
 _NAMES = {"mpich": "MPICH", "openmpi": "Open MPI", "intel": "Intel MPI", "gloo": "Gloo"}
 _ORDINARY = ("blocking", "in place", "private")  # variants that need no word
@@ -95,7 +95,7 @@ def load(path: Path, job: Job) -> Others:
         if isinstance(error, Unusable):
             raise
         raise Unusable(
-            f"{path} is neither what `shmring bench --output` nor what bench/peers.py --json writes"
+            f"{path} is neither what `shmring bench --output` nor what bench/peers/peers.py --json writes"
         ) from None
     if not figures:
         raise Unusable(f"{path} has no figures of {job.call}, input {_input(job.written)}")
