@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from .._system.limits import explain
-from ..errors import Error, RankFailed, Timeout
+from ..errors import Error, RankFailed, Timeout, agreed
 from . import handshake
 
 _LOOK_S = 0.02  # `check` is called at least this often
@@ -53,7 +53,7 @@ class Links:
         Raises RankFailed, Timeout, or what rank 0 told through `fail_descriptor`.
         """
         if self.rank != 0:
-            return _take_descriptor(*self._receive(check, deadline))
+            return self._take_descriptor(check, deadline)
         if fd is None:
             raise ValueError("rank 0 has to give a descriptor")
         frame = handshake.pack_frame(handshake.DESCRIPTOR)
@@ -77,7 +77,10 @@ class Links:
                 peer.send(frame)
 
     def all_ready(self, *, check: Check, deadline: float) -> None:
-        """Return when every rank has come here; one that ended, or told why it cannot, all ranks raise."""
+        """Return when every rank has come here; one that ended, or told why it cannot, all ranks raise.
+
+        What any rank has told is raised as an agreed error.
+        """
         frame = handshake.pack_frame(handshake.READY)
         if self.rank != 0:
             with contextlib.suppress(RankFailed):  # then the last word of rank 0 says why
@@ -147,43 +150,67 @@ class Links:
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             return explain(error, "making a line between the ranks of a group")
-        frame = handshake.pack_frame(handshake.LINE)
-        with contextlib.ExitStack() as closing:
-            for rank, end in zip(ranks, ends, strict=True):
-                if rank == 0:
-                    own.append(end)
-                else:
-                    closing.enter_context(end)
+        kept = None
+        try:
+            frame = handshake.pack_frame(handshake.LINE)
             for rank, end in zip(ranks, ends, strict=True):
                 if rank != 0:
                     self._send(rank, frame, end.fileno(), check, deadline)
+            if 0 in ranks:
+                own.append(ends[ranks.index(0)])
+                kept = own[-1]
+        finally:
+            for end in ends:
+                if end is not kept:
+                    end.close()
         return None
 
     def _take_lines(self, check: Check, deadline: float) -> tuple[list[socket.socket], Error | None]:
         """This rank's ends of lines, all that rank 0 sends; after a failure the rest are taken as well."""
         lines: list[socket.socket] = []
+        fds: list[int] = []
         failure: Error | None = None
         kind = handshake.LINE
         try:
             while kind == handshake.LINE:
-                packet, fds, cut = self._receive(check, deadline)
-                lines += [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd) for fd in fds]
+                packet, cut = self._receive(fds, check, deadline)
+                while fds:
+                    lines.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds[-1]))
+                    fds.pop()
                 kind, told = _unpack(packet, 0)
                 failure = failure or told or (_no_room() if cut else None)
             if kind not in (handshake.READY, handshake.FAILED):
                 raise _unexpected(0, kind)
         except BaseException:
             _close(lines)
+            _close_descriptors(fds)
             raise
         return lines, failure
+
+    def _take_descriptor(self, check: Check, deadline: float) -> int:
+        fds: list[int] = []
+        try:
+            packet, cut = self._receive(fds, check, deadline)
+            kind, failure = _unpack(packet, 0)
+            if failure is not None:
+                raise failure
+            if kind != handshake.DESCRIPTOR or len(fds) != 1 or cut:
+                raise _no_room() if cut else _unexpected(0, kind)
+        except BaseException:
+            _close_descriptors(fds)
+            raise
+        return fds[0]
 
     def _hear_ready(self, ranks: Iterable[int], check: Check, deadline: float) -> None:
         awaited = set(ranks)
         while awaited:
             for rank in self._next_to_speak(awaited, check, deadline):
-                kind, told = _unpack(self._read(rank)[0], rank)
+                fds: list[int] = []
+                packet, _ = self._read(rank, fds)
+                _close_descriptors(fds)  # of a rank that is out of step
+                kind, told = _unpack(packet, rank)
                 if told is not None:
-                    raise told
+                    raise agreed(told)
                 if kind != handshake.READY:
                     raise _unexpected(rank, kind)
                 awaited.remove(rank)
@@ -220,13 +247,16 @@ class Links:
                 late = min(ranks)
                 raise Timeout(f"rank {late} did not send what it owed in time", rank=late)
 
-    def _receive(self, check: Check, deadline: float) -> tuple[bytes, list[int], bool]:
+    def _receive(self, fds: list[int], check: Check, deadline: float) -> tuple[bytes, bool]:
         """What rank 0 sends next, see `_read`."""
         self._next_to_speak({0}, check, deadline)
-        return self._read(0)
+        return self._read(0, fds)
 
-    def _read(self, rank: int) -> tuple[bytes, list[int], bool]:
-        """A packet, the descriptors that came with it, and whether there was no room for some."""
+    def _read(self, rank: int, fds: list[int]) -> tuple[bytes, bool]:
+        """A packet, and whether there was no room for some descriptor that came with it.
+
+        Appends the others to fds: the caller has them also if this raises.
+        """
         # Not socket.recv_fds: it drops its flags, and the descriptor would be inherited across exec.
         room = socket.CMSG_SPACE(array.array("i").itemsize)
         how = (handshake.FRAME_NBYTES, room, socket.MSG_CMSG_CLOEXEC)
@@ -237,8 +267,15 @@ class Links:
                 packet, rights, flags, _ = self._peers[rank].recvmsg(*how)
         except OSError as error:
             raise _gone(rank) from error
-        fds = array.array("i", b"".join(data for _, kind, data in rights if kind == socket.SCM_RIGHTS))
-        return packet, fds.tolist(), bool(flags & socket.MSG_CTRUNC)
+        try:
+            for _, kind, data in rights:
+                if kind == socket.SCM_RIGHTS:
+                    fds.extend(array.array("i", data))
+        except MemoryError:
+            _close_descriptors(fd for _, _, data in rights for fd in array.array("i", data))
+            fds.clear()
+            raise
+        return packet, bool(flags & socket.MSG_CTRUNC)
 
 
 def _lines_of(groups: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
@@ -246,17 +283,6 @@ def _lines_of(groups: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
     for first, *others in groups:
         for other in others:
             yield first, other
-
-
-def _take_descriptor(packet: bytes, fds: list[int], cut: bool) -> int:
-    kind, failure = _unpack(packet, 0)
-    if failure is not None:
-        raise failure
-    if kind == handshake.DESCRIPTOR and len(fds) == 1 and not cut:
-        return fds[0]
-    for fd in fds:
-        os.close(fd)
-    raise _no_room() if cut else _unexpected(0, kind)
 
 
 def _unpack(packet: bytes, rank: int) -> tuple[int, Error | None]:
@@ -280,6 +306,11 @@ def _unexpected(rank: int, kind: int) -> Error:
 
 def _gone(rank: int) -> RankFailed:
     return RankFailed(f"rank {rank} closed its connection: it ended", rank=rank, cause="connection closed")
+
+
+def _close_descriptors(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _close(lines: Iterable[socket.socket]) -> None:

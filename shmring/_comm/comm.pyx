@@ -37,15 +37,16 @@ cdef class Comm(Messages):
 
     def __init__(self, Engine engine, links, segment, int fd, settings, place, crossing=None, parent_ranks=None,
                  Comm parent=None, epoch=0):
+        # First what it owns: from here on `close` releases it, whatever raises.
         self.engine = engine
-        self.place = place
-        self.crossing = crossing
-        self.own_rank, self.nranks = place.rank, place.size
-        self.links = links
-        self.segment = segment
         self.fd = fd
+        self.links = links
+        self.crossing = crossing
+        self.place = place
+        self.segment = segment
         self.settings = settings
         self.parent_ranks = parent_ranks
+        self.own_rank, self.nranks = place.rank, place.size
         self.descend_from(parent)
         self.epoch = epoch
         self.default_algorithm = algorithm_number(settings.algorithm)
@@ -159,7 +160,14 @@ cdef class Comm(Messages):
             formed = groups.form_across(self, self.engine, self.crossing, members, self.settings, timeout_s)
         if formed is None:
             return None
-        return self.traced_alike(Comm(*formed[0], parent_ranks=formed[1], parent=self))
+        begun, ranks = formed
+        comm = None
+        try:
+            comm = Comm(*begun, parent_ranks=ranks, parent=self)
+            return self.traced_alike(comm)
+        except BaseException:   # the others have the group: they must not wait for this rank
+            leave_group(begun, comm)
+            raise
 
     # -- arrays that all ranks map --
 
@@ -372,6 +380,7 @@ cdef class Comm(Messages):
         try:
             over = shrinking.Over(self.engine, self.place, self.crossing, self.settings, self.lost())
             begun, parent_ranks = shrinking.shrink(over, timeout_s, _drop)
+            left = None
             try:
                 left = Comm(*begun, parent_ranks=parent_ranks, parent=self, epoch=self.epoch + 1)
                 left.wire = self.wire
@@ -379,7 +388,7 @@ cdef class Comm(Messages):
                 if self.crossing is not None:
                     self.crossing.deliver_view()
             except BaseException:   # the others have it: they must not wait for this rank
-                begun.engine.close()
+                leave_group(begun, left)
                 raise
         finally:
             self.engine.unclaim()
@@ -421,7 +430,8 @@ cdef class Comm(Messages):
     cdef int forget(self) except -1:
         self.engine.share(None)
         self.close_descriptor()   # the first: a signal may end what follows
-        self.arrays.close()
+        if self.arrays is not None:
+            self.arrays.close()
         self.links.close()
         self.staging_ready = True
         try:
@@ -514,6 +524,15 @@ def _disown_all():
 
 
 os.register_at_fork(after_in_child=_disown_all)
+
+
+# comm: the communicator made of `begun`; None: making it has raised.
+cdef int leave_group(begun, Comm comm) except -1:
+    if comm is None:
+        begun.abandon()
+    else:
+        comm.close()
+    return 0
 
 
 def _drop(begun):

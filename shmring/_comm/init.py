@@ -44,10 +44,16 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
 
 def _join(world: World, rank: int, settings: Settings, timeout_s: float) -> Comm:
     meeting = join(world, rank, timeout_s=timeout_s)
+    begun = None
     try:
-        comm = Comm(*begin_where_met(meeting, settings, timeout_s, key=world.key))
+        begun = begin_where_met(meeting, settings, timeout_s, key=world.key)
+        comm = Comm(*begun)
     except BaseException:
-        meeting.close()
+        try:
+            if begun is not None:
+                begun.abandon()
+        finally:
+            meeting.close()
         raise
     if settings.trace is not None:
         _trace(comm, settings.trace)

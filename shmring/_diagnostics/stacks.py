@@ -27,7 +27,7 @@ _GLANCE_S, _ASK_AGAIN_S = 0.001, 0.05
 
 
 def of_this_process(most_nbytes: int) -> bytes:
-    """The stacks of all its threads, the main one first, innermost frames first; whatever happens, a text."""
+    """The stacks of its other threads, the main one first, innermost frames first; never an exception."""
     try:
         text = _all_stacks().encode("utf-8", "replace").replace(b"\0", b"?")
     except Exception as error:
@@ -44,7 +44,7 @@ def _all_stacks() -> str:
     told = [
         f"Thread {names.get(ident, ident)} (most recent call first):\n" + "".join(_lines(frame))
         for ident, frame in frames
-        if names.get(ident) != LIFE_THREAD
+        if ident != threading.get_ident()
     ]
     return "\n".join(told)
 

@@ -1,12 +1,23 @@
+from posix.types cimport pid_t
 
 from .._core.group cimport sr_lane
 
 
+cdef extern from "flag.h" nogil:
+    ctypedef struct sr_leave "_Atomic uint32_t":
+        pass
+
+
 cdef class ParkedLife:
     cdef sr_lane *lane
-    cdef object leave_word, thread
-    cdef list kept   # what keeps the lane mapped, until the thread takes it
+    cdef sr_leave leave_word
+    cdef pid_t pid           # of the process that has the thread; 0: there is none
+    cdef unsigned long ident
+    cdef bint has_ended
+    cdef object at_end       # a lock, held until the thread has ended
+    cdef list kept           # what keeps the lane mapped, until the thread takes it
 
     cdef int begin(self, sr_lane *lane, object owner) except -1
+    cdef int hold_life(self) except -1
     cdef int tell(self) except -1
     cdef int leave(self) except -1

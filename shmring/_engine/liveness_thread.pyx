@@ -1,19 +1,25 @@
 # The thread by which others know that a rank lives: it holds a robust futex for life, parked. Woken by whoever asks, it
 # writes down the Python stacks of its process.
+#
+# It is not a threading.Thread: without memory for the first steps of the new thread, threading.Thread.start() waits for
+# ever (CPython issue 140746).
 
-import threading
+import _thread
+import time
 
+from cpython.pythread cimport PyThread_get_thread_ident
+from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
+from posix.unistd cimport getpid
 
 from .._core.group cimport *
 from .._diagnostics.flight_recorder cimport SR_STACKS_NBYTES
 
-from .._system import limits
 from .._diagnostics import stacks
+from .._system import limits
+from ..errors import Error
 
 cdef extern from "flag.h" nogil:
-    ctypedef struct sr_leave "_Atomic uint32_t":
-        pass
     cdef struct sr_hold:
         pass
     void sr_life_hold(sr_life *, sr_hold *)
@@ -23,38 +29,63 @@ cdef extern from "flag.h" nogil:
     void sr_desk_begin_telling(sr_desk *)
     void sr_desk_end_telling(sr_desk *)
 
+cdef extern from "<sys/prctl.h>" nogil:
+    enum: PR_SET_NAME
+    int prctl(int option, const char *name)
+
+cdef uint64_t LONGEST_START_NS = 60_000_000_000
+
 
 cdef class ParkedLife:
     """One rank's parked thread."""
 
     def __cinit__(self):
-        self.leave_word = bytearray(4)
+        self.at_end = _thread.allocate_lock()
+        self.at_end.acquire()
 
     # Returns once the life is held; owner keeps the lane mapped as long as the thread is there.
     cdef int begin(self, sr_lane *lane, object owner) except -1:
+        cdef uint64_t until_ns = sr_now_ns() + LONGEST_START_NS
         self.lane = lane
         self.kept = [owner]
-        self.thread = threading.Thread(target=self._park, name=stacks.LIFE_THREAD, daemon=True)
-        limits.start_thread(self.thread)
+        try:
+            _thread.start_new_thread(self._park, ())
+        except RuntimeError as error:
+            raise limits.explain_thread(error, stacks.LIFE_THREAD) from error
+        except MemoryError:   # it may have started all the same: it has to leave, and nobody waits for it
+            self.pid, self.has_ended = getpid(), True
+            raise
+        self.pid = getpid()
         while not sr_life_is_held(&lane.life):
-            self.thread.join(0.0001)
+            if self.has_ended:
+                raise MemoryError(f"no memory for the first steps of the thread {stacks.LIFE_THREAD}")
+            if sr_now_ns() > until_ns:
+                raise Error(f"the thread {stacks.LIFE_THREAD} has not begun within {LONGEST_START_NS // 1000**3} s")
+            time.sleep(0.0001)
         return 0
 
     def _park(self):
-        cdef unsigned char[:] word = self.leave_word
-        cdef sr_leave *leave = <sr_leave *> &word[0]
+        try:
+            self.ident = PyThread_get_thread_ident()
+            prctl(PR_SET_NAME, "shmring-life")
+            self.hold_life()
+        finally:
+            self.has_ended = True
+            self.at_end.release()
+
+    cdef int hold_life(self) except -1:
         cdef sr_lane *lane = self.lane
         cdef sr_hold hold   # stays where it is: this function returns when it has let go
         cdef bint asked = True
         try:
             _owner = self.kept.pop()
         except IndexError:   # a signal has interrupted the start of this thread, and the rank has left
-            return
+            return 0
         sr_life_hold(&lane.life, &hold)
         try:
             while asked:
                 with nogil:
-                    asked = sr_desk_await(&lane.desk, leave)
+                    asked = sr_desk_await(&lane.desk, &self.leave_word)
                 if asked:
                     try:
                         self.tell()
@@ -62,6 +93,7 @@ cdef class ParkedLife:
                         pass
         finally:
             sr_life_let_go(&lane.life)
+        return 0
 
     cdef int tell(self) except -1:
         cdef bytes text = stacks.of_this_process(SR_STACKS_NBYTES - 1)
@@ -73,11 +105,11 @@ cdef class ParkedLife:
         return 0
 
     cdef int leave(self) except -1:
-        cdef unsigned char[:] word = self.leave_word
-        if self.thread is not None:
-            sr_desk_leave(&self.lane.desk, <sr_leave *> &word[0])
+        if self.pid == getpid():   # there is a thread, also in this process if that has been forked
+            sr_desk_leave(&self.lane.desk, &self.leave_word)
             self.kept.clear()   # a thread that starts after this touches nothing
             # The last reference may have gone on the thread itself.
-            if self.thread is not threading.current_thread() and self.thread.is_alive():
-                self.thread.join()
+            if self.ident != <unsigned long> PyThread_get_thread_ident() and not self.has_ended:
+                self.at_end.acquire()
+                self.at_end.release()
         return 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from .._bootstrap.join import join
 from .._system.limits import explain
-from ..errors import Error, Mismatch, RankFailed, agreed
+from ..errors import Error, Mismatch, RankFailed
 from .startup import Begun, begin, begin_where_met
 
 if TYPE_CHECKING:
@@ -79,13 +79,15 @@ def form(
     own = _introduce(engine, links, groups, timeout_s)
     if own is None:
         return None
-    ranks = tuple(next(group for group in groups if engine.rank in group))
+    begun = None
     try:
-        return begin(own, settings, engine.timeout_s, start_s=timeout_s, parent=engine), ranks
+        ranks = tuple(next(group for group in groups if engine.rank in group))
+        begun = begin(own, settings, engine.timeout_s, start_s=timeout_s, parent=engine)
+        return begun, ranks
     except BaseException as error:
         own.close()
-        if isinstance(error, Exception):  # which the group's other ranks are told
-            agreed(error)
+        if begun is not None:
+            begun.abandon()
         if isinstance(error, Error):
             own_ranks = f"its ranks 0 to {len(ranks) - 1} are {list(ranks)} of its parent"
             error.add_note(f"while a group began: {own_ranks}")

@@ -164,14 +164,20 @@ def shrink(over: Over, timeout_s: float, drop: Drop) -> tuple[Begun, tuple[int, 
                 raise left_behind(ranks.rank)
             else:
                 agreement.confirm()
-            result, prepared = prepared[1], None
-            return result, tuple(view.members(ranks.size))
+            members = tuple(view.members(ranks.size))
+            meetings.close()
+            result, prepared = (
+                prepared[1],
+                None,
+            )  # behind this no signal handler runs before the caller has it
+            return result, members
     except BaseException:
-        agreement.withdraw()
+        try:
+            agreement.withdraw()
+        finally:
+            meetings.close()
+            _drop(prepared, drop)
         raise
-    finally:
-        meetings.close()
-        _drop(prepared, drop)
 
 
 def _drop(prepared: tuple[View, Begun] | None, drop: Drop) -> None:

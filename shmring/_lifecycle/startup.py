@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -17,7 +16,7 @@ from .._config.settings import Settings
 from .._core.segment_format import KEY_NBYTES, control_nbytes, format_segment, header_of, segment_nbytes
 from .._engine.engine import Engine
 from .._system import limits, procfs, segments
-from ..errors import Error
+from ..errors import Error, agreed
 from .internode import Crossing
 
 _FORCED_PATHS = {"auto": 0, "near": 1, "far": 2}
@@ -36,6 +35,21 @@ class Begun(NamedTuple):
     settings: Settings
     place: Place | Links
     crossing: Crossing | None = None
+
+    def abandon(self) -> None:
+        """Release it where no communicator comes of it: the other ranks see that this one has left.
+
+        A communicator of which a part was made has done that already.
+        """
+        if self.engine.closed_because is not None:
+            return
+        try:
+            self.engine.close()
+        finally:
+            os.close(self.fd)
+            self.links.close()
+            if self.crossing is not None:
+                self.crossing.close(0.0)
 
 
 def begin_where_met(
@@ -70,12 +84,10 @@ def _begin_where_met(
     if meeting.star is None:
         return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
     deadline = time.monotonic() + (timeout_s if start_s is None else start_s)
-    undo = contextlib.ExitStack()  # as in begin
+    begun = None
     try:
         with meeting.star.together():
             begun = _begin_on_host(meeting, settings, timeout_s, start_s=start_s, parent=parent)
-            undo.callback(os.close, begun.fd)
-            undo.callback(begun.engine.close)
             if meeting.mesh is not None:
                 engine = begun.engine
                 crossing = Crossing(engine, meeting.place, meeting.mesh, key)
@@ -87,7 +99,8 @@ def _begin_where_met(
         meeting.star.close()
         return begun
     except BaseException:
-        undo.close()
+        if begun is not None:
+            begun.abandon()
         raise
 
 
@@ -117,19 +130,20 @@ def begin(
 
     timeout_s: default of every later call; start_s: how long this may take. A parent of more ranks knows
     already how near they are, and how many compete for the CPUs: all of them do, whichever group they are in.
+    An error before every rank is ready is agreed: the others hear of it and raise.
     """
     start_s = timeout_s if start_s is None else start_s
     deadline = time.monotonic() + start_s
-    undo = contextlib.ExitStack()  # closed in the handler alone: a signal behind its end would leak all of it
+    fd = engine = None
+    others_wait = True
     try:
         fd = _share_segment(links, settings, deadline)
-        undo.callback(os.close, fd)
         segment = segments.Mapping(fd, os.fstat(fd).st_size)
         engine = _new_engine(segment, links, settings, start_s)
-        undo.callback(engine.close)
         engine.stalls.warn_after(engine, settings.stall_s)
         engine.arrive(os.getpid(), procfs.start_time(os.getpid()))
         # Until now a death shows on the links, from now on in the segment.
+        others_wait = False
         links.all_ready(check=_nothing_to_check, deadline=deadline)
         _look_for_lives(engine, is_told=parent is not None)
         if parent is None:
@@ -143,9 +157,23 @@ def begin(
         engine.open_for_calls(timeout_s)
         return Begun(engine, links, segment, fd, settings, links)
     except BaseException as error:
-        with undo:
-            links.fail_descriptor(error)
+        if others_wait and isinstance(error, Exception):
+            agreed(error)
+        _undo(links, error, engine, fd)
         raise
+
+
+def _undo(links: Links, error: BaseException, engine: Engine | None, fd: int | None) -> None:
+    """Tell the others of the error, and release everything, even if a signal handler raises meanwhile."""
+    try:
+        links.fail_descriptor(error)
+    finally:
+        try:
+            if engine is not None:
+                engine.close()
+        finally:
+            if fd is not None:
+                os.close(fd)
 
 
 def _new_engine(segment: segments.Mapping, links: Links, settings: Settings, timeout_s: float) -> Engine:

@@ -1,7 +1,6 @@
 """What the kernel lets this process have: CPUs (affinity and cgroup quota) and memory (cgroups and host).
 
-Owns every read of cgroup files, /proc/meminfo and /proc/vmstat, and the words for a limit that was met. May
-know: errors.
+Every read of cgroup files, /proc/meminfo and /proc/vmstat is here, and the words for a limit that was met.
 """
 
 from __future__ import annotations
@@ -114,8 +113,13 @@ def start_thread(thread: threading.Thread) -> None:
     """Start it, or raise the Error that says which limit keeps it from that."""
     try:
         thread.start()
-    except RuntimeError as error:  # Python's only word for it
-        raise explain(OSError(errno.EAGAIN, str(error)), f"starting the thread {thread.name}") from error
+    except RuntimeError as error:  # Python tells no more than that
+        raise explain_thread(error, thread.name) from error
+
+
+def explain_thread(error: RuntimeError, name: str) -> Error:
+    """The Error that says which limit keeps a thread from starting, and the way out."""
+    return explain(OSError(errno.EAGAIN, str(error)), f"starting the thread {name}")
 
 
 def _host_headroom() -> Headroom:

@@ -108,8 +108,9 @@ class Mapping:
     watches for views: whoever hands out the address closes the mapping after the last of them.
     """
 
+    address = 0  # also if __init__ does not come to it
+
     def __init__(self, fd: int, nbytes: int, *, writable: bool = True) -> None:
-        self.address = 0
         self.nbytes = nbytes
         there = os.fstat(fd).st_size
         if there < nbytes:  # access beyond the end would be a SIGBUS

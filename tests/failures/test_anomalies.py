@@ -133,10 +133,11 @@ BOUNDED = (
     (ONE_HOST, "point", ("broadcast_object", "all_gather_object", "fence"), 1),
     (ONE_HOST, "point", ("empty", "split", "all_reduce_first", "message_first", "adopt", "shared"), 41),
     (ONE_HOST, "signal", ("all_reduce_late", "all_reduce_behind", "work_wait", "message_large"), 1),
-    (ONE_HOST, "memory", ("message_object", "empty", "all_reduce_many"), 37),
+    (ONE_HOST, "memory", ("message_object", "empty", "all_reduce_many", "group"), 37),
     (ONE_HOST, "system", ("empty", "dup"), 2),
     (OTHER_RANK, "point", ("scatter_object", "message_object"), 1),
     (OTHER_RANK, "point", ("full", "group", "release", "close"), 41),
+    (OTHER_RANK, "point", ("shrink",), 97),
     (THREE, "point", ("broadcast_object", "copy_of", "dup", "compressed_int8", "sparse_pairs"), 37),
     (ACROSS, "point", ("broadcast_object", "all_gather_v", "split"), 43),
     (ACROSS_THREE, "signal", ("all_reduce_late", "all_reduce_large_late"), 1),
@@ -172,6 +173,23 @@ def test_a_second_exception_changes_nothing(name, kind, n):
         campaign.check_without(name)
         assert_no_failures(inject_twice(campaign, name, kind, n), f"{name}, {kind}")
         assert campaign.is_idle()
+
+
+def npoints(campaign, name):
+    """How many points its call has, and at most 100 more: their number differs from run to run."""
+    n = 1
+    while campaign.verdict(name, ("point", n, None)).has_raised:
+        n += 100
+    return n
+
+
+def test_an_interrupt_at_the_end_of_shrink_is_told():
+    """The others have the new communicator already: they hear at once that this rank has left it."""
+    with Campaign(OTHER_RANK) as campaign:
+        campaign.check_without("shrink")
+        end = npoints(campaign, "shrink")
+        found = inject_all(campaign, "shrink", "point", numbers=range(max(end - 500, 1), end + 1, 3))
+        assert_no_failures(found, "the end of shrink")
 
 
 def test_every_case_passes_without_an_injection():

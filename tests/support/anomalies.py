@@ -42,8 +42,10 @@ AS_IF, ENDED, COMPLETE, LOST = "as if not begun", "ended", "complete", "descript
 FAILED = "FAILED"
 OUTCOMES = AS_IF, ENDED, COMPLETE, LOST
 # A signal between the call that opens a descriptor or makes a mapping and the next bytecode, which stores it,
-# loses it: Python cannot prevent that. Any other remainder is a failure.
+# loses it: Python cannot prevent that. So does an allocation that fails inside the standard library, or for
+# the result of a system call. Any other remainder is a failure.
 LOSABLE = re.compile(r"\+1 (socket|/\S+( \(deleted\))?)|\+\d+ bytes mapped")
+OUTSIDE = re.compile(r"python3\.|shmring/_system/segments\.py:\d+ _map ")
 
 
 # ---- on a rank ---------------------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ class _Trial:
     def is_over(self, step, error):
         """Whether the communicator is; then with what it ended."""
         if self._case.is_last:  # it is closed, or over from the beginning
-            return isinstance(error, shmring.Closed)
+            return isinstance(error, shmring.Closed) or getattr(error, "cause", None) == "left behind"
         try:
             self._comm.iprobe(tag=99)
         except shmring.Error as final:
@@ -184,7 +186,8 @@ class _Trial:
             return self._base.dup()
         if seen.ended is not None:
             self.check_that_it_is_over()
-            comm = comm.shrink()
+            over, comm = comm, comm.shrink()
+            over.close()  # a failed allocation may leave a reference to it: CPython and Cython lose some
             seen.shrunk = comm.size
             go_on(comm, 5)
         following = comm.dup()
@@ -239,11 +242,12 @@ def found_here():
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             descriptors[os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0]] += 1
-    return (
-        mapped,
-        descriptors,
-        collections.Counter(thread.name for thread in threading.enumerate() if thread.is_alive()),
-    )
+    threads = collections.Counter(thread.name for thread in threading.enumerate() if thread.is_alive())
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            name = (task / "comm").read_text().strip()
+            threads[name] += name == "shmring-life"
+    return mapped, descriptors, +threads
 
 
 def _nbytes(line):
@@ -384,6 +388,14 @@ def _is_injected(seen):
     return any(name in names for _, name, _ in seen.raised)
 
 
+def is_lost_by_python(seen):
+    """Whether a failed allocation in CPython or its standard library has lost what remains.
+
+    In a call with keyword arguments CPython loses a reference, and with it the mapping of a communicator.
+    """
+    return "bytes mapped" in seen.left or all(map(OUTSIDE.match, seen.places))
+
+
 def judge(seen, world, kind, is_last):
     """The verdict on what the ranks saw of one trial."""
     if isinstance(seen, str):
@@ -394,7 +406,9 @@ def judge(seen, world, kind, is_last):
     end = max(ends, key=bool)  # in the last cases, of communicators that shrink() gave
     others = [one for one in seen if one is not faulty]
     is_lost = (
-        kind in ("point", "signal") and LOSABLE.fullmatch(faulty.left) and not any(one.left for one in others)
+        LOSABLE.fullmatch(faulty.left)
+        and not any(one.left for one in others)
+        and (kind in ("point", "signal") or (kind == "memory" and is_lost_by_python(faulty)))
     )
     why = ""
     if any(one.trouble for one in seen):

@@ -9,6 +9,7 @@ An injection runs a call and raises in it; its `places` then say where. The kind
 - "system": a system call that Python code makes fails.
 """
 
+import collections
 import ctypes
 import dis
 import errno
@@ -55,8 +56,8 @@ class Injection:
         self.places = []
 
     def run(self, call):
-        """Return what the call returns. C code calls it: no bytecode runs just before and after it."""
-        self.results = []
+        """Return what the call returns. C code calls it: no bytecode runs, nothing is allocated after it."""
+        self.results = collections.deque(maxlen=1)
         self.results.extend(map(operator.call, (call,)))
         return self.results[-1]
 

@@ -16,7 +16,6 @@ import random
 import selectors
 import signal
 import sys
-import threading
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -325,7 +324,8 @@ def found_here() -> str:
             target = os.readlink(path)
             if target.startswith(("/memfd:shmring", "/dev/shm/", "socket:")):
                 fds.append(target)
-    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("shmring-life")]
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    threads = [name for name in names if name == "shmring-life"]
     return "; ".join(
         f"{name}: {found}"
         for name, found in (("maps", maps), ("descriptors", fds), ("threads", threads))
