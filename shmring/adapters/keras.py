@@ -46,6 +46,10 @@ def all_reduce_grads(
 
 def broadcast_variables(variables: Iterable[Any], comm: shmring.Comm, root: int = 0) -> None:
     """Collective, eager: every variable, of Keras or TensorFlow, becomes root's, alike in shape and dtype."""
+    comm.run_steps(_broadcast_variables, variables, comm, root)
+
+
+def _broadcast_variables(variables: Iterable[Any], comm: shmring.Comm, root: int) -> None:
     for variable in variables:
         value = np.array(variable.numpy())
         comm.broadcast(value, root)
@@ -158,7 +162,8 @@ def _gather(slices: Any, comm: shmring.Comm, op: shmring.Op) -> Any:
     tf = _tensorflow()
 
     def gather(values: Any, indices: Any) -> list[np.ndarray[Any, Any]]:
-        return [np.concatenate(comm.all_gather_v(array)) for array in (values, indices)]
+        everyones = comm.run_steps(lambda: [comm.all_gather_v(array) for array in (values, indices)])
+        return [np.concatenate(arrays) for arrays in everyones]
 
     shapes = [(None, *slices.values.shape[1:]), (None,)]
     values, indices = _call(gather, [slices.values, slices.indices], shapes)

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     *("FOLDS", "agree", "check_alike", "check_arrays", "check_folded", "check_in_place", "check_op"),
-    *("dtype_of", "one_call", "parts", "views"),
+    *("dtype_of", "one_call", "one_call_to_make", "parts", "views"),
 ]
 
 FOLDS: Mapping[str, Callable[..., Any]] = {
@@ -42,6 +42,16 @@ def one_call(function: F) -> F:
     @functools.wraps(function)
     def run(first: Any, *arguments: Any, **keywords: Any) -> Any:
         return getattr(first, "_comm", first).run_steps(function, first, *arguments, **keywords)
+
+    return cast(F, run)
+
+
+def one_call_to_make(function: F) -> F:
+    """Decorate an __init__(self, comm, ...) that is one call to its caller: `run_steps` of comm."""
+
+    @functools.wraps(function)
+    def run(self: Any, comm: Any, *arguments: Any, **keywords: Any) -> None:
+        comm.run_steps(function, self, comm, *arguments, **keywords)
 
     return cast(F, run)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import agree, check_alike, check_op, dtype_of, one_call, views
+from .flat import agree, check_alike, check_op, dtype_of, one_call, one_call_to_make, views
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -60,6 +60,7 @@ class GradientAccumulation(_Periodic):
     where the sums are exact, and else but for rounding.
     """
 
+    @one_call_to_make
     def __init__(self, comm: Comm, like: Sequence[NDArray[Any]], every: int, *, op: _Op = "avg") -> None:
         try:
             check_op(op)
@@ -109,6 +110,7 @@ class LocalSGD(_Periodic):
     beside them, such as momentum, stays the rank's own.
     """
 
+    @one_call_to_make
     def __init__(self, comm: Comm, params: Sequence[NDArray[Any]], every: int) -> None:
         super().__init__(comm, params, every)
         self.params = self._views

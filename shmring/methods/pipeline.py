@@ -14,7 +14,8 @@ from numpy.typing import DTypeLike, NDArray
 
 import shmring
 
-from .flat import agree, check_alike, dtype_of, views
+from ..errors import agreed
+from .flat import agree, check_alike, dtype_of, one_call, one_call_to_make, views
 from .rules import Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Pipeline:
     rank 0.
     """
 
+    @one_call_to_make
     def __init__(
         self,
         comm: Comm,
@@ -89,7 +91,8 @@ class Pipeline:
             raise
         agree(comm, micro_batches=micro_batches)
         if micro_batches < comm.size:
-            raise ValueError(f"micro_batches is {micro_batches}; {comm.size} stages need {comm.size} or more")
+            why = f"micro_batches is {micro_batches}; {comm.size} stages need {comm.size} or more"
+            raise agreed(ValueError(why))
         self._comm, self._forward_pass, self._backward_pass = comm, forward, backward
         self.rule, self.micro_batches = rule, micro_batches
         self.batches = self._begun = 0  # that the weights have learnt from: now, and when this run began
@@ -119,6 +122,7 @@ class Pipeline:
         """Bytes of both versions on this rank."""
         return sum(flat.nbytes for flat in self._flat)
 
+    @one_call
     def run(
         self,
         batches: int,
@@ -143,7 +147,7 @@ class Pipeline:
             raise
         agree(self._comm, batches=batches)
         if batches < 0:
-            raise ValueError(f"batches is {batches}; it is 0 or more")
+            raise agreed(ValueError(f"batches is {batches}; it is 0 or more"))
         self._begun = self.batches
         count = batches * self.micro_batches
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import agree, check_arrays, one_call
+from .flat import agree, check_arrays, one_call, one_call_to_make
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -29,6 +29,7 @@ class LossScaler:
     and give the same numbers, best powers of 2, by which gradients are scaled without rounding.
     """
 
+    @one_call_to_make
     def __init__(
         self,
         comm: Comm,

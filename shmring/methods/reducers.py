@@ -16,7 +16,8 @@ import numpy as np
 
 import shmring
 
-from .flat import FOLDS, check_folded
+from ..errors import agreed
+from .flat import FOLDS, check_folded, one_call_to_make
 
 __all__ = ["ReductionServers"]
 
@@ -45,6 +46,7 @@ class ReductionServers:
     of them, and where ranks give different arguments.
     """
 
+    @one_call_to_make
     def __init__(
         self, comm: shmring.Comm, reducers: Iterable[int], *, chunk_nbytes: int = 1 << 16, depth: int = 4
     ) -> None:
@@ -55,8 +57,13 @@ class ReductionServers:
             raise
         places = comm.all_gather_object((comm.node, (self.reducers, chunk_nbytes, depth)))
         if any(given != places[0][1] for _, given in places):
-            raise ValueError("the ranks give different reducers, chunk_nbytes or depth; give all the same")
-        _check(self.reducers, comm.size, chunk_nbytes, depth)
+            raise agreed(
+                ValueError("the ranks give different reducers, chunk_nbytes or depth; give all the same")
+            )
+        try:
+            _check(self.reducers, comm.size, chunk_nbytes, depth)
+        except (TypeError, ValueError) as error:
+            raise agreed(error) from None
         self._hosts = _workers_by_host([node for node, _ in places], self.reducers)
         self._chunk_nbytes, self._depth = chunk_nbytes, max(depth, len(self.reducers))
         self._comm = comm.dup()
@@ -91,17 +98,24 @@ class ReductionServers:
         flat = x.reshape(-1)
         chunk = self._elements_of_chunk(flat)
         try:
-            self._agree(flat.size)
-            self._tell([flat.size, chunk, _DTYPES.index(flat.dtype.name), _OPS.index(op)])
-            self._exchange(flat, chunk, shmring.Op.SUM if op is shmring.Op.AVG else op)
+            self._comm.run_steps(self._reduce_by_servers, flat, chunk, op, begun=True)
         except shmring.Error as error:
             self._end(error)
             raise
+
+    def _reduce_by_servers(self, flat: _Array, chunk: int, op: shmring.Op) -> None:
+        self._agree(flat.size)
+        self._tell([flat.size, chunk, _DTYPES.index(flat.dtype.name), _OPS.index(op)])
+        self._exchange(flat, chunk, shmring.Op.SUM if op is shmring.Op.AVG else op)
 
     def serve(self) -> int:
         """On a reducer: reduce for the workers until they close; returns how often they called."""
         if not self.is_reducer:
             raise ValueError(f"rank {self._comm.rank} is a worker; serve() is for reducers {self.reducers}")
+        served: int = self._comm.run_steps(self._serve, begun=True)
+        return served
+
+    def _serve(self) -> int:
         for calls in itertools.count():
             count, chunk, dtype, op = self._hear()
             if count == _END:

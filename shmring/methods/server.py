@@ -14,6 +14,8 @@ import numpy as np
 
 import shmring
 
+from ..errors import agreed
+from .flat import one_call_to_make
 from .rules import SGD, Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class ParameterServer:
     any collective. Ranks that serve, and `close`, wait for as long as workers take.
     """
 
+    @one_call_to_make
     def __init__(
         self,
         comm: shmring.Comm,
@@ -91,7 +94,9 @@ class ParameterServer:
         elif staleness == 0:
             self._way = _Collective(comm, begin, slices, rule)
         elif comm.num_nodes > 1:
-            raise ValueError("workers of several hosts at their own pace need ranks that serve: servers=[0]")
+            raise agreed(
+                ValueError("workers of several hosts at their own pace need ranks that serve: servers=[0]")
+            )
         else:
             self._comm = comm.dup()
             self._way = _OneSided(comm, begin, rule, _Pace(self._comm, staleness))
@@ -327,15 +332,24 @@ class _Remote:
         self._slices = slices
 
     def push(self, gradient: NDArray[Any]) -> None:
+        self._comm.run_steps(self._push, gradient, begun=True)
+
+    def _push(self, gradient: NDArray[Any]) -> None:
         _finish([self._comm.isend(gradient[part], server, _PUSH) for server, part in self._slices.items()])
 
     def pull(self, out: NDArray[Any]) -> None:
+        self._comm.run_steps(self._pull, out, begun=True)
+
+    def _pull(self, out: NDArray[Any]) -> None:
         coming = [self._comm.irecv(out[part], server, _PARAMS) for server, part in self._slices.items()]
         for server in self._slices:
             self._comm.send(_TOKEN, server, _PULL)
         _finish(coming)
 
     def leave(self) -> None:
+        self._comm.run_steps(self._leave, begun=True)
+
+    def _leave(self) -> None:
         for server in self._slices:
             self._comm.send(_TOKEN, server, _LEAVE)
 
@@ -355,6 +369,9 @@ class _Serving:
         self.most_ahead = self.served_nbytes = 0
 
     def serve(self) -> None:
+        self._comm.run_steps(self._serve, begun=True)
+
+    def _serve(self) -> None:
         while self._steps:
             if self._staleness == 0:
                 self._take_in_step()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import check_op, dtype_of, one_call, views
+from .flat import check_op, dtype_of, one_call, one_call_to_make, views
 from .rules import SGD, Adam, Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class ShardedOptimizer:
     N s / size of state, and gradients of N (stage 1) or N / size and the buckets (stage 2).
     """
 
+    @one_call_to_make
     def __init__(
         self,
         comm: Comm,
@@ -123,12 +124,12 @@ class ShardedOptimizer:
                 f"the gradient is {gradient.dtype}{gradient.shape}, but parameter {index}, whose turn it is, "
                 f"is {wanted.dtype}{wanted.shape}; add them last parameter first"
             )
-        self._missing = index
         if self.gradients is not None:
             if gradient is not self.gradients[index]:
                 self.gradients[index][...] = gradient
         else:
-            self._scatter(gradient.reshape(-1))
+            self._comm.run_steps(self._scatter, gradient.reshape(-1), begun=True)
+        self._missing = index
 
     @one_call
     def step(self) -> None:

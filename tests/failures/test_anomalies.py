@@ -138,6 +138,8 @@ BOUNDED = (
     (OTHER_RANK, "point", ("scatter_object", "message_object"), 1),
     (OTHER_RANK, "point", ("full", "group", "release", "close"), 41),
     (OTHER_RANK, "point", ("shrink",), 97),
+    (OTHER_RANK, "point", ("sharded_optimizer", "local_sgd", "parameter_server"), 151),
+    (OTHER_RANK, "point", ("reduction_servers", "pipeline_run"), 151),
     (THREE, "point", ("broadcast_object", "copy_of", "dup", "compressed_int8", "sparse_pairs"), 37),
     (ACROSS, "point", ("broadcast_object", "all_gather_v", "split"), 43),
     (ACROSS_THREE, "signal", ("all_reduce_late", "all_reduce_large_late"), 1),

@@ -16,6 +16,12 @@ import numpy as np
 
 import shmring
 from shmring.methods import compression, sparse
+from shmring.methods.local import LocalSGD
+from shmring.methods.pipeline import Pipeline
+from shmring.methods.reducers import ReductionServers
+from shmring.methods.rules import SGD
+from shmring.methods.server import ParameterServer
+from shmring.methods.sharded import ShardedOptimizer
 
 SMALL, LARGE = 5, 40_000
 CASES = {}
@@ -718,6 +724,64 @@ def sparse_pairs(place):
     found, sums = yield call(sparse.all_reduce_pairs, comm, indices, np.ones(2, "f4"), LARGE)
     same(found, [*range(comm.size), 100])
     same(sums, [1] * comm.size + [comm.size])
+
+
+# ---- objects that make calls when they are made ------------------------------------------------------------
+
+
+@case
+def sharded_optimizer(place):
+    optimizer = yield call(ShardedOptimizer, place.comm, [np.ones(8, "f4")], SGD(lr=0.5), stage=2)
+    optimizer.add(np.ones(8, "f4"))
+    optimizer.step()
+    same(optimizer.params[0], np.full(8, 0.5 if optimizer.steps else 1))
+
+
+@case
+def local_sgd(place):
+    local = yield call(LocalSGD, place.comm, [np.full(8, place.comm.rank, "f4")], 1)
+    assert local.step()
+    same(local.params[0], np.zeros(8))
+
+
+@case
+def parameter_server(place):
+    server = yield call(ParameterServer, place.comm, np.ones(8, "f4"), SGD(lr=0.5))
+    out = np.empty(8, "f4")
+    server.step(np.ones(8, "f4"), out)
+    server.close()
+    assert (out < 1).all()
+
+
+@case
+def reduction_servers(place):
+    servers = yield call(ReductionServers, place.comm, [place.comm.size - 1])
+    if servers.is_reducer:
+        assert servers.serve() == 1
+    else:
+        x = np.ones(SMALL, "f4")
+        servers.all_reduce(x)
+        same(x, np.full(SMALL, place.comm.size - 1))
+    servers.close()
+
+
+@case
+def pipeline_run(place):
+    comm = place.comm
+    receives = ((2,), "f4") if comm.rank else None
+    pipeline = Pipeline(
+        comm,
+        lambda weights, x: (weights[0] * x, x),
+        lambda weights, x, gradient: (weights[0] * gradient, [x * gradient]),
+        [np.ones(2, "f4")],
+        SGD(lr=0.25),
+        micro_batches=4,
+        receives=receives,
+    )
+    yield call(
+        pipeline.run, 1, inputs=lambda i: np.ones(2, "f4"), loss_gradient=lambda i, y: np.ones(2, "f4")
+    )
+    same(pipeline.batches, 1)
 
 
 # ---- what a rank does alone --------------------------------------------------------------------------------
