@@ -19,7 +19,7 @@ from .._core.group cimport *
 from .._core.timeouts cimport NEVER_NS, ns_of
 from .._core.trace cimport end_call, enter_call
 from .._diagnostics.flight_recorder cimport SR_WAIT_CALL
-from .._internode.context cimport Wires, leg_of, remote
+from .._internode.context cimport InterNodeConns, leg_of, remote
 from .._internode.data_movement cimport choose_way, enter_refused_across, step_refused_across
 from .liveness_thread cimport ParkedLife
 from .parting cimport await_same_call, find_parted, last_call_of, most_suspect, parted_calls
@@ -442,10 +442,10 @@ cdef class Engine(State):
             except Error:
                 pass
 
-    def cross(self, Wires wires, alarms):
+    def cross(self, InterNodeConns conns, alarms):
         """From here on calls are of the ranks of several hosts."""
-        self.wires, self.alarms = wires, alarms
-        self.g.leg = &wires.leg
+        self.conns, self.alarms = conns, alarms
+        self.g.leg = &conns.leg
         self.g.me.desk.rank, self.g.me.desk.size = self.world_rank(self.g.rank), self.world_size
 
     def end_sharing(self, bint beside=False):

@@ -53,10 +53,10 @@ cdef tuple find_parted(State state, Call *c, object alarms):
 # By what came from a rank last: (which of the user's calls it was in, what that was); None: nothing came.
 cdef tuple last_call_of(State state, int rank, object alarms):
     cdef Leg *leg = leg_of(&state.g)
-    cdef sr_wire *wire = leg.wire[rank]
+    cdef sr_conn *conn = leg.conn[rank]
     heard = alarms.call_of(rank)
-    if wire.nreceived > 0 and (heard is None or call_number(leg, heard[0]) < call_number(leg, wire.arriving.seq)):
-        heard = wire.arriving.seq, wire.arriving.fingerprint, wire.arriving.count
+    if conn.nreceived > 0 and (heard is None or call_number(leg, heard[0]) < call_number(leg, conn.arriving.seq)):
+        heard = conn.arriving.seq, conn.arriving.fingerprint, conn.arriving.count
     return None if heard is None else (call_number(leg, heard[0]), _state.described(*heard[1:]))
 
 
@@ -65,14 +65,14 @@ cdef tuple last_call_of(State state, int rank, object alarms):
 cdef int most_suspect(State state, Call *c, object alarms) except -1:
     cdef Group *g = &state.g
     cdef Leg *leg = leg_of(g)
-    cdef sr_wire *wire
+    cdef sr_conn *conn
     cdef int at, rank, culprit = c.awaited.rank
     cdef int64_t awaited, most = -1
-    if culprit < g.size or leg.wire[culprit - g.size] == NULL or not says_that_it_waits(leg, culprit - g.size, alarms):
+    if culprit < g.size or leg.conn[culprit - g.size] == NULL or not says_that_it_waits(leg, culprit - g.size, alarms):
         return culprit
     for at in range(leg.nbusy):
-        wire = &leg.wires[leg.busy[at]]
-        rank, awaited = rank_at_end_of(leg, wire), sr_wire_length(&wire.in_)
+        conn = &leg.conns[leg.busy[at]]
+        rank, awaited = rank_at_end_of(leg, conn), sr_conn_length(&conn.in_)
         if awaited > most and not says_that_it_waits(leg, rank, alarms):
             culprit, most = remote(g, rank), awaited
     return culprit
@@ -80,8 +80,8 @@ cdef int most_suspect(State state, Call *c, object alarms) except -1:
 
 # Whether the last that was heard of a rank is that it waits.
 cdef bint says_that_it_waits(Leg *leg, int rank, object alarms):
-    cdef sr_wire *wire = leg.wire[rank]
+    cdef sr_conn *conn = leg.conn[rank]
     said = alarms.call_of(rank)
-    if said is None or wire.nreceived == 0:
+    if said is None or conn.nreceived == 0:
         return said is not None
-    return call_number(leg, wire.arriving.seq) <= call_number(leg, said[0])
+    return call_number(leg, conn.arriving.seq) <= call_number(leg, said[0])

@@ -17,7 +17,7 @@ from posix.unistd cimport read, write
 from .._core.group cimport *
 from .._core.trace cimport end_call, enter_call, step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
-from .._internode.context cimport call_number, leg_of, sr_wire_sleep_or, sr_wire_take_news
+from .._internode.context cimport call_number, leg_of, sr_conn_sleep_or, sr_conn_take_news
 from .._transport.channel cimport sr_office_hears
 from .priorities cimport become_candidate, goes_on, prepare_choice
 from .queue cimport *
@@ -436,13 +436,13 @@ cdef uint64_t nap_ns(int found) noexcept nogil:
     return IDLE_NS if found == IDLE else LONG_NAP_NS
 
 
-# There is no sleep that wires and flags both end: a short one at first, then longer ones.
+# There is no sleep that connections and flags both end: a short one at first, then longer ones.
 cdef void nap_across(uint64_t heard) noexcept nogil:
     cdef uint64_t blocked_ns = sr_now_ns() - background.blocked_since_ns
     cdef uint64_t ignored = 0
     sr_flag_publish(&background.at_news, 1, &issued_bell)
     if sr_flag_load_ordered(&background.issued) == heard:
-        sr_wire_sleep_or(background.news, background.waker, nap_after(blocked_ns))
+        sr_conn_sleep_or(background.news, background.waker, nap_after(blocked_ns))
     sr_flag_set(&background.at_news, 0)
     take_guard()
     if background.waker != 0:   # always: it may have been written to behind the last sleep
@@ -478,7 +478,7 @@ cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil:
         return REAPABLE if sr_flag_load(&q.reaped) != sr_flag_load(&q.finished) else IDLE
     if sr_flag_load(&q.nwaiters) == 0 and sr_flag_take(&q.stepper, BACKGROUND):
         if news != 0:
-            sr_wire_take_news(news)
+            sr_conn_take_news(news)
         found = step_in_background(q, nap)
         sr_flag_set(&q.stepper, 0)
     return found

@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 from .._core.group cimport Call, Group, sr_nap
 
 cdef enum:
-    SHORT_NAP_NS = 100000       # where either a flag or the wire may be first: there is no sleep that both end
+    SHORT_NAP_NS = 100000       # where either a flag or a connection may be first: there is no sleep that both end
     LONG_NAP_NS = 2000000       # as often as the dead are looked for
     PATIENCE = 16               # naps are this part of how long it has taken so far
     COURTESY_NS = 50000000      # for those whose deadline comes first by little

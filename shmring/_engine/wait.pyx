@@ -6,7 +6,7 @@ from .._core.group cimport *
 from .._core.schedule cimport *
 from .._core.trace cimport step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
-from .._internode.context cimport Leg, examine, furthest_behind, leg_of, move, sr_wire_sleep
+from .._internode.context cimport Leg, examine, furthest_behind, leg_of, move, sr_conn_sleep
 from .._transport.channel cimport sr_office_hears
 
 
@@ -130,7 +130,7 @@ cdef void sleep_across(Group *g, Call *c, uint64_t now) noexcept nogil:
         sleep_among_neighbours(g, c, now)
     else:
         longest_ns = longest_sleep_ns(g, now)
-        sr_wire_sleep(leg.news, min(longest_ns, nap_after(now - c.wait_begin_ns)) if awaits_neighbour else longest_ns)
+        sr_conn_sleep(leg.news, min(longest_ns, nap_after(now - c.wait_begin_ns)) if awaits_neighbour else longest_ns)
 
 
 # Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.

@@ -140,7 +140,7 @@ cdef void start_large(Group *g, Call *c) noexcept nogil:
 # That each host folds a part for all is less on the wire with three hosts and more. With two it is as much, one hop
 # more, and half the work, which counts where a message is long.
 cdef inline bint goes_in_parts(const Leg *leg, const Call *c) noexcept nogil:
-    if leg.nborders > SR_WIRE_QUEUE // 2:
+    if leg.nborders > SR_CONN_QUEUE // 2:
         return False
     return leg.nnodes > 2 or (c.kind != REDUCE and c.nbytes >= leg.parts_nbytes)
 
@@ -204,7 +204,7 @@ cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
     cdef size_t begin
     cdef int local
     if s.sending > 0:   # of the stretch that was there before
-        return blocked_on_wires(g, c)
+        return blocked_on_conns(g, c)
     lay_out(leg, c, number)
     x = c.x + s.begin * c.itemsize
     if is_partial_itself(g, c):
@@ -257,7 +257,7 @@ cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
     cdef size_t at, next = 0
     cdef int node
     if not have_room(leg, leg.nborders if leg.in_parts else 1):
-        return blocked_on_wires(g, c)
+        return blocked_on_conns(g, c)
     for node in range(own_group(leg), own_group(leg) + leg.per_group):
         at = own_slice(leg, s.count) if node != leg.node else end
         while at < end:
@@ -298,9 +298,9 @@ cdef int fold_stretch(Group *g, Call *c, int number) noexcept nogil:
     cdef size_t next, begin = 0, length
     # What is still being sent would change, unless it is what others fold.
     if s.receiving > 0 or (s.sending > 0 and not leg.in_parts):
-        return blocked_on_wires(g, c)
+        return blocked_on_conns(g, c)
     if leg.in_parts and not have_room(leg, leg.nborders):
-        return blocked_on_wires(g, c)
+        return blocked_on_conns(g, c)
     while at < end:
         next = next_border(leg, at, s.count)
         length = part_of(leg, leg.node, at, next, &begin)
@@ -347,7 +347,7 @@ cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
     cdef size_t at = own, end = end_of_own_slice(leg, s.count)
     cdef size_t next, begin = 0, length
     if s.receiving > 0 or s.sending > 0 or not have_room(leg, leg.nborders):
-        return blocked_on_wires(g, c)
+        return blocked_on_conns(g, c)
     while at < end:
         next = next_border(leg, at, s.count)
         length = part_of(leg, leg.node, at, next, &begin)
@@ -432,7 +432,7 @@ cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
 cdef int gather_result(Group *g, Call *c, int number) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     if stretch_at(leg, number).receiving > 0:
-        return blocked_on_wires(g, c)
+        return blocked_on_conns(g, c)
     if leg.in_parts and are_results_encoded(leg, c) and is_wanted_on(leg, c, leg.node):
         read_results(g, c, number)
     return gather_stretch(g, c, number)

@@ -50,7 +50,7 @@ cdef int stage_small(Group *g, Call *c) noexcept nogil:
             exchange_partials(g, c)
     if leg.stage == EXCHANGING:
         if whole.receiving > 0 or whole.sending > 0:
-            return blocked_on_wires(g, c)
+            return blocked_on_conns(g, c)
         leg.stage = BROADCASTING
         if leads(leg, c) and is_wanted_on(leg, c, leg.node) and c.nbytes > 0:
             fold_nodes(g, c, own_partial(g, c), leg.room + leg.slice_nbytes, leg.slice_nbytes, leg.room, c.out,

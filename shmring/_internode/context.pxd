@@ -9,34 +9,34 @@ from .._transport.channel cimport sr_office, sr_post, sr_post_call
 from .._transport.channels cimport Office
 
 
-cdef extern from "wire.h" nogil:
-    cdef struct sr_wire_head:
+cdef extern from "conn.h" nogil:
+    cdef struct sr_conn_head:
         uint32_t magic, part
         uint64_t seq, fingerprint, count, nbytes
-    cdef struct sr_wire_message:
-        sr_wire_head head
-    ctypedef struct sr_wire_queue "struct sr_wire_queue":
-        sr_wire_message *message
+    cdef struct sr_conn_message:
+        sr_conn_head head
+    ctypedef struct sr_conn_queue "struct sr_conn_queue":
+        sr_conn_message *message
         uint32_t first, end
-    cdef struct sr_wire:
+    cdef struct sr_conn:
         int fd, error
         uint64_t nsent, nreceived
-        sr_wire_queue out
-        sr_wire_queue in_ "in"
-        sr_wire_head arriving
+        sr_conn_queue out
+        sr_conn_queue in_ "in"
+        sr_conn_head arriving
     cdef enum:
-        SR_WIRE_MAGIC, SR_WIRE_QUEUE
-        SR_WIRE_IDLE, SR_WIRE_BLOCKED, SR_WIRE_PROGRESSED, SR_WIRE_CLOSED, SR_WIRE_FAILED, SR_WIRE_PARTED
-    void sr_wire_open(sr_wire *, int fd)
-    bint sr_wire_is_busy(const sr_wire_queue *)
-    uint32_t sr_wire_length(const sr_wire_queue *)
-    void sr_wire_post(sr_wire_queue *, const sr_wire_head *, void *data, uint32_t *left)
-    int sr_wire_step(sr_wire *)
-    bint sr_wire_is_cut(sr_wire *, uint64_t limit_ns)
-    bint sr_wire_peek(sr_wire *)
-    void sr_wire_sleep(int news, uint64_t limit_ns)
-    void sr_wire_sleep_or(int news, int other, uint64_t limit_ns)
-    void sr_wire_take_news(int news)
+        SR_CONN_MAGIC, SR_CONN_QUEUE
+        SR_CONN_IDLE, SR_CONN_BLOCKED, SR_CONN_PROGRESSED, SR_CONN_CLOSED, SR_CONN_FAILED, SR_CONN_PARTED
+    void sr_conn_open(sr_conn *, int fd)
+    bint sr_conn_is_busy(const sr_conn_queue *)
+    uint32_t sr_conn_length(const sr_conn_queue *)
+    void sr_conn_post(sr_conn_queue *, const sr_conn_head *, void *data, uint32_t *left)
+    int sr_conn_step(sr_conn *)
+    bint sr_conn_is_cut(sr_conn *, uint64_t limit_ns)
+    bint sr_conn_peek(sr_conn *)
+    void sr_conn_sleep(int news, uint64_t limit_ns)
+    void sr_conn_sleep_or(int news, int other, uint64_t limit_ns)
+    void sr_conn_take_news(int news)
 
 
 cdef enum:
@@ -61,12 +61,12 @@ cdef struct Leg:
     int *nlocal            # by node
     int *first             # by node: where its ranks begin in ...
     int *rank_at           # ... this list of all ranks, in local order
-    sr_wire **wire         # by rank; NULL: of this node
-    sr_wire *wires         # all of them
-    int nwires
-    int *busy              # numbers of the wires on which something was posted and is not done
+    sr_conn **conn         # by rank; NULL: of this node
+    sr_conn *conns         # all of them
+    int nconns
+    int *busy              # numbers of the connections on which something was posted and is not done
     int nbusy
-    int next_examined      # the wire that a long wait looks at next
+    int next_examined      # the connection that a long wait looks at next
     uint64_t cut_ns        # a connection whose other end has not answered for so long is taken for cut
     int news               # an epoll descriptor of all of them, and of ...
     sr_office *office      # the mail between ranks
@@ -198,9 +198,9 @@ cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     c.lines_seen = False
 
 
-cdef inline int rank_at_end_of(const Leg *leg, const sr_wire *wire) noexcept nogil:
+cdef inline int rank_at_end_of(const Leg *leg, const sr_conn *conn) noexcept nogil:
     cdef int rank = 0
-    while leg.wire[rank] != wire:
+    while leg.conn[rank] != conn:
         rank += 1
     return rank
 
@@ -208,10 +208,10 @@ cdef inline int rank_at_end_of(const Leg *leg, const sr_wire *wire) noexcept nog
 # Whether so many messages more can be posted for every rank.
 cdef inline bint have_room(const Leg *leg, int nmessages) noexcept nogil:
     cdef int at
-    cdef sr_wire *wire
+    cdef sr_conn *conn
     for at in range(leg.nbusy):
-        wire = &leg.wires[leg.busy[at]]
-        if max(sr_wire_length(&wire.out), sr_wire_length(&wire.in_)) + nmessages > SR_WIRE_QUEUE:
+        conn = &leg.conns[leg.busy[at]]
+        if max(sr_conn_length(&conn.out), sr_conn_length(&conn.in_)) + nmessages > SR_CONN_QUEUE:
             return False
     return True
 
@@ -220,14 +220,14 @@ cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, 
 cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, uint32_t *left) noexcept nogil
 cdef int move(Group *g, Call *c) noexcept nogil
 cdef int examine(Group *g, Call *c) noexcept nogil
-cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil
+cdef int blocked_on_conns(Group *g, Call *c) noexcept nogil
 cdef int furthest_behind(Group *g, Call *c) noexcept nogil
 cdef void confirm(Group *g, Call *c) noexcept nogil
 cdef int await_confirmations(Group *g, Call *c) noexcept nogil
 cdef int examine_confirmations(Group *g, Call *c) noexcept nogil
 
 
-cdef class Wires:
+cdef class InterNodeConns:
     cdef Leg leg
     cdef object news, data, office
 

@@ -6,7 +6,7 @@ from typing import Self
 
 from .._transport.channels import Office
 
-class Wires:
+class InterNodeConns:
     """One rank's connections to those of other hosts, and where all ranks are."""
 
     def __new__(

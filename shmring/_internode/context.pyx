@@ -19,9 +19,9 @@ import select
 # ---- posting -------------------------------------------------------------------------------------------------
 
 # Both ends know which message of the call between them is next, as each posts them in the same order.
-cdef inline sr_wire_head head_of(Leg *leg, Call *c, uint32_t number, size_t nbytes) noexcept nogil:
-    cdef sr_wire_head head
-    head.magic = SR_WIRE_MAGIC
+cdef inline sr_conn_head head_of(Leg *leg, Call *c, uint32_t number, size_t nbytes) noexcept nogil:
+    cdef sr_conn_head head
+    head.magic = SR_CONN_MAGIC
     head.part = number
     head.seq = leg.seq
     head.fingerprint = c.fingerprint
@@ -30,35 +30,35 @@ cdef inline sr_wire_head head_of(Leg *leg, Call *c, uint32_t number, size_t nbyt
     return head
 
 
-cdef inline bint is_busy(const sr_wire *wire) noexcept nogil:
-    return sr_wire_is_busy(&wire.out) or sr_wire_is_busy(&wire.in_)
+cdef inline bint is_busy(const sr_conn *conn) noexcept nogil:
+    return sr_conn_is_busy(&conn.out) or sr_conn_is_busy(&conn.in_)
 
 
-cdef inline void keep_busy(Leg *leg, sr_wire *wire) noexcept nogil:
-    if not is_busy(wire):
-        leg.busy[leg.nbusy] = wire - leg.wires
+cdef inline void keep_busy(Leg *leg, sr_conn *conn) noexcept nogil:
+    if not is_busy(conn):
+        leg.busy[leg.nbusy] = conn - leg.conns
         leg.nbusy += 1
 
 
 # left: goes up by one now, and down once the message is in the hands of the kernel.
 cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, uint32_t *left) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef sr_wire *wire = leg.wire[rank]
-    cdef sr_wire_head head = head_of(leg, c, wire.out.end, nbytes)
-    keep_busy(leg, wire)
+    cdef sr_conn *conn = leg.conn[rank]
+    cdef sr_conn_head head = head_of(leg, c, conn.out.end, nbytes)
+    keep_busy(leg, conn)
     left[0] += 1
-    sr_wire_post(&wire.out, &head, <void *> data, left)
+    sr_conn_post(&conn.out, &head, <void *> data, left)
     g.stats.bytes_over_wire += nbytes
 
 
 # ... and down once it is in place.
 cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, uint32_t *left) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef sr_wire *wire = leg.wire[rank]
-    cdef sr_wire_head head = head_of(leg, c, wire.in_.end, nbytes)
-    keep_busy(leg, wire)
+    cdef sr_conn *conn = leg.conn[rank]
+    cdef sr_conn_head head = head_of(leg, c, conn.in_.end, nbytes)
+    keep_busy(leg, conn)
     left[0] += 1
-    sr_wire_post(&wire.in_, &head, data, left)
+    sr_conn_post(&conn.in_, &head, data, left)
 
 
 # ---- moving --------------------------------------------------------------------------------------------------
@@ -69,17 +69,17 @@ cdef int move(Group *g, Call *c) noexcept nogil:
     cdef int outcome = BLOCKED
     cdef int at = 0
     cdef int status
-    cdef sr_wire *wire
+    cdef sr_conn *conn
     if not leg.has_started and leg.nconfirmed < leg.nnodes:   # it waits for what comes there
         sr_office_hears(leg.office)
     while at < leg.nbusy:
-        wire = &leg.wires[leg.busy[at]]
-        status = sr_wire_step(wire)
-        if status >= SR_WIRE_CLOSED:
-            return broken(g, c, wire, status)
-        if status == SR_WIRE_PROGRESSED:
+        conn = &leg.conns[leg.busy[at]]
+        status = sr_conn_step(conn)
+        if status >= SR_CONN_CLOSED:
+            return broken(g, c, conn, status)
+        if status == SR_CONN_PROGRESSED:
             outcome = PROGRESSED
-        if is_busy(wire):
+        if is_busy(conn):
             at += 1
         else:
             leg.nbusy -= 1
@@ -87,18 +87,18 @@ cdef int move(Group *g, Call *c) noexcept nogil:
     return outcome
 
 
-cdef int broken(Group *g, Call *c, sr_wire *wire, int status) noexcept nogil:
-    c.awaited.rank = remote(g, rank_at_end_of(leg_of(g), wire))
-    c.error = wire.error if status == SR_WIRE_FAILED else 0
-    if status != SR_WIRE_PARTED:
+cdef int broken(Group *g, Call *c, sr_conn *conn, int status) noexcept nogil:
+    c.awaited.rank = remote(g, rank_at_end_of(leg_of(g), conn))
+    c.error = conn.error if status == SR_CONN_FAILED else 0
+    if status != SR_CONN_PARTED:
         return LOST
-    if sr_wire_is_busy(&wire.in_):   # what is awaited may be of a call before
-        return parted(g, c, c.awaited.rank, call_in(&wire.in_.message[wire.in_.first % SR_WIRE_QUEUE].head),
-                      call_in(&wire.arriving))
-    return parted(g, c, c.awaited.rank, call_of(g, c), call_in(&wire.arriving))
+    if sr_conn_is_busy(&conn.in_):   # what is awaited may be of a call before
+        return parted(g, c, c.awaited.rank, call_in(&conn.in_.message[conn.in_.first % SR_CONN_QUEUE].head),
+                      call_in(&conn.arriving))
+    return parted(g, c, c.awaited.rank, call_of(g, c), call_in(&conn.arriving))
 
 
-cdef inline sr_post_call call_in(const sr_wire_head *head) noexcept nogil:
+cdef inline sr_post_call call_in(const sr_conn_head *head) noexcept nogil:
     return sr_post_call(head.seq, head.fingerprint, head.count)
 
 
@@ -112,23 +112,23 @@ cdef int parted(Group *g, Call *c, int rank, sr_post_call ours, sr_post_call the
     return PARTED
 
 
-# Where a wait is long: looks at one wire at a time. LOST: the other end does not answer any more. PARTED: it called
-# something else, and sent that where this rank expects nothing. PROGRESSED: neither.
+# Where a wait is long: looks at one connection at a time. LOST: the other end does not answer any more. PARTED: it
+# called something else, and sent that where this rank expects nothing. PROGRESSED: neither.
 cdef int examine(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef sr_wire *wire
+    cdef sr_conn *conn
     cdef int status = examine_confirmations(g, c)
-    if status != PROGRESSED or leg.nwires == 0:
+    if status != PROGRESSED or leg.nconns == 0:
         return status
-    wire = &leg.wires[leg.next_examined]
-    leg.next_examined = (leg.next_examined + 1) % leg.nwires
-    if is_busy(wire) and sr_wire_is_cut(wire, leg.cut_ns):
-        return broken(g, c, wire, SR_WIRE_FAILED)
-    if not sr_wire_peek(wire) or wire.arriving.seq != leg.seq:
+    conn = &leg.conns[leg.next_examined]
+    leg.next_examined = (leg.next_examined + 1) % leg.nconns
+    if is_busy(conn) and sr_conn_is_cut(conn, leg.cut_ns):
+        return broken(g, c, conn, SR_CONN_FAILED)
+    if not sr_conn_peek(conn) or conn.arriving.seq != leg.seq:
         return PROGRESSED
-    if wire.arriving.fingerprint == c.fingerprint and wire.arriving.count == c.count:
+    if conn.arriving.fingerprint == c.fingerprint and conn.arriving.count == c.count:
         return PROGRESSED
-    return broken(g, c, wire, SR_WIRE_PARTED)
+    return broken(g, c, conn, SR_CONN_PARTED)
 
 
 # Until something moves: with a flag that is never set, as whoever waits has one to look at.
@@ -136,9 +136,9 @@ cdef sr_flag never
 memset(&never, 0, sizeof(never))
 
 
-cdef int blocked_on_wires(Group *g, Call *c) noexcept nogil:
+cdef int blocked_on_conns(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef int rank = leg.rank if leg.nbusy == 0 else rank_at_end_of(leg, &leg.wires[leg.busy[0]])
+    cdef int rank = leg.rank if leg.nbusy == 0 else rank_at_end_of(leg, &leg.conns[leg.busy[0]])
     return blocked_on(c, &never, 1, remote(g, rank))
 
 
@@ -220,9 +220,9 @@ cdef int furthest_behind(Group *g, Call *c) noexcept nogil:
     cdef uint32_t awaited, most = 0
     cdef int at
     for at in range(leg.nbusy):
-        awaited = sr_wire_length(&leg.wires[leg.busy[at]].in_)
+        awaited = sr_conn_length(&leg.conns[leg.busy[at]].in_)
         if awaited > most:
-            culprit, most = remote(g, rank_at_end_of(leg, &leg.wires[leg.busy[at]])), awaited
+            culprit, most = remote(g, rank_at_end_of(leg, &leg.conns[leg.busy[at]])), awaited
     return culprit
 
 
@@ -248,7 +248,7 @@ cdef int most_borders(counts) except -1:
     return max(within)
 
 
-cdef class Wires:
+cdef class InterNodeConns:
     """The connections of one communicator on one rank to the ranks of other hosts, and where all ranks are.
 
     nodes: the ranks of each node, in local order. data: a connected, non-blocking socket to every rank of another
@@ -264,7 +264,7 @@ cdef class Wires:
         self.news = select.epoll()
         self.data = data
         leg.rank, leg.size, leg.nnodes = rank, size, len(nodes)
-        leg.nwires = len(data)
+        leg.nconns = len(data)
         leg.news = self.news.fileno()
         leg.office, self.office = office.office, office
         leg.cut_ns = <uint64_t> (cut_s * 1e9)
@@ -280,8 +280,8 @@ cdef class Wires:
         leg.node = leg.node_of[rank]
         at = 0
         for number, connection in sorted(data.items()):
-            leg.wire[number] = &leg.wires[at]
-            sr_wire_open(leg.wire[number], connection.fileno())
+            leg.conn[number] = &leg.conns[at]
+            sr_conn_open(leg.conn[number], connection.fileno())
             # Edges: a step has come to the end of what a socket has before anybody sleeps, and one that has news for
             # a later call wakes once.
             self.news.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
@@ -331,15 +331,15 @@ cdef class Wires:
         leg.nlocal = <int *> calloc(leg.nnodes, sizeof(int))
         leg.first = <int *> calloc(leg.nnodes, sizeof(int))
         leg.rank_at = <int *> calloc(size, sizeof(int))
-        leg.wire = <sr_wire **> calloc(size, sizeof(void *))
-        leg.wires = <sr_wire *> calloc(leg.nwires + 1, sizeof(sr_wire))
-        leg.busy = <int *> calloc(leg.nwires + 1, sizeof(int))
+        leg.conn = <sr_conn **> calloc(size, sizeof(void *))
+        leg.conns = <sr_conn *> calloc(leg.nconns + 1, sizeof(sr_conn))
+        leg.busy = <int *> calloc(leg.nconns + 1, sizeof(int))
         leg.source = <const void **> calloc(leg.nnodes, sizeof(void *))
         leg.by_rank = <const void **> calloc(size, sizeof(void *))
         leg.given = <Piece *> calloc(size, sizeof(Piece))
         leg.taken = <Piece *> calloc(size, sizeof(Piece))
         if (leg.node_of == NULL or leg.local_of == NULL or leg.nlocal == NULL or leg.first == NULL
-                or leg.rank_at == NULL or leg.wire == NULL or leg.wires == NULL or leg.busy == NULL
+                or leg.rank_at == NULL or leg.conn == NULL or leg.conns == NULL or leg.busy == NULL
                 or leg.source == NULL or leg.by_rank == NULL or leg.given == NULL or leg.taken == NULL):
             raise MemoryError()
         return 0
@@ -351,8 +351,8 @@ cdef class Wires:
         free(leg.nlocal)
         free(leg.first)
         free(leg.rank_at)
-        free(leg.wire)
-        free(leg.wires)
+        free(leg.conn)
+        free(leg.conns)
         free(leg.busy)
         free(leg.confirmer)
         free(leg.source)

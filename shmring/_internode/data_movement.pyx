@@ -74,7 +74,7 @@ cdef inline bint takes_in_place(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
     cdef int rank
     for rank in range(leg.size):
-        if leg.wire[rank] != NULL and c.kind == ALL_TO_ALL and piece_from(g, c, rank) == piece_for(c, rank):
+        if leg.conn[rank] != NULL and c.kind == ALL_TO_ALL and piece_from(g, c, rank) == piece_for(c, rank):
             if part_from(c, rank, 0, 1) > 0 and part_for(c, rank, 0, 1) > 0:
                 return True
     return False
@@ -96,7 +96,7 @@ cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
     cdef unsigned char *there
     cdef int rank
     for rank in range(leg.size):
-        if leg.wire[rank] == NULL:
+        if leg.conn[rank] == NULL:
             continue
         if goes_from_to(c, leg.rank, rank):
             nbytes = part_for(c, rank, offset, leg.part_nbytes)
@@ -114,7 +114,7 @@ cdef void take_from_room(Group *g, Call *c) noexcept nogil:
     cdef size_t offset = <size_t> leg.turn * leg.part_nbytes
     cdef int rank
     for rank in range(leg.size):
-        if leg.wire[rank] != NULL:
+        if leg.conn[rank] != NULL:
             memcpy(piece_from(g, c, rank) + offset, leg.room + rank * leg.pair_nbytes,
                    part_from(c, rank, offset, leg.part_nbytes))
 
@@ -127,7 +127,7 @@ cdef int stage_pairwise(Group *g, Call *c) noexcept nogil:
         leg.stage = 1
         return exchange_locally(g, c)
     if s.sending > 0 or s.receiving > 0:
-        return blocked_on_wires(g, c)
+        return blocked_on_conns(g, c)
     if leg.through_room:
         take_from_room(g, c)
     leg.turn += 1
@@ -240,17 +240,17 @@ cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
     if leg.stage == 0:
         if leg.turn < last:
             if stretch_at(leg, leg.turn).sending > 0:
-                return blocked_on_wires(g, c)
+                return blocked_on_conns(g, c)
             exchange_parts(g, c, leg.turn)
         leg.stage = 1
     if number >= 0:
         if leg.group > 0 and stretch_at(leg, number).receiving > 0:
-            return blocked_on_wires(g, c)
+            return blocked_on_conns(g, c)
         if hand_out_group(g, c, number):
             return PROGRESSED
         if is_scan(c):
             if stretch_at(leg, number).sending > 0:
-                return blocked_on_wires(g, c)
+                return blocked_on_conns(g, c)
             fold_part(g, c, number)
     leg.stage = leg.group = 0
     leg.turn += 1
@@ -359,7 +359,7 @@ cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
     if leg.stage == 2:
         return finish_crossing(g, c)
     if s.receiving > 0:
-        return blocked_on_wires(g, c)
+        return blocked_on_conns(g, c)
     leg.stage = 2
     step = new_local(g, c, BROADCAST, c.count)
     step.x = c.x if leg.node == leg.node_of[c.root] else c.out
@@ -380,14 +380,14 @@ cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
     if leg.stage == 0:
         if leg.turn < last:
             if stretch_at(leg, leg.turn).sending > 0:
-                return blocked_on_wires(g, c)
+                return blocked_on_conns(g, c)
             begin_stretch(g, c, leg.turn)
         leg.stage = 1
         return meet(g, c) if leg.turn == 0 and not begins else PROGRESSED
     if leg.stage == 1:
         if number >= 0:
             if stretch_at(leg, number).receiving > 0:
-                return blocked_on_wires(g, c)
+                return blocked_on_conns(g, c)
             pass_on(g, c, number)
         leg.stage = 2
     if number >= 0 and not begins and leg.stage == 2:

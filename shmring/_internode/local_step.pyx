@@ -7,7 +7,7 @@ from libc.string cimport memset
 from .._algorithms.direct cimport choose_pipeline
 from .._core.group cimport *
 from .._core.trace cimport step_call
-from .context cimport MOST_UNDER_WAY, Leg, await_confirmations, blocked_on_wires, confirm, leg_of, move
+from .context cimport MOST_UNDER_WAY, Leg, await_confirmations, blocked_on_conns, confirm, leg_of, move
 
 
 # The next local step, to be completed by the caller: x, out, root; given and taken where pieces are uneven.
@@ -85,9 +85,9 @@ cdef int show_call(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nog
     return PARTED
 
 
-# A step of its schedule, while the wires are served: `start` begins it once the call before is confirmed, `stage` does
-# what is next where no local step is under way. Neither waits for another host before the first local step has begun:
-# ranks of one host that call different things always meet in that step.
+# A step of its schedule, while the connections are served: `start` begins it once the call before is confirmed, `stage`
+# does what is next where no local step is under way. Neither waits for another host before the first local step has
+# begun: ranks of one host that call different things always meet in that step.
 cdef int step_crossing(Group *g, Call *c, void (*start)(Group *, Call *) noexcept nogil,
                        int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
     cdef Leg *leg = leg_of(g)
@@ -125,6 +125,6 @@ cdef int finish_crossing(Group *g, Call *c) noexcept nogil:
     cdef int i
     for i in range(MOST_UNDER_WAY):
         if leg.stretch[i].sending > 0 or leg.stretch[i].receiving > 0:
-            return blocked_on_wires(g, c)
+            return blocked_on_conns(g, c)
     count_path(g, ACROSS)
     return DONE

@@ -44,7 +44,7 @@ cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
             return PROGRESSED
         leg.stage = FOLDING
     if s.receiving > 0 or s.sending > 0:
-        return blocked_on_wires(g, c)
+        return blocked_on_conns(g, c)
     fold_nodes(g, c, place_for_own(g, c), leg.room, leg.pair_nbytes, place_for_own(g, c), out, part_count(leg, c))
     leg.turn += 1
     leg.stage = ASKING

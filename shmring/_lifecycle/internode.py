@@ -13,7 +13,7 @@ from .._bootstrap import framed_socket
 from .._bootstrap.tcp import listen_nearby
 from .._bootstrap.world import World
 from .._config.settings import address_text
-from .._internode.context import Wires
+from .._internode.context import InterNodeConns
 from .._system.limits import explain
 from .._transport.channels import Office
 from .._transport.notifications import Alarms
@@ -37,7 +37,7 @@ class Crossing:
         try:
             self._office = office = Office(mesh.mail, *engine.message_rings())
             self._alarms = Alarms(mesh.mail, office)
-            self._wires = Wires(
+            self._conns = InterNodeConns(
                 rank=place.rank,
                 nodes=place.ranks_of_node,
                 data=mesh.data,
@@ -46,12 +46,12 @@ class Crossing:
             )
         except OSError as error:
             raise explain(error, "watching the connections to other hosts") from error
-        engine.cross(self._wires, self._alarms)
+        engine.cross(self._conns, self._alarms)
 
     def agree(self, engine: Engine, slice_nbytes: int) -> None:
         """Collective: what goes over the wire at once is as long as rank 0 says; 0: as tuned."""
         if slice_nbytes := engine.broadcast_word(slice_nbytes):
-            self._wires.measure_out(slice_nbytes)
+            self._conns.measure_out(slice_nbytes)
 
     def listen(self, ports: tuple[int, int] | None) -> tuple[socket.socket, Invitation]:
         """For some of these ranks, of whose world this one is rank 0: on its own host."""
@@ -99,12 +99,12 @@ class Crossing:
         try:
             self._office.deliver(within_s, framed_socket.CUT_S)
         finally:
-            self._wires.close()
+            self._conns.close()
             self._alarms.close()
             self._mesh.close()
 
     def disown(self) -> None:
         """In a forked child: close what it inherited, and say nothing."""
-        self._wires.close()
+        self._conns.close()
         self._alarms.disown()
         self._mesh.close()

@@ -13,7 +13,7 @@ from .._diagnostics.flight_recorder cimport (
 )
 from .._engine.progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Errand
 from .._engine.wait cimport nap_after, sleep_until_death
-from .._internode.context cimport leg_of, remote, sr_wire_sleep
+from .._internode.context cimport leg_of, remote, sr_conn_sleep
 from .._transport.channel cimport (
     SR_POST_DAMAGED, SR_POST_OPEN, sr_office_attend, sr_office_hears, sr_office_wake, sr_post_check_link,
 )
@@ -151,7 +151,7 @@ cdef bint sleep(Mail *m, Message *message, uint64_t asleep_ns) noexcept nogil:
 cdef void sleep_far(Mail *m, Message *message, uint64_t limit_ns) noexcept nogil:
     m.far_later = False
     if not sr_office_attend(m.office) and step_mail(m) == BLOCKED and message.state != COMPLETE:
-        sr_wire_sleep(m.office.news, limit_ns)
+        sr_conn_sleep(m.office.news, limit_ns)
     sr_office_wake(m.office)
 
 

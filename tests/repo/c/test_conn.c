@@ -1,7 +1,11 @@
 /* A connection between two threads: what is received is what was sent, in order, whole, at every length and however
    the kernel cuts it; a head that is not the expected one is noticed before anything of its message is put into
    place; the other end's leaving shows, also in the middle of a message. */
+<<<<<<<< HEAD:tests/repo/c/test_wire.c
 #include "../../../src/wire.c"
+========
+#include "../../../src/conn.c"
+>>>>>>>> 1e62c1f (names: call a TCP connection between hosts conn, not wire):tests/repo/c/test_conn.c
 
 #include "check.h"
 
@@ -36,9 +40,9 @@ static uint64_t length_of(uint64_t message, int sender)
     return check_random(&dice) % (kind == 0 ? MOST_NBYTES : kind < 3 ? 5000 : 300);
 }
 
-static struct sr_wire_head head_of(uint64_t message, int sender)
+static struct sr_conn_head head_of(uint64_t message, int sender)
 {
-    return (struct sr_wire_head){SR_WIRE_MAGIC, (uint32_t)sender, message, message * 77, 5, length_of(message, sender)};
+    return (struct sr_conn_head){SR_CONN_MAGIC, (uint32_t)sender, message, message * 77, 5, length_of(message, sender)};
 }
 
 static unsigned char byte_of(uint64_t message, int sender, uint64_t i)
@@ -49,7 +53,7 @@ static unsigned char byte_of(uint64_t message, int sender, uint64_t i)
 /* ---- both ways at once ---------------------------------------------------------------------------------------- */
 
 struct end {
-    struct sr_wire wire;
+    struct sr_conn conn;
     unsigned char *sent[UNDER_WAY], *received[UNDER_WAY];
     uint32_t sending[UNDER_WAY], receiving[UNDER_WAY];
 };
@@ -66,12 +70,12 @@ static void check_bytes(const unsigned char *data, uint64_t message, int sender)
         CHECK(data[i] == byte_of(message, sender, i));
 }
 
-static void post_next(struct sr_wire_queue *queue, unsigned char **data, uint32_t *left, uint64_t message, int sender)
+static void post_next(struct sr_conn_queue *queue, unsigned char **data, uint32_t *left, uint64_t message, int sender)
 {
-    struct sr_wire_head head = head_of(message, sender);
+    struct sr_conn_head head = head_of(message, sender);
     left[message % UNDER_WAY] = 1;
-    CHECK(sr_wire_length(queue) < SR_WIRE_QUEUE);
-    sr_wire_post(queue, &head, data[message % UNDER_WAY], &left[message % UNDER_WAY]);
+    CHECK(sr_conn_length(queue) < SR_CONN_QUEUE);
+    sr_conn_post(queue, &head, data[message % UNDER_WAY], &left[message % UNDER_WAY]);
 }
 
 static void exchange(struct check_rank *me)
@@ -81,30 +85,30 @@ static void exchange(struct check_rank *me)
     int other = 1 - me->rank;
     int epoll = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event news = {.events = EPOLLIN | EPOLLOUT | EPOLLET};
-    sr_wire_open(&end->wire, ends[me->rank]);
-    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, end->wire.fd, &news) == 0);
+    sr_conn_open(&end->conn, ends[me->rank]);
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, end->conn.fd, &news) == 0);
     for (int i = 0; i < UNDER_WAY; i++) {
         end->sent[i] = malloc(MOST_NBYTES);
         end->received[i] = malloc(MOST_NBYTES);
     }
-    while (checked < MESSAGES || posted_out < MESSAGES || sr_wire_is_busy(&end->wire.out)) {
+    while (checked < MESSAGES || posted_out < MESSAGES || sr_conn_is_busy(&end->conn.out)) {
         if (posted_out < MESSAGES && end->sending[posted_out % UNDER_WAY] == 0 && check_random(me) % 3) {
             fill(end->sent[posted_out % UNDER_WAY], posted_out, me->rank);
-            post_next(&end->wire.out, end->sent, end->sending, posted_out++, me->rank);
+            post_next(&end->conn.out, end->sent, end->sending, posted_out++, me->rank);
         }
         if (posted_in < MESSAGES && posted_in < checked + UNDER_WAY && check_random(me) % 3)
-            post_next(&end->wire.in, end->received, end->receiving, posted_in++, other);
-        enum sr_wire_status status = sr_wire_step(&end->wire);
-        CHECK(status <= SR_WIRE_PROGRESSED);
+            post_next(&end->conn.in, end->received, end->receiving, posted_in++, other);
+        enum sr_conn_status status = sr_conn_step(&end->conn);
+        CHECK(status <= SR_CONN_PROGRESSED);
         while (checked < posted_in && end->receiving[checked % UNDER_WAY] == 0) {
             check_bytes(end->received[checked % UNDER_WAY], checked, other);
             checked++;
         }
-        if (status == SR_WIRE_BLOCKED && posted_out == MESSAGES && posted_in == MESSAGES)
-            sr_wire_sleep(epoll, TEN_MINUTES_NS); /* news that went lost would be slept through */
+        if (status == SR_CONN_BLOCKED && posted_out == MESSAGES && posted_in == MESSAGES)
+            sr_conn_sleep(epoll, TEN_MINUTES_NS); /* news that went lost would be slept through */
         check_dawdle(me);
     }
-    CHECK(end->wire.nreceived > MESSAGES * sizeof(struct sr_wire_head));
+    CHECK(end->conn.nreceived > MESSAGES * sizeof(struct sr_conn_head));
     for (int i = 0; i < UNDER_WAY; i++) {
         free(end->sent[i]);
         free(end->received[i]);
@@ -124,33 +128,33 @@ static void test_both_ways(const char *name, const char *which, int buffer_nbyte
 
 /* ---- what is not as expected ---------------------------------------------------------------------------------- */
 
-static struct sr_wire one, other;
+static struct sr_conn one, other;
 static unsigned char data_of_one[1000], data_of_other[1000];
 static uint32_t left_of_one, left_of_other;
 
 static void open_both(void)
 {
     connect_ends(0);
-    sr_wire_open(&one, ends[0]);
-    sr_wire_open(&other, ends[1]);
+    sr_conn_open(&one, ends[0]);
+    sr_conn_open(&other, ends[1]);
     memset(data_of_one, 1, sizeof data_of_one);
     memset(data_of_other, 2, sizeof data_of_other);
     left_of_one = left_of_other = 1;
 }
 
-static struct sr_wire_head plain_head(uint64_t nbytes)
+static struct sr_conn_head plain_head(uint64_t nbytes)
 {
-    return (struct sr_wire_head){SR_WIRE_MAGIC, 0, 9, 8, 7, nbytes};
+    return (struct sr_conn_head){SR_CONN_MAGIC, 0, 9, 8, 7, nbytes};
 }
 
-static void check_parted(struct sr_wire_head sent)
+static void check_parted(struct sr_conn_head sent)
 {
-    struct sr_wire_head expected = plain_head(100);
+    struct sr_conn_head expected = plain_head(100);
     open_both();
-    sr_wire_post(&one.out, &sent, data_of_one, &left_of_one);
-    sr_wire_post(&other.in, &expected, data_of_other, &left_of_other);
-    CHECK(sr_wire_step(&one) == SR_WIRE_PROGRESSED && left_of_one == 0);
-    CHECK(sr_wire_step(&other) == SR_WIRE_PARTED && left_of_other == 1);
+    sr_conn_post(&one.out, &sent, data_of_one, &left_of_one);
+    sr_conn_post(&other.in, &expected, data_of_other, &left_of_other);
+    CHECK(sr_conn_step(&one) == SR_CONN_PROGRESSED && left_of_one == 0);
+    CHECK(sr_conn_step(&other) == SR_CONN_PARTED && left_of_other == 1);
     CHECK(other.arriving.seq == sent.seq && other.arriving.nbytes == sent.nbytes);
     for (size_t i = 0; i < sizeof data_of_other; i++)
         CHECK(data_of_other[i] == 2);
@@ -159,27 +163,27 @@ static void check_parted(struct sr_wire_head sent)
 
 static void test_unexpected(void)
 {
-    struct sr_wire_head head = plain_head(100);
+    struct sr_conn_head head = plain_head(100);
     check_begin("a message where none is expected");
     open_both();
-    CHECK(!sr_wire_peek(&other));
-    sr_wire_post(&one.out, &head, data_of_one, &left_of_one);
-    CHECK(sr_wire_step(&one) == SR_WIRE_PROGRESSED);
-    CHECK(sr_wire_peek(&other) && other.arriving.fingerprint == head.fingerprint);
-    sr_wire_post(&other.in, &head, data_of_other, &left_of_other);
-    CHECK(!sr_wire_peek(&other)); /* now it is, and it is still there */
-    CHECK(sr_wire_step(&other) == SR_WIRE_PROGRESSED && left_of_other == 0 && data_of_other[99] == 1);
-    CHECK(!sr_wire_peek(&other));
+    CHECK(!sr_conn_peek(&other));
+    sr_conn_post(&one.out, &head, data_of_one, &left_of_one);
+    CHECK(sr_conn_step(&one) == SR_CONN_PROGRESSED);
+    CHECK(sr_conn_peek(&other) && other.arriving.fingerprint == head.fingerprint);
+    sr_conn_post(&other.in, &head, data_of_other, &left_of_other);
+    CHECK(!sr_conn_peek(&other)); /* now it is, and it is still there */
+    CHECK(sr_conn_step(&other) == SR_CONN_PROGRESSED && left_of_other == 0 && data_of_other[99] == 1);
+    CHECK(!sr_conn_peek(&other));
     close_ends();
-    CHECK(!sr_wire_peek(&other));
+    CHECK(!sr_conn_peek(&other));
 }
 
 static void test_other_heads(void)
 {
-    struct sr_wire_head head = plain_head(100);
+    struct sr_conn_head head = plain_head(100);
     check_begin("a head that is not the expected one");
     for (int field = 0; field < 6; field++) {
-        struct sr_wire_head wrong = head;
+        struct sr_conn_head wrong = head;
         wrong.magic += field == 0;
         wrong.part += field == 1;
         wrong.seq += field == 2;
@@ -194,7 +198,7 @@ static void test_other_heads(void)
 
 static void test_closed(void)
 {
-    struct sr_wire_head head = plain_head(1000);
+    struct sr_conn_head head = plain_head(1000);
     check_begin("the other end leaves: at once, and within a head, a small message, a large one");
     for (size_t cut = 0; cut < 600; cut += 20) {
         open_both();
@@ -204,50 +208,50 @@ static void test_closed(void)
         size_t nbytes = cut % 300 < sizeof head + 90 ? cut % 300 : sizeof head + 90;
         CHECK(write(ends[0], bytes, nbytes) == (ssize_t)nbytes);
         close(ends[0]);
-        sr_wire_post(&other.in, &head, data_of_other, &left_of_other);
-        enum sr_wire_status status = SR_WIRE_PROGRESSED;
-        while (status == SR_WIRE_PROGRESSED)
-            status = sr_wire_step(&other);
-        CHECK(status == SR_WIRE_CLOSED && left_of_other == 1);
+        sr_conn_post(&other.in, &head, data_of_other, &left_of_other);
+        enum sr_conn_status status = SR_CONN_PROGRESSED;
+        while (status == SR_CONN_PROGRESSED)
+            status = sr_conn_step(&other);
+        CHECK(status == SR_CONN_CLOSED && left_of_other == 1);
         close(ends[1]);
     }
 }
 
 static void test_last_word(void)
 {
-    struct sr_wire_head head = plain_head(100);
+    struct sr_conn_head head = plain_head(100);
     check_begin("what came before the other end left is received, also by who finds that it cannot send");
     open_both();
-    sr_wire_post(&one.out, &head, data_of_one, &left_of_one);
-    CHECK(sr_wire_step(&one) == SR_WIRE_PROGRESSED);
+    sr_conn_post(&one.out, &head, data_of_one, &left_of_one);
+    CHECK(sr_conn_step(&one) == SR_CONN_PROGRESSED);
     close(ends[0]);
-    sr_wire_post(&other.out, &head, data_of_other, &left_of_one);
-    sr_wire_post(&other.in, &head, data_of_other, &left_of_other);
-    CHECK(sr_wire_step(&other) == SR_WIRE_PROGRESSED && left_of_other == 0 && data_of_other[99] == 1);
-    CHECK(sr_wire_step(&other) == SR_WIRE_CLOSED);
+    sr_conn_post(&other.out, &head, data_of_other, &left_of_one);
+    sr_conn_post(&other.in, &head, data_of_other, &left_of_other);
+    CHECK(sr_conn_step(&other) == SR_CONN_PROGRESSED && left_of_other == 0 && data_of_other[99] == 1);
+    CHECK(sr_conn_step(&other) == SR_CONN_CLOSED);
     close(ends[1]);
 }
 
 static void test_empty_and_idle(void)
 {
-    struct sr_wire_head head = plain_head(0);
+    struct sr_conn_head head = plain_head(0);
     check_begin("messages of a head alone, and nothing to do");
     open_both();
-    CHECK(sr_wire_step(&one) == SR_WIRE_IDLE);
+    CHECK(sr_conn_step(&one) == SR_CONN_IDLE);
     for (int i = 0; i < 3; i++) {
-        left_of_one = left_of_other = SR_WIRE_QUEUE;
-        for (int j = 0; j < SR_WIRE_QUEUE; j++) {
-            sr_wire_post(&one.out, &head, NULL, &left_of_one);
-            sr_wire_post(&other.in, &head, NULL, &left_of_other);
+        left_of_one = left_of_other = SR_CONN_QUEUE;
+        for (int j = 0; j < SR_CONN_QUEUE; j++) {
+            sr_conn_post(&one.out, &head, NULL, &left_of_one);
+            sr_conn_post(&other.in, &head, NULL, &left_of_other);
         }
-        CHECK(sr_wire_length(&one.out) == SR_WIRE_QUEUE);
+        CHECK(sr_conn_length(&one.out) == SR_CONN_QUEUE);
         while (left_of_other > 0)
-            CHECK(sr_wire_step(&one) <= SR_WIRE_PROGRESSED && sr_wire_step(&other) <= SR_WIRE_PROGRESSED);
+            CHECK(sr_conn_step(&one) <= SR_CONN_PROGRESSED && sr_conn_step(&other) <= SR_CONN_PROGRESSED);
         CHECK(left_of_one == 0);
     }
-    CHECK(sr_wire_step(&one) == SR_WIRE_IDLE && sr_wire_step(&other) == SR_WIRE_IDLE);
-    sr_wire_post(&other.in, &head, NULL, &left_of_other);
-    CHECK(sr_wire_step(&other) == SR_WIRE_BLOCKED);
+    CHECK(sr_conn_step(&one) == SR_CONN_IDLE && sr_conn_step(&other) == SR_CONN_IDLE);
+    sr_conn_post(&other.in, &head, NULL, &left_of_other);
+    CHECK(sr_conn_step(&other) == SR_CONN_BLOCKED);
     close_ends();
 }
 
@@ -259,10 +263,10 @@ static void test_onlooker(void)
     open_both();
     CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, ends[1], &news) == 0);
     CHECK(write(ends[0], "x", 1) == 1);
-    sr_wire_sleep_or(epoll, -1, TEN_MINUTES_NS);
-    sr_wire_sleep(epoll, TEN_MINUTES_NS);
+    sr_conn_sleep_or(epoll, -1, TEN_MINUTES_NS);
+    sr_conn_sleep(epoll, TEN_MINUTES_NS);
     CHECK(write(ends[0], "x", 1) == 1);
-    sr_wire_take_news(epoll);
+    sr_conn_take_news(epoll);
     CHECK(epoll_wait(epoll, &news, 1, 0) == 0); /* though the bytes are still there */
     close(epoll);
     close_ends();
