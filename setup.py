@@ -71,7 +71,7 @@ def extension(path: str) -> Extension:
         [path],
         include_dirs=["src", numpy.get_include()],
         define_macros=MACROS,
-        depends=[*HEADERS, "src/kernels.c", "src/conn.c", "src/post.c"],
+        depends=[*HEADERS, "src/kernels.c", "src/conn.c", "src/channel.c"],
         extra_compile_args=[*COMPILE_ARGS, *(sanitizer_args() or ["-g0"])],
         extra_link_args=["-pthread", *sanitizer_args()],  # glibc before 2.34 keeps robust mutexes apart
     )
@@ -97,7 +97,7 @@ class BuildExtensions(build_ext):
 
 
 setup(
-    libraries=[library("kernels"), library("post"), library("conn")],
+    libraries=[library("kernels"), library("channel"), library("conn")],
     ext_modules=[extension(path) for path in sorted(glob("shmring/**/*.pyx", recursive=True))],
     cmdclass={"build_ext": BuildExtensions},
 )

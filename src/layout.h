@@ -26,7 +26,7 @@
                         | staging ring of rank 1 ...                   |
                         +----------------------------------------------+
                         | message rings to rank 0: from rank 0 (never  |  pages only once the sender needs them;
-                        |   used), from rank 1 ...                     |  it then marks the receiver's `mail`
+                        |   used), from rank 1 ...                     |  marks the receiver's `p2p_senders`
                         | message rings to rank 1 ...                  |
                         +----------------------------------------------+                                  */
 
@@ -107,7 +107,7 @@ struct sr_life {
                                    others look for the thread and mark it themselves; R all */
 } __attribute__((aligned(128)));
 
-#define SR_MAIL_WORDS (SR_MAX_RANKS / 64u)
+#define SR_P2P_WORDS (SR_MAX_RANKS / 64u)
 
 /* How a call that a rank has begun stands. */
 enum sr_outcome { SR_UNDER_WAY, SR_COMPLETE, SR_RAISED };
@@ -177,8 +177,8 @@ struct sr_lane {
     struct sr_bell bell;
     struct sr_life life;
     struct sr_report report;
-    struct sr_bell mail_bell;    /* on which the owner sleeps for messages and for room; its peers ring it */
-    sr_flag mail[SR_MAIL_WORDS]; /* W rank r its bit r, once its message ring to the owner is laid out; R owner */
+    struct sr_bell p2p_bell;    /* on which the owner sleeps for messages and for room; its peers ring it */
+    sr_flag p2p_senders[SR_P2P_WORDS]; /* W rank r its bit r, once its message ring to the owner is laid out; R owner */
     struct sr_record record[SR_RECORDS];
     struct sr_views views;
     struct sr_wait wait[SR_WAITS]; /* by enum sr_wait_place */

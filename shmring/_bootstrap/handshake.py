@@ -23,7 +23,7 @@ FRAME_NBYTES = 2048  # read from a proven rank at most
 # Kinds of frames between proven ranks.
 READY, FAILED, GIVING_UP, DESCRIPTOR, LINE, ENDPOINT, TABLE = 1, 2, 3, 4, 5, 6, 7
 # What a connection is for: the neighbours' star, the star of all ranks, and the two between hosts.
-LOCAL, STAR, DATA, MAIL = b"local", b"star", b"data", b"mail"
+LOCAL, STAR, DATA, CONTROL = b"local", b"star", b"data", b"control"
 
 _HELLO = struct.Struct(f"!8s8sIII{TAG_NBYTES}s{NONCE_NBYTES}s{NODE_NBYTES}s")
 _CHALLENGE = struct.Struct(f"!8sI{TAG_NBYTES}s{NONCE_NBYTES}s32s")

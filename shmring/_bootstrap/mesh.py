@@ -1,4 +1,5 @@
-"""The connections between ranks of different nodes: two for every pair, one for data and one for mail.
+"""The connections between ranks of different nodes: two for every pair, one for data and one for control
+messages.
 
 The higher rank connects to the lower one's listener. A rank first makes all its connections to lower ranks,
 then accepts those of higher ones: rank 0 only accepts, so nobody waits in a circle.
@@ -18,7 +19,7 @@ from . import handshake
 from .acceptor import Doorman, Refused
 from .connector import Guest
 from .framed_socket import Address, Line, connect, watch_link
-from .handshake import DATA, MAIL, READY, STAR, Hello
+from .handshake import CONTROL, DATA, READY, STAR, Hello
 from .tcp import Found
 from .world import Attempt, named
 
@@ -32,7 +33,7 @@ class Mesh:
     """One rank's TCP connections, non-blocking, by the world rank of the other side."""
 
     data: dict[int, socket.socket] = field(default_factory=dict)
-    mail: dict[int, socket.socket] = field(default_factory=dict)
+    control: dict[int, socket.socket] = field(default_factory=dict)
 
     def add(self, rank: int, purpose: bytes, connection: socket.socket, *, is_near: bool = False) -> None:
         # The kernel grows the buffers with what is under way (up to tcp_rmem[2] and tcp_wmem[2]); to set them
@@ -44,14 +45,14 @@ class Mesh:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         watch_link(connection, is_always_read=False)
-        (self.data if purpose == DATA else self.mail)[rank] = connection
+        (self.data if purpose == DATA else self.control)[rank] = connection
 
     def close(self) -> None:
         """Close all connections; a second call does nothing."""
-        for connection in (*self.data.values(), *self.mail.values()):
+        for connection in (*self.data.values(), *self.control.values()):
             connection.close()
         self.data.clear()
-        self.mail.clear()
+        self.control.clear()
 
 
 def weave(attempt: Attempt, found: Found) -> Mesh:
@@ -61,7 +62,7 @@ def weave(attempt: Attempt, found: Found) -> Mesh:
     try:
         for rank in range(place.rank):
             if rank not in neighbours:
-                for purpose in (DATA, MAIL):
+                for purpose in (DATA, CONTROL):
                     line = _Caller(attempt, rank, purpose, found).visit()
                     mesh.add(rank, purpose, line.connection, is_near=found.is_near(rank))
         with contextlib.closing(_Acceptor(attempt, found, mesh)) as acceptor:
@@ -123,9 +124,9 @@ class _Acceptor:
         self._mesh = mesh
         neighbours = found.place.ranks_of_node[found.place.node]
         higher = [rank for rank in range(attempt.rank + 1, found.place.size) if rank not in neighbours]
-        self._awaited = {(rank, purpose) for rank in higher for purpose in (DATA, MAIL)}
+        self._awaited = {(rank, purpose) for rank in higher for purpose in (DATA, CONTROL)}
         # Whoever is late for rank 0's rendezvous is to be told so.
-        purposes = (DATA, MAIL, STAR) if attempt.rank == 0 else (DATA, MAIL)
+        purposes = (DATA, CONTROL, STAR) if attempt.rank == 0 else (DATA, CONTROL)
         self._doorman = Doorman(attempt, found.listener, purposes, len(self._awaited), self._take_in)
 
     def accept_all(self) -> None:
@@ -149,7 +150,7 @@ class _Acceptor:
         place, rank = self._place, hello.rank
         if hello.nprocs != place.size or not 0 <= rank < place.size:
             return f"rank {rank} of {hello.nprocs} is none of this world's {place.size} ranks"
-        if hello.purpose == STAR or rank in self._mesh.data or rank in self._mesh.mail:
+        if hello.purpose == STAR or rank in self._mesh.data or rank in self._mesh.control:
             return f"rank {rank} has joined already: each process needs a rank of its own"
         if rank in place.ranks_of_node[place.node]:
             return f"rank {rank} is on the same node: it has no business here"

@@ -424,7 +424,7 @@ cdef class Comm(Messages):
             self.engine.close()   # at once, as nothing is pending
         finally:   # also where a signal has ended it in the middle
             if self.engine.closed_because is not None:
-                self.close_mail()
+                self.close_messages()
                 self.forget()
 
     cdef int forget(self) except -1:

@@ -3,7 +3,7 @@ from libc.stdint cimport uint64_t
 
 from .._arrays.operands cimport Operand
 from .._core.spsc_ring cimport sr_frame
-from .._p2p.matching cimport Mail, Message
+from .._p2p.matching cimport Matching, Message
 from .fused cimport Fusion
 
 
@@ -17,7 +17,7 @@ cdef class Begun:
 
 
 cdef class Carrier(Fusion):
-    cdef Mail mail
+    cdef Matching matching
     cdef bint is_messaging       # a thread is inside a call that sends or receives
     cdef set transfers           # keeps what is on its way alive
     cdef bint is_enlisted        # with the thread that runs in the background
@@ -28,9 +28,9 @@ cdef class Carrier(Fusion):
     cdef void let_go_of_completed(self) noexcept
     cdef Begun next_completed(self)
     cdef int enlist(self) except -1
-    cdef int open_mail(self) except -1
+    cdef int open_messages(self) except -1
     cdef void find_peers(self) noexcept
-    cdef int close_mail(self) except -1
+    cdef int close_messages(self) except -1
     cdef int post(self, Message *message) except -1
     cdef int put_own_aside(self, Message *message) except -1
     cdef int open_way_to(self, int rank) except -1

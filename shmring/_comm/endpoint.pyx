@@ -24,7 +24,7 @@ from .._internode.context cimport leg_of, remote
 from .._p2p.delivery cimport Wait, deliver_briefly, deliver_patiently, run_errand
 from .._p2p.matching cimport *
 from .._p2p.status cimport op_of, wish_text
-from .._transport.channel cimport sr_office_hears
+from .._transport.channel cimport sr_channels_hears
 
 from .._diagnostics import failures
 from .._system import procfs
@@ -51,14 +51,14 @@ cdef class Carrier(Fusion):
     those; by one thread at a time."""
 
     def __dealloc__(self):
-        cdef Aside *aside = self.mail.first_aside
+        cdef Aside *aside = self.matching.first_aside
         if self.is_enlisted:
-            delist(&self.mail.errand)
+            delist(&self.matching.errand)
         while aside != NULL:
-            self.mail.first_aside = aside.next
+            self.matching.first_aside = aside.next
             free(aside)
-            aside = self.mail.first_aside
-        free_tables(&self.mail)
+            aside = self.matching.first_aside
+        free_tables(&self.matching)
 
     # -- one thread at a time --
 
@@ -71,44 +71,44 @@ cdef class Carrier(Fusion):
             self.engine.raise_over(beside=True)
         self.is_messaging = True   # before anything that may run Python, and so another thread
         try:
-            if self.mail.peer == NULL:
-                self.open_mail()
-            if self.mail.office != NULL and sr_flag_load(&self.mail.office.heard) != 0:
+            if self.matching.peer == NULL:
+                self.open_messages()
+            if self.matching.channels != NULL and sr_flag_load(&self.matching.channels.heard) != 0:
                 self.hear_others()
         except BaseException:
             self.is_messaging = False
             raise
         if self.is_enlisted:
             self.take_turn()
-        self.mail.begun_ns = sr_now_ns() if self.engine.g.mail_trace != NULL else 0
+        self.matching.begun_ns = sr_now_ns() if self.engine.g.p2p_trace != NULL else 0
         return 0
 
     cdef void end_messaging(self) noexcept:
-        cdef bint leaves_something = self.mail.npending > 0
-        cdef bint completed_some = self.mail.completed != NULL
+        cdef bint leaves_something = self.matching.npending > 0
+        cdef bint completed_some = self.matching.completed != NULL
         self.is_messaging = False
         if self.is_enlisted:
-            sr_flag_set(&self.mail.stepper, 0)
-            if leaves_something and sr_flag_swap(&self.mail.resting, 0):
+            sr_flag_set(&self.matching.stepper, 0)
+            if leaves_something and sr_flag_swap(&self.matching.resting, 0):
                 rouse()
         if completed_some:
             self.let_go_of_completed()
 
     # The thread in the background has it for a step, for which it does not need the GIL.
     cdef void take_turn(self) noexcept:
-        if not sr_flag_take(&self.mail.stepper, WAITER):
+        if not sr_flag_take(&self.matching.stepper, WAITER):
             with nogil:
-                while not sr_flag_take(&self.mail.stepper, WAITER):
+                while not sr_flag_take(&self.matching.stepper, WAITER):
                     sr_yield()
-        self.mail.stuck = False
+        self.matching.stuck = False
 
     cdef int enlist(self) except -1:  # no-cython-lint: a method of that name
         start_thread()
-        self.mail.errand.step = run_errand
+        self.matching.errand.step = run_errand
         self.take_turn()
-        sr_flag_set(&self.mail.resting, 1)
+        sr_flag_set(&self.matching.resting, 1)
         self.is_enlisted = True
-        enlist(&self.mail.errand, self)
+        enlist(&self.matching.errand, self)
         return 0
 
     def _attend(self):
@@ -116,7 +116,7 @@ cdef class Carrier(Fusion):
 
         No Python object is made while it has the stepper: that could run a destructor that sends, and waits for it.
         """
-        cdef Mail *m = &self.mail
+        cdef Matching *m = &self.matching
         if self.is_messaging or self.engine.closed_because is not None or not self.is_enlisted:
             return
         if not sr_flag_take(&m.stepper, BACKGROUND):
@@ -133,7 +133,7 @@ cdef class Carrier(Fusion):
         while True:
             self.take_turn()
             begun = self.next_completed()
-            sr_flag_set(&self.mail.stepper, 0)
+            sr_flag_set(&self.matching.stepper, 0)
             if begun is None:
                 return
             begun.let_go()
@@ -141,14 +141,14 @@ cdef class Carrier(Fusion):
                 self.transfers.discard(begun)
 
     cdef Begun next_completed(self):
-        cdef Message *message = self.mail.completed
+        cdef Message *message = self.matching.completed
         if message == NULL:
             return None
-        self.mail.completed = message.next
+        self.matching.completed = message.next
         return <Begun> message.owner
 
-    cdef int open_mail(self) except -1:
-        cdef Mail *m = &self.mail
+    cdef int open_messages(self) except -1:
+        cdef Matching *m = &self.matching
         cdef Group *g = &self.engine.g
         if not sr_ring_is_valid_length(g.header.message_ring_nbytes):
             raise Error("the segment of this communicator is damaged: its message rings have no valid length")
@@ -168,24 +168,24 @@ cdef class Carrier(Fusion):
         return 0
 
     cdef void find_peers(self) noexcept:
-        cdef Mail *m = &self.mail
+        cdef Matching *m = &self.matching
         cdef int i
         for i in range(m.g.size):
             m.rank_of[i] = world_number(m.g, i)
             m.peer[m.rank_of[i]].lane = i
         if m.g.leg != NULL:
-            m.office = leg_of(m.g).office
-            for i in range(m.office.nposts):
-                m.peer[m.office.post[i].rank].lane = -1
-                m.peer[m.office.post[i].rank].post = &m.office.post[i]
+            m.channels = leg_of(m.g).channels
+            for i in range(m.channels.nchannels):
+                m.peer[m.channels.channel[i].rank].lane = -1
+                m.peer[m.channels.channel[i].rank].channel = &m.channels.channel[i]
 
-    cdef int close_mail(self) except -1:
+    cdef int close_messages(self) except -1:
         if self.is_enlisted:
-            delist(&self.mail.errand)
+            delist(&self.matching.errand)
             self.let_go_of_completed()
             self.is_enlisted = False
         if self.transfers is not None:
-            withdraw_all(&self.mail)
+            withdraw_all(&self.matching)
             self.transfers.clear()
         return 0
 
@@ -193,17 +193,17 @@ cdef class Carrier(Fusion):
 
     cdef int post(self, Message *message) except -1:
         if not message.is_send:
-            post_receive(&self.mail, message)
+            post_receive(&self.matching, message)
         elif message.peer == self.own_rank:
-            if not deliver_to_self(&self.mail, message):
+            if not deliver_to_self(&self.matching, message):
                 self.put_own_aside(message)
         else:
-            if self.mail.peer[message.peer].post != NULL:
-                if sr_office_hears(self.mail.office):   # a send that fits into the socket waits for nobody
+            if self.matching.peer[message.peer].channel != NULL:
+                if sr_channels_hears(self.matching.channels):   # a send that fits into the socket waits for nobody
                     self.hear_others()
-            elif not self.mail.peer[message.peer].out_open:
+            elif not self.matching.peer[message.peer].out_open:
                 self.open_way_to(message.peer)
-            post_send(&self.mail, message)
+            post_send(&self.matching, message)
         return 0
 
     cdef int put_own_aside(self, Message *message) except -1:
@@ -212,21 +212,21 @@ cdef class Carrier(Fusion):
             raise no_room(self.own_rank, message.nbytes)
         memcpy(aside.data, message.data, message.nbytes)
         aside.whole = True
-        put_aside(&self.mail, aside)
+        put_aside(&self.matching, aside)
         message.state = COMPLETE
         if message.owner != NULL:
-            message.next = self.mail.completed
-            self.mail.completed = message
-            self.mail.npending -= 1
+            message.next = self.matching.completed
+            self.matching.completed = message
+            self.matching.npending -= 1
         return 0
 
     cdef int open_way_to(self, int rank) except -1:
         cdef Group *g = &self.engine.g
-        cdef size_t nbytes = self.mail.ring_nbytes
+        cdef size_t nbytes = self.matching.ring_nbytes
         self.allocate_message_ring(
-            sr_layout_message_ring_offset(g.size, g.header.ring_nbytes, nbytes, g.rank, self.mail.peer[rank].lane),
+            sr_layout_message_ring_offset(g.size, g.header.ring_nbytes, nbytes, g.rank, self.matching.peer[rank].lane),
             sr_layout_message_room_nbytes(nbytes))
-        open_way(&self.mail, rank)
+        open_way(&self.matching, rank)
         return 0
 
     cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1:
@@ -237,30 +237,30 @@ cdef class Carrier(Fusion):
         cdef sr_frame head
         cdef int status = self.make_room_quietly(&head)
         if status == DAMAGED:
-            raise self.damaged(self.mail.needy)
+            raise self.damaged(self.matching.needy)
         if status == NEEDS_ROOM:
-            raise no_room(self.mail.needy, head.message_nbytes)
+            raise no_room(self.matching.needy, head.message_nbytes)
         return 0
 
     # PROGRESSED; NEEDS_ROOM: there is no memory; or DAMAGED.
     cdef int make_room_quietly(self, sr_frame *head) noexcept nogil:
-        cdef int source = self.mail.needy
+        cdef int source = self.matching.needy
         cdef Aside *aside
-        if sr_ring_peek(&self.mail.peer[source].inward, head) != SR_RING_WHOLE:
+        if sr_ring_peek(&self.matching.peer[source].inward, head) != SR_RING_WHOLE:
             return DAMAGED
         aside = new_aside(source, head.tag, head.kind, head.message_nbytes)
         if aside == NULL:
             return NEEDS_ROOM
-        put_aside(&self.mail, aside)
+        put_aside(&self.matching, aside)
         return PROGRESSED
 
     # As advance, but raises nothing. False: somebody has to hear why it does not go on.
     cdef bint advance_quietly(self) noexcept nogil:
         cdef sr_frame head
         cdef int status = NEEDS_ROOM
-        self.mail.far_later = False
+        self.matching.far_later = False
         while status == NEEDS_ROOM:
-            status = step_mail(&self.mail)
+            status = step_messages(&self.matching)
             if status == NEEDS_ROOM and self.make_room_quietly(&head) != PROGRESSED:
                 return False
         return status != DAMAGED
@@ -268,17 +268,17 @@ cdef class Carrier(Fusion):
     # As far as it goes at once.
     cdef int advance(self) except -1:
         cdef int status = NEEDS_ROOM
-        self.mail.far_later = False
+        self.matching.far_later = False
         while status == NEEDS_ROOM:
             if self.transfers:
                 with nogil:
-                    status = step_mail(&self.mail)
+                    status = step_messages(&self.matching)
             else:
-                status = step_mail(&self.mail)
+                status = step_messages(&self.matching)
             if status == NEEDS_ROOM:
                 self.make_room()
             elif status == DAMAGED:
-                raise self.damaged(self.mail.needy)
+                raise self.damaged(self.matching.needy)
         return 0
 
     # A call that does not outlive its message.
@@ -298,26 +298,26 @@ cdef class Carrier(Fusion):
             if message.state != COMPLETE:
                 self.wait_for_message(message, timeout_ns, is_final)
         finally:
-            if self.engine.g.mail_trace != NULL:
+            if self.engine.g.p2p_trace != NULL:
                 self.trace_message(message)
         return 0
 
     cdef int trace_message(self, Message *message) noexcept:
-        cdef Mail *m = &self.mail
+        cdef Matching *m = &self.matching
         cdef int what = TRACED_SEND if message.is_send else TRACED_PROBE if message.is_probe else TRACED_RECV
         cdef bint has_come = message.state == COMPLETE and not message.is_send
         cdef int rank = message.source if has_come else message.peer
         cdef uint64_t nbytes = message.nbytes if message.is_send else message.came_nbytes if has_come else 0
         cdef int outcome = SR_COMPLETE if message.state == COMPLETE else SR_RAISED
         if m.begun_ns != 0:   # else it was begun before the trace
-            m.begun_ns = note_message(<Trace *> m.g.mail_trace, what, m.begun_ns, rank, nbytes, outcome)
+            m.begun_ns = note_message(<Trace *> m.g.p2p_trace, what, m.begun_ns, rank, nbytes, outcome)
         return 0
 
     cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
         cdef Wait wait
         cdef int status = BLOCKED
-        if message.nbytes <= BRIEF_NBYTES and self.mail.nsends <= message.is_send:
-            status = deliver_briefly(&self.mail, message)
+        if message.nbytes <= BRIEF_NBYTES and self.matching.nsends <= message.is_send:
+            status = deliver_briefly(&self.matching, message)
             if status == DONE:
                 return 0
         memset(&wait, 0, sizeof(wait))
@@ -326,27 +326,27 @@ cdef class Carrier(Fusion):
             if status == NEEDS_ROOM:
                 self.make_room()
             elif status == DAMAGED:
-                raise self.damaged(self.mail.needy)
+                raise self.damaged(self.matching.needy)
             elif status == SIGNALLED:
                 try:
                     PyErr_CheckSignals()
                     self.engine.stalls.heed(self.engine, SR_WAIT_MESSAGE)
                 except BaseException:
-                    end_wait(self.mail.g, SR_WAIT_MESSAGE)
+                    end_wait(self.matching.g, SR_WAIT_MESSAGE)
                     raise
                 self.hear_others()
             elif status != BLOCKED:
                 self.raise_for(status, message, wait.culprit, timeout_ns, is_final)
             with nogil:
-                status = deliver_patiently(&self.mail, message, &wait)
+                status = deliver_patiently(&self.matching, message, &wait)
         return 0
 
     # A message is given up because of an error. One that has moved, if only in part, cannot be taken back: then the
     # communicator ends, as a call that is made again would take or send the next one in its place.
     cdef int abandon(self, Message *message, object error) except -1:
         cdef char[96] doing
-        cdef bint moved = has_moved(&self.mail, message)
-        withdraw(&self.mail, message)
+        cdef bint moved = has_moved(&self.matching, message)
+        withdraw(&self.matching, message)
         if moved:
             if message.is_send:
                 snprintf(doing, sizeof(doing), b"in the middle of a send to rank %d", message.peer)
@@ -364,8 +364,8 @@ cdef class Carrier(Fusion):
 
     # A rank as the engine counts them, its own host's first.
     cdef int engine_number(self, int rank) noexcept:
-        cdef Peer *p = &self.mail.peer[rank]
-        return remote(&self.engine.g, rank) if p.post != NULL else p.lane
+        cdef Peer *p = &self.matching.peer[rank]
+        return remote(&self.engine.g, rank) if p.channel != NULL else p.lane
 
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1:
         op, wanted = op_of(message), wish_text(message)
@@ -387,18 +387,19 @@ cdef class Carrier(Fusion):
         return 0
 
     cdef str cause_of_death(self, int rank):
-        cdef Peer *p = &self.mail.peer[rank]
-        if p.post == NULL:
+        cdef Peer *p = &self.matching.peer[rank]
+        if p.channel == NULL:
             return procfs.how_it_ended(*self.engine.life_of(p.lane))
-        if p.post.error != 0:
-            return os.strerror(p.post.error)
+        if p.channel.error != 0:
+            return os.strerror(p.channel.error)
         return failures.CONNECTION_ENDED
 
     # The error for what no sender of this version writes; it ends the communicator.
     cdef object damaged(self, int source):
         text = f"the message ring from rank {source} is damaged"
-        if self.mail.peer[source].post != NULL:
-            text = f"what came from rank {source} is no mail of this version of shmring: use one version on all hosts"
+        if self.matching.peer[source].channel != NULL:
+            text = (f"what came from rank {source} is nothing that this version of shmring sends: "
+                    "use one version on all hosts")
         self.engine.give_up(SR_ABORTED, self.engine.g.rank, None, text)
         try:
             self.engine.raise_over(beside=True)
@@ -428,7 +429,7 @@ cdef object no_room(int source, size_t nbytes):
                        "that is received; receive them in the order in which they are sent")
 
 
-cdef void free_tables(Mail *m) noexcept:
+cdef void free_tables(Matching *m) noexcept:
     free(m.peer)
     free(m.seen)
     free(m.source)

@@ -136,7 +136,7 @@ cdef class Messages(Carrier):
             try:
                 self.advance()
             finally:
-                withdraw(&self.mail, &message)
+                withdraw(&self.matching, &message)
         finally:
             self.end_messaging()
         return status_of(&message) if message.state == COMPLETE else None
@@ -234,12 +234,12 @@ cdef class Messages(Carrier):
             if not self.is_enlisted:
                 self.enlist()
             self.transfers.add(transfer)
-            self.mail.npending += 1
+            self.matching.npending += 1
             try:
                 self.post(&transfer.message)
             except BaseException:   # before it is posted
                 self.transfers.discard(transfer)
-                self.mail.npending -= 1
+                self.matching.npending -= 1
                 raise
             with nogil:
                 self.advance_quietly()   # who waits hears why it does not go on

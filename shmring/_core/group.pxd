@@ -113,7 +113,7 @@ cdef struct Group:
     Stats stats
     void *leg                  # to the ranks of other hosts, see _internode/context.pxd; NULL: there are none
     void *trace                # of what it does and when, see _core/trace.pxd; NULL: there is none
-    void *mail_trace           # ... of messages
+    void *p2p_trace           # ... of messages
 
 
 # How far one stage of a pipeline has come.
@@ -349,7 +349,7 @@ cdef inline void report_abort(sr_header *header, int cause, int culprit, int rep
         sr_abort_set(header, sr_abort_pack(cause, culprit, reporter))
     for rank in range(header.nranks):
         sr_bell_ring(&sr_layout_lane(header, rank).bell)
-        sr_bell_ring(&sr_layout_lane(header, rank).mail_bell)
+        sr_bell_ring(&sr_layout_lane(header, rank).p2p_bell)
 
 
 # Marks ranks that have died where the kernel does not.

@@ -52,8 +52,8 @@ cdef extern from "layout.h" nogil:
         sr_bell bell
         sr_life life
         sr_report report
-        sr_bell mail_bell
-        sr_flag *mail
+        sr_bell p2p_bell
+        sr_flag *p2p_senders
         sr_record *record
         sr_views views
         sr_wait *wait

@@ -695,7 +695,7 @@ cdef class Engine(State):
                 self.give_up(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.life_of(rank)))
                 self.raise_over()
         for rank in range(self.world_size if g.leg != NULL else 0):
-            if leg_of(g).wire[rank] != NULL and self.alarms.has_ended(rank) and not self.alarms.has_left(rank):
+            if leg_of(g).conn[rank] != NULL and self.alarms.has_ended(rank) and not self.alarms.has_left(rank):
                 self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, failures.CONNECTION_ENDED)
                 self.raise_over()
 

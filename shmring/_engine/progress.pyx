@@ -18,7 +18,7 @@ from .._core.group cimport *
 from .._core.trace cimport end_call, enter_call, step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
 from .._internode.context cimport call_number, leg_of, sr_conn_sleep_or, sr_conn_take_news
-from .._transport.channel cimport sr_office_hears
+from .._transport.channel cimport sr_channels_hears
 from .priorities cimport become_candidate, goes_on, prepare_choice
 from .queue cimport *
 from .wait cimport BRIEF_NBYTES, LONG_NAP_NS, glance, nap_after, run_steps, try_briefly
@@ -498,8 +498,8 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
             return WANTS_PYTHON
         if q.group.leg != NULL and (status == PROGRESSED or status == SIGNALLED):
             q.errand.news = leg_of(q.group).news
-            q.errand.waker = leg_of(q.group).office.waker
-            if not sr_office_hears(leg_of(q.group).office):
+            q.errand.waker = leg_of(q.group).channels.waker
+            if not sr_channels_hears(leg_of(q.group).channels):
                 if sr_flag_reached(c.awaited.flag, c.awaited.target):   # by a note that has just been taken in
                     return ACTIVE
                 tell_of_wait(q.group, c)

@@ -33,7 +33,7 @@ cdef class Recorder:
     Those of messages are beside those of its calls, as another thread may send and receive.
     """
 
-    cdef Trace calls, mail
+    cdef Trace calls, messages
     cdef Engine engine
     cdef bint is_running
 
@@ -41,10 +41,10 @@ cdef class Recorder:
         if capacity == 0 or capacity & (capacity - 1):
             raise ValueError(f"the capacity is {capacity}; it must be a power of two")
         memset(&self.calls, 0, sizeof(Trace))
-        memset(&self.mail, 0, sizeof(Trace))
-        self.calls.mask = self.mail.mask = capacity - 1
+        memset(&self.messages, 0, sizeof(Trace))
+        self.calls.mask = self.messages.mask = capacity - 1
         self.calls.slice = room_for(capacity)
-        self.mail.slice = room_for(capacity)
+        self.messages.slice = room_for(capacity)
 
     def __init__(self, Engine engine, capacity):
         engine.check_idle()
@@ -55,16 +55,16 @@ cdef class Recorder:
 
     def __dealloc__(self):
         if self.is_running:
-            self.engine.g.trace = self.engine.g.mail_trace = NULL
+            self.engine.g.trace = self.engine.g.p2p_trace = NULL
         free(self.calls.slice)
-        free(self.mail.slice)
+        free(self.messages.slice)
 
     cdef int set_in_force(self, bint is_running) except -1:
         with nogil:   # who has it may need the GIL before it is done
             take_turn(self.engine.queue, WAITER)
         self.engine.g.trace = &self.calls if is_running else NULL
         sr_flag_set(&self.engine.queue.stepper, 0)
-        self.engine.g.mail_trace = &self.mail if is_running else NULL   # read by who has the GIL
+        self.engine.g.p2p_trace = &self.messages if is_running else NULL   # read by who has the GIL
         self.is_running = is_running
         return 0
 
@@ -89,7 +89,7 @@ cdef class Recorder:
         """
         if self.is_running:
             raise RuntimeError("it is still being recorded")
-        return told(&self.calls), told(&self.mail), nlost(&self.calls), nlost(&self.mail)
+        return told(&self.calls), told(&self.messages), nlost(&self.calls), nlost(&self.messages)
 
 
 cdef object nlost(const Trace *t):

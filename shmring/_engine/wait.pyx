@@ -7,7 +7,7 @@ from .._core.schedule cimport *
 from .._core.trace cimport step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
 from .._internode.context cimport Leg, examine, furthest_behind, leg_of, move, sr_conn_sleep
-from .._transport.channel cimport sr_office_hears
+from .._transport.channel cimport sr_channels_hears
 
 
 cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
@@ -264,7 +264,7 @@ cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
     if now >= c.deadline_ns + courtesy_ns(g, c):
         c.awaited.rank = latest(g, c)
         return LATE
-    if now >= g.signal_ns or (g.leg != NULL and sr_office_hears(leg_of(g).office)):
+    if now >= g.signal_ns or (g.leg != NULL and sr_channels_hears(leg_of(g).channels)):
         g.signal_ns = now + SIGNAL_INTERVAL_NS
         correct_wait(g, SR_WAIT_CALL, SR_IN_CALL, latest(g, c))
         status = examine(g, c) if g.leg != NULL else PROGRESSED

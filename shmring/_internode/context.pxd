@@ -5,8 +5,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from .._core.group cimport *
-from .._transport.channel cimport sr_office, sr_post, sr_post_call
-from .._transport.channels cimport Office
+from .._transport.channel cimport sr_channels, sr_channel, sr_channel_call
+from .._transport.channels cimport Channels
 
 
 cdef extern from "conn.h" nogil:
@@ -69,16 +69,16 @@ cdef struct Leg:
     int next_examined      # the connection that a long wait looks at next
     uint64_t cut_ns        # a connection whose other end has not answered for so long is taken for cut
     int news               # an epoll descriptor of all of them, and of ...
-    sr_office *office      # the mail between ranks
+    sr_channels *channels  # the channels to ranks of other hosts
     uint64_t seq           # of the last call begun, of all ranks
     uint64_t first_user_seq   # ... and of the first that is not the engine's own
     uint64_t fingerprint, count   # ... and what it is; 0: see its record
     uint64_t first_local   # the sequence number of its first local step
     # what hosts confirm to each other, see await_confirmations: only the first rank of each host does
-    sr_post **confirmer    # by node: the mail to its first rank; NULL: this rank is not the first of its own
-    sr_post_call due       # the last call that this host has confirmed, ...
+    sr_channel **confirmer  # by node: the channel to its first rank; NULL: this rank is not the first of its own
+    sr_channel_call due       # the last call that this host has confirmed, ...
     int nconfirmed         # ... and up to which node all have
-    sr_post_call ours, theirs   # once the status is PARTED: the two calls that do not match
+    sr_channel_call ours, theirs   # once the status is PARTED: the two calls that do not match
     const void **source    # by node, valid within one step
     const void **by_rank   # by rank, valid within one step
     # the call under way
@@ -229,7 +229,7 @@ cdef int examine_confirmations(Group *g, Call *c) noexcept nogil
 
 cdef class InterNodeConns:
     cdef Leg leg
-    cdef object news, data, office
+    cdef object news, data, channels
 
     cdef int allocate(self, int size) except -1
-    cdef int find_confirmers(self, Office office) except -1
+    cdef int find_confirmers(self, Channels channels) except -1

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from socket import socket
 from typing import Self
 
-from .._transport.channels import Office
+from .._transport.channels import Channels
 
 class InterNodeConns:
     """One rank's connections to those of other hosts, and where all ranks are."""
@@ -15,7 +15,7 @@ class InterNodeConns:
         rank: int,
         nodes: Sequence[Sequence[int]],
         data: Mapping[int, socket],
-        office: Office,
+        channels: Channels,
         cut_s: float,
     ) -> Self: ...
     def measure_out(self, slice_nbytes: int) -> None:

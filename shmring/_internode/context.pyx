@@ -9,7 +9,7 @@ from libc.stddef cimport size_t
 
 from .._core.group cimport *
 from .._transport.channel cimport *
-from .._transport.channels cimport Office
+from .._transport.channels cimport Channels
 
 import fractions
 import math
@@ -71,7 +71,7 @@ cdef int move(Group *g, Call *c) noexcept nogil:
     cdef int status
     cdef sr_conn *conn
     if not leg.has_started and leg.nconfirmed < leg.nnodes:   # it waits for what comes there
-        sr_office_hears(leg.office)
+        sr_channels_hears(leg.channels)
     while at < leg.nbusy:
         conn = &leg.conns[leg.busy[at]]
         status = sr_conn_step(conn)
@@ -98,15 +98,15 @@ cdef int broken(Group *g, Call *c, sr_conn *conn, int status) noexcept nogil:
     return parted(g, c, c.awaited.rank, call_of(g, c), call_in(&conn.arriving))
 
 
-cdef inline sr_post_call call_in(const sr_conn_head *head) noexcept nogil:
-    return sr_post_call(head.seq, head.fingerprint, head.count)
+cdef inline sr_channel_call call_in(const sr_conn_head *head) noexcept nogil:
+    return sr_channel_call(head.seq, head.fingerprint, head.count)
 
 
-cdef inline sr_post_call call_of(const Group *g, const Call *c) noexcept nogil:
-    return sr_post_call(leg_of(g).seq, c.fingerprint, c.count)
+cdef inline sr_channel_call call_of(const Group *g, const Call *c) noexcept nogil:
+    return sr_channel_call(leg_of(g).seq, c.fingerprint, c.count)
 
 
-cdef int parted(Group *g, Call *c, int rank, sr_post_call ours, sr_post_call theirs) noexcept nogil:
+cdef int parted(Group *g, Call *c, int rank, sr_channel_call ours, sr_channel_call theirs) noexcept nogil:
     leg_of(g).ours, leg_of(g).theirs = ours, theirs
     c.awaited.rank = rank
     return PARTED
@@ -157,29 +157,29 @@ cdef void confirm(Group *g, Call *c) noexcept nogil:
     leg.is_to_confirm = False
     for node in range(leg.nnodes):
         if node != leg.node:
-            sr_post_say(leg.office, leg.confirmer[node], SR_POST_CONFIRMED, &leg.due, sizeof(leg.due))
+            sr_channel_say(leg.channels, leg.confirmer[node], SR_CHANNEL_CONFIRMED, &leg.due, sizeof(leg.due))
 
 
 # DONE: every host has confirmed the last call that this one has. A host that confirms a later one has seen that its own
 # call was the same.
 cdef int await_confirmations(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef sr_post_call told
-    cdef sr_post *post
+    cdef sr_channel_call told
+    cdef sr_channel *channel
     while leg.nconfirmed < leg.nnodes:
         if leg.nconfirmed != leg.node:
-            post = leg.confirmer[leg.nconfirmed]
-            if not sr_flag_reached(&post.confirmed, leg.due.seq):
-                return blocked_on(c, &post.confirmed, leg.due.seq, remote(g, post.rank))
-            sr_post_hear(leg.office, post, SR_POST_CONFIRMED, &told)
+            channel = leg.confirmer[leg.nconfirmed]
+            if not sr_flag_reached(&channel.confirmed, leg.due.seq):
+                return blocked_on(c, &channel.confirmed, leg.due.seq, remote(g, channel.rank))
+            sr_channel_hear(leg.channels, channel, SR_CHANNEL_CONFIRMED, &told)
             if differ(&told, &leg.due):
                 leg.seq, leg.fingerprint, leg.count = leg.due.seq, leg.due.fingerprint, leg.due.count
-                return parted(g, c, remote(g, post.rank), leg.due, told)
+                return parted(g, c, remote(g, channel.rank), leg.due, told)
         leg.nconfirmed += 1
     return DONE
 
 
-cdef inline bint differ(const sr_post_call *one, const sr_post_call *other) noexcept nogil:
+cdef inline bint differ(const sr_channel_call *one, const sr_channel_call *other) noexcept nogil:
     return one.seq == other.seq and (one.fingerprint != other.fingerprint or one.count != other.count)
 
 
@@ -187,29 +187,29 @@ cdef inline bint differ(const sr_post_call *one, const sr_post_call *other) noex
 # whose confirmation is awaited is gone.
 cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
     cdef Leg *leg = leg_of(g)
-    cdef sr_post_call own = call_of(g, c)
-    cdef sr_post_call told
-    cdef sr_post *post
+    cdef sr_channel_call own = call_of(g, c)
+    cdef sr_channel_call told
+    cdef sr_channel *channel
     cdef int node
     for node in range(leg.nnodes if leg.confirmer != NULL else 0):
-        post = leg.confirmer[node]
-        if post == NULL:
+        channel = leg.confirmer[node]
+        if channel == NULL:
             continue
-        if sr_flag_load(&post.confirmed) == leg.seq:
-            sr_post_hear(leg.office, post, SR_POST_CONFIRMED, &told)
+        if sr_flag_load(&channel.confirmed) == leg.seq:
+            sr_channel_hear(leg.channels, channel, SR_CHANNEL_CONFIRMED, &told)
             if differ(&told, &own):
-                return parted(g, c, remote(g, post.rank), own, told)
+                return parted(g, c, remote(g, channel.rank), own, told)
         if node == leg.nconfirmed and not leg.has_started:
-            sr_post_check_link(leg.office, post, leg.cut_ns)
-            if has_gone(post) and not sr_flag_reached(&post.confirmed, leg.due.seq):
-                c.awaited.rank = remote(g, post.rank)
-                c.error = post.error
+            sr_channel_check_link(leg.channels, channel, leg.cut_ns)
+            if has_gone(channel) and not sr_flag_reached(&channel.confirmed, leg.due.seq):
+                c.awaited.rank = remote(g, channel.rank)
+                c.error = channel.error
                 return LOST
     return PROGRESSED
 
 
-cdef inline bint has_gone(const sr_post *post) noexcept nogil:
-    return sr_flag_load(&post.end) != SR_POST_OPEN or sr_flag_load(&post.left) != 0
+cdef inline bint has_gone(const sr_channel *channel) noexcept nogil:
+    return sr_flag_load(&channel.end) != SR_CHANNEL_OPEN or sr_flag_load(&channel.left) != 0
 
 
 # Of those that a late call waits for, the rank with the most messages yet to come: others that have to wait for it
@@ -252,11 +252,11 @@ cdef class InterNodeConns:
     """The connections of one communicator on one rank to the ranks of other hosts, and where all ranks are.
 
     nodes: the ranks of each node, in local order. data: a connected, non-blocking socket to every rank of another
-    node, by rank; they are kept, and closed by whoever made them. office: the mail to the same ranks, which is to be
-    looked at in every wait. cut_s: a connection whose other end does not answer for so long is taken for cut.
+    node, by rank; they are kept, and closed by whoever made them. channels: the control channels to the same ranks, to
+    be looked at in every wait. cut_s: a connection whose other end does not answer for so long is taken for cut.
     """
 
-    def __cinit__(self, *, int rank, nodes, dict data, Office office, double cut_s):
+    def __cinit__(self, *, int rank, nodes, dict data, Channels channels, double cut_s):
         cdef Leg *leg = &self.leg
         cdef int size = sum(len(ranks) for ranks in nodes)
         cdef int at = 0, node, local, number
@@ -266,9 +266,9 @@ cdef class InterNodeConns:
         leg.rank, leg.size, leg.nnodes = rank, size, len(nodes)
         leg.nconns = len(data)
         leg.news = self.news.fileno()
-        leg.office, self.office = office.office, office
+        leg.channels, self.channels = channels.channels, channels
         leg.cut_ns = <uint64_t> (cut_s * 1e9)
-        self.news.register(office.fileno(), select.EPOLLIN)
+        self.news.register(channels.fileno(), select.EPOLLIN)
         self.allocate(size)
         for node, ranks in enumerate(nodes):
             leg.first[node] = at
@@ -286,21 +286,21 @@ cdef class InterNodeConns:
             # a later call wakes once.
             self.news.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
             at += 1
-        self.find_confirmers(office)
+        self.find_confirmers(channels)
         self.measure_out(SLICE_NBYTES)
 
-    cdef int find_confirmers(self, Office office) except -1:
+    cdef int find_confirmers(self, Channels channels) except -1:
         cdef Leg *leg = &self.leg
         cdef int node
         leg.nconfirmed = leg.nnodes   # nothing is due
         if leg.local_of[leg.rank] != 0:
             return 0
-        leg.confirmer = <sr_post **> calloc(leg.nnodes, sizeof(void *))
+        leg.confirmer = <sr_channel **> calloc(leg.nnodes, sizeof(void *))
         if leg.confirmer == NULL:
             raise MemoryError()
         for node in range(leg.nnodes):
             if node != leg.node:
-                leg.confirmer[node] = office.post_of(rank_at(leg, node, 0))
+                leg.confirmer[node] = channels.channel_of(rank_at(leg, node, 0))
         return 0
 
     def measure_out(self, size_t slice_nbytes):

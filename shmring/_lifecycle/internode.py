@@ -15,7 +15,7 @@ from .._bootstrap.world import World
 from .._config.settings import address_text
 from .._internode.context import InterNodeConns
 from .._system.limits import explain
-from .._transport.channels import Office
+from .._transport.channels import Channels
 from .._transport.notifications import Alarms
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ class Crossing:
         self._mesh = mesh
         self._key = key
         try:
-            self._office = office = Office(mesh.mail, *engine.message_rings())
-            self._alarms = Alarms(mesh.mail, office)
+            self._channels = channels = Channels(mesh.control, *engine.message_rings())
+            self._alarms = Alarms(mesh.control, channels)
             self._conns = InterNodeConns(
                 rank=place.rank,
                 nodes=place.ranks_of_node,
                 data=mesh.data,
-                office=office,
+                channels=channels,
                 cut_s=framed_socket.CUT_S,
             )
         except OSError as error:
@@ -67,27 +67,27 @@ class Crossing:
 
     def tell_view(self, view: bytes) -> None:
         """Say to the ranks of other hosts who goes on; see views."""
-        self._office.tell_view(view)
+        self._channels.tell_view(view)
 
     def view_of(self, rank: int) -> bytes | None:
         """What a rank of another host has said so last."""
-        return self._office.view_of(rank)
+        return self._channels.view_of(rank)
 
     def has_gone(self, rank: int) -> bool:
         """Whether a rank of another host has ended, left, or is not to be reached any more."""
-        return self._office.has_ended(rank) or self._office.has_left(rank)
+        return self._channels.has_ended(rank) or self._channels.has_left(rank)
 
     def hear_views(self) -> None:
         """Take in what they have said."""
-        self._office.look(framed_socket.CUT_S)
+        self._channels.look(framed_socket.CUT_S)
 
     def await_news(self, within_s: float) -> None:
         """Wait for what they say, a little while."""
-        self._office.await_news(within_s)
+        self._channels.await_news(within_s)
 
     def deliver_view(self) -> None:
         """Wait until what was said last is there, as far as it can be: this rank is about to close."""
-        self._office.deliver(_VIEW_S, framed_socket.CUT_S, unless_over=False)
+        self._channels.deliver(_VIEW_S, framed_socket.CUT_S, unless_over=False)
 
     @property
     def key(self) -> bytes:
@@ -97,7 +97,7 @@ class Crossing:
     def close(self, within_s: float) -> None:
         """Close all connections; a second call does nothing. within_s: for messages to reach their hosts."""
         try:
-            self._office.deliver(within_s, framed_socket.CUT_S)
+            self._channels.deliver(within_s, framed_socket.CUT_S)
         finally:
             self._conns.close()
             self._alarms.close()

@@ -3,7 +3,7 @@ from libc.stdint cimport uint64_t
 
 from .._core.group cimport sr_nap
 from .._engine.progress cimport Errand
-from .matching cimport Mail, Message
+from .matching cimport Matching, Message
 
 
 cdef struct Wait:
@@ -15,6 +15,6 @@ cdef struct Wait:
     int culprit               # whose end or lateness ends it
 
 
-cdef int deliver_briefly(Mail *m, Message *message) noexcept nogil
+cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil
 cdef int run_errand(Errand *e, sr_nap *nap) noexcept nogil
-cdef int deliver_patiently(Mail *m, Message *message, Wait *wait) noexcept nogil
+cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept nogil

@@ -15,22 +15,24 @@ from .._engine.progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WAN
 from .._engine.wait cimport nap_after, sleep_until_death
 from .._internode.context cimport leg_of, remote, sr_conn_sleep
 from .._transport.channel cimport (
-    SR_POST_DAMAGED, SR_POST_OPEN, sr_office_attend, sr_office_hears, sr_office_wake, sr_post_check_link,
+    SR_CHANNEL_DAMAGED, SR_CHANNEL_OPEN, sr_channels_attend, sr_channels_hears, sr_channels_wake, sr_channel_check_link,
 )
-from .matching cimport ANY, COMPLETE, DAMAGED, FAR_SIDE, NEAR_SIDE, Mail, Message, awaited_sides, step_mail, tell_all
+from .matching cimport (
+    ANY, COMPLETE, DAMAGED, FAR_SIDE, NEAR_SIDE, Matching, Message, awaited_sides, step_messages, tell_all,
+)
 
 
 cdef enum:
-    WATCH_NS = 50000000      # so long the thread goes on to look at a mail in which nothing is pending
+    WATCH_NS = 50000000      # so long the thread goes on to look at a communicator in which nothing is pending
     FAR_LOOKS = 3            # of a short try: a look at what comes from other hosts is a system call
 
 
 # DONE, BLOCKED after so many pauses in which nothing moved, or what else a step came to.
-cdef int step_until_complete(Mail *m, Message *message, int pauses) noexcept nogil:
+cdef int step_until_complete(Matching *m, Message *message, int pauses) noexcept nogil:
     cdef int left = pauses
     cdef int status
     while message.state != COMPLETE:
-        status = step_mail(m)
+        status = step_messages(m)
         if message.state == COMPLETE:
             break
         if status == PROGRESSED:
@@ -43,17 +45,17 @@ cdef int step_until_complete(Mail *m, Message *message, int pauses) noexcept nog
     return DONE
 
 
-# Before a wait for this message: how many pauses it is worth, and whether other hosts' mail can wait for it. Between
-# looks at that a yield costs nothing that counts, and the sender may be a rank that runs here after all.
-cdef inline int pauses_for(Mail *m, Message *message, int pauses) noexcept nogil:
-    m.far_later = m.office == NULL or (message.peer != ANY and m.peer[message.peer].post == NULL)
+# Before a wait for this message: how many pauses it is worth, and whether other hosts' channels can wait for it.
+# Between looks at that a yield costs nothing that counts, and the sender may be a rank that runs here after all.
+cdef inline int pauses_for(Matching *m, Message *message, int pauses) noexcept nogil:
+    m.far_later = m.channels == NULL or (message.peer != ANY and m.peer[message.peer].channel == NULL)
     if not m.far_later:
         return min(pauses, FAR_LOOKS)
     return 0 if message.peer != ANY and runs_here(m.g, m.peer[message.peer].lane) else pauses
 
 
 # A short try with the GIL held, as a small collective makes it.
-cdef int deliver_briefly(Mail *m, Message *message) noexcept nogil:
+cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil:
     cdef int status
     cdef int yields = 0
     while True:
@@ -65,7 +67,7 @@ cdef int deliver_briefly(Mail *m, Message *message) noexcept nogil:
 
 
 # As wait_until_delivered; others can read for whom this rank waits.
-cdef int deliver_patiently(Mail *m, Message *message, Wait *wait) noexcept nogil:
+cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept nogil:
     cdef int status = wait_until_delivered(m, message, wait)
     if status != SIGNALLED:
         end_wait(m.g, SR_WAIT_MESSAGE)
@@ -73,13 +75,13 @@ cdef int deliver_patiently(Mail *m, Message *message, Wait *wait) noexcept nogil
 
 
 # A rank as everybody else numbers it, see remote.
-cdef inline int awaited_by(Mail *m, const Message *message) noexcept nogil:
+cdef inline int awaited_by(Matching *m, const Message *message) noexcept nogil:
     if message.peer == ANY:
         return ANYBODY
-    return m.peer[message.peer].lane if m.peer[message.peer].post == NULL else remote(m.g, message.peer)
+    return m.peer[message.peer].lane if m.peer[message.peer].channel == NULL else remote(m.g, message.peer)
 
 
-cdef inline void tell_of_wait(Mail *m, const Message *message, uint64_t since_ns) noexcept nogil:
+cdef inline void tell_of_wait(Matching *m, const Message *message, uint64_t since_ns) noexcept nogil:
     cdef int kind = SR_IN_SEND if message.is_send else SR_IN_PROBE if message.is_probe else SR_IN_RECV
     begin_wait(m.g, SR_WAIT_MESSAGE, kind, since_ns, awaited_by(m, message))
 
@@ -94,7 +96,7 @@ cdef inline uint64_t look_at_clock(Wait *wait) noexcept nogil:
 
 
 # Returns when the message is complete, or with what ends the wait or has to be done with the GIL.
-cdef int wait_until_delivered(Mail *m, Message *message, Wait *wait) noexcept nogil:
+cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcept nogil:
     cdef Group *g = m.g
     cdef uint64_t now
     cdef int status
@@ -110,7 +112,7 @@ cdef int wait_until_delivered(Mail *m, Message *message, Wait *wait) noexcept no
         wait.signal_ns = now + SIGNAL_INTERVAL_NS
         tell_all(m)
     while True:
-        status = step_mail(m)
+        status = step_messages(m)
         if message.state == COMPLETE:
             return DONE
         if status == PROGRESSED:
@@ -135,46 +137,46 @@ cdef int wait_until_delivered(Mail *m, Message *message, Wait *wait) noexcept no
 
 
 # True: some rank has died.
-cdef bint sleep(Mail *m, Message *message, uint64_t asleep_ns) noexcept nogil:
+cdef bint sleep(Matching *m, Message *message, uint64_t asleep_ns) noexcept nogil:
     cdef sr_nap nap
-    cdef int sides = awaited_sides(m) if m.office != NULL else NEAR_SIDE
+    cdef int sides = awaited_sides(m) if m.channels != NULL else NEAR_SIDE
     tell_all(m)
     if sides & FAR_SIDE:
         sleep_far(m, message, m.g.sleep_ns if sides == FAR_SIDE else nap_after(asleep_ns))
         return False
     nap.n = 0
-    sr_nap_watch(&nap, &m.g.me.mail_bell)
-    return (step_mail(m) == BLOCKED and message.state != COMPLETE
+    sr_nap_watch(&nap, &m.g.me.p2p_bell)
+    return (step_messages(m) == BLOCKED and message.state != COMPLETE
             and sr_flag_load_ordered(&m.g.header.abort) == SR_NO_ABORT and sleep_until_death(m.g, &nap, m.g.sleep_ns))
 
 
-cdef void sleep_far(Mail *m, Message *message, uint64_t limit_ns) noexcept nogil:
+cdef void sleep_far(Matching *m, Message *message, uint64_t limit_ns) noexcept nogil:
     m.far_later = False
-    if not sr_office_attend(m.office) and step_mail(m) == BLOCKED and message.state != COMPLETE:
-        sr_conn_sleep(m.office.news, limit_ns)
-    sr_office_wake(m.office)
+    if not sr_channels_attend(m.channels) and step_messages(m) == BLOCKED and message.state != COMPLETE:
+        sr_conn_sleep(m.channels.news, limit_ns)
+    sr_channels_wake(m.channels)
 
 
 # Whatever its peer has sent is here: nothing more will come of it.
-cdef inline bint is_stuck(Mail *m, Message *message) noexcept nogil:
-    return step_mail(m) == BLOCKED and message.state != COMPLETE
+cdef inline bint is_stuck(Matching *m, Message *message) noexcept nogil:
+    return step_messages(m) == BLOCKED and message.state != COMPLETE
 
 
 # PROGRESSED: it lives. Else DEAD, LEFT, or DAMAGED where what came from it makes no sense.
-cdef int fate_of_peer(Mail *m, int rank) noexcept nogil:
-    if m.peer[rank].post != NULL:
-        if sr_flag_load(&m.peer[rank].post.left) != 0:
+cdef int fate_of_peer(Matching *m, int rank) noexcept nogil:
+    if m.peer[rank].channel != NULL:
+        if sr_flag_load(&m.peer[rank].channel.left) != 0:
             return LEFT
-        if sr_flag_load(&m.peer[rank].post.end) == SR_POST_DAMAGED:
+        if sr_flag_load(&m.peer[rank].channel.end) == SR_CHANNEL_DAMAGED:
             return DAMAGED
-        return PROGRESSED if sr_flag_load(&m.peer[rank].post.end) == SR_POST_OPEN else DEAD
+        return PROGRESSED if sr_flag_load(&m.peer[rank].channel.end) == SR_CHANNEL_OPEN else DEAD
     return fate_of(&m.g.lane[m.peer[rank].lane].life)
 
 
-cdef int look_around(Mail *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
+cdef int look_around(Matching *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
     cdef int rank, fate, nleft = 0
     look_for_lives(m.g)
-    if m.office != NULL and sr_office_hears(m.office):
+    if m.channels != NULL and sr_channels_hears(m.channels):
         return SIGNALLED
     for rank in range(m.size):
         if rank == m.rank or (message.peer != ANY and message.peer != rank):
@@ -193,18 +195,18 @@ cdef int look_around(Mail *m, Message *message, Wait *wait, uint64_t now) noexce
         return LATE
     if now >= wait.signal_ns:
         wait.signal_ns = now + SIGNAL_INTERVAL_NS
-        if message.peer != ANY and m.peer[message.peer].post != NULL:
-            sr_post_check_link(m.office, m.peer[message.peer].post, leg_of(m.g).cut_ns)
+        if message.peer != ANY and m.peer[message.peer].channel != NULL:
+            sr_channel_check_link(m.channels, m.peer[message.peer].channel, leg_of(m.g).cut_ns)
         return SIGNALLED
     return PROGRESSED
 
 
 # ---- in the background -----------------------------------------------------------------------------------------
 
-# The thread's turn with one communicator's mail. It looks every now and then as long as transfers have been pending
+# The thread's turn with one communicator's messages. It looks every now and then as long as transfers have been pending
 # lately, so that a caller need not rouse it for each; it waits for the bell only where a message is half through.
 cdef int run_errand(Errand *e, sr_nap *nap) noexcept nogil:
-    cdef Mail *m = <Mail *> e
+    cdef Matching *m = <Matching *> e
     cdef uint64_t now = sr_now_ns()
     cdef int found
     e.news = 0
@@ -229,22 +231,22 @@ cdef int run_errand(Errand *e, sr_nap *nap) noexcept nogil:
     return found
 
 
-cdef int step_errand(Mail *m, sr_nap *nap) noexcept nogil:
+cdef int step_errand(Matching *m, sr_nap *nap) noexcept nogil:
     cdef int status
     if nap != NULL:
         tell_all(m)
         if is_flowing(m):
-            sr_nap_watch(nap, &m.g.me.mail_bell)
+            sr_nap_watch(nap, &m.g.me.p2p_bell)
     m.far_later = False
-    if m.office != NULL and awaited_sides(m) & FAR_SIDE:
-        m.errand.news, m.errand.waker = m.office.news, m.office.waker
-    status = step_mail(m)
+    if m.channels != NULL and awaited_sides(m) & FAR_SIDE:
+        m.errand.news, m.errand.waker = m.channels.news, m.channels.waker
+    status = step_messages(m)
     if status == PROGRESSED:
         return ACTIVE
     return WAITING if status == BLOCKED else WANTS_PYTHON
 
 
-cdef bint is_flowing(Mail *m) noexcept nogil:
+cdef bint is_flowing(Matching *m) noexcept nogil:
     cdef int i
     for i in range(m.nsources):
         if m.peer[m.source[i]].receiving:

@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from .._core.group cimport Group, sr_flag
 from .._core.spsc_ring cimport sr_incoming, sr_outgoing, sr_ring_end
 from .._engine.progress cimport Errand
-from .._transport.channel cimport sr_office, sr_post
+from .._transport.channel cimport sr_channels, sr_channel
 
 
 cdef enum:
@@ -27,14 +27,14 @@ cdef enum Failure:
 
 
 cdef enum Outcome:    # what a step comes to, beside PROGRESSED and BLOCKED of Status
-    NEEDS_ROOM = 64   # the message at the head of mail.needy's ring has to be put aside, and that allocates
-    DAMAGED           # mail.needy's ring holds what no sender writes
+    NEEDS_ROOM = 64   # the message at the head of matching.needy's ring has to be put aside, and that allocates
+    DAMAGED           # matching.needy's ring holds what no sender writes
 
 
-# A send, a receive or a probe that somebody has asked for. Linked into the mail until it is complete.
+# A send, a receive or a probe that somebody has asked for. Linked into Matching until it is complete.
 cdef struct Message:
     Message *next
-    void *owner              # told when it is complete: it is then in mail.completed
+    void *owner              # told when it is complete: it is then in matching.completed
     bint is_send, is_probe
     int peer                 # destination; source, or ANY
     int64_t tag              # or ANY
@@ -69,7 +69,7 @@ cdef enum Side:       # where what is posted comes from or goes to
 
 cdef struct Peer:
     int lane                 # among the ranks of this host; -1: it is of another, and
-    sr_post *post            # ... there is this connection to it in place of rings; else NULL
+    sr_channel *channel      # ... there is this connection to it in place of rings; else NULL
     sr_ring_end out          # to it; open once out_open
     sr_ring_end inward       # from it; open once it is among the sources
     bint out_open
@@ -82,8 +82,8 @@ cdef struct Peer:
 
 
 # Touched only by who has taken `stepper`, once the thread that runs in the background knows of it.
-cdef struct Mail:
-    Errand errand            # first: the thread knows the mail by it
+cdef struct Matching:
+    Errand errand            # first: the thread knows Matching by it
     sr_flag stepper
     sr_flag resting          # the thread does not look any more: who leaves something for it has to rouse it
     uint64_t watched_until_ns   # the thread's own
@@ -91,13 +91,13 @@ cdef struct Mail:
     Group *g
     int rank, size           # of all hosts' ranks
     int *rank_of             # by lane
-    sr_office *office        # the mail to ranks of other hosts; NULL: there are none
+    sr_channels *channels    # the channels to ranks of other hosts; NULL: there are none
     uint64_t nheeded         # of those from whom something has come, how many are among the sources
-    bint far_later           # nobody waits for other hosts: their mail is looked at now and then only
+    bint far_later           # nobody waits for other hosts: their channels are looked at now and then only
     uint32_t nsteps
     Peer *peer               # by rank
     size_t ring_nbytes
-    uint64_t *seen           # by lane, a bit each: the marks in this rank's mail that have been heeded
+    uint64_t *seen           # by lane, a bit each: the marks in this rank's p2p_senders that have been heeded
     int *source              # ranks whose rings to this one are open
     int nsources
     int first_source         # where the next look round begins, so that none is starved
@@ -112,14 +112,14 @@ cdef struct Mail:
     int needy
 
 
-cdef int step_mail(Mail *m) noexcept nogil
-cdef void post_send(Mail *m, Message *message) noexcept nogil
-cdef void post_receive(Mail *m, Message *message) noexcept nogil
-cdef bint has_moved(const Mail *m, const Message *message) noexcept nogil
-cdef void withdraw(Mail *m, Message *message) noexcept nogil
-cdef void withdraw_all(Mail *m) noexcept nogil
-cdef void put_aside(Mail *m, Aside *aside) noexcept nogil
-cdef int awaited_sides(Mail *m) noexcept nogil
-cdef bint deliver_to_self(Mail *m, Message *message) noexcept nogil
-cdef void open_way(Mail *m, int receiver) noexcept nogil
-cdef void tell_all(Mail *m) noexcept nogil
+cdef int step_messages(Matching *m) noexcept nogil
+cdef void post_send(Matching *m, Message *message) noexcept nogil
+cdef void post_receive(Matching *m, Message *message) noexcept nogil
+cdef bint has_moved(const Matching *m, const Message *message) noexcept nogil
+cdef void withdraw(Matching *m, Message *message) noexcept nogil
+cdef void withdraw_all(Matching *m) noexcept nogil
+cdef void put_aside(Matching *m, Aside *aside) noexcept nogil
+cdef int awaited_sides(Matching *m) noexcept nogil
+cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil
+cdef void open_way(Matching *m, int receiver) noexcept nogil
+cdef void tell_all(Matching *m) noexcept nogil

@@ -1,4 +1,4 @@
-# Moving point-to-point messages: step_mail carries on everything that is posted, as far as it goes, and returns at
+# Moving point-to-point messages: step_messages carries on everything that is posted, as far as it goes, and returns at
 # once. Order between a pair of ranks is that of their ring; a message that nobody waits for, before one that somebody
 # does, is put aside into private memory. Nothing here touches a Python
 # object.
@@ -14,12 +14,12 @@ from .._transport.channel cimport *
 cdef enum:
     # Measured with bench/peers/peers.py --call ping_pong: one is sent while the one before is received.
     PIECE_NBYTES = 16384
-    STEPS_A_LOOK = 16    # while nobody waits for other hosts: a look at their mail is a system call
+    STEPS_A_LOOK = 16    # while nobody waits for other hosts: a look at their channels is a system call
 
 
 # ---- what is linked ------------------------------------------------------------------------------------------
 
-cdef void complete(Mail *m, Message *message) noexcept nogil:
+cdef void complete(Matching *m, Message *message) noexcept nogil:
     message.state = COMPLETE
     message.next = NULL
     if message.owner != NULL:
@@ -32,12 +32,12 @@ cdef void complete(Mail *m, Message *message) noexcept nogil:
 # become private: so no receive is complete then that was not before. (Between the abort and a copy there is much of
 # Python: whatever was written before the word was looked at is there by then.) It stays as it is, in no list: whoever
 # waits for it comes upon the abort.
-cdef inline void complete_receive(Mail *m, Message *message) noexcept nogil:
+cdef inline void complete_receive(Matching *m, Message *message) noexcept nogil:
     if sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
         complete(m, message)
 
 
-cdef void end_receive(Mail *m, Message *message, Failure failure) noexcept nogil:
+cdef void end_receive(Matching *m, Message *message, Failure failure) noexcept nogil:
     message.failure = failure
     complete_receive(m, message)
 
@@ -61,17 +61,17 @@ cdef bint unlink(Message **first, Message **last, Message *message) noexcept nog
     return True
 
 
-cdef void unlink_receive(Mail *m, Message *message) noexcept nogil:
+cdef void unlink_receive(Matching *m, Message *message) noexcept nogil:
     unlink(&m.first_receive, &m.last_receive, message)
 
 
-cdef void unlink_send(Mail *m, Message *message) noexcept nogil:
+cdef void unlink_send(Matching *m, Message *message) noexcept nogil:
     cdef Peer *p = &m.peer[message.peer]
     if unlink(&p.first_send, &p.last_send, message):
         m.nsends -= 1
 
 
-cdef void unlink_aside(Mail *m, Aside *aside) noexcept nogil:
+cdef void unlink_aside(Matching *m, Aside *aside) noexcept nogil:
     cdef Aside *before = NULL
     cdef Aside *at = m.first_aside
     while at != aside:
@@ -86,15 +86,15 @@ cdef void unlink_aside(Mail *m, Aside *aside) noexcept nogil:
 
 
 # What comes of the message that is under way from there goes nowhere.
-cdef void pass_over(Mail *m, Peer *p) noexcept nogil:
+cdef void pass_over(Matching *m, Peer *p) noexcept nogil:
     p.receiver = NULL
     p.incoming.data = NULL
-    if p.post != NULL:
-        sr_post_withdraw(m.office, p.post)
+    if p.channel != NULL:
+        sr_channel_withdraw(m.channels, p.channel)
 
 
 # True if making the call of this message again would not have the same effect: some of it has left, or has come.
-cdef bint has_moved(const Mail *m, const Message *message) noexcept nogil:
+cdef bint has_moved(const Matching *m, const Message *message) noexcept nogil:
     cdef int i
     if message.is_probe:
         return False
@@ -108,7 +108,7 @@ cdef bint has_moved(const Mail *m, const Message *message) noexcept nogil:
 
 # Forgets a message that is not complete. What has begun to arrive for it is passed over; what has begun to leave
 # cannot be taken back, and the communicator with it.
-cdef void withdraw(Mail *m, Message *message) noexcept nogil:
+cdef void withdraw(Matching *m, Message *message) noexcept nogil:
     cdef int i
     cdef Peer *p
     cdef Aside *aside = m.first_aside
@@ -128,8 +128,8 @@ cdef void withdraw(Mail *m, Message *message) noexcept nogil:
         aside = aside.next
 
 
-# Before all that is posted loses its memory: the office still takes in what comes.
-cdef void withdraw_all(Mail *m) noexcept nogil:
+# Before all that is posted loses its memory: the channels still take in what comes.
+cdef void withdraw_all(Matching *m) noexcept nogil:
     cdef int i
     for i in range(m.nsources):
         pass_over(m, &m.peer[m.source[i]])
@@ -156,7 +156,7 @@ cdef inline Failure failure_of(const Message *message) noexcept nogil:
 
 
 # The receive that has waited longest for such a message, out of its list; probes that it answers are complete.
-cdef Message *take_receiver(Mail *m, int source, uint32_t tag, uint64_t kind, size_t nbytes) noexcept nogil:
+cdef Message *take_receiver(Matching *m, int source, uint32_t tag, uint64_t kind, size_t nbytes) noexcept nogil:
     cdef Message *at = m.first_receive
     cdef Message *after
     while at != NULL:
@@ -172,7 +172,7 @@ cdef Message *take_receiver(Mail *m, int source, uint32_t tag, uint64_t kind, si
 
 
 # Whether anybody waits for a message of this source: then those before it have to make way.
-cdef bint is_awaited(Mail *m, int source) noexcept nogil:
+cdef bint is_awaited(Matching *m, int source) noexcept nogil:
     cdef Message *at = m.first_receive
     while at != NULL:
         if at.peer == source or at.peer == ANY:
@@ -181,7 +181,7 @@ cdef bint is_awaited(Mail *m, int source) noexcept nogil:
     return False
 
 
-cdef void hand_over(Mail *m, Aside *aside) noexcept nogil:
+cdef void hand_over(Matching *m, Aside *aside) noexcept nogil:
     cdef Message *message = aside.wanted_by
     cdef Failure failure = failure_of(message)
     if failure == NO_FAILURE:
@@ -192,7 +192,7 @@ cdef void hand_over(Mail *m, Aside *aside) noexcept nogil:
 
 
 # Finds what has been put aside for a new receive or probe, else queues it.
-cdef void post_receive(Mail *m, Message *message) noexcept nogil:
+cdef void post_receive(Matching *m, Message *message) noexcept nogil:
     cdef Aside *aside = m.first_aside
     while aside != NULL:
         if aside.wanted_by == NULL and matches(message, aside.source, aside.tag):
@@ -217,7 +217,7 @@ cdef void post_receive(Mail *m, Message *message) noexcept nogil:
 # ---- to itself -----------------------------------------------------------------------------------------------
 
 # Straight into the memory of a receive that waits for it. False: there is none, and it has to be put aside.
-cdef bint deliver_to_self(Mail *m, Message *message) noexcept nogil:
+cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil:
     cdef uint32_t tag = <uint32_t> message.tag
     cdef Message *receiver = take_receiver(m, m.rank, tag, message.kind, message.nbytes)
     cdef Failure failure
@@ -233,13 +233,13 @@ cdef bint deliver_to_self(Mail *m, Message *message) noexcept nogil:
 
 # ---- sending -------------------------------------------------------------------------------------------------
 
-cdef inline int push(Mail *m, Peer *p, Message *message) noexcept nogil:
-    if p.post != NULL:
-        return sr_post_push(m.office, p.post, &message.out)
+cdef inline int push(Matching *m, Peer *p, Message *message) noexcept nogil:
+    if p.channel != NULL:
+        return sr_channel_push(m.channels, p.channel, &message.out)
     return sr_ring_push(&p.out, &message.out)
 
 
-cdef void post_send(Mail *m, Message *message) noexcept nogil:
+cdef void post_send(Matching *m, Message *message) noexcept nogil:
     cdef Peer *p = &m.peer[message.peer]
     message.out.head.tag = <uint32_t> message.tag
     message.out.head.kind = message.kind
@@ -259,7 +259,7 @@ cdef void post_send(Mail *m, Message *message) noexcept nogil:
     m.nsends += 1
 
 
-cdef bint step_sends(Mail *m) noexcept nogil:
+cdef bint step_sends(Matching *m) noexcept nogil:
     cdef bint moved = False
     cdef Peer *p
     cdef Message *message
@@ -282,7 +282,7 @@ cdef bint step_sends(Mail *m) noexcept nogil:
 # ---- receiving -----------------------------------------------------------------------------------------------
 
 # The room for the head of needy's ring: it is received there.
-cdef void put_aside(Mail *m, Aside *aside) noexcept nogil:
+cdef void put_aside(Matching *m, Aside *aside) noexcept nogil:
     cdef Peer *p = &m.peer[aside.source]
     aside.next = NULL
     if m.last_aside == NULL:
@@ -301,7 +301,7 @@ cdef void put_aside(Mail *m, Aside *aside) noexcept nogil:
 
 
 # Begins to receive the message whose head is next, if anybody waits for it.
-cdef int begin_incoming(Mail *m, int source) noexcept nogil:
+cdef int begin_incoming(Matching *m, int source) noexcept nogil:
     cdef Peer *p = &m.peer[source]
     cdef Message *message
     cdef Failure failure
@@ -336,7 +336,7 @@ cdef int begin_incoming(Mail *m, int source) noexcept nogil:
     return PROGRESSED
 
 
-cdef void finish_incoming(Mail *m, Peer *p) noexcept nogil:
+cdef void finish_incoming(Matching *m, Peer *p) noexcept nogil:
     p.receiving = False
     if p.receiver != NULL:
         complete_receive(m, p.receiver)
@@ -348,7 +348,7 @@ cdef void finish_incoming(Mail *m, Peer *p) noexcept nogil:
     p.aside = NULL
 
 
-cdef int step_incoming(Mail *m, int source) noexcept nogil:
+cdef int step_incoming(Matching *m, int source) noexcept nogil:
     cdef Peer *p = &m.peer[source]
     cdef int outcome = BLOCKED
     cdef int status
@@ -360,8 +360,8 @@ cdef int step_incoming(Mail *m, int source) noexcept nogil:
                 return status if status != BLOCKED else outcome
             outcome = PROGRESSED
         offset = p.incoming.offset
-        if p.post != NULL:
-            status = sr_post_pull(m.office, p.post)
+        if p.channel != NULL:
+            status = sr_channel_pull(m.channels, p.channel)
         else:
             status = sr_ring_pull(&p.inward, &p.incoming)
         if p.incoming.offset != offset:
@@ -378,40 +378,40 @@ cdef int step_incoming(Mail *m, int source) noexcept nogil:
 # ---- ways ----------------------------------------------------------------------------------------------------
 
 # Of the ring between two ranks of this host; other: at its other end.
-cdef void open_end(Mail *m, sr_ring_end *end, int sender, int receiver, int other) noexcept nogil:
+cdef void open_end(Matching *m, sr_ring_end *end, int sender, int receiver, int other) noexcept nogil:
     cdef sr_header *header = m.g.header
     cdef size_t offset = sr_layout_message_ring_offset(m.g.size, header.ring_nbytes, m.ring_nbytes, sender, receiver)
     cdef unsigned char *head = <unsigned char *> header + offset
     sr_ring_open_end(end, <sr_ring *> head, head + SR_PAGE, m.ring_nbytes,
-                     sr_ring_first(header.first_seq, m.ring_nbytes), &m.g.lane[other].mail_bell, m.g.kernels.copy,
+                     sr_ring_first(header.first_seq, m.ring_nbytes), &m.g.lane[other].p2p_bell, m.g.kernels.copy,
                      PIECE_NBYTES)
 
 
 # Lays out the ring to a rank of this host, whose pages are there, and tells it.
-cdef void open_way(Mail *m, int receiver) noexcept nogil:
+cdef void open_way(Matching *m, int receiver) noexcept nogil:
     cdef Peer *p = &m.peer[receiver]
     cdef sr_lane *lane = m.g.lane[p.lane]
     open_end(m, &p.out, m.g.rank, p.lane, p.lane)
     format_way(&p.out)
     p.out_open = True
-    sr_flag_mark(&lane.mail[m.g.rank // 64], <uint64_t> 1 << (m.g.rank % 64), &lane.mail_bell)
+    sr_flag_mark(&lane.p2p_senders[m.g.rank // 64], <uint64_t> 1 << (m.g.rank % 64), &lane.p2p_bell)
 
 
 cdef inline void format_way(sr_ring_end *end) noexcept nogil:
     sr_ring_format(end.ring, end.bytes, end.position)
 
 
-cdef inline void add_source(Mail *m, int rank) noexcept nogil:
+cdef inline void add_source(Matching *m, int rank) noexcept nogil:
     m.source[m.nsources] = rank
     m.nsources += 1
 
 
-# Opens the rings whose senders have marked this rank's mail since the last look.
-cdef inline void open_sources(Mail *m) noexcept nogil:
+# Opens the rings whose senders have marked this rank's p2p_senders since the last look.
+cdef inline void open_sources(Matching *m) noexcept nogil:
     cdef int word, lane
     cdef uint64_t new
     for word in range((m.g.size + 63) // 64):
-        new = sr_flag_load_ordered(&m.g.me.mail[word]) & ~m.seen[word]
+        new = sr_flag_load_ordered(&m.g.me.p2p_senders[word]) & ~m.seen[word]
         if new == 0:
             continue
         m.seen[word] |= new
@@ -422,37 +422,37 @@ cdef inline void open_sources(Mail *m) noexcept nogil:
 
 
 # The same for ranks of other hosts from whom something has come.
-cdef void open_far_sources(Mail *m) noexcept nogil:
-    cdef sr_post *post
+cdef void open_far_sources(Matching *m) noexcept nogil:
+    cdef sr_channel *channel
     cdef Peer *p
     cdef int i
-    for i in range(m.office.nposts):
-        post = &m.office.post[i]
-        p = &m.peer[post.rank]
-        if p.inward.ring == NULL and sr_flag_load(&post.opened) != 0:
-            sr_post_read(m.office, post, &p.inward, &p.incoming, m.g.kernels.copy)
-            add_source(m, post.rank)
+    for i in range(m.channels.nchannels):
+        channel = &m.channels.channel[i]
+        p = &m.peer[channel.rank]
+        if p.inward.ring == NULL and sr_flag_load(&channel.opened) != 0:
+            sr_channel_read(m.channels, channel, &p.inward, &p.incoming, m.g.kernels.copy)
+            add_source(m, channel.rank)
             m.nheeded += 1
 
 
 # Senders learn what room there is, also that which they would learn of later: for who is about to sleep.
-cdef void tell_all(Mail *m) noexcept nogil:
+cdef void tell_all(Matching *m) noexcept nogil:
     cdef int i
     for i in range(m.nsources):
-        if m.peer[m.source[i]].post == NULL:   # others learn it when it is worth a frame
+        if m.peer[m.source[i]].channel == NULL:   # others learn it when it is worth a frame
             sr_ring_tell(&m.peer[m.source[i]].inward)
 
 
 # ---- all of it -----------------------------------------------------------------------------------------------
 
-cdef inline int side_of(Mail *m, int rank) noexcept nogil:
+cdef inline int side_of(Matching *m, int rank) noexcept nogil:
     if rank == ANY:
-        return (NEAR_SIDE if m.g.size > 1 else 0) | (FAR_SIDE if m.office != NULL else 0)
-    return NEAR_SIDE if m.peer[rank].post == NULL else FAR_SIDE
+        return (NEAR_SIDE if m.g.size > 1 else 0) | (FAR_SIDE if m.channels != NULL else 0)
+    return NEAR_SIDE if m.peer[rank].channel == NULL else FAR_SIDE
 
 
 # The sides from which anything that is posted waits for something.
-cdef int awaited_sides(Mail *m) noexcept nogil:
+cdef int awaited_sides(Matching *m) noexcept nogil:
     cdef int sides = 0
     cdef int i
     cdef Message *at = m.first_receive
@@ -466,30 +466,30 @@ cdef int awaited_sides(Mail *m) noexcept nogil:
         for i in range(m.size):
             if m.peer[i].first_send != NULL:
                 sides |= side_of(m, i)
-    for i in range(m.office.nposts if m.office != NULL else 0):
-        if m.office.post[i].watched:   # its socket would not take all that was sent
+    for i in range(m.channels.nchannels if m.channels != NULL else 0):
+        if m.channels.channel[i].watched:   # its socket would not take all that was sent
             sides |= FAR_SIDE
     return sides
 
 
 # Takes in what has come from other hosts. Whether there was anything.
-cdef bint step_office(Mail *m) noexcept nogil:
+cdef bint step_channels(Matching *m) noexcept nogil:
     cdef bint moved
     m.nsteps += 1
     if m.far_later and m.nsteps % STEPS_A_LOOK != 0:
         return False
-    moved = sr_office_step(m.office)
-    if sr_flag_load(&m.office.nopened) != m.nheeded:
+    moved = sr_channels_step(m.channels)
+    if sr_flag_load(&m.channels.nopened) != m.nheeded:
         open_far_sources(m)
     return moved
 
 
 # PROGRESSED, BLOCKED, NEEDS_ROOM or DAMAGED. The first two also when nothing is posted.
-cdef int step_mail(Mail *m) noexcept nogil:
+cdef int step_messages(Matching *m) noexcept nogil:
     cdef int outcome = BLOCKED
     cdef int _turn, at, status
     open_sources(m)
-    if m.office != NULL and step_office(m):
+    if m.channels != NULL and step_channels(m):
         outcome = PROGRESSED
     if m.nsends > 0 and step_sends(m):
         outcome = PROGRESSED

@@ -4,7 +4,7 @@ notifications   "it is over, because ...", "I leave", "I wait in call n", as Pyt
     |
 channels        all channels of this rank: memory, descriptors, closing
     |
-channel         the C declarations of one channel: post.h, with a ring for each direction
+channel         the C declarations of one channel: channel.h, with a ring for each direction
 
 `_p2p` sends its messages over the same channels. `_internode/context` has the connections of the collectives.
 """

@@ -1,4 +1,4 @@
-# Mail between ranks of different hosts as Cython sees it.
+# Channels between ranks of different hosts as Cython sees it.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
@@ -7,38 +7,38 @@ from .._core.group cimport sr_copy_fn, sr_flag
 from .._core.spsc_ring cimport sr_incoming, sr_outgoing, sr_ring, sr_ring_end
 
 
-cdef extern from "post.h" nogil:
-    cdef struct sr_post:
+cdef extern from "channel.h" nogil:
+    cdef struct sr_channel:
         int rank, error
         sr_flag end, left, opened, confirmed
         bint watched
-    cdef struct sr_office:
+    cdef struct sr_channels:
         sr_flag heard, nopened
-        int news, waker, nposts, word_from
-        sr_post *post
+        int news, waker, nchannels, word_from
+        sr_channel *channel
         uint32_t word_nbytes
         unsigned char *word
     cdef enum:
-        SR_POST_OVER, SR_POST_LEAVING, SR_POST_VIEW, SR_POST_CALLING, SR_POST_CONFIRMED
-        SR_POST_OPEN, SR_POST_CLOSED, SR_POST_FAILED, SR_POST_DAMAGED
-        SR_POST_WORD_NBYTES, SR_POST_REST_NBYTES
-    cdef struct sr_post_call:
+        SR_CHANNEL_OVER, SR_CHANNEL_LEAVING, SR_CHANNEL_VIEW, SR_CHANNEL_CALLING, SR_CHANNEL_CONFIRMED
+        SR_CHANNEL_OPEN, SR_CHANNEL_CLOSED, SR_CHANNEL_FAILED, SR_CHANNEL_DAMAGED
+        SR_CHANNEL_WORD_NBYTES, SR_CHANNEL_REST_NBYTES
+    cdef struct sr_channel_call:
         uint64_t seq, fingerprint, count
-    void sr_office_open(sr_office *, sr_post *, int nposts, int news)
-    int sr_post_open(sr_office *, sr_post *, int fd, int rank, sr_ring *, void *data, uint64_t nbytes, uint64_t first,
-                     void *rest)
-    void sr_post_read(sr_office *, sr_post *, sr_ring_end *out_of, sr_incoming *, sr_copy_fn *)
-    bint sr_office_step(sr_office *)
-    bint sr_office_attend(sr_office *)
-    void sr_office_wake(sr_office *)
-    bint sr_office_hears(sr_office *)
-    int sr_post_push(sr_office *, sr_post *, sr_outgoing *)
-    int sr_post_pull(sr_office *, sr_post *)
-    void sr_post_withdraw(sr_office *, sr_post *)
-    void sr_post_say(sr_office *, sr_post *, int what, const void *body, uint32_t nbytes)
-    uint64_t sr_post_hear(sr_office *, sr_post *, int what, void *note)
-    void sr_office_look(sr_office *)
-    void sr_post_check_link(sr_office *, sr_post *, uint64_t limit_ns)
-    bint sr_post_owes(sr_office *, sr_post *)
-    bint sr_post_is_delivering(sr_office *, sr_post *)
-    void sr_office_shut(sr_office *)
+    void sr_channels_open(sr_channels *, sr_channel *, int nchannels, int news)
+    int sr_channel_open(sr_channels *, sr_channel *, int fd, int rank, sr_ring *, void *data, uint64_t nbytes,
+                        uint64_t first, void *rest)
+    void sr_channel_read(sr_channels *, sr_channel *, sr_ring_end *out_of, sr_incoming *, sr_copy_fn *)
+    bint sr_channels_step(sr_channels *)
+    bint sr_channels_attend(sr_channels *)
+    void sr_channels_wake(sr_channels *)
+    bint sr_channels_hears(sr_channels *)
+    int sr_channel_push(sr_channels *, sr_channel *, sr_outgoing *)
+    int sr_channel_pull(sr_channels *, sr_channel *)
+    void sr_channel_withdraw(sr_channels *, sr_channel *)
+    void sr_channel_say(sr_channels *, sr_channel *, int what, const void *body, uint32_t nbytes)
+    uint64_t sr_channel_hear(sr_channels *, sr_channel *, int what, void *note)
+    void sr_channels_look(sr_channels *)
+    void sr_channel_check_link(sr_channels *, sr_channel *, uint64_t limit_ns)
+    bint sr_channel_owes(sr_channels *, sr_channel *)
+    bint sr_channel_is_delivering(sr_channels *, sr_channel *)
+    void sr_channels_shut(sr_channels *)

@@ -1,4 +1,4 @@
-"""A rank's mail to ranks of other hosts, as the cold paths see it."""
+"""A rank's channels to ranks of other hosts, as the cold paths see it."""
 
 from collections.abc import Mapping
 from socket import socket
@@ -8,8 +8,8 @@ OVER: int
 LEAVING: int
 MOST_NBYTES: int
 
-class Office:
-    """One rank's connections for mail, by the rank at the other end."""
+class Channels:
+    """One rank's control channels, by the rank at the other end."""
 
     def __new__(cls, lines: Mapping[int, socket], ring_nbytes: int, first_seq: int) -> Self: ...
     def fileno(self) -> int:

@@ -1,5 +1,5 @@
-# A rank's mail to ranks of other hosts as Python sees it: the memory that it is made of, and the words that are said
-# and heard.
+# A rank's channels to ranks of other hosts as Python sees it: the memory that it is made of, and the words that are
+# said and heard.
 
 import contextlib
 import os
@@ -21,9 +21,9 @@ from .channel cimport *
 cdef extern from "<sys/mman.h>":
     enum: MAP_NORESERVE
 
-OVER = SR_POST_OVER
-LEAVING = SR_POST_LEAVING
-MOST_NBYTES = SR_POST_WORD_NBYTES
+OVER = SR_CHANNEL_OVER
+LEAVING = SR_CHANNEL_LEAVING
+MOST_NBYTES = SR_CHANNEL_WORD_NBYTES
 
 cdef enum:
     MOST_RING_NBYTES = 1 << 20
@@ -31,8 +31,8 @@ cdef enum:
     CROWD_RING_NBYTES = 1 << 18  # ... there are more rings, and each is shorter
 
 
-cdef class Office:
-    """One rank's connections for mail, by the rank at the other end: they are kept, and closed by their maker.
+cdef class Channels:
+    """One rank's control channels, by the rank at the other end: they are kept, and closed by their maker.
 
     ring_nbytes, first_seq: how long the rings for what comes are at most, and where their positions begin.
     """
@@ -49,41 +49,41 @@ cdef class Office:
         self.waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         ring_nbytes = min(ring_nbytes, <uint64_t> (MOST_RING_NBYTES if len(lines) < CROWD else CROWD_RING_NBYTES))
         first = sr_ring_first(first_seq, ring_nbytes)
-        room_nbytes = SR_PAGE + ((ring_nbytes + SR_PAGE - 1) & ~<size_t> (SR_PAGE - 1)) + SR_POST_REST_NBYTES
+        room_nbytes = SR_PAGE + ((ring_nbytes + SR_PAGE - 1) & ~<size_t> (SR_PAGE - 1)) + SR_CHANNEL_REST_NBYTES
         self.allocate(len(lines), room_nbytes)
-        sr_office_open(self.office, self.post, len(lines), self.news.fileno())
-        self.office.waker = self.waker
+        sr_channels_open(self.channels, self.channel, len(lines), self.news.fileno())
+        self.channels.waker = self.waker
         for number, (rank, line) in enumerate(self.lines.items()):
             room = <unsigned char *> self.memory + number * room_nbytes
-            error = sr_post_open(self.office, &self.post[number], line.fileno(), rank, <sr_ring *> room,
-                                 room + SR_PAGE, ring_nbytes, first, room + room_nbytes - SR_POST_REST_NBYTES)
+            error = sr_channel_open(self.channels, &self.channel[number], line.fileno(), rank, <sr_ring *> room,
+                                    room + SR_PAGE, ring_nbytes, first, room + room_nbytes - SR_CHANNEL_REST_NBYTES)
             if error != 0:
                 raise OSError(error, os.strerror(error))
 
     # Its pages come when they are touched: few pairs of ranks ever have messages.
-    cdef int allocate(self, int nposts, size_t room_nbytes) except -1:
+    cdef int allocate(self, int nchannels, size_t room_nbytes) except -1:
         cdef void *memory
-        self.post = <sr_post *> calloc(nposts + 1, sizeof(sr_post))
-        if self.post == NULL or posix_memalign(<void **> &self.office, SR_LINE, sizeof(sr_office)) != 0:
+        self.channel = <sr_channel *> calloc(nchannels + 1, sizeof(sr_channel))
+        if self.channel == NULL or posix_memalign(<void **> &self.channels, SR_LINE, sizeof(sr_channels)) != 0:
             raise MemoryError()
-        memset(self.office, 0, sizeof(sr_office))
-        memory = map_memory(NULL, nposts * room_nbytes + SR_PAGE, PROT_READ | PROT_WRITE,
+        memset(self.channels, 0, sizeof(sr_channels))
+        memory = map_memory(NULL, nchannels * room_nbytes + SR_PAGE, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
         if memory == MAP_FAILED:
             raise MemoryError()
-        self.memory, self.memory_nbytes = memory, nposts * room_nbytes + SR_PAGE
+        self.memory, self.memory_nbytes = memory, nchannels * room_nbytes + SR_PAGE
         return 0
 
     def __dealloc__(self):
         if self.waker >= 0:
             os.close(self.waker)
-        free(self.post)
-        free(self.office)
+        free(self.channel)
+        free(self.channels)
         if self.memory != NULL:
             munmap(self.memory, self.memory_nbytes)
 
-    cdef sr_post *post_of(self, int rank) except NULL:
-        return &self.post[self.number_of[rank]]
+    cdef sr_channel *channel_of(self, int rank) except NULL:
+        return &self.channel[self.number_of[rank]]
 
     def fileno(self):
         """A descriptor that is readable when something has come."""
@@ -92,35 +92,35 @@ cdef class Office:
     def say(self, int what, bytes body):
         """Tell everyone, as far as they are there."""
         cdef int number
-        for number in range(self.office.nposts):
-            sr_post_say(self.office, &self.post[number], what, <const char *> body, len(body))
+        for number in range(self.channels.nchannels):
+            sr_channel_say(self.channels, &self.channel[number], what, <const char *> body, len(body))
 
     def hear(self):
         """(rank, what it has said of why it is over), or None so far."""
-        if not sr_office_hears(self.office):
+        if not sr_channels_hears(self.channels):
             return None
-        return self.post[self.office.word_from].rank, self.office.word[:self.office.word_nbytes]
+        return self.channel[self.channels.word_from].rank, self.channels.word[:self.channels.word_nbytes]
 
     def say_call(self, uint64_t seq, uint64_t fingerprint, uint64_t count):
         """Tell everyone in which collective this rank waits."""
-        cdef sr_post_call call = sr_post_call(seq, fingerprint, count)
-        self.say(SR_POST_CALLING, (<const char *> &call)[:sizeof(call)])
+        cdef sr_channel_call call = sr_channel_call(seq, fingerprint, count)
+        self.say(SR_CHANNEL_CALLING, (<const char *> &call)[:sizeof(call)])
 
     def call_of(self, int rank):
         """(seq, fingerprint, count) of the collective in which a rank has said last that it waits, or None."""
-        cdef sr_post_call call
-        if not sr_post_hear(self.office, self.post_of(rank), SR_POST_CALLING, &call):
+        cdef sr_channel_call call
+        if not sr_channel_hear(self.channels, self.channel_of(rank), SR_CHANNEL_CALLING, &call):
             return None
         return call.seq, call.fingerprint, call.count
 
     def other_call(self, uint64_t seq, uint64_t fingerprint):
         """A rank that has said that it waits in the collective of that number, but in another one; None: none has."""
-        cdef sr_post_call call
+        cdef sr_channel_call call
         cdef int number
-        for number in range(self.office.nposts):
-            if (sr_post_hear(self.office, &self.post[number], SR_POST_CALLING, &call) and call.seq == seq
+        for number in range(self.channels.nchannels):
+            if (sr_channel_hear(self.channels, &self.channel[number], SR_CHANNEL_CALLING, &call) and call.seq == seq
                     and call.fingerprint != fingerprint):
-                return self.post[number].rank
+                return self.channel[number].rank
         return None
 
     def await_news(self, double within_s):
@@ -133,27 +133,28 @@ cdef class Office:
 
     def tell_view(self, bytes view):
         """Say to all others which of them this rank goes on with; see views."""
-        self.say(SR_POST_VIEW, view)
+        self.say(SR_CHANNEL_VIEW, view)
 
     def view_of(self, int rank):
         """What a rank has said so last; None: nothing."""
         cdef unsigned char[SR_VIEW_NBYTES] view
-        return view[:SR_VIEW_NBYTES] if sr_post_hear(self.office, self.post_of(rank), SR_POST_VIEW, view) else None
+        cdef bint is_there = sr_channel_hear(self.channels, self.channel_of(rank), SR_CHANNEL_VIEW, view) != 0
+        return view[:SR_VIEW_NBYTES] if is_there else None
 
     def look(self, double cut_s):
         """Take in what has come, and nothing of messages. cut_s: who does not answer for so long is gone."""
         cdef int number
-        sr_office_look(self.office)
-        for number in range(self.office.nposts):
-            sr_post_check_link(self.office, &self.post[number], <uint64_t> (cut_s * 1e9))
+        sr_channels_look(self.channels)
+        for number in range(self.channels.nchannels):
+            sr_channel_check_link(self.channels, &self.channel[number], <uint64_t> (cut_s * 1e9))
 
     def has_ended(self, int rank):
         """Whether nothing comes from a rank any more."""
-        return sr_flag_load(&self.post_of(rank).end) != SR_POST_OPEN
+        return sr_flag_load(&self.channel_of(rank).end) != SR_CHANNEL_OPEN
 
     def has_left(self, int rank):
         """Whether a rank has said that it leaves."""
-        return sr_flag_load(&self.post_of(rank).left) != 0
+        return sr_flag_load(&self.channel_of(rank).left) != 0
 
     def deliver(self, double within_s, double cut_s, bint unless_over=True):
         """Wait until what was sent of messages, and the last view, have reached the hosts of those they are for.
@@ -166,7 +167,7 @@ cdef class Office:
         cdef double pause_s = 0.001
         while self.is_delivering(<uint64_t> (cut_s * 1e9)) and time.monotonic() < until:
             self.await_news(pause_s)   # of an acknowledgement there is none
-            sr_office_step(self.office)
+            sr_channels_step(self.channels)
             if unless_over and self.hear() is not None:
                 return
             pause_s = min(2 * pause_s, 0.02)
@@ -174,9 +175,9 @@ cdef class Office:
     cdef bint is_delivering(self, uint64_t cut_ns):
         cdef bint is_any = False
         cdef int number
-        for number in range(self.office.nposts if not self.news.closed else 0):
-            if sr_post_is_delivering(self.office, &self.post[number]):
-                sr_post_check_link(self.office, &self.post[number], cut_ns)
+        for number in range(self.channels.nchannels if not self.news.closed else 0):
+            if sr_channel_is_delivering(self.channels, &self.channel[number]):
+                sr_channel_check_link(self.channels, &self.channel[number], cut_ns)
                 is_any = True
         return is_any
 
@@ -186,12 +187,12 @@ cdef class Office:
         cdef double until = time.monotonic() + within_s
         if self.news.closed:
             return
-        sr_office_step(self.office)
-        for number in range(self.office.nposts):
-            while sr_post_owes(self.office, &self.post[number]) and time.monotonic() < until:
+        sr_channels_step(self.channels)
+        for number in range(self.channels.nchannels):
+            while sr_channel_owes(self.channels, &self.channel[number]) and time.monotonic() < until:
                 self.await_news(0.02)
-                sr_office_step(self.office)
-        sr_office_shut(self.office)
+                sr_channels_step(self.channels)
+        sr_channels_shut(self.channels)
         self.close_descriptors()
 
     def disown(self):

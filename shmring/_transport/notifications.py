@@ -1,8 +1,8 @@
 """What ranks of different hosts tell each other beside their calls: that it is over and why, or that they
 leave.
 
-It goes by mail, which nothing stops up: when a connection for data ends, what was told before by mail says
-why.
+It goes through the control channels, which nothing blocks: when a connection for data ends, the control
+channel says why.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 from .. import errors
 from ..errors import Error
-from .channels import LEAVING, MOST_NBYTES, OVER, Office
+from .channels import LEAVING, MOST_NBYTES, OVER, Channels
 
 _TOLD_ATTRIBUTES = ("rank", "op", "seq", "host", "cause", "reason", "calls")
 _LAST_S = 1.0  # for what was sent and is not yet on its way when a rank leaves
 
 
 class Alarms:
-    """One rank's part in it, over its connections for mail, whose maker closes them."""
+    """One rank's part in it, over its control channels, whose maker closes them."""
 
-    def __init__(self, lines: Mapping[int, socket.socket], office: Office) -> None:
+    def __init__(self, lines: Mapping[int, socket.socket], channels: Channels) -> None:
         self._addresses = {rank: _address_of(line) for rank, line in lines.items()}
-        self._office = office
+        self._channels = channels
         self._told = False
         self._said_call: int | None = None
         self.error: Error | None = None  # the first that was heard
@@ -35,16 +35,16 @@ class Alarms:
         """Everyone else learns that it is over and why, once and as far as they are there."""
         if self._told:
             return
-        self._office.say(OVER, _pack(error))
+        self._channels.say(OVER, _pack(error))
         self._told = True  # last: an exception before it has this called again
 
     def leave(self) -> None:
         """Everyone else learns that this rank closes the communicator."""
-        self._office.say(LEAVING, b"")
+        self._channels.say(LEAVING, b"")
 
     def hear(self) -> Error | None:
         """What others have told so far: why it is over, or None."""
-        heard = self._office.hear() if self.error is None else None
+        heard = self._channels.hear() if self.error is None else None
         if heard is not None:
             self.error = _error_in(heard[1], heard[0])
         return self.error
@@ -56,29 +56,29 @@ class Alarms:
         """
         if self._said_call != seq:
             self._said_call = seq
-            self._office.say_call(seq, fingerprint, count)
-        return self._office.other_call(seq, fingerprint)
+            self._channels.say_call(seq, fingerprint, count)
+        return self._channels.other_call(seq, fingerprint)
 
     def call_of(self, rank: int) -> tuple[int, int, int] | None:
         """(seq, fingerprint, count) of the collective in which a rank has last said that it waits."""
-        return self._office.call_of(rank)
+        return self._channels.call_of(rank)
 
     def hear_out(self, rank: int | None, within_s: float) -> Error | None:
         """What a rank has told whose other connection has ended, or anybody else meanwhile; None: anybody."""
         deadline = time.monotonic() + within_s
         while self.hear() is None and time.monotonic() < deadline:
-            if rank is not None and self._office.has_ended(rank):
+            if rank is not None and self._channels.has_ended(rank):
                 return self.hear()
-            self._office.await_news(min(0.02, within_s))
+            self._channels.await_news(min(0.02, within_s))
         return self.error
 
     def has_left(self, rank: int) -> bool:
         """Whether a rank has said that it closes the communicator."""
-        return self._office.has_left(rank)
+        return self._channels.has_left(rank)
 
     def has_ended(self, rank: int) -> bool:
         """Whether a rank's connection has ended, as far as `hear` has heard."""
-        return self._office.has_ended(rank)
+        return self._channels.has_ended(rank)
 
     def address_of(self, rank: int) -> str:
         """Where a rank runs, as the network has it."""
@@ -86,11 +86,11 @@ class Alarms:
 
     def close(self) -> None:
         """Stop listening, once what was sent is on its way."""
-        self._office.close(_LAST_S)
+        self._channels.close(_LAST_S)
 
     def disown(self) -> None:
         """In a forked child."""
-        self._office.disown()
+        self._channels.disown()
 
 
 def _address_of(line: socket.socket) -> str:

@@ -27,7 +27,7 @@ from meeting import (
 from shmring._bootstrap import acceptor as doorman
 from shmring._bootstrap import framed_socket, handshake, node_map
 from shmring._bootstrap.framed_socket import Line
-from shmring._bootstrap.handshake import DATA, LOCAL, MAIL, STAR, BadFrame, Challenge, Hello
+from shmring._bootstrap.handshake import CONTROL, DATA, LOCAL, STAR, BadFrame, Challenge, Hello
 from shmring._bootstrap.mesh import Mesh, _Acceptor, _Caller
 from shmring._bootstrap.node_map import Endpoint
 from shmring._bootstrap.tcp import Found
@@ -222,7 +222,9 @@ def test_a_proof_of_rank_0_cannot_be_sent_back_to_it(turned_away):
     assert turned_away() == {"another key": 1}
 
 
-@pytest.mark.parametrize("what", [{"rank": 0}, {"nprocs": 3}, {"node": "b"}, {"purpose": MAIL}, {"peer": 1}])
+@pytest.mark.parametrize(
+    "what", [{"rank": 0}, {"nprocs": 3}, {"node": "b"}, {"purpose": CONTROL}, {"peer": 1}]
+)
 def test_a_proof_holds_for_what_was_said_only(what):
     own = attempt_of(world(2), 1)
     hello, nonce = own.hello(0, STAR), bytes(32)
@@ -288,7 +290,7 @@ def test_the_key_without_a_claim_is_refused(rank, nprocs, purpose, why, turned_a
         line = Line(socket.create_connection(found.listener.getsockname()))
         said = prove(line, attempt_of(World(meeting.id, meeting.key, nprocs), rank), 0, purpose)
         line.close()
-        for rest in ((2, MAIL), (3, DATA), (3, MAIL)):
+        for rest in ((2, CONTROL), (3, DATA), (3, CONTROL)):
             come(*rest)
         return said
 
@@ -296,7 +298,7 @@ def test_the_key_without_a_claim_is_refused(rank, nprocs, purpose, why, turned_a
     kind, error = handshake.unpack_frame(said)
     assert kind == handshake.FAILED
     assert why in str(error)
-    assert sorted(mesh.data) == sorted(mesh.mail) == [2, 3]
+    assert sorted(mesh.data) == sorted(mesh.control) == [2, 3]
     acceptor.close()
     assert turned_away() == {"refused": 1}
     assert f"holds the key but was refused: rank {rank}" in caplog.text
@@ -312,7 +314,9 @@ def test_a_lower_rank_does_not_connect():
         line = Line(socket.create_connection(found.listener.getsockname()))
         said = prove(line, attempt_of(meeting, 0), 1, DATA)
         line.close()
-        return said, [_Caller(attempt_of(meeting, 2), 1, purpose, found).visit() for purpose in (DATA, MAIL)]
+        return said, [
+            _Caller(attempt_of(meeting, 2), 1, purpose, found).visit() for purpose in (DATA, CONTROL)
+        ]
 
     _, (said, held) = in_threads(acceptor.accept_all, intrude)
     assert "it does not connect" in str(handshake.unpack_frame(said)[1])

@@ -31,7 +31,7 @@ def found_by(rank, names, port):
 def test_connections_are_ready_for_use():
     meetings = meet_on("ab")
     for meeting in meetings:
-        for connection in (*meeting.mesh.data.values(), *meeting.mesh.mail.values()):
+        for connection in (*meeting.mesh.data.values(), *meeting.mesh.control.values()):
             assert not connection.getblocking()
             assert not os.get_inheritable(connection.fileno())
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1

@@ -47,11 +47,11 @@ from shmring.errors import Aborted, Error, Mismatch, RankFailed, Timeout
 def reach_each_other(meetings):
     """Each connection of the mesh leads to the rank and serves the purpose that it says."""
     for meeting in meetings:
-        for purpose in ("data", "mail"):
+        for purpose in ("data", "control"):
             for rank, connection in getattr(meeting.mesh, purpose).items():
                 connection.send(f"{purpose} from {meeting.place.rank} to {rank}\n".encode())
     for meeting in meetings:
-        for purpose in ("data", "mail"):
+        for purpose in ("data", "control"):
             for rank, connection in getattr(meeting.mesh, purpose).items():
                 assert connection.gettimeout() == 0
                 connection.settimeout(10)
@@ -76,7 +76,7 @@ def test_all_ranks_meet_and_know_their_place(names):
         )
         assert (meeting.links.rank, meeting.links.size) == (neighbours.index(rank), len(neighbours))
         others = set(range(len(names))) - set(neighbours)
-        assert set(meeting.mesh.data) == set(meeting.mesh.mail) == others
+        assert set(meeting.mesh.data) == set(meeting.mesh.control) == others
     reach_each_other(meetings)
     close(meetings)
 

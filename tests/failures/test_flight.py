@@ -117,7 +117,7 @@ def test_a_rank_that_has_left_is_closed(world_of):
     assert error.where[1] == "closed after barrier() #1"
 
 
-def wait_for_mail(comm, how, path):
+def wait_for_message(comm, how, path):
     comm.barrier()
     if comm.rank == 1:
         until_there(path)
@@ -130,7 +130,7 @@ def wait_for_mail(comm, how, path):
 
 def test_a_rank_that_waits_for_a_message_says_so(world_of, tmp_path):
     ranks = world_of(2)
-    ranks.begin(wait_for_mail, "recv", tmp_path / "seen")
+    ranks.begin(wait_for_message, "recv", tmp_path / "seen")
     place = place_once_it_waits(ranks, 0)
     (tmp_path / "seen").touch()
     assert ranks.answers() == [None, None]
@@ -140,7 +140,7 @@ def test_a_rank_that_waits_for_a_message_says_so(world_of, tmp_path):
 
 def test_a_rank_that_waits_for_any_message_waits_for_nobody(world_of, tmp_path):
     ranks = world_of(2)
-    ranks.begin(wait_for_mail, "any", tmp_path / "seen")
+    ranks.begin(wait_for_message, "any", tmp_path / "seen")
     place = place_once_it_waits(ranks, 0)
     (tmp_path / "seen").touch()
     assert ranks.answers() == [None, None]

@@ -209,7 +209,7 @@ def wait_in_close(comm, meanwhile):
         comm.close()
     comm.close()
     thread.join()
-    assert connections() == before - 2  # of data and of mail
+    assert connections() == before - 2  # of data and of control
     return before, found[0]
 
 

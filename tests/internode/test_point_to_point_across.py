@@ -289,8 +289,8 @@ def test_an_abort_is_heard_behind_what_was_sent(world_across):
 # ---- what a network can do wrong --------------------------------------------------------------------------
 
 
-def sockets_of_mail(to_port):
-    """The connections of this process to a port of rank 0's: the second one that was made is for mail."""
+def sockets_of_channels(to_port):
+    """The connections of this process to a port of rank 0's: the second one is the control channel."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
         try:
@@ -324,7 +324,7 @@ GARBAGE = {
 
 def send_garbage(comm, garbage, source):
     if comm.rank == 1:
-        lines = sockets_of_mail(rendezvous_port())
+        lines = sockets_of_channels(rendezvous_port())
         lines[-1].sendall(garbage)
         for line in lines:
             line.close()
@@ -357,7 +357,9 @@ def test_garbage_is_an_error_that_names_its_sender(two_apart, what, source):
 
 def say_it_is_over(comm, body):
     if comm.rank == 1:
-        sockets_of_mail(rendezvous_port())[-1].sendall(HEAD.pack(MAGIC, OVER, len(body), 0, 0, 0, 0) + body)
+        sockets_of_channels(rendezvous_port())[-1].sendall(
+            HEAD.pack(MAGIC, OVER, len(body), 0, 0, 0, 0) + body
+        )
     comm.recv(np.zeros(1), 1 - comm.rank)
 
 
@@ -414,7 +416,7 @@ def test_any_source_mixes_neighbours_and_other_hosts(world_across, nodes):
 
 
 def receive_in_two_threads_worth(comm, count):
-    """Large messages for one thread while another's collectives read the same mail."""
+    """Large messages for one thread while another's collectives read the same channels."""
     errors = []
 
     def reduce_all():

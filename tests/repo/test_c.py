@@ -1,4 +1,4 @@
-"""The C programs under tests/repo/c: flags, call lines, schedules, life, locks, rings, connections, mail; ranks are
+"""The C programs under tests/repo/c: flags, call lines, schedules, life, locks, rings, connections, channels; ranks are
 threads (or a forked process) over plain memory. Each runs plain, under ThreadSanitizer, and under
 AddressSanitizer and UBSan.
 """
@@ -18,7 +18,7 @@ COMPILER = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
 if COMPILER is None or not (ROOT / "src").is_dir():
     pytest.skip("needs a C compiler and the checkout", allow_module_level=True)
 
-PROGRAMS = ("flag", "call_line", "schedule", "life", "lock", "ring", "conn", "post")
+PROGRAMS = ("flag", "call_line", "schedule", "life", "lock", "ring", "conn", "channel")
 SANITIZERS = {
     "plain": [],
     "thread": ["-fsanitize=thread"],

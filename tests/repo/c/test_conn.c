@@ -1,11 +1,7 @@
 /* A connection between two threads: what is received is what was sent, in order, whole, at every length and however
    the kernel cuts it; a head that is not the expected one is noticed before anything of its message is put into
    place; the other end's leaving shows, also in the middle of a message. */
-<<<<<<<< HEAD:tests/repo/c/test_wire.c
-#include "../../../src/wire.c"
-========
 #include "../../../src/conn.c"
->>>>>>>> 1e62c1f (names: call a TCP connection between hosts conn, not wire):tests/repo/c/test_conn.c
 
 #include "check.h"
 

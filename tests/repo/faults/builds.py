@@ -151,7 +151,7 @@ def _includes() -> list[str]:
 
 
 def _libraries() -> list[str]:
-    return [str(ROOT / "src" / name) for name in ("post.c", "conn.c")]
+    return [str(ROOT / "src" / name) for name in ("channel.c", "conn.c")]
 
 
 def _translated(folder: Path, name: str) -> list[str]:

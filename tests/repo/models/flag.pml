@@ -91,7 +91,7 @@ proctype writer(byte me)
     }
 }
 
-/* sr_flag_sleep in a loop, and with several writers the sleep on a bell for mail. */
+/* sr_flag_sleep in a loop, and with several writers the sleep on a bell for messages. */
 proctype sleeper(byte me)
 {
     byte taken[WRITERS], generation, w;

@@ -1,7 +1,7 @@
-/* Mail between two ranks, each with a thread that reads and one that only listens, as while it is in a collective: what
-   is received is what was sent, in order and whole, however the kernel cuts it; words are heard behind messages that
-   nobody receives; whatever comes, nothing is written where it must not be. */
-#include "../../../src/post.c"
+/* Channels between two ranks, each with a thread that reads and one that only listens, as while it is in a collective:
+   what is received is what was sent, in order and whole, however the kernel cuts it; words are heard behind messages
+   that nobody receives; whatever comes, nothing is written where it must not be. */
+#include "../../../src/channel.c"
 
 #include "check.h"
 
@@ -12,11 +12,11 @@ enum { MESSAGES = 2000, MOST_NBYTES = 60000, RING_MOST_NBYTES = 1 << 16 };
 #define TEN_MINUTES_NS 600000000000u
 
 struct side {
-    struct sr_office office;
-    struct sr_post post;
+    struct sr_channels channels;
+    struct sr_channel channel;
     struct sr_ring ring;
     unsigned char bytes[RING_MOST_NBYTES] __attribute__((aligned(128)));
-    unsigned char rest[SR_POST_REST_NBYTES];
+    unsigned char rest[SR_CHANNEL_REST_NBYTES];
     struct sr_ring_end out_of;
     struct sr_incoming incoming;
     sr_flag done;
@@ -54,17 +54,17 @@ static void open_sides(uint64_t ring_nbytes, uint64_t other_ring_nbytes, int buf
         uint64_t nbytes = i == 0 ? ring_nbytes : other_ring_nbytes;
         if (buffer_nbytes > 0)
             CHECK(setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &buffer_nbytes, sizeof buffer_nbytes) == 0);
-        sr_office_open(&side[i].office, &side[i].post, 1, epoll_create1(EPOLL_CLOEXEC));
-        CHECK(sr_post_open(&side[i].office, &side[i].post, ends[i], 1 - i, &side[i].ring, side[i].bytes, nbytes,
-                           sr_ring_first(check_start(start, 64 * nbytes), nbytes), side[i].rest) == 0);
+        sr_channels_open(&side[i].channels, &side[i].channel, 1, epoll_create1(EPOLL_CLOEXEC));
+        CHECK(sr_channel_open(&side[i].channels, &side[i].channel, ends[i], 1 - i, &side[i].ring, side[i].bytes, nbytes,
+                              sr_ring_first(check_start(start, 64 * nbytes), nbytes), side[i].rest) == 0);
     }
 }
 
 static void close_sides(void)
 {
     for (int i = 0; i < 2; i++) {
-        sr_office_shut(&side[i].office);
-        close(side[i].office.news);
+        sr_channels_shut(&side[i].channels);
+        close(side[i].channels.news);
         close(ends[i]);
     }
 }
@@ -105,7 +105,7 @@ static bool step_out(struct traffic *t)
         t->is_sending = true;
     }
     const uint64_t before = t->out.offset;
-    if (sr_post_push(&t->own->office, &t->own->post, &t->out) == SR_RING_WAIT)
+    if (sr_channel_push(&t->own->channels, &t->own->channel, &t->out) == SR_RING_WAIT)
         return t->out.offset != before;
     memset(t->sending, 0xee, MOST_NBYTES); /* it is the caller's again */
     t->is_sending = false;
@@ -126,9 +126,9 @@ static bool step_in(struct traffic *t)
     struct side *own = t->own;
     struct sr_frame head;
     if (own->out_of.ring == NULL) {
-        if (sr_flag_load(&own->post.opened) == 0)
+        if (sr_flag_load(&own->channel.opened) == 0)
             return false;
-        sr_post_read(&own->office, &own->post, &own->out_of, &own->incoming, copy);
+        sr_channel_read(&own->channels, &own->channel, &own->out_of, &own->incoming, copy);
     }
     if (!t->is_receiving) {
         if (sr_ring_peek(&own->out_of, &head) != SR_RING_WHOLE)
@@ -140,11 +140,11 @@ static bool step_in(struct traffic *t)
     } else if (t->received % 11 == 7 && own->incoming.offset > 0 && !t->is_passed_over) {
         t->is_passed_over = true; /* given up in the middle */
         own->incoming.data = NULL;
-        sr_post_withdraw(&own->office, &own->post);
+        sr_channel_withdraw(&own->channels, &own->channel);
         memset(t->receiving, 0, MOST_NBYTES);
     }
     const uint64_t before = own->incoming.offset;
-    const enum sr_ring_status status = sr_post_pull(&own->office, &own->post);
+    const enum sr_ring_status status = sr_channel_pull(&own->channels, &own->channel);
     CHECK(status == SR_RING_WHOLE || status == SR_RING_WAIT);
     if (status == SR_RING_WAIT)
         return own->incoming.offset != before;
@@ -158,22 +158,22 @@ static void talk(struct traffic *t)
 {
     struct side *own = t->own;
     while (t->sent < MESSAGES || t->received < MESSAGES) {
-        bool moved = sr_office_step(&own->office);
+        bool moved = sr_channels_step(&own->channels);
         moved = (t->sent < MESSAGES && step_out(t)) || moved;
         moved = (t->received < MESSAGES && step_in(t)) || moved;
         if (!moved) {
             /* What goes lost between the look and the sleep would be slept through. */
-            bool news = sr_office_attend(&own->office);
+            bool news = sr_channels_attend(&own->channels);
             news = (t->sent < MESSAGES && step_out(t)) || news;
             news = (t->received < MESSAGES && step_in(t)) || news;
             struct epoll_event event;
             if (!news)
-                epoll_wait(own->office.news, &event, 1, 100000);
-            sr_office_wake(&own->office);
+                epoll_wait(own->channels.news, &event, 1, 100000);
+            sr_channels_wake(&own->channels);
         }
         check_dawdle(t->me);
     }
-    while (sr_post_owes(&own->office, &own->post))
+    while (sr_channel_owes(&own->channels, &own->channel))
         sr_yield();
 }
 
@@ -182,7 +182,7 @@ static void take_part(struct check_rank *me)
     struct traffic t = {.me = me, .own = &side[me->rank / 2]};
     if (me->rank % 2) { /* in a collective */
         while (sr_flag_load(&t.own->done) == 0) {
-            CHECK(!sr_office_hears(&t.own->office));
+            CHECK(!sr_channels_hears(&t.own->channels));
             check_dawdle(me);
         }
         return;
@@ -201,7 +201,7 @@ static void test_both_ways(const char *name, uint64_t ring_nbytes, uint64_t othe
     connect_ends();
     open_sides(ring_nbytes, other_nbytes, buffer_nbytes, start);
     check_ranks(4, take_part, NULL);
-    CHECK(side[0].post.passed > 0 && side[1].post.passed > 0); /* some went past the rings */
+    CHECK(side[0].channel.passed > 0 && side[1].channel.passed > 0); /* some went past the rings */
     close_sides();
 }
 
@@ -211,32 +211,33 @@ static void test_words(void)
 {
     static unsigned char data[RING_MOST_NBYTES];
     struct sr_outgoing out = {.head = {.message_nbytes = sizeof data}, .data = data};
-    struct sr_post_call call = {.seq = 5, .fingerprint = 11, .count = 3}, heard;
+    struct sr_channel_call call = {.seq = 5, .fingerprint = 11, .count = 3}, heard;
     check_begin("words are heard behind messages that nobody receives");
     connect_ends();
     open_sides(4096, 4096, 1, CHECK_FROM_ZERO);
-    sr_office_step(&side[0].office);
-    CHECK(sr_post_push(&side[0].office, &side[0].post, &out) == SR_RING_WAIT);
+    sr_channels_step(&side[0].channels);
+    CHECK(sr_channel_push(&side[0].channels, &side[0].channel, &out) == SR_RING_WAIT);
     for (; call.seq < 7; call.seq++)
-        sr_post_say(&side[0].office, &side[0].post, SR_POST_CONFIRMED, &call, sizeof call);
-    sr_post_say(&side[0].office, &side[0].post, SR_POST_OVER, "enough", 6);
-    sr_post_say(&side[0].office, &side[0].post, SR_POST_LEAVING, NULL, 0);
-    while (sr_flag_load(&side[1].post.left) == 0) {
-        sr_office_hears(&side[1].office);
-        sr_office_step(&side[1].office);
-        sr_post_owes(&side[0].office, &side[0].post);
+        sr_channel_say(&side[0].channels, &side[0].channel, SR_CHANNEL_CONFIRMED, &call, sizeof call);
+    sr_channel_say(&side[0].channels, &side[0].channel, SR_CHANNEL_OVER, "enough", 6);
+    sr_channel_say(&side[0].channels, &side[0].channel, SR_CHANNEL_LEAVING, NULL, 0);
+    while (sr_flag_load(&side[1].channel.left) == 0) {
+        sr_channels_hears(&side[1].channels);
+        sr_channels_step(&side[1].channels);
+        sr_channel_owes(&side[0].channels, &side[0].channel);
     }
-    CHECK(sr_post_hear(&side[1].office, &side[1].post, SR_POST_CONFIRMED, &heard) == 2);
-    CHECK(sr_flag_load(&side[1].post.confirmed) == 6 && heard.seq == 6 && heard.fingerprint == 11 && heard.count == 3);
-    CHECK(sr_post_hear(&side[1].office, &side[1].post, SR_POST_CALLING, &heard) == 0);
-    CHECK(sr_flag_load(&side[1].office.heard) == 1);
-    CHECK(side[1].office.word_nbytes == 6 && memcmp(side[1].office.word, "enough", 6) == 0);
-    CHECK(sr_flag_load(&side[1].post.opened) == 1 && sr_flag_load(&side[1].post.end) == SR_POST_OPEN);
+    CHECK(sr_channel_hear(&side[1].channels, &side[1].channel, SR_CHANNEL_CONFIRMED, &heard) == 2);
+    CHECK(sr_flag_load(&side[1].channel.confirmed) == 6 && heard.seq == 6 && heard.fingerprint == 11 &&
+          heard.count == 3);
+    CHECK(sr_channel_hear(&side[1].channels, &side[1].channel, SR_CHANNEL_CALLING, &heard) == 0);
+    CHECK(sr_flag_load(&side[1].channels.heard) == 1);
+    CHECK(side[1].channels.word_nbytes == 6 && memcmp(side[1].channels.word, "enough", 6) == 0);
+    CHECK(sr_flag_load(&side[1].channel.opened) == 1 && sr_flag_load(&side[1].channel.end) == SR_CHANNEL_OPEN);
     close(ends[0]);
-    sr_office_step(&side[1].office);
-    CHECK(sr_flag_load(&side[1].post.end) == SR_POST_CLOSED);
-    CHECK(sr_post_push(&side[1].office, &side[1].post, &out) == SR_RING_WAIT); /* harmless */
-    sr_post_say(&side[1].office, &side[1].post, SR_POST_LEAVING, NULL, 0);
+    sr_channels_step(&side[1].channels);
+    CHECK(sr_flag_load(&side[1].channel.end) == SR_CHANNEL_CLOSED);
+    CHECK(sr_channel_push(&side[1].channels, &side[1].channel, &out) == SR_RING_WAIT); /* harmless */
+    sr_channel_say(&side[1].channels, &side[1].channel, SR_CHANNEL_LEAVING, NULL, 0);
     ends[0] = open("/dev/null", O_RDONLY);
     close_sides();
 }
@@ -252,23 +253,23 @@ static void test_sender_ends(void)
     open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 0, CHECK_FROM_ZERO);
     for (size_t i = 0; i < sizeof sent; i++)
         sent[i] = byte_of(1, 0, i);
-    while (side[0].post.there_nbytes == 0)
-        sr_office_step(&side[0].office);
-    CHECK(!sr_post_is_delivering(&side[0].office, &side[0].post)); /* credit is no message */
-    CHECK(sr_post_push(&side[0].office, &side[0].post, &out) == SR_RING_WHOLE);
-    while (sr_post_is_delivering(&side[0].office, &side[0].post))
+    while (side[0].channel.there_nbytes == 0)
+        sr_channels_step(&side[0].channels);
+    CHECK(!sr_channel_is_delivering(&side[0].channels, &side[0].channel)); /* credit is no message */
+    CHECK(sr_channel_push(&side[0].channels, &side[0].channel, &out) == SR_RING_WHOLE);
+    while (sr_channel_is_delivering(&side[0].channels, &side[0].channel))
         sr_yield();
-    CHECK(side[0].post.put == side[0].post.messages_end && !has_rest(&side[0].post));
+    CHECK(side[0].channel.put == side[0].channel.messages_end && !has_rest(&side[0].channel));
     close(ends[0]);
     ends[0] = open("/dev/null", O_RDONLY);
     for (int i = 0; i < 3; i++, usleep(1000))
-        sr_post_say(&side[1].office, &side[1].post, SR_POST_LEAVING, NULL, 0);
-    CHECK(side[1].post.deaf); /* it has been reset */
-    while (sr_flag_load(&side[1].post.end) == SR_POST_OPEN)
-        sr_office_step(&side[1].office);
+        sr_channel_say(&side[1].channels, &side[1].channel, SR_CHANNEL_LEAVING, NULL, 0);
+    CHECK(side[1].channel.deaf); /* it has been reset */
+    while (sr_flag_load(&side[1].channel.end) == SR_CHANNEL_OPEN)
+        sr_channels_step(&side[1].channels);
     side[1].incoming = (struct sr_incoming){received, sizeof received, 0};
-    sr_post_read(&side[1].office, &side[1].post, &side[1].out_of, &side[1].incoming, copy);
-    CHECK(sr_post_pull(&side[1].office, &side[1].post) == SR_RING_WHOLE);
+    sr_channel_read(&side[1].channels, &side[1].channel, &side[1].out_of, &side[1].incoming, copy);
+    CHECK(sr_channel_pull(&side[1].channels, &side[1].channel) == SR_RING_WHOLE);
     CHECK(memcmp(sent, received, sizeof sent) == 0);
     close_sides();
 }
@@ -280,28 +281,30 @@ static void test_receiver_ends(void)
     check_begin("what nobody takes is on its way, until the other end is gone");
     connect_ends();
     open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 1, CHECK_FROM_ZERO);
-    sr_office_step(&side[0].office);
-    CHECK(sr_post_push(&side[0].office, &side[0].post, &out) == SR_RING_WHOLE);
+    sr_channels_step(&side[0].channels);
+    CHECK(sr_channel_push(&side[0].channels, &side[0].channel, &out) == SR_RING_WHOLE);
     for (int i = 0; i < 100; i++)
-        CHECK(sr_post_is_delivering(&side[0].office, &side[0].post));
+        CHECK(sr_channel_is_delivering(&side[0].channels, &side[0].channel));
     close(ends[1]);
     ends[1] = open("/dev/null", O_RDONLY);
-    sr_office_step(&side[0].office);
-    CHECK(!sr_post_is_delivering(&side[0].office, &side[0].post));
+    sr_channels_step(&side[0].channels);
+    CHECK(!sr_channel_is_delivering(&side[0].channels, &side[0].channel));
     close_sides();
 }
 
 /* ---- whatever comes --------------------------------------------------------------------------------------------- */
 
-static struct sr_post_head random_head(struct check_rank *dice)
+static struct sr_channel_head random_head(struct check_rank *dice)
 {
     static const uint32_t lengths[] = {0, 1, 32, 33, 100, 300, 1919, 1920, 1921, 4096, 65536, 65537, 0xffffffffu};
     static const uint64_t wholes[] = {0, 1, 33, 100, 512, 4096, 4608, 5000, 1 << 20, 1ull << 62, ~0ull};
-    struct sr_post_head head = {
-        .magic = SR_POST_MAGIC, .what = (uint32_t)(check_random(dice) % 6),
-        .nbytes = lengths[check_random(dice) % 13], .flags = (uint32_t)(check_random(dice) % 5),
-        .tag = (uint32_t)check_random(dice), .kind = (uint32_t)check_random(dice),
-        .whole = wholes[check_random(dice) % 11]};
+    struct sr_channel_head head = {.magic = SR_CHANNEL_MAGIC,
+                                   .what = (uint32_t)(check_random(dice) % 6),
+                                   .nbytes = lengths[check_random(dice) % 13],
+                                   .flags = (uint32_t)(check_random(dice) % 5),
+                                   .tag = (uint32_t)check_random(dice),
+                                   .kind = (uint32_t)check_random(dice),
+                                   .whole = wholes[check_random(dice) % 11]};
     if (check_random(dice) % 4 == 0)
         head.whole = head.nbytes;
     if (check_random(dice) % 50 == 0)
@@ -317,14 +320,14 @@ static void test_whatever_comes(void)
     for (int round = 0; round < 3000; round++) {
         connect_ends();
         open_sides(4096, 4096, 0, CHECK_FROM_ZERO);
-        for (int i = 0; i < 40 && sr_flag_load(&side[1].post.end) == SR_POST_OPEN; i++) {
-            struct sr_post_head head = random_head(&dice);
+        for (int i = 0; i < 40 && sr_flag_load(&side[1].channel.end) == SR_CHANNEL_OPEN; i++) {
+            struct sr_channel_head head = random_head(&dice);
             size_t nbytes = head.nbytes < sizeof body ? head.nbytes : sizeof body;
             if (write(ends[0], &head, sizeof head) < 0 || write(ends[0], body, nbytes) < 0)
                 break;
-            sr_office_step(&side[1].office);
-            if (sr_flag_load(&side[1].post.opened) != 0 && side[1].out_of.ring == NULL)
-                sr_post_read(&side[1].office, &side[1].post, &side[1].out_of, &side[1].incoming, copy);
+            sr_channels_step(&side[1].channels);
+            if (sr_flag_load(&side[1].channel.opened) != 0 && side[1].out_of.ring == NULL)
+                sr_channel_read(&side[1].channels, &side[1].channel, &side[1].out_of, &side[1].incoming, copy);
         }
         close_sides();
     }

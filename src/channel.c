@@ -1,0 +1,619 @@
+#include "channel.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+enum {
+    READS_AT_ONCE = 8, /* of one connection, before the others get their turn */
+    EVENTS_AT_ONCE = 32,
+    MUCH_NBYTES = 4096, /* where so much goes straight into place, no more than the next head is read ahead */
+};
+
+static void tell_limit(struct sr_channels *channels, struct sr_channel *channel);
+
+/* ---- the channels --------------------------------------------------------------------------------------------- */
+
+static void take_turn(struct sr_channels *channels)
+{
+    while (!sr_flag_take(&channels->turn, 1))
+        sr_yield(); /* turns are short: a system call or two */
+}
+
+static void leave_turn(struct sr_channels *channels) { sr_flag_set(&channels->turn, 0); }
+
+void sr_channels_open(struct sr_channels *channels, struct sr_channel *channel, int nchannels, int news)
+{
+    channels->channel = channel;
+    channels->nchannels = nchannels;
+    channels->news = news;
+    channels->word_from = -1;
+}
+
+static uint32_t number_of(const struct sr_channels *channels, const struct sr_channel *channel)
+{
+    return (uint32_t)(channel - channels->channel);
+}
+
+static struct epoll_event events_of(const struct sr_channels *channels, const struct sr_channel *channel)
+{
+    return (struct epoll_event){.events = channel->watched ? EPOLLIN | EPOLLOUT : EPOLLIN,
+                                .data.u32 = number_of(channels, channel)};
+}
+
+int sr_channel_open(struct sr_channels *channels, struct sr_channel *channel, int fd, int rank, struct sr_ring *ring,
+                    void *bytes,
+                 uint64_t nbytes, uint64_t first, void *rest)
+{
+    struct epoll_event events = events_of(channels, channel);
+    channel->fd = fd;
+    channel->rank = rank;
+    channel->rest = rest;
+    channel->first = channel->seen_taken = first;
+    sr_ring_format(ring, bytes, first);
+    sr_ring_open_end(&channel->in, ring, bytes, nbytes, first, &channels->nobody, NULL, SR_CHANNEL_PIECE_NBYTES);
+    if (epoll_ctl(channels->news, EPOLL_CTL_ADD, fd, &events) != 0)
+        return errno;
+    tell_limit(channels, channel);
+    return 0;
+}
+
+/* It has come to its end: what came before stays. */
+static void end_channel(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_end end, int error)
+{
+    epoll_ctl(channels->news, EPOLL_CTL_DEL, channel->fd, NULL);
+    channel->error = error;
+    channel->deaf = end != SR_CHANNEL_DAMAGED; /* who sent what makes no sense may be told so */
+    if (channels->word_from == (int)number_of(channels, channel) && sr_flag_load(&channels->heard) == 0)
+        channels->word_from = -1;
+    sr_flag_set(&channel->end, end);
+}
+
+/* ---- sending ------------------------------------------------------------------------------------------------ */
+
+static void watch(struct sr_channels *channels, struct sr_channel *channel, bool wanted)
+{
+    if (channel->watched != wanted && sr_flag_load(&channel->end) == SR_CHANNEL_OPEN) {
+        channel->watched = wanted;
+        struct epoll_event events = events_of(channels, channel);
+        epoll_ctl(channels->news, EPOLL_CTL_MOD, channel->fd, &events);
+    }
+}
+
+/* How much of these places the socket takes. Why one takes nothing any more, reading tells. */
+static size_t put_on_socket(struct sr_channels *channels, struct sr_channel *channel, struct iovec *place,
+                            size_t nplaces)
+{
+    const struct msghdr all = {.msg_iov = place, .msg_iovlen = nplaces};
+    const ssize_t nbytes = sendmsg(channel->fd, &all, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (nbytes >= 0) {
+        channel->put += (uint64_t)nbytes;
+        return (size_t)nbytes;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)
+        watch(channels, channel, true);
+    else if (errno != EINTR)
+        channel->deaf = true;
+    return 0;
+}
+
+static bool has_rest(const struct sr_channel *channel)
+{
+    return !channel->deaf && channel->rest_begin < channel->rest_end;
+}
+
+static void send_rest(struct sr_channels *channels, struct sr_channel *channel)
+{
+    if (has_rest(channel)) {
+        struct iovec place = {channel->rest + channel->rest_begin, channel->rest_end - channel->rest_begin};
+        channel->rest_begin += put_on_socket(channels, channel, &place, 1);
+    }
+    if (!has_rest(channel)) {
+        channel->rest_begin = channel->rest_end = 0;
+        watch(channels, channel, false);
+    }
+}
+
+/* What the socket has not taken of a frame, which cannot be left in the middle. */
+static void keep_rest(struct sr_channels *channels, struct sr_channel *channel, const struct iovec *place,
+                      size_t nplaces,
+                      size_t taken)
+{
+    for (size_t i = 0; i < nplaces; i++) {
+        const size_t skip = taken < place[i].iov_len ? taken : place[i].iov_len;
+        if (skip < place[i].iov_len)
+            memcpy(channel->rest + channel->rest_end, (const char *)place[i].iov_base + skip, place[i].iov_len - skip);
+        channel->rest_end += place[i].iov_len - skip;
+        taken -= skip;
+    }
+    watch(channels, channel, true);
+}
+
+static void say(struct sr_channels *channels, struct sr_channel *channel, const struct sr_channel_head *head,
+                const void *body)
+{
+    struct iovec place[2] = {{(void *)head, sizeof *head}, {(void *)body, head->nbytes}};
+    const size_t nbytes = sizeof *head + head->nbytes;
+    size_t taken = 0;
+    send_rest(channels, channel);
+    if (channel->deaf || channel->rest_end + nbytes > SR_CHANNEL_REST_NBYTES)
+        return;
+    if (!has_rest(channel))
+        taken = put_on_socket(channels, channel, place, 2);
+    if (taken < nbytes && !channel->deaf)
+        keep_rest(channels, channel, place, 2, taken);
+}
+
+void sr_channel_say(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
+                    const void *body,
+                 uint32_t nbytes)
+{
+    const struct sr_channel_head head = {.magic = SR_CHANNEL_MAGIC, .what = what, .nbytes = nbytes};
+    take_turn(channels);
+    say(channels, channel, &head, body);
+    if (what == SR_CHANNEL_VIEW)
+        channel->messages_end = channel->put + (channel->rest_end - channel->rest_begin);
+    leave_turn(channels);
+}
+
+/* The other end learns what room there is, every quarter of the ring; what the reader has not told of is less than
+   another quarter, and a piece takes half of it at most. */
+static void tell_limit(struct sr_channels *channels, struct sr_channel *channel)
+{
+    const uint64_t taken = sr_flag_load(&channel->in.ring->taken.value) - channel->first;
+    const struct sr_channel_head head = {
+        .magic = SR_CHANNEL_MAGIC, .what = SR_CHANNEL_CREDIT, .whole = channel->in.nbytes + taken + channel->passed};
+    if (head.whole - channel->told >= channel->in.nbytes / 4) {
+        channel->told = head.whole;
+        say(channels, channel, &head, NULL);
+    }
+}
+
+static size_t most_of_a_piece(const struct sr_channel *channel)
+{
+    const size_t half = channel->there_nbytes / 2 - 2 * SR_CACHE_LINE;
+    return half < SR_CHANNEL_PIECE_NBYTES ? half : SR_CHANNEL_PIECE_NBYTES;
+}
+
+/* One piece; false: there is no room for it. */
+static bool push_piece(struct sr_channels *channels, struct sr_channel *channel, struct sr_outgoing *message)
+{
+    const uint64_t left = message->head.message_nbytes - message->offset;
+    if (channel->there_nbytes == 0)
+        return false;
+    const size_t most = most_of_a_piece(channel);
+    const uint32_t nbytes = (uint32_t)(left <= most ? left : most);
+    const struct sr_channel_head head = {
+        .magic = SR_CHANNEL_MAGIC, .what = SR_CHANNEL_PIECE, .nbytes = nbytes,
+        .flags = (message->offset == 0 ? SR_FRAME_FIRST : 0) | (left == nbytes ? SR_FRAME_LAST : 0),
+        .tag = message->head.tag, .kind = message->head.kind, .whole = message->head.message_nbytes};
+    struct iovec place[2] = {{(void *)&head, sizeof head}, {(void *)(message->data + message->offset), nbytes}};
+    if (channel->sent + sr_ring_frame_nbytes(nbytes) + SR_CACHE_LINE > channel->limit)
+        return false;
+    const uint64_t end = channel->put + sizeof head + nbytes;
+    const size_t taken = put_on_socket(channels, channel, place, 2);
+    if (taken == 0)
+        return false;
+    if (head.flags & SR_FRAME_LAST)
+        channel->messages_end = end;
+    if (taken < sizeof head + nbytes)
+        keep_rest(channels, channel, place, 2, taken);
+    channel->sent += sr_ring_frame_nbytes(nbytes);
+    message->offset += nbytes;
+    message->head.flags = head.flags;
+    return true;
+}
+
+enum sr_ring_status sr_channel_push(struct sr_channels *channels, struct sr_channel *channel,
+                                    struct sr_outgoing *message)
+{
+    enum sr_ring_status status = SR_RING_WAIT;
+    take_turn(channels);
+    if (has_rest(channel))
+        send_rest(channels, channel);
+    while (status == SR_RING_WAIT && !channel->deaf && !has_rest(channel) && push_piece(channels, channel, message))
+        if (message->head.flags & SR_FRAME_LAST)
+            status = SR_RING_WHOLE;
+    leave_turn(channels);
+    return status;
+}
+
+void sr_channel_check_link(struct sr_channels *channels, struct sr_channel *channel, uint64_t limit_ns)
+{
+    take_turn(channels);
+    if (sr_flag_load(&channel->end) == SR_CHANNEL_OPEN && sr_link_is_cut(&channel->link, channel->fd, limit_ns))
+        end_channel(channels, channel, SR_CHANNEL_FAILED, ETIMEDOUT);
+    leave_turn(channels);
+}
+
+bool sr_channel_owes(struct sr_channels *channels, struct sr_channel *channel)
+{
+    take_turn(channels);
+    send_rest(channels, channel);
+    const bool owes = has_rest(channel);
+    leave_turn(channels);
+    return owes;
+}
+
+bool sr_channel_is_delivering(struct sr_channels *channels, struct sr_channel *channel)
+{
+    int unacknowledged = 0;
+    take_turn(channels);
+    send_rest(channels, channel);
+    const bool is_there = !channel->deaf && sr_flag_load(&channel->end) == SR_CHANNEL_OPEN;
+    const bool is_delivering =
+        is_there && (channel->put < channel->messages_end || (ioctl(channel->fd, SIOCOUTQ, &unacknowledged) == 0 &&
+                                                        (uint64_t)unacknowledged > channel->put -
+                                                        channel->messages_end));
+    leave_turn(channels);
+    return is_delivering;
+}
+
+/* ---- receiving ---------------------------------------------------------------------------------------------- */
+
+static struct sr_frame frame_of(const struct sr_channel_head *head)
+{
+    return (struct sr_frame){.message_nbytes = head->whole, .nbytes = head->nbytes, .flags = head->flags,
+                             .tag = head->tag, .kind = head->kind};
+}
+
+/* Whether the reader is in the middle of the message that this piece goes on with, and has all that came before it. */
+static bool goes_past(const struct sr_channel *channel, const struct sr_frame *frame)
+{
+    if (channel->incoming == NULL || channel->incoming->data == NULL || channel->in.position !=
+    channel->out_of->position)
+        return false;
+    struct sr_incoming there = *channel->incoming;
+    there.offset += channel->landed;
+    return there.offset > 0 && there.offset < there.nbytes && sr_ring_continues(&there, frame);
+}
+
+/* False: no rank of this version sends it. */
+static bool begin_piece(struct sr_channels *channels, struct sr_channel *channel, bool by_reader)
+{
+    const struct sr_frame frame = frame_of(&channel->head);
+    if (frame.flags & ~(uint32_t)(SR_FRAME_FIRST | SR_FRAME_LAST) || frame.nbytes > frame.message_nbytes ||
+        frame.nbytes > channel->in.piece_nbytes)
+        return false;
+    channel->past = by_reader && goes_past(channel, &frame);
+    if (channel->past) {
+        channel->target = channel->incoming->data + channel->incoming->offset + channel->landed;
+        channel->mixed = true;
+        return true;
+    }
+    if (sr_flag_load(&channel->opened) == 0) {
+        sr_flag_set(&channel->opened, 1);
+        sr_flag_set(&channels->nopened, sr_flag_load(&channels->nopened) + 1);
+    }
+    return sr_ring_has_room(&channel->in, sr_ring_frame_nbytes(frame.nbytes));
+}
+
+static void finish_piece(struct sr_channels *channels, struct sr_channel *channel)
+{
+    const struct sr_frame frame = frame_of(&channel->head);
+    if (!channel->past) {
+        sr_ring_announce(&channel->in, &frame);
+        return;
+    }
+    channel->landed += frame.nbytes;
+    channel->passed += sr_ring_frame_nbytes(frame.nbytes);
+    channel->past = false;
+    tell_limit(channels, channel);
+}
+
+static bool heed_credit(struct sr_channel *channel)
+{
+    const uint64_t limit = channel->head.whole;
+    if (channel->there_nbytes == 0) {
+        if (!sr_ring_is_valid_length(limit))
+            return false;
+        channel->there_nbytes = limit;
+    }
+    if (limit < channel->limit || limit - channel->there_nbytes > channel->sent)
+        return false;
+    channel->limit = limit;
+    return true;
+}
+
+/* A head is there: false if it cannot be. */
+static bool begin_frame(struct sr_channels *channels, struct sr_channel *channel, bool by_reader)
+{
+    if (channel->head.magic != SR_CHANNEL_MAGIC)
+        return false;
+    switch (channel->head.what) {
+    case SR_CHANNEL_OVER:
+        if (channel->head.nbytes > SR_CHANNEL_WORD_NBYTES)
+            return false;
+        if (channels->word_from < 0)
+            channels->word_from = (int)number_of(channels, channel); /* others' words are passed over */
+        return true;
+    case SR_CHANNEL_LEAVING:
+        sr_flag_set(&channel->left, 1);
+        return channel->head.nbytes == 0;
+    case SR_CHANNEL_CREDIT:
+        return channel->head.nbytes == 0 && heed_credit(channel);
+    case SR_CHANNEL_PIECE:
+        return begin_piece(channels, channel, by_reader);
+    case SR_CHANNEL_VIEW:
+    case SR_CHANNEL_CALLING:
+    case SR_CHANNEL_CONFIRMED:
+        return channel->head.nbytes == sr_channel_note_nbytes(channel->head.what);
+    default:
+        return false;
+    }
+}
+
+/* All of a frame is there. */
+static void finish_frame(struct sr_channels *channels, struct sr_channel *channel)
+{
+    const bool in_ring = !channel->past;
+    if (channel->head.what == SR_CHANNEL_PIECE)
+        finish_piece(channels, channel);
+    if (channel->head.what == SR_CHANNEL_OVER && channels->word_from == (int)number_of(channels, channel) &&
+        sr_flag_load(&channels->heard) == 0) {
+        channels->word_nbytes = channel->head.nbytes;
+        sr_flag_set(&channels->heard, number_of(channels, channel) + 1u);
+    }
+    if (sr_channel_is_note(channel->head.what)) {
+        struct sr_channel_note *note = sr_channel_note_of(channel, channel->head.what);
+        memcpy(note->last, note->next, channel->head.nbytes);
+        note->count++;
+        if (channel->head.what == SR_CHANNEL_CONFIRMED) {
+            struct sr_channel_call call;
+            memcpy(&call, note->last, sizeof call);
+            sr_flag_set(&channel->confirmed, call.seq);
+        }
+    }
+    channel->pausing = channel->head.what == SR_CHANNEL_PIECE && !(channel->head.flags & SR_FRAME_LAST) && in_ring;
+    channel->head_nbytes = channel->arrived = 0;
+}
+
+static bool is_midway(const struct sr_channel *channel) { return channel->head_nbytes == sizeof channel->head; }
+
+/* Where the rest of a frame that has begun goes: up to two places, none if it is passed over. */
+static size_t places_of(struct sr_channels *channels, struct sr_channel *channel, struct iovec *place)
+{
+    unsigned char *target = channel->target;
+    if (!is_midway(channel))
+        return 0;
+    const size_t left = channel->head.nbytes - channel->arrived;
+    if (channel->head.what == SR_CHANNEL_PIECE && !channel->past) {
+        const uint64_t ring_nbytes = channel->in.nbytes;
+        const uint64_t begin =
+            (sr_ring_data_at(channel->in.position, channel->head.nbytes) + channel->arrived) & (ring_nbytes - 1);
+        const size_t before_end = left < ring_nbytes - begin ? left : (size_t)(ring_nbytes - begin);
+        place[0] = (struct iovec){channel->in.bytes + begin, before_end};
+        place[1] = (struct iovec){channel->in.bytes, left - before_end};
+        return 2;
+    }
+    if (channel->head.what == SR_CHANNEL_OVER) {
+        const bool wanted = channels->word_from == (int)number_of(channels, channel) && sr_flag_load(&channels->heard)
+        == 0; target = wanted ? channels->word : NULL;
+    } else if (sr_channel_is_note(channel->head.what)) {
+        target = sr_channel_note_of(channel, channel->head.what)->next;
+    }
+    if (target == NULL)
+        return 0;
+    place[0] = (struct iovec){target + channel->arrived, left};
+    return 1;
+}
+
+static void count_arrived(struct sr_channels *channels, struct sr_channel *channel, size_t nbytes)
+{
+    channel->arrived += nbytes;
+    if (is_midway(channel) && channel->arrived == channel->head.nbytes)
+        finish_frame(channels, channel);
+}
+
+static void put_in_place(struct sr_channels *channels, struct sr_channel *channel, const unsigned char *from,
+                         size_t nbytes)
+{
+    struct iovec place[2];
+    const size_t nplaces = places_of(channels, channel, place);
+    size_t done = 0;
+    for (size_t i = 0; i < nplaces; i++) {
+        const size_t part = nbytes - done < place[i].iov_len ? nbytes - done : place[i].iov_len;
+        if (part > 0)
+            memcpy(place[i].iov_base, from + done, part);
+        done += part;
+    }
+    count_arrived(channels, channel, nbytes);
+}
+
+/* Frames and parts of them, from a head or the middle of a head on, or from the middle of one that is passed over. */
+static bool take_apart(struct sr_channels *channels, struct sr_channel *channel, const unsigned char *from,
+                       size_t nbytes,
+                       bool by_reader)
+{
+    while (nbytes > 0) {
+        size_t part;
+        if (is_midway(channel)) {
+            const size_t left = channel->head.nbytes - channel->arrived;
+            part = nbytes < left ? nbytes : left;
+            put_in_place(channels, channel, from, part);
+        } else {
+            const size_t left = sizeof channel->head - channel->head_nbytes;
+            part = nbytes < left ? nbytes : left;
+            memcpy((unsigned char *)&channel->head + channel->head_nbytes, from, part);
+            channel->head_nbytes += part;
+            if (is_midway(channel)) {
+                if (!begin_frame(channels, channel, by_reader))
+                    return false;
+                count_arrived(channels, channel, 0);
+            }
+        }
+        from += part;
+        nbytes -= part;
+    }
+    return true;
+}
+
+static bool receive(struct sr_channels *channels, struct sr_channel *channel, bool by_reader)
+{
+    bool moved = false;
+    for (int i = 0; i < READS_AT_ONCE; i++) {
+        struct iovec place[3];
+        struct msghdr all = {.msg_iov = place};
+        size_t nplaces = places_of(channels, channel, place), in_place = 0;
+        for (size_t at = 0; at < nplaces; at++)
+            in_place += place[at].iov_len;
+        const size_t ahead = in_place >= MUCH_NBYTES ? sizeof channel->head : sizeof channels->scratch;
+        place[nplaces] = (struct iovec){channels->scratch, ahead};
+        all.msg_iovlen = nplaces + 1;
+        const ssize_t received = recvmsg(channel->fd, &all, MSG_DONTWAIT);
+        if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+            return moved;
+        if (received <= 0) {
+            const bool closed = received == 0 || errno == ECONNRESET || errno == EPIPE;
+            end_channel(channels, channel, closed ? SR_CHANNEL_CLOSED : SR_CHANNEL_FAILED, closed ? 0 : errno);
+            return true;
+        }
+        moved = true;
+        const size_t nbytes = (size_t)received;
+        if (in_place > 0)
+            count_arrived(channels, channel, nbytes < in_place ? nbytes : in_place);
+        if (nbytes > in_place && !take_apart(channels, channel, channels->scratch, nbytes - in_place, by_reader)) {
+            end_channel(channels, channel, SR_CHANNEL_DAMAGED, 0);
+            return true;
+        }
+        if (nbytes < in_place + ahead)
+            return true; /* there was no more */
+        if (by_reader && channel->pausing)
+            return true; /* to read that, as what comes next of the message may go past the ring */
+    }
+    return moved;
+}
+
+/* ---- what there is to do ------------------------------------------------------------------------------------ */
+
+static bool look_for_news(struct sr_channels *channels, bool by_reader)
+{
+    struct epoll_event events[EVENTS_AT_ONCE];
+    const int nevents = channels->news < 0 ? 0 : epoll_wait(channels->news, events, EVENTS_AT_ONCE, 0);
+    bool moved = false;
+    for (int i = 0; i < nevents; i++) {
+        struct sr_channel *channel = &channels->channel[events[i].data.u32];
+        if (sr_flag_load(&channel->end) != SR_CHANNEL_OPEN)
+            continue;
+        if (events[i].events & EPOLLOUT) {
+            send_rest(channels, channel);
+            moved = true;
+        }
+        if (events[i].events & ~(uint32_t)EPOLLOUT && receive(channels, channel, by_reader))
+            moved = true;
+    }
+    return moved;
+}
+
+bool sr_channels_step(struct sr_channels *channels)
+{
+    if (!sr_flag_take(&channels->turn, 1))
+        return false;
+    const bool moved = look_for_news(channels, true);
+    leave_turn(channels);
+    return moved;
+}
+
+bool sr_channels_attend(struct sr_channels *channels)
+{
+    take_turn(channels);
+    sr_flag_set(&channels->attended, 1);
+    const bool moved = look_for_news(channels, true);
+    leave_turn(channels);
+    return moved;
+}
+
+void sr_channels_wake(struct sr_channels *channels) { sr_flag_set(&channels->attended, 0); }
+
+bool sr_channels_hears(struct sr_channels *channels)
+{
+    if (sr_flag_load(&channels->heard) == 0 && sr_flag_take(&channels->turn, 1)) {
+        if (sr_flag_load(&channels->attended) == 0)
+            look_for_news(channels, false);
+        leave_turn(channels);
+    }
+    return sr_flag_load(&channels->heard) != 0;
+}
+
+void sr_channels_look(struct sr_channels *channels)
+{
+    take_turn(channels);
+    look_for_news(channels, false);
+    leave_turn(channels);
+}
+
+uint64_t sr_channel_hear(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
+                         void *note)
+{
+    take_turn(channels);
+    const uint64_t count = sr_channel_note_of(channel, what)->count;
+    memcpy(note, sr_channel_note_of(channel, what)->last, sr_channel_note_nbytes(what));
+    leave_turn(channels);
+    return count;
+}
+
+void sr_channels_shut(struct sr_channels *channels)
+{
+    take_turn(channels);
+    for (int i = 0; i < channels->nchannels; i++) {
+        if (sr_flag_load(&channels->channel[i].end) == SR_CHANNEL_OPEN)
+            sr_flag_set(&channels->channel[i].end, SR_CHANNEL_CLOSED);
+        channels->channel[i].deaf = true;
+    }
+    channels->news = -1; /* its number may soon be another's */
+    leave_turn(channels);
+}
+
+/* ---- the reader's ------------------------------------------------------------------------------------------- */
+
+void sr_channel_read(struct sr_channels *channels, struct sr_channel *channel, struct sr_ring_end *out_of,
+                  struct sr_incoming *incoming, sr_ring_copy_fn *copy)
+{
+    sr_ring_open_end(out_of, channel->in.ring, channel->in.bytes, channel->in.nbytes, channel->first, &channels->nobody,
+                     copy, SR_CHANNEL_PIECE_NBYTES);
+    take_turn(channels);
+    channel->out_of = out_of;
+    channel->incoming = incoming;
+    leave_turn(channels);
+}
+
+/* What has landed is counted; whether more of the piece is to come past the ring. */
+static bool count_landed(struct sr_channels *channels, struct sr_channel *channel)
+{
+    take_turn(channels);
+    channel->incoming->offset += channel->landed;
+    channel->landed = 0;
+    const bool more = channel->past && is_midway(channel);
+    leave_turn(channels);
+    return more;
+}
+
+enum sr_ring_status sr_channel_pull(struct sr_channels *channels, struct sr_channel *channel)
+{
+    enum sr_ring_status status = SR_RING_WAIT;
+    if (channel->mixed) {
+        channel->mixed = count_landed(channels, channel);
+        if (channel->incoming->offset == channel->incoming->nbytes)
+            return SR_RING_WHOLE;
+    }
+    if (!channel->mixed)
+        status = sr_ring_pull(channel->out_of, channel->incoming);
+    const uint64_t taken = sr_flag_load(&channel->in.ring->taken.value);
+    if (taken != channel->seen_taken) {
+        channel->seen_taken = taken;
+        take_turn(channels);
+        tell_limit(channels, channel);
+        leave_turn(channels);
+    }
+    return status;
+}
+
+void sr_channel_withdraw(struct sr_channels *channels, struct sr_channel *channel)
+{
+    take_turn(channels);
+    channel->target = NULL;
+    leave_turn(channels);
+}
