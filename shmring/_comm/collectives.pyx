@@ -13,7 +13,7 @@ from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_item
 from .._core.group cimport *
 from .._core.timeouts cimport ns_of, timeout_ns_of
 from .._internode.allreduce cimport residual_count
-from .._internode.context cimport leg_of
+from .._internode.context cimport inter_of
 from .._internode.data_movement cimport choose_way
 from .work cimport Work
 
@@ -265,7 +265,7 @@ cdef class Collectives:
 
     cdef inline int prepare_staging(self, Call *c) except -1:
         if not self.staging_ready and (c.x_nbytes > SR_PAYLOAD_NBYTES or c.algorithm != AUTO
-                                       or self.engine.g.leg != NULL):
+                                       or self.engine.g.inter != NULL):
             self.allocate_staging()
         return 0
 
@@ -336,7 +336,7 @@ cdef class Collectives:
             raise ValueError("op avg has no meaning for a scan; scan the sum and divide")
         if c.kind == ALL_REDUCE:
             c.algorithm = self.default_algorithm if algorithm is None else algorithm_number(algorithm)
-            if self.engine.g.leg != NULL and c.algorithm != AUTO:
+            if self.engine.g.inter != NULL and c.algorithm != AUTO:
                 raise ValueError(f"algorithm {state.ALGORITHMS[c.algorithm]} is for ranks of one host; these are on "
                                  "several: leave it \"auto\", or call it on comm.split(comm.node)")
         return 0
@@ -351,7 +351,7 @@ cdef class Collectives:
     # address: where x has what is reduced, or the first of several arrays that are.
     cdef object describe_wire(self, Call *c, object x, const void *address, object wire):
         cdef int number = self.default_wire if wire is None else wire_number(wire)
-        cdef bint is_small = self.engine.g.leg == NULL or c.nbytes <= leg_of(&self.engine.g).small_nbytes
+        cdef bint is_small = self.engine.g.inter == NULL or c.nbytes <= inter_of(&self.engine.g).small_nbytes
         cdef cnp.ndarray residual
         if c.dtype >= SR_DTYPES or not (c.dtype == SR_F32 or sr_dtype_is_widened(c.dtype)) or (
                 c.op != SR_SUM and c.op != SR_AVG):
@@ -363,7 +363,7 @@ cdef class Collectives:
         if number == SR_WIRE_NATIVE or is_small:
             return None
         place = <uintptr_t> address, c.dtype, c.count
-        kept = self.residuals.of(x, place, residual_count(leg_of(&self.engine.g), c.count))
+        kept = self.residuals.of(x, place, residual_count(inter_of(&self.engine.g), c.count))
         if kept is not None:
             residual = kept
             c.residual = <float *> cnp.PyArray_DATA(residual)
@@ -372,7 +372,7 @@ cdef class Collectives:
     # As find_blocks, of a call that is long enough for it.
     cdef inline int find_shared(self, Call *c) except -1:
         cdef Group *g = &self.engine.g
-        if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.leg == NULL:
+        if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.inter == NULL:
             self.find_blocks(c)
         return 0
 

@@ -20,7 +20,7 @@ from .._core.trace cimport TRACED_PROBE, TRACED_RECV, TRACED_SEND, Trace, note_m
 from .._diagnostics.flight_recorder cimport SR_WAIT_MESSAGE, end_wait
 from .._engine.progress cimport BACKGROUND, WAITER, delist, enlist, rouse, start_thread
 from .._engine.state cimport world_number
-from .._internode.context cimport leg_of, remote
+from .._internode.context cimport inter_of, remote
 from .._p2p.delivery cimport Wait, deliver_briefly, deliver_patiently, run_errand
 from .._p2p.matching cimport *
 from .._p2p.status cimport op_of, wish_text
@@ -173,8 +173,8 @@ cdef class Carrier(Fusion):
         for i in range(m.g.size):
             m.rank_of[i] = world_number(m.g, i)
             m.peer[m.rank_of[i]].lane = i
-        if m.g.leg != NULL:
-            m.channels = leg_of(m.g).channels
+        if m.g.inter != NULL:
+            m.channels = inter_of(m.g).channels
             for i in range(m.channels.nchannels):
                 m.peer[m.channels.channel[i].rank].lane = -1
                 m.peer[m.channels.channel[i].rank].channel = &m.channels.channel[i]

@@ -279,7 +279,7 @@ cdef class Uneven(Collectives):
                 continue
             if piece.nbytes <= TOLD_NBYTES:
                 memcpy(told.what.data, piece.data, piece.nbytes)
-            elif not in_place and g.leg == NULL:
+            elif not in_place and g.inter == NULL:
                 tell_place(self.engine, c, told, piece)
         return 0
 
@@ -301,7 +301,7 @@ cdef class Uneven(Collectives):
             if c.x_block == 0 or self.find_places(c, parts):
                 return 0
         c.parted_seq = self.engine.g.seq
-        if self.engine.g.leg != NULL:
+        if self.engine.g.inter != NULL:
             c.awaited.rank = remote(&self.engine.g, c.awaited.rank)
         self.engine.surface(c, MISMATCHED)
         return 0

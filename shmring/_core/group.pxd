@@ -111,7 +111,7 @@ cdef struct Group:
     sr_tuning[2] tunings       # near, far
     sr_tuning *tuning          # in force
     Stats stats
-    void *leg                  # to the ranks of other hosts, see _internode/context.pxd; NULL: there are none
+    void *inter                # to the ranks of other hosts, see _internode/context.pxd; NULL: there are none
     void *trace                # of what it does and when, see _core/trace.pxd; NULL: there is none
     void *p2p_trace           # ... of messages
 

@@ -63,7 +63,7 @@ cdef inline uint64_t moved_nbytes(Call *c, const Call *before) noexcept nogil:
 
 
 cdef int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
-    cdef bint is_outer = g.leg != NULL and c.within == NULL   # its local steps are traced themselves
+    cdef bint is_outer = g.inter != NULL and c.within == NULL   # its local steps are traced themselves
     cdef uint64_t before_it = t.nslices
     cdef uint64_t over_wire = g.stats.bytes_over_wire
     cdef Call before

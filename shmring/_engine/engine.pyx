@@ -19,7 +19,7 @@ from .._core.group cimport *
 from .._core.timeouts cimport NEVER_NS, ns_of
 from .._core.trace cimport end_call, enter_call
 from .._diagnostics.flight_recorder cimport SR_WAIT_CALL
-from .._internode.context cimport InterNodeConns, leg_of, remote
+from .._internode.context cimport InterNodeConns, inter_of, remote
 from .._internode.data_movement cimport choose_way, enter_refused_across, step_refused_across
 from .liveness_thread cimport ParkedLife
 from .parting cimport await_same_call, find_parted, last_call_of, most_suspect, parted_calls
@@ -250,7 +250,7 @@ cdef class Engine(State):
         elif status == MISMATCHED:
             self.give_up(SR_MISMATCHED, culprit, c.parted_seq, "")
         elif status == LATE:
-            if g.leg != NULL:
+            if g.inter != NULL:
                 culprit = failures.late_in_the_end(self, most_suspect(self, c, self.alarms))
                 self.await_better_word(c, culprit)
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
@@ -414,7 +414,7 @@ cdef class Engine(State):
     # Who waits for one that waits itself would blame the wrong rank: whoever knows better speaks first. That is who
     # waits for a neighbour that has not come, then who waits for another host, then who waits for one that may have.
     cdef int await_better_word(self, Call *c, int culprit) except -1:
-        cdef uint64_t first = leg_of(&self.g).first_local
+        cdef uint64_t first = inter_of(&self.g).first_local
         if c.awaited.rank >= self.g.size:
             grace_s = GRACE_S
         elif culprit >= self.g.size or not is_before(self.last_seq_of(culprit), first):
@@ -445,7 +445,7 @@ cdef class Engine(State):
     def cross(self, InterNodeConns conns, alarms):
         """From here on calls are of the ranks of several hosts."""
         self.conns, self.alarms = conns, alarms
-        self.g.leg = &conns.leg
+        self.g.inter = &conns.inter
         self.g.me.desk.rank, self.g.me.desk.size = self.world_rank(self.g.rank), self.world_size
 
     def end_sharing(self, bint beside=False):
@@ -534,8 +534,8 @@ cdef class Engine(State):
     cdef int describe_refusal(self, Call *c, int kind) except -1:
         c.kind = kind
         c.timeout_ns = ns_of(self.timeout_s)
-        c.enter = enter_refused if self.g.leg == NULL else enter_refused_across
-        c.step = step_refused if self.g.leg == NULL else step_refused_across
+        c.enter = enter_refused if self.g.inter == NULL else enter_refused_across
+        c.step = step_refused if self.g.inter == NULL else step_refused_across
         return 0
 
     # -- calls in the background --
@@ -601,7 +601,7 @@ cdef class Engine(State):
                         PyErr_CheckSignals()
                         try:
                             self.hear_others(self.g.seq)
-                            if self.g.leg != NULL and copy_begun(q, &call):
+                            if self.g.inter != NULL and copy_begun(q, &call):
                                 self.compare_calls(&call)
                         except Error:   # the next step ends all that was issued
                             pass
@@ -694,8 +694,8 @@ cdef class Engine(State):
             if rank != g.rank and sr_life_died(&g.lane[rank].life):
                 self.give_up(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.life_of(rank)))
                 self.raise_over()
-        for rank in range(self.world_size if g.leg != NULL else 0):
-            if leg_of(g).conn[rank] != NULL and self.alarms.has_ended(rank) and not self.alarms.has_left(rank):
+        for rank in range(self.world_size if g.inter != NULL else 0):
+            if inter_of(g).conn[rank] != NULL and self.alarms.has_ended(rank) and not self.alarms.has_left(rank):
                 self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, failures.CONNECTION_ENDED)
                 self.raise_over()
 
@@ -773,8 +773,8 @@ cdef class Engine(State):
         """The start-up is over: calls are counted from here, and `timeout_s` is their default."""
         self.timeout_s = timeout_s
         self.g.first_user_seq = self.g.seq + 1
-        if self.g.leg != NULL:
-            leg_of(&self.g).first_user_seq = leg_of(&self.g).seq + 1
+        if self.g.inter != NULL:
+            inter_of(&self.g).first_user_seq = inter_of(&self.g).seq + 1
         memset(&self.g.stats, 0, sizeof(Stats))
 
     # -- shared blocks --

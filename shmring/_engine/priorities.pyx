@@ -33,7 +33,7 @@ from libc.string cimport memcpy
 from .._core.group cimport *
 from .._core.trace cimport end_call
 from .._diagnostics.flight_recorder cimport SR_WAIT_CALL, end_wait
-from .._internode.context cimport leg_of
+from .._internode.context cimport inter_of
 from .._internode.data_movement cimport choose_way
 from .queue cimport *
 
@@ -156,8 +156,8 @@ cdef bint goes_on(Queue *q, Task *t) noexcept nogil:
     end_call(g, SR_COMPLETE)
     end_wait(g, SR_WAIT_CALL)
     g.first_user_seq += 1   # what comes next has the same number among the user's calls
-    if g.leg != NULL:
-        leg_of(g).first_user_seq += 1
+    if g.inter != NULL:
+        inter_of(g).first_user_seq += 1
     t.begun = False
     if is_choice:
         g.stats = q.stats

@@ -17,7 +17,7 @@ from posix.unistd cimport read, write
 from .._core.group cimport *
 from .._core.trace cimport end_call, enter_call, step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
-from .._internode.context cimport call_number, leg_of, sr_conn_sleep_or, sr_conn_take_news
+from .._internode.context cimport call_number, inter_of, sr_conn_sleep_or, sr_conn_take_news
 from .._transport.channel cimport sr_channels_hears
 from .priorities cimport become_candidate, goes_on, prepare_choice
 from .queue cimport *
@@ -293,8 +293,8 @@ cdef void finish_all(Queue *q, int status) noexcept nogil:
         t = oldest(q)
         if not next_of(q).begun:
             begin_call(q.group, &t.call)
-            if q.group.leg != NULL:
-                q.group.recorded.number = call_number(leg_of(q.group), leg_of(q.group).seq + 1)
+            if q.group.inter != NULL:
+                q.group.recorded.number = call_number(inter_of(q.group), inter_of(q.group).seq + 1)
         finish_oldest(q, t, status)
     sr_flag_set(&q.stepper, 0)
 
@@ -496,10 +496,10 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
         status = glance(q.group, c, now)
         if nap == NULL and (status == PROGRESSED or status == SIGNALLED) and word_is_due(q.group, now):
             return WANTS_PYTHON
-        if q.group.leg != NULL and (status == PROGRESSED or status == SIGNALLED):
-            q.errand.news = leg_of(q.group).news
-            q.errand.waker = leg_of(q.group).channels.waker
-            if not sr_channels_hears(leg_of(q.group).channels):
+        if q.group.inter != NULL and (status == PROGRESSED or status == SIGNALLED):
+            q.errand.news = inter_of(q.group).news
+            q.errand.waker = inter_of(q.group).channels.waker
+            if not sr_channels_hears(inter_of(q.group).channels):
                 if sr_flag_reached(c.awaited.flag, c.awaited.target):   # by a note that has just been taken in
                     return ACTIVE
                 tell_of_wait(q.group, c)

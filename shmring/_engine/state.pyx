@@ -9,7 +9,7 @@ from posix.stdlib cimport posix_memalign
 from .._core.group cimport *
 from .._core.staging cimport slot_nbytes, window_nbytes_of
 from .._diagnostics.flight_recorder cimport Flight, name_in_fingerprint, name_in_record
-from .._internode.context cimport Leg, call_number, leg_of, rank_at
+from .._internode.context cimport InterNode, call_number, inter_of, rank_at
 
 from .._core import kernels
 from .._diagnostics.flight_recorder import (
@@ -44,7 +44,7 @@ cdef bint fits_ring(const sr_tuning *tuning, size_t ring_nbytes) noexcept:
 
 # A report but for its reason. Runs no Python code.
 cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef const sr_record *record = &g.me.record[seq & (SR_RECORDS - 1)]
     cdef const char *name = NULL
     memset(report, 0, sizeof(sr_report))
@@ -55,8 +55,8 @@ cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) 
     report.number = number_in(g, seq)
     if report.number <= 0:
         return
-    if leg != NULL and leg.fingerprint != 0:
-        name = name_in_fingerprint(leg.fingerprint)
+    if inter != NULL and inter.fingerprint != 0:
+        name = name_in_fingerprint(inter.fingerprint)
     elif record.seq == seq:
         name = name_in_record(record)
     if name != NULL:
@@ -65,15 +65,15 @@ cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) 
 
 # See State.world_rank.
 cdef int world_number(Group *g, int rank) noexcept nogil:
-    if g.leg == NULL:
+    if g.inter == NULL:
         return rank
-    return rank - g.size if rank >= g.size else rank_at(leg_of(g), leg_of(g).node, rank)
+    return rank - g.size if rank >= g.size else rank_at(inter_of(g), inter_of(g).node, rank)
 
 
 # See State.number_of.
 cdef inline int64_t number_in(Group *g, uint64_t seq) noexcept nogil:
-    if g.leg != NULL:
-        return call_number(leg_of(g), leg_of(g).seq)
+    if g.inter != NULL:
+        return call_number(inter_of(g), inter_of(g).seq)
     return <int64_t> (seq - g.first_user_seq) + 1
 
 
@@ -222,7 +222,7 @@ cdef class State:
 
     @property
     def world_size(self):
-        return self.g.size if self.g.leg == NULL else leg_of(&self.g).size
+        return self.g.size if self.g.inter == NULL else inter_of(&self.g).size
 
     @property
     def isa(self):
@@ -252,10 +252,10 @@ cdef class State:
 
     def own_call(self, seq):
         """As record_of, of this rank; of a call of several hosts also where no local step of it has begun."""
-        cdef Leg *leg = leg_of(&self.g)
-        if leg == NULL or leg.fingerprint == 0:
+        cdef InterNode *inter = inter_of(&self.g)
+        if inter == NULL or inter.fingerprint == 0:
             return self.record_of(self.g.rank, seq)
-        return described(leg.fingerprint, leg.count)
+        return described(inter.fingerprint, inter.count)
 
     def last_seq_of(self, int rank):
         """The highest sequence number that a rank has begun."""

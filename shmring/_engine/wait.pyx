@@ -6,7 +6,7 @@ from .._core.group cimport *
 from .._core.schedule cimport *
 from .._core.trace cimport step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
-from .._internode.context cimport Leg, examine, furthest_behind, leg_of, move, sr_conn_sleep
+from .._internode.context cimport InterNode, examine, furthest_behind, inter_of, move, sr_conn_sleep
 from .._transport.channel cimport sr_channels_hears
 
 
@@ -26,7 +26,7 @@ cdef int run_steps(Group *g, Call *c) noexcept nogil:
             continue
         if status != BLOCKED:
             return status
-        if g.leg != NULL or not sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.pauses)):
+        if g.inter != NULL or not sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.pauses)):
             status = wait_long(g, c)
             if status != PROGRESSED:
                 return status
@@ -38,7 +38,7 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     cdef int status = PROGRESSED
     while status == PROGRESSED:
         status = step_call(g, c)
-        if status == BLOCKED and g.leg == NULL:
+        if status == BLOCKED and g.inter == NULL:
             if sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.brief_pauses)):
                 status = PROGRESSED
             elif yields < g.brief_yields:
@@ -67,7 +67,7 @@ cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
         g.glanced_ns = c.wait_begin_ns = now
     c.interrupted = False
     while not sr_flag_reached(c.awaited.flag, c.awaited.target):
-        if g.leg != NULL:
+        if g.inter != NULL:
             status = move(g, c)
             if status != BLOCKED:
                 return status
@@ -80,7 +80,7 @@ cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
             now = sr_now_ns()
             continue
         begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, c.wait_begin_ns, c.awaited.rank)
-        if g.leg != NULL:
+        if g.inter != NULL:
             # Both looks above take in notes of other hosts, which may set the flag: nothing else would end the sleep.
             if sr_flag_reached(c.awaited.flag, c.awaited.target):
                 break
@@ -123,14 +123,14 @@ cdef bint sleep_until_death(Group *g, sr_nap *nap, uint64_t longest_ns) noexcept
 
 
 cdef void sleep_across(Group *g, Call *c, uint64_t now) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef uint64_t longest_ns
     cdef bint awaits_neighbour = c.awaited.rank < g.size
-    if leg.nbusy == 0 and awaits_neighbour:
+    if inter.nbusy == 0 and awaits_neighbour:
         sleep_among_neighbours(g, c, now)
     else:
         longest_ns = longest_sleep_ns(g, now)
-        sr_conn_sleep(leg.news, min(longest_ns, nap_after(now - c.wait_begin_ns)) if awaits_neighbour else longest_ns)
+        sr_conn_sleep(inter.news, min(longest_ns, nap_after(now - c.wait_begin_ns)) if awaits_neighbour else longest_ns)
 
 
 # Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.
@@ -264,9 +264,9 @@ cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
     if now >= c.deadline_ns + courtesy_ns(g, c):
         c.awaited.rank = latest(g, c)
         return LATE
-    if now >= g.signal_ns or (g.leg != NULL and sr_channels_hears(leg_of(g).channels)):
+    if now >= g.signal_ns or (g.inter != NULL and sr_channels_hears(inter_of(g).channels)):
         g.signal_ns = now + SIGNAL_INTERVAL_NS
         correct_wait(g, SR_WAIT_CALL, SR_IN_CALL, latest(g, c))
-        status = examine(g, c) if g.leg != NULL else PROGRESSED
+        status = examine(g, c) if g.inter != NULL else PROGRESSED
         return SIGNALLED if status == PROGRESSED else status
     return PROGRESSED

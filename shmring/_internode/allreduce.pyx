@@ -26,201 +26,201 @@ cdef enum:
 
 
 # Slices begin at whole cache lines, as far as the message does.
-cdef inline size_t grain_of(Leg *leg) noexcept nogil:
-    return SR_CACHE_LINE // leg.itemsize
+cdef inline size_t grain_of(InterNode *inter) noexcept nogil:
+    return SR_CACHE_LINE // inter.itemsize
 
 
 # Where the slice of a local rank of a node begins, in elements of a stretch of `count`.
-cdef size_t slice_at(Leg *leg, int node, int local, size_t count) noexcept nogil:
-    return sr_slice_begin_grained(count, leg.nlocal[node], local, grain_of(leg))
+cdef size_t slice_at(InterNode *inter, int node, int local, size_t count) noexcept nogil:
+    return sr_slice_begin_grained(count, inter.nlocal[node], local, grain_of(inter))
 
 
-cdef inline size_t own_slice(Leg *leg, size_t count) noexcept nogil:
-    return slice_at(leg, leg.node, leg.local_of[leg.rank], count)
+cdef inline size_t own_slice(InterNode *inter, size_t count) noexcept nogil:
+    return slice_at(inter, inter.node, inter.local_of[inter.rank], count)
 
 
-cdef inline size_t end_of_own_slice(Leg *leg, size_t count) noexcept nogil:
-    return slice_at(leg, leg.node, leg.local_of[leg.rank] + 1, count)
+cdef inline size_t end_of_own_slice(InterNode *inter, size_t count) noexcept nogil:
+    return slice_at(inter, inter.node, inter.local_of[inter.rank] + 1, count)
 
 
 # Which rank of a node owns an element, and where its slice ends.
-cdef inline int owner_on(Leg *leg, int node, size_t element, size_t count, size_t *end) noexcept nogil:
+cdef inline int owner_on(InterNode *inter, int node, size_t element, size_t count, size_t *end) noexcept nogil:
     cdef int local = 0
-    while slice_at(leg, node, local + 1, count) <= element:
+    while slice_at(inter, node, local + 1, count) <= element:
         local += 1
-    end[0] = slice_at(leg, node, local + 1, count)
-    return rank_at(leg, node, local)
+    end[0] = slice_at(inter, node, local + 1, count)
+    return rank_at(inter, node, local)
 
 
 cdef inline bint is_even(Group *g, size_t count) noexcept nogil:
-    return count % (<size_t> g.size * grain_of(leg_of(g))) == 0
+    return count % (<size_t> g.size * grain_of(inter_of(g))) == 0
 
 
 # Some stretches even of a short message, as long as they are worth a step each. itemsize: of partial results.
-cdef size_t stretch_count_of(Leg *leg, size_t count, size_t itemsize) noexcept nogil:
-    cdef size_t nbytes = max(min(count * itemsize // 4, leg.stretch_nbytes), leg.least_stretch_nbytes)
-    return max(nbytes // leg.even_nbytes, <size_t> 1) * leg.even_nbytes // itemsize
+cdef size_t stretch_count_of(InterNode *inter, size_t count, size_t itemsize) noexcept nogil:
+    cdef size_t nbytes = max(min(count * itemsize // 4, inter.stretch_nbytes), inter.least_stretch_nbytes)
+    return max(nbytes // inter.even_nbytes, <size_t> 1) * inter.even_nbytes // itemsize
 
 
 # Of the room for a stretch: this rank's partial result where it has no other place, its final one, what is sent of them
 # where that is written shorter, and what comes from other nodes.
-cdef inline unsigned char *room_of(Leg *leg, int number, int which) noexcept nogil:
-    return leg.room + (<size_t> (number % MOST_UNDER_WAY) * (OTHER_SLICES + leg.nnodes) + which) * leg.slice_nbytes
+cdef inline unsigned char *room_of(InterNode *inter, int number, int which) noexcept nogil:
+    return inter.room + (<size_t> (number % MOST_UNDER_WAY) * (OTHER_SLICES + inter.nnodes) + which) * inter.slice_nbytes
 
 
 cdef enum:
     PARTIAL, RESULT, ENCODED, ARRIVED   # places in it
 
 
-cdef inline unsigned char *arrived_from(Leg *leg, int number, int node) noexcept nogil:
-    return room_of(leg, number, ARRIVED + place_of(leg, node))
+cdef inline unsigned char *arrived_from(InterNode *inter, int number, int node) noexcept nogil:
+    return room_of(inter, number, ARRIVED + place_of(inter, node))
 
 
 # The own slice of a stretch, reduced on this host; and where its result belongs, which may be the same place.
 cdef inline const unsigned char *partial_of(Group *g, Call *c, int number) noexcept nogil:
     if is_partial_itself(g, c):
-        return c.x + stretch_at(leg_of(g), number).begin * c.itemsize
+        return c.x + stretch_at(inter_of(g), number).begin * c.itemsize
     return place_for_partial(g, c, number)
 
 
 cdef inline unsigned char *place_for_partial(Group *g, Call *c, int number) noexcept nogil:
-    if c.kind == REDUCE or leg_of(g).dtype != c.dtype:
-        return room_of(leg_of(g), number, PARTIAL)
+    if c.kind == REDUCE or inter_of(g).dtype != c.dtype:
+        return room_of(inter_of(g), number, PARTIAL)
     return result_of(g, c, number)
 
 
 cdef inline unsigned char *result_of(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
     if c.kind == REDUCE:
-        return room_of(leg, number, RESULT)
-    return c.out + (s.begin + own_slice(leg, s.count)) * c.itemsize
+        return room_of(inter, number, RESULT)
+    return c.out + (s.begin + own_slice(inter, s.count)) * c.itemsize
 
 
 # Where all fold all, and what is sent is written shorter, a host has to fold that, too.
-cdef inline bint keeps_what_it_sends(Leg *leg, Call *c) noexcept nogil:
-    return leg.format != SR_WIRE_NATIVE and not leg.in_parts and c.kind != REDUCE
+cdef inline bint keeps_what_it_sends(InterNode *inter, Call *c) noexcept nogil:
+    return inter.format != SR_WIRE_NATIVE and not inter.in_parts and c.kind != REDUCE
 
 
 # What of the partial result this host goes on with.
 cdef inline const unsigned char *kept_of(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    if keeps_what_it_sends(leg, c):
-        return room_of(leg, number, PARTIAL)
+    cdef InterNode *inter = inter_of(g)
+    if keeps_what_it_sends(inter, c):
+        return room_of(inter, number, PARTIAL)
     return partial_of(g, c, number)
 
 
 # Elements of the own slices of all stretches, with room for some more: for each what was lost by sending it shorter.
-cdef inline size_t residual_pitch(Leg *leg, size_t stretch_count) noexcept nogil:
-    return stretch_count // leg.nlocal[leg.node] + SR_CACHE_LINE
+cdef inline size_t residual_pitch(InterNode *inter, size_t stretch_count) noexcept nogil:
+    return stretch_count // inter.nlocal[inter.node] + SR_CACHE_LINE
 
 
-cdef size_t residual_count(Leg *leg, size_t count) noexcept nogil:
-    cdef size_t length = stretch_count_of(leg, count, sizeof(float))
-    return (count + length - 1) // length * residual_pitch(leg, length)
+cdef size_t residual_count(InterNode *inter, size_t count) noexcept nogil:
+    cdef size_t length = stretch_count_of(inter, count, sizeof(float))
+    return (count + length - 1) // length * residual_pitch(inter, length)
 
 
-cdef inline float *residual_of(Leg *leg, Call *c, int number) noexcept nogil:
-    return NULL if c.residual == NULL else c.residual + number * residual_pitch(leg, leg.stretch_count)
+cdef inline float *residual_of(InterNode *inter, Call *c, int number) noexcept nogil:
+    return NULL if c.residual == NULL else c.residual + number * residual_pitch(inter, inter.stretch_count)
 
 
 cdef void start_large(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    leg.in_parts = goes_in_parts(leg, c)
-    choose_partials(leg, c, c.wire if leg.in_parts or leg.nnodes == 2 else <int> SR_WIRE_NATIVE)
-    leg.stretch_count = stretch_count_of(leg, c.count, leg.itemsize)
-    leg.fold_lag = FOLD_LAG
-    leg.lag = 2 * FOLD_LAG if leg.in_parts else FOLD_LAG
-    if c.nodes_in_group > 0 and leg.in_parts:
-        leg.per_group = c.nodes_in_group
-        leg.fold_lag = FOLD_LAG_IN_GROUPS
-        leg.lag = 3 * FOLD_LAG_IN_GROUPS
+    cdef InterNode *inter = inter_of(g)
+    inter.in_parts = goes_in_parts(inter, c)
+    choose_partials(inter, c, c.wire if inter.in_parts or inter.nnodes == 2 else <int> SR_WIRE_NATIVE)
+    inter.stretch_count = stretch_count_of(inter, c.count, inter.itemsize)
+    inter.fold_lag = FOLD_LAG
+    inter.lag = 2 * FOLD_LAG if inter.in_parts else FOLD_LAG
+    if c.nodes_in_group > 0 and inter.in_parts:
+        inter.per_group = c.nodes_in_group
+        inter.fold_lag = FOLD_LAG_IN_GROUPS
+        inter.lag = 3 * FOLD_LAG_IN_GROUPS
 
 
 # That each host folds a part for all is less on the wire with three hosts and more. With two it is as much, one hop
 # more, and half the work, which counts where a message is long.
-cdef inline bint goes_in_parts(const Leg *leg, const Call *c) noexcept nogil:
-    if leg.nborders > SR_CONN_QUEUE // 2:
+cdef inline bint goes_in_parts(const InterNode *inter, const Call *c) noexcept nogil:
+    if inter.nborders > SR_CONN_QUEUE // 2:
         return False
-    return leg.nnodes > 2 or (c.kind != REDUCE and c.nbytes >= leg.parts_nbytes)
+    return inter.nnodes > 2 or (c.kind != REDUCE and c.nbytes >= inter.parts_nbytes)
 
 
-cdef inline bint are_grouped(const Leg *leg) noexcept nogil:
-    return leg.per_group < leg.nnodes
+cdef inline bint are_grouped(const InterNode *inter) noexcept nogil:
+    return inter.per_group < inter.nnodes
 
 
 # The first node of the own group, and the own place in it.
-cdef inline int own_group(const Leg *leg) noexcept nogil:
-    return leg.node - leg.node % leg.per_group
+cdef inline int own_group(const InterNode *inter) noexcept nogil:
+    return inter.node - inter.node % inter.per_group
 
 
-cdef inline int own_place(const Leg *leg) noexcept nogil:
-    return leg.node % leg.per_group
+cdef inline int own_place(const InterNode *inter) noexcept nogil:
+    return inter.node % inter.per_group
 
 
 cdef int step_large(Group *g, Call *c) noexcept nogil:
     return step_crossing(g, c, start_large, stage_large)
 
 
-cdef inline void next_stage(Leg *leg) noexcept nogil:
-    leg.stage += 1
-    if leg.stage > GATHERING:
-        leg.stage = REDUCING
-        leg.turn += 1
+cdef inline void next_stage(InterNode *inter) noexcept nogil:
+    inter.stage += 1
+    if inter.stage > GATHERING:
+        inter.stage = REDUCING
+        inter.turn += 1
 
 
 cdef int stage_large(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef int last = nstretches(leg, c)
+    cdef InterNode *inter = inter_of(g)
+    cdef int last = nstretches(inter, c)
     cdef int status = DONE
-    if leg.stage == REDUCING:
-        if leg.turn == last + leg.lag:
+    if inter.stage == REDUCING:
+        if inter.turn == last + inter.lag:
             return finish_crossing(g, c)
-        if leg.turn < last:
-            status = reduce_locally(g, c, leg.turn)
-    elif leg.stage == FOLDING:
-        if 0 <= leg.turn - leg.fold_lag < last:
-            status = fold_stretch(g, c, leg.turn - leg.fold_lag)
-    elif leg.stage == JOINING:
-        if are_grouped(leg) and 0 <= leg.turn - 2 * leg.fold_lag < last:
-            status = join_groups(g, c, leg.turn - 2 * leg.fold_lag)
-    elif leg.stage == POSTING:
-        if leg.turn < last:
-            status = exchange_slices(g, c, leg.turn)
-    elif 0 <= leg.turn - leg.lag < last:
-        status = gather_result(g, c, leg.turn - leg.lag)
+        if inter.turn < last:
+            status = reduce_locally(g, c, inter.turn)
+    elif inter.stage == FOLDING:
+        if 0 <= inter.turn - inter.fold_lag < last:
+            status = fold_stretch(g, c, inter.turn - inter.fold_lag)
+    elif inter.stage == JOINING:
+        if are_grouped(inter) and 0 <= inter.turn - 2 * inter.fold_lag < last:
+            status = join_groups(g, c, inter.turn - 2 * inter.fold_lag)
+    elif inter.stage == POSTING:
+        if inter.turn < last:
+            status = exchange_slices(g, c, inter.turn)
+    elif 0 <= inter.turn - inter.lag < last:
+        status = gather_result(g, c, inter.turn - inter.lag)
     if status != BLOCKED:   # a local step has to end first
-        next_stage(leg)
+        next_stage(inter)
         return PROGRESSED
     return status
 
 
 # DONE: nothing is to be done locally. PROGRESSED: a local step has begun.
 cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
     cdef const unsigned char *x
     cdef Call *step
     cdef size_t begin
     cdef int local
     if s.sending > 0:   # of the stretch that was there before
         return blocked_on_conns(g, c)
-    lay_out(leg, c, number)
+    lay_out(inter, c, number)
     x = c.x + s.begin * c.itemsize
     if is_partial_itself(g, c):
         return DONE
-    if g.size == 1 and leg.dtype != c.dtype:
+    if g.size == 1 and inter.dtype != c.dtype:
         summands(g, c, x, s.count, place_for_partial(g, c, number))
         return DONE
-    step = new_reduction(g, c, REDUCE_SCATTER, slice_at(leg, leg.node, 1, s.count))
-    step.x = summands(g, c, x, s.count, leg.scratch)
+    step = new_reduction(g, c, REDUCE_SCATTER, slice_at(inter, inter.node, 1, s.count))
+    step.x = summands(g, c, x, s.count, inter.scratch)
     step.out = place_for_partial(g, c, number)
     if not is_even(g, s.count):
         for local in range(g.size):
-            begin = slice_at(leg, leg.node, local, s.count)
-            leg.given[local].data = <unsigned char *> step.x + begin * leg.itemsize
-            leg.given[local].nbytes = (slice_at(leg, leg.node, local + 1, s.count) - begin) * leg.itemsize
-        step.given = leg.given
+            begin = slice_at(inter, inter.node, local, s.count)
+            inter.given[local].data = <unsigned char *> step.x + begin * inter.itemsize
+            inter.given[local].nbytes = (slice_at(inter, inter.node, local + 1, s.count) - begin) * inter.itemsize
+        step.given = inter.given
     begin_local(g, c)
     return PROGRESSED
 
@@ -228,91 +228,91 @@ cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
 # ---- between hosts ---------------------------------------------------------------------------------------------
 
 # Up to where the elements from `at` on have the same owner on every node.
-cdef inline size_t next_border(Leg *leg, size_t at, size_t count) noexcept nogil:
+cdef inline size_t next_border(InterNode *inter, size_t at, size_t count) noexcept nogil:
     cdef size_t next = count
     cdef size_t end = 0
     cdef int node
-    for node in range(leg.nnodes):
-        owner_on(leg, node, at, count, &end)
+    for node in range(inter.nnodes):
+        owner_on(inter, node, at, count, &end)
         next = min(next, end)
     return next
 
 
 # What a node folds of the elements from `at` to before `end`: *begin and its length. All fold all, or each a part.
-cdef inline size_t part_of(Leg *leg, int node, size_t at, size_t end, size_t *begin) noexcept nogil:
-    if not leg.in_parts:
+cdef inline size_t part_of(InterNode *inter, int node, size_t at, size_t end, size_t *begin) noexcept nogil:
+    if not inter.in_parts:
         begin[0] = at
         return end - at
-    node %= leg.per_group
-    begin[0] = at + sr_slice_begin_grained(end - at, leg.per_group, node, grain_of(leg))
-    return at + sr_slice_begin_grained(end - at, leg.per_group, node + 1, grain_of(leg)) - begin[0]
+    node %= inter.per_group
+    begin[0] = at + sr_slice_begin_grained(end - at, inter.per_group, node, grain_of(inter))
+    return at + sr_slice_begin_grained(end - at, inter.per_group, node + 1, grain_of(inter)) - begin[0]
 
 
 # Of the own slice: to everyone on other hosts that owns some of it. In parts, each host gets the part that it folds of
 # every run of elements with the same owners everywhere; else there is one message for each that owns some.
 cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
-    cdef size_t end = end_of_own_slice(leg, s.count)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
+    cdef size_t end = end_of_own_slice(inter, s.count)
     cdef size_t at, next = 0
     cdef int node
-    if not have_room(leg, leg.nborders if leg.in_parts else 1):
+    if not have_room(inter, inter.nborders if inter.in_parts else 1):
         return blocked_on_conns(g, c)
-    for node in range(own_group(leg), own_group(leg) + leg.per_group):
-        at = own_slice(leg, s.count) if node != leg.node else end
+    for node in range(own_group(inter), own_group(inter) + inter.per_group):
+        at = own_slice(inter, s.count) if node != inter.node else end
         while at < end:
-            owner_on(leg, node, at, s.count, &next)
-            next = next_border(leg, at, s.count) if leg.in_parts else min(next, end)
+            owner_on(inter, node, at, s.count, &next)
+            next = next_border(inter, at, s.count) if inter.in_parts else min(next, end)
             exchange_part(g, c, number, node, at, next)
             at = next
     return DONE
 
 
 cdef void exchange_part(Group *g, Call *c, int number, int node, size_t at, size_t end) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
-    cdef size_t own = own_slice(leg, s.count)
-    cdef float *residual = residual_of(leg, c, number)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
+    cdef size_t own = own_slice(inter, s.count)
+    cdef float *residual = residual_of(inter, c, number)
     cdef unsigned char *encoded
     cdef size_t begin = 0, length
-    cdef int other = owner_on(leg, node, at, s.count, &begin)
-    length = part_of(leg, node, at, end, &begin)
-    if length > 0 and (leg.in_parts or is_wanted_on(leg, c, node)):
+    cdef int other = owner_on(inter, node, at, s.count, &begin)
+    length = part_of(inter, node, at, end, &begin)
+    if length > 0 and (inter.in_parts or is_wanted_on(inter, c, node)):
         begin -= own
-        encoded = room_of(leg, number, ENCODED) + begin * leg.itemsize
-        send_partial(g, c, other, partial_of(g, c, number) + begin * leg.itemsize, length, encoded,
+        encoded = room_of(inter, number, ENCODED) + begin * inter.itemsize
+        send_partial(g, c, other, partial_of(g, c, number) + begin * inter.itemsize, length, encoded,
                      NULL if residual == NULL else residual + begin, &s.sending)
-        if keeps_what_it_sends(leg, c):
-            g.kernels.decode[leg.format](<float *> (kept_of(g, c, number) + begin * leg.itemsize), encoded, length)
-    length = part_of(leg, leg.node, at, end, &begin)
-    if length > 0 and (leg.in_parts or is_wanted_on(leg, c, leg.node)):
-        receive_partial(g, c, other, arrived_from(leg, number, node) + (begin - own) * leg.itemsize, length,
+        if keeps_what_it_sends(inter, c):
+            g.kernels.decode[inter.format](<float *> (kept_of(g, c, number) + begin * inter.itemsize), encoded, length)
+    length = part_of(inter, inter.node, at, end, &begin)
+    if length > 0 and (inter.in_parts or is_wanted_on(inter, c, inter.node)):
+        receive_partial(g, c, other, arrived_from(inter, number, node) + (begin - own) * inter.itemsize, length,
                         &s.receiving)
 
 
 cdef int fold_stretch(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
-    cdef size_t own = own_slice(leg, s.count)
-    cdef size_t at = own, end = end_of_own_slice(leg, s.count)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
+    cdef size_t own = own_slice(inter, s.count)
+    cdef size_t at = own, end = end_of_own_slice(inter, s.count)
     cdef size_t next, begin = 0, length
     # What is still being sent would change, unless it is what others fold.
-    if s.receiving > 0 or (s.sending > 0 and not leg.in_parts):
+    if s.receiving > 0 or (s.sending > 0 and not inter.in_parts):
         return blocked_on_conns(g, c)
-    if leg.in_parts and not have_room(leg, leg.nborders):
+    if inter.in_parts and not have_room(inter, inter.nborders):
         return blocked_on_conns(g, c)
     while at < end:
-        next = next_border(leg, at, s.count)
-        length = part_of(leg, leg.node, at, next, &begin)
-        if length > 0 and (leg.in_parts or is_wanted_on(leg, c, leg.node)):
+        next = next_border(inter, at, s.count)
+        length = part_of(inter, inter.node, at, next, &begin)
+        if length > 0 and (inter.in_parts or is_wanted_on(inter, c, inter.node)):
             begin -= own
-            fold_some(g, c, own_group(leg), 1, not are_grouped(leg), kept_of(g, c, number) + begin * leg.itemsize,
-                      room_of(leg, number, ARRIVED) + begin * leg.itemsize, leg.slice_nbytes,
-                      room_of(leg, number, PARTIAL) + begin * leg.itemsize,
+            fold_some(g, c, own_group(inter), 1, not are_grouped(inter), kept_of(g, c, number) + begin * inter.itemsize,
+                      room_of(inter, number, ARRIVED) + begin * inter.itemsize, inter.slice_nbytes,
+                      room_of(inter, number, PARTIAL) + begin * inter.itemsize,
                       result_of(g, c, number) + begin * c.itemsize, length)
-            if are_grouped(leg):
+            if are_grouped(inter):
                 exchange_between_groups(g, c, number, at, begin, length)
-        if leg.in_parts and not are_grouped(leg):
+        if inter.in_parts and not are_grouped(inter):
             exchange_results(g, c, number, at, next)
         at = next
     return DONE
@@ -321,41 +321,43 @@ cdef int fold_stretch(Group *g, Call *c, int number) noexcept nogil:
 # What this group has made of the part that this node folds: with the nodes in its place in other groups. begin: in
 # the own slice.
 cdef void exchange_between_groups(Group *g, Call *c, int number, size_t at, size_t begin, size_t length) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
-    cdef unsigned char *partial = room_of(leg, number, PARTIAL) + begin * leg.itemsize
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
+    cdef unsigned char *partial = room_of(inter, number, PARTIAL) + begin * inter.itemsize
     cdef unsigned char *sent = partial
-    cdef float *residual = residual_of(leg, c, number)
-    cdef int node = own_place(leg)
+    cdef float *residual = residual_of(inter, c, number)
+    cdef int node = own_place(inter)
     cdef int other
     cdef size_t unused = 0
-    if leg.format != SR_WIRE_NATIVE:
-        sent = room_of(leg, number, ENCODED) + begin * leg.itemsize
+    if inter.format != SR_WIRE_NATIVE:
+        sent = room_of(inter, number, ENCODED) + begin * inter.itemsize
         encode_and_keep(g, sent, NULL if residual == NULL else residual + begin, <float *> partial, length)
-    while node < leg.nnodes:
-        if node != leg.node:
-            other = owner_on(leg, node, at, s.count, &unused)
-            send_to(g, c, other, sent, nbytes_on_wire(leg, length), &s.sending)
-            receive_partial(g, c, other, arrived_from(leg, number, node) + begin * leg.itemsize, length, &s.receiving)
-        node += leg.per_group
+    while node < inter.nnodes:
+        if node != inter.node:
+            other = owner_on(inter, node, at, s.count, &unused)
+            send_to(g, c, other, sent, nbytes_on_wire(inter, length), &s.sending)
+            receive_partial(g, c, other, arrived_from(inter, number, node) + begin * inter.itemsize, length,
+                            &s.receiving)
+        node += inter.per_group
 
 
 cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
-    cdef size_t own = own_slice(leg, s.count)
-    cdef size_t at = own, end = end_of_own_slice(leg, s.count)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
+    cdef size_t own = own_slice(inter, s.count)
+    cdef size_t at = own, end = end_of_own_slice(inter, s.count)
     cdef size_t next, begin = 0, length
-    if s.receiving > 0 or s.sending > 0 or not have_room(leg, leg.nborders):
+    if s.receiving > 0 or s.sending > 0 or not have_room(inter, inter.nborders):
         return blocked_on_conns(g, c)
     while at < end:
-        next = next_border(leg, at, s.count)
-        length = part_of(leg, leg.node, at, next, &begin)
+        next = next_border(inter, at, s.count)
+        length = part_of(inter, inter.node, at, next, &begin)
         if length > 0:
             begin -= own
-            fold_some(g, c, own_place(leg), leg.per_group, True, room_of(leg, number, PARTIAL) + begin * leg.itemsize,
-                      room_of(leg, number, ARRIVED) + begin * leg.itemsize, leg.slice_nbytes,
-                      room_of(leg, number, PARTIAL) + begin * leg.itemsize,
+            fold_some(g, c, own_place(inter), inter.per_group, True, room_of(inter, number,
+                                                                             PARTIAL) + begin * inter.itemsize,
+                      room_of(inter, number, ARRIVED) + begin * inter.itemsize, inter.slice_nbytes,
+                      room_of(inter, number, PARTIAL) + begin * inter.itemsize,
                       result_of(g, c, number) + begin * c.itemsize, length)
         exchange_results(g, c, number, at, next)
         at = next
@@ -364,96 +366,96 @@ cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
 
 # The part that this host has folded to those that want it, and theirs.
 cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
-    cdef size_t own = own_slice(leg, s.count)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
+    cdef size_t own = own_slice(inter, s.count)
     cdef size_t begin = 0, length, unused = 0
     cdef const unsigned char *sent
     cdef int node, other
-    length = part_of(leg, leg.node, at, end, &begin)
+    length = part_of(inter, inter.node, at, end, &begin)
     sent = write_result(g, c, number, begin - own, length)
-    for node in range(own_group(leg), own_group(leg) + leg.per_group):
-        if node == leg.node:
+    for node in range(own_group(inter), own_group(inter) + inter.per_group):
+        if node == inter.node:
             continue
-        other = owner_on(leg, node, at, s.count, &unused)
-        length = part_of(leg, leg.node, at, end, &begin)
-        if length > 0 and is_wanted_on(leg, c, node):
-            send_to(g, c, other, sent, result_nbytes(leg, c, length), &s.sending)
-        length = part_of(leg, node, at, end, &begin)
-        if length > 0 and is_wanted_on(leg, c, leg.node):
+        other = owner_on(inter, node, at, s.count, &unused)
+        length = part_of(inter, inter.node, at, end, &begin)
+        if length > 0 and is_wanted_on(inter, c, node):
+            send_to(g, c, other, sent, result_nbytes(inter, c, length), &s.sending)
+        length = part_of(inter, node, at, end, &begin)
+        if length > 0 and is_wanted_on(inter, c, inter.node):
             receive_from(g, c, other, place_of_result(g, c, number, node, begin - own),
-                         result_nbytes(leg, c, length), &s.receiving)
+                         result_nbytes(inter, c, length), &s.receiving)
 
 
 # As it is sent; what the owner keeps is what it sends.
 cdef const unsigned char *write_result(Group *g, Call *c, int number, size_t begin, size_t length) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef unsigned char *result = result_of(g, c, number) + begin * c.itemsize
-    cdef unsigned char *encoded = room_of(leg, number, ENCODED) + begin * c.itemsize
-    cdef float *residual = residual_of(leg, c, number)
-    if not are_results_encoded(leg, c) or length == 0:
+    cdef unsigned char *encoded = room_of(inter, number, ENCODED) + begin * c.itemsize
+    cdef float *residual = residual_of(inter, c, number)
+    if not are_results_encoded(inter, c) or length == 0:
         return result
     if residual != NULL:
         residual += begin
-    if not are_grouped(leg):
+    if not are_grouped(inter):
         encode_and_keep(g, encoded, residual, <float *> result, length)
     else:   # each group has somebody who writes it: the first's has what is lost in what it sends to others next time
-        encode_alike(g, encoded, residual if own_group(leg) == 0 else NULL, leg.size if c.op == SR_AVG else 1,
+        encode_alike(g, encoded, residual if own_group(inter) == 0 else NULL, inter.size if c.op == SR_AVG else 1,
                      <float *> result, length)
     return encoded
 
 
 # Where the result of another node's part comes to: into place, or where it can be read from.
 cdef inline unsigned char *place_of_result(Group *g, Call *c, int number, int node, size_t begin) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    if are_results_encoded(leg, c):
-        return arrived_from(leg, number, node) + begin * c.itemsize
+    cdef InterNode *inter = inter_of(g)
+    if are_results_encoded(inter, c):
+        return arrived_from(inter, number, node) + begin * c.itemsize
     return result_of(g, c, number) + begin * c.itemsize
 
 
 # What has come of other nodes' results, as elements.
 cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
-    cdef size_t own = own_slice(leg, s.count)
-    cdef size_t at = own, end = end_of_own_slice(leg, s.count)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
+    cdef size_t own = own_slice(inter, s.count)
+    cdef size_t at = own, end = end_of_own_slice(inter, s.count)
     cdef size_t next, begin = 0, length
     cdef int node
     while at < end:
-        next = next_border(leg, at, s.count)
-        for node in range(own_group(leg), own_group(leg) + leg.per_group):
-            length = part_of(leg, node, at, next, &begin)
-            if node != leg.node and length > 0:
-                g.kernels.decode[leg.format](<float *> (result_of(g, c, number) + (begin - own) * c.itemsize),
+        next = next_border(inter, at, s.count)
+        for node in range(own_group(inter), own_group(inter) + inter.per_group):
+            length = part_of(inter, node, at, next, &begin)
+            if node != inter.node and length > 0:
+                g.kernels.decode[inter.format](<float *> (result_of(g, c, number) + (begin - own) * c.itemsize),
                                              place_of_result(g, c, number, node, begin - own), length)
         at = next
 
 
 cdef int gather_result(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    if stretch_at(leg, number).receiving > 0:
+    cdef InterNode *inter = inter_of(g)
+    if stretch_at(inter, number).receiving > 0:
         return blocked_on_conns(g, c)
-    if leg.in_parts and are_results_encoded(leg, c) and is_wanted_on(leg, c, leg.node):
+    if inter.in_parts and are_results_encoded(inter, c) and is_wanted_on(inter, c, inter.node):
         read_results(g, c, number)
     return gather_stretch(g, c, number)
 
 
 # The slices of a stretch, which are in place, to the ranks of this host that want them. Returns as reduce_locally.
 cdef int gather_stretch(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
     cdef unsigned char *out = c.out + s.begin * c.itemsize
     cdef Call *step
-    if not is_wanted_on(leg, c, leg.node):
+    if not is_wanted_on(inter, c, inter.node):
         return DONE
     if g.size == 1:
         if c.kind == REDUCE:
             g.kernels.copy(out, result_of(g, c, number), s.count * c.itemsize, 0)
         return DONE
-    step = new_local(g, c, GATHER if c.kind == REDUCE else ALL_GATHER, slice_at(leg, leg.node, 1, s.count))
+    step = new_local(g, c, GATHER if c.kind == REDUCE else ALL_GATHER, slice_at(inter, inter.node, 1, s.count))
     step.x = result_of(g, c, number)
     step.out = out
-    step.root = leg.local_of[c.root]
+    step.root = inter.local_of[c.root]
     if c.kind == REDUCE or not is_even(g, s.count):
         describe_slices(g, c, number, step)
     begin_local(g, c)
@@ -461,16 +463,16 @@ cdef int gather_stretch(Group *g, Call *c, int number) noexcept nogil:
 
 
 cdef void describe_slices(Group *g, Call *c, int number, Call *step) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
-    cdef bint takes_them = c.kind != REDUCE or leg.rank == c.root
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
+    cdef bint takes_them = c.kind != REDUCE or inter.rank == c.root
     cdef size_t begin, end
     cdef int local
     for local in range(g.size):
-        begin = slice_at(leg, leg.node, local, s.count)
-        end = slice_at(leg, leg.node, local + 1, s.count)
-        leg.taken[local].data = step.out + begin * c.itemsize
-        leg.taken[local].nbytes = (end - begin) * c.itemsize if takes_them else 0
-        leg.given[local].data = <unsigned char *> step.x
-        leg.given[local].nbytes = (end_of_own_slice(leg, s.count) - own_slice(leg, s.count)) * c.itemsize
-    step.given, step.taken = leg.given, leg.taken
+        begin = slice_at(inter, inter.node, local, s.count)
+        end = slice_at(inter, inter.node, local + 1, s.count)
+        inter.taken[local].data = step.out + begin * c.itemsize
+        inter.taken[local].nbytes = (end - begin) * c.itemsize if takes_them else 0
+        inter.given[local].data = <unsigned char *> step.x
+        inter.given[local].nbytes = (end_of_own_slice(inter, s.count) - own_slice(inter, s.count)) * c.itemsize
+    step.given, step.taken = inter.given, inter.taken

@@ -13,27 +13,27 @@ cdef enum:
 
 
 # Who does that on a node: the root, where there is one.
-cdef inline int leader_on(Leg *leg, Call *c, int node) noexcept nogil:
-    return leg.local_of[c.root] if c.kind == REDUCE and node == leg.node_of[c.root] else 0
+cdef inline int leader_on(InterNode *inter, Call *c, int node) noexcept nogil:
+    return inter.local_of[c.root] if c.kind == REDUCE and node == inter.node_of[c.root] else 0
 
 
-cdef inline bint leads(Leg *leg, Call *c) noexcept nogil:
-    return leg.local_of[leg.rank] == leader_on(leg, c, leg.node)
+cdef inline bint leads(InterNode *inter, Call *c) noexcept nogil:
+    return inter.local_of[inter.rank] == leader_on(inter, c, inter.node)
 
 
 cdef void start_small(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef Call *step
-    choose_partials(leg, c, SR_WIRE_NATIVE)
+    choose_partials(inter, c, SR_WIRE_NATIVE)
     if is_partial_itself(g, c):
         return
     if c.nbytes == 0:   # the ranks meet all the same
         new_local(g, c, BARRIER, 0)
     else:
         step = new_reduction(g, c, REDUCE, c.count)
-        step.root = leader_on(leg, c, leg.node)
-        step.x = summands(g, c, c.x, c.count, leg.scratch)
-        step.out = leg.room
+        step.root = leader_on(inter, c, inter.node)
+        step.x = summands(g, c, c.x, c.count, inter.scratch)
+        step.out = inter.room
     begin_local(g, c)
 
 
@@ -42,18 +42,18 @@ cdef int step_small(Group *g, Call *c) noexcept nogil:
 
 
 cdef int stage_small(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *whole = &leg.stretch[0]
-    if leg.stage == REDUCING:
-        leg.stage = EXCHANGING
-        if leads(leg, c):
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *whole = &inter.stretch[0]
+    if inter.stage == REDUCING:
+        inter.stage = EXCHANGING
+        if leads(inter, c):
             exchange_partials(g, c)
-    if leg.stage == EXCHANGING:
+    if inter.stage == EXCHANGING:
         if whole.receiving > 0 or whole.sending > 0:
             return blocked_on_conns(g, c)
-        leg.stage = BROADCASTING
-        if leads(leg, c) and is_wanted_on(leg, c, leg.node) and c.nbytes > 0:
-            fold_nodes(g, c, own_partial(g, c), leg.room + leg.slice_nbytes, leg.slice_nbytes, leg.room, c.out,
+        inter.stage = BROADCASTING
+        if leads(inter, c) and is_wanted_on(inter, c, inter.node) and c.nbytes > 0:
+            fold_nodes(g, c, own_partial(g, c), inter.room + inter.slice_nbytes, inter.slice_nbytes, inter.room, c.out,
                        c.count)
         if c.kind != REDUCE and g.size > 1:
             hand_out_small(g, c)
@@ -63,24 +63,24 @@ cdef int stage_small(Group *g, Call *c) noexcept nogil:
 
 
 cdef inline const unsigned char *own_partial(Group *g, Call *c) noexcept nogil:
-    return c.x if is_partial_itself(g, c) else leg_of(g).room
+    return c.x if is_partial_itself(g, c) else inter_of(g).room
 
 
 # The partial result of this host is there: its leader sends it to all others that fold.
 cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *whole = &leg.stretch[0]
-    cdef unsigned char *arrived = leg.room
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *whole = &inter.stretch[0]
+    cdef unsigned char *arrived = inter.room
     cdef size_t count = c.count if c.nbytes > 0 else 0   # of what moves nothing it only says what the call is
     cdef int node, other
-    for node in range(leg.nnodes):
-        if node == leg.node:
+    for node in range(inter.nnodes):
+        if node == inter.node:
             continue
-        arrived += leg.slice_nbytes
-        other = rank_at(leg, node, leader_on(leg, c, node))
-        if is_wanted_on(leg, c, node):
+        arrived += inter.slice_nbytes
+        other = rank_at(inter, node, leader_on(inter, c, node))
+        if is_wanted_on(inter, c, node):
             send_partial(g, c, other, own_partial(g, c), count, NULL, NULL, &whole.sending)
-        if is_wanted_on(leg, c, leg.node):
+        if is_wanted_on(inter, c, inter.node):
             receive_partial(g, c, other, arrived, count, &whole.receiving)
 
 

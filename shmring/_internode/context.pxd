@@ -1,5 +1,5 @@
-# The leg: what a rank of one host has to do with ranks of others. Where everybody is, the connections, and moving what
-# was posted on them.
+# InterNode: what a rank of one host has to do with ranks of others. Where everybody is, the connections, and moving
+# what was posted on them.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -53,7 +53,7 @@ cdef struct Stretch:
 
 
 # Ranks are those of the world, unless they are called local.
-cdef struct Leg:
+cdef struct InterNode:
     int rank, size
     int node, nnodes
     int *node_of           # by rank
@@ -113,48 +113,48 @@ cdef struct Leg:
     unsigned char *scratch  # valid within one local step or one fold: a stretch, and a slice of every node
 
 
-cdef inline Leg *leg_of(const Group *g) noexcept nogil:
-    return <Leg *> g.leg
+cdef inline InterNode *inter_of(const Group *g) noexcept nogil:
+    return <InterNode *> g.inter
 
 
 # The rank that is `local` on a node.
-cdef inline int rank_at(const Leg *leg, int node, int local) noexcept nogil:
-    return leg.rank_at[leg.first[node] + local]
+cdef inline int rank_at(const InterNode *inter, int node, int local) noexcept nogil:
+    return inter.rank_at[inter.first[node] + local]
 
 
-cdef inline Stretch *stretch_at(Leg *leg, int number) noexcept nogil:
-    return &leg.stretch[number % MOST_UNDER_WAY]
+cdef inline Stretch *stretch_at(InterNode *inter, int number) noexcept nogil:
+    return &inter.stretch[number % MOST_UNDER_WAY]
 
 
-cdef inline int nstretches(Leg *leg, Call *c) noexcept nogil:
-    return <int> ((c.count + leg.stretch_count - 1) // leg.stretch_count)
+cdef inline int nstretches(InterNode *inter, Call *c) noexcept nogil:
+    return <int> ((c.count + inter.stretch_count - 1) // inter.stretch_count)
 
 
 # Where a stretch that begins to be under way lies.
-cdef inline void lay_out(Leg *leg, const Call *c, int number) noexcept nogil:
-    cdef Stretch *s = stretch_at(leg, number)
-    s.begin = <size_t> number * leg.stretch_count
-    s.count = min(leg.stretch_count, c.count - s.begin)
+cdef inline void lay_out(InterNode *inter, const Call *c, int number) noexcept nogil:
+    cdef Stretch *s = stretch_at(inter, number)
+    s.begin = <size_t> number * inter.stretch_count
+    s.count = min(inter.stretch_count, c.count - s.begin)
 
 
 # Where every local rank has one rank of a node to do something for, that takes so many groups of ranks.
-cdef inline int ngroups(Group *g, Leg *leg, int node) noexcept nogil:
-    return (leg.nlocal[node] + g.size - 1) // g.size
+cdef inline int ngroups(Group *g, InterNode *inter, int node) noexcept nogil:
+    return (inter.nlocal[node] + g.size - 1) // g.size
 
 
 # Which node a group is of; *first: its first local rank there.
-cdef inline int node_of_group(Group *g, Leg *leg, int group, int *first) noexcept nogil:
+cdef inline int node_of_group(Group *g, InterNode *inter, int group, int *first) noexcept nogil:
     cdef int node = 0
-    while node < leg.nnodes and group >= ngroups(g, leg, node):
-        group -= ngroups(g, leg, node)
+    while node < inter.nnodes and group >= ngroups(g, inter, node):
+        group -= ngroups(g, inter, node)
         node += 1
     first[0] = group * g.size
     return node
 
 
 # In the order of nodes without the own one: where what comes from a node lies among what comes from all.
-cdef inline int place_of(const Leg *leg, int node) noexcept nogil:
-    return node if node < leg.node else node - 1
+cdef inline int place_of(const InterNode *inter, int node) noexcept nogil:
+    return node if node < inter.node else node - 1
 
 
 # A rank of another host, where a wait tells whom it is for: local ranks come first in that numbering.
@@ -163,8 +163,8 @@ cdef inline int remote(const Group *g, int rank) noexcept nogil:
 
 
 # Which of the user's calls of all ranks a sequence number means: the first is 1, the engine's own are 0 or less.
-cdef inline int64_t call_number(const Leg *leg, uint64_t seq) noexcept nogil:
-    return <int64_t> (seq - leg.first_user_seq) + 1
+cdef inline int64_t call_number(const InterNode *inter, uint64_t seq) noexcept nogil:
+    return <int64_t> (seq - inter.first_user_seq) + 1
 
 
 # In these calls a host may hear nothing from another one: they are confirmed.
@@ -174,22 +174,22 @@ cdef inline bint is_one_sided(const Call *c) noexcept nogil:
 
 # A call of all ranks begins; what it does starts with the first step, see step_crossing.
 cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef int i
-    leg.seq += 1
-    leg.fingerprint, leg.count = c.fingerprint, c.count
-    leg.first_local = g.seq + 1
-    c.number = call_number(leg, leg.seq)
+    inter.seq += 1
+    inter.fingerprint, inter.count = c.fingerprint, c.count
+    inter.first_local = g.seq + 1
+    c.number = call_number(inter, inter.seq)
     c.seq = g.seq + 1   # of its first local step, if there is to be one
     record_call(g, c, False)
-    leg.turn = leg.stage = 0
-    leg.runs_locally = leg.has_started = False
-    leg.is_to_confirm = leg.confirmer != NULL and is_one_sided(c)
-    leg.dtype, leg.itemsize = c.dtype, max(c.itemsize, <size_t> 1)
-    leg.format = SR_WIRE_NATIVE
-    leg.per_group = leg.nnodes
+    inter.turn = inter.stage = 0
+    inter.runs_locally = inter.has_started = False
+    inter.is_to_confirm = inter.confirmer != NULL and is_one_sided(c)
+    inter.dtype, inter.itemsize = c.dtype, max(c.itemsize, <size_t> 1)
+    inter.format = SR_WIRE_NATIVE
+    inter.per_group = inter.nnodes
     for i in range(MOST_UNDER_WAY):
-        leg.stretch[i].sending = leg.stretch[i].receiving = 0
+        inter.stretch[i].sending = inter.stretch[i].receiving = 0
     c.seq = c.parted_seq = g.seq
     c.peer = 0
     c.deadline_ns = 0
@@ -198,19 +198,19 @@ cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     c.lines_seen = False
 
 
-cdef inline int rank_at_end_of(const Leg *leg, const sr_conn *conn) noexcept nogil:
+cdef inline int rank_at_end_of(const InterNode *inter, const sr_conn *conn) noexcept nogil:
     cdef int rank = 0
-    while leg.conn[rank] != conn:
+    while inter.conn[rank] != conn:
         rank += 1
     return rank
 
 
 # Whether so many messages more can be posted for every rank.
-cdef inline bint have_room(const Leg *leg, int nmessages) noexcept nogil:
+cdef inline bint have_room(const InterNode *inter, int nmessages) noexcept nogil:
     cdef int at
     cdef sr_conn *conn
-    for at in range(leg.nbusy):
-        conn = &leg.conns[leg.busy[at]]
+    for at in range(inter.nbusy):
+        conn = &inter.conns[inter.busy[at]]
         if max(sr_conn_length(&conn.out), sr_conn_length(&conn.in_)) + nmessages > SR_CONN_QUEUE:
             return False
     return True
@@ -228,7 +228,7 @@ cdef int examine_confirmations(Group *g, Call *c) noexcept nogil
 
 
 cdef class InterNodeConns:
-    cdef Leg leg
+    cdef InterNode inter
     cdef object news, data, channels
 
     cdef int allocate(self, int size) except -1

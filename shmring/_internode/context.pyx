@@ -1,4 +1,4 @@
-# The leg: posting messages to ranks of other hosts, and moving them; what hosts confirm to each other.
+# InterNode: posting messages to ranks of other hosts, and moving them; what hosts confirm to each other.
 # Every function returns at once.
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -19,11 +19,11 @@ import select
 # ---- posting -------------------------------------------------------------------------------------------------
 
 # Both ends know which message of the call between them is next, as each posts them in the same order.
-cdef inline sr_conn_head head_of(Leg *leg, Call *c, uint32_t number, size_t nbytes) noexcept nogil:
+cdef inline sr_conn_head head_of(InterNode *inter, Call *c, uint32_t number, size_t nbytes) noexcept nogil:
     cdef sr_conn_head head
     head.magic = SR_CONN_MAGIC
     head.part = number
-    head.seq = leg.seq
+    head.seq = inter.seq
     head.fingerprint = c.fingerprint
     head.count = c.count
     head.nbytes = nbytes
@@ -34,18 +34,18 @@ cdef inline bint is_busy(const sr_conn *conn) noexcept nogil:
     return sr_conn_is_busy(&conn.out) or sr_conn_is_busy(&conn.in_)
 
 
-cdef inline void keep_busy(Leg *leg, sr_conn *conn) noexcept nogil:
+cdef inline void keep_busy(InterNode *inter, sr_conn *conn) noexcept nogil:
     if not is_busy(conn):
-        leg.busy[leg.nbusy] = conn - leg.conns
-        leg.nbusy += 1
+        inter.busy[inter.nbusy] = conn - inter.conns
+        inter.nbusy += 1
 
 
 # left: goes up by one now, and down once the message is in the hands of the kernel.
 cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, uint32_t *left) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef sr_conn *conn = leg.conn[rank]
-    cdef sr_conn_head head = head_of(leg, c, conn.out.end, nbytes)
-    keep_busy(leg, conn)
+    cdef InterNode *inter = inter_of(g)
+    cdef sr_conn *conn = inter.conn[rank]
+    cdef sr_conn_head head = head_of(inter, c, conn.out.end, nbytes)
+    keep_busy(inter, conn)
     left[0] += 1
     sr_conn_post(&conn.out, &head, <void *> data, left)
     g.stats.bytes_over_wire += nbytes
@@ -53,10 +53,10 @@ cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, 
 
 # ... and down once it is in place.
 cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, uint32_t *left) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef sr_conn *conn = leg.conn[rank]
-    cdef sr_conn_head head = head_of(leg, c, conn.in_.end, nbytes)
-    keep_busy(leg, conn)
+    cdef InterNode *inter = inter_of(g)
+    cdef sr_conn *conn = inter.conn[rank]
+    cdef sr_conn_head head = head_of(inter, c, conn.in_.end, nbytes)
+    keep_busy(inter, conn)
     left[0] += 1
     sr_conn_post(&conn.in_, &head, data, left)
 
@@ -65,15 +65,15 @@ cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, u
 
 # PROGRESSED, BLOCKED, or what ends the communicator. BLOCKED also when nothing is under way.
 cdef int move(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef int outcome = BLOCKED
     cdef int at = 0
     cdef int status
     cdef sr_conn *conn
-    if not leg.has_started and leg.nconfirmed < leg.nnodes:   # it waits for what comes there
-        sr_channels_hears(leg.channels)
-    while at < leg.nbusy:
-        conn = &leg.conns[leg.busy[at]]
+    if not inter.has_started and inter.nconfirmed < inter.nnodes:   # it waits for what comes there
+        sr_channels_hears(inter.channels)
+    while at < inter.nbusy:
+        conn = &inter.conns[inter.busy[at]]
         status = sr_conn_step(conn)
         if status >= SR_CONN_CLOSED:
             return broken(g, c, conn, status)
@@ -82,13 +82,13 @@ cdef int move(Group *g, Call *c) noexcept nogil:
         if is_busy(conn):
             at += 1
         else:
-            leg.nbusy -= 1
-            leg.busy[at] = leg.busy[leg.nbusy]
+            inter.nbusy -= 1
+            inter.busy[at] = inter.busy[inter.nbusy]
     return outcome
 
 
 cdef int broken(Group *g, Call *c, sr_conn *conn, int status) noexcept nogil:
-    c.awaited.rank = remote(g, rank_at_end_of(leg_of(g), conn))
+    c.awaited.rank = remote(g, rank_at_end_of(inter_of(g), conn))
     c.error = conn.error if status == SR_CONN_FAILED else 0
     if status != SR_CONN_PARTED:
         return LOST
@@ -103,11 +103,11 @@ cdef inline sr_channel_call call_in(const sr_conn_head *head) noexcept nogil:
 
 
 cdef inline sr_channel_call call_of(const Group *g, const Call *c) noexcept nogil:
-    return sr_channel_call(leg_of(g).seq, c.fingerprint, c.count)
+    return sr_channel_call(inter_of(g).seq, c.fingerprint, c.count)
 
 
 cdef int parted(Group *g, Call *c, int rank, sr_channel_call ours, sr_channel_call theirs) noexcept nogil:
-    leg_of(g).ours, leg_of(g).theirs = ours, theirs
+    inter_of(g).ours, inter_of(g).theirs = ours, theirs
     c.awaited.rank = rank
     return PARTED
 
@@ -115,16 +115,16 @@ cdef int parted(Group *g, Call *c, int rank, sr_channel_call ours, sr_channel_ca
 # Where a wait is long: looks at one connection at a time. LOST: the other end does not answer any more. PARTED: it
 # called something else, and sent that where this rank expects nothing. PROGRESSED: neither.
 cdef int examine(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef sr_conn *conn
     cdef int status = examine_confirmations(g, c)
-    if status != PROGRESSED or leg.nconns == 0:
+    if status != PROGRESSED or inter.nconns == 0:
         return status
-    conn = &leg.conns[leg.next_examined]
-    leg.next_examined = (leg.next_examined + 1) % leg.nconns
-    if is_busy(conn) and sr_conn_is_cut(conn, leg.cut_ns):
+    conn = &inter.conns[inter.next_examined]
+    inter.next_examined = (inter.next_examined + 1) % inter.nconns
+    if is_busy(conn) and sr_conn_is_cut(conn, inter.cut_ns):
         return broken(g, c, conn, SR_CONN_FAILED)
-    if not sr_conn_peek(conn) or conn.arriving.seq != leg.seq:
+    if not sr_conn_peek(conn) or conn.arriving.seq != inter.seq:
         return PROGRESSED
     if conn.arriving.fingerprint == c.fingerprint and conn.arriving.count == c.count:
         return PROGRESSED
@@ -137,8 +137,8 @@ memset(&never, 0, sizeof(never))
 
 
 cdef int blocked_on_conns(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef int rank = leg.rank if leg.nbusy == 0 else rank_at_end_of(leg, &leg.conns[leg.busy[0]])
+    cdef InterNode *inter = inter_of(g)
+    cdef int rank = inter.rank if inter.nbusy == 0 else rank_at_end_of(inter, &inter.conns[inter.busy[0]])
     return blocked_on(c, &never, 1, remote(g, rank))
 
 
@@ -150,32 +150,32 @@ cdef int blocked_on_conns(Group *g, Call *c) noexcept nogil:
 # their call lines. It starts the next call when all hosts have done the same; other ranks meet it in a local step.
 
 cdef void confirm(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef int node
-    leg.due = call_of(g, c)
-    leg.nconfirmed = 0
-    leg.is_to_confirm = False
-    for node in range(leg.nnodes):
-        if node != leg.node:
-            sr_channel_say(leg.channels, leg.confirmer[node], SR_CHANNEL_CONFIRMED, &leg.due, sizeof(leg.due))
+    inter.due = call_of(g, c)
+    inter.nconfirmed = 0
+    inter.is_to_confirm = False
+    for node in range(inter.nnodes):
+        if node != inter.node:
+            sr_channel_say(inter.channels, inter.confirmer[node], SR_CHANNEL_CONFIRMED, &inter.due, sizeof(inter.due))
 
 
 # DONE: every host has confirmed the last call that this one has. A host that confirms a later one has seen that its own
 # call was the same.
 cdef int await_confirmations(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef sr_channel_call told
     cdef sr_channel *channel
-    while leg.nconfirmed < leg.nnodes:
-        if leg.nconfirmed != leg.node:
-            channel = leg.confirmer[leg.nconfirmed]
-            if not sr_flag_reached(&channel.confirmed, leg.due.seq):
-                return blocked_on(c, &channel.confirmed, leg.due.seq, remote(g, channel.rank))
-            sr_channel_hear(leg.channels, channel, SR_CHANNEL_CONFIRMED, &told)
-            if differ(&told, &leg.due):
-                leg.seq, leg.fingerprint, leg.count = leg.due.seq, leg.due.fingerprint, leg.due.count
-                return parted(g, c, remote(g, channel.rank), leg.due, told)
-        leg.nconfirmed += 1
+    while inter.nconfirmed < inter.nnodes:
+        if inter.nconfirmed != inter.node:
+            channel = inter.confirmer[inter.nconfirmed]
+            if not sr_flag_reached(&channel.confirmed, inter.due.seq):
+                return blocked_on(c, &channel.confirmed, inter.due.seq, remote(g, channel.rank))
+            sr_channel_hear(inter.channels, channel, SR_CHANNEL_CONFIRMED, &told)
+            if differ(&told, &inter.due):
+                inter.seq, inter.fingerprint, inter.count = inter.due.seq, inter.due.fingerprint, inter.due.count
+                return parted(g, c, remote(g, channel.rank), inter.due, told)
+        inter.nconfirmed += 1
     return DONE
 
 
@@ -186,22 +186,22 @@ cdef inline bint differ(const sr_channel_call *one, const sr_channel_call *other
 # In a long wait. PARTED: a host has confirmed another call than this one, for which it may send nothing. LOST: a host
 # whose confirmation is awaited is gone.
 cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef sr_channel_call own = call_of(g, c)
     cdef sr_channel_call told
     cdef sr_channel *channel
     cdef int node
-    for node in range(leg.nnodes if leg.confirmer != NULL else 0):
-        channel = leg.confirmer[node]
+    for node in range(inter.nnodes if inter.confirmer != NULL else 0):
+        channel = inter.confirmer[node]
         if channel == NULL:
             continue
-        if sr_flag_load(&channel.confirmed) == leg.seq:
-            sr_channel_hear(leg.channels, channel, SR_CHANNEL_CONFIRMED, &told)
+        if sr_flag_load(&channel.confirmed) == inter.seq:
+            sr_channel_hear(inter.channels, channel, SR_CHANNEL_CONFIRMED, &told)
             if differ(&told, &own):
                 return parted(g, c, remote(g, channel.rank), own, told)
-        if node == leg.nconfirmed and not leg.has_started:
-            sr_channel_check_link(leg.channels, channel, leg.cut_ns)
-            if has_gone(channel) and not sr_flag_reached(&channel.confirmed, leg.due.seq):
+        if node == inter.nconfirmed and not inter.has_started:
+            sr_channel_check_link(inter.channels, channel, inter.cut_ns)
+            if has_gone(channel) and not sr_flag_reached(&channel.confirmed, inter.due.seq):
                 c.awaited.rank = remote(g, channel.rank)
                 c.error = channel.error
                 return LOST
@@ -215,14 +215,14 @@ cdef inline bint has_gone(const sr_channel *channel) noexcept nogil:
 # Of those that a late call waits for, the rank with the most messages yet to come: others that have to wait for it
 # themselves have sent what they could before.
 cdef int furthest_behind(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef int culprit = c.awaited.rank
     cdef uint32_t awaited, most = 0
     cdef int at
-    for at in range(leg.nbusy):
-        awaited = sr_conn_length(&leg.conns[leg.busy[at]].in_)
+    for at in range(inter.nbusy):
+        awaited = sr_conn_length(&inter.conns[inter.busy[at]].in_)
         if awaited > most:
-            culprit, most = remote(g, rank_at_end_of(leg, &leg.conns[leg.busy[at]])), awaited
+            culprit, most = remote(g, rank_at_end_of(inter, &inter.conns[inter.busy[at]])), awaited
     return culprit
 
 
@@ -257,31 +257,31 @@ cdef class InterNodeConns:
     """
 
     def __cinit__(self, *, int rank, nodes, dict data, Channels channels, double cut_s):
-        cdef Leg *leg = &self.leg
+        cdef InterNode *inter = &self.inter
         cdef int size = sum(len(ranks) for ranks in nodes)
         cdef int at = 0, node, local, number
-        memset(leg, 0, sizeof(Leg))
+        memset(inter, 0, sizeof(InterNode))
         self.news = select.epoll()
         self.data = data
-        leg.rank, leg.size, leg.nnodes = rank, size, len(nodes)
-        leg.nconns = len(data)
-        leg.news = self.news.fileno()
-        leg.channels, self.channels = channels.channels, channels
-        leg.cut_ns = <uint64_t> (cut_s * 1e9)
+        inter.rank, inter.size, inter.nnodes = rank, size, len(nodes)
+        inter.nconns = len(data)
+        inter.news = self.news.fileno()
+        inter.channels, self.channels = channels.channels, channels
+        inter.cut_ns = <uint64_t> (cut_s * 1e9)
         self.news.register(channels.fileno(), select.EPOLLIN)
         self.allocate(size)
         for node, ranks in enumerate(nodes):
-            leg.first[node] = at
-            leg.nlocal[node] = len(ranks)
+            inter.first[node] = at
+            inter.nlocal[node] = len(ranks)
             for local, number in enumerate(ranks):
-                leg.rank_at[at] = number
-                leg.node_of[number], leg.local_of[number] = node, local
+                inter.rank_at[at] = number
+                inter.node_of[number], inter.local_of[number] = node, local
                 at += 1
-        leg.node = leg.node_of[rank]
+        inter.node = inter.node_of[rank]
         at = 0
         for number, connection in sorted(data.items()):
-            leg.conn[number] = &leg.conns[at]
-            sr_conn_open(leg.conn[number], connection.fileno())
+            inter.conn[number] = &inter.conns[at]
+            sr_conn_open(inter.conn[number], connection.fileno())
             # Edges: a step has come to the end of what a socket has before anybody sleeps, and one that has news for
             # a later call wakes once.
             self.news.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
@@ -290,77 +290,77 @@ cdef class InterNodeConns:
         self.measure_out(SLICE_NBYTES)
 
     cdef int find_confirmers(self, Channels channels) except -1:
-        cdef Leg *leg = &self.leg
+        cdef InterNode *inter = &self.inter
         cdef int node
-        leg.nconfirmed = leg.nnodes   # nothing is due
-        if leg.local_of[leg.rank] != 0:
+        inter.nconfirmed = inter.nnodes   # nothing is due
+        if inter.local_of[inter.rank] != 0:
             return 0
-        leg.confirmer = <sr_channel **> calloc(leg.nnodes, sizeof(void *))
-        if leg.confirmer == NULL:
+        inter.confirmer = <sr_channel **> calloc(inter.nnodes, sizeof(void *))
+        if inter.confirmer == NULL:
             raise MemoryError()
-        for node in range(leg.nnodes):
-            if node != leg.node:
-                leg.confirmer[node] = channels.channel_of(rank_at(leg, node, 0))
+        for node in range(inter.nnodes):
+            if node != inter.node:
+                inter.confirmer[node] = channels.channel_of(rank_at(inter, node, 0))
         return 0
 
     def measure_out(self, size_t slice_nbytes):
         """How long what goes over the wire at once may be, the same on all ranks, and room for it; between calls."""
-        cdef Leg *leg = &self.leg
-        cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * (OTHER_SLICES + leg.nnodes) * slice_nbytes
+        cdef InterNode *inter = &self.inter
+        cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * (OTHER_SLICES + inter.nnodes) * slice_nbytes
         cdef size_t least_nbytes = slice_nbytes // LEAST_PER_SLICE
-        counts = [leg.nlocal[node] for node in range(leg.nnodes)]
-        leg.nborders = most_borders(counts)
-        leg.even_nbytes = common_multiple(counts, least_nbytes) * SR_CACHE_LINE
-        leg.small_nbytes = slice_nbytes // SMALL_PER_SLICE
-        leg.parts_nbytes = slice_nbytes * PARTS_PER_SLICE
-        leg.slice_nbytes = slice_nbytes
-        leg.stretch_nbytes = min(counts) * (slice_nbytes - SLACK_NBYTES)
-        leg.least_stretch_nbytes = min(counts) * least_nbytes
-        leg.pair_nbytes = room_nbytes // (2 * leg.size) & ~<size_t> (SR_CACHE_LINE - 1)
-        free(leg.room)
-        free(leg.scratch)
-        leg.room = <unsigned char *> malloc(room_nbytes)   # its pages come when they are touched
-        leg.scratch = <unsigned char *> malloc((min(counts) + leg.nnodes) * slice_nbytes + room_nbytes // 2)
-        if leg.room == NULL or leg.scratch == NULL:
+        counts = [inter.nlocal[node] for node in range(inter.nnodes)]
+        inter.nborders = most_borders(counts)
+        inter.even_nbytes = common_multiple(counts, least_nbytes) * SR_CACHE_LINE
+        inter.small_nbytes = slice_nbytes // SMALL_PER_SLICE
+        inter.parts_nbytes = slice_nbytes * PARTS_PER_SLICE
+        inter.slice_nbytes = slice_nbytes
+        inter.stretch_nbytes = min(counts) * (slice_nbytes - SLACK_NBYTES)
+        inter.least_stretch_nbytes = min(counts) * least_nbytes
+        inter.pair_nbytes = room_nbytes // (2 * inter.size) & ~<size_t> (SR_CACHE_LINE - 1)
+        free(inter.room)
+        free(inter.scratch)
+        inter.room = <unsigned char *> malloc(room_nbytes)   # its pages come when they are touched
+        inter.scratch = <unsigned char *> malloc((min(counts) + inter.nnodes) * slice_nbytes + room_nbytes // 2)
+        if inter.room == NULL or inter.scratch == NULL:
             raise MemoryError()
 
     cdef int allocate(self, int size) except -1:
-        cdef Leg *leg = &self.leg
-        leg.node_of = <int *> calloc(size, sizeof(int))
-        leg.local_of = <int *> calloc(size, sizeof(int))
-        leg.nlocal = <int *> calloc(leg.nnodes, sizeof(int))
-        leg.first = <int *> calloc(leg.nnodes, sizeof(int))
-        leg.rank_at = <int *> calloc(size, sizeof(int))
-        leg.conn = <sr_conn **> calloc(size, sizeof(void *))
-        leg.conns = <sr_conn *> calloc(leg.nconns + 1, sizeof(sr_conn))
-        leg.busy = <int *> calloc(leg.nconns + 1, sizeof(int))
-        leg.source = <const void **> calloc(leg.nnodes, sizeof(void *))
-        leg.by_rank = <const void **> calloc(size, sizeof(void *))
-        leg.given = <Piece *> calloc(size, sizeof(Piece))
-        leg.taken = <Piece *> calloc(size, sizeof(Piece))
-        if (leg.node_of == NULL or leg.local_of == NULL or leg.nlocal == NULL or leg.first == NULL
-                or leg.rank_at == NULL or leg.conn == NULL or leg.conns == NULL or leg.busy == NULL
-                or leg.source == NULL or leg.by_rank == NULL or leg.given == NULL or leg.taken == NULL):
+        cdef InterNode *inter = &self.inter
+        inter.node_of = <int *> calloc(size, sizeof(int))
+        inter.local_of = <int *> calloc(size, sizeof(int))
+        inter.nlocal = <int *> calloc(inter.nnodes, sizeof(int))
+        inter.first = <int *> calloc(inter.nnodes, sizeof(int))
+        inter.rank_at = <int *> calloc(size, sizeof(int))
+        inter.conn = <sr_conn **> calloc(size, sizeof(void *))
+        inter.conns = <sr_conn *> calloc(inter.nconns + 1, sizeof(sr_conn))
+        inter.busy = <int *> calloc(inter.nconns + 1, sizeof(int))
+        inter.source = <const void **> calloc(inter.nnodes, sizeof(void *))
+        inter.by_rank = <const void **> calloc(size, sizeof(void *))
+        inter.given = <Piece *> calloc(size, sizeof(Piece))
+        inter.taken = <Piece *> calloc(size, sizeof(Piece))
+        if (inter.node_of == NULL or inter.local_of == NULL or inter.nlocal == NULL or inter.first == NULL
+                or inter.rank_at == NULL or inter.conn == NULL or inter.conns == NULL or inter.busy == NULL
+                or inter.source == NULL or inter.by_rank == NULL or inter.given == NULL or inter.taken == NULL):
             raise MemoryError()
         return 0
 
     def __dealloc__(self):
-        cdef Leg *leg = &self.leg
-        free(leg.node_of)
-        free(leg.local_of)
-        free(leg.nlocal)
-        free(leg.first)
-        free(leg.rank_at)
-        free(leg.conn)
-        free(leg.conns)
-        free(leg.busy)
-        free(leg.confirmer)
-        free(leg.source)
-        free(leg.by_rank)
-        free(leg.given)
-        free(leg.taken)
-        free(leg.room)
-        free(leg.scratch)
+        cdef InterNode *inter = &self.inter
+        free(inter.node_of)
+        free(inter.local_of)
+        free(inter.nlocal)
+        free(inter.first)
+        free(inter.rank_at)
+        free(inter.conn)
+        free(inter.conns)
+        free(inter.busy)
+        free(inter.confirmer)
+        free(inter.source)
+        free(inter.by_rank)
+        free(inter.given)
+        free(inter.taken)
+        free(inter.room)
+        free(inter.scratch)
 
     def close(self):
         """Stop looking for news; the connections are their maker's."""

@@ -47,17 +47,17 @@ cdef inline size_t part_from(Call *c, int rank, size_t offset, size_t most) noex
 # ---- what all have in common: turns, each with a local part ------------------------------------------------------
 
 # Parts of the longest piece; one where there is nothing but heads to exchange.
-cdef inline int nparts(Leg *leg, Call *c) noexcept nogil:
-    return <int> ((c.nbytes + leg.part_nbytes - 1) // leg.part_nbytes) if c.nbytes > 0 else 1
+cdef inline int nparts(InterNode *inter, Call *c) noexcept nogil:
+    return <int> ((c.nbytes + inter.part_nbytes - 1) // inter.part_nbytes) if c.nbytes > 0 else 1
 
 
-# A local step whose pieces are in leg.given and leg.taken, by local rank; nbytes: of the longest.
+# A local step whose pieces are in inter.given and inter.taken, by local rank; nbytes: of the longest.
 cdef Call *new_uneven_local(Group *g, Call *c, int kind, size_t nbytes) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef Call *step = new_local(g, c, kind, nbytes // c.itemsize if c.itemsize > 0 else 0)
     step.nbytes = nbytes
     if nbytes > 0:
-        step.given, step.taken = leg.given, leg.taken
+        step.given, step.taken = inter.given, inter.taken
     return step
 
 
@@ -71,108 +71,108 @@ cdef inline bint goes_from_to(Call *c, int giver, int taker) noexcept nogil:
 
 # Whether what arrives would overwrite what is yet to be sent.
 cdef inline bint takes_in_place(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef int rank
-    for rank in range(leg.size):
-        if leg.conn[rank] != NULL and c.kind == ALL_TO_ALL and piece_from(g, c, rank) == piece_for(c, rank):
+    for rank in range(inter.size):
+        if inter.conn[rank] != NULL and c.kind == ALL_TO_ALL and piece_from(g, c, rank) == piece_for(c, rank):
             if part_from(c, rank, 0, 1) > 0 and part_for(c, rank, 0, 1) > 0:
                 return True
     return False
 
 
 cdef void start_pairwise(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    leg.part_nbytes = leg.pair_nbytes
-    leg.through_room = takes_in_place(g, c)
+    cdef InterNode *inter = inter_of(g)
+    inter.part_nbytes = inter.pair_nbytes
+    inter.through_room = takes_in_place(g, c)
     exchange_pieces(g, c)
 
 
 # The part of this turn, with all ranks of other hosts.
 cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, 0)
-    cdef size_t offset = <size_t> leg.turn * leg.part_nbytes
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, 0)
+    cdef size_t offset = <size_t> inter.turn * inter.part_nbytes
     cdef size_t nbytes
     cdef unsigned char *there
     cdef int rank
-    for rank in range(leg.size):
-        if leg.conn[rank] == NULL:
+    for rank in range(inter.size):
+        if inter.conn[rank] == NULL:
             continue
-        if goes_from_to(c, leg.rank, rank):
-            nbytes = part_for(c, rank, offset, leg.part_nbytes)
-            if nbytes > 0 or leg.turn == 0:
+        if goes_from_to(c, inter.rank, rank):
+            nbytes = part_for(c, rank, offset, inter.part_nbytes)
+            if nbytes > 0 or inter.turn == 0:
                 send_to(g, c, rank, piece_for(c, rank) + offset, nbytes, &s.sending)
-        if goes_from_to(c, rank, leg.rank):
-            nbytes = part_from(c, rank, offset, leg.part_nbytes)
-            there = leg.room + rank * leg.pair_nbytes if leg.through_room else piece_from(g, c, rank) + offset
-            if nbytes > 0 or leg.turn == 0:
+        if goes_from_to(c, rank, inter.rank):
+            nbytes = part_from(c, rank, offset, inter.part_nbytes)
+            there = inter.room + rank * inter.pair_nbytes if inter.through_room else piece_from(g, c, rank) + offset
+            if nbytes > 0 or inter.turn == 0:
                 receive_from(g, c, rank, there, nbytes, &s.receiving)
 
 
 cdef void take_from_room(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef size_t offset = <size_t> leg.turn * leg.part_nbytes
+    cdef InterNode *inter = inter_of(g)
+    cdef size_t offset = <size_t> inter.turn * inter.part_nbytes
     cdef int rank
-    for rank in range(leg.size):
-        if leg.conn[rank] != NULL:
-            memcpy(piece_from(g, c, rank) + offset, leg.room + rank * leg.pair_nbytes,
-                   part_from(c, rank, offset, leg.part_nbytes))
+    for rank in range(inter.size):
+        if inter.conn[rank] != NULL:
+            memcpy(piece_from(g, c, rank) + offset, inter.room + rank * inter.pair_nbytes,
+                   part_from(c, rank, offset, inter.part_nbytes))
 
 
 # stage 0: the pieces of this host are to be exchanged yet; 1: they are.
 cdef int stage_pairwise(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, 0)
-    if leg.stage == 0:
-        leg.stage = 1
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, 0)
+    if inter.stage == 0:
+        inter.stage = 1
         return exchange_locally(g, c)
     if s.sending > 0 or s.receiving > 0:
         return blocked_on_conns(g, c)
-    if leg.through_room:
+    if inter.through_room:
         take_from_room(g, c)
-    leg.turn += 1
-    if leg.turn == nparts(leg, c):
+    inter.turn += 1
+    if inter.turn == nparts(inter, c):
         return finish_crossing(g, c)
     exchange_pieces(g, c)
     return PROGRESSED
 
 
 cdef int exchange_locally(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef Call *step
     cdef int local, rank
-    if c.kind != ALL_TO_ALL and leg.node_of[c.root] != leg.node:
+    if c.kind != ALL_TO_ALL and inter.node_of[c.root] != inter.node:
         return meet(g, c)
     if g.size == 1:
         keep_own(g, c)
         return PROGRESSED
     for local in range(g.size):
-        rank = rank_at(leg, leg.node, local)
-        leg.given[local].data = <unsigned char *> piece_for(c, rank)
-        leg.given[local].nbytes = part_for(c, rank, 0, c.nbytes)
-        leg.taken[local].data = piece_from(g, c, rank)
-        leg.taken[local].nbytes = part_from(c, rank, 0, c.nbytes) if goes_from_to(c, rank, leg.rank) else 0
-    keep_length_of_own(c, leg)
+        rank = rank_at(inter, inter.node, local)
+        inter.given[local].data = <unsigned char *> piece_for(c, rank)
+        inter.given[local].nbytes = part_for(c, rank, 0, c.nbytes)
+        inter.taken[local].data = piece_from(g, c, rank)
+        inter.taken[local].nbytes = part_from(c, rank, 0, c.nbytes) if goes_from_to(c, rank, inter.rank) else 0
+    keep_length_of_own(c, inter)
     step = new_uneven_local(g, c, c.kind, c.nbytes)
-    step.root = leg.local_of[c.root]
+    step.root = inter.local_of[c.root]
     begin_local(g, c)
     return PROGRESSED
 
 
 # The own piece of an uneven call travels nowhere, and may be longer than all that do.
-cdef inline void keep_length_of_own(Call *c, Leg *leg) noexcept nogil:
-    cdef int local = leg.local_of[leg.rank]
+cdef inline void keep_length_of_own(Call *c, InterNode *inter) noexcept nogil:
+    cdef int local = inter.local_of[inter.rank]
     if c.given != NULL:
-        leg.given[local].nbytes = c.given[leg.rank].nbytes
-        if goes_from_to(c, leg.rank, leg.rank):
-            leg.taken[local].nbytes = c.taken[leg.rank].nbytes
+        inter.given[local].nbytes = c.given[inter.rank].nbytes
+        if goes_from_to(c, inter.rank, inter.rank):
+            inter.taken[local].nbytes = c.taken[inter.rank].nbytes
 
 
 cdef inline void keep_own(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef size_t nbytes = c.nbytes if c.taken == NULL else c.taken[leg.rank].nbytes
-    if nbytes > 0 and piece_from(g, c, leg.rank) != piece_for(c, leg.rank):
-        memmove(piece_from(g, c, leg.rank), piece_for(c, leg.rank), nbytes)
+    cdef InterNode *inter = inter_of(g)
+    cdef size_t nbytes = c.nbytes if c.taken == NULL else c.taken[inter.rank].nbytes
+    if nbytes > 0 and piece_from(g, c, inter.rank) != piece_for(c, inter.rank):
+        memmove(piece_from(g, c, inter.rank), piece_for(c, inter.rank), nbytes)
 
 
 cdef int step_pairwise(Group *g, Call *c) noexcept nogil:
@@ -187,96 +187,96 @@ cdef enum:
 
 # Scans gather a part of everyone's x in the room and fold what they need of it: in rank order, as always.
 cdef inline unsigned char *part_of_rank(Group *g, Call *c, int rank, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     if is_scan(c):
-        return leg.room + rank * leg.part_nbytes
-    return piece_from(g, c, rank) + <size_t> number * leg.part_nbytes
+        return inter.room + rank * inter.part_nbytes
+    return piece_from(g, c, rank) + <size_t> number * inter.part_nbytes
 
 
 cdef inline size_t part_nbytes_of(Group *g, Call *c, int rank, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    return part_from(c, rank, <size_t> number * leg.part_nbytes, leg.part_nbytes)
+    cdef InterNode *inter = inter_of(g)
+    return part_from(c, rank, <size_t> number * inter.part_nbytes, inter.part_nbytes)
 
 
 cdef void start_all_gather(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    leg.part_nbytes = leg.pair_nbytes if is_scan(c) else leg.slice_nbytes
-    leg.lag = 0 if is_scan(c) else GATHER_LAG
-    leg.group = 0
+    cdef InterNode *inter = inter_of(g)
+    inter.part_nbytes = inter.pair_nbytes if is_scan(c) else inter.slice_nbytes
+    inter.lag = 0 if is_scan(c) else GATHER_LAG
+    inter.group = 0
 
 
 cdef void exchange_parts(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
-    cdef int local = leg.local_of[leg.rank]
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
+    cdef int local = inter.local_of[inter.rank]
     cdef int node, other
-    cdef size_t nbytes = part_nbytes_of(g, c, leg.rank, number)
-    for node in range(leg.nnodes):
-        if node == leg.node:
+    cdef size_t nbytes = part_nbytes_of(g, c, inter.rank, number)
+    for node in range(inter.nnodes):
+        if node == inter.node:
             continue
         if nbytes > 0 or number == 0:
-            send_to(g, c, rank_at(leg, node, local % leg.nlocal[node]),
-                    piece_for(c, leg.rank) + <size_t> number * leg.part_nbytes, nbytes, &s.sending)
+            send_to(g, c, rank_at(inter, node, local % inter.nlocal[node]),
+                    piece_for(c, inter.rank) + <size_t> number * inter.part_nbytes, nbytes, &s.sending)
         other = local
-        while other < leg.nlocal[node]:
-            receive_part(g, c, rank_at(leg, node, other), number)
+        while other < inter.nlocal[node]:
+            receive_part(g, c, rank_at(inter, node, other), number)
             other += g.size
 
 
 cdef inline void receive_part(Group *g, Call *c, int rank, int number) noexcept nogil:
     cdef size_t nbytes = part_nbytes_of(g, c, rank, number)
     if nbytes > 0 or number == 0:
-        receive_from(g, c, rank, part_of_rank(g, c, rank, number), nbytes, &stretch_at(leg_of(g), number).receiving)
+        receive_from(g, c, rank, part_of_rank(g, c, rank, number), nbytes, &stretch_at(inter_of(g), number).receiving)
 
 
 # stage 0: post the part of this turn; 1: hand out the groups of an earlier one, a local step each, that of this host
 # before anything has come.
 cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef int last = nparts(leg, c)
-    cdef int number = leg.turn - leg.lag
-    if leg.turn == last + leg.lag:
+    cdef InterNode *inter = inter_of(g)
+    cdef int last = nparts(inter, c)
+    cdef int number = inter.turn - inter.lag
+    if inter.turn == last + inter.lag:
         return finish_crossing(g, c)
-    if leg.stage == 0:
-        if leg.turn < last:
-            if stretch_at(leg, leg.turn).sending > 0:
+    if inter.stage == 0:
+        if inter.turn < last:
+            if stretch_at(inter, inter.turn).sending > 0:
                 return blocked_on_conns(g, c)
-            exchange_parts(g, c, leg.turn)
-        leg.stage = 1
+            exchange_parts(g, c, inter.turn)
+        inter.stage = 1
     if number >= 0:
-        if leg.group > 0 and stretch_at(leg, number).receiving > 0:
+        if inter.group > 0 and stretch_at(inter, number).receiving > 0:
             return blocked_on_conns(g, c)
         if hand_out_group(g, c, number):
             return PROGRESSED
         if is_scan(c):
-            if stretch_at(leg, number).sending > 0:
+            if stretch_at(inter, number).sending > 0:
                 return blocked_on_conns(g, c)
             fold_part(g, c, number)
-    leg.stage = leg.group = 0
-    leg.turn += 1
+    inter.stage = inter.group = 0
+    inter.turn += 1
     return PROGRESSED
 
 
 # As node_of_group, of the next group: this host is the first, and has one.
-cdef inline int node_handed_out(Group *g, Leg *leg, int *begin) noexcept nogil:
+cdef inline int node_handed_out(Group *g, InterNode *inter, int *begin) noexcept nogil:
     cdef int node
     begin[0] = 0
-    if leg.group == 0:
-        return leg.node
-    node = node_of_group(g, leg, leg.group - 1, begin)
-    return node if node < leg.node else node_of_group(g, leg, leg.group, begin)
+    if inter.group == 0:
+        return inter.node
+    node = node_of_group(g, inter, inter.group - 1, begin)
+    return node if node < inter.node else node_of_group(g, inter, inter.group, begin)
 
 
 # The next group of pieces, of which every local rank has one. False: there is none left.
 cdef bint hand_out_group(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef int begin = 0
-    cdef int node = node_handed_out(g, leg, &begin)
-    if node == leg.nnodes:
+    cdef int node = node_handed_out(g, inter, &begin)
+    if node == inter.nnodes:
         return False
-    leg.group += 1
+    inter.group += 1
     if g.size == 1:
-        if node == leg.node:
+        if node == inter.node:
             keep_own_part(g, c, number)
     else:
         begin_group(g, c, number, node, begin)
@@ -284,44 +284,44 @@ cdef bint hand_out_group(Group *g, Call *c, int number) noexcept nogil:
 
 
 cdef inline void keep_own_part(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef const unsigned char *own = piece_for(c, leg.rank) + <size_t> number * leg.part_nbytes
-    cdef unsigned char *there = part_of_rank(g, c, leg.rank, number)
+    cdef InterNode *inter = inter_of(g)
+    cdef const unsigned char *own = piece_for(c, inter.rank) + <size_t> number * inter.part_nbytes
+    cdef unsigned char *there = part_of_rank(g, c, inter.rank, number)
     if own != there:
-        memmove(there, own, part_nbytes_of(g, c, leg.rank, number))
+        memmove(there, own, part_nbytes_of(g, c, inter.rank, number))
 
 
 cdef void begin_group(Group *g, Call *c, int number, int node, int begin) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef int own = leg.local_of[leg.rank]
+    cdef InterNode *inter = inter_of(g)
+    cdef int own = inter.local_of[inter.rank]
     cdef size_t longest = 0
     cdef int local, rank
     for local in range(g.size):
-        leg.taken[local].nbytes = 0
-        leg.taken[local].data = leg.room
-        if begin + local < leg.nlocal[node]:
-            rank = rank_at(leg, node, begin + local)
-            leg.taken[local].data = part_of_rank(g, c, rank, number)
-            leg.taken[local].nbytes = part_nbytes_of(g, c, rank, number)
-        longest = max(longest, leg.taken[local].nbytes)
+        inter.taken[local].nbytes = 0
+        inter.taken[local].data = inter.room
+        if begin + local < inter.nlocal[node]:
+            rank = rank_at(inter, node, begin + local)
+            inter.taken[local].data = part_of_rank(g, c, rank, number)
+            inter.taken[local].nbytes = part_nbytes_of(g, c, rank, number)
+        longest = max(longest, inter.taken[local].nbytes)
     for local in range(g.size):
-        leg.given[local] = leg.taken[own]
-        if node == leg.node:
-            leg.given[local].data = <unsigned char *> piece_for(c, leg.rank) + <size_t> number * leg.part_nbytes
+        inter.given[local] = inter.taken[own]
+        if node == inter.node:
+            inter.given[local].data = <unsigned char *> piece_for(c, inter.rank) + <size_t> number * inter.part_nbytes
     new_uneven_local(g, c, ALL_GATHER, longest)
     begin_local(g, c)
 
 
 cdef void fold_part(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef int nsources = leg.rank + (c.kind == SCAN)
-    cdef size_t count = part_nbytes_of(g, c, leg.rank, number) // c.itemsize if c.itemsize > 0 else 0
+    cdef InterNode *inter = inter_of(g)
+    cdef int nsources = inter.rank + (c.kind == SCAN)
+    cdef size_t count = part_nbytes_of(g, c, inter.rank, number) // c.itemsize if c.itemsize > 0 else 0
     cdef int rank
     for rank in range(nsources):
-        leg.by_rank[rank] = leg.room + rank * leg.part_nbytes
-    g.target[0] = c.out + <size_t> number * leg.part_nbytes
+        inter.by_rank[rank] = inter.room + rank * inter.part_nbytes
+    g.target[0] = c.out + <size_t> number * inter.part_nbytes
     if nsources > 0 and count > 0:
-        g.kernels.fold[c.dtype][c.op](g.target, 1, 0, leg.by_rank, nsources, count, <uint32_t> nsources)
+        g.kernels.fold[c.dtype][c.op](g.target, 1, 0, inter.by_rank, nsources, count, <uint32_t> nsources)
 
 
 cdef int step_all_gather(Group *g, Call *c) noexcept nogil:
@@ -337,108 +337,108 @@ cdef enum:
 
 
 cdef void start_broadcast(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    leg.stretch_count = c.count if c.nbytes <= leg.small_nbytes else stretch_count_of(leg, c.count, c.itemsize)
-    leg.lag = CHAIN_LAG if c.nbytes > leg.small_nbytes and leg.node != leg.node_of[c.root] else 0
+    cdef InterNode *inter = inter_of(g)
+    inter.stretch_count = c.count if c.nbytes <= inter.small_nbytes else stretch_count_of(inter, c.count, c.itemsize)
+    inter.lag = CHAIN_LAG if c.nbytes > inter.small_nbytes and inter.node != inter.node_of[c.root] else 0
 
 
 cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, 0)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, 0)
     cdef Call *step
     cdef int node
-    if leg.stage == 0:
-        leg.stage = 1
-        for node in range(leg.nnodes):
-            if leg.rank == c.root and node != leg.node:
-                send_to(g, c, rank_at(leg, node, 0), c.x, c.nbytes, &s.sending)
-        if leg.node != leg.node_of[c.root] and leg.local_of[leg.rank] == 0:
+    if inter.stage == 0:
+        inter.stage = 1
+        for node in range(inter.nnodes):
+            if inter.rank == c.root and node != inter.node:
+                send_to(g, c, rank_at(inter, node, 0), c.x, c.nbytes, &s.sending)
+        if inter.node != inter.node_of[c.root] and inter.local_of[inter.rank] == 0:
             receive_from(g, c, c.root, c.out, c.nbytes, &s.receiving)
-        if leg.node != leg.node_of[c.root]:
+        if inter.node != inter.node_of[c.root]:
             return meet(g, c)
-    if leg.stage == 2:
+    if inter.stage == 2:
         return finish_crossing(g, c)
     if s.receiving > 0:
         return blocked_on_conns(g, c)
-    leg.stage = 2
+    inter.stage = 2
     step = new_local(g, c, BROADCAST, c.count)
-    step.x = c.x if leg.node == leg.node_of[c.root] else c.out
+    step.x = c.x if inter.node == inter.node_of[c.root] else c.out
     step.out = c.out
-    step.root = leg.local_of[c.root] if leg.node == leg.node_of[c.root] else 0
+    step.root = inter.local_of[c.root] if inter.node == inter.node_of[c.root] else 0
     begin_local(g, c)
     return PROGRESSED
 
 
 # stage 0: local broadcast or receives of this turn's stretch; 1: pass an earlier one on; 2: hand it out here.
 cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef int last = nstretches(leg, c)
-    cdef int number = leg.turn - leg.lag
-    cdef bint begins = leg.node == leg.node_of[c.root]
-    if leg.turn == last + leg.lag:
+    cdef InterNode *inter = inter_of(g)
+    cdef int last = nstretches(inter, c)
+    cdef int number = inter.turn - inter.lag
+    cdef bint begins = inter.node == inter.node_of[c.root]
+    if inter.turn == last + inter.lag:
         return finish_crossing(g, c)
-    if leg.stage == 0:
-        if leg.turn < last:
-            if stretch_at(leg, leg.turn).sending > 0:
+    if inter.stage == 0:
+        if inter.turn < last:
+            if stretch_at(inter, inter.turn).sending > 0:
                 return blocked_on_conns(g, c)
-            begin_stretch(g, c, leg.turn)
-        leg.stage = 1
-        return meet(g, c) if leg.turn == 0 and not begins else PROGRESSED
-    if leg.stage == 1:
+            begin_stretch(g, c, inter.turn)
+        inter.stage = 1
+        return meet(g, c) if inter.turn == 0 and not begins else PROGRESSED
+    if inter.stage == 1:
         if number >= 0:
-            if stretch_at(leg, number).receiving > 0:
+            if stretch_at(inter, number).receiving > 0:
                 return blocked_on_conns(g, c)
             pass_on(g, c, number)
-        leg.stage = 2
-    if number >= 0 and not begins and leg.stage == 2:
-        leg.stage = 3
+        inter.stage = 2
+    if number >= 0 and not begins and inter.stage == 2:
+        inter.stage = 3
         if gather_stretch(g, c, number) == PROGRESSED:
             return PROGRESSED
-    leg.stage = 0
-    leg.turn += 1
+    inter.stage = 0
+    inter.turn += 1
     return PROGRESSED
 
 
 cdef void begin_stretch(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
     cdef Call *step
-    lay_out(leg, c, number)
-    if leg.node == leg.node_of[c.root]:
+    lay_out(inter, c, number)
+    if inter.node == inter.node_of[c.root]:
         step = new_local(g, c, BROADCAST, s.count)
         step.x = c.x + s.begin * c.itemsize
         step.out = c.out + s.begin * c.itemsize
-        step.root = leg.local_of[c.root]
+        step.root = inter.local_of[c.root]
         begin_local(g, c)
     else:
-        exchange_slice(g, c, number, (leg.node + leg.nnodes - 1) % leg.nnodes, True)
+        exchange_slice(g, c, number, (inter.node + inter.nnodes - 1) % inter.nnodes, True)
 
 
 cdef inline void pass_on(Group *g, Call *c, int number) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef int next = (leg.node + 1) % leg.nnodes
-    if next != leg.node_of[c.root]:
+    cdef InterNode *inter = inter_of(g)
+    cdef int next = (inter.node + 1) % inter.nnodes
+    if next != inter.node_of[c.root]:
         exchange_slice(g, c, number, next, False)
 
 
 # What of the own slice belongs to each rank of another node: from it or to it.
 cdef void exchange_slice(Group *g, Call *c, int number, int node, bint receives) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = stretch_at(leg, number)
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = stretch_at(inter, number)
     cdef unsigned char *out = c.out + s.begin * c.itemsize
-    cdef int own = leg.local_of[leg.rank]
+    cdef int own = inter.local_of[inter.rank]
     cdef size_t begin, end
     cdef int local
-    for local in range(leg.nlocal[node]):
-        begin = max(slice_at(leg, node, local, s.count), slice_at(leg, leg.node, own, s.count))
-        end = min(slice_at(leg, node, local + 1, s.count), slice_at(leg, leg.node, own + 1, s.count))
+    for local in range(inter.nlocal[node]):
+        begin = max(slice_at(inter, node, local, s.count), slice_at(inter, inter.node, own, s.count))
+        end = min(slice_at(inter, node, local + 1, s.count), slice_at(inter, inter.node, own + 1, s.count))
         if begin >= end:
             continue
         if receives:
-            receive_from(g, c, rank_at(leg, node, local), out + begin * c.itemsize, (end - begin) * c.itemsize,
+            receive_from(g, c, rank_at(inter, node, local), out + begin * c.itemsize, (end - begin) * c.itemsize,
                          &s.receiving)
         else:
-            send_to(g, c, rank_at(leg, node, local), out + begin * c.itemsize, (end - begin) * c.itemsize, &s.sending)
+            send_to(g, c, rank_at(inter, node, local), out + begin * c.itemsize, (end - begin) * c.itemsize, &s.sending)
 
 
 cdef int step_small_broadcast(Group *g, Call *c) noexcept nogil:
@@ -453,25 +453,25 @@ cdef int step_large_broadcast(Group *g, Call *c) noexcept nogil:
 
 # The other hosts are told of it as of a call that is confirmed, at once: this rank does not wait for those of its host.
 cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    leg.seq += 1
-    leg.has_started = leg.is_to_confirm = False
+    cdef InterNode *inter = inter_of(g)
+    inter.seq += 1
+    inter.has_started = inter.is_to_confirm = False
     c.fingerprint = INVALID   # as enter_refused makes it
     c.seq = c.parted_seq = g.seq
 
 
 cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef int status
-    if not leg.has_started:
+    if not inter.has_started:
         status = await_confirmations(g, c)
         if status != DONE:
             return status
-        leg.has_started = True
+        inter.has_started = True
         enter_refused(g, c)
-        leg.fingerprint = 0   # its record says more
-        g.recorded.number = call_number(leg, leg.seq)
-        if leg.confirmer != NULL:
+        inter.fingerprint = 0   # its record says more
+        g.recorded.number = call_number(inter, inter.seq)
+        if inter.confirmer != NULL:
             confirm(g, c)
     return step_refused(g, c)
 
@@ -480,8 +480,8 @@ cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
 
 # A pure function of the call and of what all ranks share, so that all choose alike.
 cdef void choose_way(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    if leg == NULL:
+    cdef InterNode *inter = inter_of(g)
+    if inter == NULL:
         choose_pipeline(g, c)
         return
     c.enter = begin_crossing
@@ -490,10 +490,10 @@ cdef void choose_way(Group *g, Call *c) noexcept nogil:
     elif c.kind == ALL_GATHER or is_scan(c):
         c.step = step_all_gather
     elif c.kind == BROADCAST:
-        c.step = step_small_broadcast if c.nbytes <= leg.small_nbytes else step_large_broadcast
+        c.step = step_small_broadcast if c.nbytes <= inter.small_nbytes else step_large_broadcast
     elif c.kind == REDUCE_SCATTER and c.nbytes > 0:
         c.step = step_reduce_scatter
-    elif c.nbytes <= leg.small_nbytes:
+    elif c.nbytes <= inter.small_nbytes:
         c.step = step_small
     else:
         c.step = step_large

@@ -7,13 +7,13 @@ from libc.string cimport memset
 from .._algorithms.direct cimport choose_pipeline
 from .._core.group cimport *
 from .._core.trace cimport step_call
-from .context cimport MOST_UNDER_WAY, Leg, await_confirmations, blocked_on_conns, confirm, leg_of, move
+from .context cimport MOST_UNDER_WAY, InterNode, await_confirmations, blocked_on_conns, confirm, inter_of, move
 
 
 # The next local step, to be completed by the caller: x, out, root; given and taken where pieces are uneven.
 # count: elements of what one rank takes from one other.
 cdef Call *new_local(Group *g, Call *c, int kind, size_t count) noexcept nogil:
-    cdef Call *step = &leg_of(g).local
+    cdef Call *step = &inter_of(g).local
     memset(step, 0, sizeof(Call))
     step.kind = kind
     step.dtype = c.dtype
@@ -28,15 +28,15 @@ cdef Call *new_local(Group *g, Call *c, int kind, size_t count) noexcept nogil:
 
 
 cdef void begin_local(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Call *step = &leg.local
+    cdef InterNode *inter = inter_of(g)
+    cdef Call *step = &inter.local
     step.x_nbytes = step.nbytes * g.size if is_split(step) else step.nbytes
     step.out_nbytes = step.nbytes * g.size if is_joined(step) else step.nbytes
     # Steps may look alike that belong to different calls.
     step.fingerprint = fingerprint_of(step) ^ c.fingerprint * <uint64_t> 0x9E3779B97F4A7C15
     choose_pipeline(g, step)
     step.enter(g, step)
-    leg.runs_locally = True
+    inter.runs_locally = True
     c.seq = step.seq
     c.parted_seq = step.parted_seq
 
@@ -51,11 +51,11 @@ cdef int meet(Group *g, Call *c) noexcept nogil:
 
 # DONE: the step is. What else ends a wait is the whole call's.
 cdef int step_local(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Call *step = &leg.local
+    cdef InterNode *inter = inter_of(g)
+    cdef Call *step = &inter.local
     cdef int status = step_call(g, step)
     if status == DONE:
-        leg.runs_locally = False
+        inter.runs_locally = False
     elif status != PROGRESSED:
         c.awaited = step.awaited
         c.parted_seq = step.parted_seq
@@ -68,17 +68,17 @@ cdef int step_local(Group *g, Call *c) noexcept nogil:
 
 # Whether all ranks of this host are known to have begun the call under way.
 cdef inline bint has_met(Group *g) noexcept nogil:
-    return g.size == 1 or not is_before(g.verified, leg_of(g).first_local)
+    return g.size == 1 or not is_before(g.verified, inter_of(g).first_local)
 
 
 # Before a call ends as PARTED: its line is published. The message that did not match may be of a later call than the
 # one that differs, which the ranks of this host then see in the line.
 cdef int show_call(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef Awaited awaited = c.awaited
     cdef int status = PROGRESSED
-    while status == PROGRESSED and not sr_flag_reached(&line_of(g, g.rank, leg.first_local).seq, leg.first_local):
-        status = step_local(g, c) if leg.runs_locally else stage(g, c)
+    while status == PROGRESSED and not sr_flag_reached(&line_of(g, g.rank, inter.first_local).seq, inter.first_local):
+        status = step_local(g, c) if inter.runs_locally else stage(g, c)
     if status == MISMATCHED:
         return status
     c.awaited = awaited
@@ -90,28 +90,28 @@ cdef int show_call(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nog
 # begun: ranks of one host that call different things always meet in that step.
 cdef int step_crossing(Group *g, Call *c, void (*start)(Group *, Call *) noexcept nogil,
                        int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef int moved, status
-    if not leg.has_started:
+    if not inter.has_started:
         status = await_confirmations(g, c)
         if status != DONE:
             return status
-        leg.has_started = True
+        inter.has_started = True
         start(g, c)
     moved = move(g, c)
     if moved != PROGRESSED and moved != BLOCKED:
         return show_call(g, c, stage) if moved == PARTED and g.size > 1 else moved
-    if leg.runs_locally:
+    if inter.runs_locally:
         status = step_local(g, c)
         if status == DONE:
             return PROGRESSED
-    elif leg.is_to_confirm and is_before(g.verified, leg.first_local) and not is_before(g.seq, leg.first_local):
-        status = verify(g, c, leg.first_local)   # a rank that went ahead has not seen all lines yet
+    elif inter.is_to_confirm and is_before(g.verified, inter.first_local) and not is_before(g.seq, inter.first_local):
+        status = verify(g, c, inter.first_local)   # a rank that went ahead has not seen all lines yet
         if status == DONE:
             return PROGRESSED
     else:
         status = stage(g, c)
-        if leg.is_to_confirm and (status == BLOCKED or status == DONE) and has_met(g):
+        if inter.is_to_confirm and (status == BLOCKED or status == DONE) and has_met(g):
             moved = move(g, c)   # data first
             if moved != PROGRESSED and moved != BLOCKED:
                 return moved
@@ -121,10 +121,10 @@ cdef int step_crossing(Group *g, Call *c, void (*start)(Group *, Call *) noexcep
 
 # DONE once all is sent and received.
 cdef int finish_crossing(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef int i
     for i in range(MOST_UNDER_WAY):
-        if leg.stretch[i].sending > 0 or leg.stretch[i].receiving > 0:
+        if inter.stretch[i].sending > 0 or inter.stretch[i].receiving > 0:
             return blocked_on_conns(g, c)
     count_path(g, ACROSS)
     return DONE

@@ -3,14 +3,14 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 
 from .._core.group cimport REDUCE, Call, Group
-from .context cimport Leg
+from .context cimport InterNode
 
 # Whether the result is wanted on a node.
-cdef inline bint is_wanted_on(Leg *leg, Call *c, int node) noexcept nogil:
-    return c.kind != REDUCE or node == leg.node_of[c.root]
+cdef inline bint is_wanted_on(InterNode *inter, Call *c, int node) noexcept nogil:
+    return c.kind != REDUCE or node == inter.node_of[c.root]
 
 
-cdef void choose_partials(Leg *leg, Call *c, int wire) noexcept nogil
+cdef void choose_partials(InterNode *inter, Call *c, int wire) noexcept nogil
 cdef bint is_partial_itself(Group *g, Call *c) noexcept nogil
 cdef const unsigned char *summands(Group *g, Call *c, const unsigned char *x, size_t count,
                                    unsigned char *wide) noexcept nogil
@@ -28,6 +28,6 @@ cdef void encode_and_keep(Group *g, unsigned char *encoded, float *residual, flo
                           size_t count) noexcept nogil
 cdef void encode_alike(Group *g, unsigned char *encoded, float *residual, float times, float *values,
                        size_t count) noexcept nogil
-cdef size_t nbytes_on_wire(Leg *leg, size_t count) noexcept nogil
-cdef bint are_results_encoded(Leg *leg, Call *c) noexcept nogil
-cdef size_t result_nbytes(Leg *leg, Call *c, size_t count) noexcept nogil
+cdef size_t nbytes_on_wire(InterNode *inter, size_t count) noexcept nogil
+cdef bint are_results_encoded(InterNode *inter, Call *c) noexcept nogil
+cdef size_t result_nbytes(InterNode *inter, Call *c, size_t count) noexcept nogil

@@ -15,112 +15,112 @@ cdef enum:
 
 
 # Which local rank of a node reduces the pieces of a rank.
-cdef inline int reducer_on(Leg *leg, int node, int rank) noexcept nogil:
-    return rank_at(leg, node, leg.local_of[rank] % leg.nlocal[node])
+cdef inline int reducer_on(InterNode *inter, int node, int rank) noexcept nogil:
+    return rank_at(inter, node, inter.local_of[rank] % inter.nlocal[node])
 
 
 # Elements of this turn's part of every piece.
-cdef inline size_t part_count(Leg *leg, Call *c) noexcept nogil:
-    return min(c.count - <size_t> leg.turn * leg.stretch_count, leg.stretch_count)
+cdef inline size_t part_count(InterNode *inter, Call *c) noexcept nogil:
+    return min(c.count - <size_t> inter.turn * inter.stretch_count, inter.stretch_count)
 
 
 cdef void start_reduce_scatter(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    choose_partials(leg, c, SR_WIRE_NATIVE)
-    leg.stretch_count = leg.pair_nbytes // leg.itemsize
+    cdef InterNode *inter = inter_of(g)
+    choose_partials(inter, c, SR_WIRE_NATIVE)
+    inter.stretch_count = inter.pair_nbytes // inter.itemsize
 
 
 # A turn for each part of the pieces: partial results are asked for, reduced here for everyone, and folded.
 cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef Stretch *s = &leg.stretch[0]
-    cdef unsigned char *out = c.out + <size_t> leg.turn * leg.stretch_count * c.itemsize
-    if leg.stage == ASKING:
+    cdef InterNode *inter = inter_of(g)
+    cdef Stretch *s = &inter.stretch[0]
+    cdef unsigned char *out = c.out + <size_t> inter.turn * inter.stretch_count * c.itemsize
+    if inter.stage == ASKING:
         await_partials(g, c)
-        leg.group = 0
-        leg.stage = REDUCING
-    if leg.stage == REDUCING:
+        inter.group = 0
+        inter.stage = REDUCING
+    if inter.stage == REDUCING:
         if reduce_group(g, c):
             return PROGRESSED
-        leg.stage = FOLDING
+        inter.stage = FOLDING
     if s.receiving > 0 or s.sending > 0:
         return blocked_on_conns(g, c)
-    fold_nodes(g, c, place_for_own(g, c), leg.room, leg.pair_nbytes, place_for_own(g, c), out, part_count(leg, c))
-    leg.turn += 1
-    leg.stage = ASKING
-    if <size_t> leg.turn * leg.stretch_count < c.count:
+    fold_nodes(g, c, place_for_own(g, c), inter.room, inter.pair_nbytes, place_for_own(g, c), out, part_count(inter, c))
+    inter.turn += 1
+    inter.stage = ASKING
+    if <size_t> inter.turn * inter.stretch_count < c.count:
         return PROGRESSED
     count_path(g, ACROSS)
     return DONE
 
 
 cdef void await_partials(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef unsigned char *arrived = leg.room
+    cdef InterNode *inter = inter_of(g)
+    cdef unsigned char *arrived = inter.room
     cdef int node
-    for node in range(leg.nnodes):
-        if node != leg.node:
-            receive_partial(g, c, reducer_on(leg, node, leg.rank), arrived, part_count(leg, c),
-                            &leg.stretch[0].receiving)
-            arrived += leg.pair_nbytes
+    for node in range(inter.nnodes):
+        if node != inter.node:
+            receive_partial(g, c, reducer_on(inter, node, inter.rank), arrived, part_count(inter, c),
+                            &inter.stretch[0].receiving)
+            arrived += inter.pair_nbytes
 
 
 # The partial result for this rank itself: where the result belongs, or before what is made for others.
 cdef inline unsigned char *place_for_own(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    if leg.dtype == c.dtype:
-        return c.out + <size_t> leg.turn * leg.stretch_count * c.itemsize
-    return leg.scratch
+    cdef InterNode *inter = inter_of(g)
+    if inter.dtype == c.dtype:
+        return c.out + <size_t> inter.turn * inter.stretch_count * c.itemsize
+    return inter.scratch
 
 
 # What this rank reduces in one group, for another host.
-cdef inline unsigned char *place_for_partial(Leg *leg, int group) noexcept nogil:
-    return leg.room + <size_t> (leg.nnodes - 1 + group) * leg.pair_nbytes
+cdef inline unsigned char *place_for_partial(InterNode *inter, int group) noexcept nogil:
+    return inter.room + <size_t> (inter.nnodes - 1 + group) * inter.pair_nbytes
 
 
 # The pieces of as many ranks of a node as this one has, a local rank reducing that of each. What this rank reduced in
 # the step before is for another host. False: there is no group left.
 cdef bint reduce_group(Group *g, Call *c) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef int first = 0
-    cdef int node = node_of_group(g, leg, leg.group, &first)
-    if leg.group > 0:
-        send_group(g, c, leg.group - 1)
-    if node == leg.nnodes:
+    cdef int node = node_of_group(g, inter, inter.group, &first)
+    if inter.group > 0:
+        send_group(g, c, inter.group - 1)
+    if node == inter.nnodes:
         return False
-    begin_group(g, c, node, first, place_for_own(g, c) if node == leg.node else place_for_partial(leg, leg.group))
-    leg.group += 1
+    begin_group(g, c, node, first, place_for_own(g, c) if node == inter.node else place_for_partial(inter, inter.group))
+    inter.group += 1
     return True
 
 
 cdef void send_group(Group *g, Call *c, int group) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
+    cdef InterNode *inter = inter_of(g)
     cdef int first = 0
-    cdef int node = node_of_group(g, leg, group, &first)
-    first += leg.local_of[leg.rank]
-    if node != leg.node and first < leg.nlocal[node]:
-        send_partial(g, c, rank_at(leg, node, first), place_for_partial(leg, group), part_count(leg, c), NULL, NULL,
-                     &leg.stretch[0].sending)
+    cdef int node = node_of_group(g, inter, group, &first)
+    first += inter.local_of[inter.rank]
+    if node != inter.node and first < inter.nlocal[node]:
+        send_partial(g, c, rank_at(inter, node, first), place_for_partial(inter, group), part_count(inter, c), NULL, NULL,
+                     &inter.stretch[0].sending)
 
 
 cdef void begin_group(Group *g, Call *c, int node, int first, unsigned char *partial) noexcept nogil:
-    cdef Leg *leg = leg_of(g)
-    cdef size_t count = part_count(leg, c)
-    cdef const unsigned char *x = c.x + <size_t> leg.turn * leg.stretch_count * c.itemsize
-    cdef unsigned char *wide = leg.scratch + leg.pair_nbytes   # behind the partial result for this rank
+    cdef InterNode *inter = inter_of(g)
+    cdef size_t count = part_count(inter, c)
+    cdef const unsigned char *x = c.x + <size_t> inter.turn * inter.stretch_count * c.itemsize
+    cdef unsigned char *wide = inter.scratch + inter.pair_nbytes   # behind the partial result for this rank
     cdef Call *step = new_reduction(g, c, REDUCE_SCATTER, count)
     cdef int local
     for local in range(g.size):
-        leg.given[local].nbytes = 0
-        if first + local < leg.nlocal[node]:
-            leg.given[local].data = <unsigned char *> summands(
-                g, c, x + rank_at(leg, node, first + local) * c.nbytes, count, wide)
-            leg.given[local].nbytes = step.nbytes
-            wide += leg.pair_nbytes
+        inter.given[local].nbytes = 0
+        if first + local < inter.nlocal[node]:
+            inter.given[local].data = <unsigned char *> summands(
+                g, c, x + rank_at(inter, node, first + local) * c.nbytes, count, wide)
+            inter.given[local].nbytes = step.nbytes
+            wide += inter.pair_nbytes
     if g.size == 1:
-        step.x = leg.given[0].data
+        step.x = inter.given[0].data
     else:
-        step.given = leg.given
+        step.given = inter.given
     step.out = partial
     begin_local(g, c)
 

@@ -13,7 +13,7 @@ from .._diagnostics.flight_recorder cimport (
 )
 from .._engine.progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Errand
 from .._engine.wait cimport nap_after, sleep_until_death
-from .._internode.context cimport leg_of, remote, sr_conn_sleep
+from .._internode.context cimport inter_of, remote, sr_conn_sleep
 from .._transport.channel cimport (
     SR_CHANNEL_DAMAGED, SR_CHANNEL_OPEN, sr_channels_attend, sr_channels_hears, sr_channels_wake, sr_channel_check_link,
 )
@@ -196,7 +196,7 @@ cdef int look_around(Matching *m, Message *message, Wait *wait, uint64_t now) no
     if now >= wait.signal_ns:
         wait.signal_ns = now + SIGNAL_INTERVAL_NS
         if message.peer != ANY and m.peer[message.peer].channel != NULL:
-            sr_channel_check_link(m.channels, m.peer[message.peer].channel, leg_of(m.g).cut_ns)
+            sr_channel_check_link(m.channels, m.peer[message.peer].channel, inter_of(m.g).cut_ns)
         return SIGNALLED
     return PROGRESSED
 
