@@ -16,7 +16,7 @@ cdef class Engine(State):
     cdef uint64_t linger_ns               # for which a call that is issued stays with its caller
     cdef ParkedLife parked
     cdef readonly Stalls stalls           # warns of calls that take long
-    cdef object conns, alarms             # of several hosts, else None
+    cdef object conns, notifications             # of several hosts, else None
     cdef unsigned long thread             # that has made it, and as a rule calls its collectives
     cdef uint64_t nbegun                  # calls that this rank has begun, issued or refused, ...
     cdef uint64_t nbegun_before           # ... before the call of several steps that is under way, ...

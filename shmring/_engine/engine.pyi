@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from .._arrays.allocator import Arrays
 from .._internode.context import InterNodeConns
-from .._transport.notifications import Alarms
+from .._transport.notifications import Notifications
 from ..errors import Error
 from .stalls import Stalls
 from .state import State
@@ -38,7 +38,7 @@ class Engine(State):
     def open_for_calls(self, timeout_s: float) -> None:
         """The start-up is over: calls are counted from here, and `timeout_s` is their default."""
 
-    def cross(self, conns: InterNodeConns, alarms: Alarms) -> None:
+    def cross(self, conns: InterNodeConns, notifications: Notifications) -> None:
         """From here on calls are of the ranks of several hosts."""
 
     def tell_others(self, error: Error) -> None:

@@ -148,8 +148,8 @@ cdef class Engine(State):
         sr_bell_ring(&self.g.me.bell)
         delist(&self.queue.errand)
         try:
-            if self.alarms is not None:
-                self.alarms.leave()
+            if self.notifications is not None:
+                self.notifications.leave()
         finally:
             self.parked.leave()
 
@@ -251,7 +251,7 @@ cdef class Engine(State):
             self.give_up(SR_MISMATCHED, culprit, c.parted_seq, "")
         elif status == LATE:
             if g.inter != NULL:
-                culprit = failures.late_in_the_end(self, most_suspect(self, c, self.alarms))
+                culprit = failures.late_in_the_end(self, most_suspect(self, c, self.notifications))
                 self.await_better_word(c, culprit)
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
@@ -377,14 +377,14 @@ cdef class Engine(State):
     cdef int surface_across(self, Call *c, int status) except -1:
         cdef int rank
         if status == PARTED:
-            await_same_call(self, c, self.alarms)
+            await_same_call(self, c, self.notifications)
         rank = self.world_rank(c.awaited.rank)
-        if self.alarms.hear_out(rank, LAST_WORD_S if status == LOST else 0.0) is not None:
+        if self.notifications.hear_out(rank, LAST_WORD_S if status == LOST else 0.0) is not None:
             self.hear_others(c.seq)
         elif status == PARTED:
             told = failures.describe_parted(self, rank, *parted_calls(self))
             self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, told)
-        elif self.alarms.has_left(rank):
+        elif self.notifications.has_left(rank):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.CLOSED_IT)
         else:
             cause = os.strerror(c.error) if c.error else failures.CONNECTION_ENDED
@@ -393,14 +393,14 @@ cdef class Engine(State):
 
     # End the communicator if a rank of another host has. beside: see raise_over.
     cdef int hear_others(self, object seq, bint beside=False) except -1:
-        if self.alarms is not None and self.alarms.hear() is not None:
-            self.give_up(SR_TOLD, self.g.rank, seq, str(self.alarms.error))
+        if self.notifications is not None and self.notifications.hear() is not None:
+            self.give_up(SR_TOLD, self.g.rank, seq, str(self.notifications.error))
             self.raise_over(beside)
         return 0
 
     # Whether a rank of another host waits in another call than this one.
     cdef int compare_calls(self, Call *c) except -1:
-        parted = find_parted(self, c, self.alarms)
+        parted = find_parted(self, c, self.notifications)
         if parted is not None:
             told = failures.describe_parted(self, *parted, None)
             self.give_up(SR_MISMATCHED, remote(&self.g, parted[0]), c.seq, told)
@@ -409,7 +409,7 @@ cdef class Engine(State):
 
     def told_call(self, int rank):
         """By what came from a rank of another host last: (which of the user's calls, what it was), or None."""
-        return last_call_of(self, rank - self.g.size, self.alarms)
+        return last_call_of(self, rank - self.g.size, self.notifications)
 
     # Who waits for one that waits itself would blame the wrong rank: whoever knows better speaks first. That is who
     # waits for a neighbour that has not come, then who waits for another host, then who waits for one that may have.
@@ -436,15 +436,15 @@ cdef class Engine(State):
         """Gives up on behalf of the caller: every rank raises Aborted."""
         self.check_open()
         self.give_up(SR_ABORTED, self.g.rank, self.g.seq, reason)
-        if self.alarms is not None:
+        if self.notifications is not None:
             try:
                 self.raise_over(beside=True)
             except Error:
                 pass
 
-    def cross(self, InterNodeConns conns, alarms):
+    def cross(self, InterNodeConns conns, notifications):
         """From here on calls are of the ranks of several hosts."""
-        self.conns, self.alarms = conns, alarms
+        self.conns, self.notifications = conns, notifications
         self.g.inter = &conns.inter
         self.g.me.desk.rank, self.g.me.desk.size = self.world_rank(self.g.rank), self.world_size
 
@@ -475,16 +475,16 @@ cdef class Engine(State):
 
     def tell_others(self, error):
         """The ranks of other hosts learn that it is over."""
-        if self.alarms is not None:
-            self.alarms.tell(error)
+        if self.notifications is not None:
+            self.notifications.tell(error)
 
     def what_others_told(self):
         """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
-        return self.alarms.hear_out(None, LAST_WORD_S) if self.alarms is not None else None
+        return self.notifications.hear_out(None, LAST_WORD_S) if self.notifications is not None else None
 
     def host_of(self, int rank):
         """Where a rank of another host runs; None for local ones. Numbers as in `world_rank`."""
-        return self.alarms.address_of(rank - self.g.size) if rank >= self.g.size else None
+        return self.notifications.address_of(rank - self.g.size) if rank >= self.g.size else None
 
     def report(self, error):
         """Gives up because of an error outside of any call; if it is shmring's, raises what all ranks raise."""
@@ -695,7 +695,7 @@ cdef class Engine(State):
                 self.give_up(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.life_of(rank)))
                 self.raise_over()
         for rank in range(self.world_size if g.inter != NULL else 0):
-            if inter_of(g).conn[rank] != NULL and self.alarms.has_ended(rank) and not self.alarms.has_left(rank):
+            if inter_of(g).conn[rank] != NULL and self.notifications.has_ended(rank) and not self.notifications.has_left(rank):
                 self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, failures.CONNECTION_ENDED)
                 self.raise_over()
 

@@ -18,11 +18,11 @@ cdef uint64_t SAME_CALL_NS = 1_000_000_000
 
 # Of calls that do not match where one rank is in a later call already, so that they are not those that differ: a host
 # confirms soon what it called in this one, or somebody tells why it is over.
-cdef int await_same_call(State state, Call *c, object alarms) except -1:
+cdef int await_same_call(State state, Call *c, object notifications) except -1:
     cdef InterNode *inter = inter_of(&state.g)
     cdef uint64_t until_ns = sr_now_ns() + SAME_CALL_NS
     while inter.theirs.seq != inter.ours.seq and sr_now_ns() < until_ns:
-        if alarms.hear() is not None or sr_flag_load(&state.g.header.abort) != SR_NO_ABORT:
+        if notifications.hear() is not None or sr_flag_load(&state.g.header.abort) != SR_NO_ABORT:
             return 0
         if examine_confirmations(&state.g, c) != PARTED:
             time.sleep(0.001)
@@ -40,21 +40,21 @@ cdef tuple parted_calls(State state):
 
 # Of a call that has waited for a while: a rank that waits in another one, what this rank calls, and what that one
 # does; None: nobody has said so.
-cdef tuple find_parted(State state, Call *c, object alarms):
+cdef tuple find_parted(State state, Call *c, object notifications):
     cdef InterNode *inter = inter_of(&state.g)
     if inter == NULL or inter.fingerprint == 0 or sr_now_ns() - c.wait_begin_ns < min(ASK_NS, c.timeout_ns // 2):
         return None
-    rank = alarms.compare_calls(inter.seq, inter.fingerprint, inter.count)
+    rank = notifications.compare_calls(inter.seq, inter.fingerprint, inter.count)
     if rank is None:
         return None
-    return rank, _state.described(inter.fingerprint, inter.count), _state.described(*alarms.call_of(rank)[1:])
+    return rank, _state.described(inter.fingerprint, inter.count), _state.described(*notifications.call_of(rank)[1:])
 
 
 # By what came from a rank last: (which of the user's calls it was in, what that was); None: nothing came.
-cdef tuple last_call_of(State state, int rank, object alarms):
+cdef tuple last_call_of(State state, int rank, object notifications):
     cdef InterNode *inter = inter_of(&state.g)
     cdef sr_conn *conn = inter.conn[rank]
-    heard = alarms.call_of(rank)
+    heard = notifications.call_of(rank)
     if conn.nreceived > 0 and (heard is None or call_number(inter, heard[0]) < call_number(inter, conn.arriving.seq)):
         heard = conn.arriving.seq, conn.arriving.fingerprint, conn.arriving.count
     return None if heard is None else (call_number(inter, heard[0]), _state.described(*heard[1:]))
@@ -62,27 +62,27 @@ cdef tuple last_call_of(State state, int rank, object alarms):
 
 # Of the ranks of other hosts that a late call waits for, who is to blame. Whoever is behind most may be so because it
 # waits itself, and then has said so: rather one of which nothing is heard.
-cdef int most_suspect(State state, Call *c, object alarms) except -1:
+cdef int most_suspect(State state, Call *c, object notifications) except -1:
     cdef Group *g = &state.g
     cdef InterNode *inter = inter_of(g)
     cdef sr_conn *conn
     cdef int at, rank, culprit = c.awaited.rank
     cdef int64_t awaited, most = -1
     if culprit < g.size or inter.conn[culprit - g.size] == NULL or not says_that_it_waits(inter, culprit - g.size,
-                                                                                          alarms):
+                                                                                          notifications):
         return culprit
     for at in range(inter.nbusy):
         conn = &inter.conns[inter.busy[at]]
         rank, awaited = rank_at_end_of(inter, conn), sr_conn_length(&conn.in_)
-        if awaited > most and not says_that_it_waits(inter, rank, alarms):
+        if awaited > most and not says_that_it_waits(inter, rank, notifications):
             culprit, most = remote(g, rank), awaited
     return culprit
 
 
 # Whether the last that was heard of a rank is that it waits.
-cdef bint says_that_it_waits(InterNode *inter, int rank, object alarms):
+cdef bint says_that_it_waits(InterNode *inter, int rank, object notifications):
     cdef sr_conn *conn = inter.conn[rank]
-    said = alarms.call_of(rank)
+    said = notifications.call_of(rank)
     if said is None or conn.nreceived == 0:
         return said is not None
     return call_number(inter, conn.arriving.seq) <= call_number(inter, said[0])

@@ -16,7 +16,7 @@ from .._config.settings import address_text
 from .._internode.context import InterNodeConns
 from .._system.limits import explain
 from .._transport.channels import Channels
-from .._transport.notifications import Alarms
+from .._transport.notifications import Notifications
 
 if TYPE_CHECKING:
     from .._bootstrap.mesh import Mesh
@@ -36,7 +36,7 @@ class Crossing:
         self._key = key
         try:
             self._channels = channels = Channels(mesh.control, *engine.message_rings())
-            self._alarms = Alarms(mesh.control, channels)
+            self._notifications = Notifications(mesh.control, channels)
             self._conns = InterNodeConns(
                 rank=place.rank,
                 nodes=place.ranks_of_node,
@@ -46,7 +46,7 @@ class Crossing:
             )
         except OSError as error:
             raise explain(error, "watching the connections to other hosts") from error
-        engine.cross(self._conns, self._alarms)
+        engine.cross(self._conns, self._notifications)
 
     def agree(self, engine: Engine, slice_nbytes: int) -> None:
         """Collective: what goes over the wire at once is as long as rank 0 says; 0: as tuned."""
@@ -100,11 +100,11 @@ class Crossing:
             self._channels.deliver(within_s, framed_socket.CUT_S)
         finally:
             self._conns.close()
-            self._alarms.close()
+            self._notifications.close()
             self._mesh.close()
 
     def disown(self) -> None:
         """In a forked child: close what it inherited, and say nothing."""
         self._conns.close()
-        self._alarms.disown()
+        self._notifications.disown()
         self._mesh.close()

@@ -21,7 +21,7 @@ _TOLD_ATTRIBUTES = ("rank", "op", "seq", "host", "cause", "reason", "calls")
 _LAST_S = 1.0  # for what was sent and is not yet on its way when a rank leaves
 
 
-class Alarms:
+class Notifications:
     """One rank's part in it, over its control channels, whose maker closes them."""
 
     def __init__(self, lines: Mapping[int, socket.socket], channels: Channels) -> None:

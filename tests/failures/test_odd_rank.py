@@ -16,7 +16,7 @@ from odd_programs import LAYOUTS, SETTINGS, run_odd_program
 from ranks import Died, Ranks, until_there
 
 import shmring
-from shmring._transport.notifications import Alarms
+from shmring._transport.notifications import Notifications
 from tests.collectives.test_errors import assert_all, ones
 
 PROGRAMS = 16  # for each layout
@@ -53,7 +53,9 @@ def test_an_odd_rank_is_a_mismatch_on_all_in_thousands_of_worlds(capsys):
 
 
 def scatter_from(comm, root):
-    Alarms.compare_calls = lambda *_: None  # which hosts that wait for each other would ask after a second
+    Notifications.compare_calls = lambda *_: (
+        None
+    )  # which hosts that wait for each other would ask after a second
     comm.scatter(ones((comm.size, 10)) if comm.rank == root else None, root, like=ones(10))
     comm.barrier()
 
@@ -73,7 +75,7 @@ def _scatter_from_another(comm, odd_one):
 
 
 def gather_or_scatter(comm):
-    Alarms.compare_calls = lambda *_: None
+    Notifications.compare_calls = lambda *_: None
     if comm.rank == 1:
         comm.gather(ones(3, "u1"), root=2)
     else:

@@ -364,7 +364,7 @@ def say_it_is_over(comm, body):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"type": "open"}', b"[1]", b"\xff" * 65536])
-def test_an_alarm_in_unknown_words_ends_the_communicator_all_the_same(two_apart, body):
+def test_a_notification_in_unknown_words_ends_the_communicator_all_the_same(two_apart, body):
     outcomes = two_apart.outcomes(say_it_is_over, body)
     assert isinstance(outcomes[0], shmring.Error)
     assert outcomes[0].rank == 1

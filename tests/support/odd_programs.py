@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 import shmring
-from shmring._transport.notifications import Alarms
+from shmring._transport.notifications import Notifications
 from tests.collectives.test_errors import ones
 
 LAYOUTS = {"ab": [0, 1], "aab": [0, 0, 1], "abb": [0, 1, 1], "abc": [0, 1, 2], "aabb": [0, 0, 1, 1]}
@@ -150,7 +150,7 @@ def run_odd_program(comm, seed):
     """What is wrong with what this rank gets, in words; None: nothing is."""
     program = program_of(seed, comm.size)
     # Two that wait for each other would ask after a second. Nobody needs that: else this is a Timeout.
-    Alarms.compare_calls = lambda *_: None
+    Notifications.compare_calls = lambda *_: None
     made = 0
     with comm.dup() as group:
         try:
