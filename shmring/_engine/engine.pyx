@@ -695,7 +695,8 @@ cdef class Engine(State):
                 self.give_up(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.life_of(rank)))
                 self.raise_over()
         for rank in range(self.world_size if g.inter != NULL else 0):
-            if inter_of(g).conn[rank] != NULL and self.notifications.has_ended(rank) and not self.notifications.has_left(rank):
+            if (inter_of(g).conn[rank] != NULL and self.notifications.has_ended(rank)
+                    and not self.notifications.has_left(rank)):
                 self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, failures.CONNECTION_ENDED)
                 self.raise_over()
 

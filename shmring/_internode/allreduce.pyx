@@ -65,7 +65,8 @@ cdef size_t stretch_count_of(InterNode *inter, size_t count, size_t itemsize) no
 # Of the room for a stretch: this rank's partial result where it has no other place, its final one, what is sent of them
 # where that is written shorter, and what comes from other nodes.
 cdef inline unsigned char *room_of(InterNode *inter, int number, int which) noexcept nogil:
-    return inter.room + (<size_t> (number % MOST_UNDER_WAY) * (OTHER_SLICES + inter.nnodes) + which) * inter.slice_nbytes
+    cdef size_t slice_number = <size_t> (number % MOST_UNDER_WAY) * (OTHER_SLICES + inter.nnodes) + which
+    return inter.room + slice_number * inter.slice_nbytes
 
 
 cdef enum:
@@ -426,7 +427,8 @@ cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
         for node in range(own_group(inter), own_group(inter) + inter.per_group):
             length = part_of(inter, node, at, next, &begin)
             if node != inter.node and length > 0:
-                g.kernels.decode[inter.format](<float *> (result_of(g, c, number) + (begin - own) * c.itemsize),
+                                              g.kernels.decode[inter.format](<float *> (result_of(g, c,
+                                                                                                  number) + (begin - own) * c.itemsize),
                                              place_of_result(g, c, number, node, begin - own), length)
         at = next
 

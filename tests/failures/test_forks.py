@@ -225,7 +225,7 @@ def test_a_forked_child_does_not_put_into_its_parents_ring(world_of):
     assert said != "'NoneType'", "put by two processes"
 
 
-# ---- no false notifications --------------------------------------------------------------------------------------
+# ---- no false alarms --------------------------------------------------------------------------------------
 
 
 def run_a_program(*_):
