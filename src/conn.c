@@ -120,7 +120,7 @@ static enum sr_conn_status step_in(struct sr_conn *conn) {
             conn->in.done += nbytes;
             return SR_CONN_PROGRESSED;
         }
-        if (!is_expected(conn, message)) return SR_CONN_PARTED;
+        if (!is_expected(conn, message)) return SR_CONN_MISMATCH;
         size_t with_head = before + nbytes - sizeof message->head;
         if (with_head > 0) memcpy(message->data, conn->small, with_head);
     }
@@ -146,7 +146,7 @@ static enum sr_conn_status step_both(struct sr_conn *conn) {
     if (sent > SR_CONN_PROGRESSED) {
         /* Who has closed it may have said before why: what has come is looked at first. */
         enum sr_conn_status received = step_in(conn);
-        return received == SR_CONN_PROGRESSED || received == SR_CONN_PARTED ? received : sent;
+        return received == SR_CONN_PROGRESSED || received == SR_CONN_MISMATCH ? received : sent;
     }
     enum sr_conn_status outcome = sent;
     for (int i = 0; i < READS_AT_ONCE; i++) {

@@ -63,7 +63,7 @@ enum sr_conn_status {
     SR_CONN_PROGRESSED,
     SR_CONN_CLOSED,     /* the other end has closed it, or is gone */
     SR_CONN_FAILED,     /* because of `error` */
-    SR_CONN_PARTED,     /* `arriving` is not what is expected */
+    SR_CONN_MISMATCH,     /* `arriving` is not what is expected */
 };
 
 void sr_conn_open(struct sr_conn *conn, int fd);

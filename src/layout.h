@@ -305,7 +305,7 @@ _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
 _Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE, "a small message is one line");
 _Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring that lives alone is one page");
 _Static_assert((SR_LINES & (SR_LINES - 1)) == 0, "call lines are found by masking seq");
-_Static_assert(SR_LINES / 2 <= SR_RECORDS, "of the call in which ranks parted there are records when that is seen");
+_Static_assert(SR_LINES / 2 <= SR_RECORDS, "the records still hold the call that differs when that is seen");
 _Static_assert((SR_RECORDS & (SR_RECORDS - 1)) == 0, "records are found by masking seq");
 
 static inline struct sr_lane *sr_layout_lane(void *segment, int rank)

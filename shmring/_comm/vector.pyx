@@ -300,7 +300,7 @@ cdef class Uneven(Collectives):
             self.choose_place(c, parts)
             if c.x_block == 0 or self.find_places(c, parts):
                 return 0
-        c.parted_seq = self.engine.g.seq
+        c.mismatch_seq = self.engine.g.seq
         if self.engine.g.inter != NULL:
             c.awaited.rank = remote(&self.engine.g, c.awaited.rank)
         self.engine.surface(c, MISMATCHED)

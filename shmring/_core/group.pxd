@@ -22,7 +22,7 @@ cdef enum Status:
     LEFT         # call.awaited.rank closed the communicator
     SIGNALLED    # time to let Python look at its signals
     LOST         # the connection to call.awaited.rank, which is of another host: closed, or failed with call.error
-    PARTED       # call.awaited.rank, which is of another host, calls something else
+    REMOTE_MISMATCH       # call.awaited.rank, which is of another host, calls something else
     UNDESCRIBED  # the queue's next call is for Python to describe, which wants what came of those before it
 
 
@@ -173,7 +173,7 @@ cdef struct Call:
     # how far it is
     uint64_t seq
     int64_t number             # among the user's calls
-    uint64_t parted_seq        # of the call in which the ranks' calls differ, if they do
+    uint64_t mismatch_seq        # of the call in which the ranks' calls differ, if they do
     uint64_t deadline_ns       # 0: nobody has waited long yet
     uint64_t wait_begin_ns     # of the long wait that is under way
     bint interrupted           # ... and was left only to look at Python's signals
@@ -406,7 +406,7 @@ cdef inline void record_outcome(Group *g, int outcome) noexcept nogil:
 
 cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     g.seq += 1
-    c.seq = c.parted_seq = g.seq
+    c.seq = c.mismatch_seq = g.seq
     c.number = <int64_t> (g.seq - g.first_user_seq) + 1
     c.deadline_ns = 0
     c.peer = c.giver = 0
@@ -443,7 +443,7 @@ cdef inline int verify_next(Group *g, Call *c, uint64_t fingerprint) noexcept no
                 return blocked_on_line(g, c, seq)
             if line.fingerprint != fingerprint:
                 c.awaited.rank = c.peer
-                c.parted_seq = seq
+                c.mismatch_seq = seq
                 return MISMATCHED
         c.peer += 1
     c.peer = 0

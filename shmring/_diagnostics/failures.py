@@ -80,7 +80,7 @@ def describe_unreadable(rank: int, error: int) -> str:
     )
 
 
-def describe_parted(
+def describe_remote_mismatch(
     engine: Engine,
     rank: int,
     ours: Mapping[str, Any] | None,
@@ -183,7 +183,7 @@ def _mismatch(
 
 
 def _calls_in(told: str) -> dict[int, str]:
-    """By rank, the calls that `describe_parted` has told of."""
+    """By rank, the calls that `describe_remote_mismatch` has told of."""
     return {int(rank): call for rank, call in _TOLD_CALL.findall(told.removesuffix(_LOOK_ALIKE))}
 
 

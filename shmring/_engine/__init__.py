@@ -6,7 +6,7 @@ engine: Engine, one communicator on one rank
   |-- progress          calls in the background, and the thread that steps them
   |     |-- queue           the calls of one communicator, in the order of issue
   |     |-- priorities      which of them runs next
-  |-- parting           what ranks of other hosts call instead: for Mismatch, and for who is late
+  |-- remote_mismatch   what ranks of other hosts call instead: for Mismatch, and for who is late
   |-- stalls            when a long wait is logged
   |-- liveness_thread   the parked thread by which other ranks see that this one lives
 

@@ -22,7 +22,7 @@ from .._diagnostics.flight_recorder cimport SR_WAIT_CALL
 from .._internode.context cimport InterNodeConns, inter_of, remote
 from .._internode.data_movement cimport choose_way, enter_refused_across, step_refused_across
 from .liveness_thread cimport ParkedLife
-from .parting cimport await_same_call, find_parted, last_call_of, most_suspect, parted_calls
+from .remote_mismatch cimport await_same_call, find_remote_mismatch, last_call_of, most_suspect, mismatched_calls
 from .progress cimport *
 from .stalls cimport Stalls
 from .state cimport begin_report, world_number
@@ -245,10 +245,10 @@ cdef class Engine(State):
         cdef Group *g = &self.g
         cdef int culprit = c.awaited.rank
         seq = c.seq
-        if status == LOST or status == PARTED:
+        if status == LOST or status == REMOTE_MISMATCH:
             self.surface_across(c, status)
         elif status == MISMATCHED:
-            self.give_up(SR_MISMATCHED, culprit, c.parted_seq, "")
+            self.give_up(SR_MISMATCHED, culprit, c.mismatch_seq, "")
         elif status == LATE:
             if g.inter != NULL:
                 culprit = failures.late_in_the_end(self, most_suspect(self, c, self.notifications))
@@ -376,13 +376,13 @@ cdef class Engine(State):
     # What has become of a connection to another host: whoever ended it may have said why.
     cdef int surface_across(self, Call *c, int status) except -1:
         cdef int rank
-        if status == PARTED:
+        if status == REMOTE_MISMATCH:
             await_same_call(self, c, self.notifications)
         rank = self.world_rank(c.awaited.rank)
         if self.notifications.hear_out(rank, LAST_WORD_S if status == LOST else 0.0) is not None:
             self.hear_others(c.seq)
-        elif status == PARTED:
-            told = failures.describe_parted(self, rank, *parted_calls(self))
+        elif status == REMOTE_MISMATCH:
+            told = failures.describe_remote_mismatch(self, rank, *mismatched_calls(self))
             self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, told)
         elif self.notifications.has_left(rank):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.CLOSED_IT)
@@ -400,10 +400,10 @@ cdef class Engine(State):
 
     # Whether a rank of another host waits in another call than this one.
     cdef int compare_calls(self, Call *c) except -1:
-        parted = find_parted(self, c, self.notifications)
-        if parted is not None:
-            told = failures.describe_parted(self, *parted, None)
-            self.give_up(SR_MISMATCHED, remote(&self.g, parted[0]), c.seq, told)
+        found = find_remote_mismatch(self, c, self.notifications)
+        if found is not None:
+            told = failures.describe_remote_mismatch(self, *found, None)
+            self.give_up(SR_MISMATCHED, remote(&self.g, found[0]), c.seq, told)
             self.raise_over()
         return 0
 

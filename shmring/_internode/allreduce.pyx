@@ -427,9 +427,8 @@ cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
         for node in range(own_group(inter), own_group(inter) + inter.per_group):
             length = part_of(inter, node, at, next, &begin)
             if node != inter.node and length > 0:
-                                              g.kernels.decode[inter.format](<float *> (result_of(g, c,
-                                                                                                  number) + (begin - own) * c.itemsize),
-                                             place_of_result(g, c, number, node, begin - own), length)
+                g.kernels.decode[inter.format](<float *> (result_of(g, c, number) + (begin - own) * c.itemsize),
+                                               place_of_result(g, c, number, node, begin - own), length)
         at = next
 
 

@@ -26,7 +26,7 @@ cdef extern from "conn.h" nogil:
         sr_conn_head arriving
     cdef enum:
         SR_CONN_MAGIC, SR_CONN_QUEUE
-        SR_CONN_IDLE, SR_CONN_BLOCKED, SR_CONN_PROGRESSED, SR_CONN_CLOSED, SR_CONN_FAILED, SR_CONN_PARTED
+        SR_CONN_IDLE, SR_CONN_BLOCKED, SR_CONN_PROGRESSED, SR_CONN_CLOSED, SR_CONN_FAILED, SR_CONN_MISMATCH
     void sr_conn_open(sr_conn *, int fd)
     bint sr_conn_is_busy(const sr_conn_queue *)
     uint32_t sr_conn_length(const sr_conn_queue *)
@@ -78,7 +78,7 @@ cdef struct InterNode:
     sr_channel **confirmer  # by node: the channel to its first rank; NULL: this rank is not the first of its own
     sr_channel_call due       # the last call that this host has confirmed, ...
     int nconfirmed         # ... and up to which node all have
-    sr_channel_call ours, theirs   # once the status is PARTED: the two calls that do not match
+    sr_channel_call ours, theirs   # once the status is REMOTE_MISMATCH: the two calls that do not match
     const void **source    # by node, valid within one step
     const void **by_rank   # by rank, valid within one step
     # the call under way
@@ -190,7 +190,7 @@ cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
     inter.per_group = inter.nnodes
     for i in range(MOST_UNDER_WAY):
         inter.stretch[i].sending = inter.stretch[i].receiving = 0
-    c.seq = c.parted_seq = g.seq
+    c.seq = c.mismatch_seq = g.seq
     c.peer = 0
     c.deadline_ns = 0
     c.interrupted = False

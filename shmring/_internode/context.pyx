@@ -90,12 +90,12 @@ cdef int move(Group *g, Call *c) noexcept nogil:
 cdef int broken(Group *g, Call *c, sr_conn *conn, int status) noexcept nogil:
     c.awaited.rank = remote(g, rank_at_end_of(inter_of(g), conn))
     c.error = conn.error if status == SR_CONN_FAILED else 0
-    if status != SR_CONN_PARTED:
+    if status != SR_CONN_MISMATCH:
         return LOST
     if sr_conn_is_busy(&conn.in_):   # what is awaited may be of a call before
-        return parted(g, c, c.awaited.rank, call_in(&conn.in_.message[conn.in_.first % SR_CONN_QUEUE].head),
-                      call_in(&conn.arriving))
-    return parted(g, c, c.awaited.rank, call_of(g, c), call_in(&conn.arriving))
+        return remote_mismatch(g, c, c.awaited.rank, call_in(&conn.in_.message[conn.in_.first % SR_CONN_QUEUE].head),
+                               call_in(&conn.arriving))
+    return remote_mismatch(g, c, c.awaited.rank, call_of(g, c), call_in(&conn.arriving))
 
 
 cdef inline sr_channel_call call_in(const sr_conn_head *head) noexcept nogil:
@@ -106,14 +106,14 @@ cdef inline sr_channel_call call_of(const Group *g, const Call *c) noexcept nogi
     return sr_channel_call(inter_of(g).seq, c.fingerprint, c.count)
 
 
-cdef int parted(Group *g, Call *c, int rank, sr_channel_call ours, sr_channel_call theirs) noexcept nogil:
+cdef int remote_mismatch(Group *g, Call *c, int rank, sr_channel_call ours, sr_channel_call theirs) noexcept nogil:
     inter_of(g).ours, inter_of(g).theirs = ours, theirs
     c.awaited.rank = rank
-    return PARTED
+    return REMOTE_MISMATCH
 
 
-# Where a wait is long: looks at one connection at a time. LOST: the other end does not answer any more. PARTED: it
-# called something else, and sent that where this rank expects nothing. PROGRESSED: neither.
+# Where a wait is long: looks at one connection at a time. LOST: the other end does not answer any more.
+# REMOTE_MISMATCH: it called something else, and sent that where this rank expects nothing. PROGRESSED: neither.
 cdef int examine(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef sr_conn *conn
@@ -128,7 +128,7 @@ cdef int examine(Group *g, Call *c) noexcept nogil:
         return PROGRESSED
     if conn.arriving.fingerprint == c.fingerprint and conn.arriving.count == c.count:
         return PROGRESSED
-    return broken(g, c, conn, SR_CONN_PARTED)
+    return broken(g, c, conn, SR_CONN_MISMATCH)
 
 
 # Until something moves: with a flag that is never set, as whoever waits has one to look at.
@@ -174,7 +174,7 @@ cdef int await_confirmations(Group *g, Call *c) noexcept nogil:
             sr_channel_hear(inter.channels, channel, SR_CHANNEL_CONFIRMED, &told)
             if differ(&told, &inter.due):
                 inter.seq, inter.fingerprint, inter.count = inter.due.seq, inter.due.fingerprint, inter.due.count
-                return parted(g, c, remote(g, channel.rank), inter.due, told)
+                return remote_mismatch(g, c, remote(g, channel.rank), inter.due, told)
         inter.nconfirmed += 1
     return DONE
 
@@ -183,8 +183,8 @@ cdef inline bint differ(const sr_channel_call *one, const sr_channel_call *other
     return one.seq == other.seq and (one.fingerprint != other.fingerprint or one.count != other.count)
 
 
-# In a long wait. PARTED: a host has confirmed another call than this one, for which it may send nothing. LOST: a host
-# whose confirmation is awaited is gone.
+# In a long wait. REMOTE_MISMATCH: a host has confirmed another call than this one, for which it may send nothing. LOST:
+# a host whose confirmation is awaited is gone.
 cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef sr_channel_call own = call_of(g, c)
@@ -198,7 +198,7 @@ cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
         if sr_flag_load(&channel.confirmed) == inter.seq:
             sr_channel_hear(inter.channels, channel, SR_CHANNEL_CONFIRMED, &told)
             if differ(&told, &own):
-                return parted(g, c, remote(g, channel.rank), own, told)
+                return remote_mismatch(g, c, remote(g, channel.rank), own, told)
         if node == inter.nconfirmed and not inter.has_started:
             sr_channel_check_link(inter.channels, channel, inter.cut_ns)
             if has_gone(channel) and not sr_flag_reached(&channel.confirmed, inter.due.seq):

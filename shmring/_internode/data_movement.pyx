@@ -457,7 +457,7 @@ cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
     inter.seq += 1
     inter.has_started = inter.is_to_confirm = False
     c.fingerprint = INVALID   # as enter_refused makes it
-    c.seq = c.parted_seq = g.seq
+    c.seq = c.mismatch_seq = g.seq
 
 
 cdef int step_refused_across(Group *g, Call *c) noexcept nogil:

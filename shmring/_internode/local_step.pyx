@@ -38,7 +38,7 @@ cdef void begin_local(Group *g, Call *c) noexcept nogil:
     step.enter(g, step)
     inter.runs_locally = True
     c.seq = step.seq
-    c.parted_seq = step.parted_seq
+    c.mismatch_seq = step.mismatch_seq
 
 
 # A local step that moves nothing. PROGRESSED: it has begun, where there is anybody to meet.
@@ -58,7 +58,7 @@ cdef int step_local(Group *g, Call *c) noexcept nogil:
         inter.runs_locally = False
     elif status != PROGRESSED:
         c.awaited = step.awaited
-        c.parted_seq = step.parted_seq
+        c.mismatch_seq = step.mismatch_seq
         c.relayed = step.relayed
         c.error = step.error
     return status
@@ -71,8 +71,8 @@ cdef inline bint has_met(Group *g) noexcept nogil:
     return g.size == 1 or not is_before(g.verified, inter_of(g).first_local)
 
 
-# Before a call ends as PARTED: its line is published. The message that did not match may be of a later call than the
-# one that differs, which the ranks of this host then see in the line.
+# Before a call ends as REMOTE_MISMATCH: its line is published. The message that did not match may be of a later call
+# than the one that differs, which the ranks of this host then see in the line.
 cdef int show_call(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Awaited awaited = c.awaited
@@ -82,7 +82,7 @@ cdef int show_call(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nog
     if status == MISMATCHED:
         return status
     c.awaited = awaited
-    return PARTED
+    return REMOTE_MISMATCH
 
 
 # A step of its schedule, while the connections are served: `start` begins it once the call before is confirmed, `stage`
@@ -100,7 +100,7 @@ cdef int step_crossing(Group *g, Call *c, void (*start)(Group *, Call *) noexcep
         start(g, c)
     moved = move(g, c)
     if moved != PROGRESSED and moved != BLOCKED:
-        return show_call(g, c, stage) if moved == PARTED and g.size > 1 else moved
+        return show_call(g, c, stage) if moved == REMOTE_MISMATCH and g.size > 1 else moved
     if inter.runs_locally:
         status = step_local(g, c)
         if status == DONE:

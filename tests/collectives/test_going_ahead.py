@@ -136,7 +136,7 @@ def differ_in_the_middle(comm, how, middle):
 def test_calls_that_differ_are_noticed(world_of, size, how, middle):
     for error in assert_all(world_of(size).outcomes(differ_in_the_middle, how, middle), shmring.Mismatch):
         assert error.calls[2] != error.calls[0]
-        assert error.seq == middle + 1  # where the ranks parted, not where it was noticed
+        assert error.seq == middle + 1  # where the calls differ, not where it was noticed
 
 
 def differ_at_once(comm):

@@ -209,7 +209,7 @@ def part_ways(comm):
             comm.all_reduce(np.ones(700, "f4"))
         except shmring.Mismatch:
             return
-    raise AssertionError("nobody saw that they parted")
+    raise AssertionError("nobody saw that their calls differ")
 
 
 WORK = {

@@ -143,14 +143,14 @@ static struct sr_conn_head plain_head(uint64_t nbytes)
     return (struct sr_conn_head){SR_CONN_MAGIC, 0, 9, 8, 7, nbytes};
 }
 
-static void check_parted(struct sr_conn_head sent)
+static void check_mismatch(struct sr_conn_head sent)
 {
     struct sr_conn_head expected = plain_head(100);
     open_both();
     sr_conn_post(&one.out, &sent, data_of_one, &left_of_one);
     sr_conn_post(&other.in, &expected, data_of_other, &left_of_other);
     CHECK(sr_conn_step(&one) == SR_CONN_PROGRESSED && left_of_one == 0);
-    CHECK(sr_conn_step(&other) == SR_CONN_PARTED && left_of_other == 1);
+    CHECK(sr_conn_step(&other) == SR_CONN_MISMATCH && left_of_other == 1);
     CHECK(other.arriving.seq == sent.seq && other.arriving.nbytes == sent.nbytes);
     for (size_t i = 0; i < sizeof data_of_other; i++)
         CHECK(data_of_other[i] == 2);
@@ -186,10 +186,10 @@ static void test_other_heads(void)
         wrong.fingerprint += field == 3;
         wrong.count += field == 4;
         wrong.nbytes += field == 5;
-        check_parted(wrong);
+        check_mismatch(wrong);
     }
     head.nbytes = 900; /* longer than what is expected, and than what comes with a head */
-    check_parted(head);
+    check_mismatch(head);
 }
 
 static void test_closed(void)

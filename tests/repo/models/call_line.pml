@@ -34,12 +34,12 @@
 byte seq[RANKS * LINES];     /* of each line, published */
 byte content[RANKS * LINES]; /* the call of which it tells; 0: torn */
 byte odd_call;               /* in which rank 0 calls something else; 0: in none */
-byte parted;                 /* the abort word: 0, or the call that was found to differ */
+byte differs;                /* the abort word: 0, or the call that was found to differ */
 
 #ifdef NO_ABORT
 #define tell(call) skip
 #else
-#define tell(call) atomic { if :: parted == 0 -> parted = (call) :: else fi }
+#define tell(call) atomic { if :: differs == 0 -> differs = (call) :: else fi }
 #endif
 #define part(call) \
     assert((call) == odd_call); \
@@ -64,7 +64,7 @@ proctype rank(byte me)
         :: atomic { reads_all = false; select (seen : 0 .. RANKS - 1) }; /* the one that is read; me: none */
            if
            :: seen != me ->
-               seq[AT(seen, call)] >= call || parted;
+               seq[AT(seen, call)] >= call || differs;
                if
                :: seq[AT(seen, call)] < call -> goto over
                :: else
@@ -87,7 +87,7 @@ proctype rank(byte me)
                 peer = (me == 0);
                 do
                 :: peer < RANKS ->
-                    seq[AT(peer, verified + 1)] >= verified + 1 || parted;
+                    seq[AT(peer, verified + 1)] >= verified + 1 || differs;
                     atomic {
                         if
                         :: seq[AT(peer, verified + 1)] < verified + 1 -> goto over

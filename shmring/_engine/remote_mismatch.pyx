@@ -3,7 +3,7 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
-from .._core.group cimport PARTED, SR_NO_ABORT, Call, Group, sr_flag_load, sr_now_ns
+from .._core.group cimport REMOTE_MISMATCH, SR_NO_ABORT, Call, Group, sr_flag_load, sr_now_ns
 from .._internode.context cimport *
 from .state cimport State
 
@@ -24,14 +24,14 @@ cdef int await_same_call(State state, Call *c, object notifications) except -1:
     while inter.theirs.seq != inter.ours.seq and sr_now_ns() < until_ns:
         if notifications.hear() is not None or sr_flag_load(&state.g.header.abort) != SR_NO_ABORT:
             return 0
-        if examine_confirmations(&state.g, c) != PARTED:
+        if examine_confirmations(&state.g, c) != REMOTE_MISMATCH:
             time.sleep(0.001)
     return 0
 
 
 # What this rank called, what a rank says that it called, and as which of the user's calls, if not as this one: who had
 # nothing to wait for in a call meets it in a later one.
-cdef tuple parted_calls(State state):
+cdef tuple mismatched_calls(State state):
     cdef InterNode *inter = inter_of(&state.g)
     return (_state.described(inter.ours.fingerprint, inter.ours.count),
             _state.described(inter.theirs.fingerprint, inter.theirs.count),
@@ -40,7 +40,7 @@ cdef tuple parted_calls(State state):
 
 # Of a call that has waited for a while: a rank that waits in another one, what this rank calls, and what that one
 # does; None: nobody has said so.
-cdef tuple find_parted(State state, Call *c, object notifications):
+cdef tuple find_remote_mismatch(State state, Call *c, object notifications):
     cdef InterNode *inter = inter_of(&state.g)
     if inter == NULL or inter.fingerprint == 0 or sr_now_ns() - c.wait_begin_ns < min(ASK_NS, c.timeout_ns // 2):
         return None
