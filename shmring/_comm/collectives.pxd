@@ -27,7 +27,7 @@ cdef class Collectives:
     cdef object out_of(self, int kind, object x, int root, object out, object like)
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
                          object out, object algorithm, object timeout, object how)
-    cdef object describe_crossing(self, Call *c, object x, object how)
+    cdef object describe_internode(self, Call *c, object x, object how)
     cdef object describe_wire(self, Call *c, object x, const void *address, object wire)
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1
     cdef int find_shared(self, Call *c) except -1

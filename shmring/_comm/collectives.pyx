@@ -320,7 +320,7 @@ cdef class Collectives:
         if c.x != NULL and out is not None:
             check_overlap(c, self.own_rank)
         if takes_wire(c) and (how is not None or self.default_wire != SR_WIRE_NATIVE):
-            residual = self.describe_crossing(c, x, how)
+            residual = self.describe_internode(c, x, how)
         self.find_shared(c)
         c.fingerprint = fingerprint_of(c)
         choose_way(g, c)
@@ -342,7 +342,7 @@ cdef class Collectives:
         return 0
 
     # How it goes between hosts; returns what keeps that which is lost on the way.
-    cdef object describe_crossing(self, Call *c, object x, object how):
+    cdef object describe_internode(self, Call *c, object x, object how):
         wire, group_size, _ = how or (None, None, None)
         if group_size is not None:
             c.nodes_in_group = shapes.check_group_size(group_size, self.place.num_nodes)

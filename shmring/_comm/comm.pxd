@@ -4,7 +4,7 @@ from .point_to_point cimport Messages
 
 cdef class Comm(Messages):
     cdef object links, segment, arrays, settings
-    cdef object crossing            # to ranks of other hosts, or None
+    cdef object internode            # to ranks of other hosts, or None
     cdef readonly object parent_ranks   # None: this is no group, but a world
     cdef readonly int epoch             # how often a communicator of these ranks has become one of fewer
     cdef object __weakref__

@@ -16,7 +16,7 @@ from .._bootstrap.node_map import Place
 from .._config.settings import Settings
 from .._engine.engine import Engine
 from .._engine.state import _Stats
-from .._lifecycle.internode import Crossing
+from .._lifecycle.internode import InterNodeLinks
 from .._system.segments import Mapping
 from .point_to_point import Messages
 from .trace_file import Trace
@@ -36,7 +36,7 @@ class Comm(Messages):
         fd: int,
         settings: Settings,
         place: Place | Links,
-        crossing: Crossing | None = None,
+        internode: InterNodeLinks | None = None,
         parent_ranks: tuple[int, ...] | None = None,
         epoch: int = 0,
     ) -> None: ...

@@ -35,13 +35,13 @@ cdef class Comm(Messages):
     `shmring.Error`, the same on every rank and final for this communicator.
     """
 
-    def __init__(self, Engine engine, links, segment, int fd, settings, place, crossing=None, parent_ranks=None,
+    def __init__(self, Engine engine, links, segment, int fd, settings, place, internode=None, parent_ranks=None,
                  Comm parent=None, epoch=0):
         # First what it owns: from here on `close` releases it, whatever raises.
         self.engine = engine
         self.fd = fd
         self.links = links
-        self.crossing = crossing
+        self.internode = internode
         self.place = place
         self.segment = segment
         self.settings = settings
@@ -154,10 +154,10 @@ cdef class Comm(Messages):
         return self.split(0, timeout=timeout)
 
     cdef object form(self, list members, double timeout_s):
-        if self.crossing is None:
+        if self.internode is None:
             formed = groups.form(self.engine, self.links, members, self.settings, timeout_s)
         else:
-            formed = groups.form_across(self, self.engine, self.crossing, members, self.settings, timeout_s)
+            formed = groups.form_across(self, self.engine, self.internode, members, self.settings, timeout_s)
         if formed is None:
             return None
         begun, ranks = formed
@@ -378,15 +378,15 @@ cdef class Comm(Messages):
             raise RuntimeError("shrink() while another thread is inside a call of this communicator")
         self.engine.claim()
         try:
-            over = shrinking.Over(self.engine, self.place, self.crossing, self.settings, self.lost())
+            over = shrinking.Over(self.engine, self.place, self.internode, self.settings, self.lost())
             begun, parent_ranks = shrinking.shrink(over, timeout_s, _drop)
             left = None
             try:
                 left = Comm(*begun, parent_ranks=parent_ranks, parent=self, epoch=self.epoch + 1)
                 left.wire = self.wire
                 self.traced_alike(left)
-                if self.crossing is not None:
-                    self.crossing.deliver_view()
+                if self.internode is not None:
+                    self.internode.deliver_view()
             except BaseException:   # the others have it: they must not wait for this rank
                 leave_group(begun, left)
                 raise
@@ -442,8 +442,8 @@ cdef class Comm(Messages):
         return 0
 
     cdef int leave_others(self) except -1:
-        if self.crossing is not None:   # may wait: the last, should a signal end that
-            self.crossing.close(self.engine.timeout_s if self.engine.abort_report() is None else 0.0)
+        if self.internode is not None:   # may wait: the last, should a signal end that
+            self.internode.close(self.engine.timeout_s if self.engine.abort_report() is None else 0.0)
         return 0
 
     cdef int close_descriptor(self) except -1:
@@ -458,8 +458,8 @@ cdef class Comm(Messages):
             self.engine.disown()
             self.links.close()
             self.close_descriptor()
-        if self.crossing is not None:   # also while a thread of the parent waits in close
-            self.crossing.disown()
+        if self.internode is not None:   # also while a thread of the parent waits in close
+            self.internode.disown()
 
     def __enter__(self):
         return self

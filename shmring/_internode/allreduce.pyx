@@ -9,7 +9,7 @@ from libc.stddef cimport size_t
 
 from .._core.group cimport *
 from .context cimport *
-from .local_step cimport begin_local, finish_crossing, new_local, step_crossing
+from .local_step cimport begin_local, finish_internode, new_local, step_internode
 from .partials cimport *
 
 
@@ -160,7 +160,7 @@ cdef inline int own_place(const InterNode *inter) noexcept nogil:
 
 
 cdef int step_large(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, start_large, stage_large)
+    return step_internode(g, c, start_large, stage_large)
 
 
 cdef inline void next_stage(InterNode *inter) noexcept nogil:
@@ -176,7 +176,7 @@ cdef int stage_large(Group *g, Call *c) noexcept nogil:
     cdef int status = DONE
     if inter.stage == REDUCING:
         if inter.turn == last + inter.lag:
-            return finish_crossing(g, c)
+            return finish_internode(g, c)
         if inter.turn < last:
             status = reduce_locally(g, c, inter.turn)
     elif inter.stage == FOLDING:

@@ -4,7 +4,7 @@
 
 from .._core.group cimport *
 from .context cimport *
-from .local_step cimport begin_local, new_local, step_crossing
+from .local_step cimport begin_local, new_local, step_internode
 from .partials cimport *
 
 
@@ -38,7 +38,7 @@ cdef void start_small(Group *g, Call *c) noexcept nogil:
 
 
 cdef int step_small(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, start_small, stage_small)
+    return step_internode(g, c, start_small, stage_small)
 
 
 cdef int stage_small(Group *g, Call *c) noexcept nogil:

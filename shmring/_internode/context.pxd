@@ -172,8 +172,8 @@ cdef inline bint is_one_sided(const Call *c) noexcept nogil:
     return c.kind == BROADCAST or c.kind == REDUCE or c.kind == GATHER or c.kind == SCATTER
 
 
-# A call of all ranks begins; what it does starts with the first step, see step_crossing.
-cdef inline void begin_crossing(Group *g, Call *c) noexcept nogil:
+# A call of all ranks begins; what it does starts with the first step, see step_internode.
+cdef inline void begin_internode(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int i
     inter.seq += 1

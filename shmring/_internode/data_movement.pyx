@@ -13,7 +13,7 @@ from .._core.group cimport *
 from .allreduce cimport gather_stretch, slice_at, step_large, stretch_count_of
 from .allreduce_small cimport step_small
 from .context cimport *
-from .local_step cimport begin_local, finish_crossing, meet, new_local, step_crossing
+from .local_step cimport begin_local, finish_internode, meet, new_local, step_internode
 from .reduce_scatter cimport step_reduce_scatter
 
 
@@ -132,7 +132,7 @@ cdef int stage_pairwise(Group *g, Call *c) noexcept nogil:
         take_from_room(g, c)
     inter.turn += 1
     if inter.turn == nparts(inter, c):
-        return finish_crossing(g, c)
+        return finish_internode(g, c)
     exchange_pieces(g, c)
     return PROGRESSED
 
@@ -176,7 +176,7 @@ cdef inline void keep_own(Group *g, Call *c) noexcept nogil:
 
 
 cdef int step_pairwise(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, start_pairwise, stage_pairwise)
+    return step_internode(g, c, start_pairwise, stage_pairwise)
 
 
 # ---- all_gather, scan, exscan: every piece to every host -----------------------------------------------------------
@@ -236,7 +236,7 @@ cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
     cdef int last = nparts(inter, c)
     cdef int number = inter.turn - inter.lag
     if inter.turn == last + inter.lag:
-        return finish_crossing(g, c)
+        return finish_internode(g, c)
     if inter.stage == 0:
         if inter.turn < last:
             if stretch_at(inter, inter.turn).sending > 0:
@@ -325,7 +325,7 @@ cdef void fold_part(Group *g, Call *c, int number) noexcept nogil:
 
 
 cdef int step_all_gather(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, start_all_gather, stage_all_gather)
+    return step_internode(g, c, start_all_gather, stage_all_gather)
 
 
 # ---- broadcast -----------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
         if inter.node != inter.node_of[c.root]:
             return meet(g, c)
     if inter.stage == 2:
-        return finish_crossing(g, c)
+        return finish_internode(g, c)
     if s.receiving > 0:
         return blocked_on_conns(g, c)
     inter.stage = 2
@@ -376,7 +376,7 @@ cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
     cdef int number = inter.turn - inter.lag
     cdef bint begins = inter.node == inter.node_of[c.root]
     if inter.turn == last + inter.lag:
-        return finish_crossing(g, c)
+        return finish_internode(g, c)
     if inter.stage == 0:
         if inter.turn < last:
             if stretch_at(inter, inter.turn).sending > 0:
@@ -442,11 +442,11 @@ cdef void exchange_slice(Group *g, Call *c, int number, int node, bint receives)
 
 
 cdef int step_small_broadcast(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, start_broadcast, stage_small_broadcast)
+    return step_internode(g, c, start_broadcast, stage_small_broadcast)
 
 
 cdef int step_large_broadcast(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, start_broadcast, stage_large_broadcast)
+    return step_internode(g, c, start_broadcast, stage_large_broadcast)
 
 
 # ---- calls that are none -------------------------------------------------------------------------------------------
@@ -484,7 +484,7 @@ cdef void choose_way(Group *g, Call *c) noexcept nogil:
     if inter == NULL:
         choose_pipeline(g, c)
         return
-    c.enter = begin_crossing
+    c.enter = begin_internode
     if c.kind == GATHER or c.kind == SCATTER or c.kind == ALL_TO_ALL:
         c.step = step_pairwise
     elif c.kind == ALL_GATHER or is_scan(c):

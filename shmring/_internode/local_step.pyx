@@ -88,8 +88,8 @@ cdef int show_call(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nog
 # A step of its schedule, while the connections are served: `start` begins it once the call before is confirmed, `stage`
 # does what is next where no local step is under way. Neither waits for another host before the first local step has
 # begun: ranks of one host that call different things always meet in that step.
-cdef int step_crossing(Group *g, Call *c, void (*start)(Group *, Call *) noexcept nogil,
-                       int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
+cdef int step_internode(Group *g, Call *c, void (*start)(Group *, Call *) noexcept nogil,
+                        int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int moved, status
     if not inter.has_started:
@@ -120,7 +120,7 @@ cdef int step_crossing(Group *g, Call *c, void (*start)(Group *, Call *) noexcep
 
 
 # DONE once all is sent and received.
-cdef int finish_crossing(Group *g, Call *c) noexcept nogil:
+cdef int finish_internode(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int i
     for i in range(MOST_UNDER_WAY):

@@ -6,7 +6,7 @@ from libc.stddef cimport size_t
 
 from .._core.group cimport *
 from .context cimport *
-from .local_step cimport begin_local, step_crossing
+from .local_step cimport begin_local, step_internode
 from .partials cimport *
 
 
@@ -126,4 +126,4 @@ cdef void begin_group(Group *g, Call *c, int node, int first, unsigned char *par
 
 
 cdef int step_reduce_scatter(Group *g, Call *c) noexcept nogil:
-    return step_crossing(g, c, start_reduce_scatter, stage_reduce_scatter)
+    return step_internode(g, c, start_reduce_scatter, stage_reduce_scatter)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .._comm.comm import Comm
     from .._config.settings import Settings
     from .._engine.engine import Engine
-    from .internode import Crossing, Invitation
+    from .internode import InterNodeLinks, Invitation
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -97,7 +97,7 @@ def form(
 def form_across(
     comm: Comm,
     engine: Engine,
-    crossing: Crossing,
+    internode: InterNodeLinks,
     groups: list[list[int]],
     settings: Settings,
     timeout_s: float,
@@ -106,7 +106,7 @@ def form_across(
     deadline = time.monotonic() + timeout_s
     ranks = next((group for group in groups if comm.rank in group), [])
     is_leader = ranks[:1] == [comm.rank]
-    listener, said = _invite(crossing, settings, len(ranks)) if is_leader else (None, _why_not_to_come(1))
+    listener, said = _invite(internode, settings, len(ranks)) if is_leader else (None, _why_not_to_come(1))
     with listener or contextlib.nullcontext():
         answers = comm.all_gather_object(said, timeout=timeout_s)
         if not ranks:
@@ -114,7 +114,7 @@ def form_across(
         for rank in ranks:
             if isinstance(answers[rank], str):
                 raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
-        world = crossing.world(len(ranks), answers[ranks[0]])
+        world = internode.world(len(ranks), answers[ranks[0]])
         with _a_death_is_the_parents(engine):
             meeting = join(
                 world,
@@ -150,12 +150,12 @@ def _a_death_is_the_parents(engine: Engine) -> Iterator[None]:
 
 
 def _invite(
-    crossing: Crossing, settings: Settings, nranks: int
+    internode: InterNodeLinks, settings: Settings, nranks: int
 ) -> tuple[socket.socket | None, Invitation | str]:
     """It listens until its group has met, so that no other takes its port; or why it cannot."""
     try:
         lacking = _why_not_to_come(nranks + 2)  # itself, what waits for the others, and one for each
-        return (None, lacking) if lacking else crossing.listen(settings.ports)
+        return (None, lacking) if lacking else internode.listen(settings.ports)
     except Error as error:
         return None, str(error)
 

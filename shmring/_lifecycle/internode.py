@@ -28,7 +28,7 @@ Invitation = tuple[str, str]  # a world's id and address
 _VIEW_S = 1.0  # for the last view of those that go on to reach them
 
 
-class Crossing:
+class InterNodeLinks:
     """One rank's connections; from its making on the engine's calls are of all ranks of all hosts."""
 
     def __init__(self, engine: Engine, place: Place, mesh: Mesh, key: bytes) -> None:

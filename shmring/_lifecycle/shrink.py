@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .._bootstrap.node_map import Place
     from .._config.settings import Settings
     from .._engine.engine import Engine
-    from .internode import Crossing
+    from .internode import InterNodeLinks
 
 _MOST_ATTEMPTS = 8  # to begin with the same ranks
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
@@ -37,7 +37,7 @@ class Over(NamedTuple):
 
     engine: Engine
     place: Place | Links
-    crossing: Crossing | None
+    internode: InterNodeLinks | None
     settings: Settings
     suspects: frozenset[int]
 
@@ -46,7 +46,7 @@ class _Survivors:
     """The ranks of the communicator that is over, as `views.Electorate` has them."""
 
     def __init__(self, over: Over) -> None:
-        self._engine, self._crossing = over.engine, over.crossing
+        self._engine, self._internode = over.engine, over.internode
         self.rank, self.size = over.place.rank, over.place.size
         neighbours = over.place.ranks_of_node[over.place.node]
         self._local = {rank: at for at, rank in enumerate(neighbours)}
@@ -58,31 +58,31 @@ class _Survivors:
     def tell(self, view: View) -> None:
         packed = view.pack()
         self._engine.tell_view(packed)
-        if self._crossing is not None:
-            self._crossing.tell_view(packed)
+        if self._internode is not None:
+            self._internode.tell_view(packed)
         self._pause_s = _SHORTEST_PAUSE_S
 
     def hear(self) -> None:
-        if self._crossing is not None:
-            self._crossing.hear_views()
+        if self._internode is not None:
+            self._internode.hear_views()
 
     def view_of(self, rank: int) -> View | None:
         if rank in self._local:
             packed = self._engine.view_of(self._local[rank])
         else:
-            assert self._crossing is not None
-            packed = self._crossing.view_of(rank)
+            assert self._internode is not None
+            packed = self._internode.view_of(rank)
         return None if packed is None else View.unpack(packed)
 
     def has_gone(self, rank: int) -> bool:
         if rank in self._local:
             return self._engine.has_gone(self._local[rank])
-        assert self._crossing is not None
-        return self._crossing.has_gone(rank)
+        assert self._internode is not None
+        return self._internode.has_gone(rank)
 
     def pause(self) -> None:
-        if self._crossing is not None:
-            self._crossing.await_news(self._pause_s)
+        if self._internode is not None:
+            self._internode.await_news(self._pause_s)
         else:
             time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -102,8 +102,8 @@ class _Meetings:
         self.close()
         if all(self._ranks.is_local(rank) for rank in view.members(self._ranks.size)):
             return secrets.token_hex(16)
-        assert self._over.crossing is not None
-        self._listener, (world_id, address) = self._over.crossing.listen(self._over.settings.ports)
+        assert self._over.internode is not None
+        self._listener, (world_id, address) = self._over.internode.listen(self._over.settings.ports)
         return f"{world_id} {address}"
 
     def begin(self, view: View, check: Callable[[], None]) -> Begun:
@@ -113,7 +113,7 @@ class _Meetings:
         if lowest is None or not lowest.invitation:
             raise RankFailed("the lowest of the ranks that are left has given up", rank=0)
         world_id, _, address = lowest.invitation.partition(" ")
-        key = over.engine.key() if over.crossing is None else over.crossing.key
+        key = over.engine.key() if over.internode is None else over.internode.key
         listener, self._listener = self._listener, None
         deadline = time.monotonic() + self._timeout_s
         with listener or contextlib.nullcontext():

@@ -17,7 +17,7 @@ from .._core.segment_format import KEY_NBYTES, control_nbytes, format_segment, h
 from .._engine.engine import Engine
 from .._system import limits, procfs, segments
 from ..errors import Error, agreed
-from .internode import Crossing
+from .internode import InterNodeLinks
 
 _FORCED_PATHS = {"auto": 0, "near": 1, "far": 2}
 _CPU_MASK_NBYTES = 1024  # 8192 CPUs, the most that Linux can be built for
@@ -34,7 +34,7 @@ class Begun(NamedTuple):
     fd: int
     settings: Settings
     place: Place | Links
-    crossing: Crossing | None = None
+    internode: InterNodeLinks | None = None
 
     def abandon(self) -> None:
         """Release it where no communicator comes of it: the other ranks see that this one has left.
@@ -48,8 +48,8 @@ class Begun(NamedTuple):
         finally:
             os.close(self.fd)
             self.links.close()
-            if self.crossing is not None:
-                self.crossing.close(0.0)
+            if self.internode is not None:
+                self.internode.close(0.0)
 
 
 def begin_where_met(
@@ -90,11 +90,11 @@ def _begin_where_met(
             begun = _begin_on_host(meeting, settings, timeout_s, start_s=start_s, parent=parent)
             if meeting.mesh is not None:
                 engine = begun.engine
-                crossing = Crossing(engine, meeting.place, meeting.mesh, key)
+                internode = InterNodeLinks(engine, meeting.place, meeting.mesh, key)
                 engine.open_for_calls(max(deadline - time.monotonic(), 0.001))
-                crossing.agree(engine, settings.wire_slice_nbytes)
+                internode.agree(engine, settings.wire_slice_nbytes)
                 engine.open_for_calls(timeout_s)
-                begun = begun._replace(place=meeting.place, crossing=crossing)
+                begun = begun._replace(place=meeting.place, internode=internode)
             meeting.star.all_ready(deadline=deadline)
         meeting.star.close()
         return begun

@@ -220,9 +220,9 @@ def tells_its_key(comm):
         found.append(own.world(2, invitation).key in pickle.dumps(invitation))
         return listener, invitation
 
-    listen_plainly = internode.Crossing.listen
+    listen_plainly = internode.InterNodeLinks.listen
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(internode.Crossing, "listen", listen)
+        patch.setattr(internode.InterNodeLinks, "listen", listen)
         comm.dup().close()
     return found
 
