@@ -95,6 +95,17 @@ ONLY_IN = [
         "streaming stores and their fence are the kernels'",
     ),
 ]
+# A word that this project had for something, as a pattern, and the field's word for it, which is the only one here.
+HOUSE_WORDS = {
+    r"\b(sr|SR)_(wire|WIRE)(?!_(name|format|NATIVE|BF16|FP16|INT8|FORMATS))\w*": "sr_conn_: wire is a format",
+    r"\bsr_post\w*|\bSR_POST\w*|\bend_post\b": "channel",
+    r"(?i)\b\w*office\b|\bsr_office\w*": "Channels",
+    r"\b(\w+_)?([Mm]ail|MAIL)(_\w+)?\b": "control channel; p2p for messages between ranks",
+    r"\b[Ll]eg\b|\bleg_of\b": "InterNode, g.inter",
+    r"\b_alarms\b|\bAlarms\b|\balarms[.,)]": "notifications",
+    r"\b(\w+_)?PARTED\b|\bparting\b": "remote mismatch",
+    r"\bCrossing\b|_crossing\b": "InterNodeLinks, internode",
+}
 MAX_LINES = 1000
 MAX_LINE_LENGTH, MAX_C_LINE_LENGTH = 110, 120  # Python's as in ruff's settings
 # Put together here, so that this file does not find itself.
@@ -243,6 +254,25 @@ def test_what_only_one_place_may_do(pattern, places, reason):
         if not name_of(path).startswith(tuple(places)):
             found = re.search(pattern, without_comments(path))
             assert not found, f"{name_of(path)}: {found[0]}: {reason}"
+
+
+@pytest.fixture(scope="module")
+def texts_by_name():
+    paths = files(
+        "shmring", "src", "tests", "docs", suffixes={".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ".md"}
+    )
+    paths += files("tests", suffixes={".pml", ".litmus"})
+    return {name_of(path): path.read_text() for path in paths if path != Path(__file__).resolve()}
+
+
+@pytest.mark.parametrize("pattern", HOUSE_WORDS)
+def test_one_concept_has_one_word(texts_by_name, pattern):
+    found = [
+        f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+        for name, text in texts_by_name.items()
+        for match in re.finditer(pattern, text)
+    ]
+    assert not found, f"say instead: {HOUSE_WORDS[pattern]}"
 
 
 def reads_of_environment(tree):
