@@ -1,5 +1,5 @@
-"""The C programs under tests/repo/c: flags, call lines, schedules, life, locks, rings, connections, channels; ranks are
-threads (or a forked process) over plain memory. Each runs plain, under ThreadSanitizer, and under
+"""The C programs under tests/repo/c: flags, call lines, schedules, life, locks, rings, connections, channels;
+ranks are threads (or a forked process) over plain memory. Each runs plain, under ThreadSanitizer, and under
 AddressSanitizer and UBSan.
 """
 

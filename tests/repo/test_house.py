@@ -95,7 +95,7 @@ ONLY_IN = [
         "streaming stores and their fence are the kernels'",
     ),
 ]
-# A word that this project had for something, as a pattern, and the field's word for it, which is the only one here.
+# A word that this project had for something, as a pattern, and the field's word, the only one here for it.
 HOUSE_WORDS = {
     r"\b(sr|SR)_(wire|WIRE)(?!_(name|format|NATIVE|BF16|FP16|INT8|FORMATS))\w*": "sr_conn_: wire is a format",
     r"\bsr_post\w*|\bSR_POST\w*|\bend_post\b": "channel",
