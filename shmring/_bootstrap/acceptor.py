@@ -1,6 +1,6 @@
 """The side that listens while ranks meet: who comes, who proves to be a rank, who is turned away and why.
 
-Strangers cost one descriptor and less than 1 KiB each, a limited number of them for a limited time; they
+Pending peers cost one descriptor and less than 1 KiB each, a limited number of them for a limited time; they
 are counted, and logged once a kind.
 """
 
@@ -26,7 +26,7 @@ from .world import SILENCE_S, Attempt, named
 
 HANDSHAKE_S = 5.0  # a connection that has not proven itself by then is dropped
 _CROWDED_S = 1.0  # and by then where others wait outside for its place
-_MOST_STRANGERS = 128  # at once, and twice the awaited besides
+_MOST_PENDING = 128  # at once, and twice the awaited besides
 _LATECOMERS_S = 0.3  # for those that are on their way when the meeting has failed, to hear of it
 _SHMRUN = "with shmrun every host needs the same --nnodes and -n, and a --node-rank of its own"
 
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 @dataclass
-class _Stranger:
+class _PendingPeer:
     """A connection that has yet to prove itself."""
 
     line: Line
@@ -50,7 +50,7 @@ class _Stranger:
     nonce: bytes = b""
 
 
-class Doorman:
+class Acceptor:
     """Listens to whoever comes; those that prove to be ranks are handed to `take_in`.
 
     `take_in` raises Refused to be rid of one, an Error to end the meeting; either is told to that rank.
@@ -68,8 +68,8 @@ class Doorman:
         self._listener = listener
         self._purposes = purposes
         self._take_in = take_in
-        self._strangers: dict[Line, _Stranger] = {}  # the oldest first
-        self._most_strangers = most_strangers(num_awaited)
+        self._pending: dict[Line, _PendingPeer] = {}  # the oldest first
+        self._most_pending = most_pending(num_awaited)
         try:
             self._selector = selectors.DefaultSelector()
         except OSError as error:
@@ -86,19 +86,19 @@ class Doorman:
         """Give those that come from now on to `take_in`, and watch nobody that is in any more."""
         self._take_in = take_in
         for key in list(self._selector.get_map().values()):
-            if key.fileobj is not self._listener and key.fileobj not in self._strangers:
+            if key.fileobj is not self._listener and key.fileobj not in self._pending:
                 self._selector.unregister(key.fileobj)
 
     def serve(self, by: float = float("inf")) -> None:
         """Wait for something to come, `by` a time.monotonic() value at most, and deal with it."""
         now = time.monotonic()
-        patience_s = HANDSHAKE_S if len(self._strangers) < self._most_strangers else _CROWDED_S
-        oldest = next(iter(self._strangers.values()), None)
+        patience_s = HANDSHAKE_S if len(self._pending) < self._most_pending else _CROWDED_S
+        oldest = next(iter(self._pending.values()), None)
         while oldest is not None and oldest.since + patience_s <= now:
             self._turn_away(oldest, "silent", f"did not prove who it is within {patience_s:g} s")
-            oldest = next(iter(self._strangers.values()), None)
+            oldest = next(iter(self._pending.values()), None)
         self._attempt.check()
-        self._listen(len(self._strangers) < self._most_strangers)
+        self._listen(len(self._pending) < self._most_pending)
         until = by if oldest is None else min(by, oldest.since + patience_s)
         for key, _ in self._selector.select(self._attempt.wait_s(until)):
             key.data()
@@ -113,9 +113,9 @@ class Doorman:
         """End all that is not yet proven; the listener is the caller's."""
         self._selector.close()
         self._take_in = _nobody  # whose it is need not wait for the garbage collector
-        for line in self._strangers:
+        for line in self._pending:
             line.close()
-        self._strangers.clear()
+        self._pending.clear()
         if self._turned_away:
             kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(self._turned_away.items()))
             what = "rank %d turned away %d connections in all (%s)"
@@ -136,9 +136,9 @@ class Doorman:
         except (BlockingIOError, ConnectionError):  # it has gone again
             return
         except OSError as error:
-            if error.errno in NO_DESCRIPTOR and self._strangers:
+            if error.errno in NO_DESCRIPTOR and self._pending:
                 self._listen(False)  # until one of them has given its descriptor back
-                self._most_strangers = max(1, len(self._strangers))
+                self._most_pending = max(1, len(self._pending))
                 return
             raise explain(error, "accepting a rank's connection") from error
         is_local = connection.family == socket.AF_UNIX
@@ -151,8 +151,8 @@ class Doorman:
                 line.close()
                 self._count("another user", f"a process {pid} of another user (uid {uid}) was turned away")
                 return
-        stranger = self._strangers[line] = _Stranger(line, who, time.monotonic())
-        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(stranger))
+        pending = self._pending[line] = _PendingPeer(line, who, time.monotonic())
+        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(pending))
 
     def _count(self, kind: str, what: str) -> None:
         self._turned_away[kind] += 1
@@ -161,63 +161,63 @@ class Doorman:
             level = logging.INFO if kind in _HARMLESS else logging.WARNING
             _log.log(level, "while the ranks met at rank %d: %s", self._attempt.rank, what)
 
-    def _turn_away(self, stranger: _Stranger, kind: str, why: str) -> None:
-        self._forget(stranger)
-        stranger.line.close()
-        self._count(kind, f"{stranger.who} {why}")
+    def _turn_away(self, pending: _PendingPeer, kind: str, why: str) -> None:
+        self._forget(pending)
+        pending.line.close()
+        self._count(kind, f"{pending.who} {why}")
 
-    def _forget(self, stranger: _Stranger) -> None:
-        self._selector.unregister(stranger.line)
-        del self._strangers[stranger.line]
+    def _forget(self, pending: _PendingPeer) -> None:
+        self._selector.unregister(pending.line)
+        del self._pending[pending.line]
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _hear(self, pending: _PendingPeer) -> None:
         try:
-            packet = stranger.line.receive(handshake.UNPROVEN_NBYTES)
+            packet = pending.line.receive(handshake.UNPROVEN_NBYTES)
             if packet is None:
                 return
             if not packet:
                 why = "hung up before it had proven that it holds the world's key"
-                self._turn_away(stranger, "hung up", why)
-            elif stranger.hello is None:
-                self._challenge(stranger, Hello.unpack(packet))
+                self._turn_away(pending, "hung up", why)
+            elif pending.hello is None:
+                self._challenge(pending, Hello.unpack(packet))
             else:
-                self._admit(stranger, stranger.hello, handshake.unpack_proof(packet))
+                self._admit(pending, pending.hello, handshake.unpack_proof(packet))
         except BadFrame as error:
             if error.version_differs:
-                stranger.line.send(handshake.MAGIC)
+                pending.line.send(handshake.MAGIC)
             kind = "another version" if error.version_differs else "nonsense"
-            self._turn_away(stranger, kind, f"sent {error}")
+            self._turn_away(pending, kind, f"sent {error}")
 
-    def _challenge(self, stranger: _Stranger, hello: Hello) -> None:
+    def _challenge(self, pending: _PendingPeer, hello: Hello) -> None:
         attempt, nonce = self._attempt, os.urandom(handshake.NONCE_NBYTES)
         if hello.tag != attempt.world.tag:
             # The tag says so to those that came here because one port serves one world after another.
-            stranger.line.send(Challenge(0, nonce, bytes(handshake.PROOF_NBYTES), attempt.world.tag).pack())
-            self._turn_away(stranger, "another world", "came for another world")
+            pending.line.send(Challenge(0, nonce, bytes(handshake.PROOF_NBYTES), attempt.world.tag).pack())
+            self._turn_away(pending, "another world", "came for another world")
         elif hello.peer != attempt.rank or hello.purpose not in self._purposes:
-            self._turn_away(stranger, "misled", f"wanted something else, or another rank than {attempt.rank}")
+            self._turn_away(pending, "misled", f"wanted something else, or another rank than {attempt.rank}")
         else:
-            stranger.hello, stranger.nonce = hello, nonce
-            proof = attempt.prove(b"host", hello, attempt.world.nprocs, nonce)
-            stranger.line.send(Challenge(attempt.world.nprocs, nonce, proof, attempt.world.tag).pack())
+            pending.hello, pending.nonce = hello, nonce
+            proof = attempt.prove(b"accept", hello, attempt.world.nprocs, nonce)
+            pending.line.send(Challenge(attempt.world.nprocs, nonce, proof, attempt.world.tag).pack())
 
-    def _admit(self, stranger: _Stranger, hello: Hello, proof: bytes) -> None:
-        expected = self._attempt.prove(b"guest", hello, self._attempt.world.nprocs, stranger.nonce)
+    def _admit(self, pending: _PendingPeer, hello: Hello, proof: bytes) -> None:
+        expected = self._attempt.prove(b"connect", hello, self._attempt.world.nprocs, pending.nonce)
         if not handshake.proves(proof, expected):
             why = f"claimed to be rank {hello.rank} but holds another key"
-            self._turn_away(stranger, "another key", why)
+            self._turn_away(pending, "another key", why)
             return
-        self._forget(stranger)
+        self._forget(pending)
         try:
-            self._take_in(hello, stranger.line)
+            self._take_in(hello, pending.line)
         except Refused as refusal:
             error = Error(f"rank {self._attempt.rank} refused the connection: {refusal}", rank=hello.rank)
-            stranger.line.send(handshake.pack_frame(handshake.FAILED, error))
-            stranger.line.close()
-            self._count("refused", f"{stranger.who} holds the key but was refused: {refusal}")
+            pending.line.send(handshake.pack_frame(handshake.FAILED, error))
+            pending.line.close()
+            self._count("refused", f"{pending.who} holds the key but was refused: {refusal}")
         except BaseException as error:
-            stranger.line.send(handshake.pack_frame(handshake.FAILED, error, self._attempt.rank))
-            stranger.line.close()
+            pending.line.send(handshake.pack_frame(handshake.FAILED, error, self._attempt.rank))
+            pending.line.close()
             raise
 
 
@@ -225,7 +225,7 @@ def _nobody(hello: Hello, line: Line) -> None:
     """The door is closed."""
 
 
-class Reception:
+class Gathering:
     """One rank's wait for others: each proves itself and is kept until all have come.
 
     What ends it is told to those that are in. `close` leaves the lines that were handed out.
@@ -238,7 +238,7 @@ class Reception:
         self._awaited = awaited
         self._joined: dict[int, Line] = {}
         self._tell_at = time.monotonic() + SILENCE_S
-        self._doorman = Doorman(attempt, listener, (purpose,), len(awaited), self._take_in)
+        self._acceptor = Acceptor(attempt, listener, (purpose,), len(awaited), self._take_in)
 
     def gather(self) -> dict[int, Line]:
         """The lines to all awaited ranks, by rank, or the error that all of them get."""
@@ -248,7 +248,7 @@ class Reception:
                     raise self._late(f"did not come{self._where('to')} within {self._attempt.timeout_s:g} s")
                 if time.monotonic() >= self._tell_at:
                     self._tell_who_is_awaited()
-                self._doorman.serve(self._tell_at)
+                self._acceptor.serve(self._tell_at)
             self._conclude(self._joined)
         except BaseException as error:
             frame = handshake.pack_frame(handshake.FAILED, error, self._attempt.rank)
@@ -268,14 +268,14 @@ class Reception:
             line.close()
             missing.discard(hello.rank)
 
-        self._doorman.turn_to(tell)
+        self._acceptor.turn_to(tell)
         until = time.monotonic() + _LATECOMERS_S
         with contextlib.suppress(Error):
             while missing and time.monotonic() < until and not self._attempt.is_over():
-                self._doorman.serve(until)
+                self._acceptor.serve(until)
 
     def close(self) -> None:
-        self._doorman.close()
+        self._acceptor.close()
         for line in self._joined.values():
             line.close()
 
@@ -310,7 +310,7 @@ class Reception:
         if error is not None:
             raise error
         self._joined[hello.rank] = line
-        self._doorman.watch(line, lambda: self._hear_rank(hello.rank, line))
+        self._acceptor.watch(line, lambda: self._hear_rank(hello.rank, line))
 
     def _hear_rank(self, rank: int, line: Line) -> None:
         try:
@@ -328,7 +328,7 @@ class Reception:
         raise failure or self._late(f"did not come{self._where('to')} while rank {rank} would wait")
 
     def _late(self, what: str) -> Timeout:
-        missing, hints = self._missing(), self._doorman.hints()
+        missing, hints = self._missing(), self._acceptor.hints()
         text = f"{named(missing)} of {self._attempt.world.nprocs} {what}{hints}; {WAIT_LONGER}"
         return Timeout(text, rank=missing[0])
 
@@ -338,7 +338,7 @@ class Reception:
         missing, attempt = named(self._missing()), self._attempt
         what = "rank %d has waited %g s%s for %s of %d, and will wait %g s in all%s"
         told = (attempt.rank, SILENCE_S, self._where("at"), missing, attempt.world.nprocs, attempt.timeout_s)
-        _log.warning(what, *told, self._doorman.hints())
+        _log.warning(what, *told, self._acceptor.hints())
 
     def _where(self, preposition: str) -> str:
         address = self._attempt.world.address
@@ -360,9 +360,9 @@ def _on(line: Line) -> str:
     return f" on {line.host}" if line.host else ""
 
 
-def most_strangers(num_awaited: int) -> int:
+def most_pending(num_awaited: int) -> int:
     """How many connections that have proven nothing a listener keeps at once."""
-    return _MOST_STRANGERS + 2 * num_awaited
+    return _MOST_PENDING + 2 * num_awaited
 
 
 def peer_uid_and_pid(connection: socket.socket) -> tuple[int, int]:

@@ -17,7 +17,7 @@ _VERDICT_S = 0.5  # how long a rank that gives up waits for the other's list of 
 _PAUSE_S = (0.001, 0.020)  # between attempts to reach it: first, longest
 
 
-class Guest:
+class Connector:
     """One rank's way to another one, `peer`, that listens; subclasses know where."""
 
     longest_pause_s = _PAUSE_S[1]
@@ -28,11 +28,11 @@ class Guest:
         self._purpose = purpose
         self._tell_at = time.monotonic() + SILENCE_S
 
-    def visit(self) -> Line:
+    def connect(self) -> Line:
         """A line on which both have proven themselves and the peer's word was heard."""
         pause_s = _PAUSE_S[0]
         while True:
-            line = self._connect()
+            line = self._open()
             if line is not None:
                 try:
                     if self._introduce(line) and self._settle(line):
@@ -59,7 +59,7 @@ class Guest:
         """Where, and what has come of it."""
         return ""
 
-    def _connect(self) -> Line | None:
+    def _open(self) -> Line | None:
         """A connection to the peer; None where it is not there yet (or busy)."""
         raise NotImplementedError
 
@@ -88,7 +88,7 @@ class Guest:
         if challenge.tag != attempt.world.tag:
             self._mistaken()
             return False
-        expected = attempt.prove(b"host", hello, challenge.nprocs, challenge.nonce)
+        expected = attempt.prove(b"accept", hello, challenge.nprocs, challenge.nonce)
         if not handshake.proves(challenge.proof, expected):
             raise Error(
                 f"rank {attempt.rank} holds another key than rank {self._peer}: give all ranks the same "
@@ -96,7 +96,7 @@ class Guest:
                 rank=attempt.rank,
             )
         self._proven()
-        proof = attempt.prove(b"guest", hello, challenge.nprocs, challenge.nonce)
+        proof = attempt.prove(b"connect", hello, challenge.nprocs, challenge.nonce)
         return line.send(handshake.pack_proof(proof))
 
     def _await_challenge(self, line: Line) -> Challenge | None:

@@ -17,7 +17,7 @@ NONCE_NBYTES = 32
 NODE_NBYTES = 64
 TAG_NBYTES = 16
 PROOF_NBYTES = 32
-UNPROVEN_NBYTES = 256  # read from a stranger at most
+UNPROVEN_NBYTES = 256  # read from a pending peer at most
 FRAME_NBYTES = 2048  # read from a proven rank at most
 
 # Kinds of frames between proven ranks.

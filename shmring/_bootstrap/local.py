@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from .._system.limits import explain
 from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake
-from .acceptor import Reception, ended, most_strangers, peer_uid_and_pid
-from .connector import Guest
+from .acceptor import Gathering, ended, most_pending, peer_uid_and_pid
+from .connector import Connector
 from .fd_passing import Links
 from .framed_socket import Line
 from .handshake import Hello
@@ -28,9 +28,9 @@ def meet(attempt: Attempt, ranks: Sequence[int]) -> Links:
     if len(ranks) == 1:
         return Links(0, 1, {})
     if attempt.rank == ranks[0]:
-        with contextlib.closing(_Host(attempt, ranks[1:])) as host:
+        with contextlib.closing(_LocalGathering(attempt, ranks[1:])) as host:
             return host.links()
-    line = _Guest(attempt, ranks[0], handshake.LOCAL).visit()
+    line = _LocalConnector(attempt, ranks[0], handshake.LOCAL).connect()
     return Links(ranks.index(attempt.rank), len(ranks), {0: line.connection})
 
 
@@ -89,7 +89,7 @@ def _new_socket() -> socket.socket:
     return new
 
 
-class _Host(Reception):
+class _LocalGathering(Gathering):
     """The side of the lowest rank."""
 
     def __init__(self, attempt: Attempt, awaited: Sequence[int]) -> None:
@@ -123,7 +123,7 @@ class _Host(Reception):
             if error.errno == errno.EADDRINUSE:
                 raise _error_in_use(world, rank) from error
             raise explain(error, "opening the meeting point of the ranks") from error
-        self._listener.listen(min(most_strangers(len(self._awaited)), 4096))
+        self._listener.listen(min(most_pending(len(self._awaited)), 4096))
 
     def _mark(self, marker: socket.socket) -> None:
         """A listening name that nobody answers at: it tells latecomers that the world has met."""
@@ -149,12 +149,12 @@ class _Host(Reception):
                 raise self._lose(rank)
 
 
-class _Guest(Guest):
+class _LocalConnector(Connector):
     """The side of any other rank."""
 
     _seen = False  # the meeting point was there, so that its absence means that the lowest rank ended
 
-    def _connect(self) -> Line | None:
+    def _open(self) -> Line | None:
         connection = _new_socket()
         try:
             connection.connect(meeting_point(self._attempt.world))

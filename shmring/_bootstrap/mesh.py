@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from .._system.limits import NO_DESCRIPTOR, explain
 from ..errors import Error, Timeout
 from . import handshake
-from .acceptor import Doorman, Refused
-from .connector import Guest
+from .acceptor import Acceptor, Refused
+from .connector import Connector
 from .framed_socket import Address, Line, connect, watch_link
 from .handshake import CONTROL, DATA, READY, STAR, Hello
 from .tcp import Found
@@ -63,9 +63,9 @@ def weave(attempt: Attempt, found: Found) -> Mesh:
         for rank in range(place.rank):
             if rank not in neighbours:
                 for purpose in (DATA, CONTROL):
-                    line = _Caller(attempt, rank, purpose, found).visit()
+                    line = _MeshConnector(attempt, rank, purpose, found).connect()
                     mesh.add(rank, purpose, line.connection, is_near=found.is_near(rank))
-        with contextlib.closing(_Acceptor(attempt, found, mesh)) as acceptor:
+        with contextlib.closing(_MeshAcceptor(attempt, found, mesh)) as acceptor:
             acceptor.accept_all()
     except BaseException:
         mesh.close()
@@ -73,7 +73,7 @@ def weave(attempt: Attempt, found: Found) -> Mesh:
     return mesh
 
 
-class _Caller(Guest):
+class _MeshConnector(Connector):
     """The higher rank's side of a connection."""
 
     def __init__(self, attempt: Attempt, peer: int, purpose: bytes, found: Found) -> None:
@@ -85,7 +85,7 @@ class _Caller(Guest):
             self._where = (host, port, 0, found.scope_id)
         self._began = time.monotonic()
 
-    def _connect(self) -> Line | None:
+    def _open(self) -> Line | None:
         until = min(self._attempt.deadline, time.monotonic() + _CONNECT_S)
         there = connect(self._family, self._where, until, self._attempt.look_s(), self._attempt.check)
         if not isinstance(there, OSError):
@@ -114,7 +114,7 @@ class _Caller(Guest):
         )
 
 
-class _Acceptor:
+class _MeshAcceptor:
     """The lower rank's side of its connections to higher ranks."""
 
     def __init__(self, attempt: Attempt, found: Found, mesh: Mesh) -> None:
@@ -127,16 +127,16 @@ class _Acceptor:
         self._awaited = {(rank, purpose) for rank in higher for purpose in (DATA, CONTROL)}
         # Whoever is late for rank 0's rendezvous is to be told so.
         purposes = (DATA, CONTROL, STAR) if attempt.rank == 0 else (DATA, CONTROL)
-        self._doorman = Doorman(attempt, found.listener, purposes, len(self._awaited), self._take_in)
+        self._acceptor = Acceptor(attempt, found.listener, purposes, len(self._awaited), self._take_in)
 
     def accept_all(self) -> None:
         while self._awaited:
             if self._attempt.is_over():
                 raise self._late()
-            self._doorman.serve()
+            self._acceptor.serve()
 
     def close(self) -> None:
-        self._doorman.close()
+        self._acceptor.close()
 
     def _take_in(self, hello: Hello, line: Line) -> None:
         if hello.nprocs != self._place.size or (hello.rank, hello.purpose) not in self._awaited:
@@ -159,5 +159,5 @@ class _Acceptor:
     def _late(self) -> Timeout:
         missing = sorted({rank for rank, _ in self._awaited})
         what = f"{named(missing)} did not connect to rank {self._attempt.rank}"
-        text = f"{what} within {self._attempt.timeout_s:g} s{self._doorman.hints()}"
+        text = f"{what} within {self._attempt.timeout_s:g} s{self._acceptor.hints()}"
         return Timeout(text, rank=missing[0])

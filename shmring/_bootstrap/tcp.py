@@ -20,8 +20,8 @@ from .._config.settings import parse_address
 from .._system.limits import NO_DESCRIPTOR, explain
 from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake, node_map
-from .acceptor import Reception, ended
-from .connector import Guest
+from .acceptor import Gathering, ended
+from .connector import Connector
 from .coordinator import Star
 from .framed_socket import Address, Line, connect, listen, watch_link
 from .handshake import BadFrame, Hello
@@ -56,19 +56,19 @@ def meet(attempt: Attempt, ports: tuple[int, int] | None) -> Found:
     """All ranks of a world with an address come together; each listens for the others when it returns."""
     if attempt.rank == 0:
         return _gather(attempt)
-    guest = _Guest(attempt, ports)
+    connector = _TcpConnector(attempt, ports)
     try:
-        line = guest.visit()
-        return guest.found(line)
+        line = connector.connect()
+        return connector.found(line)
     except BaseException:
-        guest.close()
+        connector.close()
         raise
 
 
 def _gather(attempt: Attempt) -> Found:
     listener = attempt.listener or _listen_at_address(attempt)
     try:
-        with contextlib.closing(_Host(attempt, listener)) as host:
+        with contextlib.closing(_TcpGathering(attempt, listener)) as host:
             star = Star(0, attempt.world.nprocs, host.gather())
             place = node_map.place_of(0, [row.node for row in host.rows])
             endpoints, machines = [row.endpoint for row in host.rows], [row.machine for row in host.rows]
@@ -78,7 +78,7 @@ def _gather(attempt: Attempt) -> Found:
         raise
 
 
-class _Host(Reception):
+class _TcpGathering(Gathering):
     """Rank 0's side."""
 
     def __init__(self, attempt: Attempt, listener: socket.socket) -> None:
@@ -117,7 +117,7 @@ class _Host(Reception):
                     raise self._lose(rank)
 
 
-class _Guest(Guest):
+class _TcpConnector(Connector):
     """Any other rank's side."""
 
     longest_pause_s = _LONGEST_PAUSE_S
@@ -150,7 +150,7 @@ class _Guest(Guest):
             self._listener.close()
             self._listener = None
 
-    def _connect(self) -> Line | None:
+    def _open(self) -> Line | None:
         if not self._where:
             try:
                 self._where = _resolve(self._address)

@@ -11,7 +11,7 @@ import time
 import pytest
 from meeting import close, in_threads, joining, meet, nothing, once, python, settle, soon, then_tell
 
-from shmring._bootstrap import connector as guest
+from shmring._bootstrap import connector as connector
 from shmring._bootstrap import join as bootstrap
 from shmring._bootstrap import local
 from shmring._bootstrap.framed_socket import Line
@@ -186,7 +186,7 @@ def test_rank_0_missing_is_named():
 
 
 def test_a_long_wait_for_rank_0_is_told_once(monkeypatch, caplog):
-    monkeypatch.setattr(guest, "SILENCE_S", 0.1)
+    monkeypatch.setattr(connector, "SILENCE_S", 0.1)
     with pytest.raises(Timeout):
         join(world(2), 1, timeout_s=2)
     told = [record.getMessage() for record in caplog.records]
@@ -208,10 +208,12 @@ def test_another_key_is_an_error_there_and_does_not_disturb_the_rest():
     close([host, right])
 
 
-def test_a_guest_does_not_believe_a_rank_0_with_another_key():
+def test_a_connector_does_not_believe_a_rank_0_with_another_key():
     meeting = world(2)
-    host, guest = in_threads(joining(World(meeting.id, bytes(32), 2), 0, timeout_s=1), joining(meeting, 1))
-    assert type(guest) is Error
+    host, connector = in_threads(
+        joining(World(meeting.id, bytes(32), 2), 0, timeout_s=1), joining(meeting, 1)
+    )
+    assert type(connector) is Error
     assert type(host) is Timeout
     assert "hung up before it had proven" in str(host)
 
@@ -418,10 +420,10 @@ def test_ctrl_c_ends_the_wait(rank):
 
 def test_ctrl_c_on_rank_0_is_told_to_the_others():
     meeting = world(3)
-    host, guest = visitor(meeting, 0), visitor(meeting, 1)
+    host, connector = visitor(meeting, 0), visitor(meeting, 1)
     wait_for_connections(meeting, 1)
     settle(4)  # to be in takes a moment
     host.send_signal(signal.SIGINT)
-    out, err = guest.communicate(timeout=50)
+    out, err = connector.communicate(timeout=50)
     assert out.startswith(b"Aborted 0 rank 0 gave up: KeyboardInterrupt"), err
     host.communicate()

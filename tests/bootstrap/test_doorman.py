@@ -1,4 +1,4 @@
-"""Over TCP nobody gets in without the key, strangers cost little, and each is counted in the log."""
+"""Over TCP nobody gets in without the key, pending peers cost little, and each is counted in the log."""
 
 import collections
 import contextlib
@@ -24,11 +24,11 @@ from meeting import (
     world_at,
 )
 
-from shmring._bootstrap import acceptor as doorman
+from shmring._bootstrap import acceptor as acceptor
 from shmring._bootstrap import framed_socket, handshake, node_map
 from shmring._bootstrap.framed_socket import Line
 from shmring._bootstrap.handshake import CONTROL, DATA, LOCAL, STAR, BadFrame, Challenge, Hello
-from shmring._bootstrap.mesh import Mesh, _Acceptor, _Caller
+from shmring._bootstrap.mesh import Mesh, _MeshAcceptor, _MeshConnector
 from shmring._bootstrap.node_map import Endpoint
 from shmring._bootstrap.tcp import Found
 from shmring._bootstrap.world import Attempt, World, world
@@ -62,8 +62,8 @@ def hosting(meeting, *intruders, then=1):
         time.sleep(0.1)
         return said, coming(meeting, then, node="b")()
 
-    host, (said, guest) = in_threads(coming(meeting, 0, node="a"), intrude)
-    close([host, guest])
+    host, (said, connector) = in_threads(coming(meeting, 0, node="a"), intrude)
+    close([host, connector])
     return said
 
 
@@ -86,7 +86,7 @@ def saying(meeting, words, *, and_hang_up=False):
     return intrude
 
 
-# --- what strangers say ---
+# --- what pending peers say ---
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_recorded_handshake_is_worth_nothing(turned_away):
         line.send(hello.pack())
         challenge = Challenge.unpack(answer(line))
         # What rank 1 would have sent, to a rank 0 that for now is not allowed to hear it.
-        recorded.append(handshake.pack_proof(own.prove(b"guest", hello, 2, challenge.nonce)))
+        recorded.append(handshake.pack_proof(own.prove(b"connect", hello, 2, challenge.nonce)))
         line.close()
 
     def replay():
@@ -228,13 +228,13 @@ def test_a_proof_of_rank_0_cannot_be_sent_back_to_it(turned_away):
 def test_a_proof_holds_for_what_was_said_only(what):
     own = attempt_of(world(2), 1)
     hello, nonce = own.hello(0, STAR), bytes(32)
-    proof = own.prove(b"guest", hello, 2, nonce)
-    assert handshake.proves(proof, own.prove(b"guest", hello, 2, nonce))
+    proof = own.prove(b"connect", hello, 2, nonce)
+    assert handshake.proves(proof, own.prove(b"connect", hello, 2, nonce))
     other = dataclasses.replace(hello, **what)
-    assert not handshake.proves(proof, own.prove(b"guest", other, 2, nonce))
-    assert not handshake.proves(proof, own.prove(b"host", hello, 2, nonce))
-    assert not handshake.proves(proof, own.prove(b"guest", hello, 3, nonce))
-    assert not handshake.proves(proof, attempt_of(world(2), 1).prove(b"guest", hello, 2, nonce))
+    assert not handshake.proves(proof, own.prove(b"connect", other, 2, nonce))
+    assert not handshake.proves(proof, own.prove(b"accept", hello, 2, nonce))
+    assert not handshake.proves(proof, own.prove(b"connect", hello, 3, nonce))
+    assert not handshake.proves(proof, attempt_of(world(2), 1).prove(b"connect", hello, 2, nonce))
 
 
 @pytest.mark.parametrize(("peer", "purpose"), [(1, STAR), (0, DATA), (0, LOCAL), (0, b"")])
@@ -262,7 +262,7 @@ def accepting(meeting, names, rank):
     endpoints = [Endpoint(*listener.getsockname())] * len(names)
     found = Found(None, place, endpoints, bytes(16), 0, listener)
     mesh = Mesh()
-    acceptor = _Acceptor(attempt_of(meeting, rank), found, mesh)
+    acceptor = _MeshAcceptor(attempt_of(meeting, rank), found, mesh)
     return found, mesh, acceptor
 
 
@@ -282,7 +282,7 @@ def test_the_key_without_a_claim_is_refused(rank, nprocs, purpose, why, turned_a
     held = []
 
     def come(rank, purpose):
-        line = _Caller(attempt_of(meeting, rank), 0, purpose, found).visit()
+        line = _MeshConnector(attempt_of(meeting, rank), 0, purpose, found).connect()
         held.append(line)
 
     def intrude():
@@ -315,7 +315,7 @@ def test_a_lower_rank_does_not_connect():
         said = prove(line, attempt_of(meeting, 0), 1, DATA)
         line.close()
         return said, [
-            _Caller(attempt_of(meeting, 2), 1, purpose, found).visit() for purpose in (DATA, CONTROL)
+            _MeshConnector(attempt_of(meeting, 2), 1, purpose, found).connect() for purpose in (DATA, CONTROL)
         ]
 
     _, (said, held) = in_threads(acceptor.accept_all, intrude)
@@ -330,7 +330,7 @@ def test_a_lower_rank_does_not_connect():
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(doorman, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(acceptor, "HANDSHAKE_S", 0.3)
 
 
 def test_silence_is_hung_up_on_and_counted(hasty, turned_away):
@@ -344,10 +344,10 @@ FLOOD = """
     where = sys.argv[1], int(sys.argv[2])
     silent = []
     for _ in range(1000):
-        stranger = socket.socket()
-        stranger.setblocking(False)
-        stranger.connect_ex(where)
-        silent.append(stranger)
+        pending = socket.socket()
+        pending.setblocking(False)
+        pending.connect_ex(where)
+        silent.append(pending)
     print("here", flush=True)
     time.sleep(100)
     """
@@ -356,15 +356,15 @@ FLOOD = """
 def test_a_thousand_silent_connections_only_delay(turned_away, monkeypatch):
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1100:
         pytest.skip("needs 1100 descriptors")
-    monkeypatch.setattr(doorman, "_CROWDED_S", 0.25)
+    monkeypatch.setattr(acceptor, "_CROWDED_S", 0.25)
     most = []
-    listen = doorman.Doorman._listen
+    listen = acceptor.Acceptor._listen
 
     def counting(self, room):
-        most.append((len(self._strangers), len(os.listdir("/proc/self/fd"))))
+        most.append((len(self._pending), len(os.listdir("/proc/self/fd"))))
         listen(self, room)
 
-    monkeypatch.setattr(doorman.Doorman, "_listen", counting)
+    monkeypatch.setattr(acceptor.Acceptor, "_listen", counting)
     meeting, before = world_at(3), len(os.listdir("/proc/self/fd"))
 
     def flood():
@@ -375,26 +375,26 @@ def test_a_thousand_silent_connections_only_delay(turned_away, monkeypatch):
         settle()
         tracemalloc.start()
         try:
-            guests = in_threads(*(coming(meeting, rank, node=str(rank), timeout_s=50) for rank in (1, 2)))
-            return guests, tracemalloc.get_traced_memory()[1]
+            connectors = in_threads(*(coming(meeting, rank, node=str(rank), timeout_s=50) for rank in (1, 2)))
+            return connectors, tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
             flooding.kill()
             flooding.communicate()
 
-    host, (guests, peak_nbytes) = in_threads(coming(meeting, 0, node="0", timeout_s=50), flood)
-    close([host, *guests])
-    strangers, descriptors = map(max, zip(*most, strict=True))
-    assert strangers <= doorman.most_strangers(4)  # four connections are awaited at rank 0 in the end
-    assert strangers > 100  # it was a flood
-    assert descriptors <= before + strangers + 40  # those of three ranks in this process
+    host, (connectors, peak_nbytes) = in_threads(coming(meeting, 0, node="0", timeout_s=50), flood)
+    close([host, *connectors])
+    num_pending, descriptors = map(max, zip(*most, strict=True))
+    assert num_pending <= acceptor.most_pending(4)  # four connections are awaited at rank 0 in the end
+    assert num_pending > 100  # it was a flood
+    assert descriptors <= before + num_pending + 40  # those of three ranks in this process
     assert peak_nbytes < 4 << 20
     assert turned_away()["silent"] > 500
 
 
 def test_room_is_made_sooner_when_others_wait(monkeypatch):
-    monkeypatch.setattr(doorman, "_MOST_STRANGERS", 2)
-    monkeypatch.setattr(doorman, "_CROWDED_S", 0.1)
+    monkeypatch.setattr(acceptor, "_MOST_PENDING", 2)
+    monkeypatch.setattr(acceptor, "_CROWDED_S", 0.1)
     meeting = world_at(2)
     silent = []
 
@@ -402,13 +402,13 @@ def test_room_is_made_sooner_when_others_wait(monkeypatch):
         silent.extend(dial(meeting) for _ in range(6))
         return coming(meeting, 1, node="b", timeout_s=4.5)()  # less than the 5 s that each could stay
 
-    host, guest = in_threads(coming(meeting, 0, node="a"), crowd)
-    close([host, guest, *silent])
+    host, connector = in_threads(coming(meeting, 0, node="a"), crowd)
+    close([host, connector, *silent])
 
 
-def test_no_descriptor_left_waits_for_strangers_to_go(monkeypatch):
-    """A flood that takes all descriptors is no reason to give up: those of the strangers come back."""
-    monkeypatch.setattr(doorman, "_CROWDED_S", 0.2)
+def test_no_descriptor_left_waits_for_pending_peers_to_go(monkeypatch):
+    """A flood that takes all descriptors is no reason to give up: those of the pending peers come back."""
+    monkeypatch.setattr(acceptor, "_CROWDED_S", 0.2)
     meeting = world_at(2)
     silent, refused = [], []
     accept = socket.socket.accept
@@ -425,9 +425,9 @@ def test_no_descriptor_left_waits_for_strangers_to_go(monkeypatch):
         monkeypatch.setattr(socket.socket, "accept", scarce)
         return coming(meeting, 1, node="b", timeout_s=20)()
 
-    host, guest = in_threads(coming(meeting, 0, node="a"), crowd)
+    host, connector = in_threads(coming(meeting, 0, node="a"), crowd)
     assert refused
-    close([host, guest, *silent])
+    close([host, connector, *silent])
 
 
 def test_who_was_turned_away_is_named_with_who_is_missing():

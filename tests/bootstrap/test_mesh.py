@@ -59,12 +59,12 @@ def test_a_rank_that_does_not_answer_is_waited_for_to_the_deadline():
 
 def test_ranks_that_do_not_connect_are_named_with_who_did_instead():
     found = found_by(0, "abbc", 1)
-    stranger = Line(socket.create_connection(found.listener.getsockname()))
-    stranger.send(b"hello")
+    pending = Line(socket.create_connection(found.listener.getsockname()))
+    pending.send(b"hello")
     with pytest.raises(Timeout) as caught:
         weave(attempt_of(world(4), 0, timeout_s=0.5), found)
     assert "ranks 1, 2, 3 did not connect to rank 0 within 0.5 s; 127.0.0.1 port" in str(caught.value)
-    close([stranger, found.listener])
+    close([pending, found.listener])
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -32,7 +32,7 @@ from meeting import (
 
 import shmring
 from shmring._bootstrap import acceptor, handshake, node_map
-from shmring._bootstrap import connector as guest
+from shmring._bootstrap import connector as connector
 from shmring._bootstrap import join as bootstrap
 from shmring._bootstrap.framed_socket import Line
 from shmring._bootstrap.join import World, join, world
@@ -260,7 +260,7 @@ def test_a_long_wait_is_told_once(monkeypatch, caplog):
 
 
 def test_it_is_told_that_rank_0_cannot_be_reached(monkeypatch, caplog):
-    monkeypatch.setattr(guest, "SILENCE_S", 0.2)
+    monkeypatch.setattr(connector, "SILENCE_S", 0.2)
     meeting = world_at(2)
     with pytest.raises(Timeout):
         join(meeting, 1, timeout_s=1.0)
@@ -353,12 +353,12 @@ def test_another_key_is_an_error_there_and_does_not_disturb_the_rest():
     close([host, right])
 
 
-def test_a_guest_does_not_believe_a_rank_0_with_another_key():
+def test_a_connector_does_not_believe_a_rank_0_with_another_key():
     meeting = world_at(2)
     imposter = World(meeting.id, bytes(32), 2, meeting.address)
-    host, guest = in_threads(coming(imposter, 0, node="a", timeout_s=1), coming(meeting, 1, node="b"))
-    assert type(guest) is Error
-    assert "another key" in str(guest)
+    host, connector = in_threads(coming(imposter, 0, node="a", timeout_s=1), coming(meeting, 1, node="b"))
+    assert type(connector) is Error
+    assert "another key" in str(connector)
     assert type(host) is Timeout
 
 
@@ -394,7 +394,7 @@ def test_what_answers_in_rank_0s_place_is_said(words, says):
     assert says in str(error)
 
 
-def test_a_guest_of_another_version_is_told():
+def test_a_connector_of_another_version_is_told():
     meeting = world_at(2)
 
     def other_version():

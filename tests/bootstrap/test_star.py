@@ -19,8 +19,8 @@ def stars(size):
         for _ in range(size - 1):
             ends[0].append(Line(socket.create_connection(server.getsockname())))
             ends[1].append(Line(server.accept()[0]))
-    guests = [Star(rank, size, {0: line}) for rank, line in enumerate(ends[0], 1)]
-    return [Star(0, size, dict(enumerate(ends[1], 1))), *guests]
+    connectors = [Star(rank, size, {0: line}) for rank, line in enumerate(ends[0], 1)]
+    return [Star(0, size, dict(enumerate(ends[1], 1))), *connectors]
 
 
 def readying(star, error=None, within_s=10.0):

@@ -43,7 +43,7 @@ def parse(data):
 def check(value):
     """What was believed can be used: it can be proven, packed again, and is as large as it may be."""
     if isinstance(value, Hello) and len(value.node.encode()) <= handshake.NODE_NBYTES:
-        handshake.prove(bytes(32), "id", b"guest", value, 2, bytes(32))
+        handshake.prove(bytes(32), "id", b"connect", value, 2, bytes(32))
         assert Hello.unpack(value.pack()) == value
     if isinstance(value, node_map.Endpoint):
         assert node_map.unpack_endpoint(node_map.pack_endpoint(value)) == value

@@ -1,4 +1,4 @@
-"""For the tests of meeting: ranks as threads or processes, strangers that knock."""
+"""For the tests of meeting: ranks as threads or processes, peers that connect without the key."""
 
 import contextlib
 import socket
@@ -83,15 +83,15 @@ def settle(times=1):
 
 
 def knock(meeting):
-    """A stranger's connection to rank 0, as soon as that listens."""
+    """A pending peer's connection to rank 0, as soon as that listens."""
     until = soon()
     while time.monotonic() < until:
-        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pending = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            stranger.connect(local.meeting_point(meeting))
-            return stranger
+            pending.connect(local.meeting_point(meeting))
+            return pending
         except ConnectionRefusedError:
-            stranger.close()
+            pending.close()
             time.sleep(0.005)
     raise AssertionError("rank 0 does not listen")
 
@@ -123,7 +123,7 @@ def meet_on(nodes, meeting=None, **how):
 
 
 def dial(meeting):
-    """A stranger's line to rank 0 over TCP, as soon as that listens."""
+    """A pending peer's line to rank 0 over TCP, as soon as that listens."""
     until = soon()
     while time.monotonic() < until:
         with contextlib.suppress(ConnectionRefusedError):
@@ -138,9 +138,9 @@ def answer(line, most_nbytes=4096):
 
 
 def prove(line, attempt, peer, purpose):
-    """Prove to be the attempt's rank, as a guest does; the frame that follows."""
+    """Prove to be the attempt's rank, as a connector does; the frame that follows."""
     hello = attempt.hello(peer, purpose)
     line.send(hello.pack())
     challenge = Challenge.unpack(answer(line))
-    line.send(handshake.pack_proof(attempt.prove(b"guest", hello, challenge.nprocs, challenge.nonce)))
+    line.send(handshake.pack_proof(attempt.prove(b"connect", hello, challenge.nprocs, challenge.nonce)))
     return answer(line)

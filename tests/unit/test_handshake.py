@@ -1,4 +1,4 @@
-"""Nobody gets in without the key; strangers only cost time."""
+"""Nobody gets in without the key; pending peers only cost time."""
 
 import contextlib
 import os
@@ -20,15 +20,15 @@ MEETING = ("handshake", "framed_socket", "fd_passing", "acceptor", "connector", 
 OVER_HOSTS = ("node_map", "coordinator", "tcp", "mesh")
 
 
-def speak(stranger, *packets):
+def speak(pending, *packets):
     """What rank 0 answers to the last of the packets; None for silence, b"" where it hung up."""
     answer = None
-    with stranger:
-        stranger.settimeout(3)
+    with pending:
+        pending.settimeout(3)
         for packet in packets:
             try:
-                stranger.send(packet)
-                answer = stranger.recv(4096)
+                pending.send(packet)
+                answer = pending.recv(4096)
             except TimeoutError:
                 return None
             except OSError:
@@ -45,7 +45,7 @@ def test_another_version_is_named():
     assert type(done[0]) is Timeout
 
 
-# --- strangers ---
+# --- pending peers ---
 
 
 @pytest.mark.parametrize(
@@ -59,51 +59,51 @@ def test_another_version_is_named():
         pickle.dumps(print),
     ],
 )
-def test_strangers_that_talk_nonsense_are_turned_away(packet):
+def test_peers_that_talk_nonsense_are_turned_away(packet):
     meeting = world(2)
     turned_away = threading.Event()
-    host, answer, guest = in_threads(
+    host, answer, connector = in_threads(
         joining(meeting, 0),
         then_tell(turned_away, lambda: speak(knock(meeting), packet)),
         once(turned_away, joining(meeting, 1)),
     )
     assert answer == b""
-    close([host, guest])
+    close([host, connector])
 
 
-def test_a_stranger_without_the_key_gets_no_further_than_the_challenge():
+def test_a_peer_without_the_key_gets_no_further_than_the_challenge():
     meeting = world(2)
     hello = Hello(1, 2, bytes(32), "", tag=meeting.tag).pack()
     turned_away = threading.Event()
-    host, answer, guest = in_threads(
+    host, answer, connector = in_threads(
         joining(meeting, 0),
         then_tell(turned_away, lambda: speak(knock(meeting), hello, handshake.pack_proof(bytes(32)))),
         once(turned_away, joining(meeting, 1)),
     )
     assert answer == b""
-    close([host, guest])
+    close([host, connector])
 
 
 def test_rank_0s_own_proof_cannot_be_sent_back_to_it():
     meeting = world(2)
 
     def reflect():
-        with knock(meeting) as stranger:
-            stranger.settimeout(3)
-            stranger.send(Hello(1, 2, bytes(32), "", tag=meeting.tag).pack())
-            challenge = handshake.Challenge.unpack(stranger.recv(4096))
-            stranger.send(handshake.pack_proof(challenge.proof))
-            return stranger.recv(4096)
+        with knock(meeting) as pending:
+            pending.settimeout(3)
+            pending.send(Hello(1, 2, bytes(32), "", tag=meeting.tag).pack())
+            challenge = handshake.Challenge.unpack(pending.recv(4096))
+            pending.send(handshake.pack_proof(challenge.proof))
+            return pending.recv(4096)
 
     turned_away = threading.Event()
-    host, answer, guest = in_threads(
+    host, answer, connector = in_threads(
         joining(meeting, 0), then_tell(turned_away, reflect), once(turned_away, joining(meeting, 1))
     )
     assert answer == b""
-    close([host, guest])
+    close([host, connector])
 
 
-def test_silent_strangers_hold_nobody_up():
+def test_silent_peers_hold_nobody_up():
     meeting = world(2)
     silent = []
 
@@ -111,11 +111,11 @@ def test_silent_strangers_hold_nobody_up():
         silent.extend(knock(meeting) for _ in range(15))
         return join(meeting, 1, timeout_s=10).links
 
-    host, guest = in_threads(joining(meeting, 0), flood)
-    close([host, guest, *silent])
+    host, connector = in_threads(joining(meeting, 0), flood)
+    close([host, connector, *silent])
 
 
-def test_a_flood_of_silent_strangers_only_delays(monkeypatch):
+def test_a_flood_of_silent_peers_only_delays(monkeypatch):
     monkeypatch.setattr(acceptor, "HANDSHAKE_S", 0.2)
     meeting = world(2)
     silent = []
@@ -123,17 +123,17 @@ def test_a_flood_of_silent_strangers_only_delays(monkeypatch):
     def flood():
         silent.append(knock(meeting))
         for _ in range(300):  # more than rank 0 hears at once
-            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            stranger.setblocking(False)
-            silent.append(stranger)
+            pending = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pending.setblocking(False)
+            silent.append(pending)
             try:
-                stranger.connect(local.meeting_point(meeting))
+                pending.connect(local.meeting_point(meeting))
             except BlockingIOError:
                 break
         return join(meeting, 1, timeout_s=20).links
 
-    host, guest = in_threads(joining(meeting, 0, timeout_s=20), flood)
-    close([host, guest, *silent])
+    host, connector = in_threads(joining(meeting, 0, timeout_s=20), flood)
+    close([host, connector, *silent])
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs the right to become another user")
@@ -178,7 +178,7 @@ def test_no_packet_confuses_the_parsers(packet):
 def test_every_claim_can_be_checked(body):
     hello = Hello.unpack((handshake.MAGIC + body)[: len(Hello(0, 0, bytes(32), "").pack())])
     if len(hello.node.encode()) <= handshake.NODE_NBYTES:
-        handshake.prove(bytes(32), "id", b"guest", hello, 2, bytes(32))
+        handshake.prove(bytes(32), "id", b"connect", hello, 2, bytes(32))
 
 
 @pytest.mark.parametrize(
