@@ -1,4 +1,4 @@
-"""The star over TCP: rank 0's line to every other rank, on which all agree while a world begins.
+"""The coordinator, rank 0, and its TCP connection to every other rank: they agree while a world begins.
 
 Whatever goes wrong on one rank is told to rank 0, which tells all: every rank raises the same error, soon.
 """
@@ -18,8 +18,8 @@ from .handshake import BadFrame
 _VERDICT_S = 0.5  # how long a rank waits for rank 0's word on an error of its own
 
 
-class Star:
-    """One rank's end of the star; `deadline` is a time.monotonic() value."""
+class Coordinator:
+    """One rank's part in it; `deadline` is a time.monotonic() value."""
 
     def __init__(self, rank: int, size: int, lines: Mapping[int, Line]) -> None:
         self._rank = rank

@@ -1,4 +1,4 @@
-"""The star between the ranks of a world once they have met: rank 0's line to every other rank.
+"""The connections between the ranks of a host once they have met: rank 0's socket to every other rank.
 
 Descriptors travel over it, and why there will be none.
 """
@@ -25,7 +25,7 @@ Check = Callable[[], None]
 
 
 class Links:
-    """One rank's end of the star, and its place, with a Place's attributes.
+    """One rank's end of these connections, and its place, with a Place's attributes.
 
     Rank 0 holds a connection to every other rank, the others one to rank 0. Nothing in it belongs to
     the process, so ranks may be threads. Calls are collective and come from one thread at a time.
@@ -98,7 +98,8 @@ class Links:
     def introduce(
         self, groups: Sequence[Sequence[int]], *, check: Check, deadline: float
     ) -> tuple[Links | None, Error | None]:
-        """A star of its own for each of the groups: disjoint, in their new order, the same on every rank.
+        """Connections of its own for each of the groups: disjoint, in their new order, the same on every
+        rank.
 
         Returns this rank's links in its group (None: it is in none), and why it could not have them.
         What is raised leaves these links out of step: nothing may follow on them.

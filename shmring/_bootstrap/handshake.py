@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout
 
-MAGIC = b"shmring\x01"  # the last byte is the version of the protocol
+MAGIC = b"shmring\x02"  # the last byte is the version of the protocol
 NONCE_NBYTES = 32
 NODE_NBYTES = 64
 TAG_NBYTES = 16
@@ -22,8 +22,8 @@ FRAME_NBYTES = 2048  # read from a proven rank at most
 
 # Kinds of frames between proven ranks.
 READY, FAILED, GIVING_UP, DESCRIPTOR, LINE, ENDPOINT, TABLE = 1, 2, 3, 4, 5, 6, 7
-# What a connection is for: the neighbours' star, the star of all ranks, and the two between hosts.
-LOCAL, STAR, DATA, CONTROL = b"local", b"star", b"data", b"control"
+# What a connection is for: the ranks of one host, all ranks and rank 0, and the two between hosts.
+LOCAL, COORDINATOR, DATA, CONTROL = b"local", b"coord", b"data", b"control"
 
 _HELLO = struct.Struct(f"!8s8sIII{TAG_NBYTES}s{NONCE_NBYTES}s{NODE_NBYTES}s")
 _CHALLENGE = struct.Struct(f"!8sI{TAG_NBYTES}s{NONCE_NBYTES}s32s")

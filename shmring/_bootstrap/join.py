@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from .._config.settings import Settings, address_text, parse_address
 from ..errors import Error
 from . import local, node_map, tcp
-from .coordinator import Star
+from .coordinator import Coordinator
 from .environment import Job, find_job
 from .fd_passing import Links
 from .framed_socket import Check
@@ -35,18 +35,18 @@ __all__ = ["Meeting", "World", "check_nprocs", "host_id", "join", "world", "worl
 class Meeting:
     """What a rank has when all have met: links to its neighbours, its place, and what leads to other hosts.
 
-    `mesh` is None where all ranks are on one node. The star, None where they met without TCP, is open for
-    one more agreement, once the caller has made something of the rest.
+    `mesh` is None where all ranks are on one node. The coordinator, None where they met without TCP, is open
+    for one more agreement, once the caller has made something of the rest.
     """
 
     links: Links
     place: Place
     mesh: Mesh | None = None
-    star: Star | None = None
+    coordinator: Coordinator | None = None
 
     def close(self) -> None:
         """Close everything; a second call does nothing."""
-        for part in (self.links, self.mesh, self.star):
+        for part in (self.links, self.mesh, self.coordinator):
             if part is not None:
                 part.close()
 
@@ -161,19 +161,19 @@ _used: collections.deque[tuple[str, int]] = collections.deque(maxlen=1024)
 def _join_hosts(attempt: Attempt, ports: tuple[int, int] | None) -> Meeting:
     """The rendezvous, the neighbours, the other nodes: every rank comes to the end of it, or none does."""
     found = tcp.meet(attempt, ports)
-    star, place = found.star, found.place
+    coordinator, place = found.coordinator, found.place
     with found.listener, contextlib.ExitStack() as undo:
-        undo.callback(star.close)
-        attempt = dataclasses.replace(attempt, check=star.check)
-        with star.together():
+        undo.callback(coordinator.close)
+        attempt = dataclasses.replace(attempt, check=coordinator.check)
+        with coordinator.together():
             links = local.meet(_within_node(attempt, found), place.ranks_of_node[place.node])
             undo.callback(links.close)
             mesh = weave(attempt, found) if place.num_nodes > 1 else None
             if mesh is not None:
                 undo.callback(mesh.close)
-            star.all_ready(deadline=attempt.deadline)
+            coordinator.all_ready(deadline=attempt.deadline)
         undo.pop_all()
-    return Meeting(links, place, mesh, star)
+    return Meeting(links, place, mesh, coordinator)
 
 
 def _within_node(attempt: Attempt, found: Found) -> Attempt:

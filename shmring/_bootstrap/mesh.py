@@ -19,7 +19,7 @@ from . import handshake
 from .acceptor import Acceptor, Refused
 from .connector import Connector
 from .framed_socket import Address, Line, connect, watch_link
-from .handshake import CONTROL, DATA, READY, STAR, Hello
+from .handshake import CONTROL, COORDINATOR, DATA, READY, Hello
 from .tcp import Found
 from .world import Attempt, named
 
@@ -126,7 +126,7 @@ class _MeshAcceptor:
         higher = [rank for rank in range(attempt.rank + 1, found.place.size) if rank not in neighbours]
         self._awaited = {(rank, purpose) for rank in higher for purpose in (DATA, CONTROL)}
         # Whoever is late for rank 0's rendezvous is to be told so.
-        purposes = (DATA, CONTROL, STAR) if attempt.rank == 0 else (DATA, CONTROL)
+        purposes = (DATA, CONTROL, COORDINATOR) if attempt.rank == 0 else (DATA, CONTROL)
         self._acceptor = Acceptor(attempt, found.listener, purposes, len(self._awaited), self._take_in)
 
     def accept_all(self) -> None:
@@ -144,13 +144,13 @@ class _MeshAcceptor:
         self._awaited.remove((hello.rank, hello.purpose))
         is_near = self._found.is_near(hello.rank)
         self._mesh.add(hello.rank, hello.purpose, line.connection, is_near=is_near)
-        line.send(handshake.pack_frame(READY))  # where it is gone by now, the star tells
+        line.send(handshake.pack_frame(READY))  # where it is gone by now, the coordinator tells
 
     def _objection(self, hello: Hello) -> str:
         place, rank = self._place, hello.rank
         if hello.nprocs != place.size or not 0 <= rank < place.size:
             return f"rank {rank} of {hello.nprocs} is none of this world's {place.size} ranks"
-        if hello.purpose == STAR or rank in self._mesh.data or rank in self._mesh.control:
+        if hello.purpose == COORDINATOR or rank in self._mesh.data or rank in self._mesh.control:
             return f"rank {rank} has joined already: each process needs a rank of its own"
         if rank in place.ranks_of_node[place.node]:
             return f"rank {rank} is on the same node: it has no business here"

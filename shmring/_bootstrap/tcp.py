@@ -22,7 +22,7 @@ from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake, node_map
 from .acceptor import Gathering, ended
 from .connector import Connector
-from .coordinator import Star
+from .coordinator import Coordinator
 from .framed_socket import Address, Line, connect, listen, watch_link
 from .handshake import BadFrame, Hello
 from .node_map import Endpoint, Place, Row
@@ -37,9 +37,9 @@ _log = logging.getLogger("shmring")
 
 @dataclass
 class Found:
-    """What a rank knows after the rendezvous: the star, its place, and where the others listen."""
+    """What a rank knows after the rendezvous: the coordinator, its place, and where the others listen."""
 
-    star: Star
+    coordinator: Coordinator
     place: Place
     endpoints: list[Endpoint]
     nonce: bytes  # this meeting's alone, where its world's id may come again
@@ -69,10 +69,10 @@ def _gather(attempt: Attempt) -> Found:
     listener = attempt.listener or _listen_at_address(attempt)
     try:
         with contextlib.closing(_TcpGathering(attempt, listener)) as host:
-            star = Star(0, attempt.world.nprocs, host.gather())
+            coordinator = Coordinator(0, attempt.world.nprocs, host.gather())
             place = node_map.place_of(0, [row.node for row in host.rows])
             endpoints, machines = [row.endpoint for row in host.rows], [row.machine for row in host.rows]
-            return Found(star, place, endpoints, host.nonce, 0, listener, machines)
+            return Found(coordinator, place, endpoints, host.nonce, 0, listener, machines)
     except BaseException:
         listener.close()
         raise
@@ -87,7 +87,7 @@ class _TcpGathering(Gathering):
         self._identities = {0: attempt.node}
         host, port, *_ = listener.getsockname()
         self._endpoints = {0: Endpoint(host, port)}
-        super().__init__(attempt, listener, range(1, attempt.world.nprocs), handshake.STAR)
+        super().__init__(attempt, listener, range(1, attempt.world.nprocs), handshake.COORDINATOR)
 
     def _take_in(self, hello: Hello, line: Line) -> None:
         super()._take_in(hello, line)
@@ -123,7 +123,7 @@ class _TcpConnector(Connector):
     longest_pause_s = _LONGEST_PAUSE_S
 
     def __init__(self, attempt: Attempt, ports: tuple[int, int] | None) -> None:
-        super().__init__(attempt, 0, handshake.STAR)
+        super().__init__(attempt, 0, handshake.COORDINATOR)
         assert attempt.world.address is not None
         self._address = attempt.world.address
         self._ports = ports
@@ -138,12 +138,12 @@ class _TcpConnector(Connector):
 
     def found(self, line: Line) -> Found:
         assert self._listener is not None
-        star = Star(self._attempt.rank, self._attempt.world.nprocs, {0: line})
+        coordinator = Coordinator(self._attempt.rank, self._attempt.world.nprocs, {0: line})
         place = node_map.place_of(self._attempt.rank, [row.node for row in self._rows])
         endpoints = [row.endpoint for row in self._rows]
         endpoints[0] = self._rank_0
         machines = [row.machine for row in self._rows]
-        return Found(star, place, endpoints, self._nonce, self._scope_id, self._listener, machines)
+        return Found(coordinator, place, endpoints, self._nonce, self._scope_id, self._listener, machines)
 
     def close(self) -> None:
         if self._listener is not None:

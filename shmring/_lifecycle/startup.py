@@ -81,12 +81,12 @@ def _begin_where_met(
     start_s: float | None,
     parent: Engine | None,
 ) -> Begun:
-    if meeting.star is None:
+    if meeting.coordinator is None:
         return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
     deadline = time.monotonic() + (timeout_s if start_s is None else start_s)
     begun = None
     try:
-        with meeting.star.together():
+        with meeting.coordinator.together():
             begun = _begin_on_host(meeting, settings, timeout_s, start_s=start_s, parent=parent)
             if meeting.mesh is not None:
                 engine = begun.engine
@@ -95,8 +95,8 @@ def _begin_where_met(
                 internode.agree(engine, settings.wire_slice_nbytes)
                 engine.open_for_calls(timeout_s)
                 begun = begun._replace(place=meeting.place, internode=internode)
-            meeting.star.all_ready(deadline=deadline)
-        meeting.star.close()
+            meeting.coordinator.all_ready(deadline=deadline)
+        meeting.coordinator.close()
         return begun
     except BaseException:
         if begun is not None:

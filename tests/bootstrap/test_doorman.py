@@ -27,7 +27,7 @@ from meeting import (
 from shmring._bootstrap import acceptor as acceptor
 from shmring._bootstrap import framed_socket, handshake, node_map
 from shmring._bootstrap.framed_socket import Line
-from shmring._bootstrap.handshake import CONTROL, DATA, LOCAL, STAR, BadFrame, Challenge, Hello
+from shmring._bootstrap.handshake import CONTROL, COORDINATOR, DATA, LOCAL, BadFrame, Challenge, Hello
 from shmring._bootstrap.mesh import Mesh, _MeshAcceptor, _MeshConnector
 from shmring._bootstrap.node_map import Endpoint
 from shmring._bootstrap.tcp import Found
@@ -121,7 +121,7 @@ def test_random_bytes_are_hung_up_on(turned_away):
 @pytest.mark.parametrize("nbytes", [1, 2, 10, 141])
 def test_a_truncated_frame_is_dropped_when_its_sender_hangs_up(nbytes, turned_away):
     meeting = world_at(2)
-    hello = Hello(1, 2, bytes(32), "", STAR, 0, meeting.tag).pack()
+    hello = Hello(1, 2, bytes(32), "", COORDINATOR, 0, meeting.tag).pack()
     words = (len(hello).to_bytes(2, "big") + hello)[:nbytes]
     hosting(meeting, saying(meeting, words, and_hang_up=True))
     assert turned_away() == {"hung up": 1}
@@ -172,7 +172,7 @@ def test_another_key_is_counted(turned_away):
 
     def intrude():
         line = dial(meeting)
-        said = prove(line, imposter, 0, STAR)
+        said = prove(line, imposter, 0, COORDINATOR)
         line.close()
         return said
 
@@ -183,7 +183,7 @@ def test_another_key_is_counted(turned_away):
 def test_a_recorded_handshake_is_worth_nothing(turned_away):
     meeting = world_at(2)
     own = attempt_of(meeting, 1)
-    hello = own.hello(0, STAR)
+    hello = own.hello(0, COORDINATOR)
     recorded = []
 
     def record():
@@ -212,7 +212,7 @@ def test_a_proof_of_rank_0_cannot_be_sent_back_to_it(turned_away):
 
     def reflect():
         line = dial(meeting)
-        line.send(attempt_of(meeting, 1).hello(0, STAR).pack())
+        line.send(attempt_of(meeting, 1).hello(0, COORDINATOR).pack())
         line.send(handshake.pack_proof(Challenge.unpack(answer(line)).proof))
         said = answer(line)
         line.close()
@@ -227,7 +227,7 @@ def test_a_proof_of_rank_0_cannot_be_sent_back_to_it(turned_away):
 )
 def test_a_proof_holds_for_what_was_said_only(what):
     own = attempt_of(world(2), 1)
-    hello, nonce = own.hello(0, STAR), bytes(32)
+    hello, nonce = own.hello(0, COORDINATOR), bytes(32)
     proof = own.prove(b"connect", hello, 2, nonce)
     assert handshake.proves(proof, own.prove(b"connect", hello, 2, nonce))
     other = dataclasses.replace(hello, **what)
@@ -237,7 +237,7 @@ def test_a_proof_holds_for_what_was_said_only(what):
     assert not handshake.proves(proof, attempt_of(world(2), 1).prove(b"connect", hello, 2, nonce))
 
 
-@pytest.mark.parametrize(("peer", "purpose"), [(1, STAR), (0, DATA), (0, LOCAL), (0, b"")])
+@pytest.mark.parametrize(("peer", "purpose"), [(1, COORDINATOR), (0, DATA), (0, LOCAL), (0, b"")])
 def test_who_wants_something_else_gets_no_challenge(peer, purpose, turned_away):
     meeting = world_at(2)
     hello = attempt_of(meeting, 1).hello(peer, purpose).pack()
@@ -247,7 +247,7 @@ def test_who_wants_something_else_gets_no_challenge(peer, purpose, turned_away):
 
 def test_another_worlds_rank_is_told_which_world_it_is_and_no_more(turned_away, caplog):
     meeting = world_at(2)
-    hello = attempt_of(world(2), 1).hello(0, STAR).pack()
+    hello = attempt_of(world(2), 1).hello(0, COORDINATOR).pack()
     (said,) = hosting(meeting, saying(meeting, len(hello).to_bytes(2, "big") + hello))
     challenge = Challenge.unpack(said)
     assert (challenge.tag, challenge.nprocs, challenge.proof) == (meeting.tag, 0, bytes(32))
@@ -273,7 +273,7 @@ def accepting(meeting, names, rank):
         (9, 4, DATA, "none of this world's 4 ranks"),
         (3, 5, DATA, "none of this world's 4 ranks"),
         (2, 4, DATA, "has joined already"),  # for the second time
-        (3, 4, STAR, "has joined already"),
+        (3, 4, COORDINATOR, "has joined already"),
     ],
 )
 def test_the_key_without_a_claim_is_refused(rank, nprocs, purpose, why, turned_away, caplog):

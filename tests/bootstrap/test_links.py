@@ -172,12 +172,19 @@ def test_groups_get_stars_of_their_own():
     groups = [[4, 0, 2], [5], [1, 3]]
     stars = [found for found, failure in in_threads(*(introducing(link, groups) for link in links))]
     close(links)
-    assert [(star.rank, star.size) for star in stars] == [(1, 3), (0, 2), (2, 3), (1, 2), (0, 3), (0, 1)]
+    assert [(coordinator.rank, coordinator.size) for coordinator in stars] == [
+        (1, 3),
+        (0, 2),
+        (2, 3),
+        (1, 2),
+        (0, 3),
+        (0, 1),
+    ]
     for group in groups:
         fd = segments.create(4096, kind="memfd")
         own = [stars[rank] for rank in group]
-        assert in_threads(*(readying(star) for star in own)) == [None] * len(own)
-        fds = in_threads(broadcasting(own[0], fd), *(broadcasting(star) for star in own[1:]))
+        assert in_threads(*(readying(coordinator) for coordinator in own)) == [None] * len(own)
+        fds = in_threads(broadcasting(own[0], fd), *(broadcasting(coordinator) for coordinator in own[1:]))
         assert all(os.path.sameopenfile(fd, other) for other in fds)
         for one in fds:
             os.close(one)
@@ -188,7 +195,7 @@ def test_groups_get_stars_of_their_own():
 def test_ranks_in_no_group_get_none():
     links = meet(3)
     found = in_threads(*(introducing(link, [[1]]) for link in links))
-    assert [star is None for star, _ in found] == [True, False, True]
+    assert [coordinator is None for coordinator, _ in found] == [True, False, True]
     close(links)
 
 

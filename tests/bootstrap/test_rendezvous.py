@@ -140,7 +140,7 @@ def test_all_on_one_node_is_as_without_an_address():
 def test_without_an_address_there_is_no_tcp(monkeypatch):
     monkeypatch.setattr(bootstrap.tcp, "meet", None)
     meetings = meet_on("aa", world(2))
-    assert [(meeting.mesh, meeting.star) for meeting in meetings] == [(None, None)] * 2
+    assert [(meeting.mesh, meeting.coordinator) for meeting in meetings] == [(None, None)] * 2
     assert meetings[1].place.ranks_of_node == ((0, 1),)
     close(meetings)
 
@@ -148,7 +148,7 @@ def test_without_an_address_there_is_no_tcp(monkeypatch):
 def test_a_world_of_one_needs_nobody():
     with_address = join(world_at(1), 0, timeout_s=5)
     assert with_address.place.size == 1
-    assert (with_address.mesh, with_address.star) == (None, None)
+    assert (with_address.mesh, with_address.coordinator) == (None, None)
     with_address.close()
 
 
@@ -399,7 +399,7 @@ def test_a_connector_of_another_version_is_told():
 
     def other_version():
         line = dial(meeting)
-        line.send(b"shmring\x02" + bytes(100))
+        line.send(b"shmring\x07" + bytes(100))
         said = answer(line)
         line.close()
         return said
@@ -498,7 +498,7 @@ def test_what_is_no_error_of_ours_is_told_as_giving_up(weaving, rank):
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_rank_that_ends_in_the_middle_is_named_to_all(weaving, rank):
     def end(attempt, found):
-        found.star.close()
+        found.coordinator.close()
         found.listener.close()
         raise SystemExit
 

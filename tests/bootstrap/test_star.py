@@ -1,4 +1,4 @@
-"""All agree over the star, or all raise the same."""
+"""All agree over the coordinator, or all raise the same."""
 
 import socket
 import time
@@ -7,24 +7,24 @@ import pytest
 from meeting import close, in_threads, settle, soon
 
 from shmring._bootstrap import handshake
-from shmring._bootstrap.coordinator import Star
+from shmring._bootstrap.coordinator import Coordinator
 from shmring._bootstrap.framed_socket import Line
 from shmring.errors import Error, Mismatch, RankFailed, Timeout
 
 
 def stars(size):
-    """A star of TCP connections."""
+    """A coordinator of TCP connections."""
     ends = [[], []]
     with socket.create_server(("127.0.0.1", 0)) as server:
         for _ in range(size - 1):
             ends[0].append(Line(socket.create_connection(server.getsockname())))
             ends[1].append(Line(server.accept()[0]))
-    connectors = [Star(rank, size, {0: line}) for rank, line in enumerate(ends[0], 1)]
-    return [Star(0, size, dict(enumerate(ends[1], 1))), *connectors]
+    connectors = [Coordinator(rank, size, {0: line}) for rank, line in enumerate(ends[0], 1)]
+    return [Coordinator(0, size, dict(enumerate(ends[1], 1))), *connectors]
 
 
-def readying(star, error=None, within_s=10.0):
-    return lambda: star.all_ready(error, deadline=time.monotonic() + within_s)
+def readying(coordinator, error=None, within_s=10.0):
+    return lambda: coordinator.all_ready(error, deadline=time.monotonic() + within_s)
 
 
 def test_all_are_ready_as_often_as_they_like():

@@ -90,7 +90,7 @@ def seeds():
     """What is really sent, less the part that `parse` puts before it."""
     attempt = world.Attempt(world.world(2), 1, "a" * 64, 1.0, 0.0)
     frames = [
-        attempt.hello(0, handshake.STAR).pack(),
+        attempt.hello(0, handshake.COORDINATOR).pack(),
         Challenge(2, bytes(32), bytes(32), bytes(16)).pack(),
         handshake.pack_proof(bytes(32)),
         handshake.pack_frame(handshake.FAILED, TimeoutError("late")),

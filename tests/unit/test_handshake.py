@@ -39,7 +39,7 @@ def speak(pending, *packets):
 def test_another_version_is_named():
     meeting = world(2)
     done = in_threads(
-        joining(meeting, 0, timeout_s=1), lambda: speak(knock(meeting), b"shmring\x02" + bytes(100))
+        joining(meeting, 0, timeout_s=1), lambda: speak(knock(meeting), b"shmring\x07" + bytes(100))
     )
     assert done[1] == handshake.MAGIC
     assert type(done[0]) is Timeout
