@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from .._system.limits import NO_DESCRIPTOR, explain
 from ..errors import WAIT_LONGER, Error, Mismatch, RankFailed, Timeout
 from . import handshake
-from .framed_socket import Line
+from .framed_socket import FramedSocket
 from .handshake import BadFrame, Challenge, Hello
 from .world import SILENCE_S, Attempt, named
 
@@ -43,7 +43,7 @@ class Refused(Exception):
 class _PendingPeer:
     """A connection that has yet to prove itself."""
 
-    line: Line
+    sock: FramedSocket
     who: str
     since: float
     hello: Hello | None = None
@@ -62,13 +62,13 @@ class Acceptor:
         listener: socket.socket,
         purposes: Sequence[bytes],
         num_awaited: int,
-        take_in: Callable[[Hello, Line], None],
+        take_in: Callable[[Hello, FramedSocket], None],
     ) -> None:
         self._attempt = attempt
         self._listener = listener
         self._purposes = purposes
         self._take_in = take_in
-        self._pending: dict[Line, _PendingPeer] = {}  # the oldest first
+        self._pending: dict[FramedSocket, _PendingPeer] = {}  # the oldest first
         self._most_pending = most_pending(num_awaited)
         try:
             self._selector = selectors.DefaultSelector()
@@ -78,11 +78,11 @@ class Acceptor:
         self._turned_away: collections.Counter[str] = collections.Counter()
         self._latest: collections.deque[str] = collections.deque(maxlen=3)
 
-    def watch(self, line: Line, hear: Callable[[], None]) -> None:
+    def watch(self, sock: FramedSocket, hear: Callable[[], None]) -> None:
         """Have `hear` called when something comes from a rank that is in."""
-        self._selector.register(line, selectors.EVENT_READ, hear)
+        self._selector.register(sock, selectors.EVENT_READ, hear)
 
-    def turn_to(self, take_in: Callable[[Hello, Line], None]) -> None:
+    def turn_to(self, take_in: Callable[[Hello, FramedSocket], None]) -> None:
         """Give those that come from now on to `take_in`, and watch nobody that is in any more."""
         self._take_in = take_in
         for key in list(self._selector.get_map().values()):
@@ -113,8 +113,8 @@ class Acceptor:
         """End all that is not yet proven; the listener is the caller's."""
         self._selector.close()
         self._take_in = _nobody  # whose it is need not wait for the garbage collector
-        for line in self._pending:
-            line.close()
+        for sock in self._pending:
+            sock.close()
         self._pending.clear()
         if self._turned_away:
             kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(self._turned_away.items()))
@@ -142,17 +142,17 @@ class Acceptor:
                 return
             raise explain(error, "accepting a rank's connection") from error
         is_local = connection.family == socket.AF_UNIX
-        line = Line(connection, "" if is_local else address[0])
+        sock = FramedSocket(connection, "" if is_local else address[0])
         who = "" if is_local else f"{address[0]} port {address[1]}"
         if not who:
             uid, pid = peer_uid_and_pid(connection)
             who = f"process {pid}"
             if uid != os.geteuid():
-                line.close()
+                sock.close()
                 self._count("another user", f"a process {pid} of another user (uid {uid}) was turned away")
                 return
-        pending = self._pending[line] = _PendingPeer(line, who, time.monotonic())
-        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(pending))
+        pending = self._pending[sock] = _PendingPeer(sock, who, time.monotonic())
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(pending))
 
     def _count(self, kind: str, what: str) -> None:
         self._turned_away[kind] += 1
@@ -163,16 +163,16 @@ class Acceptor:
 
     def _turn_away(self, pending: _PendingPeer, kind: str, why: str) -> None:
         self._forget(pending)
-        pending.line.close()
+        pending.sock.close()
         self._count(kind, f"{pending.who} {why}")
 
     def _forget(self, pending: _PendingPeer) -> None:
-        self._selector.unregister(pending.line)
-        del self._pending[pending.line]
+        self._selector.unregister(pending.sock)
+        del self._pending[pending.sock]
 
     def _hear(self, pending: _PendingPeer) -> None:
         try:
-            packet = pending.line.receive(handshake.UNPROVEN_NBYTES)
+            packet = pending.sock.receive(handshake.UNPROVEN_NBYTES)
             if packet is None:
                 return
             if not packet:
@@ -184,7 +184,7 @@ class Acceptor:
                 self._admit(pending, pending.hello, handshake.unpack_proof(packet))
         except BadFrame as error:
             if error.version_differs:
-                pending.line.send(handshake.MAGIC)
+                pending.sock.send(handshake.MAGIC)
             kind = "another version" if error.version_differs else "nonsense"
             self._turn_away(pending, kind, f"sent {error}")
 
@@ -192,14 +192,14 @@ class Acceptor:
         attempt, nonce = self._attempt, os.urandom(handshake.NONCE_NBYTES)
         if hello.tag != attempt.world.tag:
             # The tag says so to those that came here because one port serves one world after another.
-            pending.line.send(Challenge(0, nonce, bytes(handshake.PROOF_NBYTES), attempt.world.tag).pack())
+            pending.sock.send(Challenge(0, nonce, bytes(handshake.PROOF_NBYTES), attempt.world.tag).pack())
             self._turn_away(pending, "another world", "came for another world")
         elif hello.peer != attempt.rank or hello.purpose not in self._purposes:
             self._turn_away(pending, "misled", f"wanted something else, or another rank than {attempt.rank}")
         else:
             pending.hello, pending.nonce = hello, nonce
             proof = attempt.prove(b"accept", hello, attempt.world.nprocs, nonce)
-            pending.line.send(Challenge(attempt.world.nprocs, nonce, proof, attempt.world.tag).pack())
+            pending.sock.send(Challenge(attempt.world.nprocs, nonce, proof, attempt.world.tag).pack())
 
     def _admit(self, pending: _PendingPeer, hello: Hello, proof: bytes) -> None:
         expected = self._attempt.prove(b"connect", hello, self._attempt.world.nprocs, pending.nonce)
@@ -209,26 +209,26 @@ class Acceptor:
             return
         self._forget(pending)
         try:
-            self._take_in(hello, pending.line)
+            self._take_in(hello, pending.sock)
         except Refused as refusal:
             error = Error(f"rank {self._attempt.rank} refused the connection: {refusal}", rank=hello.rank)
-            pending.line.send(handshake.pack_frame(handshake.FAILED, error))
-            pending.line.close()
+            pending.sock.send(handshake.pack_frame(handshake.FAILED, error))
+            pending.sock.close()
             self._count("refused", f"{pending.who} holds the key but was refused: {refusal}")
         except BaseException as error:
-            pending.line.send(handshake.pack_frame(handshake.FAILED, error, self._attempt.rank))
-            pending.line.close()
+            pending.sock.send(handshake.pack_frame(handshake.FAILED, error, self._attempt.rank))
+            pending.sock.close()
             raise
 
 
-def _nobody(hello: Hello, line: Line) -> None:
+def _nobody(hello: Hello, sock: FramedSocket) -> None:
     """The door is closed."""
 
 
 class Gathering:
     """One rank's wait for others: each proves itself and is kept until all have come.
 
-    What ends it is told to those that are in. `close` leaves the lines that were handed out.
+    What ends it is told to those that are in. `close` leaves the sockets that were handed out.
     """
 
     def __init__(
@@ -236,12 +236,12 @@ class Gathering:
     ) -> None:
         self._attempt = attempt
         self._awaited = awaited
-        self._joined: dict[int, Line] = {}
+        self._joined: dict[int, FramedSocket] = {}
         self._tell_at = time.monotonic() + SILENCE_S
         self._acceptor = Acceptor(attempt, listener, (purpose,), len(awaited), self._take_in)
 
-    def gather(self) -> dict[int, Line]:
-        """The lines to all awaited ranks, by rank, or the error that all of them get."""
+    def gather(self) -> dict[int, FramedSocket]:
+        """The sockets to all awaited ranks, by rank, or the error that all of them get."""
         try:
             while not self._is_complete():
                 if self._attempt.is_over():
@@ -252,20 +252,20 @@ class Gathering:
             self._conclude(self._joined)
         except BaseException as error:
             frame = handshake.pack_frame(handshake.FAILED, error, self._attempt.rank)
-            for line in self._joined.values():
-                line.send(frame)
+            for sock in self._joined.values():
+                sock.send(frame)
             if isinstance(error, Error):
                 self._tell_latecomers(frame, set(self._missing()) - {error.rank})
             raise
-        lines, self._joined = self._joined, {}
-        return dict(sorted(lines.items()))
+        socks, self._joined = self._joined, {}
+        return dict(sorted(socks.items()))
 
     def _tell_latecomers(self, frame: bytes, missing: set[int]) -> None:
         """Who is on its way would find the door closed, and take this rank for the one that has ended."""
 
-        def tell(hello: Hello, line: Line) -> None:
-            line.send(frame)
-            line.close()
+        def tell(hello: Hello, sock: FramedSocket) -> None:
+            sock.send(frame)
+            sock.close()
             missing.discard(hello.rank)
 
         self._acceptor.turn_to(tell)
@@ -276,8 +276,8 @@ class Gathering:
 
     def close(self) -> None:
         self._acceptor.close()
-        for line in self._joined.values():
-            line.close()
+        for sock in self._joined.values():
+            sock.close()
 
     def _is_complete(self) -> bool:
         return len(self._joined) == len(self._awaited)
@@ -286,35 +286,35 @@ class Gathering:
         """The ranks that have yet to come."""
         return [rank for rank in self._awaited if rank not in self._joined]
 
-    def _conclude(self, lines: dict[int, Line]) -> None:
+    def _conclude(self, socks: dict[int, FramedSocket]) -> None:
         """All have come."""
 
-    def _objection(self, hello: Hello, line: Line) -> Error | None:
+    def _objection(self, hello: Hello, sock: FramedSocket) -> Error | None:
         """What is wrong with a rank that does belong here; ends the meeting for all."""
         rank, nprocs = hello.rank, self._attempt.world.nprocs
-        what_to_do = f" ({_SHMRUN})" if line.host else ""
+        what_to_do = f" ({_SHMRUN})" if sock.host else ""
         if hello.nprocs != nprocs:
             return Mismatch(
-                f"rank {self._attempt.rank} joined a world of {nprocs} ranks, rank {rank}{_on(line)} one of "
+                f"rank {self._attempt.rank} joined a world of {nprocs} ranks, rank {rank}{_on(sock)} one of "
                 f"{hello.nprocs}: all must be given the same World{what_to_do}",
                 rank=rank,
             )
         if rank in self._joined or rank not in self._awaited:
-            again = f"{_on(self._joined[rank])} and{_on(line)}" if line.host and rank in self._joined else ""
+            again = f"{_on(self._joined[rank])} and{_on(sock)}" if sock.host and rank in self._joined else ""
             text = f"rank {rank} joined twice{again}: each process needs a rank of its own{what_to_do}"
             return Error(text, rank=rank)
         return None
 
-    def _take_in(self, hello: Hello, line: Line) -> None:
-        error = self._objection(hello, line)
+    def _take_in(self, hello: Hello, sock: FramedSocket) -> None:
+        error = self._objection(hello, sock)
         if error is not None:
             raise error
-        self._joined[hello.rank] = line
-        self._acceptor.watch(line, lambda: self._hear_rank(hello.rank, line))
+        self._joined[hello.rank] = sock
+        self._acceptor.watch(sock, lambda: self._hear_rank(hello.rank, sock))
 
-    def _hear_rank(self, rank: int, line: Line) -> None:
+    def _hear_rank(self, rank: int, sock: FramedSocket) -> None:
         try:
-            packet = line.receive(handshake.FRAME_NBYTES)
+            packet = sock.receive(handshake.FRAME_NBYTES)
             if packet:
                 self._hear_word(rank, packet)
             elif packet is not None:
@@ -345,9 +345,9 @@ class Gathering:
         return f" {preposition} {address}" if address else ""
 
     def _lose(self, rank: int) -> RankFailed:
-        line = self._joined.pop(rank)
-        line.close()
-        return ended(rank, line.host)
+        sock = self._joined.pop(rank)
+        sock.close()
+        return ended(rank, sock.host)
 
 
 def ended(rank: int, host: str = "") -> RankFailed:
@@ -355,9 +355,9 @@ def ended(rank: int, host: str = "") -> RankFailed:
     return RankFailed(text, rank=rank, host=host or None, cause="connection closed")
 
 
-def _on(line: Line) -> str:
+def _on(sock: FramedSocket) -> str:
     """Where a rank is, for a message; nothing where all are on this host."""
-    return f" on {line.host}" if line.host else ""
+    return f" on {sock.host}" if sock.host else ""
 
 
 def most_pending(num_awaited: int) -> int:

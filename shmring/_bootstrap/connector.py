@@ -7,7 +7,7 @@ import time
 
 from ..errors import Error, Timeout
 from . import handshake
-from .framed_socket import Line
+from .framed_socket import FramedSocket
 from .handshake import BadFrame, Challenge
 from .world import SILENCE_S, Attempt
 
@@ -28,19 +28,19 @@ class Connector:
         self._purpose = purpose
         self._tell_at = time.monotonic() + SILENCE_S
 
-    def connect(self) -> Line:
-        """A line on which both have proven themselves and the peer's word was heard."""
+    def connect(self) -> FramedSocket:
+        """A socket on which both have proven themselves and the peer's word was heard."""
         pause_s = _PAUSE_S[0]
         while True:
-            line = self._open()
-            if line is not None:
+            sock = self._open()
+            if sock is not None:
                 try:
-                    if self._introduce(line) and self._settle(line):
-                        return line
+                    if self._introduce(sock) and self._settle(sock):
+                        return sock
                 except BaseException:
-                    line.close()
+                    sock.close()
                     raise
-                line.close()
+                sock.close()
             if self._attempt.is_over():
                 raise self._never_came()
             if time.monotonic() >= self._tell_at:
@@ -59,11 +59,11 @@ class Connector:
         """Where, and what has come of it."""
         return ""
 
-    def _open(self) -> Line | None:
+    def _open(self) -> FramedSocket | None:
         """A connection to the peer; None where it is not there yet (or busy)."""
         raise NotImplementedError
 
-    def _settle(self, line: Line) -> bool:
+    def _settle(self, sock: FramedSocket) -> bool:
         """The peer's word that this rank is in; False where it hung up."""
         raise NotImplementedError
 
@@ -76,13 +76,13 @@ class Connector:
     def _mistaken(self) -> None:
         """What answers belongs to another world."""
 
-    def _introduce(self, line: Line) -> bool:
+    def _introduce(self, sock: FramedSocket) -> bool:
         """Mutual proof; False where the peer hung up, which it does to those who are slow."""
         attempt = self._attempt
         hello = attempt.hello(self._peer, self._purpose)
-        if not line.send(hello.pack()):
+        if not sock.send(hello.pack()):
             return False
-        challenge = self._await_challenge(line)
+        challenge = self._await_challenge(sock)
         if challenge is None:
             return False
         if challenge.tag != attempt.world.tag:
@@ -97,13 +97,13 @@ class Connector:
             )
         self._proven()
         proof = attempt.prove(b"connect", hello, challenge.nprocs, challenge.nonce)
-        return line.send(handshake.pack_proof(proof))
+        return sock.send(handshake.pack_proof(proof))
 
-    def _await_challenge(self, line: Line) -> Challenge | None:
+    def _await_challenge(self, sock: FramedSocket) -> Challenge | None:
         """None where the peer hung up."""
         packet = b""
         try:
-            answer = self._attempt.await_frame(line, handshake.UNPROVEN_NBYTES)
+            answer = self._attempt.await_frame(sock, handshake.UNPROVEN_NBYTES)
             if answer is None:
                 raise self._never_came()
             packet = answer
@@ -117,15 +117,15 @@ class Connector:
             return f"rank {self._peer} runs another version of shmring: install the same one for all ranks"
         return f"rank {self._peer} sent {error}"
 
-    def _await_word(self, line: Line) -> bytes:
+    def _await_word(self, sock: FramedSocket) -> bytes:
         """The peer's next frame; empty where it hung up. It decides when this rank gives up, see below."""
         try:
-            packet = self._attempt.await_frame(line, handshake.FRAME_NBYTES)
+            packet = self._attempt.await_frame(sock, handshake.FRAME_NBYTES)
             if packet is None:
                 # The peer knows who is missing: give up through it, so that all ranks raise the same.
-                line.send(handshake.pack_frame(handshake.GIVING_UP))
+                sock.send(handshake.pack_frame(handshake.GIVING_UP))
                 until = time.monotonic() + _VERDICT_S
-                packet = line.await_frame(handshake.FRAME_NBYTES, until, _VERDICT_S, self._attempt.check)
+                packet = sock.await_frame(handshake.FRAME_NBYTES, until, _VERDICT_S, self._attempt.check)
         except BadFrame as error:
             raise Error(f"rank {self._peer} sent {error}", rank=self._peer) from error
         if packet is None:

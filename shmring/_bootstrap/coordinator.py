@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from ..errors import Error, RankFailed, Timeout
 from . import handshake
-from .framed_socket import SELECT_S, Line
+from .framed_socket import SELECT_S, FramedSocket
 from .handshake import BadFrame
 
 _VERDICT_S = 0.5  # how long a rank waits for rank 0's word on an error of its own
@@ -21,11 +21,11 @@ _VERDICT_S = 0.5  # how long a rank waits for rank 0's word on an error of its o
 class Coordinator:
     """One rank's part in it; `deadline` is a time.monotonic() value."""
 
-    def __init__(self, rank: int, size: int, lines: Mapping[int, Line]) -> None:
+    def __init__(self, rank: int, size: int, socks: Mapping[int, FramedSocket]) -> None:
         self._rank = rank
         self._size = size
-        self._lines = dict(lines)
-        self._rank_of = {line.fileno(): rank for rank, line in self._lines.items()}
+        self._socks = dict(socks)
+        self._rank_of = {sock.fileno(): rank for rank, sock in self._socks.items()}
         self._ready: set[int] = set()  # those whose "ready" has come, ahead of its turn or in it
         self._verdict: BaseException | None = None  # how it ended, the same on every rank
         self._poll = select.poll()
@@ -49,7 +49,7 @@ class Coordinator:
                 self._await_ready(deadline + 2 * _VERDICT_S)
             self._ready.clear()
             if self._rank == 0:
-                for rank in self._lines:
+                for rank in self._socks:
                     self._say(rank, handshake.pack_frame(handshake.READY))
 
     @contextlib.contextmanager
@@ -67,10 +67,10 @@ class Coordinator:
             raise
 
     def close(self) -> None:
-        """Close the lines; a second call does nothing."""
-        for line in self._lines.values():
-            line.close()
-        self._lines.clear()
+        """Close the sockets; a second call does nothing."""
+        for sock in self._socks.values():
+            sock.close()
+        self._socks.clear()
         self._rank_of.clear()
         self._poll = select.poll()
 
@@ -78,8 +78,8 @@ class Coordinator:
         """Tell of an error of this rank's; returns what all ranks are to raise."""
         if self._verdict is None:
             frame = handshake.pack_frame(handshake.FAILED, error, self._rank)
-            for line in self._lines.values():
-                line.send(frame)
+            for sock in self._socks.values():
+                sock.send(frame)
             if self._rank != 0 and isinstance(error, Error):
                 self._await_verdict()
             self._verdict = self._verdict or error
@@ -92,15 +92,15 @@ class Coordinator:
                 self._hear(until - time.monotonic())
 
     def _await_ready(self, deadline: float) -> None:
-        while len(self._ready) < len(self._lines):
+        while len(self._ready) < len(self._socks):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                late = min(rank for rank in self._lines if rank not in self._ready)
+                late = min(rank for rank in self._socks if rank not in self._ready)
                 raise Timeout(f"rank {late} of {self._size} was not ready in time", rank=late)
             self._hear(min(left_s, SELECT_S))
 
     def _say(self, rank: int, frame: bytes) -> None:
-        if not self._lines[rank].send(frame):
+        if not self._socks[rank].send(frame):
             self.check()  # it may have said why
             raise _ended(rank)
 
@@ -109,7 +109,7 @@ class Coordinator:
         for fd, _ in self._poll.poll(max(0.0, wait_s) * 1000):
             rank = self._rank_of[fd]
             try:
-                packet = self._lines[rank].receive(handshake.FRAME_NBYTES)
+                packet = self._socks[rank].receive(handshake.FRAME_NBYTES)
                 if packet is None:
                     continue
                 if not packet:

@@ -105,16 +105,16 @@ class Links:
         What is raised leaves these links out of step: nothing may follow on them.
         """
         if self.rank == 0:
-            lines, failure = self._hand_out_lines(groups, check, deadline)
+            socks, failure = self._hand_out_socks(groups, check, deadline)
         else:
-            lines, failure = self._take_lines(check, deadline)
+            socks, failure = self._take_socks(check, deadline)
         group = next((group for group in groups if self.rank in group), None)
         if group is None or failure is not None:
-            _close(lines)
+            _close(socks)
             return None, failure
         place = group.index(self.rank)
         peers = range(1, len(group)) if place == 0 else [0]
-        return Links(place, len(group), dict(zip(peers, lines, strict=True))), None
+        return Links(place, len(group), dict(zip(peers, socks, strict=True))), None
 
     def close(self) -> None:
         """Close the connections; a second call does nothing."""
@@ -123,15 +123,15 @@ class Links:
         if self._marker is not None:
             self._marker.close()
 
-    def _hand_out_lines(
+    def _hand_out_socks(
         self, groups: Sequence[Sequence[int]], check: Check, deadline: float
     ) -> tuple[list[socket.socket], Error | None]:
-        """Rank 0 makes every line and sends its ends away; returns those that are its own."""
+        """Rank 0 makes every socket and sends its ends away; returns those that are its own."""
         own: list[socket.socket] = []
         failure = None
         try:
             for ranks in _lines_of(groups):
-                failure = self._hand_out_line(ranks, own, check, deadline)
+                failure = self._hand_out_sock(ranks, own, check, deadline)
                 if failure is not None:
                     break
             # So that the others know when they have all that they will get.
@@ -144,16 +144,16 @@ class Links:
             raise
         return own, failure
 
-    def _hand_out_line(
+    def _hand_out_sock(
         self, ranks: tuple[int, int], own: list[socket.socket], check: Check, deadline: float
     ) -> Error | None:
         try:
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            return explain(error, "making a line between the ranks of a group")
+            return explain(error, "making a socket between the ranks of a group")
         kept = None
         try:
-            frame = handshake.pack_frame(handshake.LINE)
+            frame = handshake.pack_frame(handshake.SOCKET)
             for rank, end in zip(ranks, ends, strict=True):
                 if rank != 0:
                     self._send(rank, frame, end.fileno(), check, deadline)
@@ -166,27 +166,27 @@ class Links:
                     end.close()
         return None
 
-    def _take_lines(self, check: Check, deadline: float) -> tuple[list[socket.socket], Error | None]:
-        """This rank's ends of lines, all that rank 0 sends; after a failure the rest are taken as well."""
-        lines: list[socket.socket] = []
+    def _take_socks(self, check: Check, deadline: float) -> tuple[list[socket.socket], Error | None]:
+        """This rank's ends of sockets, all that rank 0 sends; after a failure the rest are taken as well."""
+        socks: list[socket.socket] = []
         fds: list[int] = []
         failure: Error | None = None
-        kind = handshake.LINE
+        kind = handshake.SOCKET
         try:
-            while kind == handshake.LINE:
+            while kind == handshake.SOCKET:
                 packet, cut = self._receive(fds, check, deadline)
                 while fds:
-                    lines.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds[-1]))
+                    socks.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds[-1]))
                     fds.pop()
                 kind, told = _unpack(packet, 0)
                 failure = failure or told or (_no_room() if cut else None)
             if kind not in (handshake.READY, handshake.FAILED):
                 raise _unexpected(0, kind)
         except BaseException:
-            _close(lines)
+            _close(socks)
             _close_descriptors(fds)
             raise
-        return lines, failure
+        return socks, failure
 
     def _take_descriptor(self, check: Check, deadline: float) -> int:
         fds: list[int] = []
@@ -233,17 +233,17 @@ class Links:
             time.sleep(_LOOK_S / 4)
 
     def _next_to_speak(self, ranks: set[int], check: Check, deadline: float) -> list[int]:
-        """Those of the ranks whose lines have something to be read: at least one."""
+        """Those of the ranks whose sockets have something to be read: at least one."""
         poll = select.poll()
         rank_of = {self._peers[rank].fileno(): rank for rank in ranks}
-        for line in rank_of:
-            poll.register(line, select.POLLIN)
+        for sock in rank_of:
+            poll.register(sock, select.POLLIN)
         while True:
             check()
             left_s = deadline - time.monotonic()
             spoken = poll.poll(max(0.0, min(_LOOK_S, left_s)) * 1000)
             if spoken:
-                return [rank_of[line] for line, _ in spoken]
+                return [rank_of[sock] for sock, _ in spoken]
             if left_s <= 0:
                 late = min(ranks)
                 raise Timeout(f"rank {late} did not send what it owed in time", rank=late)
@@ -280,7 +280,7 @@ class Links:
 
 
 def _lines_of(groups: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Between which ranks there will be lines, in the order in which each takes its own."""
+    """Between which ranks there will be sockets, in the order in which each takes its own."""
     for first, *others in groups:
         for other in others:
             yield first, other
@@ -314,6 +314,6 @@ def _close_descriptors(fds: Iterable[int]) -> None:
         os.close(fd)
 
 
-def _close(lines: Iterable[socket.socket]) -> None:
-    for line in lines:
-        line.close()
+def _close(socks: Iterable[socket.socket]) -> None:
+    for sock in socks:
+        sock.close()

@@ -26,7 +26,7 @@ CUT_S = 20  # a link that carries nothing for so long is taken for cut
 _STUCK_S = 5.0  # a peer whose kernel takes nothing for so long is gone
 
 
-class Line:
+class FramedSocket:
     """A non-blocking connection between two ranks, and what has come so far of its next frame.
 
     `host` is the address of who came, for messages; empty on a Unix socket, and for who went there itself.

@@ -1,7 +1,7 @@
 """What two ranks say to each other before and after they trust each other: frames, proofs, errors.
 
-Pure functions over bytes; sockets live in lines and links. Every frame is a packet of fixed layout,
-at most 256 bytes until both sides have proven that they hold the world's key.
+Pure functions over bytes; sockets live in framed_socket and fd_passing. Every frame is a packet of fixed
+layout, at most 256 bytes until both sides have proven that they hold the world's key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNPROVEN_NBYTES = 256  # read from a pending peer at most
 FRAME_NBYTES = 2048  # read from a proven rank at most
 
 # Kinds of frames between proven ranks.
-READY, FAILED, GIVING_UP, DESCRIPTOR, LINE, ENDPOINT, TABLE = 1, 2, 3, 4, 5, 6, 7
+READY, FAILED, GIVING_UP, DESCRIPTOR, SOCKET, ENDPOINT, TABLE = 1, 2, 3, 4, 5, 6, 7
 # What a connection is for: the ranks of one host, all ranks and rank 0, and the two between hosts.
 LOCAL, COORDINATOR, DATA, CONTROL = b"local", b"coord", b"data", b"control"
 

@@ -18,7 +18,7 @@ from . import handshake
 from .acceptor import Gathering, ended, most_pending, peer_uid_and_pid
 from .connector import Connector
 from .fd_passing import Links
-from .framed_socket import Line
+from .framed_socket import FramedSocket
 from .handshake import Hello
 from .world import Attempt, World
 
@@ -30,8 +30,8 @@ def meet(attempt: Attempt, ranks: Sequence[int]) -> Links:
     if attempt.rank == ranks[0]:
         with contextlib.closing(_LocalGathering(attempt, ranks[1:])) as host:
             return host.links()
-    line = _LocalConnector(attempt, ranks[0], handshake.LOCAL).connect()
-    return Links(ranks.index(attempt.rank), len(ranks), {0: line.connection})
+    sock = _LocalConnector(attempt, ranks[0], handshake.LOCAL).connect()
+    return Links(ranks.index(attempt.rank), len(ranks), {0: sock.connection})
 
 
 def meeting_point(world: World, suffix: bytes = b"") -> bytes:
@@ -101,12 +101,12 @@ class _LocalGathering(Gathering):
         self._open()
         marker = _new_socket()  # now: once the others have been told that all is well nothing may fail
         try:
-            lines = self.gather()
+            socks = self.gather()
         except BaseException:
             marker.close()
             raise
         self._mark(marker)
-        peers = {at: line.connection for at, line in enumerate(lines.values(), 1)}
+        peers = {at: sock.connection for at, sock in enumerate(socks.values(), 1)}
         return Links(0, len(peers) + 1, peers, marker=marker)
 
     def close(self) -> None:
@@ -131,8 +131,8 @@ class _LocalGathering(Gathering):
             marker.bind(meeting_point(self._attempt.world, b".met"))
             marker.listen(1)
 
-    def _objection(self, hello: Hello, line: Line) -> Error | None:
-        own, error = self._attempt, super()._objection(hello, line)
+    def _objection(self, hello: Hello, sock: FramedSocket) -> Error | None:
+        own, error = self._attempt, super()._objection(hello, sock)
         if error is None and hello.node != own.node:
             return Error(
                 f"rank {own.rank} is on node {own.node!r}, rank {hello.rank} on node {hello.node!r} "
@@ -142,10 +142,10 @@ class _LocalGathering(Gathering):
             )
         return error
 
-    def _conclude(self, lines: dict[int, Line]) -> None:
+    def _conclude(self, socks: dict[int, FramedSocket]) -> None:
         ready = handshake.pack_frame(handshake.READY)
-        for rank, line in list(lines.items()):
-            if not line.send(ready):
+        for rank, sock in list(socks.items()):
+            if not sock.send(ready):
                 raise self._lose(rank)
 
 
@@ -154,7 +154,7 @@ class _LocalConnector(Connector):
 
     _seen = False  # the meeting point was there, so that its absence means that the lowest rank ended
 
-    def _open(self) -> Line | None:
+    def _open(self) -> FramedSocket | None:
         connection = _new_socket()
         try:
             connection.connect(meeting_point(self._attempt.world))
@@ -174,10 +174,10 @@ class _LocalConnector(Connector):
         if uid != os.geteuid():
             connection.close()
             raise held_by_another(uid, pid)
-        return Line(connection)
+        return FramedSocket(connection)
 
-    def _settle(self, line: Line) -> bool:
-        word = self._await_word(line)
+    def _settle(self, sock: FramedSocket) -> bool:
+        word = self._await_word(sock)
         return bool(word) and self._unpack(word) == handshake.READY
 
     def _trying(self) -> str:

@@ -18,7 +18,7 @@ from ..errors import Error, Timeout
 from . import handshake
 from .acceptor import Acceptor, Refused
 from .connector import Connector
-from .framed_socket import Address, Line, connect, watch_link
+from .framed_socket import Address, FramedSocket, connect, watch_link
 from .handshake import CONTROL, COORDINATOR, DATA, READY, Hello
 from .tcp import Found
 from .world import Attempt, named
@@ -63,8 +63,8 @@ def weave(attempt: Attempt, found: Found) -> Mesh:
         for rank in range(place.rank):
             if rank not in neighbours:
                 for purpose in (DATA, CONTROL):
-                    line = _MeshConnector(attempt, rank, purpose, found).connect()
-                    mesh.add(rank, purpose, line.connection, is_near=found.is_near(rank))
+                    sock = _MeshConnector(attempt, rank, purpose, found).connect()
+                    mesh.add(rank, purpose, sock.connection, is_near=found.is_near(rank))
         with contextlib.closing(_MeshAcceptor(attempt, found, mesh)) as acceptor:
             acceptor.accept_all()
     except BaseException:
@@ -85,19 +85,19 @@ class _MeshConnector(Connector):
             self._where = (host, port, 0, found.scope_id)
         self._began = time.monotonic()
 
-    def _open(self) -> Line | None:
+    def _open(self) -> FramedSocket | None:
         until = min(self._attempt.deadline, time.monotonic() + _CONNECT_S)
         there = connect(self._family, self._where, until, self._attempt.look_s(), self._attempt.check)
         if not isinstance(there, OSError):
-            return Line(there)
+            return FramedSocket(there)
         if there.errno in NO_DESCRIPTOR:
             raise explain(there, f"connecting to rank {self._peer}")
         if there.errno != errno.ETIMEDOUT and time.monotonic() > self._began + _REFUSED_S:
             raise Error(self._unreachable(str(there.strerror)), rank=self._peer)
         return None
 
-    def _settle(self, line: Line) -> bool:
-        word = self._attempt.await_frame(line, handshake.FRAME_NBYTES)
+    def _settle(self, sock: FramedSocket) -> bool:
+        word = self._attempt.await_frame(sock, handshake.FRAME_NBYTES)
         if word is None:
             raise self._never_came()
         return bool(word) and self._unpack(word) == READY
@@ -138,13 +138,13 @@ class _MeshAcceptor:
     def close(self) -> None:
         self._acceptor.close()
 
-    def _take_in(self, hello: Hello, line: Line) -> None:
+    def _take_in(self, hello: Hello, sock: FramedSocket) -> None:
         if hello.nprocs != self._place.size or (hello.rank, hello.purpose) not in self._awaited:
             raise Refused(self._objection(hello))
         self._awaited.remove((hello.rank, hello.purpose))
         is_near = self._found.is_near(hello.rank)
-        self._mesh.add(hello.rank, hello.purpose, line.connection, is_near=is_near)
-        line.send(handshake.pack_frame(READY))  # where it is gone by now, the coordinator tells
+        self._mesh.add(hello.rank, hello.purpose, sock.connection, is_near=is_near)
+        sock.send(handshake.pack_frame(READY))  # where it is gone by now, the coordinator tells
 
     def _objection(self, hello: Hello) -> str:
         place, rank = self._place, hello.rank

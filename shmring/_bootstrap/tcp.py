@@ -23,7 +23,7 @@ from . import handshake, node_map
 from .acceptor import Gathering, ended
 from .connector import Connector
 from .coordinator import Coordinator
-from .framed_socket import Address, Line, connect, listen, watch_link
+from .framed_socket import Address, FramedSocket, connect, listen, watch_link
 from .handshake import BadFrame, Hello
 from .node_map import Endpoint, Place, Row
 from .world import Attempt
@@ -58,8 +58,8 @@ def meet(attempt: Attempt, ports: tuple[int, int] | None) -> Found:
         return _gather(attempt)
     connector = _TcpConnector(attempt, ports)
     try:
-        line = connector.connect()
-        return connector.found(line)
+        sock = connector.connect()
+        return connector.found(sock)
     except BaseException:
         connector.close()
         raise
@@ -89,10 +89,10 @@ class _TcpGathering(Gathering):
         self._endpoints = {0: Endpoint(host, port)}
         super().__init__(attempt, listener, range(1, attempt.world.nprocs), handshake.COORDINATOR)
 
-    def _take_in(self, hello: Hello, line: Line) -> None:
-        super()._take_in(hello, line)
+    def _take_in(self, hello: Hello, sock: FramedSocket) -> None:
+        super()._take_in(hello, sock)
         self._identities[hello.rank] = hello.node
-        watch_link(line.connection, is_always_read=True)
+        watch_link(sock.connection, is_always_read=True)
 
     def _hear_word(self, rank: int, packet: bytes) -> None:
         if rank in self._endpoints or handshake.kind_of(packet) != handshake.ENDPOINT:
@@ -105,15 +105,15 @@ class _TcpGathering(Gathering):
     def _missing(self) -> list[int]:
         return [rank for rank in self._awaited if rank not in self._endpoints]
 
-    def _conclude(self, lines: dict[int, Line]) -> None:
+    def _conclude(self, socks: dict[int, FramedSocket]) -> None:
         """Number the nodes and send everyone the table."""
         ranks = range(self._attempt.world.nprocs)
         identities = [self._identities[rank] for rank in ranks]
         numbers, machines = node_map.number(identities), node_map.number_machines(identities)
         self.rows = [Row(numbers[rank], self._endpoints[rank], machines[rank]) for rank in ranks]
         for page in node_map.pack_table(self.rows, self.nonce):
-            for rank, line in list(lines.items()):
-                if not line.send(page):
+            for rank, sock in list(socks.items()):
+                if not sock.send(page):
                     raise self._lose(rank)
 
 
@@ -136,9 +136,9 @@ class _TcpConnector(Connector):
         self._why = ""  # the last attempt failed
         self._seen = attempt.is_invited  # rank 0 was there, so that its absence means that it ended
 
-    def found(self, line: Line) -> Found:
+    def found(self, sock: FramedSocket) -> Found:
         assert self._listener is not None
-        coordinator = Coordinator(self._attempt.rank, self._attempt.world.nprocs, {0: line})
+        coordinator = Coordinator(self._attempt.rank, self._attempt.world.nprocs, {0: sock})
         place = node_map.place_of(self._attempt.rank, [row.node for row in self._rows])
         endpoints = [row.endpoint for row in self._rows]
         endpoints[0] = self._rank_0
@@ -150,7 +150,7 @@ class _TcpConnector(Connector):
             self._listener.close()
             self._listener = None
 
-    def _open(self) -> Line | None:
+    def _open(self) -> FramedSocket | None:
         if not self._where:
             try:
                 self._where = _resolve(self._address)
@@ -164,7 +164,7 @@ class _TcpConnector(Connector):
             if not isinstance(there, OSError):
                 watch_link(there, is_always_read=True)
                 self._why = "something took the connection, but did not answer"
-                return Line(there)
+                return FramedSocket(there)
             if there.errno in NO_DESCRIPTOR:
                 raise explain(there, "connecting to rank 0")
             if there.errno == errno.ECONNREFUSED and self._seen:
@@ -183,25 +183,25 @@ class _TcpConnector(Connector):
             raise ended(0)
         self._why = "another world is meeting there"
 
-    def _settle(self, line: Line) -> bool:
+    def _settle(self, sock: FramedSocket) -> bool:
         self.close()
         self._rows = []
         try:
-            own, (host, port, *_) = line.connection.getsockname(), line.connection.getpeername()
+            own, (host, port, *_) = sock.connection.getsockname(), sock.connection.getpeername()
         except OSError:  # it hung up
             return False
         self._rank_0 = Endpoint(host.partition("%")[0], port)
         self._scope_id = own[3] if len(own) > 3 else 0
         try:
-            self._listener = listen_nearby(line.connection.family, own, self._ports)
+            self._listener = listen_nearby(sock.connection.family, own, self._ports)
         except Error as error:  # so that all ranks raise it
-            line.send(handshake.pack_frame(handshake.FAILED, error, self._attempt.rank))
+            sock.send(handshake.pack_frame(handshake.FAILED, error, self._attempt.rank))
             raise
         host, port, *_ = self._listener.getsockname()
-        if not line.send(node_map.pack_endpoint(Endpoint(host, port))):
+        if not sock.send(node_map.pack_endpoint(Endpoint(host, port))):
             return False
         while len(self._rows) < self._attempt.world.nprocs:
-            packet = self._await_word(line)
+            packet = self._await_word(sock)
             if not packet:
                 return False
             self._take_page(packet)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from .._config.settings import MAX_RANKS, parse_address
 from . import handshake
-from .framed_socket import SELECT_S, Check, Line
+from .framed_socket import SELECT_S, Check, FramedSocket
 from .handshake import Hello
 
 SILENCE_S = 10.0  # a wait of so long for ranks to come is told in the log, long before its timeout
@@ -105,9 +105,9 @@ class Attempt:
             time.sleep(self.wait_s(until))
             self.check()
 
-    def await_frame(self, line: Line, most_nbytes: int) -> bytes | None:
-        """The line's next frame; empty where the other side is gone, None where the deadline passed."""
-        return line.await_frame(most_nbytes, self.deadline, self.look_s(), self.check)
+    def await_frame(self, sock: FramedSocket, most_nbytes: int) -> bytes | None:
+        """The socket's next frame; empty where the other side is gone, None where the deadline passed."""
+        return sock.await_frame(most_nbytes, self.deadline, self.look_s(), self.check)
 
     def hello(self, peer: int, purpose: bytes) -> Hello:
         nonce = os.urandom(handshake.NONCE_NBYTES)

@@ -10,7 +10,7 @@ cdef class Channels:
     cdef sr_channel *channel
     cdef void *memory             # of the rings, and of what sockets would not take
     cdef size_t memory_nbytes
-    cdef object lines, news
+    cdef object socks, news
     cdef int waker
     cdef dict number_of           # by rank
 

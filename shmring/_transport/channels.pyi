@@ -11,7 +11,7 @@ MOST_NBYTES: int
 class Channels:
     """One rank's control channels, by the rank at the other end."""
 
-    def __new__(cls, lines: Mapping[int, socket], ring_nbytes: int, first_seq: int) -> Self: ...
+    def __new__(cls, socks: Mapping[int, socket], ring_nbytes: int, first_seq: int) -> Self: ...
     def fileno(self) -> int:
         """A descriptor that is readable when something has come."""
     def say(self, what: int, body: bytes) -> None:

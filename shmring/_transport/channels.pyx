@@ -37,25 +37,25 @@ cdef class Channels:
     ring_nbytes, first_seq: how long the rings for what comes are at most, and where their positions begin.
     """
 
-    def __cinit__(self, lines, uint64_t ring_nbytes, uint64_t first_seq):
+    def __cinit__(self, socks, uint64_t ring_nbytes, uint64_t first_seq):
         cdef uint64_t first
         cdef size_t room_nbytes
         cdef int number, error
         cdef unsigned char *room
-        self.lines = dict(sorted(lines.items()))
-        self.number_of = {rank: number for number, rank in enumerate(self.lines)}
+        self.socks = dict(sorted(socks.items()))
+        self.number_of = {rank: number for number, rank in enumerate(self.socks)}
         self.waker = -1
         self.news = select.epoll()
         self.waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        ring_nbytes = min(ring_nbytes, <uint64_t> (MOST_RING_NBYTES if len(lines) < CROWD else CROWD_RING_NBYTES))
+        ring_nbytes = min(ring_nbytes, <uint64_t> (MOST_RING_NBYTES if len(socks) < CROWD else CROWD_RING_NBYTES))
         first = sr_ring_first(first_seq, ring_nbytes)
         room_nbytes = SR_PAGE + ((ring_nbytes + SR_PAGE - 1) & ~<size_t> (SR_PAGE - 1)) + SR_CHANNEL_REST_NBYTES
-        self.allocate(len(lines), room_nbytes)
-        sr_channels_open(self.channels, self.channel, len(lines), self.news.fileno())
+        self.allocate(len(socks), room_nbytes)
+        sr_channels_open(self.channels, self.channel, len(socks), self.news.fileno())
         self.channels.waker = self.waker
-        for number, (rank, line) in enumerate(self.lines.items()):
+        for number, (rank, sock) in enumerate(self.socks.items()):
             room = <unsigned char *> self.memory + number * room_nbytes
-            error = sr_channel_open(self.channels, &self.channel[number], line.fileno(), rank, <sr_ring *> room,
+            error = sr_channel_open(self.channels, &self.channel[number], sock.fileno(), rank, <sr_ring *> room,
                                     room + SR_PAGE, ring_nbytes, first, room + room_nbytes - SR_CHANNEL_REST_NBYTES)
             if error != 0:
                 raise OSError(error, os.strerror(error))

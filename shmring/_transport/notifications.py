@@ -24,8 +24,8 @@ _LAST_S = 1.0  # for what was sent and is not yet on its way when a rank leaves
 class Notifications:
     """One rank's part in it, over its control channels, whose maker closes them."""
 
-    def __init__(self, lines: Mapping[int, socket.socket], channels: Channels) -> None:
-        self._addresses = {rank: _address_of(line) for rank, line in lines.items()}
+    def __init__(self, socks: Mapping[int, socket.socket], channels: Channels) -> None:
+        self._addresses = {rank: _address_of(sock) for rank, sock in socks.items()}
         self._channels = channels
         self._told = False
         self._said_call: int | None = None
@@ -93,9 +93,9 @@ class Notifications:
         self._channels.disown()
 
 
-def _address_of(line: socket.socket) -> str:
+def _address_of(sock: socket.socket) -> str:
     try:
-        return str(line.getpeername()[0])
+        return str(sock.getpeername()[0])
     except OSError:  # it has been closed already
         return "another host"
 

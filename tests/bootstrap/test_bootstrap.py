@@ -14,7 +14,7 @@ from meeting import close, in_threads, joining, meet, nothing, once, python, set
 from shmring._bootstrap import connector as connector
 from shmring._bootstrap import join as bootstrap
 from shmring._bootstrap import local
-from shmring._bootstrap.framed_socket import Line
+from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.join import World, join, world
 from shmring._config.settings import DEFAULT_PORT, parse_address
 from shmring._system import segments
@@ -165,9 +165,9 @@ def test_a_verdict_that_crosses_with_giving_up_is_heard():
     there.send(b"verdict")
     here.send(b"giving up")
     there.close()  # with something unread
-    line = Line(here)
-    assert line.receive(100) == b"verdict"
-    assert line.receive(100) == b""
+    sock = FramedSocket(here)
+    assert sock.receive(100) == b"verdict"
+    assert sock.receive(100) == b""
     here.close()
 
 

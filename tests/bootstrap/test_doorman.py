@@ -26,7 +26,7 @@ from meeting import (
 
 from shmring._bootstrap import acceptor as acceptor
 from shmring._bootstrap import framed_socket, handshake, node_map
-from shmring._bootstrap.framed_socket import Line
+from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.handshake import CONTROL, COORDINATOR, DATA, LOCAL, BadFrame, Challenge, Hello
 from shmring._bootstrap.mesh import Mesh, _MeshAcceptor, _MeshConnector
 from shmring._bootstrap.node_map import Endpoint
@@ -71,16 +71,16 @@ def saying(meeting, words, *, and_hang_up=False):
     """Somebody who says some bytes; what the answer is, empty where rank 0 hangs up."""
 
     def intrude():
-        line = dial(meeting)
-        line.connection.settimeout(10)
+        sock = dial(meeting)
+        sock.connection.settimeout(10)
         with contextlib.suppress(ConnectionError):
-            line.connection.sendall(words)
+            sock.connection.sendall(words)
         if and_hang_up:
-            line.close()
+            sock.close()
             return b""
-        line.connection.setblocking(False)
-        said = answer(line)
-        line.close()
+        sock.connection.setblocking(False)
+        said = answer(sock)
+        sock.close()
         return said
 
     return intrude
@@ -129,37 +129,37 @@ def test_a_truncated_frame_is_dropped_when_its_sender_hangs_up(nbytes, turned_aw
 
 def test_a_frame_may_come_byte_by_byte():
     ours, theirs = socket.socketpair()
-    line = Line(ours)
+    sock = FramedSocket(ours)
     frames = [b"x" * 256, b"y"]
     for frame in frames:
         for byte in len(frame).to_bytes(2, "big") + frame:
-            assert line.receive(256) is None
+            assert sock.receive(256) is None
             theirs.send(bytes([byte]))
-        assert line.receive(256) == frame
+        assert sock.receive(256) == frame
     theirs.close()
-    assert line.receive(256) == b""
-    line.close()
+    assert sock.receive(256) == b""
+    sock.close()
 
 
 def test_not_a_byte_is_read_beyond_a_frame():
     ours, theirs = socket.socketpair()
-    line = Line(ours)
-    Line(theirs).send(b"proof")
+    sock = FramedSocket(ours)
+    FramedSocket(theirs).send(b"proof")
     theirs.send(b"what the next owner of the socket is to read")
-    assert line.receive(256) == b"proof"
+    assert sock.receive(256) == b"proof"
     assert ours.recv(100) == b"what the next owner of the socket is to read"
-    line.close()
+    sock.close()
     theirs.close()
 
 
 def test_lengths_are_capped_before_anything_is_kept():
     ours, theirs = socket.socketpair()
-    line = Line(ours)
+    sock = FramedSocket(ours)
     theirs.send(b"\x01\x01" + bytes(1000))
     with pytest.raises(BadFrame, match="257 bytes"):
-        line.receive(256)
-    assert len(line._begun) == 2
-    line.close()
+        sock.receive(256)
+    assert len(sock._begun) == 2
+    sock.close()
     theirs.close()
 
 
@@ -171,9 +171,9 @@ def test_another_key_is_counted(turned_away):
     imposter = attempt_of(World(meeting.id, bytes(32), 2), 1)
 
     def intrude():
-        line = dial(meeting)
-        said = prove(line, imposter, 0, COORDINATOR)
-        line.close()
+        sock = dial(meeting)
+        said = prove(sock, imposter, 0, COORDINATOR)
+        sock.close()
         return said
 
     assert hosting(meeting, intrude) == [b""]
@@ -187,20 +187,20 @@ def test_a_recorded_handshake_is_worth_nothing(turned_away):
     recorded = []
 
     def record():
-        line = dial(meeting)
-        line.send(hello.pack())
-        challenge = Challenge.unpack(answer(line))
+        sock = dial(meeting)
+        sock.send(hello.pack())
+        challenge = Challenge.unpack(answer(sock))
         # What rank 1 would have sent, to a rank 0 that for now is not allowed to hear it.
         recorded.append(handshake.pack_proof(own.prove(b"connect", hello, 2, challenge.nonce)))
-        line.close()
+        sock.close()
 
     def replay():
-        line = dial(meeting)
-        line.send(hello.pack())
-        assert answer(line)
-        line.send(recorded[0])
-        said = answer(line)
-        line.close()
+        sock = dial(meeting)
+        sock.send(hello.pack())
+        assert answer(sock)
+        sock.send(recorded[0])
+        said = answer(sock)
+        sock.close()
         return said
 
     assert hosting(meeting, record, replay) == [None, b""]
@@ -211,11 +211,11 @@ def test_a_proof_of_rank_0_cannot_be_sent_back_to_it(turned_away):
     meeting = world_at(2)
 
     def reflect():
-        line = dial(meeting)
-        line.send(attempt_of(meeting, 1).hello(0, COORDINATOR).pack())
-        line.send(handshake.pack_proof(Challenge.unpack(answer(line)).proof))
-        said = answer(line)
-        line.close()
+        sock = dial(meeting)
+        sock.send(attempt_of(meeting, 1).hello(0, COORDINATOR).pack())
+        sock.send(handshake.pack_proof(Challenge.unpack(answer(sock)).proof))
+        said = answer(sock)
+        sock.close()
         return said
 
     assert hosting(meeting, reflect) == [b""]
@@ -282,14 +282,14 @@ def test_the_key_without_a_claim_is_refused(rank, nprocs, purpose, why, turned_a
     held = []
 
     def come(rank, purpose):
-        line = _MeshConnector(attempt_of(meeting, rank), 0, purpose, found).connect()
-        held.append(line)
+        sock = _MeshConnector(attempt_of(meeting, rank), 0, purpose, found).connect()
+        held.append(sock)
 
     def intrude():
         come(2, DATA)
-        line = Line(socket.create_connection(found.listener.getsockname()))
-        said = prove(line, attempt_of(World(meeting.id, meeting.key, nprocs), rank), 0, purpose)
-        line.close()
+        sock = FramedSocket(socket.create_connection(found.listener.getsockname()))
+        said = prove(sock, attempt_of(World(meeting.id, meeting.key, nprocs), rank), 0, purpose)
+        sock.close()
         for rest in ((2, CONTROL), (3, DATA), (3, CONTROL)):
             come(*rest)
         return said
@@ -311,9 +311,9 @@ def test_a_lower_rank_does_not_connect():
     found, mesh, acceptor = accepting(meeting, "abc", 1)
 
     def intrude():
-        line = Line(socket.create_connection(found.listener.getsockname()))
-        said = prove(line, attempt_of(meeting, 0), 1, DATA)
-        line.close()
+        sock = FramedSocket(socket.create_connection(found.listener.getsockname()))
+        said = prove(sock, attempt_of(meeting, 0), 1, DATA)
+        sock.close()
         return said, [
             _MeshConnector(attempt_of(meeting, 2), 1, purpose, found).connect() for purpose in (DATA, CONTROL)
         ]

@@ -156,7 +156,7 @@ def test_closing_twice_is_fine_and_closes_everything():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# --- lines for groups, and coming together ---
+# --- sockets for groups, and coming together ---
 
 
 def introducing(links, groups):
@@ -170,9 +170,9 @@ def readying(links, deadline=None):
 def test_groups_get_stars_of_their_own():
     links, before = meet(6), len(os.listdir("/proc/self/fd"))
     groups = [[4, 0, 2], [5], [1, 3]]
-    stars = [found for found, failure in in_threads(*(introducing(link, groups) for link in links))]
+    coordinators = [found for found, failure in in_threads(*(introducing(link, groups) for link in links))]
     close(links)
-    assert [(coordinator.rank, coordinator.size) for coordinator in stars] == [
+    assert [(coordinator.rank, coordinator.size) for coordinator in coordinators] == [
         (1, 3),
         (0, 2),
         (2, 3),
@@ -182,14 +182,14 @@ def test_groups_get_stars_of_their_own():
     ]
     for group in groups:
         fd = segments.create(4096, kind="memfd")
-        own = [stars[rank] for rank in group]
+        own = [coordinators[rank] for rank in group]
         assert in_threads(*(readying(coordinator) for coordinator in own)) == [None] * len(own)
         fds = in_threads(broadcasting(own[0], fd), *(broadcasting(coordinator) for coordinator in own[1:]))
         assert all(os.path.sameopenfile(fd, other) for other in fds)
         for one in fds:
             os.close(one)
-    close(stars)
-    assert len(os.listdir("/proc/self/fd")) == before - 11  # both ends of five lines, the marker
+    close(coordinators)
+    assert len(os.listdir("/proc/self/fd")) == before - 11  # both ends of five sockets, the marker
 
 
 def test_ranks_in_no_group_get_none():

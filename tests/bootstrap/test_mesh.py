@@ -9,7 +9,7 @@ import pytest
 from meeting import close, free_port, meet_on, nothing, soon
 
 from shmring._bootstrap import framed_socket, mesh, node_map
-from shmring._bootstrap.framed_socket import Line
+from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.mesh import Mesh, weave
 from shmring._bootstrap.node_map import Endpoint
 from shmring._bootstrap.tcp import Found
@@ -59,7 +59,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_to_the_deadline():
 
 def test_ranks_that_do_not_connect_are_named_with_who_did_instead():
     found = found_by(0, "abbc", 1)
-    pending = Line(socket.create_connection(found.listener.getsockname()))
+    pending = FramedSocket(socket.create_connection(found.listener.getsockname()))
     pending.send(b"hello")
     with pytest.raises(Timeout) as caught:
         weave(attempt_of(world(4), 0, timeout_s=0.5), found)

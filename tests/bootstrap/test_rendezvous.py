@@ -34,7 +34,7 @@ import shmring
 from shmring._bootstrap import acceptor, handshake, node_map
 from shmring._bootstrap import connector as connector
 from shmring._bootstrap import join as bootstrap
-from shmring._bootstrap.framed_socket import Line
+from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.join import World, join, world
 from shmring._comm import init
 from shmring._config.settings import parse_address
@@ -368,10 +368,10 @@ def listening(meeting, speak):
     def serve():
         with socket.create_server(bootstrap.tcp.parse_address("address", meeting.address)) as server:
             connection, _ = server.accept()
-            line = Line(connection)
-            speak(line)
-            answer(line)  # until it hangs up
-            line.close()
+            sock = FramedSocket(connection)
+            speak(sock)
+            answer(sock)  # until it hangs up
+            sock.close()
 
     return serve
 
@@ -388,7 +388,7 @@ def listening(meeting, speak):
 def test_what_answers_in_rank_0s_place_is_said(words, says):
     meeting = world_at(2)
     _, error = in_threads(
-        listening(meeting, lambda line: line.connection.send(words)), coming(meeting, 1, after_s=0.1)
+        listening(meeting, lambda sock: sock.connection.send(words)), coming(meeting, 1, after_s=0.1)
     )
     assert type(error) is Error
     assert says in str(error)
@@ -398,10 +398,10 @@ def test_a_connector_of_another_version_is_told():
     meeting = world_at(2)
 
     def other_version():
-        line = dial(meeting)
-        line.send(b"shmring\x07" + bytes(100))
-        said = answer(line)
-        line.close()
+        sock = dial(meeting)
+        sock.send(b"shmring\x07" + bytes(100))
+        said = answer(sock)
+        sock.close()
         return said
 
     host, said = in_threads(coming(meeting, 0, timeout_s=1), other_version)

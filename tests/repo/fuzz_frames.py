@@ -56,20 +56,20 @@ def check(value):
 def stream(data):
     """The same bytes from a socket, in two pieces: no frame is longer than asked for, none has no bytes."""
     ours, theirs = socket.socketpair()
-    line, half = framed_socket.Line(ours), len(data) // 2
+    sock, half = framed_socket.FramedSocket(ours), len(data) // 2
     try:
         for piece in (data[:half], data[half:]):
             theirs.send(piece)
             while True:
-                frame = line.receive(handshake.UNPROVEN_NBYTES)
+                frame = sock.receive(handshake.UNPROVEN_NBYTES)
                 if not frame:
                     break
                 assert len(frame) <= handshake.UNPROVEN_NBYTES
-            assert len(line._begun) < handshake.UNPROVEN_NBYTES + 2
+            assert len(sock._begun) < handshake.UNPROVEN_NBYTES + 2
     except BadFrame:
         pass
     finally:
-        line.close()
+        sock.close()
         theirs.close()
 
 

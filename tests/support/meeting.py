@@ -11,7 +11,7 @@ import time
 from ranks import free_port
 
 from shmring._bootstrap import handshake, local
-from shmring._bootstrap.framed_socket import Line
+from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.handshake import Challenge
 from shmring._bootstrap.join import join, world
 from shmring._config.settings import parse_address
@@ -123,24 +123,26 @@ def meet_on(nodes, meeting=None, **how):
 
 
 def dial(meeting):
-    """A pending peer's line to rank 0 over TCP, as soon as that listens."""
+    """A pending peer's socket to rank 0 over TCP, as soon as that listens."""
     until = soon()
     while time.monotonic() < until:
         with contextlib.suppress(ConnectionRefusedError):
-            return Line(socket.create_connection(parse_address("address", meeting.address), timeout=10))
+            return FramedSocket(
+                socket.create_connection(parse_address("address", meeting.address), timeout=10)
+            )
         time.sleep(0.005)
     raise AssertionError("rank 0 does not listen")
 
 
-def answer(line, most_nbytes=4096):
-    """The next frame on a line; empty where the other side hung up."""
-    return line.await_frame(most_nbytes, soon(), 1.0, nothing)
+def answer(sock, most_nbytes=4096):
+    """The next frame on a socket; empty where the other side hung up."""
+    return sock.await_frame(most_nbytes, soon(), 1.0, nothing)
 
 
-def prove(line, attempt, peer, purpose):
+def prove(sock, attempt, peer, purpose):
     """Prove to be the attempt's rank, as a connector does; the frame that follows."""
     hello = attempt.hello(peer, purpose)
-    line.send(hello.pack())
-    challenge = Challenge.unpack(answer(line))
-    line.send(handshake.pack_proof(attempt.prove(b"connect", hello, challenge.nprocs, challenge.nonce)))
-    return answer(line)
+    sock.send(hello.pack())
+    challenge = Challenge.unpack(answer(sock))
+    sock.send(handshake.pack_proof(attempt.prove(b"connect", hello, challenge.nprocs, challenge.nonce)))
+    return answer(sock)
