@@ -22,7 +22,7 @@ from ..errors import WAIT_LONGER, Error, Mismatch, RankFailed, Timeout
 from . import handshake
 from .framed_socket import FramedSocket
 from .handshake import BadFrame, Challenge, Hello
-from .world import SILENCE_S, Attempt, named
+from .world import SILENCE_S, JoinRequest, named
 
 HANDSHAKE_S = 5.0  # a connection that has not proven itself by then is dropped
 _CROWDED_S = 1.0  # and by then where others wait outside for its place
@@ -58,13 +58,13 @@ class Acceptor:
 
     def __init__(
         self,
-        attempt: Attempt,
+        request: JoinRequest,
         listener: socket.socket,
         purposes: Sequence[bytes],
         num_awaited: int,
         take_in: Callable[[Hello, FramedSocket], None],
     ) -> None:
-        self._attempt = attempt
+        self._request = request
         self._listener = listener
         self._purposes = purposes
         self._take_in = take_in
@@ -97,10 +97,10 @@ class Acceptor:
         while oldest is not None and oldest.since + patience_s <= now:
             self._turn_away(oldest, "silent", f"did not prove who it is within {patience_s:g} s")
             oldest = next(iter(self._pending.values()), None)
-        self._attempt.check()
+        self._request.check()
         self._listen(len(self._pending) < self._most_pending)
         until = by if oldest is None else min(by, oldest.since + patience_s)
-        for key, _ in self._selector.select(self._attempt.wait_s(until)):
+        for key, _ in self._selector.select(self._request.wait_s(until)):
             key.data()
 
     def hints(self) -> str:
@@ -119,7 +119,7 @@ class Acceptor:
         if self._turned_away:
             kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(self._turned_away.items()))
             what = "rank %d turned away %d connections in all (%s)"
-            _log.info(what, self._attempt.rank, self._turned_away.total(), kinds)
+            _log.info(what, self._request.rank, self._turned_away.total(), kinds)
             self._turned_away.clear()
 
     def _listen(self, room: bool) -> None:
@@ -159,7 +159,7 @@ class Acceptor:
         self._latest.append(what)
         if self._turned_away[kind] == 1:
             level = logging.INFO if kind in _HARMLESS else logging.WARNING
-            _log.log(level, "while the ranks met at rank %d: %s", self._attempt.rank, what)
+            _log.log(level, "while the ranks met at rank %d: %s", self._request.rank, what)
 
     def _turn_away(self, pending: _PendingPeer, kind: str, why: str) -> None:
         self._forget(pending)
@@ -189,20 +189,20 @@ class Acceptor:
             self._turn_away(pending, kind, f"sent {error}")
 
     def _challenge(self, pending: _PendingPeer, hello: Hello) -> None:
-        attempt, nonce = self._attempt, os.urandom(handshake.NONCE_NBYTES)
-        if hello.tag != attempt.world.tag:
+        request, nonce = self._request, os.urandom(handshake.NONCE_NBYTES)
+        if hello.tag != request.world.tag:
             # The tag says so to those that came here because one port serves one world after another.
-            pending.sock.send(Challenge(0, nonce, bytes(handshake.PROOF_NBYTES), attempt.world.tag).pack())
+            pending.sock.send(Challenge(0, nonce, bytes(handshake.PROOF_NBYTES), request.world.tag).pack())
             self._turn_away(pending, "another world", "came for another world")
-        elif hello.peer != attempt.rank or hello.purpose not in self._purposes:
-            self._turn_away(pending, "misled", f"wanted something else, or another rank than {attempt.rank}")
+        elif hello.peer != request.rank or hello.purpose not in self._purposes:
+            self._turn_away(pending, "misled", f"wanted something else, or another rank than {request.rank}")
         else:
             pending.hello, pending.nonce = hello, nonce
-            proof = attempt.prove(b"accept", hello, attempt.world.nprocs, nonce)
-            pending.sock.send(Challenge(attempt.world.nprocs, nonce, proof, attempt.world.tag).pack())
+            proof = request.prove(b"accept", hello, request.world.nprocs, nonce)
+            pending.sock.send(Challenge(request.world.nprocs, nonce, proof, request.world.tag).pack())
 
     def _admit(self, pending: _PendingPeer, hello: Hello, proof: bytes) -> None:
-        expected = self._attempt.prove(b"connect", hello, self._attempt.world.nprocs, pending.nonce)
+        expected = self._request.prove(b"connect", hello, self._request.world.nprocs, pending.nonce)
         if not handshake.proves(proof, expected):
             why = f"claimed to be rank {hello.rank} but holds another key"
             self._turn_away(pending, "another key", why)
@@ -211,12 +211,12 @@ class Acceptor:
         try:
             self._take_in(hello, pending.sock)
         except Refused as refusal:
-            error = Error(f"rank {self._attempt.rank} refused the connection: {refusal}", rank=hello.rank)
+            error = Error(f"rank {self._request.rank} refused the connection: {refusal}", rank=hello.rank)
             pending.sock.send(handshake.pack_frame(handshake.FAILED, error))
             pending.sock.close()
             self._count("refused", f"{pending.who} holds the key but was refused: {refusal}")
         except BaseException as error:
-            pending.sock.send(handshake.pack_frame(handshake.FAILED, error, self._attempt.rank))
+            pending.sock.send(handshake.pack_frame(handshake.FAILED, error, self._request.rank))
             pending.sock.close()
             raise
 
@@ -232,26 +232,26 @@ class Gathering:
     """
 
     def __init__(
-        self, attempt: Attempt, listener: socket.socket, awaited: Sequence[int], purpose: bytes
+        self, request: JoinRequest, listener: socket.socket, awaited: Sequence[int], purpose: bytes
     ) -> None:
-        self._attempt = attempt
+        self._request = request
         self._awaited = awaited
         self._joined: dict[int, FramedSocket] = {}
         self._tell_at = time.monotonic() + SILENCE_S
-        self._acceptor = Acceptor(attempt, listener, (purpose,), len(awaited), self._take_in)
+        self._acceptor = Acceptor(request, listener, (purpose,), len(awaited), self._take_in)
 
     def gather(self) -> dict[int, FramedSocket]:
         """The sockets to all awaited ranks, by rank, or the error that all of them get."""
         try:
             while not self._is_complete():
-                if self._attempt.is_over():
-                    raise self._late(f"did not come{self._where('to')} within {self._attempt.timeout_s:g} s")
+                if self._request.is_over():
+                    raise self._late(f"did not come{self._where('to')} within {self._request.timeout_s:g} s")
                 if time.monotonic() >= self._tell_at:
                     self._tell_who_is_awaited()
                 self._acceptor.serve(self._tell_at)
             self._conclude(self._joined)
         except BaseException as error:
-            frame = handshake.pack_frame(handshake.FAILED, error, self._attempt.rank)
+            frame = handshake.pack_frame(handshake.FAILED, error, self._request.rank)
             for sock in self._joined.values():
                 sock.send(frame)
             if isinstance(error, Error):
@@ -271,7 +271,7 @@ class Gathering:
         self._acceptor.turn_to(tell)
         until = time.monotonic() + _LATECOMERS_S
         with contextlib.suppress(Error):
-            while missing and time.monotonic() < until and not self._attempt.is_over():
+            while missing and time.monotonic() < until and not self._request.is_over():
                 self._acceptor.serve(until)
 
     def close(self) -> None:
@@ -291,11 +291,11 @@ class Gathering:
 
     def _objection(self, hello: Hello, sock: FramedSocket) -> Error | None:
         """What is wrong with a rank that does belong here; ends the meeting for all."""
-        rank, nprocs = hello.rank, self._attempt.world.nprocs
+        rank, nprocs = hello.rank, self._request.world.nprocs
         what_to_do = f" ({_SHMRUN})" if sock.host else ""
         if hello.nprocs != nprocs:
             return Mismatch(
-                f"rank {self._attempt.rank} joined a world of {nprocs} ranks, rank {rank}{_on(sock)} one of "
+                f"rank {self._request.rank} joined a world of {nprocs} ranks, rank {rank}{_on(sock)} one of "
                 f"{hello.nprocs}: all must be given the same World{what_to_do}",
                 rank=rank,
             )
@@ -329,19 +329,19 @@ class Gathering:
 
     def _late(self, what: str) -> Timeout:
         missing, hints = self._missing(), self._acceptor.hints()
-        text = f"{named(missing)} of {self._attempt.world.nprocs} {what}{hints}; {WAIT_LONGER}"
+        text = f"{named(missing)} of {self._request.world.nprocs} {what}{hints}; {WAIT_LONGER}"
         return Timeout(text, rank=missing[0])
 
     def _tell_who_is_awaited(self) -> None:
         """Once: else whoever forgot to start a host would sit before a silent screen up to the timeout."""
         self._tell_at = float("inf")
-        missing, attempt = named(self._missing()), self._attempt
+        missing, request = named(self._missing()), self._request
         what = "rank %d has waited %g s%s for %s of %d, and will wait %g s in all%s"
-        told = (attempt.rank, SILENCE_S, self._where("at"), missing, attempt.world.nprocs, attempt.timeout_s)
+        told = (request.rank, SILENCE_S, self._where("at"), missing, request.world.nprocs, request.timeout_s)
         _log.warning(what, *told, self._acceptor.hints())
 
     def _where(self, preposition: str) -> str:
-        address = self._attempt.world.address
+        address = self._request.world.address
         return f" {preposition} {address}" if address else ""
 
     def _lose(self, rank: int) -> RankFailed:

@@ -9,7 +9,7 @@ from ..errors import Error, Timeout
 from . import handshake
 from .framed_socket import FramedSocket
 from .handshake import BadFrame, Challenge
-from .world import SILENCE_S, Attempt
+from .world import SILENCE_S, JoinRequest
 
 _log = logging.getLogger("shmring")
 
@@ -22,8 +22,8 @@ class Connector:
 
     longest_pause_s = _PAUSE_S[1]
 
-    def __init__(self, attempt: Attempt, peer: int, purpose: bytes) -> None:
-        self._attempt = attempt
+    def __init__(self, request: JoinRequest, peer: int, purpose: bytes) -> None:
+        self._request = request
         self._peer = peer
         self._purpose = purpose
         self._tell_at = time.monotonic() + SILENCE_S
@@ -41,19 +41,19 @@ class Connector:
                     sock.close()
                     raise
                 sock.close()
-            if self._attempt.is_over():
+            if self._request.is_over():
                 raise self._never_came()
             if time.monotonic() >= self._tell_at:
                 self._tell_it_tries()
-            self._attempt.pause(pause_s)
+            self._request.pause(pause_s)
             pause_s = min(pause_s * 1.5, self.longest_pause_s)
 
     def _tell_it_tries(self) -> None:
         """Once: else a mistaken address, or a peer that was never started, would show only in the end."""
         self._tell_at = float("inf")
         what = "rank %d has tried for %g s to reach rank %d%s, and will try for %g s in all"
-        attempt = self._attempt
-        _log.warning(what, attempt.rank, SILENCE_S, self._peer, self._trying(), attempt.timeout_s)
+        request = self._request
+        _log.warning(what, request.rank, SILENCE_S, self._peer, self._trying(), request.timeout_s)
 
     def _trying(self) -> str:
         """Where, and what has come of it."""
@@ -78,32 +78,32 @@ class Connector:
 
     def _introduce(self, sock: FramedSocket) -> bool:
         """Mutual proof; False where the peer hung up, which it does to those who are slow."""
-        attempt = self._attempt
-        hello = attempt.hello(self._peer, self._purpose)
+        request = self._request
+        hello = request.hello(self._peer, self._purpose)
         if not sock.send(hello.pack()):
             return False
         challenge = self._await_challenge(sock)
         if challenge is None:
             return False
-        if challenge.tag != attempt.world.tag:
+        if challenge.tag != request.world.tag:
             self._mistaken()
             return False
-        expected = attempt.prove(b"accept", hello, challenge.nprocs, challenge.nonce)
+        expected = request.prove(b"accept", hello, challenge.nprocs, challenge.nonce)
         if not handshake.proves(challenge.proof, expected):
             raise Error(
-                f"rank {attempt.rank} holds another key than rank {self._peer}: give all ranks the same "
+                f"rank {request.rank} holds another key than rank {self._peer}: give all ranks the same "
                 "World (or SHMRING_KEY)",
-                rank=attempt.rank,
+                rank=request.rank,
             )
         self._proven()
-        proof = attempt.prove(b"connect", hello, challenge.nprocs, challenge.nonce)
+        proof = request.prove(b"connect", hello, challenge.nprocs, challenge.nonce)
         return sock.send(handshake.pack_proof(proof))
 
     def _await_challenge(self, sock: FramedSocket) -> Challenge | None:
         """None where the peer hung up."""
         packet = b""
         try:
-            answer = self._attempt.await_frame(sock, handshake.UNPROVEN_NBYTES)
+            answer = self._request.await_frame(sock, handshake.UNPROVEN_NBYTES)
             if answer is None:
                 raise self._never_came()
             packet = answer
@@ -120,16 +120,16 @@ class Connector:
     def _await_word(self, sock: FramedSocket) -> bytes:
         """The peer's next frame; empty where it hung up. It decides when this rank gives up, see below."""
         try:
-            packet = self._attempt.await_frame(sock, handshake.FRAME_NBYTES)
+            packet = self._request.await_frame(sock, handshake.FRAME_NBYTES)
             if packet is None:
                 # The peer knows who is missing: give up through it, so that all ranks raise the same.
                 sock.send(handshake.pack_frame(handshake.GIVING_UP))
                 until = time.monotonic() + _VERDICT_S
-                packet = sock.await_frame(handshake.FRAME_NBYTES, until, _VERDICT_S, self._attempt.check)
+                packet = sock.await_frame(handshake.FRAME_NBYTES, until, _VERDICT_S, self._request.check)
         except BadFrame as error:
             raise Error(f"rank {self._peer} sent {error}", rank=self._peer) from error
         if packet is None:
-            nprocs, timeout_s = self._attempt.world.nprocs, self._attempt.timeout_s
+            nprocs, timeout_s = self._request.world.nprocs, self._request.timeout_s
             raise Timeout(f"not all {nprocs} ranks came within {timeout_s:g} s")
         return packet
 

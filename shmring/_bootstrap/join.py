@@ -26,14 +26,15 @@ from .framed_socket import Check
 from .mesh import Mesh, weave
 from .node_map import Place
 from .tcp import Found
-from .world import Attempt, World, check_nprocs, nothing_to_check, world
+from .world import JoinRequest, World, check_nprocs, nothing_to_check, world
 
 __all__ = ["Meeting", "World", "check_nprocs", "host_id", "join", "world", "world_from_environment"]
 
 
 @dataclass
 class Meeting:
-    """What a rank has when all have met: links to its neighbours, its place, and what leads to other hosts.
+    """What a rank has when all have met: links to the ranks of its host, its place, and what leads to other
+    hosts.
 
     `mesh` is None where all ranks are on one node. The coordinator, None where they met without TCP, is open
     for one more agreement, once the caller has made something of the rest.
@@ -142,13 +143,15 @@ def join(
     name = (settings.node if node is None else node) or ""
     if (world.id, rank) in _used:
         raise local.second_use(rank)
-    attempt = Attempt(world, rank, name, timeout_s, time.monotonic() + timeout_s, check, listener, is_invited)
+    request = JoinRequest(
+        world, rank, name, timeout_s, time.monotonic() + timeout_s, check, listener, is_invited
+    )
     if world.address is None or world.nprocs == 1:
-        links = local.meet(attempt, range(world.nprocs))
+        links = local.meet(request, range(world.nprocs))
         meeting = Meeting(links, node_map.place_of(rank, [0] * world.nprocs))
     else:
-        attempt = dataclasses.replace(attempt, node=node_map.identity(name))
-        meeting = _join_hosts(attempt, settings.ports)
+        request = dataclasses.replace(request, node=node_map.identity(name))
+        meeting = _join_hosts(request, settings.ports)
     _used.append((world.id, rank))
     return meeting
 
@@ -158,30 +161,30 @@ def join(
 _used: collections.deque[tuple[str, int]] = collections.deque(maxlen=1024)
 
 
-def _join_hosts(attempt: Attempt, ports: tuple[int, int] | None) -> Meeting:
-    """The rendezvous, the neighbours, the other nodes: every rank comes to the end of it, or none does."""
-    found = tcp.meet(attempt, ports)
+def _join_hosts(request: JoinRequest, ports: tuple[int, int] | None) -> Meeting:
+    """Meet over TCP, on this host, and with the other hosts: all ranks reach its end, or none."""
+    found = tcp.meet(request, ports)
     coordinator, place = found.coordinator, found.place
     with found.listener, contextlib.ExitStack() as undo:
         undo.callback(coordinator.close)
-        attempt = dataclasses.replace(attempt, check=coordinator.check)
+        request = dataclasses.replace(request, check=coordinator.check)
         with coordinator.together():
-            links = local.meet(_within_node(attempt, found), place.ranks_of_node[place.node])
+            links = local.meet(_within_node(request, found), place.ranks_of_node[place.node])
             undo.callback(links.close)
-            mesh = weave(attempt, found) if place.num_nodes > 1 else None
+            mesh = weave(request, found) if place.num_nodes > 1 else None
             if mesh is not None:
                 undo.callback(mesh.close)
-            coordinator.all_ready(deadline=attempt.deadline)
+            coordinator.all_ready(deadline=request.deadline)
         undo.pop_all()
     return Meeting(links, place, mesh, coordinator)
 
 
-def _within_node(attempt: Attempt, found: Found) -> Attempt:
-    """The same attempt in a world of the node's own.
+def _within_node(request: JoinRequest, found: Found) -> JoinRequest:
+    """The same request in a world of the node's own.
 
     Nodes, and jobs that meet at the same port of different hosts, may share one host's abstract names.
     """
-    world = attempt.world
+    world = request.world
     own = f"shmring node {found.place.node} of {found.nonce.hex()} {world.id}"
     own_id = hashlib.sha256(own.encode()).hexdigest()
-    return dataclasses.replace(attempt, world=World(own_id, world.key, world.nprocs))
+    return dataclasses.replace(request, world=World(own_id, world.key, world.nprocs))

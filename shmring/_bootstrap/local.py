@@ -20,18 +20,18 @@ from .connector import Connector
 from .fd_passing import Links
 from .framed_socket import FramedSocket
 from .handshake import Hello
-from .world import Attempt, World
+from .world import JoinRequest, World
 
 
-def meet(attempt: Attempt, ranks: Sequence[int]) -> Links:
+def meet(request: JoinRequest, ranks: Sequence[int]) -> Links:
     """Links between these ranks of the world, once all of them have come; this rank is one of them."""
     if len(ranks) == 1:
         return Links(0, 1, {})
-    if attempt.rank == ranks[0]:
-        with contextlib.closing(_LocalGathering(attempt, ranks[1:])) as host:
+    if request.rank == ranks[0]:
+        with contextlib.closing(_LocalGathering(request, ranks[1:])) as host:
             return host.links()
-    sock = _LocalConnector(attempt, ranks[0], handshake.LOCAL).connect()
-    return Links(ranks.index(attempt.rank), len(ranks), {0: sock.connection})
+    sock = _LocalConnector(request, ranks[0], handshake.LOCAL).connect()
+    return Links(ranks.index(request.rank), len(ranks), {0: sock.connection})
 
 
 def meeting_point(world: World, suffix: bytes = b"") -> bytes:
@@ -92,9 +92,9 @@ def _new_socket() -> socket.socket:
 class _LocalGathering(Gathering):
     """The side of the lowest rank."""
 
-    def __init__(self, attempt: Attempt, awaited: Sequence[int]) -> None:
+    def __init__(self, request: JoinRequest, awaited: Sequence[int]) -> None:
         self._listener = _new_socket()
-        super().__init__(attempt, self._listener, awaited, handshake.LOCAL)
+        super().__init__(request, self._listener, awaited, handshake.LOCAL)
 
     def links(self) -> Links:
         """Links to all others, or the error that all of them get."""
@@ -114,7 +114,7 @@ class _LocalGathering(Gathering):
         self._listener.close()
 
     def _open(self) -> None:
-        world, rank = self._attempt.world, self._attempt.rank
+        world, rank = self._request.world, self._request.rank
         if _has_met(world):
             raise second_use(rank)
         try:
@@ -128,11 +128,11 @@ class _LocalGathering(Gathering):
     def _mark(self, marker: socket.socket) -> None:
         """A listening name that nobody answers at: it tells latecomers that the world has met."""
         with contextlib.suppress(OSError):  # best effort: only a clearer error depends on it
-            marker.bind(meeting_point(self._attempt.world, b".met"))
+            marker.bind(meeting_point(self._request.world, b".met"))
             marker.listen(1)
 
     def _objection(self, hello: Hello, sock: FramedSocket) -> Error | None:
-        own, error = self._attempt, super()._objection(hello, sock)
+        own, error = self._request, super()._objection(hello, sock)
         if error is None and hello.node != own.node:
             return Error(
                 f"rank {own.rank} is on node {own.node!r}, rank {hello.rank} on node {hello.node!r} "
@@ -157,15 +157,15 @@ class _LocalConnector(Connector):
     def _open(self) -> FramedSocket | None:
         connection = _new_socket()
         try:
-            connection.connect(meeting_point(self._attempt.world))
+            connection.connect(meeting_point(self._request.world))
         except OSError as error:
             connection.close()
             if error.errno == errno.EAGAIN:  # its queue is full
                 return None
             if error.errno != errno.ECONNREFUSED:
                 raise explain(error, f"connecting to rank {self._peer}") from error
-            if _has_met(self._attempt.world):
-                raise second_use(self._attempt.rank) from error
+            if _has_met(self._request.world):
+                raise second_use(self._request.rank) from error
             if self._seen:
                 raise ended(self._peer) from error
             return None
@@ -185,8 +185,8 @@ class _LocalConnector(Connector):
 
     def _never_came(self) -> Timeout:
         return Timeout(
-            f"rank {self._peer} of {self._attempt.world.nprocs} did not come within "
-            f"{self._attempt.timeout_s:g} s (ranks meet only within one network namespace: containers need "
+            f"rank {self._peer} of {self._request.world.nprocs} did not come within "
+            f"{self._request.timeout_s:g} s (ranks meet only within one network namespace: containers need "
             f"a common one); {WAIT_LONGER}",
             rank=self._peer,
         )

@@ -21,7 +21,7 @@ from .connector import Connector
 from .framed_socket import Address, FramedSocket, connect, watch_link
 from .handshake import CONTROL, COORDINATOR, DATA, READY, Hello
 from .tcp import Found
-from .world import Attempt, named
+from .world import JoinRequest, named
 
 _UNPACED = b"reno"  # the one congestion control that every Linux has and lets everybody choose
 _CONNECT_S = 5.0  # one attempt
@@ -55,17 +55,17 @@ class Mesh:
         self.control.clear()
 
 
-def weave(attempt: Attempt, found: Found) -> Mesh:
+def weave(request: JoinRequest, found: Found) -> Mesh:
     """This rank's connections to all ranks of other nodes; collective over the world."""
     place, mesh = found.place, Mesh()
-    neighbours = set(place.ranks_of_node[place.node])
+    local_ranks = set(place.ranks_of_node[place.node])
     try:
         for rank in range(place.rank):
-            if rank not in neighbours:
+            if rank not in local_ranks:
                 for purpose in (DATA, CONTROL):
-                    sock = _MeshConnector(attempt, rank, purpose, found).connect()
+                    sock = _MeshConnector(request, rank, purpose, found).connect()
                     mesh.add(rank, purpose, sock.connection, is_near=found.is_near(rank))
-        with contextlib.closing(_MeshAcceptor(attempt, found, mesh)) as acceptor:
+        with contextlib.closing(_MeshAcceptor(request, found, mesh)) as acceptor:
             acceptor.accept_all()
     except BaseException:
         mesh.close()
@@ -76,8 +76,8 @@ def weave(attempt: Attempt, found: Found) -> Mesh:
 class _MeshConnector(Connector):
     """The higher rank's side of a connection."""
 
-    def __init__(self, attempt: Attempt, peer: int, purpose: bytes, found: Found) -> None:
-        super().__init__(attempt, peer, purpose)
+    def __init__(self, request: JoinRequest, peer: int, purpose: bytes, found: Found) -> None:
+        super().__init__(request, peer, purpose)
         host, port = found.endpoints[peer]
         self._family = found.listener.family
         self._where: Address = (host, port)
@@ -86,8 +86,8 @@ class _MeshConnector(Connector):
         self._began = time.monotonic()
 
     def _open(self) -> FramedSocket | None:
-        until = min(self._attempt.deadline, time.monotonic() + _CONNECT_S)
-        there = connect(self._family, self._where, until, self._attempt.look_s(), self._attempt.check)
+        until = min(self._request.deadline, time.monotonic() + _CONNECT_S)
+        there = connect(self._family, self._where, until, self._request.look_s(), self._request.check)
         if not isinstance(there, OSError):
             return FramedSocket(there)
         if there.errno in NO_DESCRIPTOR:
@@ -97,19 +97,19 @@ class _MeshConnector(Connector):
         return None
 
     def _settle(self, sock: FramedSocket) -> bool:
-        word = self._attempt.await_frame(sock, handshake.FRAME_NBYTES)
+        word = self._request.await_frame(sock, handshake.FRAME_NBYTES)
         if word is None:
             raise self._never_came()
         return bool(word) and self._unpack(word) == READY
 
     def _never_came(self) -> Timeout:
-        why = f"no answer within {self._attempt.timeout_s:g} s"
+        why = f"no answer within {self._request.timeout_s:g} s"
         return Timeout(self._unreachable(why), rank=self._peer)
 
     def _unreachable(self, why: str) -> str:
         host, port = self._where[:2]
         return (
-            f"rank {self._attempt.rank} cannot connect to rank {self._peer} at {host} port {port}: {why}; if "
+            f"rank {self._request.rank} cannot connect to rank {self._peer} at {host} port {port}: {why}; if "
             "a firewall is between them, let SHMRING_PORTS=first-last through and set it on all hosts"
         )
 
@@ -117,21 +117,21 @@ class _MeshConnector(Connector):
 class _MeshAcceptor:
     """The lower rank's side of its connections to higher ranks."""
 
-    def __init__(self, attempt: Attempt, found: Found, mesh: Mesh) -> None:
-        self._attempt = attempt
+    def __init__(self, request: JoinRequest, found: Found, mesh: Mesh) -> None:
+        self._request = request
         self._found = found
         self._place = found.place
         self._mesh = mesh
-        neighbours = found.place.ranks_of_node[found.place.node]
-        higher = [rank for rank in range(attempt.rank + 1, found.place.size) if rank not in neighbours]
+        local_ranks = found.place.ranks_of_node[found.place.node]
+        higher = [rank for rank in range(request.rank + 1, found.place.size) if rank not in local_ranks]
         self._awaited = {(rank, purpose) for rank in higher for purpose in (DATA, CONTROL)}
         # Whoever is late for rank 0's rendezvous is to be told so.
-        purposes = (DATA, CONTROL, COORDINATOR) if attempt.rank == 0 else (DATA, CONTROL)
-        self._acceptor = Acceptor(attempt, found.listener, purposes, len(self._awaited), self._take_in)
+        purposes = (DATA, CONTROL, COORDINATOR) if request.rank == 0 else (DATA, CONTROL)
+        self._acceptor = Acceptor(request, found.listener, purposes, len(self._awaited), self._take_in)
 
     def accept_all(self) -> None:
         while self._awaited:
-            if self._attempt.is_over():
+            if self._request.is_over():
                 raise self._late()
             self._acceptor.serve()
 
@@ -158,6 +158,6 @@ class _MeshAcceptor:
 
     def _late(self) -> Timeout:
         missing = sorted({rank for rank, _ in self._awaited})
-        what = f"{named(missing)} did not connect to rank {self._attempt.rank}"
-        text = f"{what} within {self._attempt.timeout_s:g} s{self._acceptor.hints()}"
+        what = f"{named(missing)} did not connect to rank {self._request.rank}"
+        text = f"{what} within {self._request.timeout_s:g} s{self._acceptor.hints()}"
         return Timeout(text, rank=missing[0])

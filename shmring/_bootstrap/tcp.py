@@ -26,7 +26,7 @@ from .coordinator import Coordinator
 from .framed_socket import Address, FramedSocket, connect, listen, watch_link
 from .handshake import BadFrame, Hello
 from .node_map import Endpoint, Place, Row
-from .world import Attempt
+from .world import JoinRequest
 
 _CONNECT_S = 5.0  # one attempt; the kernel's own pauses between its attempts grow without end
 _LONGEST_PAUSE_S = 0.25
@@ -52,11 +52,11 @@ class Found:
         return bool(self.machines) and self.machines[rank] == self.machines[self.place.rank]
 
 
-def meet(attempt: Attempt, ports: tuple[int, int] | None) -> Found:
+def meet(request: JoinRequest, ports: tuple[int, int] | None) -> Found:
     """All ranks of a world with an address come together; each listens for the others when it returns."""
-    if attempt.rank == 0:
-        return _gather(attempt)
-    connector = _TcpConnector(attempt, ports)
+    if request.rank == 0:
+        return _gather(request)
+    connector = _TcpConnector(request, ports)
     try:
         sock = connector.connect()
         return connector.found(sock)
@@ -65,11 +65,11 @@ def meet(attempt: Attempt, ports: tuple[int, int] | None) -> Found:
         raise
 
 
-def _gather(attempt: Attempt) -> Found:
-    listener = attempt.listener or _listen_at_address(attempt)
+def _gather(request: JoinRequest) -> Found:
+    listener = request.listener or _listen_at_address(request)
     try:
-        with contextlib.closing(_TcpGathering(attempt, listener)) as host:
-            coordinator = Coordinator(0, attempt.world.nprocs, host.gather())
+        with contextlib.closing(_TcpGathering(request, listener)) as host:
+            coordinator = Coordinator(0, request.world.nprocs, host.gather())
             place = node_map.place_of(0, [row.node for row in host.rows])
             endpoints, machines = [row.endpoint for row in host.rows], [row.machine for row in host.rows]
             return Found(coordinator, place, endpoints, host.nonce, 0, listener, machines)
@@ -81,13 +81,13 @@ def _gather(attempt: Attempt) -> Found:
 class _TcpGathering(Gathering):
     """Rank 0's side."""
 
-    def __init__(self, attempt: Attempt, listener: socket.socket) -> None:
+    def __init__(self, request: JoinRequest, listener: socket.socket) -> None:
         self.rows: list[Row] = []
         self.nonce = os.urandom(node_map.NONCE_NBYTES)
-        self._identities = {0: attempt.node}
+        self._identities = {0: request.node}
         host, port, *_ = listener.getsockname()
         self._endpoints = {0: Endpoint(host, port)}
-        super().__init__(attempt, listener, range(1, attempt.world.nprocs), handshake.COORDINATOR)
+        super().__init__(request, listener, range(1, request.world.nprocs), handshake.COORDINATOR)
 
     def _take_in(self, hello: Hello, sock: FramedSocket) -> None:
         super()._take_in(hello, sock)
@@ -107,7 +107,7 @@ class _TcpGathering(Gathering):
 
     def _conclude(self, socks: dict[int, FramedSocket]) -> None:
         """Number the nodes and send everyone the table."""
-        ranks = range(self._attempt.world.nprocs)
+        ranks = range(self._request.world.nprocs)
         identities = [self._identities[rank] for rank in ranks]
         numbers, machines = node_map.number(identities), node_map.number_machines(identities)
         self.rows = [Row(numbers[rank], self._endpoints[rank], machines[rank]) for rank in ranks]
@@ -122,10 +122,10 @@ class _TcpConnector(Connector):
 
     longest_pause_s = _LONGEST_PAUSE_S
 
-    def __init__(self, attempt: Attempt, ports: tuple[int, int] | None) -> None:
-        super().__init__(attempt, 0, handshake.COORDINATOR)
-        assert attempt.world.address is not None
-        self._address = attempt.world.address
+    def __init__(self, request: JoinRequest, ports: tuple[int, int] | None) -> None:
+        super().__init__(request, 0, handshake.COORDINATOR)
+        assert request.world.address is not None
+        self._address = request.world.address
         self._ports = ports
         self._where: Sequence[tuple[int, Address]] = ()
         self._listener: socket.socket | None = None
@@ -134,12 +134,12 @@ class _TcpConnector(Connector):
         self._rank_0 = Endpoint("", 0)  # as it is reached from here; it may know itself by another address
         self._scope_id = 0
         self._why = ""  # the last attempt failed
-        self._seen = attempt.is_invited  # rank 0 was there, so that its absence means that it ended
+        self._seen = request.is_invited  # rank 0 was there, so that its absence means that it ended
 
     def found(self, sock: FramedSocket) -> Found:
         assert self._listener is not None
-        coordinator = Coordinator(self._attempt.rank, self._attempt.world.nprocs, {0: sock})
-        place = node_map.place_of(self._attempt.rank, [row.node for row in self._rows])
+        coordinator = Coordinator(self._request.rank, self._request.world.nprocs, {0: sock})
+        place = node_map.place_of(self._request.rank, [row.node for row in self._rows])
         endpoints = [row.endpoint for row in self._rows]
         endpoints[0] = self._rank_0
         machines = [row.machine for row in self._rows]
@@ -159,8 +159,8 @@ class _TcpConnector(Connector):
                     raise explain(error, f"looking up {self._address}") from error
                 self._why = f"its name is not known here: {error.strerror}"
         for family, address in self._where:
-            until = min(self._attempt.deadline, time.monotonic() + _CONNECT_S)
-            there = connect(family, address, until, self._attempt.look_s(), self._attempt.check)
+            until = min(self._request.deadline, time.monotonic() + _CONNECT_S)
+            there = connect(family, address, until, self._request.look_s(), self._request.check)
             if not isinstance(there, OSError):
                 watch_link(there, is_always_read=True)
                 self._why = "something took the connection, but did not answer"
@@ -195,12 +195,12 @@ class _TcpConnector(Connector):
         try:
             self._listener = listen_nearby(sock.connection.family, own, self._ports)
         except Error as error:  # so that all ranks raise it
-            sock.send(handshake.pack_frame(handshake.FAILED, error, self._attempt.rank))
+            sock.send(handshake.pack_frame(handshake.FAILED, error, self._request.rank))
             raise
         host, port, *_ = self._listener.getsockname()
         if not sock.send(node_map.pack_endpoint(Endpoint(host, port))):
             return False
-        while len(self._rows) < self._attempt.world.nprocs:
+        while len(self._rows) < self._request.world.nprocs:
             packet = self._await_word(sock)
             if not packet:
                 return False
@@ -210,7 +210,7 @@ class _TcpConnector(Connector):
     def _take_page(self, packet: bytes) -> None:
         try:
             if handshake.kind_of(packet) == handshake.TABLE:
-                self._nonce, page = node_map.unpack_page(packet, self._rows, self._attempt.world.nprocs)
+                self._nonce, page = node_map.unpack_page(packet, self._rows, self._request.world.nprocs)
                 self._rows += page
                 return
         except BadFrame as error:
@@ -227,7 +227,7 @@ class _TcpConnector(Connector):
         )
 
     def _never_came(self) -> Timeout:
-        nprocs, timeout_s = self._attempt.world.nprocs, self._attempt.timeout_s
+        nprocs, timeout_s = self._request.world.nprocs, self._request.timeout_s
         what = f"rank 0 of {nprocs} did not come to {self._address} within {timeout_s:g} s"
         why = f" (the last attempt to reach it there: {self._why})" if self._why else ""
         return Timeout(f"{what}{why}; {WAIT_LONGER}", rank=0)
@@ -241,9 +241,9 @@ def _resolve(address: str) -> list[tuple[int, Address]]:
     return [(family, cast(Address, where)) for family, _, _, _, where in found if family in ours]
 
 
-def _listen_at_address(attempt: Attempt) -> socket.socket:
+def _listen_at_address(request: JoinRequest) -> socket.socket:
     """Rank 0's listener, at the one address that the world has."""
-    address = attempt.world.address
+    address = request.world.address
     assert address is not None
     try:
         known = _resolve(address)

@@ -71,7 +71,7 @@ def nothing_to_check() -> None:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class JoinRequest:
     """One rank's attempt to join a world: what it says of itself, until when, and what may end it early.
 
     `deadline` is a time.monotonic() value; `check` is called at least every 20 ms of a wait and may raise.

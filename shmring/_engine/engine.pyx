@@ -412,13 +412,13 @@ cdef class Engine(State):
         return last_call_of(self, rank - self.g.size, self.notifications)
 
     # Who waits for one that waits itself would blame the wrong rank: whoever knows better speaks first. That is who
-    # waits for a neighbour that has not come, then who waits for another host, then who waits for one that may have.
+    # waits for a local rank that has not come, then who waits for another host, then who waits for one that may have.
     cdef int await_better_word(self, Call *c, int culprit) except -1:
         cdef uint64_t first = inter_of(&self.g).first_local
         if c.awaited.rank >= self.g.size:
             grace_s = GRACE_S
         elif culprit >= self.g.size or not is_before(self.last_seq_of(culprit), first):
-            grace_s = 3 * GRACE_S   # a neighbour waits for that host, and has heard more of it
+            grace_s = 3 * GRACE_S   # a local rank waits for that host, and has heard more of it
         else:
             grace_s = 0.0   # ranks of a host meet before they wait for another one
         cdef double until = sr_now_ns() * 1e-9 + grace_s

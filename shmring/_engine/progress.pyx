@@ -417,7 +417,7 @@ cdef void serve() noexcept nogil:
             sr_yield()
             continue
         if background.news != 0:
-            nap_across(heard)
+            nap_internode(heard)
             continue
         memset(&nap, 0, sizeof(nap))
         if sr_nap_enter(&nap, &background.issued, heard + 1, &issued_bell) and go_round(&nap) == found:
@@ -437,7 +437,7 @@ cdef uint64_t nap_ns(int found) noexcept nogil:
 
 
 # There is no sleep that connections and flags both end: a short one at first, then longer ones.
-cdef void nap_across(uint64_t heard) noexcept nogil:
+cdef void nap_internode(uint64_t heard) noexcept nogil:
     cdef uint64_t blocked_ns = sr_now_ns() - background.blocked_since_ns
     cdef uint64_t ignored = 0
     sr_flag_publish(&background.at_news, 1, &issued_bell)

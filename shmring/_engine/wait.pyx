@@ -84,9 +84,9 @@ cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
             # Both looks above take in notes of other hosts, which may set the flag: nothing else would end the sleep.
             if sr_flag_reached(c.awaited.flag, c.awaited.target):
                 break
-            sleep_across(g, c, now)
+            sleep_internode(g, c, now)
         else:
-            sleep_among_neighbours(g, c, now)
+            sleep_local(g, c, now)
         now = sr_now_ns()
     return PROGRESSED
 
@@ -97,7 +97,7 @@ cdef inline uint64_t longest_sleep_ns(Group *g, uint64_t now) noexcept nogil:
     return min(g.sleep_ns, until_ns - now) if until_ns > now else g.sleep_ns
 
 
-cdef void sleep_among_neighbours(Group *g, Call *c, uint64_t now) noexcept nogil:
+cdef void sleep_local(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef sr_nap nap
     nap.n = 0
     if (sr_nap_enter(&nap, c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell)
@@ -122,15 +122,16 @@ cdef bint sleep_until_death(Group *g, sr_nap *nap, uint64_t longest_ns) noexcept
     return True
 
 
-cdef void sleep_across(Group *g, Call *c, uint64_t now) noexcept nogil:
+cdef void sleep_internode(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef uint64_t longest_ns
-    cdef bint awaits_neighbour = c.awaited.rank < g.size
-    if inter.nbusy == 0 and awaits_neighbour:
-        sleep_among_neighbours(g, c, now)
+    cdef bint awaits_local_rank = c.awaited.rank < g.size
+    if inter.nbusy == 0 and awaits_local_rank:
+        sleep_local(g, c, now)
     else:
         longest_ns = longest_sleep_ns(g, now)
-        sr_conn_sleep(inter.news, min(longest_ns, nap_after(now - c.wait_begin_ns)) if awaits_neighbour else longest_ns)
+        sr_conn_sleep(inter.news, min(longest_ns,
+                                      nap_after(now - c.wait_begin_ns)) if awaits_local_rank else longest_ns)
 
 
 # Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.

@@ -48,8 +48,8 @@ class _Survivors:
     def __init__(self, over: Over) -> None:
         self._engine, self._internode = over.engine, over.internode
         self.rank, self.size = over.place.rank, over.place.size
-        neighbours = over.place.ranks_of_node[over.place.node]
-        self._local = {rank: at for at, rank in enumerate(neighbours)}
+        local_ranks = over.place.ranks_of_node[over.place.node]
+        self._local = {rank: at for at, rank in enumerate(local_ranks)}
         self._pause_s = _SHORTEST_PAUSE_S
 
     def is_local(self, rank: int) -> bool:

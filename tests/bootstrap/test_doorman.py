@@ -31,12 +31,12 @@ from shmring._bootstrap.handshake import CONTROL, COORDINATOR, DATA, LOCAL, BadF
 from shmring._bootstrap.mesh import Mesh, _MeshAcceptor, _MeshConnector
 from shmring._bootstrap.node_map import Endpoint
 from shmring._bootstrap.tcp import Found
-from shmring._bootstrap.world import Attempt, World, world
+from shmring._bootstrap.world import JoinRequest, World, world
 from shmring.errors import Timeout
 
 
-def attempt_of(meeting, rank, **how):
-    return Attempt(meeting, rank, "a" * 64, 20.0, time.monotonic() + 20.0, **how)
+def request_of(meeting, rank, **how):
+    return JoinRequest(meeting, rank, "a" * 64, 20.0, time.monotonic() + 20.0, **how)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_lengths_are_capped_before_anything_is_kept():
 
 def test_another_key_is_counted(turned_away):
     meeting = world_at(2)
-    imposter = attempt_of(World(meeting.id, bytes(32), 2), 1)
+    imposter = request_of(World(meeting.id, bytes(32), 2), 1)
 
     def intrude():
         sock = dial(meeting)
@@ -182,7 +182,7 @@ def test_another_key_is_counted(turned_away):
 
 def test_a_recorded_handshake_is_worth_nothing(turned_away):
     meeting = world_at(2)
-    own = attempt_of(meeting, 1)
+    own = request_of(meeting, 1)
     hello = own.hello(0, COORDINATOR)
     recorded = []
 
@@ -212,7 +212,7 @@ def test_a_proof_of_rank_0_cannot_be_sent_back_to_it(turned_away):
 
     def reflect():
         sock = dial(meeting)
-        sock.send(attempt_of(meeting, 1).hello(0, COORDINATOR).pack())
+        sock.send(request_of(meeting, 1).hello(0, COORDINATOR).pack())
         sock.send(handshake.pack_proof(Challenge.unpack(answer(sock)).proof))
         said = answer(sock)
         sock.close()
@@ -226,7 +226,7 @@ def test_a_proof_of_rank_0_cannot_be_sent_back_to_it(turned_away):
     "what", [{"rank": 0}, {"nprocs": 3}, {"node": "b"}, {"purpose": CONTROL}, {"peer": 1}]
 )
 def test_a_proof_holds_for_what_was_said_only(what):
-    own = attempt_of(world(2), 1)
+    own = request_of(world(2), 1)
     hello, nonce = own.hello(0, COORDINATOR), bytes(32)
     proof = own.prove(b"connect", hello, 2, nonce)
     assert handshake.proves(proof, own.prove(b"connect", hello, 2, nonce))
@@ -234,20 +234,20 @@ def test_a_proof_holds_for_what_was_said_only(what):
     assert not handshake.proves(proof, own.prove(b"connect", other, 2, nonce))
     assert not handshake.proves(proof, own.prove(b"accept", hello, 2, nonce))
     assert not handshake.proves(proof, own.prove(b"connect", hello, 3, nonce))
-    assert not handshake.proves(proof, attempt_of(world(2), 1).prove(b"connect", hello, 2, nonce))
+    assert not handshake.proves(proof, request_of(world(2), 1).prove(b"connect", hello, 2, nonce))
 
 
 @pytest.mark.parametrize(("peer", "purpose"), [(1, COORDINATOR), (0, DATA), (0, LOCAL), (0, b"")])
 def test_who_wants_something_else_gets_no_challenge(peer, purpose, turned_away):
     meeting = world_at(2)
-    hello = attempt_of(meeting, 1).hello(peer, purpose).pack()
+    hello = request_of(meeting, 1).hello(peer, purpose).pack()
     assert hosting(meeting, saying(meeting, len(hello).to_bytes(2, "big") + hello)) == [b""]
     assert turned_away() == {"misled": 1}
 
 
 def test_another_worlds_rank_is_told_which_world_it_is_and_no_more(turned_away, caplog):
     meeting = world_at(2)
-    hello = attempt_of(world(2), 1).hello(0, COORDINATOR).pack()
+    hello = request_of(world(2), 1).hello(0, COORDINATOR).pack()
     (said,) = hosting(meeting, saying(meeting, len(hello).to_bytes(2, "big") + hello))
     challenge = Challenge.unpack(said)
     assert (challenge.tag, challenge.nprocs, challenge.proof) == (meeting.tag, 0, bytes(32))
@@ -262,7 +262,7 @@ def accepting(meeting, names, rank):
     endpoints = [Endpoint(*listener.getsockname())] * len(names)
     found = Found(None, place, endpoints, bytes(16), 0, listener)
     mesh = Mesh()
-    acceptor = _MeshAcceptor(attempt_of(meeting, rank), found, mesh)
+    acceptor = _MeshAcceptor(request_of(meeting, rank), found, mesh)
     return found, mesh, acceptor
 
 
@@ -282,13 +282,13 @@ def test_the_key_without_a_claim_is_refused(rank, nprocs, purpose, why, turned_a
     held = []
 
     def come(rank, purpose):
-        sock = _MeshConnector(attempt_of(meeting, rank), 0, purpose, found).connect()
+        sock = _MeshConnector(request_of(meeting, rank), 0, purpose, found).connect()
         held.append(sock)
 
     def intrude():
         come(2, DATA)
         sock = FramedSocket(socket.create_connection(found.listener.getsockname()))
-        said = prove(sock, attempt_of(World(meeting.id, meeting.key, nprocs), rank), 0, purpose)
+        said = prove(sock, request_of(World(meeting.id, meeting.key, nprocs), rank), 0, purpose)
         sock.close()
         for rest in ((2, CONTROL), (3, DATA), (3, CONTROL)):
             come(*rest)
@@ -312,10 +312,10 @@ def test_a_lower_rank_does_not_connect():
 
     def intrude():
         sock = FramedSocket(socket.create_connection(found.listener.getsockname()))
-        said = prove(sock, attempt_of(meeting, 0), 1, DATA)
+        said = prove(sock, request_of(meeting, 0), 1, DATA)
         sock.close()
         return said, [
-            _MeshConnector(attempt_of(meeting, 2), 1, purpose, found).connect() for purpose in (DATA, CONTROL)
+            _MeshConnector(request_of(meeting, 2), 1, purpose, found).connect() for purpose in (DATA, CONTROL)
         ]
 
     _, (said, held) = in_threads(acceptor.accept_all, intrude)

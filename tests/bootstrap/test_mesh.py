@@ -13,12 +13,12 @@ from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.mesh import Mesh, weave
 from shmring._bootstrap.node_map import Endpoint
 from shmring._bootstrap.tcp import Found
-from shmring._bootstrap.world import Attempt, world
+from shmring._bootstrap.world import JoinRequest, world
 from shmring.errors import Error, RankFailed, Timeout
 
 
-def attempt_of(meeting, rank, timeout_s=20.0, **how):
-    return Attempt(meeting, rank, "a" * 64, timeout_s, time.monotonic() + timeout_s, **how)
+def request_of(meeting, rank, timeout_s=20.0, **how):
+    return JoinRequest(meeting, rank, "a" * 64, timeout_s, time.monotonic() + timeout_s, **how)
 
 
 def found_by(rank, names, port):
@@ -44,7 +44,7 @@ def test_a_rank_that_cannot_be_reached_is_named_with_what_to_do(monkeypatch):
     monkeypatch.setattr(mesh, "_REFUSED_S", 0.1)
     found = found_by(1, "ab", free_port())
     with pytest.raises(Error, match=r"rank 1 cannot connect to rank 0 .*refused; .*SHMRING_PORTS"):
-        weave(attempt_of(world(2), 1), found)
+        weave(request_of(world(2), 1), found)
     found.listener.close()
 
 
@@ -52,7 +52,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_to_the_deadline():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = found_by(1, "ab", silent.getsockname()[1])
         with pytest.raises(Timeout, match=r"cannot connect to rank 0 .*no answer within 0\.3 s") as caught:
-            weave(attempt_of(world(2), 1, timeout_s=0.3), found)
+            weave(request_of(world(2), 1, timeout_s=0.3), found)
     assert caught.value.rank == 0
     found.listener.close()
 
@@ -62,7 +62,7 @@ def test_ranks_that_do_not_connect_are_named_with_who_did_instead():
     pending = FramedSocket(socket.create_connection(found.listener.getsockname()))
     pending.send(b"hello")
     with pytest.raises(Timeout) as caught:
-        weave(attempt_of(world(4), 0, timeout_s=0.5), found)
+        weave(request_of(world(4), 0, timeout_s=0.5), found)
     assert "ranks 1, 2, 3 did not connect to rank 0 within 0.5 s; 127.0.0.1 port" in str(caught.value)
     close([pending, found.listener])
 
@@ -75,13 +75,13 @@ def test_what_the_star_tells_ends_the_wait(rank):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = found_by(rank, "ab", silent.getsockname()[1])
         with pytest.raises(RankFailed, match="rank 7 ended"):
-            weave(attempt_of(world(2), rank, timeout_s=100, check=check), found)
+            weave(request_of(world(2), rank, timeout_s=100, check=check), found)
     found.listener.close()
 
 
-def test_neighbours_are_not_connected():
+def test_ranks_of_one_host_are_not_connected():
     found = found_by(1, "aaa", 1)
-    assert weave(attempt_of(world(3), 1), found) == Mesh()
+    assert weave(request_of(world(3), 1), found) == Mesh()
     found.listener.close()
 
 

@@ -64,18 +64,18 @@ def test_all_ranks_meet_and_know_their_place(names):
     order = sorted(set(names), key=names.index)
     by_node = tuple(tuple(r for r, name in enumerate(names) if name == node) for node in order)
     for rank, meeting in enumerate(meetings):
-        neighbours = by_node[order.index(names[rank])]
+        local_ranks = by_node[order.index(names[rank])]
         assert meeting.place == node_map.Place(
             rank=rank,
             size=len(names),
-            local_rank=neighbours.index(rank),
-            local_size=len(neighbours),
+            local_rank=local_ranks.index(rank),
+            local_size=len(local_ranks),
             node=order.index(names[rank]),
             num_nodes=len(order),
             ranks_of_node=by_node,
         )
-        assert (meeting.links.rank, meeting.links.size) == (neighbours.index(rank), len(neighbours))
-        others = set(range(len(names))) - set(neighbours)
+        assert (meeting.links.rank, meeting.links.size) == (local_ranks.index(rank), len(local_ranks))
+        others = set(range(len(names))) - set(local_ranks)
         assert set(meeting.mesh.data) == set(meeting.mesh.control) == others
     reach_each_other(meetings)
     close(meetings)
@@ -457,10 +457,10 @@ def weaving(monkeypatch):
     def on(rank, action):
         weave = bootstrap.weave
 
-        def instead(attempt, found):
-            if attempt.rank == rank:
-                action(attempt, found)
-            return weave(attempt, found)
+        def instead(request, found):
+            if request.rank == rank:
+                action(request, found)
+            return weave(request, found)
 
         monkeypatch.setattr(bootstrap, "weave", instead)
 
@@ -468,7 +468,7 @@ def weaving(monkeypatch):
 
 
 def raising(error):
-    def action(attempt, found):
+    def action(request, found):
         raise error
 
     return action
@@ -497,7 +497,7 @@ def test_what_is_no_error_of_ours_is_told_as_giving_up(weaving, rank):
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_rank_that_ends_in_the_middle_is_named_to_all(weaving, rank):
-    def end(attempt, found):
+    def end(request, found):
         found.coordinator.close()
         found.listener.close()
         raise SystemExit
@@ -513,7 +513,7 @@ def test_a_rank_that_ends_in_the_middle_is_named_to_all(weaving, rank):
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_there_is_one_deadline_for_everything(weaving, rank):
-    weaving(rank, lambda attempt, found: attempt.pause(100))  # at most to its end
+    weaving(rank, lambda request, found: request.pause(100))  # at most to its end
     begin = time.monotonic()
     errors = meet_on("abc", timeout_s=1.0)
     assert time.monotonic() - begin < 10
@@ -524,9 +524,9 @@ def test_there_is_one_deadline_for_everything(weaving, rank):
 def test_ranks_that_fail_at_once_raise_the_same(monkeypatch):
     together = threading.Barrier(4)
 
-    def fail(attempt, found):
+    def fail(request, found):
         together.wait(timeout=30)
-        raise Error(f"rank {attempt.rank}'s own reason", rank=attempt.rank)
+        raise Error(f"rank {request.rank}'s own reason", rank=request.rank)
 
     monkeypatch.setattr(bootstrap, "weave", fail)
     errors = meet_on("abcd")

@@ -1,5 +1,5 @@
 """Nobody sleeps through what it waits for: here sleeps have no end of their own, and who is not woken hangs.
-Two things are looked for only every 4 ms: that a rank has closed; and what a neighbour does while another
+Two things are looked for only every 4 ms: that a rank has closed; and what a local rank does while another
 host is awaited, as no sleep ends both by that and by what comes over the wire.
 
 Elsewhere a sleep ends after some milliseconds, and a wake-up that is lost would pass for a slow machine.

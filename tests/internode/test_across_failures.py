@@ -197,13 +197,13 @@ def test_a_death_that_a_group_hears_of_is_that_of_its_parent():
 
 
 def be_impatient(comm):
-    """Rank 1 gives up long before its neighbour does, which waits for the one that is late."""
+    """Rank 1 gives up long before the other rank of its host does, which waits for the one that is late."""
     comm.barrier()
     if comm.rank != 2:
         comm.barrier(timeout=1 if comm.rank == 1 else 15)
 
 
-def test_who_waits_for_a_waiting_neighbour_names_who_is_late():
+def test_who_waits_for_a_waiting_local_rank_names_who_is_late():
     with Ranks(3, nodes=[0, 0, 1]) as ranks:
         outcomes = ranks.meet().outcomes(be_impatient)
     assert_named(outcomes[:2], shmring.Timeout, 2)

@@ -44,7 +44,7 @@ def exchange_and_leave(comm, count):
     x, y = np.full(count, comm.rank, "f4"), np.empty(count, "f4")
     comm.sendrecv(x, peer, y, source=(comm.rank - 1) % comm.size)
     if comm.rank % 2:
-        time.sleep(0.05)  # what its neighbour has sent is here by then, and that one has left
+        time.sleep(0.05)  # what the other rank of its host has sent is here by then, and that one has left
     comm.close()
     return float(y[-1])
 
@@ -396,7 +396,7 @@ def test_a_rank_that_waits_costs_no_cpu(world_across, nodes, how):
     assert world_across(nodes)(wait_idly, how)[0] < 0.3
 
 
-def answer_while_neighbours_idle(comm, count):
+def answer_while_local_ranks_idle(comm, count):
     """Messages for the same wait from both sides: neither is starved, and none goes lost."""
     if comm.rank > 0:
         for i in range(count):
@@ -410,9 +410,9 @@ def answer_while_neighbours_idle(comm, count):
     return found[1:]
 
 
-def test_any_source_mixes_neighbours_and_other_hosts(world_across, nodes):
+def test_any_source_mixes_local_ranks_and_other_hosts(world_across, nodes):
     ranks = world_across(nodes, SHMRING_MESSAGE_RING=TINY)
-    assert ranks(answer_while_neighbours_idle, 500)[0] == [list(range(500))] * (ranks.size - 1)
+    assert ranks(answer_while_local_ranks_idle, 500)[0] == [list(range(500))] * (ranks.size - 1)
 
 
 def receive_in_two_threads_worth(comm, count):

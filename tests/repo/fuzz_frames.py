@@ -88,9 +88,9 @@ def one_input(data):
 
 def seeds():
     """What is really sent, less the part that `parse` puts before it."""
-    attempt = world.Attempt(world.world(2), 1, "a" * 64, 1.0, 0.0)
+    request = world.JoinRequest(world.world(2), 1, "a" * 64, 1.0, 0.0)
     frames = [
-        attempt.hello(0, handshake.COORDINATOR).pack(),
+        request.hello(0, handshake.COORDINATOR).pack(),
         Challenge(2, bytes(32), bytes(32), bytes(16)).pack(),
         handshake.pack_proof(bytes(32)),
         handshake.pack_frame(handshake.FAILED, TimeoutError("late")),

@@ -183,7 +183,7 @@ def modules_named(base, names):
     }
 
 
-def neighbours_in_cython(text, package):
+def imports_in_cython(text, package):
     for name in re.findall(r'cdef extern from "([^"<]+)"', text):
         yield name
     imports = r"^\s*from\s+(\.[\w.]*|shmring[\w.]*)\s+c?import\s+(\([^)]*\)|[^\n]+)"
@@ -196,11 +196,11 @@ def neighbours_in_cython(text, package):
         yield Path(name).stem
 
 
-def neighbours(path):
+def imports_of(path):
     package = path.parent.relative_to(ROOT / "shmring").parts
     if path.suffix == ".py":
         return set(modules_in_python(ast.parse(path.read_text()), package))
-    return set(neighbours_in_cython(path.read_text(), package))
+    return set(imports_in_cython(path.read_text(), package))
 
 
 @pytest.mark.parametrize("path", C_FILES, ids=name_of)
@@ -214,10 +214,10 @@ def test_c_files_include_only_what_they_may_know(path):
 def test_modules_import_only_folders_that_theirs_may(path):
     name = module_of(path)
     if name.endswith(".__init__"):
-        assert not neighbours(path), "the docstring of a folder says what is in it, and imports nothing"
+        assert not imports_of(path), "the docstring of a folder says what is in it, and imports nothing"
         return
     folder = name.partition(".")[0]
-    imported = {other.partition(".")[0] for other in neighbours(path) if not other.endswith((".h", ".c"))}
+    imported = {other.partition(".")[0] for other in imports_of(path) if not other.endswith((".h", ".c"))}
     assert imported <= FOLDERS[folder] | {folder}
 
 
@@ -226,7 +226,7 @@ def test_folders_and_modules_import_each_other_in_no_circle():
     modules = {}
     for path in MODULES:
         if path.suffix != ".pyi" and not module_of(path).endswith("__init__"):
-            modules.setdefault(module_of(path), set()).update(neighbours(path))
+            modules.setdefault(module_of(path), set()).update(imports_of(path))
     for known in (FOLDERS, modules):
         known = {
             name: {n for n in may if n in known and n not in {name, "__init__"}}

@@ -85,7 +85,7 @@ def test_roles_of_the_proofs():
         said.groups(), ("acceptor", "connector"), ("proof = ", "proof = "), strict=True
     ):
         text = (ROOT / "shmring" / "_bootstrap" / f"{file}.py").read_text()
-        assert re.search(rf'{prover}attempt\.prove\(b"{role}"', text), file
+        assert re.search(rf'{prover}request\.prove\(b"{role}"', text), file
 
 
 def test_membership():

@@ -139,10 +139,10 @@ def answer(sock, most_nbytes=4096):
     return sock.await_frame(most_nbytes, soon(), 1.0, nothing)
 
 
-def prove(sock, attempt, peer, purpose):
-    """Prove to be the attempt's rank, as a connector does; the frame that follows."""
-    hello = attempt.hello(peer, purpose)
+def prove(sock, request, peer, purpose):
+    """Prove to be the request's rank, as a connector does; the frame that follows."""
+    hello = request.hello(peer, purpose)
     sock.send(hello.pack())
     challenge = Challenge.unpack(answer(sock))
-    sock.send(handshake.pack_proof(attempt.prove(b"connect", hello, challenge.nprocs, challenge.nonce)))
+    sock.send(handshake.pack_proof(request.prove(b"connect", hello, challenge.nprocs, challenge.nonce)))
     return answer(sock)
