@@ -23,7 +23,7 @@ enum sr_channel_what {
     SR_CHANNEL_CREDIT,   /* `whole`: up to where the other end may send */
     SR_CHANNEL_PIECE,    /* of a message: what sr_frame says of it, and its bytes */
     /* notes, each of which replaces the one before: */
-    SR_CHANNEL_VIEW,     /* of who goes on after the end, see sr_views */
+    SR_CHANNEL_VIEW,     /* of who goes on after the end, see sr_seqlock */
     SR_CHANNEL_CALLING,  /* the sender has waited for a while in a collective: struct sr_channel_call */
     SR_CHANNEL_CONFIRMED, /* all ranks of the sender's host have begun this collective: struct sr_channel_call */
 };
@@ -118,7 +118,7 @@ struct sr_channels {
     uint32_t word_nbytes;
     unsigned char word[SR_CHANNEL_WORD_NBYTES];
     unsigned char scratch[SR_CHANNEL_SCRATCH_NBYTES];
-    struct sr_bell nobody; /* sleeps on it: news end sleeps */
+    struct sr_event nobody; /* sleeps on it: news end sleeps */
 };
 
 void sr_channels_open(struct sr_channels *channels, struct sr_channel *channel, int nchannels, int news);

@@ -25,7 +25,8 @@ __attribute__((visibility("default"))) const struct sr_kernels *sr_fault_kernels
 #define SR_FAULT_KERNELS(kernels) (kernels)
 #endif
 
-/* -DSR_NO_CHECKS: no wait looks at the abort word, at lives, at the deadline or for signals, to see what that costs. */
+/* -DSR_NO_CHECKS: no wait looks at the abort word, at liveness, at the deadline or for signals, to see what that
+ * costs. */
 #ifdef SR_NO_CHECKS
 #define SR_CHECKS 0
 #else

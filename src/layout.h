@@ -19,7 +19,7 @@
                         | sr_header                                    |  geometry, the abort word
      4096               +----------------------------------------------+
                         | sr_lane of rank 0: call lines, counters,     |  each line by one writer
-                        |   bell, life, flight records, waits, stacks  |
+                        |   event, liveness, flight records, waits, stacks  |
                         | sr_lane of rank 1 ...                        |
      page-aligned       +----------------------------------------------+
                         | staging ring of rank 0  (ring_nbytes)        |  allocated before its first touch
@@ -86,14 +86,14 @@ struct sr_counter {
 } __attribute__((aligned(128)));
 
 /* Rung by the owner after each publish when somebody sleeps on one of its flags. */
-struct sr_bell {
+struct sr_event {
     _Atomic uint32_t sleepers; /* generation | 1 if somebody sleeps; W sleepers, who rings; the futex word */
 } __attribute__((aligned(128)));
 
 enum sr_state { SR_ABSENT, SR_JOINED, SR_CLOSED };
 
 /* Tells the living from the dead: the owner's parked thread holds `holder` as a robust futex for life. */
-struct sr_life {
+struct sr_liveness {
     _Atomic uint32_t holder; /* W parked thread: its tid | FUTEX_WAITERS; the kernel sets FUTEX_OWNER_DIED and wakes
                                 one of those that sleep on it; R all */
     _Atomic uint32_t state;  /* W owner: enum sr_state; R all */
@@ -145,10 +145,10 @@ struct sr_wait {
     sr_flag what;     /* enum sr_wait_kind << 32 | the rank awaited, local; size + rank: of another host; ~0: any */
 } __attribute__((aligned(64)));
 
-/* Where somebody who only reads asks a rank for its stacks: the parked thread sleeps on `bell`, and to be woken without
-   a reason is to be asked. */
-struct sr_desk {
-    _Atomic uint32_t bell; /* W owner: goes up when the parked thread is to leave; the futex word; R all */
+/* Where somebody who only reads asks a rank for its stacks: the parked thread sleeps on `event`, and to be woken
+   without a reason is to be asked. */
+struct sr_stack_request {
+    _Atomic uint32_t event; /* W owner: goes up when the parked thread is to leave; the futex word; R all */
     uint32_t rank, size;   /* W owner: as the ranks of all hosts are counted; R all */
     sr_flag told;          /* W parked thread: goes up by one before and after it writes `stacks`; R all */
 } __attribute__((aligned(128)));
@@ -165,7 +165,7 @@ struct sr_report {
 
 /* What a rank says once the communicator is over and it wants to go on with those that are left: its *view*, whole,
    each time that changes. The last two are kept, so that the newer one can be read while the next is written. */
-struct sr_views {
+struct sr_seqlock {
     sr_flag told;                            /* how many; W owner, last; R all */
     uint8_t reserved[120];
     sr_flag word[2][SR_VIEW_WORDS];          /* by number modulo 2; W owner before told; R all */
@@ -174,15 +174,15 @@ struct sr_views {
 struct sr_lane {
     struct sr_call_line line[SR_LINES];        /* by seq modulo SR_LINES */
     struct sr_counter progress[SR_PROGRESSES]; /* by enum sr_progress */
-    struct sr_bell bell;
-    struct sr_life life;
+    struct sr_event event;
+    struct sr_liveness liveness;
     struct sr_report report;
-    struct sr_bell p2p_bell;    /* on which the owner sleeps for messages and for room; its peers ring it */
+    struct sr_event p2p_event;    /* on which the owner sleeps for messages and for room; its peers signal it */
     sr_flag p2p_senders[SR_P2P_WORDS]; /* W rank r its bit r, once its message ring to the owner is laid out; R owner */
     struct sr_record record[SR_RECORDS];
-    struct sr_views views;
+    struct sr_seqlock view;
     struct sr_wait wait[SR_WAITS]; /* by enum sr_wait_place */
-    struct sr_desk desk;
+    struct sr_stack_request stack_request;
     char stacks[SR_STACKS_NBYTES] __attribute__((aligned(4096))); /* W parked thread; R all: zero-terminated UTF-8 */
 } __attribute__((aligned(4096)));
 
@@ -221,16 +221,17 @@ enum sr_side { SR_PRODUCER, SR_CONSUMER, SR_SIDES };
 /* A ring that lives alone, between two processes. Its bytes begin on the next page.
 
      0                  +----------------------------------------------+
-                        | sr_queue: who is who, bells, the ring's head  |
+                        | sr_queue: who is who, events, the ring's head  |
      4096               +----------------------------------------------+
                         | bytes of the ring  (nbytes)                   |
                         +----------------------------------------------+                                  */
 struct sr_queue {
     uint64_t magic;                  /* W creator before anyone else maps; R both */
     uint64_t nbytes;                 /* W creator ...: a power of two; R both */
-    struct sr_life creator;          /* W creator ...; R both: whose death leaves a side without anyone to come */
-    struct sr_life life[SR_SIDES];   /* W the process at that side, `state` first by a compare-and-swap; R the other */
-    struct sr_bell bell[SR_SIDES];   /* on which that side sleeps; the other rings it */
+    struct sr_liveness creator;          /* W creator ...; R both: whose death leaves a side without anyone to come */
+    struct sr_liveness liveness[SR_SIDES];   /* W the process at that side, `state` first by a compare-and-swap; R the
+    other */
+    struct sr_event event[SR_SIDES];   /* on which that side sleeps; the other signals it */
     struct sr_ring ring;
 };
 

@@ -20,7 +20,7 @@ struct sr_ring_end {
     size_t piece_nbytes;   /* what a frame holds at most */
     uint64_t position;     /* where this end's next frame begins */
     uint64_t taken;        /* up to where frames are taken: as the producer has seen, as the consumer has told */
-    struct sr_bell *bell;  /* on which the other end sleeps */
+    struct sr_event *event;  /* on which the other end sleeps */
     sr_ring_copy_fn *copy;
     uint32_t stream;       /* large pieces are put in past the cache */
 };
@@ -52,7 +52,7 @@ static inline bool sr_ring_is_valid_length(uint64_t nbytes)
 }
 
 static inline void sr_ring_open_end(struct sr_ring_end *end, struct sr_ring *ring, void *bytes, uint64_t nbytes,
-                                    uint64_t first, struct sr_bell *bell, sr_ring_copy_fn *copy, size_t piece_nbytes)
+                                    uint64_t first, struct sr_event *event, sr_ring_copy_fn *copy, size_t piece_nbytes)
 {
     /* A frame and the next one's word take half of the ring at most: an end may keep the rest to itself a while. */
     const size_t most_nbytes = nbytes / 2 - 2 * SR_CACHE_LINE;
@@ -62,7 +62,7 @@ static inline void sr_ring_open_end(struct sr_ring_end *end, struct sr_ring *rin
     end->nbytes = nbytes;
     end->piece_nbytes = piece_nbytes < most_nbytes ? piece_nbytes : most_nbytes;
     end->position = end->taken = first;
-    end->bell = bell;
+    end->event = event;
     end->copy = copy;
 }
 
@@ -127,7 +127,7 @@ static inline void sr_ring_announce(struct sr_ring_end *end, const struct sr_fra
     frame->tag = head->tag;
     frame->kind_and_flags = head->kind_and_flags;
     sr_flag_set(&sr_ring_frame_at(end, next)->begun, next);
-    sr_flag_publish(&frame->begun, end->position + 1, end->bell);
+    sr_flag_publish(&frame->begun, end->position + 1, end->event);
     end->position = next;
 }
 
@@ -177,7 +177,7 @@ static inline void sr_ring_tell(struct sr_ring_end *end)
     if (end->taken != end->position) {
         SR_FAULT(SR_BEFORE_RELEASE);
         end->taken = end->position;
-        sr_flag_publish(&end->ring->taken.value, end->position, end->bell);
+        sr_flag_publish(&end->ring->taken.value, end->position, end->event);
     }
 }
 

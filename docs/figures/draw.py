@@ -164,7 +164,7 @@ def segment():
         ("header, one page", "ranks, lengths, tables of sizes, the abort word", "#f6f8fa"),
         (
             "lane of rank 0, six pages",
-            "call lines, counters, bell, life, last calls, waits, stacks",
+            "call lines, counters, event, liveness, last calls, waits, stacks",
             SHADES[0],
         ),
         ("lane of rank 1", "each line by one writer", SHADES[1]),

@@ -536,13 +536,13 @@ cdef bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil:
 # Who ends is marked before its memory goes, and who gives up says so before it takes its arrays back: what was read
 # before this rank could see either is what was given.
 cdef int read_private(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
-    cdef sr_life *life = &g.lane[giver].life
+    cdef sr_liveness *liveness = &g.lane[giver].liveness
     c.single_copy = True
     c.awaited.rank = giver
-    c.error = sr_single_copy(sr_life_task(life), there, <uintptr_t> g.source[giver], nbytes)
+    c.error = sr_single_copy(sr_liveness_task(liveness), there, <uintptr_t> g.source[giver], nbytes)
     if c.error != 0:
-        look_for_lives(g)
-    if sr_life_died(life):
+        check_liveness(g)
+    if sr_liveness_died(liveness):
         return DEAD
     if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:
         return ABORTED

@@ -51,7 +51,7 @@ cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked
         if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
             return ABORTED
         owner[0] = sr_lock_owner(lock)
-        look_for_lives(g)
+        check_liveness(g)
         correct_wait(g, SR_WAIT_LOCK, SR_AT_LOCK, owner[0])
         status = fate_of_owner(g, owner[0])
         if status != PROGRESSED and sr_lock_owner(lock) == owner[0]:   # it may have let go before it ended
@@ -69,7 +69,7 @@ cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked
 cdef inline int fate_of_owner(Group *g, int rank) noexcept nogil:
     if rank < 0 or rank >= g.size or rank == g.rank:
         return PROGRESSED
-    return fate_of(&g.lane[rank].life)
+    return fate_of(&g.lane[rank].liveness)
 
 
 # ---- locks -----------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ cdef class Locks:
     cdef int lament(self, int owner, int status, int index) except -1:
         how = "closed the communicator"
         if status == DEAD:
-            how = procfs.how_it_ended(*self.engine.life_of(owner))
+            how = procfs.how_it_ended(*self.engine.liveness_of(owner))
         text = f"rank {owner} {how} while it had {self.kind} {index} of a shared array"
         self.engine.report(RankFailed(text, rank=owner))
         return 0

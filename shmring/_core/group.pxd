@@ -99,7 +99,7 @@ cdef struct Group:
     uint64_t yield_ns, sleep_ns, look_ns, ping_interval_ns
     uint64_t next_look_ns, signal_ns   # when to look around again, and for signals
     uint64_t glanced_ns                # when the wait of a call was looked at last
-    bint looks_for_lives       # the kernel does not watch them all, and those that it does not can be looked for
+    bint checks_liveness       # the kernel does not watch them all, and those that it does not can be looked for
     uint64_t stall_ns, word_due_ns     # how long a wait may go without a word, 0: for ever; when one is due
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from here on
     bint single_copy           # every rank can read the private memory of every other
@@ -313,12 +313,12 @@ cdef inline sr_flag *counter(Group *g, int rank, int which) noexcept nogil:
 
 
 cdef inline void publish(Group *g, int which, uint64_t value) noexcept nogil:
-    sr_flag_publish(&g.me.progress[which].value, value, &g.me.bell)
+    sr_flag_publish(&g.me.progress[which].value, value, &g.me.event)
 
 
 # Whether this rank keeps `rank` from its CPU while it waits for it: then pauses are in vain.
 cdef inline bint runs_here(Group *g, int rank) noexcept nogil:
-    return g.crowded and sr_life_cpu(&g.lane[rank].life) == sr_life_tell_cpu(&g.me.life)
+    return g.crowded and sr_liveness_cpu(&g.lane[rank].liveness) == sr_liveness_set_cpu(&g.me.liveness)
 
 
 # Waits for `first` and ranks after it whose counters have not reached the target: best for one that runs here.
@@ -348,24 +348,24 @@ cdef inline void report_abort(sr_header *header, int cause, int culprit, int rep
         sr_layout_lane(header, reporter).report = said[0]
         sr_abort_set(header, sr_abort_pack(cause, culprit, reporter))
     for rank in range(header.nranks):
-        sr_bell_ring(&sr_layout_lane(header, rank).bell)
-        sr_bell_ring(&sr_layout_lane(header, rank).p2p_bell)
+        sr_event_signal(&sr_layout_lane(header, rank).event)
+        sr_event_signal(&sr_layout_lane(header, rank).p2p_event)
 
 
 # Marks ranks that have died where the kernel does not.
-cdef inline void look_for_lives(Group *g) noexcept nogil:
+cdef inline void check_liveness(Group *g) noexcept nogil:
     cdef int rank
-    if g.looks_for_lives:
+    if g.checks_liveness:
         for rank in range(g.size):
             if rank != g.rank:
-                sr_life_look(&g.lane[rank].life)
+                sr_liveness_check(&g.lane[rank].liveness)
 
 
 # What has become of a rank of this host: PROGRESSED, it lives; DEAD, or LEFT.
-cdef inline int fate_of(const sr_life *life) noexcept nogil:
-    if sr_life_died(life):
+cdef inline int fate_of(const sr_liveness *liveness) noexcept nogil:
+    if sr_liveness_died(liveness):
         return DEAD
-    return LEFT if sr_life_state(life) == SR_CLOSED else PROGRESSED
+    return LEFT if sr_liveness_state(liveness) == SR_CLOSED else PROGRESSED
 
 
 # ---- the call line -------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
 cdef inline void publish_line(Group *g, Call *c) noexcept nogil:
     cdef sr_call_line *line = line_of(g, g.rank, c.seq)
     line.fingerprint = c.fingerprint
-    sr_flag_publish(&line.seq, c.seq, &g.me.bell)
+    sr_flag_publish(&line.seq, c.seq, &g.me.event)
 
 
 # As blocked_on_counter: waits for the line of call seq of c.peer, or of a rank after it.

@@ -19,9 +19,9 @@ cdef extern from "layout.h" nogil:
         uint32_t far, ping, skew
     cdef struct sr_counter:
         sr_flag value
-    cdef struct sr_bell:
+    cdef struct sr_event:
         pass
-    cdef struct sr_life:
+    cdef struct sr_liveness:
         int pid
         uint64_t start_time, address, nonce
     cdef struct sr_record:
@@ -36,7 +36,7 @@ cdef extern from "layout.h" nogil:
         char *item_name
     cdef struct sr_wait:
         sr_flag since_ns, until_ns, seq, what
-    cdef struct sr_desk:
+    cdef struct sr_stack_request:
         uint32_t rank, size
         sr_flag told
     cdef struct sr_report:
@@ -44,20 +44,20 @@ cdef extern from "layout.h" nogil:
         int64_t number
         char *op
         char *reason
-    cdef struct sr_views:
+    cdef struct sr_seqlock:
         pass
     cdef struct sr_lane:
         sr_call_line *line
         sr_counter *progress
-        sr_bell bell
-        sr_life life
+        sr_event event
+        sr_liveness liveness
         sr_report report
-        sr_bell p2p_bell
+        sr_event p2p_event
         sr_flag *p2p_senders
         sr_record *record
-        sr_views views
+        sr_seqlock view
         sr_wait *wait
-        sr_desk desk
+        sr_stack_request stack_request
         char *stacks
     ctypedef struct sr_tuning "struct sr_tuning":
         uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
@@ -100,18 +100,18 @@ cdef extern from "flag.h" nogil:
     uint64_t sr_flag_load_ordered(const sr_flag *)
     bint sr_flag_reached(const sr_flag *, uint64_t target)
     void sr_flag_set(sr_flag *, uint64_t value)
-    void sr_flag_publish(sr_flag *, uint64_t value, sr_bell *own_bell)
+    void sr_flag_publish(sr_flag *, uint64_t value, sr_event *own_event)
     bint sr_flag_spin(const sr_flag *, uint64_t target, int pauses)
-    void sr_flag_sleep(const sr_flag *, uint64_t target, sr_bell *owner_bell, uint64_t limit_ns)
-    void sr_bell_ring(sr_bell *)
-    ctypedef struct sr_nap "struct sr_nap":
+    void sr_flag_sleep(const sr_flag *, uint64_t target, sr_event *owner_event, uint64_t limit_ns)
+    void sr_event_signal(sr_event *)
+    ctypedef struct sr_waitset "struct sr_waitset":
         int n
-    void sr_nap_watch(sr_nap *, sr_bell *own_bell)
-    bint sr_nap_enter(sr_nap *, const sr_flag *, uint64_t target, sr_bell *owner_bell)
-    void sr_nap_sleep(sr_nap *, uint64_t limit_ns)
-    bint sr_nap_watch_life(sr_nap *, sr_life *)
-    bint sr_nap_sleep_among_lives(sr_nap *, uint64_t limit_ns)
-    void sr_life_tell(sr_life *)
+    void sr_waitset_watch(sr_waitset *, sr_event *own_event)
+    bint sr_waitset_enter(sr_waitset *, const sr_flag *, uint64_t target, sr_event *owner_event)
+    void sr_waitset_sleep(sr_waitset *, uint64_t limit_ns)
+    bint sr_waitset_watch_liveness(sr_waitset *, sr_liveness *)
+    bint sr_waitset_sleep_until_death(sr_waitset *, uint64_t limit_ns)
+    void sr_liveness_wake_sleepers(sr_liveness *)
     bint sr_flag_take(sr_flag *, uint64_t value)
     uint64_t sr_flag_swap(sr_flag *, uint64_t value)
     bint sr_flag_replace(sr_flag *, uint64_t old, uint64_t value)
@@ -123,18 +123,18 @@ cdef extern from "flag.h" nogil:
     int sr_abort_culprit(uint64_t word)
     int sr_abort_reporter(uint64_t word)
     void sr_abort_set(sr_header *, uint64_t word)
-    void sr_views_tell(sr_views *, const uint64_t *word)
-    uint64_t sr_views_read(const sr_views *, uint64_t *word)
-    int sr_life_tell_cpu(sr_life *)
-    int sr_life_cpu(const sr_life *)
-    bint sr_life_died(const sr_life *)
-    int sr_life_state(const sr_life *)
-    void sr_life_set_state(sr_life *, int state)
-    bint sr_life_is_held(const sr_life *)
-    int sr_life_task(const sr_life *)
-    bint sr_life_is_unwatched(const sr_life *)
-    int sr_life_seek(const sr_life *)
-    void sr_life_look(sr_life *)
+    void sr_seqlock_write(sr_seqlock *, const uint64_t *word)
+    uint64_t sr_seqlock_read(const sr_seqlock *, uint64_t *word)
+    int sr_liveness_set_cpu(sr_liveness *)
+    int sr_liveness_cpu(const sr_liveness *)
+    bint sr_liveness_died(const sr_liveness *)
+    int sr_liveness_state(const sr_liveness *)
+    void sr_liveness_set_state(sr_liveness *, int state)
+    bint sr_liveness_is_held(const sr_liveness *)
+    int sr_liveness_task(const sr_liveness *)
+    bint sr_liveness_is_unwatched(const sr_liveness *)
+    int sr_liveness_find_thread(const sr_liveness *)
+    void sr_liveness_check(sr_liveness *)
 
 
 cdef extern from "fault.h" nogil:

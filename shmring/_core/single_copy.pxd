@@ -52,7 +52,7 @@ cdef inline bint offers_single_copy(const Group *g, const Call *c, size_t nbytes
 # asked of itself, which takes a third of a microsecond.
 cdef inline bint can_be_read(Group *g, const void *array) noexcept nogil:
     cdef char first = 0
-    return sr_single_copy(sr_life_task(&g.me.life), &first, <uintptr_t> array, 1) == 0
+    return sr_single_copy(sr_liveness_task(&g.me.liveness), &first, <uintptr_t> array, 1) == 0
 
 
 # Whether they had better do so.

@@ -3,7 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from .group cimport sr_bell, sr_copy_fn, sr_counter, sr_flag, sr_life
+from .group cimport sr_event, sr_copy_fn, sr_counter, sr_flag, sr_liveness
 
 
 cdef extern from "layout.h" nogil:
@@ -15,9 +15,9 @@ cdef extern from "layout.h" nogil:
         uint64_t kind
     cdef struct sr_queue:
         uint64_t magic, nbytes
-        sr_life creator
-        sr_life *life
-        sr_bell *bell
+        sr_liveness creator
+        sr_liveness *liveness
+        sr_event *event
         sr_ring ring
     cdef enum:
         SR_FRAME_FIRST, SR_FRAME_LAST, SR_FRAME_CUT
@@ -27,11 +27,11 @@ cdef extern from "layout.h" nogil:
 
 
 cdef extern from "flag.h" nogil:
-    uint32_t sr_bell_watch(sr_bell *own_bell)
-    void sr_bell_sleep(sr_bell *own_bell, uint32_t generation, uint64_t limit_ns)
+    uint32_t sr_event_watch(sr_event *own_event)
+    void sr_event_sleep(sr_event *own_event, uint32_t generation, uint64_t limit_ns)
     uint64_t sr_flag_load_ordered(const sr_flag *)
-    void sr_flag_mark(sr_flag *, uint64_t bits, sr_bell *)
-    bint sr_life_claim(sr_life *)
+    void sr_flag_mark(sr_flag *, uint64_t bits, sr_event *)
+    bint sr_liveness_claim(sr_liveness *)
     void sr_pause()
 
 
@@ -52,7 +52,7 @@ cdef extern from "ring.h" nogil:
     cdef enum:
         SR_RING_WHOLE, SR_RING_WAIT, SR_RING_CUT, SR_RING_DAMAGED
     bint sr_ring_is_valid_length(uint64_t nbytes)
-    void sr_ring_open_end(sr_ring_end *, sr_ring *, void *data, uint64_t nbytes, uint64_t first, sr_bell *other,
+    void sr_ring_open_end(sr_ring_end *, sr_ring *, void *data, uint64_t nbytes, uint64_t first, sr_event *other,
                           sr_copy_fn *, size_t piece_nbytes)
     uint64_t sr_ring_first(uint64_t near, uint64_t nbytes)
     void sr_ring_format(sr_ring *, void *data, uint64_t first)

@@ -38,7 +38,7 @@ def late_in_the_end(engine: Engine, awaited: int) -> int:
         followed.add(rank)
         wait = describe.wait_of(engine.flight.sight_of(rank))
         # What a stopped one waited for may have come.
-        if wait is None or wait["awaited"] is None or procfs.state(*engine.life_of(rank)) == "stopped":
+        if wait is None or wait["awaited"] is None or procfs.state(*engine.liveness_of(rank)) == "stopped":
             return rank
         rank = wait["awaited"]
     return awaited if rank in followed else rank
@@ -69,7 +69,7 @@ def describe_doing(engine: Engine, rank: int) -> str:
         did = "it has called nothing yet"
     else:
         did = f"its last call was {describe_call(engine.record_of(rank, last))} #{number}"
-    return f"{did}; it is {procfs.state(*engine.life_of(rank))}"
+    return f"{did}; it is {procfs.state(*engine.liveness_of(rank))}"
 
 
 def describe_unreadable(rank: int, error: int) -> str:

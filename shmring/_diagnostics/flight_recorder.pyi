@@ -65,7 +65,7 @@ class Flight:
     def nranks(self) -> int:
         """How many ranks have a lane."""
 
-    def life_of(self, rank: int) -> tuple[int, int]:
+    def liveness_of(self, rank: int) -> tuple[int, int]:
         """(pid, start time) of a rank, as it said when it joined."""
 
     def presence_of(self, rank: int) -> Literal["absent", "here", "closed", "dead"]:

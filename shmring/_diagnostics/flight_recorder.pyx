@@ -10,7 +10,7 @@ from .._core import kernels
 from .._core.kernels import OPS, dtypes
 
 cdef extern from "flag.h" nogil:
-    bint sr_desk_ask(const sr_desk *)
+    bint sr_stack_request_ask(const sr_stack_request *)
 
 
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
@@ -176,30 +176,30 @@ cdef class Flight:
 
     # -- who --
 
-    def life_of(self, int rank):
+    def liveness_of(self, int rank):
         """(pid, start time) of a rank, as it said when it joined."""
         cdef sr_lane *lane = self.lane(rank)
-        return lane.life.pid, lane.life.start_time
+        return lane.liveness.pid, lane.liveness.start_time
 
     def presence_of(self, int rank):
         """"absent", "here", "closed", or "dead": it ended without closing."""
         cdef sr_lane *lane = self.lane(rank)
-        cdef int state = sr_life_state(&lane.life)
-        if sr_life_died(&lane.life):
+        cdef int state = sr_liveness_state(&lane.liveness)
+        if sr_liveness_died(&lane.liveness):
             return "dead"
         return "here" if state == SR_JOINED else "closed" if state == SR_CLOSED else "absent"
 
     def place_of(self, int rank):
         """(rank, size) of a local rank among those of all hosts."""
         cdef sr_lane *lane = self.lane(rank)
-        if lane.desk.rank >= lane.desk.size or lane.desk.size > SR_MAX_RANKS:   # absent, or damaged
+        if lane.stack_request.rank >= lane.stack_request.size or lane.stack_request.size > SR_MAX_RANKS:   # damaged
             return rank, self.nranks
-        return lane.desk.rank, lane.desk.size
+        return lane.stack_request.rank, lane.stack_request.size
 
     @property
     def nonce(self):
         """A number that no other communicator's segment has."""
-        return self.lane(0).life.nonce
+        return self.lane(0).liveness.nonce
 
     # -- calls --
 
@@ -300,17 +300,17 @@ cdef class Flight:
 
     def told(self, int rank):
         """How often a rank has begun or ended to write its stacks: odd while it does."""
-        return sr_flag_load(&self.lane(rank).desk.told)
+        return sr_flag_load(&self.lane(rank).stack_request.told)
 
     def ask(self, int rank):
         """Asks a rank for its stacks; `told` says when it has answered. False: the kernel does not do that."""
-        return sr_desk_ask(&self.lane(rank).desk)
+        return sr_stack_request_ask(&self.lane(rank).stack_request)
 
     def stacks_of(self, int rank):
         """What a rank told last of its Python stacks; None while it writes."""
         cdef sr_lane *lane = self.lane(rank)
-        cdef uint64_t told = sr_flag_load(&lane.desk.told)
+        cdef uint64_t told = sr_flag_load(&lane.stack_request.told)
         text = text_in(lane.stacks, SR_STACKS_NBYTES)
-        if told & 1 or sr_flag_load_after_reads(&lane.desk.told) != told:
+        if told & 1 or sr_flag_load_after_reads(&lane.stack_request.told) != told:
             return None
         return text

@@ -18,7 +18,7 @@ from .._system import procfs
 if TYPE_CHECKING:
     from .flight_recorder import Flight
 
-LIFE_THREAD = "shmring-life"
+LIVENESS_THREAD = "shmring-life"
 ANSWER_S = 1.0  # what a rank may take
 
 _CUT = b"\n(and so on)\n"
@@ -91,7 +91,7 @@ def ask(
 
 def _cannot_answer(flight: Flight, rank: int) -> str:
     presence = flight.presence_of(rank)
-    state = procfs.state(*flight.life_of(rank))
+    state = procfs.state(*flight.liveness_of(rank))
     if presence != "here":
         return {"dead": "(it is dead)", "closed": "(it has closed this communicator)"}.get(
             presence, "(it has not come yet)"
@@ -105,5 +105,5 @@ def _has_not_answered(flight: Flight, rank: int, within_s: float) -> str:
     why = _cannot_answer(flight, rank)
     if why:
         return why
-    state = procfs.state(*flight.life_of(rank))
+    state = procfs.state(*flight.liveness_of(rank))
     return f"(no answer within {within_s:g} s: it is {state}; a library that holds the GIL?)"

@@ -35,7 +35,7 @@ def _what_it_does(engine: Engine, rank: int) -> str:
     host = engine.host_of(rank)
     if host is not None:
         return f"; it runs on {host}"
-    pid, start = engine.flight.life_of(rank)
+    pid, start = engine.flight.liveness_of(rank)
     name = engine.name_of(rank)
     sight = engine.flight.sight_of(rank)
     where, last = describe.place_of(sight, engine.name_of), sight.record

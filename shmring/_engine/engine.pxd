@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from .._core.group cimport Call
-from .liveness_thread cimport ParkedLife
+from .liveness_thread cimport ParkedThread
 from .progress cimport Issued, Queue, Task
 from .stalls cimport Stalls
 from .state cimport State
@@ -14,7 +14,7 @@ cdef class Engine(State):
     cdef readonly object closed_because   # None while open, else the text of the Closed error
     cdef bint busy, enlisted
     cdef uint64_t linger_ns               # for which a call that is issued stays with its caller
-    cdef ParkedLife parked
+    cdef ParkedThread parked
     cdef readonly Stalls stalls           # warns of calls that take long
     cdef object conns, notifications             # of several hosts, else None
     cdef unsigned long thread             # that has made it, and as a rule calls its collectives

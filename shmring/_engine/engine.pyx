@@ -21,7 +21,7 @@ from .._core.trace cimport end_call, enter_call
 from .._diagnostics.flight_recorder cimport SR_WAIT_CALL
 from .._internode.context cimport InterNodeConns, inter_of, remote
 from .._internode.data_movement cimport choose_way, enter_refused_across, step_refused_across
-from .liveness_thread cimport ParkedLife
+from .liveness_thread cimport ParkedThread
 from .remote_mismatch cimport await_same_call, find_remote_mismatch, last_call_of, most_suspect, mismatched_calls
 from .progress cimport *
 from .stalls cimport Stalls
@@ -42,10 +42,11 @@ cdef enum:
 
 
 # A process that is only called alike, in another container, has something else there.
-cdef bint can_read_memory_of(const sr_life *life) noexcept:
+cdef bint can_read_memory_of(const sr_liveness *liveness) noexcept:
     cdef uint64_t nonce = 0
-    return (sr_single_copy(sr_life_task(life), &nonce, <uintptr_t> &(<sr_life *> <uintptr_t> life.address).nonce,
-                           sizeof(nonce)) == 0 and nonce == life.nonce)
+    return (sr_single_copy(sr_liveness_task(liveness), &nonce,
+                           <uintptr_t> &(<sr_liveness *> <uintptr_t> liveness.address).nonce,
+                           sizeof(nonce)) == 0 and nonce == liveness.nonce)
 
 
 cdef extern from "Python.h":
@@ -102,7 +103,7 @@ cdef class Engine(State):
 
     def __cinit__(self, *_, **__):
         self.queue = new_queue(&self.g)
-        self.parked = ParkedLife()
+        self.parked = ParkedThread()
         self.thread = <unsigned long> PyThread_get_thread_ident()
         self.stalls = Stalls()
 
@@ -121,17 +122,17 @@ cdef class Engine(State):
         self.g.next_far = g.far
         set_far(&self.g, g.far)
 
-    # -- life --
+    # -- liveness --
 
     def arrive(self, int pid, uint64_t start_time):
         """Makes this rank known to the others: from here on its death is noticed."""
-        self.g.me.life.pid = pid
-        self.g.me.life.start_time = start_time
-        self.g.me.life.address = <uintptr_t> &self.g.me.life
-        self.g.me.life.nonce = int.from_bytes(os.urandom(8), "little")
-        self.g.me.desk.rank, self.g.me.desk.size = self.g.rank, self.g.size
+        self.g.me.liveness.pid = pid
+        self.g.me.liveness.start_time = start_time
+        self.g.me.liveness.address = <uintptr_t> &self.g.me.liveness
+        self.g.me.liveness.nonce = int.from_bytes(os.urandom(8), "little")
+        self.g.me.stack_request.rank, self.g.me.stack_request.size = self.g.rank, self.g.size
         self.parked.begin(self.g.me, self)
-        sr_life_set_state(&self.g.me.life, SR_JOINED)
+        sr_liveness_set_state(&self.g.me.liveness, SR_JOINED)
 
     def close(self, str because="the communicator is closed"):
         """Leaves, once the calls that were issued are finished; others that still wait for this rank are told.
@@ -144,8 +145,8 @@ cdef class Engine(State):
             raise RuntimeError("close() while another thread is inside a call of this communicator")
         self.finish_issued()
         self.closed_because = because   # at once, so that no other thread begins a call meanwhile
-        sr_life_set_state(&self.g.me.life, SR_CLOSED)
-        sr_bell_ring(&self.g.me.bell)
+        sr_liveness_set_state(&self.g.me.liveness, SR_CLOSED)
+        sr_event_signal(&self.g.me.event)
         delist(&self.queue.errand)
         try:
             if self.notifications is not None:
@@ -255,7 +256,7 @@ cdef class Engine(State):
                 self.await_better_word(c, culprit)
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
-            self.give_up(SR_RANK_FAILED, culprit, seq, procfs.how_it_ended(*self.life_of(culprit)))
+            self.give_up(SR_RANK_FAILED, culprit, seq, procfs.how_it_ended(*self.liveness_of(culprit)))
         elif status == LEFT:
             self.give_up(SR_RANK_FAILED, culprit, seq, failures.CLOSED_IT)
         elif status == UNREADABLE:
@@ -446,7 +447,7 @@ cdef class Engine(State):
         """From here on calls are of the ranks of several hosts."""
         self.conns, self.notifications = conns, notifications
         self.g.inter = &conns.inter
-        self.g.me.desk.rank, self.g.me.desk.size = self.world_rank(self.g.rank), self.world_size
+        self.g.me.stack_request.rank, self.g.me.stack_request.size = self.world_rank(self.g.rank), self.world_size
 
     def end_sharing(self, bint beside=False):
         """It is over: no rank that goes on later writes into what this one has; or why that is not so.
@@ -689,10 +690,10 @@ cdef class Engine(State):
         cdef int rank
         self.check_usable()
         self.hear_others(g.seq)
-        look_for_lives(g)
+        check_liveness(g)
         for rank in range(g.size):
-            if rank != g.rank and sr_life_died(&g.lane[rank].life):
-                self.give_up(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.life_of(rank)))
+            if rank != g.rank and sr_liveness_died(&g.lane[rank].liveness):
+                self.give_up(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.liveness_of(rank)))
                 self.raise_over()
         for rank in range(self.world_size if g.inter != NULL else 0):
             if (inter_of(g).conn[rank] != NULL and self.notifications.has_ended(rank)
@@ -767,7 +768,7 @@ cdef class Engine(State):
         cdef Group *g = &self.g
         cdef int rank
         for rank in range(g.size):
-            wanted = wanted and (rank == g.rank or can_read_memory_of(&g.lane[rank].life))
+            wanted = wanted and (rank == g.rank or can_read_memory_of(&g.lane[rank].liveness))
         g.single_copy = self.all_agree(wanted, self.timeout_s)
 
     def open_for_calls(self, double timeout_s):

@@ -8,7 +8,7 @@ cdef extern from "flag.h" nogil:
         pass
 
 
-cdef class ParkedLife:
+cdef class ParkedThread:
     cdef sr_lane *lane
     cdef sr_leave leave_word
     cdef pid_t pid           # of the process that has the thread; 0: there is none
@@ -18,6 +18,6 @@ cdef class ParkedLife:
     cdef list kept           # what keeps the lane mapped, until the thread takes it
 
     cdef int begin(self, sr_lane *lane, object owner) except -1
-    cdef int hold_life(self) except -1
+    cdef int hold_futex(self) except -1
     cdef int tell(self) except -1
     cdef int leave(self) except -1

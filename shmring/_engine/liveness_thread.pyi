@@ -1,4 +1,4 @@
 """The thread by which others know that a rank lives."""
 
-class ParkedLife:
+class ParkedThread:
     """One rank's parked thread."""

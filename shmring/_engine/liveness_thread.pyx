@@ -22,12 +22,12 @@ from ..errors import Error
 cdef extern from "flag.h" nogil:
     cdef struct sr_hold:
         pass
-    void sr_life_hold(sr_life *, sr_hold *)
-    void sr_life_let_go(sr_life *)
-    bint sr_desk_await(sr_desk *, sr_leave *leave)
-    void sr_desk_leave(sr_desk *, sr_leave *leave)
-    void sr_desk_begin_telling(sr_desk *)
-    void sr_desk_end_telling(sr_desk *)
+    void sr_liveness_hold(sr_liveness *, sr_hold *)
+    void sr_liveness_let_go(sr_liveness *)
+    bint sr_stack_request_await(sr_stack_request *, sr_leave *leave)
+    void sr_stack_request_leave(sr_stack_request *, sr_leave *leave)
+    void sr_stack_request_begin(sr_stack_request *)
+    void sr_stack_request_end(sr_stack_request *)
 
 cdef extern from "<sys/prctl.h>" nogil:
     enum: PR_SET_NAME
@@ -36,14 +36,14 @@ cdef extern from "<sys/prctl.h>" nogil:
 cdef uint64_t LONGEST_START_NS = 60_000_000_000
 
 
-cdef class ParkedLife:
+cdef class ParkedThread:
     """One rank's parked thread."""
 
     def __cinit__(self):
         self.at_end = _thread.allocate_lock()
         self.at_end.acquire()
 
-    # Returns once the life is held; owner keeps the lane mapped as long as the thread is there.
+    # Returns once `holder` is held; owner keeps the lane mapped as long as the thread is there.
     cdef int begin(self, sr_lane *lane, object owner) except -1:
         cdef uint64_t until_ns = sr_now_ns() + LONGEST_START_NS
         self.lane = lane
@@ -51,16 +51,16 @@ cdef class ParkedLife:
         try:
             _thread.start_new_thread(self._park, ())
         except RuntimeError as error:
-            raise limits.explain_thread(error, stacks.LIFE_THREAD) from error
+            raise limits.explain_thread(error, stacks.LIVENESS_THREAD) from error
         except MemoryError:   # it may have started all the same: it has to leave, and nobody waits for it
             self.pid, self.has_ended = getpid(), True
             raise
         self.pid = getpid()
-        while not sr_life_is_held(&lane.life):
+        while not sr_liveness_is_held(&lane.liveness):
             if self.has_ended:
-                raise MemoryError(f"no memory for the first steps of the thread {stacks.LIFE_THREAD}")
+                raise MemoryError(f"no memory for the first steps of the thread {stacks.LIVENESS_THREAD}")
             if sr_now_ns() > until_ns:
-                raise Error(f"the thread {stacks.LIFE_THREAD} has not begun within {LONGEST_START_NS // 1000**3} s")
+                raise Error(f"the thread {stacks.LIVENESS_THREAD} has not begun within {LONGEST_START_NS // 1000**3} s")
             time.sleep(0.0001)
         return 0
 
@@ -68,12 +68,12 @@ cdef class ParkedLife:
         try:
             self.ident = PyThread_get_thread_ident()
             prctl(PR_SET_NAME, "shmring-life")
-            self.hold_life()
+            self.hold_futex()
         finally:
             self.has_ended = True
             self.at_end.release()
 
-    cdef int hold_life(self) except -1:
+    cdef int hold_futex(self) except -1:
         cdef sr_lane *lane = self.lane
         cdef sr_hold hold   # stays where it is: this function returns when it has let go
         cdef bint asked = True
@@ -81,32 +81,32 @@ cdef class ParkedLife:
             _owner = self.kept.pop()
         except IndexError:   # a signal has interrupted the start of this thread, and the rank has left
             return 0
-        sr_life_hold(&lane.life, &hold)
+        sr_liveness_hold(&lane.liveness, &hold)
         try:
             while asked:
                 with nogil:
-                    asked = sr_desk_await(&lane.desk, &self.leave_word)
+                    asked = sr_stack_request_await(&lane.stack_request, &self.leave_word)
                 if asked:
                     try:
                         self.tell()
                     except BaseException:   # in want of memory; this rank lives all the same
                         pass
         finally:
-            sr_life_let_go(&lane.life)
+            sr_liveness_let_go(&lane.liveness)
         return 0
 
     cdef int tell(self) except -1:
         cdef bytes text = stacks.of_this_process(SR_STACKS_NBYTES - 1)
         cdef size_t nbytes = min(<size_t> len(text), <size_t> SR_STACKS_NBYTES - 1)
-        sr_desk_begin_telling(&self.lane.desk)
+        sr_stack_request_begin(&self.lane.stack_request)
         memcpy(self.lane.stacks, <const char *> text, nbytes)
         self.lane.stacks[nbytes] = 0
-        sr_desk_end_telling(&self.lane.desk)
+        sr_stack_request_end(&self.lane.stack_request)
         return 0
 
     cdef int leave(self) except -1:
         if self.pid == getpid():   # there is a thread, also in this process if that has been forked
-            sr_desk_leave(&self.lane.desk, &self.leave_word)
+            sr_stack_request_leave(&self.lane.stack_request, &self.leave_word)
             self.kept.clear()   # a thread that starts after this touches nothing
             # The last reference may have gone on the thread itself.
             if self.ident != <unsigned long> PyThread_get_thread_ident() and not self.has_ended:

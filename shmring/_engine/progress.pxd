@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from .._core.group cimport Call, Group, sr_nap
+from .._core.group cimport Call, Group, sr_waitset
 from .queue cimport *
 
 
@@ -28,7 +28,7 @@ cdef bint copy_begun(Queue *q, Call *c) noexcept nogil
 cdef int take_trouble(Queue *q, Call *c) noexcept nogil
 cdef void finish_all(Queue *q, int status) noexcept nogil
 cdef void reap(Queue *q) noexcept
-cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil
+cdef int run_queue(Errand *e, sr_waitset *waitset) noexcept nogil
 cdef void rouse() noexcept
 cdef int start_thread() except -1
 cdef bint is_background() noexcept

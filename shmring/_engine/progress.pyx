@@ -21,7 +21,7 @@ from .._internode.context cimport call_number, inter_of, sr_conn_sleep_or, sr_co
 from .._transport.channel cimport sr_channels_hears
 from .priorities cimport become_candidate, goes_on, prepare_choice
 from .queue cimport *
-from .wait cimport BRIEF_NBYTES, LONG_NAP_NS, glance, nap_after, run_steps, try_briefly
+from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, glance, sleep_ns_after, run_steps, try_briefly
 
 from .._system import limits
 
@@ -56,10 +56,10 @@ cdef Queue *new_queue(Group *g) except NULL:
     q.errand.step = run_queue
     q.task = <Task **> calloc(FIRST_CAPACITY, sizeof(void *))
     q.mask = FIRST_CAPACITY - 1
-    if q.task == NULL or posix_memalign(<void **> &q.bell, SR_LINE, sizeof(sr_bell)) != 0:
+    if q.task == NULL or posix_memalign(<void **> &q.event, SR_LINE, sizeof(sr_event)) != 0:
         free_queue(q)
         raise MemoryError()
-    memset(q.bell, 0, sizeof(sr_bell))
+    memset(q.event, 0, sizeof(sr_event))
     prepare_choice(q)
     return q
 
@@ -67,7 +67,7 @@ cdef Queue *new_queue(Group *g) except NULL:
 cdef void free_queue(Queue *q) noexcept:
     if q != NULL:
         free(q.task)
-        free(q.bell)
+        free(q.event)
         free(q)
 
 
@@ -187,7 +187,7 @@ cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
     end_call(q.group, SR_COMPLETE if status == DONE else SR_RAISED)
     if status == DONE:
         end_wait(q.group, SR_WAIT_CALL)
-    sr_flag_publish(&q.finished, sr_flag_load(&t.number), q.bell)
+    sr_flag_publish(&q.finished, sr_flag_load(&t.number), q.event)
 
 
 # Of a choice, and of a call that was a part of one, the queue makes something else.
@@ -250,7 +250,8 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
             if sr_flag_load(&q.stepper) != WAITER:
                 sr_yield()          # the thread, which is away after a step
                 continue
-            sr_flag_sleep(&q.finished, sr_flag_load(&t.number), q.bell, LONG_NAP_NS)   # whoever has its turn rings
+            sr_flag_sleep(&q.finished, sr_flag_load(&t.number), q.event,
+                          LONG_SLEEP_NS)   # whoever has its turn signals it
             if not is_finished(q, t):
                 return SIGNALLED
             continue
@@ -267,7 +268,7 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
         sr_float_env_leave(env)
         sr_flag_set(&q.stepper, 0)
         if sr_flag_load(&q.nwaiters) > 1:
-            sr_bell_ring(q.bell)
+            sr_event_signal(q.event)
         if status != DONE:
             return status
     return DONE
@@ -312,9 +313,9 @@ cdef struct Background:
     int waker                  # ... or this eventfd of the errand's is written to; 0: there is none
 
 cdef Background background
-cdef sr_bell issued_bell
+cdef sr_event issued_event
 memset(&background, 0, sizeof(background))
-memset(&issued_bell, 0, sizeof(issued_bell))
+memset(&issued_event, 0, sizeof(issued_event))
 
 _owners = {}   # weak references by id; listed at once, which those of a WeakSet cannot be
 
@@ -355,7 +356,7 @@ cdef void take_guard() noexcept nogil:
 # There is something to be stepped, by the thread, which who enlists has started.
 cdef void rouse() noexcept:
     cdef uint64_t one = 1
-    sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_bell)
+    sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_event)
     if sr_flag_load_ordered(&background.at_news) != 0:
         if background.waker != 0:   # and stays: who delists its errand has the GIL, too
             write(background.waker, &one, sizeof(one))
@@ -392,7 +393,7 @@ def _forget():
     """In a forked child there is no such thread, and the queues are the parent's."""
     _owners.clear()
     memset(&background, 0, sizeof(background))
-    memset(&issued_bell, 0, sizeof(issued_bell))
+    memset(&issued_event, 0, sizeof(issued_event))
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -401,7 +402,7 @@ os.register_at_fork(after_in_child=_forget)
 # The thread's life without the GIL: until some engine has to be attended to.
 cdef void serve() noexcept nogil:
     cdef sr_float_env env = sr_float_env_enter()
-    cdef sr_nap nap
+    cdef sr_waitset waitset
     cdef uint64_t heard
     cdef int found
     while True:
@@ -417,11 +418,11 @@ cdef void serve() noexcept nogil:
             sr_yield()
             continue
         if background.news != 0:
-            nap_internode(heard)
+            sleep_internode(heard)
             continue
-        memset(&nap, 0, sizeof(nap))
-        if sr_nap_enter(&nap, &background.issued, heard + 1, &issued_bell) and go_round(&nap) == found:
-            sr_nap_sleep(&nap, nap_ns(found))
+        memset(&waitset, 0, sizeof(waitset))
+        if sr_waitset_enter(&waitset, &background.issued, heard + 1, &issued_event) and go_round(&waitset) == found:
+            sr_waitset_sleep(&waitset, nap_ns(found))
     sr_float_env_leave(env)
 
 
@@ -433,16 +434,16 @@ cdef bint blocked_long() noexcept nogil:
 
 
 cdef uint64_t nap_ns(int found) noexcept nogil:
-    return IDLE_NS if found == IDLE else LONG_NAP_NS
+    return IDLE_NS if found == IDLE else LONG_SLEEP_NS
 
 
 # There is no sleep that connections and flags both end: a short one at first, then longer ones.
-cdef void nap_internode(uint64_t heard) noexcept nogil:
+cdef void sleep_internode(uint64_t heard) noexcept nogil:
     cdef uint64_t blocked_ns = sr_now_ns() - background.blocked_since_ns
     cdef uint64_t ignored = 0
-    sr_flag_publish(&background.at_news, 1, &issued_bell)
+    sr_flag_publish(&background.at_news, 1, &issued_event)
     if sr_flag_load_ordered(&background.issued) == heard:
-        sr_conn_sleep_or(background.news, background.waker, nap_after(blocked_ns))
+        sr_conn_sleep_or(background.news, background.waker, sleep_ns_after(blocked_ns))
     sr_flag_set(&background.at_news, 0)
     take_guard()
     if background.waker != 0:   # always: it may have been written to behind the last sleep
@@ -452,15 +453,15 @@ cdef void nap_internode(uint64_t heard) noexcept nogil:
         background.blocked_since_ns = 0
 
 
-# Everyone's turn. nap: also enters what they are blocked on.
-cdef int go_round(sr_nap *nap) noexcept nogil:
+# Everyone's turn. waitset: also enters what they are blocked on.
+cdef int go_round(sr_waitset *waitset) noexcept nogil:
     cdef int found = IDLE
     cdef Errand *e
     background.news = 0
     take_guard()
     e = background.first
     while e != NULL:
-        found = max(found, e.step(e, nap))
+        found = max(found, e.step(e, waitset))
         if e.news != 0:
             background.news, background.waker = e.news, e.waker
         e = e.next
@@ -469,7 +470,7 @@ cdef int go_round(sr_nap *nap) noexcept nogil:
 
 
 # A queue that has waiters is theirs.
-cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil:
+cdef int run_queue(Errand *e, sr_waitset *waitset) noexcept nogil:
     cdef Queue *q = <Queue *> e
     cdef int found = IDLE
     cdef int news = e.news   # for which the thread may have slept
@@ -479,12 +480,12 @@ cdef int run_queue(Errand *e, sr_nap *nap) noexcept nogil:
     if sr_flag_load(&q.nwaiters) == 0 and sr_flag_take(&q.stepper, BACKGROUND):
         if news != 0:
             sr_conn_take_news(news)
-        found = step_in_background(q, nap)
+        found = step_in_background(q, waitset)
         sr_flag_set(&q.stepper, 0)
     return found
 
 
-cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
+cdef int step_in_background(Queue *q, sr_waitset *waitset) noexcept nogil:
     cdef int status = step_queue(q)
     cdef uint64_t now
     cdef Call *c
@@ -494,7 +495,7 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
         c = &next_of(q).call
         now = sr_now_ns()
         status = glance(q.group, c, now)
-        if nap == NULL and (status == PROGRESSED or status == SIGNALLED) and word_is_due(q.group, now):
+        if waitset == NULL and (status == PROGRESSED or status == SIGNALLED) and word_is_due(q.group, now):
             return WANTS_PYTHON
         if q.group.inter != NULL and (status == PROGRESSED or status == SIGNALLED):
             q.errand.news = inter_of(q.group).news
@@ -506,11 +507,11 @@ cdef int step_in_background(Queue *q, sr_nap *nap) noexcept nogil:
                 return WAITING
             status = SIGNALLED
         elif status == PROGRESSED or status == SIGNALLED:
-            if nap != NULL:
+            if waitset != NULL:
                 tell_of_wait(q.group, c)
-            if nap != NULL and (not sr_nap_enter(nap, c.awaited.flag, c.awaited.target,
-                                                 &q.group.lane[c.awaited.rank].bell)
-                                or sr_flag_load_ordered(&q.group.header.abort) != SR_NO_ABORT):
+            if waitset != NULL and (not sr_waitset_enter(waitset, c.awaited.flag, c.awaited.target,
+                                                         &q.group.lane[c.awaited.rank].event)
+                                    or sr_flag_load_ordered(&q.group.header.abort) != SR_NO_ABORT):
                 return ACTIVE
             return WAITING
     if status != UNDESCRIBED:

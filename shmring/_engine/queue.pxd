@@ -3,7 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
-from .._core.group cimport Call, Group, Stats, is_before, sr_bell, sr_flag, sr_flag_load, sr_nap
+from .._core.group cimport Call, Group, Stats, is_before, sr_event, sr_flag, sr_flag_load, sr_waitset
 
 
 # One issued call.
@@ -34,10 +34,10 @@ cdef enum:      # of Task.turn, see priorities
     CHOSEN      # ... and was, for all of it that is left or for the next part
 
 
-# Something that the thread carries on. `step` returns a Round at once; with a nap it has entered what it waits for,
-# and looked once more. After REAPABLE and WANTS_PYTHON its owner's _attend() is called.
+# Something that the thread carries on. `step` returns a Round at once; with a wait set it has entered what it waits
+# for, and looked once more. After REAPABLE and WANTS_PYTHON its owner's _attend() is called.
 cdef struct Errand:
-    int (*step)(Errand *, sr_nap *) noexcept nogil
+    int (*step)(Errand *, sr_waitset *) noexcept nogil
     int news              # of what a step found WAITING: an epoll descriptor that may end it, too; 0: none
     int waker             # with it: an eventfd that ends a sleep on it; both stay until it is delisted
     Errand *next          # of the process
@@ -56,7 +56,7 @@ cdef struct Queue:
     int trouble           # the status that ends the communicator, once there is one, ...
     uint64_t trouble_number   # ... of which task, ...
     Call troubled         # ... and its call as it was then: who steps it next may wait for another rank
-    sr_bell *bell         # rung when tasks are finished
+    sr_event *event         # signalled when tasks are finished
     # of calls with a priority, see priorities
     Task choice           # by which ranks agree on the next one, for as long as the oldest is a CANDIDATE
     uint64_t nready       # this rank's word in it, then that of all

@@ -125,10 +125,10 @@ class State:
     def has_gone(self, rank: int) -> bool:
         """Whether a rank has ended, or left."""
 
-    def look_for_lives(self) -> tuple[list[int], list[int]]:
+    def check_liveness(self) -> tuple[list[int], list[int]]:
         """From here on ranks that the kernel does not watch are looked for: (these, the hidden ones)."""
 
-    def life_of(self, rank: int) -> tuple[int, int]:
+    def liveness_of(self, rank: int) -> tuple[int, int]:
         """(pid, start time) of a rank, as it said when it joined."""
 
     def message_rings(self) -> tuple[int, int]:

@@ -278,31 +278,31 @@ cdef class State:
         if len(view) != SR_VIEW_NBYTES:
             raise ValueError(f"a view has {SR_VIEW_NBYTES} bytes")
         memcpy(words, <const char *> view, SR_VIEW_NBYTES)
-        sr_views_tell(&self.g.me.views, words)
+        sr_seqlock_write(&self.g.me.view, words)
 
     def view_of(self, int rank):
         """What a rank has said so last; None: nothing."""
         cdef uint64_t[SR_VIEW_WORDS] words
-        if sr_views_read(&self.g.lane[rank].views, words) == 0:
+        if sr_seqlock_read(&self.g.lane[rank].view, words) == 0:
             return None
         return (<unsigned char *> words)[:SR_VIEW_NBYTES]
 
     def has_gone(self, int rank):
         """Whether a rank has ended, or left."""
-        look_for_lives(&self.g)
-        return fate_of(&self.g.lane[rank].life) != PROGRESSED
+        check_liveness(&self.g)
+        return fate_of(&self.g.lane[rank].liveness) != PROGRESSED
 
-    def look_for_lives(self):
+    def check_liveness(self):
         """From here on ranks that the kernel does not watch are looked for: (these, the hidden ones)."""
         cdef Group *g = &self.g
-        unwatched = [rank for rank in range(g.size) if sr_life_is_unwatched(&g.lane[<int> rank].life)]
-        hidden = [rank for rank in unwatched if sr_life_seek(&g.lane[<int> rank].life) != 0]
-        g.looks_for_lives = bool(unwatched) and not hidden
+        unwatched = [rank for rank in range(g.size) if sr_liveness_is_unwatched(&g.lane[<int> rank].liveness)]
+        hidden = [rank for rank in unwatched if sr_liveness_find_thread(&g.lane[<int> rank].liveness) != 0]
+        g.checks_liveness = bool(unwatched) and not hidden
         return unwatched, hidden
 
-    def life_of(self, int rank):
+    def liveness_of(self, int rank):
         """(pid, start time) of a rank, as it said when it joined."""
-        return self.flight.life_of(rank)
+        return self.flight.liveness_of(rank)
 
     def message_rings(self):
         """(bytes of each, first sequence number), as rank 0 of the host has laid them out."""

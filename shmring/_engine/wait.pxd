@@ -2,20 +2,20 @@
 
 from libc.stdint cimport uint64_t
 
-from .._core.group cimport Call, Group, sr_nap
+from .._core.group cimport Call, Group, sr_waitset
 
 cdef enum:
-    SHORT_NAP_NS = 100000       # where either a flag or a connection may be first: there is no sleep that both end
-    LONG_NAP_NS = 2000000       # as often as the dead are looked for
-    PATIENCE = 16               # naps are this part of how long it has taken so far
+    SHORT_SLEEP_NS = 100000       # where either a flag or a connection may be first: there is no sleep that both end
+    LONG_SLEEP_NS = 2000000       # as often as the dead are looked for
+    PATIENCE = 16               # sleeps are this part of how long it has taken so far
     COURTESY_NS = 50000000      # for those whose deadline comes first by little
     BRIEF_NBYTES = 65536        # calls this small are over sooner than the GIL is let go and taken again
 
-cdef inline uint64_t nap_after(uint64_t waited_ns) noexcept nogil:
-    return min(<uint64_t> LONG_NAP_NS, max(<uint64_t> SHORT_NAP_NS, waited_ns // PATIENCE))
+cdef inline uint64_t sleep_ns_after(uint64_t waited_ns) noexcept nogil:
+    return min(<uint64_t> LONG_SLEEP_NS, max(<uint64_t> SHORT_SLEEP_NS, waited_ns // PATIENCE))
 
 
 cdef int run_steps(Group *g, Call *c) noexcept nogil
 cdef int try_briefly(Group *g, Call *c) noexcept nogil
-cdef bint sleep_until_death(Group *g, sr_nap *nap, uint64_t longest_ns) noexcept nogil
+cdef bint sleep_until_death(Group *g, sr_waitset *waitset, uint64_t longest_ns) noexcept nogil
 cdef int glance(Group *g, Call *c, uint64_t now) noexcept nogil

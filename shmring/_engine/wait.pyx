@@ -98,26 +98,26 @@ cdef inline uint64_t longest_sleep_ns(Group *g, uint64_t now) noexcept nogil:
 
 
 cdef void sleep_local(Group *g, Call *c, uint64_t now) noexcept nogil:
-    cdef sr_nap nap
-    nap.n = 0
-    if (sr_nap_enter(&nap, c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].bell)
+    cdef sr_waitset waitset
+    waitset.n = 0
+    if (sr_waitset_enter(&waitset, c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].event)
             and sr_flag_load_ordered(&g.header.abort) == SR_NO_ABORT
-            and sleep_until_death(g, &nap, longest_sleep_ns(g, now))):
+            and sleep_until_death(g, &waitset, longest_sleep_ns(g, now))):
         g.next_look_ns = 0
 
 
-# The end of a sleep, of who has watched a bell and looked again. True: some rank has died, which has to be looked at.
-cdef bint sleep_until_death(Group *g, sr_nap *nap, uint64_t longest_ns) noexcept nogil:
+# The end of a sleep, of who has watched an event and looked again. True: some rank has died, which has to be looked at.
+cdef bint sleep_until_death(Group *g, sr_waitset *waitset, uint64_t longest_ns) noexcept nogil:
     cdef int rank, ndead = 0
     for rank in range(g.size):
-        if rank != g.rank and not sr_nap_watch_life(nap, &g.lane[rank].life):
+        if rank != g.rank and not sr_waitset_watch_liveness(waitset, &g.lane[rank].liveness):
             ndead += 1
     if ndead == g.ndead:
-        return sr_nap_sleep_among_lives(nap, longest_ns)
+        return sr_waitset_sleep_until_death(waitset, longest_ns)
     # The kernel has woken one, whom it may not concern.
     for rank in range(g.size):
-        if rank != g.rank and sr_life_died(&g.lane[rank].life):
-            sr_life_tell(&g.lane[rank].life)
+        if rank != g.rank and sr_liveness_died(&g.lane[rank].liveness):
+            sr_liveness_wake_sleepers(&g.lane[rank].liveness)
     g.ndead = ndead
     return True
 
@@ -131,7 +131,7 @@ cdef void sleep_internode(Group *g, Call *c, uint64_t now) noexcept nogil:
     else:
         longest_ns = longest_sleep_ns(g, now)
         sr_conn_sleep(inter.news, min(longest_ns,
-                                      nap_after(now - c.wait_begin_ns)) if awaits_local_rank else longest_ns)
+                                      sleep_ns_after(now - c.wait_begin_ns)) if awaits_local_rank else longest_ns)
 
 
 # Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.
@@ -254,12 +254,12 @@ cdef int waits_in_double_tree(Group *g, Call *c) noexcept nogil:
 
 cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef int rank, status
-    look_for_lives(g)
+    check_liveness(g)
     for rank in range(g.size):
-        if rank != g.rank and sr_life_died(&g.lane[rank].life) and is_missed(g, c, rank):
+        if rank != g.rank and sr_liveness_died(&g.lane[rank].liveness) and is_missed(g, c, rank):
             c.awaited.rank = rank
             return DEAD
-    if c.awaited.rank < g.size and sr_life_state(&g.lane[c.awaited.rank].life) == SR_CLOSED:
+    if c.awaited.rank < g.size and sr_liveness_state(&g.lane[c.awaited.rank].liveness) == SR_CLOSED:
         # It may have published before it left.
         return PROGRESSED if sr_flag_reached(c.awaited.flag, c.awaited.target) else LEFT
     if now >= c.deadline_ns + courtesy_ns(g, c):

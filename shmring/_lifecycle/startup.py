@@ -145,7 +145,7 @@ def begin(
         # Until now a death shows on the links, from now on in the segment.
         others_wait = False
         links.all_ready(check=_nothing_to_check, deadline=deadline)
-        _look_for_lives(engine, is_told=parent is not None)
+        _check_liveness(engine, is_told=parent is not None)
         if parent is None:
             crowded = _is_crowded(engine)
             one_group = not crowded or _all_have(engine, limits.scheduling_group())
@@ -188,8 +188,8 @@ def _new_engine(segment: segments.Mapping, links: Links, settings: Settings, tim
     )
 
 
-def _look_for_lives(engine: Engine, *, is_told: bool) -> None:
-    unwatched, hidden = engine.look_for_lives()
+def _check_liveness(engine: Engine, *, is_told: bool) -> None:
+    unwatched, hidden = engine.check_liveness()
     if is_told:
         return
     if hidden:

@@ -1,7 +1,7 @@
 
 from libc.stdint cimport uint64_t
 
-from .._core.group cimport sr_nap
+from .._core.group cimport sr_waitset
 from .._engine.progress cimport Errand
 from .matching cimport Matching, Message
 
@@ -16,5 +16,5 @@ cdef struct Wait:
 
 
 cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil
-cdef int run_errand(Errand *e, sr_nap *nap) noexcept nogil
+cdef int run_errand(Errand *e, sr_waitset *waitset) noexcept nogil
 cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept nogil

@@ -1,4 +1,4 @@
-# Waiting until a message is complete: pauses, yields, then sleep on the rank's one bell for messages, or for news from
+# Waiting until a message is complete: pauses, yields, then sleep on the rank's one event for messages, or for news from
 # other hosts; meanwhile all that is posted is carried on. And what the thread in the background does where nobody
 # waits.
 # Nothing here touches a Python
@@ -12,7 +12,7 @@ from .._diagnostics.flight_recorder cimport (
     ANYBODY, SR_IN_PROBE, SR_IN_RECV, SR_IN_SEND, SR_WAIT_MESSAGE, begin_wait, end_wait,
 )
 from .._engine.progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Errand
-from .._engine.wait cimport nap_after, sleep_until_death
+from .._engine.wait cimport sleep_ns_after, sleep_until_death
 from .._internode.context cimport inter_of, remote, sr_conn_sleep
 from .._transport.channel cimport (
     SR_CHANNEL_DAMAGED, SR_CHANNEL_OPEN, sr_channels_attend, sr_channels_hears, sr_channels_wake, sr_channel_check_link,
@@ -138,16 +138,17 @@ cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcep
 
 # True: some rank has died.
 cdef bint sleep(Matching *m, Message *message, uint64_t asleep_ns) noexcept nogil:
-    cdef sr_nap nap
+    cdef sr_waitset waitset
     cdef int sides = awaited_sides(m) if m.channels != NULL else NEAR_SIDE
     tell_all(m)
     if sides & FAR_SIDE:
-        sleep_far(m, message, m.g.sleep_ns if sides == FAR_SIDE else nap_after(asleep_ns))
+        sleep_far(m, message, m.g.sleep_ns if sides == FAR_SIDE else sleep_ns_after(asleep_ns))
         return False
-    nap.n = 0
-    sr_nap_watch(&nap, &m.g.me.p2p_bell)
+    waitset.n = 0
+    sr_waitset_watch(&waitset, &m.g.me.p2p_event)
     return (step_messages(m) == BLOCKED and message.state != COMPLETE
-            and sr_flag_load_ordered(&m.g.header.abort) == SR_NO_ABORT and sleep_until_death(m.g, &nap, m.g.sleep_ns))
+            and sr_flag_load_ordered(&m.g.header.abort) == SR_NO_ABORT and sleep_until_death(m.g, &waitset,
+                                                                                             m.g.sleep_ns))
 
 
 cdef void sleep_far(Matching *m, Message *message, uint64_t limit_ns) noexcept nogil:
@@ -170,12 +171,12 @@ cdef int fate_of_peer(Matching *m, int rank) noexcept nogil:
         if sr_flag_load(&m.peer[rank].channel.end) == SR_CHANNEL_DAMAGED:
             return DAMAGED
         return PROGRESSED if sr_flag_load(&m.peer[rank].channel.end) == SR_CHANNEL_OPEN else DEAD
-    return fate_of(&m.g.lane[m.peer[rank].lane].life)
+    return fate_of(&m.g.lane[m.peer[rank].lane].liveness)
 
 
 cdef int look_around(Matching *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
     cdef int rank, fate, nleft = 0
-    look_for_lives(m.g)
+    check_liveness(m.g)
     if m.channels != NULL and sr_channels_hears(m.channels):
         return SIGNALLED
     for rank in range(m.size):
@@ -204,8 +205,8 @@ cdef int look_around(Matching *m, Message *message, Wait *wait, uint64_t now) no
 # ---- in the background -----------------------------------------------------------------------------------------
 
 # The thread's turn with one communicator's messages. It looks every now and then as long as transfers have been pending
-# lately, so that a caller need not rouse it for each; it waits for the bell only where a message is half through.
-cdef int run_errand(Errand *e, sr_nap *nap) noexcept nogil:
+# lately, so that a caller need not rouse it for each; it waits for the event only where a message is half through.
+cdef int run_errand(Errand *e, sr_waitset *waitset) noexcept nogil:
     cdef Matching *m = <Matching *> e
     cdef uint64_t now = sr_now_ns()
     cdef int found
@@ -226,17 +227,17 @@ cdef int run_errand(Errand *e, sr_nap *nap) noexcept nogil:
             sr_flag_swap(&m.resting, 1)
     else:
         m.watched_until_ns = now + WATCH_NS
-        found = step_errand(m, nap)
+        found = step_errand(m, waitset)
     sr_flag_set(&m.stepper, 0)
     return found
 
 
-cdef int step_errand(Matching *m, sr_nap *nap) noexcept nogil:
+cdef int step_errand(Matching *m, sr_waitset *waitset) noexcept nogil:
     cdef int status
-    if nap != NULL:
+    if waitset != NULL:
         tell_all(m)
         if is_flowing(m):
-            sr_nap_watch(nap, &m.g.me.p2p_bell)
+            sr_waitset_watch(waitset, &m.g.me.p2p_event)
     m.far_later = False
     if m.channels != NULL and awaited_sides(m) & FAR_SIDE:
         m.errand.news, m.errand.waker = m.channels.news, m.channels.waker

@@ -383,7 +383,7 @@ cdef void open_end(Matching *m, sr_ring_end *end, int sender, int receiver, int 
     cdef size_t offset = sr_layout_message_ring_offset(m.g.size, header.ring_nbytes, m.ring_nbytes, sender, receiver)
     cdef unsigned char *head = <unsigned char *> header + offset
     sr_ring_open_end(end, <sr_ring *> head, head + SR_PAGE, m.ring_nbytes,
-                     sr_ring_first(header.first_seq, m.ring_nbytes), &m.g.lane[other].p2p_bell, m.g.kernels.copy,
+                     sr_ring_first(header.first_seq, m.ring_nbytes), &m.g.lane[other].p2p_event, m.g.kernels.copy,
                      PIECE_NBYTES)
 
 
@@ -394,7 +394,7 @@ cdef void open_way(Matching *m, int receiver) noexcept nogil:
     open_end(m, &p.out, m.g.rank, p.lane, p.lane)
     format_way(&p.out)
     p.out_open = True
-    sr_flag_mark(&lane.p2p_senders[m.g.rank // 64], <uint64_t> 1 << (m.g.rank % 64), &lane.p2p_bell)
+    sr_flag_mark(&lane.p2p_senders[m.g.rank // 64], <uint64_t> 1 << (m.g.rank % 64), &lane.p2p_event)
 
 
 cdef inline void format_way(sr_ring_end *end) noexcept nogil:

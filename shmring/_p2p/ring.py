@@ -125,10 +125,10 @@ class Ring(Ends):
 
     def _look_around(self, side: int) -> None:
         """Raises RankFailed when the process at the other side is gone, or can never come."""
-        life = self._life_of(side)
-        if life is not None:
-            if procfs.state(*life) in _GONE:
-                cause = f"process {life[0]} died without closing the ring"
+        liveness = self._liveness_of(side)
+        if liveness is not None:
+            if procfs.state(*liveness) in _GONE:
+                cause = f"process {liveness[0]} died without closing the ring"
                 raise RankFailed(f"the process that {_SIDES[side]} this ring is gone: {cause}", cause=cause)
         elif self._creator() != _myself():
             if procfs.state(*self._creator()) in _GONE:

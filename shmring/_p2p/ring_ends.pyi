@@ -35,7 +35,7 @@ class Ends:
     def get_nowait(self, *, out: NDArray[Any] | None = None) -> Any:
         """`get(block=False)`"""
 
-    def _life_of(self, side: int) -> tuple[int, int] | None:
+    def _liveness_of(self, side: int) -> tuple[int, int] | None:
         """(pid, start time) of the process at a side; None while nobody has come."""
 
     def _creator(self) -> tuple[int, int]:

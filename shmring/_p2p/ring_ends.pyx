@@ -11,7 +11,8 @@ from libc.string cimport memcpy, memset
 cimport numpy as cnp
 
 from .._core.group cimport (
-    SR_CLOSED, SR_PAGE, sr_bell_ring, sr_flag_load, sr_life_set_state, sr_life_state, sr_now_ns, sr_time_away,
+    SR_CLOSED, SR_PAGE, sr_event_signal, sr_flag_load, sr_liveness_set_state, sr_liveness_state, sr_now_ns,
+    sr_time_away,
 )
 from .._core.kernels cimport find_kernels
 from .._core.spsc_ring cimport *
@@ -141,7 +142,7 @@ cdef class Ends:
             raise RuntimeError("another thread is putting into this ring; it takes one at a time")
         if not self.puts:
             self.claim(SR_PRODUCER)
-        if sr_life_state(&self.q.life[SR_CONSUMER]) == SR_CLOSED:
+        if sr_liveness_state(&self.q.liveness[SR_CONSUMER]) == SR_CLOSED:
             raise Closed("the process that got from this ring has closed it")
         self.is_putting = True
         return 0
@@ -413,14 +414,14 @@ cdef class Ends:
     # -- sides --
 
     cdef int claim(self, int side) except -1:
-        cdef sr_life *life = &self.q.life[side]
+        cdef sr_liveness *liveness = &self.q.liveness[side]
         cdef sr_ring_end *end = &self.producer if side == SR_PRODUCER else &self.consumer
-        if not sr_life_claim(life):
+        if not sr_liveness_claim(liveness):
             what = "puts into" if side == SR_PRODUCER else "gets from"
-            raise RuntimeError(f"process {life.pid} {what} this ring already; each side is for one process")
-        life.pid, life.start_time = self._come()
+            raise RuntimeError(f"process {liveness.pid} {what} this ring already; each side is for one process")
+        liveness.pid, liveness.start_time = self._come()
         sr_ring_open_end(end, &self.q.ring, <unsigned char *> self.q + SR_PAGE, self.q.nbytes,
-                         sr_flag_load(&self.q.ring.taken.value), &self.q.bell[1 - side],
+                         sr_flag_load(&self.q.ring.taken.value), &self.q.event[1 - side],
                          find_kernels(NULL).copy, PIECE_NBYTES)
         if side == SR_PRODUCER:
             self.puts = True
@@ -428,10 +429,10 @@ cdef class Ends:
             self.gets = True
         return 0
 
-    def _life_of(self, int side):
+    def _liveness_of(self, int side):
         """(pid, start time) of the process at a side; None while nobody has come."""
-        cdef sr_life *life = &self.q.life[side]
-        return (life.pid, life.start_time) if sr_life_state(life) and life.pid else None
+        cdef sr_liveness *liveness = &self.q.liveness[side]
+        return (liveness.pid, liveness.start_time) if sr_liveness_state(liveness) and liveness.pid else None
 
     def _creator(self):
         """(pid, start time) of the process that made the ring."""
@@ -454,8 +455,8 @@ cdef class Ends:
             sr_ring_tell(&self.consumer)
         for side in range(2):
             if self.puts if side == SR_PRODUCER else self.gets:
-                sr_life_set_state(&self.q.life[side], SR_CLOSED)
-                sr_bell_ring(&self.q.bell[1 - side])
+                sr_liveness_set_state(&self.q.liveness[side], SR_CLOSED)
+                sr_event_signal(&self.q.event[1 - side])
         self.q = NULL
         self.item = None
         return True
@@ -484,7 +485,7 @@ cdef class Ends:
             if deadline[0] != NEVER_NS:
                 deadline[0] += sr_time_away(self.slept_ns[side], now)
             PyErr_CheckSignals()
-            if sr_life_state(&self.q.life[1 - side]) == SR_CLOSED:
+            if sr_liveness_state(&self.q.liveness[1 - side]) == SR_CLOSED:
                 if is_ready(end, room_nbytes) and side == SR_CONSUMER:
                     return 0
                 raise Closed("the process at the other side has closed this ring")
@@ -507,12 +508,12 @@ cdef class Ends:
 
     cdef bint sleep(self, sr_ring_end *end, int side, uint64_t room_nbytes, uint64_t deadline) noexcept nogil:
         cdef uint64_t now = sr_now_ns()
-        cdef uint32_t generation = sr_bell_watch(&self.q.bell[side])
+        cdef uint32_t generation = sr_event_watch(&self.q.event[side])
         self.slept_ns[side] = now
         if is_ready(end, room_nbytes):
             return True
-        if now < deadline and sr_life_state(&self.q.life[1 - side]) != SR_CLOSED:
-            sr_bell_sleep(&self.q.bell[side], generation, min(deadline - now, <uint64_t> LOOK_NS))
+        if now < deadline and sr_liveness_state(&self.q.liveness[1 - side]) != SR_CLOSED:
+            sr_event_sleep(&self.q.event[side], generation, min(deadline - now, <uint64_t> LOOK_NS))
         return is_ready(end, room_nbytes)
 
     cdef int look_at_peer(self, sr_ring_end *end, int side, uint64_t room_nbytes) except -1:

@@ -152,7 +152,7 @@ def seen(segment: Segment) -> dict[str, Any]:
 def rank_seen(seen_from: Flight, rank: int) -> dict[str, Any]:
     """One rank of it."""
     number, size = seen_from.place_of(rank)
-    pid, start = seen_from.life_of(rank)
+    pid, start = seen_from.liveness_of(rank)
     sight = seen_from.sight_of(rank)
     presence = sight.presence
     state = procfs.state(pid, start) if presence != "absent" else "not here yet"

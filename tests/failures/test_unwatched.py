@@ -1,4 +1,4 @@
-"""Ranks whose lives the kernel does not watch, as under a seccomp profile without set_robust_list: init()
+"""Ranks whose liveness the kernel does not watch, as under a seccomp profile without set_robust_list: init()
 says so, and deaths are seen all the same.
 """
 

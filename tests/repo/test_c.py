@@ -1,6 +1,6 @@
-"""The C programs under tests/repo/c: flags, call lines, schedules, life, locks, rings, connections, channels;
-ranks are threads (or a forked process) over plain memory. Each runs plain, under ThreadSanitizer, and under
-AddressSanitizer and UBSan.
+"""The C programs under tests/repo/c: flags, call lines, schedules, liveness, locks, rings, connections,
+channels; ranks are threads (or a forked process) over plain memory. Each runs plain, under ThreadSanitizer,
+and under AddressSanitizer and UBSan.
 """
 
 import functools
@@ -96,7 +96,8 @@ def test_one_call_line_alone_is_reported_as_a_race(folder):
 
 TELL = """
 #include "flag.h"
-void tell(struct sr_desk *desk, char *text) { sr_desk_begin_telling(desk); *text = 1; }
+void tell(struct sr_stack_request *stack_request, char *text) { sr_stack_request_begin(stack_request); *text =
+1; }
 """
 
 

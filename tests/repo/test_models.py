@@ -41,7 +41,7 @@ HOLDS_AT_LENGTH = [
 LOST, WRONG = "invalid end state", "assertion violated"
 BREAKS = [
     ("flag", "STORE_FLAG", LOST),
-    ("flag", "STORE_BELL", LOST),
+    ("flag", "STORE_EVENT", LOST),
     ("flag", "NO_SECOND_LOOK", LOST),
     ("flag", "NO_GENERATION", LOST),
     ("flag", "WAKE_ONE", LOST),

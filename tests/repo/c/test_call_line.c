@@ -66,7 +66,7 @@ static void publish_line(struct check_rank *me, struct meeting *shared, uint64_t
             memcpy(line->payload + i * 8, &word, sizeof word);
         }
     line->fingerprint = fingerprint_of(shared, me->rank, seq);
-    sr_flag_publish(&line->seq, seq, &shared->lane[me->rank].bell);
+    sr_flag_publish(&line->seq, seq, &shared->lane[me->rank].event);
 }
 
 /* Whether the line says what this rank's says. */
@@ -77,7 +77,7 @@ static bool await_line(struct check_rank *me, struct meeting *shared, int rank, 
         if (tries < 20)
             sr_yield();
         else
-            sr_flag_sleep(&line->seq, seq, &shared->lane[rank].bell, 4000000);
+            sr_flag_sleep(&line->seq, seq, &shared->lane[rank].event, 4000000);
     }
     return line->fingerprint == fingerprint_of(shared, me->rank, seq);
 }

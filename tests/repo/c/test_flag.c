@@ -1,4 +1,4 @@
-/* Flags, bells and the abort word between threads: no wake-up is lost, what was written before a publish is seen
+/* Flags, events and the abort word between threads: no wake-up is lost, what was written before a publish is seen
    after the wait, also where counters wrap. The payloads are plain memory, so under
    ThreadSanitizer every pair of orders in flag.h that does not hold is a reported race. */
 #include <stdbool.h>
@@ -34,18 +34,18 @@ enum patience { SPINS, YIELDS, SLEEPS, PATIENCES };
 
 struct exchange {
     struct sr_counter published;          /* by rank 0 */
-    struct sr_bell bell[AWAITERS + 1];    /* by rank */
+    struct sr_event event[AWAITERS + 1];    /* by rank */
     struct sr_counter answered[AWAITERS + 1];
     uint64_t payload[PAYLOAD_WORDS];      /* plain: W rank 0 before it publishes; R the others until they answer */
     uint64_t first;
     bool all_sleep;
 };
 
-static void await(const sr_flag *flag, uint64_t target, struct sr_bell *bell, enum patience patience)
+static void await(const sr_flag *flag, uint64_t target, struct sr_event *event, enum patience patience)
 {
     while (!sr_flag_reached(flag, target)) {
         if (patience == SLEEPS)
-            sr_flag_sleep(flag, target, bell, TEN_MINUTES_NS);
+            sr_flag_sleep(flag, target, event, TEN_MINUTES_NS);
         else if (patience == YIELDS || !sr_flag_spin(flag, target, 100))
             sr_yield(); /* the spinning one too: there may be fewer CPUs than ranks */
     }
@@ -57,9 +57,9 @@ static void publish_rounds(struct check_rank *me, struct exchange *shared)
         for (int i = 0; i < PAYLOAD_WORDS; i++)
             shared->payload[i] = value * 3 + (uint64_t)i;
         check_dawdle(me);
-        sr_flag_publish(&shared->published.value, value, &shared->bell[0]);
+        sr_flag_publish(&shared->published.value, value, &shared->event[0]);
         for (int rank = 1; rank < me->nranks; rank++)
-            await(&shared->answered[rank].value, value, &shared->bell[rank], SLEEPS);
+            await(&shared->answered[rank].value, value, &shared->event[rank], SLEEPS);
     }
 }
 
@@ -68,11 +68,11 @@ static void await_rounds(struct check_rank *me, struct exchange *shared)
     enum patience patience = shared->all_sleep ? SLEEPS : (enum patience)(me->rank % PATIENCES);
     for (uint64_t value = shared->first + 1; value != shared->first + 1 + ROUNDS; value++) {
         check_dawdle(me);
-        await(&shared->published.value, value, &shared->bell[0], patience);
+        await(&shared->published.value, value, &shared->event[0], patience);
         CHECK(sr_flag_load(&shared->published.value) == value);
         for (int i = 0; i < PAYLOAD_WORDS; i++)
             CHECK(shared->payload[i] == value * 3 + (uint64_t)i);
-        sr_flag_publish(&shared->answered[me->rank].value, value, &shared->bell[me->rank]);
+        sr_flag_publish(&shared->answered[me->rank].value, value, &shared->event[me->rank]);
     }
 }
 
@@ -96,13 +96,13 @@ static void test_payload_is_seen_and_no_wake_up_lost(int start, int awaiters, bo
     check_ranks(awaiters + 1, exchange_rounds, &shared);
 }
 
-/* ---- a bell shared by sleepers with different targets and on different flags ---------------------------------- */
+/* ---- an event shared by sleepers with different targets and on different flags ---------------------------------- */
 
 enum { FLAGS = 2, STRIDE = 3 };
 
-struct bell_tower {
-    struct sr_counter flag[FLAGS]; /* by rank 0, all with the one bell */
-    struct sr_bell bell;
+struct shared_event {
+    struct sr_counter flag[FLAGS]; /* by rank 0, all with the one event */
+    struct sr_event event;
     struct sr_counter arrived[AWAITERS + 1];
     uint64_t first;
 };
@@ -110,22 +110,22 @@ struct bell_tower {
 /* Rank 0 goes on without waiting for anyone; each sleeper wants every STRIDE-th value of its own flag. */
 static void ring_for_all(struct check_rank *me)
 {
-    struct bell_tower *shared = me->shared;
+    struct shared_event *shared = me->shared;
     if (me->rank == 0) {
         for (uint64_t i = 1; i <= ROUNDS * STRIDE; i++) {
             for (int flag = 0; flag < FLAGS; flag++)
-                sr_flag_publish(&shared->flag[flag].value, shared->first + i, &shared->bell);
+                sr_flag_publish(&shared->flag[flag].value, shared->first + i, &shared->event);
             check_dawdle(me);
         }
         return;
     }
     for (uint64_t i = STRIDE; i <= ROUNDS * STRIDE; i += STRIDE)
-        await(&shared->flag[me->rank % FLAGS].value, shared->first + i, &shared->bell, SLEEPS);
+        await(&shared->flag[me->rank % FLAGS].value, shared->first + i, &shared->event, SLEEPS);
 }
 
-static void test_bell_wakes_all_sleepers(int start)
+static void test_event_wakes_all_sleepers(int start)
 {
-    struct bell_tower shared;
+    struct shared_event shared;
     memset(&shared, 0, sizeof shared);
     shared.first = check_start(start, ROUNDS * STRIDE);
     for (int flag = 0; flag < FLAGS; flag++)
@@ -139,7 +139,7 @@ enum { BALLS = 40000, BALLAST = 8 };
 
 struct court {
     struct sr_counter ball[2]; /* by rank */
-    struct sr_bell bell[2];
+    struct sr_event event[2];
     uint64_t ballast[2][BALLAST][16]; /* plain: W its rank before it publishes; R the other until it does */
     uint64_t first;
 };
@@ -155,12 +155,12 @@ static void play(struct check_rank *me)
         uint64_t mine = shared->first + i, theirs = mine - (me->rank == 0);
         int pauses = (int)(check_random(me) % (2u << check_random(me) % 10));
         if (!sr_flag_spin(&shared->ball[other].value, theirs, pauses))
-            await(&shared->ball[other].value, theirs, &shared->bell[other], SLEEPS);
+            await(&shared->ball[other].value, theirs, &shared->event[other], SLEEPS);
         for (int i = 0; i < BALLAST; i++) {
             CHECK(shared->ballast[other][i][0] == theirs);
             shared->ballast[me->rank][i][0] = mine;
         }
-        sr_flag_publish(&shared->ball[me->rank].value, mine, &shared->bell[me->rank]);
+        sr_flag_publish(&shared->ball[me->rank].value, mine, &shared->event[me->rank]);
     }
 }
 
@@ -201,11 +201,11 @@ static void test_order_of_values_survives_the_wrap(void)
 static uint64_t slept_ns(uint64_t value, uint64_t target, uint64_t limit_ns)
 {
     struct sr_counter flag;
-    struct sr_bell bell;
-    memset(&bell, 0, sizeof bell);
+    struct sr_event event;
+    memset(&event, 0, sizeof event);
     sr_flag_set(&flag.value, value);
     uint64_t begin = sr_now_ns();
-    sr_flag_sleep(&flag.value, target, &bell, limit_ns);
+    sr_flag_sleep(&flag.value, target, &event, limit_ns);
     return sr_now_ns() - begin;
 }
 
@@ -218,35 +218,35 @@ static void test_sleep_ends_at_its_limit_and_not_before(void)
     CHECK(slept_ns(0, UINT64_MAX, TEN_MINUTES_NS) < TEN_MINUTES_NS);
 }
 
-/* ---- one thread that naps on the flags of many ------------------------------------------------------------------- */
+/* ---- one thread that sleeps on the flags of many ------------------------------------------------------------- */
 
 enum { SERVED_ROUNDS = 200 };
 
 struct service {
     struct sr_counter asked[AWAITERS + 1], answered[AWAITERS + 1]; /* by rank: W that rank; W rank 0 */
-    struct sr_bell bell[AWAITERS + 1];
+    struct sr_event event[AWAITERS + 1];
     uint64_t question[AWAITERS + 1], answer[AWAITERS + 1]; /* plain */
 };
 
-/* Rank 0 serves whoever has asked, and naps on all that have not. */
+/* Rank 0 serves whoever has asked, and sleeps on all that have not. */
 static void serve_all(struct check_rank *me, struct service *shared)
 {
     uint64_t served[AWAITERS + 1] = {0}, answers = 0;
     while (answers < (uint64_t)SERVED_ROUNDS * (me->nranks - 1)) {
-        struct sr_nap nap = {0};
+        struct sr_waitset waitset = {0};
         bool sleeps = true;
         for (int rank = 1; rank < me->nranks; rank++) {
             if (served[rank] == SERVED_ROUNDS)
                 continue;
-            if (sr_nap_enter(&nap, &shared->asked[rank].value, served[rank] + 1, &shared->bell[rank]))
+            if (sr_waitset_enter(&waitset, &shared->asked[rank].value, served[rank] + 1, &shared->event[rank]))
                 continue;
             shared->answer[rank] = shared->question[rank] * 3;
             answers++;
-            sr_flag_publish(&shared->answered[rank].value, ++served[rank], &shared->bell[0]);
+            sr_flag_publish(&shared->answered[rank].value, ++served[rank], &shared->event[0]);
             sleeps = false;
         }
         if (sleeps)
-            sr_nap_sleep(&nap, TEN_MINUTES_NS);
+            sr_waitset_sleep(&waitset, TEN_MINUTES_NS);
     }
 }
 
@@ -260,8 +260,8 @@ static void ask_and_be_served(struct check_rank *me)
     for (uint64_t i = 1; i <= SERVED_ROUNDS; i++) {
         check_dawdle(me);
         shared->question[me->rank] = i * (uint64_t)me->rank;
-        sr_flag_publish(&shared->asked[me->rank].value, i, &shared->bell[me->rank]);
-        await(&shared->answered[me->rank].value, i, &shared->bell[0], SLEEPS);
+        sr_flag_publish(&shared->asked[me->rank].value, i, &shared->event[me->rank]);
+        await(&shared->answered[me->rank].value, i, &shared->event[0], SLEEPS);
         CHECK(shared->answer[me->rank] == i * (uint64_t)me->rank * 3);
     }
 }
@@ -361,7 +361,7 @@ enum { SLEEPERS_OF_ABORT = 4 };
 struct night {
     struct sr_header header;
     struct sr_counter never;
-    struct sr_bell bell;
+    struct sr_event event;
 };
 
 /* Rank 0 gives up while the others fall asleep on what never comes. */
@@ -371,14 +371,14 @@ static void sleep_until_abort(struct check_rank *me)
     if (me->rank == 0) {
         check_dawdle(me);
         sr_abort_set(&shared->header, abort_word_of(0));
-        sr_bell_ring(&shared->bell);
+        sr_event_signal(&shared->event);
         return;
     }
     while (sr_flag_load(&shared->header.abort) == SR_NO_ABORT) {
-        struct sr_nap nap = {0};
-        if (sr_nap_enter(&nap, &shared->never.value, 1, &shared->bell) &&
+        struct sr_waitset waitset = {0};
+        if (sr_waitset_enter(&waitset, &shared->never.value, 1, &shared->event) &&
             sr_flag_load_ordered(&shared->header.abort) == SR_NO_ABORT)
-            sr_nap_sleep(&nap, TEN_MINUTES_NS);
+            sr_waitset_sleep(&waitset, TEN_MINUTES_NS);
     }
 }
 
@@ -414,12 +414,12 @@ int main(void)
         test_payload_is_seen_and_no_wake_up_lost(start, 3, true);
         check_begin("payload is seen: awaiters of every patience");
         test_payload_is_seen_and_no_wake_up_lost(start, AWAITERS, false);
-        check_begin("bell wakes all sleepers");
-        test_bell_wakes_all_sleepers(start);
+        check_begin("event wakes all sleepers");
+        test_event_wakes_all_sleepers(start);
         check_begin("sleeper and publisher never miss each other");
         test_sleeper_and_publisher_never_miss_each_other(start);
     }
-    check_begin("nobody who naps on many misses one");
+    check_begin("nobody who sleeps on many misses one");
     struct service service;
     memset(&service, 0, sizeof service);
     check_ranks(AWAITERS + 1, ask_and_be_served, &service);

@@ -1,4 +1,4 @@
-/* Life between processes: a parked thread holds `holder` for its rank; others see its death, whatever it was, and
+/* Liveness between processes: a parked thread holds `holder` for its rank; others see its death, whatever it was, and
    nothing else. Asked, it tells. */
 #include "flag.h"
 
@@ -13,8 +13,8 @@
 /* ---- the child: a rank whose thread is parked ----------------------------------------------------------------- */
 
 struct nursery {
-    struct sr_life life;
-    struct sr_desk desk;
+    struct sr_liveness liveness;
+    struct sr_stack_request stack_request;
     char stacks[64];
     sr_flag order;  /* W parent: what the child is to do next */
     sr_flag obeyed; /* W child: the last order that it has carried out */
@@ -30,21 +30,21 @@ static _Atomic uint32_t leave;
 static void *park(void *unused)
 {
     struct sr_hold hold;
-    sr_life_hold(&nursery->life, &hold);
-    while (sr_desk_await(&nursery->desk, &leave)) {
-        sr_desk_begin_telling(&nursery->desk);
+    sr_liveness_hold(&nursery->liveness, &hold);
+    while (sr_stack_request_await(&nursery->stack_request, &leave)) {
+        sr_stack_request_begin(&nursery->stack_request);
         memcpy(nursery->stacks, TOLD, sizeof TOLD);
         if (sr_flag_load(&nursery->order) == DIE_WHILE_TELLING)
             kill(getpid(), SIGKILL);
-        sr_desk_end_telling(&nursery->desk);
+        sr_stack_request_end(&nursery->stack_request);
     }
-    sr_life_let_go(&nursery->life);
+    sr_liveness_let_go(&nursery->liveness);
     return unused;
 }
 
 static void *pass_by(void *unused) { return unused; }
 
-static void nap(void)
+static void doze(void)
 {
     struct timespec moment = {0, 200000};
     nanosleep(&moment, NULL);
@@ -64,14 +64,14 @@ static void carry_out(enum order order, pthread_t parked)
     if (order == END_OTHER_THREADS) {
         end_other_threads();
     } else if (order == LEAVE) {
-        sr_life_set_state(&nursery->life, SR_CLOSED);
-        sr_desk_leave(&nursery->desk, &leave);
+        sr_liveness_set_state(&nursery->liveness, SR_CLOSED);
+        sr_stack_request_leave(&nursery->stack_request, &leave);
         CHECK(pthread_join(parked, NULL) == 0);
     } else if (order == EXIT_WITHOUT_LEAVING) {
         _exit(0);
     } else if (order == BE_KILLED_SOON) {
         for (int i = 0; i < 100; i++)
-            nap();
+            doze();
         kill(getpid(), SIGKILL);
     }
 }
@@ -82,15 +82,15 @@ static void live(void)
     pthread_t parked;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     CHECK(pthread_create(&parked, NULL, park, NULL) == 0);
-    while (!sr_life_is_held(&nursery->life))
-        nap();
-    sr_life_set_state(&nursery->life, SR_JOINED);
+    while (!sr_liveness_is_held(&nursery->liveness))
+        doze();
+    sr_liveness_set_state(&nursery->liveness, SR_JOINED);
     for (uint64_t done = NOTHING;;) {
         uint64_t order = sr_flag_load(&nursery->order);
         if (order != done)
             carry_out((enum order)order, parked);
         sr_flag_set(&nursery->obeyed, done = order);
-        nap();
+        doze();
     }
 }
 
@@ -102,15 +102,15 @@ static pid_t bring_up(void)
         CHECK(munmap(nursery, sizeof *nursery) == 0);
     nursery = mmap(NULL, sizeof *nursery, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(nursery != MAP_FAILED);
-    CHECK(!sr_life_is_held(&nursery->life) && !sr_life_died(&nursery->life));
-    CHECK(sr_life_state(&nursery->life) == SR_ABSENT);
+    CHECK(!sr_liveness_is_held(&nursery->liveness) && !sr_liveness_died(&nursery->liveness));
+    CHECK(sr_liveness_state(&nursery->liveness) == SR_ABSENT);
     pid_t child = fork();
     if (child == 0)
         live();
     CHECK(child > 0);
-    while (sr_life_state(&nursery->life) != SR_JOINED)
-        nap();
-    CHECK(sr_life_is_held(&nursery->life) && !sr_life_died(&nursery->life));
+    while (sr_liveness_state(&nursery->liveness) != SR_JOINED)
+        doze();
+    CHECK(sr_liveness_is_held(&nursery->liveness) && !sr_liveness_died(&nursery->liveness));
     return child;
 }
 
@@ -118,14 +118,14 @@ static void order(enum order order)
 {
     sr_flag_set(&nursery->order, order);
     while (sr_flag_load(&nursery->obeyed) != order)
-        nap();
+        doze();
 }
 
 static void await_death(void)
 {
-    while (!sr_life_died(&nursery->life))
-        nap();
-    CHECK(sr_life_is_held(&nursery->life)); /* nobody takes the place of the dead */
+    while (!sr_liveness_died(&nursery->liveness))
+        doze();
+    CHECK(sr_liveness_is_held(&nursery->liveness)); /* nobody takes the place of the dead */
 }
 
 static void bury(pid_t child, int signal)
@@ -145,37 +145,37 @@ static void test_killed_rank_is_seen_as_dead(void)
     }
 }
 
-/* The bell rings for nobody: what ends the nap is the death. */
-static void test_death_wakes_one_who_naps_on_the_life(void)
+/* The event is signalled for nobody: what ends the sleep is the death. */
+static void test_death_wakes_one_who_sleeps_until_it(void)
 {
     const uint64_t ten_minutes_ns = 600000000000u;
-    static struct sr_bell bell;
+    static struct sr_event event;
     for (int i = 0; i < 5; i++) {
         pid_t child = bring_up();
-        struct sr_nap nap = {0};
-        sr_nap_watch(&nap, &bell);
-        CHECK(sr_nap_watch_life(&nap, &nursery->life) && nap.n == 2);
+        struct sr_waitset waitset = {0};
+        sr_waitset_watch(&waitset, &event);
+        CHECK(sr_waitset_watch_liveness(&waitset, &nursery->liveness) && waitset.n == 2);
         sr_flag_set(&nursery->order, BE_KILLED_SOON);
-        int woken = sr_nap_try(&nap, ten_minutes_ns);
-        if (woken == SR_NAP_UNKNOWN)
+        int woken = sr_waitset_try(&waitset, ten_minutes_ns);
+        if (woken == SR_WAITSET_UNKNOWN)
             await_death(); /* before Linux 5.16 */
         else
             CHECK(woken == 1);
-        CHECK(sr_life_died(&nursery->life));
-        CHECK(!sr_nap_watch_life(&nap, &nursery->life) && nap.n == 2);
+        CHECK(sr_liveness_died(&nursery->liveness));
+        CHECK(!sr_waitset_watch_liveness(&waitset, &nursery->liveness) && waitset.n == 2);
         bury(child, SIGKILL);
     }
 }
 
-static void test_nobody_naps_on_a_life_that_was_left(void)
+static void test_nobody_sleeps_until_the_death_of_one_that_left(void)
 {
-    static struct sr_bell bell;
-    struct sr_nap nap = {0};
+    static struct sr_event event;
+    struct sr_waitset waitset = {0};
     pid_t child = bring_up();
     order(LEAVE);
-    sr_nap_watch(&nap, &bell);
-    CHECK(sr_nap_watch_life(&nap, &nursery->life) && nap.n == 1);
-    CHECK(!sr_nap_sleep_among_lives(&nap, 1000000));
+    sr_waitset_watch(&waitset, &event);
+    CHECK(sr_waitset_watch_liveness(&waitset, &nursery->liveness) && waitset.n == 1);
+    CHECK(!sr_waitset_sleep_until_death(&waitset, 1000000));
     kill(child, SIGKILL);
     bury(child, SIGKILL);
 }
@@ -192,18 +192,18 @@ static void test_rank_that_leaves_in_order_is_not_dead(void)
 {
     pid_t child = bring_up();
     order(LEAVE);
-    CHECK(!sr_life_died(&nursery->life) && !sr_life_is_held(&nursery->life));
-    CHECK(sr_life_state(&nursery->life) == SR_CLOSED);
+    CHECK(!sr_liveness_died(&nursery->liveness) && !sr_liveness_is_held(&nursery->liveness));
+    CHECK(sr_liveness_state(&nursery->liveness) == SR_CLOSED);
     kill(child, SIGKILL);
     bury(child, SIGKILL);
-    CHECK(!sr_life_died(&nursery->life)); /* not even once it has died: it had let go */
+    CHECK(!sr_liveness_died(&nursery->liveness)); /* not even once it has died: it had let go */
 }
 
 static void test_end_of_other_threads_is_no_death(void)
 {
     pid_t child = bring_up();
     order(END_OTHER_THREADS);
-    CHECK(!sr_life_died(&nursery->life));
+    CHECK(!sr_liveness_died(&nursery->liveness));
     kill(child, SIGKILL);
     await_death();
     bury(child, SIGKILL);
@@ -215,20 +215,20 @@ static void test_stopped_rank_is_not_dead(void)
     int status;
     kill(child, SIGSTOP);
     CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
-    CHECK(!sr_life_died(&nursery->life));
+    CHECK(!sr_liveness_died(&nursery->liveness));
     kill(child, SIGKILL);
     await_death();
     bury(child, SIGKILL);
 }
 
 /* Until it has answered: it may have been about to sleep when it was asked first. */
-static void ask(const struct sr_desk *desk)
+static void ask(const struct sr_stack_request *stack_request)
 {
-    uint64_t before = sr_flag_load(&desk->told) & ~(uint64_t)1;
-    for (int i = 0; sr_flag_load(&desk->told) < before + 2; i++) {
+    uint64_t before = sr_flag_load(&stack_request->told) & ~(uint64_t)1;
+    for (int i = 0; sr_flag_load(&stack_request->told) < before + 2; i++) {
         if (i % 100 == 0)
-            CHECK(sr_desk_ask(desk));
-        nap();
+            CHECK(sr_stack_request_ask(stack_request));
+        doze();
     }
 }
 
@@ -236,13 +236,13 @@ static void test_rank_that_is_asked_tells_and_lives_on(void)
 {
     pid_t child = bring_up();
     for (uint64_t n = 1; n <= 50; n++) {
-        ask(&nursery->desk);
-        CHECK(sr_flag_load(&nursery->desk.told) >= 2 * n);
+        ask(&nursery->stack_request);
+        CHECK(sr_flag_load(&nursery->stack_request.told) >= 2 * n);
         CHECK(memcmp(nursery->stacks, TOLD, sizeof TOLD) == 0);
-        CHECK(sr_life_is_held(&nursery->life) && !sr_life_died(&nursery->life));
+        CHECK(sr_liveness_is_held(&nursery->liveness) && !sr_liveness_died(&nursery->liveness));
     }
     order(LEAVE);
-    CHECK(!sr_life_is_held(&nursery->life));
+    CHECK(!sr_liveness_is_held(&nursery->liveness));
     kill(child, SIGKILL);
     bury(child, SIGKILL);
 }
@@ -252,7 +252,7 @@ static void test_who_may_only_read_can_ask(void)
     long page = sysconf(_SC_PAGESIZE);
     pid_t child = bring_up();
     CHECK(mprotect(nursery, (sizeof *nursery + (size_t)page - 1) / (size_t)page * (size_t)page, PROT_READ) == 0);
-    ask(&nursery->desk);
+    ask(&nursery->stack_request);
     CHECK(memcmp(nursery->stacks, TOLD, sizeof TOLD) == 0);
     kill(child, SIGKILL);
     await_death();
@@ -263,12 +263,12 @@ static void test_rank_that_dies_while_it_tells_is_seen_as_dead(void)
 {
     pid_t child = bring_up();
     sr_flag_set(&nursery->order, DIE_WHILE_TELLING);
-    while (sr_flag_load(&nursery->desk.told) == 0) {
-        CHECK(sr_desk_ask(&nursery->desk));
-        nap();
+    while (sr_flag_load(&nursery->stack_request.told) == 0) {
+        CHECK(sr_stack_request_ask(&nursery->stack_request));
+        doze();
     }
     await_death();
-    CHECK(sr_flag_load(&nursery->desk.told) % 2 == 1); /* nobody takes the text for whole */
+    CHECK(sr_flag_load(&nursery->stack_request.told) % 2 == 1); /* nobody takes the text for whole */
     bury(child, SIGKILL);
 }
 
@@ -276,10 +276,10 @@ int main(void)
 {
     check_begin("killed rank is seen as dead");
     test_killed_rank_is_seen_as_dead();
-    check_begin("death wakes one who naps on the life");
-    test_death_wakes_one_who_naps_on_the_life();
-    check_begin("nobody naps on a life that was left");
-    test_nobody_naps_on_a_life_that_was_left();
+    check_begin("death wakes one who sleeps until the death");
+    test_death_wakes_one_who_sleeps_until_it();
+    check_begin("nobody sleeps until the death of one that was left");
+    test_nobody_sleeps_until_the_death_of_one_that_left();
     check_begin("rank that exits without leaving is seen as dead");
     test_rank_that_exits_without_leaving_is_seen_as_dead();
     check_begin("rank that leaves in order is not dead");

@@ -26,7 +26,7 @@ static void copy(void *dst, const void *src, size_t nbytes, uint32_t stream)
 
 static void open_end(struct sr_ring_end *end, enum sr_side other)
 {
-    sr_ring_open_end(end, &room.queue.ring, room.bytes, room.nbytes, room.first, &room.queue.bell[other], copy,
+    sr_ring_open_end(end, &room.queue.ring, room.bytes, room.nbytes, room.first, &room.queue.event[other], copy,
                      room.piece_nbytes);
 }
 
@@ -55,11 +55,11 @@ static unsigned char byte_of(uint64_t message, uint64_t i) { return (unsigned ch
 static void await_room(struct sr_ring_end *end, uint64_t nbytes)
 {
     while (!sr_ring_has_room(end, nbytes)) {
-        uint32_t generation = sr_bell_watch(&room.queue.bell[SR_PRODUCER]);
+        uint32_t generation = sr_event_watch(&room.queue.event[SR_PRODUCER]);
         if (!room.sleeps)
             sr_yield();
         else if (!sr_ring_has_room(end, nbytes))
-            sr_bell_sleep(&room.queue.bell[SR_PRODUCER], generation, TEN_MINUTES_NS);
+            sr_event_sleep(&room.queue.event[SR_PRODUCER], generation, TEN_MINUTES_NS);
     }
 }
 
@@ -85,11 +85,11 @@ static void await_frame(struct sr_ring_end *end)
 {
     sr_ring_tell(end);
     while (!sr_ring_has_frame(end)) {
-        uint32_t generation = sr_bell_watch(&room.queue.bell[SR_CONSUMER]);
+        uint32_t generation = sr_event_watch(&room.queue.event[SR_CONSUMER]);
         if (!room.sleeps)
             sr_yield();
         else if (!sr_ring_has_frame(end))
-            sr_bell_sleep(&room.queue.bell[SR_CONSUMER], generation, TEN_MINUTES_NS);
+            sr_event_sleep(&room.queue.event[SR_CONSUMER], generation, TEN_MINUTES_NS);
     }
 }
 
@@ -131,14 +131,14 @@ static void test_messages_come_out_as_they_went_in(void)
             }
 }
 
-/* ---- several producers, one consumer that sleeps on one bell for all of them ----------------------------------- */
+/* ---- several producers, one consumer that sleeps on one event for all of them ----------------------------------- */
 
 enum { PRODUCERS = 3, ROUNDS = 800 };
 
 struct many {
     struct sr_ring ring[PRODUCERS];
     unsigned char bytes[PRODUCERS][SR_RING_LEAST_NBYTES] __attribute__((aligned(128)));
-    struct sr_bell bell[PRODUCERS + 1]; /* the consumer's first */
+    struct sr_event event[PRODUCERS + 1]; /* the consumer's first */
     sr_flag marks;
 };
 
@@ -150,24 +150,24 @@ static void produce_or_consume(struct check_rank *me)
     uint64_t next[PRODUCERS] = {0}, value, left = PRODUCERS * ROUNDS;
     for (int i = 0; i < PRODUCERS; i++)
         sr_ring_open_end(&end[i], &shared->ring[i], shared->bytes[i], SR_RING_LEAST_NBYTES, 0,
-                         &shared->bell[me->rank == 0 ? i + 1 : 0], copy, 64);
+                         &shared->event[me->rank == 0 ? i + 1 : 0], copy, 64);
     if (me->rank > 0) {
         struct sr_ring_end *own = &end[me->rank - 1];
         sr_ring_format(own->ring, own->bytes, 0);
-        sr_flag_mark(&shared->marks, 1ull << me->rank, &shared->bell[0]);
+        sr_flag_mark(&shared->marks, 1ull << me->rank, &shared->event[0]);
         for (value = 0; value < ROUNDS; value++) {
             check_dawdle(me);
             while (!sr_ring_has_room(own, sr_ring_frame_nbytes(8))) {
-                uint32_t generation = sr_bell_watch(&shared->bell[me->rank]);
+                uint32_t generation = sr_event_watch(&shared->event[me->rank]);
                 if (!sr_ring_has_room(own, sr_ring_frame_nbytes(8)))
-                    sr_bell_sleep(&shared->bell[me->rank], generation, TEN_MINUTES_NS);
+                    sr_event_sleep(&shared->event[me->rank], generation, TEN_MINUTES_NS);
             }
             sr_ring_put(own, &head, &value);
         }
         return;
     }
     while (left > 0) {
-        uint32_t generation = sr_bell_watch(&shared->bell[0]);
+        uint32_t generation = sr_event_watch(&shared->event[0]);
         bool any = false;
         for (int i = 0; i < PRODUCERS; i++)
             while (sr_flag_load_ordered(&shared->marks) >> (i + 1) & 1 &&
@@ -181,11 +181,11 @@ static void produce_or_consume(struct check_rank *me)
             sr_ring_tell(&end[i]);
         check_dawdle(me);
         if (!any)
-            sr_bell_sleep(&shared->bell[0], generation, TEN_MINUTES_NS);
+            sr_event_sleep(&shared->event[0], generation, TEN_MINUTES_NS);
     }
 }
 
-static void test_one_bell_wakes_for_every_ring(void)
+static void test_one_event_wakes_for_every_ring(void)
 {
     static struct many shared;
     for (int turn = 0; turn < 10; turn++) {
@@ -264,8 +264,8 @@ int main(void)
 {
     check_begin("messages come out as they went in");
     test_messages_come_out_as_they_went_in();
-    check_begin("one bell wakes for every ring");
-    test_one_bell_wakes_for_every_ring();
+    check_begin("one event wakes for every ring");
+    test_one_event_wakes_for_every_ring();
     check_begin("a full ring has no room until it is told");
     test_a_full_ring_has_no_room_until_it_is_told();
     check_begin("wrong sizes are damage");

@@ -1,18 +1,18 @@
 /* The abort word, as src/flag.h and report_abort of shmring/_core/group.pxd set it and sleeps look at it: the first to come
    decides, everyone sees the same word and all of its report, and nobody sleeps on. May know: nothing; read beside
-   sr_abort_set and the nap of a wait. No sleep has a limit here, so who sleeps on is a state without end.
+   sr_abort_set and the sleep of a wait. No sleep has a limit here, so who sleeps on is a state without end.
 
    Memory is that of x86, as in flag.pml: a rank's plain stores wait in its buffer, locked operations and system calls
    for the buffer.
 
    Bounds: REPORTERS that give up at any time, of their own accord; SLEEPERS that wait for what never comes, each on the
-   bell of another rank; reports of two words.
+   event of another rank; reports of two words.
 
    Each of these breaks it, and has to be found:
      STORE_WORD       the word is looked at and stored instead of compared and swapped
      REPORT_LAST      the report is written behind the word
      NO_SECOND_LOOK   the word is not looked at again behind S1
-     NO_RING          the bells are not rung */
+     NO_RING          the events are not rung */
 #ifndef REPORTERS
 #define REPORTERS 2
 #endif
@@ -23,7 +23,7 @@
 
 byte abort_word;                 /* 0, or the reporter + 1 */
 byte report[REPORTERS * EITHER];
-byte bell[SLEEPERS];             /* of the rank that this sleeper awaits */
+byte event[SLEEPERS];             /* of the rank that this sleeper awaits */
 bool asleep[SLEEPERS];
 byte raised;                     /* the word that somebody has raised */
 chan stores[REPORTERS] = [3] of { byte, byte }; /* where, what; where: a word of the own report, EITHER: the abort word */
@@ -81,10 +81,10 @@ proctype reporter(byte me)
     fi;
 #ifndef NO_RING
     for (i : 0 .. SLEEPERS - 1) {
-        old = bell[i];
+        old = event[i];
         do
-        :: atomic { empty(stores[me]) && bell[i] == old -> bell[i] = (old | 1) + 1 }; break
-        :: atomic { empty(stores[me]) && bell[i] != old -> old = bell[i] }
+        :: atomic { empty(stores[me]) && event[i] == old -> event[i] = (old | 1) + 1 }; break
+        :: atomic { empty(stores[me]) && event[i] != old -> old = event[i] }
         od;
         asleep[i] = false
     };
@@ -94,7 +94,7 @@ proctype reporter(byte me)
     raise(seen)
 }
 
-/* The end of wait_long: glance, then a nap for a flag that does not come. */
+/* The end of wait_long: glance, then a sleep for a flag that does not come. */
 proctype sleeper(byte me)
 {
     byte generation, seen;
@@ -104,7 +104,7 @@ proctype sleeper(byte me)
        :: seen -> break
        :: else
        fi;
-       atomic { generation = bell[me] | 1; bell[me] = generation }; /* S1 */
+       atomic { generation = event[me] | 1; event[me] = generation }; /* S1 */
 #ifndef NO_SECOND_LOOK
        seen = abort_word; /* S2 */
 #endif
@@ -112,7 +112,7 @@ proctype sleeper(byte me)
        :: seen == 0 ->
            atomic {
                if
-               :: bell[me] == generation -> asleep[me] = true
+               :: event[me] == generation -> asleep[me] = true
                :: else
                fi
            };

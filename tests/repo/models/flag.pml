@@ -3,16 +3,16 @@
 
    Memory is that of x86 (TSO): a plain store waits in its process's buffer, first in, first out, until it is taken out
    at any later time; loads do not wait for it, locked operations and system calls do. No model of a plain store is in
-   the code as it is: -DSTORE_FLAG and -DSTORE_BELL put one where a locked operation has to be.
+   the code as it is: -DSTORE_FLAG and -DSTORE_EVENT put one where a locked operation has to be.
 
-   Bounds: WRITERS with a flag each and one bell, SLEEPERS that look at all flags; each flag goes from 0 to VALUES.
-   Sleeper s wants every (s + 1)th value, so that it is also woken in vain. The bell begins two rings before its wrap.
+   Bounds: WRITERS with a flag each and one event, SLEEPERS that look at all flags; each flag goes from 0 to VALUES.
+   Sleeper s wants every (s + 1)th value, so that it is also woken in vain. The event begins two rings before its wrap.
 
    Each of these breaks it, and has to be found:
      STORE_FLAG       the flag is a release store instead of a locked exchange (P1)
-     STORE_BELL       the sleeper's bit is a load and a store instead of a locked or (S1)
+     STORE_EVENT       the sleeper's bit is a load and a store instead of a locked or (S1)
      NO_SECOND_LOOK   the flag is not looked at again behind S1 (S2)
-     NO_GENERATION    ringing sets the bell's word back to 0 instead of to the next even number
+     NO_GENERATION    ringing sets the event's word back to 0 instead of to the next even number
      WAKE_ONE         one sleeper is woken instead of all */
 #ifndef WRITERS
 #define WRITERS 1
@@ -25,10 +25,10 @@
 #endif
 
 byte flag[WRITERS];
-byte bell = 252; /* as a word of 8 bits: a generation | 1 if somebody sleeps */
+byte event = 252; /* as a word of 8 bits: a generation | 1 if somebody sleeps */
 bool asleep[SLEEPERS];
 chan flag_stores[WRITERS] = [2] of { byte };
-chan bell_stores[SLEEPERS] = [1] of { byte };
+chan event_stores[SLEEPERS] = [1] of { byte };
 
 proctype take_out_flag(byte writer)
 {
@@ -39,16 +39,16 @@ end:
     od
 }
 
-proctype take_out_bell(byte sleeper)
+proctype take_out_event(byte sleeper)
 {
     byte value;
 end:
     do
-    :: atomic { bell_stores[sleeper]?value -> bell = value }
+    :: atomic { event_stores[sleeper]?value -> event = value }
     od
 }
 
-/* sr_flag_publish, with sr_bell_ring. */
+/* sr_flag_publish, with sr_event_signal. */
 proctype writer(byte me)
 {
     byte value, old, i;
@@ -58,20 +58,20 @@ proctype writer(byte me)
 #else
         atomic { empty(flag_stores[me]) -> flag[me] = value }; /* P1 */
 #endif
-        old = bell;
+        old = event;
         if
         :: old & 1 ->
-            old = bell;
+            old = event;
             do
-            :: atomic { empty(flag_stores[me]) && bell == old ->
+            :: atomic { empty(flag_stores[me]) && event == old ->
 #ifdef NO_GENERATION
-                   bell = 0
+                   event = 0
 #else
-                   bell = (old | 1) + 1
+                   event = (old | 1) + 1
 #endif
                };
                break
-            :: atomic { empty(flag_stores[me]) && bell != old -> old = bell }
+            :: atomic { empty(flag_stores[me]) && event != old -> old = event }
             od;
             atomic {
                 i = 0;
@@ -91,7 +91,7 @@ proctype writer(byte me)
     }
 }
 
-/* sr_flag_sleep in a loop, and with several writers the sleep on a bell for messages. */
+/* sr_flag_sleep in a loop, and with several writers the sleep on an event for messages. */
 proctype sleeper(byte me)
 {
     byte taken[WRITERS], generation, w;
@@ -108,11 +108,11 @@ proctype sleeper(byte me)
        if
        :: all -> break
        :: !all && !moved ->
-#ifdef STORE_BELL
-           generation = bell | 1;
-           bell_stores[me]!generation;
+#ifdef STORE_EVENT
+           generation = event | 1;
+           event_stores[me]!generation;
 #else
-           atomic { generation = bell | 1; bell = generation }; /* S1 */
+           atomic { generation = event | 1; event = generation }; /* S1 */
 #endif
 #ifndef NO_SECOND_LOOK
            for (w : 0 .. WRITERS - 1) {
@@ -121,9 +121,9 @@ proctype sleeper(byte me)
 #endif
            if
            :: !moved ->
-               atomic { empty(bell_stores[me]) -> /* the kernel compares and enters the sleeper in one */
+               atomic { empty(event_stores[me]) -> /* the kernel compares and enters the sleeper in one */
                    if
-                   :: bell == generation -> asleep[me] = true
+                   :: event == generation -> asleep[me] = true
                    :: else
                    fi
                };
@@ -143,8 +143,8 @@ init {
 #ifdef STORE_FLAG
         for (i : 0 .. WRITERS - 1) { run take_out_flag(i) }
 #endif
-#ifdef STORE_BELL
-        for (i : 0 .. SLEEPERS - 1) { run take_out_bell(i) }
+#ifdef STORE_EVENT
+        for (i : 0 .. SLEEPERS - 1) { run take_out_event(i) }
 #endif
     }
 }

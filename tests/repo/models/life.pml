@@ -4,7 +4,7 @@
    Bounds: one rank that does CALLS of them and ends in between or after, by closing or by dying; one that waits for all.
 
    Each of these breaks it, and has to be found:
-     FLAG_FIRST       the flag is looked at before the life instead of behind it
+     FLAG_FIRST       the flag is looked at before the liveness word instead of behind it
      CLOSES_FIRST     the rank says that it has closed before its last publish */
 #ifndef CALLS
 #define CALLS 3
@@ -12,7 +12,7 @@
 
 byte flag;
 mtype = { JOINED, CLOSED, DIED };
-mtype life = JOINED;
+mtype liveness = JOINED;
 
 proctype rank()
 {
@@ -21,14 +21,14 @@ proctype rank()
     :: call < CALLS ->
 #ifdef CLOSES_FIRST
         if
-        :: call == CALLS - 1 -> life = CLOSED
+        :: call == CALLS - 1 -> liveness = CLOSED
         :: else
         fi;
 #endif
         call++;
         flag = call
-    :: life = DIED; break
-    :: call > 0 -> life = CLOSED; break
+    :: liveness = DIED; break
+    :: call > 0 -> liveness = CLOSED; break
     od
 }
 
@@ -42,13 +42,13 @@ proctype waiter()
         :: flag < call ->
 #ifdef FLAG_FIRST
             seen = flag;
-            found = life;
+            found = liveness;
 #else
-            found = life;
+            found = liveness;
             seen = flag;
 #endif
             if
-            :: found != JOINED && seen < call -> assert(flag < call && life != JOINED); goto over
+            :: found != JOINED && seen < call -> assert(flag < call && liveness != JOINED); goto over
             :: else
             fi
         od
