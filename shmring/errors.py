@@ -34,7 +34,7 @@ class Error(RuntimeError):
         self._notes: list[str] = []
         self._tell: Callable[[], tuple[tuple[str, ...], str]] | None = None
 
-    def sees(self, tell: Callable[[], tuple[tuple[str, ...], str]]) -> None:
+    def attach_snapshot(self, tell: Callable[[], tuple[tuple[str, ...], str]]) -> None:
         """Have tell() give `where` and a note, once somebody wants to know.
 
         How soon ranks raise counts, most of all where many of them share few CPUs; words can wait.

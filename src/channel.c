@@ -489,7 +489,7 @@ static bool receive(struct sr_channels *channels, struct sr_channel *channel, bo
 
 /* ---- what there is to do ------------------------------------------------------------------------------------ */
 
-static bool look_for_news(struct sr_channels *channels, bool by_reader)
+static bool poll_sockets(struct sr_channels *channels, bool by_reader)
 {
     struct epoll_event events[EVENTS_AT_ONCE];
     const int nevents = channels->news < 0 ? 0 : epoll_wait(channels->news, events, EVENTS_AT_ONCE, 0);
@@ -512,7 +512,7 @@ bool sr_channels_step(struct sr_channels *channels)
 {
     if (!sr_flag_take(&channels->turn, 1))
         return false;
-    const bool moved = look_for_news(channels, true);
+    const bool moved = poll_sockets(channels, true);
     leave_turn(channels);
     return moved;
 }
@@ -521,7 +521,7 @@ bool sr_channels_attend(struct sr_channels *channels)
 {
     take_turn(channels);
     sr_flag_set(&channels->attended, 1);
-    const bool moved = look_for_news(channels, true);
+    const bool moved = poll_sockets(channels, true);
     leave_turn(channels);
     return moved;
 }
@@ -532,16 +532,16 @@ bool sr_channels_hears(struct sr_channels *channels)
 {
     if (sr_flag_load(&channels->heard) == 0 && sr_flag_take(&channels->turn, 1)) {
         if (sr_flag_load(&channels->attended) == 0)
-            look_for_news(channels, false);
+            poll_sockets(channels, false);
         leave_turn(channels);
     }
     return sr_flag_load(&channels->heard) != 0;
 }
 
-void sr_channels_look(struct sr_channels *channels)
+void sr_channels_poll(struct sr_channels *channels)
 {
     take_turn(channels);
-    look_for_news(channels, false);
+    poll_sockets(channels, false);
     leave_turn(channels);
 }
 

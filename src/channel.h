@@ -174,7 +174,7 @@ uint64_t sr_channel_hear(struct sr_channels *channels, struct sr_channel *channe
                          void *note);
 
 /* As sr_channels_step, for who does not read: what comes of messages goes no further than their rings. */
-void sr_channels_look(struct sr_channels *channels);
+void sr_channels_poll(struct sr_channels *channels);
 
 /* To be asked now and then while something is under way: ends the channel if the other end has not answered for
  * long. */

@@ -44,14 +44,14 @@ static inline uint64_t sr_now_ns(void)
 
 /* A wait looks around every few ms. If more time than this lies between two of its looks, its thread did not run: the
    process was stopped (SIGSTOP, a frozen cgroup), or got no CPU. */
-enum { SR_LONGEST_LOOK_NS = 100000000 };
+enum { SR_LONGEST_POLL_NS = 100000000 };
 
 /* The part of the time between two looks of a wait by which its deadline moves. Not all of it, so that a wait whose
    looks are always late ends as well. */
 static inline uint64_t sr_time_away(uint64_t looked_ns, uint64_t now_ns)
 {
     const uint64_t between_ns = now_ns - looked_ns;
-    return between_ns > SR_LONGEST_LOOK_NS ? between_ns - SR_LONGEST_LOOK_NS : 0;
+    return between_ns > SR_LONGEST_POLL_NS ? between_ns - SR_LONGEST_POLL_NS : 0;
 }
 
 /* ---- flags ---------------------------------------------------------------------------------------------- */

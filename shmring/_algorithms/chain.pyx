@@ -20,7 +20,7 @@ cdef enum:
 
 # Narrow floats are folded in wider ones: a partial result of theirs is no item.
 cdef bint may_be_chain(const Group *g, const Call *c) noexcept nogil:
-    return (g.crowded and c.nbytes >= g.tuning.chain_nbytes
+    return (g.oversubscribed and c.nbytes >= g.tuning.chain_nbytes
             and (c.kind == REDUCE or is_scan(c)) and not is_moved(g, c) and not sr_dtype_is_widened(c.dtype))
 
 

@@ -268,7 +268,7 @@ cdef enum:
 cdef inline void claim_next_slot(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = pieces_nbytes(g, c, c.nbytes)
     cdef bint is_one_slot = c.chunk_nbytes == c.nbytes and nbytes <= CLAIM_SLOT_NBYTES
-    if is_one_slot and g.far and not g.crowded and c.nbytes < g.tuning.far_stream_nbytes:
+    if is_one_slot and g.far and not g.oversubscribed and c.nbytes < g.tuning.far_stream_nbytes:
         sr_claim(traded_slot(g, c, g.rank, slot_begin_within(g, c.stage.position, nbytes, c.window_nbytes)), nbytes)
 
 

@@ -53,7 +53,7 @@ cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked
         owner[0] = sr_lock_owner(lock)
         check_liveness(g)
         correct_wait(g, SR_WAIT_LOCK, SR_AT_LOCK, owner[0])
-        status = fate_of_owner(g, owner[0])
+        status = owner_status(g, owner[0])
         if status != PROGRESSED and sr_lock_owner(lock) == owner[0]:   # it may have let go before it ended
             return status
         now = sr_now_ns()
@@ -66,10 +66,10 @@ cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked
     return DONE
 
 
-cdef inline int fate_of_owner(Group *g, int rank) noexcept nogil:
+cdef inline int owner_status(Group *g, int rank) noexcept nogil:
     if rank < 0 or rank >= g.size or rank == g.rank:
         return PROGRESSED
-    return fate_of(&g.lane[rank].liveness)
+    return peer_status(&g.lane[rank].liveness)
 
 
 # ---- locks -----------------------------------------------------------------------------------------------------

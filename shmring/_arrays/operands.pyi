@@ -8,7 +8,7 @@ class Memory:
     """A contiguous array that another library holds, as x or out of a collective: where it lies, what it is.
 
     address: of its first element, in this process. count: elements. dtype: the name of one of shmring's
-    dtypes; whatever is only moved may be called uint8. readonly: an error where it would be written to.
+    dtypes; an opaque dtype may be called uint8. readonly: an error where it would be written to.
     owner: kept as long as this is. Nobody can check what is told here: wrong addresses end the process.
     """
 

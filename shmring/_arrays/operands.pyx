@@ -26,7 +26,7 @@ cdef class Memory:
     """A contiguous array that another library holds, as x or out of a collective: where it lies and what it is.
 
     address: of its first element, in this process. count: elements. dtype: the name of one of shmring's dtypes;
-    whatever is only moved may be called uint8. readonly: an error where it would be written to. owner: kept as long as
+    an opaque dtype may be called uint8. readonly: an error where it would be written to. owner: kept as long as
     this is. Nobody can check what is told here: wrong addresses end the process. It has one dimension, in C order.
     """
 
@@ -278,11 +278,11 @@ cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
     return -1
 
 
-# ---- what is only moved, whose items may be anything but references --------------------------------------------
+# ---- opaque dtypes: their items are only moved, and may be anything but references -----------------------------
 
 # Of the dtype that was met last: the same arrays come again and again.
 cdef object known_dtype = None
-cdef int known_number   # in the table; MOVED: it is none of ours
+cdef int known_number   # in the table; OPAQUE: it is none of ours
 cdef Items known_items
 
 
@@ -295,7 +295,7 @@ cdef int know(object dtype) except -1:
         words = words[:SR_ITEM_NAME_NBYTES - 4] + b"..."
     memset(known_items.name, 0, SR_ITEM_NAME_NBYTES)
     memcpy(known_items.name, <const char *> words, len(words))
-    known_number = DTYPE_NUMBERS.get(name, MOVED)
+    known_number = DTYPE_NUMBERS.get(name, OPAQUE)
     known_dtype = dtype
     return 0
 
@@ -307,12 +307,12 @@ cdef int describe_items(Operand *operand, object dtype, size_t nbytes) except -1
         know(dtype)
     operand.dtype = known_number
     operand.items = known_items
-    operand.itemsize = 1 if known_number == MOVED else dtype_nbytes(known_number)
+    operand.itemsize = 1 if known_number == OPAQUE else dtype_nbytes(known_number)
     operand.count = nbytes // operand.itemsize
     return 0
 
 
-cdef bint take_moved_ndarray(Operand *operand, cnp.ndarray x, bint writable) except -1:
+cdef bint take_opaque_ndarray(Operand *operand, cnp.ndarray x, bint writable) except -1:
     cdef int flags = cnp.PyArray_FLAGS(x)
     cdef cnp.dtype dtype = x.dtype
     if (dtype is not known_dtype and dtype.hasobject) or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
@@ -334,7 +334,7 @@ cdef object dtype_of_buffer(object x, const char *format):
 
 
 cdef str dtype_name(const Operand *operand):
-    return (<bytes> operand.items.name).decode() if operand.dtype == MOVED else state.DTYPES[operand.dtype]
+    return (<bytes> operand.items.name).decode() if operand.dtype == OPAQUE else state.DTYPES[operand.dtype]
 
 
 # ---- any array -----------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ cdef object take(Operand *operand, object x, bint writable, str what, bint moves
         raise buffers.read_only(what)
     if writable and not cnp.PyArray_CheckExact(x):
         buffers.refuse_as_output(x, what)
-    if moves and cnp.PyArray_Check(x) and take_moved_ndarray(operand, x, writable):
+    if moves and cnp.PyArray_Check(x) and take_opaque_ndarray(operand, x, writable):
         return None
     if PyObject_CheckBuffer(x):
         return take_buffer(operand, x, writable, what, moves)
@@ -385,7 +385,7 @@ cdef object take_slowly(Operand *operand, object x, bint writable, str what, bin
         raise buffers.read_only(what)
     if taken.dtype not in DTYPE_NUMBERS:
         array = np.asarray(x) if moves and hasattr(x, "__array_interface__") else None
-        if array is not None and take_moved_ndarray(operand, array, writable):
+        if array is not None and take_opaque_ndarray(operand, array, writable):
             return array
         raise buffers.unsupported_dtype(what, taken.dtype, state.DTYPES)
     operand.data = <unsigned char *> <uintptr_t> taken.address

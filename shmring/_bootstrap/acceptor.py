@@ -25,7 +25,7 @@ from .handshake import BadFrame, Challenge, Hello
 from .world import SILENCE_S, JoinRequest, named
 
 HANDSHAKE_S = 5.0  # a connection that has not proven itself by then is dropped
-_CROWDED_S = 1.0  # and by then where others wait outside for its place
+_FULL_S = 1.0  # and by then where others wait outside for its place
 _MOST_PENDING = 128  # at once, and twice the awaited besides
 _LATECOMERS_S = 0.3  # for those that are on their way when the meeting has failed, to hear of it
 _SHMRUN = "with shmrun every host needs the same --nnodes and -n, and a --node-rank of its own"
@@ -92,7 +92,7 @@ class Acceptor:
     def serve(self, by: float = float("inf")) -> None:
         """Wait for something to come, `by` a time.monotonic() value at most, and deal with it."""
         now = time.monotonic()
-        patience_s = HANDSHAKE_S if len(self._pending) < self._most_pending else _CROWDED_S
+        patience_s = HANDSHAKE_S if len(self._pending) < self._most_pending else _FULL_S
         oldest = next(iter(self._pending.values()), None)
         while oldest is not None and oldest.since + patience_s <= now:
             self._turn_away(oldest, "silent", f"did not prove who it is within {patience_s:g} s")

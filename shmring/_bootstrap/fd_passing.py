@@ -18,7 +18,7 @@ from .._system.limits import explain
 from ..errors import Error, RankFailed, Timeout, agreed
 from . import handshake
 
-_LOOK_S = 0.02  # `check` is called at least this often
+_POLL_S = 0.02  # `check` is called at least this often
 _BUSY = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)  # the peer has not yet read what it was sent
 
 Check = Callable[[], None]
@@ -230,7 +230,7 @@ class Links:
                     raise explain(error, f"sending a descriptor to rank {rank}") from error
             if time.monotonic() >= deadline:
                 raise Timeout(f"rank {rank} did not take the descriptors that it was sent", rank=rank)
-            time.sleep(_LOOK_S / 4)
+            time.sleep(_POLL_S / 4)
 
     def _next_to_speak(self, ranks: set[int], check: Check, deadline: float) -> list[int]:
         """Those of the ranks whose sockets have something to be read: at least one."""
@@ -241,7 +241,7 @@ class Links:
         while True:
             check()
             left_s = deadline - time.monotonic()
-            spoken = poll.poll(max(0.0, min(_LOOK_S, left_s)) * 1000)
+            spoken = poll.poll(max(0.0, min(_POLL_S, left_s)) * 1000)
             if spoken:
                 return [rank_of[sock] for sock, _ in spoken]
             if left_s <= 0:

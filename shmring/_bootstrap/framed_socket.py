@@ -73,7 +73,7 @@ class FramedSocket:
                 return piece
             self._begun += piece
 
-    def await_frame(self, most_nbytes: int, deadline: float, look_s: float, check: Check) -> bytes | None:
+    def await_frame(self, most_nbytes: int, deadline: float, poll_s: float, check: Check) -> bytes | None:
         """The next frame, as `receive` has it; None where the deadline passed."""
         while True:
             frame = self.receive(most_nbytes)
@@ -81,7 +81,7 @@ class FramedSocket:
             if frame is not None or left_s <= 0:
                 return frame
             check()
-            self.wait(select.POLLIN, min(left_s, look_s))
+            self.wait(select.POLLIN, min(left_s, poll_s))
 
     def wait(self, event: int, timeout_s: float) -> bool:
         """Whether the connection is ready in time (or broken, which the next call will tell)."""
@@ -116,7 +116,7 @@ class FramedSocket:
 
 
 def connect(
-    family: int, address: Address, deadline: float, look_s: float, check: Check
+    family: int, address: Address, deadline: float, poll_s: float, check: Check
 ) -> socket.socket | OSError:
     """A TCP connection, non-blocking, or why there is none; what `check` raises is raised."""
     with contextlib.ExitStack() as undo:
@@ -130,7 +130,7 @@ def connect(
         poll.register(new, select.POLLOUT)
         while code == errno.EINPROGRESS:
             left_s = deadline - time.monotonic()
-            if poll.poll(max(0.0, min(left_s, look_s)) * 1000):
+            if poll.poll(max(0.0, min(left_s, poll_s)) * 1000):
                 code = new.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 break
             if left_s <= 0:

@@ -87,7 +87,7 @@ class _MeshConnector(Connector):
 
     def _open(self) -> FramedSocket | None:
         until = min(self._request.deadline, time.monotonic() + _CONNECT_S)
-        there = connect(self._family, self._where, until, self._request.look_s(), self._request.check)
+        there = connect(self._family, self._where, until, self._request.poll_s(), self._request.check)
         if not isinstance(there, OSError):
             return FramedSocket(there)
         if there.errno in NO_DESCRIPTOR:

@@ -160,7 +160,7 @@ class _TcpConnector(Connector):
                 self._why = f"its name is not known here: {error.strerror}"
         for family, address in self._where:
             until = min(self._request.deadline, time.monotonic() + _CONNECT_S)
-            there = connect(family, address, until, self._request.look_s(), self._request.check)
+            there = connect(family, address, until, self._request.poll_s(), self._request.check)
             if not isinstance(there, OSError):
                 watch_link(there, is_always_read=True)
                 self._why = "something took the connection, but did not answer"

@@ -16,7 +16,7 @@ from .framed_socket import SELECT_S, Check, FramedSocket
 from .handshake import Hello
 
 SILENCE_S = 10.0  # a wait of so long for ranks to come is told in the log, long before its timeout
-_LOOK_S = 0.02  # `check` is called at least this often
+_POLL_S = 0.02  # `check` is called at least this often
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ class JoinRequest:
     def is_over(self) -> bool:
         return time.monotonic() >= self.deadline
 
-    def look_s(self) -> float:
+    def poll_s(self) -> float:
         """The longest wait in one piece: where there is nothing to check nobody has to wake up for it."""
-        return SELECT_S if self.check is nothing_to_check else _LOOK_S
+        return SELECT_S if self.check is nothing_to_check else _POLL_S
 
     def wait_s(self, until: float) -> float:
         """How long to wait in one piece, for something that may come until then."""
-        return max(0.0, min(min(until, self.deadline) - time.monotonic(), self.look_s()))
+        return max(0.0, min(min(until, self.deadline) - time.monotonic(), self.poll_s()))
 
     def pause(self, pause_s: float) -> None:
         until = time.monotonic() + pause_s
@@ -107,7 +107,7 @@ class JoinRequest:
 
     def await_frame(self, sock: FramedSocket, most_nbytes: int) -> bytes | None:
         """The socket's next frame; empty where the other side is gone, None where the deadline passed."""
-        return sock.await_frame(most_nbytes, self.deadline, self.look_s(), self.check)
+        return sock.await_frame(most_nbytes, self.deadline, self.poll_s(), self.check)
 
     def hello(self, peer: int, purpose: bytes) -> Hello:
         nonce = os.urandom(handshake.NONCE_NBYTES)

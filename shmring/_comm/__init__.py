@@ -1,6 +1,6 @@
 """The public class Comm, one facet a file, and what its methods return.
 
-Comm  ->  Messages        ->  Carrier   ->  Fusion  ->  Uneven  ->  Collectives
+Comm  ->  Messages        ->  Endpoint   ->  Fusion  ->  Uneven  ->  Collectives
 comm      point_to_point      endpoint      fused       vector      collectives      (-> inherits from)
 
 init              a world -> a Comm

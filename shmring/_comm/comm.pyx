@@ -120,16 +120,16 @@ cdef class Comm(Messages):
         timeout: seconds. A group that cannot begin raises on its ranks alone, as OutOfMemory does. See MPI_Comm_split.
         """
         try:
-            wish = groups.wish(color, key)
+            packed = groups.pack_color(color, key)
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         except Exception:
             self.engine.refuse(SPLIT)
             raise
-        return self.engine.run_own_steps(self._split, wish, timeout_s)
+        return self.engine.run_own_steps(self._split, packed, timeout_s)
 
-    def _split(self, wish, double timeout_s):
+    def _split(self, packed, double timeout_s):
         self.engine.call_tiny(SPLIT, SR_SUM, 0, NULL, 0, timeout_s)
-        return self.form(groups.by_color(self.all_gather(wish, timeout=timeout_s)), timeout_s)
+        return self.form(groups.by_color(self.all_gather(packed, timeout=timeout_s)), timeout_s)
 
     def group(self, ranks, *, timeout=None):
         """Collective: a communicator of the ranks in the list, which is the same on all; ranks[i] is its rank i.
@@ -160,13 +160,13 @@ cdef class Comm(Messages):
             formed = groups.form_across(self, self.engine, self.internode, members, self.settings, timeout_s)
         if formed is None:
             return None
-        begun, ranks = formed
+        parts, ranks = formed
         comm = None
         try:
-            comm = Comm(*begun, parent_ranks=ranks, parent=self)
+            comm = Comm(*parts, parent_ranks=ranks, parent=self)
             return self.traced_alike(comm)
         except BaseException:   # the others have the group: they must not wait for this rank
-            leave_group(begun, comm)
+            leave_group(parts, comm)
             raise
 
     # -- arrays that all ranks map --
@@ -378,17 +378,17 @@ cdef class Comm(Messages):
             raise RuntimeError("shrink() while another thread is inside a call of this communicator")
         self.engine.claim()
         try:
-            over = shrinking.Over(self.engine, self.place, self.internode, self.settings, self.lost())
-            begun, parent_ranks = shrinking.shrink(over, timeout_s, _drop)
+            failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
+            parts, parent_ranks = shrinking.shrink(failed, timeout_s, _drop)
             left = None
             try:
-                left = Comm(*begun, parent_ranks=parent_ranks, parent=self, epoch=self.epoch + 1)
+                left = Comm(*parts, parent_ranks=parent_ranks, parent=self, epoch=self.epoch + 1)
                 left.wire = self.wire
                 self.traced_alike(left)
                 if self.internode is not None:
                     self.internode.deliver_view()
             except BaseException:   # the others have it: they must not wait for this rank
-                leave_group(begun, left)
+                leave_group(parts, left)
                 raise
         finally:
             self.engine.unclaim()
@@ -526,15 +526,15 @@ def _disown_all():
 os.register_at_fork(after_in_child=_disown_all)
 
 
-# comm: the communicator made of `begun`; None: making it has raised.
-cdef int leave_group(begun, Comm comm) except -1:
+# comm: the communicator made of `parts`; None: making it has raised.
+cdef int leave_group(parts, Comm comm) except -1:
     if comm is None:
-        begun.abandon()
+        parts.abandon()
     else:
         comm.close()
     return 0
 
 
-def _drop(begun):
+def _drop(parts):
     """Of a communicator that nobody will call."""
-    Comm(*begun).close()
+    Comm(*parts).close()

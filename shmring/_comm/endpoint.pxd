@@ -7,7 +7,7 @@ from .._p2p.matching cimport Matching, Message
 from .fused cimport Fusion
 
 
-cdef class Begun:
+cdef class PendingMessage:
     cdef Message message
     cdef Operand operand
     cdef object kept             # while it is on its way: the array and what holds its memory
@@ -16,7 +16,7 @@ cdef class Begun:
     cdef void let_go(self) noexcept
 
 
-cdef class Carrier(Fusion):
+cdef class Endpoint(Fusion):
     cdef Matching matching
     cdef bint is_messaging       # a thread is inside a call that sends or receives
     cdef set transfers           # keeps what is on its way alive
@@ -26,13 +26,13 @@ cdef class Carrier(Fusion):
     cdef void end_messaging(self) noexcept
     cdef void take_turn(self) noexcept
     cdef void let_go_of_completed(self) noexcept
-    cdef Begun next_completed(self)
+    cdef PendingMessage next_completed(self)
     cdef int enlist(self) except -1
     cdef int open_messages(self) except -1
     cdef void find_peers(self) noexcept
     cdef int close_messages(self) except -1
     cdef int post(self, Message *message) except -1
-    cdef int put_own_aside(self, Message *message) except -1
+    cdef int keep_own_message(self, Message *message) except -1
     cdef int open_way_to(self, int rank) except -1
     cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1
     cdef int make_room(self) except -1

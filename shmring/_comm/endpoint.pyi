@@ -2,8 +2,8 @@
 
 from .fused import Fusion
 
-class Begun:
+class PendingMessage:
     """A message that outlives the call which began it."""
 
-class Carrier(Fusion):
+class Endpoint(Fusion):
     """What is posted on one communicator."""

@@ -21,9 +21,9 @@ from .._diagnostics.flight_recorder cimport SR_WAIT_MESSAGE, end_wait
 from .._engine.progress cimport BACKGROUND, WAITER, delist, enlist, rouse, start_thread
 from .._engine.state cimport world_number
 from .._internode.context cimport inter_of, remote
-from .._p2p.delivery cimport Wait, deliver_briefly, deliver_patiently, run_errand
+from .._p2p.delivery cimport Wait, deliver_briefly, deliver_patiently, poll_messages
 from .._p2p.matching cimport *
-from .._p2p.status cimport op_of, wish_text
+from .._p2p.status cimport op_of, pattern_text
 from .._transport.channel cimport sr_channels_hears
 
 from .._diagnostics import failures
@@ -34,7 +34,7 @@ cdef enum:
     BRIEF_NBYTES = 65536     # messages this small are copied sooner than the GIL is let go and taken again
 
 
-cdef class Begun:
+cdef class PendingMessage:
     """A message that outlives the call which began it, and what it keeps alive on its way."""
 
     def __dealloc__(self):
@@ -46,18 +46,18 @@ cdef class Begun:
         self.kept = None
 
 
-cdef class Carrier(Fusion):
+cdef class Endpoint(Fusion):
     """What is posted on one communicator. It never waits for a collective, and may be used by another thread than
     those; by one thread at a time."""
 
     def __dealloc__(self):
-        cdef Aside *aside = self.matching.first_aside
+        cdef UnexpectedMessage *unexpected = self.matching.first_unexpected
         if self.is_enlisted:
-            delist(&self.matching.errand)
-        while aside != NULL:
-            self.matching.first_aside = aside.next
-            free(aside)
-            aside = self.matching.first_aside
+            delist(&self.matching.pollable)
+        while unexpected != NULL:
+            self.matching.first_unexpected = unexpected.next
+            free(unexpected)
+            unexpected = self.matching.first_unexpected
         free_tables(&self.matching)
 
     # -- one thread at a time --
@@ -104,11 +104,11 @@ cdef class Carrier(Fusion):
 
     cdef int enlist(self) except -1:  # no-cython-lint: a method of that name
         start_thread()
-        self.matching.errand.step = run_errand
+        self.matching.pollable.step = poll_messages
         self.take_turn()
         sr_flag_set(&self.matching.resting, 1)
         self.is_enlisted = True
-        enlist(&self.matching.errand, self)
+        enlist(&self.matching.pollable, self)
         return 0
 
     def _attend(self):
@@ -129,23 +129,23 @@ cdef class Carrier(Fusion):
 
     # What has completed meanwhile lets go of its arrays: one by one and with nothing taken, as any destructor may run.
     cdef void let_go_of_completed(self) noexcept:
-        cdef Begun begun
+        cdef PendingMessage pending
         while True:
             self.take_turn()
-            begun = self.next_completed()
+            pending = self.next_completed()
             sr_flag_set(&self.matching.stepper, 0)
-            if begun is None:
+            if pending is None:
                 return
-            begun.let_go()
+            pending.let_go()
             if self.transfers is not None:
-                self.transfers.discard(begun)
+                self.transfers.discard(pending)
 
-    cdef Begun next_completed(self):
+    cdef PendingMessage next_completed(self):
         cdef Message *message = self.matching.completed
         if message == NULL:
             return None
         self.matching.completed = message.next
-        return <Begun> message.owner
+        return <PendingMessage> message.owner
 
     cdef int open_messages(self) except -1:
         cdef Matching *m = &self.matching
@@ -181,7 +181,7 @@ cdef class Carrier(Fusion):
 
     cdef int close_messages(self) except -1:
         if self.is_enlisted:
-            delist(&self.matching.errand)
+            delist(&self.matching.pollable)
             self.let_go_of_completed()
             self.is_enlisted = False
         if self.transfers is not None:
@@ -196,7 +196,7 @@ cdef class Carrier(Fusion):
             post_receive(&self.matching, message)
         elif message.peer == self.own_rank:
             if not deliver_to_self(&self.matching, message):
-                self.put_own_aside(message)
+                self.keep_own_message(message)
         else:
             if self.matching.peer[message.peer].channel != NULL:
                 if sr_channels_hears(self.matching.channels):   # a send that fits into the socket waits for nobody
@@ -206,13 +206,14 @@ cdef class Carrier(Fusion):
             post_send(&self.matching, message)
         return 0
 
-    cdef int put_own_aside(self, Message *message) except -1:
-        cdef Aside *aside = new_aside(self.own_rank, <uint32_t> message.tag, message.kind, message.nbytes)
-        if aside == NULL:
+    cdef int keep_own_message(self, Message *message) except -1:
+        cdef UnexpectedMessage *unexpected = new_unexpected(self.own_rank, <uint32_t> message.tag, message.kind,
+                                                            message.nbytes)
+        if unexpected == NULL:
             raise no_room(self.own_rank, message.nbytes)
-        memcpy(aside.data, message.data, message.nbytes)
-        aside.whole = True
-        put_aside(&self.matching, aside)
+        memcpy(unexpected.data, message.data, message.nbytes)
+        unexpected.whole = True
+        keep_unexpected(&self.matching, unexpected)
         message.state = COMPLETE
         if message.owner != NULL:
             message.next = self.matching.completed
@@ -237,21 +238,21 @@ cdef class Carrier(Fusion):
         cdef sr_frame head
         cdef int status = self.make_room_quietly(&head)
         if status == DAMAGED:
-            raise self.damaged(self.matching.needy)
+            raise self.damaged(self.matching.unmatched_source)
         if status == NEEDS_ROOM:
-            raise no_room(self.matching.needy, head.message_nbytes)
+            raise no_room(self.matching.unmatched_source, head.message_nbytes)
         return 0
 
     # PROGRESSED; NEEDS_ROOM: there is no memory; or DAMAGED.
     cdef int make_room_quietly(self, sr_frame *head) noexcept nogil:
-        cdef int source = self.matching.needy
-        cdef Aside *aside
+        cdef int source = self.matching.unmatched_source
+        cdef UnexpectedMessage *unexpected
         if sr_ring_peek(&self.matching.peer[source].inward, head) != SR_RING_WHOLE:
             return DAMAGED
-        aside = new_aside(source, head.tag, head.kind, head.message_nbytes)
-        if aside == NULL:
+        unexpected = new_unexpected(source, head.tag, head.kind, head.message_nbytes)
+        if unexpected == NULL:
             return NEEDS_ROOM
-        put_aside(&self.matching, aside)
+        keep_unexpected(&self.matching, unexpected)
         return PROGRESSED
 
     # As advance, but raises nothing. False: somebody has to hear why it does not go on.
@@ -278,7 +279,7 @@ cdef class Carrier(Fusion):
             if status == NEEDS_ROOM:
                 self.make_room()
             elif status == DAMAGED:
-                raise self.damaged(self.matching.needy)
+                raise self.damaged(self.matching.unmatched_source)
         return 0
 
     # A call that does not outlive its message.
@@ -326,7 +327,7 @@ cdef class Carrier(Fusion):
             if status == NEEDS_ROOM:
                 self.make_room()
             elif status == DAMAGED:
-                raise self.damaged(self.matching.needy)
+                raise self.damaged(self.matching.unmatched_source)
             elif status == SIGNALLED:
                 try:
                     PyErr_CheckSignals()
@@ -368,7 +369,7 @@ cdef class Carrier(Fusion):
         return remote(&self.engine.g, rank) if p.channel != NULL else p.lane
 
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1:
-        op, wanted = op_of(message), wish_text(message)
+        op, wanted = op_of(message), pattern_text(message)
         number = self.engine_number(culprit)
         if status == LATE and not is_final:
             raise TimeoutError(f"{wanted} is not complete within {timeout_ns * 1e-9:g} s; it goes on")
@@ -409,19 +410,19 @@ cdef class Carrier(Fusion):
 
 
 # Private memory for a message and what is known of it; NULL: there is none.
-cdef Aside *new_aside(int source, uint32_t tag, uint64_t kind, size_t nbytes) noexcept nogil:
-    cdef Aside *aside = NULL
+cdef UnexpectedMessage *new_unexpected(int source, uint32_t tag, uint64_t kind, size_t nbytes) noexcept nogil:
+    cdef UnexpectedMessage *unexpected = NULL
     if nbytes < <size_t> 1 << 62:
-        aside = <Aside *> malloc(sizeof(Aside) + SR_CACHE_LINE + nbytes)
-    if aside == NULL:
+        unexpected = <UnexpectedMessage *> malloc(sizeof(UnexpectedMessage) + SR_CACHE_LINE + nbytes)
+    if unexpected == NULL:
         return NULL
-    memset(aside, 0, sizeof(Aside))
-    aside.source = source
-    aside.tag = tag
-    aside.kind = kind
-    aside.nbytes = nbytes
-    aside.data = <unsigned char *> aside + sizeof(Aside)
-    return aside
+    memset(unexpected, 0, sizeof(UnexpectedMessage))
+    unexpected.source = source
+    unexpected.tag = tag
+    unexpected.kind = kind
+    unexpected.nbytes = nbytes
+    unexpected.data = <unsigned char *> unexpected + sizeof(UnexpectedMessage)
+    return unexpected
 
 
 cdef object no_room(int source, size_t nbytes):

@@ -3,20 +3,20 @@ from libc.stdint cimport uint64_t
 
 from .._arrays.operands cimport Operand
 from .._p2p.matching cimport Message
-from .endpoint cimport Begun, Carrier
+from .endpoint cimport PendingMessage, Endpoint
 
 
-cdef class Messages(Carrier):
+cdef class Messages(Endpoint):
     cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
                                  object tag, str what)
-    cdef int describe_wish(self, Message *message, object source, object tag) except -1
+    cdef int set_pattern(self, Message *message, object source, object tag) except -1
     cdef object begin_transfer(self, object x, bint is_send, object peer, object tag)
     cdef object result_of(self, Message *message)
     cdef object result_of_received(self, Message *message)
     cdef int rank_number(self, object rank, str what, bint may_be_any) except -2
 
 
-cdef class Transfer(Begun):
+cdef class Transfer(PendingMessage):
     cdef Messages comm
 
-    cdef int look_around(self, double waited_s) except -1
+    cdef int poll_peers(self, double waited_s) except -1

@@ -5,13 +5,13 @@ from typing import Any, Literal, SupportsIndex, final, overload
 
 from .._p2p.status import Status as Status
 from .collectives import _Array
-from .endpoint import Begun, Carrier
+from .endpoint import Endpoint, PendingMessage
 
 ANY_SOURCE: int
 ANY_TAG: int
 
 @final
-class Transfer(Begun):
+class Transfer(PendingMessage):
     """A message that has been begun by `isend` or `irecv`. It goes on in the background."""
 
     def __init__(self, *args: object, **keywords: object) -> None: ...
@@ -30,7 +30,7 @@ class Transfer(Begun):
     def __await__(self) -> Generator[Any, None, Status | None]:
         """For asyncio."""
 
-class Messages(Carrier):
+class Messages(Endpoint):
     """What goes from one rank to one other."""
 
     def send(

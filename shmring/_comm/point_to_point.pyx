@@ -12,8 +12,8 @@ from .._arrays.operands cimport Operand, release, take
 from .._core.group cimport LATE
 from .._core.timeouts cimport timeout_ns_of
 from .._p2p.matching cimport *
-from .._p2p.status cimport OBJECT, kind_of, mismatch, status_of, tag_number, truncated, wish_text
-from .endpoint cimport Begun, Carrier
+from .._p2p.status cimport OBJECT, kind_of, mismatch, status_of, tag_number, truncated, pattern_text
+from .endpoint cimport PendingMessage, Endpoint
 
 import numpy as np
 
@@ -24,12 +24,12 @@ from ..errors import Error
 ANY_SOURCE = ANY
 ANY_TAG = ANY
 
-cdef double LOOK_S = 0.025   # between two looks of who awaits a transfer at whether its peer is still there
+cdef double POLL_S = 0.025   # between two looks of who awaits a transfer at whether its peer is still there
 
 
 # ---- sending and receiving ---------------------------------------------------------------------------------------
 
-cdef class Messages(Carrier):
+cdef class Messages(Endpoint):
     """What goes from one rank to one other. It never waits for a collective, and may be called from another thread
     than those; by one thread at a time. Between two ranks messages of one tag keep their order.
     """
@@ -119,7 +119,7 @@ cdef class Messages(Carrier):
         cdef Message message
         self.begin_messaging()
         try:
-            self.describe_wish(&message, source, tag)
+            self.set_pattern(&message, source, tag)
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_carry(&message, timeout_ns)
         finally:
@@ -131,7 +131,7 @@ cdef class Messages(Carrier):
         cdef Message message
         self.begin_messaging()
         try:
-            self.describe_wish(&message, source, tag)
+            self.set_pattern(&message, source, tag)
             self.post(&message)
             try:
                 self.advance()
@@ -167,7 +167,7 @@ cdef class Messages(Carrier):
         operand.held = False
         self.begin_messaging()
         try:
-            self.describe_wish(&message, source, tag)
+            self.set_pattern(&message, source, tag)
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_carry(&message, timeout_ns)
             message.kind = OBJECT
@@ -202,7 +202,7 @@ cdef class Messages(Carrier):
         message.nbytes = operand.count * operand.itemsize
         return kept
 
-    cdef int describe_wish(self, Message *message, object source, object tag) except -1:
+    cdef int set_pattern(self, Message *message, object source, object tag) except -1:
         memset(message, 0, sizeof(Message))
         message.is_probe = True
         message.peer = self.rank_number(source, "source", True)
@@ -270,7 +270,7 @@ cdef class Messages(Carrier):
 # ---- what has been begun -------------------------------------------------------------------------------------------
 
 @cython.final
-cdef class Transfer(Begun):
+cdef class Transfer(PendingMessage):
     """A message that has been begun by `isend` or `irecv`. It goes on within any call that sends or receives, and in
     the background."""
 
@@ -315,7 +315,7 @@ cdef class Transfer(Begun):
         If it is still not complete and that is the communicator's timeout, it is final, as in `wait`.
         """
         if not self.is_over:
-            self.look_around(waited_s)
+            self.poll_peers(waited_s)
         return self.wait()
 
     def __await__(self):
@@ -328,15 +328,15 @@ cdef class Transfer(Begun):
         pause_s, began_s = 0.0, time.monotonic()
         looked_s = began_s
         while not self.done():
-            if time.monotonic() - looked_s > LOOK_S:
+            if time.monotonic() - looked_s > POLL_S:
                 looked_s = time.monotonic()
-                self.look_around(looked_s - began_s)
+                self.poll_peers(looked_s - began_s)
             yield from asyncio.sleep(pause_s).__await__()
             pause_s = min(0.002, 2 * pause_s + 0.00005)
         return self.result()
 
     # What ends it otherwise, as a short wait finds it: carrying it on alone looks at nobody.
-    cdef int look_around(self, double waited_s) except -1:
+    cdef int poll_peers(self, double waited_s) except -1:
         cdef uint64_t timeout_ns = self.comm.default_timeout_ns
         cdef int culprit = self.comm.own_rank if self.message.peer == ANY else self.message.peer
         try:
@@ -351,4 +351,4 @@ cdef class Transfer(Begun):
 
     def __repr__(self):
         state = "complete" if self.is_over else "on its way"
-        return f"<shmring.Transfer: {wish_text(&self.message)}, {state}>"
+        return f"<shmring.Transfer: {pattern_text(&self.message)}, {state}>"

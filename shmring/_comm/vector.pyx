@@ -303,7 +303,7 @@ cdef class Uneven(Collectives):
         c.mismatch_seq = self.engine.g.seq
         if self.engine.g.inter != NULL:
             c.awaited.rank = remote(&self.engine.g, c.awaited.rank)
-        self.engine.surface(c, MISMATCHED)
+        self.engine.raise_for_status(c, MISMATCHED)
         return 0
 
     # The largest piece that travels: the same on every rank. False: a rank, in c.awaited.rank, has told nonsense.

@@ -214,30 +214,30 @@ def _slot_nbytes(chunk_nbytes: int) -> int:
     return -(-(chunk_nbytes + CACHE_LINE_NBYTES) // LINE_NBYTES) * LINE_NBYTES
 
 
-def patience(nranks: int, *, crowded: bool, one_group: bool) -> dict[str, int]:
-    """How to wait: long pauses only when every rank has a CPU of its own; else, where it is crowded, the CPU
-    is handed on, after some pauses where the rank that is awaited runs on another one, at once where it
+def wait_policy(nranks: int, *, oversubscribed: bool, one_group: bool) -> dict[str, int]:
+    """How to wait: long pauses only when every rank has a CPU of its own; else, where ranks share CPUs, the
+    CPU is handed on, after some pauses where the rank that is awaited runs on another one, at once where it
     needs this one.
 
     And how often to measure the distance, since virtual CPUs move within seconds: it takes 3 to 11 us a pair
     of ranks, less than a thousandth of the time, and a hundred times as much where ranks take turns on a CPU.
 
-    look_ns is for waits that do not sleep: to look whether the others live is a load for each.
+    poll_ns is for waits that do not sleep: to look whether the others live is a load for each.
 
     `one_group`: the scheduler counts their time together. If it does not, as where each has a session of its
     own (torchrun), a rank that yields takes as much time as the one that works: it had better sleep soon.
     """
-    if not crowded:
+    if not oversubscribed:
         return {
             "pauses": 1500,
             "brief_pauses": 60,
             "brief_yields": 0,
             "yield_ns": 200_000,
             "sleep_ns": 4_000_000,
-            "look_ns": 50_000,
+            "poll_ns": 50_000,
             "ping_interval_ns": 20_000_000 * (nranks - 1),
             "zero_copy_nbytes": 0,
-            "crowded": False,
+            "oversubscribed": False,
         }
     return {
         "pauses": 60,
@@ -245,8 +245,8 @@ def patience(nranks: int, *, crowded: bool, one_group: bool) -> dict[str, int]:
         "brief_yields": 4,
         "yield_ns": 1_000_000 if one_group else 20_000,
         "sleep_ns": 4_000_000,
-        "look_ns": 50_000,
+        "poll_ns": 50_000,
         "ping_interval_ns": 5_000_000_000,
         "zero_copy_nbytes": OVERSUBSCRIBED_ZERO_COPY_NBYTES,
-        "crowded": True,
+        "oversubscribed": True,
     }

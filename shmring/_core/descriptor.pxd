@@ -35,7 +35,7 @@ cdef inline uint32_t skew_of(Call *c) noexcept nogil:
 # Whether rank 0 may have a word on the distance in this call: everyone reads its line then, and waits for it. That is
 # little beside a large call, unless ranks take turns on a CPU: a broadcast of 64 KiB to 4 is a fifth faster without.
 cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
-    cdef bint large = c.nbytes >= g.tuning.ping_nbytes and not g.crowded
+    cdef bint large = c.nbytes >= g.tuning.ping_nbytes and not g.oversubscribed
     return (large or c.seq % CLOCK_CALLS == 0) and not g.header.forced_path
 
 

@@ -37,7 +37,7 @@ cdef enum Kind:
 
 
 cdef enum:
-    MOVED = SR_DTYPES      # the dtype of items that are only moved and are none of the table's: see Items
+    OPAQUE = SR_DTYPES      # the dtype of items that are only moved, of none of the table's dtypes: see Items
 
 
 cdef enum:
@@ -94,11 +94,11 @@ cdef struct Group:
     size_t ring_nbytes         # of one rank's staging ring
     size_t lap_nbytes          # from a position to the same place one time around later
     int ndead                  # of all ranks, as far as this one has heard
-    bint crowded               # there are more ranks than CPUs, as all have agreed
+    bint oversubscribed               # there are more ranks than CPUs, as all have agreed
     int pauses, brief_pauses, brief_yields
-    uint64_t yield_ns, sleep_ns, look_ns, ping_interval_ns
-    uint64_t next_look_ns, signal_ns   # when to look around again, and for signals
-    uint64_t glanced_ns                # when the wait of a call was looked at last
+    uint64_t yield_ns, sleep_ns, poll_ns, ping_interval_ns
+    uint64_t next_poll_ns, signal_ns   # when to look around again, and for signals
+    uint64_t polled_ns                # when the wait of a call was looked at last
     bint checks_liveness       # the kernel does not watch them all, and those that it does not can be looked for
     uint64_t stall_ns, word_due_ns     # how long a wait may go without a word, 0: for ever; when one is due
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from here on
@@ -155,7 +155,7 @@ cdef struct Call:
     int root
     size_t count, itemsize, nbytes   # of what one rank takes from one other; uneven: nbytes of the largest piece
     size_t x_nbytes, out_nbytes      # of the whole arrays where they are used
-    const Items *items               # of MOVED; NULL: the dtype is the table's
+    const Items *items               # of OPAQUE; NULL: the dtype is the table's
     uint64_t fingerprint
     uint64_t timeout_ns
     const Call *within               # the call of ranks of several hosts that this is a local step of, or NULL
@@ -318,13 +318,13 @@ cdef inline void publish(Group *g, int which, uint64_t value) noexcept nogil:
 
 # Whether this rank keeps `rank` from its CPU while it waits for it: then pauses are in vain.
 cdef inline bint runs_here(Group *g, int rank) noexcept nogil:
-    return g.crowded and sr_liveness_cpu(&g.lane[rank].liveness) == sr_liveness_set_cpu(&g.me.liveness)
+    return g.oversubscribed and sr_liveness_cpu(&g.lane[rank].liveness) == sr_liveness_set_cpu(&g.me.liveness)
 
 
 # Waits for `first` and ranks after it whose counters have not reached the target: best for one that runs here.
 cdef inline int blocked_on_counter(Group *g, Call *c, int which, uint64_t target, int first) noexcept nogil:
     cdef int rank
-    if g.crowded:
+    if g.oversubscribed:
         for rank in range(first, g.size):
             if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(counter(g, rank, which), target):
                 return blocked_on(c, counter(g, rank, which), target, rank)
@@ -362,7 +362,7 @@ cdef inline void check_liveness(Group *g) noexcept nogil:
 
 
 # What has become of a rank of this host: PROGRESSED, it lives; DEAD, or LEFT.
-cdef inline int fate_of(const sr_liveness *liveness) noexcept nogil:
+cdef inline int peer_status(const sr_liveness *liveness) noexcept nogil:
     if sr_liveness_died(liveness):
         return DEAD
     return LEFT if sr_liveness_state(liveness) == SR_CLOSED else PROGRESSED
@@ -424,7 +424,7 @@ cdef inline void publish_line(Group *g, Call *c) noexcept nogil:
 cdef inline int blocked_on_line(Group *g, Call *c, uint64_t seq) noexcept nogil:
     cdef sr_flag *flag
     cdef int rank
-    if g.crowded:
+    if g.oversubscribed:
         for rank in range(c.peer, g.size):
             flag = &line_of(g, rank, seq).seq
             if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(flag, seq):
@@ -475,7 +475,7 @@ cdef inline int await_lines(Group *g, Call *c) noexcept nogil:
 # Where ranks take turns on a CPU, a rank that repeats its last calls does not wait for those that have nothing for it:
 # it sees some calls later whether they have called the same. A call like no other is seen by all at once.
 cdef inline bint repeats_last(Group *g, Call *c) noexcept nogil:
-    return (g.crowded and c.fingerprint == line_of(g, g.rank, c.seq - 1).fingerprint
+    return (g.oversubscribed and c.fingerprint == line_of(g, g.rank, c.seq - 1).fingerprint
             and c.fingerprint == line_of(g, g.rank, c.seq - REPEATS).fingerprint)
 
 

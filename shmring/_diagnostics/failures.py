@@ -103,7 +103,7 @@ def end(engine: Engine, *, beside: bool = False) -> Error:
     beside: in a thread that may not be that of the collectives. It may be called again.
     """
     error = _error_of(engine, engine.abort_report())
-    error.sees(_see(engine))
+    error.attach_snapshot(_see(engine))
     engine.tell_others(error)
     if (trouble := engine.end_sharing(beside=beside)) is not None:
         error.add_note(trouble)
@@ -120,7 +120,7 @@ def rehearse(engine: Engine) -> None:
         _has_rehearsed = True
         engine.abort_report()
         procfs.how_it_ended(os.getppid(), -1)  # of nobody: which has it look once
-        _error_of(engine, ("failed", engine.rank, 0, "", 0, None)).sees(_see(engine))
+        _error_of(engine, ("failed", engine.rank, 0, "", 0, None)).attach_snapshot(_see(engine))
 
 
 def _see(engine: Engine) -> Callable[[], tuple[tuple[str, ...], str]]:

@@ -26,7 +26,7 @@ class _Record(TypedDict):
     outcome: Literal["under way", "complete", "raised"]
 
 DTYPES: tuple[str, ...]
-MOVED_DTYPE: str
+OPAQUE_DTYPE: str
 DTYPE_NBYTES: tuple[int, ...]  # in the order of DTYPES
 KINDS: tuple[str, ...]
 WIRES: tuple[str, ...]

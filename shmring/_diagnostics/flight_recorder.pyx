@@ -16,7 +16,7 @@ cdef extern from "flag.h" nogil:
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
 DTYPES = tuple(dtypes())
-MOVED_DTYPE = "bytes"   # of calls that only move items of any other dtype, where no more is known of it
+OPAQUE_DTYPE = "bytes"   # of calls that only move items of any other dtype, where no more is known of it
 DTYPE_NBYTES = tuple(dtypes().values())
 cdef const char *KIND_NAMES[NKINDS]
 KIND_NAMES[:] = [
@@ -52,7 +52,7 @@ def described(uint64_t fingerprint, uint64_t count):
                      fingerprint >> 20 & 0xfff, count)
     if kind < ALL_GATHER_V:   # of the others it holds more than there is room for
         narrowed = (fingerprint >> 32 ^ mixed_count(count)) & 0xffffffff
-        if words["dtype"] == MOVED_DTYPE:   # its signature takes the place of what it has not
+        if words["dtype"] == OPAQUE_DTYPE:   # its signature takes the place of what it has not
             words["priority"] = priority_of(narrowed & 0x1fff)
         elif narrowed >> 29 < <uint64_t> len(WIRES):
             words |= {"wire": WIRES[narrowed >> 29], "group_size": narrowed >> 13 & 0xffff,
@@ -62,7 +62,7 @@ def described(uint64_t fingerprint, uint64_t count):
 
 cdef dict words_of(int kind, int dtype, int op, int algorithm, bint order, uint32_t root, uint64_t count):
     return {"kind": KINDS[kind], "count": count, "root": root,
-            "dtype": (*DTYPES, MOVED_DTYPE)[dtype % (SR_DTYPES + 1)], "op": OPS[op % SR_OPS],
+            "dtype": (*DTYPES, OPAQUE_DTYPE)[dtype % (SR_DTYPES + 1)], "op": OPS[op % SR_OPS],
             "algorithm": ALGORITHMS[algorithm % NALGORITHMS], "order": "F" if order else "C", "invalid": False,
             "wire": WIRES[0], "group_size": 0, "priority": None}
 
@@ -76,7 +76,7 @@ cdef dict words_of_record(const sr_record *record):
                      record.count)
     if record.named == CHOICE and record.priority:
         words["before"] = KINDS[record.kind % NKINDS]
-    if record.dtype == MOVED and record.item_nbytes > 0:
+    if record.dtype == OPAQUE and record.item_nbytes > 0:
         words |= {"dtype": text_in(record.item_name, SR_ITEM_NAME_NBYTES), "count": record.count // record.item_nbytes}
     return words | {"seq": record.seq, "number": record.number, "invalid": bool(record.invalid),
                     "wire": WIRES[record.wire % len(WIRES)], "group_size": record.nodes_in_group,

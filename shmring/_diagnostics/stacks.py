@@ -23,7 +23,7 @@ ANSWER_S = 1.0  # what a rank may take
 
 _CUT = b"\n(and so on)\n"
 _MOST_FRAMES = 200  # of one thread
-_GLANCE_S, _ASK_AGAIN_S = 0.001, 0.05
+_POLL_S, _ASK_AGAIN_S = 0.001, 0.05
 
 
 def of_this_process(most_nbytes: int) -> bytes:
@@ -80,7 +80,7 @@ def ask(
                 if not flight.ask(rank):
                     return answers | dict.fromkeys(asked, "(the kernel does not wake it)")
             ask_again = time.monotonic() + _ASK_AGAIN_S
-        time.sleep(_GLANCE_S)
+        time.sleep(_POLL_S)
         for rank, before in list(asked.items()):
             text = flight.stacks_of(rank) if flight.told(rank) > before else None
             if text is not None:

@@ -29,14 +29,14 @@ cdef class Engine(State):
     cdef int drive(self, Call *c) except -1
     cdef int refuse(self, int kind) except -1
     cdef int complete(self, Call *c) except -1
-    cdef int surface(self, Call *c, int status) except -1
+    cdef int raise_for_status(self, Call *c, int status) except -1
     cdef int give_up_for(self, Call *c, int status) except -1
     cdef int raise_over(self, bint beside=*) except -1
     cdef int end_by(self, object error, bint in_call=*, bint beside=*, const char *doing=*) except -1
     cdef bint claim_once(self) except -1
     cdef int end_steps(self, object error) except -1
     cdef int blame(self, object error) except -1
-    cdef int surface_across(self, Call *c, int status) except -1
+    cdef int raise_remote(self, Call *c, int status) except -1
     cdef int hear_others(self, object seq, bint beside=*) except -1
     cdef int compare_calls(self, Call *c) except -1
     cdef int await_better_word(self, Call *c, int culprit) except -1

@@ -88,7 +88,7 @@ class Engine(State):
     def check(self) -> None:
         """Raises if the communicator is closed or a rank has given up; the cold paths ask while they wait."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """As check, and raises if some rank has ended meanwhile: for waits outside of any call."""
 
     def broadcast_word(self, word: int) -> int:

@@ -109,15 +109,16 @@ cdef class Engine(State):
 
     def __dealloc__(self):
         if self.queue != NULL:
-            delist(&self.queue.errand)
+            delist(&self.queue.pollable)
             free_queue(self.queue)
 
     def take_after(self, Engine parent):
         """Wait, and take the cores for near or far, as an engine does whose ranks include these."""
         cdef Group *g = &parent.g
-        self.be_patient(pauses=g.pauses, brief_pauses=g.brief_pauses, brief_yields=g.brief_yields,
-                        yield_ns=g.yield_ns, sleep_ns=g.sleep_ns, look_ns=g.look_ns,
-                        ping_interval_ns=g.ping_interval_ns, zero_copy_nbytes=g.zero_copy_nbytes, crowded=g.crowded)
+        self.set_wait_policy(pauses=g.pauses, brief_pauses=g.brief_pauses, brief_yields=g.brief_yields,
+                             yield_ns=g.yield_ns, sleep_ns=g.sleep_ns, poll_ns=g.poll_ns,
+                             ping_interval_ns=g.ping_interval_ns, zero_copy_nbytes=g.zero_copy_nbytes,
+                             oversubscribed=g.oversubscribed)
         self.g.single_copy = g.single_copy
         self.g.next_far = g.far
         set_far(&self.g, g.far)
@@ -147,7 +148,7 @@ cdef class Engine(State):
         self.closed_because = because   # at once, so that no other thread begins a call meanwhile
         sr_liveness_set_state(&self.g.me.liveness, SR_CLOSED)
         sr_event_signal(&self.g.me.event)
-        delist(&self.queue.errand)
+        delist(&self.queue.pollable)
         try:
             if self.notifications is not None:
                 self.notifications.leave()
@@ -217,11 +218,11 @@ cdef class Engine(State):
                 status = run_steps(g, c)
             if status == DONE:
                 return 0
-            self.surface(c, status)
+            self.raise_for_status(c, status)
 
     # Raise what a status means, on all ranks; return after a signal whose handler raised nothing. Whatever is raised
     # here, on the way to the words of an error too, ends the communicator.
-    cdef int surface(self, Call *c, int status) except -1:
+    cdef int raise_for_status(self, Call *c, int status) except -1:
         cdef Group *g = &self.g
         if status != SIGNALLED:
             end_call(g, SR_RAISED)
@@ -247,7 +248,7 @@ cdef class Engine(State):
         cdef int culprit = c.awaited.rank
         seq = c.seq
         if status == LOST or status == REMOTE_MISMATCH:
-            self.surface_across(c, status)
+            self.raise_remote(c, status)
         elif status == MISMATCHED:
             self.give_up(SR_MISMATCHED, culprit, c.mismatch_seq, "")
         elif status == LATE:
@@ -375,7 +376,7 @@ cdef class Engine(State):
         return self.end_by(error)
 
     # What has become of a connection to another host: whoever ended it may have said why.
-    cdef int surface_across(self, Call *c, int status) except -1:
+    cdef int raise_remote(self, Call *c, int status) except -1:
         cdef int rank
         if status == REMOTE_MISMATCH:
             await_same_call(self, c, self.notifications)
@@ -550,7 +551,7 @@ cdef class Engine(State):
         issued.task.keeper = <void *> issued
         if not self.enlisted:
             start_thread()   # now, as nothing may go wrong any more once the call is in the queue
-            enlist(&self.queue.errand, self)
+            enlist(&self.queue.pollable, self)
             self.enlisted = True
         append(self.queue, &issued.task)
         step_briefly(self.queue)
@@ -644,7 +645,7 @@ cdef class Engine(State):
         if status == DONE:
             return 0
         try:
-            self.surface(&c, status)
+            self.raise_for_status(&c, status)
         except Exception:   # the word that all ranks raise; in want of memory for it another one
             finish_all(q, ABORTED)
         return 0
@@ -684,7 +685,7 @@ cdef class Engine(State):
         """Raises if the communicator is closed or some rank has given up; the cold paths ask while they wait."""
         self.check_usable()
 
-    def look(self):
+    def poll(self):
         """As check, and raises if some rank has ended meanwhile: for waits outside of any call."""
         cdef Group *g = &self.g
         cdef int rank

@@ -28,9 +28,9 @@ cdef bint copy_begun(Queue *q, Call *c) noexcept nogil
 cdef int take_trouble(Queue *q, Call *c) noexcept nogil
 cdef void finish_all(Queue *q, int status) noexcept nogil
 cdef void reap(Queue *q) noexcept
-cdef int run_queue(Errand *e, sr_waitset *waitset) noexcept nogil
+cdef int run_queue(Pollable *e, sr_waitset *waitset) noexcept nogil
 cdef void rouse() noexcept
 cdef int start_thread() except -1
 cdef bint is_background() noexcept
-cdef int enlist(Errand *e, object owner) except -1
-cdef void delist(Errand *e) noexcept nogil
+cdef int enlist(Pollable *e, object owner) except -1
+cdef void delist(Pollable *e) noexcept nogil

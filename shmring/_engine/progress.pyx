@@ -21,7 +21,7 @@ from .._internode.context cimport call_number, inter_of, sr_conn_sleep_or, sr_co
 from .._transport.channel cimport sr_channels_hears
 from .priorities cimport become_candidate, goes_on, prepare_choice
 from .queue cimport *
-from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, glance, sleep_ns_after, run_steps, try_briefly
+from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, sleep_ns_after, run_steps, try_briefly
 
 from .._system import limits
 
@@ -53,7 +53,7 @@ cdef Queue *new_queue(Group *g) except NULL:
     if q == NULL:
         raise MemoryError()
     q.group = g
-    q.errand.step = run_queue
+    q.pollable.step = run_queue
     q.task = <Task **> calloc(FIRST_CAPACITY, sizeof(void *))
     q.mask = FIRST_CAPACITY - 1
     if q.task == NULL or posix_memalign(<void **> &q.event, SR_LINE, sizeof(sr_event)) != 0:
@@ -305,12 +305,12 @@ cdef void finish_all(Queue *q, int status) noexcept nogil:
 cdef struct Background:
     sr_flag issued             # goes up when there is something for the thread to look at
     sr_flag guard              # taken by who walks or changes the list
-    Errand *first
+    Pollable *first
     sr_flag thread             # which steps them; 0: there is none
     uint64_t blocked_since_ns
-    int news                   # of an errand that waits for other hosts, an epoll descriptor; 0: none does
+    int news                   # of an pollable that waits for other hosts, an epoll descriptor; 0: none does
     sr_flag at_news            # the thread sleeps until there are some, ...
-    int waker                  # ... or this eventfd of the errand's is written to; 0: there is none
+    int waker                  # ... or this eventfd of the pollable's is written to; 0: there is none
 
 cdef Background background
 cdef sr_event issued_event
@@ -326,7 +326,7 @@ cdef bint is_background() noexcept:
 
 
 # From now on the thread steps it; owner._attend() is called when Python is needed. Also while it is enlisted already.
-cdef int enlist(Errand *e, object owner) except -1:
+cdef int enlist(Pollable *e, object owner) except -1:
     delist(e)
     _owners[id(owner)] = weakref.ref(owner, functools.partial(_owners.pop, id(owner)))
     take_guard()
@@ -337,8 +337,8 @@ cdef int enlist(Errand *e, object owner) except -1:
 
 
 # The thread does not touch it any more, nor what it lies in.
-cdef void delist(Errand *e) noexcept nogil:
-    cdef Errand **link = &background.first
+cdef void delist(Pollable *e) noexcept nogil:
+    cdef Pollable **link = &background.first
     take_guard()
     while link[0] != NULL and link[0] != e:
         link = &link[0].next
@@ -358,7 +358,7 @@ cdef void rouse() noexcept:
     cdef uint64_t one = 1
     sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_event)
     if sr_flag_load_ordered(&background.at_news) != 0:
-        if background.waker != 0:   # and stays: who delists its errand has the GIL, too
+        if background.waker != 0:   # and stays: who delists its pollable has the GIL, too
             write(background.waker, &one, sizeof(one))
 
 
@@ -456,7 +456,7 @@ cdef void sleep_internode(uint64_t heard) noexcept nogil:
 # Everyone's turn. waitset: also enters what they are blocked on.
 cdef int go_round(sr_waitset *waitset) noexcept nogil:
     cdef int found = IDLE
-    cdef Errand *e
+    cdef Pollable *e
     background.news = 0
     take_guard()
     e = background.first
@@ -470,7 +470,7 @@ cdef int go_round(sr_waitset *waitset) noexcept nogil:
 
 
 # A queue that has waiters is theirs.
-cdef int run_queue(Errand *e, sr_waitset *waitset) noexcept nogil:
+cdef int run_queue(Pollable *e, sr_waitset *waitset) noexcept nogil:
     cdef Queue *q = <Queue *> e
     cdef int found = IDLE
     cdef int news = e.news   # for which the thread may have slept
@@ -494,12 +494,12 @@ cdef int step_in_background(Queue *q, sr_waitset *waitset) noexcept nogil:
     if status == BLOCKED:
         c = &next_of(q).call
         now = sr_now_ns()
-        status = glance(q.group, c, now)
+        status = poll_call(q.group, c, now)
         if waitset == NULL and (status == PROGRESSED or status == SIGNALLED) and word_is_due(q.group, now):
             return WANTS_PYTHON
         if q.group.inter != NULL and (status == PROGRESSED or status == SIGNALLED):
-            q.errand.news = inter_of(q.group).news
-            q.errand.waker = inter_of(q.group).channels.waker
+            q.pollable.news = inter_of(q.group).news
+            q.pollable.waker = inter_of(q.group).channels.waker
             if not sr_channels_hears(inter_of(q.group).channels):
                 if sr_flag_reached(c.awaited.flag, c.awaited.target):   # by a note that has just been taken in
                     return ACTIVE

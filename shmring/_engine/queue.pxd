@@ -36,17 +36,17 @@ cdef enum:      # of Task.turn, see priorities
 
 # Something that the thread carries on. `step` returns a Round at once; with a wait set it has entered what it waits
 # for, and looked once more. After REAPABLE and WANTS_PYTHON its owner's _attend() is called.
-cdef struct Errand:
-    int (*step)(Errand *, sr_waitset *) noexcept nogil
+cdef struct Pollable:
+    int (*step)(Pollable *, sr_waitset *) noexcept nogil
     int news              # of what a step found WAITING: an epoll descriptor that may end it, too; 0: none
     int waker             # with it: an eventfd that ends a sleep on it; both stay until it is delisted
-    Errand *next          # of the process
+    Pollable *next          # of the process
 
 
 # The issued calls of one communicator, the oldest first. Who *steps* it has taken `stepper`, and only then touches the
 # group, `trouble` and the tasks; tasks are appended, and reaped once finished, by whoever holds the GIL.
 cdef struct Queue:
-    Errand errand         # first, so that a pointer to it is one to the queue
+    Pollable pollable         # first, so that a pointer to it is one to the queue
     Group *group
     Task **task           # by number & mask
     uint64_t mask

@@ -73,7 +73,7 @@ class State:
     def isa(self) -> str:
         """The instruction set of the reduction loops."""
 
-    def be_patient(
+    def set_wait_policy(
         self,
         *,
         pauses: int,
@@ -81,10 +81,10 @@ class State:
         brief_yields: int,
         yield_ns: int,
         sleep_ns: int,
-        look_ns: int,
+        poll_ns: int,
         ping_interval_ns: int,
         zero_copy_nbytes: int,
-        crowded: int,
+        oversubscribed: int,
     ) -> None:
         """How to wait from now on: pauses, then yields, then sleep, with a look at all else now and then."""
 
@@ -117,7 +117,7 @@ class State:
         """A secret of those who map the segment."""
 
     def tell_view(self, view: bytes) -> None:
-        """Says to all others which of them this rank goes on with; see views."""
+        """Says to all others which of them this rank goes on with. See membership."""
 
     def view_of(self, rank: int) -> bytes | None:
         """What a rank has said so last; None: nothing."""

@@ -125,8 +125,8 @@ cdef class State:
         g.tunings[0], g.tunings[1] = tuning
         g.next_far = g.header.forced_path == 2
         set_far(g, g.next_far)
-        self.be_patient(pauses=20, brief_pauses=0, brief_yields=0, yield_ns=200_000, sleep_ns=4_000_000,
-                        look_ns=100_000, ping_interval_ns=1_000_000_000, zero_copy_nbytes=0, crowded=False)
+        self.set_wait_policy(pauses=20, brief_pauses=0, brief_yields=0, yield_ns=200_000, sleep_ns=4_000_000,
+                             poll_ns=100_000, ping_interval_ns=1_000_000_000, zero_copy_nbytes=0, oversubscribed=False)
         g.ring_nbytes = g.header.ring_nbytes
         g.lap_nbytes = sr_layout_lap_nbytes(g.ring_nbytes)
         if not fits_ring(&g.tunings[0], g.ring_nbytes) or not fits_ring(&g.tunings[1], g.ring_nbytes):
@@ -144,23 +144,23 @@ cdef class State:
         free(self.g.scratch)
         free(self.g.block)
 
-    def be_patient(self, *, int pauses, int brief_pauses, int brief_yields, uint64_t yield_ns, uint64_t sleep_ns,
-                   uint64_t look_ns, uint64_t ping_interval_ns, size_t zero_copy_nbytes, bint crowded):
+    def set_wait_policy(self, *, int pauses, int brief_pauses, int brief_yields, uint64_t yield_ns, uint64_t sleep_ns,
+                        uint64_t poll_ns, uint64_t ping_interval_ns, size_t zero_copy_nbytes, bint oversubscribed):
         """How to wait from now on: pauses, then yields, then sleep, with a look at all else now and then.
 
         brief_pauses and brief_yields are for small calls, before the GIL is let go. ping_interval_ns is the
         least time between two measurements of the distance; from zero_copy_nbytes on messages are worth
-        zero-copy's second synchronisation. crowded: there are more ranks than CPUs.
+        zero-copy's second synchronisation. oversubscribed: there are more ranks than CPUs.
         """
         self.g.pauses = pauses
         self.g.brief_pauses = brief_pauses
         self.g.brief_yields = brief_yields
         self.g.yield_ns = yield_ns
         self.g.sleep_ns = sleep_ns
-        self.g.look_ns = look_ns
+        self.g.poll_ns = poll_ns
         self.g.ping_interval_ns = ping_interval_ns
         self.g.zero_copy_nbytes = zero_copy_nbytes
-        self.g.crowded = crowded
+        self.g.oversubscribed = oversubscribed
 
     # The shared block that holds these bytes in this rank's part of it; False: private memory.
     cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept:
@@ -273,7 +273,7 @@ cdef class State:
         return <bytes> self.g.header.key[:SR_KEY_NBYTES]
 
     def tell_view(self, bytes view):
-        """Says to all others which of them this rank goes on with; see views."""
+        """Says to all others which of them this rank goes on with. See membership."""
         cdef uint64_t[SR_VIEW_WORDS] words
         if len(view) != SR_VIEW_NBYTES:
             raise ValueError(f"a view has {SR_VIEW_NBYTES} bytes")
@@ -290,7 +290,7 @@ cdef class State:
     def has_gone(self, int rank):
         """Whether a rank has ended, or left."""
         check_liveness(&self.g)
-        return fate_of(&self.g.lane[rank].liveness) != PROGRESSED
+        return peer_status(&self.g.lane[rank].liveness) != PROGRESSED
 
     def check_liveness(self):
         """From here on ranks that the kernel does not watch are looked for: (these, the hidden ones)."""

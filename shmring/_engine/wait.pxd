@@ -18,4 +18,4 @@ cdef inline uint64_t sleep_ns_after(uint64_t waited_ns) noexcept nogil:
 cdef int run_steps(Group *g, Call *c) noexcept nogil
 cdef int try_briefly(Group *g, Call *c) noexcept nogil
 cdef bint sleep_until_death(Group *g, sr_waitset *waitset, uint64_t longest_ns) noexcept nogil
-cdef int glance(Group *g, Call *c, uint64_t now) noexcept nogil
+cdef int poll_call(Group *g, Call *c, uint64_t now) noexcept nogil

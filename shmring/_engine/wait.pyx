@@ -62,16 +62,16 @@ cdef int wait_long(Group *g, Call *c) noexcept nogil:
 cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
     cdef int status
-    g.next_look_ns = now + g.look_ns
+    g.next_poll_ns = now + g.poll_ns
     if not c.interrupted:
-        g.glanced_ns = c.wait_begin_ns = now
+        g.polled_ns = c.wait_begin_ns = now
     c.interrupted = False
     while not sr_flag_reached(c.awaited.flag, c.awaited.target):
         if g.inter != NULL:
             status = move(g, c)
             if status != BLOCKED:
                 return status
-        status = glance(g, c, now)
+        status = poll_call(g, c, now)
         if status != PROGRESSED:
             c.interrupted = status == SIGNALLED
             return status
@@ -93,7 +93,7 @@ cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
 
 # At most until it is time to look for Python's signals, or to leave a call that was only lingered with.
 cdef inline uint64_t longest_sleep_ns(Group *g, uint64_t now) noexcept nogil:
-    cdef uint64_t until_ns = max(g.next_look_ns, g.signal_ns)
+    cdef uint64_t until_ns = max(g.next_poll_ns, g.signal_ns)
     return min(g.sleep_ns, until_ns - now) if until_ns > now else g.sleep_ns
 
 
@@ -103,7 +103,7 @@ cdef void sleep_local(Group *g, Call *c, uint64_t now) noexcept nogil:
     if (sr_waitset_enter(&waitset, c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].event)
             and sr_flag_load_ordered(&g.header.abort) == SR_NO_ABORT
             and sleep_until_death(g, &waitset, longest_sleep_ns(g, now))):
-        g.next_look_ns = 0
+        g.next_poll_ns = 0
 
 
 # The end of a sleep, of who has watched an event and looked again. True: some rank has died, which has to be looked at.
@@ -135,20 +135,20 @@ cdef void sleep_internode(Group *g, Call *c, uint64_t now) noexcept nogil:
 
 
 # Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.
-cdef int glance(Group *g, Call *c, uint64_t now) noexcept nogil:
+cdef int poll_call(Group *g, Call *c, uint64_t now) noexcept nogil:
     if not SR_CHECKS:
         return PROGRESSED
     if c.deadline_ns == 0:
         c.deadline_ns = now + c.timeout_ns
     else:
-        c.deadline_ns += sr_time_away(g.glanced_ns, now)
-    g.glanced_ns = now
+        c.deadline_ns += sr_time_away(g.polled_ns, now)
+    g.polled_ns = now
     if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
         return ABORTED
-    if now < g.next_look_ns:
+    if now < g.next_poll_ns:
         return PROGRESSED
-    g.next_look_ns = now + g.look_ns
-    return look_around(g, c, now)
+    g.next_poll_ns = now + g.poll_ns
+    return poll_peers(g, c, now)
 
 
 # Whether a dead rank has left this call undone: one that has done its part may end without closing.
@@ -252,7 +252,7 @@ cdef int waits_in_double_tree(Group *g, Call *c) noexcept nogil:
     return 2 * steps + 1 if c.awaited.flag == counter(g, c.awaited.rank, SR_COPIED) else 0
 
 
-cdef int look_around(Group *g, Call *c, uint64_t now) noexcept nogil:
+cdef int poll_peers(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef int rank, status
     check_liveness(g)
     for rank in range(g.size):

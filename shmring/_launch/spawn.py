@@ -29,7 +29,7 @@ _GRACE_S = 1.0  # after a failure, for the others to raise RankFailed and report
 _INTERRUPT_S = 0.3  # after Ctrl-C, for ranks that the terminal has interrupted as well
 _EXIT_S = 5.0  # for a rank to exit after it has reported
 _TERMINATE_S = 2.0  # from SIGTERM to SIGKILL
-_LOOK_S = 0.2  # a dead rank's children can hold its sentinel open, so exit codes are also polled
+_POLL_S = 0.2  # a dead rank's children can hold its sentinel open, so exit codes are also polled
 
 # A message is a mark in 1 byte, its body's length in 8, its kind in 1, and the body. A rank sends the mark
 # ahead, as soon as it runs.
@@ -399,7 +399,7 @@ class _Launch:
             if now >= self._deadline and (self._keeps_going or not self.failures):
                 self._out_of_time()
                 return False
-            for key, events in self._selector.select(_LOOK_S):
+            for key, events in self._selector.select(_POLL_S):
                 self._exchange(key.data, events)
             for rank in self._ranks:
                 if not rank.settled and rank.process.exitcode is not None:
@@ -518,7 +518,7 @@ class _Launch:
             if not running or left_s <= 0:
                 return
             # Not join(), which waits for the sentinel: a rank's own children may hold that open.
-            wait([process.sentinel for process in running], min(left_s, _LOOK_S))
+            wait([process.sentinel for process in running], min(left_s, _POLL_S))
 
 
 def _unpickled_result(rank: int, blob: bytearray) -> Any:

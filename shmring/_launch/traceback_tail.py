@@ -13,7 +13,7 @@ _TRACEBACK = r"Traceback \(most recent call last\)"
 _HEAD = re.compile(rf"{_TRACEBACK}|  \+ Exception Group {_TRACEBACK}|Fatal Python error: ")
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 # Their tracebacks end nothing, but the threads' and callbacks' they are of.
-_ASIDES = ("Exception ignored ", "Exception in thread ", "Error in atexit", "--- Logging error ---")
+_INCIDENTAL = ("Exception ignored ", "Exception in thread ", "Error in atexit", "--- Logging error ---")
 _MARGIN = re.compile(r"^ +[|+] ?")  # of a group of exceptions
 _NEXT_OF_GROUP = re.compile(r"^ +\+(-\+)?-+ \S+ -+$")
 _NO_CAUSE = re.compile(rf"( |$|(Exception Group )?{_TRACEBACK}|\w*ExceptionGroup: |-+$)")
@@ -22,13 +22,13 @@ _CONSEQUENCE = re.compile(r"shmring\.[\w.]*(RankFailed|Aborted):")
 
 
 def last_words(lines: list[str]) -> list[str]:
-    """The last traceback that is no aside, with those that led to it; else the last lines."""
+    """The last traceback that is not incidental, with those that led to it; else the last lines."""
     plain = [_COLOUR.sub("", line) for line in lines]
     heads = [at for at, line in enumerate(plain) if _HEAD.match(line)]
     if not heads:
         return lines[-_LAST_LINES:]
     starts = [at for at in heads if at < 2 or not plain[at - 2].startswith(_CHAIN)] or heads[:1]
-    own = [at for at in starts if not (at and plain[at - 1].startswith(_ASIDES))]
+    own = [at for at in starts if not (at and plain[at - 1].startswith(_INCIDENTAL))]
     return lines[own[-1] if own else starts[-1] - 1 :]
 
 
@@ -40,7 +40,7 @@ def is_consequence(words: Sequence[str]) -> bool:
             expected = True
             continue
         text = _MARGIN.sub("", line)
-        if expected and not _NO_CAUSE.match(text) and not text.startswith(_ASIDES):
+        if expected and not _NO_CAUSE.match(text) and not text.startswith(_INCIDENTAL):
             causes.append(text)
             expected = False
     return bool(causes) and all(_CONSEQUENCE.match(cause) for cause in causes)

@@ -17,7 +17,7 @@ import numpy as np
 from .._bootstrap.join import join
 from .._system.limits import explain
 from ..errors import Error, Mismatch, RankFailed
-from .startup import Begun, begin, begin_where_met
+from .startup import CommParts, begin, begin_where_met
 
 if TYPE_CHECKING:
     from .._bootstrap.fd_passing import Links
@@ -32,17 +32,17 @@ _WORD = np.iinfo(np.int64)
 _LAST_WORD_S = 1.0  # from the end of a group's connection to that of its parent's, if it was a death
 
 
-def wish(color: SupportsIndex | None, key: SupportsIndex) -> Numbers:
+def pack_color(color: SupportsIndex | None, key: SupportsIndex) -> Numbers:
     """What a rank tells the others: whether it wants to be in a group, its color, its key."""
     if color is None:
         return np.array([0, 0, 0], "i8")
     return np.array([1, _integer("color", color), _integer("key", key)], "i8")
 
 
-def by_color(wishes: Numbers) -> list[list[int]]:
-    """The groups that the ranks' wishes make, in the order of color, each ordered by key and rank."""
+def by_color(packed: Numbers) -> list[list[int]]:
+    """The groups that the ranks' colors make, in the order of color, each ordered by key and rank."""
     groups: dict[int, list[tuple[int, int]]] = {}
-    for rank, (wanted, color, key) in enumerate(wishes.tolist()):
+    for rank, (wanted, color, key) in enumerate(packed.tolist()):
         if wanted:
             groups.setdefault(color, []).append((key, rank))
     return [[rank for _, rank in sorted(groups[color])] for color in sorted(groups)]
@@ -71,7 +71,7 @@ def check_same(lists: Numbers) -> None:
 
 def form(
     engine: Engine, links: Links, groups: list[list[int]], settings: Settings, timeout_s: float
-) -> tuple[Begun, tuple[int, ...]] | None:
+) -> tuple[CommParts, tuple[int, ...]] | None:
     """Collective over `engine` and its `links`: what this rank's group is made of and its ranks, or None.
 
     A group that cannot begin is an error on its ranks alone, one that gets no links, or a death, on all.
@@ -79,15 +79,15 @@ def form(
     own = _introduce(engine, links, groups, timeout_s)
     if own is None:
         return None
-    begun = None
+    parts = None
     try:
         ranks = tuple(next(group for group in groups if engine.rank in group))
-        begun = begin(own, settings, engine.timeout_s, start_s=timeout_s, parent=engine)
-        return begun, ranks
+        parts = begin(own, settings, engine.timeout_s, start_s=timeout_s, parent=engine)
+        return parts, ranks
     except BaseException as error:
         own.close()
-        if begun is not None:
-            begun.abandon()
+        if parts is not None:
+            parts.abandon()
         if isinstance(error, Error):
             own_ranks = f"its ranks 0 to {len(ranks) - 1} are {list(ranks)} of its parent"
             error.add_note(f"while a group began: {own_ranks}")
@@ -101,7 +101,7 @@ def form_across(
     groups: list[list[int]],
     settings: Settings,
     timeout_s: float,
-) -> tuple[Begun, tuple[int, ...]] | None:
+) -> tuple[CommParts, tuple[int, ...]] | None:
     """As `form`, where the ranks are on several hosts: each group meets as a world of its own."""
     deadline = time.monotonic() + timeout_s
     ranks = next((group for group in groups if comm.rank in group), [])
@@ -127,10 +127,10 @@ def form_across(
             )
     parent_ranks = tuple(ranks)
     with _a_death_is_the_parents(engine):
-        begun = begin_where_met(
+        parts = begin_where_met(
             meeting, settings, engine.timeout_s, key=world.key, start_s=_left(deadline), parent=engine
         )
-    return begun, parent_ranks
+    return parts, parent_ranks
 
 
 @contextlib.contextmanager
@@ -142,7 +142,7 @@ def _a_death_is_the_parents(engine: Engine) -> Iterator[None]:
         until = time.monotonic() + _LAST_WORD_S
         while time.monotonic() < until:
             try:
-                engine.look()
+                engine.poll()
             except Error as error:
                 raise error from None  # once: it is the same death
             time.sleep(0.005)

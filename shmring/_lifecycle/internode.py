@@ -66,7 +66,7 @@ class InterNodeLinks:
         return World(world_id, self._key, nprocs, address)
 
     def tell_view(self, view: bytes) -> None:
-        """Say to the ranks of other hosts who goes on; see views."""
+        """Say to the ranks of other hosts who goes on. See membership."""
         self._channels.tell_view(view)
 
     def view_of(self, rank: int) -> bytes | None:
@@ -79,7 +79,7 @@ class InterNodeLinks:
 
     def hear_views(self) -> None:
         """Take in what they have said."""
-        self._channels.look(framed_socket.CUT_S)
+        self._channels.poll(framed_socket.CUT_S)
 
     def await_news(self, within_s: float) -> None:
         """Wait for what they say, a little while."""

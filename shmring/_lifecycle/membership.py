@@ -79,7 +79,7 @@ class View:
         return cls(attempt, Phase(phase), int.from_bytes(out, "little"), told)
 
 
-class Electorate(Protocol):
+class Ballot(Protocol):
     """The ranks of the communicator that is over, and how one of them speaks to the others."""
 
     rank: int
@@ -111,7 +111,7 @@ class Agreement:
 
     def __init__(
         self,
-        ranks: Electorate,
+        ranks: Ballot,
         timeout_s: float,
         invite: Callable[[View], str],
         suspects: frozenset[int] = frozenset(),
@@ -133,10 +133,10 @@ class Agreement:
         while not self.done and not self._all_say(Phase.COMING):
             self._leave_out_the_late(Phase.COMING)
             self._pause()
-            self.look()
+            self.poll()
         return self.done or self.view
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Hear what the others say; whether something has changed by it. Raises where this rank is out."""
         attempt, out = self.view.attempt, self.view.out
         self._ranks.hear()
@@ -167,7 +167,7 @@ class Agreement:
         self._say(replace(self.view, phase=Phase.READY))
         while not self._all_say(Phase.READY):
             self._leave_out_the_late(Phase.READY)
-            if self.look():
+            if self.poll():
                 break
             self._pause()
         if self.done is None and self.view.phase != Phase.READY:

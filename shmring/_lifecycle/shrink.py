@@ -17,7 +17,7 @@ from .._bootstrap.join import join
 from .._bootstrap.world import World
 from ..errors import Error, RankFailed, Timeout
 from .membership import Agreement, View, left_behind
-from .startup import Begun, begin_where_met
+from .startup import CommParts, begin_where_met
 
 if TYPE_CHECKING:
     from .._bootstrap.fd_passing import Links
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 _MOST_ATTEMPTS = 8  # to begin with the same ranks
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
 
-Drop = Callable[[Begun], None]
+Drop = Callable[[CommParts], None]
 
 
-class Over(NamedTuple):
+class FailedComm(NamedTuple):
     """What there is of a communicator that is over, and how its error names who was late, if it does."""
 
     engine: Engine
@@ -43,12 +43,12 @@ class Over(NamedTuple):
 
 
 class _Survivors:
-    """The ranks of the communicator that is over, as `views.Electorate` has them."""
+    """The ranks of the communicator that is over, as `membership.Ballot` has them."""
 
-    def __init__(self, over: Over) -> None:
-        self._engine, self._internode = over.engine, over.internode
-        self.rank, self.size = over.place.rank, over.place.size
-        local_ranks = over.place.ranks_of_node[over.place.node]
+    def __init__(self, failed: FailedComm) -> None:
+        self._engine, self._internode = failed.engine, failed.internode
+        self.rank, self.size = failed.place.rank, failed.place.size
+        local_ranks = failed.place.ranks_of_node[failed.place.node]
         self._local = {rank: at for at, rank in enumerate(local_ranks)}
         self._pause_s = _SHORTEST_PAUSE_S
 
@@ -91,8 +91,8 @@ class _Survivors:
 class _Meetings:
     """Where this rank receives the others when it is the lowest, and how it comes to whoever is."""
 
-    def __init__(self, over: Over, ranks: _Survivors, timeout_s: float) -> None:
-        self._over = over
+    def __init__(self, failed: FailedComm, ranks: _Survivors, timeout_s: float) -> None:
+        self._failed = failed
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._listener: socket.socket | None = None
@@ -102,18 +102,18 @@ class _Meetings:
         self.close()
         if all(self._ranks.is_local(rank) for rank in view.members(self._ranks.size)):
             return secrets.token_hex(16)
-        assert self._over.internode is not None
-        self._listener, (world_id, address) = self._over.internode.listen(self._over.settings.ports)
+        assert self._failed.internode is not None
+        self._listener, (world_id, address) = self._failed.internode.listen(self._failed.settings.ports)
         return f"{world_id} {address}"
 
-    def begin(self, view: View, check: Callable[[], None]) -> Begun:
+    def begin(self, view: View, check: Callable[[], None]) -> CommParts:
         """Collective over the ranks of the view: what their communicator is made of."""
-        over, members = self._over, view.members(self._ranks.size)
+        failed, members = self._failed, view.members(self._ranks.size)
         lowest = self._ranks.view_of(members[0])
         if lowest is None or not lowest.invitation:
             raise RankFailed("the lowest of the ranks that are left has given up", rank=0)
         world_id, _, address = lowest.invitation.partition(" ")
-        key = over.engine.key() if over.internode is None else over.internode.key
+        key = failed.engine.key() if failed.internode is None else failed.internode.key
         listener, self._listener = self._listener, None
         deadline = time.monotonic() + self._timeout_s
         with listener or contextlib.nullcontext():
@@ -121,12 +121,12 @@ class _Meetings:
                 World(world_id, key, len(members), address or None),
                 members.index(self._ranks.rank),
                 timeout_s=self._timeout_s,
-                node=over.settings.node,
+                node=failed.settings.node,
                 check=check,
                 listener=listener,
             )
         start_s = max(deadline - time.monotonic(), 0.001)
-        return begin_where_met(meeting, over.settings, over.engine.timeout_s, key=key, start_s=start_s)
+        return begin_where_met(meeting, failed.settings, failed.engine.timeout_s, key=key, start_s=start_s)
 
     def close(self) -> None:
         if self._listener is not None:
@@ -134,16 +134,16 @@ class _Meetings:
             self._listener = None
 
 
-def shrink(over: Over, timeout_s: float, drop: Drop) -> tuple[Begun, tuple[int, ...]]:
+def shrink(failed: FailedComm, timeout_s: float, drop: Drop) -> tuple[CommParts, tuple[int, ...]]:
     """Collective over the ranks that are left: what their communicator is made of, and who they are.
 
     `timeout_s` is how long a rank that lives is waited for, again whenever those that are left have become
-    fewer; `drop` is given what was begun in vain.
+    fewer; `drop` is given what was made in vain.
     """
-    ranks = _Survivors(over)
-    meetings = _Meetings(over, ranks, timeout_s)
-    agreement = Agreement(ranks, timeout_s, meetings.invite, over.suspects)
-    prepared: tuple[View, Begun] | None = None
+    ranks = _Survivors(failed)
+    meetings = _Meetings(failed, ranks, timeout_s)
+    agreement = Agreement(ranks, timeout_s, meetings.invite, failed.suspects)
+    prepared: tuple[View, CommParts] | None = None
     attempts: collections.Counter[int] = collections.Counter()
     try:
         while True:
@@ -152,12 +152,12 @@ def shrink(over: Over, timeout_s: float, drop: Drop) -> tuple[Begun, tuple[int, 
                 _drop(prepared, drop)  # all have moved on: nobody will be done with that
                 prepared = None
                 attempts[view.out] += 1
-                begun = _begin(meetings, agreement, ranks.size)
-                if begun is None and attempts[view.out] < _MOST_ATTEMPTS:
+                parts = _begin(meetings, agreement, ranks.size)
+                if parts is None and attempts[view.out] < _MOST_ATTEMPTS:
                     continue
-                if begun is None:
+                if parts is None:
                     raise Error(f"those that are left have tried {_MOST_ATTEMPTS} times to begin, in vain")
-                prepared = view, begun
+                prepared = view, parts
                 if not agreement.commit():
                     continue
             elif prepared is None or not prepared[0].is_of_one_mind_with(agreement.done):
@@ -180,17 +180,17 @@ def shrink(over: Over, timeout_s: float, drop: Drop) -> tuple[Begun, tuple[int, 
         raise
 
 
-def _drop(prepared: tuple[View, Begun] | None, drop: Drop) -> None:
+def _drop(prepared: tuple[View, CommParts] | None, drop: Drop) -> None:
     if prepared is not None:
         drop(prepared[1])
 
 
-def _begin(meetings: _Meetings, agreement: Agreement, size: int) -> Begun | None:
+def _begin(meetings: _Meetings, agreement: Agreement, size: int) -> CommParts | None:
     """None: it came to nothing, and the agreement has moved on."""
     view = agreement.view
 
     def check() -> None:
-        if agreement.look():  # what is raised here the others are told, as far as they are in the meeting
+        if agreement.poll():  # what is raised here the others are told, as far as they are in the meeting
             gone = [at for at, rank in enumerate(view.members(size)) if agreement.view.leaves_out(rank)]
             text = "the ranks that are left have become fewer while they met"
             raise RankFailed(text, rank=gone[0] if gone else None)

@@ -25,7 +25,7 @@ _CPU_MASK_NBYTES = 1024  # 8192 CPUs, the most that Linux can be built for
 _log = logging.getLogger("shmring")
 
 
-class Begun(NamedTuple):
+class CommParts(NamedTuple):
     """All that a communicator is made of."""
 
     engine: Engine
@@ -60,7 +60,7 @@ def begin_where_met(
     key: bytes,
     start_s: float | None = None,
     parent: Engine | None = None,
-) -> Begun:
+) -> CommParts:
     """`begin` on every host of a meeting: an engine on every rank, or an error on every rank of all hosts.
 
     After an error the meeting is closed.
@@ -80,33 +80,33 @@ def _begin_where_met(
     key: bytes,
     start_s: float | None,
     parent: Engine | None,
-) -> Begun:
+) -> CommParts:
     if meeting.coordinator is None:
         return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
     deadline = time.monotonic() + (timeout_s if start_s is None else start_s)
-    begun = None
+    parts = None
     try:
         with meeting.coordinator.together():
-            begun = _begin_on_host(meeting, settings, timeout_s, start_s=start_s, parent=parent)
+            parts = _begin_on_host(meeting, settings, timeout_s, start_s=start_s, parent=parent)
             if meeting.mesh is not None:
-                engine = begun.engine
+                engine = parts.engine
                 internode = InterNodeLinks(engine, meeting.place, meeting.mesh, key)
                 engine.open_for_calls(max(deadline - time.monotonic(), 0.001))
                 internode.agree(engine, settings.wire_slice_nbytes)
                 engine.open_for_calls(timeout_s)
-                begun = begun._replace(place=meeting.place, internode=internode)
+                parts = parts._replace(place=meeting.place, internode=internode)
             meeting.coordinator.all_ready(deadline=deadline)
         meeting.coordinator.close()
-        return begun
+        return parts
     except BaseException:
-        if begun is not None:
-            begun.abandon()
+        if parts is not None:
+            parts.abandon()
         raise
 
 
 def _begin_on_host(
     meeting: Meeting, settings: Settings, timeout_s: float, *, start_s: float | None, parent: Engine | None
-) -> Begun:
+) -> CommParts:
     """`begin`, whose errors are about ranks as the host numbers them: others know the world's numbers."""
     try:
         return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
@@ -125,7 +125,7 @@ def begin(
     *,
     start_s: float | None = None,
     parent: Engine | None = None,
-) -> Begun:
+) -> CommParts:
     """Collective over the links: an engine on every rank, or an error on every rank.
 
     timeout_s: default of every later call; start_s: how long this may take. A parent of more ranks knows
@@ -147,15 +147,17 @@ def begin(
         links.all_ready(check=_nothing_to_check, deadline=deadline)
         _check_liveness(engine, is_told=parent is not None)
         if parent is None:
-            crowded = _is_crowded(engine)
-            one_group = not crowded or _all_have(engine, limits.scheduling_group())
-            engine.be_patient(**thresholds.patience(engine.size, crowded=crowded, one_group=one_group))
+            oversubscribed = _is_oversubscribed(engine)
+            one_group = not oversubscribed or _all_have(engine, limits.scheduling_group())
+            engine.set_wait_policy(
+                **thresholds.wait_policy(engine.size, oversubscribed=oversubscribed, one_group=one_group)
+            )
             engine.measure_distance()
             engine.probe_single_copy(settings.single_copy_nbytes != 0)
         else:
             engine.take_after(parent)
         engine.open_for_calls(timeout_s)
-        return Begun(engine, links, segment, fd, settings, links)
+        return CommParts(engine, links, segment, fd, settings, links)
     except BaseException as error:
         if others_wait and isinstance(error, Exception):
             agreed(error)
@@ -207,7 +209,7 @@ def _check_liveness(engine: Engine, *, is_told: bool) -> None:
         _log.warning(what, engine.rank)
 
 
-def _is_crowded(engine: Engine) -> bool:
+def _is_oversubscribed(engine: Engine) -> bool:
     """Whether there are more ranks than CPUs that all of them together may use, as any of them sees it.
 
     Each may be pinned to one of these; their cgroups may have quotas of their own.

@@ -11,7 +11,7 @@ from .._core.spsc_ring cimport sr_pause
 from .._diagnostics.flight_recorder cimport (
     ANYBODY, SR_IN_PROBE, SR_IN_RECV, SR_IN_SEND, SR_WAIT_MESSAGE, begin_wait, end_wait,
 )
-from .._engine.progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Errand
+from .._engine.progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON, Pollable
 from .._engine.wait cimport sleep_ns_after, sleep_until_death
 from .._internode.context cimport inter_of, remote, sr_conn_sleep
 from .._transport.channel cimport (
@@ -24,7 +24,7 @@ from .matching cimport (
 
 cdef enum:
     WATCH_NS = 50000000      # so long the thread goes on to look at a communicator in which nothing is pending
-    FAR_LOOKS = 3            # of a short try: a look at what comes from other hosts is a system call
+    FAR_POLLS = 3            # of a short try: a look at what comes from other hosts is a system call
 
 
 # DONE, BLOCKED after so many pauses in which nothing moved, or what else a step came to.
@@ -50,7 +50,7 @@ cdef int step_until_complete(Matching *m, Message *message, int pauses) noexcept
 cdef inline int pauses_for(Matching *m, Message *message, int pauses) noexcept nogil:
     m.far_later = m.channels == NULL or (message.peer != ANY and m.peer[message.peer].channel == NULL)
     if not m.far_later:
-        return min(pauses, FAR_LOOKS)
+        return min(pauses, FAR_POLLS)
     return 0 if message.peer != ANY and runs_here(m.g, m.peer[message.peer].lane) else pauses
 
 
@@ -87,7 +87,7 @@ cdef inline void tell_of_wait(Matching *m, const Message *message, uint64_t sinc
 
 
 # The time; the deadline moves by what this process was stopped since the last look.
-cdef inline uint64_t look_at_clock(Wait *wait) noexcept nogil:
+cdef inline uint64_t check_clock(Wait *wait) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
     if wait.looked_ns != 0:
         wait.deadline_ns += sr_time_away(wait.looked_ns, now)
@@ -105,10 +105,10 @@ cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcep
         status = step_until_complete(m, message, pauses)
         if status != BLOCKED:
             return status
-    now = look_at_clock(wait)
+    now = check_clock(wait)
     if wait.awake_until_ns == 0:
         wait.awake_until_ns = now + g.yield_ns
-        wait.look_ns = now + g.look_ns
+        wait.poll_ns = now + g.poll_ns
         wait.signal_ns = now + SIGNAL_INTERVAL_NS
         tell_all(m)
     while True:
@@ -122,18 +122,18 @@ cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcep
             return status
         if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
             return ABORTED
-        if now >= wait.look_ns:
-            status = look_around(m, message, wait, now)
+        if now >= wait.poll_ns:
+            status = poll_peers(m, message, wait, now)
             if status != PROGRESSED:
                 return status
-            wait.look_ns = now + g.look_ns
+            wait.poll_ns = now + g.poll_ns
         if now < wait.awake_until_ns:
             sr_yield()
         else:
             tell_of_wait(m, message, wait.awake_until_ns)
             if sleep(m, message, now - wait.awake_until_ns):
-                wait.look_ns = 0
-        now = look_at_clock(wait)
+                wait.poll_ns = 0
+        now = check_clock(wait)
 
 
 # True: some rank has died.
@@ -164,30 +164,30 @@ cdef inline bint is_stuck(Matching *m, Message *message) noexcept nogil:
 
 
 # PROGRESSED: it lives. Else DEAD, LEFT, or DAMAGED where what came from it makes no sense.
-cdef int fate_of_peer(Matching *m, int rank) noexcept nogil:
+cdef int p2p_peer_status(Matching *m, int rank) noexcept nogil:
     if m.peer[rank].channel != NULL:
         if sr_flag_load(&m.peer[rank].channel.left) != 0:
             return LEFT
         if sr_flag_load(&m.peer[rank].channel.end) == SR_CHANNEL_DAMAGED:
             return DAMAGED
         return PROGRESSED if sr_flag_load(&m.peer[rank].channel.end) == SR_CHANNEL_OPEN else DEAD
-    return fate_of(&m.g.lane[m.peer[rank].lane].liveness)
+    return peer_status(&m.g.lane[m.peer[rank].lane].liveness)
 
 
-cdef int look_around(Matching *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
-    cdef int rank, fate, nleft = 0
+cdef int poll_peers(Matching *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
+    cdef int rank, peer_status, nleft = 0
     check_liveness(m.g)
     if m.channels != NULL and sr_channels_hears(m.channels):
         return SIGNALLED
     for rank in range(m.size):
         if rank == m.rank or (message.peer != ANY and message.peer != rank):
             continue
-        fate = fate_of_peer(m, rank)
-        if fate == PROGRESSED:
+        peer_status = p2p_peer_status(m, rank)
+        if peer_status == PROGRESSED:
             continue
-        wait.culprit = m.needy = rank
-        if fate != LEFT:
-            return fate if is_stuck(m, message) else PROGRESSED
+        wait.culprit = m.unmatched_source = rank
+        if peer_status != LEFT:
+            return peer_status if is_stuck(m, message) else PROGRESSED
         nleft += 1
     if nleft > 0 and (message.peer != ANY or nleft == m.size - 1):
         return LEFT if is_stuck(m, message) else PROGRESSED
@@ -206,7 +206,7 @@ cdef int look_around(Matching *m, Message *message, Wait *wait, uint64_t now) no
 
 # The thread's turn with one communicator's messages. It looks every now and then as long as transfers have been pending
 # lately, so that a caller need not rouse it for each; it waits for the event only where a message is half through.
-cdef int run_errand(Errand *e, sr_waitset *waitset) noexcept nogil:
+cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil:
     cdef Matching *m = <Matching *> e
     cdef uint64_t now = sr_now_ns()
     cdef int found
@@ -227,12 +227,12 @@ cdef int run_errand(Errand *e, sr_waitset *waitset) noexcept nogil:
             sr_flag_swap(&m.resting, 1)
     else:
         m.watched_until_ns = now + WATCH_NS
-        found = step_errand(m, waitset)
+        found = step_pollable(m, waitset)
     sr_flag_set(&m.stepper, 0)
     return found
 
 
-cdef int step_errand(Matching *m, sr_waitset *waitset) noexcept nogil:
+cdef int step_pollable(Matching *m, sr_waitset *waitset) noexcept nogil:
     cdef int status
     if waitset != NULL:
         tell_all(m)
@@ -240,7 +240,7 @@ cdef int step_errand(Matching *m, sr_waitset *waitset) noexcept nogil:
             sr_waitset_watch(waitset, &m.g.me.p2p_event)
     m.far_later = False
     if m.channels != NULL and awaited_sides(m) & FAR_SIDE:
-        m.errand.news, m.errand.waker = m.channels.news, m.channels.waker
+        m.pollable.news, m.pollable.waker = m.channels.news, m.channels.waker
     status = step_messages(m)
     if status == PROGRESSED:
         return ACTIVE

@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from .._core.group cimport Group, sr_flag
 from .._core.spsc_ring cimport sr_incoming, sr_outgoing, sr_ring_end
-from .._engine.progress cimport Errand
+from .._engine.progress cimport Pollable
 from .._transport.channel cimport sr_channels, sr_channel
 
 
@@ -27,8 +27,8 @@ cdef enum Failure:
 
 
 cdef enum Outcome:    # what a step comes to, beside PROGRESSED and BLOCKED of Status
-    NEEDS_ROOM = 64   # the message at the head of matching.needy's ring has to be put aside, and that allocates
-    DAMAGED           # matching.needy's ring holds what no sender writes
+    NEEDS_ROOM = 64   # the next message of matching.unmatched_source is unexpected: it has to be copied into new memory
+    DAMAGED           # matching.unmatched_source's ring holds what no sender writes
 
 
 # A send, a receive or a probe that somebody has asked for. Linked into Matching until it is complete.
@@ -51,8 +51,8 @@ cdef struct Message:
 
 
 # A message in private memory, until somebody asks for it.
-cdef struct Aside:
-    Aside *next
+cdef struct UnexpectedMessage:
+    UnexpectedMessage *next
     int source
     uint32_t tag
     uint64_t kind
@@ -78,16 +78,16 @@ cdef struct Peer:
     bint receiving           # a message from it has been begun:
     sr_incoming incoming
     Message *receiver        # ... into this one's memory, or
-    Aside *aside             # ... aside; neither: it is passed over
+    UnexpectedMessage *unexpected             # ... or is kept in; neither: it is passed over
 
 
 # Touched only by who has taken `stepper`, once the thread that runs in the background knows of it.
 cdef struct Matching:
-    Errand errand            # first: the thread knows Matching by it
+    Pollable pollable            # first: the thread knows Matching by it
     sr_flag stepper
     sr_flag resting          # the thread does not look any more: who leaves something for it has to rouse it
     uint64_t watched_until_ns   # the thread's own
-    bint stuck               # there was no memory to put a message aside: that is for who waits to hear
+    bint stuck               # there was no memory to keep an unexpected message: a call that waits reports it
     Group *g
     int rank, size           # of all hosts' ranks
     int *rank_of             # by lane
@@ -104,12 +104,12 @@ cdef struct Matching:
     int nsends               # that are linked
     Message *first_receive   # posted and not begun, in order; probes too
     Message *last_receive
-    Aside *first_aside       # in the order in which they came
-    Aside *last_aside
+    UnexpectedMessage *first_unexpected       # in the order in which they came
+    UnexpectedMessage *last_unexpected
     Message *completed       # of those that have an owner
     int npending             # that have an owner and are not complete
     uint64_t begun_ns        # the call that is under way, while calls are traced
-    int needy
+    int unmatched_source
 
 
 cdef int step_messages(Matching *m) noexcept nogil
@@ -118,7 +118,7 @@ cdef void post_receive(Matching *m, Message *message) noexcept nogil
 cdef bint has_moved(const Matching *m, const Message *message) noexcept nogil
 cdef void withdraw(Matching *m, Message *message) noexcept nogil
 cdef void withdraw_all(Matching *m) noexcept nogil
-cdef void put_aside(Matching *m, Aside *aside) noexcept nogil
+cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil
 cdef int awaited_sides(Matching *m) noexcept nogil
 cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil
 cdef void open_way(Matching *m, int receiver) noexcept nogil

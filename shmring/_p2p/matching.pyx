@@ -1,6 +1,6 @@
 # Moving point-to-point messages: step_messages carries on everything that is posted, as far as it goes, and returns at
 # once. Order between a pair of ranks is that of their ring; a message that nobody waits for, before one that somebody
-# does, is put aside into private memory. Nothing here touches a Python
+# does, is kept in private memory. Nothing here touches a Python
 # object.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -14,7 +14,7 @@ from .._transport.channel cimport *
 cdef enum:
     # Measured with bench/peers/peers.py --call ping_pong: one is sent while the one before is received.
     PIECE_NBYTES = 16384
-    STEPS_A_LOOK = 16    # while nobody waits for other hosts: a look at their channels is a system call
+    STEPS_A_POLL = 16    # while nobody waits for other hosts: a look at their channels is a system call
 
 
 # ---- what is linked ------------------------------------------------------------------------------------------
@@ -71,18 +71,18 @@ cdef void unlink_send(Matching *m, Message *message) noexcept nogil:
         m.nsends -= 1
 
 
-cdef void unlink_aside(Matching *m, Aside *aside) noexcept nogil:
-    cdef Aside *before = NULL
-    cdef Aside *at = m.first_aside
-    while at != aside:
+cdef void unlink_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
+    cdef UnexpectedMessage *before = NULL
+    cdef UnexpectedMessage *at = m.first_unexpected
+    while at != unexpected:
         before = at
         at = at.next
     if before == NULL:
-        m.first_aside = at.next
+        m.first_unexpected = at.next
     else:
         before.next = at.next
-    if m.last_aside == at:
-        m.last_aside = before
+    if m.last_unexpected == at:
+        m.last_unexpected = before
 
 
 # What comes of the message that is under way from there goes nowhere.
@@ -111,7 +111,7 @@ cdef bint has_moved(const Matching *m, const Message *message) noexcept nogil:
 cdef void withdraw(Matching *m, Message *message) noexcept nogil:
     cdef int i
     cdef Peer *p
-    cdef Aside *aside = m.first_aside
+    cdef UnexpectedMessage *unexpected = m.first_unexpected
     if message.state == COMPLETE:
         return
     if message.is_send:
@@ -122,10 +122,10 @@ cdef void withdraw(Matching *m, Message *message) noexcept nogil:
         p = &m.peer[m.source[i]]
         if p.receiver == message:
             pass_over(m, p)
-    while aside != NULL:
-        if aside.wanted_by == message:
-            aside.wanted_by = NULL
-        aside = aside.next
+    while unexpected != NULL:
+        if unexpected.wanted_by == message:
+            unexpected.wanted_by = NULL
+        unexpected = unexpected.next
 
 
 # Before all that is posted loses its memory: the channels still take in what comes.
@@ -137,8 +137,8 @@ cdef void withdraw_all(Matching *m) noexcept nogil:
 
 # ---- matching ------------------------------------------------------------------------------------------------
 
-cdef inline bint matches(const Message *wish, int source, uint32_t tag) noexcept nogil:
-    return (wish.peer == source or wish.peer == ANY) and (wish.tag == ANY or wish.tag == <int64_t> tag)
+cdef inline bint matches(const Message *pattern, int source, uint32_t tag) noexcept nogil:
+    return (pattern.peer == source or pattern.peer == ANY) and (pattern.tag == ANY or pattern.tag == <int64_t> tag)
 
 
 cdef inline void tell_what_came(Message *message, int source, uint32_t tag, uint64_t kind,
@@ -181,31 +181,31 @@ cdef bint is_awaited(Matching *m, int source) noexcept nogil:
     return False
 
 
-cdef void hand_over(Matching *m, Aside *aside) noexcept nogil:
-    cdef Message *message = aside.wanted_by
+cdef void hand_over(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
+    cdef Message *message = unexpected.wanted_by
     cdef Failure failure = failure_of(message)
     if failure == NO_FAILURE:
-        memcpy(message.data, aside.data, aside.nbytes)
-    unlink_aside(m, aside)
-    free(aside)
+        memcpy(message.data, unexpected.data, unexpected.nbytes)
+    unlink_unexpected(m, unexpected)
+    free(unexpected)
     end_receive(m, message, failure)
 
 
-# Finds what has been put aside for a new receive or probe, else queues it.
+# Finds an unexpected message for a new receive or probe, else queues it.
 cdef void post_receive(Matching *m, Message *message) noexcept nogil:
-    cdef Aside *aside = m.first_aside
-    while aside != NULL:
-        if aside.wanted_by == NULL and matches(message, aside.source, aside.tag):
-            tell_what_came(message, aside.source, aside.tag, aside.kind, aside.nbytes)
+    cdef UnexpectedMessage *unexpected = m.first_unexpected
+    while unexpected != NULL:
+        if unexpected.wanted_by == NULL and matches(message, unexpected.source, unexpected.tag):
+            tell_what_came(message, unexpected.source, unexpected.tag, unexpected.kind, unexpected.nbytes)
             if message.is_probe:
                 complete(m, message)
                 return
             message.state = MOVING
-            aside.wanted_by = message
-            if aside.whole:
-                hand_over(m, aside)
+            unexpected.wanted_by = message
+            if unexpected.whole:
+                hand_over(m, unexpected)
             return
-        aside = aside.next
+        unexpected = unexpected.next
     message.next = NULL
     if m.last_receive == NULL:
         m.first_receive = message
@@ -216,7 +216,7 @@ cdef void post_receive(Matching *m, Message *message) noexcept nogil:
 
 # ---- to itself -----------------------------------------------------------------------------------------------
 
-# Straight into the memory of a receive that waits for it. False: there is none, and it has to be put aside.
+# Straight into the memory of a receive that waits for it. False: there is none, and it is unexpected.
 cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil:
     cdef uint32_t tag = <uint32_t> message.tag
     cdef Message *receiver = take_receiver(m, m.rank, tag, message.kind, message.nbytes)
@@ -281,22 +281,22 @@ cdef bint step_sends(Matching *m) noexcept nogil:
 
 # ---- receiving -----------------------------------------------------------------------------------------------
 
-# The room for the head of needy's ring: it is received there.
-cdef void put_aside(Matching *m, Aside *aside) noexcept nogil:
-    cdef Peer *p = &m.peer[aside.source]
-    aside.next = NULL
-    if m.last_aside == NULL:
-        m.first_aside = aside
+# The room for the head of unmatched_source's ring: it is received there.
+cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
+    cdef Peer *p = &m.peer[unexpected.source]
+    unexpected.next = NULL
+    if m.last_unexpected == NULL:
+        m.first_unexpected = unexpected
     else:
-        m.last_aside.next = aside
-    m.last_aside = aside
-    if aside.whole:   # a message to itself
+        m.last_unexpected.next = unexpected
+    m.last_unexpected = unexpected
+    if unexpected.whole:   # a message to itself
         return
-    p.aside = aside
+    p.unexpected = unexpected
     p.receiver = NULL
     p.receiving = True
-    p.incoming.data = aside.data
-    p.incoming.nbytes = aside.nbytes
+    p.incoming.data = unexpected.data
+    p.incoming.nbytes = unexpected.nbytes
     p.incoming.offset = 0
 
 
@@ -313,16 +313,16 @@ cdef int begin_incoming(Matching *m, int source) noexcept nogil:
     if status == SR_RING_WAIT:
         return BLOCKED
     if status != SR_RING_WHOLE or not head.flags & SR_FRAME_FIRST:
-        m.needy = source
+        m.unmatched_source = source
         return DAMAGED
     message = take_receiver(m, source, head.tag, head.kind, head.message_nbytes)
     if message == NULL:
-        m.needy = source
+        m.unmatched_source = source
         if is_awaited(m, source):
             return NEEDS_ROOM
         return BLOCKED
     p.receiving = True
-    p.aside = NULL
+    p.unexpected = NULL
     p.receiver = message
     p.incoming.data = message.data
     p.incoming.nbytes = head.message_nbytes
@@ -340,12 +340,12 @@ cdef void finish_incoming(Matching *m, Peer *p) noexcept nogil:
     p.receiving = False
     if p.receiver != NULL:
         complete_receive(m, p.receiver)
-    elif p.aside != NULL:
-        p.aside.whole = True
-        if p.aside.wanted_by != NULL:
-            hand_over(m, p.aside)
+    elif p.unexpected != NULL:
+        p.unexpected.whole = True
+        if p.unexpected.wanted_by != NULL:
+            hand_over(m, p.unexpected)
     p.receiver = NULL
-    p.aside = NULL
+    p.unexpected = NULL
 
 
 cdef int step_incoming(Matching *m, int source) noexcept nogil:
@@ -369,7 +369,7 @@ cdef int step_incoming(Matching *m, int source) noexcept nogil:
         if status == SR_RING_WAIT:
             return outcome
         if status != SR_RING_WHOLE:
-            m.needy = source
+            m.unmatched_source = source
             return DAMAGED
         finish_incoming(m, p)
         outcome = PROGRESSED
@@ -476,7 +476,7 @@ cdef int awaited_sides(Matching *m) noexcept nogil:
 cdef bint step_channels(Matching *m) noexcept nogil:
     cdef bint moved
     m.nsteps += 1
-    if m.far_later and m.nsteps % STEPS_A_LOOK != 0:
+    if m.far_later and m.nsteps % STEPS_A_POLL != 0:
         return False
     moved = sr_channels_step(m.channels)
     if sr_flag_load(&m.channels.nopened) != m.nheeded:

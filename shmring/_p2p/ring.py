@@ -123,7 +123,7 @@ class Ring(Ends):
             util.Finalize(self, _close_quietly, args=(weakref.ref(self),), exitpriority=0)
         return _myself()
 
-    def _look_around(self, side: int) -> None:
+    def _poll_peer(self, side: int) -> None:
         """Raises RankFailed when the process at the other side is gone, or can never come."""
         liveness = self._liveness_of(side)
         if liveness is not None:

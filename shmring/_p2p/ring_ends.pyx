@@ -35,7 +35,7 @@ cdef enum:
     PIECE_NBYTES = 16384
     BRIEF_NBYTES = 65536        # items this small are copied sooner than the GIL is let go and taken again
     BRIEF_PAUSES = 50           # with the GIL held
-    LOOK_NS = 20000000          # signals, and now and then the other process, are looked at this often
+    POLL_NS = 20000000          # signals, and now and then the other process, are looked at this often
     LOOKS_A_PEER = 5
     MOST_DIMENSIONS = 64        # NPY_MAXDIMS of numpy 2
 
@@ -513,12 +513,12 @@ cdef class Ends:
         if is_ready(end, room_nbytes):
             return True
         if now < deadline and sr_liveness_state(&self.q.liveness[1 - side]) != SR_CLOSED:
-            sr_event_sleep(&self.q.event[side], generation, min(deadline - now, <uint64_t> LOOK_NS))
+            sr_event_sleep(&self.q.event[side], generation, min(deadline - now, <uint64_t> POLL_NS))
         return is_ready(end, room_nbytes)
 
     cdef int look_at_peer(self, sr_ring_end *end, int side, uint64_t room_nbytes) except -1:
         try:
-            self._look_around(1 - side)
+            self._poll_peer(1 - side)
         except Error:
             if not (side == SR_CONSUMER and is_ready(end, room_nbytes)):   # it may have put that in before
                 raise

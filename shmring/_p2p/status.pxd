@@ -3,12 +3,12 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint64_t
 
 from .._arrays.operands cimport Operand
-from .._core.group cimport MOVED
+from .._core.group cimport OPAQUE
 from .matching cimport Message
 
 
 cdef enum:
-    OBJECT = MOVED + 1       # the dtype of what is packed by _comm/objects.py
+    OBJECT = OPAQUE + 1       # the dtype of what is packed by _comm/objects.py
 
 
 cdef class Status:
@@ -22,6 +22,6 @@ cdef uint64_t kind_of(Operand *operand) except? 0
 cdef int64_t tag_number(object tag, bint may_be_any) except -2
 cdef Status status_of(Message *message)
 cdef str op_of(Message *message)
-cdef str wish_text(Message *message)
+cdef str pattern_text(Message *message)
 cdef object mismatch(Message *message, int rank, str what_now)
 cdef object truncated(Message *message, int rank)

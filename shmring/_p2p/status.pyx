@@ -8,7 +8,7 @@ from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from .._arrays.operands cimport Operand
-from .._core.group cimport MOVED, SR_DTYPES
+from .._core.group cimport OPAQUE, SR_DTYPES
 from .._core.kernels cimport dtype_nbytes
 from .matching cimport ANY, Message
 
@@ -27,7 +27,7 @@ cdef int64_t MOST_TAG = (<int64_t> 1 << 31) - 1
 cdef uint64_t kind_of(Operand *operand) except? 0:
     cdef uint64_t nbytes, signature
     cdef uint64_t kind = operand.dtype | (FORTRAN if operand.fortran else 0)
-    if operand.dtype != MOVED:
+    if operand.dtype != OPAQUE:
         return kind
     nbytes, signature = operand.items.nbytes, operand.items.signature & 0xffffff
     if nbytes > MOST_ITEM_NBYTES:
@@ -37,7 +37,7 @@ cdef uint64_t kind_of(Operand *operand) except? 0:
 
 cdef size_t item_nbytes(uint64_t kind) noexcept:
     cdef uint32_t dtype = <uint32_t> kind & 0xff
-    if dtype == MOVED:
+    if dtype == OPAQUE:
         return max(kind >> ITEM_SHIFT & MOST_ITEM_NBYTES, <uint64_t> 1)
     return dtype_nbytes(dtype) if dtype < SR_DTYPES else 1
 
@@ -98,7 +98,7 @@ cdef str op_of(Message *message):
     return "send" if message.is_send else "probe" if message.is_probe else "recv"
 
 
-cdef str wish_text(Message *message):
+cdef str pattern_text(Message *message):
     tag = "any tag" if message.tag == ANY else f"tag {message.tag}"
     if message.is_send:
         return f"{op_of(message)} to rank {message.peer} with {tag}"

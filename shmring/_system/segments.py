@@ -32,7 +32,7 @@ _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 # Pages are allocated piece by piece with a look at the limits before each: ranks that allocate at the
 # same time then overshoot by a piece each, which the limits' margin covers, and signals get their turn.
 _PIECE_NBYTES = 8 * MIB
-_MOVED_NBYTES = 16 * MIB  # of what becomes private, at once
+_COPIED_NBYTES = 16 * MIB  # of what becomes private, at once
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -136,11 +136,11 @@ class Mapping:
         """
         nbytes = self.nbytes - offset if nbytes is None else nbytes
         limits = MemoryLimits()
-        for done in range(0, nbytes, _MOVED_NBYTES):
+        for done in range(0, nbytes, _COPIED_NBYTES):
             room = limits.headroom()  # each time: others may be copying as well
             if room.nbytes < nbytes - done:
                 raise _out_of_memory(nbytes, room, "a private copy of a shared array")
-            _make_private(self.address + offset + done, min(_MOVED_NBYTES, nbytes - done))
+            _make_private(self.address + offset + done, min(_COPIED_NBYTES, nbytes - done))
 
     def keep_only(self, offset: int, nbytes: int) -> None:
         """Let go of all memory outside of the range; its addresses stay taken until the mapping is closed."""

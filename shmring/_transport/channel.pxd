@@ -37,7 +37,7 @@ cdef extern from "channel.h" nogil:
     void sr_channel_withdraw(sr_channels *, sr_channel *)
     void sr_channel_say(sr_channels *, sr_channel *, int what, const void *body, uint32_t nbytes)
     uint64_t sr_channel_hear(sr_channels *, sr_channel *, int what, void *note)
-    void sr_channels_look(sr_channels *)
+    void sr_channels_poll(sr_channels *)
     void sr_channel_check_link(sr_channels *, sr_channel *, uint64_t limit_ns)
     bint sr_channel_owes(sr_channels *, sr_channel *)
     bint sr_channel_is_delivering(sr_channels *, sr_channel *)

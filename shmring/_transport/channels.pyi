@@ -27,12 +27,12 @@ class Channels:
     def await_news(self, within_s: float) -> None:
         """Return when something has come, or a little later."""
     def tell_view(self, view: bytes) -> None:
-        """Say to all others which of them this rank goes on with; see views."""
+        """Say to all others which of them this rank goes on with. See membership."""
 
     def view_of(self, rank: int) -> bytes | None:
         """What a rank has said so last; None: nothing."""
 
-    def look(self, cut_s: float) -> None:
+    def poll(self, cut_s: float) -> None:
         """Take in what has come, and nothing of messages. cut_s: who does not answer for so long is gone."""
 
     def has_ended(self, rank: int) -> bool:

@@ -27,8 +27,8 @@ MOST_NBYTES = SR_CHANNEL_WORD_NBYTES
 
 cdef enum:
     MOST_RING_NBYTES = 1 << 20
-    CROWD = 4                    # with more ranks than these ...
-    CROWD_RING_NBYTES = 1 << 18  # ... there are more rings, and each is shorter
+    MANY_RANKS = 4               # with more ranks than these ...
+    MANY_RING_NBYTES = 1 << 18  # ... there are more rings, and each is shorter
 
 
 cdef class Channels:
@@ -47,7 +47,7 @@ cdef class Channels:
         self.waker = -1
         self.news = select.epoll()
         self.waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        ring_nbytes = min(ring_nbytes, <uint64_t> (MOST_RING_NBYTES if len(socks) < CROWD else CROWD_RING_NBYTES))
+        ring_nbytes = min(ring_nbytes, <uint64_t> (MOST_RING_NBYTES if len(socks) < MANY_RANKS else MANY_RING_NBYTES))
         first = sr_ring_first(first_seq, ring_nbytes)
         room_nbytes = SR_PAGE + ((ring_nbytes + SR_PAGE - 1) & ~<size_t> (SR_PAGE - 1)) + SR_CHANNEL_REST_NBYTES
         self.allocate(len(socks), room_nbytes)
@@ -132,7 +132,7 @@ cdef class Channels:
             self.news.poll(within_s)
 
     def tell_view(self, bytes view):
-        """Say to all others which of them this rank goes on with; see views."""
+        """Say to all others which of them this rank goes on with. See membership."""
         self.say(SR_CHANNEL_VIEW, view)
 
     def view_of(self, int rank):
@@ -141,10 +141,10 @@ cdef class Channels:
         cdef bint is_there = sr_channel_hear(self.channels, self.channel_of(rank), SR_CHANNEL_VIEW, view) != 0
         return view[:SR_VIEW_NBYTES] if is_there else None
 
-    def look(self, double cut_s):
+    def poll(self, double cut_s):
         """Take in what has come, and nothing of messages. cut_s: who does not answer for so long is gone."""
         cdef int number
-        sr_channels_look(self.channels)
+        sr_channels_poll(self.channels)
         for number in range(self.channels.nchannels):
             sr_channel_check_link(self.channels, &self.channel[number], <uint64_t> (cut_s * 1e9))
 

@@ -28,7 +28,7 @@ _OPS = {
     ReduceOp.MAX: shmring.Op.MAX,
 }
 _FIRST_RANK_S = 60.0  # for rank 0 to say where the others find it
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 class Group(BaseGroup):  # type: ignore[misc]
@@ -109,7 +109,7 @@ def _look_up(name: str, group_name: str) -> shmring.World:
                 f"rank 0 of the collective group {group_name!r} did not come within {_FIRST_RANK_S:g} s",
                 rank=0,
             )
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     world = pickle.loads(found)
     assert isinstance(world, shmring.World)
     return world

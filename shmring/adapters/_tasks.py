@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import shmring
 
 GRACE_S = 5.0  # after a failure, for the others to raise RankFailed
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _FIRST_PORT, _LAST_PORT = 20000, 29999  # below those that kernels give to outgoing connections
 
 
@@ -84,7 +84,7 @@ def collect(
     try:
         while waiting and time.monotonic() < until:
             try:
-                rank = ended.get(timeout=_LOOK_S)
+                rank = ended.get(timeout=_POLL_S)
             except queue.Empty:
                 gone = {rank: _ended(rank, places[rank]) for rank in lost() if rank in waiting}
             else:

@@ -28,8 +28,8 @@ Array = np.ndarray[Any, Any]
 
 LIMIT_S = 30  # of one check with processes; it takes a second where all is well
 SEGMENTS = ("memfd", "posix")  # what is used where nobody asks comes first
-CROWD = 5  # ranks on two CPUs
-ROOM_NBYTES = 32 << 20  # a crowd needs 20 MiB
+MANY_RANKS = 5  # ranks on two CPUs
+ROOM_NBYTES = 32 << 20  # they need 20 MiB
 LOOK_AGAIN_S = 0.2
 SHM = Path("/dev/shm")
 TINY, SMALL, LARGE = 40, 6_000, 1_500_000  # bytes: of a call line, of one slot, of many
@@ -267,7 +267,7 @@ def _in_segment(segment: str) -> Iterator[Check]:
     if why := None if is_used else _refusal(segment):
         yield Check(segment, 0, 0.0, skipped=why)
         return
-    for nprocs in (1, 2, CROWD):
+    for nprocs in (1, 2, MANY_RANKS):
         yield from _calls(segment, nprocs)
 
 
@@ -339,7 +339,7 @@ def _environment(**names: str) -> Iterator[None]:
 
 @contextmanager
 def _few_cpus(count: int) -> Iterator[None]:
-    """No more of them than that, so that a crowd is one everywhere; not where a sandbox forbids it."""
+    """No more of them than that, so that they are many everywhere; not where a sandbox forbids it."""
     cpus = os.sched_getaffinity(0)
     with suppress(OSError):
         os.sched_setaffinity(0, sorted(cpus)[:count])

@@ -356,7 +356,7 @@ FLOOD = """
 def test_a_thousand_silent_connections_only_delay(turned_away, monkeypatch):
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1100:
         pytest.skip("needs 1100 descriptors")
-    monkeypatch.setattr(acceptor, "_CROWDED_S", 0.25)
+    monkeypatch.setattr(acceptor, "_FULL_S", 0.25)
     most = []
     listen = acceptor.Acceptor._listen
 
@@ -394,7 +394,7 @@ def test_a_thousand_silent_connections_only_delay(turned_away, monkeypatch):
 
 def test_room_is_made_sooner_when_others_wait(monkeypatch):
     monkeypatch.setattr(acceptor, "_MOST_PENDING", 2)
-    monkeypatch.setattr(acceptor, "_CROWDED_S", 0.1)
+    monkeypatch.setattr(acceptor, "_FULL_S", 0.1)
     meeting = world_at(2)
     silent = []
 
@@ -408,7 +408,7 @@ def test_room_is_made_sooner_when_others_wait(monkeypatch):
 
 def test_no_descriptor_left_waits_for_pending_peers_to_go(monkeypatch):
     """A flood that takes all descriptors is no reason to give up: those of the pending peers come back."""
-    monkeypatch.setattr(acceptor, "_CROWDED_S", 0.2)
+    monkeypatch.setattr(acceptor, "_FULL_S", 0.2)
     meeting = world_at(2)
     silent, refused = [], []
     accept = socket.socket.accept

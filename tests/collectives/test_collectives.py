@@ -301,7 +301,7 @@ def items_of_any_make(comm):
     ]
 
 
-def test_items_that_are_only_moved_may_be_of_any_make(world_of):
+def test_items_of_opaque_dtypes_may_be_of_any_make(world_of):
     for found in world_of(3)(items_of_any_make):
         records, times, words, swapped = found
         assert records.dtype == RECORD

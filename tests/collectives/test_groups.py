@@ -56,8 +56,8 @@ def test_ranks_may_be_threads():
         assert ranks.meet()(parity) == [(0, 2, 2, 6), (0, 2, 4, 6), (1, 2, 2, 6), (1, 2, 4, 6)]
 
 
-def by_keys(comm, wishes):
-    group = comm.split(*wishes[comm.rank])
+def by_keys(comm, colors):
+    group = comm.split(*colors[comm.rank])
     return group and (
         group.parent_ranks,
         group.rank,
@@ -65,7 +65,7 @@ def by_keys(comm, wishes):
     )
 
 
-WISHES = {
+COLORS = {
     "reversed": [(0, 3), (0, 2), (0, 1), (0, 0)],
     "equal keys keep the order": [(0, 5), (0, 5), (0, -5), (0, 5)],
     "extremes": [(1 << 62, 1 << 62), (-(1 << 63), 0), (1 << 62, -(1 << 62)), (-(1 << 63), -1)],
@@ -77,15 +77,15 @@ WISHES = {
 }
 
 
-@pytest.mark.parametrize("what", WISHES)
+@pytest.mark.parametrize("what", COLORS)
 def test_colors_choose_the_group_and_keys_the_order(world_of, what):
-    wishes = WISHES[what]
-    for rank, found in enumerate(world_of(4)(by_keys, wishes)):
-        color = wishes[rank][0]
+    colors = COLORS[what]
+    for rank, found in enumerate(world_of(4)(by_keys, colors)):
+        color = colors[rank][0]
         if color is None:
             assert found is None
             continue
-        mine = sorted((r for r in range(4) if wishes[r][0] == color), key=lambda r: (wishes[r][1], r))
+        mine = sorted((r for r in range(4) if colors[r][0] == color), key=lambda r: (colors[r][1], r))
         assert found == (tuple(mine), mine.index(rank), mine)
 
 

@@ -162,7 +162,7 @@ ARGUMENTS = {
         f"order of {k}": (_with(k, ones((20, 30))), _with(k, np.ones((20, 30), order="F")))
         for k in (*FOLDING, "broadcast")
     },
-    # Of what is only moved: all of 8 bytes an item.
+    # Of opaque dtypes: all of 8 bytes an item.
     **{f"unit of {k}": (_with(k, ones(600, "M8[D]")), _with(k, ones(600, "M8[s]"))) for k in MOVING},
     **{f"byte order of {k}": (_with(k, ones(600, ">f8")), _with(k, ones(600, ">i8"))) for k in MOVING},
     "fields of broadcast": (_with("broadcast", ones(60, "i4,f4")), _with("broadcast", ones(60, "f4,i4"))),

@@ -27,10 +27,10 @@ RANKS = (1, 2, 4, 8)
 KINDS = ("all_gather_v", "gather_v", "scatter_v", "all_to_all_v")
 SPLITTING = ("scatter_v", "all_to_all_v")
 RECORD = np.dtype([("when", "M8[s]"), ("name", "S5"), ("what", "f8", (3,))])
-MOVED = {"record": RECORD, "words": np.dtype("U7"), "times": np.dtype("m8[ms]")}
+OPAQUE = {"record": RECORD, "words": np.dtype("U7"), "times": np.dtype("m8[ms]")}
 FACTORS = {
     "kind": KINDS,
-    "dtype": (*DTYPES, *MOVED),
+    "dtype": (*DTYPES, *OPAQUE),
     "most": (0, 1, 7, 1000, 20_000),  # rows of a piece
     "trailing": ((), (1,), (3,), (2, 5), (0,)),
     "memory": MEMORIES,
@@ -61,8 +61,8 @@ def piece(row, giver, taker):
     nrows = int(rng.choice([0, row["most"], rng.integers(row["most"] + 1)]))
     shape = (nrows, *row["trailing"])
     count = int(np.prod(shape, dtype=int))
-    if row["dtype"] in MOVED:
-        dtype = MOVED[row["dtype"]]
+    if row["dtype"] in OPAQUE:
+        dtype = OPAQUE[row["dtype"]]
         return np.frombuffer(rng.bytes(count * dtype.itemsize), dtype).reshape(shape)
     return numbers(row["dtype"], count, rng).reshape(shape)
 

@@ -68,7 +68,7 @@ def test_where_survives_a_pickle():
     error = shmring.Timeout("late", rank=1, seq=12)
     assert error.where == ()
     error.add_note("of the user's")
-    error.sees(lambda: (("in barrier() #12", "dead"), "where they were"))
+    error.attach_snapshot(lambda: (("in barrier() #12", "dead"), "where they were"))
     again = pickle.loads(pickle.dumps(error))
     assert again.where == error.where == ("in barrier() #12", "dead")
     assert again.__notes__ == error.__notes__ == ["where they were", "of the user's"]

@@ -238,9 +238,11 @@ def test_timeouts_may_be_as_long_as_one_likes(world_of):
 
 
 def test_ranks_whose_time_is_counted_apart_sleep_sooner_and_only_where_they_take_turns():
-    for crowded in (True, False):
-        together, apart = (thresholds.patience(2, crowded=crowded, one_group=one) for one in (True, False))
-        assert (apart["yield_ns"] < together["yield_ns"]) == crowded
+    for oversubscribed in (True, False):
+        together, apart = (
+            thresholds.wait_policy(2, oversubscribed=oversubscribed, one_group=one) for one in (True, False)
+        )
+        assert (apart["yield_ns"] < together["yield_ns"]) == oversubscribed
         assert apart | {"yield_ns": 0} == together | {"yield_ns": 0}
 
 

@@ -29,14 +29,14 @@ LAYOUTS = {"2": [0, 0], "3": [0, 0, 0], "5": [0] * 5, "2+1": [0, 0, 1]}
 @pytest.fixture
 def sleepers(monkeypatch):
     """Worlds whose ranks sleep as soon as they wait, until they are woken."""
-    patience = thresholds.patience
+    patience = thresholds.wait_policy
     endless = {
         "pauses": 1,
         "brief_pauses": 0,
         "brief_yields": 0,
         "yield_ns": 0,
         "sleep_ns": NEVER_NS,
-        "look_ns": NEVER_NS,
+        "poll_ns": NEVER_NS,
     }
     monkeypatch.setattr(thresholds, "patience", lambda nranks, **how: patience(nranks, **how) | endless)
     with contextlib.ExitStack() as worlds:

@@ -18,7 +18,7 @@ import shmring
 
 SOON_S = 10  # before a call's timeout
 APART = [0, 1]
-CROWD = [0, 1, 2, 3, 4]
+MANY_RANKS = [0, 1, 2, 3, 4]
 RING = 1 << 20
 MUCH_NBYTES = 900_000  # fits into the ring, so that a send returns; not into what a socket takes in
 LATE_S = 1.5
@@ -52,7 +52,7 @@ def send_and_close(comm, nbytes, late_s, how="send"):
 
 @pytest.mark.parametrize("late_s", [0, 0.1, LATE_S])
 @pytest.mark.parametrize(
-    ("nodes", "nbytes"), [(APART, 1000), (APART, 60_000), (APART, MUCH_NBYTES), (CROWD, 200_000)]
+    ("nodes", "nbytes"), [(APART, 1000), (APART, 60_000), (APART, MUCH_NBYTES), (MANY_RANKS, 200_000)]
 )
 def test_what_was_sent_comes_though_its_sender_closes(world_across, nodes, nbytes, late_s):
     ranks = world_across(nodes, SHMRING_MESSAGE_RING=RING)

@@ -195,11 +195,11 @@ def test_bound_ranks_do_not_count_as_too_many_for_the_machine(shmrun):
     code = """
         from shmring._lifecycle import startup
         from shmring import init
-        is_crowded = startup._is_crowded
+        is_crowded = startup._is_oversubscribed
         def told(engine):
             print(found := is_crowded(engine))
             return found
-        startup._is_crowded = told
+        startup._is_oversubscribed = told
         init().close()
         """
     done = shmrun(code, "--bind", "core")  # each of them sees one CPU only

@@ -45,7 +45,7 @@ class Model:
         return [message for _, message in self.coming if message[0] < position]
 
     def take(self, source, tag):
-        """The message that such a wish gets from its source."""
+        """The message that such a pattern gets from its source."""
         for entry in self.coming:
             if entry[1][2] == source and tag in (ANY_TAG, entry[1][4]):
                 self.coming.remove(entry)
@@ -77,7 +77,7 @@ def run_program(comm, seed, count, dtype):
 
 
 def receive_something(comm, model, position, dice, dtype, receives):
-    """One message, by a wish that some message which has been sent fulfils."""
+    """One message, by a pattern that some message which has been sent matches."""
     _, _, source, _, tag, _ = dice.choice(model.sent_before(position))
     x = np.empty(700, dtype)
     how = dice.choice(["irecv", "exact", "any tag", "any", "probe"])
@@ -90,9 +90,9 @@ def receive_something(comm, model, position, dice, dtype, receives):
         assert (found.tag, found.count) == (message[4], message[5])
         check(comm.recv(x, source, found.tag), x, number, message, dtype)
         return
-    wish = {"exact": (source, tag), "any tag": (source, ANY_TAG), "any": (ANY_SOURCE, ANY_TAG)}[how]
-    status = comm.recv(x, *wish)
-    check(status, x, *model.take(status.source, wish[1]), dtype)
+    pattern = {"exact": (source, tag), "any tag": (source, ANY_TAG), "any": (ANY_SOURCE, ANY_TAG)}[how]
+    status = comm.recv(x, *pattern)
+    check(status, x, *model.take(status.source, pattern[1]), dtype)
 
 
 def check_transfer(receive, dtype):
@@ -219,7 +219,7 @@ def keep_order(comm, count):
             comm.send(np.array([i]), 1, tag=i % 3)
         return True
     x, found = np.zeros(1, "i8"), []
-    for tag in (2, 0, 1):  # the last sent first: what comes before is put aside
+    for tag in (2, 0, 1):  # the last sent first: what comes before is unexpected
         for _ in range(len(range(tag, count, 3))):
             comm.recv(x, 0, tag)
             found.append(int(x[0]))

@@ -100,7 +100,7 @@ def test_transfers_go_on_while_a_rank_is_in_a_collective(world_of, how):
 
 
 def leave_it_to_the_background(comm):
-    """Nobody waits: what comes out of order is put aside, and arrays are let go of, by the thread alone."""
+    """Nobody waits: what comes out of order is kept, and arrays are let go of, by the thread alone."""
     other, x, y = 1 - comm.rank, np.full(50_000, 7), np.zeros(3)
     comm.isend(x, other, tag=1)
     comm.isend(np.ones(3), other, tag=2)

@@ -190,8 +190,8 @@ def test_ranks_may_pass_different_makes_and_shapes(world_of):
     assert world_of(3)(different_makes) == [({3}, 600.0)] * 3
 
 
-# Arrays of what is only moved, by name three makes of the same dtype.
-def moved_makes(fill):
+# Arrays of opaque dtypes, by name three makes of the same dtype.
+def opaque_makes(fill):
     times, big = np.full(3, fill, "M8[s]"), np.full(3, fill, ">f4")
     rows, text = np.full(3, fill, "i4,i4"), np.full(3, str(fill), "U2")
     small = np.full(3, fill, ml_dtypes.bfloat16)
@@ -211,8 +211,8 @@ def moved_makes(fill):
 
 
 def move_different_makes(comm):
-    for name in moved_makes(0):
-        x, expected = moved_makes(comm.rank)[name][comm.rank], moved_makes(1)[name][1]
+    for name in opaque_makes(0):
+        x, expected = opaque_makes(comm.rank)[name][comm.rank], opaque_makes(1)[name][1]
         comm.broadcast(x, root=1)
         assert source_of(x).tobytes() == source_of(expected).tobytes(), name
 
@@ -244,7 +244,7 @@ def test_bytes_are_gathered_as_bytes(world_of):
     assert world_of(2)(gather_bytes) == [(b"rank 0rank 1", [b"rank 0", b"ank 1"])] * 2
 
 
-def test_a_result_has_the_dtype_of_what_is_moved():
+def test_a_result_has_the_opaque_dtype():
     with shmring.init() as comm:
         for x, out in (("M8[D]", "m8[s]"), (">f4", ">i4"), ("S4", "U1"), ("i4,f4", "f4,i4")):
             for call in (comm.broadcast, comm.all_gather, comm.all_to_all):

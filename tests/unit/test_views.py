@@ -85,7 +85,7 @@ class Stage:
 
 
 class Rank:
-    """One of them, as `views.Electorate` has it."""
+    """One of them, as `membership.Ballot` has it."""
 
     def __init__(self, stage, rank):
         self.stage = stage
@@ -147,7 +147,7 @@ def meet(ranks, agreement, view):
     room.add(ranks.rank)
     while room != set(members):
         ranks.pause()
-        if agreement.look():
+        if agreement.poll():
             return None
         if any(rank not in stage.living for rank in members):
             agreement.try_again()
@@ -230,7 +230,7 @@ def test_who_has_given_up_the_same_rank_a_moment_sooner_is_not_left_out():
     agreement = Agreement(Absent([ahead, None]), 0.0, lambda view: "here")
     agreement._move(1, 0)
     agreement._leave_out_the_late(Phase.COMING)
-    agreement.look()
+    agreement.poll()
     assert agreement.view.members(3) == [0, 1]
 
 

@@ -56,7 +56,7 @@ def ranks(request):
 
 
 def values_of(dtype, count, rank):
-    """Small numbers, that sums of few do not round; bytes of all kinds for what is only moved."""
+    """Small numbers, that sums of few do not round; bytes of all kinds for opaque dtypes."""
     rng = np.random.default_rng(1000 * count + rank)
     whole = torch.from_numpy(rng.integers(0, 4, max(count, 1)))[:count]
     if dtype.is_complex:

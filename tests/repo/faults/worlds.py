@@ -46,7 +46,7 @@ PR_SET_PDEATHSIG = 1
 PAGE_NBYTES = mmap.PAGESIZE
 REST_S = 0.02
 LOADED_NBYTES = 50 << 20  # about what a rank has that has imported NumPy and shmring
-WARM_STEPS, LOOK_STEPS = 2, 2
+WARM_STEPS, POLL_STEPS = 2, 2
 LAST_STEPS = 3  # of those that are left, once the last has died
 STEPS_BESIDE_THE_WOKEN = 60
 LAST_STEP = 1 << 40
@@ -229,8 +229,8 @@ class Rank:
         order, point = self.order, C_POINTS.index(self.death.point)
         if step == WARM_STEPS:
             self.passed_before = order.passed[point]
-        elif step == WARM_STEPS + LOOK_STEPS:
-            each = (order.passed[point] - self.passed_before) / LOOK_STEPS
+        elif step == WARM_STEPS + POLL_STEPS:
+            each = (order.passed[point] - self.passed_before) / POLL_STEPS
             if each == 0:
                 builds.faults.sr_fault_die()  # this call has no such point on this rank
             order.point = point

@@ -94,7 +94,7 @@ proctype reporter(byte me)
     raise(seen)
 }
 
-/* The end of wait_long: glance, then a sleep for a flag that does not come. */
+/* The end of wait_long: poll_call, then a sleep for a flag that does not come. */
 proctype sleeper(byte me)
 {
     byte generation, seen;

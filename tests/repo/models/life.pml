@@ -1,4 +1,4 @@
-/* Whose fault a wait is, as look_around of shmring/_engine/wait.pyx finds it: a rank may end, in order or not, as soon as it
+/* Whose fault a wait is, as poll_peers of shmring/_engine/wait.pyx finds it: a rank may end, in order or not, as soon as it
    has done its part, and is blamed only for what it has not done. May know: nothing; read beside is_missed there.
 
    Bounds: one rank that does CALLS of them and ends in between or after, by closing or by dying; one that waits for all.
