@@ -25,7 +25,7 @@ static inline void sr_pause(void)
 
 /* Asks for lines that are about to be stored to and that other cores may hold. A store waits until they have let go of
    its line, one after the other; these requests are under way together. A hint: what lies there stays as it is. */
-static inline void sr_claim(void *there, size_t nbytes)
+static inline void sr_prefetch_for_write(void *there, size_t nbytes)
 {
 #if defined(__x86_64__)
     for (size_t at = 0; at < nbytes; at += SR_CACHE_LINE)
@@ -391,7 +391,7 @@ static inline void sr_liveness_set_state(struct sr_liveness *liveness, enum sr_s
 }
 
 /* From SR_ABSENT to SR_JOINED, for who comes first. */
-static inline bool sr_liveness_claim(struct sr_liveness *liveness)
+static inline bool sr_liveness_acquire(struct sr_liveness *liveness)
 {
     uint32_t absent = SR_ABSENT;
     return atomic_compare_exchange_strong_explicit(&liveness->state, &absent, SR_JOINED, memory_order_seq_cst,

@@ -35,18 +35,18 @@ cdef void enter_chain(Group *g, Call *c) noexcept nogil:
 
 # ---- slots ---------------------------------------------------------------------------------------------------
 
-cdef inline uint64_t chunk_begin(Group *g, Call *c, Head *head) noexcept nogil:
-    return slot_begin(g, head.position, next_chunk(c, head))
+cdef inline uint64_t chunk_begin(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    return slot_begin(g, cursor.position, next_chunk(c, cursor))
 
 
-cdef inline uint64_t chunk_end(Group *g, Call *c, Head *head) noexcept nogil:
-    return slot_end(g, head.position, next_chunk(c, head))
+cdef inline uint64_t chunk_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    return slot_end(g, cursor.position, next_chunk(c, cursor))
 
 
-cdef inline void advance(Group *g, Call *c, Head *head) noexcept nogil:
-    cdef size_t nbytes = next_chunk(c, head)
-    head.position = chunk_end(g, c, head)
-    head.offset += nbytes
+cdef inline void advance(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, cursor)
+    cursor.position = chunk_end(g, c, cursor)
+    cursor.offset += nbytes
 
 
 # Where `rank` leaves its partial result of a chunk: all in one slot, each in the place of the one before. In an exscan

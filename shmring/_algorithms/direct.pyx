@@ -56,8 +56,8 @@ cdef void enter_large(Group *g, Call *c) noexcept nogil:
 
 
 # The slot of a chunk has room for any rank's skew.
-cdef inline uint64_t chunk_slot(Group *g, Call *c, Head *head, size_t nbytes) noexcept nogil:
-    return slot_begin_within(g, head.position, nbytes + SR_CACHE_LINE, c.window_nbytes)
+cdef inline uint64_t chunk_slot(Group *g, Call *c, Cursor *cursor, size_t nbytes) noexcept nogil:
+    return slot_begin_within(g, cursor.position, nbytes + SR_CACHE_LINE, c.window_nbytes)
 
 
 # Where the data of rank's slot lie that begins at slot_at.
@@ -65,14 +65,14 @@ cdef inline unsigned char *slot_data(Group *g, Call *c, int rank, uint64_t slot_
     return slot(g, rank, slot_at) + (descriptor(g, c, rank).skew & (SR_CACHE_LINE - 1))
 
 
-cdef inline uint64_t chunk_end(Group *g, Call *c, Head *head) noexcept nogil:
-    cdef size_t nbytes = next_chunk(c, head)
-    return chunk_slot(g, c, head, nbytes) + slot_nbytes(nbytes + SR_CACHE_LINE)
+cdef inline uint64_t chunk_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, cursor)
+    return chunk_slot(g, c, cursor, nbytes) + slot_nbytes(nbytes + SR_CACHE_LINE)
 
 
-cdef inline void advance(Head *head, uint64_t slot_at, size_t nbytes) noexcept nogil:
-    head.position = slot_at + slot_nbytes(nbytes + SR_CACHE_LINE)
-    head.offset += nbytes
+cdef inline void advance(Cursor *cursor, uint64_t slot_at, size_t nbytes) noexcept nogil:
+    cursor.position = slot_at + slot_nbytes(nbytes + SR_CACHE_LINE)
+    cursor.offset += nbytes
 
 
 cdef inline bint streams_slots(Group *g, Call *c) noexcept nogil:
@@ -182,7 +182,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
     cdef uint32_t stream = 0
     cdef int ntargets = 0
     cdef int rank
-    cdef bint claims = False
+    cdef bint prefetches = False
     begin *= c.itemsize
     if length > 0:
         for rank in range(g.size):
@@ -194,12 +194,12 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
             ntargets = 1
         if c.kind != REDUCE or g.rank != c.root:
             stream |= <uint32_t> streams_slots(g, c) << ntargets
-            claims = g.far and stream == 0 and g.size > TRADERS
+            prefetches = g.far and stream == 0 and g.size > TRADERS
             g.target[ntargets] = slice_result(g, c, g.rank, slot_at, begin)
             ntargets += 1
             g.stats.bytes_sent += length * c.itemsize
-        if claims:
-            fold_claiming(g, c, ntargets, ntargets - 1, length * c.itemsize)
+        if prefetches:
+            fold_prefetching(g, c, ntargets, ntargets - 1, length * c.itemsize)
         else:
             g.kernels.fold[c.dtype][c.op](g.target, ntargets, stream, g.source, g.size, length, <uint32_t> g.size)
     advance(&c.fold, slot_at, nbytes)

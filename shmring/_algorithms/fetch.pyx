@@ -17,7 +17,7 @@ cdef enum Phase:
     ENDING
 
 cdef enum:
-    CLAIM_MOST_NBYTES = 2 << 20   # of what does not stay in the caches nobody holds any
+    PREFETCH_MOST_NBYTES = 2 << 20   # of what does not stay in the caches nobody holds any
 
 
 cdef int step_fetched(Group *g, Call *c) noexcept nogil:
@@ -77,8 +77,8 @@ cdef int reduce_own_slice(Group *g, Call *c) noexcept nogil:
             g.source[rank] = there
             there += room + SR_CACHE_LINE
     g.target[0] = c.out + begin
-    if c.nbytes <= CLAIM_MOST_NBYTES:   # the others fetched the same lines at the call before
-        fold_claiming(g, c, 1, 0, nbytes)
+    if c.nbytes <= PREFETCH_MOST_NBYTES:   # the others fetched the same lines at the call before
+        fold_prefetching(g, c, 1, 0, nbytes)
     else:
         g.kernels.fold[c.dtype][c.op](g.target, 1, 0, g.source, g.size, nbytes // c.itemsize, <uint32_t> g.size)
     c.fold.offset += nbytes

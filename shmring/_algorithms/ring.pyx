@@ -21,9 +21,9 @@ cdef void begin_stepped(Group *g, Call *c, int slots) noexcept nogil:
 
 # ---- transfers -----------------------------------------------------------------------------------------------
 
-# c.stage and c.fold are the heads of sending and receiving; their offsets count transfers.
-cdef inline uint64_t transfer_end(Group *g, Call *c, const Schedule *schedule, Head *head) noexcept nogil:
-    return slot_end(g, head.position, schedule.slot_nbytes(g, c, head.offset))
+# c.stage and c.fold are the cursors of sending and receiving; their offsets count transfers.
+cdef inline uint64_t transfer_end(Group *g, Call *c, const Schedule *schedule, Cursor *cursor) noexcept nogil:
+    return slot_end(g, cursor.position, schedule.slot_nbytes(g, c, cursor.offset))
 
 
 # DONE once all transfers are. What is sent in one was received at least `ahead` transfers before.

@@ -66,18 +66,18 @@ cdef inline size_t pieces_nbytes(Group *g, Call *c, size_t nbytes) noexcept nogi
 
 # ---- staging and taking one chunk ----------------------------------------------------------------------------
 
-cdef inline uint64_t pieces_slot(Group *g, Call *c, Head *head) noexcept nogil:
-    return slot_begin_within(g, head.position, pieces_nbytes(g, c, next_chunk(c, head)), c.window_nbytes)
+cdef inline uint64_t pieces_slot(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    return slot_begin_within(g, cursor.position, pieces_nbytes(g, c, next_chunk(c, cursor)), c.window_nbytes)
 
 
-cdef inline uint64_t piece_end(Group *g, Call *c, Head *head) noexcept nogil:
-    return pieces_slot(g, c, head) + slot_nbytes(pieces_nbytes(g, c, next_chunk(c, head)))
+cdef inline uint64_t piece_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    return pieces_slot(g, c, cursor) + slot_nbytes(pieces_nbytes(g, c, next_chunk(c, cursor)))
 
 
-cdef inline void advance_piece(Group *g, Call *c, Head *head) noexcept nogil:
-    cdef size_t nbytes = next_chunk(c, head)
-    head.position = piece_end(g, c, head)
-    head.offset += nbytes
+cdef inline void advance_piece(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, cursor)
+    cursor.position = piece_end(g, c, cursor)
+    cursor.offset += nbytes
 
 
 cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
@@ -259,17 +259,18 @@ cdef int step_tiny(Group *g, Call *c) noexcept nogil:
 # ---- through slots -------------------------------------------------------------------------------------------
 
 cdef enum:
-    CLAIM_SLOT_NBYTES = 16 << 10
+    PREFETCH_SLOT_NBYTES = 16 << 10
 
 
 # While the others' lines are on their way a far core can ask for the lines of the slot that a next call like this one
 # will stage to, which the others have read a lap ago: at 4 and 16 KiB that takes an eighth off an all_reduce, a sixth
 # where calls are apart (bench/peers/peers.py); at 64 KiB the requests are in the way of what is awaited.
-cdef inline void claim_next_slot(Group *g, Call *c) noexcept nogil:
+cdef inline void prefetch_next_slot(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = pieces_nbytes(g, c, c.nbytes)
-    cdef bint is_one_slot = c.chunk_nbytes == c.nbytes and nbytes <= CLAIM_SLOT_NBYTES
+    cdef bint is_one_slot = c.chunk_nbytes == c.nbytes and nbytes <= PREFETCH_SLOT_NBYTES
     if is_one_slot and g.far and not g.oversubscribed and c.nbytes < g.tuning.far_stream_nbytes:
-        sr_claim(traded_slot(g, c, g.rank, slot_begin_within(g, c.stage.position, nbytes, c.window_nbytes)), nbytes)
+        sr_prefetch_for_write(traded_slot(g, c, g.rank, slot_begin_within(g, c.stage.position, nbytes,
+                                                                          c.window_nbytes)), nbytes)
 
 
 cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
@@ -298,7 +299,7 @@ cdef int step_exchange(Group *g, Call *c) noexcept nogil:
                 return blocked_on_credit(g, c, piece_end(g, c, &c.stage))
             stage_pieces(g, c)
             publish_line(g, c)
-            claim_next_slot(g, c)
+            prefetch_next_slot(g, c)
         else:
             publish_line(g, c)
         c.announced = True

@@ -12,18 +12,18 @@ from .ring cimport begin_stepped
 # ---- binomial tree -------------------------------------------------------------------------------------------
 
 # Each chunk has two slots a rank: one on the way up (a partial result, counter STAGED), one on the way down (the
-# result, counter REDUCED). c.fold is the head of the way up, c.copy that of the way down.
+# result, counter REDUCED). c.fold is the cursor of the way up, c.copy that of the way down.
 
-cdef inline uint64_t up_slot(Group *g, Call *c, Head *head) noexcept nogil:
-    return slot_begin(g, head.position, 2 * slot_nbytes(next_chunk(c, head)))
-
-
-cdef inline uint64_t down_slot(Group *g, Call *c, Head *head) noexcept nogil:
-    return up_slot(g, c, head) + slot_nbytes(next_chunk(c, head))
+cdef inline uint64_t up_slot(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    return slot_begin(g, cursor.position, 2 * slot_nbytes(next_chunk(c, cursor)))
 
 
-cdef inline uint64_t tree_end(Group *g, Call *c, Head *head) noexcept nogil:
-    return up_slot(g, c, head) + 2 * slot_nbytes(next_chunk(c, head))
+cdef inline uint64_t down_slot(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    return up_slot(g, c, cursor) + slot_nbytes(next_chunk(c, cursor))
+
+
+cdef inline uint64_t tree_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    return up_slot(g, c, cursor) + 2 * slot_nbytes(next_chunk(c, cursor))
 
 
 cdef void enter_tree(Group *g, Call *c) noexcept nogil:
@@ -119,7 +119,7 @@ cdef void pass_down(Group *g, Call *c) noexcept nogil:
 # ---- double binary tree --------------------------------------------------------------------------------------
 
 # Each tree has half of the message, chunk by chunk; chunks of both make a pair, with four slots: what goes up and what
-# comes down either tree. All heads count bytes of tree 0's half, and are positions of pairs. A rank is a leaf in one
+# comes down either tree. All cursors count bytes of tree 0's half, and are positions of pairs. A rank is a leaf in one
 # tree and an inner node in the other, and goes ahead in each of these as far as it can:
 #
 #   c.stage   what it has as a leaf is in its slot, for its parent      STAGED
@@ -138,40 +138,40 @@ cdef inline size_t half_nbytes(const Call *c, int tree) noexcept nogil:
 
 
 # Of a tree's chunk of a pair: the last one of tree 1 may be shorter, and empty.
-cdef inline size_t chunk_of_tree(const Call *c, const Head *head, int tree) noexcept nogil:
+cdef inline size_t chunk_of_tree(const Call *c, const Cursor *cursor, int tree) noexcept nogil:
     cdef size_t half = half_nbytes(c, tree)
-    return 0 if head.offset >= half else min(half - head.offset, c.chunk_nbytes)
+    return 0 if cursor.offset >= half else min(half - cursor.offset, c.chunk_nbytes)
 
 
-cdef inline uint64_t pair_slot(const Call *c, const Head *head) noexcept nogil:
-    return slot_nbytes(chunk_of_tree(c, head, 0))
+cdef inline uint64_t pair_slot(const Call *c, const Cursor *cursor) noexcept nogil:
+    return slot_nbytes(chunk_of_tree(c, cursor, 0))
 
 
-cdef inline uint64_t pair_begin(Group *g, const Call *c, const Head *head) noexcept nogil:
-    return slot_begin(g, head.position, PAIR_SLOTS * pair_slot(c, head))
+cdef inline uint64_t pair_begin(Group *g, const Call *c, const Cursor *cursor) noexcept nogil:
+    return slot_begin(g, cursor.position, PAIR_SLOTS * pair_slot(c, cursor))
 
 
-cdef inline uint64_t pair_end(Group *g, const Call *c, const Head *head) noexcept nogil:
-    return pair_begin(g, c, head) + PAIR_SLOTS * pair_slot(c, head)
+cdef inline uint64_t pair_end(Group *g, const Call *c, const Cursor *cursor) noexcept nogil:
+    return pair_begin(g, c, cursor) + PAIR_SLOTS * pair_slot(c, cursor)
 
 
-cdef inline unsigned char *tree_slot(Group *g, const Call *c, const Head *head, int rank, int tree,
+cdef inline unsigned char *tree_slot(Group *g, const Call *c, const Cursor *cursor, int rank, int tree,
                                      int way) noexcept nogil:
-    return slot(g, rank, pair_begin(g, c, head)) + (2 * tree + way) * pair_slot(c, head)
+    return slot(g, rank, pair_begin(g, c, cursor)) + (2 * tree + way) * pair_slot(c, cursor)
 
 
-cdef inline size_t place_of(const Call *c, const Head *head, int tree) noexcept nogil:
-    return tree * half_nbytes(c, 0) + head.offset
+cdef inline size_t place_of(const Call *c, const Cursor *cursor, int tree) noexcept nogil:
+    return tree * half_nbytes(c, 0) + cursor.offset
 
 
 cdef inline bint is_inner(Group *g, int rank, int tree) noexcept nogil:
     return sr_double_tree_is_inner(rank, g.size, tree)
 
 
-cdef inline void advance(Group *g, const Call *c, Head *head, int which) noexcept nogil:
-    cdef uint64_t end = pair_end(g, c, head)
-    head.offset += chunk_of_tree(c, head, 0)
-    head.position = end
+cdef inline void advance(Group *g, const Call *c, Cursor *cursor, int which) noexcept nogil:
+    cdef uint64_t end = pair_end(g, c, cursor)
+    cursor.offset += chunk_of_tree(c, cursor, 0)
+    cursor.position = end
     publish(g, which, end)
 
 
@@ -254,8 +254,8 @@ cdef void fold_children(Group *g, Call *c, int tree) noexcept nogil:
     g.stats.bytes_sent += nbytes
 
 
-cdef inline bint results_are_there(Group *g, Call *c, Head *head, bint inner) noexcept nogil:
-    cdef uint64_t end = pair_end(g, c, head)
+cdef inline bint results_are_there(Group *g, Call *c, Cursor *cursor, bint inner) noexcept nogil:
+    cdef uint64_t end = pair_end(g, c, cursor)
     cdef int tree, parent
     for tree in range(2):
         parent = sr_double_tree_parent(g.rank, g.size, tree)
@@ -266,18 +266,18 @@ cdef inline bint results_are_there(Group *g, Call *c, Head *head, bint inner) no
     return True
 
 
-cdef void take_results(Group *g, Call *c, Head *head, bint inner) noexcept nogil:
+cdef void take_results(Group *g, Call *c, Cursor *cursor, bint inner) noexcept nogil:
     cdef size_t nbytes
     cdef unsigned char *out
     cdef int tree, parent
     for tree in range(2):
         parent = sr_double_tree_parent(g.rank, g.size, tree)
-        nbytes = chunk_of_tree(c, head, tree)
+        nbytes = chunk_of_tree(c, cursor, tree)
         if parent >= 0 and nbytes > 0 and is_inner(g, g.rank, tree) == inner:
-            out = c.out + place_of(c, head, tree)
-            g.kernels.copy(out, tree_slot(g, c, head, parent, tree, DOWN), nbytes, 0)
+            out = c.out + place_of(c, cursor, tree)
+            g.kernels.copy(out, tree_slot(g, c, cursor, parent, tree, DOWN), nbytes, 0)
             if inner:
-                g.kernels.copy(tree_slot(g, c, head, g.rank, tree, DOWN), out, nbytes, 0)
+                g.kernels.copy(tree_slot(g, c, cursor, g.rank, tree, DOWN), out, nbytes, 0)
                 g.stats.bytes_sent += nbytes
 
 

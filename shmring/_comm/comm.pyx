@@ -376,7 +376,7 @@ cdef class Comm(Messages):
         self.engine.check_idle()
         if self.is_messaging:
             raise RuntimeError("shrink() while another thread is inside a call of this communicator")
-        self.engine.claim()
+        self.engine.enter_call()
         try:
             failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
             parts, parent_ranks = shrinking.shrink(failed, timeout_s, _drop)
@@ -391,7 +391,7 @@ cdef class Comm(Messages):
                 leave_group(parts, left)
                 raise
         finally:
-            self.engine.unclaim()
+            self.engine.leave_call()
         self.close()
         return left
 

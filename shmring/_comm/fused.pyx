@@ -152,7 +152,7 @@ cdef class Fusion(Uneven):
         cdef _Members members
         cdef size_t limit
         cdef int dtype
-        cdef bint is_claimed
+        cdef bint has_entered
         self.check_alone()
         try:
             members = self.members_of(arrays, out)
@@ -165,7 +165,7 @@ cdef class Fusion(Uneven):
             self.engine.refuse(ALL_REDUCE_MANY)
             raise
         self.check_alone()   # again: arrays were asked where they are, and another thread may have begun meanwhile
-        is_claimed = self.engine.claim_once()
+        has_entered = self.engine.enter_call_once()
         self.fusing = True
         self.works = [] if async_op else None
         try:
@@ -178,14 +178,14 @@ cdef class Fusion(Uneven):
                     self.reduce_all_of_dtype(&c, members, limit)
             return self.issue_all() if async_op else None
         except BaseException as error:
-            if is_claimed:
+            if has_entered:
                 self.engine.end_steps(error)
             raise
         finally:
             self.fusing = False
             self.works = None
-            if is_claimed:
-                self.engine.unclaim()
+            if has_entered:
+                self.engine.leave_call()
 
     cdef int check_alone(self) except -1:
         if self.fusing:

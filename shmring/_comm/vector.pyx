@@ -134,7 +134,7 @@ cdef class Uneven(Collectives):
                            object timeout):
         cdef Call c, counts
         cdef _Parts parts
-        cdef bint is_claimed
+        cdef bint has_entered
         memset(&c, 0, sizeof(c))
         c.named = kind
         try:
@@ -147,18 +147,18 @@ cdef class Uneven(Collectives):
             self.engine.refuse(kind)
             raise
         self.describe_counts(&counts, &c, parts)
-        is_claimed = self.engine.claim_once()
+        has_entered = self.engine.enter_call_once()
         try:
             if async_op:
                 return self.issue_uneven(&counts, &c, parts, out)
             return self.run_both(kind, &counts, &c, parts, out)
         except BaseException as error:
-            if is_claimed:
+            if has_entered:
                 self.engine.end_steps(error)
             raise
         finally:
-            if is_claimed:
-                self.engine.unclaim()
+            if has_entered:
+                self.engine.leave_call()
 
     cdef object run_both(self, int kind, Call *counts, Call *c, _Parts parts, object out):
         self.drive(counts)

@@ -32,7 +32,7 @@ cdef enum Kind:
     BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP, SHARE
     ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of an uneven call are named
     ALL_REDUCE_MANY                                   # what each call of a fused one is named
-    CHOICE                                            # what comes before a call with a priority
+    ELECTION                                            # what comes before a call with a priority
     NKINDS, INVALID = 63
 
 
@@ -117,7 +117,7 @@ cdef struct Group:
 
 
 # How far one stage of a pipeline has come.
-cdef struct Head:
+cdef struct Cursor:
     uint64_t position   # where its next slot begins, or lies at the earliest
     size_t offset       # bytes of the message behind it
 
@@ -192,7 +192,7 @@ cdef struct Call:
     size_t chunk_nbytes        # a multiple of itemsize
     bint backwards             # from the last chunk to the first
     size_t window_nbytes       # of the rings, that a long message goes through: all of them, or what stays cached
-    Head stage, fold, down, copy
+    Cursor stage, fold, down, copy
 
 
 # Of sequence numbers and positions, which wrap.

@@ -117,7 +117,7 @@ cdef extern from "flag.h" nogil:
     bint sr_flag_replace(sr_flag *, uint64_t old, uint64_t value)
     void sr_pause()
     void sr_yield()
-    void sr_claim(void *there, size_t nbytes)
+    void sr_prefetch_for_write(void *there, size_t nbytes)
     uint64_t sr_abort_pack(int cause, int culprit, int reporter)
     int sr_abort_cause(uint64_t word)
     int sr_abort_culprit(uint64_t word)

@@ -31,7 +31,7 @@ cdef extern from "flag.h" nogil:
     void sr_event_sleep(sr_event *own_event, uint32_t generation, uint64_t limit_ns)
     uint64_t sr_flag_load_ordered(const sr_flag *)
     void sr_flag_mark(sr_flag *, uint64_t bits, sr_event *)
-    bint sr_liveness_claim(sr_liveness *)
+    bint sr_liveness_acquire(sr_liveness *)
     void sr_pause()
 
 

@@ -19,15 +19,15 @@ cdef inline bint goes_backwards(const Call *c) noexcept nogil:
 
 
 # Bytes of the chunk that a stage comes to next: a message's last one may be shorter than the others.
-cdef inline size_t next_chunk(const Call *c, const Head *head) noexcept nogil:
-    if c.backwards and head.offset == 0:
+cdef inline size_t next_chunk(const Call *c, const Cursor *cursor) noexcept nogil:
+    if c.backwards and cursor.offset == 0:
         return (c.nbytes - 1) % c.chunk_nbytes + 1
-    return min(c.nbytes - head.offset, c.chunk_nbytes)
+    return min(c.nbytes - cursor.offset, c.chunk_nbytes)
 
 
 # Where in the arrays it begins.
-cdef inline size_t next_begin(const Call *c, const Head *head) noexcept nogil:
-    return c.nbytes - head.offset - next_chunk(c, head) if c.backwards else head.offset
+cdef inline size_t next_begin(const Call *c, const Cursor *cursor) noexcept nogil:
+    return c.nbytes - cursor.offset - next_chunk(c, cursor) if c.backwards else cursor.offset
 
 
 cdef inline uint64_t slot_nbytes(size_t nbytes) noexcept nogil:
@@ -137,19 +137,19 @@ cdef inline void fold_hop(Group *g, Call *c, int nsources, int ntargets, uint32_
 
 
 cdef enum:
-    CLAIM_NBYTES = 4 << 10
+    PREFETCH_NBYTES = 4 << 10
 
 
 # A fold of all sources of which one target has been read by others before: asking for many of its lines at once takes
 # a tenth off an all_reduce of 1 MiB between far cores, a fifth if they have just read it (bench/peers/peers.py).
-cdef inline void fold_claiming(Group *g, Call *c, int ntargets, int claimed, size_t nbytes) noexcept nogil:
+cdef inline void fold_prefetching(Group *g, Call *c, int ntargets, int prefetched, size_t nbytes) noexcept nogil:
     cdef size_t done = 0
     cdef size_t part
     cdef int i
     while done < nbytes:   # up to the end of a line, where that is between two items
-        part = whole_items(c, CLAIM_NBYTES - (<uintptr_t> g.target[claimed] & (SR_CACHE_LINE - 1)))
+        part = whole_items(c, PREFETCH_NBYTES - (<uintptr_t> g.target[prefetched] & (SR_CACHE_LINE - 1)))
         part = min(part, nbytes - done)
-        sr_claim(g.target[claimed], part)
+        sr_prefetch_for_write(g.target[prefetched], part)
         g.kernels.fold[c.dtype][c.op](g.target, ntargets, 0, g.source, g.size, part // c.itemsize, <uint32_t> g.size)
         for i in range(ntargets):
             g.target[i] = <unsigned char *> g.target[i] + part

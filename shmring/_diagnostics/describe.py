@@ -24,7 +24,7 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
     if record is None:
         return NOTHING
     kind = record["kind"]
-    if kind == "choice":
+    if kind == "election":
         before = record.get("before")
         return kind if before is None else f"{kind} before {describe_call({**record, 'kind': before})}"
     if record["invalid"]:

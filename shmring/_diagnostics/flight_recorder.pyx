@@ -23,7 +23,7 @@ KIND_NAMES[:] = [
     b"all_reduce", b"reduce", b"reduce_scatter", b"scan", b"exscan",
     b"broadcast", b"scatter", b"gather", b"all_gather", b"all_to_all", b"barrier", b"empty", b"ping", b"agree",
     b"split", b"group", b"shared", b"all_gather_v", b"gather_v", b"scatter_v", b"all_to_all_v", b"all_reduce_many",
-    b"choice",
+    b"election",
 ]
 KINDS = tuple((<bytes> KIND_NAMES[number]).decode() for number in range(<int> NKINDS))
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct", "bidirectional_ring", "halving_doubling", "double_tree")
@@ -74,7 +74,7 @@ cdef object priority_of(int code):
 cdef dict words_of_record(const sr_record *record):
     words = words_of(kind_of(record), record.dtype, record.op, record.algorithm, record.order, record.root,
                      record.count)
-    if record.named == CHOICE and record.priority:
+    if record.named == ELECTION and record.priority:
         words["before"] = KINDS[record.kind % NKINDS]
     if record.dtype == OPAQUE and record.item_nbytes > 0:
         words |= {"dtype": text_in(record.item_name, SR_ITEM_NAME_NBYTES), "count": record.count // record.item_nbytes}
@@ -90,7 +90,7 @@ cdef inline int kind_of(const sr_record *record) noexcept nogil:
 # The name of what was called, NULL where the record does not say: for code that must not run Python.
 cdef const char *name_in_record(const sr_record *record) noexcept nogil:
     cdef int kind = kind_of(record)
-    if kind == CHOICE and record.priority:
+    if kind == ELECTION and record.priority:
         kind = record.kind   # the call that the ranks were about to choose
     return KIND_NAMES[kind] if 0 <= kind < NKINDS else NULL
 

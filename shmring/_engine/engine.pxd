@@ -21,7 +21,7 @@ cdef class Engine(State):
     cdef uint64_t nbegun                  # calls that this rank has begun, issued or refused, ...
     cdef uint64_t nbegun_before           # ... before the call of several steps that is under way, ...
     cdef uint64_t nrefused                # ... with the last one that it refused
-    cdef bint claim_is_open               # the call of several steps that is under way may make others
+    cdef bint call_is_open               # the call of several steps that is under way may make others
     cdef uint64_t blocks_version          # goes up when the table of shared blocks changes
     cdef object arrays                    # that others write into; None: there are none, or not any more
     cdef object __weakref__
@@ -33,7 +33,7 @@ cdef class Engine(State):
     cdef int give_up_for(self, Call *c, int status) except -1
     cdef int raise_over(self, bint beside=*) except -1
     cdef int end_by(self, object error, bint in_call=*, bint beside=*, const char *doing=*) except -1
-    cdef bint claim_once(self) except -1
+    cdef bint enter_call_once(self) except -1
     cdef int end_steps(self, object error) except -1
     cdef int blame(self, object error) except -1
     cdef int raise_remote(self, Call *c, int status) except -1

@@ -47,10 +47,10 @@ class Engine(State):
     def what_others_told(self) -> Error | None:
         """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
 
-    def claim(self) -> None:
-        """A call of several steps begins: until `unclaim` other threads are refused theirs."""
+    def enter_call(self) -> None:
+        """A call of several steps begins: until `leave_call` other threads are refused theirs."""
 
-    def unclaim(self) -> None:
+    def leave_call(self) -> None:
         """All its steps are done."""
 
     def run_steps(

@@ -142,7 +142,7 @@ cdef class Engine(State):
         """
         if self.closed_because is not None:
             return
-        if self.busy or self.claimant != 0:
+        if self.busy or self.call_owner != 0:
             raise RuntimeError("close() while another thread is inside a call of this communicator")
         self.finish_issued()
         self.closed_because = because   # at once, so that no other thread begins a call meanwhile
@@ -174,7 +174,7 @@ cdef class Engine(State):
 
     cdef int prepare_to_begin(self, Call *c) except -1:
         cdef bint is_over = SR_CHECKS and sr_flag_load(&self.g.header.abort) != SR_NO_ABORT
-        if self.closed_because is not None or self.busy or self.claimant != 0 or is_over:
+        if self.closed_because is not None or self.busy or self.call_owner != 0 or is_over:
             if (is_over and self.closed_because is None and not self.busy and self.may_call()
                     and self.g.recorded.seq != self.g.seq + 1):
                 # What would have been called first is part of what the others say of a mismatch. Over hosts a call may
@@ -305,25 +305,25 @@ cdef class Engine(State):
 
     # -- calls of several steps --
 
-    def claim(self):
-        """A call of several steps begins: until `unclaim` other threads are refused theirs, and this one another
+    def enter_call(self):
+        """A call of several steps begins: until `leave_call` other threads are refused theirs, and this one another
         such call, which a signal's handler might make."""
-        if self.claimant != 0:
+        if self.call_owner != 0:
             raise RuntimeError(state.TAKEN)
-        self.claimant = <unsigned long> PyThread_get_thread_ident()
-        self.claim_is_open = False
+        self.call_owner = <unsigned long> PyThread_get_thread_ident()
+        self.call_is_open = False
         self.nbegun_before = self.nbegun
         self.nrefused = ~<uint64_t> 0   # none yet
 
-    def unclaim(self):
+    def leave_call(self):
         """All its steps are done."""
-        self.claimant = 0
+        self.call_owner = 0
 
-    # As claim, for what may be a step of a larger call itself: False then, and it is not to be unclaimed.
-    cdef bint claim_once(self) except -1:
-        if self.claimant != 0 and self.may_call():
+    # As enter_call, for what may be a step of a larger call itself: False then, and it is not to be left.
+    cdef bint enter_call_once(self) except -1:
+        if self.call_owner != 0 and self.may_call():
             return False
-        self.claim()
+        self.enter_call()
         return True
 
     def run_steps(self, function, *arguments, bint begun=False, **keywords):
@@ -331,29 +331,29 @@ cdef class Engine(State):
 
         begun: steps of it were made before, by another such call.
         """
-        cdef bint is_claimed = self.claim_once()
-        if is_claimed:
-            self.claim_is_open = True
+        cdef bint has_entered = self.enter_call_once()
+        if has_entered:
+            self.call_is_open = True
             self.nbegun_before -= begun
         try:
             return function(*arguments, **keywords)
         except BaseException as error:
-            if is_claimed:
+            if has_entered:
                 self.end_steps(error)
             raise
         finally:
-            if is_claimed:
-                self.unclaim()
+            if has_entered:
+                self.leave_call()
 
     def run_own_steps(self, function, *arguments, bint may_be_step=False):
         """As run_steps, for a call of shmring's own. Between its steps this thread is refused another such call, which
         only a signal's handler would make; may_be_step: unless that one is a step of it.
         """
-        cdef bint was_open = self.claim_is_open
-        cdef bint is_step = self.claimant != 0 and self.may_call() and (was_open or may_be_step)
+        cdef bint was_open = self.call_is_open
+        cdef bint is_step = self.call_owner != 0 and self.may_call() and (was_open or may_be_step)
         if not is_step:
-            self.claim()
-        self.claim_is_open = False
+            self.enter_call()
+        self.call_is_open = False
         try:
             return function(*arguments)
         except BaseException as error:
@@ -361,13 +361,14 @@ cdef class Engine(State):
                 self.end_steps(error)
             raise
         finally:
-            self.claim_is_open = was_open
+            self.call_is_open = was_open
             if not is_step:
-                self.unclaim()
+                self.leave_call()
 
-    # To be called with each exception that leaves a claimed call. Before the first step nothing has happened; after it
-    # other ranks have made it as well and wait in the next, or have gone on: so the communicator ends, unless all ranks
-    # raise the same. That is so of shmring's own errors, of refused arguments, and of what is marked as agreed.
+    # To be called with each exception that leaves a call that was entered. Before the first step nothing has happened;
+    # after it other ranks have made it as well and wait in the next, or have gone on: so the communicator ends, unless
+    # all ranks raise the same. That is so of shmring's own errors, of refused arguments, and of what is marked as
+    # agreed.
     cdef int end_steps(self, object error) except -1:
         if self.nbegun == self.nbegun_before or self.nbegun == self.nrefused:
             return 0

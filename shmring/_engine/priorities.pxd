@@ -3,6 +3,6 @@
 from .queue cimport Queue, Task
 
 
-cdef void prepare_choice(Queue *q) noexcept
+cdef void prepare_election(Queue *q) noexcept
 cdef void become_candidate(Queue *q, Task *t) noexcept
 cdef bint goes_on(Queue *q, Task *t) noexcept nogil

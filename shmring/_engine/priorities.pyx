@@ -3,13 +3,13 @@
 # 2019, P3).
 #
 # A queue holds calls as they were issued, and the oldest runs. Calls with a priority that follow each other are a
-# *stretch*; one without is its end:
+# *priority run*; one without is its end:
 #
-#       finished |  a   B   C   D  |  e   F ...       capitals: with a priority; B, C and D are a stretch once a is done
+#       finished |  a   B   C   D  |  e   F ...       capitals: with a priority; B, C and D are a run once a is done
 #                   oldest
 #
-# When the oldest has a priority, what is stepped first is the queue's own *choice*, a tiny all_reduce(min) of how many
-# calls there are from the oldest to the end of its stretch on each rank. So many every rank has issued and, as they
+# When the oldest has a priority, what is stepped first is the queue's own *election*, a tiny all_reduce(min) of how
+# many calls there are from the oldest to the end of its run on each rank. So many every rank has issued and, as they
 # were issued alike everywhere and reordered alike, all ranks know which: that with the greatest priority, of several
 # the first, is taken to the front. The queue is then what it would be had it been issued there, and goes on as always:
 # numbers, waits, reaping and the end know nothing of it.
@@ -17,12 +17,12 @@
 #       B2 C1 D7 | e    min 2: C was issued by all, D was not     ->   choose among B, C   ->   B2 C1 D7
 #       C1 D7    | e    min 2 once D has come                     ->   choose among C, D   ->   D7 C1
 #
-#                   append                the choice is done, it is the first
+#                   append                the election is done, it is the first
 #    Task.turn: ------------>  CANDIDATE  ----------------------------------->  CHOSEN  --->  finished
 #                                  ^                                               |
 #                                  +-----------  a part is done, more is left  <---+
 #
-# A choice says in its fingerprint which call is the oldest and what was chosen before: where ranks give a call
+# An election says in its fingerprint which call is the oldest and what was chosen before: where ranks give a call
 # different priorities they part in it, at the latest in the one after a pick that differed. It has a sequence number
 # and a record as every call, but counts as none: neither in stats nor among the user's calls.
 
@@ -42,35 +42,35 @@ cdef enum:
     MOST_PART_NBYTES = 4 << 20   # of a call that is run in parts (bench/engine/bench_priority.py)
 
 
-# ---- the choice ------------------------------------------------------------------------------------------------
+# ---- the election ------------------------------------------------------------------------------------------------
 
-cdef void prepare_choice(Queue *q) noexcept:
-    cdef Call *c = &q.choice.call
-    q.choice.turn = CHOSEN
-    q.choice.bunch = q
-    c.kind, c.named = ALL_REDUCE, CHOICE
+cdef void prepare_election(Queue *q) noexcept:
+    cdef Call *c = &q.election.call
+    q.election.turn = CHOSEN
+    q.election.bunch = q
+    c.kind, c.named = ALL_REDUCE, ELECTION
     c.dtype, c.op = SR_U64, SR_MIN
     c.count = 1
     c.itemsize = c.nbytes = c.x_nbytes = c.out_nbytes = sizeof(q.nready)
     c.x = c.out = <unsigned char *> &q.nready
-    c.enter = enter_choice
+    c.enter = enter_election
 
 
-cdef void enter_choice(Group *g, Call *c) noexcept nogil:
+cdef void enter_election(Group *g, Call *c) noexcept nogil:
     cdef Queue *q = <Queue *> (<Task *> c).bunch
     cdef Task *first = oldest(q)
-    q.choice.number = first.number
+    q.election.number = first.number
     q.stats = g.stats
     q.nready = nready(q)
     c.timeout_ns = first.call.timeout_ns
     c.fingerprint = fingerprint_of(c) ^ mixed(q.chosen ^ first.fingerprint) >> 32 << 32
     choose_way(g, c)
     c.enter(g, c)
-    c.enter = enter_choice
+    c.enter = enter_election
     record_candidate(g.recorded, first)
 
 
-# From the oldest to the end of its stretch.
+# From the oldest to the end of its run.
 cdef uint64_t nready(const Queue *q) noexcept nogil:
     cdef uint64_t first = sr_flag_load(&q.finished) + 1
     cdef uint64_t end = sr_flag_load(&q.issued) + 1
@@ -84,7 +84,7 @@ cdef uint64_t nready(const Queue *q) noexcept nogil:
 cdef void record_candidate(sr_record *record, const Task *first) noexcept nogil:
     cdef const Call *c = &first.call
     memcpy(&record.kind, &c.kind, 8)
-    record.named = CHOICE
+    record.named = ELECTION
     record.root, record.count = <uint32_t> c.root, c.count + first.left
     record.nodes_in_group, record.priority = c.nodes_in_group, c.priority
 
@@ -150,8 +150,8 @@ cdef void become_candidate(Queue *q, Task *t) noexcept:
 # What is to be done instead of finishing a task whose call is done: False, nothing.
 cdef bint goes_on(Queue *q, Task *t) noexcept nogil:
     cdef Group *g = q.group
-    cdef bint is_choice = t == &q.choice
-    if not is_choice and t.left == 0:
+    cdef bint is_election = t == &q.election
+    if not is_election and t.left == 0:
         return False
     end_call(g, SR_COMPLETE)
     end_wait(g, SR_WAIT_CALL)
@@ -159,7 +159,7 @@ cdef bint goes_on(Queue *q, Task *t) noexcept nogil:
     if g.inter != NULL:
         inter_of(g).first_user_seq += 1
     t.begun = False
-    if is_choice:
+    if is_election:
         g.stats = q.stats
         choose(q)
     else:

@@ -19,7 +19,7 @@ from .._core.trace cimport end_call, enter_call, step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
 from .._internode.context cimport call_number, inter_of, sr_conn_sleep_or, sr_conn_take_news
 from .._transport.channel cimport sr_channels_hears
-from .priorities cimport become_candidate, goes_on, prepare_choice
+from .priorities cimport become_candidate, goes_on, prepare_election
 from .queue cimport *
 from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, sleep_ns_after, run_steps, try_briefly
 
@@ -60,7 +60,7 @@ cdef Queue *new_queue(Group *g) except NULL:
         free_queue(q)
         raise MemoryError()
     memset(q.event, 0, sizeof(sr_event))
-    prepare_choice(q)
+    prepare_election(q)
     return q
 
 
@@ -137,7 +137,7 @@ cdef int take_trouble(Queue *q, Call *c) noexcept nogil:
     return status
 
 
-# A choice has the number of the call that it takes to the front.
+# An election has the number of the call that it takes to the front.
 cdef inline bint is_troubled(const Queue *q, const Task *t) noexcept nogil:
     return sr_flag_load(&t.number) == q.trouble_number and t.begun and t.call.seq == q.troubled.seq
 
@@ -190,7 +190,7 @@ cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
     sr_flag_publish(&q.finished, sr_flag_load(&t.number), q.event)
 
 
-# Of a choice, and of a call that was a part of one, the queue makes something else.
+# Of an election, and of a call that was a part of one, the queue makes something else.
 cdef inline void conclude(Queue *q, Task *t) noexcept nogil:
     if t.turn == IN_ORDER or not goes_on(q, t):
         finish_oldest(q, t, DONE)
@@ -286,7 +286,7 @@ cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
 
 
 # The communicator has come to its end: so have its calls. What would have been called next is part of what the others
-# say of a mismatch; a choice that is under way has said it.
+# say of a mismatch; an election that is under way has said it.
 cdef void finish_all(Queue *q, int status) noexcept nogil:
     cdef Task *t
     take_turn(q, WAITER)

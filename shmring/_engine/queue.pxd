@@ -14,10 +14,10 @@ cdef struct Task:
     sr_flag description  # enum below
     void (*before)(Task *) noexcept nogil   # what is to be done before it begins, and after it is done; or NULL
     void (*after)(Task *) noexcept nogil
-    const void *bunch   # for these two; of a choice its queue
+    const void *bunch   # for these two; of an election its queue
     int status          # DONE, or what ended the communicator; valid once it is finished
     sr_flag notify      # 0; an eventfd + 1 that is to be written to when it is finished; FINISHED
-    sr_flag number      # its place in the queue, from 1; while it is not finished a choice may change it
+    sr_flag number      # its place in the queue, from 1; while it is not finished an election may change it
     void *keeper        # an Issued, to which the queue holds a reference until it is reaped
     # of a call with a priority
     uint64_t fingerprint   # of all of it, where `call` is a part
@@ -58,7 +58,7 @@ cdef struct Queue:
     Call troubled         # ... and its call as it was then: who steps it next may wait for another rank
     sr_event *event         # signalled when tasks are finished
     # of calls with a priority, see priorities
-    Task choice           # by which ranks agree on the next one, for as long as the oldest is a CANDIDATE
+    Task election           # by which ranks agree on the next one, for as long as the oldest is a CANDIDATE
     uint64_t nready       # this rank's word in it, then that of all
     uint64_t chosen       # a hash of all that were
     Stats stats           # as they were before it
@@ -85,4 +85,4 @@ cdef inline Task *oldest(const Queue *q) noexcept nogil:
 # What is to be stepped, of a queue with something pending.
 cdef inline Task *next_of(Queue *q) noexcept nogil:
     cdef Task *t = oldest(q)
-    return &q.choice if t.turn == CANDIDATE else t
+    return &q.election if t.turn == CANDIDATE else t

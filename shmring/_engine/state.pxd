@@ -12,7 +12,7 @@ cdef int world_number(Group *g, int rank) noexcept nogil
 cdef class State:
     cdef Group g
     cdef readonly double timeout_s        # default of every call
-    cdef unsigned long claimant           # the thread inside a call of several steps; 0: none is
+    cdef unsigned long call_owner           # the thread inside a call of several steps; 0: none is
     cdef object segment                   # keeps the mapping alive
     cdef readonly Flight flight           # what errors say of the others is read through it
 

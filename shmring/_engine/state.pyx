@@ -187,9 +187,9 @@ cdef class State:
 
     # -- calls of several steps --
 
-    # Between the steps of a call that a thread has claimed only that thread may call.
+    # Between the steps of a call that a thread has entered only that thread may call.
     cdef bint may_call(self) noexcept:
-        return self.claimant == 0 or self.claimant == <unsigned long> PyThread_get_thread_ident()
+        return self.call_owner == 0 or self.call_owner == <unsigned long> PyThread_get_thread_ident()
 
     # -- what tools and errors read --
 

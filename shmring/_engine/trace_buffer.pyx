@@ -74,11 +74,11 @@ cdef class Recorder:
             self.set_in_force(False)
         elif self.is_running:
             self.engine.check_idle()
-            self.engine.claim()   # or another thread might begin a call meanwhile, and write behind the end
+            self.engine.enter_call()   # or another thread might begin a call meanwhile, and write behind the end
             try:
                 self.set_in_force(False)
             finally:
-                self.engine.unclaim()
+                self.engine.leave_call()
 
     def slices(self):
         """(what was recorded of calls, of messages, how many of these are lost, of those), once it has stopped.

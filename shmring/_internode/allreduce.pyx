@@ -13,15 +13,15 @@ from .local_step cimport begin_local, finish_internode, new_local, step_internod
 from .partials cimport *
 
 
-# ---- large: slices of stretches ----------------------------------------------------------------------------------
+# ---- large: slices of fragments ----------------------------------------------------------------------------------
 
-# A message goes in stretches, so that one is on the wire while the next is reduced and the one before is handed out.
+# A message goes in fragments, so that one is on the wire while the next is reduced and the one before is handed out.
 # The order in which local ranks take their steps, and in which messages follow each other on a connection, is fixed: a
-# *turn* reduces one stretch locally, folds an earlier one, posts the first one's exchange, and gathers a third. Where
+# *turn* reduces one fragment locally, folds an earlier one, posts the first one's exchange, and gathers a third. Where
 # nodes are in groups each folds in its group first, and then what the nodes in its place made of it in other groups.
 cdef enum:
     REDUCING, FOLDING, JOINING, POSTING, GATHERING   # stages of a turn
-    FOLD_LAG = 3         # turns from reducing a stretch locally to folding what other hosts made of it
+    FOLD_LAG = 3         # turns from reducing a fragment locally to folding what other hosts made of it
     FOLD_LAG_IN_GROUPS = 2   # ... and from there to folding what other groups made of it
 
 
@@ -30,7 +30,7 @@ cdef inline size_t grain_of(InterNode *inter) noexcept nogil:
     return SR_CACHE_LINE // inter.itemsize
 
 
-# Where the slice of a local rank of a node begins, in elements of a stretch of `count`.
+# Where the slice of a local rank of a node begins, in elements of a fragment of `count`.
 cdef size_t slice_at(InterNode *inter, int node, int local, size_t count) noexcept nogil:
     return sr_slice_begin_grained(count, inter.nlocal[node], local, grain_of(inter))
 
@@ -56,14 +56,14 @@ cdef inline bint is_even(Group *g, size_t count) noexcept nogil:
     return count % (<size_t> g.size * grain_of(inter_of(g))) == 0
 
 
-# Some stretches even of a short message, as long as they are worth a step each. itemsize: of partial results.
-cdef size_t stretch_count_of(InterNode *inter, size_t count, size_t itemsize) noexcept nogil:
-    cdef size_t nbytes = max(min(count * itemsize // 4, inter.stretch_nbytes), inter.least_stretch_nbytes)
+# Some fragments even of a short message, as long as they are worth a step each. itemsize: of partial results.
+cdef size_t fragment_count_of(InterNode *inter, size_t count, size_t itemsize) noexcept nogil:
+    cdef size_t nbytes = max(min(count * itemsize // 4, inter.fragment_nbytes), inter.least_fragment_nbytes)
     return max(nbytes // inter.even_nbytes, <size_t> 1) * inter.even_nbytes // itemsize
 
 
-# Of the room for a stretch: this rank's partial result where it has no other place, its final one, what is sent of them
-# where that is written shorter, and what comes from other nodes.
+# Of the room for a fragment: this rank's partial result where it has no other place, its final one, what is sent of
+# them where that is written shorter, and what comes from other nodes.
 cdef inline unsigned char *room_of(InterNode *inter, int number, int which) noexcept nogil:
     cdef size_t slice_number = <size_t> (number % MOST_UNDER_WAY) * (OTHER_SLICES + inter.nnodes) + which
     return inter.room + slice_number * inter.slice_nbytes
@@ -77,10 +77,10 @@ cdef inline unsigned char *arrived_from(InterNode *inter, int number, int node) 
     return room_of(inter, number, ARRIVED + place_of(inter, node))
 
 
-# The own slice of a stretch, reduced on this host; and where its result belongs, which may be the same place.
+# The own slice of a fragment, reduced on this host; and where its result belongs, which may be the same place.
 cdef inline const unsigned char *partial_of(Group *g, Call *c, int number) noexcept nogil:
     if is_partial_itself(g, c):
-        return c.x + stretch_at(inter_of(g), number).begin * c.itemsize
+        return c.x + fragment_at(inter_of(g), number).begin * c.itemsize
     return place_for_partial(g, c, number)
 
 
@@ -92,7 +92,7 @@ cdef inline unsigned char *place_for_partial(Group *g, Call *c, int number) noex
 
 cdef inline unsigned char *result_of(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     if c.kind == REDUCE:
         return room_of(inter, number, RESULT)
     return c.out + (s.begin + own_slice(inter, s.count)) * c.itemsize
@@ -111,25 +111,25 @@ cdef inline const unsigned char *kept_of(Group *g, Call *c, int number) noexcept
     return partial_of(g, c, number)
 
 
-# Elements of the own slices of all stretches, with room for some more: for each what was lost by sending it shorter.
-cdef inline size_t residual_pitch(InterNode *inter, size_t stretch_count) noexcept nogil:
-    return stretch_count // inter.nlocal[inter.node] + SR_CACHE_LINE
+# Elements of the own slices of all fragments, with room for some more: for each what was lost by sending it shorter.
+cdef inline size_t residual_pitch(InterNode *inter, size_t fragment_count) noexcept nogil:
+    return fragment_count // inter.nlocal[inter.node] + SR_CACHE_LINE
 
 
 cdef size_t residual_count(InterNode *inter, size_t count) noexcept nogil:
-    cdef size_t length = stretch_count_of(inter, count, sizeof(float))
+    cdef size_t length = fragment_count_of(inter, count, sizeof(float))
     return (count + length - 1) // length * residual_pitch(inter, length)
 
 
 cdef inline float *residual_of(InterNode *inter, Call *c, int number) noexcept nogil:
-    return NULL if c.residual == NULL else c.residual + number * residual_pitch(inter, inter.stretch_count)
+    return NULL if c.residual == NULL else c.residual + number * residual_pitch(inter, inter.fragment_count)
 
 
 cdef void start_large(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     inter.in_parts = goes_in_parts(inter, c)
     choose_partials(inter, c, c.wire if inter.in_parts or inter.nnodes == 2 else <int> SR_WIRE_NATIVE)
-    inter.stretch_count = stretch_count_of(inter, c.count, inter.itemsize)
+    inter.fragment_count = fragment_count_of(inter, c.count, inter.itemsize)
     inter.fold_lag = FOLD_LAG
     inter.lag = 2 * FOLD_LAG if inter.in_parts else FOLD_LAG
     if c.nodes_in_group > 0 and inter.in_parts:
@@ -172,7 +172,7 @@ cdef inline void next_stage(InterNode *inter) noexcept nogil:
 
 cdef int stage_large(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef int last = nstretches(inter, c)
+    cdef int last = nfragments(inter, c)
     cdef int status = DONE
     if inter.stage == REDUCING:
         if inter.turn == last + inter.lag:
@@ -181,7 +181,7 @@ cdef int stage_large(Group *g, Call *c) noexcept nogil:
             status = reduce_locally(g, c, inter.turn)
     elif inter.stage == FOLDING:
         if 0 <= inter.turn - inter.fold_lag < last:
-            status = fold_stretch(g, c, inter.turn - inter.fold_lag)
+            status = fold_fragment(g, c, inter.turn - inter.fold_lag)
     elif inter.stage == JOINING:
         if are_grouped(inter) and 0 <= inter.turn - 2 * inter.fold_lag < last:
             status = join_groups(g, c, inter.turn - 2 * inter.fold_lag)
@@ -199,12 +199,12 @@ cdef int stage_large(Group *g, Call *c) noexcept nogil:
 # DONE: nothing is to be done locally. PROGRESSED: a local step has begun.
 cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef const unsigned char *x
     cdef Call *step
     cdef size_t begin
     cdef int local
-    if s.sending > 0:   # of the stretch that was there before
+    if s.sending > 0:   # of the fragment that was there before
         return blocked_on_conns(g, c)
     lay_out(inter, c, number)
     x = c.x + s.begin * c.itemsize
@@ -253,7 +253,7 @@ cdef inline size_t part_of(InterNode *inter, int node, size_t at, size_t end, si
 # every run of elements with the same owners everywhere; else there is one message for each that owns some.
 cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef size_t end = end_of_own_slice(inter, s.count)
     cdef size_t at, next = 0
     cdef int node
@@ -271,7 +271,7 @@ cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
 
 cdef void exchange_part(Group *g, Call *c, int number, int node, size_t at, size_t end) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef size_t own = own_slice(inter, s.count)
     cdef float *residual = residual_of(inter, c, number)
     cdef unsigned char *encoded
@@ -291,9 +291,9 @@ cdef void exchange_part(Group *g, Call *c, int number, int node, size_t at, size
                         &s.receiving)
 
 
-cdef int fold_stretch(Group *g, Call *c, int number) noexcept nogil:
+cdef int fold_fragment(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef size_t own = own_slice(inter, s.count)
     cdef size_t at = own, end = end_of_own_slice(inter, s.count)
     cdef size_t next, begin = 0, length
@@ -323,7 +323,7 @@ cdef int fold_stretch(Group *g, Call *c, int number) noexcept nogil:
 # the own slice.
 cdef void exchange_between_groups(Group *g, Call *c, int number, size_t at, size_t begin, size_t length) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef unsigned char *partial = room_of(inter, number, PARTIAL) + begin * inter.itemsize
     cdef unsigned char *sent = partial
     cdef float *residual = residual_of(inter, c, number)
@@ -344,7 +344,7 @@ cdef void exchange_between_groups(Group *g, Call *c, int number, size_t at, size
 
 cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef size_t own = own_slice(inter, s.count)
     cdef size_t at = own, end = end_of_own_slice(inter, s.count)
     cdef size_t next, begin = 0, length
@@ -368,7 +368,7 @@ cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
 # The part that this host has folded to those that want it, and theirs.
 cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef size_t own = own_slice(inter, s.count)
     cdef size_t begin = 0, length, unused = 0
     cdef const unsigned char *sent
@@ -417,7 +417,7 @@ cdef inline unsigned char *place_of_result(Group *g, Call *c, int number, int no
 # What has come of other nodes' results, as elements.
 cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef size_t own = own_slice(inter, s.count)
     cdef size_t at = own, end = end_of_own_slice(inter, s.count)
     cdef size_t next, begin = 0, length
@@ -434,17 +434,17 @@ cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
 
 cdef int gather_result(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    if stretch_at(inter, number).receiving > 0:
+    if fragment_at(inter, number).receiving > 0:
         return blocked_on_conns(g, c)
     if inter.in_parts and are_results_encoded(inter, c) and is_wanted_on(inter, c, inter.node):
         read_results(g, c, number)
-    return gather_stretch(g, c, number)
+    return gather_fragment(g, c, number)
 
 
-# The slices of a stretch, which are in place, to the ranks of this host that want them. Returns as reduce_locally.
-cdef int gather_stretch(Group *g, Call *c, int number) noexcept nogil:
+# The slices of a fragment, which are in place, to the ranks of this host that want them. Returns as reduce_locally.
+cdef int gather_fragment(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef unsigned char *out = c.out + s.begin * c.itemsize
     cdef Call *step
     if not is_wanted_on(inter, c, inter.node):
@@ -465,7 +465,7 @@ cdef int gather_stretch(Group *g, Call *c, int number) noexcept nogil:
 
 cdef void describe_slices(Group *g, Call *c, int number, Call *step) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef bint takes_them = c.kind != REDUCE or inter.rank == c.root
     cdef size_t begin, end
     cdef int local

@@ -43,7 +43,7 @@ cdef int step_small(Group *g, Call *c) noexcept nogil:
 
 cdef int stage_small(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *whole = &inter.stretch[0]
+    cdef Fragment *whole = &inter.fragment[0]
     if inter.stage == REDUCING:
         inter.stage = EXCHANGING
         if leads(inter, c):
@@ -69,7 +69,7 @@ cdef inline const unsigned char *own_partial(Group *g, Call *c) noexcept nogil:
 # The partial result of this host is there: its leader sends it to all others that fold.
 cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *whole = &inter.stretch[0]
+    cdef Fragment *whole = &inter.fragment[0]
     cdef unsigned char *arrived = inter.room
     cdef size_t count = c.count if c.nbytes > 0 else 0   # of what moves nothing it only says what the call is
     cdef int node, other

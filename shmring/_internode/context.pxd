@@ -40,13 +40,13 @@ cdef extern from "conn.h" nogil:
 
 
 cdef enum:
-    MOST_UNDER_WAY = 8   # stretches of one call
-    OTHER_SLICES = 2     # of a stretch that is under way, beside one of every node: see room_of in allreduce
+    MOST_UNDER_WAY = 8   # fragments of one call
+    OTHER_SLICES = 2     # of a fragment that is under way, beside one of every node: see room_of in allreduce
     SLACK_NBYTES = 64    # behind each: a few elements may be longer on the wire than they are here
 
 
 # A part of a message that is on its way between hosts.
-cdef struct Stretch:
+cdef struct Fragment:
     size_t begin, count    # elements of the message
     uint32_t sending       # messages of this rank's that are not sent yet
     uint32_t receiving     # ... that have not arrived
@@ -88,7 +88,7 @@ cdef struct InterNode:
     bint runs_locally
     int turn, stage        # where in the schedule
     int group              # ... and which local step of a turn
-    int lag                # turns from the beginning of a stretch to its end
+    int lag                # turns from the beginning of a fragment to its end
     int fold_lag           # ... to what is folded first
     bint in_parts          # each host folds a part of a slice for all, rather than all of it for itself
     bint through_room      # what arrives would overwrite what is yet to be sent
@@ -96,21 +96,21 @@ cdef struct InterNode:
     int dtype              # of partial results
     size_t itemsize        # ... and bytes of one
     int format             # ... and how they are written on the wire
-    size_t stretch_count   # elements of a stretch
+    size_t fragment_count   # elements of a fragment
     size_t part_nbytes     # of a part of a piece
-    Stretch[MOST_UNDER_WAY] stretch
+    Fragment[MOST_UNDER_WAY] fragment
     Piece *given           # by local rank, of the local step
     Piece *taken
     # what is the same for all calls
     size_t small_nbytes    # up to here one rank of each host exchanges all of a message
     size_t parts_nbytes    # from here on two hosts fold half of it each
-    size_t slice_nbytes    # of a stretch, what one rank owns at most
-    size_t stretch_nbytes, least_stretch_nbytes
+    size_t slice_nbytes    # of a fragment, what one rank owns at most
+    size_t fragment_nbytes, least_fragment_nbytes
     size_t pair_nbytes     # of room for everyone's part: half of it holds one of each rank
     size_t even_nbytes     # of a multiple of it all ranks of every node own slices of the same length
     int nborders           # where owners change on any node, within the slice of one rank, at most
     unsigned char *room    # for what is under way: MOST_UNDER_WAY * (OTHER_SLICES + nnodes) slices
-    unsigned char *scratch  # valid within one local step or one fold: a stretch, and a slice of every node
+    unsigned char *scratch  # valid within one local step or one fold: a fragment, and a slice of every node
 
 
 cdef inline InterNode *inter_of(const Group *g) noexcept nogil:
@@ -122,19 +122,19 @@ cdef inline int rank_at(const InterNode *inter, int node, int local) noexcept no
     return inter.rank_at[inter.first[node] + local]
 
 
-cdef inline Stretch *stretch_at(InterNode *inter, int number) noexcept nogil:
-    return &inter.stretch[number % MOST_UNDER_WAY]
+cdef inline Fragment *fragment_at(InterNode *inter, int number) noexcept nogil:
+    return &inter.fragment[number % MOST_UNDER_WAY]
 
 
-cdef inline int nstretches(InterNode *inter, Call *c) noexcept nogil:
-    return <int> ((c.count + inter.stretch_count - 1) // inter.stretch_count)
+cdef inline int nfragments(InterNode *inter, Call *c) noexcept nogil:
+    return <int> ((c.count + inter.fragment_count - 1) // inter.fragment_count)
 
 
-# Where a stretch that begins to be under way lies.
+# Where a fragment that begins to be under way lies.
 cdef inline void lay_out(InterNode *inter, const Call *c, int number) noexcept nogil:
-    cdef Stretch *s = stretch_at(inter, number)
-    s.begin = <size_t> number * inter.stretch_count
-    s.count = min(inter.stretch_count, c.count - s.begin)
+    cdef Fragment *s = fragment_at(inter, number)
+    s.begin = <size_t> number * inter.fragment_count
+    s.count = min(inter.fragment_count, c.count - s.begin)
 
 
 # Where every local rank has one rank of a node to do something for, that takes so many groups of ranks.
@@ -189,7 +189,7 @@ cdef inline void begin_internode(Group *g, Call *c) noexcept nogil:
     inter.format = SR_WIRE_NATIVE
     inter.per_group = inter.nnodes
     for i in range(MOST_UNDER_WAY):
-        inter.stretch[i].sending = inter.stretch[i].receiving = 0
+        inter.fragment[i].sending = inter.fragment[i].receiving = 0
     c.seq = c.mismatch_seq = g.seq
     c.peer = 0
     c.deadline_ns = 0

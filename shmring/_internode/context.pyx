@@ -235,7 +235,7 @@ cdef enum:
     PARTS_PER_SLICE = 2        # ... and of which 2 are worth another hop
 
 
-# The least number that all the counts divide, or 1 if it is beyond what stretches are made of.
+# The least number that all the counts divide, or 1 if it is beyond what fragments are made of.
 cdef object common_multiple(counts, size_t least_nbytes):
     multiple = math.lcm(*counts)
     return multiple if multiple * SR_CACHE_LINE <= least_nbytes else 1
@@ -314,8 +314,8 @@ cdef class InterNodeConns:
         inter.small_nbytes = slice_nbytes // SMALL_PER_SLICE
         inter.parts_nbytes = slice_nbytes * PARTS_PER_SLICE
         inter.slice_nbytes = slice_nbytes
-        inter.stretch_nbytes = min(counts) * (slice_nbytes - SLACK_NBYTES)
-        inter.least_stretch_nbytes = min(counts) * least_nbytes
+        inter.fragment_nbytes = min(counts) * (slice_nbytes - SLACK_NBYTES)
+        inter.least_fragment_nbytes = min(counts) * least_nbytes
         inter.pair_nbytes = room_nbytes // (2 * inter.size) & ~<size_t> (SR_CACHE_LINE - 1)
         free(inter.room)
         free(inter.scratch)

@@ -10,7 +10,7 @@ from libc.string cimport memcpy, memmove
 
 from .._algorithms.direct cimport choose_pipeline, enter_refused, step_refused
 from .._core.group cimport *
-from .allreduce cimport gather_stretch, slice_at, step_large, stretch_count_of
+from .allreduce cimport gather_fragment, slice_at, step_large, fragment_count_of
 from .allreduce_small cimport step_small
 from .context cimport *
 from .local_step cimport begin_local, finish_internode, meet, new_local, step_internode
@@ -90,7 +90,7 @@ cdef void start_pairwise(Group *g, Call *c) noexcept nogil:
 # The part of this turn, with all ranks of other hosts.
 cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, 0)
+    cdef Fragment *s = fragment_at(inter, 0)
     cdef size_t offset = <size_t> inter.turn * inter.part_nbytes
     cdef size_t nbytes
     cdef unsigned char *there
@@ -122,7 +122,7 @@ cdef void take_from_room(Group *g, Call *c) noexcept nogil:
 # stage 0: the pieces of this host are to be exchanged yet; 1: they are.
 cdef int stage_pairwise(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, 0)
+    cdef Fragment *s = fragment_at(inter, 0)
     if inter.stage == 0:
         inter.stage = 1
         return exchange_locally(g, c)
@@ -207,7 +207,7 @@ cdef void start_all_gather(Group *g, Call *c) noexcept nogil:
 
 cdef void exchange_parts(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef int local = inter.local_of[inter.rank]
     cdef int node, other
     cdef size_t nbytes = part_nbytes_of(g, c, inter.rank, number)
@@ -226,7 +226,7 @@ cdef void exchange_parts(Group *g, Call *c, int number) noexcept nogil:
 cdef inline void receive_part(Group *g, Call *c, int rank, int number) noexcept nogil:
     cdef size_t nbytes = part_nbytes_of(g, c, rank, number)
     if nbytes > 0 or number == 0:
-        receive_from(g, c, rank, part_of_rank(g, c, rank, number), nbytes, &stretch_at(inter_of(g), number).receiving)
+        receive_from(g, c, rank, part_of_rank(g, c, rank, number), nbytes, &fragment_at(inter_of(g), number).receiving)
 
 
 # stage 0: post the part of this turn; 1: hand out the groups of an earlier one, a local step each, that of this host
@@ -239,17 +239,17 @@ cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
         return finish_internode(g, c)
     if inter.stage == 0:
         if inter.turn < last:
-            if stretch_at(inter, inter.turn).sending > 0:
+            if fragment_at(inter, inter.turn).sending > 0:
                 return blocked_on_conns(g, c)
             exchange_parts(g, c, inter.turn)
         inter.stage = 1
     if number >= 0:
-        if inter.group > 0 and stretch_at(inter, number).receiving > 0:
+        if inter.group > 0 and fragment_at(inter, number).receiving > 0:
             return blocked_on_conns(g, c)
         if hand_out_group(g, c, number):
             return PROGRESSED
         if is_scan(c):
-            if stretch_at(inter, number).sending > 0:
+            if fragment_at(inter, number).sending > 0:
                 return blocked_on_conns(g, c)
             fold_part(g, c, number)
     inter.stage = inter.group = 0
@@ -330,21 +330,21 @@ cdef int step_all_gather(Group *g, Call *c) noexcept nogil:
 
 # ---- broadcast -----------------------------------------------------------------------------------------------------
 
-# Small: from the root to a rank of each host. Large: in stretches from host to host, slice by slice, each rank passing
+# Small: from the root to a rank of each host. Large: in fragments from host to host, slice by slice, each rank passing
 # on its own: a chain, in which every host sends all of it once.
 cdef enum:
-    CHAIN_LAG = 2   # turns from posting a stretch's receives to passing it on
+    CHAIN_LAG = 2   # turns from posting a fragment's receives to passing it on
 
 
 cdef void start_broadcast(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    inter.stretch_count = c.count if c.nbytes <= inter.small_nbytes else stretch_count_of(inter, c.count, c.itemsize)
+    inter.fragment_count = c.count if c.nbytes <= inter.small_nbytes else fragment_count_of(inter, c.count, c.itemsize)
     inter.lag = CHAIN_LAG if c.nbytes > inter.small_nbytes and inter.node != inter.node_of[c.root] else 0
 
 
 cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, 0)
+    cdef Fragment *s = fragment_at(inter, 0)
     cdef Call *step
     cdef int node
     if inter.stage == 0:
@@ -369,39 +369,39 @@ cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
     return PROGRESSED
 
 
-# stage 0: local broadcast or receives of this turn's stretch; 1: pass an earlier one on; 2: hand it out here.
+# stage 0: local broadcast or receives of this turn's fragment; 1: pass an earlier one on; 2: hand it out here.
 cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef int last = nstretches(inter, c)
+    cdef int last = nfragments(inter, c)
     cdef int number = inter.turn - inter.lag
     cdef bint begins = inter.node == inter.node_of[c.root]
     if inter.turn == last + inter.lag:
         return finish_internode(g, c)
     if inter.stage == 0:
         if inter.turn < last:
-            if stretch_at(inter, inter.turn).sending > 0:
+            if fragment_at(inter, inter.turn).sending > 0:
                 return blocked_on_conns(g, c)
-            begin_stretch(g, c, inter.turn)
+            begin_fragment(g, c, inter.turn)
         inter.stage = 1
         return meet(g, c) if inter.turn == 0 and not begins else PROGRESSED
     if inter.stage == 1:
         if number >= 0:
-            if stretch_at(inter, number).receiving > 0:
+            if fragment_at(inter, number).receiving > 0:
                 return blocked_on_conns(g, c)
             pass_on(g, c, number)
         inter.stage = 2
     if number >= 0 and not begins and inter.stage == 2:
         inter.stage = 3
-        if gather_stretch(g, c, number) == PROGRESSED:
+        if gather_fragment(g, c, number) == PROGRESSED:
             return PROGRESSED
     inter.stage = 0
     inter.turn += 1
     return PROGRESSED
 
 
-cdef void begin_stretch(Group *g, Call *c, int number) noexcept nogil:
+cdef void begin_fragment(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef Call *step
     lay_out(inter, c, number)
     if inter.node == inter.node_of[c.root]:
@@ -424,7 +424,7 @@ cdef inline void pass_on(Group *g, Call *c, int number) noexcept nogil:
 # What of the own slice belongs to each rank of another node: from it or to it.
 cdef void exchange_slice(Group *g, Call *c, int number, int node, bint receives) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = stretch_at(inter, number)
+    cdef Fragment *s = fragment_at(inter, number)
     cdef unsigned char *out = c.out + s.begin * c.itemsize
     cdef int own = inter.local_of[inter.rank]
     cdef size_t begin, end

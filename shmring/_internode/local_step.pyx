@@ -124,7 +124,7 @@ cdef int finish_internode(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int i
     for i in range(MOST_UNDER_WAY):
-        if inter.stretch[i].sending > 0 or inter.stretch[i].receiving > 0:
+        if inter.fragment[i].sending > 0 or inter.fragment[i].receiving > 0:
             return blocked_on_conns(g, c)
     count_path(g, ACROSS)
     return DONE

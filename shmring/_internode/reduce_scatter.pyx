@@ -21,20 +21,20 @@ cdef inline int reducer_on(InterNode *inter, int node, int rank) noexcept nogil:
 
 # Elements of this turn's part of every piece.
 cdef inline size_t part_count(InterNode *inter, Call *c) noexcept nogil:
-    return min(c.count - <size_t> inter.turn * inter.stretch_count, inter.stretch_count)
+    return min(c.count - <size_t> inter.turn * inter.fragment_count, inter.fragment_count)
 
 
 cdef void start_reduce_scatter(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     choose_partials(inter, c, SR_WIRE_NATIVE)
-    inter.stretch_count = inter.pair_nbytes // inter.itemsize
+    inter.fragment_count = inter.pair_nbytes // inter.itemsize
 
 
 # A turn for each part of the pieces: partial results are asked for, reduced here for everyone, and folded.
 cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Stretch *s = &inter.stretch[0]
-    cdef unsigned char *out = c.out + <size_t> inter.turn * inter.stretch_count * c.itemsize
+    cdef Fragment *s = &inter.fragment[0]
+    cdef unsigned char *out = c.out + <size_t> inter.turn * inter.fragment_count * c.itemsize
     if inter.stage == ASKING:
         await_partials(g, c)
         inter.group = 0
@@ -48,7 +48,7 @@ cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
     fold_nodes(g, c, place_for_own(g, c), inter.room, inter.pair_nbytes, place_for_own(g, c), out, part_count(inter, c))
     inter.turn += 1
     inter.stage = ASKING
-    if <size_t> inter.turn * inter.stretch_count < c.count:
+    if <size_t> inter.turn * inter.fragment_count < c.count:
         return PROGRESSED
     count_path(g, ACROSS)
     return DONE
@@ -61,7 +61,7 @@ cdef void await_partials(Group *g, Call *c) noexcept nogil:
     for node in range(inter.nnodes):
         if node != inter.node:
             receive_partial(g, c, reducer_on(inter, node, inter.rank), arrived, part_count(inter, c),
-                            &inter.stretch[0].receiving)
+                            &inter.fragment[0].receiving)
             arrived += inter.pair_nbytes
 
 
@@ -69,7 +69,7 @@ cdef void await_partials(Group *g, Call *c) noexcept nogil:
 cdef inline unsigned char *place_for_own(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if inter.dtype == c.dtype:
-        return c.out + <size_t> inter.turn * inter.stretch_count * c.itemsize
+        return c.out + <size_t> inter.turn * inter.fragment_count * c.itemsize
     return inter.scratch
 
 
@@ -99,14 +99,14 @@ cdef void send_group(Group *g, Call *c, int group) noexcept nogil:
     cdef int node = node_of_group(g, inter, group, &first)
     first += inter.local_of[inter.rank]
     if node != inter.node and first < inter.nlocal[node]:
-        send_partial(g, c, rank_at(inter, node, first), place_for_partial(inter, group), part_count(inter, c), NULL, NULL,
-                     &inter.stretch[0].sending)
+        send_partial(g, c, rank_at(inter, node, first), place_for_partial(inter, group), part_count(inter, c), NULL,
+                     NULL, &inter.fragment[0].sending)
 
 
 cdef void begin_group(Group *g, Call *c, int node, int first, unsigned char *partial) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef size_t count = part_count(inter, c)
-    cdef const unsigned char *x = c.x + <size_t> inter.turn * inter.stretch_count * c.itemsize
+    cdef const unsigned char *x = c.x + <size_t> inter.turn * inter.fragment_count * c.itemsize
     cdef unsigned char *wide = inter.scratch + inter.pair_nbytes   # behind the partial result for this rank
     cdef Call *step = new_reduction(g, c, REDUCE_SCATTER, count)
     cdef int local

@@ -141,7 +141,7 @@ cdef class Ends:
         if self.is_putting:
             raise RuntimeError("another thread is putting into this ring; it takes one at a time")
         if not self.puts:
-            self.claim(SR_PRODUCER)
+            self.take_side(SR_PRODUCER)
         if sr_liveness_state(&self.q.liveness[SR_CONSUMER]) == SR_CLOSED:
             raise Closed("the process that got from this ring has closed it")
         self.is_putting = True
@@ -280,7 +280,7 @@ cdef class Ends:
         if self.is_getting:
             raise RuntimeError("another thread is getting from this ring; it serves one at a time")
         if not self.gets:
-            self.claim(SR_CONSUMER)
+            self.take_side(SR_CONSUMER)
         self.is_getting = True
         return 0
 
@@ -413,10 +413,10 @@ cdef class Ends:
 
     # -- sides --
 
-    cdef int claim(self, int side) except -1:
+    cdef int take_side(self, int side) except -1:
         cdef sr_liveness *liveness = &self.q.liveness[side]
         cdef sr_ring_end *end = &self.producer if side == SR_PRODUCER else &self.consumer
-        if not sr_liveness_claim(liveness):
+        if not sr_liveness_acquire(liveness):
             what = "puts into" if side == SR_PRODUCER else "gets from"
             raise RuntimeError(f"process {liveness.pid} {what} this ring already; each side is for one process")
         liveness.pid, liveness.start_time = self._come()

@@ -187,48 +187,48 @@ class ReductionServers:
 
     # ---- workers ----
     # Chunk c goes to reducer c mod R, from local rank c mod L of each host, whose L ranks may be more or
-    # fewer than another's. A stretch is L chunks, one for each of them.
+    # fewer than another's. A block is L chunks, one for each of them.
 
     def _exchange(self, flat: _Array, chunk: int, op: shmring.Op) -> None:
         here, under_way = self._workers(), deque[Any]()
         for number, begin in enumerate(range(0, flat.size, here.size * chunk)):
             if len(under_way) == self._depth:
                 self._finish(*under_way.popleft())
-            stretch = flat[begin : begin + here.size * chunk]
+            block = flat[begin : begin + here.size * chunk]
             reducer = self.reducers[(number * here.size + here.rank) % len(self.reducers)]
-            sent, back = self._reduce_here(stretch, chunk, op, number % self._depth)
-            own = min(max(stretch.size - here.rank * chunk, 0), chunk)
+            sent, back = self._reduce_here(block, chunk, op, number % self._depth)
+            own = min(max(block.size - here.rank * chunk, 0), chunk)
             transfers = []
             if own:
                 transfers = [self._comm.isend(sent[:own], reducer), self._comm.irecv(back[:own], reducer)]
-            under_way.append((stretch, chunk, back, transfers))
+            under_way.append((block, chunk, back, transfers))
         while under_way:
             self._finish(*under_way.popleft())
 
-    def _reduce_here(self, stretch: _Array, chunk: int, op: shmring.Op, number: int) -> tuple[_Array, _Array]:
+    def _reduce_here(self, block: _Array, chunk: int, op: shmring.Op, number: int) -> tuple[_Array, _Array]:
         """This rank's chunk of its host's sum, and where the sum over all hosts is to go."""
         if self._workers().size == 1:
-            return stretch, stretch  # a sum comes when the reducer has got all that it is of
-        sent, back = (part[number].view(stretch.dtype)[:chunk] for part in self._parts)
-        self._workers().reduce_scatter(self._in_rows(stretch, chunk), op, out=sent)
+            return block, block  # a sum comes when the reducer has got all that it is of
+        sent, back = (part[number].view(block.dtype)[:chunk] for part in self._parts)
+        self._workers().reduce_scatter(self._in_rows(block, chunk), op, out=sent)
         return sent, back
 
-    def _finish(self, stretch: _Array, chunk: int, back: _Array, transfers: list[shmring.Transfer]) -> None:
+    def _finish(self, block: _Array, chunk: int, back: _Array, transfers: list[shmring.Transfer]) -> None:
         _wait(transfers)
         if self._workers().size > 1:
-            rows = self._in_rows(stretch, chunk)
+            rows = self._in_rows(block, chunk)
             self._workers().all_gather(back, out=rows)
-            if rows.size > stretch.size:
-                stretch[...] = rows.reshape(-1)[: stretch.size]
+            if rows.size > block.size:
+                block[...] = rows.reshape(-1)[: block.size]
 
-    def _in_rows(self, stretch: _Array, chunk: int) -> _Array:
+    def _in_rows(self, block: _Array, chunk: int) -> _Array:
         """(L, chunk): itself, or a copy of the last one, which is too short."""
         ranks = self._workers().size
-        if stretch.size == ranks * chunk:
-            return stretch.reshape(ranks, chunk)
-        rows = self._rows.reshape(-1).view(stretch.dtype)[: ranks * chunk]
-        rows[: stretch.size] = stretch
-        rows[stretch.size :] = 0
+        if block.size == ranks * chunk:
+            return block.reshape(ranks, chunk)
+        rows = self._rows.reshape(-1).view(block.dtype)[: ranks * chunk]
+        rows[: block.size] = block
+        rows[block.size :] = 0
         return rows.reshape(ranks, chunk)
 
     def _elements_of_chunk(self, flat: _Array) -> int:

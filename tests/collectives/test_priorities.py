@@ -59,7 +59,7 @@ def records_of(comm):
 def order_of(comm):
     """By the count of each call, without what agrees on it and local steps."""
     records = records_of(comm)
-    calls = [record["count"] for record in records if record["kind"] != "choice"]
+    calls = [record["count"] for record in records if record["kind"] != "election"]
     return [count for count, _ in itertools.groupby(calls)]
 
 
@@ -93,13 +93,13 @@ CALLS = {
 
 
 def expected_order(calls):
-    order, stretch = [], []
+    order, run = [], []
     for count, priority in [*calls, (None, None)]:
         if priority is not None:
-            stretch.append((-priority, len(stretch), count))
+            run.append((-priority, len(run), count))
             continue
-        order += [count for _, _, count in sorted(stretch)]
-        stretch = []
+        order += [count for _, _, count in sorted(run)]
+        run = []
         order += [] if count is None else [count]
     return order
 
@@ -249,7 +249,7 @@ def test_an_urgent_call_waits_for_a_part_at_most(world_of):
 # ---- what others see of it --------------------------------------------------------------------------------
 
 
-def show_choices(comm):
+def show_elections(comm):
     before = comm.stats()
     comm.all_reduce(np.ones(3), async_op=True, priority=-2).wait()
     comm.barrier()
@@ -259,10 +259,10 @@ def show_choices(comm):
     return [(one["kind"], one.get("before"), one["number"], one["outcome"]) for one in records_of(comm)]
 
 
-def test_a_choice_is_recorded_and_counted_by_nobody(world_of):
-    for records in world_of(2)(show_choices):
+def test_an_election_is_recorded_and_counted_by_nobody(world_of):
+    for records in world_of(2)(show_elections):
         assert records[-3:] == [
-            ("choice", "all_reduce", 1, "complete"),
+            ("election", "all_reduce", 1, "complete"),
             ("all_reduce", None, 1, "complete"),
             ("barrier", None, 2, "complete"),
         ]
@@ -277,7 +277,9 @@ def miss(comm):
 def test_a_late_rank_is_named(world_of):
     for error in assert_all(world_of(3).outcomes(miss), shmring.Timeout):
         assert (error.rank, error.op, error.seq) == (1, "all_reduce", 1)
-        assert error.where[0].startswith("in choice before all_reduce(float64[5], sum, priority=3) #1, wait")
+        assert error.where[0].startswith(
+            "in election before all_reduce(float64[5], sum, priority=3) #1, wait"
+        )
 
 
 def miss_across(comm, missed_path):

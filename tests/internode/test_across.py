@@ -115,7 +115,7 @@ def rows_of_size(kind, columns, **how):
 @pytest.mark.parametrize("slice_nbytes", [None, TINY_SLICE])
 @pytest.mark.parametrize("layout", ["1+1", "2+2 interleaved", "2+1+3"])
 def test_sizes_where_something_changes(world_across, layout, slice_nbytes):
-    """Small to large, one stretch to two, one part to two; one element more and one less."""
+    """Small to large, one fragment to two, one part to two; one element more and one less."""
     whole = slice_nbytes or 1 << 20
     ranks = world_across(LAYOUTS[layout], **environment({"slice": slice_nbytes}))
     borders = [whole // 32 // 4, whole // 16 // 4, whole // 4 if slice_nbytes else 0]
@@ -131,7 +131,7 @@ def test_sizes_where_something_changes(world_across, layout, slice_nbytes):
 
 
 @pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+3"])
-def test_some_megabytes_in_stretches_of_full_length(world_across, layout):
+def test_some_megabytes_in_fragments_of_full_length(world_across, layout):
     ranks, n = world_across(LAYOUTS[layout]), len(LAYOUTS[layout])
     for kind in KINDS:
         count = 1_200_007 if kind in (*IN_PLACE, "all_reduce") else 400_003
@@ -141,7 +141,7 @@ def test_some_megabytes_in_stretches_of_full_length(world_across, layout):
 
 @pytest.fixture(scope="module")
 def settled():
-    """By layout: ranks that stay in one world, whose stretches are tiny."""
+    """By layout: ranks that stay in one world, whose fragments are tiny."""
     with contextlib.ExitStack() as stack:
 
         @functools.cache

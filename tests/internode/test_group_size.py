@@ -108,7 +108,7 @@ def whole_numbers(comm, group_size, dtype):
 
 
 @pytest.mark.parametrize(("layout", "group_size"), SIZES)
-def test_whole_numbers_in_stretches_of_full_length(world_across, layout, group_size):
+def test_whole_numbers_in_fragments_of_full_length(world_across, layout, group_size):
     for dtype in (np.int64, np.float32):
         assert all(map(all, world_across(LAYOUTS[layout])(whole_numbers, group_size, dtype)))
 

@@ -19,7 +19,7 @@ WIRES = ("bf16", "fp16", "int8")
 BY_ITEM = ("bf16", "fp16")
 THREE = ("1+1", "2+2", "2+1+3")
 PARTS = 2 * TINY_SLICE  # bytes from which on each of two hosts folds a part
-COUNTS = (33, 2047, 2048, 9001, 30_011)  # of float32: the first that is not small, around PARTS, stretches
+COUNTS = (33, 2047, 2048, 9001, 30_011)  # of float32: the first that is not small, around PARTS, fragments
 UNIT = {
     "bf16": 2.0**-8,
     "fp16": 2.0**-11,
@@ -181,7 +181,7 @@ def test_sums_of_shorter_floats(world_across, layout, dtype):
         check_first_results(ranks, layout, wire, dtype)
 
 
-def test_stretches_of_full_length(world_across):
+def test_fragments_of_full_length(world_across):
     nodes, count = LAYOUTS["2+1+3"], 1_200_007
     xs = [values_of(count, rank) for rank in range(len(nodes))]
     for wire in WIRES:
