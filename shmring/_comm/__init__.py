@@ -1,7 +1,9 @@
 """The public class Comm, one facet a file, and what its methods return.
 
-Comm  ->  Messages        ->  Endpoint   ->  Fusion  ->  Uneven  ->  Collectives
-comm      point_to_point      endpoint      fused       vector      collectives      (-> inherits from)
+Comm  ->  Messages        ->  Endpoint  ->  FusedCollectives  ->  VectorCollectives  ->  Collectives
+comm      point_to_point      endpoint      fused                 vector                 collectives
+
+-> stands for: inherits from.
 
 init              a world -> a Comm
 work, awaitable   Work: a collective in the background; waiting for it in a coroutine

@@ -1,5 +1,5 @@
 # Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
-# collectives, uneven, fusion and messages.
+# collectives, vector, fused and point-to-point calls.
 
 import atexit
 import math

@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 from .._arrays.operands cimport Operand
 from .._core.spsc_ring cimport sr_frame
 from .._p2p.matching cimport Matching, Message
-from .fused cimport Fusion
+from .fused cimport FusedCollectives
 
 
 cdef class PendingMessage:
@@ -16,7 +16,7 @@ cdef class PendingMessage:
     cdef void let_go(self) noexcept
 
 
-cdef class Endpoint(Fusion):
+cdef class Endpoint(FusedCollectives):
     cdef Matching matching
     cdef bint is_messaging       # a thread is inside a call that sends or receives
     cdef set transfers           # keeps what is on its way alive

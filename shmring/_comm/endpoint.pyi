@@ -1,9 +1,9 @@
 """Carrying messages on: nothing of it is called from Python."""
 
-from .fused import Fusion
+from .fused import FusedCollectives
 
 class PendingMessage:
     """A message that outlives the call which began it."""
 
-class Endpoint(Fusion):
+class Endpoint(FusedCollectives):
     """What is posted on one communicator."""

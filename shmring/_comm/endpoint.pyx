@@ -46,7 +46,7 @@ cdef class PendingMessage:
         self.kept = None
 
 
-cdef class Endpoint(Fusion):
+cdef class Endpoint(FusedCollectives):
     """What is posted on one communicator. It never waits for a collective, and may be used by another thread than
     those; by one thread at a time."""
 
@@ -390,7 +390,7 @@ cdef class Endpoint(Fusion):
     cdef str cause_of_death(self, int rank):
         cdef Peer *p = &self.matching.peer[rank]
         if p.channel == NULL:
-            return procfs.how_it_ended(*self.engine.life_of(p.lane))
+            return procfs.how_it_ended(*self.engine.liveness_of(p.lane))
         if p.channel.error != 0:
             return os.strerror(p.channel.error)
         return failures.CONNECTION_ENDED

@@ -2,7 +2,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from .._core.group cimport Call
-from .vector cimport Uneven
+from .vector cimport VectorCollectives
 
 
 # One of the arrays of a call.
@@ -38,7 +38,7 @@ cdef class _Bunch:
     cdef object members, room
 
 
-cdef class Fusion(Uneven):
+cdef class FusedCollectives(VectorCollectives):
     cdef object fused_buffer     # of bytes, kept from call to call
     cdef uint64_t disjoint_places   # of the arrays that were found to be disjoint last
     cdef bint fusing

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from typing import Any, Literal, SupportsIndex, overload
 
 from .ops import Op
-from .vector import Uneven
+from .vector import VectorCollectives
 from .work import Work
 
-class Fusion(Uneven):
+class FusedCollectives(VectorCollectives):
     """`all_reduce_many`: many arrays reduced as one."""
 
     @overload

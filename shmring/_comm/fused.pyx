@@ -14,7 +14,7 @@ from .._core.timeouts cimport timeout_ns_of
 from .._engine.progress cimport Task
 from .._internode.data_movement cimport choose_way
 from .collectives cimport priority_code
-from .vector cimport Uneven
+from .vector cimport VectorCollectives
 from .work cimport Work
 
 import operator
@@ -131,7 +131,7 @@ cdef str shown(int dtype, size_t count):
 
 # ---- the call ------------------------------------------------------------------------------------------------
 
-cdef class Fusion(Uneven):
+cdef class FusedCollectives(VectorCollectives):
     """`all_reduce_many`: many arrays reduced as one."""
 
     def all_reduce_many(self, arrays, op="sum", *, out=None, fuse_nbytes=None, async_op=False, timeout=None,

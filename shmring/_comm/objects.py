@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from .vector import Uneven
+    from .vector import VectorCollectives
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -57,7 +57,7 @@ def _whole_lines(nbytes: int) -> int:
     return -(-nbytes // _LINE_NBYTES) * _LINE_NBYTES
 
 
-def broadcast(comm: Uneven, frame: Bytes | None, root: int, timeout: float | None) -> Any:
+def broadcast(comm: VectorCollectives, frame: Bytes | None, root: int, timeout: float | None) -> Any:
     """The object in the root's frame, on the other ranks, which give None; None on the root."""
     length = np.array([0 if frame is None else len(frame)], "i8")
     comm.broadcast(length, root, timeout=timeout)
@@ -69,17 +69,17 @@ def broadcast(comm: Uneven, frame: Bytes | None, root: int, timeout: float | Non
     return unpack(received)
 
 
-def all_gather(comm: Uneven, frame: Bytes, timeout: float | None) -> list[Any]:
+def all_gather(comm: VectorCollectives, frame: Bytes, timeout: float | None) -> list[Any]:
     """The objects in all ranks' frames, by rank."""
     return [unpack(one) for one in comm.all_gather_v(frame, timeout=timeout)]
 
 
-def gather(comm: Uneven, frame: Bytes, root: int, timeout: float | None) -> list[Any] | None:
+def gather(comm: VectorCollectives, frame: Bytes, root: int, timeout: float | None) -> list[Any] | None:
     """The objects in all ranks' frames, by rank, on the root; None on the others."""
     frames = comm.gather_v(frame, root, timeout=timeout)
     return None if frames is None else [unpack(one) for one in frames]
 
 
-def scatter(comm: Uneven, frames: list[Bytes] | None, root: int, timeout: float | None) -> Any:
+def scatter(comm: VectorCollectives, frames: list[Bytes] | None, root: int, timeout: float | None) -> Any:
     """The object in the frame that the root has for this rank; the other ranks give None."""
     return unpack(comm.scatter_v(frames, root, like=NO_FRAME, timeout=timeout))

@@ -42,7 +42,7 @@ cdef class _Parts:
     cdef Told *told_of(self, int giver, int taker) noexcept
 
 
-cdef class Uneven(Collectives):
+cdef class VectorCollectives(Collectives):
     cdef object run_uneven(self, int kind, object x, object root, object out, object like, object async_op,
                            object timeout)
     cdef object run_both(self, int kind, Call *counts, Call *c, _Parts parts, object out)
@@ -60,7 +60,7 @@ cdef class Uneven(Collectives):
     cdef object describe_taken(self, Call *c, _Parts parts, object out)
 
 
-cdef class _UnevenWork(Work):
-    cdef Uneven comm
+cdef class _VectorWork(Work):
+    cdef VectorCollectives comm
     cdef _Parts parts
     cdef object out

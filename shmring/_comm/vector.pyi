@@ -5,7 +5,7 @@ from typing import Any, SupportsIndex
 
 from .collectives import Collectives
 
-class Uneven(Collectives):
+class VectorCollectives(Collectives):
     """The collectives whose pieces may have another length of dimension 0 on every rank.
 
     With async_op=True they return a Work that has the result.

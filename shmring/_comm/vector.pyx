@@ -91,7 +91,7 @@ cdef class _Parts:
 
 # ---- the collectives -----------------------------------------------------------------------------------------
 
-cdef class Uneven(Collectives):
+cdef class VectorCollectives(Collectives):
     """The collectives whose pieces may have another length of dimension 0 on every rank."""
 
     def all_gather_v(self, x, *, out=None, async_op=False, timeout=None):
@@ -179,7 +179,7 @@ cdef class Uneven(Collectives):
     # The second call is described when the first one is finished.
     cdef object issue_uneven(self, Call *counts, Call *c, _Parts parts, object out):
         cdef Work first = self.new_work()
-        cdef _UnevenWork second = _UnevenWork.__new__(_UnevenWork)
+        cdef _VectorWork second = _VectorWork.__new__(_VectorWork)
         if not self.staging_ready:
             self.allocate_staging()
         first.task.call = counts[0]
@@ -417,7 +417,7 @@ cdef void take_what_was_told(Call *c, _Parts parts, int rank) noexcept:
         memmove(parts.taken[rank].data, parts.given[rank].data, parts.taken[rank].nbytes)
 
 
-cdef class _UnevenWork(Work):
+cdef class _VectorWork(Work):
     """The second call in the background."""
 
     cdef int describe(self) except -1:

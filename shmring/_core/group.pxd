@@ -30,7 +30,7 @@ cdef enum Kind:
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN
     BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL
     BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP, SHARE
-    ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of an uneven call are named
+    ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of a vector call are named
     ALL_REDUCE_MANY                                   # what each call of a fused one is named
     ELECTION                                            # what comes before a call with a priority
     NKINDS, INVALID = 63
@@ -129,7 +129,7 @@ cdef struct Items:
     char[SR_ITEM_NAME_NBYTES] name
 
 
-# Of an uneven call: what goes to one rank, or comes from it.
+# Of a vector call: what goes to one rank, or comes from it.
 cdef struct Piece:
     unsigned char *data
     size_t nbytes
@@ -153,7 +153,7 @@ cdef struct Call:
     uint8_t wire                     # how what crosses is written, see kernels.h
     uint8_t unused
     int root
-    size_t count, itemsize, nbytes   # of what one rank takes from one other; uneven: nbytes of the largest piece
+    size_t count, itemsize, nbytes   # of what one rank takes from one other; vector calls: nbytes of the largest piece
     size_t x_nbytes, out_nbytes      # of the whole arrays where they are used
     const Items *items               # of OPAQUE; NULL: the dtype is the table's
     uint64_t fingerprint
@@ -168,8 +168,8 @@ cdef struct Call:
     bint out_is_new                  # made for this call, large ones in pages that nobody has touched
     uint32_t x_block, out_block
     uint64_t x_offset, out_offset
-    const Piece *given               # uneven: by rank, what it takes of this one; NULL: all pieces are alike
-    const Piece *taken               # uneven: by rank, what this one takes of it
+    const Piece *given               # vector calls: by rank, what it takes of this one; NULL: all pieces are alike
+    const Piece *taken               # vector calls: by rank, what this one takes of it
     # how far it is
     uint64_t seq
     int64_t number             # among the user's calls

@@ -35,7 +35,7 @@ from ..errors import Closed, Error, RankFailed, Timeout
 
 
 cdef double GRACE_S = 0.15      # between who may say first why a call is late
-cdef double LAST_WORD_S = 1.0   # for what was told before a connection ended
+cdef double NOTIFIED_S = 1.0   # for what was told before a connection ended
 
 cdef enum:
     ATTEMPTS = 8   # to finish what ends a communicator, while signal handlers raise in the middle of it
@@ -382,7 +382,7 @@ cdef class Engine(State):
         if status == REMOTE_MISMATCH:
             await_same_call(self, c, self.notifications)
         rank = self.world_rank(c.awaited.rank)
-        if self.notifications.hear_out(rank, LAST_WORD_S if status == LOST else 0.0) is not None:
+        if self.notifications.hear_out(rank, NOTIFIED_S if status == LOST else 0.0) is not None:
             self.hear_others(c.seq)
         elif status == REMOTE_MISMATCH:
             told = failures.describe_remote_mismatch(self, rank, *mismatched_calls(self))
@@ -483,7 +483,7 @@ cdef class Engine(State):
 
     def what_others_told(self):
         """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
-        return self.notifications.hear_out(None, LAST_WORD_S) if self.notifications is not None else None
+        return self.notifications.hear_out(None, NOTIFIED_S) if self.notifications is not None else None
 
     def host_of(self, int rank):
         """Where a rank of another host runs; None for local ones. Numbers as in `world_rank`."""

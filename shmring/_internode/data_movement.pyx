@@ -159,7 +159,7 @@ cdef int exchange_locally(Group *g, Call *c) noexcept nogil:
     return PROGRESSED
 
 
-# The own piece of an uneven call travels nowhere, and may be longer than all that do.
+# The own piece of a vector call travels nowhere, and may be longer than all that do.
 cdef inline void keep_length_of_own(Call *c, InterNode *inter) noexcept nogil:
     cdef int local = inter.local_of[inter.rank]
     if c.given != NULL:

@@ -27,7 +27,7 @@ class _Held:
         return any(stream.rank == rank for stream in self.streams)
 
 
-class Folding(Screen):
+class Dedupe(Screen):
     """A screen that holds lines back for a moment. They leave in the order in which they came."""
 
     def __init__(self, tty: bool, front: Front) -> None:

@@ -27,11 +27,11 @@ from .._config.settings import Settings, parse_address
 from .._system.limits import oom_kills
 from .._system.processes import describe_exit, parent_death_tie
 from .cpu_binding import Cpus, share_cpus
-from .dedupe import Folding
+from .dedupe import Dedupe
 from .log_files import Log, create_logs, restart_directory
 from .options import complain, parse, say, tell
 from .output_mux import Front, Screen, Stream, screens
-from .traceback_tail import is_consequence, last_words
+from .traceback_tail import is_consequence, traceback_tail
 
 _CAUSE_S = 1.0  # for the cause to show where the first failure only tells of another rank's
 _SWEEP_S = 1.0  # for what the ranks have left running
@@ -199,9 +199,9 @@ class _Rank:
     failed_at: int | None = None  # its place among those that failed by themselves
 
     @property
-    def last_words(self) -> list[str]:
+    def traceback_tail(self) -> list[str]:
         """Of a rank that has ended: what it ended with."""
-        return last_words(list(self.err.tail))
+        return traceback_tail(list(self.err.tail))
 
     @property
     def status(self) -> int | None:
@@ -279,7 +279,7 @@ class _Run:
 
     def _screen(self, tty: bool) -> Screen:
         colour = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        return (Folding if self._options.collapse else Screen)(tty, Front(self._width(), colour))
+        return (Dedupe if self._options.collapse else Screen)(tty, Front(self._width(), colour))
 
     def _width(self) -> int:
         """Of what stands in front of lines, without the bar."""
@@ -423,7 +423,7 @@ class _Run:
         if self._options.keep_going:
             say(f"rank {rank.rank} of {self._share.size} ended: {describe_exit(rank.exit_code)}")
         elif not self._stopping:
-            patience_s = _CAUSE_S if is_consequence(rank.last_words) else 0.0
+            patience_s = _CAUSE_S if is_consequence(rank.traceback_tail) else 0.0
             self._terminate_at = min(self._terminate_at, time.monotonic() + patience_s)
 
     def _drain(self, rank: _Rank) -> None:
@@ -459,7 +459,7 @@ class _Run:
         """Those that failed by themselves, the cause before what it has caused."""
         return sorted(
             (rank for rank in self._ranks if rank.failed_at is not None),
-            key=lambda rank: (is_consequence(rank.last_words), rank.failed_at),
+            key=lambda rank: (is_consequence(rank.traceback_tail), rank.failed_at),
         )
 
     def _conclude(self) -> int:
@@ -489,7 +489,7 @@ class _Run:
         if rank.err.tail:
             words = f"; the end of {'its stderr' if rank.err.log is None else rank.err.log.path}:"
         say(f"rank {rank.rank} of {self._share.size} failed first: {how}{words}")
-        for line in rank.last_words:
+        for line in rank.traceback_tail:
             tell(line)
         return rank.status
 

@@ -21,7 +21,7 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")  # FORCE_COLOR, from Python 3.13 on
 _CONSEQUENCE = re.compile(r"shmring\.[\w.]*(RankFailed|Aborted):")
 
 
-def last_words(lines: list[str]) -> list[str]:
+def traceback_tail(lines: list[str]) -> list[str]:
     """The last traceback that is not incidental, with those that led to it; else the last lines."""
     plain = [_COLOUR.sub("", line) for line in lines]
     heads = [at for at, line in enumerate(plain) if _HEAD.match(line)]

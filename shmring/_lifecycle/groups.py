@@ -121,7 +121,7 @@ def form_across(
                 ranks.index(comm.rank),
                 timeout_s=_left(deadline),
                 node=settings.node,
-                check=engine.look,
+                check=engine.poll,
                 listener=listener,
                 is_invited=True,
             )

@@ -192,7 +192,7 @@ def test_lists_need_not_last(world_of):
 
 
 def many_calls(comm):
-    """Uneven calls between others: their slots and credits follow each other."""
+    """Vector calls between others: their slots and credits follow each other."""
     rng, total = np.random.default_rng(7), 0.0
     for _ in range(60):
         lengths = [int(n) for n in rng.integers(0, 3000, comm.size)]
@@ -212,7 +212,7 @@ def test_uneven_calls_between_others(world_of, size):
 
 
 def behind_background_calls(comm):
-    """Uneven and fused calls wait for what was called before them, on this communicator and on a group."""
+    """Vector and fused calls wait for what was called before them, on this communicator and on a group."""
     group = comm.split(comm.rank % 2)
     rng, found = np.random.default_rng(3), []
     for _ in range(20):

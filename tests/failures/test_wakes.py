@@ -29,7 +29,7 @@ LAYOUTS = {"2": [0, 0], "3": [0, 0, 0], "5": [0] * 5, "2+1": [0, 0, 1]}
 @pytest.fixture
 def sleepers(monkeypatch):
     """Worlds whose ranks sleep as soon as they wait, until they are woken."""
-    patience = thresholds.wait_policy
+    policy = thresholds.wait_policy
     endless = {
         "pauses": 1,
         "brief_pauses": 0,
@@ -38,7 +38,7 @@ def sleepers(monkeypatch):
         "sleep_ns": NEVER_NS,
         "poll_ns": NEVER_NS,
     }
-    monkeypatch.setattr(thresholds, "patience", lambda nranks, **how: patience(nranks, **how) | endless)
+    monkeypatch.setattr(thresholds, "wait_policy", lambda nranks, **how: policy(nranks, **how) | endless)
     with contextlib.ExitStack() as worlds:
 
         def meet(nodes, **environ):

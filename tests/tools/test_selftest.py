@@ -81,7 +81,7 @@ BROKEN = """
     def leave_open():
         return os.memfd_create("shmring")
 
-    selftest.SEGMENTS, selftest.CROWD = ("memfd",), 2
+    selftest.SEGMENTS, selftest.MANY_RANKS = ("memfd",), 2
     what = sys.argv.pop(1)
     if what == "sums":
         selftest.FOLDS["sum"] = np.subtract
@@ -118,7 +118,7 @@ def with_dev_shm(mount, **more):
     if not shutil.which("unshare") or subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("needs the right to mount another /dev/shm")
     quick = "from shmring.tools import selftest as command, selftest_checks\n"
-    quick += "selftest_checks.CROWD = 2; raise SystemExit(command.main(['--json']))"
+    quick += "selftest_checks.MANY_RANKS = 2; raise SystemExit(command.main(['--json']))"
     return subprocess.run(
         [*around, sys.executable, "-c", quick],
         env=environment(**more), capture_output=True, text=True, timeout=LIMIT_S, check=False,

@@ -18,7 +18,7 @@ class Place:
         monkeypatch.setattr(dedupe.time, "monotonic", lambda: self.now)
         self.read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self.screen = dedupe.Folding(tty, output_mux.Front(3))
+        self.screen = dedupe.Dedupe(tty, output_mux.Front(3))
         self.out = [self.stream(rank) for rank in range(nprocs)]
         self.err = [self.stream(rank) for rank in range(nprocs)]
 

@@ -6,14 +6,14 @@ import textwrap
 
 import pytest
 
-from shmring._launch.traceback_tail import is_consequence, last_words
+from shmring._launch.traceback_tail import is_consequence, traceback_tail
 
 # What RankFailed looks like to Python, without ranks.
 RANK_FAILED = "class RankFailed(Exception): __module__ = 'shmring.errors'\n"
 
 
 def words(text):
-    last = last_words(text.strip("\n").splitlines())
+    last = traceback_tail(text.strip("\n").splitlines())
     return last, is_consequence(last)
 
 
