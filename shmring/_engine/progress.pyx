@@ -422,7 +422,7 @@ cdef void serve() noexcept nogil:
             continue
         memset(&waitset, 0, sizeof(waitset))
         if sr_waitset_enter(&waitset, &background.issued, heard + 1, &issued_event) and go_round(&waitset) == found:
-            sr_waitset_sleep(&waitset, nap_ns(found))
+            sr_waitset_sleep(&waitset, sleep_ns_of(found))
     sr_float_env_leave(env)
 
 
@@ -433,7 +433,7 @@ cdef bint blocked_long() noexcept nogil:
     return now - background.blocked_since_ns > SPIN_NS
 
 
-cdef uint64_t nap_ns(int found) noexcept nogil:
+cdef uint64_t sleep_ns_of(int found) noexcept nogil:
     return IDLE_NS if found == IDLE else LONG_SLEEP_NS
 
 

@@ -28,7 +28,7 @@ __all__ = ["compress_buckets", "create_group", "meet", "register_backend", "shar
 
 _NOBODY = "192.0.2.1"  # of documentation, RFC 5737: what leads there leads out of this host
 _ASKED = "asked by rank 0"
-_FIRST_NAP_S, _LONGEST_NAP_S = 0.5e-3, 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 0.05
 
 
 def register_backend() -> None:
@@ -92,18 +92,18 @@ def _join(store: Any, rank: int, size: int, timeout_s: float) -> shmring.World:
     """The world that rank 0 makes for this rank and the others."""
     told_under = f"told to rank {rank} {secrets.token_hex(8)}"
     answer = json.dumps({"host": shmring.host_id(), "told under": told_under})
-    until, nap_s, asked = time.monotonic() + timeout_s, _FIRST_NAP_S, b""
+    until, pause_s, asked = time.monotonic() + timeout_s, _FIRST_PAUSE_S, b""
     while not store.check([told_under]):
         if store.check([_ASKED]) and (latest := store.get(_ASKED)) != asked:
-            asked, nap_s = latest, _FIRST_NAP_S
+            asked, pause_s = latest, _FIRST_PAUSE_S
             store.set(_answer_key(asked.decode(), rank), answer)
         if time.monotonic() > until:
             raise shmring.Timeout(
                 f"rank 0 did not tell rank {rank} of {size} where to meet within {timeout_s:g} s: start all "
                 "ranks, or allow a longer timeout"
             )
-        time.sleep(nap_s)
-        nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     told = json.loads(store.get(told_under))
     return shmring.World(told["id"], bytes.fromhex(told["key"]), told["nprocs"], told["address"])
 

@@ -33,7 +33,7 @@ class Call(NamedTuple):
     way: str
 
 
-class Uneven(NamedTuple):
+class VectorCall(NamedTuple):
     """A call whose pieces differ in length: what `row` says, as in test_uneven."""
 
     group: int
@@ -92,7 +92,7 @@ def program_of(seed, size, length=14):
         elif kind == "uneven":
             names = ("kind", "dtype", "most", "trailing", "memory", "out", "root", "background")
             row = {name: chance.choice(FACTORS[name]) for name in names}
-            steps.append(Uneven(number, row | {"seed": chance.random()}))
+            steps.append(VectorCall(number, row | {"seed": chance.random()}))
         elif kind == "many":
             steps.append(_many(chance, number))
         elif kind == "wait":
@@ -187,7 +187,7 @@ class _Rank:
                 self._call(step)
             elif isinstance(step, Burst):
                 self._burst(step.calls)
-            elif isinstance(step, (Uneven, Many)):
+            elif isinstance(step, (VectorCall, Many)):
                 self._check_at_once(step)
             elif isinstance(step, Form):
                 self._form(step)
@@ -234,7 +234,7 @@ class _Rank:
         group, _ = self._groups[step.group]
         if group is None:
             return
-        if isinstance(step, Uneven):
+        if isinstance(step, VectorCall):
             assert_uneven(call_once(group, step.row), step.row, group.rank, group.size)
         else:
             fused_and_separate(group, *step.arguments)
