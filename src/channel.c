@@ -13,7 +13,7 @@ enum {
     MUCH_NBYTES = 4096, /* where so much goes straight into place, no more than the next head is read ahead */
 };
 
-static void tell_limit(struct sr_channels *channels, struct sr_channel *channel);
+static void send_credit(struct sr_channels *channels, struct sr_channel *channel);
 
 /* ---- the channels --------------------------------------------------------------------------------------------- */
 
@@ -30,7 +30,7 @@ void sr_channels_open(struct sr_channels *channels, struct sr_channel *channel, 
     channels->channel = channel;
     channels->nchannels = nchannels;
     channels->news = news;
-    channels->word_from = -1;
+    channels->reason_from = -1;
 }
 
 static uint32_t number_of(const struct sr_channels *channels, const struct sr_channel *channel)
@@ -57,7 +57,7 @@ int sr_channel_open(struct sr_channels *channels, struct sr_channel *channel, in
     sr_ring_open_end(&channel->in, ring, bytes, nbytes, first, &channels->nobody, NULL, SR_CHANNEL_PIECE_NBYTES);
     if (epoll_ctl(channels->news, EPOLL_CTL_ADD, fd, &events) != 0)
         return errno;
-    tell_limit(channels, channel);
+    send_credit(channels, channel);
     return 0;
 }
 
@@ -66,9 +66,9 @@ static void end_channel(struct sr_channels *channels, struct sr_channel *channel
 {
     epoll_ctl(channels->news, EPOLL_CTL_DEL, channel->fd, NULL);
     channel->error = error;
-    channel->deaf = end != SR_CHANNEL_DAMAGED; /* who sent what makes no sense may be told so */
-    if (channels->word_from == (int)number_of(channels, channel) && sr_flag_load(&channels->heard) == 0)
-        channels->word_from = -1;
+    channel->deaf = end != SR_CHANNEL_DAMAGED; /* a rank that sends nonsense may still be notified */
+    if (channels->reason_from == (int)number_of(channels, channel) && sr_flag_load(&channels->aborted_by) == 0)
+        channels->reason_from = -1;
     sr_flag_set(&channel->end, end);
 }
 
@@ -132,7 +132,7 @@ static void keep_rest(struct sr_channels *channels, struct sr_channel *channel, 
     watch(channels, channel, true);
 }
 
-static void say(struct sr_channels *channels, struct sr_channel *channel, const struct sr_channel_head *head,
+static void send_frame(struct sr_channels *channels, struct sr_channel *channel, const struct sr_channel_head *head,
                 const void *body)
 {
     struct iovec place[2] = {{(void *)head, sizeof *head}, {(void *)body, head->nbytes}};
@@ -147,28 +147,28 @@ static void say(struct sr_channels *channels, struct sr_channel *channel, const 
         keep_rest(channels, channel, place, 2, taken);
 }
 
-void sr_channel_say(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
-                    const void *body,
+void sr_channel_notify(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
+                       const void *body,
                  uint32_t nbytes)
 {
     const struct sr_channel_head head = {.magic = SR_CHANNEL_MAGIC, .what = what, .nbytes = nbytes};
     take_turn(channels);
-    say(channels, channel, &head, body);
+    send_frame(channels, channel, &head, body);
     if (what == SR_CHANNEL_VIEW)
         channel->messages_end = channel->put + (channel->rest_end - channel->rest_begin);
     leave_turn(channels);
 }
 
-/* The other end learns what room there is, every quarter of the ring; what the reader has not told of is less than
+/* The other end learns what room there is, every quarter of the ring; what the reader has not granted is less than
    another quarter, and a piece takes half of it at most. */
-static void tell_limit(struct sr_channels *channels, struct sr_channel *channel)
+static void send_credit(struct sr_channels *channels, struct sr_channel *channel)
 {
     const uint64_t taken = sr_flag_load(&channel->in.ring->taken.value) - channel->first;
     const struct sr_channel_head head = {
         .magic = SR_CHANNEL_MAGIC, .what = SR_CHANNEL_CREDIT, .whole = channel->in.nbytes + taken + channel->passed};
-    if (head.whole - channel->told >= channel->in.nbytes / 4) {
-        channel->told = head.whole;
-        say(channels, channel, &head, NULL);
+    if (head.whole - channel->granted >= channel->in.nbytes / 4) {
+        channel->granted = head.whole;
+        send_frame(channels, channel, &head, NULL);
     }
 }
 
@@ -301,10 +301,10 @@ static void finish_piece(struct sr_channels *channels, struct sr_channel *channe
     channel->landed += frame.nbytes;
     channel->passed += sr_ring_frame_nbytes(frame.nbytes);
     channel->past = false;
-    tell_limit(channels, channel);
+    send_credit(channels, channel);
 }
 
-static bool heed_credit(struct sr_channel *channel)
+static bool take_credit(struct sr_channel *channel)
 {
     const uint64_t limit = channel->head.whole;
     if (channel->there_nbytes == 0) {
@@ -324,17 +324,17 @@ static bool begin_frame(struct sr_channels *channels, struct sr_channel *channel
     if (channel->head.magic != SR_CHANNEL_MAGIC)
         return false;
     switch (channel->head.what) {
-    case SR_CHANNEL_OVER:
-        if (channel->head.nbytes > SR_CHANNEL_WORD_NBYTES)
+    case SR_CHANNEL_ABORT:
+        if (channel->head.nbytes > SR_CHANNEL_REASON_NBYTES)
             return false;
-        if (channels->word_from < 0)
-            channels->word_from = (int)number_of(channels, channel); /* others' words are passed over */
+        if (channels->reason_from < 0)
+            channels->reason_from = (int)number_of(channels, channel); /* others' reasons are passed over */
         return true;
     case SR_CHANNEL_LEAVING:
         sr_flag_set(&channel->left, 1);
         return channel->head.nbytes == 0;
     case SR_CHANNEL_CREDIT:
-        return channel->head.nbytes == 0 && heed_credit(channel);
+        return channel->head.nbytes == 0 && take_credit(channel);
     case SR_CHANNEL_PIECE:
         return begin_piece(channels, channel, by_reader);
     case SR_CHANNEL_VIEW:
@@ -352,10 +352,10 @@ static void finish_frame(struct sr_channels *channels, struct sr_channel *channe
     const bool in_ring = !channel->past;
     if (channel->head.what == SR_CHANNEL_PIECE)
         finish_piece(channels, channel);
-    if (channel->head.what == SR_CHANNEL_OVER && channels->word_from == (int)number_of(channels, channel) &&
-        sr_flag_load(&channels->heard) == 0) {
-        channels->word_nbytes = channel->head.nbytes;
-        sr_flag_set(&channels->heard, number_of(channels, channel) + 1u);
+    if (channel->head.what == SR_CHANNEL_ABORT && channels->reason_from == (int)number_of(channels, channel) &&
+        sr_flag_load(&channels->aborted_by) == 0) {
+        channels->reason_nbytes = channel->head.nbytes;
+        sr_flag_set(&channels->aborted_by, number_of(channels, channel) + 1u);
     }
     if (sr_channel_is_note(channel->head.what)) {
         struct sr_channel_note *note = sr_channel_note_of(channel, channel->head.what);
@@ -389,9 +389,10 @@ static size_t places_of(struct sr_channels *channels, struct sr_channel *channel
         place[1] = (struct iovec){channel->in.bytes, left - before_end};
         return 2;
     }
-    if (channel->head.what == SR_CHANNEL_OVER) {
-        const bool wanted = channels->word_from == (int)number_of(channels, channel) && sr_flag_load(&channels->heard)
-        == 0; target = wanted ? channels->word : NULL;
+    if (channel->head.what == SR_CHANNEL_ABORT) {
+        const bool wanted = channels->reason_from == (int)number_of(channels, channel) &&
+                            sr_flag_load(&channels->aborted_by) == 0;
+        target = wanted ? channels->reason : NULL;
     } else if (sr_channel_is_note(channel->head.what)) {
         target = sr_channel_note_of(channel, channel->head.what)->next;
     }
@@ -528,14 +529,14 @@ bool sr_channels_attend(struct sr_channels *channels)
 
 void sr_channels_wake(struct sr_channels *channels) { sr_flag_set(&channels->attended, 0); }
 
-bool sr_channels_hears(struct sr_channels *channels)
+bool sr_channels_poll_abort(struct sr_channels *channels)
 {
-    if (sr_flag_load(&channels->heard) == 0 && sr_flag_take(&channels->turn, 1)) {
+    if (sr_flag_load(&channels->aborted_by) == 0 && sr_flag_take(&channels->turn, 1)) {
         if (sr_flag_load(&channels->attended) == 0)
             poll_sockets(channels, false);
         leave_turn(channels);
     }
-    return sr_flag_load(&channels->heard) != 0;
+    return sr_flag_load(&channels->aborted_by) != 0;
 }
 
 void sr_channels_poll(struct sr_channels *channels)
@@ -545,8 +546,8 @@ void sr_channels_poll(struct sr_channels *channels)
     leave_turn(channels);
 }
 
-uint64_t sr_channel_hear(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
-                         void *note)
+uint64_t sr_channel_last_note(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
+                              void *note)
 {
     take_turn(channels);
     const uint64_t count = sr_channel_note_of(channel, what)->count;
@@ -605,7 +606,7 @@ enum sr_ring_status sr_channel_pull(struct sr_channels *channels, struct sr_chan
     if (taken != channel->seen_taken) {
         channel->seen_taken = taken;
         take_turn(channels);
-        tell_limit(channels, channel);
+        send_credit(channels, channel);
         leave_turn(channels);
     }
     return status;

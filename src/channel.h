@@ -1,8 +1,8 @@
 /* Channels between ranks of different hosts: one stream socket for each pair, on which the pieces of messages, the
- * credit for them, and words of a few bytes go as frames. What comes is laid into a ring in private memory, whose other
+ * credit for them, and notifications go as frames. What comes is laid into a ring in private memory, whose other
  * end is read as that of a local rank's (ring.h), or straight into the array that waits for it. A sender puts no more
- * on the socket than that ring has room for: whoever looks can take off all that has come, and no word is stuck for
- * long.
+ * on the socket than that ring has room for: whoever looks can take off all that has come, and no notification is stuck
+ * for long.
  *
  * Owns no descriptor: it is handed connected, non-blocking sockets and an epoll descriptor. Nothing here waits. Any
  * thread may call what is below; who *reads* the rings is one thread at a time.
@@ -18,7 +18,7 @@
 #include "ring.h"
 
 enum sr_channel_what {
-    SR_CHANNEL_OVER = 1, /* it is over, because of what follows */
+    SR_CHANNEL_ABORT = 1, /* it is over, because of what follows */
     SR_CHANNEL_LEAVING,  /* the sender leaves in order */
     SR_CHANNEL_CREDIT,   /* `whole`: up to where the other end may send */
     SR_CHANNEL_PIECE,    /* of a message: what sr_frame says of it, and its bytes */
@@ -53,8 +53,8 @@ struct sr_channel_note {
 enum {
     SR_CHANNEL_MAGIC = 0x32507273,
     SR_CHANNEL_PIECE_NBYTES = 65536, /* a system call is lost in the time that so much takes */
-    SR_CHANNEL_WORD_NBYTES = 65536,  /* of what says why it is over */
-    SR_CHANNEL_REST_NBYTES = SR_CHANNEL_PIECE_NBYTES + SR_CHANNEL_WORD_NBYTES + SR_PAGE,
+    SR_CHANNEL_REASON_NBYTES = 65536,  /* of what says why it is over */
+    SR_CHANNEL_REST_NBYTES = SR_CHANNEL_PIECE_NBYTES + SR_CHANNEL_REASON_NBYTES + SR_PAGE,
     SR_CHANNEL_SCRATCH_NBYTES = 8192,
 };
 
@@ -88,35 +88,35 @@ struct sr_channel {
     /* in */
     struct sr_ring_end in; /* the producer's end of the ring */
     uint64_t first;        /* its first position */
-    uint64_t passed, told; /* what went past the ring, as if it had been in it; the limit that the other end knows */
+    uint64_t passed, granted; /* what went past the ring, as if it had been in it; the limit that the other end knows */
     struct sr_channel_head head;
-    size_t head_nbytes;    /* of the head that have come */
-    size_t arrived;        /* of what follows it */
-    bool past;             /* this piece goes past the ring: */
+    size_t head_nbytes; /* of the head that have come */
+    size_t arrived; /* of what follows it */
+    bool past; /* this piece goes past the ring: */
     unsigned char *target; /* ... here; NULL: nowhere */
     struct sr_channel_note note[3]; /* by enum sr_channel_what from SR_CHANNEL_VIEW on */
-    bool pausing;          /* the last frame was a piece that is in the ring, with more to come of its message */
-    uint64_t landed;       /* bytes of the reader's message that came so, and that it has not counted yet */
+    bool pausing; /* the last frame was a piece that is in the ring, with more to come of its message */
+    uint64_t landed; /* bytes of the reader's message that came so, and that it has not counted yet */
     /* the reader's own */
     struct sr_ring_end *out_of; /* the consumer's end */
     struct sr_incoming *incoming;
-    bool mixed;            /* something may have landed */
+    bool mixed; /* something may have landed */
     uint64_t seen_taken;
 };
 
 /* All connections of one rank. */
 struct sr_channels {
-    sr_flag turn;     /* 1: a thread is at work on the channels */
+    sr_flag turn; /* 1: a thread is at work on the channels */
     sr_flag attended; /* the reader waits for news: nobody else needs to */
-    sr_flag heard;    /* 0, or 1 + the number of the channel on which somebody has said why it is over; R all */
-    sr_flag nopened;  /* channels on which a first piece has come; R all */
-    int waker;        /* an eventfd that ends the sleep of who waits for news in the background */
-    int news;         /* an epoll descriptor of all channels that have not ended */
+    sr_flag aborted_by; /* 0, or 1 + the number of the channel on which somebody has said why it is over; R all */
+    sr_flag nopened; /* channels on which a first piece has come; R all */
+    int waker; /* an eventfd that ends the sleep of who waits for news in the background */
+    int news; /* an epoll descriptor of all channels that have not ended */
     int nchannels;
     struct sr_channel *channel;
-    int word_from;    /* whose word is in, or comes into, `word`; -1: nobody's */
-    uint32_t word_nbytes;
-    unsigned char word[SR_CHANNEL_WORD_NBYTES];
+    int reason_from; /* whose reason is in, or comes into, `reason`; -1: nobody's */
+    uint32_t reason_nbytes;
+    unsigned char reason[SR_CHANNEL_REASON_NBYTES];
     unsigned char scratch[SR_CHANNEL_SCRATCH_NBYTES];
     struct sr_event nobody; /* sleeps on it: news end sleeps */
 };
@@ -141,7 +141,7 @@ bool sr_channels_attend(struct sr_channels *channels);
 void sr_channels_wake(struct sr_channels *channels);
 
 /* For everyone else: takes in what has come unless the reader does; whether somebody has said why it is over. */
-bool sr_channels_hears(struct sr_channels *channels);
+bool sr_channels_poll_abort(struct sr_channels *channels);
 
 /* As sr_ring_push: SR_RING_WHOLE or SR_RING_WAIT, also where the connection has ended. */
 enum sr_ring_status sr_channel_push(struct sr_channels *channels, struct sr_channel *channel,
@@ -153,9 +153,9 @@ enum sr_ring_status sr_channel_pull(struct sr_channels *channels, struct sr_chan
 /* The reader's message has no memory any more: what is on its way to it goes nowhere. */
 void sr_channel_withdraw(struct sr_channels *channels, struct sr_channel *channel);
 
-/* Sends a word behind what is there. */
-void sr_channel_say(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
-                    const void *body, uint32_t nbytes);
+/* Sends a notification behind what is there. */
+void sr_channel_notify(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
+                       const void *body, uint32_t nbytes);
 
 static inline bool sr_channel_is_note(uint32_t what) { return what >= SR_CHANNEL_VIEW && what <= SR_CHANNEL_CONFIRMED; }
 
@@ -170,8 +170,8 @@ static inline struct sr_channel_note *sr_channel_note_of(struct sr_channel *chan
 }
 
 /* How many such notes have come, and the last one; 0: none. */
-uint64_t sr_channel_hear(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
-                         void *note);
+uint64_t sr_channel_last_note(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
+                              void *note);
 
 /* As sr_channels_step, for who does not read: what comes of messages goes no further than their rings. */
 void sr_channels_poll(struct sr_channels *channels);

@@ -296,22 +296,22 @@ static inline void sr_abort_set(struct sr_header *header, uint64_t word)
    one has been told. */
 static inline void sr_seqlock_write(struct sr_seqlock *lock, const uint64_t *word)
 {
-    const uint64_t number = atomic_load_explicit(&lock->told, memory_order_relaxed) + 1;
+    const uint64_t number = atomic_load_explicit(&lock->version, memory_order_relaxed) + 1;
     atomic_thread_fence(memory_order_release);
     for (unsigned i = 0; i < SR_VIEW_WORDS; i++)
         atomic_store_explicit(&lock->word[number & 1][i], word[i], memory_order_relaxed);
-    atomic_store_explicit(&lock->told, number, memory_order_release);
+    atomic_store_explicit(&lock->version, number, memory_order_release);
 }
 
 /* The number of the view that was read; 0: there is none. */
 static inline uint64_t sr_seqlock_read(const struct sr_seqlock *from, uint64_t *word)
 {
     struct sr_seqlock *lock = (struct sr_seqlock *)from;
-    uint64_t number = sr_flag_load(&lock->told), seen = number;
+    uint64_t number = sr_flag_load(&lock->version), seen = number;
     while (number != 0) {
         for (unsigned i = 0; i < SR_VIEW_WORDS; i++)
             word[i] = atomic_load_explicit(&lock->word[number & 1][i], memory_order_relaxed);
-        seen = sr_flag_load_after_reads(&lock->told);
+        seen = sr_flag_load_after_reads(&lock->version);
         if (seen == number)
             break;
         number = seen;
@@ -470,19 +470,19 @@ static inline bool sr_stack_request_ask(const struct sr_stack_request *stack_req
     return syscall(SYS_futex, &stack_request->event, FUTEX_WAKE, 1, NULL, NULL, 0) >= 0;
 }
 
-/* T1: `told` is odd while the text is written. Who reads loads it before (A1) and after (sr_flag_load_after_reads): the
-   same even value says that the text is whole (H.-J. Boehm, "Can seqlocks get along with programming language memory
-   models?", 2012). */
+/* T1: `version` is odd while the text is written. Who reads loads it before (A1) and after (sr_flag_load_after_reads):
+   the same even value says that the text is whole (H.-J. Boehm, "Can seqlocks get along with programming language
+   memory models?", 2012). */
 static inline void sr_stack_request_begin(struct sr_stack_request *stack_request)
 {
-    atomic_fetch_or_explicit(&stack_request->told, 1, memory_order_seq_cst);
-    (void)atomic_load_explicit(&stack_request->told, memory_order_seq_cst); /* keeps the text behind it */
+    atomic_fetch_or_explicit(&stack_request->version, 1, memory_order_seq_cst);
+    (void)atomic_load_explicit(&stack_request->version, memory_order_seq_cst); /* keeps the text behind it */
 }
 
 static inline void sr_stack_request_end(struct sr_stack_request *stack_request)
 {
-    uint64_t told = atomic_load_explicit(&stack_request->told, memory_order_relaxed);
-    atomic_store_explicit(&stack_request->told, told + 1, memory_order_release);
+    uint64_t version = atomic_load_explicit(&stack_request->version, memory_order_relaxed);
+    atomic_store_explicit(&stack_request->version, version + 1, memory_order_release);
 }
 
 /* The parked thread, as the owner's process may be called in system calls. */

@@ -150,7 +150,7 @@ struct sr_wait {
 struct sr_stack_request {
     _Atomic uint32_t event; /* W owner: goes up when the parked thread is to leave; the futex word; R all */
     uint32_t rank, size;   /* W owner: as the ranks of all hosts are counted; R all */
-    sr_flag told;          /* W parked thread: goes up by one before and after it writes `stacks`; R all */
+    sr_flag version;       /* W parked thread: goes up by one before and after it writes `stacks`; R all */
 } __attribute__((aligned(128)));
 
 /* Who gave up, and why; filled before the abort word is set. */
@@ -166,9 +166,9 @@ struct sr_report {
 /* What a rank says once the communicator is over and it wants to go on with those that are left: its *view*, whole,
    each time that changes. The last two are kept, so that the newer one can be read while the next is written. */
 struct sr_seqlock {
-    sr_flag told;                            /* how many; W owner, last; R all */
+    sr_flag version;                         /* how many; W owner, last; R all */
     uint8_t reserved[120];
-    sr_flag word[2][SR_VIEW_WORDS];          /* by number modulo 2; W owner before told; R all */
+    sr_flag word[2][SR_VIEW_WORDS];          /* by number modulo 2; W owner before version; R all */
 };
 
 struct sr_lane {
@@ -235,8 +235,8 @@ struct sr_queue {
     struct sr_ring ring;
 };
 
-/* SR_TOLD: a rank of another host said so, to everyone. */
-enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_TOLD };
+/* SR_REMOTE_ABORT: a rank of another host said so, to everyone. */
+enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_REMOTE_ABORT };
 
 /* Sizes at which one way of doing it overtakes another (shmring/_config/thresholds.py); rank 0's hold for all,
    since all have to choose alike. */

@@ -104,7 +104,7 @@ static inline void sr_ring_copy(const struct sr_ring_end *end, void *dst, const 
 
 /* ---- the producer's ------------------------------------------------------------------------------------------- */
 
-/* Pairs with sr_ring_tell. */
+/* Pairs with sr_ring_publish_taken. */
 static inline bool sr_ring_has_room(struct sr_ring_end *end, uint64_t nbytes)
 {
     const uint64_t needed = end->position + nbytes + SR_CACHE_LINE - end->nbytes;
@@ -170,9 +170,9 @@ static inline uint64_t sr_ring_message_nbytes(const struct sr_ring_end *end, uin
 
 /* ---- the consumer's ------------------------------------------------------------------------------------------- */
 
-/* What the producer waits for. Told every quarter of a ring, and by who runs out of frames. Pairs with
+/* What the producer waits for. Announced every quarter of a ring, and by who runs out of frames. Pairs with
    sr_ring_has_room. */
-static inline void sr_ring_tell(struct sr_ring_end *end)
+static inline void sr_ring_publish_taken(struct sr_ring_end *end)
 {
     if (end->taken != end->position) {
         SR_FAULT(SR_BEFORE_RELEASE);
@@ -213,7 +213,7 @@ static inline void sr_ring_take(struct sr_ring_end *end, const struct sr_frame *
         sr_ring_copy(end, (char *)dst + before_end, end->bytes, head->nbytes - before_end, 0);
     end->position += sr_ring_frame_nbytes(head->nbytes);
     if (end->position - end->taken >= end->nbytes / 4)
-        sr_ring_tell(end);
+        sr_ring_publish_taken(end);
 }
 
 /* Whether a frame is the next piece of the message. */

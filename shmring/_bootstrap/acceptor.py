@@ -78,9 +78,9 @@ class Acceptor:
         self._turned_away: collections.Counter[str] = collections.Counter()
         self._latest: collections.deque[str] = collections.deque(maxlen=3)
 
-    def watch(self, sock: FramedSocket, hear: Callable[[], None]) -> None:
-        """Have `hear` called when something comes from a rank that is in."""
-        self._selector.register(sock, selectors.EVENT_READ, hear)
+    def watch(self, sock: FramedSocket, on_frame: Callable[[], None]) -> None:
+        """Have `on_frame` called when something comes from a rank that is in."""
+        self._selector.register(sock, selectors.EVENT_READ, on_frame)
 
     def turn_to(self, take_in: Callable[[Hello, FramedSocket], None]) -> None:
         """Give those that come from now on to `take_in`, and watch nobody that is in any more."""
@@ -152,7 +152,7 @@ class Acceptor:
                 self._count("another user", f"a process {pid} of another user (uid {uid}) was turned away")
                 return
         pending = self._pending[sock] = _PendingPeer(sock, who, time.monotonic())
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(pending))
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._receive(pending))
 
     def _count(self, kind: str, what: str) -> None:
         self._turned_away[kind] += 1
@@ -170,7 +170,7 @@ class Acceptor:
         self._selector.unregister(pending.sock)
         del self._pending[pending.sock]
 
-    def _hear(self, pending: _PendingPeer) -> None:
+    def _receive(self, pending: _PendingPeer) -> None:
         try:
             packet = pending.sock.receive(handshake.UNPROVEN_NBYTES)
             if packet is None:
@@ -237,7 +237,7 @@ class Gathering:
         self._request = request
         self._awaited = awaited
         self._joined: dict[int, FramedSocket] = {}
-        self._tell_at = time.monotonic() + SILENCE_S
+        self._warn_at = time.monotonic() + SILENCE_S
         self._acceptor = Acceptor(request, listener, (purpose,), len(awaited), self._take_in)
 
     def gather(self) -> dict[int, FramedSocket]:
@@ -246,29 +246,29 @@ class Gathering:
             while not self._is_complete():
                 if self._request.is_over():
                     raise self._late(f"did not come{self._where('to')} within {self._request.timeout_s:g} s")
-                if time.monotonic() >= self._tell_at:
-                    self._tell_who_is_awaited()
-                self._acceptor.serve(self._tell_at)
+                if time.monotonic() >= self._warn_at:
+                    self._warn_who_is_awaited()
+                self._acceptor.serve(self._warn_at)
             self._conclude(self._joined)
         except BaseException as error:
             frame = handshake.pack_frame(handshake.FAILED, error, self._request.rank)
             for sock in self._joined.values():
                 sock.send(frame)
             if isinstance(error, Error):
-                self._tell_latecomers(frame, set(self._missing()) - {error.rank})
+                self._answer_latecomers(frame, set(self._missing()) - {error.rank})
             raise
         socks, self._joined = self._joined, {}
         return dict(sorted(socks.items()))
 
-    def _tell_latecomers(self, frame: bytes, missing: set[int]) -> None:
+    def _answer_latecomers(self, frame: bytes, missing: set[int]) -> None:
         """Who is on its way would find the door closed, and take this rank for the one that has ended."""
 
-        def tell(hello: Hello, sock: FramedSocket) -> None:
+        def answer(hello: Hello, sock: FramedSocket) -> None:
             sock.send(frame)
             sock.close()
             missing.discard(hello.rank)
 
-        self._acceptor.turn_to(tell)
+        self._acceptor.turn_to(answer)
         until = time.monotonic() + _LATECOMERS_S
         with contextlib.suppress(Error):
             while missing and time.monotonic() < until and not self._request.is_over():
@@ -310,19 +310,19 @@ class Gathering:
         if error is not None:
             raise error
         self._joined[hello.rank] = sock
-        self._acceptor.watch(sock, lambda: self._hear_rank(hello.rank, sock))
+        self._acceptor.watch(sock, lambda: self._receive_from_rank(hello.rank, sock))
 
-    def _hear_rank(self, rank: int, sock: FramedSocket) -> None:
+    def _receive_from_rank(self, rank: int, sock: FramedSocket) -> None:
         try:
             packet = sock.receive(handshake.FRAME_NBYTES)
             if packet:
-                self._hear_word(rank, packet)
+                self._handle_frame(rank, packet)
             elif packet is not None:
                 raise self._lose(rank)
         except BadFrame as error:
             raise Error(f"rank {rank} sent {error}", rank=rank) from error
 
-    def _hear_word(self, rank: int, packet: bytes) -> None:
+    def _handle_frame(self, rank: int, packet: bytes) -> None:
         """A rank that waits speaks only to give up."""
         _, failure = handshake.unpack_frame(packet)
         raise failure or self._late(f"did not come{self._where('to')} while rank {rank} would wait")
@@ -332,13 +332,20 @@ class Gathering:
         text = f"{named(missing)} of {self._request.world.nprocs} {what}{hints}; {WAIT_LONGER}"
         return Timeout(text, rank=missing[0])
 
-    def _tell_who_is_awaited(self) -> None:
+    def _warn_who_is_awaited(self) -> None:
         """Once: else whoever forgot to start a host would sit before a silent screen up to the timeout."""
-        self._tell_at = float("inf")
+        self._warn_at = float("inf")
         missing, request = named(self._missing()), self._request
         what = "rank %d has waited %g s%s for %s of %d, and will wait %g s in all%s"
-        told = (request.rank, SILENCE_S, self._where("at"), missing, request.world.nprocs, request.timeout_s)
-        _log.warning(what, *told, self._acceptor.hints())
+        values = (
+            request.rank,
+            SILENCE_S,
+            self._where("at"),
+            missing,
+            request.world.nprocs,
+            request.timeout_s,
+        )
+        _log.warning(what, *values, self._acceptor.hints())
 
     def _where(self, preposition: str) -> str:
         address = self._request.world.address

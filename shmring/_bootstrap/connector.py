@@ -26,7 +26,7 @@ class Connector:
         self._request = request
         self._peer = peer
         self._purpose = purpose
-        self._tell_at = time.monotonic() + SILENCE_S
+        self._warn_at = time.monotonic() + SILENCE_S
 
     def connect(self) -> FramedSocket:
         """A socket on which both have proven themselves and the peer's word was heard."""
@@ -43,14 +43,14 @@ class Connector:
                 sock.close()
             if self._request.is_over():
                 raise self._never_came()
-            if time.monotonic() >= self._tell_at:
-                self._tell_it_tries()
+            if time.monotonic() >= self._warn_at:
+                self._warn_of_tries()
             self._request.pause(pause_s)
             pause_s = min(pause_s * 1.5, self.longest_pause_s)
 
-    def _tell_it_tries(self) -> None:
+    def _warn_of_tries(self) -> None:
         """Once: else a mistaken address, or a peer that was never started, would show only in the end."""
-        self._tell_at = float("inf")
+        self._warn_at = float("inf")
         what = "rank %d has tried for %g s to reach rank %d%s, and will try for %g s in all"
         request = self._request
         _log.warning(what, request.rank, SILENCE_S, self._peer, self._trying(), request.timeout_s)
@@ -117,7 +117,7 @@ class Connector:
             return f"rank {self._peer} runs another version of shmring: install the same one for all ranks"
         return f"rank {self._peer} sent {error}"
 
-    def _await_word(self, sock: FramedSocket) -> bytes:
+    def _await_verdict_frame(self, sock: FramedSocket) -> bytes:
         """The peer's next frame; empty where it hung up. It decides when this rank gives up, see below."""
         try:
             packet = self._request.await_frame(sock, handshake.FRAME_NBYTES)

@@ -34,7 +34,7 @@ class Coordinator:
 
     def check(self) -> None:
         """Raise what another rank told, or that it ended; never waits."""
-        self._hear(0.0)
+        self._receive(0.0)
 
     def all_ready(self, error: BaseException | None = None, *, deadline: float) -> None:
         """Return when every rank has come here; what one gives as its `error` all ranks raise."""
@@ -45,12 +45,12 @@ class Coordinator:
                 # Ranks that are late for a reason know it, and tell it at the same deadline.
                 self._await_ready(deadline + _VERDICT_S / 2)
             else:
-                self._say(0, handshake.pack_frame(handshake.READY))
+                self._send(0, handshake.pack_frame(handshake.READY))
                 self._await_ready(deadline + 2 * _VERDICT_S)
             self._ready.clear()
             if self._rank == 0:
                 for rank in self._socks:
-                    self._say(rank, handshake.pack_frame(handshake.READY))
+                    self._send(rank, handshake.pack_frame(handshake.READY))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -89,7 +89,7 @@ class Coordinator:
         until = time.monotonic() + _VERDICT_S
         with contextlib.suppress(Error):  # the verdict, or rank 0 has gone and there will be none
             while time.monotonic() < until:
-                self._hear(until - time.monotonic())
+                self._receive(until - time.monotonic())
 
     def _await_ready(self, deadline: float) -> None:
         while len(self._ready) < len(self._socks):
@@ -97,14 +97,14 @@ class Coordinator:
             if left_s <= 0:
                 late = min(rank for rank in self._socks if rank not in self._ready)
                 raise Timeout(f"rank {late} of {self._size} was not ready in time", rank=late)
-            self._hear(min(left_s, SELECT_S))
+            self._receive(min(left_s, SELECT_S))
 
-    def _say(self, rank: int, frame: bytes) -> None:
+    def _send(self, rank: int, frame: bytes) -> None:
         if not self._socks[rank].send(frame):
             self.check()  # it may have said why
             raise _ended(rank)
 
-    def _hear(self, wait_s: float) -> None:
+    def _receive(self, wait_s: float) -> None:
         """Take what has come within that time: a frame of each rank."""
         for fd, _ in self._poll.poll(max(0.0, wait_s) * 1000):
             rank = self._rank_of[fd]

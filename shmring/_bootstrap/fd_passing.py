@@ -85,10 +85,10 @@ class Links:
         if self.rank != 0:
             with contextlib.suppress(RankFailed):  # then the last word of rank 0 says why
                 self._send(0, frame, None, check, deadline)
-            self._hear_ready([0], check, deadline)
+            self._await_ready([0], check, deadline)
             return
         try:
-            self._hear_ready(self._peers, check, deadline)
+            self._await_ready(self._peers, check, deadline)
             for rank in self._peers:
                 self._send(rank, frame, None, check, deadline)
         except BaseException as error:
@@ -178,8 +178,8 @@ class Links:
                 while fds:
                     socks.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds[-1]))
                     fds.pop()
-                kind, told = _unpack(packet, 0)
-                failure = failure or told or (_no_room() if cut else None)
+                kind, error = _unpack(packet, 0)
+                failure = failure or error or (_no_room() if cut else None)
             if kind not in (handshake.READY, handshake.FAILED):
                 raise _unexpected(0, kind)
         except BaseException:
@@ -202,16 +202,16 @@ class Links:
             raise
         return fds[0]
 
-    def _hear_ready(self, ranks: Iterable[int], check: Check, deadline: float) -> None:
+    def _await_ready(self, ranks: Iterable[int], check: Check, deadline: float) -> None:
         awaited = set(ranks)
         while awaited:
             for rank in self._next_to_speak(awaited, check, deadline):
                 fds: list[int] = []
                 packet, _ = self._read(rank, fds)
                 _close_descriptors(fds)  # of a rank that is out of step
-                kind, told = _unpack(packet, rank)
-                if told is not None:
-                    raise agreed(told)
+                kind, error = _unpack(packet, rank)
+                if error is not None:
+                    raise agreed(error)
                 if kind != handshake.READY:
                     raise _unexpected(rank, kind)
                 awaited.remove(rank)

@@ -177,7 +177,7 @@ class _LocalConnector(Connector):
         return FramedSocket(connection)
 
     def _settle(self, sock: FramedSocket) -> bool:
-        word = self._await_word(sock)
+        word = self._await_verdict_frame(sock)
         return bool(word) and self._unpack(word) == handshake.READY
 
     def _trying(self) -> str:

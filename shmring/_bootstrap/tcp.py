@@ -94,9 +94,9 @@ class _TcpGathering(Gathering):
         self._identities[hello.rank] = hello.node
         watch_link(sock.connection, is_always_read=True)
 
-    def _hear_word(self, rank: int, packet: bytes) -> None:
+    def _handle_frame(self, rank: int, packet: bytes) -> None:
         if rank in self._endpoints or handshake.kind_of(packet) != handshake.ENDPOINT:
-            super()._hear_word(rank, packet)
+            super()._handle_frame(rank, packet)
         self._endpoints[rank] = node_map.unpack_endpoint(packet)
 
     def _is_complete(self) -> bool:
@@ -201,7 +201,7 @@ class _TcpConnector(Connector):
         if not sock.send(node_map.pack_endpoint(Endpoint(host, port))):
             return False
         while len(self._rows) < self._request.world.nprocs:
-            packet = self._await_word(sock)
+            packet = self._await_verdict_frame(sock)
             if not packet:
                 return False
             self._take_page(packet)

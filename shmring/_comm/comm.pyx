@@ -354,7 +354,7 @@ cdef class Comm(Messages):
                 group._trace_automatically(self.tracer.asked_path)
                 self.tracer.groups.add(group.tracer)
             except (MemoryError, OSError) as error:   # no reason to go without the group
-                self.tracer.tell_untraced(error)
+                self.tracer.report_untraced(error)
         return group
 
     def abort(self, str reason):

@@ -24,7 +24,7 @@ from .._internode.context cimport inter_of, remote
 from .._p2p.delivery cimport Wait, deliver_briefly, deliver_patiently, poll_messages
 from .._p2p.matching cimport *
 from .._p2p.status cimport op_of, pattern_text
-from .._transport.channel cimport sr_channels_hears
+from .._transport.channel cimport sr_channels_poll_abort
 
 from .._diagnostics import failures
 from .._system import procfs
@@ -73,8 +73,8 @@ cdef class Endpoint(FusedCollectives):
         try:
             if self.matching.peer == NULL:
                 self.open_messages()
-            if self.matching.channels != NULL and sr_flag_load(&self.matching.channels.heard) != 0:
-                self.hear_others()
+            if self.matching.channels != NULL and sr_flag_load(&self.matching.channels.aborted_by) != 0:
+                self.poll_abort()
         except BaseException:
             self.is_messaging = False
             raise
@@ -199,8 +199,8 @@ cdef class Endpoint(FusedCollectives):
                 self.keep_own_message(message)
         else:
             if self.matching.peer[message.peer].channel != NULL:
-                if sr_channels_hears(self.matching.channels):   # a send that fits into the socket waits for nobody
-                    self.hear_others()
+                if sr_channels_poll_abort(self.matching.channels):   # a send that fits into the socket waits for nobody
+                    self.poll_abort()
             elif not self.matching.peer[message.peer].out_open:
                 self.open_way_to(message.peer)
             post_send(&self.matching, message)
@@ -335,7 +335,7 @@ cdef class Endpoint(FusedCollectives):
                 except BaseException:
                     end_wait(self.matching.g, SR_WAIT_MESSAGE)
                     raise
-                self.hear_others()
+                self.poll_abort()
             elif status != BLOCKED:
                 self.raise_for(status, message, wait.culprit, timeout_ns, is_final)
             with nogil:
@@ -359,8 +359,8 @@ cdef class Endpoint(FusedCollectives):
     # -- what ends it otherwise --
 
     # Ends the communicator if a rank of another host has.
-    cdef int hear_others(self) except -1:
-        self.engine.hear_others(None, True)
+    cdef int poll_abort(self) except -1:
+        self.engine.poll_abort(None, True)
         return 0
 
     # A rank as the engine counts them, its own host's first.

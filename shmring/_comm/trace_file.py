@@ -112,7 +112,7 @@ class Trace:
         except Exception as error:
             _log.warning("rank %d: its trace %s is not written: %s", self._origin.rank, self.path, error)
 
-    def tell_untraced(self, error: Exception) -> None:
+    def report_untraced(self, error: Exception) -> None:
         """A group that would have been traced with it goes on without."""
         _log.warning("rank %d: a group is not traced: %s", self._origin.rank, error)
 

@@ -19,7 +19,7 @@ cdef union _What:
 
 
 # What a rank says of one piece before it moves.
-cdef struct Told:
+cdef struct Announced:
     uint64_t nrows
     uint32_t block              # 0: to be staged; SR_PRIVATE: as in sr_descriptor
     uint32_t zero_copy_nbytes   # least bytes of the largest piece that are worth it to the giver not to stage
@@ -31,15 +31,15 @@ cdef class _Parts:
     cdef Operand *held
     cdef Piece *given
     cdef Piece *taken
-    cdef Told *own
-    cdef Told *told
+    cdef Announced *own
+    cdef Announced *announced
     cdef size_t row_nbytes
     cdef cnp.ndarray like       # has the dtype and shape[1:] of all arrays of the call
     cdef list kept
 
     cdef Operand *hold(self, object x, bint writable, str what, int index) except NULL
     cdef object room(self, uint64_t nrows)
-    cdef Told *told_of(self, int giver, int taker) noexcept
+    cdef Announced *announced_of(self, int giver, int taker) noexcept
 
 
 cdef class VectorCollectives(Collectives):
@@ -51,7 +51,7 @@ cdef class VectorCollectives(Collectives):
     cdef int give(self, Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1
     cdef int take_after(self, Call *c, _Parts parts, Operand *operand) except -1
     cdef int describe_out(self, Call *c, _Parts parts, object out) except -1
-    cdef int tell(self, Call *c, _Parts parts, bint has_out) except -1
+    cdef int announce(self, Call *c, _Parts parts, bint has_out) except -1
     cdef int describe_counts(self, Call *counts, Call *c, _Parts parts) except -1
     cdef int check_counts(self, Call *c, _Parts parts) except -1
     cdef bint read_counts(self, Call *c, _Parts parts) noexcept

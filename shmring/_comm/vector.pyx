@@ -32,13 +32,13 @@ cdef extern from "<numpy/arrayobject.h>":
 cnp.import_array()
 
 
-cdef size_t MOST_NBYTES = <size_t> 1 << 48   # of one piece: keeps sums of sizes that others told inside 64 bits
+cdef size_t MOST_NBYTES = <size_t> 1 << 48   # of one piece: keeps sums of sizes that others announced inside 64 bits
 
 
 # ---- the arrays of one call ----------------------------------------------------------------------------------
 
 cdef class _Parts:
-    """What a rank gives to and takes from each of `size` ranks, and what everyone has told of it."""
+    """What a rank gives to and takes from each of `size` ranks, and what everyone has announced of it."""
 
     def __cinit__(self, int size, int npieces):
         self.size = size
@@ -46,11 +46,11 @@ cdef class _Parts:
         self.kept = []
         self.held = <Operand *> calloc(2 * size + 1, sizeof(Operand))
         self.given = <Piece *> calloc(2 * size, sizeof(Piece))
-        self.own = <Told *> calloc((1 + size) * npieces, sizeof(Told))
+        self.own = <Announced *> calloc((1 + size) * npieces, sizeof(Announced))
         if self.held == NULL or self.given == NULL or self.own == NULL:
             raise MemoryError()
         self.taken = self.given + size
-        self.told = self.own + npieces
+        self.announced = self.own + npieces
 
     def __dealloc__(self):
         cdef int i
@@ -85,8 +85,8 @@ cdef class _Parts:
         Py_INCREF(dtype)
         return PyArray_Empty(cnp.PyArray_NDIM(like), lengths, dtype, 0)
 
-    cdef Told *told_of(self, int giver, int taker) noexcept:
-        return &self.told[giver * self.npieces + (taker if self.npieces > 1 else 0)]
+    cdef Announced *announced_of(self, int giver, int taker) noexcept:
+        return &self.announced[giver * self.npieces + (taker if self.npieces > 1 else 0)]
 
 
 # ---- the collectives -----------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ cdef class VectorCollectives(Collectives):
             self.engine.refuse(kind)
             raise
         if c.nbytes <= TOLD_NBYTES:
-            take_what_was_told(c, parts, self.own_rank)
+            take_announced(c, parts, self.own_rank)
         else:
             if not self.staging_ready:
                 self.allocate_staging()
@@ -214,7 +214,7 @@ cdef class VectorCollectives(Collectives):
             self.take_after(c, parts, parts.hold(parts.room(0), False, what, -1))
         if out is not None:
             self.describe_out(c, parts, out)
-        self.tell(c, parts, out is not None)
+        self.announce(c, parts, out is not None)
         c.given, c.taken = parts.given, parts.taken
         c.fingerprint = fingerprint_of(c) ^ <uint64_t> signature_of(parts.like) << 32
         return 0
@@ -266,21 +266,21 @@ cdef class VectorCollectives(Collectives):
         return 0
 
     # What the pieces are or, if that is too much, where they lie.
-    cdef int tell(self, Call *c, _Parts parts, bint has_out) except -1:
+    cdef int announce(self, Call *c, _Parts parts, bint has_out) except -1:
         cdef Group *g = &self.engine.g
         cdef bint in_place = has_out and is_in_place(c, parts, self.own_rank)
-        cdef Told *told
+        cdef Announced *announced
         cdef Piece *piece
         cdef int i
         for i in range(parts.npieces):
-            told = &parts.own[i]
+            announced = &parts.own[i]
             piece = &parts.given[i]
             if piece.nbytes == 0:
                 continue
             if piece.nbytes <= TOLD_NBYTES:
-                memcpy(told.what.data, piece.data, piece.nbytes)
+                memcpy(announced.what.data, piece.data, piece.nbytes)
             elif not in_place and g.inter == NULL:
-                tell_place(self.engine, c, told, piece)
+                announce_place(self.engine, c, announced, piece)
         return 0
 
     # The first call: everyone's counts.
@@ -288,10 +288,10 @@ cdef class VectorCollectives(Collectives):
         counts[0] = c[0]
         counts.kind = ALL_GATHER
         counts.given = counts.taken = NULL
-        counts.nbytes = counts.x_nbytes = parts.npieces * sizeof(Told)
+        counts.nbytes = counts.x_nbytes = parts.npieces * sizeof(Announced)
         counts.out_nbytes = counts.nbytes * parts.size
         counts.x = <unsigned char *> parts.own
-        counts.out = <unsigned char *> parts.told
+        counts.out = <unsigned char *> parts.announced
         choose_way(&self.engine.g, counts)
         return 0
 
@@ -306,58 +306,59 @@ cdef class VectorCollectives(Collectives):
         self.engine.raise_for_status(c, MISMATCHED)
         return 0
 
-    # The largest piece that travels: the same on every rank. False: a rank, in c.awaited.rank, has told nonsense.
+    # The largest piece that travels: the same on every rank. False: a rank, in c.awaited.rank, has announced nonsense.
     cdef bint read_counts(self, Call *c, _Parts parts) noexcept:
-        cdef Told *told
+        cdef Announced *announced
         cdef int giver, taker
         cdef size_t most = MOST_NBYTES // max(parts.row_nbytes, <size_t> 1)
         c.nbytes = 0
         for giver in range(parts.size):
             c.awaited.rank = giver
             for taker in range(parts.size):
-                told = parts.told_of(giver, taker)
-                if told.nrows > most:
+                announced = parts.announced_of(giver, taker)
+                if announced.nrows > most:
                     return False
                 if is_given(c, giver, taker) and giver != taker:
-                    c.nbytes = max(c.nbytes, told.nrows * parts.row_nbytes)
+                    c.nbytes = max(c.nbytes, announced.nrows * parts.row_nbytes)
         return True
 
-    # Nothing is staged if all that moves lies where it can be read, or was told, and is worth a second synchronisation.
+    # Nothing is staged if all that moves lies where it can be read, or was announced, and is worth a second
+    # synchronisation.
     cdef int choose_place(self, Call *c, _Parts parts) noexcept:
-        cdef Told *told
+        cdef Announced *announced
         cdef int giver, taker
         c.x_block = 1
         for giver in range(parts.size):
             for taker in range(parts.size):
-                told = parts.told_of(giver, taker)
+                announced = parts.announced_of(giver, taker)
                 if (is_given(c, giver, taker) and giver != taker
-                        and told.nrows * parts.row_nbytes > TOLD_NBYTES):
-                    if told.block == 0 or c.nbytes < told.zero_copy_nbytes:
+                        and announced.nrows * parts.row_nbytes > TOLD_NBYTES):
+                    if announced.block == 0 or c.nbytes < announced.zero_copy_nbytes:
                         c.x_block = 0
                         return 0
-                    if told.block == SR_PRIVATE:
+                    if announced.block == SR_PRIVATE:
                         c.x_block = SR_PRIVATE
         return 0
 
-    # Where it is read then. False: a rank, as above, has told nonsense.
+    # Where it is read then. False: a rank, as above, has announced nonsense.
     cdef bint find_places(self, Call *c, _Parts parts) noexcept:
-        cdef Told *told
+        cdef Announced *announced
         cdef Piece *piece
         cdef size_t nbytes
         cdef int giver, rank = self.own_rank
         for giver in range(parts.size):
-            told = parts.told_of(giver, rank)
+            announced = parts.announced_of(giver, rank)
             piece = &parts.taken[giver]
-            nbytes = told.nrows * parts.row_nbytes
+            nbytes = announced.nrows * parts.row_nbytes
             if nbytes <= TOLD_NBYTES:
-                piece.there = told.what.data
+                piece.there = announced.what.data
             elif is_given(c, giver, rank) and giver != rank:
                 c.awaited.rank = giver
-                piece.there_is_private = told.block == SR_PRIVATE
+                piece.there_is_private = announced.block == SR_PRIVATE
                 if piece.there_is_private:
-                    piece.there = <unsigned char *> <uintptr_t> told.what.offset
+                    piece.there = <unsigned char *> <uintptr_t> announced.what.offset
                 else:
-                    piece.there = shared_address(&self.engine.g, told.block, giver, told.what.offset, nbytes)
+                    piece.there = shared_address(&self.engine.g, announced.block, giver, announced.what.offset, nbytes)
                 if piece.there == NULL:
                     return False
         return True
@@ -375,7 +376,7 @@ cdef class VectorCollectives(Collectives):
             if not is_given(c, giver, self.own_rank):
                 continue
             piece = &parts.taken[giver]
-            nrows = parts.told_of(giver, self.own_rank).nrows
+            nrows = parts.announced_of(giver, self.own_rank).nrows
             nbytes = nrows * parts.row_nbytes
             if out is None:
                 array = parts.room(nrows)
@@ -396,23 +397,23 @@ cdef class VectorCollectives(Collectives):
 
 
 # Where a piece lies, if the others can read it there.
-cdef void tell_place(Engine engine, Call *c, Told *told, Piece *piece) noexcept:
+cdef void announce_place(Engine engine, Call *c, Announced *announced, Piece *piece) noexcept:
     cdef Group *g = &engine.g
     cdef size_t least = g.zero_copy_nbytes
-    if not engine.find_block(piece.data, piece.nbytes, &told.block, &told.what.offset):
+    if not engine.find_block(piece.data, piece.nbytes, &announced.block, &announced.what.offset):
         if not offers_single_copy(g, c, piece.nbytes) or piece.nbytes == 0 or not can_be_read(g, piece.data):
             return
-        told.block, told.what.offset = SR_PRIVATE, <uintptr_t> piece.data
+        announced.block, announced.what.offset = SR_PRIVATE, <uintptr_t> piece.data
         least = max(least, least_single_copy(g, c))
-    told.zero_copy_nbytes = <uint32_t> min(least, <size_t> 0xffffffff)
+    announced.zero_copy_nbytes = <uint32_t> min(least, <size_t> 0xffffffff)
 
 
-# Where no piece that travels is longer than what was told of it.
-cdef void take_what_was_told(Call *c, _Parts parts, int rank) noexcept:
+# Where no piece that travels is longer than what was announced of it.
+cdef void take_announced(Call *c, _Parts parts, int rank) noexcept:
     cdef int giver
     for giver in range(parts.size):
         if giver != rank and is_given(c, giver, rank):
-            memcpy(parts.taken[giver].data, parts.told_of(giver, rank).what.data, parts.taken[giver].nbytes)
+            memcpy(parts.taken[giver].data, parts.announced_of(giver, rank).what.data, parts.taken[giver].nbytes)
     if parts.taken[rank].nbytes > 0:
         memmove(parts.taken[rank].data, parts.given[rank].data, parts.taken[rank].nbytes)
 
@@ -432,7 +433,7 @@ cdef class _VectorWork(Work):
             self.engine.describe_refusal(c, kind)
             return 0
         if c.nbytes <= TOLD_NBYTES:
-            take_what_was_told(c, self.parts, self.comm.own_rank)
+            take_announced(c, self.parts, self.comm.own_rank)
             c.enter, c.step = enter_nothing, step_nothing
         return 0
 

@@ -100,7 +100,7 @@ cdef struct Group:
     uint64_t next_poll_ns, signal_ns   # when to look around again, and for signals
     uint64_t polled_ns                # when the wait of a call was looked at last
     bint checks_liveness       # the kernel does not watch them all, and those that it does not can be looked for
-    uint64_t stall_ns, word_due_ns     # how long a wait may go without a word, 0: for ever; when one is due
+    uint64_t stall_ns, report_due_ns     # how long a wait may go without a report, 0: for ever; when one is due
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from here on
     bint single_copy           # every rank can read the private memory of every other
     const void **source        # scratch by rank, valid within one step

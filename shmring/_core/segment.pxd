@@ -38,7 +38,7 @@ cdef extern from "layout.h" nogil:
         sr_flag since_ns, until_ns, seq, what
     cdef struct sr_stack_request:
         uint32_t rank, size
-        sr_flag told
+        sr_flag version
     cdef struct sr_report:
         uint64_t seq
         int64_t number
@@ -80,7 +80,7 @@ cdef extern from "layout.h" nogil:
         SR_PRIVATE
         SR_STAGED, SR_REDUCED, SR_COPIED, SR_HANDED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
         SR_ABSENT, SR_JOINED, SR_CLOSED
-        SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_TOLD
+        SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_REMOTE_ABORT
         SR_UNDER_WAY, SR_COMPLETE, SR_RAISED
     sr_lane *sr_layout_lane(void *segment, int rank)
     size_t sr_layout_control_nbytes(int nranks)

@@ -65,4 +65,4 @@ cdef extern from "ring.h" nogil:
     int sr_ring_peek(const sr_ring_end *, sr_frame *)
     void sr_ring_take(sr_ring_end *, const sr_frame *, void *dst)
     int sr_ring_pull(sr_ring_end *, sr_incoming *)
-    void sr_ring_tell(sr_ring_end *)
+    void sr_ring_publish_taken(sr_ring_end *)

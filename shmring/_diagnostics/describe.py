@@ -123,12 +123,12 @@ def grouped(places: Mapping[int, Place]) -> str:
     groups: dict[tuple[str, str], list[int]] = {}
     for rank, place in places.items():
         groups.setdefault((place.at, place.awaited), []).append(rank)
-    told = []
+    parts = []
     for (at, awaited), ranks in groups.items():
         longest = max(places[rank].wait_s for rank in ranks)
         gave_up = any(places[rank].gave_up for rank in ranks)
-        told.append(f"{named(ranks)} {Place(at, awaited, longest, gave_up)}")
-    return "; ".join(told)
+        parts.append(f"{named(ranks)} {Place(at, awaited, longest, gave_up)}")
+    return "; ".join(parts)
 
 
 def named(ranks: Iterable[int]) -> str:

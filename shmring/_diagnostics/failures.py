@@ -24,7 +24,7 @@ CLOSED_IT = "closed the communicator while others still called it"
 CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
 _ELSEWHERE = "on another host"
 _LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire=, group_size= or priority="
-_TOLD_CALL = re.compile(r"rank (\d+) called (.*?)(?=; rank \d+ called |$)")
+_REMOTE_CALL = re.compile(r"rank (\d+) called (.*?)(?=; rank \d+ called |$)")
 _OVER = "this communicator is over: its shrink() goes on with the ranks that are left"
 
 _has_rehearsed = False  # in this process, or in one that it was forked from
@@ -59,10 +59,10 @@ def describe_doing(engine: Engine, rank: int) -> str:
     """What a rank did last, and where it runs or in which state it is, as far as that is known here."""
     host = engine.host_of(rank)
     if host is not None:
-        told = engine.told_call(rank)
-        if told is None or told[0] <= 0 or told[1] is None:
+        found = engine.remote_call(rank)
+        if found is None or found[0] <= 0 or found[1] is None:
             return f"it runs on {host}"
-        return f"the last call that it told of was {describe_call(told[1])} #{told[0]}; it runs on {host}"
+        return f"the last call that it told of was {describe_call(found[1])} #{found[0]}; it runs on {host}"
     last = engine.last_seq_of(rank)
     number = engine.number_of(last)
     if number <= 0:
@@ -93,8 +93,8 @@ def describe_remote_mismatch(
         other = "something else, or a call before or after it"
     else:
         other = describe_call(theirs) + (f" as call #{number}" if number is not None else "")
-    told = f"rank {engine.world_rank(engine.rank)} called {own}; rank {rank} called {other}"
-    return told + (_LOOK_ALIKE if own == other else "")
+    text = f"rank {engine.world_rank(engine.rank)} called {own}; rank {rank} called {other}"
+    return text + (_LOOK_ALIKE if own == other else "")
 
 
 def end(engine: Engine, *, beside: bool = False) -> Error:
@@ -104,7 +104,7 @@ def end(engine: Engine, *, beside: bool = False) -> Error:
     """
     error = _error_of(engine, engine.abort_report())
     error.attach_snapshot(_see(engine))
-    engine.tell_others(error)
+    engine.notify_others(error)
     if (trouble := engine.end_sharing(beside=beside)) is not None:
         error.add_note(trouble)
     return error
@@ -133,22 +133,22 @@ def _see(engine: Engine) -> Callable[[], tuple[tuple[str, ...], str]]:
     names = {rank: engine.name_of(rank) for rank in awaited}
     size = engine.world_size
 
-    def tell() -> tuple[tuple[str, ...], str]:
+    def describe_ranks() -> tuple[tuple[str, ...], str]:
         places = {rank: describe.place_of(sight, names.__getitem__) for rank, sight in seen.items()}
         elsewhere = "" if len(seen) == size else " (ranks of this host)"
         where = tuple(str(places.get(rank, _ELSEWHERE)) for rank in range(size))
         return where, f"where they were{elsewhere}: {describe.grouped(places)}"
 
-    return tell
+    return describe_ranks
 
 
 def _error_of(engine: Engine, report: tuple[str, int, int, str, int, str | None] | None) -> Error:
     if report is None:
         return Error(f"the communicator stopped without saying why; {_OVER}", rank=engine.rank)
     cause, culprit, failed_seq, reason, number, op = report
-    if cause == "told":
+    if cause == "remote":
         # A copy: what is raised refers to who raises it, and the one that was told stays.
-        return copy.copy(engine.what_others_told()) or Aborted(reason, reason=reason)
+        return copy.copy(engine.remote_error()) or Aborted(reason, reason=reason)
     if cause == "mismatch":
         return _mismatch(engine, culprit, failed_seq, number, op, reason)
     seq = number if number > 0 else None
@@ -175,24 +175,24 @@ def _mismatch(
         )
         for rank in range(engine.size)
     }
-    told = between_hosts or _callers(called)
+    callers = between_hosts or _callers(called)
     called |= _calls_in(between_hosts)
-    text = f"the ranks' calls do not match in call #{number}: {told}; {must}"
+    text = f"the ranks' calls do not match in call #{number}: {callers}; {must}"
     calls = tuple(called.get(rank, f"({_ELSEWHERE})") for rank in range(engine.world_size))
     return Mismatch(text, rank=engine.world_rank(culprit), op=op, seq=number, calls=calls)
 
 
-def _calls_in(told: str) -> dict[int, str]:
-    """By rank, the calls that `describe_remote_mismatch` has told of."""
-    return {int(rank): call for rank, call in _TOLD_CALL.findall(told.removesuffix(_LOOK_ALIKE))}
+def _calls_in(text: str) -> dict[int, str]:
+    """By rank, the calls that `describe_remote_mismatch` has named."""
+    return {int(rank): call for rank, call in _REMOTE_CALL.findall(text.removesuffix(_LOOK_ALIKE))}
 
 
 def _callers(called: Mapping[int, str]) -> str:
     callers: dict[str, list[int]] = {}
     for rank, call in called.items():
         callers.setdefault(call, []).append(rank)
-    told = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
-    return told + (_LOOK_ALIKE if len(callers.keys() - {describe.NOTHING}) == 1 else "")
+    text = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
+    return text + (_LOOK_ALIKE if len(callers.keys() - {describe.NOTHING}) == 1 else "")
 
 
 def _did(call: str) -> str:

@@ -99,10 +99,10 @@ class Flight:
         (cause, culprit, its sequence number, reason, which of the user's calls that was, its name or None)
         """
 
-    def take_word_until(self, now_ns: int, until_ns: int) -> bool:
+    def take_report_turn(self, now_ns: int, until_ns: int) -> bool:
         """Whether this rank is the one to warn of a late one, and nobody else before `until_ns`."""
 
-    def told(self, rank: int) -> int:
+    def stacks_version(self, rank: int) -> int:
         """How often a rank has begun or ended to write its stacks: odd while it does."""
 
     def ask(self, rank: int) -> bool:

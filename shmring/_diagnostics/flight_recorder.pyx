@@ -30,7 +30,7 @@ ALGORITHMS = ("auto", "ring", "tree", "master", "direct", "bidirectional_ring", 
 assert len(ALGORITHMS) == NALGORITHMS
 WIRES = tuple(kernels.wire_formats())
 CAUSES = {SR_RANK_FAILED: "failed", SR_TIMED_OUT: "timed out", SR_MISMATCHED: "mismatch", SR_ABORTED: "aborted",
-          SR_TOLD: "told"}
+          SR_REMOTE_ABORT: "remote"}
 OUTCOMES = ("under way", "complete", "raised")
 WAITS = ("call", "send", "recv", "probe", "lock")
 assert len(WAITS) == SR_WAIT_KINDS
@@ -156,7 +156,8 @@ def control_nbytes_of(const unsigned char[::1] head, uint64_t nbytes):
 cdef class Flight:
     """The header and the lanes of a segment in `memory`, which has `.address` and `.nbytes` and is kept alive.
 
-    A copy of them does as well, but for `ask`; who may only read calls all but `take_word_until`. Ranks are local ones.
+    A copy of them does as well, but for `ask`; who may only read calls all but `take_report_turn`. Ranks are local
+    ones.
     """
 
     def __cinit__(self, memory):
@@ -290,7 +291,7 @@ cdef class Flight:
         return (cause, sr_abort_culprit(word), report.seq, text_in(report.reason, SR_REASON_NBYTES), report.number,
                 text_in(report.op, SR_OP_NBYTES) or None)
 
-    def take_word_until(self, uint64_t now_ns, uint64_t until_ns):
+    def take_report_turn(self, uint64_t now_ns, uint64_t until_ns):
         """Whether this rank is the one to warn of a late one, and nobody else before `until_ns`."""
         cdef uint64_t quiet_until = sr_flag_load(&self.header.quiet_until_ns)
         return (<int64_t> (now_ns - quiet_until) >= 0
@@ -298,19 +299,19 @@ cdef class Flight:
 
     # -- stacks --
 
-    def told(self, int rank):
+    def stacks_version(self, int rank):
         """How often a rank has begun or ended to write its stacks: odd while it does."""
-        return sr_flag_load(&self.lane(rank).stack_request.told)
+        return sr_flag_load(&self.lane(rank).stack_request.version)
 
     def ask(self, int rank):
-        """Asks a rank for its stacks; `told` says when it has answered. False: the kernel does not do that."""
+        """Asks a rank for its stacks; `stacks_version` says when it has answered. False: the kernel cannot."""
         return sr_stack_request_ask(&self.lane(rank).stack_request)
 
     def stacks_of(self, int rank):
         """What a rank told last of its Python stacks; None while it writes."""
         cdef sr_lane *lane = self.lane(rank)
-        cdef uint64_t told = sr_flag_load(&lane.stack_request.told)
+        cdef uint64_t version = sr_flag_load(&lane.stack_request.version)
         text = text_in(lane.stacks, SR_STACKS_NBYTES)
-        if told & 1 or sr_flag_load_after_reads(&lane.stack_request.told) != told:
+        if version & 1 or sr_flag_load_after_reads(&lane.stack_request.version) != version:
             return None
         return text

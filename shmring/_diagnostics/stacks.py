@@ -41,12 +41,12 @@ def _all_stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda entry: (entry[0] != main, entry[0]))
-    told = [
+    answers = [
         f"Thread {names.get(ident, ident)} (most recent call first):\n" + "".join(_lines(frame))
         for ident, frame in frames
         if ident != threading.get_ident()
     ]
-    return "\n".join(told)
+    return "\n".join(answers)
 
 
 def _lines(frame: FrameType | None) -> Iterable[str]:
@@ -71,7 +71,7 @@ def ask(
     still: looked at now and then; False ends it early.
     """
     answers = {rank: why for rank in ranks if (why := _cannot_answer(flight, rank))}
-    asked = {rank: flight.told(rank) & ~1 for rank in ranks if rank not in answers}
+    asked = {rank: flight.stacks_version(rank) & ~1 for rank in ranks if rank not in answers}
     until = time.monotonic() + within_s
     ask_again = 0.0
     while asked and time.monotonic() < until and still():
@@ -82,7 +82,7 @@ def ask(
             ask_again = time.monotonic() + _ASK_AGAIN_S
         time.sleep(_POLL_S)
         for rank, before in list(asked.items()):
-            text = flight.stacks_of(rank) if flight.told(rank) > before else None
+            text = flight.stacks_of(rank) if flight.stacks_version(rank) > before else None
             if text is not None:
                 answers[rank] = text
                 del asked[rank]

@@ -27,8 +27,8 @@ def warn(engine: Engine, place: int, since_ns: int) -> None:
     own = describe.place_of(engine.flight.sight_of(engine.rank), engine.name_of).at
     waited = describe.seconds(describe.waited_s(wait, time.monotonic_ns()))
     late = failures.late_in_the_end(engine, wait["awaited"])
-    told = f"rank {engine.world_rank(engine.rank)} has waited {waited} for {engine.name_of(late)}"
-    _log.warning("%s %s%s", told, own, _what_it_does(engine, late))
+    text = f"rank {engine.world_rank(engine.rank)} has waited {waited} for {engine.name_of(late)}"
+    _log.warning("%s %s%s", text, own, _what_it_does(engine, late))
 
 
 def _what_it_does(engine: Engine, rank: int) -> str:
@@ -44,6 +44,6 @@ def _what_it_does(engine: Engine, rank: int) -> str:
         is_over = engine.abort_report() is not None or any(map(engine.has_gone, range(engine.size)))
         return not is_over and engine.flight.last_of(rank) == last
 
-    told = stacks.ask(engine.flight, [rank], still=still)[rank]
-    lines = f" and does:\n{told}" if told.startswith("Thread") else f" {told}"
+    answer = stacks.ask(engine.flight, [rank], still=still)[rank]
+    lines = f" and does:\n{answer}" if answer.startswith("Thread") else f" {answer}"
     return f"; {name} is {where}; its process {pid} is {procfs.state(pid, start)}{lines}"

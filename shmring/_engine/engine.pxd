@@ -37,9 +37,9 @@ cdef class Engine(State):
     cdef int end_steps(self, object error) except -1
     cdef int blame(self, object error) except -1
     cdef int raise_remote(self, Call *c, int status) except -1
-    cdef int hear_others(self, object seq, bint beside=*) except -1
+    cdef int poll_abort(self, object seq, bint beside=*) except -1
     cdef int compare_calls(self, Call *c) except -1
-    cdef int await_better_word(self, Call *c, int culprit) except -1
+    cdef int await_better_report(self, Call *c, int culprit) except -1
     cdef int give_up(self, int cause, int culprit, object seq, str reason, str op=*) except -1
     cdef int prepare_to_begin(self, Call *c) except -1
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s,

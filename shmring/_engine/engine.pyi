@@ -41,10 +41,10 @@ class Engine(State):
     def cross(self, conns: InterNodeConns, notifications: Notifications) -> None:
         """From here on calls are of the ranks of several hosts."""
 
-    def tell_others(self, error: Error) -> None:
+    def notify_others(self, error: Error) -> None:
         """The ranks of other hosts learn that it is over."""
 
-    def what_others_told(self) -> Error | None:
+    def remote_error(self) -> Error | None:
         """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
 
     def enter_call(self) -> None:
@@ -82,7 +82,7 @@ class Engine(State):
     def disown(self) -> None:
         """In a forked child: the communicator belongs to the parent; touches nothing that is shared."""
 
-    def told_call(self, rank: int) -> tuple[int, dict[str, Any] | None] | None:
+    def remote_call(self, rank: int) -> tuple[int, dict[str, Any] | None] | None:
         """By what a rank of another host told last: (which of the user's calls, what it was)."""
 
     def check(self) -> None:

@@ -230,7 +230,7 @@ cdef class Engine(State):
             if status == SIGNALLED:
                 PyErr_CheckSignals()
                 self.stalls.heed(self, SR_WAIT_CALL)
-                self.hear_others(c.seq)
+                self.poll_abort(c.seq)
                 self.compare_calls(c)
                 return 0
             self.give_up_for(c, status)
@@ -254,7 +254,7 @@ cdef class Engine(State):
         elif status == LATE:
             if g.inter != NULL:
                 culprit = failures.late_in_the_end(self, most_suspect(self, c, self.notifications))
-                self.await_better_word(c, culprit)
+                self.await_better_report(c, culprit)
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
             self.give_up(SR_RANK_FAILED, culprit, seq, procfs.how_it_ended(*self.liveness_of(culprit)))
@@ -382,11 +382,11 @@ cdef class Engine(State):
         if status == REMOTE_MISMATCH:
             await_same_call(self, c, self.notifications)
         rank = self.world_rank(c.awaited.rank)
-        if self.notifications.hear_out(rank, NOTIFIED_S if status == LOST else 0.0) is not None:
-            self.hear_others(c.seq)
+        if self.notifications.await_abort(rank, NOTIFIED_S if status == LOST else 0.0) is not None:
+            self.poll_abort(c.seq)
         elif status == REMOTE_MISMATCH:
-            told = failures.describe_remote_mismatch(self, rank, *mismatched_calls(self))
-            self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, told)
+            text = failures.describe_remote_mismatch(self, rank, *mismatched_calls(self))
+            self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, text)
         elif self.notifications.has_left(rank):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.CLOSED_IT)
         else:
@@ -395,9 +395,9 @@ cdef class Engine(State):
         return 0
 
     # End the communicator if a rank of another host has. beside: see raise_over.
-    cdef int hear_others(self, object seq, bint beside=False) except -1:
-        if self.notifications is not None and self.notifications.hear() is not None:
-            self.give_up(SR_TOLD, self.g.rank, seq, str(self.notifications.error))
+    cdef int poll_abort(self, object seq, bint beside=False) except -1:
+        if self.notifications is not None and self.notifications.poll() is not None:
+            self.give_up(SR_REMOTE_ABORT, self.g.rank, seq, str(self.notifications.error))
             self.raise_over(beside)
         return 0
 
@@ -405,18 +405,18 @@ cdef class Engine(State):
     cdef int compare_calls(self, Call *c) except -1:
         found = find_remote_mismatch(self, c, self.notifications)
         if found is not None:
-            told = failures.describe_remote_mismatch(self, *found, None)
-            self.give_up(SR_MISMATCHED, remote(&self.g, found[0]), c.seq, told)
+            text = failures.describe_remote_mismatch(self, *found, None)
+            self.give_up(SR_MISMATCHED, remote(&self.g, found[0]), c.seq, text)
             self.raise_over()
         return 0
 
-    def told_call(self, int rank):
+    def remote_call(self, int rank):
         """By what came from a rank of another host last: (which of the user's calls, what it was), or None."""
         return last_call_of(self, rank - self.g.size, self.notifications)
 
     # Who waits for one that waits itself would blame the wrong rank: whoever knows better speaks first. That is who
     # waits for a local rank that has not come, then who waits for another host, then who waits for one that may have.
-    cdef int await_better_word(self, Call *c, int culprit) except -1:
+    cdef int await_better_report(self, Call *c, int culprit) except -1:
         cdef uint64_t first = inter_of(&self.g).first_local
         if c.awaited.rank >= self.g.size:
             grace_s = GRACE_S
@@ -426,7 +426,7 @@ cdef class Engine(State):
             grace_s = 0.0   # ranks of a host meet before they wait for another one
         cdef double until = sr_now_ns() * 1e-9 + grace_s
         while sr_flag_load(&self.g.header.abort) == SR_NO_ABORT and sr_now_ns() * 1e-9 < until:
-            self.hear_others(c.seq)
+            self.poll_abort(c.seq)
             time.sleep(0.005)
         return 0
 
@@ -476,14 +476,14 @@ cdef class Engine(State):
         """What is to become private when it is over."""
         self.arrays = arrays
 
-    def tell_others(self, error):
+    def notify_others(self, error):
         """The ranks of other hosts learn that it is over."""
         if self.notifications is not None:
-            self.notifications.tell(error)
+            self.notifications.notify_abort(error)
 
-    def what_others_told(self):
+    def remote_error(self):
         """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
-        return self.notifications.hear_out(None, NOTIFIED_S) if self.notifications is not None else None
+        return self.notifications.await_abort(None, NOTIFIED_S) if self.notifications is not None else None
 
     def host_of(self, int rank):
         """Where a rank of another host runs; None for local ones. Numbers as in `world_rank`."""
@@ -603,7 +603,7 @@ cdef class Engine(State):
                     if status == SIGNALLED:
                         PyErr_CheckSignals()
                         try:
-                            self.hear_others(self.g.seq)
+                            self.poll_abort(self.g.seq)
                             if self.g.inter != NULL and copy_begun(q, &call):
                                 self.compare_calls(&call)
                         except Error:   # the next step ends all that was issued
@@ -691,7 +691,7 @@ cdef class Engine(State):
         cdef Group *g = &self.g
         cdef int rank
         self.check_usable()
-        self.hear_others(g.seq)
+        self.poll_abort(g.seq)
         check_liveness(g)
         for rank in range(g.size):
             if rank != g.rank and sr_liveness_died(&g.lane[rank].liveness):

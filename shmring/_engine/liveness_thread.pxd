@@ -19,5 +19,5 @@ cdef class ParkedThread:
 
     cdef int begin(self, sr_lane *lane, object owner) except -1
     cdef int hold_futex(self) except -1
-    cdef int tell(self) except -1
+    cdef int write_stacks(self) except -1
     cdef int leave(self) except -1

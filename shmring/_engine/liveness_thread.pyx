@@ -88,14 +88,14 @@ cdef class ParkedThread:
                     asked = sr_stack_request_await(&lane.stack_request, &self.leave_word)
                 if asked:
                     try:
-                        self.tell()
+                        self.write_stacks()
                     except BaseException:   # in want of memory; this rank lives all the same
                         pass
         finally:
             sr_liveness_let_go(&lane.liveness)
         return 0
 
-    cdef int tell(self) except -1:
+    cdef int write_stacks(self) except -1:
         cdef bytes text = stacks.of_this_process(SR_STACKS_NBYTES - 1)
         cdef size_t nbytes = min(<size_t> len(text), <size_t> SR_STACKS_NBYTES - 1)
         sr_stack_request_begin(&self.lane.stack_request)

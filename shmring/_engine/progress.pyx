@@ -18,7 +18,7 @@ from .._core.group cimport *
 from .._core.trace cimport end_call, enter_call, step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
 from .._internode.context cimport call_number, inter_of, sr_conn_sleep_or, sr_conn_take_news
-from .._transport.channel cimport sr_channels_hears
+from .._transport.channel cimport sr_channels_poll_abort
 from .priorities cimport become_candidate, goes_on, prepare_election
 from .queue cimport *
 from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, sleep_ns_after, run_steps, try_briefly
@@ -403,10 +403,10 @@ os.register_at_fork(after_in_child=_forget)
 cdef void serve() noexcept nogil:
     cdef sr_float_env env = sr_float_env_enter()
     cdef sr_waitset waitset
-    cdef uint64_t heard
+    cdef uint64_t issued
     cdef int found
     while True:
-        heard = sr_flag_load(&background.issued)
+        issued = sr_flag_load(&background.issued)
         found = go_round(NULL)
         if found != WAITING:
             background.blocked_since_ns = 0
@@ -418,10 +418,10 @@ cdef void serve() noexcept nogil:
             sr_yield()
             continue
         if background.news != 0:
-            sleep_internode(heard)
+            sleep_internode(issued)
             continue
         memset(&waitset, 0, sizeof(waitset))
-        if sr_waitset_enter(&waitset, &background.issued, heard + 1, &issued_event) and go_round(&waitset) == found:
+        if sr_waitset_enter(&waitset, &background.issued, issued + 1, &issued_event) and go_round(&waitset) == found:
             sr_waitset_sleep(&waitset, sleep_ns_of(found))
     sr_float_env_leave(env)
 
@@ -438,18 +438,18 @@ cdef uint64_t sleep_ns_of(int found) noexcept nogil:
 
 
 # There is no sleep that connections and flags both end: a short one at first, then longer ones.
-cdef void sleep_internode(uint64_t heard) noexcept nogil:
+cdef void sleep_internode(uint64_t issued) noexcept nogil:
     cdef uint64_t blocked_ns = sr_now_ns() - background.blocked_since_ns
     cdef uint64_t ignored = 0
     sr_flag_publish(&background.at_news, 1, &issued_event)
-    if sr_flag_load_ordered(&background.issued) == heard:
+    if sr_flag_load_ordered(&background.issued) == issued:
         sr_conn_sleep_or(background.news, background.waker, sleep_ns_after(blocked_ns))
     sr_flag_set(&background.at_news, 0)
     take_guard()
     if background.waker != 0:   # always: it may have been written to behind the last sleep
         read(background.waker, &ignored, sizeof(ignored))
     sr_flag_set(&background.guard, 0)
-    if sr_flag_load(&background.issued) != heard:
+    if sr_flag_load(&background.issued) != issued:
         background.blocked_since_ns = 0
 
 
@@ -495,20 +495,20 @@ cdef int step_in_background(Queue *q, sr_waitset *waitset) noexcept nogil:
         c = &next_of(q).call
         now = sr_now_ns()
         status = poll_call(q.group, c, now)
-        if waitset == NULL and (status == PROGRESSED or status == SIGNALLED) and word_is_due(q.group, now):
+        if waitset == NULL and (status == PROGRESSED or status == SIGNALLED) and report_is_due(q.group, now):
             return WANTS_PYTHON
         if q.group.inter != NULL and (status == PROGRESSED or status == SIGNALLED):
             q.pollable.news = inter_of(q.group).news
             q.pollable.waker = inter_of(q.group).channels.waker
-            if not sr_channels_hears(inter_of(q.group).channels):
+            if not sr_channels_poll_abort(inter_of(q.group).channels):
                 if sr_flag_reached(c.awaited.flag, c.awaited.target):   # by a note that has just been taken in
                     return ACTIVE
-                tell_of_wait(q.group, c)
+                publish_wait(q.group, c)
                 return WAITING
             status = SIGNALLED
         elif status == PROGRESSED or status == SIGNALLED:
             if waitset != NULL:
-                tell_of_wait(q.group, c)
+                publish_wait(q.group, c)
             if waitset != NULL and (not sr_waitset_enter(waitset, c.awaited.flag, c.awaited.target,
                                                          &q.group.lane[c.awaited.rank].event)
                                     or sr_flag_load_ordered(&q.group.header.abort) != SR_NO_ABORT):
@@ -521,17 +521,17 @@ cdef int step_in_background(Queue *q, sr_waitset *waitset) noexcept nogil:
 
 
 # Once: the wait may have been told of by who waited for the call, and has left it.
-cdef inline void tell_of_wait(Group *g, const Call *c) noexcept nogil:
+cdef inline void publish_wait(Group *g, const Call *c) noexcept nogil:
     cdef uint64_t now
     if sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
         now = sr_now_ns()
         begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, now, c.awaited.rank)
-        g.word_due_ns = now + g.stall_ns
+        g.report_due_ns = now + g.stall_ns
 
 
 # Whether the wait is long enough to be spoken of, if nobody has: asked again only after as long.
-cdef inline bint word_is_due(Group *g, uint64_t now) noexcept nogil:
-    if g.stall_ns == 0 or now < g.word_due_ns or sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
+cdef inline bint report_is_due(Group *g, uint64_t now) noexcept nogil:
+    if g.stall_ns == 0 or now < g.report_due_ns or sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
         return False
-    g.word_due_ns = now + g.stall_ns
+    g.report_due_ns = now + g.stall_ns
     return True

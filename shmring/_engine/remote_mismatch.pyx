@@ -22,7 +22,7 @@ cdef int await_same_call(State state, Call *c, object notifications) except -1:
     cdef InterNode *inter = inter_of(&state.g)
     cdef uint64_t until_ns = sr_now_ns() + SAME_CALL_NS
     while inter.theirs.seq != inter.ours.seq and sr_now_ns() < until_ns:
-        if notifications.hear() is not None or sr_flag_load(&state.g.header.abort) != SR_NO_ABORT:
+        if notifications.poll() is not None or sr_flag_load(&state.g.header.abort) != SR_NO_ABORT:
             return 0
         if examine_confirmations(&state.g, c) != REMOTE_MISMATCH:
             time.sleep(0.001)
@@ -54,35 +54,35 @@ cdef tuple find_remote_mismatch(State state, Call *c, object notifications):
 cdef tuple last_call_of(State state, int rank, object notifications):
     cdef InterNode *inter = inter_of(&state.g)
     cdef sr_conn *conn = inter.conn[rank]
-    heard = notifications.call_of(rank)
-    if conn.nreceived > 0 and (heard is None or call_number(inter, heard[0]) < call_number(inter, conn.arriving.seq)):
-        heard = conn.arriving.seq, conn.arriving.fingerprint, conn.arriving.count
-    return None if heard is None else (call_number(inter, heard[0]), _state.described(*heard[1:]))
+    last = notifications.call_of(rank)
+    if conn.nreceived > 0 and (last is None or call_number(inter, last[0]) < call_number(inter, conn.arriving.seq)):
+        last = conn.arriving.seq, conn.arriving.fingerprint, conn.arriving.count
+    return None if last is None else (call_number(inter, last[0]), _state.described(*last[1:]))
 
 
 # Of the ranks of other hosts that a late call waits for, who is to blame. Whoever is behind most may be so because it
-# waits itself, and then has said so: rather one of which nothing is heard.
+# waits itself, and then has said so: rather one of which nothing is last.
 cdef int most_suspect(State state, Call *c, object notifications) except -1:
     cdef Group *g = &state.g
     cdef InterNode *inter = inter_of(g)
     cdef sr_conn *conn
     cdef int at, rank, culprit = c.awaited.rank
     cdef int64_t awaited, most = -1
-    if culprit < g.size or inter.conn[culprit - g.size] == NULL or not says_that_it_waits(inter, culprit - g.size,
-                                                                                          notifications):
+    if culprit < g.size or inter.conn[culprit - g.size] == NULL or not is_waiting(inter, culprit - g.size,
+                                                                                  notifications):
         return culprit
     for at in range(inter.nbusy):
         conn = &inter.conns[inter.busy[at]]
         rank, awaited = rank_at_end_of(inter, conn), sr_conn_length(&conn.in_)
-        if awaited > most and not says_that_it_waits(inter, rank, notifications):
+        if awaited > most and not is_waiting(inter, rank, notifications):
             culprit, most = remote(g, rank), awaited
     return culprit
 
 
 # Whether the last that was heard of a rank is that it waits.
-cdef bint says_that_it_waits(InterNode *inter, int rank, object notifications):
+cdef bint is_waiting(InterNode *inter, int rank, object notifications):
     cdef sr_conn *conn = inter.conn[rank]
-    said = notifications.call_of(rank)
-    if said is None or conn.nreceived == 0:
-        return said is not None
-    return call_number(inter, conn.arriving.seq) <= call_number(inter, said[0])
+    last = notifications.call_of(rank)
+    if last is None or conn.nreceived == 0:
+        return last is not None
+    return call_number(inter, conn.arriving.seq) <= call_number(inter, last[0])

@@ -35,7 +35,7 @@ cdef class Stalls:
             return 0
         self.next_ns[place] = now + (now - since)
         # Others that have waited about as long are quiet: until shortly before the next word is due.
-        if state.flight.take_word_until(now, now + (now - since) // 4 * 3):
+        if state.flight.take_report_turn(now, now + (now - since) // 4 * 3):
             with contextlib.suppress(Exception):   # what a handler of the log raises is no error of the call
                 stall_warning.warn(engine, place, since)
         return 0

@@ -116,7 +116,7 @@ class State:
     def key(self) -> bytes:
         """A secret of those who map the segment."""
 
-    def tell_view(self, view: bytes) -> None:
+    def notify_view(self, view: bytes) -> None:
         """Says to all others which of them this rank goes on with. See membership."""
 
     def view_of(self, rank: int) -> bytes | None:

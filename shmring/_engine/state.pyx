@@ -272,7 +272,7 @@ cdef class State:
         """A secret of those who map the segment."""
         return <bytes> self.g.header.key[:SR_KEY_NBYTES]
 
-    def tell_view(self, bytes view):
+    def notify_view(self, bytes view):
         """Says to all others which of them this rank goes on with. See membership."""
         cdef uint64_t[SR_VIEW_WORDS] words
         if len(view) != SR_VIEW_NBYTES:

@@ -89,14 +89,14 @@ cdef class Recorder:
         """
         if self.is_running:
             raise RuntimeError("it is still being recorded")
-        return told(&self.calls), told(&self.messages), nlost(&self.calls), nlost(&self.messages)
+        return slices_of(&self.calls), slices_of(&self.messages), nlost(&self.calls), nlost(&self.messages)
 
 
 cdef object nlost(const Trace *t):
     return max(0, <object> t.nslices - <object> t.mask - 1)
 
 
-cdef list told(const Trace *t):
+cdef list slices_of(const Trace *t):
     return [words_of(&t.slice[i & t.mask]) for i in range(nlost(t), t.nslices)]
 
 

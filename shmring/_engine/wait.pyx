@@ -7,7 +7,7 @@ from .._core.schedule cimport *
 from .._core.trace cimport step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
 from .._internode.context cimport InterNode, examine, furthest_behind, inter_of, move, sr_conn_sleep
-from .._transport.channel cimport sr_channels_hears
+from .._transport.channel cimport sr_channels_poll_abort
 
 
 cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
@@ -265,7 +265,7 @@ cdef int poll_peers(Group *g, Call *c, uint64_t now) noexcept nogil:
     if now >= c.deadline_ns + courtesy_ns(g, c):
         c.awaited.rank = latest(g, c)
         return LATE
-    if now >= g.signal_ns or (g.inter != NULL and sr_channels_hears(inter_of(g).channels)):
+    if now >= g.signal_ns or (g.inter != NULL and sr_channels_poll_abort(inter_of(g).channels)):
         g.signal_ns = now + SIGNAL_INTERVAL_NS
         correct_wait(g, SR_WAIT_CALL, SR_IN_CALL, latest(g, c))
         status = examine(g, c) if g.inter != NULL else PROGRESSED

@@ -71,7 +71,7 @@ cdef int move(Group *g, Call *c) noexcept nogil:
     cdef int status
     cdef sr_conn *conn
     if not inter.has_started and inter.nconfirmed < inter.nnodes:   # it waits for what comes there
-        sr_channels_hears(inter.channels)
+        sr_channels_poll_abort(inter.channels)
     while at < inter.nbusy:
         conn = &inter.conns[inter.busy[at]]
         status = sr_conn_step(conn)
@@ -157,24 +157,25 @@ cdef void confirm(Group *g, Call *c) noexcept nogil:
     inter.is_to_confirm = False
     for node in range(inter.nnodes):
         if node != inter.node:
-            sr_channel_say(inter.channels, inter.confirmer[node], SR_CHANNEL_CONFIRMED, &inter.due, sizeof(inter.due))
+            sr_channel_notify(inter.channels, inter.confirmer[node], SR_CHANNEL_CONFIRMED, &inter.due,
+                              sizeof(inter.due))
 
 
 # DONE: every host has confirmed the last call that this one has. A host that confirms a later one has seen that its own
 # call was the same.
 cdef int await_confirmations(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef sr_channel_call told
+    cdef sr_channel_call theirs
     cdef sr_channel *channel
     while inter.nconfirmed < inter.nnodes:
         if inter.nconfirmed != inter.node:
             channel = inter.confirmer[inter.nconfirmed]
             if not sr_flag_reached(&channel.confirmed, inter.due.seq):
                 return blocked_on(c, &channel.confirmed, inter.due.seq, remote(g, channel.rank))
-            sr_channel_hear(inter.channels, channel, SR_CHANNEL_CONFIRMED, &told)
-            if differ(&told, &inter.due):
+            sr_channel_last_note(inter.channels, channel, SR_CHANNEL_CONFIRMED, &theirs)
+            if differ(&theirs, &inter.due):
                 inter.seq, inter.fingerprint, inter.count = inter.due.seq, inter.due.fingerprint, inter.due.count
-                return remote_mismatch(g, c, remote(g, channel.rank), inter.due, told)
+                return remote_mismatch(g, c, remote(g, channel.rank), inter.due, theirs)
         inter.nconfirmed += 1
     return DONE
 
@@ -188,7 +189,7 @@ cdef inline bint differ(const sr_channel_call *one, const sr_channel_call *other
 cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef sr_channel_call own = call_of(g, c)
-    cdef sr_channel_call told
+    cdef sr_channel_call theirs
     cdef sr_channel *channel
     cdef int node
     for node in range(inter.nnodes if inter.confirmer != NULL else 0):
@@ -196,9 +197,9 @@ cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
         if channel == NULL:
             continue
         if sr_flag_load(&channel.confirmed) == inter.seq:
-            sr_channel_hear(inter.channels, channel, SR_CHANNEL_CONFIRMED, &told)
-            if differ(&told, &own):
-                return remote_mismatch(g, c, remote(g, channel.rank), own, told)
+            sr_channel_last_note(inter.channels, channel, SR_CHANNEL_CONFIRMED, &theirs)
+            if differ(&theirs, &own):
+                return remote_mismatch(g, c, remote(g, channel.rank), own, theirs)
         if node == inter.nconfirmed and not inter.has_started:
             sr_channel_check_link(inter.channels, channel, inter.cut_ns)
             if has_gone(channel) and not sr_flag_reached(&channel.confirmed, inter.due.seq):

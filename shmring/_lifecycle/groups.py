@@ -64,8 +64,8 @@ def check_same(lists: Numbers) -> None:
     calls = tuple(f"group({ranks})" for ranks in lists.tolist())
     other = next((rank for rank, call in enumerate(calls) if call != calls[0]), None)
     if other is not None:
-        told = f"rank 0 called {calls[0]}; rank {other} called {calls[other]}"
-        text = f"the ranks' groups do not match: {told}; every rank has to give the same list"
+        pair = f"rank 0 called {calls[0]}; rank {other} called {calls[other]}"
+        text = f"the ranks' groups do not match: {pair}; every rank has to give the same list"
         raise Mismatch(text, rank=other, op="group", calls=calls)
 
 

@@ -65,9 +65,9 @@ class InterNodeLinks:
         world_id, address = invitation
         return World(world_id, self._key, nprocs, address)
 
-    def tell_view(self, view: bytes) -> None:
+    def notify_view(self, view: bytes) -> None:
         """Say to the ranks of other hosts who goes on. See membership."""
-        self._channels.tell_view(view)
+        self._channels.notify_view(view)
 
     def view_of(self, rank: int) -> bytes | None:
         """What a rank of another host has said so last."""
@@ -77,7 +77,7 @@ class InterNodeLinks:
         """Whether a rank of another host has ended, left, or is not to be reached any more."""
         return self._channels.has_ended(rank) or self._channels.has_left(rank)
 
-    def hear_views(self) -> None:
+    def poll_views(self) -> None:
         """Take in what they have said."""
         self._channels.poll(framed_socket.CUT_S)
 

@@ -7,7 +7,7 @@ and once all are, that it is *done*. Whoever hears that is done, too: all had be
 moved on to a smaller view meanwhile turns back, as a rank that is done never says the smaller one. So no
 death divides those that are left. After D. Skeen, "Nonblocking commit protocols", SIGMOD 1981.
 
-It is handed what views are said and heard through.
+It is given the Ballot through which views are sent and received.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ class View:
         return both_try and (self.attempt, self.out) == (other.attempt, other.out)
 
     def pack(self) -> bytes:
-        told = self.invitation.encode()
-        if len(told) > _MOST_INVITATION_NBYTES:
+        invitation = self.invitation.encode()
+        if len(invitation) > _MOST_INVITATION_NBYTES:
             raise Error(f"the address of a meeting is too long: {self.invitation!r}")
         head = _HEAD.pack(self.attempt, self.phase, self.out.to_bytes(_OUT_NBYTES, "little"))
-        return (head + told).ljust(NBYTES, b"\0")
+        return (head + invitation).ljust(NBYTES, b"\0")
 
     @classmethod
     def unpack(cls, packed: bytes) -> View:
         attempt, phase, out = _HEAD.unpack_from(packed)
         if phase > Phase.DONE or attempt > _MOST_ATTEMPTS:
             raise Error(f"a rank that goes on is in phase {phase} of attempt {attempt}, which cannot be")
-        told = packed[_HEAD.size :].rstrip(b"\0").decode(errors="replace")
-        return cls(attempt, Phase(phase), int.from_bytes(out, "little"), told)
+        invitation = packed[_HEAD.size :].rstrip(b"\0").decode(errors="replace")
+        return cls(attempt, Phase(phase), int.from_bytes(out, "little"), invitation)
 
 
 class Ballot(Protocol):
@@ -85,10 +85,10 @@ class Ballot(Protocol):
     rank: int
     size: int
 
-    def tell(self, view: View) -> None:
+    def notify(self, view: View) -> None:
         """Say it to all others; it takes the place of what was said before."""
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Take in what has been said: `view_of` and `has_gone` tell of it from then on."""
 
     def view_of(self, rank: int) -> View | None:
@@ -130,7 +130,7 @@ class Agreement:
         """The view that all who are in it have said; or `done` is set: then there is nothing to begin."""
         if self.view.phase == Phase.AWAY:
             self._move(self._last_attempt() + 1, 0)
-        while not self.done and not self._all_say(Phase.COMING):
+        while not self.done and not self._all_are_in(Phase.COMING):
             self._leave_out_the_late(Phase.COMING)
             self._pause()
             self.poll()
@@ -139,7 +139,7 @@ class Agreement:
     def poll(self) -> bool:
         """Hear what the others say; whether something has changed by it. Raises where this rank is out."""
         attempt, out = self.view.attempt, self.view.out
-        self._ranks.hear()
+        self._ranks.poll()
         for rank in self._others:
             if self.view.leaves_out(rank):
                 continue
@@ -165,7 +165,7 @@ class Agreement:
         """This rank has what it needs: wait until all have. False: some never will, the view has changed."""
         self._since, self._only_suspects_since = time.monotonic(), None  # what was begun took its time
         self._say(replace(self.view, phase=Phase.READY))
-        while not self._all_say(Phase.READY):
+        while not self._all_are_in(Phase.READY):
             self._leave_out_the_late(Phase.READY)
             if self.poll():
                 break
@@ -206,14 +206,14 @@ class Agreement:
     def _say(self, view: View) -> None:
         self.view = view
         self._told = time.monotonic()
-        self._ranks.tell(view)
+        self._ranks.notify(view)
 
     def _pause(self) -> None:
         self._ranks.pause()
         if time.monotonic() - self._told > _AGAIN_S:
             self._say(self.view)
 
-    def _all_say(self, phase: Phase) -> bool:
+    def _all_are_in(self, phase: Phase) -> bool:
         return not self._missing(phase)
 
     def _missing(self, phase: Phase) -> list[int]:

@@ -55,16 +55,16 @@ class _Survivors:
     def is_local(self, rank: int) -> bool:
         return rank in self._local
 
-    def tell(self, view: View) -> None:
+    def notify(self, view: View) -> None:
         packed = view.pack()
-        self._engine.tell_view(packed)
+        self._engine.notify_view(packed)
         if self._internode is not None:
-            self._internode.tell_view(packed)
+            self._internode.notify_view(packed)
         self._pause_s = _SHORTEST_PAUSE_S
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         if self._internode is not None:
-            self._internode.hear_views()
+            self._internode.poll_views()
 
     def view_of(self, rank: int) -> View | None:
         if rank in self._local:

@@ -145,7 +145,7 @@ def begin(
         # Until now a death shows on the links, from now on in the segment.
         others_wait = False
         links.all_ready(check=_nothing_to_check, deadline=deadline)
-        _check_liveness(engine, is_told=parent is not None)
+        _check_liveness(engine, is_known=parent is not None)
         if parent is None:
             oversubscribed = _is_oversubscribed(engine)
             one_group = not oversubscribed or _all_have(engine, limits.scheduling_group())
@@ -190,9 +190,9 @@ def _new_engine(segment: segments.Mapping, links: Links, settings: Settings, tim
     )
 
 
-def _check_liveness(engine: Engine, *, is_told: bool) -> None:
+def _check_liveness(engine: Engine, *, is_known: bool) -> None:
     unwatched, hidden = engine.check_liveness()
-    if is_told:
+    if is_known:
         return
     if hidden:
         what = (

@@ -15,10 +15,11 @@ from .._engine.progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WAN
 from .._engine.wait cimport sleep_ns_after, sleep_until_death
 from .._internode.context cimport inter_of, remote, sr_conn_sleep
 from .._transport.channel cimport (
-    SR_CHANNEL_DAMAGED, SR_CHANNEL_OPEN, sr_channels_attend, sr_channels_hears, sr_channels_wake, sr_channel_check_link,
+    SR_CHANNEL_DAMAGED, SR_CHANNEL_OPEN, sr_channels_attend, sr_channels_poll_abort, sr_channels_wake,
+    sr_channel_check_link,
 )
 from .matching cimport (
-    ANY, COMPLETE, DAMAGED, FAR_SIDE, NEAR_SIDE, Matching, Message, awaited_sides, step_messages, tell_all,
+    ANY, COMPLETE, DAMAGED, FAR_SIDE, NEAR_SIDE, Matching, Message, awaited_sides, step_messages, publish_all_taken,
 )
 
 
@@ -81,7 +82,7 @@ cdef inline int awaited_by(Matching *m, const Message *message) noexcept nogil:
     return m.peer[message.peer].lane if m.peer[message.peer].channel == NULL else remote(m.g, message.peer)
 
 
-cdef inline void tell_of_wait(Matching *m, const Message *message, uint64_t since_ns) noexcept nogil:
+cdef inline void publish_wait(Matching *m, const Message *message, uint64_t since_ns) noexcept nogil:
     cdef int kind = SR_IN_SEND if message.is_send else SR_IN_PROBE if message.is_probe else SR_IN_RECV
     begin_wait(m.g, SR_WAIT_MESSAGE, kind, since_ns, awaited_by(m, message))
 
@@ -110,7 +111,7 @@ cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcep
         wait.awake_until_ns = now + g.yield_ns
         wait.poll_ns = now + g.poll_ns
         wait.signal_ns = now + SIGNAL_INTERVAL_NS
-        tell_all(m)
+        publish_all_taken(m)
     while True:
         status = step_messages(m)
         if message.state == COMPLETE:
@@ -130,7 +131,7 @@ cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcep
         if now < wait.awake_until_ns:
             sr_yield()
         else:
-            tell_of_wait(m, message, wait.awake_until_ns)
+            publish_wait(m, message, wait.awake_until_ns)
             if sleep(m, message, now - wait.awake_until_ns):
                 wait.poll_ns = 0
         now = check_clock(wait)
@@ -140,7 +141,7 @@ cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcep
 cdef bint sleep(Matching *m, Message *message, uint64_t asleep_ns) noexcept nogil:
     cdef sr_waitset waitset
     cdef int sides = awaited_sides(m) if m.channels != NULL else NEAR_SIDE
-    tell_all(m)
+    publish_all_taken(m)
     if sides & FAR_SIDE:
         sleep_far(m, message, m.g.sleep_ns if sides == FAR_SIDE else sleep_ns_after(asleep_ns))
         return False
@@ -177,7 +178,7 @@ cdef int p2p_peer_status(Matching *m, int rank) noexcept nogil:
 cdef int poll_peers(Matching *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
     cdef int rank, peer_status, nleft = 0
     check_liveness(m.g)
-    if m.channels != NULL and sr_channels_hears(m.channels):
+    if m.channels != NULL and sr_channels_poll_abort(m.channels):
         return SIGNALLED
     for rank in range(m.size):
         if rank == m.rank or (message.peer != ANY and message.peer != rank):
@@ -235,7 +236,7 @@ cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil:
 cdef int step_pollable(Matching *m, sr_waitset *waitset) noexcept nogil:
     cdef int status
     if waitset != NULL:
-        tell_all(m)
+        publish_all_taken(m)
         if is_flowing(m):
             sr_waitset_watch(waitset, &m.g.me.p2p_event)
     m.far_later = False

@@ -122,4 +122,4 @@ cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept n
 cdef int awaited_sides(Matching *m) noexcept nogil
 cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil
 cdef void open_way(Matching *m, int receiver) noexcept nogil
-cdef void tell_all(Matching *m) noexcept nogil
+cdef void publish_all_taken(Matching *m) noexcept nogil

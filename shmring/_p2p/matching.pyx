@@ -141,8 +141,8 @@ cdef inline bint matches(const Message *pattern, int source, uint32_t tag) noexc
     return (pattern.peer == source or pattern.peer == ANY) and (pattern.tag == ANY or pattern.tag == <int64_t> tag)
 
 
-cdef inline void tell_what_came(Message *message, int source, uint32_t tag, uint64_t kind,
-                                size_t nbytes) noexcept nogil:
+cdef inline void set_envelope(Message *message, int source, uint32_t tag, uint64_t kind,
+                              size_t nbytes) noexcept nogil:
     message.source = source
     message.came_tag = tag
     message.came_kind = kind
@@ -163,7 +163,7 @@ cdef Message *take_receiver(Matching *m, int source, uint32_t tag, uint64_t kind
         after = at.next
         if matches(at, source, tag):
             unlink_receive(m, at)
-            tell_what_came(at, source, tag, kind, nbytes)
+            set_envelope(at, source, tag, kind, nbytes)
             if not at.is_probe:
                 return at
             complete(m, at)
@@ -196,7 +196,7 @@ cdef void post_receive(Matching *m, Message *message) noexcept nogil:
     cdef UnexpectedMessage *unexpected = m.first_unexpected
     while unexpected != NULL:
         if unexpected.wanted_by == NULL and matches(message, unexpected.source, unexpected.tag):
-            tell_what_came(message, unexpected.source, unexpected.tag, unexpected.kind, unexpected.nbytes)
+            set_envelope(message, unexpected.source, unexpected.tag, unexpected.kind, unexpected.nbytes)
             if message.is_probe:
                 complete(m, message)
                 return
@@ -436,11 +436,11 @@ cdef void open_far_sources(Matching *m) noexcept nogil:
 
 
 # Senders learn what room there is, also that which they would learn of later: for who is about to sleep.
-cdef void tell_all(Matching *m) noexcept nogil:
+cdef void publish_all_taken(Matching *m) noexcept nogil:
     cdef int i
     for i in range(m.nsources):
         if m.peer[m.source[i]].channel == NULL:   # others learn it when it is worth a frame
-            sr_ring_tell(&m.peer[m.source[i]].inward)
+            sr_ring_publish_taken(&m.peer[m.source[i]].inward)
 
 
 # ---- all of it -----------------------------------------------------------------------------------------------

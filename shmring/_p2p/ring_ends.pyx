@@ -403,7 +403,7 @@ cdef class Ends:
 
     cdef int wait_for_frame(self, bint block, uint64_t *deadline) except -1:
         if not block:
-            sr_ring_tell(&self.consumer)
+            sr_ring_publish_taken(&self.consumer)
             raise queue.Empty()
         self.wait(SR_CONSUMER, 0, deadline)
         return 0
@@ -452,7 +452,7 @@ cdef class Ends:
             raise RuntimeError("close() while another thread is inside a call of this ring")
         self.closed_because = because
         if self.gets:
-            sr_ring_tell(&self.consumer)
+            sr_ring_publish_taken(&self.consumer)
         for side in range(2):
             if self.puts if side == SR_PRODUCER else self.gets:
                 sr_liveness_set_state(&self.q.liveness[side], SR_CLOSED)
@@ -503,7 +503,7 @@ cdef class Ends:
     # sleeper is woken at once (bench/engine/bench_ring.py beside a compiler: 64 KiB in 8 us instead of 13 to 35).
     cdef bint wait_awake(self, sr_ring_end *end, int side, uint64_t room_nbytes, uint64_t deadline) noexcept nogil:
         if side == SR_CONSUMER:
-            sr_ring_tell(end)
+            sr_ring_publish_taken(end)
         return spin(end, room_nbytes, self.pauses) or self.sleep(end, side, room_nbytes, deadline)
 
     cdef bint sleep(self, sr_ring_end *end, int side, uint64_t room_nbytes, uint64_t deadline) noexcept nogil:

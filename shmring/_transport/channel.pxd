@@ -13,15 +13,15 @@ cdef extern from "channel.h" nogil:
         sr_flag end, left, opened, confirmed
         bint watched
     cdef struct sr_channels:
-        sr_flag heard, nopened
-        int news, waker, nchannels, word_from
+        sr_flag aborted_by, nopened
+        int news, waker, nchannels, reason_from
         sr_channel *channel
-        uint32_t word_nbytes
-        unsigned char *word
+        uint32_t reason_nbytes
+        unsigned char *reason
     cdef enum:
-        SR_CHANNEL_OVER, SR_CHANNEL_LEAVING, SR_CHANNEL_VIEW, SR_CHANNEL_CALLING, SR_CHANNEL_CONFIRMED
+        SR_CHANNEL_ABORT, SR_CHANNEL_LEAVING, SR_CHANNEL_VIEW, SR_CHANNEL_CALLING, SR_CHANNEL_CONFIRMED
         SR_CHANNEL_OPEN, SR_CHANNEL_CLOSED, SR_CHANNEL_FAILED, SR_CHANNEL_DAMAGED
-        SR_CHANNEL_WORD_NBYTES, SR_CHANNEL_REST_NBYTES
+        SR_CHANNEL_REASON_NBYTES, SR_CHANNEL_REST_NBYTES
     cdef struct sr_channel_call:
         uint64_t seq, fingerprint, count
     void sr_channels_open(sr_channels *, sr_channel *, int nchannels, int news)
@@ -31,12 +31,12 @@ cdef extern from "channel.h" nogil:
     bint sr_channels_step(sr_channels *)
     bint sr_channels_attend(sr_channels *)
     void sr_channels_wake(sr_channels *)
-    bint sr_channels_hears(sr_channels *)
+    bint sr_channels_poll_abort(sr_channels *)
     int sr_channel_push(sr_channels *, sr_channel *, sr_outgoing *)
     int sr_channel_pull(sr_channels *, sr_channel *)
     void sr_channel_withdraw(sr_channels *, sr_channel *)
-    void sr_channel_say(sr_channels *, sr_channel *, int what, const void *body, uint32_t nbytes)
-    uint64_t sr_channel_hear(sr_channels *, sr_channel *, int what, void *note)
+    void sr_channel_notify(sr_channels *, sr_channel *, int what, const void *body, uint32_t nbytes)
+    uint64_t sr_channel_last_note(sr_channels *, sr_channel *, int what, void *note)
     void sr_channels_poll(sr_channels *)
     void sr_channel_check_link(sr_channels *, sr_channel *, uint64_t limit_ns)
     bint sr_channel_owes(sr_channels *, sr_channel *)

@@ -14,11 +14,11 @@ class Channels:
     def __new__(cls, socks: Mapping[int, socket], ring_nbytes: int, first_seq: int) -> Self: ...
     def fileno(self) -> int:
         """A descriptor that is readable when something has come."""
-    def say(self, what: int, body: bytes) -> None:
+    def notify(self, what: int, body: bytes) -> None:
         """Tell everyone, as far as they are there."""
-    def hear(self) -> tuple[int, bytes] | None:
+    def abort_reason(self) -> tuple[int, bytes] | None:
         """Who has said that it is over, and why; None so far."""
-    def say_call(self, seq: int, fingerprint: int, count: int) -> None:
+    def notify_call(self, seq: int, fingerprint: int, count: int) -> None:
         """Tell everyone in which collective this rank waits."""
     def call_of(self, rank: int) -> tuple[int, int, int] | None:
         """(seq, fingerprint, count) of the collective in which a rank has said last that it waits."""
@@ -26,7 +26,7 @@ class Channels:
         """A rank that has said that it waits in the collective of that number, but in another one."""
     def await_news(self, within_s: float) -> None:
         """Return when something has come, or a little later."""
-    def tell_view(self, view: bytes) -> None:
+    def notify_view(self, view: bytes) -> None:
         """Say to all others which of them this rank goes on with. See membership."""
 
     def view_of(self, rank: int) -> bytes | None:

@@ -1,5 +1,5 @@
-# A rank's channels to ranks of other hosts as Python sees it: the memory that it is made of, and the words that are
-# said and heard.
+# A rank's channels to ranks of other hosts as Python sees it: the memory that it is made of, and the notifications that
+# are sent and received.
 
 import contextlib
 import os
@@ -21,9 +21,9 @@ from .channel cimport *
 cdef extern from "<sys/mman.h>":
     enum: MAP_NORESERVE
 
-OVER = SR_CHANNEL_OVER
+OVER = SR_CHANNEL_ABORT
 LEAVING = SR_CHANNEL_LEAVING
-MOST_NBYTES = SR_CHANNEL_WORD_NBYTES
+MOST_NBYTES = SR_CHANNEL_REASON_NBYTES
 
 cdef enum:
     MOST_RING_NBYTES = 1 << 20
@@ -89,27 +89,27 @@ cdef class Channels:
         """A descriptor that is readable when something has come."""
         return self.news.fileno()
 
-    def say(self, int what, bytes body):
+    def notify(self, int what, bytes body):
         """Tell everyone, as far as they are there."""
         cdef int number
         for number in range(self.channels.nchannels):
-            sr_channel_say(self.channels, &self.channel[number], what, <const char *> body, len(body))
+            sr_channel_notify(self.channels, &self.channel[number], what, <const char *> body, len(body))
 
-    def hear(self):
+    def abort_reason(self):
         """(rank, what it has said of why it is over), or None so far."""
-        if not sr_channels_hears(self.channels):
+        if not sr_channels_poll_abort(self.channels):
             return None
-        return self.channel[self.channels.word_from].rank, self.channels.word[:self.channels.word_nbytes]
+        return self.channel[self.channels.reason_from].rank, self.channels.reason[:self.channels.reason_nbytes]
 
-    def say_call(self, uint64_t seq, uint64_t fingerprint, uint64_t count):
+    def notify_call(self, uint64_t seq, uint64_t fingerprint, uint64_t count):
         """Tell everyone in which collective this rank waits."""
         cdef sr_channel_call call = sr_channel_call(seq, fingerprint, count)
-        self.say(SR_CHANNEL_CALLING, (<const char *> &call)[:sizeof(call)])
+        self.notify(SR_CHANNEL_CALLING, (<const char *> &call)[:sizeof(call)])
 
     def call_of(self, int rank):
         """(seq, fingerprint, count) of the collective in which a rank has said last that it waits, or None."""
         cdef sr_channel_call call
-        if not sr_channel_hear(self.channels, self.channel_of(rank), SR_CHANNEL_CALLING, &call):
+        if not sr_channel_last_note(self.channels, self.channel_of(rank), SR_CHANNEL_CALLING, &call):
             return None
         return call.seq, call.fingerprint, call.count
 
@@ -118,7 +118,8 @@ cdef class Channels:
         cdef sr_channel_call call
         cdef int number
         for number in range(self.channels.nchannels):
-            if (sr_channel_hear(self.channels, &self.channel[number], SR_CHANNEL_CALLING, &call) and call.seq == seq
+            if (sr_channel_last_note(self.channels, &self.channel[number], SR_CHANNEL_CALLING,
+                                     &call) and call.seq == seq
                     and call.fingerprint != fingerprint):
                 return self.channel[number].rank
         return None
@@ -131,14 +132,14 @@ cdef class Channels:
         with contextlib.suppress(InterruptedError):
             self.news.poll(within_s)
 
-    def tell_view(self, bytes view):
+    def notify_view(self, bytes view):
         """Say to all others which of them this rank goes on with. See membership."""
-        self.say(SR_CHANNEL_VIEW, view)
+        self.notify(SR_CHANNEL_VIEW, view)
 
     def view_of(self, int rank):
         """What a rank has said so last; None: nothing."""
         cdef unsigned char[SR_VIEW_NBYTES] view
-        cdef bint is_there = sr_channel_hear(self.channels, self.channel_of(rank), SR_CHANNEL_VIEW, view) != 0
+        cdef bint is_there = sr_channel_last_note(self.channels, self.channel_of(rank), SR_CHANNEL_VIEW, view) != 0
         return view[:SR_VIEW_NBYTES] if is_there else None
 
     def poll(self, double cut_s):
@@ -168,7 +169,7 @@ cdef class Channels:
         while self.is_delivering(<uint64_t> (cut_s * 1e9)) and time.monotonic() < until:
             self.await_news(pause_s)   # of an acknowledgement there is none
             sr_channels_step(self.channels)
-            if unless_over and self.hear() is not None:
+            if unless_over and self.abort_reason() is not None:
                 return
             pause_s = min(2 * pause_s, 0.02)
 

@@ -17,7 +17,7 @@ from .. import errors
 from ..errors import Error
 from .channels import LEAVING, MOST_NBYTES, OVER, Channels
 
-_TOLD_ATTRIBUTES = ("rank", "op", "seq", "host", "cause", "reason", "calls")
+_SENT_ATTRIBUTES = ("rank", "op", "seq", "host", "cause", "reason", "calls")
 _LAST_S = 1.0  # for what was sent and is not yet on its way when a rank leaves
 
 
@@ -27,26 +27,26 @@ class Notifications:
     def __init__(self, socks: Mapping[int, socket.socket], channels: Channels) -> None:
         self._addresses = {rank: _address_of(sock) for rank, sock in socks.items()}
         self._channels = channels
-        self._told = False
-        self._said_call: int | None = None
-        self.error: Error | None = None  # the first that was heard
+        self._has_notified = False
+        self._notified_call: int | None = None
+        self.error: Error | None = None  # the first that came
 
-    def tell(self, error: Error) -> None:
+    def notify_abort(self, error: Error) -> None:
         """Everyone else learns that it is over and why, once and as far as they are there."""
-        if self._told:
+        if self._has_notified:
             return
-        self._channels.say(OVER, _pack(error))
-        self._told = True  # last: an exception before it has this called again
+        self._channels.notify(OVER, _pack(error))
+        self._has_notified = True  # last: an exception before it has this called again
 
     def leave(self) -> None:
         """Everyone else learns that this rank closes the communicator."""
-        self._channels.say(LEAVING, b"")
+        self._channels.notify(LEAVING, b"")
 
-    def hear(self) -> Error | None:
+    def poll(self) -> Error | None:
         """What others have told so far: why it is over, or None."""
-        heard = self._channels.hear() if self.error is None else None
-        if heard is not None:
-            self.error = _error_in(heard[1], heard[0])
+        reason = self._channels.abort_reason() if self.error is None else None
+        if reason is not None:
+            self.error = _error_in(reason[1], reason[0])
         return self.error
 
     def compare_calls(self, seq: int, fingerprint: int, count: int) -> int | None:
@@ -54,21 +54,21 @@ class Notifications:
 
         Else two that wait for each other would do so until it is late: nothing comes that would tell them.
         """
-        if self._said_call != seq:
-            self._said_call = seq
-            self._channels.say_call(seq, fingerprint, count)
+        if self._notified_call != seq:
+            self._notified_call = seq
+            self._channels.notify_call(seq, fingerprint, count)
         return self._channels.other_call(seq, fingerprint)
 
     def call_of(self, rank: int) -> tuple[int, int, int] | None:
         """(seq, fingerprint, count) of the collective in which a rank has last said that it waits."""
         return self._channels.call_of(rank)
 
-    def hear_out(self, rank: int | None, within_s: float) -> Error | None:
+    def await_abort(self, rank: int | None, within_s: float) -> Error | None:
         """What a rank has told whose other connection has ended, or anybody else meanwhile; None: anybody."""
         deadline = time.monotonic() + within_s
-        while self.hear() is None and time.monotonic() < deadline:
+        while self.poll() is None and time.monotonic() < deadline:
             if rank is not None and self._channels.has_ended(rank):
-                return self.hear()
+                return self.poll()
             self._channels.await_news(min(0.02, within_s))
         return self.error
 
@@ -77,7 +77,7 @@ class Notifications:
         return self._channels.has_left(rank)
 
     def has_ended(self, rank: int) -> bool:
-        """Whether a rank's connection has ended, as far as `hear` has heard."""
+        """Whether a rank's connection has ended, as far as `poll` has seen."""
         return self._channels.has_ended(rank)
 
     def address_of(self, rank: int) -> str:
@@ -101,8 +101,8 @@ def _address_of(sock: socket.socket) -> str:
 
 
 def _pack(error: Error) -> bytes:
-    told = {name: getattr(error, name) for name in _TOLD_ATTRIBUTES if hasattr(error, name)}
-    body = json.dumps({"type": type(error).__name__, "text": str(error), **told}).encode()
+    attributes = {name: getattr(error, name) for name in _SENT_ATTRIBUTES if hasattr(error, name)}
+    body = json.dumps({"type": type(error).__name__, "text": str(error), **attributes}).encode()
     if len(body) > MOST_NBYTES:  # what thousands of ranks called
         body = json.dumps({"type": type(error).__name__, "text": str(error)[:2000]}).encode()
     return body
@@ -110,15 +110,15 @@ def _pack(error: Error) -> bytes:
 
 def _error_in(body: bytes, rank: int) -> Error:
     try:
-        told: dict[str, Any] = json.loads(body)
-        kind = getattr(errors, str(told["type"]), None)
-        error = kind(str(told["text"])) if isinstance(kind, type) and issubclass(kind, Error) else None
+        fields: dict[str, Any] = json.loads(body)
+        kind = getattr(errors, str(fields["type"]), None)
+        error = kind(str(fields["text"])) if isinstance(kind, type) and issubclass(kind, Error) else None
     except (ValueError, KeyError, TypeError):
         error = None
     if error is None:
         return Error(f"rank {rank} said that it is over, in words that this version does not know", rank=rank)
-    for name in _TOLD_ATTRIBUTES:
-        value = told.get(name)
+    for name in _SENT_ATTRIBUTES:
+        value = fields.get(name)
         if hasattr(error, name):
             setattr(error, name, tuple(value) if isinstance(value, list) else value)
     return error

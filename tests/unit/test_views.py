@@ -92,7 +92,7 @@ class Rank:
         self.rank = rank
         self.size = stage.size
 
-    def tell(self, view):
+    def notify(self, view):
         # To one after another: whoever dies in between has told some and not others.
         self.stage.step(self.rank)
         self.stage.said[self.rank].append(View.unpack(view.pack()))
@@ -100,7 +100,7 @@ class Rank:
             self.stage.step(self.rank)
             self.stage.sent[self.rank, other] = len(self.stage.said[self.rank])
 
-    def hear(self):
+    def poll(self):
         for rank in range(self.size):
             line = rank, self.rank
             if self.stage.heard[line] < self.stage.sent[line] and self.stage.random.random() < 0.5:
@@ -193,10 +193,10 @@ class Absent:
         self.rank, self.size = 0, len(views) + 1
         self.views = dict(enumerate(views, 1))
 
-    def tell(self, view):
+    def notify(self, view):
         self.views[0] = view
 
-    def hear(self):
+    def poll(self):
         pass
 
     def view_of(self, rank):

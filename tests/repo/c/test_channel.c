@@ -182,7 +182,7 @@ static void take_part(struct check_rank *me)
     struct traffic t = {.me = me, .own = &side[me->rank / 2]};
     if (me->rank % 2) { /* in a collective */
         while (sr_flag_load(&t.own->done) == 0) {
-            CHECK(!sr_channels_hears(&t.own->channels));
+            CHECK(!sr_channels_poll_abort(&t.own->channels));
             check_dawdle(me);
         }
         return;
@@ -218,26 +218,26 @@ static void test_words(void)
     sr_channels_step(&side[0].channels);
     CHECK(sr_channel_push(&side[0].channels, &side[0].channel, &out) == SR_RING_WAIT);
     for (; call.seq < 7; call.seq++)
-        sr_channel_say(&side[0].channels, &side[0].channel, SR_CHANNEL_CONFIRMED, &call, sizeof call);
-    sr_channel_say(&side[0].channels, &side[0].channel, SR_CHANNEL_OVER, "enough", 6);
-    sr_channel_say(&side[0].channels, &side[0].channel, SR_CHANNEL_LEAVING, NULL, 0);
+        sr_channel_notify(&side[0].channels, &side[0].channel, SR_CHANNEL_CONFIRMED, &call, sizeof call);
+    sr_channel_notify(&side[0].channels, &side[0].channel, SR_CHANNEL_ABORT, "enough", 6);
+    sr_channel_notify(&side[0].channels, &side[0].channel, SR_CHANNEL_LEAVING, NULL, 0);
     while (sr_flag_load(&side[1].channel.left) == 0) {
-        sr_channels_hears(&side[1].channels);
+        sr_channels_poll_abort(&side[1].channels);
         sr_channels_step(&side[1].channels);
         sr_channel_owes(&side[0].channels, &side[0].channel);
     }
-    CHECK(sr_channel_hear(&side[1].channels, &side[1].channel, SR_CHANNEL_CONFIRMED, &heard) == 2);
+    CHECK(sr_channel_last_note(&side[1].channels, &side[1].channel, SR_CHANNEL_CONFIRMED, &heard) == 2);
     CHECK(sr_flag_load(&side[1].channel.confirmed) == 6 && heard.seq == 6 && heard.fingerprint == 11 &&
           heard.count == 3);
-    CHECK(sr_channel_hear(&side[1].channels, &side[1].channel, SR_CHANNEL_CALLING, &heard) == 0);
-    CHECK(sr_flag_load(&side[1].channels.heard) == 1);
+    CHECK(sr_channel_last_note(&side[1].channels, &side[1].channel, SR_CHANNEL_CALLING, &heard) == 0);
+    CHECK(sr_flag_load(&side[1].channels.aborted_by) == 1);
     CHECK(side[1].channels.word_nbytes == 6 && memcmp(side[1].channels.word, "enough", 6) == 0);
     CHECK(sr_flag_load(&side[1].channel.opened) == 1 && sr_flag_load(&side[1].channel.end) == SR_CHANNEL_OPEN);
     close(ends[0]);
     sr_channels_step(&side[1].channels);
     CHECK(sr_flag_load(&side[1].channel.end) == SR_CHANNEL_CLOSED);
     CHECK(sr_channel_push(&side[1].channels, &side[1].channel, &out) == SR_RING_WAIT); /* harmless */
-    sr_channel_say(&side[1].channels, &side[1].channel, SR_CHANNEL_LEAVING, NULL, 0);
+    sr_channel_notify(&side[1].channels, &side[1].channel, SR_CHANNEL_LEAVING, NULL, 0);
     ends[0] = open("/dev/null", O_RDONLY);
     close_sides();
 }
@@ -263,7 +263,7 @@ static void test_sender_ends(void)
     close(ends[0]);
     ends[0] = open("/dev/null", O_RDONLY);
     for (int i = 0; i < 3; i++, usleep(1000))
-        sr_channel_say(&side[1].channels, &side[1].channel, SR_CHANNEL_LEAVING, NULL, 0);
+        sr_channel_notify(&side[1].channels, &side[1].channel, SR_CHANNEL_LEAVING, NULL, 0);
     CHECK(side[1].channel.deaf); /* it has been reset */
     while (sr_flag_load(&side[1].channel.end) == SR_CHANNEL_OPEN)
         sr_channels_step(&side[1].channels);

@@ -224,8 +224,8 @@ static void test_stopped_rank_is_not_dead(void)
 /* Until it has answered: it may have been about to sleep when it was asked first. */
 static void ask(const struct sr_stack_request *stack_request)
 {
-    uint64_t before = sr_flag_load(&stack_request->told) & ~(uint64_t)1;
-    for (int i = 0; sr_flag_load(&stack_request->told) < before + 2; i++) {
+    uint64_t before = sr_flag_load(&stack_request->version) & ~(uint64_t)1;
+    for (int i = 0; sr_flag_load(&stack_request->version) < before + 2; i++) {
         if (i % 100 == 0)
             CHECK(sr_stack_request_ask(stack_request));
         doze();
@@ -237,7 +237,7 @@ static void test_rank_that_is_asked_tells_and_lives_on(void)
     pid_t child = bring_up();
     for (uint64_t n = 1; n <= 50; n++) {
         ask(&nursery->stack_request);
-        CHECK(sr_flag_load(&nursery->stack_request.told) >= 2 * n);
+        CHECK(sr_flag_load(&nursery->stack_request.version) >= 2 * n);
         CHECK(memcmp(nursery->stacks, TOLD, sizeof TOLD) == 0);
         CHECK(sr_liveness_is_held(&nursery->liveness) && !sr_liveness_died(&nursery->liveness));
     }
@@ -263,12 +263,12 @@ static void test_rank_that_dies_while_it_tells_is_seen_as_dead(void)
 {
     pid_t child = bring_up();
     sr_flag_set(&nursery->order, DIE_WHILE_TELLING);
-    while (sr_flag_load(&nursery->stack_request.told) == 0) {
+    while (sr_flag_load(&nursery->stack_request.version) == 0) {
         CHECK(sr_stack_request_ask(&nursery->stack_request));
         doze();
     }
     await_death();
-    CHECK(sr_flag_load(&nursery->stack_request.told) % 2 == 1); /* nobody takes the text for whole */
+    CHECK(sr_flag_load(&nursery->stack_request.version) % 2 == 1); /* nobody takes the text for whole */
     bury(child, SIGKILL);
 }
 

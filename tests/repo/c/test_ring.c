@@ -83,7 +83,7 @@ static void put_message(struct check_rank *me, struct sr_ring_end *end, uint64_t
 
 static void await_frame(struct sr_ring_end *end)
 {
-    sr_ring_tell(end);
+    sr_ring_publish_taken(end);
     while (!sr_ring_has_frame(end)) {
         uint32_t generation = sr_event_watch(&room.queue.event[SR_CONSUMER]);
         if (!room.sleeps)
@@ -178,7 +178,7 @@ static void produce_or_consume(struct check_rank *me)
                 left--;
             }
         for (int i = 0; i < PRODUCERS; i++)
-            sr_ring_tell(&end[i]);
+            sr_ring_publish_taken(&end[i]);
         check_dawdle(me);
         if (!any)
             sr_event_sleep(&shared->event[0], generation, TEN_MINUTES_NS);
@@ -211,7 +211,7 @@ static void test_a_full_ring_has_no_room_until_it_is_told(void)
     sr_ring_take(&consumer, &head, &count);
     CHECK(count == 0);
     CHECK(!sr_ring_has_room(&producer, sr_ring_frame_nbytes(8)));
-    sr_ring_tell(&consumer);
+    sr_ring_publish_taken(&consumer);
     CHECK(sr_ring_has_room(&producer, sr_ring_frame_nbytes(8)));
 }
 
