@@ -137,9 +137,11 @@ HOUSE_WORDS = {
     r"\.sees\(": "attach_snapshot",
     r"\bglance\(|\bglanced_ns\b|\b_?look_around\b|\bsr_channels_look\b": "poll, poll_peers",
     r"\blast_words\b|\bFolding\b": "traceback_tail, Dedupe",
-    r"\bsr_channels?_(say|hears?)\b|\bhear_(others|out|views)\b|\btell_(others|view|all|of_wait)\b": "notify, poll",
-    r"\bSR_TOLD\b|\bwhat_others_told\b|\btold_(call|of)\b|->told\b|\bclass Told\b": "remote, version, announced",
-    r"\bsr_ring_tell\b|\btell_limit\b|\bheed_credit\b|\bword_(from|nbytes|due_ns)\b": "publish, credit, reason, report",
+    r"\bsr_channels?_(say|hears?)\b|\bhear_(others|out|views)\b": "notify, poll",
+    r"\btell_(others|view|all|of_wait)\b": "notify, publish",
+    r"\bSR_TOLD\b|\bwhat_others_told\b|\btold_(call|of)\b": "remote, announced",
+    r"\bsr_ring_tell\b|\btell_limit\b|\bheed_credit\b": "publish, credit",
+    r"\bword_(from|due_ns)\b": "reason, report",
     r"\bUneven\b|\bFusion\(": "VectorCollectives, FusedCollectives",
 }
 MAX_LINES = 1000
