@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* Words: *rank*, a process (or thread) of the communicator; *lane*, a rank's part of the segment;
-   *staging ring*, the part of a lane through which data pass; *slot*, the piece of it that holds one chunk;
+   *staging buffer*, the part of a lane through which data pass; *slot*, the piece of it that holds one chunk;
    *chunk*, what a slot takes; *slice*, the part of a chunk that one rank reduces; *position*, where a slot
    begins: laps around the ring and an offset in it as one count, never reset, the same on all ranks for the
    same chunk. A *lap* is the power of two from the ring's length on; what it has more than the ring is skipped. Two
@@ -19,11 +19,11 @@
                         | sr_header                                    |  geometry, the abort word
      4096               +----------------------------------------------+
                         | sr_lane of rank 0: call lines, counters,     |  each line by one writer
-                        |   event, liveness, flight records, waits, stacks  |
+                        |   event, liveness, records, waits, stacks    |
                         | sr_lane of rank 1 ...                        |
      page-aligned       +----------------------------------------------+
-                        | staging ring of rank 0  (ring_nbytes)        |  allocated before its first touch
-                        | staging ring of rank 1 ...                   |
+                        | staging buffer of rank 0 (ring_nbytes)       |  allocated before its first touch
+                        | staging buffer of rank 1 ...                 |
                         +----------------------------------------------+
                         | message rings to rank 0: from rank 0 (never  |  pages only once the sender needs them;
                         |   used), from rank 1 ...                     |  marks the receiver's `p2p_senders`
@@ -268,7 +268,7 @@ struct sr_header {
     uint64_t magic;       /* W rank 0 before anyone maps; R all */
     uint32_t nranks;      /* W rank 0 ...; R all */
     uint32_t forced_path; /* W rank 0 ...: 0 measured, 1 near, 2 far; R all */
-    uint64_t ring_nbytes; /* W rank 0 ...: of one staging ring, whole pages; R all */
+    uint64_t ring_nbytes; /* W rank 0 ...: of one staging buffer, whole pages; R all */
     uint64_t message_ring_nbytes; /* W rank 0 ...: of one message ring, a power of two; R all */
     struct sr_tuning tuning[2];   /* W rank 0 ...: for near cores, for far ones; R all */
     uint64_t first_seq;   /* W rank 0 ...: where sequence numbers and positions begin; R all */
@@ -314,7 +314,7 @@ static inline struct sr_lane *sr_layout_lane(void *segment, int rank)
     return (struct sr_lane *)((char *)segment + SR_PAGE) + rank;
 }
 
-/* Bytes before the first staging ring: what is allocated when a communicator begins. */
+/* Bytes before the first staging buffer: what is allocated when a communicator begins. */
 static inline size_t sr_layout_control_nbytes(int nranks)
 {
     return SR_PAGE + (size_t)nranks * sizeof(struct sr_lane);

@@ -159,7 +159,7 @@ def hosts():
 
 
 def segment():
-    sheet = Sheet(680, 250, "The segment: header, a lane for each rank, staging rings, message rings")
+    sheet = Sheet(680, 250, "The segment: header, a lane for each rank, staging buffers, message rings")
     rows = (
         ("header, one page", "ranks, lengths, tables of sizes, the abort word", "#f6f8fa"),
         (
@@ -168,8 +168,12 @@ def segment():
             SHADES[0],
         ),
         ("lane of rank 1", "each line by one writer", SHADES[1]),
-        ("staging ring of rank 0", "slots: chunks on their way; allocated before the first touch", SHADES[0]),
-        ("staging ring of rank 1", "", SHADES[1]),
+        (
+            "staging buffer of rank 0",
+            "slots: chunks on their way; allocated before the first touch",
+            SHADES[0],
+        ),
+        ("staging buffer of rank 1", "", SHADES[1]),
         ("message rings", "one from each rank to each other; pages once they are needed", "#f6f8fa"),
     )
     for row, (name, what, shade) in enumerate(rows):

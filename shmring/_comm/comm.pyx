@@ -489,15 +489,15 @@ cdef class Comm(Messages):
     # -- memory --
 
     cdef int allocate_staging(self) except -1:
-        """This rank's staging ring gets its pages before it is first touched."""
+        """This rank's staging buffer gets its pages before it is first touched."""
         if self.engine.closed_because is not None:
             return 0   # drive says so
         offset, nbytes = self.engine.own_ring()
         try:
-            segments.allocate(self.fd, offset, nbytes, purpose="a staging ring")
+            segments.allocate(self.fd, offset, nbytes, purpose="a staging buffer")
             self.segment.populate(offset, nbytes)
         except BaseException as error:
-            self.engine.end_by(error, True, False, b"allocating its staging ring")
+            self.engine.end_by(error, True, False, b"allocating its staging buffer")
             raise
         self.staging_ready = True
         return 0

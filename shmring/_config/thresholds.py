@@ -89,7 +89,7 @@ OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
     },
     ("Intel(R)", 5): {"cached_most_nbytes": 16 * MIB, "stream_in_place_nbytes": 24 * MIB},
 }
-# What a measured table may say: no staging ring grows beyond some tens of MiB by it.
+# What a measured table may say: no staging buffer grows beyond some tens of MiB by it.
 LIMITS: dict[str, tuple[int, int]] = {
     "small_nbytes": (64, 64 * KIB),  # SR_ALIGN_FOLD_BEYOND_NBYTES of src/kernels.c: all fold alike
     "far_stream_nbytes": (64, NEVER),
@@ -196,8 +196,8 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
 
 
 def ring_nbytes(tables: tuple[dict[str, int], ...], nranks: int) -> int:
-    """Of one rank's staging ring, in whole pages: so many slots as it is deep, two of the largest there are,
-    those of a reduction that keeps to a few.
+    """Of one rank's staging buffer, in whole pages: so many slots as it is deep, two of the largest there
+    are, those of a reduction that keeps to a few.
 
     More than a private L2, so that a line is not written again while another holds it; little of an L3. A
     line for each rank has to fit.

@@ -91,7 +91,7 @@ cdef struct Group:
     uint64_t round_trip_ns     # as rank 0 measured it
     uint32_t far, next_far     # in force; as measured, to be announced by rank 0
     uint32_t announced_far     # rank 0's word in the lines of the current call
-    size_t ring_nbytes         # of one rank's staging ring
+    size_t ring_nbytes         # of one rank's staging buffer
     size_t lap_nbytes          # from a position to the same place one time around later
     int ndead                  # of all ranks, as far as this one has heard
     bint oversubscribed               # there are more ranks than CPUs, as all have agreed

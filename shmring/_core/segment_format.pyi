@@ -23,7 +23,7 @@ def slice_bounds(count: int, size: int) -> list[tuple[int, int]]:
 KEY_NBYTES: int
 
 def control_nbytes(nranks: int) -> int:
-    """Bytes of a segment before its staging rings."""
+    """Bytes of a segment before its staging buffers."""
 
 def message_ring_nbytes(nranks: int) -> int:
     """Of one message ring unless it is given."""

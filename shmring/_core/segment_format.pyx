@@ -47,7 +47,7 @@ def message_ring_nbytes(int nranks):
 
 
 def segment_nbytes(int nranks, size_t ring_nbytes, size_t message_nbytes=0):
-    """Bytes of the whole segment, the staging rings and the message rings included."""
+    """Bytes of the whole segment, the staging buffers and the message rings included."""
     return sr_layout_segment_nbytes(nranks, ring_nbytes, message_nbytes or message_ring_nbytes(nranks))
 
 

@@ -1,4 +1,4 @@
-# Chunks and slots: how a message is cut, where in the staging rings its chunks lie, and when a place is free again.
+# Chunks and slots: how a message is cut, where in the staging buffers its chunks lie, and when a place is free again.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t

@@ -104,7 +104,7 @@ class Engine(State):
         """Collective: every rank is about to allocate as much; Mismatch when they differ."""
 
     def own_ring(self) -> tuple[int, int]:
-        """(offset in the segment, bytes) of this rank's staging ring."""
+        """(offset in the segment, bytes) of this rank's staging buffer."""
 
     def has_pending(self) -> bool: ...
     def set_blocks(self, blocks: list[tuple[int, int, int, int]]) -> None:

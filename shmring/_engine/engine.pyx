@@ -745,7 +745,7 @@ cdef class Engine(State):
         self.call_tiny(ALLOCATE, SR_SUM, nbytes, NULL, 0, timeout_s, signature)
 
     def own_ring(self):
-        """(offset in the segment, bytes) of this rank's staging ring."""
+        """(offset in the segment, bytes) of this rank's staging buffer."""
         cdef Group *g = &self.g
         return sr_layout_ring_offset(g.size, g.header.ring_nbytes, g.rank), g.header.ring_nbytes
 

@@ -130,7 +130,7 @@ cdef class State:
         g.ring_nbytes = g.header.ring_nbytes
         g.lap_nbytes = sr_layout_lap_nbytes(g.ring_nbytes)
         if not fits_ring(&g.tunings[0], g.ring_nbytes) or not fits_ring(&g.tunings[1], g.ring_nbytes):
-            raise ValueError("the staging rings of this communicator are smaller than its tuning needs")
+            raise ValueError("the staging buffers of this communicator are smaller than its tuning needs")
         if (g.tunings[0].small_nbytes != g.tunings[1].small_nbytes
                 or g.tunings[0].fuse_nbytes != g.tunings[1].fuse_nbytes
                 or g.tunings[0].chain_nbytes != g.tunings[1].chain_nbytes):

@@ -268,7 +268,7 @@ def mixed_run(comm, seed, ncalls):
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("first_seq", [0, (1 << 32) - 60, (1 << 63) - 60, (1 << 64) - 60, (1 << 64) - 1])
 def test_counters_wrap_in_the_middle_of_mixed_calls(world_of, size, first_seq):
-    # Positions of the staging rings begin at the same number, so they wrap as well.
+    # Positions of the staging buffers begin at the same number, so they wrap as well.
     ranks = world_of(size, SHMRING_FIRST_SEQ=first_seq, SHMRING_CHUNK=256, SHMRING_DEPTH=3)
     sent = ranks(mixed_run, size, 200)
     assert min(sent) > 8 * 4096

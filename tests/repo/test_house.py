@@ -142,6 +142,7 @@ HOUSE_WORDS = {
     r"\bSR_TOLD\b|\bwhat_others_told\b|\btold_(call|of)\b": "remote, announced",
     r"\bsr_ring_tell\b|\btell_limit\b|\bheed_credit\b": "publish, credit",
     r"\bword_(from|due_ns)\b": "reason, report",
+    r"(?i)\bstaging rings?\b": "staging buffer",
     r"\bUneven\b|\bFusion\(": "VectorCollectives, FusedCollectives",
 }
 MAX_LINES = 1000
