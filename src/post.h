@@ -1,7 +1,8 @@
 /* Mail between ranks of different hosts: one stream socket for each pair, on which the pieces of messages, the credit
  * for them, and words of a few bytes go as frames. What comes is laid into a ring in private memory, whose other end
- * is read as that of a neighbour's (ring.h), or straight into the array that waits for it. A sender puts no more on the
- * socket than that ring has room for: whoever looks can take off all that has come, and no word is stuck for long.
+ * is read as that of a neighbour's (spsc_ring.h), or straight into the array that waits for it. A sender puts no more
+ * on the socket than that ring has room for: whoever looks can take off all that has come, and no word is stuck for
+ * long.
  *
  * Owns no descriptor: it is handed connected, non-blocking sockets and an epoll descriptor. Nothing here waits. Any
  * thread may call what is below; who *reads* the rings is one thread at a time.
@@ -13,8 +14,8 @@
 #ifndef SR_POST_H
 #define SR_POST_H
 
-#include "link.h"
-#include "ring.h"
+#include "tcp_probe.h"
+#include "spsc_ring.h"
 
 enum sr_post_what {
     SR_POST_OVER = 1, /* it is over, because of what follows */

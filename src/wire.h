@@ -7,7 +7,7 @@
 #ifndef SHMRING_WIRE_H
 #define SHMRING_WIRE_H
 
-#include "link.h"
+#include "tcp_probe.h"
 
 #include <stddef.h>
 #include <stdint.h>
