@@ -41,7 +41,7 @@ MACROS = [
     ("_GNU_SOURCE", None),  # futexes and robust mutexes under -std=c11
     ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
 ]
-HEADERS = sorted(glob("src/*.h"))
+HEADERS = sorted(glob("src/**/*.h", recursive=True))
 
 
 def sanitizer_args() -> list[str]:
@@ -56,7 +56,7 @@ def sanitizer_args() -> list[str]:
 def library(name: str) -> tuple[str, dict[str, object]]:
     """A C room as a static library: several extensions link it, it is compiled once."""
     source = f"src/{name}.c"
-    return f"sr_{name}", {
+    return f"sr_{os.path.basename(name)}", {
         "sources": [source],
         "obj_deps": {source: HEADERS},
         "include_dirs": ["src"],
@@ -71,7 +71,7 @@ def extension(path: str) -> Extension:
         [path],
         include_dirs=["src", numpy.get_include()],
         define_macros=MACROS,
-        depends=[*HEADERS, "src/kernels.c", "src/conn.c", "src/channel.c"],
+        depends=[*HEADERS, "src/kernels/kernels.c", "src/channel.c", "src/conn.c"],
         extra_compile_args=[*COMPILE_ARGS, *(sanitizer_args() or ["-g0"])],
         extra_link_args=["-pthread", *sanitizer_args()],  # glibc before 2.34 keeps robust mutexes apart
     )
@@ -97,7 +97,7 @@ class BuildExtensions(build_ext):
 
 
 setup(
-    libraries=[library("kernels"), library("channel"), library("conn")],
+    libraries=[library("kernels/kernels"), library("channel"), library("conn")],
     ext_modules=[extension(path) for path in sorted(glob("shmring/**/*.pyx", recursive=True))],
     cmdclass={"build_ext": BuildExtensions},
 )

@@ -1,8 +1,8 @@
 /* Channels between ranks of different hosts: one stream socket for each pair, on which the pieces of messages, the
  * credit for them, and notifications go as frames. What comes is laid into a ring in private memory, whose other
- * end is read as that of a local rank's (ring.h), or straight into the array that waits for it. A sender puts no more
- * on the socket than that ring has room for: whoever looks can take off all that has come, and no notification is stuck
- * for long.
+ * end is read as that of a local rank's (spsc_ring.h), or straight into the array that waits for it. A sender puts no
+ * more on the socket than that ring has room for: whoever looks can take off all that has come, and no notification is
+ * stuck for long.
  *
  * Owns no descriptor: it is handed connected, non-blocking sockets and an epoll descriptor. Nothing here waits. Any
  * thread may call what is below; who *reads* the rings is one thread at a time.
@@ -14,8 +14,8 @@
 #ifndef SR_CHANNEL_H
 #define SR_CHANNEL_H
 
-#include "link.h"
-#include "ring.h"
+#include "tcp_probe.h"
+#include "spsc_ring.h"
 
 enum sr_channel_what {
     SR_CHANNEL_ABORT = 1, /* it is over, because of what follows */

@@ -7,7 +7,7 @@
 #ifndef SHMRING_CONN_H
 #define SHMRING_CONN_H
 
-#include "link.h"
+#include "tcp_probe.h"
 
 #include <stddef.h>
 #include <stdint.h>

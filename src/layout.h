@@ -186,7 +186,7 @@ struct sr_lane {
     char stacks[SR_STACKS_NBYTES] __attribute__((aligned(4096))); /* W parked thread; R all: zero-terminated UTF-8 */
 } __attribute__((aligned(4096)));
 
-/* ---- rings of frames (ring.h) ------------------------------------------------------------------------------ */
+/* ---- rings of frames (spsc_ring.h) ------------------------------------------------------------------------------ */
 
 /* From one producer to one consumer: frames one after another, each from a cache line on, around and around. A
    *position* counts bytes since the beginning, laps included; the ring's length is a power of two, so a position's

@@ -20,6 +20,7 @@ import pytest
 from leftovers import command_of, descendants, left_running, names_in_shm, our_descriptors, until_none
 
 DEFAULT_LIMIT_S = 60
+PATIENCE = int(os.environ.get("TEST_PATIENCE", "1"))  # times that, where all is slower: under a sanitizer
 TICK_S = 0.5
 PR_SET_CHILD_SUBREAPER = 36
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +69,7 @@ def watch(done, name, limit_s):
 def watchdog(request):
     """Ends the whole session when a test hangs: what a hanging rank holds, the next test would meet."""
     marker = request.node.get_closest_marker("limit")
-    limit_s = marker.args[0] if marker else DEFAULT_LIMIT_S
+    limit_s = (marker.args[0] if marker else DEFAULT_LIMIT_S) * PATIENCE
     done = threading.Event()
     dog = threading.Thread(target=watch, args=(done, request.node.nodeid, limit_s), daemon=True)
     dog.start()

@@ -1,4 +1,4 @@
-"""all_reduce beside its peers, from the tables in docs/performance.md: time against size, on log axes."""
+"""all_reduce beside its peers, by the tables of docs/measured/performance.md: time by size, on log axes."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from drawing import FAINT, Sheet
 
-PAGE = Path(__file__).resolve().parent.parent / "performance.md"
+PAGE = Path(__file__).resolve().parents[1] / "measured" / "performance.md"
 TABLES = ("2 ranks", "4 ranks on 2 cores")  # the heads of their first columns
 COLOURS = {
     "Gloo": "#cf222e",
@@ -96,6 +96,7 @@ def peers():
         x, y = LEFT + 20 + 140 * number, TOP + HEIGHT + 46
         sheet.line([(x, y), (x + 26, y)], colour, 2, "5 4" if name == "copy limit" else "")
         sheet.text(x + 33, y + 4, name, anchor="start", small=True)
-    said = f"{machine()}, medians; lower is faster. MPI: the fastest of three. Tables: docs/performance.md"
+    said = f"{machine()}, medians; lower is faster. MPI: the fastest of three. "
+    said += "Tables: docs/measured/performance.md"
     sheet.text(LEFT, TOP + HEIGHT + 74, said, anchor="start", small=True, colour=FAINT)
     return sheet

@@ -1,6 +1,6 @@
 """Draws the figures of the documentation: python docs/figures/draw.py
 
-Those of algorithms and memory are drawings; peers.svg is made of the tables in docs/performance.md.
+Those of algorithms and memory are drawings; peers.svg is made of the tables in docs/measured/performance.md.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-# Reductions that go from rank to rank.
+# reduce, scan and exscan as a chain from rank to rank.
 
 from .._core.group cimport Call, Group
 

@@ -1,10 +1,10 @@
-# reduce, scan and exscan of more ranks than CPUs as a chain: chunk by chunk a partial result goes from rank to rank,
-# in rank order as on every other path, and each folds its x into it. x is read once, by its own rank; staged by all
-# and folded by all it would be moved several times, and in a scan every rank folds what all before it have: work that
-# grows with the square of their number. With a CPU for every rank they do that at the same time, but here they do not.
-# (all_reduce is no faster so: 0.9 to 1.2 of the time with 4 and 8 ranks on 2 CPUs.) It is the pipelined chain of the
-# MPI libraries. Every function returns at once; what it waits for is in
-# call.awaited.
+# reduce, scan and exscan with more ranks than CPUs: the pipelined chain of the MPI libraries. Chunk by chunk a partial
+# result goes from rank to rank, in rank order, and each rank folds its x into it. Each x is read once, by its own rank.
+# If all ranks staged and folded, every x would move several times, and in a scan the work would grow with the square of
+# the number of ranks. That work runs in parallel only if each rank has a CPU. all_reduce gains nothing from a chain: it
+# takes 0.9 to 1.2 of the time with 4 and 8 ranks on 2 CPUs.
+#
+# Every function returns at once and records in call.awaited what the call waits for.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -15,10 +15,10 @@ from .staged cimport step_shared
 
 
 cdef enum:
-    LINK_NBYTES = 64 << 10   # the longest chunk: a rank begins when the one before it is done with the first
+    LINK_NBYTES = 64 << 10   # the longest chunk: a rank begins once the rank before it has folded the first
 
 
-# Narrow floats are folded in wider ones: a partial result of theirs is no item.
+# True if the call may run as a chain. 16-bit floats may not: their partial results are wider than their items.
 cdef bint may_be_chain(const Group *g, const Call *c) noexcept nogil:
     return (g.oversubscribed and c.nbytes >= g.tuning.chain_nbytes
             and (c.kind == REDUCE or is_scan(c)) and not is_moved(g, c) and not sr_dtype_is_widened(c.dtype))
@@ -49,15 +49,16 @@ cdef inline void advance(Group *g, Call *c, Cursor *cursor) noexcept nogil:
     cursor.offset += nbytes
 
 
-# Where `rank` leaves its partial result of a chunk: all in one slot, each in the place of the one before. In an exscan
-# that one is the result of this rank, copied once it has handed on its own: they alternate between two.
+# The place of rank's partial result of a chunk. All ranks use one slot, and each overwrites the result of the rank
+# before. In an exscan that result is this rank's own, which it copies after it has passed its partial result on; so
+# ranks alternate between two slots.
 cdef inline unsigned char *partial_of(Group *g, Call *c, int rank, uint64_t begin) noexcept nogil:
     return slot(g, rank & 1 if c.kind == EXSCAN else 0, begin)
 
 
 # ---- steps ---------------------------------------------------------------------------------------------------
 
-# Whether a rank copies the result from where the last one leaves it.
+# True if this rank copies the result from the slot of the last rank.
 cdef inline bint takes_from_last(const Group *g, const Call *c) noexcept nogil:
     return c.kind == REDUCE and c.root == g.rank and c.root != g.size - 1
 
@@ -89,8 +90,8 @@ cdef int step_chain(Group *g, Call *c) noexcept nogil:
     return blocked_on_credit(g, c, chunk_end(g, c, &c.fold))
 
 
-# A rank that repeats its last call looks at the line of the one before it alone: that has agreed to what all before it
-# have. As in staged it sees some calls later whether those after it have called the same.
+# As step_lines. A rank that repeats its last call looks only at the line of the rank before it, which has compared its
+# call with those of all ranks before. As in staged, the lines of later ranks are compared some calls later.
 cdef int step_line_before(Group *g, Call *c) noexcept nogil:
     cdef sr_call_line *line
     if not repeats_last(g, c) or may_ping(g, c) or c.zero_copy:
@@ -109,13 +110,14 @@ cdef inline bint partial_is_there(Group *g, Call *c) noexcept nogil:
     return g.rank == 0 or sr_flag_reached(counter(g, g.rank - 1, SR_STAGED), chunk_end(g, c, &c.fold))
 
 
-# Whether the slot is free: of others, which those have seen who begin to use one, and of this rank's own copying.
+# True if the slot of the next partial result is free. Rank 0, which begins to use it, checks that all ranks are done
+# with it, and that its own copies are.
 cdef inline bint may_hand_on(Group *g, Call *c) noexcept nogil:
     cdef uint64_t end = chunk_end(g, c, &c.fold)
     return g.rank > 0 or (has_credit(g, end) and not is_before(c.copy.position, end - g.lap_nbytes))
 
 
-# The next chunk of x into the partial result: what comes of it is for the next rank, or is the result of this one.
+# Fold the next chunk of x into the partial result, for the next rank or as this rank's result.
 cdef void fold_link(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.fold)
     cdef uint64_t begin = chunk_begin(g, c, &c.fold)

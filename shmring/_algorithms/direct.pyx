@@ -1,8 +1,8 @@
-# Large all_reduce and reduce as resumable pipelines over shared memory, without the GIL, and the choice of a pipeline
-# for every call. Tiny and small ones, those that move data and zero-copy are in staged, those of many ranks in
-# chain, single copies in fetch, explicit algorithms in ring, halving_doubling and trees. Every function returns at
-# once; what it waits for is
-# in call.awaited.
+# Large all_reduce and reduce as resumable pipelines over shared memory, and the choice of a pipeline for every call.
+# The other pipelines are in staged (tiny and small messages, data movement, zero-copy), chain (more ranks than CPUs),
+# fetch (single copies), ring, halving_doubling and trees (algorithms that the caller names).
+#
+# Every function runs without the GIL, returns at once, and records in call.awaited what the call waits for.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memmove
@@ -21,13 +21,14 @@ from .trees cimport enter_double_tree, enter_tree, step_double_tree, step_tree
 # ---- large: chunks through slots -----------------------------------------------------------------------------
 
 cdef enum:
-    # Of a reduce that is no longer than other calls' single chunks.
+    # For a reduce whose message other calls would move as one chunk.
     LEAST_CHUNK_NBYTES = 64 << 10
     MOST_CHUNK_NBYTES = 128 << 10
 
 
-# What a reduce folds goes one way, so that its root may copy a chunk while the others fold the next: some chunks are
-# better than one, by a tenth from 96 KiB to 1 MiB (bench/peers/peers.py). In an all_reduce everyone does everything.
+# The length of a chunk. Data of a reduce go one way, so its root can copy a chunk while the other ranks fold the next:
+# several chunks take a tenth less time than one from 96 KiB to 1 MiB (bench/peers/peers.py). In an all_reduce every
+# rank folds and copies.
 cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
     cdef size_t quarter
     if c.nbytes > g.tuning.one_chunk_nbytes:
@@ -38,7 +39,7 @@ cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
     return min(c.nbytes, whole_items(c, quarter))
 
 
-# As long as each other, so that the last is no short one.
+# The length of a chunk in the cached window: chunks have equal lengths, so that the last is not short.
 cdef inline size_t chunk_in_window(Group *g, Call *c) noexcept nogil:
     cdef size_t nchunks = (c.nbytes - 1) // g.tuning.cached_chunk_nbytes + 1
     return whole_items(c, min(slot_nbytes(c.nbytes // nchunks + 1), g.tuning.cached_chunk_nbytes))
@@ -55,12 +56,12 @@ cdef void enter_large(Group *g, Call *c) noexcept nogil:
     c.stage.position = c.fold.position = c.copy.position = g.position
 
 
-# The slot of a chunk has room for any rank's skew.
+# The slot of a chunk, which has room for any rank's skew.
 cdef inline uint64_t chunk_slot(Group *g, Call *c, Cursor *cursor, size_t nbytes) noexcept nogil:
     return slot_begin_within(g, cursor.position, nbytes + SR_CACHE_LINE, c.window_nbytes)
 
 
-# Where the data of rank's slot lie that begins at slot_at.
+# The address of the data in rank's slot that begins at slot_at.
 cdef inline unsigned char *slot_data(Group *g, Call *c, int rank, uint64_t slot_at) noexcept nogil:
     return slot(g, rank, slot_at) + (descriptor(g, c, rank).skew & (SR_CACHE_LINE - 1))
 
@@ -81,7 +82,7 @@ cdef inline bint streams_slots(Group *g, Call *c) noexcept nogil:
 
 # ---- direct: stage, reduce the own slice, copy the others' results -------------------------------------------
 
-# Slice `index` of a chunk, in elements. "master" gives rank 0 everything, which is all that it changes.
+# The begin of slice `index` of a chunk, in elements. The algorithm "master" differs only here: rank 0 has all.
 cdef inline size_t slice_begin(Group *g, Call *c, size_t count, int index) noexcept nogil:
     if c.algorithm == MASTER:
         return 0 if index == 0 else count
@@ -92,7 +93,7 @@ cdef int step_direct(Group *g, Call *c) noexcept nogil:
     cdef int status
     cdef bint stages, copies
     if c.zero_copy:
-        # Whether the others' arrays are shared too is in their lines; nothing is staged before that is known.
+        # The others' lines tell whether their arrays are shared as well. Nothing is staged before that is known.
         status = step_lines(g, c)
         if status != DONE:
             return status
@@ -135,7 +136,8 @@ cdef inline bint can_stage(Group *g, Call *c) noexcept nogil:
     return c.stage.offset < c.nbytes and has_credit(g, chunk_end(g, c, &c.stage))
 
 
-# Waits for what is oldest: that never depends on anything this rank still owes.
+# Wait for the oldest of the pipeline's stages. It never waits for a later stage of this rank, so that the ranks cannot
+# deadlock.
 cdef int block_direct(Group *g, Call *c) noexcept nogil:
     if c.copy.offset < c.fold.offset:
         return blocked_on_counter(g, c, SR_REDUCED, chunk_end(g, c, &c.copy), c.copy_peer)
@@ -144,7 +146,7 @@ cdef int block_direct(Group *g, Call *c) noexcept nogil:
     return blocked_on_credit(g, c, chunk_end(g, c, &c.stage))
 
 
-# All but the own slice, which is read where it lies.
+# Stage the next chunk without this rank's own slice, which this rank reads in place.
 cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.stage)
     cdef size_t count = nbytes // c.itemsize
@@ -163,16 +165,16 @@ cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
     publish(g, SR_STAGED, c.stage.position)
 
 
-# Where rank leaves its slice of the result for the others: in the room that is left in its own slot. Of two ranks one
-# leaves it where the other had staged that slice, whose lines it has just read, and that one has back what it will
-# stage to next: only data change cores, no lines that are to take them, and an all_reduce of 1 MiB in place between
-# far cores takes 0.7 of the time (bench/peers/peers.py).
+# The place of rank's slice of the result: the part of its own slot that it left free when it staged. With two ranks
+# each writes its result where the other had staged that slice: it has just read these cache lines, and the other stages
+# to them next. No line then moves only to be overwritten: an all_reduce of 1 MiB in place between far cores takes 0.7
+# of the time (bench/peers/peers.py).
 cdef inline unsigned char *slice_result(Group *g, Call *c, int rank, uint64_t slot_at, size_t begin) noexcept nogil:
     return slot_data(g, c, 1 - rank if g.size == TRADERS else rank, slot_at) + begin
 
 
-# The result goes to the own array and, for the others, to a slot: to the one of these in a reduce, depending on who is
-# the root.
+# Reduce this rank's slice of a chunk. The result goes to this rank's out and, for the others, to a slot; in a reduce
+# only to out on the root and only to the slot elsewhere.
 cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.fold)
     cdef size_t count = nbytes // c.itemsize
@@ -224,8 +226,8 @@ cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
     give_credit(g, c.copy.position)
 
 
-# stage_chunk and copy_chunk at once, for chunks of the same length: both leave out the own slice. Loads of the one
-# overlap with stores of the other: a tenth of the whole at 64 MiB (bench/peers/peers.py).
+# Do stage_chunk and copy_chunk at once, for chunks of equal length. Loads of one copy overlap with stores of the other,
+# which saves a tenth of the call's time at 64 MiB (bench/peers/peers.py).
 cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.stage)
     cdef uint64_t staged_at = chunk_slot(g, c, &c.stage, nbytes)
@@ -250,10 +252,10 @@ cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
     give_credit(g, c.copy.position)
 
 
-# ---- calls that are none -------------------------------------------------------------------------------------
+# ---- refused and empty calls ---------------------------------------------------------------------------------
 
-# A call that this rank refuses: what it would have been is in its record, its line says that it is invalid. Whether
-# all have refused it is seen with the lines of the next call.
+# Enter a call whose arguments this rank refuses. Its record has the call, its line says that the call is invalid. The
+# lines of the next call show whether all ranks have refused it.
 cdef void enter_refused(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
     record_call(g, c, True)
@@ -284,7 +286,7 @@ cdef void enter_alone(Group *g, Call *c) noexcept nogil:
 cdef int step_alone(Group *g, Call *c) noexcept nogil:
     if c.nbytes == 0 or c.kind == EXSCAN:
         return DONE
-    if is_folded(c) and (c.op >= SR_LAND or c.dtype == SR_BOOL):   # which change bits: a bool of 2 becomes 1
+    if is_folded(c) and (c.op >= SR_LAND or c.dtype == SR_BOOL):   # these change bits: a bool of 2 becomes 1
         g.source[0] = c.x
         g.target[0] = c.out
         g.kernels.fold[c.dtype][c.op](g.target, 1, 0, g.source, 1, c.count, 1)
@@ -293,7 +295,7 @@ cdef int step_alone(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# A pure function of the call and of what all ranks share, so that all choose alike.
+# Choose the pipeline by the call and by what all ranks share alone, so that all ranks choose alike.
 cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
     if g.size == 1:
         c.enter, c.step = enter_alone, step_alone

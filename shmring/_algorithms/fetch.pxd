@@ -1,4 +1,4 @@
-# All_reduce of private arrays without staging.
+# all_reduce of private arrays without staging.
 
 from .._core.group cimport Call, Group
 

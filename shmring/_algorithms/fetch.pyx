@@ -1,7 +1,8 @@
-# All_reduce of private arrays without staging: each rank reduces its slice of what the others have, which it reads
-# where it lies, through the kernel, and then fetches their slices of the result. As much is read as through slots, but
-# nothing is staged. Every function returns at once; what it waits for is
-# in call.awaited.
+# all_reduce of private arrays without staging. Each rank reads its slice of the other ranks' arrays in place, through
+# the kernel, and reduces it; then it fetches their slices of the result. It reads as many bytes as through slots, but
+# stages none.
+#
+# Every function returns at once and records in call.awaited what the call waits for.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
@@ -17,7 +18,7 @@ cdef enum Phase:
     ENDING
 
 cdef enum:
-    PREFETCH_MOST_NBYTES = 2 << 20   # of what does not stay in the caches nobody holds any
+    PREFETCH_MOST_NBYTES = 2 << 20   # larger arrays do not stay in the caches, so no other core holds their lines
 
 
 cdef int step_fetched(Group *g, Call *c) noexcept nogil:
@@ -33,10 +34,10 @@ cdef int step_fetched(Group *g, Call *c) noexcept nogil:
         if status != DONE:
             return status
         if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:
-            return ABORTED   # who gives up may write to its array again, and that was fetched
+            return ABORTED   # a rank that gave up may have written to its array while this rank fetched it
         give_credit(g, end_of_call(g))
         c.phase = ENDING
-    # Others may still be fetching what this rank has reduced.
+    # Other ranks may still be fetching this rank's slice.
     if not all_reached(g, SR_COPIED, end_of_call(g), &c.copy_peer):
         return blocked_on_counter(g, c, SR_COPIED, end_of_call(g), c.copy_peer)
     g.position = end_of_call(g)
@@ -44,21 +45,21 @@ cdef int step_fetched(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# A slot that nothing lies in: its end is what ranks tell each other.
+# Reserve an empty slot: only its end position is used, as a synchronisation counter.
 cdef inline uint64_t end_of_call(Group *g) noexcept nogil:
     return slot_end(g, g.position, SR_LINE)
 
 
-# Where a rank's slice begins, in bytes.
+# The begin of a rank's slice, in bytes.
 cdef inline size_t slice_at(Group *g, Call *c, int rank) noexcept nogil:
     return sr_slice_begin_grained(c.count, g.size, rank, SR_CACHE_LINE // c.itemsize) * c.itemsize
 
 
-# One step of it: as much as the scratch takes of all others.
+# Reduce one step of this rank's slice: as many bytes as the scratch memory holds of all other ranks.
 cdef int reduce_own_slice(Group *g, Call *c) noexcept nogil:
     cdef size_t begin = slice_at(g, c, g.rank) + c.fold.offset
     cdef size_t left = slice_at(g, c, g.rank + 1) - begin
-    # As far into a cache line as in the own array: then all are loaded by whole lines.
+    # Place the copies as far into a cache line as the own array, so that all sources are loaded by whole lines.
     cdef size_t skew = <uintptr_t> (c.out + begin) & (SR_CACHE_LINE - 1)
     cdef size_t room = SCRATCH_NBYTES // <size_t> (g.size - 1) & ~<size_t> (SR_CACHE_LINE - 1)
     cdef size_t nbytes = min(left, whole_items(c, room))
@@ -68,7 +69,7 @@ cdef int reduce_own_slice(Group *g, Call *c) noexcept nogil:
     if nbytes == 0 or status != DONE:
         return status
     g.source[g.rank] = c.x + begin
-    for step in range(1, g.size):   # everyone begins with another one
+    for step in range(1, g.size):   # each rank begins with another source
         rank = (g.rank + step) % g.size
         if lies_in_private(g, c, rank):
             status = read_private(g, c, rank, there, nbytes)
@@ -77,7 +78,7 @@ cdef int reduce_own_slice(Group *g, Call *c) noexcept nogil:
             g.source[rank] = there
             there += room + SR_CACHE_LINE
     g.target[0] = c.out + begin
-    if c.nbytes <= PREFETCH_MOST_NBYTES:   # the others fetched the same lines at the call before
+    if c.nbytes <= PREFETCH_MOST_NBYTES:   # the others fetched the same lines in the call before
         fold_prefetching(g, c, 1, 0, nbytes)
     else:
         g.kernels.fold[c.dtype][c.op](g.target, 1, 0, g.source, g.size, nbytes // c.itemsize, <uint32_t> g.size)
@@ -86,7 +87,7 @@ cdef int reduce_own_slice(Group *g, Call *c) noexcept nogil:
     return PROGRESSED if nbytes < left else DONE
 
 
-# A part of the next slice of another rank, once that has reduced it. In the order of ranks, beginning with the next.
+# Fetch a part of another rank's slice, once that rank has reduced it. The order is by rank, from the next rank on.
 cdef int fetch_slices(Group *g, Call *c) noexcept nogil:
     cdef int status, owner
     if c.copy_peer == g.size - 1:
@@ -116,7 +117,7 @@ cdef int fetch(Group *g, Call *c, int owner) noexcept nogil:
         g.source[owner] = shared_address(g, theirs.out_block, owner, theirs.out_offset, c.nbytes)
         if g.source[owner] == NULL:
             c.awaited.rank = owner
-            return MISMATCHED   # the line lies
+            return MISMATCHED   # the descriptor is invalid
         g.kernels.copy(c.out + begin, <unsigned char *> g.source[owner] + begin, nbytes, 0)
     if status != DONE:
         return status

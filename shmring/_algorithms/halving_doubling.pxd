@@ -1,4 +1,4 @@
-# Recursive halving and doubling: an explicit algorithm that folds in an order of its own.
+# Recursive halving and doubling, which runs only if the caller asks for it: it does not fold in rank order.
 
 from .._core.group cimport Call, Group
 

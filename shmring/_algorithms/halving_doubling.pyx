@@ -1,6 +1,6 @@
-# Recursive halving (reduce-scatter), then recursive doubling (all-gather), as schedule.h has them. What a rank stages
-# can be read by several, so ranks beyond a power of two cost no step of their own: they stage all they have in the
-# first step, for both halves, and read all results where those of their core come from.
+# Recursive halving (reduce-scatter), then recursive doubling (all-gather); schedule.h has the schedule. Several ranks
+# can read a slot, so the ranks beyond a power of two cost no extra step: they stage their whole block in the first
+# step, for both halves, and read all results from the ranks that their core rank reads from.
 
 from libc.stdint cimport uint64_t
 
@@ -10,17 +10,17 @@ from .._core.staging cimport *
 from .ring cimport Schedule, begin_stepped, step_transfers
 
 
-# A message goes in blocks, each through all steps; two take turns, so that one is worked on while the other is awaited.
-# A transfer is one step of one block, or of none where blocks are odd in number.
+# A message is cut into blocks, and each block goes through all steps. Two blocks take turns, so that a rank works on
+# one while it waits for the other. A transfer is one step of one block; with an odd number of blocks some are empty.
 
 cdef Schedule HALVING
 HALVING.slot_nbytes, HALVING.send, HALVING.source, HALVING.receive = slot_of_step, send_half, partner, receive_half
 
-# One step of a block; step s of `steps` reduces or gathers what is left after s halvings.
+# One step of a block. Step s of `steps` reduces or gathers the part that is left after s halvings.
 cdef struct Step:
     int steps, step
-    bint reduces, is_first, is_last   # ... of those that reduce; the first that gathers
-    size_t begin, count               # of the block: in bytes of the message, in elements
+    bint reduces, is_first, is_last   # is_first: of the reducing steps; is_last: of those, or the first that gathers
+    size_t begin, count               # the block's begin in bytes of the message, and its elements
 
 
 cdef inline size_t nblocks(Call *c) noexcept nogil:
@@ -48,7 +48,7 @@ cdef inline Step step_of(Group *g, Call *c, size_t transfer) noexcept nogil:
     return s
 
 
-# Of the 2^steps slices of the block those from `first` on that make up what is left after a step.
+# The part of the block that is left after a step: of its 2^steps slices those from `first` on. Return its begin.
 cdef inline size_t part_begin(Call *c, const Step *s, int first, size_t *nbytes) noexcept nogil:
     cdef size_t begin = sr_slice_begin(s.count, 1 << s.steps, first)
     nbytes[0] = (sr_slice_begin(s.count, 1 << s.steps, first + (1 << (s.steps - s.step))) - begin) * c.itemsize
@@ -82,8 +82,9 @@ cdef size_t send_half(Group *g, Call *c, size_t transfer, unsigned char *to) noe
     return nbytes
 
 
-# In the first step everybody whose number leaves the same rest has something for this rank; later only its peer. Who
-# is no core takes no part in reducing, then what its core takes, and first what that has reduced.
+# The index-th rank from which this rank takes data in a transfer; -1: there are no more. In the first step a core rank
+# takes data from every rank with the same remainder, later from its peer alone. The other ranks do not reduce; they
+# take what their core rank reduced, and then what it takes.
 cdef int partner(Group *g, Call *c, size_t transfer, int index) noexcept nogil:
     cdef Step s = step_of(g, c, transfer)
     cdef int core = g.rank & ((1 << s.steps) - 1)
@@ -106,7 +107,7 @@ cdef void receive_half(Group *g, Call *c, size_t transfer, uint64_t slot_at) noe
         fold_half(g, c, &s, transfer, slot_at)
 
 
-# In rank order, which is why the own part has its place among the others'.
+# Fold the sources and this rank's own part in rank order.
 cdef void fold_half(Group *g, Call *c, const Step *s, size_t transfer, uint64_t slot_at) noexcept nogil:
     cdef size_t nbytes = 0
     cdef size_t begin = part_begin(c, s, sr_halving_keeps(g.rank, s.steps, s.step), &nbytes)
@@ -145,7 +146,7 @@ cdef void enter_halving(Group *g, Call *c) noexcept nogil:
     cdef size_t slices_nbytes = c.itemsize << sr_halving_steps(g.size)
     begin_stepped(g, c, 4)
     c.relayed = True
-    if c.chunk_nbytes >= slices_nbytes:   # slices of all blocks are then alike where those of the message are
+    if c.chunk_nbytes >= slices_nbytes:   # so that the slices of a block are equal wherever those of the message are
         c.chunk_nbytes -= c.chunk_nbytes % slices_nbytes
 
 

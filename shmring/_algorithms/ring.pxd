@@ -1,11 +1,11 @@
-# Rings, and what else goes in steps that all ranks make: explicit algorithms that fold in an order of their own.
+# The ring algorithms, and the machinery of algorithms whose steps all ranks make alike.
 
 from libc.stdint cimport uint64_t
 
 from .._core.group cimport Call, Group
 
-# An algorithm as a row of *transfers*: in each of them a rank stages something for others, and takes something of what
-# others have staged in the same one. All ranks count them alike, and have slots of the same length for them.
+# An algorithm as a sequence of transfers. In each transfer a rank stages data for others, and takes data that others
+# staged in the same transfer. All ranks count transfers alike, and reserve slots of the same length for them.
 cdef struct Schedule:
     size_t (*slot_nbytes)(Group *, Call *, size_t transfer) noexcept nogil
     size_t (*send)(Group *, Call *, size_t transfer, unsigned char *slot) noexcept nogil      # bytes staged

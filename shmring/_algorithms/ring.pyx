@@ -1,6 +1,6 @@
-# Algorithms of the literature that go in steps, as resumable pipelines through the same slots as all others: what is
-# common to them, the ring, and two opposite rings. They fold in an order of their own and round at each hop, so they
-# run only when asked for.
+# The ring algorithm, two opposite rings, and the machinery that all stepped algorithms share: a pipeline through the
+# same slots as every other call. These algorithms do not fold in rank order, and they round at each hop, so they run
+# only if the caller asks for them by name.
 
 from libc.stdint cimport uint64_t
 
@@ -9,7 +9,7 @@ from .._core.schedule cimport *
 from .._core.staging cimport *
 
 
-# A chunk of which at least as many slots are to fit into the ring: half of them may be skipped at the ring's end.
+# `slots`: how many slots of a chunk must fit into the staging buffer. Half of them may be skipped at its end.
 cdef void begin_stepped(Group *g, Call *c, int slots) noexcept nogil:
     begin_call(g, c)
     publish_line(g, c)
@@ -21,12 +21,12 @@ cdef void begin_stepped(Group *g, Call *c, int slots) noexcept nogil:
 
 # ---- transfers -----------------------------------------------------------------------------------------------
 
-# c.stage and c.fold are the cursors of sending and receiving; their offsets count transfers.
+# c.stage is the cursor of sending and c.fold that of receiving. Their offsets count transfers.
 cdef inline uint64_t transfer_end(Group *g, Call *c, const Schedule *schedule, Cursor *cursor) noexcept nogil:
     return slot_end(g, cursor.position, schedule.slot_nbytes(g, c, cursor.offset))
 
 
-# DONE once all transfers are. What is sent in one was received at least `ahead` transfers before.
+# Return DONE once all transfers are done. A transfer sends data that arrived at least `ahead` transfers before.
 cdef int step_transfers(Group *g, Call *c, const Schedule *schedule, size_t transfers, size_t ahead) noexcept nogil:
     cdef int status
     if not c.lines_seen:
@@ -41,7 +41,7 @@ cdef int step_transfers(Group *g, Call *c, const Schedule *schedule, size_t tran
         g.position = c.fold.position
         return DONE
     if c.fold.offset == c.stage.offset:
-        # Everything that was sent here is received; what this rank still has to send lacks credit.
+        # This rank has received all that it could; its next transfer lacks credit.
         return blocked_on_credit(g, c, transfer_end(g, c, schedule, &c.stage))
     status = await_sources(g, c, schedule)
     if status == DONE:
@@ -82,8 +82,8 @@ cdef void receive_transfer(Group *g, Call *c, const Schedule *schedule) noexcept
 
 # ---- rings ---------------------------------------------------------------------------------------------------
 
-# A transfer is one chunk of one slice in one step. Of two rings, each with half of the message, it is one ring's turn
-# after the other's. Its slot is as large as the largest slice needs, so that positions are the same on all ranks.
+# A transfer is one chunk of one slice in one step. Two rings have half of the message each, and take turns. A slot is
+# as large as the largest slice needs, so that positions are the same on all ranks.
 
 cdef Schedule RINGS
 RINGS.slot_nbytes, RINGS.send, RINGS.source, RINGS.receive = ring_slot, send_on, ring_source, receive_on
@@ -97,12 +97,12 @@ cdef inline int ring_of(const Call *c, size_t transfer) noexcept nogil:
     return <int> (transfer % nrings(c))
 
 
-# Where this rank, or whoever it is, stands in a ring.
+# The place of a rank in a ring.
 cdef inline int place_in(Group *g, int ring, int rank) noexcept nogil:
     return rank if ring == 0 else sr_ring_mirrored(rank, g.size)
 
 
-# Where a slice of a ring's part of the message begins, in bytes of the message.
+# The begin of a slice of a ring's part, in bytes of the message.
 cdef inline size_t slice_bound(Group *g, Call *c, int ring, int index) noexcept nogil:
     cdef size_t begin = sr_slice_begin(c.count, nrings(c), ring)
     cdef size_t count = sr_slice_begin(c.count, nrings(c), ring + 1) - begin
@@ -114,7 +114,7 @@ cdef inline size_t chunks_per_slice(Group *g, Call *c) noexcept nogil:
     return (largest + c.chunk_nbytes - 1) // c.chunk_nbytes if largest > 0 else 1
 
 
-# From 1 on.
+# The step of a transfer, counted from 1.
 cdef inline int ring_step(Group *g, Call *c, size_t transfer) noexcept nogil:
     return <int> (transfer // nrings(c) // chunks_per_slice(g, c)) + 1
 
@@ -127,7 +127,7 @@ cdef size_t ring_slot(Group *g, Call *c, size_t transfer) noexcept nogil:
     return min(slice_bound(g, c, 0, 1) - chunk_begin(g, c, transfer), c.chunk_nbytes)
 
 
-# Where in the message that lies which a rank in some place of a ring sends in a transfer.
+# The bytes of the message that the rank at `place` of a ring sends in a transfer: their begin, and *nbytes.
 cdef inline size_t transfer_begin(Group *g, Call *c, int place, size_t transfer, size_t *nbytes) noexcept nogil:
     cdef int step = ring_step(g, c, transfer)
     cdef int ring = ring_of(c, transfer)

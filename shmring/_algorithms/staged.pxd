@@ -1,11 +1,11 @@
-# Collectives that take what others staged, as it is or folded, and such as read it where it lies.
+# Collectives that copy or fold what other ranks staged, and those that read it in place (zero-copy).
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from .._core.group cimport Call, Group
 
 cdef enum:
-    SHARED_STEP_NBYTES = 1 << 20   # what one step moves, so that other calls get their turn
+    SHARED_STEP_NBYTES = 1 << 20   # moved in one step, so that other calls get their turn
 
 cdef void enter_tiny(Group *g, Call *c) noexcept nogil
 cdef int step_tiny(Group *g, Call *c) noexcept nogil

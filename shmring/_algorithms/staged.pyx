@@ -1,9 +1,9 @@
-# The collectives whose results are taken straight from what others staged: chunk by chunk, a rank stages what others
-# need of its x, and takes what is meant for it, by copying (broadcast, scatter, gather, all_gather, all_to_all) or by
-# folding (small all_reduce and reduce, reduce_scatter, scan, exscan). The call line announces the first chunk, so
-# that a message of one chunk has one synchronisation; the tiniest lie in the line itself.
-# Every function returns at once; what it waits for is in
-# call.awaited.
+# The collectives whose results come straight from what other ranks staged. Chunk by chunk a rank stages the part of its
+# x that others need, and takes its own part by copying (broadcast, scatter, gather, all_gather, all_to_all) or by
+# folding (small all_reduce and reduce, reduce_scatter, scan, exscan). The call line announces the first chunk, so a
+# message of one chunk needs one synchronisation. A tiny message lies in the call line itself.
+#
+# Every function returns at once and records in call.awaited what the call waits for.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
@@ -14,7 +14,7 @@ from .._core.single_copy cimport may_be_single_copy
 from .._core.staging cimport *
 
 
-# ---- what goes from whom to whom -----------------------------------------------------------------------------
+# ---- which rank takes what from which ------------------------------------------------------------------------
 
 cdef inline bint takes_from(Group *g, Call *c, int taker, int giver) noexcept nogil:
     if taker == giver or not gives(g, c, giver) or not takes(g, c, taker):
@@ -22,24 +22,25 @@ cdef inline bint takes_from(Group *g, Call *c, int taker, int giver) noexcept no
     return not is_scan(c) or giver < taker
 
 
-# Where rank's piece begins in an x that is split evenly.
+# The begin of rank's piece in an x that is split evenly, in bytes.
 cdef inline size_t piece_of_x(Call *c, int rank) noexcept nogil:
     return <size_t> rank * c.nbytes if is_split(c) else 0
 
 
-# The own piece for rank.
+# This rank's piece for `rank`.
 cdef inline const unsigned char *given_to(Call *c, int rank) noexcept nogil:
     return c.x + piece_of_x(c, rank) if c.given == NULL else c.given[rank].data
 
 
-# Where the piece of rank belongs.
+# The place of rank's piece in this rank's result.
 cdef inline unsigned char *taken_from(Call *c, int rank) noexcept nogil:
     if c.taken != NULL:
         return c.taken[rank].data
     return c.out + (<size_t> rank * c.nbytes if is_joined(c) else 0)
 
 
-# How much of a chunk of nbytes is rank's: chunks are cut from the largest piece, others are over sooner.
+# The bytes of rank's piece in a chunk of nbytes. Chunks are cut from the largest piece, so shorter pieces end before
+# it.
 cdef inline size_t part_of(const Piece *pieces, int rank, size_t offset, size_t nbytes) noexcept nogil:
     if pieces == NULL:
         return nbytes
@@ -48,7 +49,7 @@ cdef inline size_t part_of(const Piece *pieces, int rank, size_t offset, size_t 
     return min(nbytes, pieces[rank].nbytes - offset)
 
 
-# In a slot the taker's piece comes after those of the ranks before it but the giver, in whole cache lines.
+# The begin of the taker's piece in a slot: after the pieces of the ranks before it, without the giver, in cache lines.
 cdef inline size_t piece_in_slot(Call *c, int giver, int taker, size_t nbytes) noexcept nogil:
     if not is_split(c):
         return 0
@@ -59,7 +60,7 @@ cdef inline size_t cache_lines(size_t nbytes) noexcept nogil:
     return (nbytes + SR_CACHE_LINE - 1) & ~<size_t> (SR_CACHE_LINE - 1)
 
 
-# What a slot takes for pieces of nbytes.
+# The bytes of a slot that holds pieces of nbytes.
 cdef inline size_t pieces_nbytes(Group *g, Call *c, size_t nbytes) noexcept nogil:
     return <size_t> (g.size - 1) * cache_lines(nbytes) if is_split(c) else nbytes
 
@@ -102,7 +103,7 @@ cdef inline void stage_piece(Group *g, Call *c, unsigned char *there, int taker,
         g.stats.bytes_sent += part
 
 
-# `source` points at everyone's piece for this rank; nbytes of them go to where they belong in out.
+# Copy or fold nbytes of every rank's piece for this rank into out. g.source points at the pieces.
 cdef int take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
     if is_moved(g, c):
         return move_pieces(g, c, offset, nbytes)
@@ -123,7 +124,7 @@ cdef void fold_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept 
 cdef int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
     cdef size_t part
     cdef int step, giver, status
-    for step in range(1, g.size):   # everyone begins with another one
+    for step in range(1, g.size):   # each rank begins with another giver
         giver = (g.rank + step) % g.size
         if takes_from(g, c, g.rank, giver):
             part = part_of(c.taken, giver, offset, nbytes)
@@ -139,14 +140,14 @@ cdef int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept n
 cdef inline int move_piece(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
     if c.zero_copy and lies_in_private(g, c, giver):
         return read_private(g, c, giver, there, nbytes)
-    if c.kind == ALL_GATHER or c.kind == ALL_TO_ALL:   # with both ways busy it would be slower
+    if c.kind == ALL_GATHER or c.kind == ALL_TO_ALL:   # copy_from_far is slower where both directions are busy
         g.kernels.copy(there, g.source[giver], nbytes, streams_out(g, c))
     else:
         copy_from_far(g, there, <const unsigned char *> g.source[giver], nbytes, streams_out(g, c))
     return DONE
 
 
-# What a rank has for itself is in its x already.
+# Copy this rank's piece for itself, which is in its x already.
 cdef void keep_own_piece(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
     cdef const unsigned char *own = given_to(c, g.rank) + offset
     cdef unsigned char *there = taken_from(c, g.rank) + offset
@@ -154,7 +155,7 @@ cdef void keep_own_piece(Group *g, Call *c, size_t offset, size_t nbytes) noexce
         g.kernels.copy(there, own, nbytes, streams_out(g, c))
 
 
-# The own piece where it is not taken with those of others: it may be the largest, or all that the root gets.
+# Copy the own piece in the calls that do not copy it chunk by chunk.
 cdef inline void keep_result_of_own(Group *g, Call *c) noexcept nogil:
     if c.taken != NULL:
         if c.taken[g.rank].nbytes > 0:
@@ -177,14 +178,15 @@ cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
 
 # ---- going ahead ---------------------------------------------------------------------------------------------
 
-# As repeats_last. In other kinds of calls a rank waits for all others in any case.
+# True if this rank may complete the call before all others have entered it, see repeats_last. In other kinds of calls a
+# rank waits for all others in any case.
 cdef inline bint goes_ahead(Group *g, Call *c) noexcept nogil:
     return (repeats_last(g, c)
             and (c.kind == BROADCAST or c.kind == SCATTER or is_scan(c)
                  or ((c.kind == GATHER or c.kind == REDUCE) and g.rank != c.root)))
 
 
-# As await_lines, for those that give this rank something.
+# As await_lines, but only for the ranks that give this rank data.
 cdef int await_givers(Group *g, Call *c) noexcept nogil:
     cdef sr_call_line *line
     while c.giver < g.size:
@@ -199,7 +201,8 @@ cdef int await_givers(Group *g, Call *c) noexcept nogil:
     return see_calls_before(g, c)
 
 
-# As blocked_on_line: ranks of this CPU first, which all come to this call, whether or not they give something.
+# As blocked_on_line: wait for the ranks of this CPU first, since all of them enter the call, also those that give
+# nothing.
 cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
     cdef sr_flag *seq
     cdef int rank
@@ -210,7 +213,7 @@ cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
     return blocked_on(c, &line_of(g, c.giver, c.seq).seq, c.seq, c.giver)
 
 
-# Whether all that this rank takes from hope for zero-copy; their lines are there.
+# True if all ranks that give this rank data have shared arrays. Their call lines have arrived.
 cdef inline bint givers_hope_for_zero_copy(Group *g, Call *c) noexcept nogil:
     cdef int giver
     for giver in range(g.size):
@@ -219,8 +222,8 @@ cdef inline bint givers_hope_for_zero_copy(Group *g, Call *c) noexcept nogil:
     return True
 
 
-# As step_lines. A rank that gives nothing but takes knows from those it takes from whether this is zero-copy; one that
-# gives knows it only if its own array is private.
+# As step_lines. A rank that only takes learns from the lines of its givers whether the call is zero-copy. A rank that
+# gives knows it alone only if its own array is private.
 cdef int step_givers_lines(Group *g, Call *c) noexcept nogil:
     cdef int status
     if not goes_ahead(g, c) or may_ping(g, c) or (c.zero_copy and gives(g, c, g.rank)):
@@ -262,9 +265,9 @@ cdef enum:
     PREFETCH_SLOT_NBYTES = 16 << 10
 
 
-# While the others' lines are on their way a far core can ask for the lines of the slot that a next call like this one
-# will stage to, which the others have read a lap ago: at 4 and 16 KiB that takes an eighth off an all_reduce, a sixth
-# where calls are apart (bench/peers/peers.py); at 64 KiB the requests are in the way of what is awaited.
+# While a far core waits for the others' lines it prefetches, for writing, the slot that the next equal call will stage
+# to. The other ranks read that slot a lap ago. At 4 and 16 KiB this takes an eighth off an all_reduce, and a sixth if
+# calls are apart (bench/peers/peers.py). At 64 KiB the requests delay the awaited lines.
 cdef inline void prefetch_next_slot(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = pieces_nbytes(g, c, c.nbytes)
     cdef bint is_one_slot = c.chunk_nbytes == c.nbytes and nbytes <= PREFETCH_SLOT_NBYTES
@@ -274,7 +277,7 @@ cdef inline void prefetch_next_slot(Group *g, Call *c) noexcept nogil:
 
 
 cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
-    # Two slots have to fit, wherever the first begins: with thousands of ranks a line for each is more than that.
+    # Two slots must fit, wherever the first begins. With thousands of ranks one cache line for each does not fit.
     cdef bint cached = (keeps_to_window(g, c, pieces_nbytes(g, c, c.nbytes))
                         and pieces_nbytes(g, c, 1) <= g.tuning.cached_chunk_nbytes)
     cdef size_t most_in_slot = g.tuning.cached_chunk_nbytes if cached else g.tuning.exchange_nbytes
@@ -340,15 +343,15 @@ cdef inline bint can_stage_pieces(Group *g, Call *c) noexcept nogil:
             and has_credit(g, piece_end(g, c, &c.stage)))
 
 
-# For a rank that needs nothing of what anybody stages. Not before it is known that there are slots at all: with
-# zero-copy their positions go to the next call.
+# Pass over all slots, on a rank that takes nothing. Called only once the call is known not to be zero-copy, because a
+# zero-copy call leaves the positions to the next call.
 cdef void skip_taking(Group *g, Call *c) noexcept nogil:
     while c.copy.offset < c.nbytes:
         advance_piece(g, c, &c.copy)
     give_credit(g, c.copy.position)
 
 
-# A chunk of x that out may overwrite is staged before.
+# True if the next chunk may be taken: out may overwrite x, so the same chunk of x must be staged before.
 cdef inline bint can_take(Group *g, Call *c) noexcept nogil:
     return c.copy.offset < c.nbytes and (c.copy.offset < c.stage.offset or not gives(g, c, g.rank))
 
@@ -358,7 +361,7 @@ cdef void stage_and_publish(Group *g, Call *c) noexcept nogil:
     publish(g, SR_STAGED, c.stage.position)
 
 
-# The first chunk came with the lines, except from those who had hoped for zero-copy.
+# True if the giver's call line announced the chunk. It announces the first one, unless the giver's array is shared.
 cdef inline bint is_announced(Group *g, Call *c, int giver) noexcept nogil:
     return c.copy.offset == 0 and not hopes_for_zero_copy(g, c, giver)
 
@@ -387,7 +390,7 @@ cdef int finish_exchange(Group *g, Call *c) noexcept nogil:
 
 # ---- zero-copy -----------------------------------------------------------------------------------------------
 
-# The address of rank's part of a shared block as this process maps it; NULL when the line lies.
+# The address at which this process maps rank's part of a shared block; NULL if the descriptor is invalid.
 cdef unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t offset, size_t nbytes) noexcept nogil:
     cdef int i
     for i in range(g.nblocks):
@@ -398,7 +401,7 @@ cdef unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t 
     return NULL
 
 
-# Where a giver's x lies: an address of this process or, of private memory, of the giver's; NULL: its line lies.
+# The address of a giver's x: in this process, or in the giver's for private memory; NULL if the descriptor is invalid.
 cdef inline const unsigned char *given_address(Group *g, Call *c, int giver) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, giver)
     if theirs.x_block == SR_PRIVATE:
@@ -406,7 +409,7 @@ cdef inline const unsigned char *given_address(Group *g, Call *c, int giver) noe
     return shared_address(g, theirs.x_block, giver, theirs.x_offset, c.x_nbytes)
 
 
-# Everyone's x, `skip` bytes in, to `source`, as far as it is given. MISMATCHED: a line lies.
+# Set g.source to every giver's x, `skip` bytes in. Return MISMATCHED if a descriptor is invalid.
 cdef int find_given(Group *g, Call *c, size_t skip) noexcept nogil:
     cdef const unsigned char *array
     cdef int rank
@@ -420,7 +423,7 @@ cdef int find_given(Group *g, Call *c, size_t skip) noexcept nogil:
     return DONE
 
 
-# The same of every out that takes a result, all mapped here, to `target`.
+# Set g.target to the out of every rank that takes a result, `skip` bytes in. Return as find_given.
 cdef int find_taking(Group *g, Call *c, size_t skip) noexcept nogil:
     cdef sr_descriptor *theirs
     cdef unsigned char *array
@@ -436,7 +439,7 @@ cdef int find_taking(Group *g, Call *c, size_t skip) noexcept nogil:
     return DONE
 
 
-# As find_given: where pieces lie has come with how long they are, and was checked then.
+# As find_given. The addresses of the pieces came with their lengths, and were checked on arrival.
 cdef void find_given_uneven(Group *g, Call *c) noexcept nogil:
     cdef int giver
     for giver in range(g.size):
@@ -450,7 +453,7 @@ cdef int step_shared(Group *g, Call *c) noexcept nogil:
         if status != DONE:
             return status
         if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:
-            return ABORTED   # who gives up may write to its array again, and that was read here
+            return ABORTED   # a rank that gave up may have written to its array while this rank read it
         SR_FAULT(SR_BEFORE_RELEASE)
         publish(g, SR_FINISHED, c.seq)
         c.phase = 1
@@ -464,19 +467,19 @@ cdef int step_shared(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# Who reads the own x, or writes to the own out, has to be done before this rank may use them again.
+# True if `rank` reads this rank's x or writes to its out: this rank must not use them again before `rank` is done.
 cdef inline bint awaits_end_of(Group *g, Call *c, int rank) noexcept nogil:
     if is_sliced(c):
         return rank != g.rank
     return takes_from(g, c, rank, g.rank)
 
 
-# Whether what goes to a rank's out goes past the cache. Where that is its x the line has just been read, and is there.
+# True if stores to a rank's out bypass the cache. In place they do not: the line was just read, so it is in the cache.
 cdef inline uint32_t streams_push(const Group *g, const Call *c, int rank) noexcept nogil:
     return c.nbytes >= g.tuning.zero_copy_stream_nbytes and g.target[rank] != g.source[rank]
 
 
-# all_reduce, reduce: the own slice of everyone's x, reduced into every out that wants it.
+# all_reduce and reduce: reduce this rank's slice of every x into every out that takes the result.
 cdef int reduce_and_push(Group *g, Call *c) noexcept nogil:
     cdef size_t begin = sr_slice_begin_grained(c.count, g.size, g.rank, SR_CACHE_LINE // c.itemsize)
     cdef size_t end = sr_slice_begin_grained(c.count, g.size, g.rank + 1, SR_CACHE_LINE // c.itemsize)
@@ -496,7 +499,7 @@ cdef int reduce_and_push(Group *g, Call *c) noexcept nogil:
         g.target[0] = g.target[c.root]
     else:
         for rank in range(g.size):
-            stream |= streams_push(g, c, rank) << min(rank, 31)   # which stands for all that follow
+            stream |= streams_push(g, c, rank) << min(rank, 31)   # bit 31 stands for all later ranks
     if length > 0:
         g.kernels.fold[c.dtype][c.op](g.target, 1 if c.kind == REDUCE else g.size, stream, g.source, g.size,
                                       length, <uint32_t> g.size)
@@ -505,7 +508,7 @@ cdef int reduce_and_push(Group *g, Call *c) noexcept nogil:
     return PROGRESSED if begin + length < end else DONE
 
 
-# All others: what is meant for this rank, straight from everyone's x.
+# All other kinds: take this rank's pieces straight from every giver's x.
 cdef int pull(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = min(c.nbytes - c.copy.offset, <size_t> SHARED_STEP_NBYTES)
     cdef int status = DONE
@@ -527,15 +530,15 @@ cdef int pull(Group *g, Call *c) noexcept nogil:
 
 # ---- private memory ------------------------------------------------------------------------------------------
 
-# Whether the piece is read from the giver's private memory, and `source` is an address of that.
+# True if the giver's piece is in its private memory. g.source then is an address of the giver's process.
 cdef bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil:
     if c.taken != NULL:
         return c.taken[giver].there_is_private
     return descriptor(g, c, giver).x_block == SR_PRIVATE
 
 
-# Who ends is marked before its memory goes, and who gives up says so before it takes its arrays back: what was read
-# before this rank could see either is what was given.
+# Copy from a peer's private memory through the kernel. A peer is marked dead before its memory is unmapped, and sets
+# the abort word before it reuses its arrays. If neither is visible after the read, the bytes are valid.
 cdef int read_private(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
     cdef sr_liveness *liveness = &g.lane[giver].liveness
     c.single_copy = True

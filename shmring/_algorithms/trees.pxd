@@ -1,4 +1,4 @@
-# Binomial tree and double binary tree: explicit algorithms that fold in an order of their own.
+# Binomial tree and double binary tree, which run only if the caller asks for them: they do not fold in rank order.
 
 from .._core.group cimport Call, Group
 

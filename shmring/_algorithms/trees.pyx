@@ -1,5 +1,5 @@
-# Binomial tree and double binary tree: partial results go up, results down, and every chunk has slots of its own for
-# both.
+# Binomial tree and double binary tree. Partial results go up the tree and results go down; every chunk has its own
+# slots for both.
 
 from libc.stdint cimport uint64_t
 
@@ -11,8 +11,8 @@ from .ring cimport begin_stepped
 
 # ---- binomial tree -------------------------------------------------------------------------------------------
 
-# Each chunk has two slots a rank: one on the way up (a partial result, counter STAGED), one on the way down (the
-# result, counter REDUCED). c.fold is the cursor of the way up, c.copy that of the way down.
+# Each chunk has two slots on each rank: one for the partial result on the way up (counter STAGED), one for the result
+# on the way down (counter REDUCED). c.fold is the cursor of the way up, and c.copy that of the way down.
 
 cdef inline uint64_t up_slot(Group *g, Call *c, Cursor *cursor) noexcept nogil:
     return slot_begin(g, cursor.position, 2 * slot_nbytes(next_chunk(c, cursor)))
@@ -27,7 +27,7 @@ cdef inline uint64_t tree_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
 
 
 cdef void enter_tree(Group *g, Call *c) noexcept nogil:
-    begin_stepped(g, c, 4)   # with two slots each of them is half of the ring
+    begin_stepped(g, c, 4)   # two slots for each chunk
 
 
 cdef inline int tree_parent(int rank) noexcept nogil:
@@ -61,7 +61,7 @@ cdef int step_tree(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# DONE once the partial results of all subtrees below this rank are there; c.fold_peer counts the steps.
+# Return DONE once the partial results of all subtrees below this rank have arrived. c.fold_peer counts the steps.
 cdef int await_children(Group *g, Call *c) noexcept nogil:
     cdef int child
     while c.fold_peer < sr_tree_steps(g.size):
@@ -72,7 +72,8 @@ cdef int await_children(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# The root's result goes to its own array and to its slot for the way down; others fold into their slot up.
+# Fold a chunk of all subtrees. The root writes the result to its out and to its slot for the way down; other ranks fold
+# into their slot for the way up.
 cdef void send_up(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.fold)
     cdef uint64_t end = tree_end(g, c, &c.fold)
@@ -99,7 +100,7 @@ cdef void send_up(Group *g, Call *c) noexcept nogil:
     publish(g, SR_REDUCED if g.rank == 0 else SR_STAGED, end)
 
 
-# Takes the parent's result and hands it on to the own children, if there are any.
+# Copy the parent's result, and pass it on to the children, if this rank has any.
 cdef void pass_down(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.copy)
     cdef uint64_t end = tree_end(g, c, &c.copy)
@@ -118,16 +119,18 @@ cdef void pass_down(Group *g, Call *c) noexcept nogil:
 
 # ---- double binary tree --------------------------------------------------------------------------------------
 
-# Each tree has half of the message, chunk by chunk; chunks of both make a pair, with four slots: what goes up and what
-# comes down either tree. All cursors count bytes of tree 0's half, and are positions of pairs. A rank is a leaf in one
-# tree and an inner node in the other, and goes ahead in each of these as far as it can:
+# Each tree reduces half of the message, chunk by chunk. A chunk of tree 0 and one of tree 1 make a pair, which has four
+# slots: the way up and the way down of either tree. All cursors count bytes of tree 0's half, and are positions of
+# pairs. A rank is a leaf in one tree and an inner node in the other, and advances each of these cursors as far as it
+# can:
 #
-#   c.stage   what it has as a leaf is in its slot, for its parent      STAGED
-#   c.fold    what its subtree has is in its slot, or is the result     REDUCED
-#   c.down    the result is in its slot, for its children               HANDED
-#   c.copy    it has the result as a leaf, and needs no slot any more   COPIED
+#   c.stage   as a leaf: its x is in its slot, for its parent              counter STAGED
+#   c.fold    as an inner node: its subtree's partial result is there      counter REDUCED
+#   c.down    as an inner node: the result is in its slot for children     counter HANDED
+#   c.copy    as a leaf: it has copied the result and needs no slot        counter COPIED
 #
-# None overtakes the one above it, and what the last of them waits for never depends on what the others still owe.
+# Each cursor is at most the one above it. The last cursor never waits for an earlier one, so the pipeline cannot
+# deadlock.
 
 cdef enum:
     UP, DOWN, PAIR_SLOTS = 4
@@ -137,7 +140,7 @@ cdef inline size_t half_nbytes(const Call *c, int tree) noexcept nogil:
     return (sr_slice_begin(c.count, 2, tree + 1) - sr_slice_begin(c.count, 2, tree)) * c.itemsize
 
 
-# Of a tree's chunk of a pair: the last one of tree 1 may be shorter, and empty.
+# The bytes of a tree's chunk in a pair. The last one of tree 1 may be shorter, or empty.
 cdef inline size_t chunk_of_tree(const Call *c, const Cursor *cursor, int tree) noexcept nogil:
     cdef size_t half = half_nbytes(c, tree)
     return 0 if cursor.offset >= half else min(half - cursor.offset, c.chunk_nbytes)
@@ -191,7 +194,7 @@ cdef int step_double_tree(Group *g, Call *c) noexcept nogil:
         return PROGRESSED
     if c.copy.offset == c.stage.offset:
         return blocked_on_credit(g, c, pair_end(g, c, &c.stage))
-    # What is looked at last is oldest: if nothing is there, it is what this rank waits for.
+    # The cursors are tried from the newest to the oldest, so that a blocked rank waits for the oldest.
     if c.fold.offset < c.stage.offset:
         status = fold_subtree(g, c)
     if status != PROGRESSED and c.down.offset < c.fold.offset:
@@ -235,7 +238,8 @@ cdef int fold_subtree(Group *g, Call *c) noexcept nogil:
     return PROGRESSED
 
 
-# A root's result goes to its own array and to its slot for the way down; others fold into their slot up.
+# Fold a chunk of both children. A root writes the result to its out and to its slot for the way down; other ranks fold
+# into their slot for the way up.
 cdef void fold_children(Group *g, Call *c, int tree) noexcept nogil:
     cdef size_t nbytes = chunk_of_tree(c, &c.fold, tree)
     cdef size_t begin = place_of(c, &c.fold, tree)

@@ -91,7 +91,7 @@ OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
 }
 # What a measured table may say: no staging buffer grows beyond some tens of MiB by it.
 LIMITS: dict[str, tuple[int, int]] = {
-    "small_nbytes": (64, 64 * KIB),  # SR_ALIGN_FOLD_BEYOND_NBYTES of src/kernels.c: all fold alike
+    "small_nbytes": (64, 64 * KIB),  # SR_ALIGN_FOLD_BEYOND_NBYTES of src/kernels/kernels.c: all fold alike
     "far_stream_nbytes": (64, NEVER),
     "one_chunk_nbytes": (4 * KIB, 8 * MIB),
     "chunk_nbytes": (4 * KIB, 8 * MIB),

@@ -7,7 +7,7 @@ group            one communicator (Group), one collective in progress (Call), th
 staging          chunks and slots in the staging buffer, and the credit for them
 descriptor       what a call line says beside the fingerprint; uses core_distance and single_copy
 schedule         who sends what in which step of a ring or a tree: schedule.h
-spsc_ring        the C declarations of the ring of one producer and one consumer: ring.h
+spsc_ring        the C declarations of the ring of one producer and one consumer: spsc_ring.h
 trace            the time slices of a call;    timeouts: seconds of Python to nanoseconds
 segment_format   sizes and first values of a segment, for Python
 

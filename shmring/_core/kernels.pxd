@@ -1,11 +1,11 @@
-# The reduction, copy and conversion loops of src/kernels.h as Cython sees them, and the way to find them: one
+# The reduction, copy and conversion loops of src/kernels/kernels.h as Cython sees them, and the way to find them: one
 # extension links them for all (they are 1.3 MB of code).
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t
 
 
-cdef extern from "kernels.h" nogil:
+cdef extern from "kernels/kernels.h" nogil:
     ctypedef void sr_fold_fn(void **dst, int ndst, uint32_t stream, const void **src, int nsrc,
                              size_t count, uint32_t divisor) noexcept
     ctypedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream) noexcept

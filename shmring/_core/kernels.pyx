@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The kernels: the only extension that links them. The functions that Python sees are for tests and benchmarks."""
-# Knows src/kernels.h only. Memory comes as contiguous buffers of bytes (`array.view(numpy.uint8)`).
+# Knows src/kernels/kernels.h only. Memory comes as contiguous buffers of bytes (`array.view(numpy.uint8)`).
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy
 
-cdef extern from "kernels.h" nogil:
+cdef extern from "kernels/kernels.h" nogil:
     const uint8_t sr_dtype_nbytes[]
     const char *sr_dtype_name[]
     const char *sr_op_name[]

@@ -35,7 +35,7 @@ cdef extern from "flag.h" nogil:
     void sr_pause()
 
 
-cdef extern from "ring.h" nogil:
+cdef extern from "spsc_ring.h" nogil:
     cdef struct sr_ring_end:
         sr_ring *ring
         unsigned char *bytes

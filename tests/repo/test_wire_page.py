@@ -98,7 +98,7 @@ def printed_by_c(tmp_path, lines):
     """What a program prints that includes the headers of src/ and has these lines."""
     source, program = tmp_path / "program.c", tmp_path / "program"
     headers = "".join(f'#include "{header}"\n' for header in sorted({path[4:] for _, path, *_ in C}))
-    head = f'#include <stdio.h>\n#include <string.h>\n{headers}#include "kernels.h"\n'
+    head = f'#include <stdio.h>\n#include <string.h>\n{headers}#include "kernels/kernels.h"\n'
     source.write_text(head + "\n".join(["int main(void)", "{", *lines, "}", ""]))
     includes = [f"-I{folder}" for folder in [ROOT / "src", *(ROOT / "src").glob("*/")]]
     flags = ["-std=c11", "-D_GNU_SOURCE", "-pthread", *includes]

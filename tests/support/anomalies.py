@@ -4,7 +4,7 @@ A trial runs one case of anomaly_calls on all ranks, with an injection on one of
 passes if either all ranks go on with right results, where the faulty rank repeats a call that raised, or
 all ranks raise the same error and shrink() then gives a communicator of all of them; and if nothing is left
 behind. The processes live through many trials. `python tests/support/anomalies.py` runs trials and
-writes the table of docs/reliability.md.
+writes the table of docs/explanation/reliability.md.
 """
 
 import argparse

@@ -318,7 +318,7 @@ def test_any_call_at_all(data):
     check(isa, name, op, arrays, offsets=offsets, ndst=ndst, stream=stream, aliases=aliases, divisor=divisor)
 
 
-KERNEL_SOURCES = [str(ROOT / "tests/repo/c/test_kernels.c"), str(ROOT / "src/kernels.c")]
+KERNEL_SOURCES = [str(ROOT / "tests/repo/c/test_kernels.c"), str(ROOT / "src/kernels/kernels.c")]
 KERNEL_FLAGS = ["-ffp-contract=off", "-fno-strict-aliasing", f"-I{ROOT / 'src'}"]
 
 

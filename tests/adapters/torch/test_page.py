@@ -1,4 +1,4 @@
-"""What docs/torch.md shows runs as it stands there."""
+"""What docs/howto/torch.md shows runs as it stands there."""
 
 import os
 
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shmring.adapters.torch import register_backend
 
-PAGE = pages.ROOT / "docs" / "torch.md"
+PAGE = pages.ROOT / "docs" / "howto" / "torch.md"
 
 
 def run_blocks(comm, page):

@@ -4,8 +4,8 @@
  *
  * Arm, on another machine (packages qemu-user-static, gcc-aarch64-linux-gnu, libc6-dev-arm64-cross):
  *   aarch64-linux-gnu-gcc -O3 -ffp-contract=off -fno-strict-aliasing -Isrc -static -o /tmp/test_kernels \
- *       tests/repo/c/test_kernels.c src/kernels.c && qemu-aarch64-static /tmp/test_kernels */
-#include "kernels.h"
+ *       tests/repo/c/test_kernels.c src/kernels/kernels.c && qemu-aarch64-static /tmp/test_kernels */
+#include "kernels/kernels.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* A ring between two threads: what comes out is what went in, in order, whole, at every length and around every edge;
    no wake-up is lost; wrong sizes in shared memory are noticed before they are used.
    The bytes are plain memory, so ThreadSanitizer sees whether frames and credit are published as they must be. */
-#include "ring.h"
+#include "spsc_ring.h"
 
 #include "check.h"
 

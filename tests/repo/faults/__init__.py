@@ -1,1 +1,2 @@
-"""Ranks that are killed, at chosen points and at any time, and what the others say: docs/reliability.md."""
+"""Ranks that are killed, at chosen points and at any time, and what the others say:
+docs/explanation/reliability.md."""

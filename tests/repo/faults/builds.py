@@ -92,7 +92,7 @@ def installed() -> Path:
 
 def _sources() -> list[Path]:
     here = Path(__file__).parent
-    names = sorted(path for path in (ROOT / "src").iterdir() if path.suffix in (".c", ".h"))
+    names = sorted(path for path in (ROOT / "src").rglob("*") if path.suffix in (".c", ".h"))
     return [*names, *_package(), here / "faults.c", Path(__file__)]
 
 

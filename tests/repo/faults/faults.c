@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "fault.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 /* One rank's, in memory that outlives it: the driver's struct of the same fields. */
 struct order {

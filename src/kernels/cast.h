@@ -1,4 +1,4 @@
-/* The casts and the wire formats, included by kernels_loop.h and made of its helpers. A block of narrow items is again
+/* The casts and the wire formats, included by loop.h and made of its helpers. A block of narrow items is again
  * one vector register and goes through the same arithmetic, but items keep their order, as in a fold they need not.
  * bench/engine/bench_kernels.py --casts shows what comes of it. */
 

@@ -1,8 +1,8 @@
 /* A single-producer single-consumer ring on shared memory: messages go in piece by piece at one end and come out at the
    other. Owns how a frame is laid into the ring and taken out of it; who waits, and how, is its users' affair.
    What it reads from shared memory is checked before it is used. */
-#ifndef SR_RING_H
-#define SR_RING_H
+#ifndef SR_SPSC_RING_H
+#define SR_SPSC_RING_H
 
 #include <string.h>
 

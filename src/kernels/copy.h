@@ -1,4 +1,4 @@
-/* The copies, included by kernels_loop.h and made of its helpers. Loops of whole lines, but for long ones where the
+/* The copies, included by loop.h and made of its helpers. Loops of whole lines, but for long ones where the
  * processor's own string move is faster (sr_string_nbytes). */
 
 SR_INLINE void SR_OF_ISA(sr_copy_line)(char *dst, const char *src, int streaming) {

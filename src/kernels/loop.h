@@ -409,9 +409,9 @@ SR_AS_PARTS(c64_avg, f32_avg, 2)
 SR_AS_PARTS(c128_sum, f64_sum, 2)
 SR_AS_PARTS(c128_avg, f64_avg, 2)
 
-#include "kernels_copy.h"
+#include "copy.h"
 /* After the copies: they are a wire format too. */
-#include "kernels_cast.h"
+#include "cast.h"
 
 #define SR_ROW_LOGICAL(tag)                                                                                  \
     [SR_LAND] = SR_OF_ISA(tag##_land), [SR_LOR] = SR_OF_ISA(tag##_lor), [SR_LXOR] = SR_OF_ISA(tag##_lxor)

@@ -6,7 +6,7 @@
 #include <float.h>
 #include <string.h>
 
-#include "kernels_item.h"
+#include "item.h"
 
 #if FLT_EVAL_METHOD != 0
 #error "results must not depend on excess precision"
@@ -235,7 +235,7 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
 #define SR_VECTOR_NBYTES 16
 #define SR_PUT(dst, block) _mm_storeu_si128((void *)(dst), _mm_loadu_si128((const void *)(block)))
 #define SR_STREAM(dst, block) _mm_stream_si128((void *)(dst), _mm_loadu_si128((const void *)(block)))
-#include "kernels_loop.h"
+#include "loop.h"
 
 #define SR_ISA avx2
 #define SR_TARGET __attribute__((target("avx2,f16c")))
@@ -243,7 +243,7 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
 #define SR_F16C
 #define SR_PUT(dst, block) _mm256_storeu_si256((void *)(dst), _mm256_loadu_si256((const void *)(block)))
 #define SR_STREAM(dst, block) _mm256_stream_si256((void *)(dst), _mm256_loadu_si256((const void *)(block)))
-#include "kernels_loop.h"
+#include "loop.h"
 
 #define SR_ISA avx512
 #define SR_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c")))
@@ -257,7 +257,7 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
 /* Copies and pairs of sources to ordinary stores: lines in two halves are up to 12 % faster from L3 and memory than
  * whole ones on Zen 4, and as fast from L1 and L2; bench/engine/bench_kernels.py --isa avx512,avx2. */
 #define SR_ORDINARY(function) function##_avx2
-#include "kernels_loop.h"
+#include "loop.h"
 
 /* CPUID says what the CPU can do, XCR0 which registers the operating system saves: both must agree. */
 static int sr_cpu_has(const struct sr_kernels *kernels) {
@@ -293,7 +293,7 @@ typedef __fp16 half_anywhere __attribute__((aligned(1), may_alias));
 #define SR_VECTOR_NBYTES 16
 #define SR_PUT(dst, block) vst1q_u8((uint8_t *)(dst), vld1q_u8((const uint8_t *)(block)))
 #define SR_STREAM SR_PUT
-#include "kernels_loop.h"
+#include "loop.h"
 
 static int sr_cpu_has(const struct sr_kernels *kernels) { return kernels == &sr_kernels_neon; }
 static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_neon};
@@ -304,7 +304,7 @@ static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_neon};
 #define SR_VECTOR_NBYTES 16
 #define SR_PUT(dst, block) memcpy((dst), (block), 16)
 #define SR_STREAM SR_PUT
-#include "kernels_loop.h"
+#include "loop.h"
 
 static int sr_cpu_has(const struct sr_kernels *kernels) { return kernels == &sr_kernels_scalar; }
 static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_scalar};

@@ -1,8 +1,8 @@
 /* Whether a TCP connection still has another end. The kernel's own limit, TCP_USER_TIMEOUT, will not do: it also ends
  * a connection whose other end answers, but has no room (tcp(7)), as that of a rank that comes late to a call. And its
  * keepalive asks only where nothing is under way. */
-#ifndef SR_LINK_H
-#define SR_LINK_H
+#ifndef SR_TCP_PROBE_H
+#define SR_TCP_PROBE_H
 
 #include "flag.h"
 
