@@ -18,6 +18,6 @@ cdef class ParkedThread:
     cdef list kept           # what keeps the lane mapped, until the thread takes it
 
     cdef int begin(self, sr_lane *lane, object owner) except -1
-    cdef int hold_futex(self) except -1
+    cdef int hold_word(self) except -1
     cdef int write_stacks(self) except -1
     cdef int leave(self) except -1

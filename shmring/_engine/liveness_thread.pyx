@@ -68,12 +68,12 @@ cdef class ParkedThread:
         try:
             self.ident = PyThread_get_thread_ident()
             prctl(PR_SET_NAME, "shmring-life")
-            self.hold_futex()
+            self.hold_word()
         finally:
             self.has_ended = True
             self.at_end.release()
 
-    cdef int hold_futex(self) except -1:
+    cdef int hold_word(self) except -1:
         cdef sr_lane *lane = self.lane
         cdef sr_hold hold   # stays where it is: this function returns when it has let go
         cdef bint asked = True

@@ -231,7 +231,7 @@ static void test_words(void)
           heard.count == 3);
     CHECK(sr_channel_last_note(&side[1].channels, &side[1].channel, SR_CHANNEL_CALLING, &heard) == 0);
     CHECK(sr_flag_load(&side[1].channels.aborted_by) == 1);
-    CHECK(side[1].channels.word_nbytes == 6 && memcmp(side[1].channels.word, "enough", 6) == 0);
+    CHECK(side[1].channels.reason_nbytes == 6 && memcmp(side[1].channels.reason, "enough", 6) == 0);
     CHECK(sr_flag_load(&side[1].channel.opened) == 1 && sr_flag_load(&side[1].channel.end) == SR_CHANNEL_OPEN);
     close(ends[0]);
     sr_channels_step(&side[1].channels);
