@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.repo.faults import builds
+from tests.support import nogil_modules
+
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "src").is_dir():
     pytest.skip("needs the checkout", allow_module_level=True)
@@ -340,6 +343,22 @@ def test_a_constant_has_one_meaning():
                 found.setdefault(name, set()).add(name_of(path))
     ours = {name: paths for name, paths in found.items() if not name.startswith("SR_")}
     assert [(name, paths) for name, paths in ours.items() if len(paths) > 1] == []
+
+
+def test_no_module_without_the_gil_escapes_the_fault_builds_and_thread_sanitizer():
+    """Finds them in another way than nogil_modules: no class, and as many functions as lines end in nogil."""
+    names = {
+        path.relative_to(ROOT / "shmring").with_suffix("").as_posix()
+        for path in files("shmring", suffixes={".pyx"})
+        if not re.search(r"^ *(def|cpdef|cdef class)\b", path.read_text(), re.MULTILINE)
+        and len(re.findall(r"^cdef\b(?! enum| extern| struct)[^=\n]*\(", path.read_text(), re.MULTILINE))
+        == len(re.findall(r"\bnogil:$", path.read_text(), re.MULTILINE))
+    }
+    assert "_algorithms/fetch" in names
+    assert names <= set(nogil_modules.without_gil())
+    assert set(nogil_modules.without_gil()) <= set(builds.MODULES)
+    tsan = Path(__file__).with_name("test_tsan.py").read_text()
+    assert "WITHOUT_GIL = nogil_modules.without_gil()" in tsan
 
 
 def test_only_settings_reads_shmring_variables():

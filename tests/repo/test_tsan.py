@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from race_ranks import WORK
 
+from tests.support import nogil_modules
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = shutil.which("gcc")
 if COMPILER is None or not (ROOT / "src").is_dir():
@@ -26,29 +28,7 @@ if COMPILER is None or not (ROOT / "src").is_dir():
 BUILD_LIMIT_S, LIMIT_S = 900, 300
 BUILT_FROM = ("src", "shmring", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 UNSEEN = "called_from_lib:libpython3"  # the interpreter's locks
-WITHOUT_GIL = (
-    *(
-        "_internode/data_movement",
-        "_algorithms/chain",
-        "_p2p/delivery",
-        "_core/core_distance",
-        "_algorithms/staged",
-        "_algorithms/halving_doubling",
-        "_internode/allreduce",
-        "_internode/allreduce_small",
-    ),
-    *(
-        "_internode/local_step",
-        "_p2p/matching",
-        "_internode/partials",
-        "_algorithms/direct",
-        "_internode/reduce_scatter",
-        "_p2p/ring_ends",
-        "_algorithms/ring",
-        "_algorithms/trees",
-    ),
-    "_engine/wait",
-)
+WITHOUT_GIL = nogil_modules.without_gil()
 # An order dropped from sr_flag_publish, for the modules in which all collectives stage and take.
 ORDER = "atomic_exchange_explicit(flag, value, memory_order_seq_cst);\n    SR_FAULT"
 SEEDED = ("_algorithms/staged", "_algorithms/direct")

@@ -20,26 +20,14 @@ from pathlib import Path
 
 import numpy
 
+from tests.support import nogil_modules
+
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / "build" / "faults"
 TRANSLATED = ROOT / "build" / "cython"  # setup.py's, when it has built in place
 # Whatever publishes, gives credit or waits; the kernels, which take a minute, have no such points.
-MODULES = (
-    "_algorithms/chain",
-    "_p2p/delivery",
-    "_core/core_distance",
-    "_engine/engine",
-    "_algorithms/staged",
-    "_algorithms/halving_doubling",
-    "_p2p/matching",
-    "_algorithms/direct",
-    "_engine/progress",
-    "_algorithms/ring",
-    "_engine/state",
-    "_algorithms/trees",
-    "_engine/wait",
-    "_comm/endpoint",
-)
+HOLDING_THE_GIL = ("_engine/engine", "_engine/progress", "_engine/state", "_comm/endpoint")
+MODULES = (*nogil_modules.without_gil(), *HOLDING_THE_GIL)
 FAULTS = ("-DSR_FAULTS", "-O1")
 CHECKED = ("-O3",)
 UNCHECKED = ("-DSR_NO_CHECKS", "-O3")
@@ -102,7 +90,7 @@ def _package() -> list[Path]:
 
 
 def _digest(flags: tuple[str, ...]) -> str:
-    digest = hashlib.sha256(repr((flags, sys.version, str(installed()))).encode())
+    digest = hashlib.sha256(repr((flags, MODULES, sys.version, str(installed()))).encode())
     for path in _sources():
         digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
