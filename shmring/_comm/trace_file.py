@@ -206,8 +206,8 @@ def _locked(path: str) -> Iterator[BinaryIO]:
     """The file, made if there is none, while nobody else writes it."""
     until = time.monotonic() + LOCKED_S
     while True:
-        fd = _open(path)
-        with open(fd, "rb") as file:
+        with open(path, "rb", opener=_open) as file:
+            fd = file.fileno()
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, "it is no regular file", path)
             _lock(fd, path, until)
@@ -219,7 +219,7 @@ def _locked(path: str) -> Iterator[BinaryIO]:
                 fcntl.flock(fd, fcntl.LOCK_UN)  # which a child that was forked meanwhile would keep
 
 
-def _open(path: str) -> int:
+def _open(path: str, _: int) -> int:
     # No link is followed: in a directory that others may write to one could lead to any file of this user.
     how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     try:
@@ -228,6 +228,10 @@ def _open(path: str) -> int:
         if error.errno != errno.ELOOP:
             raise
         raise OSError(errno.ELOOP, "it is a symbolic link, which a trace does not follow", path) from error
+
+
+def _open_for_this_user(path: str, how: int) -> int:
+    return os.open(path, how, 0o600)
 
 
 def _lock(fd: int, path: str, until: float) -> None:
@@ -248,16 +252,15 @@ def _replace(path: str, old: tuple[BinaryIO, int] | None, more: bytes) -> None:
     part = f"{path}.part"  # one name, as only who has the lock makes it
     with contextlib.suppress(FileNotFoundError):
         os.unlink(part)  # of a rank that was killed, or a link that somebody else has put there
-    new = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with open(new, "wb") as file:
+        with open(part, "xb", opener=_open_for_this_user) as file:
             if old is not None:
                 old[0].seek(0)
                 shutil.copyfileobj(old[0], file, 1 << 20)
                 file.truncate(old[1])
                 file.seek(old[1])
             file.write(more)
-            os.fchmod(new, stat.S_IMODE(os.lstat(path).st_mode))
+            os.fchmod(file.fileno(), stat.S_IMODE(os.lstat(path).st_mode))
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):

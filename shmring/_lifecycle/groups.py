@@ -162,12 +162,16 @@ def _invite(
 
 def _why_not_to_come(ndescriptors: int) -> str | None:
     """What would keep this rank from the others without their being told: too few descriptors."""
-    with contextlib.ExitStack() as closing:
-        try:
-            for _ in range(ndescriptors):
-                closing.enter_context(socket.socket())
-        except OSError as error:
-            return str(explain(error, "connecting to the other ranks"))
+    sockets: list[socket.socket | None] = [None] * ndescriptors
+    try:
+        for number in range(ndescriptors):
+            sockets[number] = socket.socket()
+    except OSError as error:
+        return str(explain(error, "connecting to the other ranks"))
+    finally:
+        for each in sockets:
+            if each is not None:
+                each.close()
     return None
 
 

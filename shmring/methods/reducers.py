@@ -67,7 +67,11 @@ class ReductionServers:
         self._hosts = _workers_by_host([node for node, _ in places], self.reducers)
         self._chunk_nbytes, self._depth = chunk_nbytes, max(depth, len(self.reducers))
         self._comm = comm.dup()
-        self._here = self._comm.split(None if self.is_reducer else comm.node)
+        try:
+            self._here = self._comm.split(None if self.is_reducer else comm.node)
+        except Exception as error:  # a group that cannot begin is an error on its own ranks alone
+            comm.abort(f"rank {comm.rank} could not make a group of its host: {error}")
+            raise
         if self._here is None:
             self._slots = np.empty((2 * self._depth, len(self._hosts), chunk_nbytes), np.uint8)
         elif self._here.size > 1:

@@ -729,7 +729,7 @@ def sparse_pairs(place):
 # ---- objects that make calls when they are made ------------------------------------------------------------
 
 
-@case
+@case(ends_in_python=True)
 def sharded_optimizer(place):
     optimizer = yield call(ShardedOptimizer, place.comm, [np.ones(8, "f4")], SGD(lr=0.5), stage=2)
     optimizer.add(np.ones(8, "f4"))
@@ -737,14 +737,14 @@ def sharded_optimizer(place):
     same(optimizer.params[0], np.full(8, 0.5 if optimizer.steps else 1))
 
 
-@case
+@case(ends_in_python=True)
 def local_sgd(place):
     local = yield call(LocalSGD, place.comm, [np.full(8, place.comm.rank, "f4")], 1)
     assert local.step()
     same(local.params[0], np.zeros(8))
 
 
-@case
+@case(ends_in_python=True)
 def parameter_server(place):
     server = yield call(ParameterServer, place.comm, np.ones(8, "f4"), SGD(lr=0.5))
     out = np.empty(8, "f4")
@@ -753,7 +753,7 @@ def parameter_server(place):
     assert (out < 1).all()
 
 
-@case
+@case(ends_in_python=True)
 def reduction_servers(place):
     servers = yield call(ReductionServers, place.comm, [place.comm.size - 1])
     if servers.is_reducer:
@@ -765,7 +765,7 @@ def reduction_servers(place):
     servers.close()
 
 
-@case
+@case(ends_in_python=True)
 def pipeline_run(place):
     comm = place.comm
     receives = ((2,), "f4") if comm.rank else None
