@@ -1,7 +1,7 @@
 """Arrays in memory that every rank of the host maps, so that collectives on them copy nothing.
 
-A *block* is one collective allocation: a part for each rank, in rank order, then a page of which each rank
-owns one byte ("freed"). It is handed an engine.
+A *block* is one collective allocation. It holds one part for each rank, in rank order, then a page in which
+each rank owns one byte ("freed"). `Arrays` is constructed with an engine.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 PAGE_NBYTES = mmap.PAGESIZE
 MOST_NBYTES = 1 << 56  # keeps every sum of sizes inside 64 bits
-_OF_ADOPTION = 1  # in place of a signature
+_OF_ADOPTION = 1  # passed instead of a signature
 
-_adopted: set[_Block] = set()  # of this process
+_adopted: set[_Block] = set()  # all adopted blocks of this process
 
 
 class _Part:
-    """What NumPy's arrays keep alive as their base: this rank's part of a block, or a whole mapping."""
+    """Base object of a NumPy array: this rank's part of a block, or a whole mapping."""
 
     def __init__(self, address: int, nbytes: int, mapping: segments.Mapping | None = None) -> None:
-        self.mapping = mapping  # which goes with the last reference; a block goes when no rank needs it
+        self.mapping = mapping  # unmapped with the last reference; None for a block, whose owner unmaps it
         self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",
@@ -51,7 +51,7 @@ class _Part:
 
 
 class Adoption:
-    """An array of another library whose memory all ranks of the host map; what `Comm.adopt` returns."""
+    """An array of another library whose memory all ranks of the host map; returned by `Comm.adopt`."""
 
     def __init__(self, arrays: Arrays, block: _Block, owner: object) -> None:
         self._arrays = arrays
@@ -59,11 +59,12 @@ class Adoption:
         self._owner: object = owner
 
     def release(self) -> None:
-        """The array is this rank's own again, with what it holds; local.
+        """Make the array private to this rank again, and keep its contents. Local.
 
-        All ranks must have come out of the calls that it was in. Raises RuntimeError while a call of this
-        rank is under way, OutOfMemory where there is no room. Who only drops this object has it released
-        later, when the communicator next makes such arrays, or is closed.
+        Call this only after all ranks have returned from the calls that used the array. Raises RuntimeError
+        while a call of this rank is under way, and OutOfMemory if there is no memory for a private copy. If
+        this object is dropped without `release`, the array is released when the communicator next allocates
+        or adopts an array, or is closed.
         """
         block = self._block
         if block is not None and block.is_of_this_process():
@@ -88,12 +89,15 @@ class _Block:
         self._freed = flags.from_address(mapping.address + stride * size)
         self._pid = os.getpid()
         self._own_part_is_free = False
-        self._is_shared = True  # every page of the own part: what is private cannot be discarded
-        self._is_private = False  # every page of it; the others' parts are of no use any more
-        self._is_orphaned = False  # the communicator is closed: nobody but the own arrays needs the mapping
+        # Every page of the own part is shared; only shared pages can be discarded.
+        self._is_shared = True
+        # Every page of the own part is private; this process uses no other part any more.
+        self._is_private = False
+        # The communicator is closed; only this rank's arrays use the mapping.
+        self._is_orphaned = False
 
     def free_own_part(self) -> None:
-        """The last array of this rank is gone: its pages go now, the addresses when no rank needs them."""
+        """Free this rank's pages after its last array. The mapping stays until all ranks have freed."""
         if os.getpid() != self._pid:
             return  # a forked child drops its copy of the reference; the memory is the parent's
         self._own_part_is_free = True
@@ -104,7 +108,7 @@ class _Block:
             self.mapping.close()
 
     def adopt(self, address: int) -> None:
-        """The own part is at that address, too, from here on: there it is used."""
+        """Map the own part at `address` too. From now on the own part is used there."""
         self._adopted = segments.Adopted(self.mapping, self._rank * self.stride, self.stride, address)
         self.own_address = address
 
@@ -115,7 +119,7 @@ class _Block:
         )
 
     def give_back(self) -> None:
-        """What was adopted is private again, and the own part free."""
+        """Make the adopted memory private again, and free the own part."""
         if not self._own_part_is_free:
             self.make_private()
             self.free_own_part()
@@ -124,31 +128,31 @@ class _Block:
         return os.getpid() == self._pid
 
     def forget_own_address(self) -> None:
-        """What was adopted is no more found where it is: before its pages change."""
+        """Stop recognising the adopted address. Call this before the pages at that address change."""
         self.own_address = self.mapping.address + self._rank * self.stride
 
     def is_free(self) -> bool:
         return all(self._freed)
 
     def make_private(self) -> None:
-        """No other rank can write to this rank's part from here on."""
+        """Make this rank's part private, so that no other rank can write to it."""
         if self._own_part_is_free or self._is_private:
             return
         if self._adopted is not None:
-            self._adopted.make_private()  # the part itself, which nobody looks at, stays as it is
+            self._adopted.make_private()  # the part in the block is not read again, so it stays shared
         else:
             self._is_shared = False
             self.mapping.make_private(self._rank * self.stride, self.stride)
         self._is_private = True
 
     def orphan(self) -> None:
-        """The communicator is closed: what the own arrays do not need goes, now or with them."""
+        """Unmap, now or with the last array, what this rank's arrays do not need of a closed communicator."""
         if self._adopted is not None:
-            self._own_part_is_free = True  # what was adopted keeps its pages by itself
+            self._own_part_is_free = True  # the adopted memory has its own mapping of its pages
         elif self._is_private and not self._own_part_is_free:
-            with contextlib.suppress(Error):  # then it all goes with the last array
+            with contextlib.suppress(Error):  # on failure the mapping stays until the last array is gone
                 self.mapping.keep_only(self._rank * self.stride, self.stride)
-        self._is_orphaned = True  # from here on another thread's last reference unmaps it
+        self._is_orphaned = True  # from now on, another thread that drops the last reference unmaps it
         if self._own_part_is_free:
             self.mapping.close()
 
@@ -168,7 +172,7 @@ class Arrays:
         self._is_closed = False
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout_s: float) -> NDArray[Any]:
-        """Collective: an array of zeros of the same shape and dtype on every rank."""
+        """Collective: return an array of zeros with the same shape and dtype on every rank."""
         nbytes = math.prod(shape) * dtype.itemsize
         self._engine.announce_allocation(min(nbytes, MOST_NBYTES), _signature(shape, dtype), timeout_s)
         if nbytes == 0:
@@ -182,7 +186,7 @@ class Arrays:
         return np.asarray(part).view(dtype).reshape(shape)
 
     def adopt(self, address: int, nbytes: int, owner: object, timeout_s: float) -> Adoption:
-        """Collective: nbytes at `address`, whole pages in a mapping of their own, are shared from now on."""
+        """Collective: share the `nbytes` at `address`, whole pages of one mapping, with all ranks."""
         self._engine.announce_allocation(nbytes, _OF_ADOPTION, timeout_s)
         self._sweep()
         block, failure = self._allocate(nbytes, timeout_s), None
@@ -197,24 +201,24 @@ class Arrays:
             finally:
                 block.mapping.close()
             raise self._failure_of_another(failure, "adopt its array", nbytes, timeout_s)
-        adoption = Adoption(self, block, owner)  # first: if a signal ends this, it has the block given back
+        adoption = Adoption(self, block, owner)  # before _keep: if a signal interrupts, it releases the block
         self._keep(block)
         _adopted.add(block)
         return adoption
 
     def check_not_adopted(self, address: int, nbytes: int) -> None:
-        """ValueError where some of it is adopted already, by whatever communicator of this process."""
+        """Raise ValueError if any of the bytes are already adopted by a communicator of this process."""
         self._give_back_left()
         if any(block.overlaps(address, nbytes) for block in _adopted):
             raise ValueError(
-                f"the {nbytes} bytes at {address:#x} are adopted already; release that Adoption before"
+                f"the {nbytes} bytes at {address:#x} are adopted already; release that Adoption first"
             )
 
     def give_back(self, block: _Block) -> None:
-        """What was adopted is this rank's own; local, between calls."""
+        """Make the adopted memory private to this rank again. Local; call it between calls."""
         if block in self._blocks.values():
             if self._engine.has_pending():
-                raise RuntimeError("a call of this communicator is under way; wait for it, and release then")
+                raise RuntimeError("a call of this communicator is under way; wait for it, then release")
             block.forget_own_address()
             self._tell_engine()
         with self._privatising:
@@ -222,7 +226,7 @@ class Arrays:
         _adopted.discard(block)
 
     def leave(self, block: _Block, owner: object) -> None:
-        """Nobody has the adoption any more: its owner is kept until the block is given back."""
+        """Queue the block of a dropped Adoption for release, and keep `owner` alive until then."""
         self._left.append((block, owner))
         if self._is_closed:
             self._give_back_left()
@@ -234,7 +238,7 @@ class Arrays:
             self._left.pop()
 
     def one_for_all(self, nbytes: int, timeout_s: float) -> NDArray[np.uint8]:
-        """Collective: zeros in memory that is the same for all ranks; unmapped with the last reference."""
+        """Collective: return zeros in one memory that all ranks share. The last reference unmaps it."""
         if nbytes == 0:
             return np.zeros(0, np.uint8)
         _check_possible(nbytes)
@@ -244,23 +248,23 @@ class Arrays:
         return np.asarray(_Part(mapping.address, nbytes, mapping))
 
     def close(self) -> None:
-        """The communicator ends; arrays that are still used keep their own mapping."""
+        """Release the blocks when the communicator ends. Arrays still in use keep their mapping."""
         for block in self._blocks.values():
             block.orphan()
         self._blocks.clear()
         self._is_closed = True
-        with contextlib.suppress(Error):  # of what is not private yet nobody else has more than a mapping
+        with contextlib.suppress(Error):  # other ranks may still map the memory, but no longer use it
             self._give_back_left()
         self._one_for_all.clear()
 
     def make_private(self) -> str | None:
-        """The communicator is over: its arrays become this rank's own, with what they hold, where they are.
+        """Make the arrays private to this rank after an abort, with the same contents and addresses.
 
-        A rank that was stopped, and goes on later, cannot write into them any more. Returns why some are
-        still shared, where there is no memory for copies of them.
+        A rank that was stopped and continues later can then no longer write to them. Returns a message if
+        some arrays are still shared because there is no memory for the copies, else None.
         """
         why = None
-        with self._privatising:  # nobody raises before all of them are
+        with self._privatising:  # no thread raises before all arrays are private
             parts: list[_Block | segments.Mapping] = [*self._blocks.values(), *self._one_for_all]
             for part in parts:
                 try:
@@ -283,9 +287,9 @@ class Arrays:
         return _Block(mapping, stride, self._engine.rank, size)
 
     def _map(self, total: int, begin: int, nbytes: int, timeout_s: float) -> segments.Mapping:
-        """Rank 0 makes the memory, everyone maps it, with the pages that this rank will use at once.
+        """Map memory that rank 0 allocates on every rank, and populate the pages that this rank will use.
 
-        When one cannot, all raise and nothing is left.
+        If one rank fails, all ranks raise and nothing stays mapped.
         """
         mapping, failure = None, None
         try:
@@ -297,7 +301,7 @@ class Arrays:
                 os.close(fd)
         except Error as error:
             failure = error
-        except BaseException as error:  # Ctrl-C: the others are waiting for an answer
+        except BaseException as error:  # for example Ctrl-C: the other ranks wait for this rank's vote
             self._engine.report(error)
             raise
         if not self._engine.all_agree(failure is None, timeout_s):
@@ -311,7 +315,10 @@ class Arrays:
     def _failure_of_another(
         self, failure: Exception | None, what: str, nbytes: int, timeout_s: float
     ) -> Exception:
-        """Collective, after some rank has failed: what this one raises; OutOfMemory if that was all there."""
+        """Collective, after a rank has failed: return the error that this rank raises.
+
+        It is OutOfMemory if every failure was OutOfMemory.
+        """
         is_memory = self._engine.all_agree(failure is None or isinstance(failure, OutOfMemory), timeout_s)
         if failure is not None:
             return failure
@@ -329,9 +336,9 @@ class Arrays:
         return fd
 
     def _share(self, total: int, deadline: float) -> int:
-        """A descriptor of memory that rank 0 makes, on every rank; what it raises instead, all raise.
+        """Return on every rank a descriptor of memory that rank 0 allocates. If rank 0 raises, all raise.
 
-        A rank that has no room for the descriptor raises alone: the others hear of it when they agree.
+        A rank that has no free descriptor raises alone. The others learn of it in `all_agree`.
         """
         fd = None
         if self._engine.rank == 0:
@@ -346,12 +353,12 @@ class Arrays:
             if fd is not None:
                 os.close(fd)
             if fd is not None or isinstance(error, (Timeout, RankFailed)):
-                # A descriptor may still be under way, so nothing may follow on these links.
+                # A descriptor may still be in flight, so these links cannot be used again.
                 self._engine.report(error)
             raise
 
     def _sweep(self) -> None:
-        """Unmap blocks that every rank has freed. Only here, between calls: a line may name any other."""
+        """Unmap blocks that every rank has freed. Call this between calls: call lines refer to blocks."""
         self._give_back_left()
         for number in [number for number, block in self._blocks.items() if block.is_free()]:
             block = self._blocks.pop(number)
@@ -375,7 +382,7 @@ def _check_possible(nbytes: int) -> None:
 
 
 def _signature(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """32 bits that differ where these do, the same in every process."""
+    """Return a 32-bit signature of shape and dtype that is the same in every process."""
     return zlib.crc32(repr(shape).encode(), buffers.items_of(dtype)[0])
 
 
@@ -384,9 +391,9 @@ def whole_pages(nbytes: int) -> int:
 
 
 def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """shape and dtype of a shared array as NumPy means them; TypeError or ValueError if there is none.
+    """Return shape and dtype of a shared array as NumPy interprets them. TypeError or ValueError if invalid.
 
-    A dtype of arrays gives an array of more dimensions.
+    The dimensions of a subarray dtype are appended to the shape.
     """
     dtype = np.dtype(dtype)
     if dtype.hasobject:
@@ -400,7 +407,7 @@ def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def filling(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """What fills an array of that shape and dtype with `value`; raises what NumPy raises where it cannot."""
+    """Return `value` as an array that broadcasts to that shape and dtype. NumPy's error if it cannot."""
     converted = np.empty(shape[max(len(shape) - np.ndim(value), 0) :], dtype)
     converted[...] = value
     return converted

@@ -1,7 +1,7 @@
-"""Arrays that refuse the buffer protocol: `__array_interface__` (ml_dtypes) and DLPack (torch, JAX).
+"""Arrays without the buffer protocol: `__array_interface__` (ml_dtypes) and DLPack (torch, JAX).
 
-The fast way, the buffer protocol, is in _comm/comm.pyx; this is the slow one, and the words for what cannot
-be taken.
+The fast path, the buffer protocol, is in operands.pyx. This module is the slow path, and makes the errors for
+arrays that cannot be used.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Buffer:
-    """Contiguous memory: where, how many elements of which NumPy dtype, and what keeps it alive."""
+    """Contiguous memory: address, element count, NumPy dtype, and the object that keeps it alive."""
 
     address: int
     count: int
-    dtype: str  # its name; of the other byte order it begins with >
+    dtype: str  # its name; begins with ">" for the other byte order
     readonly: bool
     fortran: bool
     owner: object
 
 
 def take(x: Any, what: str) -> Buffer:
-    """The memory of any array that is not taken by the buffer protocol; TypeError or ValueError otherwise."""
+    """Return the memory of an array that lacks the buffer protocol. TypeError or ValueError if invalid."""
     if isinstance(x, (bool, int, float, complex, str, bytes, np.generic)) or x is None:
         raise TypeError(
-            f"{what} is {x!r:.60}, which is no array; for a single number pass a 0-d array, "
-            "made before as a = np.array(value)"
+            f"{what} is {x!r:.60}, not an array; for a single number pass a 0-d array, "
+            "created as a = np.array(value)"
         )
     interface = getattr(x, "__array_interface__", None)
     if interface is not None:
@@ -42,14 +42,14 @@ def take(x: Any, what: str) -> Buffer:
         return _from_dlpack(x, what)
     raise TypeError(
         f"{what} is a {type(x).__name__}; pass an array (of NumPy, or with the buffer protocol, "
-        "__array_interface__ or DLPack), made before as a = np.asarray(...)"
+        "__array_interface__ or DLPack), created first with a = np.asarray(...)"
     )
 
 
 def explain_refusal(
     x: Any, what: str, writable: bool, moves: bool, error: BaseException, allowed: tuple[str, ...]
 ) -> Exception:
-    """Why the buffer protocol refused x, or gave a format that has no dtype: the error to raise."""
+    """Return the error to raise when the buffer protocol refused x or gave a format that has no dtype."""
     dtype = getattr(x, "dtype", None)
     if isinstance(dtype, np.dtype) and (not moves or dtype.hasobject) and native_name(dtype) not in allowed:
         return unsupported_dtype(what, dtype, allowed)
@@ -64,7 +64,7 @@ def explain_refusal(
 
 
 def _flags(x: Any) -> tuple[bool, bool]:
-    """Whether x is contiguous, and read-only; (True, False) where it does not even say that."""
+    """Return (is contiguous, is read-only) for x; (True, False) if x does not say."""
     if isinstance(x, np.ndarray):
         return x.flags.c_contiguous or x.flags.f_contiguous, not x.flags.writeable
     try:
@@ -89,7 +89,7 @@ def not_contiguous(what: str, x: Any) -> ValueError:
 
 
 def refuse_as_output(x: Any, what: str) -> None:
-    """Memory that is the same for all ranks cannot take what each of them writes in a collective."""
+    """Raise ValueError if all ranks share x: every rank would write its output to the same memory."""
     if getattr(x, "one_for_all_ranks", False):
         raise ValueError(
             f"{what} is one array for all ranks, which would all write to it at once; give a private array, "
@@ -120,7 +120,7 @@ def _from_interface(x: Any, interface: dict[str, Any], what: str) -> Buffer:
     dtype: Any = getattr(x, "dtype", None)
     if not isinstance(dtype, np.dtype):
         dtype = np.dtype(interface["typestr"])
-    if not isinstance(interface.get("data"), tuple):  # an image of PIL: bytes made for the occasion
+    if not isinstance(interface.get("data"), tuple):  # for example a PIL image: it makes the bytes on request
         raise TypeError(f"{what} is a {type(x).__name__} that does not say where it lies; pass np.array(...)")
     address, readonly = interface["data"]
     count = _product(interface["shape"])
@@ -139,7 +139,7 @@ def _product(shape: tuple[int, ...]) -> int:
 
 
 def _orders(shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int) -> tuple[bool, bool]:
-    """Whether memory of this shape and strides (bytes) is contiguous in C order, in Fortran order."""
+    """Return (C-contiguous, Fortran-contiguous) for a shape and strides in bytes."""
     if strides is None or 0 in shape:
         return True, len(shape) <= 1
     found = []
@@ -152,20 +152,20 @@ def _orders(shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: i
     return found[0], found[1]
 
 
-# ---- what dtypes are called ----
+# ---- names of dtypes ----
 
 
 def native_name(dtype: np.dtype[Any]) -> str | None:
-    """The name of a dtype in this machine's byte order; None of any other."""
+    """Return the name of a dtype in this machine's byte order; None for the other byte order."""
     return dtype.name if dtype.isnative else None
 
 
 @functools.lru_cache(maxsize=256)
 def items_of(dtype: np.dtype[Any] | str) -> tuple[int, int, bytes, str | None]:
-    """(32 bits that differ where dtypes do, bytes of an item, words for it, its `native_name`).
+    """Return (32-bit signature of the dtype, bytes of an item, description, `native_name`).
 
-    The same in every process. dtype: or the format of a buffer for which NumPy has none, whose items are
-    bytes then.
+    The result is the same in every process. dtype may also be a buffer format that NumPy does not know; its
+    items are then single bytes.
     """
     if isinstance(dtype, str):
         return zlib.crc32(dtype.encode()), 1, dtype.encode("ascii", "backslashreplace"), None
@@ -177,7 +177,7 @@ def items_of(dtype: np.dtype[Any] | str) -> tuple[int, int, bytes, str | None]:
 
 
 def _description(dtype: np.dtype[Any]) -> tuple[Any, ...]:
-    """The same of dtypes that are equal, which their words need not be: aligned ones have others."""
+    """Return the same tuple for equal dtypes. Their `str` may differ: aligned dtypes print differently."""
     if dtype.subdtype is not None:
         return (*_description(dtype.subdtype[0]), dtype.shape)
     fields: Mapping[str, Any] = dtype.fields or {}
@@ -235,7 +235,7 @@ def _from_dlpack(x: Any, what: str) -> Buffer:
         capsule = x.__dlpack__()
     except (BufferError, RuntimeError) as error:
         raise TypeError(f"{what} cannot be used: {error}") from error
-    # The capsule stays unconsumed: its own destructor frees the tensor's description when the owner goes.
+    # The capsule stays unconsumed: its destructor frees the DLManagedTensor together with the Buffer's owner.
     tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
     code, bits = tensor.dtype.code, tensor.dtype.bits
     kind = _CODES.get(code, f"dlpack type {code} of ")

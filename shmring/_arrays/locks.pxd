@@ -1,4 +1,4 @@
-# Locks in shared memory, for who takes many of them without the GIL.
+# Locks in shared memory, for callers that take many of them without the GIL.
 
 from .._engine.engine cimport Engine
 
@@ -15,13 +15,13 @@ cdef class Locks:
     cdef Engine engine
     cdef object memory
     cdef sr_lock *first
-    cdef unsigned long *holder   # of each, the thread of this rank that has it, once it has said so; 0: none
+    cdef unsigned long *holder   # for each lock, the thread of this rank that holds it; 0: none, or not recorded yet
     cdef readonly int count
-    cdef str kind                # what errors call one of them
+    cdef str kind                # name of a lock in error messages
 
     cdef int check_open(self) except -1
     cdef int take(self, int index, double timeout_s) except -1
-    cdef int wait(self, int index, double timeout_s) except -1   # it is this rank's then; whose thread is not noted
+    cdef int wait(self, int index, double timeout_s) except -1   # takes the lock for this rank; does not set holder
     cdef int be_late(self, int owner, int index, double timeout_s) except -1
     cdef int lament(self, int owner, int status, int index) except -1
     cdef int leave(self, int index) except -1

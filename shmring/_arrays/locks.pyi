@@ -8,20 +8,20 @@ from .._engine.engine import Engine
 LOCK_NBYTES: int
 
 class Locks:
-    """`count` locks at an address that `memory` keeps mapped, zeros at first; kind: what errors call one."""
+    """`count` locks at `address`, zeros at first; `memory` keeps them mapped. kind: their name in errors."""
 
     def __new__(
         cls, engine: Engine, memory: object, address: int, count: int, kind: str = "lock"
     ) -> Self: ...
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of locks."""
 
     def lock(self, number: SupportsIndex, timeout: float | None = None) -> Lock:
-        """Lock `number` as a context manager; whoever waits longer than timeout seconds raises Timeout."""
+        """Return lock `number` as a context manager. Entering raises Timeout after `timeout` seconds."""
 
 class Lock:
-    """One lock of a shared array: `with` takes it and lets it go; a forked child does not have it."""
+    """One lock of a shared array. `with` takes and releases it. A forked child does not hold it."""
 
     def __new__(cls, locks: Locks, index: int, timeout_s: float) -> Self: ...
     def __enter__(self) -> Self: ...

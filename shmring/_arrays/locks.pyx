@@ -1,5 +1,5 @@
-# Locks in shared memory, taken by ranks: the death of an owner is noticed by those who wait. Uncontended they are one
-# atomic exchange.
+# Locks in shared memory, taken by ranks. A waiting rank detects the owner's death. Without contention, taking a lock
+# is one atomic exchange.
 
 import operator
 import os
@@ -25,7 +25,7 @@ cdef extern from "flag.h" nogil:
 
 LOCK_NBYTES = sizeof(sr_lock)
 
-cdef int forks = 0   # between this process and the one that first imported this
+cdef int forks = 0   # number of forks since the process that first imported this module
 
 
 def _count_fork():
@@ -38,7 +38,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 # ---- waiting ---------------------------------------------------------------------------------------------------
 
-# DONE: it is ours. DEAD and LEFT: *owner has it for ever.
+# DONE: this rank holds the lock. DEAD and LEFT: *owner died or left while it held the lock.
 cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked_ns, uint64_t *deadline_ns,
                     int *owner) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
@@ -54,7 +54,7 @@ cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked
         check_liveness(g)
         correct_wait(g, SR_WAIT_LOCK, SR_AT_LOCK, owner[0])
         status = owner_status(g, owner[0])
-        if status != PROGRESSED and sr_lock_owner(lock) == owner[0]:   # it may have let go before it ended
+        if status != PROGRESSED and sr_lock_owner(lock) == owner[0]:   # it may have released the lock first
             return status
         now = sr_now_ns()
         deadline_ns[0] += sr_time_away(looked_ns[0], now)
@@ -75,7 +75,7 @@ cdef inline int owner_status(Group *g, int rank) noexcept nogil:
 # ---- locks -----------------------------------------------------------------------------------------------------
 
 cdef class Locks:
-    """`count` locks at an address that `memory` keeps mapped, zeros at first; kind: what errors call one."""
+    """`count` locks at `address`, zeros at first; `memory` keeps them mapped. kind: their name in errors."""
 
     def __cinit__(self, Engine engine, memory, uintptr_t address, int count, str kind="lock"):
         self.engine = engine
@@ -91,7 +91,7 @@ cdef class Locks:
         free(self.holder)
 
     def lock(self, number, timeout=None):
-        """Lock `number` as a context manager; whoever waits longer than timeout seconds raises Timeout."""
+        """Return lock `number` as a context manager. Entering raises Timeout after `timeout` seconds."""
         cdef int index
         cdef double timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         try:
@@ -123,7 +123,7 @@ cdef class Locks:
         cdef int owner = sr_lock_owner(lock)
         cdef int status = BLOCKED
         if owner == g.rank and self.holder[index] == <unsigned long> PyThread_get_thread_ident():
-            raise RuntimeError(f"this thread has taken {self.kind} {index} already, and would wait for itself")
+            raise RuntimeError(f"this thread holds {self.kind} {index} already; taking it again would deadlock")
         while status != DONE:
             with nogil:
                 status = await_lock(g, lock, begin_ns, &looked_ns, &deadline_ns, &owner)
@@ -133,7 +133,7 @@ cdef class Locks:
                 try:
                     PyErr_CheckSignals()
                     self.engine.stalls.heed(self.engine, SR_WAIT_LOCK)
-                    self.engine.check_open()   # whose handler may have closed it
+                    self.engine.check_open()   # a signal handler may have closed it
                 except BaseException:
                     end_wait(g, SR_WAIT_LOCK)
                     raise
@@ -146,13 +146,13 @@ cdef class Locks:
         return 0
 
     cdef int be_late(self, int owner, int index, double timeout_s) except -1:
-        if not 0 <= owner < self.engine.g.size:   # it has just let go, and somebody else was faster
-            raise Timeout(f"{self.kind} {index} of a shared array was not to be had within {timeout_s:g} s")
+        if not 0 <= owner < self.engine.g.size:   # the owner has just released it, and another rank took it first
+            raise Timeout(f"{self.kind} {index} of a shared array could not be taken within {timeout_s:g} s")
         rank = self.engine.world_rank(owner)
         raise Timeout(f"rank {rank} has not let go of {self.kind} {index} of a shared array within "
                       f"{timeout_s:g} s; " + failures.describe_doing(self.engine, owner), rank=rank)
 
-    # What a rank that is gone had taken nobody will ever have: everyone is told.
+    # A lock whose owner is gone is never released, so this rank aborts the communicator.
     cdef int lament(self, int owner, int status, int index) except -1:
         how = "closed the communicator"
         if status == DEAD:
@@ -163,14 +163,15 @@ cdef class Locks:
 
     cdef int leave(self, int index) except -1:
         if sr_lock_owner(&self.first[index]) != self.engine.g.rank:
-            raise RuntimeError(f"lock {index} is not this rank's to let go")
-        self.holder[index] = 0   # or the next thread to have it would pass for this one until it has said its name
+            raise RuntimeError(f"this rank does not hold lock {index}")
+        # Clear first: until the next thread records itself, it would be mistaken for this one.
+        self.holder[index] = 0
         sr_lock_leave(&self.first[index])
         return 0
 
 
 cdef class Lock:
-    """One lock of a shared array: `with` takes it and lets it go; a forked child does not have it."""
+    """One lock of a shared array. `with` takes and releases it. A forked child does not hold it."""
 
     cdef Locks locks
     cdef int index, forks

@@ -1,4 +1,4 @@
-"""The arguments of one-sided operations, as NumPy means them: which elements of an array, which values."""
+"""Convert the arguments of one-sided operations, as NumPy interprets them, to elements and values."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
     from .striped_locks import Stripes
 
-_REPLACE = -1  # in place of an op's number
+_REPLACE = -1  # passed instead of an op's number
 _SUM = OPS.index("sum")
-_OPS = tuple(op for op in OPS if op != "avg")  # what would it be, of an element and one value?
+_OPS = tuple(op for op in OPS if op != "avg")  # "avg" is undefined for one element and one value
 
 
 class _Elements(NamedTuple):
-    """`size` elements of a flat array: from `first` on, or, one by one, those at `places`."""
+    """`size` elements of a flat array: contiguous from `first`, or those at the indices `places`."""
 
     first: int
     size: int
     places: NDArray[np.intp] | None
-    shape: tuple[int, ...]  # of what is there
+    shape: tuple[int, ...]  # shape of the selection
 
 
 def put(
     stripes: Stripes, array: NDArray[Any], where: Any, values: Any, mode: str, timeout: float | None
 ) -> None:
-    """As np.put: values are cast whatever they are, and repeated as necessary."""
+    """Write values as `np.put` does: cast them without a check, and repeat them as necessary."""
     elements = _elements_of(array, where if mode == "raise" else _brought_inside(where, mode, array.size))
     given = np.asarray(values).astype(array.dtype, casting="unsafe", copy=False).reshape(-1)
     if given.size == 0 or elements.size == 0:
@@ -51,10 +51,10 @@ def get(
         _access(stripes, array, elements, None, taken, _REPLACE, timeout)
         return taken[()]
     if not (isinstance(out, np.ndarray) and out.flags.c_contiguous and out.flags.writeable):
-        raise ValueError("out has to be a writeable NumPy array in C order, without gaps")
+        raise ValueError("out must be a writeable NumPy array, contiguous in C order")
     if out.dtype != array.dtype or out.size != elements.size:
         raise ValueError(
-            f"out has {out.size} elements of {out.dtype}; {elements.size} of {array.dtype} are asked for"
+            f"out has {out.size} elements of {out.dtype}; it must have {elements.size} of {array.dtype}"
         )
     _access(stripes, array, elements, None, out, _REPLACE, timeout)
     return out
@@ -92,7 +92,7 @@ def _access(
 
 
 def _elements_of(array: NDArray[Any], where: Any) -> _Elements:
-    """Of the array as if it were flat; IndexError and TypeError as NumPy's."""
+    """Return the elements that `where` selects in the flattened array. Errors are those of NumPy."""
     size = array.size
     if where is ...:
         return _Elements(0, size, None, array.shape)
@@ -103,7 +103,7 @@ def _elements_of(array: NDArray[Any], where: Any) -> _Elements:
         where = np.arange(begin, end, step)
     index = np.asarray(where)
     if index.dtype == bool:
-        raise IndexError("where is boolean; give np.flatnonzero(where), the places where it is true")
+        raise IndexError("where is boolean; give np.flatnonzero(where), the indices where it is true")
     if index.ndim == 0:
         return _Elements(_within(operator.index(where), size), 1, None, ())
     return _all_within(index.astype(np.intp, casting="safe" if index.size else "unsafe"), size)
@@ -116,7 +116,7 @@ def _within(place: int, size: int) -> int:
 
 
 def _all_within(index: NDArray[np.intp], size: int) -> _Elements:
-    """index: a copy of what was given, or it could change after it was checked."""
+    """Check and normalise `index`, which must be a copy: the caller's array could change after the check."""
     if index.size:
         _within(int(index.min()), size)
         _within(int(index.max()), size)
@@ -125,7 +125,7 @@ def _all_within(index: NDArray[np.intp], size: int) -> _Elements:
 
 
 def _brought_inside(where: Any, mode: str, size: int) -> Any:
-    """np.put's other modes: indices modulo the size, or the nearest that there is."""
+    """Apply np.put's other modes: "wrap" is the index modulo the size, "clip" the nearest valid index."""
     if mode == "wrap":
         return np.asarray(where, np.intp) % max(1, size)
     if mode == "clip":
@@ -134,7 +134,7 @@ def _brought_inside(where: Any, mode: str, size: int) -> Any:
 
 
 def _values_for(elements: _Elements, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """As many as there are elements, in C order, from as many or from one for all."""
+    """Return one value for each element, in C order. A single value is repeated."""
     kind: Any = type(values) if isinstance(values, (int, float, complex)) else np.asarray(values).dtype
     if kind != dtype:
         _check_cast(kind, dtype)
@@ -143,16 +143,19 @@ def _values_for(elements: _Elements, values: Any, dtype: np.dtype[Any]) -> NDArr
         return np.ascontiguousarray(given)
     if given.size == 1:
         return np.full(elements.size, given.reshape(()), dtype)
-    raise ValueError(f"{given.size} values for {elements.size} elements; give as many, or one for all")
+    raise ValueError(f"{given.size} values for {elements.size} elements; give one for each, or a single one")
 
 
 @cache
 def _check_cast(kind: Any, dtype: np.dtype[Any]) -> None:
-    """kind: a dtype, or a type of Python's numbers, which take the array's dtype where its kind allows."""
+    """Raise TypeError if values of `kind` cannot be cast to `dtype`.
+
+    kind: a dtype, or a type of Python numbers, which take the array's dtype if its kind allows.
+    """
     found = np.result_type(dtype, kind(0)) if isinstance(kind, type) else kind
     if not np.can_cast(found, dtype, "same_kind"):
         raise TypeError(
-            f"values of {found} cannot be cast to {dtype}, which the array has; convert them first"
+            f"values of {found} cannot be cast to the array's dtype {dtype}; convert them first"
         )
 
 
@@ -160,7 +163,7 @@ def _check_cast(kind: Any, dtype: np.dtype[Any]) -> None:
 def _dtype_number(dtype: np.dtype[Any]) -> int:
     if dtype.name not in DTYPES or not dtype.isnative:
         raise TypeError(
-            f"one-sided operations on {dtype}? They take {', '.join(DTYPES)}, in native byte order"
+            f"one-sided operations do not take {dtype}; allowed: {', '.join(DTYPES)}, in native byte order"
         )
     return DTYPES.index(dtype.name)
 

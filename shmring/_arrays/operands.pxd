@@ -1,35 +1,36 @@
-# One array of a call as the engine sees it.
+# One array of a call, as the engine uses it.
 
 from .._core.group cimport OPAQUE, Call, Items
 
 
-cdef struct Operand:      # held from take() to release()
+cdef struct Operand:      # filled by take(); release() ends it
     Py_buffer view
     bint held
     unsigned char *data
     size_t count, itemsize
     int dtype
-    Items items               # of OPAQUE only
+    Items items               # only if dtype is OPAQUE
     bint fortran
 
 
-# An array that another library holds; see _arrays/operands.pyi.
+# An array in another library's memory; see _arrays/operands.pyi.
 cdef class Memory:
     cdef unsigned char *data
     cdef readonly size_t count
     cdef size_t itemsize
-    cdef int number             # of its dtype
+    cdef int number             # number of its dtype
     cdef readonly bint readonly
     cdef readonly object owner
 
 
-# Fills the operand; what it returns has to live as long as the operand is used. moves: items of any fixed size will do.
+# Fill the operand. The caller keeps the returned object alive while it uses the operand. moves: accept items of any
+# fixed size.
 cdef object take(Operand *operand, object x, bint writable, str what, bint moves)
 cdef void release(Operand *operand) noexcept
-cdef str dtype_name(const Operand *operand)   # in words; as NumPy writes it, cut short, where it is OPAQUE
+cdef str dtype_name(const Operand *operand)   # NumPy's name for it, possibly cut short, if it is OPAQUE
 
 
-# What a call moves: items of the operand, which is kept as long as the call.
+# Set the items that a call moves to those of the operand. The operand must outlive the call.
 cdef inline void describe_items_of(Call *c, const Operand *operand) noexcept:
     c.dtype = operand.dtype
     c.itemsize = operand.itemsize
@@ -41,6 +42,6 @@ cdef inline bint has_items_of(const Call *c, const Operand *operand) noexcept:
         c.dtype != OPAQUE or operand.items.signature == c.items.signature)
 
 
-# Of as many elements as the engine counts, how many its user does.
+# Convert the engine's element count to the user's: the engine counts bytes of OPAQUE items.
 cdef inline size_t item_count(const Operand *operand, size_t count) noexcept:
     return count // operand.items.nbytes if operand.dtype == OPAQUE and operand.items.nbytes > 0 else count

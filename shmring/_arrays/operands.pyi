@@ -1,15 +1,16 @@
-"""From an array of any make to its memory, as Python sees it."""
+"""Memory of an array of any library: the Python interface."""
 
 from typing import Any
 
 import numpy as np
 
 class Memory:
-    """A contiguous array that another library holds, as x or out of a collective: where it lies, what it is.
+    """A contiguous array in another library's memory, for use as x or out of a collective.
 
-    address: of its first element, in this process. count: elements. dtype: the name of one of shmring's
-    dtypes; an opaque dtype may be called uint8. readonly: an error where it would be written to.
-    owner: kept as long as this is. Nobody can check what is told here: wrong addresses end the process.
+    address: of its first element, in this process. count: number of elements. dtype: the name of one of
+    shmring's dtypes; an opaque dtype may be called uint8. readonly: a call that would write to it
+    raises. owner: an object to keep alive as long as this. Nothing here can be verified: a wrong address
+    crashes the process. The array has one dimension.
     """
 
     def __init__(
@@ -17,11 +18,11 @@ class Memory:
     ) -> None: ...
     @staticmethod
     def of(x: object) -> Memory | None:
-        """x's own memory, or None where x is none that is read at once: on the CPU, in C order, of a dtype.
+        """Return x's own memory, or None unless x is on the CPU, in C order and of one of shmring's dtypes.
 
         x: an array of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's
-        tensors). Asks no more than where it lies: of what such a library puts off, as torch does negation,
-        it knows nothing, and takes its arrays for writable.
+        tensors). Only the location is read: lazy operations such as torch's negation are not applied, and
+        arrays of such a library are assumed writable.
         """
 
     @property
@@ -30,7 +31,7 @@ class Memory:
     def count(self) -> int: ...
     @property
     def dtype(self) -> str:
-        """Its dtype's name."""
+        """Name of its dtype."""
 
     @property
     def nbytes(self) -> int: ...
@@ -41,4 +42,4 @@ class Memory:
     @property
     def owner(self) -> object: ...
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """The same memory as NumPy's array, where NumPy itself has the dtype."""
+        """Return the same memory as a NumPy array. TypeError if NumPy lacks the dtype."""

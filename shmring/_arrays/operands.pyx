@@ -1,4 +1,4 @@
-# From an array of any make to its memory: the fields of a NumPy array, the buffer protocol, and the slower ways.
+# Find the memory of an array of any library: the fields of a NumPy array, the buffer protocol, and slower protocols.
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.buffer cimport (
@@ -23,11 +23,12 @@ cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(state.DTYP
 
 
 cdef class Memory:
-    """A contiguous array that another library holds, as x or out of a collective: where it lies and what it is.
+    """A contiguous array in another library's memory, for use as x or out of a collective.
 
-    address: of its first element, in this process. count: elements. dtype: the name of one of shmring's dtypes;
-    an opaque dtype may be called uint8. readonly: an error where it would be written to. owner: kept as long as
-    this is. Nobody can check what is told here: wrong addresses end the process. It has one dimension, in C order.
+    address: of its first element, in this process. count: number of elements. dtype: the name of one of shmring's
+    dtypes; an opaque dtype may be called uint8. readonly: a call that would write to it raises. owner: an
+    object to keep alive as long as this. Nothing here can be verified: a wrong address crashes the process. The array
+    has one dimension, in C order.
     """
 
     def __init__(self, uintptr_t address, size_t count, str dtype, *, bint readonly=False, object owner=None):
@@ -43,11 +44,11 @@ cdef class Memory:
 
     @staticmethod
     def of(x):
-        """x's own memory, or None where x is none that is read at once: on the CPU, in C order, of a dtype.
+        """Return x's own memory, or None unless x is on the CPU, in C order and of one of shmring's dtypes.
 
-        x: an array of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's tensors). Asks
-        no more than where it lies: of what such a library puts off, as torch does negation, it knows nothing, and
-        takes its arrays for writable.
+        x: an array of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's tensors). Only
+        the location is read: lazy operations such as torch's negation are not applied, and arrays of such a library
+        are assumed writable.
         """
         cdef Operand operand
         cdef Memory memory
@@ -68,7 +69,7 @@ cdef class Memory:
 
     @property
     def dtype(self):
-        """Its dtype's name."""
+        """Name of its dtype."""
         return state.DTYPES[self.number]
 
     @property
@@ -80,7 +81,7 @@ cdef class Memory:
         return (self.count,)
 
     def __array__(self, dtype=None, copy=None):
-        """The same memory as NumPy's array, where NumPy itself has the dtype."""
+        """Return the same memory as a NumPy array. TypeError if NumPy lacks the dtype."""
         cdef cnp.npy_intp length = self.count
         cdef cnp.ndarray array
         cdef int number
@@ -116,15 +117,15 @@ cdef inline bint take_memory(Operand *operand, object x, bint writable) noexcept
     return True
 
 
-# NumPy's type numbers, 0 to 23, as ours; -1: not one that can be reduced.
+# shmring's dtype for each of NumPy's type numbers 0 to 23; -1: cannot be reduced.
 cdef int[24] DTYPE_OF_NUMPY = [
     SR_BOOL, SR_I8, SR_U8, SR_I16, SR_U16, SR_I32, SR_U32, SR_I64, SR_U64, SR_I64, SR_U64, SR_F32, SR_F64, -1,
     SR_C64, SR_C128, -1, -1, -1, -1, -1, -1, -1, SR_F16,
 ]
 
 
-# Straight from the array's own fields: its buffer export alone takes longer than a tiny all-reduce. False: this
-# is no plain ndarray that can be used as it is, and one of the slower ways has to take it or say why not.
+# Fill the operand from the array's own fields: a buffer export alone takes longer than a tiny all-reduce. False if x
+# is not a plain ndarray that can be used as it is; a slower path then takes or refuses it.
 cdef inline bint take_ndarray(Operand *operand, object x, bint writable) noexcept:
     cdef int flags, number
     if not cnp.PyArray_CheckExact(x):
@@ -161,9 +162,9 @@ cdef struct DLTensor:
 ctypedef int (*Describe)(void *x, DLTensor *tensor) except -1
 
 
-cdef struct Exchange:         # what a type's capsule points to
+cdef struct Exchange:         # the struct that a type's capsule points to
     uint32_t major, minor
-    Exchange *previous        # of an older version
+    Exchange *previous        # the same for an older version
     void *allocate
     void *export_x
     void *import_x
@@ -175,7 +176,7 @@ cdef enum:
     DLPACK_CPU = 1
 
 
-# Of the type that was met last: one library's tensors come again and again.
+# Cache for the most recent type: consecutive calls usually use tensors of one library.
 cdef object exchanging_type = None
 cdef Describe describe_exchanged = NULL
 
@@ -207,7 +208,7 @@ cdef bint is_in_c_order(const DLTensor *tensor) noexcept:
     return True
 
 
-# False: one of the slower ways has to take it or say why not.
+# False if a slower path has to take or refuse x.
 cdef bint take_exchanged(Operand *operand, object x) except -1:
     cdef DLTensor tensor
     cdef int64_t count = 1
@@ -234,7 +235,7 @@ cdef bint take_exchanged(Operand *operand, object x) except -1:
     return True
 
 
-# -1: none of ours. The codes are those of DLPack's DLDataTypeCode.
+# -1: not one of shmring's dtypes. The codes are those of DLPack's DLDataTypeCode.
 cdef int dtype_of_dlpack(int code, int bits) noexcept:
     if code == 0:
         return SR_I8 if bits == 8 else SR_I16 if bits == 16 else SR_I32 if bits == 32 else SR_I64 if bits == 64 else -1
@@ -251,12 +252,13 @@ cdef int dtype_of_dlpack(int code, int bits) noexcept:
     return SR_BOOL if code == 6 else SR_F8_E4M3FN if code == 10 else SR_F8_E5M2 if code == 12 else -1
 
 
-# The dtype's number from a buffer's format, -1 if there is none. Sizes decide where C leaves them open.
+# Return the dtype's number for a buffer format, -1 if there is none. C leaves the sizes of integers open, so itemsize
+# selects among them.
 cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
     cdef char kind
     if format == NULL:
         return SR_U8
-    if format[0] in b"@=<":   # the machines that shmring runs on are little-endian
+    if format[0] in b"@=<":   # shmring runs on little-endian machines only
         format += 1
     kind = format[0]
     if kind == b"Z" and format[1] != 0 and format[2] == 0:
@@ -280,9 +282,9 @@ cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
 
 # ---- opaque dtypes: their items are only moved, and may be anything but references -----------------------------
 
-# Of the dtype that was met last: the same arrays come again and again.
+# Cache for the most recent dtype: consecutive calls usually use the same one.
 cdef object known_dtype = None
-cdef int known_number   # in the table; OPAQUE: it is none of ours
+cdef int known_number   # in the table; OPAQUE: not one of shmring's dtypes
 cdef Items known_items
 
 
@@ -300,8 +302,8 @@ cdef int know(object dtype) except -1:
     return 0
 
 
-# The operand's dtype. Of what is none of ours bytes are counted, since items may be longer than a chunk; what they are
-# is in `items`.
+# Set the operand's dtype. OPAQUE operands are counted in bytes, since an item may be longer than a chunk; `items`
+# describes the items.
 cdef int describe_items(Operand *operand, object dtype, size_t nbytes) except -1:
     if dtype is not known_dtype:
         know(dtype)
@@ -325,7 +327,7 @@ cdef bint take_opaque_ndarray(Operand *operand, cnp.ndarray x, bint writable) ex
     return True
 
 
-# What a buffer's items are, in NumPy's words where it has any: the same however an array comes.
+# Return NumPy's dtype of a buffer's items, else the format. The protocol must not matter: all give the same dtype.
 cdef object dtype_of_buffer(object x, const char *format):
     try:
         return np.asarray(x).dtype
@@ -361,7 +363,7 @@ cdef object take_buffer(Operand *operand, object x, bint writable, str what, bin
         PyObject_GetBuffer(x, &operand.view, flags)
     except (BufferError, ValueError, TypeError) as error:
         if getattr(getattr(x, "dtype", None), "name", None) in DTYPE_NUMBERS and "buffer" in str(error):
-            return take_slowly(operand, x, writable, what, moves)   # ml_dtypes: the protocol has no letter for them
+            return take_slowly(operand, x, writable, what, moves)   # ml_dtypes: no format letter for these dtypes
         raise buffers.explain_refusal(x, what, writable, moves, error, state.DTYPES) from None
     operand.held = True
     operand.data = <unsigned char *> operand.view.buf

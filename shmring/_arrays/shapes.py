@@ -1,4 +1,4 @@
-"""Shapes of what the collectives that split and join return, on dimension 0; and other small arguments."""
+"""Shapes of results of collectives that split or join arrays on dimension 0; checks of small arguments."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 
 def as_numpy(x: Any) -> np.ndarray[Any, Any]:
-    """x as NumPy sees it; bytes, which it takes for one text, as what they are."""
+    """Return x as a NumPy array. bytes become an array of uint8, where NumPy would make one string."""
     return np.asarray(memoryview(x) if isinstance(x, bytes) else x)
 
 
 def joined(x: Any, size: int) -> np.ndarray[Any, Any]:
-    """Room for every rank's x: (size, *s) for x of shape s."""
+    """Return an empty array for every rank's x: shape (size, *s) for x of shape s."""
     like = as_numpy(x)
     return np.empty((size, *like.shape), like.dtype)
 
@@ -25,7 +25,7 @@ def alike(x: Any) -> np.ndarray[Any, Any]:
 
 
 def split(x: Any, size: int) -> np.ndarray[Any, Any]:
-    """Room for one rank's part of x: s for x of shape (size, *s), k rows for size * k of them.
+    """Return an empty array for one rank's part of x: s for shape (size, *s), k rows for size * k rows.
 
     A column of `size` numbers stays a column: (size, 1) is split into parts of shape (1, 1).
     """
@@ -37,7 +37,7 @@ def split(x: Any, size: int) -> np.ndarray[Any, Any]:
 
 
 def rows_of_a_part(shape: tuple[int, ...], size: int) -> int:
-    """How many rows each of `size` ranks gets; ValueError where they cannot be shared evenly."""
+    """Return the number of rows for each of `size` ranks. ValueError if the rows do not divide evenly."""
     if not shape:
         raise ValueError(f"x is 0-d; the first dimension of x is what {size} ranks share")
     if shape[0] % size:
@@ -48,11 +48,11 @@ def rows_of_a_part(shape: tuple[int, ...], size: int) -> int:
     return shape[0] // size
 
 
-# ---- pieces of other lengths ------------------------------------------------------------------------------
+# ---- parts of different lengths --------------------------------------------------------------------------
 
 
 def list_for(arrays: Any, size: int, what: str) -> list[Any]:
-    """As many arrays as there are ranks; TypeError or ValueError if it is anything else."""
+    """Return `arrays` as a list with one array for each rank. TypeError or ValueError if it is not that."""
     try:
         found = list(arrays)
     except TypeError:
@@ -63,11 +63,11 @@ def list_for(arrays: Any, size: int, what: str) -> list[Any]:
 
 
 def check_group_size(group_size: SupportsIndex, num_nodes: int) -> int:
-    """How many hosts make a group, checked."""
+    """Return the number of hosts in a group, checked."""
     try:
         size = operator.index(group_size)
     except TypeError:
         raise TypeError(f"group_size is {group_size!r}; it must be an integer") from None
     if not 1 <= size <= num_nodes or num_nodes % size:
-        raise ValueError(f"group_size is {size}; it has to divide the number of hosts, {num_nodes}")
+        raise ValueError(f"group_size is {size}; it must divide the number of hosts, {num_nodes}")
     return size

@@ -1,6 +1,6 @@
-"""One array that all ranks see: the array, in NumPy's clothes, with its fence, locks and one-sided access.
+"""SharedArray: one array that all ranks see, an np.ndarray with a fence, locks and one-sided access.
 
-It is handed a communicator, its engine, and memory.
+`over` constructs it from a communicator, its engine, and memory.
 """
 
 from __future__ import annotations
@@ -32,60 +32,62 @@ class _Home(NamedTuple):
 
 
 class SharedArray(np.ndarray[Any, np.dtype[Any]]):
-    """An array in memory that is the same for all ranks of a communicator; made by `Comm.shared`.
+    """An array in one memory that all ranks of a communicator share; made by `Comm.shared`.
 
-    Indexed, sliced and computed with as any array; what is computed from it, and not stored in it, is
-    private. The ranks order what they do with it by `fence` or `lock`. It outlives the communicator, whose
-    end takes all but the array itself away.
+    Index, slice and compute with it as with any array. Results that are not stored in it are private. The
+    ranks order their accesses by `fence` or `lock`. The array outlives the communicator; after the
+    communicator's end, only plain access to the array remains.
 
-    `put`, `get`, `accumulate` and `fetch_and_add` are one-sided, as MPI-3's are: any rank calls them at any
-    time, and no other takes part. They are atomic towards each other, not towards plain indexing: each
-    element always, and of a slice what lies in one block of 32 KiB, counted from where the array begins; a
-    longer one goes block by block. What a call has written is there for every `get` that begins after it;
-    calls of different ranks are in an order only by `fence`, `lock` or messages. Elements are numbered in C
-    order, as `np.put` does it, by an integer, a slice, integers of any shape (one by one, each as often as
-    it is named), or `...` for all. They take every dtype that can be reduced, and views whose elements
-    follow each other, such as `array[2:4]`. timeout: seconds of a wait for whoever is in a block; Timeout,
-    and what interrupts it, leave done what is done. RankFailed: somebody died inside one. ValueError: a
-    private copy, or it is read-only.
+    `put`, `get`, `accumulate` and `fetch_and_add` are one-sided, as in MPI-3: any rank may call them at any
+    time, and no other rank takes part. They are atomic towards each other, but not towards plain indexing.
+    Each element is atomic. A slice is atomic within a block of 32 KiB, counted from the array's start; a
+    longer slice is processed block by block. A `get` sees the writes of every call that returned before the
+    `get` began. Calls of different ranks are ordered only by `fence`, `lock` or messages. Elements are
+    numbered in C order, as in `np.put`. Select them by an integer, a slice, integers of any shape (one by
+    one, each as often as it occurs), or `...` for all. The array may have any dtype that can be reduced, and
+    may be a view whose elements are contiguous, such as `array[2:4]`. timeout: seconds to wait for a rank
+    that accesses the same block. Elements processed before a Timeout or an interruption stay changed.
+    Raises RankFailed if a rank died while it accessed a block, and ValueError for a private copy or a
+    read-only array.
     """
 
     _home: _Home | None
 
     @property
     def one_for_all_ranks(self) -> bool:
-        """Whether its memory is the same for all ranks: not that of a copy."""
+        """True if all ranks share its memory; False for a copy."""
         return self._home is not None
 
     def __array_finalize__(self, obj: Any) -> None:
-        # As numpy.memmap does it: views share, copies do not.
+        # As in numpy.memmap: views share the memory, copies do not.
         home = getattr(obj, "_home", None)
         self._home = home if home is not None and np.may_share_memory(self, obj) else None
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         if array is self:
             return array
-        return array[()] if array.ndim == 0 else np.asarray(array)  # as of any array: numbers, not 0-d arrays
+        return array[()] if array.ndim == 0 else np.asarray(array)  # numbers, not 0-d arrays
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return np.asarray(self).__reduce_ex__(protocol)
 
     def fence(self, *, timeout: float | None = None) -> None:
-        """Collective: a barrier, after which every rank sees what any has written before it."""
+        """Collective: a barrier. After it, every rank sees what any rank wrote before it."""
         self._at_home().comm.barrier(timeout=timeout)
 
     def lock(self, number: SupportsIndex, *, timeout: float | None = None) -> Lock:
-        """A context manager inside which no other rank, nor thread, has this lock of the array.
+        """Return a context manager. Inside it, no other rank or thread holds this lock of the array.
 
-        What it guards is for the ranks to agree on. timeout: seconds; Timeout harms nothing. RankFailed: its
-        owner is gone, and so is the communicator. A thread takes it once; a forked child does not have it.
+        The ranks agree among themselves what the lock protects. timeout: seconds; after a Timeout the
+        communicator is still usable. Raises RankFailed if the owner is gone; the communicator is then
+        aborted. A thread cannot take a lock that it already holds. A forked child does not hold it.
         """
         return self._at_home().locks.lock(number, timeout)
 
     def put(self, indices: Any, values: Any, mode: str = "raise", *, timeout: float | None = None) -> None:
-        """Elements become values, as with `np.put`: cast to the array's dtype, repeated as necessary.
+        """Write values to elements as `np.put` does: cast to the array's dtype, repeated as necessary.
 
-        Of a private copy it is `np.ndarray.put` itself.
+        On a private copy this is `np.ndarray.put` itself.
         """
         if self._home is None:
             super().put(indices, values, mode)  # type: ignore[arg-type]
@@ -95,22 +97,23 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     def get(
         self, where: Any = ..., *, out: np.ndarray[Any, Any] | None = None, timeout: float | None = None
     ) -> Any:
-        """A private copy of elements: of `...` in the array's shape, else in that of where; a number of one.
+        """Return a private copy of elements, in the shape of `where` (of the array for `...`).
 
-        out: of the same dtype, with as many elements, in C order; it is returned then.
+        A single element is returned as a number. out: an array of the same dtype and number of elements, in
+        C order; it is filled and returned.
         """
         return onesided.get(self._at_home().stripes, self, where, out, timeout)
 
     def accumulate(self, where: Any, values: Any, op: str = "sum", *, timeout: float | None = None) -> None:
-        """Elements become `elements op values`; one named twice is combined twice, as by `np.add.at`.
+        """Set elements to `elements op values`. One named twice is combined twice, as in `np.add.at`.
 
-        values: as many as there are elements, in C order, or one for all; cast to the array's dtype where
-        that is of the same kind or a higher one. op: as in `all_reduce`, but for "avg".
+        values: one for each element, in C order, or a single one. They are cast to the array's dtype, which
+        must be of the same kind or a higher one. op: as in `all_reduce`, except "avg".
         """
         onesided.accumulate(self._at_home().stripes, self, where, values, op, timeout)
 
     def fetch_and_add(self, where: Any, value: Any, *, timeout: float | None = None) -> Any:
-        """`accumulate` of a sum that returns what was there before, in the shape that `get` has."""
+        """Add value to elements as `accumulate` does, and return the previous elements as `get` does."""
         return onesided.fetch_and_add(self._at_home().stripes, self, where, value, timeout)
 
     def _at_home(self) -> _Home:
@@ -120,7 +123,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
 
 
 def check_locks(locks: SupportsIndex) -> int:
-    """How many locks, checked."""
+    """Return the number of locks, checked."""
     try:
         count = operator.index(locks)
     except TypeError:
@@ -131,12 +134,12 @@ def check_locks(locks: SupportsIndex) -> int:
 
 
 def room_nbytes(nbytes: int, nlocks: int) -> int:
-    """Bytes of an array of `nbytes` and, on lines of their own behind it, its locks and its stripes."""
+    """Return the bytes of an array of `nbytes` with its locks and stripes, on lines of their own after it."""
     return _locks_begin(nbytes) + (nlocks + striped_locks.count_for(nbytes)) * LOCK_NBYTES
 
 
 def check_same(comm: Comm, wanted: tuple[tuple[int, ...], np.dtype[Any], int], timeout_s: float) -> None:
-    """Collective: every rank has to want the same; as many bytes may be another shape."""
+    """Collective: raise Mismatch unless all ranks want the same shape, dtype and number of locks."""
     shape, dtype, nlocks = wanted
     call = f"shared({shape}, {dtype}, locks={nlocks})"
     digest = np.frombuffer(hashlib.blake2b(call.encode(), digest_size=16).digest(), np.uint8)
@@ -145,7 +148,7 @@ def check_same(comm: Comm, wanted: tuple[tuple[int, ...], np.dtype[Any], int], t
     if other is not None:
         calls = tuple(comm.all_gather_object(call, timeout=timeout_s))
         told = f"rank 0 called {calls[0]}; rank {other} called {calls[other]}"
-        text = f"the ranks' shared arrays do not match: {told}; every rank has to give the same"
+        text = f"the ranks' shared arrays do not match: {told}; every rank must give the same arguments"
         raise Mismatch(text, rank=other, op="shared", calls=calls)
 
 
@@ -157,7 +160,7 @@ def over(
     comm: Comm,
     engine: Engine,
 ) -> SharedArray:
-    """The array over memory that all ranks map."""
+    """Return the array in `room`, memory that all ranks map."""
     array = SharedArray(shape, dtype, buffer=room)
     begin, nstripes = room.ctypes.data, striped_locks.count_for(array.nbytes)
     locks_begin = begin + _locks_begin(array.nbytes)

@@ -1,4 +1,4 @@
-"""One-sided access to an array that all ranks see, under striped locks."""
+"""One-sided access to a shared array, under striped locks."""
 
 from typing import Any, Self
 
@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from .._engine.engine import Engine
 
-BLOCK_NBYTES: int  # what is read, written or combined at once
+BLOCK_NBYTES: int  # size of a block; access is atomic within a block
 
 def count_for(nbytes: int) -> int:
-    """How many stripes an array of so many bytes has."""
+    """Return the number of stripes of an array of `nbytes`."""
 
 class Stripes:
-    """The locks of an array's blocks: block b, of BLOCK_NBYTES, has lock b modulo their number."""
+    """The locks of an array's blocks of BLOCK_NBYTES. Block b uses lock b modulo the number of locks."""
 
     def __new__(cls, engine: Engine, memory: object, begin: int, locks: int, count: int) -> Self: ...
     def access(
@@ -28,4 +28,4 @@ class Stripes:
         op: int,
         timeout: float | None,
     ) -> None:
-        """out = elements of the array; then the elements = values, or elements op values, block by block."""
+        """Copy elements to `out`, then set them to `values` or to elements op values, block by block."""

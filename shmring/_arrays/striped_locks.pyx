@@ -1,5 +1,5 @@
-# One-sided access to an array that all ranks see: its blocks are read, written and combined under striped locks, which
-# whoever wants an element takes for a block at a time; nobody else takes part.
+# One-sided access to a shared array. A rank reads, writes and combines elements block by block, each block under its
+# striped lock. No other rank takes part.
 
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy
@@ -14,28 +14,28 @@ from .locks cimport Locks, sr_lock, sr_lock_leave, sr_lock_try
 cnp.import_array()
 
 cdef enum:
-    BLOCK = 32 << 10     # bytes: some microseconds of work, and half of a first-level cache
-    MOST_STRIPES = 16    # more than ranks that are inside at the same time, as a rule; two cache lines each
-    MOST_ELEMENTS = 1024   # one by one, for which a stripe is held
+    BLOCK = 32 << 10     # bytes: a few microseconds of work, about half of an L1 cache
+    MOST_STRIPES = 16    # usually more than the ranks in access() at a time; two cache lines each
+    MOST_ELEMENTS = 1024   # indexed elements processed while a stripe is held
 
 BLOCK_NBYTES = BLOCK
 
 
 def count_for(nbytes):
-    """How many stripes an array of so many bytes has."""
+    """Return the number of stripes of an array of `nbytes`."""
     return min(MOST_STRIPES, (nbytes + BLOCK - 1) // BLOCK)
 
 
-# What is done to elements of the array: out takes what is there, then values replace it or are folded into it.
+# One access: copy the elements to `out`, then replace them by `values` or fold `values` into them.
 cdef struct Access:
-    unsigned char *array          # as the caller sees it: the whole one or a view
-    size_t offset                 # of that in the whole one, bytes
+    unsigned char *array          # the caller's array: the whole array or a view
+    size_t offset                 # of the view in the whole array, bytes
     size_t itemsize
-    const Py_ssize_t *index       # of the elements in turn; NULL: `count` of them from `first` on
+    const Py_ssize_t *index       # of each element; NULL: `count` elements from `first` on
     size_t first, count, done
-    const unsigned char *values   # NULL: nothing is written
-    unsigned char *out            # NULL: nothing is read
-    sr_fold_fn *fold              # NULL: values replace
+    const unsigned char *values   # NULL: do not write
+    unsigned char *out            # NULL: do not read
+    sr_fold_fn *fold              # NULL: values replace the elements
 
 
 cdef inline size_t place_of(const Access *a, size_t k) noexcept nogil:
@@ -46,7 +46,7 @@ cdef inline int stripe_of(const Access *a, size_t k, int nstripes) noexcept nogi
     return <int> ((a.offset + place_of(a, k)) // BLOCK % nstripes)
 
 
-# Elements from `done` on that are of one block, or, one by one, of one stripe.
+# Number of elements from `done` on that are in one block or, if indexed, in one stripe.
 cdef inline size_t count_in_stripe(const Access *a, int stripe, int nstripes) noexcept nogil:
     cdef size_t k
     if a.index == NULL:
@@ -57,7 +57,7 @@ cdef inline size_t count_in_stripe(const Access *a, int stripe, int nstripes) no
     return min(a.count - a.done, <size_t> MOST_ELEMENTS)
 
 
-# `count` elements that follow each other in the array, the k-th and on of the access.
+# Process `count` elements, contiguous in the array, beginning with the k-th element of the access.
 cdef inline void touch(const Access *a, size_t k, size_t count) noexcept nogil:
     cdef void *there = a.array + place_of(a, k)
     cdef const void *sources[2]
@@ -74,7 +74,8 @@ cdef inline void touch(const Access *a, size_t k, size_t count) noexcept nogil:
     a.fold(&there, 1, 0, sources, 2, count, 1)
 
 
-# Block by block; -1: done, else the stripe that somebody else has. had: one that this thread has already, or -1.
+# Proceed block by block. Return -1 when done, else the stripe that another thread or rank holds. had: a stripe that
+# this thread already holds, or -1.
 cdef int go_on(Access *a, sr_lock *first, int nstripes, int rank, int had) noexcept nogil:
     cdef size_t count, k
     cdef int stripe
@@ -95,7 +96,7 @@ cdef int go_on(Access *a, sr_lock *first, int nstripes, int rank, int had) noexc
 
 
 cdef class Stripes:
-    """The locks of an array's blocks: block b, of BLOCK_NBYTES, has lock b modulo their number."""
+    """The locks of an array's blocks of BLOCK_NBYTES. Block b uses lock b modulo the number of locks."""
 
     cdef Engine engine
     cdef Locks locks
@@ -108,10 +109,11 @@ cdef class Stripes:
 
     def access(self, cnp.ndarray array, size_t first, size_t count, cnp.ndarray index, cnp.ndarray values,
                cnp.ndarray out, int dtype, int op, timeout):
-        """out = elements of the array; then the elements = values, or elements op values, block by block.
+        """Copy elements to `out`, then set them to `values` or to elements op values, block by block.
 
-        array: this one or a view of it. index: which elements, of intp, or None: `count` from `first` on. values, out:
-        as many, contiguous and of its dtype, or None. op: -1 to replace. Nothing is checked that touches no memory.
+        array: the shared array or a view of it. index: the elements as intp, or None for `count` elements from `first`
+        on. values, out: contiguous, of the array's dtype, one for each element, or None. op: -1 to replace. The caller
+        has checked indices, dtypes and sizes.
         """
         cdef Access a
         cdef double timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
@@ -120,7 +122,7 @@ cdef class Stripes:
         a.offset = <uintptr_t> a.array - self.begin
         a.itemsize = cnp.PyArray_ITEMSIZE(array)
         if not cnp.PyArray_IS_C_CONTIGUOUS(array) or a.offset % a.itemsize != 0:
-            raise ValueError("the elements of this view do not follow each other; use the array itself, with indices")
+            raise ValueError("the elements of this view do not follow each other; index the array itself instead")
         if values is not None and not cnp.PyArray_ISWRITEABLE(array):
             raise ValueError("this view of a shared array is read-only")
         if out is not None and overlap(array, out):

@@ -176,7 +176,7 @@ def test_a_group_size_that_does_not_divide_is_refused(world_across, count):
     for said in world_across(LAYOUTS["1+2+1"])(refused, count):
         for size in (0, -1, 2, 4, 6, 1 << 70):
             assert (
-                said.pop(size) == f"ValueError: group_size is {size}; it has to divide the number of hosts, 3"
+                said.pop(size) == f"ValueError: group_size is {size}; it must divide the number of hosts, 3"
             )
         for size in (1.5, "1"):
             assert said.pop(size) == f"TypeError: group_size is {size!r}; it must be an integer"
@@ -224,7 +224,7 @@ def test_sizes_that_differ_are_a_mismatch_on_every_rank(world_across, count):
     for own, other in ((1, 2), (None, 2), (4, 1), (2, 3)):
         for rank, said in enumerate(world_across(LAYOUTS["1+1+1+1"])(give_different, count, own, other)):
             if other == 3:
-                assert ("has to divide" if rank == 1 else "do not match") in said
+                assert ("must divide" if rank == 1 else "do not match") in said
             else:
                 assert ("group_size=2" in said) == (2 in (own, other))
                 assert ("group_size=4" in said) == (own == 4)
