@@ -1,11 +1,11 @@
-"""What is said when something takes long or goes wrong.
+"""Reports and errors for calls that take long or fail.
 
 segment -> flight_recorder -> describe -> failures        the exception that a rank raises
                                  |
-                                 +------> stall_warning   the line that is logged of a long wait
+                                 +------> stall_warning   the line that is logged about a long wait
                                  |            ^
-                             stacks ----------+           Python stacks of this and of other ranks
+                             stacks ----------+           Python stacks of this rank and of other ranks
 
-`flight_recorder` writes what this rank does and waits for, and reads the same of other ranks. It checks what
-it reads: another process may have written anything. `describe` puts that into words.
+`flight_recorder` writes the calls and waits of this rank, and reads those of other ranks. It checks what it
+reads, because another process may have written anything. `describe` formats it for people.
 """

@@ -1,6 +1,6 @@
-"""The flight recorder in words: what a rank called, where it is, for whom it waits, for a person to read.
+"""Describe flight records for people: the call of a rank, its place, and the rank that it waits for.
 
-It is handed what reads a segment.
+Functions take a `Sight` or records that `flight_recorder` read from a segment.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "all_reduce_many")
 ROOTED = ("reduce", "broadcast", "scatter", "gather", "scatter_v", "gather_v")
 NOTHING = "nothing yet"
-_SOONEST_TOLD_S = 0.05  # shorter waits are no news
+_SOONEST_TOLD_S = 0.05  # shorter waits are not reported
 
 
 def describe_call(record: Mapping[str, Any] | None) -> str:
-    """As a person would write it: all_reduce(float32[1024], sum)."""
+    """Return a call as a person would write it: all_reduce(float32[1024], sum)."""
     if record is None:
         return NOTHING
     kind = record["kind"]
@@ -56,7 +56,7 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
 
 
 class Place(NamedTuple):
-    """Where a rank is, and for whom it waits there."""
+    """Place of a rank in its calls, and the rank that it waits for."""
 
     at: str
     awaited: str = ""  # "rank 1"
@@ -69,12 +69,12 @@ class Place(NamedTuple):
 
 
 def seconds(wait_s: float) -> str:
-    """As a person would say it: 0.25 s, 3.2 s, 75 s."""
+    """Return a duration as a person would write it: 0.25 s, 3.2 s, 75 s."""
     return f"{wait_s:.2f} s" if wait_s < 1 else f"{wait_s:.1f} s" if wait_s < 10 else f"{wait_s:.0f} s"
 
 
 def place_of(sight: Sight, name: Callable[[int | None], str]) -> Place:
-    """Where a local rank is. name: of a rank that somebody awaits, None for any."""
+    """Return the place of a local rank. name: returns the name of an awaited rank; None means any rank."""
     if sight.presence == "absent":
         return Place("not here yet")
     record = sight.record
@@ -88,7 +88,7 @@ def place_of(sight: Sight, name: Callable[[int | None], str]) -> Place:
 
 
 def wait_of(sight: Sight) -> dict[str, Any] | None:
-    """The wait that says most of where a rank is, if it has waited long: None if it has not."""
+    """Return the longest current wait of a rank; None if it has not waited long."""
     record = sight.record
     for wait in sorted(sight.waits, key=lambda wait: waited_s(wait, sight.at_ns), reverse=True):
         stale = wait["where"] == "call" and (record is None or record["seq"] != wait["seq"])
@@ -98,7 +98,7 @@ def wait_of(sight: Sight) -> dict[str, Any] | None:
 
 
 def waited_s(wait: Mapping[str, Any], now_ns: int) -> float:
-    """How long it has, or had."""
+    """Return the duration of a wait so far, or until the rank gave up."""
     until_ns: int = wait["until_ns"] or now_ns
     return max(0.0, (until_ns - int(wait["since_ns"])) * 1e-9)
 
@@ -119,7 +119,7 @@ def _at(record: Mapping[str, Any] | None, wait: Mapping[str, Any] | None) -> str
 
 
 def grouped(places: Mapping[int, Place]) -> str:
-    """One line that says where all are, those at the same place together."""
+    """Return one line with the places of all ranks. Ranks at the same place are named together."""
     groups: dict[tuple[str, str], list[int]] = {}
     for rank, place in places.items():
         groups.setdefault((place.at, place.awaited), []).append(rank)
@@ -132,6 +132,6 @@ def grouped(places: Mapping[int, Place]) -> str:
 
 
 def named(ranks: Iterable[int]) -> str:
-    """rank 3, or ranks 0-2, 5."""
+    """Return "rank 3" or "ranks 0-2, 5"."""
     text = cpulist.spell(ranks).replace(",", ", ")
     return f"rank{'' if text.isdigit() else 's'} {text}"

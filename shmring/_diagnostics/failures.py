@@ -1,6 +1,6 @@
-"""From the abort word and the flight records to the exception that every rank raises.
+"""Build the exception that every rank raises, from the abort word and the flight records.
 
-It is handed an engine.
+Functions take an engine.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _has_rehearsed = False  # in this process, or in one that it was forked from
 
 
 def late_in_the_end(engine: Engine, awaited: int) -> int:
-    """Whom the rank that is awaited waits for itself, and so on: as far as can be seen, and is no circle."""
+    """Follow the published waits from `awaited` to the last rank. Return `awaited` if they form a cycle."""
     followed = {engine.rank}
     rank = awaited
     while rank < engine.size and rank not in followed:
         followed.add(rank)
         wait = describe.wait_of(engine.flight.sight_of(rank))
-        # What a stopped one waited for may have come.
+        # The message that a stopped rank waited for may have arrived, so the stopped rank is the late one.
         if wait is None or wait["awaited"] is None or procfs.state(*engine.liveness_of(rank)) == "stopped":
             return rank
         rank = wait["awaited"]
@@ -45,7 +45,7 @@ def late_in_the_end(engine: Engine, awaited: int) -> int:
 
 
 def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
-    """What became of a rank that call `seq` waited for in vain, and what it did last."""
+    """Describe a rank that call `seq` waited for until the timeout, and the last call of that rank."""
     if engine.host_of(rank) is not None:
         return f"sent nothing more within {timeout_s:g} s; {describe_doing(engine, rank)}"
     last = engine.last_seq_of(rank)
@@ -56,13 +56,13 @@ def describe_late(engine: Engine, rank: int, seq: int, timeout_s: float) -> str:
 
 
 def describe_doing(engine: Engine, rank: int) -> str:
-    """What a rank did last, and where it runs or in which state it is, as far as that is known here."""
+    """Describe the last call of a rank, and its host or process state, as far as this rank knows them."""
     host = engine.host_of(rank)
     if host is not None:
         found = engine.remote_call(rank)
         if found is None or found[0] <= 0 or found[1] is None:
             return f"it runs on {host}"
-        return f"the last call that it told of was {describe_call(found[1])} #{found[0]}; it runs on {host}"
+        return f"its last reported call was {describe_call(found[1])} #{found[0]}; it runs on {host}"
     last = engine.last_seq_of(rank)
     number = engine.number_of(last)
     if number <= 0:
@@ -73,10 +73,10 @@ def describe_doing(engine: Engine, rank: int) -> str:
 
 
 def describe_unreadable(rank: int, error: int) -> str:
-    """Why this rank could not read an array straight from another's memory, and what to do."""
+    """Say why this rank could not read an array directly from another rank's memory, and what to do."""
     return (
         f"it could not read the array of rank {rank}: {os.strerror(error)} (process_vm_readv); "
-        "SHMRING_SINGLE_COPY=off does without that"
+        "set SHMRING_SINGLE_COPY=off to avoid such reads"
     )
 
 
@@ -87,9 +87,9 @@ def describe_remote_mismatch(
     theirs: Mapping[str, Any] | None,
     number: int | None,
 ) -> str:
-    """Two calls of ranks of different hosts that do not match; number: theirs, where it is another one."""
+    """Describe two calls of different hosts that do not match. number: theirs, if it differs from ours."""
     own = describe_call(ours)
-    if theirs is None or (number is not None and number <= 0):  # one of the engine's own
+    if theirs is None or (number is not None and number <= 0):  # a call of the engine itself
         other = "something else, or a call before or after it"
     else:
         other = describe_call(theirs) + (f" as call #{number}" if number is not None else "")
@@ -98,9 +98,9 @@ def describe_remote_mismatch(
 
 
 def end(engine: Engine, *, beside: bool = False) -> Error:
-    """Tell other hosts what the abort word says, make this rank's arrays private, and return what all raise.
+    """Report the abort word to other hosts, make this rank's arrays private, and return the error to raise.
 
-    beside: in a thread that may not be that of the collectives. It may be called again.
+    beside: the calling thread may not be that of the collectives. This function may be called again.
     """
     error = _error_of(engine, engine.abort_report())
     error.attach_snapshot(_see(engine))
@@ -111,22 +111,22 @@ def end(engine: Engine, *, beside: bool = False) -> Error:
 
 
 def rehearse(engine: Engine) -> None:
-    """Builds an error and throws it away, once in a process, so that the first real one is not slow.
+    """Build an error and discard it, once in a process, so that the first real error is not slow.
 
-    Python takes several times longer for what it does for the first time, and how soon all raise counts.
+    Python takes several times longer to do something for the first time, and ranks should raise soon.
     """
     global _has_rehearsed
     if not _has_rehearsed:
         _has_rehearsed = True
         engine.abort_report()
-        procfs.how_it_ended(os.getppid(), -1)  # of nobody: which has it look once
+        procfs.how_it_ended(os.getppid(), -1)  # no such process: only warms up the lookup
         _error_of(engine, ("failed", engine.rank, 0, "", 0, None)).attach_snapshot(_see(engine))
 
 
 def _see(engine: Engine) -> Callable[[], tuple[tuple[str, ...], str]]:
-    """What tells where every rank was: by rank, and of this host's those at the same place together.
+    """Return a function that describes the place of every rank, by rank and as one line for this host.
 
-    It keeps nothing of the engine alive.
+    The function keeps no part of the engine alive.
     """
     seen = {engine.world_rank(rank): engine.flight.sight_of(rank) for rank in range(engine.size)}
     awaited = {wait["awaited"] for sight in seen.values() for wait in sight.waits}
@@ -144,10 +144,10 @@ def _see(engine: Engine) -> Callable[[], tuple[tuple[str, ...], str]]:
 
 def _error_of(engine: Engine, report: tuple[str, int, int, str, int, str | None] | None) -> Error:
     if report is None:
-        return Error(f"the communicator stopped without saying why; {_OVER}", rank=engine.rank)
+        return Error(f"the communicator stopped without giving a reason; {_OVER}", rank=engine.rank)
     cause, culprit, failed_seq, reason, number, op = report
     if cause == "remote":
-        # A copy: what is raised refers to who raises it, and the one that was told stays.
+        # Raise a copy: raising adds a traceback, and the engine keeps the original.
         return copy.copy(engine.remote_error()) or Aborted(reason, reason=reason)
     if cause == "mismatch":
         return _mismatch(engine, culprit, failed_seq, number, op, reason)
@@ -168,7 +168,7 @@ def _mismatch(
     engine: Engine, culprit: int, seq: int, number: int, op: str | None, between_hosts: str
 ) -> Mismatch:
     must = "every rank has to make the same calls in the same order"
-    is_own = engine.number_of(seq) == number  # over hosts this rank may not have come to that call
+    is_own = engine.number_of(seq) == number  # with several hosts, this rank may not have reached that call
     called = {
         engine.world_rank(rank): describe_call(
             engine.own_call(seq) if rank == engine.rank and is_own else engine.record_of(rank, seq)
@@ -183,7 +183,7 @@ def _mismatch(
 
 
 def _calls_in(text: str) -> dict[int, str]:
-    """By rank, the calls that `describe_remote_mismatch` has named."""
+    """Return the calls that `describe_remote_mismatch` put into a message, by rank."""
     return {int(rank): call for rank, call in _REMOTE_CALL.findall(text.removesuffix(_LOOK_ALIKE))}
 
 

@@ -1,4 +1,4 @@
-# What a rank tells of itself while it waits, and what is read of that.
+# Publish the waits of this rank, and read those of other ranks.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -13,10 +13,10 @@ cdef extern from "layout.h" nogil:
 
 
 cdef enum:
-    ANYBODY = -1   # of the rank awaited
+    ANYBODY = -1   # as the awaited rank
 
 
-# A wait has become a long one; once for each, however often it is said.
+# Publish a wait once it has become long. Calling this again for the same wait does nothing.
 cdef inline void begin_wait(Group *g, int place, int kind, uint64_t since_ns, int awaited) noexcept nogil:
     cdef sr_wait *wait = &g.me.wait[place]
     if sr_flag_load(&wait.since_ns) == since_ns:
@@ -28,20 +28,20 @@ cdef inline void begin_wait(Group *g, int place, int kind, uint64_t since_ns, in
     sr_flag_set(&wait.since_ns, since_ns)
 
 
-# Who is awaited in the end, as is known by now.
+# Update the rank that the published wait is for.
 cdef inline void correct_wait(Group *g, int place, int kind, int awaited) noexcept nogil:
     cdef sr_wait *wait = &g.me.wait[place]
     if sr_flag_load(&wait.since_ns) != 0:
         sr_flag_set(&wait.what, <uint64_t> kind << 32 | <uint32_t> awaited)
 
 
-# What it waited for is there; also where it was not a long one.
+# End a wait, whether or not it was published.
 cdef inline void end_wait(Group *g, int place) noexcept nogil:
     if sr_flag_load(&g.me.wait[place].since_ns) != 0:
         sr_flag_set(&g.me.wait[place].since_ns, 0)
 
 
-# It has given up, and for what it waited, and how long, can be read from then on.
+# Record the time when this rank gave up. The wait stays readable.
 cdef inline void give_up_wait(Group *g, int place, uint64_t now_ns) noexcept nogil:
     if sr_flag_load(&g.me.wait[place].since_ns) != 0:
         sr_flag_set(&g.me.wait[place].until_ns, now_ns)
@@ -54,7 +54,7 @@ cdef const char *name_in_fingerprint(uint64_t fingerprint) noexcept nogil
 
 cdef class Flight:
     cdef sr_header *header
-    cdef object memory           # keeps it mapped
+    cdef object memory           # keeps the header mapped
     cdef readonly int nranks
 
     cdef sr_lane *lane(self, int rank) except NULL

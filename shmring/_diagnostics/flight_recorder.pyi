@@ -1,4 +1,4 @@
-"""What a segment says of its ranks, as the cold paths and the tools see it."""
+"""Read what a segment records about its ranks: the Python interface, for cold paths and tools."""
 
 from typing import Any, Literal, Protocol, Self, TypedDict, final
 
@@ -9,7 +9,7 @@ class _Memory(Protocol):
     def nbytes(self) -> int: ...
 
 class _Record(TypedDict):
-    """A call."""
+    """One recorded call."""
 
     seq: int
     number: int
@@ -31,82 +31,82 @@ DTYPE_NBYTES: tuple[int, ...]  # in the order of DTYPES
 KINDS: tuple[str, ...]
 WIRES: tuple[str, ...]
 ALGORITHMS: tuple[str, ...]
-CAUSES: dict[int, str]  # why a communicator was given up, by its number in the abort word
+CAUSES: dict[int, str]  # cause of an abort, by its number in the abort word
 OUTCOMES: tuple[str, ...]
 WAITS: tuple[str, ...]
 MAX_RANKS: int
 STACKS_NBYTES: int
 
 def described(fingerprint: int, count: int) -> dict[str, Any] | None:
-    """What a fingerprint and a count say of a call, as `record_of` does; None for one that says nothing."""
+    """Return the call that fingerprint and count describe, as `record_of`; None if the kind is unknown."""
 
 def control_nbytes_of(head: bytes, nbytes: int) -> int:
-    """Of a segment of `nbytes` that begins with `head`: bytes of header and lanes; 0: no communicator's.
+    """Return the bytes of header and lanes of a segment of `nbytes` that begins with `head`, one page.
 
-    ValueError: it is damaged, or another version's.
+    0: it is not a communicator's. ValueError: it is damaged, or belongs to another version.
     """
 
 @final
 class Sight:
-    """What a rank was at, at one moment: kept as it was read, and put into words only if somebody asks."""
+    """Snapshot of what a rank did at one moment; decoded on request."""
 
     presence: Literal["absent", "here", "closed", "dead"]
     waits: list[dict[str, Any]]
     at_ns: int
     @property
     def record(self) -> _Record | None:
-        """The last call that it had begun; None: it had begun none."""
+        """The last call that the rank had begun; None if none."""
 
 class Flight:
-    """The header and the lanes of a segment in `memory`, which is kept alive. Ranks are local ones."""
+    """Reader of the header and lanes of a segment in `memory`, which it keeps alive. Ranks are local."""
 
     def __new__(cls, memory: _Memory) -> Self: ...
     @property
     def nranks(self) -> int:
-        """How many ranks have a lane."""
+        """Number of ranks that have a lane."""
 
     def liveness_of(self, rank: int) -> tuple[int, int]:
-        """(pid, start time) of a rank, as it said when it joined."""
+        """Return (pid, start time) of a rank, as the rank wrote them when it joined."""
 
     def presence_of(self, rank: int) -> Literal["absent", "here", "closed", "dead"]:
-        """Dead: it ended without closing."""
+        """Return the presence of a rank. "dead": it ended without closing."""
 
     def place_of(self, rank: int) -> tuple[int, int]:
-        """(rank, size) of a local rank among those of all hosts."""
+        """Return (rank, size) of a local rank among the ranks of all hosts."""
 
     @property
     def nonce(self) -> int:
-        """A number that no other communicator's segment has."""
+        """A number that is unique to this communicator's segment."""
 
     def record_of(self, rank: int, seq: int) -> _Record | None:
-        """What a rank called as its seq-th call; None when it has not, or too long ago."""
+        """Return the call number `seq` of a rank; None if it has not made it or the record is overwritten."""
 
     def records_of(self, rank: int) -> list[_Record]:
-        """The calls that a rank remembers, the oldest first."""
+        """Return the recorded calls of a rank, the oldest first."""
 
     def last_of(self, rank: int) -> _Record | None:
-        """The last call that a rank has begun."""
+        """Return the last call that a rank has begun."""
 
     def sight_of(self, rank: int) -> Sight:
-        """What a rank is at now."""
+        """Return a snapshot of what a rank does now."""
 
     def waits_of(self, rank: int) -> list[dict[str, Any]]:
-        """What a rank waits for at length: `where`, `awaited`, `since_ns`, `until_ns`, `seq`."""
+        """Return the long waits of a rank: `where`, `awaited`, `since_ns`, `until_ns`, `seq`."""
 
     def abort_report(self) -> tuple[str, int, int, str, int, str | None] | None:
-        """What the rank that gave up first has said; None while nobody has.
+        """Return the report of the rank that aborted first; None if no rank has.
 
-        (cause, culprit, its sequence number, reason, which of the user's calls that was, its name or None)
+        (cause, culprit, its sequence number, reason, number of the user's call, its name or None)
         """
 
     def take_report_turn(self, now_ns: int, until_ns: int) -> bool:
-        """Whether this rank is the one to warn of a late one, and nobody else before `until_ns`."""
+        """Return whether this rank is to log the warning. If so, no other rank warns before `until_ns`."""
 
     def stacks_version(self, rank: int) -> int:
-        """How often a rank has begun or ended to write its stacks: odd while it does."""
+        """Return how often a rank has begun or finished writing its stacks: odd while it writes."""
 
     def ask(self, rank: int) -> bool:
-        """Asks a rank for its stacks; False: the kernel does not do that."""
+        """Ask a rank for its stacks. Return False if the kernel does not support that."""
 
     def stacks_of(self, rank: int) -> str | None:
-        """What a rank told last of its Python stacks; None while it writes."""
+        """Return the Python stacks that a rank wrote last; None while it writes."""

@@ -1,5 +1,5 @@
-# What a segment says of its ranks, for errors here and for who reads it from outside: their calls, what they wait for,
-# whether they live, why they gave up, their stacks. Nothing that is read is believed before it was checked.
+# Read what a segment records about its ranks, for errors and for tools outside the communicator: calls, waits,
+# presence, the abort report, stacks. Everything read is checked before it is used.
 
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
@@ -16,7 +16,7 @@ cdef extern from "flag.h" nogil:
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
 DTYPES = tuple(dtypes())
-OPAQUE_DTYPE = "bytes"   # of calls that only move items of any other dtype, where no more is known of it
+OPAQUE_DTYPE = "bytes"   # dtype of calls that only move items, if no more is known
 DTYPE_NBYTES = tuple(dtypes().values())
 cdef const char *KIND_NAMES[NKINDS]
 KIND_NAMES[:] = [
@@ -38,10 +38,10 @@ MAX_RANKS = SR_MAX_RANKS
 STACKS_NBYTES = SR_STACKS_NBYTES
 
 
-# ---- calls in words ----------------------------------------------------------------------------------------------
+# ---- describing calls ----------------------------------------------------------------------------------------------
 
 def described(uint64_t fingerprint, uint64_t count):
-    """What a fingerprint and a count say of a call, as `record_of` does; None for one that says nothing."""
+    """Return the call that fingerprint and count describe, as `record_of`; None if the kind is unknown."""
     cdef uint64_t kind = fingerprint & 63
     cdef uint64_t narrowed
     if kind == INVALID:
@@ -50,9 +50,9 @@ def described(uint64_t fingerprint, uint64_t count):
         return None
     words = words_of(kind, fingerprint >> 6 & 63, fingerprint >> 12 & 15, fingerprint >> 16 & 7, fingerprint >> 19 & 1,
                      fingerprint >> 20 & 0xfff, count)
-    if kind < ALL_GATHER_V:   # of the others it holds more than there is room for
+    if kind < ALL_GATHER_V:   # a fingerprint of the other kinds has no room for these
         narrowed = (fingerprint >> 32 ^ mixed_count(count)) & 0xffffffff
-        if words["dtype"] == OPAQUE_DTYPE:   # its signature takes the place of what it has not
+        if words["dtype"] == OPAQUE_DTYPE:   # its signature is stored in place of wire and group size
             words["priority"] = priority_of(narrowed & 0x1fff)
         elif narrowed >> 29 < <uint64_t> len(WIRES):
             words |= {"wire": WIRES[narrowed >> 29], "group_size": narrowed >> 13 & 0xffff,
@@ -87,7 +87,7 @@ cdef inline int kind_of(const sr_record *record) noexcept nogil:
     return record.named if record.named else record.kind
 
 
-# The name of what was called, NULL where the record does not say: for code that must not run Python.
+# Return the name of the recorded call, NULL if the record is invalid. For code that must not run Python.
 cdef const char *name_in_record(const sr_record *record) noexcept nogil:
     cdef int kind = kind_of(record)
     if kind == ELECTION and record.priority:
@@ -102,7 +102,7 @@ cdef const char *name_in_fingerprint(uint64_t fingerprint) noexcept nogil:
     return KIND_NAMES[kind] if kind < NKINDS else NULL
 
 
-# Whether it is what was called then: it may be older, newer, or damaged.
+# True if the record is that of call `seq`: a record may be older, newer, or damaged.
 cdef inline bint is_of(const sr_record *record, uint64_t seq) noexcept:
     return kind_of(record) < NKINDS and record.seq == seq
 
@@ -115,26 +115,26 @@ cdef str text_in(const char *text, size_t nbytes):
 
 @cython.final
 cdef class Sight:
-    """What a rank was at, at one moment: kept as it was read, and put into words only if somebody asks."""
+    """Snapshot of what a rank did at one moment; decoded on request."""
 
     cdef readonly str presence     # as Flight.presence_of
     cdef readonly list waits       # as Flight.waits_of
-    cdef readonly uint64_t at_ns   # when, by the clock of the waits
+    cdef readonly uint64_t at_ns   # time of the snapshot, by the clock of the waits
     cdef sr_record last
     cdef bint has_called
 
     @property
     def record(self):
-        """The last call that it had begun, as Flight.record_of; None: it had begun none."""
+        """The last call that the rank had begun, as Flight.record_of; None if none."""
         return words_of_record(&self.last) if self.has_called else None
 
 
 # ---- a segment ---------------------------------------------------------------------------------------------------
 
 def control_nbytes_of(const unsigned char[::1] head, uint64_t nbytes):
-    """Of a segment of `nbytes` that begins with `head`, one page: how much of it the header and the lanes are.
+    """Return the bytes of header and lanes of a segment of `nbytes` that begins with `head`, one page.
 
-    0: it is no communicator's. ValueError: it is, or was, and is damaged, or another version's.
+    0: it is not a communicator's. ValueError: it is damaged, or belongs to another version.
     """
     cdef const sr_header *header = <const sr_header *> &head[0]
     cdef uint64_t most = <uint64_t> 1 << 48
@@ -154,10 +154,10 @@ def control_nbytes_of(const unsigned char[::1] head, uint64_t nbytes):
 
 
 cdef class Flight:
-    """The header and the lanes of a segment in `memory`, which has `.address` and `.nbytes` and is kept alive.
+    """Reader of the header and lanes of a segment in `memory` (`.address`, `.nbytes`), which it keeps alive.
 
-    A copy of them does as well, but for `ask`; who may only read calls all but `take_report_turn`. Ranks are local
-    ones.
+    `memory` may be a copy of them, except for `ask`. A reader without write access must not call `take_report_turn`.
+    Ranks are local ranks.
     """
 
     def __cinit__(self, memory):
@@ -175,15 +175,15 @@ cdef class Flight:
             raise IndexError(f"there is no local rank {rank} among {self.nranks}")
         return sr_layout_lane(self.header, rank)
 
-    # -- who --
+    # -- processes --
 
     def liveness_of(self, int rank):
-        """(pid, start time) of a rank, as it said when it joined."""
+        """Return (pid, start time) of a rank, as the rank wrote them when it joined."""
         cdef sr_lane *lane = self.lane(rank)
         return lane.liveness.pid, lane.liveness.start_time
 
     def presence_of(self, int rank):
-        """"absent", "here", "closed", or "dead": it ended without closing."""
+        """Return "absent", "here", "closed", or "dead". "dead": it ended without closing."""
         cdef sr_lane *lane = self.lane(rank)
         cdef int state = sr_liveness_state(&lane.liveness)
         if sr_liveness_died(&lane.liveness):
@@ -191,7 +191,7 @@ cdef class Flight:
         return "here" if state == SR_JOINED else "closed" if state == SR_CLOSED else "absent"
 
     def place_of(self, int rank):
-        """(rank, size) of a local rank among those of all hosts."""
+        """Return (rank, size) of a local rank among the ranks of all hosts."""
         cdef sr_lane *lane = self.lane(rank)
         if lane.stack_request.rank >= lane.stack_request.size or lane.stack_request.size > SR_MAX_RANKS:   # damaged
             return rank, self.nranks
@@ -199,18 +199,18 @@ cdef class Flight:
 
     @property
     def nonce(self):
-        """A number that no other communicator's segment has."""
+        """A number that is unique to this communicator's segment."""
         return self.lane(0).liveness.nonce
 
     # -- calls --
 
     def record_of(self, int rank, seq):
-        """What a rank called as its seq-th call, as a dict; None when it has not, or too long ago."""
+        """Return the call number `seq` of a rank as a dict; None if it has not made it or the record is overwritten."""
         cdef sr_record record = self.lane(rank).record[<uint64_t> seq & (SR_RECORDS - 1)]
         return words_of_record(&record) if is_of(&record, seq) else None
 
     def records_of(self, int rank):
-        """The calls that a rank remembers, the oldest first: at most 64, steps of calls over several hosts included."""
+        """Return the recorded calls of a rank, the oldest first: at most 64, with steps of calls over several hosts."""
         cdef sr_lane *lane = self.lane(rank)
         cdef sr_record record
         cdef uint64_t last = self.last_recorded(lane)
@@ -233,11 +233,11 @@ cdef class Flight:
         return last
 
     def last_of(self, int rank):
-        """The last call that a rank has begun, as `record_of`; None: it has begun none."""
+        """Return the last call that a rank has begun, as `record_of` does; None if none."""
         return self.record_of(rank, self.last_recorded(self.lane(rank)))
 
     def sight_of(self, int rank):
-        """What a rank is at now."""
+        """Return a snapshot of what a rank does now."""
         cdef Sight sight = Sight.__new__(Sight)
         cdef sr_lane *lane = self.lane(rank)
         cdef uint64_t seq = self.last_recorded(lane)
@@ -249,9 +249,10 @@ cdef class Flight:
     # -- waits --
 
     def waits_of(self, int rank):
-        """What a rank waits for at length: dicts of `where` (in WAITS), `awaited`, `since_ns`, `until_ns`, `seq`.
+        """Return the long waits of a rank: dicts of `where` (in WAITS), `awaited`, `since_ns`, `until_ns`, `seq`.
 
-        awaited: a rank, size + rank for one of another host, None for any; until_ns: when it gave up, else 0.
+        awaited: a rank, size + rank for a rank of another host, None for any rank. until_ns: the time when the rank
+        gave up, else 0.
         """
         cdef sr_lane *lane = self.lane(rank)
         cdef uint64_t since, until, seq, what
@@ -275,9 +276,9 @@ cdef class Flight:
     # -- the end --
 
     def abort_report(self):
-        """What the rank that gave up first has said; None while nobody has.
+        """Return the report of the rank that aborted first; None if no rank has.
 
-        (cause, culprit, its sequence number, reason, which of the user's calls that was, its name or None)
+        (cause, culprit, its sequence number, reason, number of the user's call, its name or None)
         """
         cdef uint64_t word = sr_flag_load(&self.header.abort)
         cdef int reporter = sr_abort_reporter(word)
@@ -292,7 +293,7 @@ cdef class Flight:
                 text_in(report.op, SR_OP_NBYTES) or None)
 
     def take_report_turn(self, uint64_t now_ns, uint64_t until_ns):
-        """Whether this rank is the one to warn of a late one, and nobody else before `until_ns`."""
+        """Return whether this rank is to log the warning. If so, no other rank warns before `until_ns`."""
         cdef uint64_t quiet_until = sr_flag_load(&self.header.quiet_until_ns)
         return (<int64_t> (now_ns - quiet_until) >= 0
                 and sr_flag_replace(&self.header.quiet_until_ns, quiet_until, until_ns))
@@ -300,15 +301,15 @@ cdef class Flight:
     # -- stacks --
 
     def stacks_version(self, int rank):
-        """How often a rank has begun or ended to write its stacks: odd while it does."""
+        """Return how often a rank has begun or finished writing its stacks: odd while it writes."""
         return sr_flag_load(&self.lane(rank).stack_request.version)
 
     def ask(self, int rank):
-        """Asks a rank for its stacks; `stacks_version` says when it has answered. False: the kernel cannot."""
+        """Ask a rank for its stacks; `stacks_version` shows when it has answered. False if the kernel cannot."""
         return sr_stack_request_ask(&self.lane(rank).stack_request)
 
     def stacks_of(self, int rank):
-        """What a rank told last of its Python stacks; None while it writes."""
+        """Return the Python stacks that a rank wrote last; None while it writes."""
         cdef sr_lane *lane = self.lane(rank)
         cdef uint64_t version = sr_flag_load(&lane.stack_request.version)
         text = text_in(lane.stacks, SR_STACKS_NBYTES)

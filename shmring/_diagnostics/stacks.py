@@ -1,7 +1,7 @@
-"""Python stacks: of this process as text, and asking other ranks for theirs.
+"""Python stacks: format those of this process, and ask other ranks for theirs.
 
-A rank is asked by waking its parked thread, which writes them down (liveness_thread). It is handed what reads
-a segment.
+A rank is asked by waking its parked thread, which writes the stacks down (liveness_thread). `ask` takes a
+`Flight`, the reader of a segment.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from .flight_recorder import Flight
 
 LIVENESS_THREAD = "shmring-life"
-ANSWER_S = 1.0  # what a rank may take
+ANSWER_S = 1.0  # a rank may take this long to answer
 
 _CUT = b"\n(and so on)\n"
-_MOST_FRAMES = 200  # of one thread
+_MOST_FRAMES = 200  # frames of one thread
 _POLL_S, _ASK_AGAIN_S = 0.001, 0.05
 
 
 def of_this_process(most_nbytes: int) -> bytes:
-    """The stacks of its other threads, the main one first, innermost frames first; never an exception."""
+    """Return the stacks of the other threads, main thread first, innermost frames first. Never raise."""
     try:
         text = _all_stacks().encode("utf-8", "replace").replace(b"\0", b"?")
     except Exception as error:
-        text = f"(its stacks cannot be had: {type(error).__name__})\n".encode()
+        text = f"(its stacks cannot be read: {type(error).__name__})\n".encode()
     if len(text) <= most_nbytes:
         return text
     return text[: most_nbytes - len(_CUT)].decode(errors="ignore").encode() + _CUT
@@ -66,16 +66,16 @@ def ask(
     within_s: float = ANSWER_S,
     still: Callable[[], bool] = lambda: True,
 ) -> dict[int, str]:
-    """By local rank: its stacks, or in brackets why there are none; all are asked at the same time.
+    """Return for each local rank its stacks, or in brackets why there are none. Ask all ranks at once.
 
-    still: looked at now and then; False ends it early.
+    still: called repeatedly; False ends the wait early.
     """
     answers = {rank: why for rank in ranks if (why := _cannot_answer(flight, rank))}
     asked = {rank: flight.stacks_version(rank) & ~1 for rank in ranks if rank not in answers}
     until = time.monotonic() + within_s
     ask_again = 0.0
     while asked and time.monotonic() < until and still():
-        if time.monotonic() >= ask_again:  # who was about to sleep has not heard it
+        if time.monotonic() >= ask_again:  # a thread that was about to sleep has missed the first request
             for rank in asked:
                 if not flight.ask(rank):
                     return answers | dict.fromkeys(asked, "(the kernel does not wake it)")

@@ -1,6 +1,6 @@
-"""What is logged of a wait that takes long: who is late, what it did last, what it does now.
+"""Log a warning about a long wait: the late rank, its last call, and what it does now.
 
-It is handed an engine.
+Functions take an engine.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _log = logging.getLogger("shmring")
 
 
 def warn(engine: Engine, place: int, since_ns: int) -> None:
-    """Log for whom this rank has waited since then, at a place of its lane."""
+    """Log the rank that this rank has waited for since `since_ns`. place: index of the wait in its lane."""
     waits = engine.flight.waits_of(engine.rank)
     wait = next((wait for wait in waits if wait["since_ns"] == since_ns), None)
-    if wait is None or wait["awaited"] is None:  # who takes a message from anybody waits for nobody
+    if wait is None or wait["awaited"] is None:  # a receive from any rank waits for no particular rank
         return
     own = describe.place_of(engine.flight.sight_of(engine.rank), engine.name_of).at
     waited = describe.seconds(describe.waited_s(wait, time.monotonic_ns()))
@@ -40,7 +40,7 @@ def _what_it_does(engine: Engine, rank: int) -> str:
     sight = engine.flight.sight_of(rank)
     where, last = describe.place_of(sight, engine.name_of), sight.record
 
-    def still() -> bool:  # meanwhile the call that waits stands still, and hears of nothing
+    def still() -> bool:  # the waiting call is blocked meanwhile and polls nothing
         is_over = engine.abort_report() is not None or any(map(engine.has_gone, range(engine.size)))
         return not is_over and engine.flight.last_of(rank) == last
 
