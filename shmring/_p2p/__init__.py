@@ -1,4 +1,4 @@
-"""Messages from one rank to one other, and the queue between two processes.
+"""Point-to-point messages between ranks, and the queue between two processes.
 
 _comm/point_to_point      send, recv, isend, probe: from arguments to posted messages
     |
@@ -8,7 +8,7 @@ delivery                  wait until a message is complete
     |
 matching                  match tables, order, unexpected messages; within a host and between hosts
     ^
-status                    what a message holds, and the `Status` that a receiver gets
+status                    description of a message, and the `Status` that a receiver gets
 
 ring -> ring_ends         `shmring.Ring`, which needs no communicator
 """

@@ -8,11 +8,11 @@ from .matching cimport Matching, Message
 
 cdef struct Wait:
     uint64_t deadline_ns
-    uint64_t looked_ns        # when it was looked at the clock last; 0: not yet
-    uint64_t awake_until_ns   # yields before, sleeps after
-    uint64_t poll_ns          # when to look next at whatever may end the wait otherwise
+    uint64_t looked_ns        # time of the last clock reading; 0: none yet
+    uint64_t awake_until_ns   # the waiter yields before this time and sleeps after it
+    uint64_t poll_ns          # time of the next poll of peers and the deadline
     uint64_t signal_ns
-    int culprit               # whose end or lateness ends it
+    int culprit               # rank whose end or lateness ends the wait
 
 
 cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil

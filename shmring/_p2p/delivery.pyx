@@ -1,8 +1,6 @@
-# Waiting until a message is complete: pauses, yields, then sleep on the rank's one event for messages, or for news from
-# other hosts; meanwhile all that is posted is carried on. And what the thread in the background does where nobody
-# waits.
-# Nothing here touches a Python
-# object.
+# Wait until a message is complete: pause, then yield, then sleep on the rank's event for messages or on news from other
+# hosts. A waiting rank advances all its posted messages. The progress thread does so when no call waits. Nothing here
+# touches a Python object.
 
 from libc.stdint cimport uint64_t
 
@@ -24,11 +22,11 @@ from .matching cimport (
 
 
 cdef enum:
-    WATCH_NS = 50000000      # so long the thread goes on to look at a communicator in which nothing is pending
-    FAR_POLLS = 3            # of a short try: a look at what comes from other hosts is a system call
+    WATCH_NS = 50000000      # the progress thread polls an idle communicator for this long
+    FAR_POLLS = 3            # polls in a short try: a poll of other hosts is a system call
 
 
-# DONE, BLOCKED after so many pauses in which nothing moved, or what else a step came to.
+# Return DONE, BLOCKED after `pauses` pauses without progress, or another result of a step.
 cdef int step_until_complete(Matching *m, Message *message, int pauses) noexcept nogil:
     cdef int left = pauses
     cdef int status
@@ -46,8 +44,8 @@ cdef int step_until_complete(Matching *m, Message *message, int pauses) noexcept
     return DONE
 
 
-# Before a wait for this message: how many pauses it is worth, and whether other hosts' channels can wait for it.
-# Between looks at that a yield costs nothing that counts, and the sender may be a rank that runs here after all.
+# Choose the number of pauses before a wait for this message, and set far_later: whether polls of other hosts can be
+# rare. With polls in between, yields cost little. If the sender shares this CPU, pausing is useless.
 cdef inline int pauses_for(Matching *m, Message *message, int pauses) noexcept nogil:
     m.far_later = m.channels == NULL or (message.peer != ANY and m.peer[message.peer].channel == NULL)
     if not m.far_later:
@@ -55,7 +53,7 @@ cdef inline int pauses_for(Matching *m, Message *message, int pauses) noexcept n
     return 0 if message.peer != ANY and runs_here(m.g, m.peer[message.peer].lane) else pauses
 
 
-# A short try with the GIL held, as a small collective makes it.
+# Try briefly with the GIL held, as a small collective does.
 cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil:
     cdef int status
     cdef int yields = 0
@@ -67,7 +65,7 @@ cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil:
         yields += 1
 
 
-# As wait_until_delivered; others can read for whom this rank waits.
+# As wait_until_delivered; ends the published wait, unless the caller goes on waiting after SIGNALLED.
 cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept nogil:
     cdef int status = wait_until_delivered(m, message, wait)
     if status != SIGNALLED:
@@ -75,7 +73,7 @@ cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept n
     return status
 
 
-# A rank as everybody else numbers it, see remote.
+# Number of the awaited rank in published waits; see `remote`.
 cdef inline int awaited_by(Matching *m, const Message *message) noexcept nogil:
     if message.peer == ANY:
         return ANYBODY
@@ -87,7 +85,7 @@ cdef inline void publish_wait(Matching *m, const Message *message, uint64_t sinc
     begin_wait(m.g, SR_WAIT_MESSAGE, kind, since_ns, awaited_by(m, message))
 
 
-# The time; the deadline moves by what this process was stopped since the last look.
+# Return the time. Postpone the deadline by the time that this process was stopped since the last call.
 cdef inline uint64_t check_clock(Wait *wait) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
     if wait.looked_ns != 0:
@@ -96,7 +94,7 @@ cdef inline uint64_t check_clock(Wait *wait) noexcept nogil:
     return now
 
 
-# Returns when the message is complete, or with what ends the wait or has to be done with the GIL.
+# Return when the message is complete, when something else ends the wait, or when work needs the GIL.
 cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcept nogil:
     cdef Group *g = m.g
     cdef uint64_t now
@@ -137,7 +135,7 @@ cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcep
         now = check_clock(wait)
 
 
-# True: some rank has died.
+# Return True if a rank has died.
 cdef bint sleep(Matching *m, Message *message, uint64_t asleep_ns) noexcept nogil:
     cdef sr_waitset waitset
     cdef int sides = awaited_sides(m) if m.channels != NULL else NEAR_SIDE
@@ -159,12 +157,12 @@ cdef void sleep_far(Matching *m, Message *message, uint64_t limit_ns) noexcept n
     sr_channels_wake(m.channels)
 
 
-# Whatever its peer has sent is here: nothing more will come of it.
+# True if the message is incomplete after everything its peer sent was processed.
 cdef inline bint is_stuck(Matching *m, Message *message) noexcept nogil:
     return step_messages(m) == BLOCKED and message.state != COMPLETE
 
 
-# PROGRESSED: it lives. Else DEAD, LEFT, or DAMAGED where what came from it makes no sense.
+# Return PROGRESSED if the rank is alive, else DEAD, LEFT, or DAMAGED if its data are invalid.
 cdef int p2p_peer_status(Matching *m, int rank) noexcept nogil:
     if m.peer[rank].channel != NULL:
         if sr_flag_load(&m.peer[rank].channel.left) != 0:
@@ -205,14 +203,15 @@ cdef int poll_peers(Matching *m, Message *message, Wait *wait, uint64_t now) noe
 
 # ---- in the background -----------------------------------------------------------------------------------------
 
-# The thread's turn with one communicator's messages. It looks every now and then as long as transfers have been pending
-# lately, so that a caller need not rouse it for each; it waits for the event only where a message is half through.
+# Advance one communicator's messages in the progress thread. The thread keeps polling while transfers were pending
+# recently, so that a caller need not wake it for each transfer. It waits for the event only if a message is partly
+# transferred.
 cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil:
     cdef Matching *m = <Matching *> e
     cdef uint64_t now = sr_now_ns()
     cdef int found
     e.news = 0
-    if not sr_flag_take(&m.stepper, BACKGROUND):   # a caller carries it on
+    if not sr_flag_take(&m.stepper, BACKGROUND):   # a caller advances the messages
         if now < m.watched_until_ns:
             return WAITING
         sr_flag_swap(&m.resting, 1)

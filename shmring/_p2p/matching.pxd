@@ -1,5 +1,5 @@
-# Point-to-point messages of one communicator on one rank, as structures. Ranks are those of the
-# world; `lane` says which of the host's own a rank is.
+# Structures for point-to-point messages of one communicator on one rank. Ranks are those of all hosts; `lane` is the
+# local rank of a rank of this host.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -15,100 +15,100 @@ cdef enum:
 
 
 cdef enum State:
-    POSTED      # nothing of it has moved yet
+    POSTED      # no byte has moved yet
     MOVING
     COMPLETE
 
 
 cdef enum Failure:
     NO_FAILURE
-    TOO_LONG      # the message is longer than the memory it was to go to
-    OTHER_ITEMS   # sender and receiver disagree on what the items are
+    TOO_LONG      # the message is longer than the receiver's memory
+    OTHER_ITEMS   # sender and receiver disagree on the items
 
 
-cdef enum Outcome:    # what a step comes to, beside PROGRESSED and BLOCKED of Status
-    NEEDS_ROOM = 64   # the next message of matching.unmatched_source is unexpected: it has to be copied into new memory
-    DAMAGED           # matching.unmatched_source's ring holds what no sender writes
+cdef enum Outcome:    # result of a step, besides PROGRESSED and BLOCKED of Status
+    NEEDS_ROOM = 64   # the next message of matching.unmatched_source is unexpected and needs new memory
+    DAMAGED           # the ring of matching.unmatched_source holds invalid data
 
 
-# A send, a receive or a probe that somebody has asked for. Linked into Matching until it is complete.
+# A posted send, receive or probe. It is linked into Matching until it is complete.
 cdef struct Message:
     Message *next
-    void *owner              # told when it is complete: it is then in matching.completed
+    void *owner              # notified when complete; the message is then in matching.completed
     bint is_send, is_probe
     int peer                 # destination; source, or ANY
     int64_t tag              # or ANY
-    uint64_t kind            # what the items are: equal at both ends, 56 bits
+    uint64_t kind            # 56 bits that describe the items and must be equal at both ends
     unsigned char *data
-    size_t nbytes            # that are sent, or that there is room for
+    size_t nbytes            # bytes to send, or room at `data`
     State state
     Failure failure
-    int source               # what has come: of a receive or a probe
+    int source               # of the message that arrived, for a receive or a probe
     uint32_t came_tag
     uint64_t came_kind
     size_t came_nbytes
-    sr_outgoing out          # of a send
+    sr_outgoing out          # only for a send
 
 
-# A message in private memory, until somebody asks for it.
+# A message that arrived before a receive was posted for it. It is kept in private memory.
 cdef struct UnexpectedMessage:
     UnexpectedMessage *next
     int source
     uint32_t tag
     uint64_t kind
     size_t nbytes
-    bint whole               # all of it has come
-    Message *wanted_by       # NULL: nobody yet
-    unsigned char *data      # behind this structure
+    bint whole               # the whole message has arrived
+    Message *wanted_by       # the matching receive; NULL: none yet
+    unsigned char *data      # follows this structure in memory
 
 
-cdef enum Side:       # where what is posted comes from or goes to
+cdef enum Side:       # side of the source or destination of a message
     NEAR_SIDE = 1     # ranks of this host
-    FAR_SIDE = 2      # ranks of others
+    FAR_SIDE = 2      # ranks of other hosts
 
 
 cdef struct Peer:
-    int lane                 # among the ranks of this host; -1: it is of another, and
-    sr_channel *channel      # ... there is this connection to it in place of rings; else NULL
-    sr_ring_end out          # to it; open once out_open
-    sr_ring_end inward       # from it; open once it is among the sources
+    int lane                 # local rank; -1: the peer is on another host, and
+    sr_channel *channel      # ... this channel replaces the rings; NULL for a peer of this host
+    sr_ring_end out          # to the peer; open once out_open
+    sr_ring_end inward       # from the peer; open once the peer is among the sources
     bint out_open
-    Message *first_send      # in order; only the first one moves
+    Message *first_send      # in order; only the first one is being sent
     Message *last_send
-    bint receiving           # a message from it has been begun:
+    bint receiving           # a message from the peer is being received:
     sr_incoming incoming
-    Message *receiver        # ... into this one's memory, or
-    UnexpectedMessage *unexpected             # ... or is kept in; neither: it is passed over
+    Message *receiver        # ... into the memory of this receive, or
+    UnexpectedMessage *unexpected             # ... into this; both NULL: the message is discarded
 
 
-# Touched only by who has taken `stepper`, once the thread that runs in the background knows of it.
+# Once the progress thread knows of this, only the holder of `stepper` may touch it.
 cdef struct Matching:
-    Pollable pollable            # first: the thread knows Matching by it
+    Pollable pollable            # must be first: the progress thread casts it to Matching
     sr_flag stepper
-    sr_flag resting          # the thread does not look any more: who leaves something for it has to rouse it
-    uint64_t watched_until_ns   # the thread's own
-    bint stuck               # there was no memory to keep an unexpected message: a call that waits reports it
+    sr_flag resting          # the progress thread has stopped polling: a caller that leaves work for it must wake it
+    uint64_t watched_until_ns   # used by the progress thread only
+    bint stuck               # no memory for an unexpected message: a call that waits reports it
     Group *g
-    int rank, size           # of all hosts' ranks
+    int rank, size           # among the ranks of all hosts
     int *rank_of             # by lane
-    sr_channels *channels    # the channels to ranks of other hosts; NULL: there are none
-    uint64_t nheeded         # of those from whom something has come, how many are among the sources
-    bint far_later           # nobody waits for other hosts: their channels are looked at now and then only
+    sr_channels *channels    # channels to ranks of other hosts; NULL: there are none
+    uint64_t nheeded         # number of channels with arrived data that are already among the sources
+    bint far_later           # no call waits for other hosts: poll their channels rarely
     uint32_t nsteps
     Peer *peer               # by rank
     size_t ring_nbytes
-    uint64_t *seen           # by lane, a bit each: the marks in this rank's p2p_senders that have been heeded
+    uint64_t *seen           # one bit for each lane: marks in this rank's p2p_senders that were processed
     int *source              # ranks whose rings to this one are open
     int nsources
-    int first_source         # where the next look round begins, so that none is starved
-    int nsends               # that are linked
-    Message *first_receive   # posted and not begun, in order; probes too
+    int first_source         # first source of the next round, so that no source is starved
+    int nsends               # number of linked sends
+    Message *first_receive   # posted and not begun, in order; includes probes
     Message *last_receive
-    UnexpectedMessage *first_unexpected       # in the order in which they came
+    UnexpectedMessage *first_unexpected       # in order of arrival
     UnexpectedMessage *last_unexpected
-    Message *completed       # of those that have an owner
-    int npending             # that have an owner and are not complete
-    uint64_t begun_ns        # the call that is under way, while calls are traced
+    Message *completed       # complete messages that have an owner
+    int npending             # incomplete messages that have an owner
+    uint64_t begun_ns        # start of the current call, while calls are traced
     int unmatched_source
 
 

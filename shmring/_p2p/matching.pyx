@@ -1,7 +1,6 @@
-# Moving point-to-point messages: step_messages carries on everything that is posted, as far as it goes, and returns at
-# once. Order between a pair of ranks is that of their ring; a message that nobody waits for, before one that somebody
-# does, is kept in private memory. Nothing here touches a Python
-# object.
+# Move point-to-point messages: step_messages advances everything that is posted as far as possible, and returns at
+# once. Messages between two ranks keep the order of their ring. If a message without a receive precedes one that a
+# receive waits for, it is kept in private memory. Nothing here touches a Python object.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free
@@ -12,12 +11,12 @@ from .._core.spsc_ring cimport *
 from .._transport.channel cimport *
 
 cdef enum:
-    # Measured with bench/peers/peers.py --call ping_pong: one is sent while the one before is received.
+    # Measured with bench/peers/peers.py --call ping_pong: one piece is sent while the previous one is received.
     PIECE_NBYTES = 16384
-    STEPS_A_POLL = 16    # while nobody waits for other hosts: a look at their channels is a system call
+    STEPS_A_POLL = 16    # while no call waits for other hosts: a poll of their channels is a system call
 
 
-# ---- what is linked ------------------------------------------------------------------------------------------
+# ---- lists of messages ------------------------------------------------------------------------------------------
 
 cdef void complete(Matching *m, Message *message) noexcept nogil:
     message.state = COMPLETE
@@ -28,10 +27,10 @@ cdef void complete(Matching *m, Message *message) noexcept nogil:
         m.npending -= 1
 
 
-# What has arrived while the communicator ends may be in pages of a shared array that were copied already, for it to
-# become private: so no receive is complete then that was not before. (Between the abort and a copy there is much of
-# Python: whatever was written before the word was looked at is there by then.) It stays as it is, in no list: whoever
-# waits for it comes upon the abort.
+# A receive that was incomplete when the communicator aborted never becomes complete. Its bytes may be in pages of a
+# shared array that were already copied when the array became private. (Between the abort and such a copy much Python
+# code runs, so bytes written before this check of the abort word are in the copy.) The message then stays in no list,
+# and a rank that waits for it sees the abort.
 cdef inline void complete_receive(Matching *m, Message *message) noexcept nogil:
     if sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
         complete(m, message)
@@ -42,7 +41,7 @@ cdef void end_receive(Matching *m, Message *message, Failure failure) noexcept n
     complete_receive(m, message)
 
 
-# False: it is not in this list.
+# Return False if the message is not in this list.
 cdef bint unlink(Message **first, Message **last, Message *message) noexcept nogil:
     cdef Message *before = NULL
     cdef Message *at = first[0]
@@ -85,7 +84,7 @@ cdef void unlink_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept
         m.last_unexpected = before
 
 
-# What comes of the message that is under way from there goes nowhere.
+# Discard the rest of the message that is being received from this peer.
 cdef void pass_over(Matching *m, Peer *p) noexcept nogil:
     p.receiver = NULL
     p.incoming.data = NULL
@@ -93,7 +92,7 @@ cdef void pass_over(Matching *m, Peer *p) noexcept nogil:
         sr_channel_withdraw(m.channels, p.channel)
 
 
-# True if making the call of this message again would not have the same effect: some of it has left, or has come.
+# True if repeating the call of this message would have another effect: part of it has been sent or received.
 cdef bint has_moved(const Matching *m, const Message *message) noexcept nogil:
     cdef int i
     if message.is_probe:
@@ -106,8 +105,8 @@ cdef bint has_moved(const Matching *m, const Message *message) noexcept nogil:
     return False
 
 
-# Forgets a message that is not complete. What has begun to arrive for it is passed over; what has begun to leave
-# cannot be taken back, and the communicator with it.
+# Unlink a message that is not complete. The rest of an incoming message is discarded. A send that has begun cannot be
+# taken back, so the communicator must not be used afterwards.
 cdef void withdraw(Matching *m, Message *message) noexcept nogil:
     cdef int i
     cdef Peer *p
@@ -128,7 +127,7 @@ cdef void withdraw(Matching *m, Message *message) noexcept nogil:
         unexpected = unexpected.next
 
 
-# Before all that is posted loses its memory: the channels still take in what comes.
+# Detach all incoming messages before the memory of the posted ones is freed: channels still receive data.
 cdef void withdraw_all(Matching *m) noexcept nogil:
     cdef int i
     for i in range(m.nsources):
@@ -155,7 +154,7 @@ cdef inline Failure failure_of(const Message *message) noexcept nogil:
     return TOO_LONG if message.came_nbytes > message.nbytes else NO_FAILURE
 
 
-# The receive that has waited longest for such a message, out of its list; probes that it answers are complete.
+# Unlink and return the oldest receive that matches the message. Complete the probes that it matches.
 cdef Message *take_receiver(Matching *m, int source, uint32_t tag, uint64_t kind, size_t nbytes) noexcept nogil:
     cdef Message *at = m.first_receive
     cdef Message *after
@@ -171,7 +170,7 @@ cdef Message *take_receiver(Matching *m, int source, uint32_t tag, uint64_t kind
     return NULL
 
 
-# Whether anybody waits for a message of this source: then those before it have to make way.
+# True if a receive or probe waits for this source. Unexpected messages of the source must then be put aside.
 cdef bint is_awaited(Matching *m, int source) noexcept nogil:
     cdef Message *at = m.first_receive
     while at != NULL:
@@ -191,7 +190,7 @@ cdef void hand_over(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
     end_receive(m, message, failure)
 
 
-# Finds an unexpected message for a new receive or probe, else queues it.
+# Match a new receive or probe with an unexpected message, else queue it.
 cdef void post_receive(Matching *m, Message *message) noexcept nogil:
     cdef UnexpectedMessage *unexpected = m.first_unexpected
     while unexpected != NULL:
@@ -214,9 +213,9 @@ cdef void post_receive(Matching *m, Message *message) noexcept nogil:
     m.last_receive = message
 
 
-# ---- to itself -----------------------------------------------------------------------------------------------
+# ---- messages to the own rank ---------------------------------------------------------------------------------------
 
-# Straight into the memory of a receive that waits for it. False: there is none, and it is unexpected.
+# Copy the message into the memory of a posted receive. Return False if none matches: the message is unexpected.
 cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil:
     cdef uint32_t tag = <uint32_t> message.tag
     cdef Message *receiver = take_receiver(m, m.rank, tag, message.kind, message.nbytes)
@@ -281,7 +280,7 @@ cdef bint step_sends(Matching *m) noexcept nogil:
 
 # ---- receiving -----------------------------------------------------------------------------------------------
 
-# The room for the head of unmatched_source's ring: it is received there.
+# Link memory for the next message of unmatched_source's ring, and receive the message into it.
 cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
     cdef Peer *p = &m.peer[unexpected.source]
     unexpected.next = NULL
@@ -300,7 +299,7 @@ cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept n
     p.incoming.offset = 0
 
 
-# Begins to receive the message whose head is next, if anybody waits for it.
+# Begin to receive the next message of the source if a receive matches it.
 cdef int begin_incoming(Matching *m, int source) noexcept nogil:
     cdef Peer *p = &m.peer[source]
     cdef Message *message
@@ -375,9 +374,9 @@ cdef int step_incoming(Matching *m, int source) noexcept nogil:
         outcome = PROGRESSED
 
 
-# ---- ways ----------------------------------------------------------------------------------------------------
+# ---- rings and channels --------------------------------------------------------------------------------------------
 
-# Of the ring between two ranks of this host; other: at its other end.
+# Open one end of the ring between two ranks of this host. other: rank at the other end.
 cdef void open_end(Matching *m, sr_ring_end *end, int sender, int receiver, int other) noexcept nogil:
     cdef sr_header *header = m.g.header
     cdef size_t offset = sr_layout_message_ring_offset(m.g.size, header.ring_nbytes, m.ring_nbytes, sender, receiver)
@@ -387,7 +386,7 @@ cdef void open_end(Matching *m, sr_ring_end *end, int sender, int receiver, int 
                      PIECE_NBYTES)
 
 
-# Lays out the ring to a rank of this host, whose pages are there, and tells it.
+# Format the ring to a rank of this host, whose pages are populated, and notify that rank.
 cdef void open_way(Matching *m, int receiver) noexcept nogil:
     cdef Peer *p = &m.peer[receiver]
     cdef sr_lane *lane = m.g.lane[p.lane]
@@ -406,7 +405,7 @@ cdef inline void add_source(Matching *m, int rank) noexcept nogil:
     m.nsources += 1
 
 
-# Opens the rings whose senders have marked this rank's p2p_senders since the last look.
+# Open the rings of senders that marked themselves in this rank's p2p_senders since the last call.
 cdef inline void open_sources(Matching *m) noexcept nogil:
     cdef int word, lane
     cdef uint64_t new
@@ -421,7 +420,7 @@ cdef inline void open_sources(Matching *m) noexcept nogil:
                 add_source(m, m.rank_of[lane])
 
 
-# The same for ranks of other hosts from whom something has come.
+# Open the channels of ranks of other hosts from which data have arrived.
 cdef void open_far_sources(Matching *m) noexcept nogil:
     cdef sr_channel *channel
     cdef Peer *p
@@ -435,15 +434,15 @@ cdef void open_far_sources(Matching *m) noexcept nogil:
             m.nheeded += 1
 
 
-# Senders learn what room there is, also that which they would learn of later: for who is about to sleep.
+# Publish all free room to the senders at once. A rank calls this before it sleeps.
 cdef void publish_all_taken(Matching *m) noexcept nogil:
     cdef int i
     for i in range(m.nsources):
-        if m.peer[m.source[i]].channel == NULL:   # others learn it when it is worth a frame
+        if m.peer[m.source[i]].channel == NULL:   # channels report room only when it is worth a frame
             sr_ring_publish_taken(&m.peer[m.source[i]].inward)
 
 
-# ---- all of it -----------------------------------------------------------------------------------------------
+# ---- one step -----------------------------------------------------------------------------------------------
 
 cdef inline int side_of(Matching *m, int rank) noexcept nogil:
     if rank == ANY:
@@ -451,7 +450,7 @@ cdef inline int side_of(Matching *m, int rank) noexcept nogil:
     return NEAR_SIDE if m.peer[rank].channel == NULL else FAR_SIDE
 
 
-# The sides from which anything that is posted waits for something.
+# Return the sides that any posted message waits for.
 cdef int awaited_sides(Matching *m) noexcept nogil:
     cdef int sides = 0
     cdef int i
@@ -467,12 +466,12 @@ cdef int awaited_sides(Matching *m) noexcept nogil:
             if m.peer[i].first_send != NULL:
                 sides |= side_of(m, i)
     for i in range(m.channels.nchannels if m.channels != NULL else 0):
-        if m.channels.channel[i].watched:   # its socket would not take all that was sent
+        if m.channels.channel[i].watched:   # its socket's send buffer is full
             sides |= FAR_SIDE
     return sides
 
 
-# Takes in what has come from other hosts. Whether there was anything.
+# Receive data from other hosts. Return True if there were any.
 cdef bint step_channels(Matching *m) noexcept nogil:
     cdef bint moved
     m.nsteps += 1
@@ -484,7 +483,7 @@ cdef bint step_channels(Matching *m) noexcept nogil:
     return moved
 
 
-# PROGRESSED, BLOCKED, NEEDS_ROOM or DAMAGED. The first two also when nothing is posted.
+# Return PROGRESSED, BLOCKED, NEEDS_ROOM or DAMAGED. The first two may be returned even if nothing is posted.
 cdef int step_messages(Matching *m) noexcept nogil:
     cdef int outcome = BLOCKED
     cdef int _turn, at, status

@@ -1,7 +1,7 @@
 """Ring: a fast queue of bytes and arrays between two processes, used alone or beside a communicator.
 
-Owns its memory, its way to another process, what a dtype is called on the way, and noticing that the other
-process is gone.
+This module allocates the memory, pickles the ring, converts dtypes to text, and detects the death of the
+other process.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from .._system.limits import usable_cpus
 from ..errors import RankFailed
 from .ring_ends import HEAD_NBYTES, LEAST_NBYTES, Ends
 
-# Measured with bench/engine/bench_ring.py: less takes more hand-overs where CPUs are shared, and lines are
-# written again while the other side's L2 (2 MiB) still holds them; more takes the cache from long items.
+# Measured with bench/engine/bench_ring.py: a smaller ring needs more switches between processes on shared
+# CPUs, and its lines are rewritten while the other side's L2 cache (2 MiB) still holds them; with a larger
+# ring long items no longer stay in the cache.
 DEFAULT_NBYTES = 4 << 20
-PAUSES = 500  # where two processes have a CPU each
+PAUSES = 500  # if each of the two processes has a CPU
 
 _SIDES = ("puts into", "gets from")
 _GONE = ("gone", "dead")
@@ -37,10 +38,10 @@ _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 class Ring(Ends):
     """A queue of bytes and arrays from one process to another, through shared memory; nothing is pickled.
 
-    Make it, hand it to a child as an argument of `multiprocessing.Process` (any start method), and let one
-    process put and the other get: each side belongs to the process that uses it first. nbytes: of the ring,
-    rounded up to a power of two; items may be larger. The memory has no name. `with` closes it, and tells the
-    other side.
+    Create it and pass it to a child as an argument of `multiprocessing.Process` (any start method). One
+    process puts and the other gets: each side belongs to the process that uses it first. nbytes: size of the
+    ring, rounded up to a power of two; items may be larger. The memory has no name. `with` closes the ring
+    and notifies the other side.
     """
 
     def __init__(self, nbytes: int = DEFAULT_NBYTES) -> None:
@@ -60,7 +61,7 @@ class Ring(Ends):
 
     @classmethod
     def _attach(cls, wrapped: Any) -> Ring:
-        """The ring of another process, from the descriptor that came with the pickle."""
+        """Return the ring of another process, from the descriptor in the pickle."""
         ring: Ring = cls.__new__(cls)
         fd = wrapped.detach()
         try:
@@ -78,7 +79,7 @@ class Ring(Ends):
         _open.add(self)
 
     def close(self) -> None:
-        """Leave: the other side gets what is left, then Closed. Closing twice is harmless."""
+        """Close this side. The other gets the remaining items, then Closed. Another call does nothing."""
         if self._close("this ring is closed here"):
             os.close(self._fd)
             _open.discard(self)
@@ -95,7 +96,7 @@ class Ring(Ends):
         self.close()
 
     def __del__(self) -> None:
-        # In the middle of a call of another thread, or never opened.
+        # close() raises if another thread is in a call, or if the ring was never opened.
         with contextlib.suppress(Exception):
             self.close()
 
@@ -114,17 +115,17 @@ class Ring(Ends):
     def __repr__(self) -> str:
         return "<shmring.Ring, closed>" if self.closed_because else f"<shmring.Ring of {self.nbytes} bytes>"
 
-    # -- what the ends ask for --
+    # -- methods that Ends calls --
 
     def _come(self) -> tuple[int, int]:
-        """This process begins to use a side, and will say so when it ends."""
+        """Register this process as the user of a side: it will close the ring when it ends."""
         util = sys.modules.get("multiprocessing.util")
-        if util is not None:  # children of multiprocessing end without atexit
+        if util is not None:  # children of multiprocessing do not run atexit handlers
             util.Finalize(self, _close_quietly, args=(weakref.ref(self),), exitpriority=0)
         return _myself()
 
     def _poll_peer(self, side: int) -> None:
-        """Raises RankFailed when the process at the other side is gone, or can never come."""
+        """Raise RankFailed if the process at the other side is gone, or can never come."""
         liveness = self._liveness_of(side)
         if liveness is not None:
             if procfs.state(*liveness) in _GONE:
@@ -142,7 +143,7 @@ class Ring(Ends):
                 raise RankFailed(f"nobody {_SIDES[side]} this ring: {cause}", cause=cause)
 
     def _as_item(self, item: Any) -> bytes | np.ndarray[Any, Any]:
-        """What is put in for an item that is neither bytes nor exactly an array."""
+        """Convert an item that is neither bytes nor exactly np.ndarray to one of these."""
         if isinstance(item, np.ma.MaskedArray):
             raise TypeError("a masked array is two arrays; put item.data and item.mask")
         if isinstance(item, np.ndarray):
@@ -164,7 +165,7 @@ class Ring(Ends):
         )
 
     def _text_of(self, dtype: np.dtype[Any]) -> bytes:
-        """A dtype as it travels; TypeError for one that holds objects, or cannot be told in words."""
+        """Return a dtype as text for the other side. TypeError if it holds objects or has no text form."""
         if dtype.hasobject:
             raise TypeError(f"the array has dtype {dtype}, with objects, which a ring does not carry")
         if dtype.type.__module__ == _EXTENSION_TYPES:
@@ -172,7 +173,7 @@ class Ring(Ends):
         described = dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
         text = repr(described)
         if self._dtype_of(text.encode()) != dtype:
-            raise TypeError(f"the array has dtype {dtype}, which no text can tell; put a view of it")
+            raise TypeError(f"the array has dtype {dtype}, which has no text form; put a view of it")
         return text.encode()
 
     def _dtype_of(self, text: bytes) -> np.dtype[Any]:

@@ -1,4 +1,4 @@
-"""The two ends of a ring that lives alone."""
+"""The two ends of a ring that needs no communicator."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ from typing_extensions import Buffer
 
 from .._system.segments import Mapping
 
-HEAD_NBYTES: int  # of the memory, before the ring's own bytes
-LEAST_NBYTES: int  # of the ring's own bytes
+HEAD_NBYTES: int  # bytes before the ring's data
+LEAST_NBYTES: int  # minimum size of the ring's data
 
 class Ends:
-    """Both ends of one ring; each is used by one process only, the one that first puts or gets."""
+    """Both ends of one ring. Each end belongs to the process that first puts or gets there."""
 
     closed_because: str | None
 
     def __init__(self, mapping: Mapping, pauses: int) -> None: ...
     @staticmethod
     def _format(address: int, nbytes: int, pid: int, start_time: int) -> None:
-        """Begins a ring of nbytes, a power of two, in fresh memory; the process is its creator."""
+        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
 
     def put(self, item: NDArray[Any] | Buffer, timeout: float | None = None, *, block: bool = True) -> None:
         """Put bytes or an array in, and wait until all of it is in the ring."""
@@ -36,16 +36,16 @@ class Ends:
         """`get(block=False)`"""
 
     def _liveness_of(self, side: int) -> tuple[int, int] | None:
-        """(pid, start time) of the process at a side; None while nobody has come."""
+        """Return (pid, start time) of the process at a side; None if no process uses it yet."""
 
     def _creator(self) -> tuple[int, int]:
-        """(pid, start time) of the process that made the ring."""
+        """Return (pid, start time) of the process that created the ring."""
 
     def _forget_sides(self) -> None:
-        """In a forked child: what the parent puts or gets is its own affair."""
+        """Give up both sides in a forked child: they stay with the parent."""
 
     def _close(self, because: str) -> bool:
-        """Leaves the sides that this process is at; True when it was open."""
+        """Close the sides that this process uses. Return True if the ring was open."""
 
     @property
     def nbytes(self) -> int:

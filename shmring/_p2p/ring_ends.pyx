@@ -1,6 +1,5 @@
-# The two ends of a ring that lives alone: items in at the one, out at the other, and the waiting for room and items.
-# Making the memory, pickling, and what a dtype is called are the
-# ring module's.
+# The two ends of a ring that needs no communicator: putting and getting items, and waiting for items and room. The
+# module `ring` allocates the memory, pickles the ring and converts dtypes.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
@@ -23,27 +22,27 @@ import queue
 from ..errors import Closed, Error, Timeout
 
 cdef extern from "<numpy/arrayobject.h>":
-    object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, bint fortran)   # takes the dtype away
+    object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, bint fortran)   # steals a reference to dtype
 
 cnp.import_array()
 
-HEAD_NBYTES = SR_PAGE       # of the memory, before the ring's own bytes
+HEAD_NBYTES = SR_PAGE       # bytes before the ring's data
 LEAST_NBYTES = SR_RING_LEAST_NBYTES
 
 cdef enum:
-    # Measured with bench/engine/bench_ring.py: pieces of which one is put in while the one before is taken out.
+    # Measured with bench/engine/bench_ring.py: one piece is put in while the previous one is taken out.
     PIECE_NBYTES = 16384
-    BRIEF_NBYTES = 65536        # items this small are copied sooner than the GIL is let go and taken again
-    BRIEF_PAUSES = 50           # with the GIL held
-    POLL_NS = 20000000          # signals, and now and then the other process, are looked at this often
-    LOOKS_A_PEER = 5
+    BRIEF_NBYTES = 65536        # copying such a small item takes less time than releasing and taking the GIL
+    BRIEF_PAUSES = 50           # pauses with the GIL held
+    POLL_NS = 20000000          # interval of checks for signals
+    LOOKS_A_PEER = 5            # the other process is checked once in so many intervals
     MOST_DIMENSIONS = 64        # NPY_MAXDIMS of numpy 2
 
-cdef enum Kind:      # of a frame
+cdef enum Kind:      # kind of a frame
     BYTES, ARRAY, FORTRAN_ARRAY, DESCRIPTION
 
 
-# Shape and dtype of the arrays that follow, as they travel: ndim, the lengths, then the dtype's text.
+# Shape and dtype of the arrays that follow, as transferred: ndim, the lengths, then the dtype's text.
 cdef struct Shape:
     int64_t ndim
     int64_t length[MOST_DIMENSIONS]
@@ -63,25 +62,25 @@ cdef inline bint spin(sr_ring_end *end, uint64_t room_nbytes, int pauses) noexce
 
 
 cdef class Ends:
-    """Both ends of one ring; each is used by one process only, the one that first puts or gets."""
+    """Both ends of one ring. Each end belongs to the process that first puts or gets there."""
 
     cdef sr_queue *q
     cdef sr_ring_end producer, consumer
-    cdef object mapping                 # keeps the memory
-    cdef bint puts, gets                # this process is at that side
-    cdef bint is_putting, is_getting    # a thread of it is inside
+    cdef object mapping                 # keeps the memory mapped
+    cdef bint puts, gets                # this process uses that side
+    cdef bint is_putting, is_getting    # a thread of this process is in put or get
     cdef int pauses
-    cdef uint64_t[2] slept_ns           # by side, when it went to sleep last
-    cdef bint owes_cut                  # the last message put was given up in the middle
+    cdef uint64_t[2] slept_ns           # by side, start of the last sleep
+    cdef bint owes_cut                  # the last put was interrupted: the frame `cut` must still be sent
     cdef sr_frame cut
-    cdef object put_dtype, put_text     # of the last description sent; None: the next array sends one
+    cdef object put_dtype, put_text     # from the last description sent; None: the next array sends one
     cdef Shape put_shape
-    cdef object got_dtype, got_text     # of the last description received
+    cdef object got_dtype, got_text     # from the last description received
     cdef Shape got_shape
-    cdef sr_incoming incoming           # the message that has been begun
-    cdef object item                    # where it goes; None: there is none
+    cdef sr_incoming incoming           # the message being received
+    cdef object item                    # its destination; None: no message is being received
     cdef object item_kind
-    cdef bint item_is_given             # ... and that is the caller's own array
+    cdef bint item_is_given             # ... and it is the caller's array
     cdef readonly object closed_because
 
     def __cinit__(self, *_, **__):
@@ -100,7 +99,7 @@ cdef class Ends:
 
     @staticmethod
     def _format(uintptr_t address, uint64_t nbytes, int pid, uint64_t start_time):
-        """Begins a ring of nbytes, a power of two, in fresh memory; the process is its creator."""
+        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
         cdef sr_queue *q = <sr_queue *> address
         sr_ring_format(&q.ring, <unsigned char *> address + SR_PAGE, 0)
         q.nbytes = nbytes
@@ -113,10 +112,10 @@ cdef class Ends:
     def put(self, item, timeout=None, *, bint block=True):
         """Put bytes or an array in, and wait until all of it is in the ring.
 
-        item: bytes-like, or a NumPy array of any dtype without objects and any shape, which is copied. timeout:
-        seconds, None waits for ever; block=False raises queue.Full where there is no room for the whole item now
-        (an item larger than the ring never has). Raises Timeout, and the other side then gets nothing of the item;
-        Closed when the other side has closed the ring, RankFailed when it died, TypeError for any other item.
+        item: bytes-like, or a NumPy array of any shape and any dtype without objects; it is copied. timeout: seconds,
+        None waits for ever. block=False raises queue.Full if there is no room now for the whole item (there never is
+        for an item larger than the ring). Raises Timeout, and the other side then gets nothing of the item; Closed if
+        the other side has closed the ring; RankFailed if it died; TypeError for any other item.
         """
         cdef uint64_t deadline = deadline_ns_of(timeout)
         self.begin_put()
@@ -143,7 +142,7 @@ cdef class Ends:
         if not self.puts:
             self.take_side(SR_PRODUCER)
         if sr_liveness_state(&self.q.liveness[SR_CONSUMER]) == SR_CLOSED:
-            raise Closed("the process that got from this ring has closed it")
+            raise Closed("the process that gets from this ring has closed it")
         self.is_putting = True
         return 0
 
@@ -176,7 +175,7 @@ cdef class Ends:
                 return False
         return True
 
-    # Tells the other side the shape and dtype of what comes next.
+    # Send the shape and dtype of the next arrays to the other side.
     cdef int describe(self, cnp.ndarray x, size_t nbytes, bint block, uint64_t *deadline) except -1:
         cdef object dtype = x.descr
         cdef Shape shape
@@ -194,7 +193,7 @@ cdef class Ends:
         self.put_dtype, self.put_text, self.put_shape = dtype, text, shape
         return 0
 
-    # With block=False all of an item fits, or nothing is put in.
+    # With block=False, either the whole item fits or nothing is put in.
     cdef int check_room(self, size_t nbytes, uint64_t more_nbytes, bint block) except -1:
         if block:
             return 0
@@ -229,7 +228,7 @@ cdef class Ends:
                 self.give_up(&message)
             raise
 
-    # The other side has begun to get a message that will not be finished: it must learn that it is void.
+    # Tell the other side that the message it has begun to get is void.
     cdef int give_up(self, sr_outgoing *message) except -1:
         self.cut = message.head
         self.cut.nbytes = 0
@@ -242,7 +241,7 @@ cdef class Ends:
     cdef int pay_cut(self, uint64_t *deadline) except -1:
         while not sr_ring_has_room(&self.producer, sr_ring_frame_nbytes(0)):
             self.wait(SR_PRODUCER, sr_ring_frame_nbytes(0), deadline)
-        sr_ring_put(&self.producer, &self.cut, &self.cut)   # of no bytes
+        sr_ring_put(&self.producer, &self.cut, &self.cut)   # has no data
         self.owes_cut = False
         return 0
 
@@ -251,10 +250,10 @@ cdef class Ends:
     def get(self, timeout=None, *, bint block=True, out=None):
         """Get the next item: bytes as bytes, an array as a new array of its own, or in `out`, which is returned.
 
-        timeout: seconds, None waits for ever; block=False raises queue.Empty if the next item is not all there.
-        out: a contiguous array of the dtype and shape of the one that comes; ValueError if it is another, which
-        then stays for the next call. Raises Timeout, after which nothing is lost; once nothing is left in the ring,
-        Closed when the other side has closed it, and RankFailed when it died.
+        timeout: seconds, None waits for ever. block=False raises queue.Empty if the next item is not complete. out: a
+        contiguous array of the dtype and shape of the next item. If they differ, ValueError is raised and the item
+        stays for the next call. Raises Timeout, after which nothing is lost. Once the ring is empty, raises Closed if
+        the other side has closed it, and RankFailed if it died.
         """
         cdef uint64_t deadline = deadline_ns_of(timeout)
         self.begin_get()
@@ -284,7 +283,7 @@ cdef class Ends:
         self.is_getting = True
         return 0
 
-    # Makes room for the message whose first frame comes next; False: none has come yet.
+    # Allocate the destination of the next message. Return False if no message has come yet.
     cdef bint begin_item(self, object out, bint block, uint64_t *deadline) except -1:
         cdef sr_frame head
         cdef int status = sr_ring_peek(&self.consumer, &head)
@@ -342,7 +341,7 @@ cdef class Ends:
                              "as the next item is")
         return 0
 
-    # False: the message that was begun has turned out void.
+    # Return False if the message is void: its sender gave it up.
     cdef bint finish_item(self, bint block, uint64_t *deadline) except -1:
         cdef int status
         while True:
@@ -371,7 +370,7 @@ cdef class Ends:
             return item
         if out is None:
             return item.copy()
-        if self.item_kind == BYTES:   # begun by a call that had no out
+        if self.item_kind == BYTES:   # receiving began in a call without out
             self.item = item
             raise ValueError(f"the next item is {len(item)} bytes and no array; get it without out=")
         try:
@@ -409,7 +408,7 @@ cdef class Ends:
         return 0
 
     cdef object damaged(self):
-        return Error("the memory of this ring is damaged: it holds what was never put in")
+        return Error("the memory of this ring is damaged: it holds data that were never put in")
 
     # -- sides --
 
@@ -430,21 +429,21 @@ cdef class Ends:
         return 0
 
     def _liveness_of(self, int side):
-        """(pid, start time) of the process at a side; None while nobody has come."""
+        """Return (pid, start time) of the process at a side; None if no process uses it yet."""
         cdef sr_liveness *liveness = &self.q.liveness[side]
         return (liveness.pid, liveness.start_time) if sr_liveness_state(liveness) and liveness.pid else None
 
     def _creator(self):
-        """(pid, start time) of the process that made the ring."""
+        """Return (pid, start time) of the process that created the ring."""
         return self.q.creator.pid, self.q.creator.start_time
 
     def _forget_sides(self):
-        """In a forked child: what the parent puts or gets is its own affair."""
+        """Give up both sides in a forked child: they stay with the parent."""
         self.puts = self.gets = self.is_putting = self.is_getting = self.owes_cut = False
         self.item = self.put_dtype = self.got_dtype = self.got_text = None
 
     def _close(self, str because):
-        """Leaves the sides that this process is at; True when it was open."""
+        """Close the sides that this process uses. Return True if the ring was open."""
         cdef int side
         if self.closed_because is not None:
             return False
@@ -470,7 +469,7 @@ cdef class Ends:
 
     # -- waiting --
 
-    # Returns when there may be a frame (room_nbytes 0) or room.
+    # Return when there may be a frame (room_nbytes 0) or room for room_nbytes.
     cdef int wait(self, int side, uint64_t room_nbytes, uint64_t *deadline) except -1:
         cdef sr_ring_end *end = &self.producer if side == SR_PRODUCER else &self.consumer
         cdef uint64_t now
@@ -499,8 +498,8 @@ cdef class Ends:
                 ready = self.sleep(end, side, room_nbytes, deadline[0])
         return 0
 
-    # Pauses, then sleep, without yielding first: where CPUs are busy with others that hands them a time slice, while a
-    # sleeper is woken at once (bench/engine/bench_ring.py beside a compiler: 64 KiB in 8 us instead of 13 to 35).
+    # Pause, then sleep without yielding first: on busy CPUs a yield gives other processes a time slice, while a sleeper
+    # is woken at once (bench/engine/bench_ring.py beside a compiler: 64 KiB in 8 us instead of 13 to 35).
     cdef bint wait_awake(self, sr_ring_end *end, int side, uint64_t room_nbytes, uint64_t deadline) noexcept nogil:
         if side == SR_CONSUMER:
             sr_ring_publish_taken(end)
@@ -520,6 +519,6 @@ cdef class Ends:
         try:
             self._poll_peer(1 - side)
         except Error:
-            if not (side == SR_CONSUMER and is_ready(end, room_nbytes)):   # it may have put that in before
+            if not (side == SR_CONSUMER and is_ready(end, room_nbytes)):   # an item put in before it died
                 raise
         return 0

@@ -8,7 +8,7 @@ from .matching cimport Message
 
 
 cdef enum:
-    OBJECT = OPAQUE + 1       # the dtype of what is packed by _comm/objects.py
+    OBJECT = OPAQUE + 1       # dtype of objects packed by _comm/objects.py
 
 
 cdef class Status:

@@ -1,10 +1,10 @@
-"""What is said of a message."""
+"""Descriptions of messages."""
 
 from typing import final
 
 @final
 class Status:
-    """What has come, or waits: `source`, `tag`, `count` (elements), `nbytes`, `dtype`."""
+    """A received or waiting message: `source`, `tag`, `count` (elements), `nbytes`, `dtype`."""
 
     @property
     def source(self) -> int: ...

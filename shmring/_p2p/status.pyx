@@ -1,5 +1,5 @@
-# What is said of a message: what its items are, in 56 bits that both ends compare; the Status that a receiver gets; the
-# words of its errors.
+# Descriptions of messages: the kind of the items, 56 bits that both ends compare; the Status that a receiver gets; the
+# texts of errors.
 
 import operator
 
@@ -17,9 +17,9 @@ from ..errors import Mismatch, Truncated
 
 cdef enum:
     MOST_ITEM_NBYTES = (1 << 23) - 1
-    FORTRAN = 1 << 8         # bits of a kind above the dtype's number: memory order, then of moved items
+    FORTRAN = 1 << 8         # bits of a kind above the dtype's number: memory order, then for opaque items
     ITEM_SHIFT = 9           # ... their size
-    SIGNATURE_SHIFT = 32     # ... and 24 bits of what they are
+    SIGNATURE_SHIFT = 32     # ... and 24 bits of their signature
 
 cdef int64_t MOST_TAG = (<int64_t> 1 << 31) - 1
 
@@ -58,8 +58,8 @@ cdef str described(uint64_t kind, size_t nbytes):
 @cython.final
 @cython.freelist(16)
 cdef class Status:
-    """What has come, or waits: `source`, `tag`, `count` (elements), `nbytes`, `dtype` (its name, None for a dtype that
-    only moves)."""
+    """A received or waiting message: `source`, `tag`, `count` (elements), `nbytes`, `dtype` (its name, None for an
+    opaque dtype)."""
 
     @property
     def dtype(self):
@@ -93,7 +93,7 @@ cdef int64_t tag_number(object tag, bint may_be_any) except -2:
     return number
 
 
-# The name of the call that has posted it.
+# Return the name of the call that posted the message.
 cdef str op_of(Message *message):
     return "send" if message.is_send else "probe" if message.is_probe else "recv"
 
@@ -120,5 +120,5 @@ cdef object truncated(Message *message, int rank):
     return Truncated(
         f"the message from rank {message.source} with tag {message.came_tag} is "
         f"{described(message.came_kind, message.came_nbytes)}, rank {rank} has room for "
-        f"{described(message.kind, message.nbytes)}: it is lost, others are not; probe() tells the size before",
+        f"{described(message.kind, message.nbytes)}: this message is lost; probe() returns the size beforehand",
         rank=message.source, op="recv")
