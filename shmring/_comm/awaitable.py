@@ -1,6 +1,4 @@
-"""How a coroutine waits for a Work: through a descriptor that the event loop watches, without a thread.
-
-It is handed a Work.
+"""Wait for a Work in a coroutine: the event loop watches a descriptor, so no thread is needed.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ if TYPE_CHECKING:
 
 
 async def result_of(work: Work[Any]) -> Any:
-    """The Work's result, once it is finished."""
+    """Return the Work's result once it is finished."""
     if not work.done():
         loop = asyncio.get_running_loop()
         finished = loop.create_future()
-        # A descriptor of this coroutine's own: several may await one Work, in several loops.
+        # Use a descriptor of this coroutine: several coroutines, in several loops, may await one Work.
         fd = os.dup(work.fileno())
         loop.add_reader(fd, _tell, finished)
         try:

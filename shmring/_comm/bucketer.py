@@ -1,6 +1,6 @@
-"""Gradients that arrive one by one, last layers first, reduced bucket by bucket.
+"""Bucketer: reduce gradients, which arrive one by one from the last layer to the first, in buckets.
 
-A user of the public API: what it is handed is a communicator.
+It uses only the public API of a communicator.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class Bucketer:
-    """Collects arrays and reduces them in place, together and in the background, whenever a bucket is full.
+    """Collect arrays, and reduce those of a full bucket together, in place and in the background.
 
-    Every rank adds the same arrays, alike in dtype and number of elements, in the same order; which order is
-    free, and so are the moments. nbytes: a bucket is full with the array that brings it to so many bytes, so
-    ranks fill the same buckets whatever their clocks say. delay_s: about how long an array may wait in a
-    bucket. A clock alone would let ranks disagree: rank 0 measures how fast bytes arrive there and, with each
-    bucket, tells all how many of them make up a delay_s, which holds from the next one on; never more than
-    nbytes. op: as in `all_reduce`. compressor: one of shmring.methods.compression.
+    Every rank must add arrays of the same dtypes and lengths in the same order, at any time. nbytes: a bucket
+    is full when an array brings it to this size, so all ranks fill the same buckets.
+    delay_s: approximate time that an array may wait in a bucket. Ranks with a clock each would disagree, so
+    rank 0 measures the rate at which bytes arrive there. With each bucket it broadcasts the number of bytes
+    that arrive in delay_s, at most nbytes, which is the size of buckets from the next one on. op: as in
+    `all_reduce`. compressor: one of shmring.methods.compression.
 
-    Leave an array alone from when it is added until `wait` has returned: then every array that was added is
-    reduced and forgotten. Errors are those of `Comm.all_reduce_many`.
+    Do not touch an array after it is added until `wait` has returned. Every added array is then reduced and
+    released. Errors are those of `Comm.all_reduce_many`.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class Bucketer:
         self._most_nbytes = nbytes
         self._delay_s = delay_s
         self._full_nbytes = nbytes  # the same on every rank
-        self._works: list[Work[None] | Reduction] = []  # under way
-        self._agreed: tuple[Work[None], np.ndarray[Any, Any]] | None = None  # on the size of buckets to come
+        self._works: list[Work[None] | Reduction] = []  # reductions under way
+        self._agreed: tuple[Work[None], np.ndarray[Any, Any]] | None = None  # size of later buckets
         self._bucket: list[Any] = []
         self._filled_nbytes = 0
-        self._idle_since_s: float | None = None  # None: the pace of what comes next says nothing
+        self._idle_since_s: float | None = None  # None: the rate of the next arrays must not be measured
         self._waited_s, self._arrived_nbytes = 0.0, 0
 
     def add(self, array: Any) -> None:
-        """Put an array into the bucket, which begins to be reduced when it is full."""
+        """Add an array to the bucket. Begin to reduce the bucket if it is full."""
         nbytes = _nbytes_of(array)
         if self._idle_since_s is not None:
             self._waited_s += time.monotonic() - self._idle_since_s
@@ -75,20 +75,20 @@ class Bucketer:
         self._idle_since_s = time.monotonic()
 
     def flush(self) -> None:
-        """Collective: begin to reduce what is in the bucket, full or not."""
+        """Collective: begin to reduce the arrays in the bucket, full or not."""
         if self._bucket:
             self._comm.run_steps(self._empty, begun=True)
         self._idle_since_s = None
 
     def wait(self) -> None:
-        """Collective: every array that was added is reduced when it returns."""
+        """Collective: return when every array that was added is reduced."""
         self.flush()
-        while self._works:  # which stay until they are finished: after Ctrl-C it can be called again
+        while self._works:  # each stays until it is finished, so `wait` can be called again after Ctrl-C
             self._works[0].wait()
             del self._works[0]
 
     def _empty(self) -> None:
-        """An exception in the middle of it ends the communicator: the other ranks reduce this bucket."""
+        """End the communicator on an exception in this block: the other ranks reduce this bucket."""
         bucket, self._bucket = self._bucket, []
         self._filled_nbytes = 0
         self._works.append(self._reduce(bucket, self._op, async_op=True))
@@ -96,7 +96,7 @@ class Bucketer:
             self._agree(self._delay_s)
 
     def _agree(self, delay_s: float) -> None:
-        """What was asked a bucket ago holds from now on, on every rank; ask again."""
+        """Apply the size agreed one bucket ago, the same on every rank, and start the next agreement."""
         if self._agreed is not None:
             asked, full_nbytes = self._agreed
             asked.wait()
@@ -106,7 +106,7 @@ class Bucketer:
         self._works.append(self._agreed[0])
 
     def _arriving_within(self, delay_s: float) -> int:
-        """Bytes, by the pace since the last bucket; what the ranks do while they reduce does not count."""
+        """Return a bucket size in bytes from the rate since the last bucket. Reducing time is not counted."""
         waited_s, nbytes = self._waited_s, self._arrived_nbytes
         self._waited_s, self._arrived_nbytes = 0.0, 0
         if nbytes == 0:

@@ -9,10 +9,10 @@ from .work cimport Work
 
 cdef class Collectives:
     cdef Engine engine
-    cdef int own_rank, nranks     # of the communicator, whatever hosts they are on
+    cdef int own_rank, nranks     # in the communicator, over all hosts
     cdef int default_algorithm, default_wire
-    cdef object residuals         # of what travelled rounded
-    cdef object place             # what has this rank's numbers
+    cdef object residuals         # rounding errors of compressed transfers
+    cdef object place             # this rank's Place
     cdef uint64_t default_timeout_ns
     cdef bint staging_ready
 
@@ -42,7 +42,7 @@ cdef class Plan:
     cdef Operand a, b
     cdef object pinned, result
     cdef bint in_background
-    cdef uint64_t blocks_version   # of the engine's table of shared blocks, when the arrays were looked up in it
+    cdef uint64_t blocks_version   # version of the engine's table of shared blocks when the arrays were looked up
 
     cdef int find_shared_again(self) except -1
     cdef object issue(self)

@@ -28,22 +28,22 @@ cdef str SUM = "sum"   # the literal that is the default of op: the same object,
 cdef dict OP_NUMBERS = {name: number for number, name in enumerate(state.OPS)}
 cdef dict WIRE_NUMBERS = {name: number for number, name in enumerate(state.WIRES)}
 cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(state.ALGORITHMS)}
-cdef double MOST_LINGER_S = 0.05   # as Ctrl-C is not heard meanwhile
+cdef double MOST_LINGER_S = 0.05   # seconds; Ctrl-C is not handled meanwhile
 cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(state.KINDS) if number <= BARRIER}
 
 
-# ---- what kinds have in common -------------------------------------------------------------------------------
+# ---- properties of kinds -------------------------------------------------------------------------------
 
 cdef inline bint is_rooted(int kind) noexcept:
     return kind == BROADCAST or kind == REDUCE or kind == SCATTER or kind == GATHER
 
 
-# The result lies in x unless there is an out.
+# True if the result is written to x unless an out is given.
 cdef inline bint is_in_place(int kind) noexcept:
     return kind == ALL_REDUCE or kind == REDUCE or kind == BROADCAST or kind == SCAN or kind == EXSCAN
 
 
-# Whose partial results may travel shorter between hosts.
+# True if partial results may be compressed between hosts.
 cdef inline bint takes_wire(Call *c) noexcept:
     return c.kind == ALL_REDUCE or c.kind == REDUCE
 
@@ -209,7 +209,7 @@ cdef class Collectives:
 
     # -- from arguments to a call --
 
-    # how: None, or (wire, group_size, priority), of which any may be None.
+    # how: None, or (wire, group_size, priority); each of them may be None.
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
                     object async_op, object timeout, object how=None):
         cdef Call c
@@ -233,7 +233,7 @@ cdef class Collectives:
             release(&b)
         return answer_of(&c, self.own_rank, out)
 
-    # As run, in the background.
+    # As `run`, but in the background.
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
                       object timeout, object how):
         cdef Work work = self.new_work()
@@ -272,7 +272,7 @@ cdef class Collectives:
     cdef int allocate_staging(self) except -1:
         raise NotImplementedError("Comm has the memory")
 
-    # The out that is given, or room for the result of a kind that makes it.
+    # Return the given out, or allocate the result if the kind returns a new array.
     cdef object out_of(self, int kind, object x, int root, object out, object like):
         cdef int size = self.nranks
         if out is not None or is_in_place(kind) or kind == BARRIER:
@@ -341,14 +341,14 @@ cdef class Collectives:
                                  "several: leave it \"auto\", or call it on comm.split(comm.node)")
         return 0
 
-    # How it goes between hosts; returns what keeps that which is lost on the way.
+    # Set the transfer between hosts; return the residuals that keep rounding errors.
     cdef object describe_internode(self, Call *c, object x, object how):
         wire, group_size, _ = how or (None, None, None)
         if group_size is not None:
             c.nodes_in_group = shapes.check_group_size(group_size, self.place.num_nodes)
         return self.describe_wire(c, x, c.x, wire)
 
-    # address: where x has what is reduced, or the first of several arrays that are.
+    # address: of the reduced data in x, or of the first of several arrays.
     cdef object describe_wire(self, Call *c, object x, const void *address, object wire):
         cdef int number = self.default_wire if wire is None else wire_number(wire)
         cdef bint is_small = self.engine.g.inter == NULL or c.nbytes <= inter_of(&self.engine.g).small_nbytes
@@ -369,14 +369,14 @@ cdef class Collectives:
             c.residual = <float *> cnp.PyArray_DATA(residual)
         return kept
 
-    # As find_blocks, of a call that is long enough for it.
+    # As find_blocks, for a call that is long enough.
     cdef inline int find_shared(self, Call *c) except -1:
         cdef Group *g = &self.engine.g
         if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.inter == NULL:
             self.find_blocks(c)
         return 0
 
-    # In which shared blocks the arrays lie, where that helps.
+    # Look up the shared blocks that contain the arrays, if that helps.
     cdef int find_blocks(self, Call *c) except -1:
         if not may_be_read_in_place(&self.engine.g, c):
             return 0
@@ -402,14 +402,14 @@ cdef class Collectives:
         return number
 
 
-# Whether the call leaves a result in rank's out.
+# True if the call writes a result to `out` on `rank`.
 cdef inline bint takes_result(Call *c, int rank) noexcept:
     if c.kind == GATHER or c.kind == REDUCE:
         return rank == c.root
     return True
 
 
-# What the method returns.
+# Return value of the method.
 cdef inline object answer_of(Call *c, int rank, object out):
     return None if is_in_place(c.kind) or not takes_result(c, rank) else out
 
@@ -432,7 +432,7 @@ cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
 cdef int describe_out(Call *c, Operand *x, Operand *out, size_t nranks) except -1:
     cdef size_t npieces = nranks if is_joined(c) else 1
     c.out = out.data
-    if c.x == NULL:   # a rank that is scattered to
+    if c.x == NULL:   # a rank that scatter only sends to
         c.count = out.count
         describe_items_of(c, out)
         x = out
@@ -445,7 +445,7 @@ cdef int describe_out(Call *c, Operand *x, Operand *out, size_t nranks) except -
     return 0
 
 
-# Where out may touch x: all of it in place, or the part of the one that is the whole other.
+# Raise ValueError if out and x overlap, unless they are equal or one is this rank's part of the other.
 cdef int check_overlap(Call *c, int rank) except -1:
     cdef const unsigned char *x = c.x
     cdef const unsigned char *out = c.out
@@ -502,7 +502,7 @@ cdef class Plan:
         self.comm.engine.drive(&self.c)
         return self.result
 
-    # Which arrays are shared has changed since the call was described: an adoption was released, or another made.
+    # The set of shared blocks has changed since the call was described: look the arrays up again.
     cdef int find_shared_again(self) except -1:
         self.c.x_block = self.c.out_block = 0
         self.blocks_version = self.comm.engine.blocks_version
@@ -545,7 +545,7 @@ cdef int algorithm_number(object algorithm) except -1:
     return number
 
 
-# What `run` is told of a call that may have nothing else.
+# Arguments of `run` for a call without options.
 cdef inline tuple by(object priority):
     return None if priority is None else (None, None, priority)
 

@@ -4,13 +4,13 @@ from .point_to_point cimport Messages
 
 cdef class Comm(Messages):
     cdef object links, segment, arrays, settings
-    cdef object internode            # to ranks of other hosts, or None
-    cdef readonly object parent_ranks   # None: this is no group, but a world
-    cdef readonly int epoch             # how often a communicator of these ranks has become one of fewer
+    cdef object internode            # links to ranks of other hosts, or None
+    cdef readonly object parent_ranks   # None for a world, which is not a group
+    cdef readonly int epoch             # number of `shrink`s that led to this communicator
     cdef object __weakref__
-    cdef object tracer              # what `trace` has begun last, or None
-    cdef object origin, world_ranks  # as tracing.Origin has the world; the ranks there, None for all
-    cdef int fd                      # of the segment, for pages of its rings
+    cdef object tracer              # last Trace that `trace` has begun, or None
+    cdef object origin, world_ranks  # the world's Origin; the ranks in the world, None for all
+    cdef int fd                      # of the segment, to populate pages of rings
 
     cdef object form(self, list members, double timeout_s)
     cdef object frame_of(self, int kind, object item, object root, bint all_give)

@@ -1,5 +1,5 @@
-# Comm: how a communicator comes to be, its shared arrays, objects, groups, and its end; what it can call is in
-# collectives, vector, fused and point-to-point calls.
+# Comm: construction, shared arrays, objects, groups, and closing. The calls of a communicator are in collectives,
+# vector, fused and point_to_point.
 
 import atexit
 import math
@@ -37,7 +37,7 @@ cdef class Comm(Messages):
 
     def __init__(self, Engine engine, links, segment, int fd, settings, place, internode=None, parent_ranks=None,
                  Comm parent=None, epoch=0):
-        # First what it owns: from here on `close` releases it, whatever raises.
+        # Take ownership first: from here on `close` releases everything, whatever raises.
         self.engine = engine
         self.fd = fd
         self.links = links
@@ -58,7 +58,7 @@ cdef class Comm(Messages):
         open_comms.add(self)
         failures.rehearse(engine)
 
-    # Where its ranks come from, for traces: the numbers of the world, and the world itself.
+    # Origin of the ranks, for traces: the world and the rank numbers in it.
     cdef int descend_from(self, Comm parent) except -1:
         ranks = self.parent_ranks
         if parent is None:
@@ -165,7 +165,7 @@ cdef class Comm(Messages):
         try:
             comm = Comm(*parts, parent_ranks=ranks, parent=self)
             return self.traced_alike(comm)
-        except BaseException:   # the others have the group: they must not wait for this rank
+        except BaseException:   # the other ranks have the group and must not wait for this rank
             leave_group(parts, comm)
             raise
 
@@ -195,7 +195,7 @@ cdef class Comm(Messages):
 
         try:
             shape, dtype = check_array(shape, np.asarray(fill_value).dtype if dtype is None else dtype)
-            values = filling(fill_value, shape, dtype)   # wrong ones are refused before others have an array
+            values = filling(fill_value, shape, dtype)   # refuse invalid values before other ranks have an array
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         except Exception:
             self.engine.refuse(ALLOCATE)
@@ -301,7 +301,7 @@ cdef class Comm(Messages):
             raise
         return self.engine.run_own_steps(objects.scatter, self, frames, root, timeout, may_be_step=True)
 
-    # The frame of what this rank gives, None if it gives nothing; a wrong root, or what does not pickle, is refused.
+    # Return the frame of this rank's object, None if it sends none. Refuse a wrong root or an unpicklable object.
     cdef object frame_of(self, int kind, object item, object root, bint all_give):
         try:
             is_root = self.root_number(root) == self.own_rank
@@ -332,7 +332,7 @@ cdef class Comm(Messages):
         traced as well. A small call takes some 0.15 µs longer. Raises OSError where the file cannot be written,
         RuntimeError while there is a trace, or another thread is inside a call.
         """
-        if self.tracer is not None and self.tracer.is_automatic:   # which makes way for one that is asked for
+        if self.tracer is not None and self.tracer.is_automatic:   # an explicit trace replaces it
             self.tracer.stop_quietly()
         return self.begin_trace(path, False)
 
@@ -341,19 +341,19 @@ cdef class Comm(Messages):
         self.begin_trace(path, True)
 
     cdef object begin_trace(self, object path, bint is_automatic):
-        from . import trace_file   # for the few who want one: it takes some ms
+        from . import trace_file   # imported on demand: it takes some ms
 
         self.tracer = trace_file.Trace(self.engine, path, trace_file.Origin(*self.origin), ranks=self.world_ranks,
                                        is_automatic=is_automatic)
         return self.tracer
 
-    # A communicator of some of these ranks, traced as long as this one is.
+    # Trace a group of these ranks as long as this communicator is traced.
     cdef object traced_alike(self, Comm group):
         if self.tracer is not None and self.tracer.is_running:
             try:
                 group._trace_automatically(self.tracer.asked_path)
                 self.tracer.groups.add(group.tracer)
-            except (MemoryError, OSError) as error:   # no reason to go without the group
+            except (MemoryError, OSError) as error:   # the group itself is usable
                 self.tracer.report_untraced(error)
         return group
 
@@ -387,7 +387,7 @@ cdef class Comm(Messages):
                 self.traced_alike(left)
                 if self.internode is not None:
                     self.internode.deliver_view()
-            except BaseException:   # the others have it: they must not wait for this rank
+            except BaseException:   # the other ranks have it and must not wait for this rank
                 leave_group(parts, left)
                 raise
         finally:
@@ -395,7 +395,7 @@ cdef class Comm(Messages):
         self.close()
         return left
 
-    # Gives up for all, if nobody has; whom the others have waited for in vain.
+    # Abort if no rank has. Return the set of the rank that a Timeout names, else an empty set.
     cdef object lost(self):
         if self.engine.abort_report() is None:
             self.engine.abort(f"rank {self.rank} goes on with fewer ranks")
@@ -421,15 +421,15 @@ cdef class Comm(Messages):
         if self.is_messaging:
             raise RuntimeError("close() while another thread is inside a call of this communicator")
         try:
-            self.engine.close()   # at once, as nothing is pending
-        finally:   # also where a signal has ended it in the middle
+            self.engine.close()   # returns at once: nothing is pending
+        finally:   # also if a signal interrupted close
             if self.engine.closed_because is not None:
                 self.close_messages()
                 self.forget()
 
     cdef int forget(self) except -1:
         self.engine.share(None)
-        self.close_descriptor()   # the first: a signal may end what follows
+        self.close_descriptor()   # first: a signal may interrupt what follows
         if self.arrays is not None:
             self.arrays.close()
         self.links.close()
@@ -442,7 +442,7 @@ cdef class Comm(Messages):
         return 0
 
     cdef int leave_others(self) except -1:
-        if self.internode is not None:   # may wait: the last, should a signal end that
+        if self.internode is not None:   # last: it may wait, and a signal may interrupt it
             self.internode.close(self.engine.timeout_s if self.engine.abort_report() is None else 0.0)
         return 0
 
@@ -458,7 +458,7 @@ cdef class Comm(Messages):
             self.engine.disown()
             self.links.close()
             self.close_descriptor()
-        if self.internode is not None:   # also while a thread of the parent waits in close
+        if self.internode is not None:   # even if a thread of the parent waits in close
             self.internode.disown()
 
     def __enter__(self):
@@ -468,7 +468,7 @@ cdef class Comm(Messages):
         leaves_in_order = error is None or (kind is SystemExit and not error.code)
         try:
             if not leaves_in_order and self.engine.closed_because is None and self.engine.abort_report() is None:
-                # The others must not wait for a rank that has left in the middle.
+                # The other ranks must not wait for a rank that left during a call.
                 self.engine.end_by(error, True, True)
         finally:
             self.close()
@@ -476,7 +476,7 @@ cdef class Comm(Messages):
     def __del__(self):
         try:
             self.close()
-        except Exception:   # in the middle of a call of another thread, or of the interpreter's end
+        except Exception:   # another thread is in a call, or the interpreter shuts down
             pass
 
     def __reduce__(self):
@@ -514,7 +514,7 @@ def _close_all():
     for comm in list(open_comms):
         try:
             comm.close()
-        except RuntimeError:   # a daemon thread is inside a call: the others are closed all the same
+        except RuntimeError:   # a daemon thread is inside a call; close the other communicators anyway
             pass
 
 
@@ -526,7 +526,7 @@ def _disown_all():
 os.register_at_fork(after_in_child=_disown_all)
 
 
-# comm: the communicator made of `parts`; None: making it has raised.
+# comm: the communicator made of `parts`; None if making it raised.
 cdef int leave_group(parts, Comm comm) except -1:
     if comm is None:
         parts.abandon()

@@ -10,8 +10,8 @@ from .fused cimport FusedCollectives
 cdef class PendingMessage:
     cdef Message message
     cdef Operand operand
-    cdef object kept             # while it is on its way: the array and what holds its memory
-    cdef bint is_over            # it is complete, and has let go of them
+    cdef object kept             # during the transfer: the array and the owner of its memory
+    cdef bint is_over            # the transfer is complete and has released them
 
     cdef void let_go(self) noexcept
 
@@ -19,8 +19,8 @@ cdef class PendingMessage:
 cdef class Endpoint(FusedCollectives):
     cdef Matching matching
     cdef bint is_messaging       # a thread is inside a call that sends or receives
-    cdef set transfers           # keeps what is on its way alive
-    cdef bint is_enlisted        # with the thread that runs in the background
+    cdef set transfers           # keeps pending transfers alive
+    cdef bint is_enlisted        # registered with the progress thread
 
     cdef int begin_messaging(self) except -1
     cdef void end_messaging(self) noexcept

@@ -1,7 +1,7 @@
-"""What rounding on the wire has lost of an array, kept to be sent with what it holds the next time.
+"""Error feedback: keep the rounding errors of an array's transfer, and add them to the next one.
 
-Belongs to the array's memory and lives no longer than it: what another array later has at that place starts
-from nothing.
+The errors belong to the array's memory and are dropped with it. Another array at the same address starts
+with zeros.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 Losses = NDArray[np.float32]
 _Place = tuple[int, int, int]  # address, number of the dtype, elements
 
-_MOST = 4  # times the bytes of the memory itself: views of it that overlap have losses of their own
+_MOST = 4  # limit, in multiples of the memory's size: overlapping views have separate errors
 
 
 class Residuals:
-    """One communicator's, on one rank."""
+    """The errors of one communicator on one rank."""
 
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}
 
     def of(self, x: Any, place: _Place, length: int) -> Losses | None:
-        """`length` values for the memory of x at a place, zeros at first; None if its end will not show."""
+        """Return `length` errors, zeros at first, for a place in x's memory; None without weak references."""
         owner = _owner_of(x)
         number = id(owner)
         if number not in self._kept:
@@ -38,12 +38,12 @@ class Residuals:
 
 
 class _Kept:
-    """Of one owner's memory; those that were made first go where there are more than it can have in use."""
+    """The errors for one owner's memory. The oldest are dropped when they exceed a limit."""
 
     def __init__(self, reference: weakref.ref[Any], most_nbytes: int) -> None:
         self._reference = reference
         self._losses: dict[_Place, Losses] = {}
-        self._most_nbytes = most_nbytes  # 0: not known
+        self._most_nbytes = most_nbytes  # 0: unknown, no limit
 
     def at(self, place: _Place, length: int) -> Losses:
         if place not in self._losses:
@@ -57,7 +57,7 @@ class _Kept:
 
 
 def _owner_of(x: Any) -> Any:
-    """Whose memory it is: views come and go."""
+    """Return the array that owns x's memory: views are short-lived."""
     while isinstance(x, np.ndarray) and x.base is not None:
         x = x.base
     return x

@@ -5,7 +5,7 @@ from .._core.group cimport Call
 from .vector cimport VectorCollectives
 
 
-# One of the arrays of a call.
+# One array of a call.
 cdef struct Member:
     unsigned char *x
     unsigned char *out
@@ -16,9 +16,9 @@ cdef struct Member:
 cdef class _Members:
     cdef Member *member
     cdef size_t count, nelements
-    cdef uint32_t dtypes        # a bit for each that occurs
-    cdef uint64_t signature     # of what they are: the same on all ranks
-    cdef uint64_t places        # of where they lie
+    cdef uint32_t dtypes        # a bit for each dtype that occurs
+    cdef uint64_t signature     # of dtypes and lengths; the same on all ranks
+    cdef uint64_t places        # hash of their addresses
     cdef list arrays, kept
 
     cdef int add(self, object x, bint writable, size_t i) except -1
@@ -26,7 +26,7 @@ cdef class _Members:
     cdef int check_disjoint(self) except -1
 
 
-# Some of them in a buffer, reduced in the background.
+# Some arrays, packed in a buffer and reduced in the background.
 cdef struct Bunch:
     Member *member
     size_t first, last, limit
@@ -39,10 +39,10 @@ cdef class _Bunch:
 
 
 cdef class FusedCollectives(VectorCollectives):
-    cdef object fused_buffer     # of bytes, kept from call to call
-    cdef uint64_t disjoint_places   # of the arrays that were found to be disjoint last
+    cdef object fused_buffer     # bytes, kept from call to call
+    cdef uint64_t disjoint_places   # hash of the arrays last found to be disjoint
     cdef bint fusing
-    cdef list works              # of the call that is being taken apart, if it is to run in the background
+    cdef list works              # works of the call being split, if it runs in the background
 
     cdef int check_alone(self) except -1
     cdef object members_of(self, object arrays, object out)

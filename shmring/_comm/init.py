@@ -1,4 +1,4 @@
-"""From a world to a communicator: meet, and begin."""
+"""Join a world and make its communicator."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .comm import Comm
 def init(world: World | None = None, rank: int | None = None, *, timeout: float | None = None) -> Comm:
     """Join a world and return this rank's communicator; collective over the world's ranks.
 
-    Without a world the environment says which one and which rank (shmrun, torchrun, mpiexec, srun); without
-    any of them it is a world of one rank. `timeout` in seconds bounds the meeting, and is the default of
-    every later call; SHMRING_TIMEOUT otherwise. Raises Timeout, RankFailed, Mismatch, OutOfMemory or Error.
+    Without `world`, world and rank come from the environment (shmrun, torchrun, mpiexec, srun), or the world
+    has one rank. `timeout`, in seconds, limits the meeting and is the default of every later call. Its own
+    default is SHMRING_TIMEOUT. Raises Timeout, RankFailed, Mismatch, OutOfMemory or Error.
     """
     settings = Settings.from_environment()
     timeout_s = settings.timeout_s if timeout is None else float(timeout)
     if world is None:
         if rank is not None:
-            raise ValueError(f"rank is {rank}, of no world: give both, shmring.init(world, rank={rank})")
+            raise ValueError(f"rank is {rank}, without a world: give both, shmring.init(world, rank={rank})")
         world, rank = world_from_environment() or (World(id="alone", key=bytes(32), nprocs=1), 0)
         if world.nprocs == 1:
             world = World(id=os.urandom(16).hex(), key=bytes(32), nprocs=1)
@@ -36,7 +36,7 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
     try:
         return _join(world, rank, settings, timeout_s)
     except Error as error:
-        # The message says what happened. The way through the meeting would bury it, on every rank.
+        # The message is enough. A traceback through the bootstrap would hide it, on every rank.
         raise error.with_traceback(None) from None
     except OSError as error:
         raise explain(error, f"joining a world as rank {rank}") from error

@@ -1,9 +1,9 @@
-"""Python objects between ranks: pickled by protocol 5 with their arrays' memory beside the pickle, so that an
-object full of arrays travels at the speed of arrays.
+"""Send Python objects between ranks: pickle protocol 5 leaves the arrays' memory out of the pickle, so arrays
+in an object are transferred as fast as plain arrays.
 
-A *frame* is an object as bytes: how many parts and how long each, then the parts, each on a cache line: the
-pickle first, after it the buffers that it left out. Ranks have proven who they are when they met, and trust
-each other's pickles. It is handed a communicator.
+A *frame* is an object as bytes: the number and lengths of the parts, then the parts, each on a cache line.
+The first part is the pickle; the buffers that it left out follow. Ranks authenticated each other when they
+met, and trust each other's pickles. Functions take a communicator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINE_NBYTES = 64
 
 
 def pack(item: object) -> Bytes:
-    """The object as a frame. Raises what pickle raises."""
+    """Return the object as a frame. Raise the errors of pickle."""
     left_out: list[pickle.PickleBuffer] = []
     stream = pickle.dumps(item, protocol=5, buffer_callback=left_out.append)
     parts = [memoryview(stream), *(buffer.raw() for buffer in left_out)]
@@ -37,7 +37,7 @@ def pack(item: object) -> Bytes:
 
 
 def unpack(frame: Bytes) -> Any:
-    """The object of a frame; its arrays are writable and lie in the frame's memory."""
+    """Return the object of a frame. Its arrays are writable and use the frame's memory."""
     count = int(frame[:8].view("i8")[0])
     lengths = frame[: 8 * (count + 1)].view("i8")
     begins = _begins(lengths)
@@ -46,7 +46,7 @@ def unpack(frame: Bytes) -> Any:
 
 
 def _begins(lengths: np.ndarray[Any, Any]) -> list[int]:
-    """Where each part begins, and where the frame ends."""
+    """Return the offset of each part, and the end of the frame."""
     begins = [_whole_lines(lengths.nbytes)]
     for nbytes in lengths[1:].tolist():
         begins.append(begins[-1] + _whole_lines(nbytes))
@@ -58,7 +58,7 @@ def _whole_lines(nbytes: int) -> int:
 
 
 def broadcast(comm: VectorCollectives, frame: Bytes | None, root: int, timeout: float | None) -> Any:
-    """The object in the root's frame, on the other ranks, which give None; None on the root."""
+    """Return the object in the root's frame on the other ranks, which pass None; None on the root."""
     length = np.array([0 if frame is None else len(frame)], "i8")
     comm.broadcast(length, root, timeout=timeout)
     if frame is not None:
@@ -70,16 +70,16 @@ def broadcast(comm: VectorCollectives, frame: Bytes | None, root: int, timeout: 
 
 
 def all_gather(comm: VectorCollectives, frame: Bytes, timeout: float | None) -> list[Any]:
-    """The objects in all ranks' frames, by rank."""
+    """Return the objects in all ranks' frames, by rank."""
     return [unpack(one) for one in comm.all_gather_v(frame, timeout=timeout)]
 
 
 def gather(comm: VectorCollectives, frame: Bytes, root: int, timeout: float | None) -> list[Any] | None:
-    """The objects in all ranks' frames, by rank, on the root; None on the others."""
+    """Return the objects in all ranks' frames, by rank, on the root; None on the others."""
     frames = comm.gather_v(frame, root, timeout=timeout)
     return None if frames is None else [unpack(one) for one in frames]
 
 
 def scatter(comm: VectorCollectives, frames: list[Bytes] | None, root: int, timeout: float | None) -> Any:
-    """The object in the frame that the root has for this rank; the other ranks give None."""
+    """Return the object in the root's frame for this rank. The other ranks pass None."""
     return unpack(comm.scatter_v(frames, root, like=NO_FRAME, timeout=timeout))

@@ -4,7 +4,7 @@ import enum
 
 
 class Op(enum.StrEnum):
-    """How values are combined; every call also takes the plain string."""
+    """Reduction operations. Every call also accepts the plain string."""
 
     SUM = "sum"
     PROD = "prod"

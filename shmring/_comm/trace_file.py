@@ -1,8 +1,8 @@
-"""A trace of what ranks did and when, as a file for Perfetto or Chrome: a track a rank, of calls and phases.
+"""A trace file for Perfetto or Chrome: for each rank one track with its calls and phases over time.
 
-Each rank adds its part by itself when it stops, by a new file in place of the old one: it is whole JSON at
-any time, also after a rank has died. The format is the JSON object format of Chrome's trace events, in which
-a rank is a process. It is handed an engine.
+Each rank adds its part when it stops tracing. It replaces the old file by a new one, so the file is complete
+JSON at any time, even after a rank has died. The format is the JSON object format of Chrome's trace events,
+in which a rank is a process. A Trace is constructed with an engine.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-CAPACITY = 1 << 16  # slices of a rank that are kept, 96 bytes each; a power of two
-LOCKED_S = 10.0  # for which others may be writing
+CAPACITY = 1 << 16  # slices kept for a rank, 96 bytes each; a power of two
+LOCKED_S = 10.0  # other ranks may hold the lock for this long
 
 _END = b"\n]}\n"
 
 _log = logging.getLogger("shmring")
-_tracks = itertools.count(1)  # of this process
+_tracks = itertools.count(1)  # numbers of this process's tracks
 
 
 class Origin(NamedTuple):
@@ -50,17 +50,17 @@ class Origin(NamedTuple):
 
     @property
     def head(self) -> bytes:
-        """How a file of its ranks begins."""
+        """First bytes of a trace file of this world."""
         return (
             f'{{"displayTimeUnit":"ns","otherData":{{"shmring":"{self.nonce:x}"}},"traceEvents":[\n'.encode()
         )
 
 
 class Trace:
-    """What a rank does from now on; made by `Comm.trace`, a context manager that ends it.
+    """A trace of a rank, begun by `Comm.trace`. It is a context manager that stops it.
 
-    ranks: those of the world that the communicator has, None for all. is_automatic: nobody has asked for just
-    this one, who may ask for another.
+    ranks: the communicator's ranks in the world, None for all. is_automatic: not requested explicitly, so an
+    explicit trace may replace it.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class Trace:
         ranks: tuple[int, ...] | None = None,
         is_automatic: bool = False,
     ) -> None:
-        self.asked_path = os.path.abspath(os.fsdecode(path))  # as groups are to have it
+        self.asked_path = os.path.abspath(os.fsdecode(path))  # the path that groups use
         self.path = _of_node(self.asked_path, origin.node)
         self.is_automatic = is_automatic
-        self.groups: weakref.WeakSet[Trace] = weakref.WeakSet()  # that began meanwhile, and end with it
+        self.groups: weakref.WeakSet[Trace] = weakref.WeakSet()  # of groups made meanwhile; they end with it
         self._origin = origin
         self._engine = engine
         self._ranks = ranks
@@ -87,14 +87,14 @@ class Trace:
             self._recorder.stop()
             raise
         util = sys.modules.get("multiprocessing.util")
-        if util is not None:  # children of multiprocessing end without atexit, in which communicators close
+        if util is not None:  # children of multiprocessing skip atexit, which closes communicators
             util.Finalize(self, _stop_weakly, args=(weakref.ref(self),), exitpriority=0)
 
     def stop(self) -> None:
-        """End it, and add this rank's part to the file; a second call does nothing.
+        """Stop tracing and add this rank's part to the file. A second call does nothing.
 
-        Raises OSError where it cannot be written: it can be stopped again, then. RuntimeError while another
-        thread is inside a call of the communicator.
+        Raises OSError if the file cannot be written; it may then be called again. Raises RuntimeError while
+        another thread is inside a call of the communicator.
         """
         recorder = self._recorder
         if recorder is not None and self._pid == os.getpid():
@@ -106,19 +106,19 @@ class Trace:
             group.stop()
 
     def stop_quietly(self) -> None:
-        """As `stop`; what goes wrong is only logged."""
+        """Stop as `stop` does, but only log errors."""
         try:
             self.stop()
         except Exception as error:
             _log.warning("rank %d: its trace %s is not written: %s", self._origin.rank, self.path, error)
 
     def report_untraced(self, error: Exception) -> None:
-        """A group that would have been traced with it goes on without."""
+        """Log that a group which would have been traced is not traced."""
         _log.warning("rank %d: a group is not traced: %s", self._origin.rank, error)
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not been stopped."""
+        """True until it is stopped."""
         return self._recorder is not None
 
     def __enter__(self) -> Trace:
@@ -129,7 +129,7 @@ class Trace:
     ) -> None:
         if kind is None:
             self.stop()
-        else:  # which says more than a trace that cannot be written
+        else:  # the error of the block matters more than one about the trace
             self.stop_quietly()
 
     def _events(self, recorder: Recorder) -> Iterator[Event]:
@@ -141,7 +141,7 @@ class Trace:
             own = f"group of rank{'s' if len(self._ranks) > 1 else ''} {', '.join(map(str, self._ranks))}"
         calls, messages, ncalls_lost, nmessages_lost = recorder.slices()
         yield from self._track(own, calls, ncalls_lost)
-        if messages:  # another thread may be at them, so they would not fit between the calls
+        if messages:  # another thread may send them, so they may overlap with the calls
             yield from self._track(f"{own}: messages", messages, nmessages_lost)
 
     def _track(self, name: str, slices: list[dict[str, Any]], nlost: int) -> Iterator[Event]:
@@ -169,7 +169,7 @@ class Trace:
 
 
 def _of_node(path: str, node: int) -> str:
-    """Each host has a file of its own: their clocks differ, and so may what the path means."""
+    """Return the file of a host. Each host has its own, since clocks and file systems may differ."""
     root, suffix = os.path.splitext(path)
     return f"{root}.node{node}{suffix}" if node else path
 
@@ -184,16 +184,16 @@ def _stop_weakly(trace: weakref.ref[Trace]) -> None:
 
 
 def _begin_file(path: str, origin: Origin) -> None:
-    """There is none, or an earlier run's: that goes now, while what is wrong can still be put right."""
+    """Start a new file now, unless this run already has: errors are then reported before the run."""
     with _locked(path) as file:
         if file.read(len(origin.head)) != origin.head:
             _replace(path, None, origin.head.removesuffix(b"\n") + _END)
 
 
 def _add_to_file(path: str, origin: Origin, events: bytes) -> None:
-    """Behind what other ranks of this run have written."""
+    """Append the events to those that other ranks of this run have written."""
     with _locked(path) as file:
-        if file.read(len(origin.head)) != origin.head:  # somebody else's by now
+        if file.read(len(origin.head)) != origin.head:  # another run has replaced the file
             _replace(path, None, origin.head + events + _END)
             return
         nbytes = file.seek(0, os.SEEK_END) - len(_END)
@@ -203,24 +203,24 @@ def _add_to_file(path: str, origin: Origin, events: bytes) -> None:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[BinaryIO]:
-    """The file, made if there is none, while nobody else writes it."""
+    """Open the file, create it if necessary, and hold its lock."""
     until = time.monotonic() + LOCKED_S
     while True:
         with open(path, "rb", opener=_open) as file:
             fd = file.fileno()
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file", path)
+                raise OSError(errno.EINVAL, "it is not a regular file", path)
             _lock(fd, path, until)
             try:
                 if os.path.lexists(path) and os.path.samestat(os.fstat(fd), os.lstat(path)):
                     yield file
                     return
             finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # which a child that was forked meanwhile would keep
+                fcntl.flock(fd, fcntl.LOCK_UN)  # explicitly: a child forked meanwhile would keep the lock
 
 
 def _open(path: str, _: int) -> int:
-    # No link is followed: in a directory that others may write to one could lead to any file of this user.
+    # Follow no link: in a directory writable by others it could point to any file of this user.
     how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     try:
         return os.open(path, how, 0o666)
@@ -248,10 +248,10 @@ def _lock(fd: int, path: str, until: float) -> None:
 
 
 def _replace(path: str, old: tuple[BinaryIO, int] | None, more: bytes) -> None:
-    """A new file in place of that one: so many bytes of the old one, and more."""
-    part = f"{path}.part"  # one name, as only who has the lock makes it
+    """Replace the file by a new one: a given number of bytes of the old file, then the new bytes."""
+    part = f"{path}.part"  # one name is enough: only the holder of the lock creates it
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(part)  # of a rank that was killed, or a link that somebody else has put there
+        os.unlink(part)  # left by a killed rank, or a link planted by another user
     try:
         with open(part, "xb", opener=_open_for_this_user) as file:
             if old is not None:

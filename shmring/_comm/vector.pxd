@@ -10,19 +10,19 @@ from .work cimport Work
 
 
 cdef enum:
-    TOLD_NBYTES = 32       # pieces up to here travel with their count: with it they fill the payload of a call line
+    TOLD_NBYTES = 32       # pieces up to this size are sent with their count; both fill the payload of a call line
 
 
 cdef union _What:
-    uint64_t offset                    # in the giver's part of a shared block; of SR_PRIVATE the giver's address
-    unsigned char[TOLD_NBYTES] data    # all of a piece that is no longer
+    uint64_t offset                    # in the giver's part of a shared block; for SR_PRIVATE the address in the giver
+    unsigned char[TOLD_NBYTES] data    # the whole piece if it fits
 
 
-# What a rank says of one piece before it moves.
+# Announcement of one piece, before it is moved.
 cdef struct Announced:
     uint64_t nrows
     uint32_t block              # 0: to be staged; SR_PRIVATE: as in sr_descriptor
-    uint32_t zero_copy_nbytes   # least bytes of the largest piece that are worth it to the giver not to stage
+    uint32_t zero_copy_nbytes   # size of the largest piece from which on the giver prefers not to stage
     _What what
 
 
