@@ -1,10 +1,10 @@
-"""How a communicator comes to be: of a world, of another communicator, or of the ranks that are left of one.
+"""Construction of communicators: from a world, from another communicator, or from the survivors of one.
 
-_comm/init    groups        shrink -> membership     the ranks that are left agree on who they are
+_comm/init    groups        shrink -> membership     the survivors agree on the members
       |          |             |
       +----------+-------------+
                  |
               startup        share a segment, make an Engine, wait until all ranks have
                  |
-              internode      the connections to ranks of other hosts
+              internode      connections to ranks of other hosts
 """

@@ -1,6 +1,6 @@
-"""Groups of a communicator's ranks: who belongs to which, and the beginning of each.
+"""Groups of a communicator's ranks: find the members of each group, and start the groups.
 
-It is handed an engine, links, and what crosses to others.
+Functions take an engine, links, and the InterNodeLinks to other hosts.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _WORD = np.iinfo(np.int64)
-_LAST_WORD_S = 1.0  # from the end of a group's connection to that of its parent's, if it was a death
+_LAST_WORD_S = 1.0  # the parent's connection shows a death this much later than the group's
 
 
 def pack_color(color: SupportsIndex | None, key: SupportsIndex) -> Numbers:
-    """What a rank tells the others: whether it wants to be in a group, its color, its key."""
+    """Return the numbers that a rank sends: 1 if it joins a group, else 0; its color; its key."""
     if color is None:
         return np.array([0, 0, 0], "i8")
     return np.array([1, _integer("color", color), _integer("key", key)], "i8")
 
 
 def by_color(packed: Numbers) -> list[list[int]]:
-    """The groups that the ranks' colors make, in the order of color, each ordered by key and rank."""
+    """Return the groups that the ranks' colors define, in order of color, each ordered by key and rank."""
     groups: dict[int, list[tuple[int, int]]] = {}
     for rank, (wanted, color, key) in enumerate(packed.tolist()):
         if wanted:
@@ -49,7 +49,7 @@ def by_color(packed: Numbers) -> list[list[int]]:
 
 
 def listed(ranks: Iterable[SupportsIndex], size: int) -> Numbers:
-    """The ranks of a group, checked."""
+    """Return the ranks of a group, checked."""
     numbers = [_integer("a rank", rank) for rank in ranks]
     for number in numbers:
         if not 0 <= number < size:
@@ -60,21 +60,21 @@ def listed(ranks: Iterable[SupportsIndex], size: int) -> Numbers:
 
 
 def check_same(lists: Numbers) -> None:
-    """Every rank has to have given the same list."""
+    """Raise Mismatch unless every rank gave the same list."""
     calls = tuple(f"group({ranks})" for ranks in lists.tolist())
     other = next((rank for rank, call in enumerate(calls) if call != calls[0]), None)
     if other is not None:
         pair = f"rank 0 called {calls[0]}; rank {other} called {calls[other]}"
-        text = f"the ranks' groups do not match: {pair}; every rank has to give the same list"
+        text = f"the ranks' groups do not match: {pair}; every rank must give the same list"
         raise Mismatch(text, rank=other, op="group", calls=calls)
 
 
 def form(
     engine: Engine, links: Links, groups: list[list[int]], settings: Settings, timeout_s: float
 ) -> tuple[CommParts, tuple[int, ...]] | None:
-    """Collective over `engine` and its `links`: what this rank's group is made of and its ranks, or None.
+    """Collective over `engine` and its `links`: return the parts of this rank's group and its ranks, or None.
 
-    A group that cannot begin is an error on its ranks alone, one that gets no links, or a death, on all.
+    If a group cannot start, its ranks raise. If a rank gets no links, or dies, all ranks raise.
     """
     own = _introduce(engine, links, groups, timeout_s)
     if own is None:
@@ -102,7 +102,7 @@ def form_across(
     settings: Settings,
     timeout_s: float,
 ) -> tuple[CommParts, tuple[int, ...]] | None:
-    """As `form`, where the ranks are on several hosts: each group meets as a world of its own."""
+    """Form groups of ranks on several hosts: each group meets as a world of its own. See `form`."""
     deadline = time.monotonic() + timeout_s
     ranks = next((group for group in groups if comm.rank in group), [])
     is_leader = ranks[:1] == [comm.rank]
@@ -135,7 +135,10 @@ def form_across(
 
 @contextlib.contextmanager
 def _a_death_is_the_parents(engine: Engine) -> Iterator[None]:
-    """All ranks of the parent are to hear of it: its own connections may tell a moment after the group's."""
+    """Raise a death as the parent's error, so that all its ranks learn of it.
+
+    The parent's connections may show the death a moment later than the group's.
+    """
     try:
         yield
     except RankFailed:
@@ -144,7 +147,7 @@ def _a_death_is_the_parents(engine: Engine) -> Iterator[None]:
             try:
                 engine.poll()
             except Error as error:
-                raise error from None  # once: it is the same death
+                raise error from None  # without context: it is the same death
             time.sleep(0.005)
         raise
 
@@ -152,16 +155,19 @@ def _a_death_is_the_parents(engine: Engine) -> Iterator[None]:
 def _invite(
     internode: InterNodeLinks, settings: Settings, nranks: int
 ) -> tuple[socket.socket | None, Invitation | str]:
-    """It listens until its group has met, so that no other takes its port; or why it cannot."""
+    """Return a listener and its invitation, or None and the reason why this rank cannot listen.
+
+    The listener stays open until the group has met, so that no other process takes the port.
+    """
     try:
-        lacking = _why_not_to_come(nranks + 2)  # itself, what waits for the others, and one for each
+        lacking = _why_not_to_come(nranks + 2)  # the listener, its epoll, and one for each rank
         return (None, lacking) if lacking else internode.listen(settings.ports)
     except Error as error:
         return None, str(error)
 
 
 def _why_not_to_come(ndescriptors: int) -> str | None:
-    """What would keep this rank from the others without their being told: too few descriptors."""
+    """Return why this rank could not connect to the others (too few descriptors), else None."""
     sockets: list[socket.socket | None] = [None] * ndescriptors
     try:
         for number in range(ndescriptors):
@@ -180,7 +186,7 @@ def _left(deadline: float) -> float:
 
 
 def _introduce(engine: Engine, links: Links, groups: list[list[int]], timeout_s: float) -> Links | None:
-    """This rank's links in its group, once every rank has its own."""
+    """Return this rank's links in its group, once every rank has its own."""
     own, deadline = None, time.monotonic() + timeout_s
     try:
         own, failure = links.introduce(groups, check=engine.check, deadline=deadline)
@@ -195,7 +201,7 @@ def _introduce(engine: Engine, links: Links, groups: list[list[int]], timeout_s:
         own.close()
     rank = engine.world_rank(engine.rank)
     raise failure or Error(
-        f"a rank other than {rank} could not have its links in its group: its own error says why and "
+        f"a rank other than {rank} could not get its links in its group: its own error says why and "
         "what to do"
     )
 

@@ -1,6 +1,6 @@
-"""What a communicator of several hosts has beside its segment: the connections to ranks of other hosts.
+"""InterNodeLinks: the connections of a communicator to ranks of other hosts.
 
-It is handed an engine and what the meeting left.
+It is constructed from an engine and the results of a meeting.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 Invitation = tuple[str, str]  # a world's id and address
 
-_VIEW_S = 1.0  # for the last view of those that go on to reach them
+_VIEW_S = 1.0  # limit for the last view to reach the other survivors
 
 
 class InterNodeLinks:
-    """One rank's connections; from its making on the engine's calls are of all ranks of all hosts."""
+    """One rank's connections. Once this is made, the engine's calls include all ranks of all hosts."""
 
     def __init__(self, engine: Engine, place: Place, mesh: Mesh, key: bytes) -> None:
         self._mesh = mesh
@@ -49,53 +49,53 @@ class InterNodeLinks:
         engine.cross(self._conns, self._notifications)
 
     def agree(self, engine: Engine, slice_nbytes: int) -> None:
-        """Collective: what goes over the wire at once is as long as rank 0 says; 0: as tuned."""
+        """Collective: use rank 0's slice size for transfers; 0: the tuned size."""
         if slice_nbytes := engine.broadcast_word(slice_nbytes):
             self._conns.measure_out(slice_nbytes)
 
     def listen(self, ports: tuple[int, int] | None) -> tuple[socket.socket, Invitation]:
-        """For some of these ranks, of whose world this one is rank 0: on its own host."""
+        """Listen on this host as rank 0 of a new world of these ranks. Return listener and invitation."""
         connection = next(iter(self._mesh.data.values()))
         listener = listen_nearby(connection.family, connection.getsockname(), ports)
         host, port, *_ = listener.getsockname()
         return listener, (secrets.token_hex(16), address_text(host.partition("%")[0], port))
 
     def world(self, nprocs: int, invitation: Invitation) -> World:
-        """What a rank is invited to: the key is this world's, and never sent."""
+        """Return the world of an invitation. Its key is this world's key, which is never sent."""
         world_id, address = invitation
         return World(world_id, self._key, nprocs, address)
 
     def notify_view(self, view: bytes) -> None:
-        """Say to the ranks of other hosts who goes on. See membership."""
+        """Send this rank's view to the ranks of other hosts. See membership."""
         self._channels.notify_view(view)
 
     def view_of(self, rank: int) -> bytes | None:
-        """What a rank of another host has said so last."""
+        """Return the last view of a rank of another host."""
         return self._channels.view_of(rank)
 
     def has_gone(self, rank: int) -> bool:
-        """Whether a rank of another host has ended, left, or is not to be reached any more."""
+        """True if a rank of another host has ended, left, or cannot be reached any more."""
         return self._channels.has_ended(rank) or self._channels.has_left(rank)
 
     def poll_views(self) -> None:
-        """Take in what they have said."""
+        """Receive views and other notifications."""
         self._channels.poll(framed_socket.CUT_S)
 
     def await_news(self, within_s: float) -> None:
-        """Wait for what they say, a little while."""
+        """Wait for notifications, at most `within_s`."""
         self._channels.await_news(within_s)
 
     def deliver_view(self) -> None:
-        """Wait until what was said last is there, as far as it can be: this rank is about to close."""
+        """Wait until the last view has been delivered, if it can be. Call this before close."""
         self._channels.deliver(_VIEW_S, framed_socket.CUT_S, unless_over=False)
 
     @property
     def key(self) -> bytes:
-        """The world's, which is never sent."""
+        """The world's key, which is never sent."""
         return self._key
 
     def close(self, within_s: float) -> None:
-        """Close all connections; a second call does nothing. within_s: for messages to reach their hosts."""
+        """Close all connections. A second call does nothing. within_s: limit for delivering messages."""
         try:
             self._channels.deliver(within_s, framed_socket.CUT_S)
         finally:
@@ -104,7 +104,7 @@ class InterNodeLinks:
             self._mesh.close()
 
     def disown(self) -> None:
-        """In a forked child: close what it inherited, and say nothing."""
+        """Close the inherited descriptors in a forked child, and notify no rank."""
         self._conns.close()
         self._notifications.disown()
         self._mesh.close()

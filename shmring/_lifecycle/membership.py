@@ -1,13 +1,14 @@
-"""Who goes on when a communicator is over: how those that are left come to agree on who they are.
+"""Agreement of the survivors of a failed communicator on the members of the next one.
 
-Every rank that wants to go on says its *view*, whole, each time that it changes: who is out, as far as it
-knows, and how far it has come. Views only shrink: whoever hears of one that is out leaves it out, too. Once
-all that are in it have said the same view they begin a new communicator of it, say that they are *ready*,
-and once all are, that it is *done*. Whoever hears that is done, too: all had been ready, and whoever has
-moved on to a smaller view meanwhile turns back, as a rank that is done never says the smaller one. So no
-death divides those that are left. After D. Skeen, "Nonblocking commit protocols", SIGMOD 1981.
+Every rank that wants to continue sends its *view* to all others each time that the view changes: the ranks
+that it leaves out, and its phase. A view only loses members: a rank that receives a view also leaves out the
+ranks that are out of it. Once all members of a view have sent the same view, they start a new communicator
+and report that they are *ready*. Once all are ready, they report *done*. A rank that receives done is done
+too: all members were ready. If it has moved on to a smaller view meanwhile, it returns to the view that is
+done, and a rank that is done never sends the smaller one. Therefore no death splits the survivors. After
+D. Skeen, "Nonblocking commit protocols", SIGMOD 1981.
 
-It is given the Ballot through which views are sent and received.
+An Agreement sends and receives views through a Ballot.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from typing import Protocol
 
 from ..errors import Error, RankFailed
 
-NBYTES = 640  # of a packed view; layout.h has room for as many
+NBYTES = 640  # of a packed view; layout.h reserves as many
 
 _OUT_NBYTES = 512
 _HEAD = struct.Struct(f"<II{_OUT_NBYTES}s")
 _MOST_INVITATION_NBYTES = NBYTES - _HEAD.size
 _MOST_ATTEMPTS = 1 << 31
-_GRACE_S = 1.0  # for one that a Timeout has named: it may come after all, once the others have
-_AGAIN_S = 0.5  # a view that was lost on its way is said again
+_GRACE_S = 1.0  # for a rank that a Timeout named: it may still come once the others have
+_AGAIN_S = 0.5  # interval of resending the view, which may have been lost
 
 
 class Phase(enum.IntEnum):
-    """How far a rank has come with its view."""
+    """Progress of a rank with its view."""
 
-    AWAY = 0  # it does not try any more
+    AWAY = 0  # the rank does not take part
     COMING = 1
     READY = 2
     DONE = 3
@@ -42,9 +43,9 @@ class Phase(enum.IntEnum):
 
 @dataclass(frozen=True)
 class View:
-    """What a rank says: who is out, bit by bit, in the how manieth attempt, and how far it is.
+    """Message of a rank: the ranks left out (one bit each), the number of the attempt, and the phase.
 
-    `invitation` is how the others find the lowest rank of the view, which alone says one.
+    `invitation` tells the others how to reach the lowest rank of the view. Only that rank sends one.
     """
 
     attempt: int = 0
@@ -59,7 +60,7 @@ class View:
         return [rank for rank in range(size) if not self.leaves_out(rank)]
 
     def is_of_one_mind_with(self, other: View) -> bool:
-        """Whether both are at the same attempt with the same ranks."""
+        """True if both are in the same attempt with the same ranks."""
         both_try = self.phase > Phase.AWAY and other.phase > Phase.AWAY
         return both_try and (self.attempt, self.out) == (other.attempt, other.out)
 
@@ -80,33 +81,33 @@ class View:
 
 
 class Ballot(Protocol):
-    """The ranks of the communicator that is over, and how one of them speaks to the others."""
+    """The ranks of a failed communicator, and the exchange of views between them."""
 
     rank: int
     size: int
 
     def notify(self, view: View) -> None:
-        """Say it to all others; it takes the place of what was said before."""
+        """Send the view to all others. It replaces the previous one."""
 
     def poll(self) -> None:
-        """Take in what has been said: `view_of` and `has_gone` tell of it from then on."""
+        """Receive the others' views. `view_of` and `has_gone` return what was received."""
 
     def view_of(self, rank: int) -> View | None:
-        """What a rank has said last; None: nothing."""
+        """Return the last view of a rank; None if it has sent none."""
 
     def has_gone(self, rank: int) -> bool:
-        """Whether a rank has ended, left, or cannot be reached any more: for good."""
+        """True if a rank has ended, left, or cannot be reached any more. It never becomes False again."""
 
     def pause(self) -> None:
-        """Wait a little, for news."""
+        """Wait briefly for news."""
 
 
 class Agreement:
-    """One rank's part in it.
+    """One rank's part in the agreement.
 
-    `suspects` are ranks for which the others have waited in vain already: they are not waited for again.
-    `timeout_s` is how long a rank that lives, but does not come, or does not go on, is waited for.
-    `invite` gives the invitation that this rank says where it is the lowest.
+    `suspects` are ranks that a Timeout has already named: the others wait for them only briefly.
+    `timeout_s` limits the wait for a live rank that does not come or does not continue. `invite` returns the
+    invitation that this rank sends if it is the lowest.
     """
 
     def __init__(
@@ -122,12 +123,12 @@ class Agreement:
         self._suspects = suspects
         self._others = [rank for rank in range(ranks.size) if rank != ranks.rank]
         self.view = View()
-        self.done: View | None = None  # a rank that is in this rank's view has said that it is done
+        self.done: View | None = None  # the view of a member that reported done
         self._since = self._told = 0.0
         self._only_suspects_since: float | None = None
 
     def settle(self) -> View:
-        """The view that all who are in it have said; or `done` is set: then there is nothing to begin."""
+        """Return the view that all its members have sent. If `done` is set, there is nothing to start."""
         if self.view.phase == Phase.AWAY:
             self._move(self._last_attempt() + 1, 0)
         while not self.done and not self._all_are_in(Phase.COMING):
@@ -137,13 +138,13 @@ class Agreement:
         return self.done or self.view
 
     def poll(self) -> bool:
-        """Hear what the others say; whether something has changed by it. Raises where this rank is out."""
+        """Receive the others' views. Return True if that changed anything. Raise if this rank is left out."""
         attempt, out = self.view.attempt, self.view.out
         self._ranks.poll()
         for rank in self._others:
             if self.view.leaves_out(rank):
                 continue
-            has_gone = self._ranks.has_gone(rank)  # first: whoever leaves has said that it is done before
+            has_gone = self._ranks.has_gone(rank)  # before view_of: done is reported before leaving
             theirs = self._ranks.view_of(rank)
             if theirs is not None and theirs.phase == Phase.DONE:
                 if theirs.leaves_out(self._ranks.rank):
@@ -162,8 +163,8 @@ class Agreement:
         return True
 
     def commit(self) -> bool:
-        """This rank has what it needs: wait until all have. False: some never will, the view has changed."""
-        self._since, self._only_suspects_since = time.monotonic(), None  # what was begun took its time
+        """Report ready and wait until all members are. Return False if the view changed instead."""
+        self._since, self._only_suspects_since = time.monotonic(), None  # starting the communicator took time
         self._say(replace(self.view, phase=Phase.READY))
         while not self._all_are_in(Phase.READY):
             self._leave_out_the_late(Phase.READY)
@@ -178,17 +179,17 @@ class Agreement:
         return True
 
     def confirm(self) -> None:
-        """Say what another has said, that it is done: it may have been killed before all had heard of it."""
+        """Repeat another rank's done: that rank may have been killed before all received it."""
         assert self.done is not None
         self._say(replace(self.done, phase=Phase.DONE, invitation=""))
 
     def try_again(self, late: int | None = None) -> None:
-        """What was begun for this view has come to nothing; `late`: who was waited for in vain."""
+        """Begin a new attempt after a failed one. `late`: the rank that timed out, which is left out."""
         out = self.view.out | (1 << late if late is not None else 0)
         self._move(self.view.attempt + 1, out)
 
     def withdraw(self) -> None:
-        """This rank does not try any more; it may begin anew."""
+        """Stop taking part. The rank may start again later."""
         if self.view.phase != Phase.DONE:
             self._say(replace(self.view, phase=Phase.AWAY, invitation=""))
 
@@ -226,14 +227,14 @@ class Agreement:
         return missing
 
     def _is_ahead(self, rank: int) -> bool:
-        """Whether a rank has said what this one will take over when it looks next."""
+        """True if this rank will adopt changes from that rank's view at the next poll."""
         theirs = self._ranks.view_of(rank)
         if theirs is None or theirs.phase == Phase.AWAY:
             return False
         return theirs.attempt > self.view.attempt or bool(theirs.out & ~self.view.out)
 
     def _leave_out_the_late(self, phase: Phase) -> None:
-        # Who has moved on since this rank looked is not late: it has given up the same ones a moment sooner.
+        # A rank that is ahead is not late: it has left out the same ranks a moment sooner.
         now, missing = time.monotonic(), [rank for rank in self._missing(phase) if not self._is_ahead(rank)]
         if not missing or not self._suspects.issuperset(missing):
             self._only_suspects_since = None

@@ -1,6 +1,6 @@
-"""From a communicator that is over to a new one of the ranks that are left.
+"""Make a new communicator of the survivors of a failed one.
 
-It is handed a communicator's parts.
+`shrink` takes the parts of the failed communicator.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from .._engine.engine import Engine
     from .internode import InterNodeLinks
 
-_MOST_ATTEMPTS = 8  # to begin with the same ranks
+_MOST_ATTEMPTS = 8  # attempts to start with the same ranks
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
 
 Drop = Callable[[CommParts], None]
 
 
 class FailedComm(NamedTuple):
-    """What there is of a communicator that is over, and how its error names who was late, if it does."""
+    """Parts of a failed communicator, and the ranks that its error names as late."""
 
     engine: Engine
     place: Place | Links
@@ -43,7 +43,7 @@ class FailedComm(NamedTuple):
 
 
 class _Survivors:
-    """The ranks of the communicator that is over, as `membership.Ballot` has them."""
+    """The ranks of the failed communicator; implements `membership.Ballot`."""
 
     def __init__(self, failed: FailedComm) -> None:
         self._engine, self._internode = failed.engine, failed.internode
@@ -89,7 +89,7 @@ class _Survivors:
 
 
 class _Meetings:
-    """Where this rank receives the others when it is the lowest, and how it comes to whoever is."""
+    """Meetings of the survivors: this rank listens if it is the lowest, else it connects to the lowest."""
 
     def __init__(self, failed: FailedComm, ranks: _Survivors, timeout_s: float) -> None:
         self._failed = failed
@@ -98,7 +98,7 @@ class _Meetings:
         self._listener: socket.socket | None = None
 
     def invite(self, view: View) -> str:
-        """The id of a fresh world, and where it meets if that is not within one host."""
+        """Return the id of a new world, and its address if the members are on several hosts."""
         self.close()
         if all(self._ranks.is_local(rank) for rank in view.members(self._ranks.size)):
             return secrets.token_hex(16)
@@ -107,7 +107,7 @@ class _Meetings:
         return f"{world_id} {address}"
 
     def begin(self, view: View, check: Callable[[], None]) -> CommParts:
-        """Collective over the ranks of the view: what their communicator is made of."""
+        """Collective over the members of the view: return the parts of their communicator."""
         failed, members = self._failed, view.members(self._ranks.size)
         lowest = self._ranks.view_of(members[0])
         if lowest is None or not lowest.invitation:
@@ -135,10 +135,10 @@ class _Meetings:
 
 
 def shrink(failed: FailedComm, timeout_s: float, drop: Drop) -> tuple[CommParts, tuple[int, ...]]:
-    """Collective over the ranks that are left: what their communicator is made of, and who they are.
+    """Collective over the survivors: return the parts of their communicator, and their old ranks.
 
-    `timeout_s` is how long a rank that lives is waited for, again whenever those that are left have become
-    fewer; `drop` is given what was made in vain.
+    `timeout_s` limits the wait for a live rank, and starts again whenever the view loses a rank. `drop`
+    releases the parts of a failed attempt.
     """
     ranks = _Survivors(failed)
     meetings = _Meetings(failed, ranks, timeout_s)
@@ -149,14 +149,14 @@ def shrink(failed: FailedComm, timeout_s: float, drop: Drop) -> tuple[CommParts,
         while True:
             view = agreement.settle()
             if agreement.done is None:
-                _drop(prepared, drop)  # all have moved on: nobody will be done with that
+                _drop(prepared, drop)  # the view has changed: no rank will report these parts done
                 prepared = None
                 attempts[view.out] += 1
                 parts = _begin(meetings, agreement, ranks.size)
                 if parts is None and attempts[view.out] < _MOST_ATTEMPTS:
                     continue
                 if parts is None:
-                    raise Error(f"those that are left have tried {_MOST_ATTEMPTS} times to begin, in vain")
+                    raise Error(f"the ranks that are left failed to begin in {_MOST_ATTEMPTS} attempts")
                 prepared = view, parts
                 if not agreement.commit():
                     continue
@@ -169,7 +169,7 @@ def shrink(failed: FailedComm, timeout_s: float, drop: Drop) -> tuple[CommParts,
             result, prepared = (
                 prepared[1],
                 None,
-            )  # behind this no signal handler runs before the caller has it
+            )  # after this, no signal handler runs before the caller has the result
             return result, members
     except BaseException:
         try:
@@ -186,11 +186,11 @@ def _drop(prepared: tuple[View, CommParts] | None, drop: Drop) -> None:
 
 
 def _begin(meetings: _Meetings, agreement: Agreement, size: int) -> CommParts | None:
-    """None: it came to nothing, and the agreement has moved on."""
+    """Start a communicator of the view. Return None if that failed; the agreement has then moved on."""
     view = agreement.view
 
     def check() -> None:
-        if agreement.poll():  # what is raised here the others are told, as far as they are in the meeting
+        if agreement.poll():  # the meeting reports this error to the ranks in it
             gone = [at for at, rank in enumerate(view.members(size)) if agreement.view.leaves_out(rank)]
             text = "the ranks that are left have become fewer while they met"
             raise RankFailed(text, rank=gone[0] if gone else None)

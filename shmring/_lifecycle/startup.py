@@ -1,4 +1,4 @@
-"""From links to an engine: the ranks share a segment, start over it, and know that all have."""
+"""Start an engine from links: the ranks share a segment, start on it, and wait until all have started."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..errors import Error, agreed
 from .internode import InterNodeLinks
 
 _FORCED_PATHS = {"auto": 0, "near": 1, "far": 2}
-_CPU_MASK_NBYTES = 1024  # 8192 CPUs, the most that Linux can be built for
+_CPU_MASK_NBYTES = 1024  # 8192 CPUs, the maximum of Linux builds
 
 _log = logging.getLogger("shmring")
 
 
 class CommParts(NamedTuple):
-    """All that a communicator is made of."""
+    """All parts of a communicator."""
 
     engine: Engine
     links: Links
@@ -37,9 +37,9 @@ class CommParts(NamedTuple):
     internode: InterNodeLinks | None = None
 
     def abandon(self) -> None:
-        """Release it where no communicator comes of it: the other ranks see that this one has left.
+        """Release the parts if no communicator was made of them. The other ranks see that this one has left.
 
-        A communicator of which a part was made has done that already.
+        Does nothing if a communicator has already closed them.
         """
         if self.engine.closed_because is not None:
             return
@@ -61,7 +61,7 @@ def begin_where_met(
     start_s: float | None = None,
     parent: Engine | None = None,
 ) -> CommParts:
-    """`begin` on every host of a meeting: an engine on every rank, or an error on every rank of all hosts.
+    """Run `begin` on every host of a meeting. Either every rank gets an engine, or every rank raises.
 
     After an error the meeting is closed.
     """
@@ -107,7 +107,7 @@ def _begin_where_met(
 def _begin_on_host(
     meeting: Meeting, settings: Settings, timeout_s: float, *, start_s: float | None, parent: Engine | None
 ) -> CommParts:
-    """`begin`, whose errors are about ranks as the host numbers them: others know the world's numbers."""
+    """Run `begin`, and change local ranks in its errors to world ranks."""
     try:
         return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
     except Error as error:
@@ -126,11 +126,11 @@ def begin(
     start_s: float | None = None,
     parent: Engine | None = None,
 ) -> CommParts:
-    """Collective over the links: an engine on every rank, or an error on every rank.
+    """Collective over the links: return the parts on every rank, or raise on every rank.
 
-    timeout_s: default of every later call; start_s: how long this may take. A parent of more ranks knows
-    already how near they are, and how many compete for the CPUs: all of them do, whichever group they are in.
-    An error before every rank is ready is agreed: the others hear of it and raise.
+    timeout_s: default of every later call. start_s: limit of this call. If the ranks have a `parent`, its
+    measurements of distance and CPU competition are used: all its ranks compete, in whatever group.
+    If a rank fails before every rank is ready, the other ranks are notified and raise too.
     """
     start_s = timeout_s if start_s is None else start_s
     deadline = time.monotonic() + start_s
@@ -142,7 +142,7 @@ def begin(
         engine = _new_engine(segment, links, settings, start_s)
         engine.stalls.warn_after(engine, settings.stall_s)
         engine.arrive(os.getpid(), procfs.start_time(os.getpid()))
-        # Until now a death shows on the links, from now on in the segment.
+        # Until now a death is visible on the links, from now on in the segment.
         others_wait = False
         links.all_ready(check=_nothing_to_check, deadline=deadline)
         _check_liveness(engine, is_known=parent is not None)
@@ -166,7 +166,7 @@ def begin(
 
 
 def _undo(links: Links, error: BaseException, engine: Engine | None, fd: int | None) -> None:
-    """Tell the others of the error, and release everything, even if a signal handler raises meanwhile."""
+    """Report the error to the others and release everything, even if a signal handler raises meanwhile."""
     try:
         links.fail_descriptor(error)
     finally:
@@ -210,9 +210,9 @@ def _check_liveness(engine: Engine, *, is_known: bool) -> None:
 
 
 def _is_oversubscribed(engine: Engine) -> bool:
-    """Whether there are more ranks than CPUs that all of them together may use, as any of them sees it.
+    """True if any rank counts more ranks than CPUs that all ranks together may use.
 
-    Each may be pinned to one of these; their cgroups may have quotas of their own.
+    Ranks may be pinned to different CPUs, and their cgroups may have different quotas.
     """
     mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
     allowed = engine.union(mask.to_bytes(_CPU_MASK_NBYTES, "little")).bit_count()
@@ -220,7 +220,7 @@ def _is_oversubscribed(engine: Engine) -> bool:
 
 
 def _all_have(engine: Engine, text: str) -> bool:
-    """Whether it is the same on every rank."""
+    """True if `text` is the same on every rank."""
     own = zlib.crc32(text.encode())
     return engine.all_agree(engine.broadcast_word(own) == own, engine.timeout_s)
 
@@ -262,4 +262,4 @@ def _create_segment(size: int, settings: Settings) -> int:
 
 
 def _nothing_to_check() -> None:
-    """There is no communicator yet whose failure could be looked at."""
+    """Check nothing: there is no communicator yet that could have failed."""
