@@ -1,4 +1,4 @@
-"""Messages between two ranks of different hosts, over TCP, beside the collectives.
+"""Point-to-point messages and notifications between ranks of different hosts, over TCP.
 
 notifications   "it is over, because ...", "I leave", "I wait in call n", as Python objects
     |

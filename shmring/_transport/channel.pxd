@@ -1,4 +1,4 @@
-# Channels between ranks of different hosts as Cython sees it.
+# C declarations of channels between ranks of different hosts.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t

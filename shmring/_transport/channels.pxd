@@ -8,11 +8,11 @@ from .channel cimport sr_channels, sr_channel
 cdef class Channels:
     cdef sr_channels *channels
     cdef sr_channel *channel
-    cdef void *memory             # of the rings, and of what sockets would not take
+    cdef void *memory             # of the rings, and of data that sockets did not accept yet
     cdef size_t memory_nbytes
     cdef object socks, news
     cdef int waker
-    cdef dict number_of           # by rank
+    cdef dict number_of           # number of the channel by rank
 
     cdef int allocate(self, int nchannels, size_t room_nbytes) except -1
     cdef int close_descriptors(self) except -1

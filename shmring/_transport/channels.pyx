@@ -1,5 +1,4 @@
-# A rank's channels to ranks of other hosts as Python sees it: the memory that it is made of, and the notifications that
-# are sent and received.
+# A rank's channels to ranks of other hosts: their memory, and sending and receiving notifications.
 
 import contextlib
 import os
@@ -28,7 +27,7 @@ MOST_NBYTES = SR_CHANNEL_REASON_NBYTES
 cdef enum:
     MOST_RING_NBYTES = 1 << 20
     MANY_RANKS = 4               # with more ranks than these ...
-    MANY_RING_NBYTES = 1 << 18  # ... there are more rings, and each is shorter
+    MANY_RING_NBYTES = 1 << 18  # ... each ring is shorter
 
 
 cdef class Channels:
@@ -60,7 +59,7 @@ cdef class Channels:
             if error != 0:
                 raise OSError(error, os.strerror(error))
 
-    # Its pages come when they are touched: few pairs of ranks ever have messages.
+    # Pages are populated on first use: few pairs of ranks ever exchange messages.
     cdef int allocate(self, int nchannels, size_t room_nbytes) except -1:
         cdef void *memory
         self.channel = <sr_channel *> calloc(nchannels + 1, sizeof(sr_channel))
@@ -167,7 +166,7 @@ cdef class Channels:
         cdef double until = time.monotonic() + within_s
         cdef double pause_s = 0.001
         while self.is_delivering(<uint64_t> (cut_s * 1e9)) and time.monotonic() < until:
-            self.await_news(pause_s)   # of an acknowledgement there is none
+            self.await_news(pause_s)   # an acknowledgement does not wake it
             sr_channels_step(self.channels)
             if unless_over and self.abort_reason() is not None:
                 return

@@ -1,8 +1,7 @@
-"""What ranks of different hosts tell each other beside their calls: that it is over and why, or that they
-leave.
+"""Notifications between ranks of different hosts: abort with its reason, leaving, and the current call.
 
-It goes through the control channels, which nothing blocks: when a connection for data ends, the control
-channel says why.
+They use the control channels, which no data can block: if a data connection ends, the control channel gives
+the reason.
 """
 
 from __future__ import annotations
@@ -18,41 +17,42 @@ from ..errors import Error
 from .channels import LEAVING, MOST_NBYTES, OVER, Channels
 
 _SENT_ATTRIBUTES = ("rank", "op", "seq", "host", "cause", "reason", "calls")
-_LAST_S = 1.0  # for what was sent and is not yet on its way when a rank leaves
+_LAST_S = 1.0  # limit for unsent notifications when a rank leaves
 
 
 class Notifications:
-    """One rank's part in it, over its control channels, whose maker closes them."""
+    """One rank's notifications over its control channels. Their creator closes the connections."""
 
     def __init__(self, socks: Mapping[int, socket.socket], channels: Channels) -> None:
         self._addresses = {rank: _address_of(sock) for rank, sock in socks.items()}
         self._channels = channels
         self._has_notified = False
         self._notified_call: int | None = None
-        self.error: Error | None = None  # the first that came
+        self.error: Error | None = None  # the first error received
 
     def notify_abort(self, error: Error) -> None:
-        """Everyone else learns that it is over and why, once and as far as they are there."""
+        """Notify all reachable ranks, once, that the communicator aborted, and why."""
         if self._has_notified:
             return
         self._channels.notify(OVER, _pack(error))
-        self._has_notified = True  # last: an exception before it has this called again
+        self._has_notified = True  # set last: after an exception, this is called again
 
     def leave(self) -> None:
-        """Everyone else learns that this rank closes the communicator."""
+        """Notify all other ranks that this rank closes the communicator."""
         self._channels.notify(LEAVING, b"")
 
     def poll(self) -> Error | None:
-        """What others have told so far: why it is over, or None."""
+        """Return the error that another rank has sent, or None."""
         reason = self._channels.abort_reason() if self.error is None else None
         if reason is not None:
             self.error = _error_in(reason[1], reason[0])
         return self.error
 
     def compare_calls(self, seq: int, fingerprint: int, count: int) -> int | None:
-        """Of a rank that has waited for a while: who waits in another collective of that number, or None.
+        """Report the collective in which this rank waits. Return a rank that waits in another one, or None.
 
-        Else two that wait for each other would do so until it is late: nothing comes that would tell them.
+        Both collectives have the same number. Without this report, two ranks that wait for each other would
+        wait until the timeout, since no data arrive.
         """
         if self._notified_call != seq:
             self._notified_call = seq
@@ -60,11 +60,11 @@ class Notifications:
         return self._channels.other_call(seq, fingerprint)
 
     def call_of(self, rank: int) -> tuple[int, int, int] | None:
-        """(seq, fingerprint, count) of the collective in which a rank has last said that it waits."""
+        """Return (seq, fingerprint, count) of the collective in which a rank last reported to wait."""
         return self._channels.call_of(rank)
 
     def await_abort(self, rank: int | None, within_s: float) -> Error | None:
-        """What a rank has told whose other connection has ended, or anybody else meanwhile; None: anybody."""
+        """Wait for an error from any rank, and return it. Stop waiting when the connection of `rank` ends."""
         deadline = time.monotonic() + within_s
         while self.poll() is None and time.monotonic() < deadline:
             if rank is not None and self._channels.has_ended(rank):
@@ -73,37 +73,37 @@ class Notifications:
         return self.error
 
     def has_left(self, rank: int) -> bool:
-        """Whether a rank has said that it closes the communicator."""
+        """True if a rank has notified that it closes the communicator."""
         return self._channels.has_left(rank)
 
     def has_ended(self, rank: int) -> bool:
-        """Whether a rank's connection has ended, as far as `poll` has seen."""
+        """True if `poll` has seen the end of a rank's connection."""
         return self._channels.has_ended(rank)
 
     def address_of(self, rank: int) -> str:
-        """Where a rank runs, as the network has it."""
+        """Return the network address of a rank."""
         return self._addresses.get(rank, "another host")
 
     def close(self) -> None:
-        """Stop listening, once what was sent is on its way."""
+        """Stop once all sent notifications are on their way."""
         self._channels.close(_LAST_S)
 
     def disown(self) -> None:
-        """In a forked child."""
+        """Close the inherited descriptors in a forked child."""
         self._channels.disown()
 
 
 def _address_of(sock: socket.socket) -> str:
     try:
         return str(sock.getpeername()[0])
-    except OSError:  # it has been closed already
+    except OSError:  # already closed
         return "another host"
 
 
 def _pack(error: Error) -> bytes:
     attributes = {name: getattr(error, name) for name in _SENT_ATTRIBUTES if hasattr(error, name)}
     body = json.dumps({"type": type(error).__name__, "text": str(error), **attributes}).encode()
-    if len(body) > MOST_NBYTES:  # what thousands of ranks called
+    if len(body) > MOST_NBYTES:  # for example the calls of thousands of ranks
         body = json.dumps({"type": type(error).__name__, "text": str(error)[:2000]}).encode()
     return body
 
