@@ -1,4 +1,4 @@
-"""A rank's channels to ranks of other hosts, as the cold paths see it."""
+"""A rank's channels to ranks of other hosts: the Python interface, for cold paths."""
 
 from collections.abc import Mapping
 from socket import socket
@@ -13,35 +13,35 @@ class Channels:
 
     def __new__(cls, socks: Mapping[int, socket], ring_nbytes: int, first_seq: int) -> Self: ...
     def fileno(self) -> int:
-        """A descriptor that is readable when something has come."""
+        """Return a descriptor that is readable when data have arrived."""
     def notify(self, what: int, body: bytes) -> None:
-        """Tell everyone, as far as they are there."""
+        """Notify all reachable ranks."""
     def abort_reason(self) -> tuple[int, bytes] | None:
-        """Who has said that it is over, and why; None so far."""
+        """Return (rank, reason) of the abort that another rank has sent, or None."""
     def notify_call(self, seq: int, fingerprint: int, count: int) -> None:
-        """Tell everyone in which collective this rank waits."""
+        """Notify all ranks of the collective in which this rank waits."""
     def call_of(self, rank: int) -> tuple[int, int, int] | None:
-        """(seq, fingerprint, count) of the collective in which a rank has said last that it waits."""
+        """Return (seq, fingerprint, count) of the collective that a rank last said it waits in, or None."""
     def other_call(self, seq: int, fingerprint: int) -> int | None:
-        """A rank that has said that it waits in the collective of that number, but in another one."""
+        """Return a rank that reported to wait in a different collective with the same number, or None."""
     def await_news(self, within_s: float) -> None:
-        """Return when something has come, or a little later."""
+        """Return when data have arrived, or after `within_s`."""
     def notify_view(self, view: bytes) -> None:
-        """Say to all others which of them this rank goes on with. See membership."""
+        """Send this rank's view to all others. See membership."""
 
     def view_of(self, rank: int) -> bytes | None:
-        """What a rank has said so last; None: nothing."""
+        """Return the last view of a rank; None if it has sent none."""
 
     def poll(self, cut_s: float) -> None:
-        """Take in what has come, and nothing of messages. cut_s: who does not answer for so long is gone."""
+        """Receive notifications, no messages. cut_s: a rank that does not answer for this long is gone."""
 
     def has_ended(self, rank: int) -> bool:
-        """Whether nothing comes from a rank any more."""
+        """True if no more data will come from a rank."""
     def has_left(self, rank: int) -> bool:
-        """Whether a rank has said that it leaves."""
+        """True if a rank has notified that it leaves."""
     def deliver(self, within_s: float, cut_s: float, unless_over: bool = True) -> None:
-        """Wait until what was sent of messages has reached the hosts of those it is for, or cannot."""
+        """Wait until sent messages and the last view have reached the hosts of their receivers."""
     def close(self, within_s: float) -> None:
-        """Send what was promised, and stop."""
+        """Send pending notifications and stop."""
     def disown(self) -> None:
-        """In a forked child: all of it belongs to the parent."""
+        """Close the inherited descriptors in a forked child."""

@@ -31,9 +31,9 @@ cdef enum:
 
 
 cdef class Channels:
-    """One rank's control channels, by the rank at the other end: they are kept, and closed by their maker.
+    """One rank's control channels, by the rank at the other end. It keeps the sockets; their creator closes them.
 
-    ring_nbytes, first_seq: how long the rings for what comes are at most, and where their positions begin.
+    ring_nbytes: maximum size of a receive ring. first_seq: start of its positions.
     """
 
     def __cinit__(self, socks, uint64_t ring_nbytes, uint64_t first_seq):
@@ -85,35 +85,35 @@ cdef class Channels:
         return &self.channel[self.number_of[rank]]
 
     def fileno(self):
-        """A descriptor that is readable when something has come."""
+        """Return a descriptor that is readable when data have arrived."""
         return self.news.fileno()
 
     def notify(self, int what, bytes body):
-        """Tell everyone, as far as they are there."""
+        """Notify all reachable ranks."""
         cdef int number
         for number in range(self.channels.nchannels):
             sr_channel_notify(self.channels, &self.channel[number], what, <const char *> body, len(body))
 
     def abort_reason(self):
-        """(rank, what it has said of why it is over), or None so far."""
+        """Return (rank, reason) of the abort that another rank has sent, or None."""
         if not sr_channels_poll_abort(self.channels):
             return None
         return self.channel[self.channels.reason_from].rank, self.channels.reason[:self.channels.reason_nbytes]
 
     def notify_call(self, uint64_t seq, uint64_t fingerprint, uint64_t count):
-        """Tell everyone in which collective this rank waits."""
+        """Notify all ranks of the collective in which this rank waits."""
         cdef sr_channel_call call = sr_channel_call(seq, fingerprint, count)
         self.notify(SR_CHANNEL_CALLING, (<const char *> &call)[:sizeof(call)])
 
     def call_of(self, int rank):
-        """(seq, fingerprint, count) of the collective in which a rank has said last that it waits, or None."""
+        """Return (seq, fingerprint, count) of the collective that a rank last said it waits in, or None."""
         cdef sr_channel_call call
         if not sr_channel_last_note(self.channels, self.channel_of(rank), SR_CHANNEL_CALLING, &call):
             return None
         return call.seq, call.fingerprint, call.count
 
     def other_call(self, uint64_t seq, uint64_t fingerprint):
-        """A rank that has said that it waits in the collective of that number, but in another one; None: none has."""
+        """Return a rank that reported to wait in a different collective with the same number, or None."""
         cdef sr_channel_call call
         cdef int number
         for number in range(self.channels.nchannels):
@@ -124,7 +124,7 @@ cdef class Channels:
         return None
 
     def await_news(self, double within_s):
-        """Returns when something has come, or a little later."""
+        """Return when data have arrived, or after `within_s`."""
         if self.news.closed:
             time.sleep(within_s)
             return
@@ -132,36 +132,36 @@ cdef class Channels:
             self.news.poll(within_s)
 
     def notify_view(self, bytes view):
-        """Say to all others which of them this rank goes on with. See membership."""
+        """Send this rank's view to all others. See membership."""
         self.notify(SR_CHANNEL_VIEW, view)
 
     def view_of(self, int rank):
-        """What a rank has said so last; None: nothing."""
+        """Return the last view of a rank; None if it has sent none."""
         cdef unsigned char[SR_VIEW_NBYTES] view
         cdef bint is_there = sr_channel_last_note(self.channels, self.channel_of(rank), SR_CHANNEL_VIEW, view) != 0
         return view[:SR_VIEW_NBYTES] if is_there else None
 
     def poll(self, double cut_s):
-        """Take in what has come, and nothing of messages. cut_s: who does not answer for so long is gone."""
+        """Receive notifications, no messages. cut_s: a rank that does not answer for this long is gone."""
         cdef int number
         sr_channels_poll(self.channels)
         for number in range(self.channels.nchannels):
             sr_channel_check_link(self.channels, &self.channel[number], <uint64_t> (cut_s * 1e9))
 
     def has_ended(self, int rank):
-        """Whether nothing comes from a rank any more."""
+        """True if no more data will come from a rank."""
         return sr_flag_load(&self.channel_of(rank).end) != SR_CHANNEL_OPEN
 
     def has_left(self, int rank):
-        """Whether a rank has said that it leaves."""
+        """True if a rank has notified that it leaves."""
         return sr_flag_load(&self.channel_of(rank).left) != 0
 
     def deliver(self, double within_s, double cut_s, bint unless_over=True):
-        """Wait until what was sent of messages, and the last view, have reached the hosts of those they are for.
+        """Wait until sent messages and the last view have reached the hosts of their receivers.
 
-        It ends sooner where they cannot, and unless_over where somebody says that it is over. cut_s: who does not
-        answer for so long is gone. What they send meanwhile is taken in: two that do this at once do not wait for
-        each other.
+        Return early if they cannot and, with unless_over, if a rank reports an abort. cut_s: a rank that does not
+        answer for this long is gone. Data that arrive meanwhile are received, so two ranks that call this at once do
+        not wait for each other.
         """
         cdef double until = time.monotonic() + within_s
         cdef double pause_s = 0.001
@@ -182,7 +182,7 @@ cdef class Channels:
         return is_any
 
     def close(self, double within_s):
-        """Send what was promised, and stop; the connections are their maker's. A second call does nothing."""
+        """Send pending notifications and stop. The creator closes the connections. A second call does nothing."""
         cdef int number
         cdef double until = time.monotonic() + within_s
         if self.news.closed:
@@ -196,7 +196,7 @@ cdef class Channels:
         self.close_descriptors()
 
     def disown(self):
-        """In a forked child: all of it belongs to the parent."""
+        """Close the inherited descriptors in a forked child."""
         self.close_descriptors()
 
     cdef int close_descriptors(self) except -1:

@@ -60,7 +60,7 @@ class Notifications:
         return self._channels.other_call(seq, fingerprint)
 
     def call_of(self, rank: int) -> tuple[int, int, int] | None:
-        """Return (seq, fingerprint, count) of the collective in which a rank last reported to wait."""
+        """Return (seq, fingerprint, count) of the collective that a rank last reported to wait in."""
         return self._channels.call_of(rank)
 
     def await_abort(self, rank: int | None, within_s: float) -> Error | None:
