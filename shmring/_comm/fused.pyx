@@ -1,6 +1,6 @@
-# Tensor fusion: many small arrays are reduced as one, with one synchronisation for the bunch. They are packed into a
-# private buffer that is kept from call to call, unless they lie one after the other already: then they are reduced in
-# place, zero-copy if that place is shared. Elements are folded one by one, so fusing changes no bits.
+# Tensor fusion: reduce many small arrays as one bunch, with one synchronisation. The arrays are packed into a private
+# buffer that is kept from call to call. If they are contiguous already, they are reduced in place, with zero copies if
+# the memory is shared. Elements are folded one by one, so fusing changes no bits.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, qsort
@@ -27,7 +27,7 @@ cnp.import_array()
 
 
 cdef enum:
-    # Of the private buffer, for a private L2 (bench/engine/bench_fusion.py); then the next bunch.
+    # Size of the private buffer, and so of a bunch: fits a private L2 (bench/engine/bench_fusion.py).
     BUNCH_NBYTES = 256 << 10
 
 
@@ -52,7 +52,7 @@ cdef class _Members:
         try:
             kept = take(&operand, x, writable, "x", False)
         except Exception:
-            kept = take(&operand, x, writable, f"arrays[{i}]", False)   # again, for the words of its error
+            kept = take(&operand, x, writable, f"arrays[{i}]", False)   # take it again to raise its error
         if operand.held or kept is not None:
             self.kept.append(kept if kept is not None else memoryview(x))
             release(&operand)
@@ -81,7 +81,7 @@ cdef class _Members:
         self.places = mixed(self.places ^ ~<uint64_t> <uintptr_t> member.out)
         return 0
 
-    # Separate calls would reduce twice what occurs twice.
+    # Separate calls would reduce an array twice that occurs twice.
     cdef int check_disjoint(self) except -1:
         cdef Span *span = <Span *> malloc((2 * self.count + 1) * sizeof(Span))
         cdef size_t i, n = 0
@@ -158,18 +158,18 @@ cdef class FusedCollectives(VectorCollectives):
             members = self.members_of(arrays, out)
             limit = self.engine.g.tuning.fuse_nbytes if fuse_nbytes is None else size_of(fuse_nbytes)
             members.signature = mixed(members.signature ^ limit)
-            for dtype in range(SR_DTYPES):   # all that can be wrong is, before anything is overwritten
+            for dtype in range(SR_DTYPES):   # detect all errors before anything is overwritten
                 if members.dtypes >> dtype & 1:
                     self.describe_reduction_of(&c, dtype, op, timeout, priority)
         except Exception:
             self.engine.refuse(ALL_REDUCE_MANY)
             raise
-        self.check_alone()   # again: arrays were asked where they are, and another thread may have begun meanwhile
+        self.check_alone()   # again: taking the arrays may run Python, and another thread may have begun meanwhile
         has_entered = self.engine.enter_call_once()
         self.fusing = True
         self.works = [] if async_op else None
         try:
-            if not members.nelements:   # so that others who have some do not wait for a rank that has none
+            if not members.nelements:   # other ranks may have elements, and must not wait for a rank that has none
                 self.describe_reduction_of(&c, SR_U8, "max", timeout, priority)
                 self.reduce_at(&c, members, 0, NULL, NULL, 0)
             for dtype in range(SR_DTYPES):
@@ -192,7 +192,7 @@ cdef class FusedCollectives(VectorCollectives):
             raise RuntimeError(state.TAKEN)
         return 0
 
-    # Calls of one priority, or without, are finished in order: who waits for the last waits for all.
+    # Calls of one priority, or without one, finish in order: waiting for the last means waiting for all.
     cdef object issue_all(self):
         cdef Work work = None
         for work in self.works:
@@ -205,7 +205,7 @@ cdef class FusedCollectives(VectorCollectives):
         cdef size_t i
         arrays = list_of(arrays, "arrays")
         members = _Members(len(arrays))
-        members.arrays = arrays   # the caller's list may change, or be none that lasts
+        members.arrays = arrays   # keep the arrays: the caller's list may change
         i = 0
         for x in arrays:
             members.add(x, out is None, i)
@@ -218,12 +218,12 @@ cdef class FusedCollectives(VectorCollectives):
             for i in range(members.count):
                 members.add_out(out[i], i)
         found = mixed(members.places ^ members.signature)
-        if self.disjoint_places != found:   # else these same arrays were found to be so before
+        if self.disjoint_places != found:   # else the same arrays were already found to be disjoint
             members.check_disjoint()
             self.disjoint_places = found
         return members
 
-    # All of a call but where it lies and how long it is.
+    # Describe a call except for its addresses and lengths.
     cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout, object priority) except -1:
         memset(c, 0, sizeof(Call))
         c.kind = ALL_REDUCE
@@ -234,7 +234,7 @@ cdef class FusedCollectives(VectorCollectives):
         c.priority = priority_code(priority)
         return self.describe_reduction(c, op, "auto")
 
-    # All of one dtype: the small ones bunch by bunch, each of the others as it comes between them.
+    # Reduce all arrays of one dtype, in order: small ones in bunches, each large one by itself.
     cdef int reduce_all_of_dtype(self, Call *c, _Members members, size_t fuse_nbytes) except -1:
         cdef size_t i, count = 0, first = 0
         cdef size_t limit = min(fuse_nbytes, <size_t> BUNCH_NBYTES) // c.itemsize
@@ -255,7 +255,7 @@ cdef class FusedCollectives(VectorCollectives):
             self.reduce_bunch(c, members, first, members.count, limit, count)
         return 0
 
-    # The members from `first` to before `last` that are of the call's dtype and no longer than `limit`.
+    # Reduce the members from `first` to before `last` that have the call's dtype and at most `limit` elements.
     cdef int reduce_bunch(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
                           size_t count) except -1:
         cdef unsigned char *buffer
@@ -297,7 +297,7 @@ cdef class FusedCollectives(VectorCollectives):
         self.works.append(work)
         return 0
 
-    # In a buffer of its own, packed when its turn comes.
+    # Use a separate buffer, packed when the bunch is run.
     cdef int reduce_bunch_later(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
                                 size_t count) except -1:
         cdef _Bunch bunch = _Bunch()
@@ -328,7 +328,7 @@ cdef inline bint is_in_bunch(Call *c, Member *member, size_t limit) noexcept nog
     return member.dtype == c.dtype and 0 < member.count <= limit
 
 
-# Whether the bunch lies in memory as it would in the buffer; *begin is its first member.
+# True if the bunch is contiguous in memory as it would be in the buffer; *begin is its first member.
 cdef bint are_consecutive(Call *c, Member *member, size_t first, size_t last, size_t limit,
                           Member **begin) noexcept nogil:
     cdef size_t i, offset = 0
@@ -343,7 +343,7 @@ cdef bint are_consecutive(Call *c, Member *member, size_t first, size_t last, si
     return True
 
 
-# Into the buffer, or from it to where results go.
+# Copy the members into the buffer, or the results out of it.
 cdef void move(Call *c, Member *member, size_t first, size_t last, size_t limit, unsigned char *buffer,
                bint pack) noexcept nogil:
     cdef size_t i, nbytes

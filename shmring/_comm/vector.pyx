@@ -1,6 +1,6 @@
-# Collectives whose pieces differ in length. First a call of the engine in which everyone says how many rows it gives
-# to whom, and where they lie or, of a few bytes, what they are; then, unless that was all, a second one in which they
-# move, by the pipeline of the even ones with a length and a place for every piece.
+# Collectives whose pieces differ in length. In a first call of the engine, each rank announces the number of rows that
+# it gives to each rank, and their address or, for a few bytes, their contents. If that was not everything, the pieces
+# move in a second call, by the pipeline of the collectives with equal pieces, with a length and a place for each piece.
 
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
@@ -27,12 +27,12 @@ import numpy as np
 from .._arrays import shapes
 
 cdef extern from "<numpy/arrayobject.h>":
-    object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, int fortran)   # takes a reference away
+    object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, int fortran)   # steals a reference to dtype
 
 cnp.import_array()
 
 
-cdef size_t MOST_NBYTES = <size_t> 1 << 48   # of one piece: keeps sums of sizes that others announced inside 64 bits
+cdef size_t MOST_NBYTES = <size_t> 1 << 48   # of one piece: keeps sums of announced sizes within 64 bits
 
 
 # ---- the arrays of one call ----------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ cdef class _Parts:
 
     def __cinit__(self, int size, int npieces):
         self.size = size
-        self.npieces = npieces     # that each rank tells of: one for each taker, or one for all
+        self.npieces = npieces     # that each rank announces: one for each taker, or one for all
         self.kept = []
         self.held = <Operand *> calloc(2 * size + 1, sizeof(Operand))
         self.given = <Piece *> calloc(2 * size, sizeof(Piece))
@@ -60,13 +60,13 @@ cdef class _Parts:
         free(self.given)
         free(self.own)
 
-    # index: x, or out, is the list's array of that number; negative: it is the array itself.
+    # index: of x or out in the list of arrays; negative: not in a list.
     cdef Operand *hold(self, object x, bint writable, str what, int index) except NULL:
         cdef Operand *operand = &self.held[self.nheld]
         try:
             kept = take(operand, x, writable, what, True)
         except Exception:
-            kept = take(operand, x, writable, name_in(what, index), True)   # again, for the words of its error
+            kept = take(operand, x, writable, name_in(what, index), True)   # take it again to raise its error
         self.kept.append(x if kept is None else kept)
         self.nheld += 1
         if operand.fortran:
@@ -75,7 +75,7 @@ cdef class _Parts:
                              f"pass np.ascontiguousarray({what})")
         return operand
 
-    # An array of the call's dtype and shape[1:].
+    # Return a new array of the call's dtype and shape[1:].
     cdef object room(self, uint64_t nrows):
         cdef cnp.npy_intp[64] lengths   # NPY_MAXDIMS
         cdef cnp.ndarray like = self.like
@@ -194,14 +194,14 @@ cdef class VectorCollectives(Collectives):
         self.engine.issue(second)
         return second
 
-    # Everything that can be said before the others' counts are known.
+    # Describe everything that does not depend on the other ranks' counts.
     cdef int describe_given(self, Call *c, _Parts parts, object x, object out, object like) except -1:
         cdef int taker = 0, size = parts.size
         if not is_split(c):
             self.give(c, parts, x, "x", -1, 0, size)
         elif c.kind == ALL_TO_ALL or self.own_rank == c.root:
             x = shapes.list_for(x, size, "xs")
-            parts.kept.append(x)   # the caller's list may change, or be none that lasts
+            parts.kept.append(x)   # keep the array: the caller's list may change
             for array in x:
                 self.give(c, parts, array, "xs", taker, taker, taker + 1)
                 taker += 1
@@ -219,7 +219,7 @@ cdef class VectorCollectives(Collectives):
         c.fingerprint = fingerprint_of(c) ^ <uint64_t> signature_of(parts.like) << 32
         return 0
 
-    # x is what the ranks from `first` to before `last` get.
+    # x is given to the ranks from `first` to before `last`.
     cdef int give(self, Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1:
         cdef Operand *operand = parts.hold(x, False, what, index)
         cdef cnp.ndarray array = as_array(x, what, index)
@@ -239,7 +239,7 @@ cdef class VectorCollectives(Collectives):
             parts.given[taker].nbytes = operand.count * operand.itemsize
         return 0
 
-    # The dtype and shape[1:] that all arrays of the call have in common: the operand's and of parts.like.
+    # Set the dtype and shape[1:] that all arrays of the call share: those of the operand and of parts.like.
     cdef int take_after(self, Call *c, _Parts parts, Operand *operand) except -1:
         cdef int axis
         describe_items_of(c, operand)
@@ -265,7 +265,7 @@ cdef class VectorCollectives(Collectives):
             giver += 1
         return 0
 
-    # What the pieces are or, if that is too much, where they lie.
+    # Announce the contents of the pieces or, if they are too long, their addresses.
     cdef int announce(self, Call *c, _Parts parts, bint has_out) except -1:
         cdef Group *g = &self.engine.g
         cdef bint in_place = has_out and is_in_place(c, parts, self.own_rank)
@@ -283,7 +283,7 @@ cdef class VectorCollectives(Collectives):
                 announce_place(self.engine, c, announced, piece)
         return 0
 
-    # The first call: everyone's counts.
+    # The first call: exchange the counts.
     cdef int describe_counts(self, Call *counts, Call *c, _Parts parts) except -1:
         counts[0] = c[0]
         counts.kind = ALL_GATHER
@@ -306,7 +306,7 @@ cdef class VectorCollectives(Collectives):
         self.engine.raise_for_status(c, MISMATCHED)
         return 0
 
-    # The largest piece that travels: the same on every rank. False: a rank, in c.awaited.rank, has announced nonsense.
+    # Find the largest piece to move; it is the same on every rank. False: rank c.awaited.rank announced invalid data.
     cdef bint read_counts(self, Call *c, _Parts parts) noexcept:
         cdef Announced *announced
         cdef int giver, taker
@@ -322,7 +322,7 @@ cdef class VectorCollectives(Collectives):
                     c.nbytes = max(c.nbytes, announced.nrows * parts.row_nbytes)
         return True
 
-    # Nothing is staged if all that moves lies where it can be read, or was announced, and is worth a second
+    # Stage nothing if every piece can be read in place or was announced with its contents, and is worth a second
     # synchronisation.
     cdef int choose_place(self, Call *c, _Parts parts) noexcept:
         cdef Announced *announced
@@ -340,7 +340,7 @@ cdef class VectorCollectives(Collectives):
                         c.x_block = SR_PRIVATE
         return 0
 
-    # Where it is read then. False: a rank, as above, has announced nonsense.
+    # Set the addresses to read from. False: rank c.awaited.rank announced invalid data.
     cdef bint find_places(self, Call *c, _Parts parts) noexcept:
         cdef Announced *announced
         cdef Piece *piece
@@ -363,7 +363,7 @@ cdef class VectorCollectives(Collectives):
                     return False
         return True
 
-    # Arrays that fit the counts, for the second call.
+    # Allocate arrays that fit the counts, for the second call.
     cdef object describe_taken(self, Call *c, _Parts parts, object out):
         cdef Group *g = &self.engine.g
         cdef Piece *piece
@@ -396,7 +396,7 @@ cdef class VectorCollectives(Collectives):
         return result if is_joined(c) else result[0]
 
 
-# Where a piece lies, if the others can read it there.
+# Announce the place of a piece if the other ranks can read it there.
 cdef void announce_place(Engine engine, Call *c, Announced *announced, Piece *piece) noexcept:
     cdef Group *g = &engine.g
     cdef size_t least = g.zero_copy_nbytes
@@ -408,7 +408,7 @@ cdef void announce_place(Engine engine, Call *c, Announced *announced, Piece *pi
     announced.zero_copy_nbytes = <uint32_t> min(least, <size_t> 0xffffffff)
 
 
-# Where no piece that travels is longer than what was announced of it.
+# Copy the announced contents of the pieces. Call this only if all of every piece to move was announced.
 cdef void take_announced(Call *c, _Parts parts, int rank) noexcept:
     cdef int giver
     for giver in range(parts.size):
@@ -444,7 +444,7 @@ cdef str name_in(str what, int index):
     return what if index < 0 else f"{what}[{index}]"
 
 
-# For its shape and dtype: x itself, or the same memory as NumPy sees it.
+# Return x, or a NumPy view of the same memory, for its shape and dtype.
 cdef cnp.ndarray as_array(object x, str what, int index):
     cdef cnp.ndarray array = x if cnp.PyArray_CheckExact(x) else shapes.as_numpy(x)
     if cnp.PyArray_NDIM(array) == 0:
@@ -463,7 +463,7 @@ cdef bint have_like_rows(cnp.ndarray a, cnp.ndarray b) noexcept:
     return True
 
 
-# 32 bits that differ where shape[1:] does.
+# Return a 32-bit signature of shape[1:].
 cdef uint32_t signature_of(cnp.ndarray array) noexcept:
     cdef uint64_t word = mixed(cnp.PyArray_NDIM(array))
     cdef int axis
@@ -472,9 +472,9 @@ cdef uint32_t signature_of(cnp.ndarray array) noexcept:
     return <uint32_t> (word >> 32)
 
 
-# ---- what kinds have in common -------------------------------------------------------------------------------
+# ---- properties of kinds -------------------------------------------------------------------------------
 
-# The even kind whose data go the same ways.
+# Return the kind with equal pieces that moves its data in the same way.
 cdef inline int even_kind(int kind) noexcept:
     if kind == ALL_GATHER_V:
         return ALL_GATHER
@@ -483,7 +483,7 @@ cdef inline int even_kind(int kind) noexcept:
     return SCATTER if kind == SCATTER_V else ALL_TO_ALL
 
 
-# Whether something of giver's x ends up at taker, the own piece included.
+# True if a piece of giver's x goes to taker, including a rank's own piece.
 cdef inline bint is_given(Call *c, int giver, int taker) noexcept:
     if c.kind == SCATTER:
         return giver == c.root
