@@ -6,7 +6,6 @@ from libc.stdint cimport uint64_t
 from .._core.group cimport *
 from .._core.schedule cimport *
 from .._core.staging cimport *
-from .ring cimport begin_stepped
 
 
 # ---- binomial tree -------------------------------------------------------------------------------------------

@@ -168,3 +168,14 @@ cdef inline void copy_from_far(Group *g, unsigned char *to, const unsigned char 
         return
     g.kernels.copy_two(to, there, 0, to + half, there + half, 0, half)
     g.kernels.copy(to + 2 * half, there + 2 * half, nbytes - 2 * half, 0)
+
+
+# Begin a call of an algorithm that the caller has named.
+# `slots`: how many slots of a chunk must fit into the staging buffer. Half of them may be skipped at its end.
+cdef inline void begin_stepped(Group *g, Call *c, int slots) noexcept nogil:
+    begin_call(g, c)
+    publish_line(g, c)
+    c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.chunk_nbytes, g.ring_nbytes // slots))
+    c.stage.position = c.fold.position = c.down.position = c.copy.position = g.position
+    c.stage.offset = c.fold.offset = c.down.offset = c.copy.offset = 0
+    c.fold_peer = 0

@@ -1,4 +1,4 @@
-# The ring algorithms, and the machinery of algorithms whose steps all ranks make alike.
+# The ring algorithms, and recursive halving and doubling.
 
 from libc.stdint cimport uint64_t
 
@@ -12,7 +12,7 @@ cdef struct Schedule:
     int (*source)(Group *, Call *, size_t transfer, int index) noexcept nogil                 # a rank; -1: no more
     void (*receive)(Group *, Call *, size_t transfer, uint64_t slot_at) noexcept nogil
 
-cdef void begin_stepped(Group *g, Call *c, int slots) noexcept nogil
-cdef int step_transfers(Group *g, Call *c, const Schedule *schedule, size_t transfers, size_t ahead) noexcept nogil
 cdef void enter_ring(Group *g, Call *c) noexcept nogil
 cdef int step_ring(Group *g, Call *c) noexcept nogil
+cdef void enter_halving(Group *g, Call *c) noexcept nogil
+cdef int step_halving(Group *g, Call *c) noexcept nogil
