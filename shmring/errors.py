@@ -1,6 +1,6 @@
-"""The errors that a communicator raises; each says what happened, on which rank, and what to do.
+"""The errors that a communicator raises. Each says what happened, on which rank, and what to do.
 
-All but `Closed`, `Truncated`, and `Mismatch` from a `recv`, are final for the communicator they come from.
+Every error ends its communicator, except `Closed`, `Truncated`, and a `Mismatch` from `recv`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ WAIT_LONGER = "to wait longer give a larger timeout (timeout= or SHMRING_TIMEOUT
 
 
 class Error(RuntimeError):
-    """Base of every error that shmring raises itself.
+    """The base class of all errors that shmring defines.
 
-    Attributes: `rank`, the rank that the error is about (None: no single one); `op`, the name of the call
-    in which the rank that gave up first was; `seq`, which call of the communicator that was, if it was a
-    collective; `where`, of an error that ends a communicator, by rank what each was at, as this rank saw
-    it: a tuple of texts such as "in all_reduce(float32[1024], sum) #12, waiting 3.2 s for rank 1" or
-    "after barrier() #11".
+    Attributes: `rank`, the rank that the error is about (None: no single rank); `op`, the name of the call in
+    which the first rank gave up; `seq`, the number of that call on the communicator, if it was a collective;
+    `where`, if the error ends a communicator, the position of each rank as this rank saw it: a tuple of texts
+    such as "in all_reduce(float32[1024], sum) #12, waiting 3.2 s for rank 1" or "after barrier() #11".
     """
 
     def __init__(
@@ -35,9 +34,9 @@ class Error(RuntimeError):
         self._tell: Callable[[], tuple[tuple[str, ...], str]] | None = None
 
     def attach_snapshot(self, tell: Callable[[], tuple[tuple[str, ...], str]]) -> None:
-        """Have tell() give `where` and a note, once somebody wants to know.
+        """Register tell(), which returns `where` and a note, to be called when one of them is first read.
 
-        How soon ranks raise counts, most of all where many of them share few CPUs; words can wait.
+        Formatting is postponed, because ranks must raise soon, above all if many of them share few CPUs.
         """
         self._tell = tell
 
@@ -49,11 +48,11 @@ class Error(RuntimeError):
 
     @property
     def where(self) -> tuple[str, ...]:
-        """By rank what each was at; () where nobody has looked."""
+        """Return by rank the position of each rank; () if the error has no snapshot."""
         self._be_told()
         return self._where
 
-    # Where add_note() adds to, and what a traceback shows.
+    # add_note() appends to this attribute, and a traceback prints it.
     @property
     def __notes__(self) -> list[str]:
         self._be_told()
@@ -65,14 +64,14 @@ class Error(RuntimeError):
         self._notes = notes
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only attributes travel as state: an exception crosses processes in `spawn`.
+        # Keyword-only attributes are pickled as state: `spawn` sends exceptions between processes.
         self._be_told()
         state = self.__dict__ | {"_notes": list(self._notes)}  # a copy's notes are its own
         return (type(self), (self.args[0] if self.args else "",), state)
 
 
 class RankFailed(Error):
-    """A rank is gone: `rank` names it, `host` where it ran, `cause` how it ended."""
+    """A rank's process has ended: `rank` is its number, `host` its host, `cause` how it ended."""
 
     def __init__(
         self,
@@ -90,11 +89,11 @@ class RankFailed(Error):
 
 
 class Timeout(Error, TimeoutError):
-    """A rank did not come before the deadline: `rank` names it."""
+    """A rank did not enter a call, or make progress in it, before the deadline: `rank` is its number."""
 
 
 class Mismatch(Error):
-    """The ranks called different things; `calls` holds one readable call per rank."""
+    """The ranks' calls differ; `calls` holds a readable call for each rank."""
 
     def __init__(
         self,
@@ -110,11 +109,11 @@ class Mismatch(Error):
 
 
 class Truncated(Error, ValueError):
-    """A message was longer than the array that was to receive it; only that message is lost."""
+    """A message was longer than the receiving array; only that message is lost."""
 
 
 class Aborted(Error):
-    """A rank gave up on the communicator: `rank` names it, `reason` is what it said."""
+    """A rank aborted the communicator: `rank` is its number, `reason` is the text that it gave."""
 
     def __init__(
         self,
@@ -130,11 +129,11 @@ class Aborted(Error):
 
 
 class Closed(Error):
-    """The communicator was closed here, or belongs to the parent of a forked process."""
+    """The communicator was closed on this rank, or belongs to the parent of a forked process."""
 
 
 class OutOfMemory(Error, MemoryError):
-    """Shared memory could not be had: what was wanted and what was there, in bytes."""
+    """Shared memory could not be allocated: wanted_nbytes of it, of available_nbytes."""
 
     def __init__(
         self,
@@ -152,9 +151,9 @@ class OutOfMemory(Error, MemoryError):
 
 
 def agreed(error: E) -> E:
-    """Mark an error that leaves the communicator as it is, though it leaves a call of several steps.
+    """Mark an error that does not end the communicator although it ends a call of several steps.
 
-    Either all ranks raise it in the same call, or those that do have told the others what concerns them.
+    Either all ranks raise it in the same call, or the ranks that raise it have notified the others.
     """
     error.shmring_agreed = True  # type: ignore[attr-defined]
     return error

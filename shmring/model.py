@@ -1,8 +1,8 @@
-"""The cost model: how long an all-reduce takes by arithmetic, and what a training step gets out of it.
+"""The cost model: compute the time of an all-reduce and the efficiency of a training step.
 
-A message of n bytes takes alpha + n/beta seconds (Hockney 1994), and n bytes more of folding n/gamma (Thakur,
-Rabenseifner and Gropp 2005). Every rank has one full-duplex link, so it sends and receives at the same time.
-Pure arithmetic: it knows no communicator.
+A message of n bytes takes alpha + n/beta seconds (Hockney 1994), and folding n bytes takes n/gamma more
+(Thakur, Rabenseifner and Gropp 2005). Every rank has one full-duplex link, so it sends and receives at the
+same time. This module is pure arithmetic and uses no communicator.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Link:
-    """What joins ranks. alpha_s: seconds that any message takes, however short. beta: bytes a second that a
-    rank sends and, at the same time, receives. gamma: bytes a second that it folds; infinity, where that is
-    hidden behind beta or counted in it."""
+    """A link between ranks. alpha_s: the latency of a message in seconds. beta: the bytes a second that a
+    rank sends and, at the same time, receives. gamma: the bytes a second that a rank folds; infinity if
+    folding overlaps with transfers or is included in beta."""
 
     alpha_s: float
     beta: float
@@ -53,11 +53,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a call asks for on its longest way, where one step waits for the other.
+    """The cost of a call on its critical path, the longest chain of dependent steps.
 
-    steps: in each a rank pays alpha once, however many messages leave side by side. nbytes: that pass through
-    the busiest link, counted once where sending and receiving overlap. folded_nbytes: that are folded.
-    sent_nbytes: all that the rank sends that sends the most.
+    steps: a step costs alpha once, regardless of the number of concurrent messages. nbytes: the bytes through
+    the busiest link, counted once if sending and receiving overlap. folded_nbytes: the bytes folded.
+    sent_nbytes: the bytes sent by the rank that sends the most.
     """
 
     steps: int
@@ -66,7 +66,7 @@ class Cost:
     sent_nbytes: float
 
     def seconds(self, link: Link) -> float:
-        """By the model."""
+        """Return the seconds that the model predicts."""
         return self.steps * link.alpha_s + self.nbytes / link.beta + self.folded_nbytes / link.gamma
 
 
@@ -80,21 +80,22 @@ def ring(nbytes: float, ranks: int) -> Cost:
 
 
 def bidirectional_ring(nbytes: float, ranks: int, links: int = 1) -> Cost:
-    """Two opposite rings, each with half of the message. links: 2 where a rank has one for each neighbour, as
-    in a torus: half of a ring's time for large messages. On 1 the halves share it: a ring's cost."""
+    """Two opposite rings, each with half of the message. links: 2 if a rank has a link for each
+    neighbour, as in a torus, which halves a ring's time for large messages. With 1 the halves share the link,
+    and the cost is a ring's."""
     one = ring(nbytes, ranks)
     return Cost(one.steps, one.nbytes / links, one.folded_nbytes, one.sent_nbytes)
 
 
 def direct(nbytes: float, ranks: int) -> Cost:
-    """Reduce-scatter and all-gather, each in one step, where everybody sends to everybody: shmring's own."""
+    """Reduce-scatter and all-gather in one step each, in which all ranks send to all: shmring's own."""
     part = phase_nbytes(nbytes, ranks)
     return Cost(2 * (ranks > 1), 2 * part, part, 2 * part)
 
 
 def halving_doubling(nbytes: float, ranks: int) -> Cost:
-    """Recursive halving, then doubling (Rabenseifner 2004): 2 log2 N steps for N a power of two. Else those
-    beyond the last power first hand in all they have, and get the result at the end: 2 steps and 2n more."""
+    """Recursive halving, then doubling (Rabenseifner 2004): 2 log2 N steps if N is a power of two. Else
+    ranks beyond the largest power first send all data and at last receive the result: 2 steps and 2n more."""
     _others(ranks)
     power = 1 << (ranks.bit_length() - 1)
     part = phase_nbytes(nbytes, power)
@@ -104,32 +105,33 @@ def halving_doubling(nbytes: float, ranks: int) -> Cost:
 
 
 def tree(nbytes: float, ranks: int) -> Cost:
-    """Reduce to rank 0, then broadcast, along a binomial tree, not in chunks: 2 ceil(log2 N) steps of n."""
+    """Reduce and broadcast along a binomial tree, without chunks: 2 ceil(log2 N) steps of n."""
     levels = _levels(ranks)
     return Cost(2 * levels, 2 * levels * nbytes, levels * nbytes, levels * nbytes)
 
 
 def double_tree(nbytes: float, ranks: int, chunks: int = 1) -> Cost:
-    """Two binary trees, each with half of the message, in which nobody has children twice (Sanders, Speck and
-    Träff 2009), up and then down in a pipeline of so many chunks: 2(ceil(log2 N) + chunks - 1) steps. In one
-    chunk it is a tree's cost; in many, 2n/beta. Of two ranks one has a child, and half of the bytes."""
+    """Two binary trees, each with half of the message (Sanders, Speck and Träff 2009). No rank has
+    children in both. Chunks pass up, then down, in a pipeline: 2(ceil(log2 N) + chunks - 1) steps. With one
+    chunk the cost is a tree's; with many it is 2n/beta. Of two ranks, one has a child and half the
+    bytes."""
     children = min(2, _others(ranks))
     steps = _levels(ranks) + chunks - 1 if ranks > 1 else 0
     half = steps * children * nbytes / (2 * chunks)
-    sent_halves = {1: 0, 2: 2, 3: 3}.get(ranks, 4)  # up twice, and down to two children
+    sent_halves = {1: 0, 2: 2, 3: 3}.get(ranks, 4)  # two halves up, two down to the children
     return Cost(2 * steps, 2 * half, half, sent_halves * nbytes / 2)
 
 
 def master(nbytes: float, ranks: int) -> Cost:
-    """Everybody sends all to rank 0 and gets the result from there."""
+    """All ranks send all data to rank 0 and receive the result from rank 0."""
     all_others = _others(ranks) * nbytes
     return Cost(2 * (ranks > 1), 2 * all_others, all_others, all_others)
 
 
 def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
-    """Workers push to ranks that do nothing else, and pull (Li et al. 2014); each server has its part of the
-    message. Nn/servers bytes pass a server's link in, and then out, as nobody gets what is not summed; a
-    worker's n, which are more where there are more servers than workers."""
+    """Workers push to ranks that only serve, and pull from them (Li et al. 2014). Each server has its
+    part of the message. Nn/servers bytes enter a server's link, then leave it, since the sum must be complete
+    first. A worker's link carries n bytes, which is more if there are more servers than workers."""
     _others(workers)
     if servers < 1:
         raise ValueError(f"{servers} servers; there must be 1 or more")
@@ -139,9 +141,11 @@ def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
 
 
 def hierarchical(nbytes: float, hosts: int, ranks: int) -> tuple[Cost, Cost]:
-    """Inside each host, and between hosts: `ranks` on each of `hosts` reduce-scatter in memory, counterparts
-    exchange their slices, and each host gathers. The second is of a host's link, which its ranks share. One
-    after the other they take the sum; where they overlap, as in shmring, little more than the larger one."""
+    """Costs inside each host, and between hosts. `ranks` on each of `hosts` reduce-scatter in memory,
+    counterparts exchange their slices, and each host gathers. The second cost is for a host's link, which its
+    ranks share. One after the other they take the sum of both times; if they overlap, as in shmring, they
+    take
+    little more than the larger one."""
     return direct(nbytes, ranks), direct(nbytes, hosts)
 
 
@@ -157,7 +161,7 @@ ALGORITHMS: Mapping[str, Callable[[float, int], Cost]] = {
 
 
 def all_reduce(algorithm: str, nbytes: float, ranks: int, link: Link) -> Cost:
-    """Of an algorithm by its name, one of ALGORITHMS; a double tree in as many chunks as are best here."""
+    """Return the cost of an algorithm, one of ALGORITHMS; a double tree has the best number of chunks."""
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm is {algorithm!r}; the model has {', '.join(ALGORITHMS)}")
     if algorithm == "double_tree":
@@ -166,12 +170,12 @@ def all_reduce(algorithm: str, nbytes: float, ranks: int, link: Link) -> Cost:
 
 
 def seconds(algorithm: str, nbytes: float, ranks: int, link: Link) -> float:
-    """Of an all-reduce of nbytes by as many ranks."""
+    """Return the seconds of an all-reduce of nbytes."""
     return all_reduce(algorithm, nbytes, ranks, link).seconds(link)
 
 
 def _best_chunks(nbytes: float, ranks: int, link: Link) -> int:
-    """Each of k chunks costs 2 alpha, and filling the pipeline (levels - 1)/k of what all bytes take."""
+    """Return the best k: each chunk costs 2 alpha; filling the pipeline takes (levels - 1)/k transfers."""
     bytes_s = min(2, _others(ranks)) * nbytes * (1 / link.beta + 1 / (2 * link.gamma))
     filling_s = max(_levels(ranks) - 1, 0) * bytes_s
     chunks = math.sqrt(filling_s / (2 * link.alpha_s)) if link.alpha_s else nbytes
@@ -179,35 +183,35 @@ def _best_chunks(nbytes: float, ranks: int, link: Link) -> int:
 
 
 def crossover(ranks: int, link: Link, *, short: str = "tree", long: str = "ring") -> float:
-    """Bytes from which on `long` is the faster one: 0 where it always is, infinity where it never is. Of
-    algorithms whose time is a straight line over the bytes: all but double_tree."""
+    """Return the bytes from which on `long` is faster: 0 if it always is, infinity if it never is. The time
+    of both algorithms must be linear in the bytes: all but double_tree."""
     if "double_tree" in (short, long):
-        raise ValueError("the time of a double_tree is no straight line over the bytes: compare `seconds`")
+        raise ValueError("the time of a double_tree is not linear in the bytes: compare `seconds`")
     bare = Link(0, link.beta, link.gamma)
     later_s = seconds(long, 0, ranks, link) - seconds(short, 0, ranks, link)
-    gained_s = seconds(short, 1, ranks, bare) - seconds(long, 1, ranks, bare)  # by each byte
+    gained_s = seconds(short, 1, ranks, bare) - seconds(long, 1, ranks, bare)  # per byte
     if gained_s > 0:
         return max(0.0, later_s / gained_s)
     return 0.0 if later_s <= 0 == gained_s else math.inf
 
 
-# ---- what no algorithm can do without --------------------------------------------------------------------
+# ---- lower bounds of all algorithms -----------------------------------------------------------------------
 
 
 def phase_nbytes(nbytes: float, ranks: int) -> float:
-    """V(p-1)/p: what each rank sends at least in a reduce-scatter, or an all-gather, of nbytes."""
+    """Return V(p-1)/p: the least that each rank sends in a reduce-scatter or all-gather of nbytes."""
     return nbytes * _others(ranks) / ranks
 
 
 def phase_bound_s(nbytes: float, ranks: int, beta: float) -> float:
-    """V(p-1)/(p beta): the least that a reduce-scatter or an all-gather takes. However many ranks there are,
-    it is less than V/beta. An all-reduce is both."""
+    """Return V(p-1)/(p beta): the least time of a reduce-scatter or an all-gather. It is less than V/beta for
+    any number of ranks. An all-reduce needs both."""
     return phase_nbytes(nbytes, ranks) / beta
 
 
 def redundant_nbytes(nbytes: float, ranks: int) -> float:
-    """(p-1)V: what all ranks hold together beyond one copy when each has all of V bytes. An all-gather, which
-    brings it about, moves as much, and so does a reduce-scatter, which takes it away."""
+    """Return (p-1)V: the bytes beyond one copy if each rank holds all of V bytes. An all-gather, which makes
+    these copies, moves as many bytes, and so does a reduce-scatter, which removes them."""
     return _others(ranks) * nbytes
 
 
@@ -216,9 +220,9 @@ def redundant_nbytes(nbytes: float, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Training:
-    """A step: compute_s seconds, then an all-reduce of gradient_nbytes that nothing hides.
+    """A training step: compute_s seconds, then an all-reduce of gradient_nbytes without overlap.
 
-    beta: as a Link's. ranks: also math.inf, for what it tends to.
+    beta: as in a Link. ranks: math.inf gives the limit.
     """
 
     gradient_nbytes: float
@@ -229,25 +233,25 @@ class Training:
             raise ValueError(f"{self}: gradient_nbytes must be 0 or more, compute_s more than 0")
 
     def transfer_s(self, ranks: float, beta: float) -> float:
-        """T_t = 2D(n-1)/(nS)."""
+        """Return the transfer time T_t = 2D(n-1)/(nS)."""
         return 2 * self.gradient_nbytes * (1 - 1 / ranks) / beta
 
     def step_s(self, ranks: float, beta: float) -> float:
-        """T_p = T_s + T_t."""
+        """Return the time of a step T_p = T_s + T_t."""
         return self.compute_s + self.transfer_s(ranks, beta)
 
     def efficiency(self, ranks: float, beta: float) -> float:
-        """P = 1/(1 + T_t/T_s): the part of a step in which it computes."""
+        """Return P = 1/(1 + T_t/T_s): the share of a step spent computing."""
         return 1 / (1 + self.transfer_s(ranks, beta) / self.compute_s)
 
     def transfer_s_at(self, efficiency: float) -> float:
-        """T_t = (1-P)/P T_s: the most that the transfer may take for that efficiency, 0 to 1."""
+        """Return T_t = (1-P)/P T_s: the longest transfer for this efficiency, 0 to 1."""
         if not 0 < efficiency < 1:
             raise ValueError(f"efficiency is {efficiency}; it must be more than 0 and less than 1")
         return (1 - efficiency) / efficiency * self.compute_s
 
     def beta_for(self, efficiency: float, ranks: float) -> float:
-        """S = 2DP(n-1)/(n(1-P)T_s): the bytes a second that it takes."""
+        """Return S = 2DP(n-1)/(n(1-P)T_s): the bytes a second that this efficiency needs."""
         return self.transfer_s(ranks, self.transfer_s_at(efficiency))
 
 
@@ -255,29 +259,31 @@ class Training:
 
 
 def message(nbytes: float) -> Cost:
-    """One message from one rank to another."""
+    """Return the cost of one message from one rank to another."""
     return Cost(1, nbytes, 0, nbytes)
 
 
 def fit(sizes: Sequence[float], measured_s: Sequence[float], cost: Callable[[float], Cost] = message) -> Link:
-    """alpha and beta of calls of these sizes, in bytes, that took so long: least squares of relative errors,
-    so that small calls count as much as large ones. The folding is in beta.
+    """Fit alpha and beta to the measured seconds of calls of these sizes, in bytes.
 
-    cost: of such a call, as in `lambda nbytes: ring(nbytes, 4)`; single messages unless given. A number that
-    would come out negative is 0 (beta: infinity).
+    The fit minimises the squares of relative errors, so that small calls count as much as large ones. beta
+    includes the folding.
+
+    cost: the cost of a call, such as `lambda nbytes: ring(nbytes, 4)`; by default a single message. A result
+    that would be negative is 0 (for beta: infinity).
     """
     if len(sizes) != len(measured_s) or len(set(sizes)) < 2:
         raise ValueError("fit needs calls of two sizes or more, and the seconds of each")
     if min(measured_s) <= 0:
         raise ValueError("fit needs calls that took more than 0 seconds")
     costs = [cost(nbytes) for nbytes in sizes]
-    # steps alpha + nbytes / beta = measured, divided by measured: the normal equations of that.
+    # The normal equations of steps alpha + nbytes / beta = measured, divided by measured.
     steps = [one.steps / took_s for one, took_s in zip(costs, measured_s, strict=True)]
     loads = [one.nbytes / took_s for one, took_s in zip(costs, measured_s, strict=True)]
     ss, sl, ll = _dot(steps, steps), _dot(steps, loads), _dot(loads, loads)
     determinant = ss * ll - sl * sl
     if determinant <= 1e-12 * ss * ll:
-        raise ValueError("all calls have one ratio of steps to bytes: alpha and beta cannot be told apart")
+        raise ValueError("all calls have one ratio of steps to bytes: alpha and beta cannot be separated")
     alpha_s = (sum(steps) * ll - sum(loads) * sl) / determinant
     byte_s = (sum(loads) * ss - sum(steps) * sl) / determinant
     if alpha_s < 0:
@@ -298,5 +304,5 @@ def _others(ranks: int) -> int:
 
 
 def _levels(ranks: int) -> int:
-    """ceil(log2 N)."""
+    """Return ceil(log2 N)."""
     return _others(ranks).bit_length()

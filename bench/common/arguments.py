@@ -1,4 +1,4 @@
-"""How sizes and lists are written on the command lines of the benchmarks. Knows nothing else."""
+"""Parse sizes and lists on the command lines of the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_size(text: str) -> int:
-    """Bytes from 8, 4K, 64M."""
+    """Parse a number of bytes such as 8, 4K or 64M."""
     unit = UNITS.get(text[-1:].upper(), 1)
     digits = text[:-1] if unit > 1 else text
     if not digits.isdigit() or int(digits) == 0 or int(digits) * unit % 4:
@@ -22,7 +22,7 @@ def parse_size(text: str) -> int:
 
 def comma_separated(convert: Callable[[str], T],
                     allowed: list[str] | None = None) -> Callable[[str], list[T]]:
-    """For add_argument(type=…): a,b,c, each one of those allowed, if they are named."""
+    """Return a parser of lists a,b,c for add_argument(type=…), limited to the allowed values, if given."""
 
     def parse(text: str) -> list[T]:
         words = [word for word in text.split(",") if word]

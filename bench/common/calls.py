@@ -1,6 +1,6 @@
-"""What each collective is given and should give back: sizes of x and y, and the result element by element.
+"""The sizes of x and y of each collective, and its expected result element by element.
 
-Owns the definitions. Runs in the ranks' interpreters; knows numpy only.
+This file runs in the ranks' interpreters and imports only numpy.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 ROOT = 0
-# Not a collective: rank 0 sends x to rank 1 and receives its x into y; both ways are one call.
+# Not a collective: rank 0 sends x to rank 1 and receives rank 1's x into y; a round trip is one call.
 PING_PONG = "ping_pong"
-# What of the call's bytes x and y hold: all of them, or one rank's part.
+# The share of the call's bytes in x and in y: all of them, or one rank's part.
 PARTS: dict[str, tuple[bool, bool]] = {
     "all_reduce": (False, False), "reduce": (False, False), "scan": (False, False), "exscan": (False, False),
     "broadcast": (False, False), "reduce_scatter": (False, True), "scatter": (False, True),
@@ -23,13 +23,13 @@ PARTS: dict[str, tuple[bool, bool]] = {
 }
 CALLS = tuple(PARTS)
 
-# Elements repeat after a prime number of them and not before, so that no shift by a chunk goes unnoticed.
-# Small, so that sums are exact in every dtype.
+# Elements repeat with a prime period, so that a shift by a chunk is noticed. They are small, so that sums are
+# exact in every dtype.
 BLOCK = np.array([(31 * i * i + 17 * i) % 1009 % 4 for i in range(1009)])
 
 
 def counts_of(call: str, count: int, size: int) -> tuple[int, int]:
-    """Elements of x and of y for a call of `count` elements: those of the larger of both."""
+    """Return the elements of x and of y for a call whose larger array has `count` elements."""
     part = max(1, count // size)
     whole = part * size if True in PARTS[call] or call == "all_to_all" else count
     x_is_part, y_is_part = PARTS[call]
@@ -44,15 +44,15 @@ def fill_pattern(x: Array, rank: int) -> None:
 
 
 def arguments_of(call: str, x: Array, y: Array, rank: int) -> tuple[Array | None, Array | None]:
-    """What a rank passes for its x and y: nothing where only the root has any."""
+    """Return the x and y that a rank passes: None for an array that only the root has."""
     given = None if call == "scatter" and rank != ROOT else x
     room = None if call in ("gather", "reduce") and rank != ROOT else y
     return given, room
 
 
 def wrong_elements(call: str, y: Array, count: int, rank: int, size: int, *, written: bool) -> int:
-    """Elements of the result that are not as they should be, for x of `count` elements as by fill_pattern, or
-    all ones; found by the block that repeats, so that nothing as large as y is made."""
+    """Count wrong elements of the result, for x of `count` elements by fill_pattern or all ones. The check
+    compares repeated blocks, so it needs no array as large as y."""
     parts = _parts(call, count // size, rank, size)
     nelements = len(y) // max(1, len(parts))
     wrong = 0
@@ -70,7 +70,7 @@ def _differing(y: Array, block: Array) -> int:
 
 
 def _parts(call: str, part: int, rank: int, size: int) -> list[tuple[range, int]]:
-    """Of each part of y: whose x it is the sum of, and from which element on. Empty: nothing is left."""
+    """Return for each part of y the ranks whose x it sums, and its first element; empty if there is none."""
     if (call in ("reduce", "gather") and rank != ROOT) or (call == "exscan" and rank == 0):
         return []
     everybody, root, own = range(size), range(ROOT, ROOT + 1), rank * part

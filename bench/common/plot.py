@@ -1,6 +1,4 @@
-"""Latency and bandwidth against size, the copy limit drawn in, as a PNG.
-
-Owns the picture. Knows targets; needs matplotlib.
+"""Plot latency, bandwidth and the copy limit against size as a PNG. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -12,17 +10,17 @@ from bench.peers.targets import Group, Medians
 
 COLOURS = {"mpich": "tab:purple", "openmpi": "tab:orange", "intel": "tab:blue", "gloo": "tab:gray",
            "shmring": "tab:red", "copy": "black"}
-LEAST_GB_PER_S = 0.01  # what is slower is told by the latency
+LEAST_GB_PER_S = 0.01  # lower bandwidths are off the plot; the latency panel shows them
 STYLES = {"persistent": ":", "plan": ":", "zero-copy": "--"}
 LABELS = {"persistent": "{peer}, persistent", "plan": "shmring, plan", "zero-copy": "shmring, zero-copy"}
 
 
 class NoMatplotlib(Exception):
-    """matplotlib is not there; the message says how to get it."""
+    """matplotlib is not installed; the message says how to install it."""
 
 
 def copy_limit_us(medians: Medians) -> dict[int, float]:
-    """By size, the faster of the two ways to copy."""
+    """Return by size the faster of the two ways to copy."""
     limit: dict[int, float] = {}
     for (nbytes, contestant, _), median in medians.items():
         if contestant == "copy":
@@ -40,7 +38,7 @@ def curves(medians: Medians) -> dict[tuple[str, str], dict[int, float]]:
 
 
 def draw(by_group: dict[Group, Medians], path: Path, subtitle: str) -> None:
-    """One row of two panels for each group."""
+    """Draw a row of two panels for each group."""
     try:
         import matplotlib
     except ImportError:

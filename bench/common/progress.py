@@ -1,4 +1,4 @@
-"""A progress bar if tqdm is installed, else a line now and then. Knows nothing else."""
+"""A progress bar if tqdm is installed, else a line at intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 class Progress:
-    """Counts samples; shows the last round trip beside them."""
+    """Count samples, and show the last round trip."""
 
     def __init__(self, title: str) -> None:
         self._title, self._done, self._total, self._next_line_s = title, 0, 0, 0.0

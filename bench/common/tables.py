@@ -1,6 +1,4 @@
-"""The result as text: a table of times and a table of ratios for each group.
-
-Owns formatting only. Knows targets.
+"""Format the result as text: a table of times and a table of ratios for each group.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ def aligned(rows: list[list[str]]) -> str:
 
 
 def times_table(medians: Medians) -> str:
-    """µs; the last column is the smallest number of rounds behind any figure of the row."""
+    """Format µs; the last column is the least number of rounds of any figure in the row."""
     present = {key[1:] for key in medians}
     columns = [column for column in HEADINGS if column in present]
     columns += sorted(present - set(HEADINGS))
@@ -66,7 +64,7 @@ def format_ratio(ratio: Ratio | None) -> str:
 
 
 def ratios_table(group: Group, medians: Medians) -> str:
-    """Empty if shmring did not take part."""
+    """Format the ratios; empty if shmring did not take part."""
     found = {(ratio.nbytes, ratio.variant, ratio.rival): ratio for ratio in ratios(group, medians)}
     rivals = [rival for rival in RIVAL_HEADINGS if any(key[2] == rival for key in found)]
     rows = [["bytes", "shmring", *(RIVAL_HEADINGS[rival] for rival in rivals), "fastest MPI"]]

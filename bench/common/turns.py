@@ -1,4 +1,4 @@
-"""Several ways to the same end, in turn on one communicator: what a benchmark of a method measures.
+"""Measure several ways to do the same on one communicator, in turn: the base of the methods' benchmarks.
 
 Rounds alternate between the ways, and who begins changes; the figure of a round is the slowest rank's. Only
 ratios between ways of one run are to be quoted, with the round trip that `state_of` tells. Knows shmring's
@@ -20,13 +20,13 @@ SAMPLE_S = 0.02
 
 
 def pin(comm: shmring.Comm) -> None:
-    """This rank to a CPU of its own, or shared with as few as can be, those of stand-in hosts too."""
+    """Bind this rank to the least shared CPU, also counting ranks of stand-in hosts."""
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[comm.rank % len(cpus)]})
 
 
 def seconds(comm: shmring.Comm, way: Callable[[], object], loops: int) -> float:
-    """Of one call, on the slowest rank."""
+    """Return the seconds of one call on the slowest rank."""
     comm.barrier()
     begin = time.perf_counter()
     for _ in range(loops):
@@ -39,7 +39,7 @@ def seconds(comm: shmring.Comm, way: Callable[[], object], loops: int) -> float:
 def in_turn(
     comm: shmring.Comm, ways: Mapping[str, Callable[[], object]], rounds: int, sample_s: float = SAMPLE_S
 ) -> dict[str, float]:
-    """Seconds of one call of each way: the median over rounds, on every rank the same.
+    """Return the seconds of one call of each way: the median over rounds, the same on every rank.
 
     A quarter of the calls go before: by then the caches, and how long ranks wait for each other, are this
     way's again. Four ranks on two cores need 10 us at 1 KiB just after another algorithm, 3 a little later.
@@ -57,7 +57,7 @@ def in_turn(
 
 
 def state_of(comm: shmring.Comm) -> str:
-    """Beside every figure: how many ranks, where, and how far the cores are from each other."""
+    """Return the facts to show with every figure: number of ranks, their places, the distance of cores."""
     state = comm.stats()
     hosts = "" if comm.num_nodes == 1 else f" on {comm.num_nodes} hosts"
     return f"{comm.size} ranks{hosts}, {state['distance']}, round trip {state['round_trip_ns']} ns"

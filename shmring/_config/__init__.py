@@ -1,8 +1,8 @@
-"""What can be set, and the numbers that shmring chooses by itself.
+"""Settings, and the thresholds that shmring chooses by itself.
 
-settings           every SHMRING_ variable: the only place that reads them
+settings           every SHMRING_ variable: the only module that reads them
     ^
-thresholds         from which size on which algorithm is used, and how long to wait in which way
+thresholds         the sizes from which each algorithm is used, and the wait policy
     |
 tuning_table       the file of thresholds that `shmring tune` measured on this machine
 

@@ -1,4 +1,4 @@
-"""Packages that only some need, imported when they are used."""
+"""Import optional packages when they are used."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 
 class Missing(ModuleNotFoundError):
-    """A package of an extra is not installed; the message says how to get it."""
+    """A package of an extra is not installed; the message says how to install it."""
 
 
 def need(module: str, extra: str, purpose: str) -> Any:
-    """The module, or Missing: `purpose` needs it, and the extra brings it."""
+    """Import and return the module that `purpose` needs. Raises Missing, which names the extra to install."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != package:
-            raise  # it is there, and lacks something itself
+            raise  # the package is installed, but one of its own imports is missing
         raise Missing(
             f"{purpose} needs the package {package!r}, which is not installed here: "
             f"pip install 'shmring[{extra}]'",

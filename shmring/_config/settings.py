@@ -1,6 +1,6 @@
-"""The settings that come from the environment: the one place that reads SHMRING_* variables.
+"""Settings from the environment: the only module that reads SHMRING_* variables.
 
-Each is checked here, so that a typing mistake is an error that names the variable, not a slow or a
+Each variable is checked here, so that a typing mistake is an error that names the variable, not a slow or a
 hanging job.
 """
 
@@ -28,42 +28,42 @@ ISAS = ("auto", "avx512", "avx2", "sse2", "neon", "scalar")  # as sr_kernels_isa
 MIN_KEY_CHARACTERS = 16
 MAX_RANKS = 4096  # SR_MAX_RANKS
 CACHE_LINE_NBYTES = 64
-DEFAULT_PORT = 21717  # below the ports that kernels give to outgoing connections
+DEFAULT_PORT = 21717  # below the ports that kernels assign to outgoing connections
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What SHMRING_* asks for; None or "auto": not asked for."""
+    """The values of the SHMRING_* variables; None or "auto": not set."""
 
     rank: int | None = None
     size: int | None = None
     addr: str | None = None
     port: int | None = None
-    ports: tuple[int, int] | None = None  # first and last of those to listen on for ranks of other hosts
+    ports: tuple[int, int] | None = None  # first and last port to listen on for ranks of other hosts
     key: bytes | None = field(default=None, repr=False)
     node: str | None = None
     timeout_s: float = 1800.0
-    stall_s: float = 60.0  # a call that waits longer is warned of; 0: none is
+    stall_s: float = 60.0  # warn of a call that waits longer; 0: never
     segment: str = "memfd"
     chunk_nbytes: int | None = None
     depth: int | None = None
     isa: str = "auto"
     algorithm: str = "auto"
     path: str = "auto"
-    single_copy_nbytes: int | None = None  # from here on; 0: never
+    single_copy_nbytes: int | None = None  # least size of a single copy; 0: never
     trace: str | None = None
-    restart: int = 0  # how often shmrun has started this job again: for the script to know
-    tuning: str = "auto"  # "none", or a file; rank 0's counts
-    wire_slice_nbytes: int = 0  # of what goes between hosts at once; 0: as tuned; rank 0's counts
-    message_ring_nbytes: int = 0  # 0: by the number of ranks; lets tests run with rings of some lines
-    first_seq: int = 0  # where sequence numbers begin: lets tests run near the wrap of 32 and 64 bits
+    restart: int = 0  # restarts of this job by shmrun so far, for the script
+    tuning: str = "auto"  # "none", or a file; rank 0's value holds
+    wire_slice_nbytes: int = 0  # bytes sent between hosts at once; 0: as tuned; rank 0's value holds
+    message_ring_nbytes: int = 0  # 0: by the number of ranks; tests use small rings
+    first_seq: int = 0  # first sequence number; tests start near the wrap of 32 and 64 bits
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Read and check every variable; ValueError names the first that is wrong."""
+        """Read and check every variable. Raises ValueError, which names the first wrong variable."""
 
         def read(name: str, parse: Callable[[str, str], T], default: D) -> T | D:
-            # An empty variable counts as unset: `SHMRING_CHUNK= python …` is how shells take one away.
+            # An empty variable counts as unset: `SHMRING_CHUNK= python …` is how a shell removes one.
             text = environ.get(name, "").strip()
             return parse(name, text) if text else default
 
@@ -108,15 +108,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class Survey:
-    """All that SHMRING_* variables say, right or wrong; a key is not shown."""
+    """All SHMRING_* variables, valid or not; the key is hidden."""
 
     given: dict[str, str]
-    wrong: list[str]  # one message for each that is
-    unknown: dict[str, str | None]  # names that nobody reads, and the setting of nearly that name
+    wrong: list[str]  # one message for each wrong variable
+    unknown: dict[str, str | None]  # unknown names, each with the setting of the most similar name
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> Survey:
-        """Where `Settings.from_environment` ends with the first that is wrong this goes on without it."""
+        """Read all variables. After each error, drop the wrong variable and read the others again."""
         given = {name: text for name, text in sorted(environ.items()) if name.startswith("SHMRING_")}
         left, wrong = _Asked(given), []
         while True:
@@ -133,7 +133,7 @@ class Survey:
 
 
 class _Asked(dict[str, str]):
-    """An environment that notes for which variables it was asked: those are the settings there are."""
+    """An environment that records the variables read from it: these are all settings that exist."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         super().__init__(environ)
@@ -144,7 +144,7 @@ class _Asked(dict[str, str]):
         return super().get(name, default)
 
     def drop(self, names: list[str]) -> bool:
-        """Whether one of these was there; rank and size say nothing without each other."""
+        """Drop variables; return whether one was set. Rank and size are dropped together."""
         pair = {"SHMRING_RANK", "SHMRING_SIZE"}
         found = self.keys() & set(names)
         for name in found | (pair & self.keys() if found & pair else set()):
@@ -153,7 +153,7 @@ class _Asked(dict[str, str]):
 
 
 def _nearest(name: str, names: Collection[str]) -> str | None:
-    from difflib import get_close_matches  # for who looks for mistakes: jobs need not load it
+    from difflib import get_close_matches  # imported late: jobs need not load it
 
     prefix = "SHMRING_"
     found = get_close_matches(name.removeprefix(prefix), [one.removeprefix(prefix) for one in names], 1, 0.75)
@@ -161,19 +161,19 @@ def _nearest(name: str, names: Collection[str]) -> str | None:
 
 
 def address_text(host: str, port: int) -> str:
-    """What `parse_address` takes apart: IPv6 addresses in brackets."""
+    """Format an address for `parse_address`: IPv6 addresses get brackets."""
     return f"[{host}]:{port}" if host.count(":") > 1 and not host.startswith("[") else f"{host}:{port}"
 
 
 def parse_address(name: str, text: str) -> tuple[str, int]:
-    """(host, port) of "host:port", "host" or "[::1]:port"; ValueError says what is wrong with it."""
+    """Return (host, port) of "host:port", "host" or "[::1]:port". Raises ValueError if it is invalid."""
     if not isinstance(text, str):
         raise TypeError(f"{name} is {text!r}; it must be a text such as 'host:{DEFAULT_PORT}'")
     if text.startswith("["):
         host, bracket, port = text[1:].partition("]")
         is_whole = bool(bracket) and port[:1] in ("", ":")
         port, has_port = port[1:], bool(port)
-    elif text.count(":") > 1:  # an IPv6 address without brackets has no room for a port
+    elif text.count(":") > 1:  # an IPv6 address without brackets cannot have a port
         host, port, has_port, is_whole = text, "", False, True
     else:
         host, colon, port = text.partition(":")
@@ -198,7 +198,7 @@ def _wrong(name: str, text: str, allowed: str) -> ValueError:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that digits write, None for all else: no setting has more than some twenty of them."""
+    """Return the number if text is at most 30 ASCII digits, else None. No setting needs more digits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 30 else None
 
 
@@ -293,7 +293,7 @@ def _text(most: int) -> Callable[[str, str], str]:
 
 
 def _key(environ: Mapping[str, str]) -> bytes | None:
-    """The shared secret, from SHMRING_KEY or the file that SHMRING_KEY_FILE names; never shown."""
+    """Return the key from SHMRING_KEY or the file that SHMRING_KEY_FILE names. Messages never show it."""
     text, path = environ.get("SHMRING_KEY", "").strip(), environ.get("SHMRING_KEY_FILE", "").strip()
     if text and path:
         raise ValueError("SHMRING_KEY and SHMRING_KEY_FILE are both set: set one of them")
@@ -311,8 +311,8 @@ def _key(environ: Mapping[str, str]) -> bytes | None:
 
 
 def _read_key_file(path: str) -> str:
-    # The open file is checked: after a check by path another file could take its place. A symbolic link may
-    # lead to it, as in a volume of Kubernetes. O_NONBLOCK: opening a pipe would wait for its writer.
+    # Check the open file: after a check by path, another file could replace it. Symbolic links are allowed,
+    # as Kubernetes volumes use them. O_NONBLOCK: opening a pipe would wait for its writer.
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         with open(fd, encoding="utf-8", errors="surrogateescape") as file:

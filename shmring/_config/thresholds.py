@@ -1,7 +1,7 @@
-"""The sizes at which one way of doing it overtakes another, and how long to wait in which way.
+"""The sizes from which one method is faster than another, and the wait policy.
 
-Every figure names where it was measured. On this machine `python -m shmring.tools.tune` measures most of them
-again; rank 0's table of that, if there is one, holds for all ranks.
+Every figure names the benchmark that chose it. `python -m shmring.tools.tune` measures most of them on a
+machine; if rank 0 has such a table, all ranks use it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .settings import Settings
 
 KIB = 1 << 10
 MIB = 1 << 20
-NEVER = 1 << 40  # of what is done from some length on; of what is done up to one: 0
+NEVER = 1 << 40  # as a lower bound: never used; an upper bound of 0 has the same meaning
 PAGE_NBYTES = 4096
-CACHED_SLOTS = 4  # WINDOW_SLOTS of staging.pxd: how many a large reduction keeps to that is to stay cached
-LINE_NBYTES = 128  # SR_LINE of src/layout.h: slots begin on it
-CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: room that a slot has beyond its chunk
+CACHED_SLOTS = 4  # WINDOW_SLOTS of staging.pxd: the slots of a large reduction that stays in the cache
+LINE_NBYTES = 128  # SR_LINE of src/layout.h: the alignment of slots
+CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: the bytes of a slot beyond its chunk
 
 # Measured with bench/ (peers, bench_fusion) and shmring.tools.tune, 2 and 4 ranks on 2 cores of a Zen 4 EPYC.
 DEFAULTS: dict[str, int] = {
@@ -45,15 +45,16 @@ DEFAULTS: dict[str, int] = {
     "single_copy_in_place_most_nbytes": NEVER,
     "chain_nbytes": NEVER,
 }
-# Where it is otherwise, by the first word of the processor's name: 2 and 4 ranks on 2 cores of a Xeon with
-# 2 MiB of L2 each. Round trips are nearly as long there as between an EPYC's chiplets, but streaming loses:
-# into slots a third at 128 KiB and a quarter at 1 MiB, into shared arrays in place 6 times at 1 MiB and 1.5
-# at 128. It gains on its way to large results elsewhere (half, private ones of 40 MiB and shared ones of
-# 24); and single copies do, most where pages are huge: an all_to_all of 16 MiB takes 0.64 of the time then,
-# else 0.75; an all_reduce of 20 MiB to another place 0.85 with huge ones, with small ones as long as through
-# slots, which are faster from 24 MiB on, below 4 and in place. Pieces of an all_gather below 256 KiB, and of
-# two ranks' all_to_all below 128, go through slots, too: in half to three quarters of the time where they
-# were written before each call, while those that stay as they are take up to 1.4 times as long.
+# Values that differ, by the first word of the processor's name. Measured with 2 and 4 ranks on 2 cores of a
+# Xeon with 2 MiB of L2 each. Its round trips are nearly as long as between an EPYC's chiplets.
+# - Streaming stores lose: a third into slots at 128 KiB and a quarter at 1 MiB; into shared arrays in place
+#   they take 6 times as long at 1 MiB and 1.5 times at 128 MiB. They gain for large results out of place:
+#   half, for private results of 40 MiB and shared results of 24 MiB.
+# - Single copies gain, most with huge pages. An all_to_all of 16 MiB takes 0.64 of the time with huge pages,
+#   else 0.75. An all_reduce of 20 MiB out of place takes 0.85 with huge pages, and with small pages as long
+#   as through slots. Slots are faster from 24 MiB on, below 4 MiB, and in place.
+# - Pieces of an all_gather below 256 KiB, and of two ranks' all_to_all below 128 KiB, go through slots. They
+#   take 0.5 to 0.75 of the time if they were written before each call, and up to 1.4 times the time if not.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
         "small_nbytes": 64 * KIB,
@@ -71,11 +72,15 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
         "single_copy_reduce_most_nbytes": 24 * MIB,
     },
 }
-# And of so many ranks or more, on any processor or on one kind: on 2 cores of that Xeon a scan of 4 takes
-# 0.7 to 0.9 of the time in a chain, one of 8 half of it, a reduce 0.95 and 0.8. Few slots of 96 KiB take 3
-# and 4 ranks 0.8 of the time at 2 and at 16 MiB in place, of 192 KiB 0.93; 2 ranks as long by 96 as by 128,
-# and a tenth longer by 192 at 1 MiB to another place. Single copies to another place are faster from 4 MiB
-# on with huge pages. With 5 to 8 ranks few slots gain less, and beyond 16 MiB nothing.
+# Values for at least this many ranks, on any processor ("") or on one kind. Measured on 2 cores of that
+# Xeon.
+# - In a chain a scan of 4 ranks takes 0.7 to 0.9 of the time and of 8 ranks 0.5; a reduce takes 0.95 and
+#   0.8.
+# - With few slots of 96 KiB, 3 and 4 ranks take 0.8 of the time at 2 and at 16 MiB in place; with slots of
+#   192 KiB 0.93. With 2 ranks, 96 and 128 KiB take equally long, and 192 KiB a tenth longer at 1 MiB out of
+#   place.
+# - Single copies out of place are faster from 4 MiB on with huge pages.
+# - With 5 to 8 ranks few slots gain less, and nothing beyond 16 MiB.
 OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
     ("", 4): {"chain_nbytes": 256 * KIB},
     ("", 5): {"chain_nbytes": 128 * KIB},
@@ -89,9 +94,9 @@ OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
     },
     ("Intel(R)", 5): {"cached_most_nbytes": 16 * MIB, "stream_in_place_nbytes": 24 * MIB},
 }
-# What a measured table may say: no staging buffer grows beyond some tens of MiB by it.
+# The limits of a measured table, such that no staging buffer exceeds some tens of MiB.
 LIMITS: dict[str, tuple[int, int]] = {
-    "small_nbytes": (64, 64 * KIB),  # SR_ALIGN_FOLD_BEYOND_NBYTES of src/kernels/kernels.c: all fold alike
+    "small_nbytes": (64, 64 * KIB),  # SR_ALIGN_FOLD_BEYOND_NBYTES of src/kernels/kernels.c: ranks fold alike
     "far_stream_nbytes": (64, NEVER),
     "one_chunk_nbytes": (4 * KIB, 8 * MIB),
     "chunk_nbytes": (4 * KIB, 8 * MIB),
@@ -113,15 +118,15 @@ LIMITS: dict[str, tuple[int, int]] = {
     "single_copy_in_place_most_nbytes": (64, NEVER),
     "chain_nbytes": (64, NEVER),
 }
-# Known before a call begins, when the distance that will hold then is not: the same near and far.
+# Thresholds used before the distance for a call is known, so they are equal for near and far.
 OF_BOTH_DISTANCES = ("small_nbytes", "depth", "fuse_nbytes", "chain_nbytes")
 
-# Zero-copy has a second synchronisation: a matter of 0.1 us, or of some switches between processes.
+# Zero-copy needs a second synchronisation: 0.1 us, or, if ranks share CPUs, some context switches.
 OVERSUBSCRIBED_ZERO_COPY_NBYTES = 12 * KIB
 
 
 def tables(settings: Settings, nranks: int) -> tuple[dict[str, int], dict[str, int]]:
-    """What holds for near and for far cores in a communicator that this rank begins for `nranks`."""
+    """Return the thresholds for near and for far cores in a communicator of `nranks`."""
     found = _measured_table(settings.tuning, nranks)
     both = built_in(nranks) | found.get("any", {})
     near, far = (
@@ -132,7 +137,7 @@ def tables(settings: Settings, nranks: int) -> tuple[dict[str, int], dict[str, i
 
 
 def built_in(nranks: int) -> dict[str, int]:
-    """What holds for `nranks` on this kind of processor where nothing was measured."""
+    """Return the built-in thresholds for `nranks` on this kind of processor."""
     processor = tuning_table.cpu_model().partition(" ")[0]
     table = DEFAULTS | OF_PROCESSOR.get(processor, {})
     for (of_processor, least), values in OF_RANKS.items():
@@ -142,7 +147,7 @@ def built_in(nranks: int) -> dict[str, int]:
 
 
 def _measured_table(asked: str, nranks: int) -> tuning_table.Table:
-    """By SHMRING_TUNING: that file's, of the user's cache folder if it can be used ("auto"), or none."""
+    """Return the table that SHMRING_TUNING names; for "auto" that of the user's cache folder, if usable."""
     if asked == "none":
         return {}
     path = tuning_table.default_path() if asked == "auto" else Path(asked)
@@ -163,9 +168,9 @@ def _measured_table(asked: str, nranks: int) -> tuning_table.Table:
 
 
 def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
-    """With the chunk and the depth that the environment asks for, and the single copy.
+    """Return the table with the chunk, the depth and the single copy of the settings.
 
-    Who asks for a chunk or a path wants to see data go through slots.
+    SHMRING_CHUNK and SHMRING_PATH turn single copies off, since both are about data in slots.
     """
     asks_for_slots = settings.chunk_nbytes is not None or settings.path != "auto"
     if settings.single_copy_nbytes is not None or asks_for_slots:
@@ -188,7 +193,7 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
         "chunk_nbytes": chunk_nbytes,
         "exchange_nbytes": chunk_nbytes,
         "small_nbytes": min(table["small_nbytes"], chunk_nbytes),
-        "cached_chunk_nbytes": LINE_NBYTES,  # its slots take no room
+        "cached_chunk_nbytes": LINE_NBYTES,  # as small as possible, since it is not used
         "cached_most_nbytes": 0,
         "chain_nbytes": table["chain_nbytes"] if table["chain_nbytes"] == NEVER else chunk_nbytes,
         "depth": max(settings.depth or table["depth"], 2),
@@ -196,11 +201,11 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
 
 
 def ring_nbytes(tables: tuple[dict[str, int], ...], nranks: int) -> int:
-    """Of one rank's staging buffer, in whole pages: so many slots as it is deep, two of the largest there
-    are, those of a reduction that keeps to a few.
+    """Return the bytes of one rank's staging buffer, in whole pages.
 
-    More than a private L2, so that a line is not written again while another holds it; little of an L3. A
-    line for each rank has to fit.
+    The buffer has room for `depth` slots, for two of the largest slots, for the CACHED_SLOTS of a reduction
+    that stays in the cache, and for a line for each rank. It exceeds a private L2, so that a line is not
+    written again while another core holds it, and is a small part of an L3.
     """
     nbytes = nranks * LINE_NBYTES
     for table in tables:
@@ -215,17 +220,19 @@ def _slot_nbytes(chunk_nbytes: int) -> int:
 
 
 def wait_policy(nranks: int, *, oversubscribed: bool, one_group: bool) -> dict[str, int]:
-    """How to wait: long pauses only when every rank has a CPU of its own; else, where ranks share CPUs, the
-    CPU is handed on, after some pauses where the rank that is awaited runs on another one, at once where it
-    needs this one.
+    """Return the wait policy and the interval of distance measurements.
 
-    And how often to measure the distance, since virtual CPUs move within seconds: it takes 3 to 11 us a pair
-    of ranks, less than a thousandth of the time, and a hundred times as much where ranks take turns on a CPU.
+    A rank makes long pauses only if every rank has a CPU of its own. If ranks share CPUs, it yields the CPU:
+    after some pauses if the awaited rank runs on another CPU, at once if the awaited rank needs this CPU.
 
-    poll_ns is for waits that do not sleep: to look whether the others live is a load for each.
+    The distance is measured again because virtual CPUs move within seconds. A measurement takes 3 to 11 us
+    for a pair of ranks, less than a thousandth of the time, and a hundred times as long if ranks share a
+    CPU.
 
-    `one_group`: the scheduler counts their time together. If it does not, as where each has a session of its
-    own (torchrun), a rank that yields takes as much time as the one that works: it had better sleep soon.
+    poll_ns is the interval of liveness checks in waits that do not sleep; a check is one load for each rank.
+
+    `one_group`: the scheduler accounts the ranks' time together. If not, for example because each rank has a
+    session of its own (torchrun), a yielding rank gets as much time as a working rank, so it sleeps sooner.
     """
     if not oversubscribed:
         return {

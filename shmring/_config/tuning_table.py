@@ -1,7 +1,6 @@
-"""The table of sizes that `python -m shmring.tools.tune` measured on this machine: where it is kept, what it
-may say, and whether it is this machine's.
+"""The table of thresholds that `python -m shmring.tools.tune` measured: its path, format, and machine.
 
-A table is never trusted: it is a small JSON file of numbers within limits, or it is not used.
+A table is never trusted: it is used only if it is a small JSON file with numbers within limits.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-DISTANCES = ("any", "near", "far")  # the first: of both, for what has to be known before the distance is
-_MOST_NBYTES = 1 << 16  # of the file
+DISTANCES = ("any", "near", "far")  # "any": thresholds needed before the distance is known
+_MOST_NBYTES = 1 << 16  # largest file
 
 Values = dict[str, int]
 Table = dict[str, Values]  # by distance
@@ -28,25 +27,25 @@ class Unusable(ValueError):
 
 
 class Absent(Unusable):
-    """There is no such file, or none that this user may see."""
+    """The file does not exist, or this user may not read it."""
 
 
 def default_path() -> Path:
-    """In the user's cache folder; a relative XDG_CACHE_HOME counts as none, as its specification says.
+    """Return the path in the user's cache folder. A relative XDG_CACHE_HOME is ignored, as it specifies.
 
-    Of a user without a home it is a relative path.
+    The path is relative if the user has no home.
     """
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return Path(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache"), "shmring", "tuning.json")
 
 
 def machine() -> dict[str, Any]:
-    """What tells one kind of machine from another."""
+    """Return the facts that identify a kind of machine."""
     return {"cpu": f"{platform.machine()} {cpu_model()}", "cpus": os.cpu_count()}
 
 
 def load(path: Path, limits: Limits) -> dict[int, Table]:
-    """The tables of a file by number of ranks; Absent, or otherwise Unusable, if there are none."""
+    """Return the tables of a file by number of ranks. Raises Absent or Unusable if there are none."""
     text = _read(path)
     try:
         content = json.loads(text)
@@ -60,7 +59,7 @@ def load(path: Path, limits: Limits) -> dict[int, Table]:
 
 
 def save(path: Path, tables: Mapping[int, Table], limits: Limits) -> None:
-    """Replaces the file as a whole, so that nobody ever reads half of it."""
+    """Replace the file atomically, so that no process reads an incomplete file."""
     content = {"format": FORMAT, "machine": machine(), "tables": {str(n): t for n, t in tables.items()}}
     _checked(content["tables"], limits)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +122,7 @@ def _check_values(values: Any, limits: Limits) -> None:
 
 
 def cpu_model() -> str:
-    """As the kernel names it; of other machines than x86 what identifies the core."""
+    """Return the kernel's name of the CPU, or on other architectures than x86 its identifiers."""
     wanted = ("model name", "CPU implementer", "CPU part")
     found: dict[str, str] = {}
     try:

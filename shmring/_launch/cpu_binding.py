@@ -1,4 +1,4 @@
-"""What the ranks of shmrun run on: their CPUs with --bind, and how many threads libraries start in each."""
+"""The CPUs of shmrun's ranks with --bind, and the number of threads that libraries start in each rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .options import say
 
 @dataclass(frozen=True)
 class Cpus:
-    """What a rank is bound to (empty: to nothing), and its OMP_NUM_THREADS (None: as the user has it)."""
+    """The CPUs that a rank is bound to (empty: none), and its OMP_NUM_THREADS (None: as set)."""
 
     numbers: Sequence[int] = ()
     threads: int | None = None
 
     @contextlib.contextmanager
     def inherited(self) -> Iterator[None]:
-        """Processes that are started meanwhile run there from their first instruction on."""
+        """Bind this process within the block, so that processes started there are bound from the start."""
         own = os.sched_getaffinity(0)
         if self.numbers:
             os.sched_setaffinity(0, self.numbers)
@@ -33,7 +33,7 @@ class Cpus:
 
 
 def share_cpus(environment: dict[str, str], bind: str, ranks: range) -> dict[int, Cpus]:
-    """Bind the ranks, and keep numerical libraries from starting a thread for every CPU in every rank."""
+    """Assign CPUs to the ranks, and limit the threads that numerical libraries start in each rank."""
     nprocs, cpus, allowed = len(ranks), usable_cpus(), os.sched_getaffinity(0)
     shares: list[list[int]] = []
     if bind != "none":
@@ -44,7 +44,7 @@ def share_cpus(environment: dict[str, str], bind: str, ranks: range) -> dict[int
             say(f"--bind core: {nprocs} ranks are more than the {cores} usable core(s), so none is bound")
     threads: list[int | None] = [None] * nprocs
     if nprocs > 1 and not environment.get("OMP_NUM_THREADS"):
-        # A cgroup's quota may leave less than the affinity does.
+        # A cgroup's quota may be below the number of allowed CPUs.
         bound = [max(1, count * cpus // len(allowed)) for count in cpu_topology.threads_of(shares)]
         threads = [*(bound or [max(1, cpus // nprocs)] * nprocs)]
         where = f", bound by {bind}" if shares else ""

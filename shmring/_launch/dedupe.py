@@ -1,6 +1,6 @@
-"""Identical lines that several ranks print within a moment, shown once with all of these in front: 0-3|.
+"""Show identical lines that several ranks print within HOLD_S once, with these ranks in front: 0-3|.
 
-The lines of each rank stay in their order, and none waits longer than HOLD_S.
+The lines of each rank keep their order, and no line waits longer than HOLD_S.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from .output_mux import Front, Screen, Stream
 
-HOLD_S = 0.2  # ranks in step are less apart, and people do not notice it
+HOLD_S = 0.2  # ranks in lockstep are closer together, and people do not notice the delay
 _MOST_HELD = 1000
 
 
 @dataclass
 class _Held:
-    """A line that waits for the same of other ranks, and whose it is so far."""
+    """A line that waits for the same line of other ranks, and the streams that have printed it."""
 
     text: bytes
     streams: list[Stream]
@@ -28,27 +28,27 @@ class _Held:
 
 
 class Dedupe(Screen):
-    """A screen that holds lines back for a moment. They leave in the order in which they came."""
+    """A screen that delays lines by up to HOLD_S. Lines are shown in the order of their arrival."""
 
     def __init__(self, tty: bool, front: Front) -> None:
         super().__init__(tty, front)
         self._held: collections.deque[_Held] = collections.deque()
-        self._counts: collections.Counter[int] = collections.Counter()  # of lines held, by rank
-        self._streams: collections.Counter[int] = collections.Counter()  # that may bring more, by rank
-        self._ended: _Held | None = None  # as far as it is drawn, as the unfinished line that it was
+        self._counts: collections.Counter[int] = collections.Counter()  # lines held, by rank
+        self._streams: collections.Counter[int] = collections.Counter()  # open streams, by rank
+        self._ended: _Held | None = None  # held, but drawn on the terminal as an unfinished line
 
     def opened(self, stream: Stream) -> None:
-        """Others' lines may wait for it."""
+        """Register a stream, so that lines of other ranks wait for its lines."""
         self._streams[stream.rank] += 1
 
     def closed(self, stream: Stream) -> None:
-        """Nothing waits for it any more."""
+        """Remove a stream, and show lines that waited only for it."""
         self._streams[stream.rank] -= 1
-        self._streams += collections.Counter()  # without those that are 0
+        self._streams += collections.Counter()  # drops counts of 0
         self._show_settled()
 
     def line(self, stream: Stream, line: bytes) -> None:
-        """A finished line: it joins the same of other ranks, or waits for them."""
+        """Take a finished line: join it to the same line of other ranks, or hold it."""
         if stream.shown_nbytes and not self.tty:
             self._show_all_of(stream.rank)
             super().line(stream, line)
@@ -65,17 +65,17 @@ class Dedupe(Screen):
         self._show_settled()
 
     def unfinished(self, stream: Stream) -> None:
-        """A stream's line as far as it has come: on a terminal it is below all others, in a log it stands."""
+        """Show a stream's unfinished line: on a terminal below all others, in a log in its place."""
         if not self.tty:
             self._show_all_of(stream.rank)
         ended, self._ended = self._ended, None
         standing = self._open
         super().unfinished(stream)
-        if ended is not None and standing is not None:  # it is held, and not to come back as unfinished
+        if ended is not None and standing is not None:  # the held line must not be drawn again as unfinished
             self.uncover(standing)
 
     def release(self, now: float) -> None:
-        """Show what has waited long enough."""
+        """Show the lines whose time is up."""
         while self._held and self._held[0].until <= now:
             self._show_first()
 
@@ -86,11 +86,11 @@ class Dedupe(Screen):
 
     @property
     def due_at(self) -> float:
-        """When the first line has waited long enough."""
+        """Return the time at which the first held line must be shown."""
         return self._held[0].until if self._held else float("inf")
 
     def _same(self, stream: Stream, text: bytes) -> _Held | None:
-        """The first such line that this rank's may join without passing an earlier one of its own."""
+        """Return the first equal held line that this rank can join without reordering its own lines."""
         found = None
         for held in reversed(self._held):
             if held.is_of(stream.rank):
@@ -100,7 +100,7 @@ class Dedupe(Screen):
         return found
 
     def _show_settled(self) -> None:
-        """Show what nobody can join any more, as every rank that goes on has a line there or further back."""
+        """Show lines that no rank can join any more: every open rank has a line there or later."""
         while self._held and (self._streams.keys() <= self._counts.keys() or len(self._held) > _MOST_HELD):
             self._show_first()
 

@@ -1,6 +1,6 @@
-"""A run's files in a directory, one for each rank's stdout and stderr: rank-0.out, rank-0.err and so on.
+"""The log files of a run, one for each rank's stdout and stderr: rank-0.out, rank-0.err and so on.
 
-They hold what the ranks wrote, byte by byte, and an earlier run's are left alone.
+The files have the exact bytes that the ranks wrote. Files of an earlier run are not overwritten.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ KINDS = ("out", "err")
 
 
 class Log:
-    """The file of one stream; what goes wrong with it does not end the rank, and is told afterwards."""
+    """The file of one stream. An error does not end the rank; `error` keeps it for the end."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -22,7 +22,7 @@ class Log:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, data: bytes) -> None:
-        """All of it, unless the file could not be written before."""
+        """Write all data, unless an earlier write failed."""
         rest = memoryview(data)
         try:
             while rest and self.error is None:
@@ -31,30 +31,30 @@ class Log:
             self.error = error
 
     def close(self) -> None:
-        """A second call does nothing."""
+        """Close the file; a second call does nothing."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             try:
                 os.close(fd)
-            except OSError as error:  # some file systems say only now that there is no space
+            except OSError as error:  # some file systems report a lack of space only on close
                 self.error = self.error or error
 
     def discard(self) -> None:
-        """Close it, and leave no file."""
+        """Close and remove the file."""
         self.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
 
 
 def restart_directory(directory: str, attempt: int) -> str:
-    """Where the files of a restarted world are, below those of the first."""
+    """Return the subdirectory for the files of a restarted world."""
     return os.path.join(directory, f"restart-{attempt}")
 
 
 def create_logs(directory: str, ranks: Sequence[int], restarts: int = 0) -> dict[int, tuple[Log, Log]]:
-    """The files of these ranks, new, in a directory that is made; OSError says why there are none.
+    """Create the files of these ranks in a directory, which is made. Raises OSError if a file cannot be made.
 
-    None may be there either of so many restarts that are to come.
+    Files for the coming `restarts` must not exist either.
     """
     _refuse_earlier(directory, ranks, restarts)
     made: list[Log] = []
@@ -79,6 +79,6 @@ def _refuse_earlier(directory: str, ranks: Sequence[int], restarts: int) -> None
     for path in itertools.chain.from_iterable(_paths(one, ranks) for one in directories):
         if os.path.lexists(path):
             raise FileExistsError(
-                f"{path} is there, and what an earlier run has written is kept: give --log-dir another "
+                f"{path} exists, and files of an earlier run are not overwritten: give --log-dir another "
                 "directory, or remove this one"
             )

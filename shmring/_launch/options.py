@@ -1,4 +1,4 @@
-"""The command line of shmrun: what may be asked for, and one line for what may not."""
+"""The command line of shmrun: its options, and a one-line error for each wrong use."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .._system import cpu_topology, cpulist
 from .._system.limits import usable_cpus
 
 BAD_USAGE = 2
-_GRACE_S = 5.0  # from SIGTERM to SIGKILL
+_GRACE_S = 5.0  # time from SIGTERM to SIGKILL
 
 
 def say(message: str) -> None:
-    """A line of shmrun's own, among those of the ranks."""
+    """Print a line of shmrun's own."""
     tell(f"shmrun: {message}")
 
 
 def tell(line: str) -> None:
-    """A line on stderr, if anybody reads there still; not by sys.stderr, which keeps what it cannot write."""
+    """Write a line to stderr; ignore errors. Not by sys.stderr, which buffers what it cannot write."""
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
 def complain(message: str) -> int:
-    """Say what is wrong with what was asked for; returns the exit code."""
+    """Print an error in the command line; return the exit code."""
     say(message)
     return BAD_USAGE
 
@@ -40,7 +40,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The options, checked; `counts` is how many ranks each host has."""
+    """Parse and check the options; `counts` becomes the number of ranks on each host."""
     parser = _parser()
     options = parser.parse_args(argv)
     try:
@@ -70,8 +70,8 @@ def _parser() -> _Parser:
         dest="counts",
         required=True,
         metavar="RANKS",
-        help="how many ranks on each host, or `auto`: one for each usable CPU (for each core with --bind "
-        "core); over hosts also one number for each, as in 2,1,3",
+        help="ranks on each host, or `auto`: one for each usable CPU (for each core with --bind "
+        "core); for several hosts also a number for each, as in 2,1,3",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", metavar="SCRIPT")
@@ -79,8 +79,8 @@ def _parser() -> _Parser:
     _add_output(parser.add_argument_group("output"))
     _add_course(parser.add_argument_group("failures and CPUs"))
     hosts = parser.add_argument_group("several hosts")
-    hosts.add_argument("--nnodes", type=int, metavar="HOSTS", help="how many hosts (default: one)")
-    hosts.add_argument("--node-rank", type=int, metavar="INDEX", help="which one this is: 0 to HOSTS - 1")
+    hosts.add_argument("--nnodes", type=int, metavar="HOSTS", help="number of hosts (default: one)")
+    hosts.add_argument("--node-rank", type=int, metavar="INDEX", help="index of this host: 0 to HOSTS - 1")
     hosts.add_argument("--rdzv", metavar="HOST:PORT", help="where host 0 listens for the others")
     return parser
 
@@ -90,27 +90,27 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         "--no-prefix",
         dest="prefix",
         action="store_false",
-        help="pass on lines unchanged, without the rank in front",
+        help="show lines unchanged, without the rank in front",
     )
     group.add_argument(
         "--ranks",
         metavar="RANKS",
-        help="show the output of these only, as in 0 or 0,2-3; the one that fails is reported anyway",
+        help="show the output of these ranks only, as in 0 or 0,2-3; the rank that fails is reported anyway",
     )
     group.add_argument(
         "--collapse",
         action="store_true",
-        help="show a line that several ranks print within a moment (0.2 s) once, with these in front: 0-3|",
+        help="show a line that several ranks print within 0.2 s once, with these ranks in front: 0-3|",
     )
     group.add_argument(
         "--log-dir",
         metavar="DIR",
-        help="write all that the ranks print to DIR/rank-0.out, DIR/rank-0.err and so on, and show here only "
-        "this host's first rank (or --ranks); DIR is made, files of an earlier run there are an error",
+        help="write the output of the ranks to DIR/rank-0.out, DIR/rank-0.err and so on, and show only this "
+        "host's first rank (or --ranks); DIR is made; files of an earlier run in it are an error",
     )
-    group.add_argument("--tee", action="store_true", help="with --log-dir: show here all ranks as well")
+    group.add_argument("--tee", action="store_true", help="with --log-dir: also show the output of all ranks")
     group.add_argument(
-        "--report", metavar="FILE", help="write to FILE at the end, as JSON, how each rank has ended"
+        "--report", metavar="FILE", help="at the end write to FILE, as JSON, how each rank ended"
     )
 
 
@@ -125,27 +125,27 @@ def _add_course(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--keep-going",
         action="store_true",
-        help="let the others go on when a rank fails (see Comm.shrink); the exit code is 0 if any ends well",
+        help="let the others go on when a rank fails (see Comm.shrink); the exit code is 0 if any succeeds",
     )
     group.add_argument(
         "--restart",
         type=_whole,
         default=0,
         metavar="TIMES",
-        help="when a rank fails, end all and start them all again, at most so often, as a new world; "
-        "SHMRING_RESTART says the script how often that was. Not after Ctrl-C, and for one host only",
+        help="when a rank fails, end all ranks and start them again as a new world, at most TIMES times; "
+        "SHMRING_RESTART tells the script the number of restarts. Not after Ctrl-C; for one host only",
     )
     group.add_argument(
         "--bind",
         choices=("none", "core", "numa"),
         default="none",
-        help="let each rank run only on its share of the usable cores, neighbours under one cache (core), or "
-        "on those of one NUMA node (numa); with more ranks than cores `core` leaves them as they are",
+        help="bind each rank to its share of the usable cores, consecutive ranks under one cache (core), or "
+        "to the cores of one NUMA node (numa); with more ranks than cores `core` binds none",
     )
 
 
 def _count_ranks(options: argparse.Namespace) -> None:
-    """Turn -n into the number of ranks on each host, and check what says which host this is."""
+    """Turn -n into the number of ranks on each host, and check the options that identify this host."""
     texts = options.counts.split(",")
     is_said = options.nnodes is not None
     options.nnodes = len(texts) if options.nnodes is None else options.nnodes
@@ -154,7 +154,7 @@ def _count_ranks(options: argparse.Namespace) -> None:
             f"--nnodes is {options.nnodes} but -n is {options.counts}: give one number, or one for each host"
         )
     if options.rdzv is not None and not is_said and len(texts) == 1:
-        raise ValueError("--rdzv is for several hosts: say how many with --nnodes, the same on all of them")
+        raise ValueError("--rdzv is for several hosts: give --nnodes, the same on all of them")
     if options.nnodes > 1:
         if "auto" in texts:
             raise ValueError("-n auto may differ from host to host: give the same numbers on all of them")
@@ -172,13 +172,13 @@ def _count_ranks(options: argparse.Namespace) -> None:
 
 
 def _check_output(options: argparse.Namespace) -> None:
-    """Turn --ranks into those that are shown, None for all, and refuse what does not go together."""
+    """Turn --ranks into the list of shown ranks, None for all, and refuse conflicting options."""
     if options.tee and options.log_dir is None:
-        raise ValueError("--tee shows what --log-dir writes to files: say where with --log-dir DIR")
+        raise ValueError("--tee shows what --log-dir writes to files: give --log-dir DIR")
     if options.tee and options.ranks is not None:
         raise ValueError("--tee shows all ranks, --ranks some: give one of them")
     if options.collapse and not options.prefix:
-        raise ValueError("--collapse says whose a line is, --no-prefix does not: give one of them")
+        raise ValueError("--collapse shows the ranks of a line, --no-prefix does not: give one of them")
     if options.ranks is not None:
         options.ranks = _ranks(options.ranks, sum(options.counts))
     elif options.log_dir is not None and not options.tee:
@@ -188,13 +188,11 @@ def _check_output(options: argparse.Namespace) -> None:
 def _check_restart(options: argparse.Namespace) -> None:
     if options.restart and options.nnodes > 1:
         raise ValueError(
-            "--restart is for one host: shmrun cannot start the ranks of others again (what has started them "
-            "all can, such as Slurm or Kubernetes)"
+            "--restart is for one host: shmrun cannot restart the ranks of other hosts (the launcher of all "
+            "hosts can, such as Slurm or Kubernetes)"
         )
     if options.restart and options.keep_going:
-        raise ValueError(
-            "--restart ends all ranks when one fails, --keep-going lets them go on: give one of them"
-        )
+        raise ValueError("--restart ends all ranks when one fails, --keep-going does not: give one of them")
 
 
 def _nprocs(text: str, bind: str) -> int:

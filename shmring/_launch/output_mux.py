@@ -1,7 +1,7 @@
-"""The output of several ranks on one terminal or in one log: whole lines, each with its rank in front.
+"""Combine the output of several ranks on one terminal or in one log: whole lines with the rank in front.
 
-The unfinished line of one rank (a progress bar, a prompt) is shown while it grows, and is drawn again below
-the lines that others print meanwhile.
+The unfinished line of one rank (a progress bar, a prompt) is shown as it grows. It is drawn again below
+lines that other ranks print meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COLOURS = (36, 33, 35, 32, 34, 31)
 
 @dataclass(frozen=True)
 class Front:
-    """What stands in front of a line: whose it is, in `width` columns; nothing where that is 0."""
+    """The prefix of a line: its ranks, in `width` columns; empty if `width` is 0."""
 
     width: int
     colour: bool = False
@@ -37,37 +37,37 @@ class Front:
 
 
 class Screen:
-    """One terminal or file, reached by stdout, stderr or both, and the unfinished line on it, if any."""
+    """A terminal or file behind stdout, stderr or both, with its unfinished line, if any."""
 
     def __init__(self, tty: bool, front: Front) -> None:
         self.tty = tty
         self.front = front
-        self.error: OSError | None = None  # why nothing more can be shown, as its reader has gone
+        self.error: OSError | None = None  # the first error of a write, after which nothing is written
         self._open: Stream | None = None
-        self._drawn = b""  # of it, on a terminal
-        # There the same of the rank's other stream, whose line comes back when this one's is finished: a bar
-        # on stderr and print(), which writes the end of a line by itself.
+        self._drawn = b""  # text of the unfinished line on a terminal
+        # On a terminal, another stream and its unfinished line, drawn again when the open line is finished.
+        # It occurs with a bar on stderr and print(), which writes the end of a line separately.
         self._covered: tuple[Stream, bytes] | None = None
 
     def opened(self, stream: Stream) -> None:
-        """Lines of this stream may come."""
+        """Register a stream that may write lines."""
 
     def closed(self, stream: Stream) -> None:
-        """None will come any more."""
+        """Remove a stream that writes no more lines."""
 
     def line(self, stream: Stream, line: bytes) -> None:
-        """A finished line of a stream."""
+        """Show a finished line of a stream."""
         self.uncover(stream)
         left = stream.left_of(line)
         if self._open is stream and not self.tty:
             self._open = None
             self.write(stream.fd, left + b"\n")
-        elif self.tty or left or not stream.shown_nbytes:  # not there since another line ended it
+        elif self.tty or left or not stream.shown_nbytes:  # not shown yet, or ended by another line
             whole = stream.prefix + stream.last_segment(line) if self.tty or stream.prefix else left
             self.show(stream.fd, whole, ends=self._open is stream)
 
     def show(self, fd: int, whole: bytes, *, ends: bool) -> None:
-        """A whole line: the end of the unfinished one, or that moves below it."""
+        """Show a whole line: the end of the unfinished line, or a line above the unfinished line."""
         unfinished, self._open = self._open, None
         if unfinished is None:
             self.write(fd, whole + b"\n")
@@ -82,12 +82,12 @@ class Screen:
                 self.uncover(self._open)
 
     def uncover(self, stream: Stream) -> None:
-        """Its unfinished line, should it be covered, is finished or shown."""
+        """Forget the covered line if it is this stream's, because it is finished or shown."""
         if self._covered is not None and self._covered[0] is stream:
             self._covered = None
 
     def unfinished(self, stream: Stream) -> None:
-        """A stream's line as far as it has come."""
+        """Show a stream's unfinished line."""
         clear = b"" if self._open is None else _CLEAR_LINE if self.tty else b"\n"
         if self.tty or (stream.prefix and self._open is not stream):
             if self.tty and self._open is not None and self._open is not stream:
@@ -100,20 +100,20 @@ class Screen:
 
     @property
     def due_at(self) -> float:
-        """When `release` has something to do, by time.monotonic()."""
+        """Return when `release` must be called, by time.monotonic()."""
         return float("inf")
 
     def release(self, now: float) -> None:
-        """Show what has been held back long enough."""
+        """Show the lines whose time is up."""
 
     def finish(self) -> None:
-        """End the unfinished line: something else is going to be printed."""
+        """End the unfinished line before other output."""
         if self._open is not None:
             self.write(self._open.fd, b"\n")
             self._open = self._covered = None
 
     def write(self, fd: int, data: bytes) -> None:
-        """All of it, unless that has failed before: ranks are not to suffer for who reads us."""
+        """Write all data, unless an earlier write failed: an error of our reader must not end the ranks."""
         try:
             if self.error is None:
                 _write(fd, data)
@@ -122,10 +122,10 @@ class Screen:
 
 
 class Stream:
-    """One rank's stdout or stderr on its way to a file of its own, to our `fd`, to both, or nowhere.
+    """One rank's stdout or stderr, which goes to a file of its own, to our `fd`, to both, or nowhere.
 
-    `rest` is its unfinished line, `shown_nbytes` how much of that is on the screen if it is the one
-    there, `tail` its last lines.
+    `rest` is its unfinished line, `shown_nbytes` the bytes of `rest` on the screen if its line is the
+    unfinished one there, `tail` its last lines.
     """
 
     def __init__(
@@ -144,27 +144,27 @@ class Stream:
             screen.opened(self)
 
     def feed(self, data: bytes) -> None:
-        """Pass on what the rank has written."""
+        """Pass on data that the rank has written."""
         if self.log is not None:
             self.log.write(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             self._finish_line(line)
-        # In a log a line in pieces would be torn apart by other ranks' lines, but a progress bar, which
-        # starts over at each carriage return, is wanted as it grows.
+        # In a log, other ranks' lines would split an unfinished line. A progress bar is shown nevertheless:
+        # it starts over at each carriage return.
         screen = self._screen
         shown = screen is not None and self._live and bool(self.rest) and (screen.tty or b"\r" in self.rest)
         if screen is not None and shown:
             screen.unfinished(self)
         if b"\r" in self.rest and (self._live or self.prefix):
             end = b"\r" if self.rest.endswith(b"\r") else b""
-            self.rest = b"\r" + _last_segment(self.rest) + end  # what was overwritten is of no more use
+            self.rest = b"\r" + _last_segment(self.rest) + end  # drops the overwritten text
         self.shown_nbytes = len(self._settled(self.rest)) if shown else 0
         if len(self.rest) > _LONGEST_LINE_NBYTES:
             self._cut()
 
     def close(self) -> None:
-        """The rank has closed it: an unfinished line is finished."""
+        """Finish an unfinished line: the rank has closed the stream."""
         self._cut()
         screen, self._screen = self._screen, None
         if screen is not None:
@@ -173,15 +173,15 @@ class Stream:
             self.log.close()
 
     def last_segment(self, line: bytes) -> bytes:
-        """What carriage returns have left of a line; all of it where output is passed on unchanged."""
+        """Return the text after the last carriage return; the whole line if output is passed on unchanged."""
         return _last_segment(line) if self.prefix else line
 
     def left_of(self, line: bytes) -> bytes:
-        """What of a line is to be shown behind that which is there."""
+        """Return the part of a line that is not on the screen yet."""
         return self._settled(line)[self.shown_nbytes :].replace(b"\r", b"\r" + self.prefix)
 
     def _settled(self, line: bytes) -> bytes:
-        # A carriage return at its end waits for what follows: it may be a part of the line's end.
+        # Hold back a carriage return at the end: it may be part of the line's end.
         return line.rstrip(b"\r") if self.prefix else line
 
     def _cut(self) -> None:
@@ -201,7 +201,7 @@ def _last_segment(line: bytes) -> bytes:
 
 
 def screens(out_fd: int, err_fd: int, make: Callable[[bool], Screen]) -> tuple[Screen, Screen]:
-    """The screens behind stdout and stderr, made for a terminal or not: one where both lead to one place."""
+    """Return the screens behind stdout and stderr: the same screen if both lead to one terminal or file."""
     out_tty, err_tty = os.isatty(out_fd), os.isatty(err_fd)
     out = make(out_tty)
     same = out_tty == err_tty and (out_tty or os.path.samestat(os.fstat(out_fd), os.fstat(err_fd)))
@@ -213,5 +213,5 @@ def _write(fd: int, data: bytes) -> None:
     while rest:
         try:
             rest = rest[os.write(fd, rest) :]
-        except BlockingIOError:  # somebody else has made our terminal non-blocking
+        except BlockingIOError:  # another process has made the terminal non-blocking
             select.select([], [fd], [])

@@ -1,7 +1,7 @@
-"""`shmrun -n 4 script.py`: start the ranks of a script on this host, pass on their output, end together.
+"""`shmrun -n 4 script.py`: start the ranks of a script on this host, show their output, end them together.
 
-The first rank that fails takes the others with it and is the one that is reported. Over several hosts each
-runs its own shmrun.
+When a rank fails, the others are ended and the first failure is reported. With several hosts, each host runs
+its own shmrun.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .options import complain, parse, say, tell
 from .output_mux import Front, Screen, Stream, screens
 from .traceback_tail import is_consequence, traceback_tail
 
-_CAUSE_S = 1.0  # for the cause to show where the first failure only tells of another rank's
-_SWEEP_S = 1.0  # for what the ranks have left running
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # forwarded, and the ranks have to end then
+_CAUSE_S = 1.0  # time for the cause to appear if the first failure is a consequence of another rank's
+_SWEEP_S = 1.0  # time for processes that the ranks have left running
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # forwarded; the ranks must then end
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-_SECOND_S = 0.5  # apart, an ending signal is a second one, and not the same that came from two sides
+_SECOND_S = 0.5  # an ending signal this much later is a second one, not a copy of the first
 _READ_NBYTES = 1 << 16
-_OUT, _ERR = 1, 2  # not sys.stdout and sys.stderr, which are None if we were started without them
+_OUT, _ERR = 1, 2  # sys.stdout and sys.stderr are None if shmrun was started without them
 _NO_KEY = (
     "hosts trust each other only by a key: set SHMRING_KEY to the same one on every host, or "
     "SHMRING_KEY_FILE to a file with it and mode 0600; make one with: "
@@ -48,14 +48,14 @@ _NO_KEY = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     _open_standard()
     options = parse(sys.argv[1:] if argv is None else argv)
     environment = dict(os.environ)
     share = _share_of(options, 0)
     share.place(share.ranks[0], environment)
     try:
-        settings = Settings.from_environment(environment)  # one message here instead of one from each rank
+        settings = Settings.from_environment(environment)  # one error message, not one by rank
         if settings.key is None:
             return complain(_NO_KEY)
         _check_report(options.report)
@@ -76,7 +76,7 @@ def _attempts(
     cpus: dict[int, Cpus],
     files: dict[int, tuple[Log, Log]],
 ) -> tuple[int, dict[str, Any]]:
-    """Run the ranks, and again as often as is asked for: (the exit code, how the last attempt went)."""
+    """Run the ranks, with restarts; return the exit code and the outcome of the last attempt."""
     signals = _Signals()
     signals.catch()
     for attempt in itertools.count():
@@ -90,7 +90,7 @@ def _attempts(
         except OSError as error:
             say(f"no restart: {error}")
             break
-        if not run.may_start_again:  # somebody has asked for the end meanwhile
+        if not run.may_start_again:  # a signal has ended the job meanwhile
             break
         signals.forget(_PASSED_ON)
         say(f"restart {attempt + 1} of {options.restart}: all {share.size} ranks start again")
@@ -98,12 +98,12 @@ def _attempts(
 
 
 def _open_standard() -> None:
-    """Where we were started without stdin, stdout or stderr, no pipe of a rank's shall take its number."""
+    """Open /dev/null for a missing stdin, stdout or stderr, so that no pipe of a rank gets its number."""
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it is the lowest that is free: fd
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # returns the lowest free number: fd
 
 
 def _logs_of(options: argparse.Namespace, share: _Share, attempt: int) -> dict[int, tuple[Log, Log]]:
@@ -133,7 +133,7 @@ def _write_report(path: str, outcome: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class _Share:
-    """This host's ranks of all `size`, and the variables by which they meet the others (None: unset)."""
+    """This host's ranks of all `size`, and the variables by which they join the world (None: unset)."""
 
     ranks: range
     size: int
@@ -148,7 +148,7 @@ class _Share:
 
 
 def _share_of(options: argparse.Namespace, attempt: int) -> _Share:
-    # The key goes through the environment, which only this user can read, never argv, which everybody can.
+    # Pass the key in the environment, which only this user can read, never in argv, which all users can read.
     size = sum(options.counts)
     variables: dict[str, str | None] = {"SHMRING_RESTART": str(attempt)}
     if options.nnodes == 1:
@@ -163,7 +163,7 @@ def _share_of(options: argparse.Namespace, attempt: int) -> _Share:
 
 
 class _Signals:
-    """Those that came and are not dealt with; each writes to a pipe, so that none slips in before a wait."""
+    """Signals received but not handled. Each also writes to a pipe, so that the next wait returns at once."""
 
     def __init__(self) -> None:
         self.came: list[int] = []
@@ -175,11 +175,11 @@ class _Signals:
         signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, self._catch)
         for number in (*_ENDING, *_PASSED_ON, signal.SIGTSTP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored, as under nohup
                 signal.signal(number, self._catch)
 
     def forget(self, numbers: tuple[int, ...]) -> None:
-        """Drop those that were for ranks that have ended: new ones do not handle them yet, and would die."""
+        """Drop signals meant for ranks that have ended: new ranks have no handlers yet and would die."""
         self.came[:] = [number for number in self.came if number not in numbers]
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
@@ -189,23 +189,23 @@ class _Signals:
 
 @dataclass
 class _Rank:
-    """A started rank. Its process is waited for at the end only: until then its group's id is its own."""
+    """A started rank. Its process is reaped only at the end, so that its group id is not reused before."""
 
     rank: int
     process: subprocess.Popen[bytes]
     out: Stream
     err: Stream
     exit_code: int | None = None  # negative for a signal
-    failed_at: int | None = None  # its place among those that failed by themselves
+    failed_at: int | None = None  # its position among the ranks that failed by themselves
 
     @property
     def traceback_tail(self) -> list[str]:
-        """Of a rank that has ended: what it ended with."""
+        """Return the last traceback of a rank that has ended."""
         return traceback_tail(list(self.err.tail))
 
     @property
     def status(self) -> int | None:
-        """Its exit code as shells have it: 128 + N for signal N."""
+        """Return the exit code in the shells' form: 128 + N for signal N."""
         return 128 - self.exit_code if self.exit_code is not None and self.exit_code < 0 else self.exit_code
 
 
@@ -240,7 +240,7 @@ class _Run:
         self._second_from = float("inf")
 
     def run(self) -> int:
-        """The exit code, after the last rank has ended."""
+        """Run the ranks until the last has ended; return the exit code."""
         for rank in self._share.ranks:
             try:
                 self._start(rank)
@@ -257,12 +257,12 @@ class _Run:
 
     @property
     def may_start_again(self) -> bool:
-        """A rank has failed, and nobody wants it all to end."""
+        """Return whether a rank has failed and no signal asks the run to end."""
         stops = self._forwarded is not None or any(number in _ENDING for number in self._signals.came)
         return bool(self._failed()) and not stops
 
     def outcome(self) -> dict[str, Any]:
-        """How each rank has ended, and which failed first."""
+        """Return how each rank has ended, and the rank that failed first."""
         failed = self._failed()
         return {
             "failed_first": failed[0].rank if failed else None,
@@ -282,7 +282,7 @@ class _Run:
         return (Dedupe if self._options.collapse else Screen)(tty, Front(self._width(), colour))
 
     def _width(self) -> int:
-        """Of what stands in front of lines, without the bar."""
+        """Return the width of a line's prefix, without the bar."""
         last = self._share.size - 1
         text = f"0-{last}" if self._options.collapse and last else str(last)
         return len(text) if self._options.prefix else 0
@@ -296,20 +296,20 @@ class _Run:
                 stdin=None if rank == 0 and not _is_terminal(0) else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                # Groups of their own, so that a rank's children can be reached as well. They are not the
-                # terminal's foreground group then: Ctrl-C comes to us and is forwarded.
+                # Each rank has a group of its own, so that signals reach its children, too. So it is not in
+                # the terminal's foreground group: Ctrl-C reaches shmrun only, which forwards it.
                 process_group=0,
                 preexec_fn=parent_death_tie(os.getpid()),
             )
             out, err = self._streams(rank)
-            self._ranks.append(_Rank(rank, process, out, err))  # now, whatever goes wrong below: it is swept
+            self._ranks.append(_Rank(rank, process, out, err))  # first, so that _sweep ends it
         for pipe, stream in ((process.stdout, out), (process.stderr, err)):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe.fileno(), selectors.EVENT_READ, stream)
 
     def _streams(self, rank: int) -> list[Stream]:
-        """The ways of its stdout and stderr."""
+        """Return the streams of a rank's stdout and stderr."""
         live, is_shown = rank in self._shown[:1], rank in self._shown
         files = self._files.get(rank, (None, None))
         return [
@@ -320,12 +320,12 @@ class _Run:
     def _environment_of(self, rank: int) -> dict[str, str]:
         environment = dict(self._environment)
         self._share.place(rank, environment)
-        environment.setdefault("PYTHONUNBUFFERED", "1")  # a pipe would hold lines back until 8 KiB are full
-        environment.setdefault("PYTHONFAULTHANDLER", "1")  # a segmentation fault has a traceback, too
+        environment.setdefault("PYTHONUNBUFFERED", "1")  # Python would buffer 8 KiB for a pipe
+        environment.setdefault("PYTHONFAULTHANDLER", "1")  # prints a traceback on a segmentation fault
         threads = self._cpus[rank].threads
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
-        if _is_terminal(_ERR):  # progress bars cannot ask a pipe how wide it is
+        if _is_terminal(_ERR):  # progress bars cannot read a terminal's width from a pipe
             size = shutil.get_terminal_size()
             width = self._width()
             environment.setdefault("COLUMNS", str(max(size.columns - (width and width + 2), 20)))
@@ -358,7 +358,7 @@ class _Run:
             self._signal_ranks(signal.SIGKILL)
 
     def _pump(self, fd: int, stream: Stream) -> int:
-        """Pass on what there is; 0 bytes where there is nothing now, or will be nothing any more."""
+        """Pass on available data; return its bytes, 0 if there is none now or the stream has ended."""
         try:
             data = os.read(fd, _READ_NBYTES)
         except BlockingIOError:
@@ -371,7 +371,7 @@ class _Run:
         return len(data)
 
     def _forward(self, number: int) -> None:
-        if number == signal.SIGTSTP:  # Ctrl-Z: nobody would read what the ranks write
+        if number == signal.SIGTSTP:  # Ctrl-Z: stop the ranks, since shmrun would not read their output
             self._signal_ranks(signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGSTOP)
             self._signal_ranks(signal.SIGCONT)
@@ -381,7 +381,7 @@ class _Run:
             self._end(number)
 
     def _end(self, number: int) -> None:
-        """Forward a signal after which all have to end within the grace, or at once if it is a second one."""
+        """Forward a signal after which all ranks must end within the grace; at the second, kill them."""
         now = time.monotonic()
         if self._forwarded is None:
             self._second_from = now + _SECOND_S
@@ -395,7 +395,7 @@ class _Run:
         self._kill_at = min(self._kill_at, now + self._options.grace)
 
     def _is_unread(self) -> bool:
-        """Whoever read our output has gone, as `head` does; a terminal has hung up, which leaves a grace."""
+        """Return whether the reader of our output has gone, as `head` does. A lost terminal is a SIGHUP."""
         lost = [screen for screen in self._screens if screen.error is not None]
         if lost and self._forwarded is None:
             if any(screen.tty for screen in lost):
@@ -410,7 +410,7 @@ class _Run:
                 _signal_group(rank.process.pid, number)
 
     def _look_at(self, rank: _Rank) -> None:
-        """See whether a rank has ended, and what follows if it has failed."""
+        """Check whether a rank has ended; if it has failed, plan the end of the others."""
         status = os.waitid(os.P_PID, rank.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if status is None:
             return
@@ -427,7 +427,7 @@ class _Run:
             self._terminate_at = min(self._terminate_at, time.monotonic() + patience_s)
 
     def _drain(self, rank: _Rank) -> None:
-        """Pass on the last that an ended rank wrote: what pipes hold, as its children may go on writing."""
+        """Pass on the last output of an ended rank: at most a full pipe, as its children may write on."""
         for pipe, stream in ((rank.process.stdout, rank.out), (rank.process.stderr, rank.err)):
             assert pipe is not None
             if pipe.fileno() in self._selector.get_map():
@@ -436,7 +436,7 @@ class _Run:
                     left -= count
 
     def _sweep(self) -> None:
-        """Leave nothing: no rank, and none of the processes that ranks started in their groups."""
+        """End all ranks and all processes in their groups."""
         self._signal_ranks(signal.SIGKILL)
         for rank in self._ranks:
             exit_code = rank.process.wait()
@@ -456,7 +456,7 @@ class _Run:
                 pipe.close()
 
     def _failed(self) -> list[_Rank]:
-        """Those that failed by themselves, the cause before what it has caused."""
+        """Return the ranks that failed by themselves, causes before consequences."""
         return sorted(
             (rank for rank in self._ranks if rank.failed_at is not None),
             key=lambda rank: (is_consequence(rank.traceback_tail), rank.failed_at),
@@ -469,7 +469,7 @@ class _Run:
         unshown = {screen.error for screen in self._screens if not screen.tty}
         lost = [error for error in unshown if error is not None and not isinstance(error, BrokenPipeError)]
         for error in lost:
-            say(f"what the ranks print cannot be shown: {error.strerror}")
+            say(f"the output of the ranks cannot be shown: {error.strerror}")
         failed = self._failed()
         goes_on = self._options.keep_going and any(rank.exit_code == 0 for rank in self._ranks)
         if failed and not goes_on:
@@ -485,7 +485,7 @@ class _Run:
         assert rank.exit_code is not None
         assert rank.status is not None
         how = _how_ended(rank.exit_code, self._oom_kills)
-        words = ", without a word on stderr"
+        words = ", with nothing on stderr"
         if rank.err.tail:
             words = f"; the end of {'its stderr' if rank.err.log is None else rank.err.log.path}:"
         say(f"rank {rank.rank} of {self._share.size} failed first: {how}{words}")
@@ -497,7 +497,7 @@ class _Run:
 def _how_ended(exit_code: int, oom_kills_before: int | None) -> str:
     how = describe_exit(exit_code)
     if exit_code == -signal.SIGKILL and oom_kills() != oom_kills_before:
-        how += " (out of memory: the kernel has killed for want of it meanwhile)"
+        how += " (out of memory: the kernel has killed a process for lack of memory meanwhile)"
     return how
 
 
@@ -513,7 +513,7 @@ def _end_groups(groups: list[int]) -> None:
 def _signal_group(group: int, number: int) -> bool:
     try:
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):  # all that is left may be another user's, by setuid
+    except (ProcessLookupError, PermissionError):  # the remaining processes may be another user's, by setuid
         return False
     return True
 

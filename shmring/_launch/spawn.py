@@ -1,6 +1,6 @@
-"""`spawn`: start ranks from Python, hand each a communicator, collect what they return or why they failed.
+"""`spawn`: start ranks from Python, pass each a communicator, collect results or failures.
 
-The rank's side is `_run_rank`, the launcher's `_Launch`. Nobody outlives the launcher, and nothing
+`_run_rank` runs in the rank, `_Launch` in the launcher. No rank outlives the launcher, and no process
 outlives `spawn`.
 """
 
@@ -25,14 +25,14 @@ from .._system.limits import explain
 from .._system.processes import describe_exit, die_with, parent_death_tie
 from ..errors import Aborted, Error, RankFailed, Timeout
 
-_GRACE_S = 1.0  # after a failure, for the others to raise RankFailed and report
-_INTERRUPT_S = 0.3  # after Ctrl-C, for ranks that the terminal has interrupted as well
-_EXIT_S = 5.0  # for a rank to exit after it has reported
-_TERMINATE_S = 2.0  # from SIGTERM to SIGKILL
+_GRACE_S = 1.0  # after a failure, time for the others to raise RankFailed and report
+_INTERRUPT_S = 0.3  # after Ctrl-C, time for ranks that the terminal has interrupted, too
+_EXIT_S = 5.0  # time for a rank to exit after it has reported
+_TERMINATE_S = 2.0  # time from SIGTERM to SIGKILL
 _POLL_S = 0.2  # a dead rank's children can hold its sentinel open, so exit codes are also polled
 
-# A message is a mark in 1 byte, its body's length in 8, its kind in 1, and the body. A rank sends the mark
-# ahead, as soon as it runs.
+# A message is a mark (1 byte), the length of its body (8 bytes), its kind (1 byte), and the body. A rank
+# sends the mark first, as soon as it runs.
 _MARK = b"r"
 _HEAD_NBYTES = 10
 _CALL, _RETURNED, _RAISED = 0, 1, 2
@@ -54,9 +54,9 @@ def spawn(
 
     The first failing rank's exception is raised in its own type, with `.rank` and a note that holds its
     traceback; a rank that is killed or exits raises RankFailed with `.cause`. The other ranks are
-    stopped then. `timeout` bounds the whole run in seconds (Timeout). `method` is "fork", "spawn" or
+    then stopped. `timeout` bounds the whole run in seconds (Timeout). `method` is "fork", "spawn" or
     "forkserver"; by default multiprocessing's own. Closures, lambdas and notebook functions need
-    cloudpickle, or "fork". Results and exceptions travel as pickles. With `return_exceptions` a rank that
+    cloudpickle, or "fork". Results and exceptions are pickled. With `return_exceptions` a rank that
     fails does not end the others (see `Comm.shrink`): the list has its exception in place of its result.
     """
     nprocs = check_nprocs(nprocs)
@@ -83,7 +83,7 @@ def spawn(
     return launch.results()
 
 
-# --- what is sent, and how it is started ---
+# --- the call and the start method ---
 
 
 def _checked_method(method: str | None) -> str | None:
@@ -94,10 +94,11 @@ def _checked_method(method: str | None) -> str | None:
 
 
 def _default_method(fn: Callable[..., Any]) -> str:
-    # Asked so that it does not fix the choice for the rest of the process, as get_start_method() would.
+    # allow_none: do not fix the start method for the rest of the process, as get_start_method() would.
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     if method != "fork" and _lives_in_session(fn):
-        # A main module from standard input claims a file that multiprocessing would look for in vain.
+        # A main module from standard input has a __file__ that does not exist, which multiprocessing would
+        # open.
         pretends_a_file = hasattr(sys.modules["__main__"], "__file__")
         if pretends_a_file or _cloudpickle() is None:
             return "fork"
@@ -105,7 +106,7 @@ def _default_method(fn: Callable[..., Any]) -> str:
 
 
 def _lives_in_session(fn: Callable[..., Any]) -> bool:
-    """Defined in a notebook or at a prompt: there is no file that another process could import it from."""
+    """Return whether fn is defined in a notebook or at a prompt, so that no other process can import it."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     return getattr(fn, "__module__", None) == "__main__" and not (path and os.path.exists(path))
 
@@ -120,7 +121,7 @@ def _cloudpickle() -> Any:
 
 def _pickle_call(call: _Call) -> bytes:
     problem: Exception | None = None
-    if not _lives_in_session(call[0]):  # there pickle would store a name that the rank cannot look up
+    if not _lives_in_session(call[0]):  # pickle would store a name that the rank cannot import
         try:
             return pickle.dumps(call, protocol=5)
         except Exception as error:  # whatever __reduce__ raises
@@ -153,26 +154,26 @@ _OWN, _COMMON, _CONSEQUENCE = 0, 1, 2
 
 @dataclass
 class _Failure:
-    """Why a rank failed, as it travels: the pickle may not load, the words always do."""
+    """Why a rank failed, sent to the launcher. The pickle may fail to load; the words always load."""
 
     words: str
     tier: int = _OWN
     at: float = field(default_factory=time.monotonic)  # one clock for all processes of a host
     pickled: bytes | None = None
     traceback: str = ""
-    ended: bool = False  # the process left, by exit or signal: the words are the cause
+    ended: bool = False  # the process ended, by exit or signal: the words are the cause
 
     def exception(self, rank: int) -> BaseException:
-        """What `spawn` raises for it."""
+        """Return the exception that `spawn` raises."""
         error: BaseException
         if self.ended:
             error = RankFailed(f"rank {rank} ended: {self.words}", rank=rank, cause=self.words)
         else:
             error = self._unpickled() or RuntimeError(
-                f"rank {rank} raised an exception that cannot be brought here as it is: {self.words}"
+                f"rank {rank} raised an exception that cannot be unpickled here: {self.words}"
             )
-        # The errors of a collective name the rank that they are about: that stays.
-        with contextlib.suppress(Exception):  # an exception may have ideas of its own about attributes
+        # An error of a collective already names the rank that it is about; keep that rank.
+        with contextlib.suppress(Exception):  # an exception may refuse new attributes
             if not isinstance(error, Error) or error.rank is None:
                 error.rank = rank  # type: ignore[attr-defined, unused-ignore]
         with contextlib.suppress(Exception):
@@ -193,18 +194,18 @@ class _Failure:
 def _failure_of(error: BaseException, rank: int) -> _Failure:
     words = "".join(traceback.format_exception_only(error)).strip()
     failure = _Failure(words, _tier(error, rank), traceback="".join(traceback.format_exception(error)))
-    if isinstance(error, (SystemExit, KeyboardInterrupt)):  # raised in the launcher they would end it
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):  # in the launcher these would end it
         failure.ended = True
         return failure
     with contextlib.suppress(Exception):
         pickled = _pickle_value(error)
-        pickle.loads(pickled)  # one whose __init__ takes other arguments pickles, but does not come back
+        pickle.loads(pickled)  # fails for an exception whose __init__ takes other arguments
         failure.pickled = pickled
     return failure
 
 
 def _tier(error: BaseException, rank: int) -> int:
-    """A rank's own exception, before an error that all ranks get, before one that tells of another rank."""
+    """Order failures: a rank's own exception, an error that all ranks get, an error about another rank."""
     link: BaseException | None = error
     seen: set[int] = set()
     while link is not None and id(link) not in seen:
@@ -220,7 +221,7 @@ def _tier(error: BaseException, rank: int) -> int:
 
 @dataclass
 class _Ticket:
-    """All that a rank is started with; a forked one has the call in its memory, others receive it."""
+    """The arguments of a rank's process. A forked rank has the call in its memory; others receive it."""
 
     world: World
     rank: int
@@ -229,7 +230,7 @@ class _Ticket:
 
 
 class _Reporter:
-    """Sends the one message that a rank owes its launcher."""
+    """Send the one message from a rank to its launcher."""
 
     def __init__(self, connection: Connection, rank: int) -> None:
         self._fd = connection.fileno()
@@ -258,24 +259,24 @@ class _Reporter:
 
 
 def _run_rank(ticket: _Ticket, connection: Connection) -> None:
-    """The target of a rank's process."""
+    """Run a rank: the target of its process."""
     _tie_to_launcher(ticket.launcher_pid)
     os.write(connection.fileno(), _MARK)
     reporter = _Reporter(connection, ticket.rank)
-    with contextlib.suppress(BrokenPipeError, ConnectionError):  # the launcher lost interest
+    with contextlib.suppress(BrokenPipeError, ConnectionError):  # the launcher has closed the connection
         try:
             fn, args, kwargs = ticket.call or _receive_call(connection.fileno())
             from .. import init
 
             with init(ticket.world, rank=ticket.rank) as comm:
-                # Told before the communicator closes: what others say of that comes later then. Also a
-                # result may be a view of the communicator's memory.
+                # Report before the communicator closes, so that this failure precedes those that other ranks
+                # report. Also a result may be a view of the communicator's memory.
                 try:
                     reporter.returned(fn(comm, *args, **kwargs))
                 except BaseException as error:
                     reporter.raised(error)
                     raise
-        except BaseException as error:  # none of it may be printed by multiprocessing: spawn raises it
+        except BaseException as error:  # multiprocessing must not print it: spawn raises it
             reporter.raised(error)
     connection.close()
 
@@ -284,7 +285,7 @@ def _tie_to_launcher(launcher_pid: int) -> None:
     parent = multiprocessing.parent_process()
     if os.getppid() == launcher_pid or parent is None:
         parent_death_tie(launcher_pid)()
-    else:  # a child of the fork server
+    else:  # the parent is the fork server
         die_with(launcher_pid, parent.sentinel)
 
 
@@ -302,7 +303,7 @@ def _receive_call(fd: int) -> _Call:
 
 
 class _Inbox:
-    """One message, as far as it has come; `kind` is None until all of it has."""
+    """A message that is being received; `kind` is None until it is complete."""
 
     def __init__(self) -> None:
         self.kind: int | None = None
@@ -312,11 +313,11 @@ class _Inbox:
 
     @property
     def begun(self) -> bool:
-        """The other side runs."""
+        """Return whether the other side has sent its mark."""
         return bool(self._head)
 
     def read(self, fd: int) -> bool:
-        """Read once; False at the other side's end. BlockingIOError where nothing is there."""
+        """Read once; return False at end of file. Raises BlockingIOError if no data are available."""
         if len(self._head) < _HEAD_NBYTES:
             part = os.read(fd, _HEAD_NBYTES - len(self._head))
             self._head += part
@@ -343,11 +344,11 @@ class _Rank:
     connection: Connection
     unsent: memoryview
     inbox: _Inbox = field(default_factory=_Inbox)
-    settled: bool = False  # it returned or failed
+    settled: bool = False  # the rank returned or failed
 
 
 class _Launch:
-    """The ranks of one `spawn`, from their start until none is left."""
+    """The ranks of one `spawn`, from their start until all have ended."""
 
     def __init__(self, timeout_s: float | None, *, keeps_going: bool = False) -> None:
         self.failures: dict[int, _Failure] = {}
@@ -377,19 +378,19 @@ class _Launch:
                 raise
             finally:
                 theirs.close()
-            self._ranks.append(_Rank(rank, process, ours, memoryview(message)))  # first: it is stopped then
+            self._ranks.append(_Rank(rank, process, ours, memoryview(message)))  # first: `stop` ends it
             os.set_blocking(ours.fileno(), False)
             self._register(self._ranks[-1])
 
     @property
     def nstarted(self) -> int:
-        """How many ranks there are so far."""
+        """Return the number of ranks started so far."""
         return len(self._ranks)
 
     def collect(self) -> bool:
-        """Wait until every rank has returned or failed, or a failure's grace or the time is over.
+        """Block until every rank has returned or failed, or the grace after a failure or the timeout is over.
 
-        Whether they end by themselves now.
+        Return whether the ranks will exit by themselves.
         """
         grace_ends = float("inf")
         while any(not rank.settled for rank in self._ranks):
@@ -409,7 +410,7 @@ class _Launch:
         return self._keeps_going or not self.failures
 
     def stop(self, patience_s: float) -> None:
-        """Leave no rank behind: wait for `patience_s`, then SIGTERM, then SIGKILL."""
+        """End all ranks: wait for `patience_s`, then send SIGTERM, then SIGKILL."""
         if not self._ranks:
             return
         self._wait_for_exits(patience_s)
@@ -428,7 +429,7 @@ class _Launch:
         self._selector.close()
 
     def results(self) -> list[Any]:
-        """The results by rank, or the first cause raised, unless exceptions are results."""
+        """Return the results by rank, or raise the first cause, unless exceptions are results."""
         if self.failures and not self._keeps_going:
             rank, failure = min(self.failures.items(), key=lambda item: (item[1].tier, item[1].at))
             raise failure.exception(rank)
@@ -461,7 +462,7 @@ class _Launch:
             open_still = not events & selectors.EVENT_READ or rank.inbox.read(fd)
         except BlockingIOError:
             return
-        except OSError:  # the rank is gone, and its exit code will say how
+        except OSError:  # the rank has ended; its exit code says how
             open_still = False
         if rank.inbox.kind is not None:
             self._settle(rank)
@@ -478,12 +479,12 @@ class _Launch:
         self._ignore(rank.process.sentinel)
 
     def _ignore(self, fd: int) -> None:
-        """Watch it no longer; a connection whose other end is gone is not watched any more already."""
+        """Stop watching fd. It may have been removed already, if the connection's other end has closed."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(fd)
 
     def _bury(self, rank: _Rank) -> None:
-        """A rank has exited: take what it still had sent, else its exit is a failure."""
+        """Settle a rank that has exited: by the message that it had sent, else its exit is a failure."""
         with contextlib.suppress(OSError):
             while rank.inbox.kind is None and rank.inbox.read(rank.connection.fileno()):
                 pass
@@ -517,7 +518,7 @@ class _Launch:
             left_s = until - time.monotonic()
             if not running or left_s <= 0:
                 return
-            # Not join(), which waits for the sentinel: a rank's own children may hold that open.
+            # join() is not used: it waits for the sentinel, which a rank's children may hold open.
             wait([process.sentinel for process in running], min(left_s, _POLL_S))
 
 
@@ -525,6 +526,6 @@ def _unpickled_result(rank: int, blob: bytearray) -> Any:
     try:
         return pickle.loads(blob)
     except Exception as error:
-        problem = RuntimeError(f"what rank {rank} returned cannot be unpickled here: {error}")
+        problem = RuntimeError(f"the result of rank {rank} cannot be unpickled here: {error}")
         problem.rank = rank  # type: ignore[attr-defined]
         raise problem from error

@@ -1,6 +1,6 @@
-"""What a rank said last: the traceback that it ended with, and whether that tells of another rank's failure.
+"""Find the traceback with which a rank ended, and tell whether another rank's failure caused it.
 
-It is read off stderr as Python writes it, so that scripts need no decorator.
+The traceback is taken from stderr as Python writes it, so scripts need no decorator.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_LAST_LINES = 10  # where there is no traceback
+_LAST_LINES = 10  # used if there is no traceback
 _TRACEBACK = r"Traceback \(most recent call last\)"
 _HEAD = re.compile(rf"{_TRACEBACK}|  \+ Exception Group {_TRACEBACK}|Fatal Python error: ")
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-# Their tracebacks end nothing, but the threads' and callbacks' they are of.
+# Tracebacks after these lines end a thread or a callback, not the process.
 _INCIDENTAL = ("Exception ignored ", "Exception in thread ", "Error in atexit", "--- Logging error ---")
-_MARGIN = re.compile(r"^ +[|+] ?")  # of a group of exceptions
+_MARGIN = re.compile(r"^ +[|+] ?")  # the margin of an exception group
 _NEXT_OF_GROUP = re.compile(r"^ +\+(-\+)?-+ \S+ -+$")
 _NO_CAUSE = re.compile(rf"( |$|(Exception Group )?{_TRACEBACK}|\w*ExceptionGroup: |-+$)")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")  # FORCE_COLOR, from Python 3.13 on
@@ -22,7 +22,7 @@ _CONSEQUENCE = re.compile(r"shmring\.[\w.]*(RankFailed|Aborted):")
 
 
 def traceback_tail(lines: list[str]) -> list[str]:
-    """The last traceback that is not incidental, with those that led to it; else the last lines."""
+    """Return the last traceback that is not incidental, with its causes; else the last lines."""
     plain = [_COLOUR.sub("", line) for line in lines]
     heads = [at for at, line in enumerate(plain) if _HEAD.match(line)]
     if not heads:
@@ -33,7 +33,7 @@ def traceback_tail(lines: list[str]) -> list[str]:
 
 
 def is_consequence(words: Sequence[str]) -> bool:
-    """The exception that it all began with, or each of a group's, tells of another rank's failure."""
+    """Return whether the first exception, or each of a group, is about another rank's failure."""
     causes, expected = [], True
     for line in (_COLOUR.sub("", line) for line in words):
         if _NEXT_OF_GROUP.match(line):

@@ -1,7 +1,7 @@
-"""Which CPUs each rank is bound to (`shmrun --bind`), worked out over what the CPUs share.
+"""Choose the CPUs of each rank (`shmrun --bind`) from the caches and nodes that CPUs share.
 
-Pure but for `read`, which asks /sys. Ranks that follow each other become neighbours: on one NUMA node, there
-under one cache.
+All functions but `read`, which reads /sys, are pure. Consecutive ranks are placed close together: on one NUMA
+node, and there under one cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, order=True)
 class Cpu:
-    """A usable CPU, and what it shares: a node, the last level of cache and a core, by their lowest CPU."""
+    """A usable CPU with its node, last-level cache and core, each named by its lowest CPU."""
 
     node: int
     cache: int
@@ -29,7 +29,7 @@ class Cpu:
 
 
 def read(usable: Iterable[int], system: str = "/sys/devices/system") -> list[Cpu]:
-    """The usable CPUs in the order in which ranks take them; what /sys does not tell counts as one."""
+    """Return the usable CPUs in the order of binding. Levels that /sys does not report count as shared."""
     nodes = {
         number: min(numbers)
         for path in glob.glob(f"{system}/node/node[0-9]*/cpulist")
@@ -45,12 +45,12 @@ def read(usable: Iterable[int], system: str = "/sys/devices/system") -> list[Cpu
 
 
 def cores_of(cpus: Iterable[Cpu]) -> list[list[Cpu]]:
-    """The CPUs of each core: one, or its hardware threads as far as they are usable."""
+    """Return the usable CPUs (hardware threads) of each core."""
     return _groups(sorted(cpus), lambda cpu: (cpu.node, cpu.cache, cpu.core))
 
 
 def by_core(cpus: Iterable[Cpu], nprocs: int) -> list[list[int]]:
-    """For each rank the CPUs of whole cores that are its alone; none at all where ranks outnumber cores."""
+    """Return for each rank the CPUs of its own whole cores; an empty list if ranks outnumber cores."""
     cores = cores_of(cpus)
     if nprocs > len(cores):
         return []
@@ -59,7 +59,7 @@ def by_core(cpus: Iterable[Cpu], nprocs: int) -> list[list[int]]:
 
 
 def by_node(cpus: Iterable[Cpu], nprocs: int) -> list[list[int]]:
-    """For each rank all CPUs of a NUMA node, shared with others; of several where nodes outnumber ranks."""
+    """Return for each rank all CPUs of a NUMA node, or of several if nodes outnumber ranks."""
     nodes = _groups(sorted(cpus), lambda cpu: cpu.node)
     if nprocs < len(nodes):
         return [_numbers(itertools.chain(*share)) for share in _cut(nodes, nprocs)]
@@ -68,12 +68,12 @@ def by_node(cpus: Iterable[Cpu], nprocs: int) -> list[list[int]]:
 
 
 def threads_of(shares: Sequence[list[int]]) -> list[int]:
-    """How many threads each rank can keep busy, where some have the same CPUs."""
+    """Return the threads that each rank can keep busy, given that ranks may share CPUs."""
     return [max(1, len(share) // shares.count(share)) for share in shares]
 
 
 def _share(cores: list[T], nprocs: int, borders: list[Callable[[T], Any]]) -> list[list[T]]:
-    """Cut cores up so that no rank reaches over a border, where there are ranks for all that it parts."""
+    """Partition cores so that no rank crosses a border, if there is a rank for each group between borders."""
     groups = _groups(cores, borders[0]) if borders else [cores]
     if not borders or nprocs < len(groups):
         return _cut(cores, nprocs)
@@ -83,7 +83,7 @@ def _share(cores: list[T], nprocs: int, borders: list[Callable[[T], Any]]) -> li
 
 
 def _deal(nprocs: int, sizes: list[int]) -> list[int]:
-    """How many ranks each group takes, at least one: so that who has least has as much as can be."""
+    """Return the ranks of each group, at least one, so as to maximise the smallest share of a rank."""
     counts = [1] * len(sizes)
     for _ in range(nprocs - len(sizes)):
         counts[max(range(len(sizes)), key=lambda at: sizes[at] / (counts[at] + 1))] += 1
@@ -104,7 +104,7 @@ def _numbers(cpus: Iterable[Cpu]) -> list[int]:
 
 
 def _last_cache(cpu: str) -> int:
-    """The lowest of those CPUs that share the largest cache of this one, be it an L3 or not."""
+    """Return the lowest CPU that shares this CPU's last-level cache."""
     level, sharers = 0, [0]
     for path in glob.glob(f"{cpu}/cache/index[0-9]*/level"):
         (found,) = _numbers_in(path) or [0]
@@ -114,7 +114,7 @@ def _last_cache(cpu: str) -> int:
 
 
 def _numbers_in(*paths: str) -> list[int]:
-    """Those in the first of these files that has any."""
+    """Return the numbers in the first readable file."""
     for path in paths:
         try:
             with open(path) as file:

@@ -1,4 +1,4 @@
-"""Sets of small numbers as people and the kernel write them: 0,2-3."""
+"""Sets of small numbers in the kernel's format: 0,2-3."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def parse(text: str) -> list[int]:
-    """The numbers of "0,2-3", ascending and each once; ValueError where it is something else."""
+    """Return the numbers of a text such as "0,2-3", sorted and unique. Raises ValueError for other text."""
     numbers: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -20,7 +20,7 @@ def parse(text: str) -> list[int]:
 
 
 def spell(numbers: Iterable[int]) -> str:
-    """The shortest text for them: [0, 2, 3] is 0,2-3."""
+    """Return the shortest text for the numbers: 0,2-3 for [0, 2, 3]."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and runs[-1][1] == number - 1:

@@ -1,33 +1,34 @@
-"""What the kernel lets this process have: CPUs (affinity and cgroup quota) and memory (cgroups and host).
+"""Limits of this process: CPUs (affinity and cgroup quota) and memory (cgroups and host).
 
-Every read of cgroup files, /proc/meminfo and /proc/vmstat is here, and the words for a limit that was met.
+Only this module reads cgroup files, /proc/meminfo and /proc/vmstat. It also has the messages for limits that
+are reached.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import resource  # now: once descriptors have run out it could not be loaded
+import resource  # at the top: it cannot be loaded once descriptors have run out
 import threading
 from dataclasses import dataclass
 
 from ..errors import Error, OutOfMemory
 
 MIB = 1 << 20
-NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)  # of this process, of this host
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)  # limits of this process, of this host
 _UNLIMITED = 1 << 62  # version 1 writes "no limit" as 2**63 rounded down to a page
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """Bytes that can still be had without waking the OOM killer, and whose limit says so."""
+    """The bytes that can be allocated without waking the OOM killer, and the limit that sets them."""
 
     nbytes: int
     limit: str
 
 
 def usable_cpus(allowed: int | None = None) -> int:
-    """CPUs that can really be kept busy: `allowed` (this process' affinity), cut by the cgroups' quotas."""
+    """Return the CPUs that can be kept busy: `allowed` (default: the affinity), limited by cgroup quotas."""
     cpus = float(len(os.sched_getaffinity(0)) if allowed is None else allowed)
     version, directories = _cgroup_directories("cpu")
     for directory in directories:
@@ -38,7 +39,7 @@ def usable_cpus(allowed: int | None = None) -> int:
 
 
 class MemoryLimits:
-    """The memory limits that bind this process, found once; `headroom()` reads their present use."""
+    """The memory limits of this process, found once; `headroom()` reads their current use."""
 
     def __init__(self) -> None:
         self._version, directories = _cgroup_directories("memory")
@@ -49,7 +50,7 @@ class MemoryLimits:
                 self._capped.append((directory, limit))
 
     def headroom(self) -> Headroom:
-        """The least that any limit leaves, a margin for everybody else's growth taken off."""
+        """Return the least room under any limit, less a margin for the growth of other processes."""
         tightest = _host_headroom()
         for directory, limit in self._capped:
             left = limit - self._used(directory) - _margin(limit)
@@ -60,8 +61,8 @@ class MemoryLimits:
 
     def _used(self, directory: str) -> int:
         used = _read_number(directory, "memory.current" if self._version == 2 else "memory.usage_in_bytes")
-        # File pages are given back under pressure, the active ones less readily: the kernel's own
-        # recipe for MemAvailable. Shared memory is not among them, it counts as anonymous.
+        # The kernel reclaims file pages under pressure, active ones less readily; MemAvailable is computed
+        # the same way. Shared memory counts as anonymous, not as file pages.
         prefix = "" if self._version == 2 else "total_"
         statistics = _read_table(os.path.join(directory, "memory.stat"))
         inactive = statistics.get(prefix + "inactive_file", 0)
@@ -70,18 +71,18 @@ class MemoryLimits:
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed for want of memory since the host began, in any cgroup."""
+    """Return the number of OOM kills in all cgroups since boot; None if unknown."""
     return _read_table("/proc/vmstat").get("oom_kill")
 
 
 def scheduling_group() -> str:
-    """What the scheduler counts this process' time with: its cgroup and, for each session, an autogroup."""
+    """Return the scheduler's groups of this process: its cgroup and its session's autogroup."""
     enabled = _read("/proc/sys/kernel", "sched_autogroup_enabled").strip() == "1"
     return _read("/proc/self", "cgroup") + (_read("/proc/self", "autogroup") if enabled else "")
 
 
 def explain(error: OSError, doing: str, wanted_nbytes: int | None = None) -> Error:
-    """The Error that says which limit was met while `doing` something, and the way out."""
+    """Return the Error that names the limit reached while `doing` something, and the remedy."""
     code = error.errno
     if code == errno.EMFILE:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -96,13 +97,13 @@ def explain(error: OSError, doing: str, wanted_nbytes: int | None = None) -> Err
     if code == errno.EAGAIN:
         soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         return Error(
-            f"{doing} failed: no process or thread more may begin here; look at the limits ulimit -u "
+            f"{doing} failed: no more processes or threads can start; check the limits ulimit -u "
             f"({_told(soft)} of this user, at most {_told(hard)} without root), pids.max of the cgroup, and "
             "ulimit -v"
         )
     if code == errno.ENOMEM:
         return OutOfMemory(
-            f"{doing} failed: the kernel has no memory or address space for it; look at the limits "
+            f"{doing} failed: the kernel has no memory or address space for it; check the limits "
             "ulimit -v, sysctl vm.max_map_count and vm.overcommit_memory",
             wanted_nbytes=wanted_nbytes,
         )
@@ -110,15 +111,15 @@ def explain(error: OSError, doing: str, wanted_nbytes: int | None = None) -> Err
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start it, or raise the Error that says which limit keeps it from that."""
+    """Start the thread, or raise the Error that names the limit."""
     try:
         thread.start()
-    except RuntimeError as error:  # Python tells no more than that
+    except RuntimeError as error:  # Python gives no further reason
         raise explain_thread(error, thread.name) from error
 
 
 def explain_thread(error: RuntimeError, name: str) -> Error:
-    """The Error that says which limit keeps a thread from starting, and the way out."""
+    """Return the Error that names the limit that keeps a thread from starting, and the remedy."""
     return explain(OSError(errno.EAGAIN, str(error)), f"starting the thread {name}")
 
 
@@ -153,7 +154,7 @@ def _cpu_quota(version: int, directory: str) -> float | None:
 
 
 def _cgroup_directories(controller: str) -> tuple[int, list[str]]:
-    """(cgroup version, this process' directory and its parents up to the mount) for one controller."""
+    """Return (cgroup version, this process' directory and its parents up to the mount) of a controller."""
     version, path = 2, ""
     for line in _read("/proc/self", "cgroup").splitlines():
         _, controllers, its_path = line.split(":", 2)
@@ -166,8 +167,8 @@ def _cgroup_directories(controller: str) -> tuple[int, list[str]]:
     if mount is None:
         return version, []
     root, top = mount
-    # The path is as the cgroup namespace sees it; a container without one has its own cgroup as the
-    # mount's root, and then what lies below the root is what lies below the mount point.
+    # The path is relative to the cgroup namespace. In a container without a namespace, the mount's root is
+    # the container's cgroup; strip that root to get the path below the mount point.
     below = path[len(root.rstrip("/")) :] if path.startswith(root) else ""
     own = os.path.normpath(top + "/" + below)
     if not own.startswith(top) or not os.path.isdir(own):
@@ -180,10 +181,10 @@ def _cgroup_directories(controller: str) -> tuple[int, list[str]]:
 
 
 def _cgroup_mount(version: int, controller: str) -> tuple[str, str] | None:
-    """(root inside the hierarchy, mount point)."""
+    """Return (root inside the hierarchy, mount point); None if the controller is not mounted."""
     for line in _read("/proc/self", "mountinfo").splitlines():
         place, _, kind = line.partition(" - ")
-        # Whoever mounted it has chosen the source, which may be empty: two spaces in a row.
+        # The mount source is arbitrary and may be empty: two spaces in a row.
         words, (fstype, _, options) = place.split(), [*kind.split(" ", 2), "", "", ""][:3]
         if (fstype == "cgroup2" and version == 2) or (
             fstype == "cgroup" and version == 1 and controller in options.split(",")
@@ -196,7 +197,7 @@ def _read(directory: str, name: str) -> str:
     try:
         with open(os.path.join(directory, name), errors="surrogateescape") as file:
             return file.read()
-    except OSError:  # not there at the root of a hierarchy, or hidden from a container
+    except OSError:  # missing at the root of a hierarchy, or hidden from a container
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Ties between a launcher and its ranks: die together, and say how a process ended."""
+"""End a rank with its launcher, and describe how a process ended."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def parent_death_tie(parent_pid: int) -> Callable[[], None]:
-    """A function for the child of `parent_pid` to call: the kernel then kills it when its parent is gone.
+    """Return a function that makes the kernel kill its caller, a child of `parent_pid`, when the parent dies.
 
-    The kernel means the thread that started the child, so that thread has to outlive it.
+    The parent in this sense is the thread that started the child, so that thread must outlive the child.
     """
-    prctl = _libc.prctl  # looked up here: little is safe to do between fork and exec
+    prctl = _libc.prctl  # looked up here: few operations are safe between fork and exec
 
     def tie() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:  # it went before the tie was there
+        if os.getppid() != parent_pid:  # the parent died before the tie was set
             os.kill(os.getpid(), signal.SIGKILL)
 
     return tie
 
 
 def die_with(pid: int, sentinel: int) -> None:
-    """Kill this process when process `pid`, not its parent, is gone; `sentinel` turns readable then too.
+    """Kill this process when process `pid`, which is not its parent, ends or `sentinel` becomes readable.
 
-    Two signs, as other children of `pid` may hold the sentinel's other end open by accident.
+    Both are watched, since other children of `pid` may hold the sentinel's other end open by accident.
     """
     watched = [sentinel]
-    # Gone already, which the sentinel knows, or a kernel or a Python without pidfds.
+    # Fails if the process has ended, which the sentinel shows, or without pidfds in the kernel or in Python.
     with contextlib.suppress(OSError, AttributeError):
         watched.append(os.pidfd_open(pid))
 
@@ -51,7 +51,7 @@ def die_with(pid: int, sentinel: int) -> None:
 
 
 def describe_exit(exit_code: int) -> str:
-    """The words for an exit code as subprocess and multiprocessing give it: negative for a signal."""
+    """Describe an exit code of subprocess or multiprocessing, which is negative for a signal."""
     if exit_code >= 0:
         return f"exit status {exit_code}"
     try:

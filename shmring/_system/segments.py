@@ -1,7 +1,7 @@
-"""Shared memory without names: making segments, allocating their pages, mapping them.
+"""Shared memory without names: make segments, allocate their pages, map them.
 
-Owns every system call on segments; C and nogil code is handed the addresses. No segment has a name
-in the file system, so nothing can be left behind.
+All system calls on segments are in this module; C and nogil code receive addresses. No segment has a name in
+the file system, so nothing can be left behind.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _FAILED = ctypes.c_void_p(-1).value
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
-# Pages are allocated piece by piece with a look at the limits before each: ranks that allocate at the
-# same time then overshoot by a piece each, which the limits' margin covers, and signals get their turn.
+# Pages are allocated in pieces, with a check of the limits before each. So ranks that allocate concurrently
+# exceed a limit by at most a piece each, which the limits' margin covers, and signals are handled in between.
 _PIECE_NBYTES = 8 * MIB
-_COPIED_NBYTES = 16 * MIB  # of what becomes private, at once
+_COPIED_NBYTES = 16 * MIB  # bytes made private at a time
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -43,18 +43,18 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.mremap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_mmap = getattr(_libc, "mmap64", _libc.mmap)  # off_t has 64 bits in this one everywhere
+_mmap = getattr(_libc, "mmap64", _libc.mmap)  # its off_t always has 64 bits
 _mmap.restype, _mmap.argtypes = _libc.mmap.restype, _libc.mmap.argtypes
 _fallocate = getattr(_libc, "fallocate64", None) or _libc.fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 def create(nbytes: int, *, kind: str) -> int:
-    """A descriptor of nameless shared memory of `nbytes`; sized, but no page is allocated yet.
+    """Return a descriptor of nameless shared memory of `nbytes`, without allocated pages.
 
-    kind "memfd" is sealed against changes of its size, so that no holder can make another one's
-    access fail; "posix" lies in /dev/shm and counts against its size. Both close on exec.
-    Raises Error where a limit of the process forbids it.
+    kind "memfd" is sealed against changes of its size, so that no holder can make another holder's
+    access fail; "posix" is in /dev/shm and counts against its size. Both close on exec.
+    Raises Error if a limit of the process forbids it.
     """
     if nbytes <= 0:
         raise ValueError(f"a segment of {nbytes} bytes cannot be made")
@@ -76,10 +76,10 @@ def create(nbytes: int, *, kind: str) -> int:
 
 
 def allocate(fd: int, offset: int, nbytes: int, *, purpose: str) -> None:
-    """Give pages to a range of the segment before anybody touches it, or raise OutOfMemory.
+    """Allocate the pages of a range of the segment before its first use, or raise OutOfMemory.
 
-    Without it a full tmpfs would be a SIGBUS, and a full memory cgroup the OOM killer, at some later
-    store. A failed call frees what it had allocated, so the range must hold no data yet.
+    Otherwise a later store would raise SIGBUS on a full tmpfs, or wake the OOM killer in a full memory
+    cgroup. A failed call frees the pages of the range, so the range must hold no data yet.
     """
     limits = MemoryLimits()
     _check_room(fd, nbytes, nbytes, limits, purpose)
@@ -95,31 +95,31 @@ def allocate(fd: int, offset: int, nbytes: int, *, purpose: str) -> None:
                 raise _out_of_memory(nbytes, _room(fd, limits), purpose) from error
             what = f"allocating {nbytes} bytes of shared memory for {purpose}"
             raise explain(error, what, nbytes) from error
-        except BaseException:  # no room any more, or Ctrl-C
+        except BaseException:  # no more room, or Ctrl-C
             _give_back(fd, offset, done + piece)
             raise
         done += piece
 
 
 class Mapping:
-    """A segment mapped into this process: `address` and `nbytes`; the descriptor may be closed after.
+    """A segment mapped into this process: `address` and `nbytes`. The descriptor may be closed afterwards.
 
-    ctypes instead of the mmap module, which keeps a duplicate of the descriptor for life. Nothing
-    watches for views: whoever hands out the address closes the mapping after the last of them.
+    ctypes is used because the mmap module keeps a duplicate of the descriptor. Views are not counted: the
+    code that hands out the address closes the mapping after the last view.
     """
 
-    address = 0  # also if __init__ does not come to it
+    address = 0  # also if __init__ raises first
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool = True) -> None:
         self.nbytes = nbytes
         there = os.fstat(fd).st_size
-        if there < nbytes:  # access beyond the end would be a SIGBUS
+        if there < nbytes:  # access beyond the end would raise SIGBUS
             raise Error(f"the segment has {there} bytes where {nbytes} were announced")
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self.address = _map(nbytes, mmap.MAP_SHARED, fd, what="shared memory", access=access)
 
     def discard(self, offset: int, nbytes: int) -> None:
-        """Free the whole pages inside the range, for every process; they read as zeros again."""
+        """Free the whole pages inside the range for all processes; they then read as zeros."""
         first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if not self.address or offset < 0 or offset + nbytes > self.nbytes:
@@ -129,28 +129,28 @@ class Mapping:
             raise explain(error, f"freeing {nbytes} bytes of shared memory", nbytes) from error
 
     def make_private(self, offset: int = 0, nbytes: int | None = None) -> None:
-        """Whole pages of the range become this process' own, with what they hold, where they are.
+        """Replace the whole pages of the range by private copies at the same addresses.
 
-        Each piece changes at once, as far as other threads can see. Raises OutOfMemory once the rest would
-        not fit; what has been done stays so.
+        Other threads see each piece change atomically. Raises OutOfMemory when the rest would not fit; pieces
+        already replaced stay private.
         """
         nbytes = self.nbytes - offset if nbytes is None else nbytes
         limits = MemoryLimits()
         for done in range(0, nbytes, _COPIED_NBYTES):
-            room = limits.headroom()  # each time: others may be copying as well
+            room = limits.headroom()  # each time, since other processes may copy, too
             if room.nbytes < nbytes - done:
                 raise _out_of_memory(nbytes, room, "a private copy of a shared array")
             _make_private(self.address + offset + done, min(_COPIED_NBYTES, nbytes - done))
 
     def keep_only(self, offset: int, nbytes: int) -> None:
-        """Let go of all memory outside of the range; its addresses stay taken until the mapping is closed."""
+        """Unmap the memory outside the range; its addresses stay reserved until the mapping is closed."""
         how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
         for begin, end in ((0, offset), (offset + nbytes, self.nbytes)):
             if begin < end:
                 _map(end - begin, how, what="nothing", at=self.address + begin, access=0)
 
     def populate(self, offset: int = 0, nbytes: int | None = None) -> None:
-        """Map the pages of the range now instead of at first touch: a kindness, not a promise."""
+        """Map the pages of the range now instead of at first touch, on a best-effort basis."""
         nbytes = self.nbytes - offset if nbytes is None else nbytes
         _libc.madvise(self.address + offset, nbytes, _MADV_POPULATE_WRITE)
 
@@ -168,17 +168,17 @@ class Mapping:
 
 
 class Adopted(Mapping):
-    """Memory at somebody else's addresses, who unmaps them: its pages are those of a segment."""
+    """A segment's pages mapped over an array's memory, which the array's owner unmaps."""
 
     def __init__(self, segment: Mapping, offset: int, nbytes: int, address: int) -> None:
-        """Puts the segment's pages into the place of those at `address`, which are a mapping of their own.
+        """Replace the pages at `address`, which are a mapping of their own, by the segment's pages.
 
-        What those hold is copied before; nobody may write to them meanwhile. Raises ValueError unless the
-        mapping is that long, in whole pages, and writable.
+        Their data are copied first; no thread may write to them meanwhile. Raises ValueError unless the
+        mapping is writable and has exactly this length, in whole pages.
         """
         check_own_mapping(address, nbytes)
         ctypes.memmove(segment.address + offset, address, nbytes)
-        # Of a shared mapping none of whose bytes are moved mremap makes a second one: see mremap(2).
+        # With an old size of 0, mremap makes a second mapping of a shared mapping: see mremap(2).
         how = _MREMAP_MAYMOVE | _MREMAP_FIXED
         if _libc.mremap(segment.address + offset, 0, nbytes, how, address) == _FAILED:
             error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -192,9 +192,9 @@ class Adopted(Mapping):
 
 
 def check_own_mapping(address: int, nbytes: int) -> None:
-    """ValueError unless nbytes at address are writable mappings one after another, and all of them.
+    """Raise ValueError unless nbytes at address are exactly one or more adjacent writable mappings.
 
-    Error where the kernel does not say which mappings there are.
+    Raises Error if the kernel does not list the mappings.
     """
     begin, end = address, address + nbytes
     try:
@@ -205,11 +205,11 @@ def check_own_mapping(address: int, nbytes: int) -> None:
                 if first == begin and begin < last <= end and access.startswith("rw"):
                     begin = last
     except OSError as error:
-        raise explain(error, "reading /proc/self/maps, to look whether an array can be shared") from error
+        raise explain(error, "reading /proc/self/maps, to check that an array can be shared") from error
     if begin != end or nbytes == 0:
         raise ValueError(
             f"the {nbytes} bytes at {address:#x} are not a writable mapping of their own, whose pages could "
-            "become shared ones: mmap makes what can be adopted, and so does tensor.share_memory_()"
+            "become shared: adopt memory made by mmap or tensor.share_memory_()"
         )
 
 
@@ -245,7 +245,7 @@ def _open_memfd() -> int:
 def _open_posix() -> int:
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_EXCL
     try:
-        # O_EXCL: the file can never be given a name afterwards either.
+        # O_EXCL: the file cannot be given a name later.
         return os.open(SHM_DIRECTORY, flags | os.O_TMPFILE, 0o600)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
@@ -269,7 +269,7 @@ def _check_room(fd: int, still_nbytes: int, wanted_nbytes: int, limits: MemoryLi
 def _room(fd: int, limits: MemoryLimits) -> Headroom:
     memory = limits.headroom()
     file_system = os.fstatvfs(fd)
-    if file_system.f_blocks:  # 0: without a cap, as a memfd is
+    if file_system.f_blocks:  # 0: no limit, as for a memfd
         free = file_system.f_bavail * file_system.f_frsize
         if free < memory.nbytes:
             total = file_system.f_blocks * file_system.f_frsize
@@ -297,5 +297,5 @@ def _out_of_memory(wanted_nbytes: int, room: Headroom, purpose: str) -> OutOfMem
 
 
 def _give_back(fd: int, offset: int, nbytes: int) -> None:
-    # Best effort: the segment that it belongs to is about to be closed.
+    # Best effort: the segment is about to be closed.
     _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, nbytes)

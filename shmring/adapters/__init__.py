@@ -1,5 +1,5 @@
-"""shmring inside other packages.
+"""Adapters to other packages.
 
 `shmring.adapters.dask`, `.jax`, `.joblib`, `.keras`, `.pools`, `.ray`, `.sklearn`, `.torch`.
-Each imports its package only when it is used, and is a user of the public API like any other.
+Each module imports its package only when it is used, and uses only the public API of shmring.
 """

@@ -1,6 +1,6 @@
-"""shmring as a collective group of `ray.util.collective`: what register_backend registers.
+"""shmring as a collective group of `ray.util.collective`, registered by register_backend.
 
-Loaded only by it, as the class derives from one of Ray's.
+Only register_backend imports this module, since the class derives from a class of Ray.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _OPS = {
     ReduceOp.MIN: shmring.Op.MIN,
     ReduceOp.MAX: shmring.Op.MAX,
 }
-_FIRST_RANK_S = 60.0  # for rank 0 to say where the others find it
+_FIRST_RANK_S = 60.0  # limit for rank 0 to publish the world
 _POLL_S = 0.02
 
 
 class Group(BaseGroup):  # type: ignore[misc]
-    """One actor's place in a collective group. Ray hands over every tensor as a list of one."""
+    """One actor's membership in a collective group. Ray passes every tensor as a list of one."""
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
@@ -50,14 +50,14 @@ class Group(BaseGroup):  # type: ignore[misc]
         self._comm.close()
 
     def allreduce(self, tensor: list[Any], allreduce_options: Any = None) -> None:
-        """In place."""
+        """Reduce in place."""
         self._comm.all_reduce(_one(tensor), op=_op(allreduce_options))
 
     def barrier(self, barrier_options: Any = None) -> None:
         self._comm.barrier()
 
     def reduce(self, tensor: list[Any], reduce_options: Any = None) -> None:
-        """In place on the root, whose tensor alone changes."""
+        """Reduce in place on the root; the other tensors do not change."""
         self._comm.reduce(_one(tensor), op=_op(reduce_options), root=getattr(reduce_options, "root_rank", 0))
 
     def broadcast(self, tensor: list[Any], broadcast_options: Any = None) -> None:
@@ -66,7 +66,7 @@ class Group(BaseGroup):  # type: ignore[misc]
     def allgather(
         self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = None
     ) -> None:
-        """tensor_list[0][r] becomes rank r's tensor."""
+        """Copy rank r's tensor to tensor_list[0][r]."""
         x = _one(tensor)
         gathered = _stack([x] * self.world_size)
         self._comm.all_gather(x, out=gathered)
@@ -76,7 +76,7 @@ class Group(BaseGroup):  # type: ignore[misc]
     def reducescatter(
         self, tensor: list[Any], tensor_list: list[list[Any]], reducescatter_options: Any = None
     ) -> None:
-        """tensor becomes the reduced tensor_list[0][rank]; the list stays as it is."""
+        """Set tensor to the reduced tensor_list[0][rank]; the list does not change."""
         parts = _stack(_each(tensor_list))
         self._comm.reduce_scatter(parts, op=_op(reducescatter_options), out=_one(tensor))
 
@@ -88,7 +88,7 @@ class Group(BaseGroup):  # type: ignore[misc]
 
 
 def _meet(world_size: int, rank: int, group_name: str) -> shmring.Comm:
-    """Rank 0 leaves the world in Ray's key-value store, from where it goes when all have joined."""
+    """Join the world, which rank 0 publishes in Ray's key-value store and deletes when all have joined."""
     name = f"shmring {ray.get_runtime_context().namespace} {group_name}"
     if rank > 0:
         return shmring.init(_look_up(name, group_name), rank)
@@ -106,7 +106,7 @@ def _look_up(name: str, group_name: str) -> shmring.World:
     while (found := internal_kv._internal_kv_get(name)) is None:
         if time.monotonic() > until:
             raise shmring.Timeout(
-                f"rank 0 of the collective group {group_name!r} did not come within {_FIRST_RANK_S:g} s",
+                f"rank 0 of the collective group {group_name!r} did not start within {_FIRST_RANK_S:g} s",
                 rank=0,
             )
         time.sleep(_POLL_S)
@@ -121,13 +121,13 @@ def _op(options: Any) -> shmring.Op:
 
 def _one(tensors: Sequence[Any]) -> Any:
     if len(tensors) != 1:
-        raise ValueError(f"an actor gave {len(tensors)} tensors; shmring takes one, on the CPU")
+        raise ValueError(f"an actor passed {len(tensors)} tensors; shmring takes one, on the CPU")
     return _without_gradient(tensors[0])
 
 
 def _each(tensor_lists: Sequence[Sequence[Any]]) -> list[Any]:
     if len(tensor_lists) != 1:
-        raise ValueError(f"an actor gave {len(tensor_lists)} lists of tensors; shmring takes one")
+        raise ValueError(f"an actor passed {len(tensor_lists)} lists of tensors; shmring takes one")
     return [_without_gradient(tensor) for tensor in tensor_lists[0]]
 
 

@@ -1,7 +1,7 @@
-"""Ranks as tasks of somebody else's scheduler: the task, where its ranks can meet, what came of all.
+"""Ranks as tasks of another package's scheduler: the task, a meeting point, the collection of results.
 
-The function travels as bytes and is unpickled only when all ranks have met, so that one that cannot be
-loaded ends the world at once and nobody waits for it.
+The function is sent as bytes and unpickled only after all ranks have joined. So a function that cannot be
+unpickled ends the world at once, and no rank waits for another.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, Protocol
 
 import shmring
 
-GRACE_S = 5.0  # after a failure, for the others to raise RankFailed
+GRACE_S = 5.0  # after a failure, time for the other ranks to raise RankFailed
 _POLL_S = 1.0
 _FIRST_PORT, _LAST_PORT = 20000, 29999  # below those that kernels give to outgoing connections
 
 
 class Future(Protocol):
-    """What the futures of concurrent.futures, loky and Dask have in common."""
+    """The methods that futures of concurrent.futures, loky and Dask share."""
 
     def add_done_callback(self, function: Callable[[Any], Any], /) -> Any: ...
     def cancel(self) -> Any: ...
@@ -34,13 +34,13 @@ class Future(Protocol):
 
 
 def be_rank(function: bytes, world: shmring.World, rank: int, timeout_s: float | None, *args: Any) -> Any:
-    """The task of one rank."""
+    """Run one rank: join the world and call the function."""
     with shmring.init(world, rank, timeout=timeout_s) as comm:
         return pickle.loads(function)(comm, *args)
 
 
 def pack(function: Callable[..., Any]) -> bytes:
-    """The function as bytes; TypeError where it is none, or cannot travel."""
+    """Return the pickled function. Raises TypeError if it is not callable or cannot be pickled."""
     if not callable(function):
         raise TypeError(f"fn is {function!r}; it must be callable as fn(comm, *args)")
     try:
@@ -54,7 +54,7 @@ def pack(function: Callable[..., Any]) -> bytes:
 
 
 def free_port() -> int:
-    """A port of this host on which nobody listens now."""
+    """Return a TCP port of this host that is free now."""
     while True:
         port = random.randint(_FIRST_PORT, _LAST_PORT)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -69,9 +69,10 @@ def join_address(host: str, port: int) -> str:
 def collect(
     futures: Sequence[Future], places: Sequence[str], lost: Callable[[], Iterable[int]] = tuple
 ) -> list[Any]:
-    """The results by rank; or the failure that is likely to be the first cause is raised, as `spawn` does.
+    """Return the results by rank, or raise the failure that is most likely the first cause, as `spawn` does.
 
-    places: by rank, where it runs, for the note. lost: ranks whose task will never end, asked now and then.
+    places: by rank its location, for the note. lost: called periodically; returns ranks whose task cannot
+    end.
     """
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     waiting = dict(enumerate(futures))
@@ -97,7 +98,7 @@ def collect(
                 waiting.pop(rank).cancel()
     finally:
         for future in waiting.values():
-            future.cancel()  # what runs already cannot be stopped: it ends when it next needs another rank
+            future.cancel()  # a running task cannot be stopped; it ends when it next needs another rank
     if failures:
         raise first_cause(failures, places)
     return [results[rank] for rank in range(len(futures))]
@@ -120,21 +121,21 @@ def _ended(rank: int, place: str) -> shmring.RankFailed:
 
 
 def first_cause(failures: dict[int, BaseException], places: Sequence[str]) -> BaseException:
-    """The failure of one rank that the others' are likely to follow from, with its rank and a note."""
+    """Return the failure that most likely caused the others, with its rank and a note."""
     rank = min(failures, key=lambda rank: (_tier(failures[rank], rank), rank))
     failure = failures[rank]
     if isinstance(failure, concurrent.futures.BrokenExecutor):
         failure.add_note(f"One of {len(places)} ranks ended with its process, and the pool with it.")
         return failure
     if not isinstance(failure, shmring.Error) or failure.rank is None:
-        with contextlib.suppress(AttributeError, TypeError):  # an exception with __slots__ of its own
+        with contextlib.suppress(AttributeError, TypeError):  # the exception's class has __slots__
             failure.rank = rank  # type: ignore[attr-defined, union-attr, unused-ignore]
     failure.add_note(f"Raised in rank {rank} of {len(places)}, on {places[rank]}.")
     return failure
 
 
 def _tier(failure: BaseException, rank: int) -> int:
-    """A rank's own exception comes before an error that all get, and that before news of another rank."""
+    """Return 0 for a rank's own exception, 1 for an error that all ranks get, 2 for another rank's error."""
     if isinstance(failure, (shmring.RankFailed, shmring.Aborted)) and failure.rank != rank:
         return 2
     return 1 if isinstance(failure, shmring.Error) else 0

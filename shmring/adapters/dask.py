@@ -1,4 +1,4 @@
-"""Dask's workers as the ranks of a world: `run(client, fn)` calls fn(comm) on all of them at once."""
+"""Dask workers as the ranks of a world: `run(client, fn)` calls fn(comm) on all of them at once."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def run(
     port: int | None = None,
     timeout: float | None = None,
 ) -> list[Any]:
-    """Call `fn(comm, *args)` on Dask's workers, all at the same time; returns the results by rank.
+    """Call `fn(comm, *args)` on Dask workers, all at the same time; return the results by rank.
 
-    client: a synchronous `distributed.Client`. workers: addresses as the scheduler has them, rank by rank;
-    by default all workers, in the order of their addresses. Futures among args are resolved as in
-    `client.submit`. Every worker needs a free thread, or the others wait for it.
-    port: of rank 0's host, where workers of several hosts meet; by default a free one. With a port they
-    meet over TCP on one host too. timeout: seconds, for the meeting and for each call on `comm`; where the
-    meeting fails, a worker that comes late to it is busy for that long.
-    Raises the exception of the first failing rank in its own type, with `.rank` and a note; RankFailed
-    where a worker is gone; ValueError for a worker that is not there.
+    client: a synchronous `distributed.Client`. workers: by rank, addresses as the scheduler reports them; by
+    default all workers in the order of their addresses. Futures among args are resolved as in
+    `client.submit`. Every worker needs a free thread; otherwise the others wait for it.
+    port: the TCP port on rank 0's host where workers of several hosts meet; by default a free one. If it is
+    given, workers of one host also meet over TCP. timeout: seconds for the start and for each call on
+    `comm`. If the start fails, a late worker stays busy for that long. Raises the exception of the first
+    failing rank in its own type, with `.rank` and a note; RankFailed if a worker is gone; ValueError for an
+    unknown worker.
     """
     need("distributed", "dask", __name__)
     if getattr(client, "asynchronous", False):
@@ -53,7 +53,7 @@ def run(
             *args,
             workers=[worker],
             allow_other_workers=False,
-            pure=False,  # the same call is another world each time
+            pure=False,  # each call makes a new world
             retries=0,
             key=f"shmring-rank-{rank}-{world.id}",
         )
@@ -83,7 +83,7 @@ def _chosen(client: Any, workers: Iterable[str] | None) -> list[str]:
 
 
 def _host(worker: str) -> str:
-    """The host of tcp://10.0.0.1:4711 or tls://[::1]:4711; "" within one process (inproc://...)."""
+    """Return the host of tcp://10.0.0.1:4711 or tls://[::1]:4711; "" for one process (inproc://...)."""
     scheme, _, rest = worker.partition("://")
     return "" if scheme == "inproc" else rest.rpartition(":")[0].strip("[]")
 

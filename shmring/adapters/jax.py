@@ -1,9 +1,9 @@
-"""Collectives inside `jax.jit` on the CPU: `all_reduce(tree, comm)` beside the computation that XLA compiles.
+"""Collectives inside `jax.jit` on the CPU: `all_reduce(tree, comm)` within a computation that XLA compiles.
 
-They are ordered callbacks (`jax.experimental.io_callback`): XLA runs independent operations in any order and
-at once, and ranks that call collectives in different orders are an error; ordered effects keep the program's
-order. JAX copies arguments before it calls, and results, from arrays that the call keeps for its next time.
-A handler of XLA's FFI would save these copies, but has no such order, and needs C++.
+Each collective is an ordered callback (`jax.experimental.io_callback`). XLA may run independent operations
+concurrently and in any order, but all ranks must call collectives in one order; ordered effects keep the
+program's order. JAX copies the arguments before the callback and the results after it; the callback reuses
+its result arrays. An XLA FFI handler would save these copies, but has no such order and needs C++.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _Shape = tuple[int, ...]
 
 
 def all_reduce(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") -> Any:
-    """Every leaf combined elementwise over all ranks, for every rank: leaves of the same shapes and dtypes.
+    """Combine every leaf elementwise over all ranks; return leaves of the same shapes and dtypes.
 
-    tree: any pytree of arrays, of one structure on all ranks; small leaves are reduced together (tensor
-    fusion, as `Comm.all_reduce_many`). op and dtypes: as of `Comm.all_reduce`, bfloat16 and float8 included.
-    Works traced and not. The gradient is that of the sum over the ranks of their losses: of a sum the sum of
-    all cotangents, of an average their average; other ops have none (TypeError).
+    tree: any pytree of arrays, with the same structure on all ranks; small leaves are reduced together
+    (tensor fusion, as in `Comm.all_reduce_many`). op and dtypes: as in `Comm.all_reduce`, with bfloat16 and
+    float8. Works traced and eagerly. The gradient is that of the sum of the ranks' losses: for a sum the sum
+    of all cotangents, for an average their average; other ops have none (TypeError).
 
-    Errors of the communicator reach the caller as jax's, with shmring's in the text. They come, as the result
-    does, later than the call: `jax.block_until_ready` what came out before the communicator is used
-    elsewhere or closed. Under `vmap` and `checkpoint` jax refuses ordered callbacks.
+    Errors of the communicator reach the caller as jax errors with shmring's text. Like the result, they
+    arrive after the call returns: call `jax.block_until_ready` on the result before the communicator is used
+    elsewhere or closed. jax refuses ordered callbacks under `vmap` and `checkpoint`.
     """
     with _refusing(comm, "all_reduce"):
         op = shmring.Op(op)
@@ -43,7 +43,7 @@ def all_reduce(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") -> A
 
 
 def broadcast(tree: Any, comm: shmring.Comm, root: int = 0) -> Any:
-    """root's leaves on every rank. The gradient is the sum of all cotangents on the root, zeros elsewhere."""
+    """Return root's leaves on every rank. The gradient is the sum of all cotangents on root, else zeros."""
     with _refusing(comm, "broadcast"):
         if not 0 <= root < comm.size:
             raise ValueError(f"root is {root}; there are ranks 0 to {comm.size - 1}")
@@ -51,19 +51,19 @@ def broadcast(tree: Any, comm: shmring.Comm, root: int = 0) -> Any:
 
 
 def all_gather(tree: Any, comm: shmring.Comm) -> Any:
-    """Every rank's leaves on every rank: (size, *s) for a leaf of shape s; the gradient: `reduce_scatter`."""
+    """Return all ranks' leaves: (size, *s) for a leaf of shape s. The gradient is `reduce_scatter`."""
     return _run(comm, "all_gather", tree, lambda shape: (comm.size, *shape))
 
 
 def reduce_scatter(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") -> Any:
-    """This rank's part of each leaf's `all_reduce`: (size, *s) becomes s, and size · k rows k rows.
+    """Return this rank's part of each leaf's `all_reduce`: s of shape (size, *s), or k of size · k rows.
 
-    The gradient of a sum is `all_gather`, that of an average as much by the number of ranks.
+    The gradient of a sum is `all_gather`; that of an average is `all_gather` divided by the number of ranks.
     """
 
     def part(shape: _Shape) -> _Shape:
         if not shape or shape[0] % comm.size:
-            raise ValueError(f"a leaf of shape {shape} has no dimension 0 that {comm.size} ranks can share")
+            raise ValueError(f"a leaf of shape {shape} has no dimension 0 that {comm.size} divides")
         return shape[1:] if shape[0] == comm.size else (shape[0] // comm.size, *shape[1:])
 
     with _refusing(comm, "reduce_scatter"):
@@ -73,17 +73,17 @@ def reduce_scatter(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") 
 
 @dataclass(frozen=True)
 class _Call:
-    """A collective as XLA calls it back, with leaves. Equal ones are compiled once."""
+    """A collective that XLA calls back with leaves. Equal _Calls are compiled once."""
 
     comm: shmring.Comm
     kind: str
     how: tuple[Any, ...]  # op or root
-    shapes: tuple[_Shape, ...]  # of the leaves
+    shapes: tuple[_Shape, ...]  # shapes of the leaves
     results: tuple[Any, ...]  # jax.ShapeDtypeStructs
 
     @functools.cached_property
     def outs(self) -> list[np.ndarray[Any, Any]]:
-        """XLA has copied them before the next call can come."""
+        """Return the result arrays, which can be reused: XLA copies them before the next call."""
         return [np.empty(result.shape, result.dtype) for result in self.results]
 
     def __call__(self, *leaves: Any) -> Sequence[np.ndarray[Any, Any]]:
@@ -110,7 +110,7 @@ def _run(comm: shmring.Comm, kind: str, tree: Any, shape_of: Callable[[_Shape], 
 
 @contextlib.contextmanager
 def _refusing(comm: shmring.Comm, kind: Any) -> Iterator[None]:
-    """A wrong argument is found before the collective is called, for which the others may wait."""
+    """Report an argument error inside the block to the ranks that wait in the collective `kind`."""
     try:
         yield
     except (TypeError, ValueError):
@@ -120,7 +120,7 @@ def _refusing(comm: shmring.Comm, kind: Any) -> Iterator[None]:
 
 @functools.cache
 def _collective() -> Any:
-    """(call, leaves) → the results, as jax differentiates it."""
+    """Return the differentiable function (call, leaves) → results."""
     jax = need("jax", "jax", __name__)
     from jax.experimental import io_callback
 
@@ -133,7 +133,7 @@ def _collective() -> Any:
 
 
 def _gradient(call: _Call, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
-    """By leaf; None where it holds whole numbers, which have no gradient."""
+    """Return the gradient by leaf; None for a leaf of integers."""
     jax = need("jax", "jax", __name__)
     real = [number for number, cotangent in enumerate(cotangents) if cotangent.dtype != jax.dtypes.float0]
     found: list[Any] = [None] * len(cotangents)

@@ -1,4 +1,4 @@
-"""joblib's workers as the ranks of a world."""
+"""joblib workers as the ranks of a world."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["run"]
 
 
 def run(fn: Callable[..., Any], n_jobs: int, *args: Any, timeout: float | None = None) -> list[Any]:
-    """Call `fn(comm, *args)` in `n_jobs` workers of joblib at the same time; returns the results by rank.
+    """Call `fn(comm, *args)` in `n_jobs` joblib workers at the same time; return the results by rank.
 
-    The backend is joblib's present one (loky, unless `joblib.parallel_config` says otherwise); large arrays
-    among args arrive as joblib sends them, mapped and read-only. n_jobs: -1 is as many as joblib means by
-    it. timeout: seconds, for the meeting and for each call on `comm`. Raises ValueError where joblib would
-    run fewer at the same time (deep within its own workers it runs one), TypeError for a function that cannot
-    be pickled, and the exception of the first failing rank in its own type, with `.rank` and a note.
+    The backend is joblib's current one (loky, unless `joblib.parallel_config` sets another). joblib passes
+    large arrays among args as read-only memory maps. n_jobs: negative numbers have joblib's meaning. timeout:
+    seconds for the start and for each call on `comm`. Raises ValueError if joblib would run fewer workers at
+    the same time (nested deep in its own workers it runs one), TypeError for a function that cannot be
+    pickled, and the exception of the first failing rank in its own type, with `.rank` and a note.
     """
     joblib = need("joblib", "joblib", __name__)
     workers = joblib.effective_n_jobs(n_jobs)
@@ -33,7 +33,7 @@ def run(fn: Callable[..., Any], n_jobs: int, *args: Any, timeout: float | None =
             "another backend (joblib.parallel_config), or do not call this within joblib's own workers"
         )
     function = pack(fn)
-    # One by one and all at once: what joblib puts into one batch would run one after the other.
+    # Batches of one task, all dispatched at once: joblib runs the tasks of one batch one after another.
     parallel = joblib.Parallel(n_jobs=nprocs, batch_size=1, pre_dispatch="all")
     tasks = (joblib.delayed(_outcome)(function, world, rank, timeout, *args) for rank in range(nprocs))
     results, errors = zip(*parallel(tasks), strict=True)
@@ -44,7 +44,7 @@ def run(fn: Callable[..., Any], n_jobs: int, *args: Any, timeout: float | None =
 
 
 def _outcome(*task: Any) -> tuple[Any, Exception | None]:
-    # Returned, as joblib raises any failure, not the one that the others follow from.
+    # Return the failure: joblib would raise an arbitrary one, not the first cause.
     try:
         return be_rank(*task), None
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Data-parallel Keras on TensorFlow: gradients of all ranks inside `tf.function`, and in `model.fit`.
+"""Data-parallel Keras on TensorFlow: reduce gradients inside `tf.function` and in `model.fit`.
 
-A call is a `tf.numpy_function`, which TensorFlow runs in the program's order, as it has side effects. XLA
-does not compile it: leave `jit_compile` as it is on CPUs, off.
+A collective is a `tf.numpy_function`. It has side effects, so TensorFlow runs it in the program's order. XLA
+cannot compile it: leave `jit_compile` off, the default on CPUs.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ def all_reduce_grads(
     *,
     sparse_as_dense: bool = False,
 ) -> list[Any]:
-    """Each gradient combined elementwise over all ranks: from `tape.gradient`, for the optimizer.
+    """Combine the gradients of `tape.gradient` elementwise over all ranks; return them for the optimizer.
 
-    gradients: tensors, alike on all ranks in shape and dtype, fused into one `Comm.all_reduce_many`; None
-    stays None. An IndexedSlices, an embedding's gradient, stays one: the slices of all ranks, one after
-    another (op: sum or avg), which sends less where few rows are touched; sparse_as_dense: it becomes a
-    tensor. Inside `tf.function` and eagerly. Nothing can be differentiated through it. Errors inside
-    `tf.function` are TensorFlow's, with shmring's in the text; an op that slices cannot have is a ValueError.
+    gradients: tensors with the same shapes and dtypes on all ranks, reduced by one `Comm.all_reduce_many`;
+    None stays None. An IndexedSlices, the gradient of an embedding, stays an IndexedSlices: the concatenated
+    slices of all ranks (op: sum or avg), which sends less if few rows are used. sparse_as_dense: turn it
+    into a tensor. Works inside `tf.function` and eagerly. The result is not differentiable. Errors inside
+    `tf.function` are TensorFlow errors with shmring's text. An op that IndexedSlices do not support raises
+    ValueError.
     """
     as_it_is = _tensorflow().autograph.experimental.do_not_convert(_all_reduce_grads)
     return list(as_it_is(list(gradients), comm, _op_of(comm, op), sparse_as_dense))
 
 
 def broadcast_variables(variables: Iterable[Any], comm: shmring.Comm, root: int = 0) -> None:
-    """Collective, eager: every variable, of Keras or TensorFlow, becomes root's, alike in shape and dtype."""
+    """Set every Keras or TensorFlow variable to root's value; shapes and dtypes agree. Collective, eager."""
     comm.run_steps(_broadcast_variables, variables, comm, root)
 
 
@@ -56,14 +57,14 @@ def _broadcast_variables(variables: Iterable[Any], comm: shmring.Comm, root: int
         variable.assign(value)
 
 
-def DistributedOptimizer(  # the name that Horovod's users know
+def DistributedOptimizer(  # the name in Horovod
     optimizer: Any, comm: shmring.Comm, op: shmring.Op | str = "avg", *, sparse_as_dense: bool = False
 ) -> Any:
-    """An optimizer of the same class and settings that applies the gradients of all ranks.
+    """Return an optimizer of the same class and settings that applies the gradients of all ranks.
 
-    For `model.compile` and for steps by hand: each `apply` is an `all_reduce_grads` (arguments as there) and
-    then the class's own. Every rank makes as many steps as the others. optimizer: one that was not used yet.
-    A model that is saved has the class by its own name, and loads where there is no shmring.
+    Use it in `model.compile` and in manual steps: each `apply` calls `all_reduce_grads` (with these
+    arguments), then the class's own `apply`. All ranks must make equally many steps. optimizer: one that was
+    not used yet. A saved model names the original class, so it loads without shmring.
     """
     keras = need("keras", "keras", __name__)
     if keras.backend.backend() != "tensorflow":
@@ -78,7 +79,7 @@ def DistributedOptimizer(  # the name that Horovod's users know
 
 
 def broadcast_at_start(comm: shmring.Comm, root: int = 0) -> Any:
-    """A callback for `model.fit`: weights and the optimizer's state become root's before the first step."""
+    """Return a callback for `model.fit` that broadcasts root's weights and optimizer state at the start."""
 
     def broadcast(_: dict[str, Any] | None) -> None:
         model = callback.model
@@ -89,10 +90,10 @@ def broadcast_at_start(comm: shmring.Comm, root: int = 0) -> Any:
 
 
 def average_metrics(comm: shmring.Comm) -> Any:
-    """A callback for `model.fit`: an epoch's losses and metrics become their mean over the ranks.
+    """Return a callback for `model.fit` that averages an epoch's losses and metrics over the ranks.
 
-    Each rank counts the same: give all as many samples. Stand it before callbacks that read the metrics
-    (EarlyStopping, ReduceLROnPlateau), which then do the same on every rank.
+    All ranks have equal weight: give all the same number of samples. List the callback before callbacks that
+    read the metrics (EarlyStopping, ReduceLROnPlateau), which then act alike on every rank.
     """
 
     def average(_: int, logs: dict[str, Any]) -> None:
@@ -105,7 +106,7 @@ def average_metrics(comm: shmring.Comm) -> Any:
 
 
 def _distributed(base: Any) -> Any:
-    """An optimizer's class, but for `apply`."""
+    """Return a subclass of the optimizer's class with another `apply`."""
 
     def apply(self: Any, grads: Iterable[Any], trainable_variables: Any = None) -> None:
         base.apply(self, self.reduce_gradients(grads), trainable_variables)
@@ -113,13 +114,13 @@ def _distributed(base: Any) -> Any:
     return type(base.__name__, (base,), {"apply": apply, "__module__": base.__module__})
 
 
-@functools.cache  # which AutoGraph leaves alone
+@functools.cache  # AutoGraph does not convert a cached function
 def _tensorflow() -> Any:
     return need("tensorflow", "keras", __name__)
 
 
 def _op_of(comm: shmring.Comm, op: shmring.Op | str) -> shmring.Op:
-    """ValueError here, and Mismatch on others where it is another rank's and right."""
+    """Return the op. A wrong op raises ValueError on this rank and Mismatch on the others."""
     try:
         return shmring.Op(op)
     except ValueError:
@@ -150,7 +151,7 @@ def _all_reduce(tensors: list[Any], comm: shmring.Comm, op: shmring.Op) -> list[
         return []
 
     def reduce(*arrays: Any) -> list[np.ndarray[Any, Any]]:
-        outs = [np.empty_like(array) for array in arrays]  # new ones: TensorFlow may keep them
+        outs = [np.empty_like(array) for array in arrays]  # new arrays: TensorFlow may keep references
         comm.all_reduce_many(arrays, op, out=outs)
         return outs
 
@@ -158,7 +159,7 @@ def _all_reduce(tensors: list[Any], comm: shmring.Comm, op: shmring.Op) -> list[
 
 
 def _gather(slices: Any, comm: shmring.Comm, op: shmring.Op) -> Any:
-    """The slices of all ranks, one after another."""
+    """Return the concatenated slices of all ranks."""
     tf = _tensorflow()
 
     def gather(values: Any, indices: Any) -> list[np.ndarray[Any, Any]]:
@@ -175,5 +176,5 @@ def _gather(slices: Any, comm: shmring.Comm, op: shmring.Op) -> Any:
 def _call(function: Any, tensors: list[Any], shapes: list[Any]) -> list[Any]:
     tf = _tensorflow()
     results = tf.numpy_function(function, tensors, [tensor.dtype for tensor in tensors])
-    results = results if isinstance(results, list) else [results]  # one, and eager
+    results = results if isinstance(results, list) else [results]  # a single result in eager mode
     return [tf.ensure_shape(result, shape) for result, shape in zip(results, shapes, strict=True)]

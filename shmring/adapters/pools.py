@@ -1,4 +1,4 @@
-"""The processes of a pool as the ranks of a world: concurrent.futures, loky, and whatever is like them."""
+"""The processes of a pool as the ranks of a world: concurrent.futures, loky and compatible pools."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["run"]
 def run(
     pool: Executor, fn: Callable[..., Any], nprocs: int, *args: Any, timeout: float | None = None
 ) -> list[Any]:
-    """Call `fn(comm, *args)` in `nprocs` workers of the pool at the same time; returns the results by rank.
+    """Call `fn(comm, *args)` in `nprocs` workers of the pool at the same time; return the results by rank.
 
-    pool: a ProcessPoolExecutor, one of loky's, or another `concurrent.futures.Executor` of this host; its
-    workers must be idle, as ranks wait for each other. timeout: seconds, for the meeting and for each call
-    on `comm`. Raises ValueError where the pool has fewer workers than ranks, TypeError for a function that
-    cannot be pickled (cloudpickle is used where it is installed), and the exception of the first failing
-    rank in its own type, with `.rank` and a note.
+    pool: a ProcessPoolExecutor, a loky executor, or another `concurrent.futures.Executor` on this host. Its
+    workers must be idle, since ranks wait for each other. timeout: seconds for the start and for each call on
+    `comm`. Raises ValueError if the pool has fewer workers than ranks, TypeError for a function that cannot
+    be pickled (by cloudpickle if it is installed), and the exception of the first failing rank in its own
+    type, with `.rank` and a note.
     """
     world = shmring.world(nprocs)
     workers = getattr(pool, "_max_workers", None)

@@ -1,4 +1,4 @@
-"""Ray's actors as the ranks of a world, and shmring as a backend of `ray.util.collective`."""
+"""Ray actors as the ranks of a world, and shmring as a backend of `ray.util.collective`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BACKEND = "SHMRING"
 
 
 def world(actors: Sequence[Any], *, port: int | None = None, timeout: float = 60.0) -> shmring.World:
-    """A fresh world whose rank r is to be `actors[r]`: give it to each, for `shmring.init(world, rank=r)`.
+    """Return a new world with `actors[r]` as rank r; pass it to each for `shmring.init(world, rank=r)`.
 
-    Actors of several nodes meet at the node of `actors[0]`, over TCP: on `port`, or on one that is free
-    there. With a port they meet over TCP on one node too. timeout: seconds, for all actors to start and to
-    say where they are. Raises shmring.Timeout with the ranks that did not, and what Ray raises for dead ones.
+    Actors on several nodes meet over TCP at the node of `actors[0]`, on `port` or on a free port. If a port
+    is given, actors on one node also meet over TCP. timeout: seconds for all actors to start and report
+    their nodes. Raises shmring.Timeout with the ranks that did not, and what Ray raises for dead actors.
     """
     places = _places(actors, timeout)
     address = None
@@ -34,11 +34,11 @@ def world(actors: Sequence[Any], *, port: int | None = None, timeout: float = 60
 def join(
     actors: Sequence[Any], *, attribute: str = "comm", port: int | None = None, timeout: float | None = None
 ) -> None:
-    """Make a world of the actors: each then has its communicator as `self.comm`, actors[r] as rank r.
+    """Make a world of the actors, actors[r] as rank r, and set `self.comm` of each to its communicator.
 
-    attribute: another name for it. A communicator that is there already is closed first, so that actors can
-    join again after a failure. port: as for `world`. timeout: seconds, for the actors to start, for the
-    meeting and for each later call on the communicator. Raises what joining raised, the first cause of all.
+    attribute: the name to set instead of "comm". An existing communicator of that name is closed first, so
+    actors can join again after a failure. port: as for `world`. timeout: seconds for the actors to start, to
+    join, and for each later call on the communicator. Raises the failure that is most likely the first cause.
     """
     meeting = world(actors, port=port) if timeout is None else world(actors, port=port, timeout=timeout)
     calls = [
@@ -53,7 +53,7 @@ def register_backend(actors: Sequence[Any] = ()) -> None:
 
     Groups are then made as for other backends, `create_collective_group(..., backend="SHMRING")`, of actors
     on any nodes; tensors are NumPy arrays or PyTorch tensors on the CPU, contiguous in memory. Registering
-    again does nothing. Raises ImportError for a Ray that knows no backends but its own.
+    again does nothing. Raises ImportError if this version of Ray supports no other backends.
     """
     ray = need("ray", "ray", __name__)
     _register()
@@ -76,7 +76,7 @@ def _register(_: object = None) -> None:
 
 
 def _places(actors: Sequence[Any], timeout_s: float) -> list[tuple[str, str, int]]:
-    """By rank: (node, its address, a free port there)."""
+    """Return by rank (node, its address, a free port there)."""
     ray = need("ray", "ray", __name__)
     if not actors or len(set(actors)) < len(actors):
         raise ValueError(

@@ -1,7 +1,7 @@
-"""scikit-learn's estimators that learn by `partial_fit`, on the data of all ranks: weights are averaged.
+"""Train scikit-learn estimators with `partial_fit` on the data of all ranks by averaging weights.
 
-Iterative parameter mixing (McDonald, Hall and Mann 2010): each rank fits some batches of its own, then all go
-on from the mean.
+This is iterative parameter mixing (McDonald, Hall and Mann 2010): each rank fits some batches of its own,
+then all ranks continue from the mean of the weights.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ def average(
     weight: float = 1.0,
     attributes: Sequence[str] = LINEAR,
 ) -> _Estimator:
-    """Collective: the estimator's weights become the mean over all ranks, in place; returns the estimator.
+    """Average the estimator's weights over all ranks in place; return the estimator. Collective.
 
-    attributes: which, arrays or lists of arrays of floats, alike on all ranks: those of linear models unless
-    given; ("coefs_", "intercepts_") for neural networks. weight: this rank's part in the mean, 0 or more, its
-    number of samples for instance; where all are 0 nothing changes. Classifiers need the same `classes` in
-    their first `partial_fit`. Raises NotFittedError for one that has no weights yet, ValueError for a weight
-    below 0 and for SGD with average=..., which keeps other weights beside those.
+    attributes: the weights, float arrays or lists of float arrays, with the same shapes on all ranks; by
+    default those of linear models; ("coefs_", "intercepts_") for neural networks. weight: this rank's weight
+    in the mean, 0 or more, for example its number of samples; if all are 0, nothing changes. Classifiers
+    need the same `classes` in their first `partial_fit`. Raises NotFittedError for an estimator without
+    weights, ValueError for a weight below 0 and for SGD with average=..., which keeps a second set of
+    weights.
     """
     _average(estimator, comm, weight, attributes)
     return estimator
@@ -50,14 +51,14 @@ def fit_partial_batches(
     every: int = 1,
     attributes: Sequence[str] = LINEAR,
 ) -> _Estimator:
-    """Collective: `partial_fit` on this rank's batches; after `every` of them `average`, weighted by samples.
+    """Run `partial_fit` on this rank's batches; after each `every` of them `average` by samples. Collective.
 
-    batches: pairs (X, y). One rank may have more of them than others, which then take part in the means with
-    weight 0; none may have none. classes: all labels of all ranks, for classifiers. Returns the estimator,
-    which then has the same weights on every rank. Errors as of `average`.
+    batches: pairs (X, y). A rank may have fewer than others and then joins the means with weight 0; each rank
+    needs at least one. classes: all labels of all ranks, for classifiers. Returns the estimator, whose
+    weights are then the same on every rank. Raises what `average` raises.
     """
     if every < 1:
-        raise ValueError(f"every is {every}; a mean is taken after 1 batch or more")
+        raise ValueError(f"every is {every}; it must be 1 batch or more")
     known = {} if classes is None else {"classes": classes}
     left = iter(batches)
     learning: Any = estimator
@@ -71,7 +72,7 @@ def fit_partial_batches(
 
 
 def _average(estimator: Any, comm: shmring.Comm, weight: float, attributes: Sequence[str]) -> bool:
-    """Whether any rank had a weight above 0."""
+    """Average; return whether any rank had a weight above 0."""
     try:
         arrays = _weights_of(estimator, attributes)
         if not weight >= 0:

@@ -1,8 +1,7 @@
 """torch.distributed on shmring: `torch.distributed.init_process_group("shmring")`.
 
-Nothing has to be imported for it: torch finds the backend by itself where shmring is installed, and
-`shmring.adapters.torch.register_backend()` tells it where shmring is only on the path. Needs torch 2.13 or
-newer: pip install 'shmring[torch]'.
+No import is needed: torch finds the backend if shmring is installed. If shmring is only on the path, call
+`shmring.adapters.torch.register_backend()`. Needs torch 2.13 or newer: pip install 'shmring[torch]'.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ from ._tasks import free_port, join_address
 
 __all__ = ["compress_buckets", "create_group", "meet", "register_backend", "share_buckets"]
 
-_NOBODY = "192.0.2.1"  # of documentation, RFC 5737: what leads there leads out of this host
+_NOBODY = "192.0.2.1"  # a documentation address, RFC 5737: the route to it leaves this host
 _ASKED = "asked by rank 0"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 0.05
 
 
 def register_backend() -> None:
-    """Tell torch.distributed of the backend "shmring"."""
+    """Register the backend "shmring" with torch.distributed."""
     need("torch.distributed", "torch", __name__).Backend.register_backend(
         "shmring", create_group, devices=["cpu"]
     )
 
 
 def create_group(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
-    """Collective: this rank's place in a process group, made by torch.distributed; arguments as of `meet`."""
+    """Return this rank's process group; torch.distributed calls this. Arguments as of `meet`. Collective."""
     from ._torch.group import Group
 
     return Group(meet(store, rank, size, timeout), store, timeout)
 
 
 def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmring.Comm:
-    """Collective: a communicator of the ranks that have a store of torch.distributed in common.
+    """Return a communicator of the ranks that share a store of torch.distributed. Collective.
 
-    They find each other through it. timeout: of the meeting, and of each call without one of its own. Raises
+    The ranks find each other through the store. timeout: for the start, and the default for each call. Raises
     shmring.Timeout, RankFailed, OutOfMemory, or what the store raises.
     """
     timeout_s = timeout.total_seconds()
@@ -57,26 +56,26 @@ def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmri
 
 
 def compress_buckets(model: Any, compressor: Any) -> None:
-    """Collective: a DistributedDataParallel's gradients travel shorter; see `_torch_compressed`."""
+    """Compress the gradients of a DistributedDataParallel; see `_torch/compressed.py`. Collective."""
     from ._torch.compressed import compress_buckets
 
     compress_buckets(model, compressor)
 
 
 def share_buckets(model: Any) -> None:
-    """Collective: a DistributedDataParallel's gradients are reduced where they lie; see `_torch_buckets`."""
+    """Reduce a DistributedDataParallel's gradients without copies; see `_torch/buckets.py`. Collective."""
     from ._torch.buckets import share_buckets
 
     share_buckets(model)
 
 
-# The store may hold what other ranks have left there that met before and are gone: torchrun's outlives the
-# ranks that it restarts, and files stay. So rank 0 asks under a name that nobody had before, each of the
-# others answers with one of its own, and goes by nothing but what was said to that one.
+# The store may hold entries of earlier ranks: torchrun's store outlives the ranks that it restarts, and files
+# persist. So rank 0 publishes a new world id; each other rank answers under that id with a new random key,
+# and accepts only what rank 0 stores under that key.
 
 
 def _lead(store: Any, size: int) -> shmring.World:
-    """Rank 0's: a new world; of several hosts it has an address."""
+    """Make a new world, with an address if there are several hosts, and tell the other ranks. Rank 0 only."""
     world = shmring.world(size)
     store.set(_ASKED, world.id)
     answers = [json.loads(store.get(_answer_key(world.id, other))) for other in range(1, size)]
@@ -89,7 +88,7 @@ def _lead(store: Any, size: int) -> shmring.World:
 
 
 def _join(store: Any, rank: int, size: int, timeout_s: float) -> shmring.World:
-    """The world that rank 0 makes for this rank and the others."""
+    """Return the world that rank 0 has made."""
     told_under = f"told to rank {rank} {secrets.token_hex(8)}"
     answer = json.dumps({"host": shmring.host_id(), "told under": told_under})
     until, pause_s, asked = time.monotonic() + timeout_s, _FIRST_PAUSE_S, b""
@@ -113,14 +112,14 @@ def _answer_key(asked: str, rank: int) -> str:
 
 
 def _own_address() -> str:
-    """Where other hosts reach this one: the address that it uses on the way to where the job's ranks meet."""
+    """Return this host's address for other hosts: the source address on the route to MASTER_ADDR."""
     found = [*_ways_to(os.environ.get("MASTER_ADDR", "localhost")), *_ways_to(_NOBODY)]
     others = [address for address in found if not ipaddress.ip_address(address).is_loopback]
     return (others or found or ["127.0.0.1"])[0]
 
 
 def _ways_to(host: str) -> Iterator[str]:
-    """The own address that the kernel would send from; sends nothing."""
+    """Yield the source addresses on the route to `host`. Sends nothing."""
     with contextlib.suppress(OSError):
         for family, *_, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,1 +1,1 @@
-"""The literature's methods on a communicator, a module each: `from shmring.methods import sharded`."""
+"""Training methods from the literature, one module each: `from shmring.methods import sharded`."""

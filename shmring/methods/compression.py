@@ -1,6 +1,6 @@
-"""Sums and averages of gradients that travel shorter than they are, and what that loses sent the next time.
+"""Compressed sums and averages of gradients, with error feedback.
 
-Owns the formats and their feedback; a user of the public API: what it is handed is a communicator.
+This module has the formats and their feedback. It uses only a communicator's public API.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Gradient: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 _Op: TypeAlias = Literal["avg", "sum"]
 _Steps: TypeAlias = Generator["Work[Any]", None, None]
 
-_BLOCK = 256  # elements that have a scale in common, as in wire="int8"
+_BLOCK = 256  # elements that share a scale, as in wire="int8"
 _LARGEST = 127
-_IN_CACHE = 1 << 16  # elements that a product is made of at a time
+_IN_CACHE = 1 << 16  # elements of a product that are computed at a time
 _SAMPLES = 1 << 13
 _PAIR = np.dtype([("index", "u4"), ("value", "f4")])
 
@@ -40,8 +40,8 @@ _PAIR = np.dtype([("index", "u4"), ("value", "f4")])
 class Reduction:
     """A compressed all-reduce in the background.
 
-    Its first message is on its way; what comes after that goes when it is waited for. So `wait` is
-    collective: all ranks wait for theirs, those on one communicator in one order.
+    Only the first message is sent at once; `wait` sends the others. So `wait` is collective: all ranks call
+    it, in the same order for all Reductions on one communicator.
     """
 
     def __init__(self, comm: Comm, steps: _Steps) -> None:
@@ -50,21 +50,22 @@ class Reduction:
         self._work = comm.run_steps(self._resumed)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when the arrays hold the result; TimeoutError when a step takes longer."""
+        """Block until the arrays hold the result. Raises TimeoutError if a step takes too long."""
         while self._work is not None:
             self._work.wait(timeout)
             self._work = self._comm.run_steps(self._resumed, begun=True)
 
     def _resumed(self) -> Work[Any] | None:
-        """Up to the next message. An overflow is for the caller to see: no warning on one rank alone."""
+        """Run up to the next message. Suppress NumPy warnings: an overflow would warn on one rank only."""
         with np.errstate(all="ignore"):
             return next(self._steps, None)
 
 
 class Compressor:
-    """What the formats have in common: `all_reduce`, and counts of bytes.
+    """The base of the formats: `all_reduce`, and counts of bytes.
 
-    One serves any number of arrays and calls under way, on one rank; all ranks have theirs, made alike.
+    A Compressor serves any number of arrays and concurrent calls of one rank. Each rank makes its own, with
+    the same arguments.
     """
 
     def __init__(self) -> None:
@@ -73,35 +74,36 @@ class Compressor:
 
     @property
     def bytes_given(self) -> int:
-        """Of the arrays that were reduced."""
+        """Return the bytes of the arrays that were reduced."""
         return self._traffic["given"]
 
     @property
     def bytes_sent(self) -> int:
-        """Of this rank's arrays as they travelled, once; what collectives make of it depends on the ranks."""
+        """Return the compressed bytes of this rank's arrays. Collectives may send them more than once."""
         return self._traffic["sent"]
 
     @property
     def ratio(self) -> float:
-        """How many times shorter arrays travelled than they are; NaN before the first."""
+        """Return bytes_given / bytes_sent; NaN before the first call."""
         return self.bytes_given / self.bytes_sent if self.bytes_sent else math.nan
 
     def all_reduce(
         self, comm: Comm, x: Gradient, op: _Op = "avg", *, async_op: bool = False
     ) -> Reduction | None:
-        """Collective: about the average or sum of x over the ranks, in place, the same bits on all.
+        """Compute the approximate average or sum of x over the ranks in place. Collective.
 
-        x: float32 or float64, C-contiguous, of any shape, the same on all ranks; it is worked on in float32.
-        op: "avg" unless given, where `Comm.all_reduce` has "sum": this is for gradients.
-        async_op: returns a `Reduction` to be waited for; leave x alone until then. Raises TypeError or
-        ValueError here and Mismatch elsewhere, or what collectives raise.
+        All ranks get the same bits. x: float32 or float64, C-contiguous, of any shape, the same on all
+        ranks; the computation is in float32. op: the default is "avg", as for gradients (`Comm.all_reduce`
+        has "sum"). async_op: return a `Reduction`; leave x alone until its `wait` returns. Wrong arguments
+        raise TypeError or ValueError on this rank and Mismatch on the others. Also raises what collectives
+        raise.
         """
         return self.all_reduce_many(comm, [x], op, async_op=async_op)
 
     def all_reduce_many(
         self, comm: Comm, arrays: Sequence[Gradient], op: _Op = "avg", *, async_op: bool = False
     ) -> Reduction | None:
-        """Collective: the same with several arrays together, for about the price of one of their length."""
+        """Reduce several arrays in one call, at about the cost of one of their total size. Collective."""
         arrays = list(arrays)
         try:
             _check(arrays, op)
@@ -117,20 +119,20 @@ class Compressor:
         Reduction(comm, self._steps(comm, arrays, op, None)).wait()
 
     def _steps(self, comm: Comm, arrays: Sequence[Gradient], op: _Op, losses: list[Floats] | None) -> _Steps:
-        """Begins call after call and yields each, to be continued when that is finished.
+        """Start one call after another and yield each; the caller resumes after that call has finished.
 
-        losses: of each array what it lost before, to be added, and set to what is lost now.
+        losses: the error of each array's last call, which is added, then replaced by the error of this call.
         """
         raise NotImplementedError
 
 
 class _Vector(Compressor):
-    """Formats that take all arrays for one vector."""
+    """The base of formats that treat all arrays as one vector."""
 
     def _steps(self, comm: Comm, arrays: Sequence[Gradient], op: _Op, losses: list[Floats] | None) -> _Steps:
         count = sum(x.size for x in arrays)
         self._traffic["given"] += sum(x.nbytes for x in arrays)
-        if count == 0:  # a call all the same: ranks that have elements are told
+        if count == 0:  # a call nevertheless: ranks that have elements raise Mismatch
             yield comm.all_reduce(np.empty(0, np.float32), op, async_op=True)
             return
         room = self._count_with_padding(count, comm.size)
@@ -146,12 +148,12 @@ class _Vector(Compressor):
         return count
 
     def _reduce(self, comm: Comm, op: _Op, count: int, vector: Floats, lost: Floats | None) -> _Steps:
-        """vector becomes the sum or average over the ranks, lost what this rank has not sent of its own."""
+        """Reduce vector over the ranks in place; set lost to the part of this rank's that was not sent."""
         raise NotImplementedError
 
 
 class _Halves(_Vector):
-    """Added by shmring itself, in float32 and rounded once; two bytes between hosts as well."""
+    """The base of 16-bit formats. shmring adds in float32 and rounds once; hosts exchange 16 bits, too."""
 
     _dtype: str
     _wire: Literal["fp16", "bf16"]
@@ -163,7 +165,7 @@ class _Halves(_Vector):
                 self._decode(halves, lost)
                 np.subtract(vector, lost, out=lost)
             self._traffic["sent"] += halves.nbytes
-            # A Memory, which has no feedback of the wire's own: the stage is another array's the next time.
+            # Pass a Memory, which gets no wire feedback: the stage may serve another array in the next call.
             memory = shmring.Memory(halves.ctypes.data, count, self._dtype, owner=halves)
             yield comm.all_reduce(memory, op, wire=self._wire, async_op=True)
             self._decode(halves, vector)
@@ -176,7 +178,7 @@ class _Halves(_Vector):
 
 
 class FP16(_Halves):
-    """Half precision: 11 bits of mantissa; sums beyond 65,504 are infinite, below 6e-8 nothing."""
+    """Half precision: 11 bits of mantissa. Sums above 65,504 become infinite, sums below 6e-8 become 0."""
 
     _dtype, _wire = "float16", "fp16"
 
@@ -208,11 +210,12 @@ class BF16(_Halves):
 
 
 class Int8(_Vector):
-    """Whole numbers of -127 to 127 times a scale for each 256 elements, a quarter of float32's bytes.
+    """Integers from -127 to 127 with a scale for each 256 elements: a quarter of float32's bytes.
 
-    Each rank adds the slice that it owns, in rank order, and rounds it once more; both losses are fed back.
-    stochastic: rounded up or down by chance, right on average (QSGD, Alistarh et al. 2017); else to nearest.
-    seed: of that chance, with the rank. An infinity or a NaN makes NaNs of all 256 elements.
+    Each rank adds the slice that it owns in rank order and rounds the sum again; both rounding errors are fed
+    back. stochastic: round up or down at random, without bias (QSGD, Alistarh et al. 2017); else round to
+    nearest. seed: seeds the random numbers together with the rank. An infinity or a NaN turns all elements
+    of its block of 256 into NaN.
     """
 
     def __init__(self, *, stochastic: bool = False, seed: int = 0) -> None:
@@ -226,7 +229,7 @@ class Int8(_Vector):
     def _reduce(self, comm: Comm, op: _Op, count: int, vector: Floats, lost: Floats | None) -> _Steps:
         if self._random is None and self._seed is not None:
             self._random = np.random.default_rng([self._seed, comm.rank])
-        length = len(vector) // comm.size  # of a slice
+        length = len(vector) // comm.size  # length of a slice
         width = _packed_nbytes(length)
         borrow = self._stages.borrow
         self._traffic["sent"] += _packed_nbytes(count)
@@ -258,7 +261,7 @@ class Int8(_Vector):
                 vector /= comm.size
 
     def _pack(self, values: Floats, packed: Bytes, word: int, scratch: Floats) -> None:
-        """Codes, behind each block of them a scale, and at the end of a row what is reduced, and how."""
+        """Pack blocks of codes, each followed by its scale; the last 8 bytes of a row hold `word`."""
         codes, scales = _codes_and_scales(packed)
         blocks, scaled = values.reshape(codes.shape), scratch[: len(values)].reshape(codes.shape)
         np.maximum(blocks.max(axis=-1), -blocks.min(axis=-1), out=scales)
@@ -276,12 +279,12 @@ class Int8(_Vector):
 
 
 def _packed_nbytes(count: int) -> int:
-    """Of elements in whole blocks, with what is at the end."""
+    """Return the bytes of a row: whole blocks with their scales, and the word."""
     return -(-count // _BLOCK) * (_BLOCK + 4) + 8
 
 
 def _codes_and_scales(packed: Bytes) -> tuple[NDArray[np.int8], Floats]:
-    """Views of rows, (rows, blocks, 256) and (rows, blocks)."""
+    """Return views of the codes, shape (rows, blocks, 256), and of the scales, shape (rows, blocks)."""
     blocks = packed[:, :-8].reshape(len(packed), -1, _BLOCK + 4)
     return blocks[..., :_BLOCK].view(np.int8), blocks[..., _BLOCK:].view(np.float32)[..., 0]
 
@@ -292,11 +295,11 @@ def _unpack(packed: Bytes, values: Floats) -> None:
 
 
 class TopK(_Vector):
-    """The largest elements and their places, as in Deep Gradient Compression (Lin et al. 2018).
+    """The largest elements and their indices, as in Deep Gradient Compression (Lin et al. 2018).
 
-    ratio: of the elements of a call, 0 to 1, those that are sent, 8 bytes each and at least one; use it with
-    `ErrorFeedback` (Stich et al. 2018), or most elements are never heard of. Every rank gets every rank's
-    elements, so it takes ratio * 8 * size bytes where a float32 takes about 8.
+    ratio: the share of a call's elements that is sent, 0 to 1, at least one element, 8 bytes each. Use it
+    with `ErrorFeedback` (Stich et al. 2018); otherwise most elements are never sent. Every rank receives
+    every rank's elements: ratio * 8 * size bytes an element, where a float32 all-reduce takes about 8.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -334,9 +337,9 @@ class TopK(_Vector):
 
 
 def _largest(sizes: Floats, count: int) -> NDArray[np.intp]:
-    """The places of so many; a NaN is larger than all numbers.
+    """Return the indices of the `count` largest sizes, sorted. A NaN counts as larger than all numbers.
 
-    A sample says above what size to look, with a margin: if there are too few after all, everywhere.
+    A sample gives a threshold with a margin. If too few elements reach it, all elements are examined.
     """
     sample = np.sort(sizes[:: 1 + len(sizes) // _SAMPLES])
     margin = min(len(sample), 8 + 2 * len(sample) * count // len(sizes))
@@ -349,13 +352,14 @@ def _largest(sizes: Floats, count: int) -> NDArray[np.intp]:
 
 
 class PowerSGD(Compressor):
-    """Each matrix as a product of two narrow ones, which are what travels (Vogels, Karimireddy, Jaggi 2019).
+    """Each matrix as the product of two narrow factors, which are sent (Vogels, Karimireddy, Jaggi 2019).
 
-    rank: how narrow. An array of n rows (its first dimension) and m columns (the others) takes
-    rank * (n + m) * 4 bytes; one with fewer than two dimensions, or of no more bytes than that, goes as it
-    is. One power iteration a call, which begins with the last call's: so give the same arrays each time, and
-    use `ErrorFeedback`. seed: of the first. Rank 0 makes the columns orthogonal and products are added column
-    by column, so that no library for linear algebra has a say in whether ranks agree.
+    rank: the width of the factors. An array of n rows (its first dimension) and m columns (the others) takes
+    rank * (n + m) * 4 bytes. An array with fewer than two dimensions, or without a saving, is sent
+    uncompressed. A call makes one power iteration, which starts from the last call's factor: pass the same
+    arrays each time, and use `ErrorFeedback`. seed: seeds the first factor. Rank 0 orthogonalises the
+    columns and products are added column by column, so the agreement of the ranks depends on no linear
+    algebra library.
     """
 
     def __init__(self, rank: int = 2, *, seed: int = 0) -> None:
@@ -363,7 +367,7 @@ class PowerSGD(Compressor):
         if rank < 1:
             raise ValueError(f"rank is {rank}; it must be 1 or more")
         self._rank, self._seed = rank, seed
-        self._right_factors = Residuals()  # of the last call, for as long as there is the array
+        self._right_factors = Residuals()  # of the last call; kept as long as the array exists
 
     def _steps(self, comm: Comm, arrays: Sequence[Gradient], op: _Op, losses: list[Floats] | None) -> _Steps:
         chosen = [number for number, x in enumerate(arrays) if self._pays(x)]
@@ -416,7 +420,7 @@ class PowerSGD(Compressor):
                 _multiply(left, right, x.reshape(len(left), -1))
 
     def _first_factor(self, x: Gradient) -> Floats:
-        """By columns, what the last call came to; the same on all ranks, by chance where there is none."""
+        """Return the right factor of the last call, or a random one at first; the same on all ranks."""
         n, m = _shape_of(x)
         kept = self._right_factors.of(x, _place_of(x), self._rank * m)
         factor = np.zeros(self._rank * m, np.float32) if kept is None else kept
@@ -426,12 +430,12 @@ class PowerSGD(Compressor):
 
 
 def _shape_of(x: Gradient) -> tuple[int, int]:
-    """As a matrix."""
+    """Return the shape of x as a matrix."""
     return x.shape[0], x.size // max(1, x.shape[0])
 
 
 def _multiply(left: Floats, right: Floats, product: Gradient) -> None:
-    """left @ right, in float32 with one rounding after another, whatever processor and product it is."""
+    """Compute left @ right in float32 in a fixed order of roundings, the same on every processor."""
     nrows = max(1, _IN_CACHE // right.shape[1])
     term = np.empty((min(nrows, len(left)), right.shape[1]), np.float32)
     for begin in range(0, len(left), nrows):
@@ -443,11 +447,12 @@ def _multiply(left: Floats, right: Floats, product: Gradient) -> None:
 
 
 class ErrorFeedback(Compressor):
-    """What is lost of an array is added to what that holds the next time (Karimireddy et al. 2019).
+    """Add the compression error of an array to its values in the next call (Karimireddy et al. 2019).
 
-    An array is known by its memory, and what it lost is forgotten with that: keep gradients in the same
-    arrays. Those whose end Python does not show (over a bare buffer) have no feedback. The counts are the
-    compressor's. What the sum of halves is rounded by, on all ranks alike, is not fed back.
+    An array is identified by its memory, and its error is discarded when that is freed: keep gradients in
+    the same arrays. An array over a bare buffer has no feedback, since Python does not report when the
+    buffer is freed. The byte counts are the compressor's. The rounding of a sum in 16 bits, the same on all
+    ranks, is not fed back.
     """
 
     def __init__(self, compressor: Compressor) -> None:
@@ -468,9 +473,9 @@ class ErrorFeedback(Compressor):
 
 
 class _Stages:
-    """Memory for what travels: in use by a call, or waiting for the next one.
+    """Buffers for compressed data, each in use by a call or free for the next call.
 
-    What a failed call had is not used again: it may still be written to.
+    The buffers of a failed call are not reused, since a peer may still write to them.
     """
 
     def __init__(self) -> None:
@@ -491,23 +496,23 @@ def _check(arrays: Sequence[Gradient], op: _Op) -> None:
     for x in arrays:
         check_in_place(x)
         if x.dtype not in (np.float32, np.float64):
-            raise TypeError(f"x is {x.dtype}; compressed are arrays of float32 and float64")
+            raise TypeError(f"x is {x.dtype}; only float32 and float64 can be compressed")
 
 
 def _word_of(count: int, op: _Op) -> int:
-    """What ranks have to give alike, as it travels."""
+    """Encode the arguments that must be equal on all ranks, to be sent with the data."""
     return count << 1 | (op == "avg")
 
 
 def _check_words(words: NDArray[np.uint64]) -> None:
-    """The same on all ranks, who raise alike."""
+    """Raise the same ValueError on all ranks unless all words are equal."""
     if (words != words[0]).any():
         told = ", ".join(f"{'avg' if word & 1 else 'sum'} of {word >> 1}" for word in words.tolist())
-        raise agreed(ValueError(f"ranks gave other ops, or other numbers of elements: by rank {told}"))
+        raise agreed(ValueError(f"ranks gave different ops or numbers of elements: by rank {told}"))
 
 
 def _join(arrays: Sequence[Gradient], losses: Sequence[Floats] | None, vector: Floats) -> None:
-    """The arrays one behind the other in float32, each with what it lost before."""
+    """Concatenate the arrays in vector as float32, each with its last error added."""
     for number, (x, part) in enumerate(zip(arrays, views(vector, arrays), strict=True)):
         if losses is None:
             np.copyto(part, x, casting="same_kind")
@@ -521,7 +526,7 @@ def _part(vector: Floats, arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def _keep(losses: Sequence[Floats], lost: Floats) -> None:
-    """Until the next call; an overflow is not to come back with every one."""
+    """Keep the errors for the next call. Drop those not finite, or an overflow would recur in every call."""
     lost[~np.isfinite(lost)] = 0
     _part(lost, losses)
 

@@ -1,7 +1,6 @@
-"""Arrays of several shapes as views of one flat array: what is reduced or updated is then one array; and what
-methods ask of their arguments.
+"""Views of several shapes in one flat array, which is reduced or updated as a whole; argument checks.
 
-A user of the public API: what it is handed is a communicator.
+This module uses only a communicator's public API.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ FOLDS: Mapping[str, Callable[..., Any]] = {
 
 
 def one_call(function: F) -> F:
-    """Decorate what is one call to its caller: `run_steps` of its first argument, or of that one's _comm."""
+    """Decorate a function that is one call to its caller: run it by its first argument's `run_steps`."""
 
     @functools.wraps(function)
     def run(first: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -47,7 +46,7 @@ def one_call(function: F) -> F:
 
 
 def one_call_to_make(function: F) -> F:
-    """Decorate an __init__(self, comm, ...) that is one call to its caller: `run_steps` of comm."""
+    """Decorate an __init__(self, comm, ...) that is one call to its caller: run it by comm.run_steps."""
 
     @functools.wraps(function)
     def run(self: Any, comm: Any, *arguments: Any, **keywords: Any) -> None:
@@ -57,12 +56,12 @@ def one_call_to_make(function: F) -> F:
 
 
 def views(flat: NDArray[Any], like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Parts of flat, one after the other, in the shapes of the arrays in like."""
+    """Return consecutive parts of flat in the shapes of the arrays in `like`."""
     return parts(flat, [each.shape for each in like])
 
 
 def parts(flat: NDArray[Any], shapes: Iterable[tuple[int, ...]]) -> list[NDArray[Any]]:
-    """Parts of flat, one after the other, in these shapes."""
+    """Return consecutive parts of flat in these shapes."""
     found, begin = [], 0
     for shape in shapes:
         end = begin + math.prod(shape)
@@ -72,15 +71,13 @@ def parts(flat: NDArray[Any], shapes: Iterable[tuple[int, ...]]) -> list[NDArray
 
 
 def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
-    """The one floating dtype of NumPy that all of them have; TypeError or ValueError where they have not."""
+    """Return the floating NumPy dtype that all arrays share, or raise TypeError or ValueError."""
     if not arrays:
         raise ValueError("the list of arrays is empty; give at least one")
     check_arrays(arrays)
     dtypes = {each.dtype for each in arrays}
     if len(dtypes) > 1:
-        raise TypeError(
-            f"the arrays are of dtypes {sorted(map(str, dtypes))}; treat those of each by themselves"
-        )
+        raise TypeError(f"the arrays are of dtypes {sorted(map(str, dtypes))}; handle each dtype separately")
     (dtype,) = dtypes
     if dtype.kind != "f":
         raise TypeError(f"the arrays are of dtype {dtype}; give one of NumPy's floating dtypes")
@@ -88,27 +85,27 @@ def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
 
 
 def check_arrays(arrays: Sequence[NDArray[Any]]) -> None:
-    """TypeError for what is no array of NumPy."""
+    """Raise TypeError unless all are NumPy arrays."""
     for each in arrays:
         if not isinstance(each, np.ndarray):
-            raise TypeError(f"a {type(each).__name__} where an array of NumPy is wanted; use np.asarray")
+            raise TypeError(f"a {type(each).__name__} instead of a NumPy array; use np.asarray")
 
 
 def check_in_place(x: NDArray[Any]) -> None:
-    """TypeError or ValueError for what cannot be reduced in place as one vector."""
+    """Raise TypeError or ValueError unless x can be reduced in place as one vector."""
     check_arrays([x])
     if not x.flags.c_contiguous or not x.flags.writeable:
         raise ValueError("x is not contiguous, or read-only; pass np.ascontiguousarray(x) and use that")
 
 
 def check_op(op: str) -> None:
-    """ValueError for what gradients are not combined by."""
+    """Raise ValueError unless op combines gradients."""
     if op not in ("avg", "sum"):
         raise ValueError(f"op is {op!r}; gradients are combined by 'avg' or 'sum'")
 
 
 def check_folded(x: Any, op: shmring.Op | str, dtypes: Sequence[str]) -> shmring.Op:
-    """The op, one of FOLDS; TypeError or ValueError where NumPy cannot fold x by it, in place."""
+    """Return the op, one of FOLDS. Raises TypeError or ValueError if NumPy cannot fold x by it in place."""
     if not isinstance(x, np.ndarray) or x.dtype.name not in dtypes:
         what = x.dtype.name if isinstance(x, np.ndarray) else type(x).__name__
         raise TypeError(f"x is {what}; pass a NumPy array of {', '.join(dtypes)}")
@@ -123,7 +120,7 @@ def check_folded(x: Any, op: shmring.Op | str, dtypes: Sequence[str]) -> shmring
 
 
 def agree(comm: Comm, **given: float) -> None:
-    """Collective: ValueError on all ranks alike where they give different numbers."""
+    """Raise the same ValueError on all ranks if they give different numbers. Collective."""
     try:
         own = np.array([float(value) for value in given.values()])
     except (TypeError, ValueError):
@@ -136,8 +133,8 @@ def agree(comm: Comm, **given: float) -> None:
 
 
 def check_alike(arrays: Sequence[NDArray[Any]], like: Sequence[NDArray[Any]], what: str) -> None:
-    """ValueError unless they are as many, of the same shapes and dtypes; NumPy would broadcast."""
+    """Raise ValueError unless number, shapes and dtypes are equal; otherwise NumPy would broadcast."""
     check_arrays(arrays)
     if [(each.shape, each.dtype) for each in arrays] != [(each.shape, each.dtype) for each in like]:
         given, wanted = (", ".join(f"{each.dtype}{each.shape}" for each in which) for which in (arrays, like))
-        raise ValueError(f"{what} are {given}; they have to be {wanted}")
+        raise ValueError(f"{what} are {given}; they must be {wanted}")

@@ -1,6 +1,6 @@
-"""Fewer synchronisations: gradients of several micro-batches summed before they are reduced, and local SGD.
+"""Fewer synchronisations: gradient accumulation over micro-batches, and local SGD.
 
-A user of the public API: what it is handed is a communicator.
+This module uses only a communicator's public API.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _Op = Literal["avg", "sum"]
 
 
 class _Periodic:
-    """A flat array in memory that all ranks map, which is reduced once in `every` steps."""
+    """A flat array in memory that all ranks map. It is reduced once every `every` steps."""
 
     def __init__(self, comm: Comm, like: Sequence[NDArray[Any]], every: int) -> None:
         try:
             dtype = dtype_of(like)
             if operator.index(every) < 1:
-                raise ValueError(f"every is {every}; it is a number of steps, 1 or more")
+                raise ValueError(f"every is {every}; it must be 1 step or more")
         except Exception:
             comm.refuse("all_gather")
             raise
@@ -43,7 +43,7 @@ class _Periodic:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a synchronisation reduces."""
+        """Return the bytes that a synchronisation reduces."""
         return self._flat.nbytes
 
     def _reduce(self, op: _Op) -> None:
@@ -52,12 +52,12 @@ class _Periodic:
 
 
 class GradientAccumulation(_Periodic):
-    """Sums the gradients of `every` micro-batches on each rank and reduces the sums; all ranks make one.
+    """Sum the gradients of `every` micro-batches on each rank and reduce the sums. All ranks make one.
 
-    like: arrays that are like the gradients, of one floating dtype; only shapes and dtype are looked at. op:
+    like: arrays with the shapes and the one floating dtype of the gradients; their values are not read. op:
     "avg" makes `gradients` the mean over micro-batches and ranks, "sum" the sum. Micro-batches are summed in
-    their order, and ranks folded in theirs: the result is that of one batch `every` times as large, exactly
-    where the sums are exact, and else but for rounding.
+    order, then ranks are folded in rank order: apart from rounding, the result is that of one batch `every`
+    times as large.
     """
 
     @one_call_to_make
@@ -72,14 +72,15 @@ class GradientAccumulation(_Periodic):
 
     @property
     def gradients(self) -> list[NDArray[Any]]:
-        """What `add` reduced last: views, which the next `add` overwrites."""
+        """Return the gradients that `add` reduced last: views, which the next `add` overwrites."""
         return self._views
 
     @one_call
     def add(self, gradients: Sequence[NDArray[Any]]) -> bool:
-        """Collective with every `every`-th call, which returns True: now `gradients` is to be learnt from.
+        """Add the gradients of a micro-batch; reduce and return True in every `every`-th call.
 
-        gradients: this rank's, of one micro-batch; they may be used again at once.
+        That call is collective; after it, update the weights by `gradients`. The argument holds this rank's
+        gradients of one micro-batch and may be reused at once.
         """
         try:
             check_alike(gradients, self._views, "gradients")
@@ -102,12 +103,12 @@ class GradientAccumulation(_Periodic):
 
 
 class LocalSGD(_Periodic):
-    """Each rank learns by itself, and every `every` steps all take the mean of their weights (Stich 2019).
+    """Train each rank separately and average the weights every `every` steps (Stich 2019).
 
-    params: arrays of one floating dtype, alike in shape on all ranks, which all make one; they are copied,
-    rank 0's values to all ranks. From then on the weights are `params` of this object, views of memory that
-    all ranks map: a rank changes its own as it likes, and calls `step` each time. What an optimiser keeps
-    beside them, such as momentum, stays the rank's own.
+    All ranks make one. params: arrays of one floating dtype, with the same shapes on all ranks; rank 0's
+    values are copied to all ranks. From then on the weights are `params` of this object, views of memory
+    that all ranks map. A rank updates its own views and calls `step` each time. An optimiser's state, such
+    as momentum, is not averaged.
     """
 
     @one_call_to_make
@@ -120,7 +121,7 @@ class LocalSGD(_Periodic):
 
     @one_call
     def step(self) -> bool:
-        """Collective with every `every`-th call, which takes the mean and returns True."""
+        """Count a step; average and return True in every `every`-th call, which is collective."""
         self._steps += 1
         if self._steps % self.every:
             return False
@@ -129,5 +130,5 @@ class LocalSGD(_Periodic):
 
     @one_call
     def average(self) -> None:
-        """Collective: take the mean now, as at the end of training."""
+        """Average now, as at the end of training. Collective."""
         self._reduce("avg")

@@ -1,7 +1,7 @@
-"""Pipeline parallelism with two versions of the weights: each rank has some of a model's layers, a stage.
+"""Pipeline parallelism with two versions of the weights: each rank has a stage, some of a model's layers.
 
-PipeDream-2BW (Narayanan et al. 2021) with its schedule of one forward pass and one backward pass in turn. A
-user of the public API: what it is handed is a communicator.
+This is PipeDream-2BW (Narayanan et al. 2021) with its schedule of alternating forward and backward passes.
+The module uses only a communicator's public API.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ FORWARD, BACKWARD = 0, 1  # tags
 
 
 class Step(NamedTuple):
-    """What a stage does next, with the micro-batch of this number."""
+    """A pass of a stage over the micro-batch with this number."""
 
     kind: Literal["forward", "backward"]
     micro_batch: int
 
 
 def one_forward_one_backward(stage: int, num_stages: int, count: int) -> list[Step]:
-    """The steps of a stage for `count` micro-batches, 1F1B.
+    """Return the 1F1B steps of a stage for `count` micro-batches.
 
-    First as many forward passes as there are stages behind it, then a forward and a backward pass in turn,
-    and at the end the backward passes that are left. So at most num_stages - stage micro-batches are in
-    flight here, that is, have gone forward and not yet backward.
+    A stage first makes as many forward passes as there are stages after it, then alternates forward and
+    backward passes, then makes the remaining backward passes. At most num_stages - stage micro-batches are
+    in flight at a stage: forward pass done, backward pass not.
     """
     ahead = min(num_stages - stage - 1, count)
     steps = [Step("forward", number) for number in range(ahead)]
@@ -51,23 +51,23 @@ def one_forward_one_backward(stage: int, num_stages: int, count: int) -> list[St
 
 
 def version_of(batch: int) -> int:
-    """The version of the weights that a batch's passes use: w(batch - 1), and w(0) for the first batch."""
+    """Return the version of the weights that a batch uses: w(batch - 1), and w(0) for the first batch."""
     return max(batch - 1, 0)
 
 
 class Pipeline:
-    """Trains a model whose stages are the ranks of a communicator, in their order; all of them make one.
+    """Train a model whose stages are the ranks of a communicator in rank order. All ranks make one.
 
-    A batch is micro_batches micro-batches, size of the communicator or more, whose gradients are summed. The
-    batches follow each other without a pause, and the weights with a delay of one:
-    w(t + 1) = w(t) - lr · gradient_t(w(t - 1)), or what `rule` makes of that gradient. Both passes of a
-    micro-batch see the same version, and two versions suffice, however many stages there are.
+    A batch has micro_batches micro-batches, at least as many as there are ranks, whose gradients are summed.
+    Batches follow each other without a pause, and updates are delayed by one batch:
+    w(t + 1) = w(t) - lr · gradient_t(w(t - 1)), or the update of `rule` with that gradient. Both passes of a
+    micro-batch use the same version. Two versions suffice for any number of stages.
 
     forward(weights, x) → (y, saved) and backward(weights, saved, gradient) → (gradient of x, gradients of the
-    weights, a list like them) are this stage's passes; y and the gradient of x are contiguous, and left alone
-    once returned. saved may hold x and y. weights: this stage's arrays of one floating dtype, copied.
-    receives: shape and dtype of the x that comes from the stage before, alike for all micro-batches; not on
-    rank 0.
+    weights as a list like weights) are this stage's passes. y and the gradient of x must be contiguous and
+    must not change after the return. saved may hold x and y. weights: this stage's arrays of one floating
+    dtype; they are copied. receives: shape and dtype of the x from the previous stage, the same for all
+    micro-batches; not given on rank 0.
     """
 
     @one_call_to_make
@@ -85,7 +85,7 @@ class Pipeline:
         try:
             dtype = dtype_of(weights)
             if (receives is None) != (comm.rank == 0):
-                raise ValueError("receives is for every rank but 0: the shape and dtype of what comes there")
+                raise ValueError("receives, the shape and dtype of x, is required on every rank but rank 0")
         except Exception:
             comm.refuse("all_gather")
             raise
@@ -95,7 +95,7 @@ class Pipeline:
             raise agreed(ValueError(why))
         self._comm, self._forward_pass, self._backward_pass = comm, forward, backward
         self.rule, self.micro_batches = rule, micro_batches
-        self.batches = self._begun = 0  # that the weights have learnt from: now, and when this run began
+        self.batches = self._begun = 0  # batches applied to the weights: now, and when this run began
 
         first = np.concatenate([np.ravel(each) for each in weights])
         self._flat = [first, np.empty_like(first)]  # w(t) is in _flat[t % 2]
@@ -108,18 +108,18 @@ class Pipeline:
         self._in_flight = comm.size - comm.rank
         shape, of = receives or ((), dtype)
         self._inputs = [np.empty(shape, of) for _ in range(self._in_flight)]
-        self._returns: list[_Array] = []  # gradients that come back, by turns
+        self._returns: list[_Array] = []  # two buffers for gradients of y, used in turn
         self._saved: dict[int, tuple[Any, _Array | None]] = {}
         self._sending: dict[tuple[int, int], Transfer] = {}  # by tag and micro-batch
 
     @property
     def weights(self) -> list[_Array]:
-        """This stage's newest weights: views, which the next batches change."""
+        """Return this stage's newest weights: views, which the next batches change."""
         return self._versions[self.batches % 2]
 
     @property
     def weights_nbytes(self) -> int:
-        """Bytes of both versions on this rank."""
+        """Return the bytes of both versions on this rank."""
         return sum(flat.nbytes for flat in self._flat)
 
     @one_call
@@ -130,12 +130,12 @@ class Pipeline:
         inputs: Callable[[int], _Array] | None = None,
         loss_gradient: Callable[[int, _Array], _Array] | None = None,
     ) -> None:
-        """Collective: learn from so many more batches; several runs come to the same as one.
+        """Train on `batches` more batches. Several runs give the same result as one. Collective.
 
-        inputs(i): x of micro-batch i, asked on rank 0; loss_gradient(i, y): the gradient of its loss by the
-        last stage's y, asked on the last rank. i counts from 0 in each run. The pipeline is empty at the end.
-        ValueError where an argument is wrong. Where a rank's passes raise the others get `Aborted`, and the
-        communicator is over.
+        inputs(i) returns x of micro-batch i and is called on rank 0. loss_gradient(i, y) returns the
+        gradient of the loss by the last stage's y and is called on the last rank. i counts from 0 in each
+        run. The pipeline is empty at the end. Raises ValueError for a wrong argument. If a rank's pass
+        raises, the other ranks raise `Aborted`, and the communicator has ended.
         """
         try:
             if inputs is None and self._comm.rank == 0:
@@ -154,7 +154,7 @@ class Pipeline:
             self._learn(count, inputs, loss_gradient)
         except shmring.Error:
             raise
-        except Exception as error:  # the other stages would wait for what this one no longer sends
+        except Exception as error:  # the other stages would wait for this stage's messages
             self._comm.abort(f"stage {self._comm.rank}: {type(error).__name__}: {error}"[:150])
             raise
 
@@ -200,17 +200,18 @@ class Pipeline:
             self._returns = [np.empty_like(y) for _ in range(2)]
 
     def _backward(self, number: int) -> None:
-        # Taken long since: the stage before had it when it sent what came here last.
+        # This send has long completed: the previous stage had received it before its latest message to this
+        # stage.
         self._sent(BACKWARD, number - 2)
         saved, gradient = self._saved.pop(number)
         if gradient is None:
-            gradient = self._returns[number % 2]  # of y: what came last may still be on its way back as x's
+            gradient = self._returns[number % 2]  # gradient of y; the other buffer may still be being sent
             self._comm.recv(gradient, self._comm.rank + 1, BACKWARD)
             self._sent(FORWARD, number)
         back, gradients = self._backward_pass(self._weights_for(number), saved, gradient)
         if self._comm.rank > 0:
             if back is None:
-                raise ValueError("backward gave no gradient of x; only that of rank 0 may do so")
+                raise ValueError("backward returned no gradient of x; only rank 0 may omit it")
             self._sending[BACKWARD, number] = self._comm.isend(back, self._comm.rank - 1, BACKWARD)
         check_alike(gradients, self._sums, "gradients of the weights")
         for total, part in zip(self._sums, gradients, strict=True):
@@ -221,7 +222,7 @@ class Pipeline:
             transfer.wait()
 
     def _update(self) -> None:
-        """Write w(t + 1) over w(t - 1): the last pass that used it is done."""
+        """Write w(t + 1) over w(t - 1), whose last pass is done."""
         newest, oldest = self._flat[self.batches % 2], self._flat[(self.batches + 1) % 2]
         oldest[...] = newest
         self.batches += 1

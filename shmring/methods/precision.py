@@ -1,6 +1,6 @@
-"""Mixed precision: a loss scale that all ranks have alike, and weights in float32 beside those in float16.
+"""Mixed precision: a loss scale that is equal on all ranks, and float32 copies of float16 weights.
 
-Micikevicius et al. 2018. A user of the public API: what it is handed is a communicator.
+See Micikevicius et al. 2018. This module uses only a communicator's public API.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["LossScaler", "MasterWeights"]
 
 
 class LossScaler:
-    """Scales a loss so that its gradients are not lost in float16, and finds the scale while training.
+    """A loss scaler that keeps float16 gradients from underflow; all ranks skip the same steps.
 
     Multiply the loss, or its gradient by the last layer's output, by `scale`; then `unscale` the gradients.
-    Where any rank has an infinity or a NaN, all ranks skip the step and multiply the scale by backoff; after
-    growth_interval steps in a row without one they multiply it by growth. All ranks make one, collectively,
-    and give the same numbers, best powers of 2, by which gradients are scaled without rounding.
+    If any rank has an infinity or a NaN, all ranks skip the step and multiply the scale by backoff. After
+    growth_interval consecutive steps without one, they multiply it by growth. All ranks make one,
+    collectively, with the same numbers. Use powers of 2, which scale gradients without rounding.
     """
 
     @one_call_to_make
@@ -47,20 +47,20 @@ class LossScaler:
             )
         agree(comm, scale=scale, growth=growth, backoff=backoff, growth_interval=growth_interval)
         self.scale = scale
-        self.skipped = 0  # steps
+        self.skipped = 0  # steps skipped
         self._growth, self._backoff, self._growth_interval = growth, backoff, growth_interval
-        self._good = 0  # steps in a row
+        self._good = 0  # consecutive steps without overflow
         self._overflow = np.zeros((), np.bool_)
         self._agree = comm.plan("all_reduce", self._overflow, "lor")
         self._comm = comm
 
     @one_call
     def unscale(self, gradients: Sequence[NDArray[Any]], out: Sequence[NDArray[Any]] | None = None) -> bool:
-        """Collective: divide by the scale, into `out` or in place; False where the step is to be skipped.
+        """Divide by the scale, into `out` or in place; return False if the step must be skipped. Collective.
 
-        gradients: this rank's, before or after they are reduced, or its part of them. out: arrays of the same
-        shapes, of float32 or more, which float16 gradients need, as they would underflow again; left alone
-        where it is False. The ranks exchange one byte, whatever the gradients are.
+        gradients: this rank's gradients, or its part of them, before or after the reduction. out: arrays of
+        the same shapes, of float32 or wider. float16 gradients require it, since they would underflow again.
+        out is unchanged if False is returned. The ranks exchange one byte.
         """
         into = gradients if out is None else out
         try:
@@ -85,7 +85,7 @@ class LossScaler:
 
 
 class MasterWeights:
-    """float32 copies of weights in 16 bits: updates that those could not hold add up here."""
+    """float32 copies of 16-bit weights, which accumulate updates too small for 16 bits."""
 
     def __init__(self, params: Sequence[NDArray[Any]]) -> None:
         self.params = params
@@ -107,6 +107,6 @@ def _check_into(gradients: Sequence[NDArray[Any]], into: Sequence[NDArray[Any]])
 
 
 def _is_finite(array: NDArray[Any]) -> bool:
-    """Its extremes tell, and take no memory: NaN is both, an infinity is one of them."""
+    """Return whether all elements are finite. Reads min and max, which need no temporary array."""
     with np.errstate(invalid="ignore"):
         return math.isfinite(array.max(initial=0)) and math.isfinite(array.min(initial=0))

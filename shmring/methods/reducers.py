@@ -1,6 +1,6 @@
-"""Reduction servers: ranks that do nothing but add up what the hosts send them, and send back the sum.
+"""Reduction servers: ranks that only reduce the data of the hosts and send back the result.
 
-A user of the public API: what it is handed is a communicator.
+This module uses only a communicator's public API.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _END = -1  # in place of the number of elements
 
 
 class ReductionServers:
-    """Collective over comm: the ranks named in `reducers` serve the others, the workers.
+    """Reduction servers on the ranks in `reducers`; the other ranks are the workers. Collective over comm.
 
-    The workers of a host reduce among themselves; each sends its slices to the reducer that owns them, which
-    folds what comes from all hosts, in their order, and sends back the result: a host of workers sends a
-    message once and receives it once, where a hierarchical all-reduce over H hosts sends and receives it
-    2(H - 1)/H times. A reducer takes and gives H/R of it for R reducers: they need links, and hosts, of their
-    own. As Google's Reduction Server (2021) and BytePS (Jiang et al. 2020) do, and switches in SHARP
-    (Graham et al. 2016).
+    The workers of a host first reduce among themselves. Each worker then sends its slices to the reducer
+    that owns them. The reducer folds the slices of all hosts in host order and sends back the result. So a
+    host of workers sends and receives a message once, whereas a hierarchical all-reduce over H hosts sends
+    and receives it 2(H - 1)/H times. Each of R reducers receives and sends H/R of it, so reducers need links
+    and hosts of their own. Compare Google's Reduction Server (2021), BytePS (Jiang et al. 2020), and the
+    switches in SHARP (Graham et al. 2016).
 
-    On workers call `all_reduce`, on reducers `serve`, on all `close`, or use `with`. chunk_nbytes: of the
-    pieces in which a message travels, at most; depth: how many of them are under way from each worker, one
-    for each reducer at least, so that sending, folding and sending back overlap. Longer pieces, and more of
-    them, were slower (bench/methods/bench_reducers.py). Keeps twice the product in bytes on a worker, and for
-    each host on a reducer. Raises ValueError, on all ranks alike, for reducers that are no ranks, none or all
-    of them, and where ranks give different arguments.
+    Call `all_reduce` on workers, `serve` on reducers, and `close` on all ranks, or use `with`. chunk_nbytes:
+    the largest piece of a message. depth: the pieces under way from each worker, at least one for each
+    reducer, so that sending, folding and returning overlap. Larger values of both were slower
+    (bench/methods/bench_reducers.py). A worker keeps 2 * chunk_nbytes * depth bytes, a reducer as much for
+    each host. Raises the same ValueError on all ranks if reducers has an invalid rank, no rank or all ranks,
+    or if the ranks give different arguments.
     """
 
     @one_call_to_make
@@ -80,22 +80,23 @@ class ReductionServers:
 
     @property
     def is_reducer(self) -> bool:
-        """Whether this rank is one of the reducers."""
+        """Return whether this rank is a reducer."""
         return self._comm.rank in self.reducers
 
     def all_reduce(self, x: _Array, op: shmring.Op | str = "sum") -> None:
-        """Collective over the workers: combine x of all of them elementwise, in place, alike on all.
+        """Combine the workers' x elementwise, in place, with the same bits on all. Collective over workers.
 
         x: a contiguous NumPy array of float32, float64, int32, int64, complex64 or complex128, of the same
-        dtype and size on every worker. op: sum, avg, prod, min or max, where the dtype has it. Folded in rank
-        order within a host and then by host. A wrong argument is a TypeError or ValueError here, and ends it
-        for all: others raise Mismatch or Aborted. Errors of the communicator as in `Comm.all_reduce`.
+        dtype and size on every worker. op: sum, avg, prod, min or max, if the dtype has it. Ranks are folded
+        in rank order within a host, then hosts are folded. A wrong argument raises TypeError or ValueError
+        on this rank and Mismatch or Aborted on the others, and ends the object for all ranks. Also raises
+        what `Comm.all_reduce` raises.
         """
         here = self._workers()
         try:
             op = check_folded(x, op, _DTYPES)
         except (TypeError, ValueError) as error:
-            # In this order: who meets the refusal on this host then finds the word on what was wrong there.
+            # Abort first: a rank that meets the refusal on this host then finds the reason of the abort.
             self._comm.abort(f"worker {self._comm.rank} refused its arguments: {error}")
             here.refuse("all_reduce")
             raise
@@ -113,7 +114,7 @@ class ReductionServers:
         self._exchange(flat, chunk, shmring.Op.SUM if op is shmring.Op.AVG else op)
 
     def serve(self) -> int:
-        """On a reducer: reduce for the workers until they close; returns how often they called."""
+        """Reduce for the workers until they close; return the number of their calls. Reducers only."""
         if not self.is_reducer:
             raise ValueError(f"rank {self._comm.rank} is a worker; serve() is for reducers {self.reducers}")
         served: int = self._comm.run_steps(self._serve, begun=True)
@@ -129,7 +130,7 @@ class ReductionServers:
         raise AssertionError("unreachable")
 
     def _agree(self, count: int) -> None:
-        """Ends it where the workers of this host have more and fewer elements, as padding would hide that."""
+        """Abort if this host's workers have different numbers of elements, which padding would hide."""
         here = self._workers()
         if here.size == 1:
             return
@@ -142,16 +143,16 @@ class ReductionServers:
             self._comm.iprobe()  # raises it
 
     def _end(self, error: shmring.Error) -> None:
-        """Raises what has ended it for all, if it was not the error of this host's workers alone."""
+        """Raise the error that has ended the call for all ranks, if it arose outside this host's workers."""
         here = self._workers()
         here.abort("an all_reduce by reduction servers has failed")
         self._comm.iprobe()
         if isinstance(error, shmring.RankFailed) and here.parent_ranks and error.rank is not None:
-            self._comm.probe(here.parent_ranks[error.rank])  # the same, with its number among all
+            self._comm.probe(here.parent_ranks[error.rank])  # the same error, with the rank's number in comm
         self._comm.abort(f"worker {self._comm.rank} has failed: {error}")
 
     def close(self) -> None:
-        """Leave; the workers' close ends `serve`. Without an error no call may be under way."""
+        """Leave. The workers' `close` ends `serve`. No call may be under way, except after an error."""
         if self._here is not None:
             self._tell([_END, 0, 0, 0])
             self._here.close()
@@ -165,10 +166,10 @@ class ReductionServers:
     ) -> None:
         if error is None:
             self.close()
-        elif not isinstance(error, shmring.Error):  # those come to all by themselves
+        elif not isinstance(error, shmring.Error):  # all ranks get a shmring.Error without this abort
             self._comm.abort(f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
 
-    # ---- a call in words: from the first worker of each host to each reducer ----
+    # ---- the description of a call: from the first worker of each host to each reducer ----
 
     def _tell(self, call: list[int]) -> None:
         if self._workers().rank == 0:
@@ -190,8 +191,8 @@ class ReductionServers:
         return first
 
     # ---- workers ----
-    # Chunk c goes to reducer c mod R, from local rank c mod L of each host, whose L ranks may be more or
-    # fewer than another's. A block is L chunks, one for each of them.
+    # Chunk c goes to reducer c mod R, from local rank c mod L of each host with L workers; L may differ by
+    # host. A block is L consecutive chunks, one for each worker of the host.
 
     def _exchange(self, flat: _Array, chunk: int, op: shmring.Op) -> None:
         here, under_way = self._workers(), deque[Any]()
@@ -210,9 +211,9 @@ class ReductionServers:
             self._finish(*under_way.popleft())
 
     def _reduce_here(self, block: _Array, chunk: int, op: shmring.Op, number: int) -> tuple[_Array, _Array]:
-        """This rank's chunk of its host's sum, and where the sum over all hosts is to go."""
+        """Return this rank's chunk of its host's sum, and the buffer for the sum over all hosts."""
         if self._workers().size == 1:
-            return block, block  # a sum comes when the reducer has got all that it is of
+            return block, block  # the reducer sends the sum only after it has received all of the chunk
         sent, back = (part[number].view(block.dtype)[:chunk] for part in self._parts)
         self._workers().reduce_scatter(self._in_rows(block, chunk), op, out=sent)
         return sent, back
@@ -226,7 +227,7 @@ class ReductionServers:
                 block[...] = rows.reshape(-1)[: block.size]
 
     def _in_rows(self, block: _Array, chunk: int) -> _Array:
-        """(L, chunk): itself, or a copy of the last one, which is too short."""
+        """Return the block in shape (L, chunk); the last block, if shorter, is copied and padded."""
         ranks = self._workers().size
         if block.size == ranks * chunk:
             return block.reshape(ranks, chunk)
@@ -236,7 +237,7 @@ class ReductionServers:
         return rows.reshape(ranks, chunk)
 
     def _elements_of_chunk(self, flat: _Array) -> int:
-        """So many that every worker and reducer has some under way, and as many again to come."""
+        """Return the elements of a chunk, so that every worker and reducer has two rounds of chunks."""
         widest = max(len(self.reducers), *map(len, self._hosts))
         fair_nbytes = max(_LEAST_CHUNK_NBYTES, flat.nbytes // (2 * self._depth * widest))
         return max(1, min(self._chunk_nbytes, fair_nbytes) // flat.itemsize)
@@ -249,13 +250,13 @@ class ReductionServers:
     # ---- reducers ----
 
     def _reduce(self, count: int, chunk: int, dtype: np.dtype[Any], op: str) -> None:
-        """Half of the slots receive while the other half is sent back."""
+        """Receive into one half of the slots while the other half is sent back."""
         receiving, sending = deque[Any](), deque[Any]()
         chunks = range(self.reducers.index(self._comm.rank), -(-count // chunk), len(self.reducers))
         for number, slot in zip(chunks, itertools.cycle(self._slots)):
             if len(receiving) == self._depth:
                 sending.append(self._fold(op, *receiving.popleft()))
-            if len(sending) > self._depth:  # the oldest is of this slot
+            if len(sending) > self._depth:  # the oldest send uses this slot
                 _wait(sending.popleft())
             parts = slot.view(dtype)[:, : min(chunk, count - number * chunk)]
             owners = [host[number % len(host)] for host in self._hosts]
@@ -288,11 +289,11 @@ def _wait(transfers: Iterable[shmring.Transfer]) -> None:
 def _check(reducers: tuple[int, ...], size: int, chunk_nbytes: int, depth: int) -> None:
     strange = [rank for rank in reducers if not 0 <= rank < size]
     if strange:
-        raise ValueError(f"reducer {strange[0]} is no rank; there are ranks 0 to {size - 1}")
+        raise ValueError(f"reducer {strange[0]} is not a rank; the ranks are 0 to {size - 1}")
     if len(set(reducers)) < len(reducers):
         raise ValueError(f"reducers are {reducers}; name each once")
     if not 0 < len(reducers) < size:
-        raise ValueError(f"{len(reducers)} of {size} ranks are reducers; it takes a reducer and a worker")
+        raise ValueError(f"{len(reducers)} of {size} ranks are reducers; give at least one of each kind")
     if chunk_nbytes < 64 or chunk_nbytes % 16 or depth < 1:
         raise ValueError("chunk_nbytes must be a multiple of 16, 64 or more, and depth 1 or more")
 

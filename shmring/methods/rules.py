@@ -1,6 +1,6 @@
-"""How a gradient changes weights: SGD with momentum, Adam; in place, on any slice of a flat array.
+"""Update rules, SGD with momentum and Adam, applied in place to any slice of a flat array.
 
-Every operation is elementwise, so however an array is cut into parts, its elements come to the same bits.
+Every operation is elementwise, so the result has the same bits for any partition of the array.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 __all__ = ["SGD", "Adam", "Rule", "apply", "scratch_for"]
 
-BLOCK = 1 << 14  # elements that are updated together: some five arrays of it stay in a core's own cache
+BLOCK = 1 << 14  # elements updated together: about five arrays of this size fit into a core's own cache
 
 
 class Rule(Protocol):
-    """What an optimiser is given. `lr` and the like may be changed between steps."""
+    """An update rule of an optimiser. `lr` and similar numbers may be changed between steps."""
 
     @property
     def num_states(self) -> int:
-        """How many numbers it remembers for each weight; they begin as 0."""
+        """Return the number of state values for each weight; they begin as 0."""
 
     def update(
         self,
@@ -32,12 +32,12 @@ class Rule(Protocol):
         scratch: NDArray[Any],
         step: int,
     ) -> None:
-        """Change weights and state in place; all arrays are alike in length and dtype. step: 1, 2, 3 …"""
+        """Update weights and state in place. All arrays have one length and dtype. step: 1, 2, 3 …"""
 
 
 @dataclass
 class SGD:
-    """v ← momentum · v + g; w ← w - lr · v (Polyak 1964). Made without momentum it never has any."""
+    """v ← momentum · v + g; w ← w - lr · v (Polyak 1964). With momentum 0 there is no state v."""
 
     lr: float
     momentum: float = 0.0
@@ -64,7 +64,7 @@ class SGD:
 
 @dataclass
 class Adam:
-    """Steps by the first moment over the root of the second, both corrected for bias (Kingma and Ba 2015)."""
+    """Adam (Kingma and Ba 2015): steps by the first moment over the root of the second, bias-corrected."""
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -99,7 +99,7 @@ class Adam:
 
 
 def scratch_for(dtype: np.dtype[Any]) -> NDArray[Any]:
-    """What `apply` needs beside the arrays, to be made once."""
+    """Return the scratch array that `apply` needs; make it once."""
     return np.empty(BLOCK, dtype)
 
 
@@ -111,7 +111,7 @@ def apply(
     scratch: NDArray[Any],
     step: int,
 ) -> None:
-    """One step of `rule` on 1-d arrays, block by block: the later passes find a block in the cache."""
+    """Apply one step of `rule` to 1-d arrays, block by block, so that a block stays in the cache."""
     for begin in range(0, len(weights), len(scratch)):
         block = slice(begin, begin + len(scratch))
         part = weights[block]

@@ -1,6 +1,6 @@
-"""A parameter server: weights that workers pull, and push gradients to; in step, or each at its own pace.
+"""A parameter server: workers push gradients and pull weights, synchronously or asynchronously.
 
-A user of the public API: what it is handed is a communicator.
+This module uses only a communicator's public API.
 """
 
 from __future__ import annotations
@@ -23,38 +23,40 @@ if TYPE_CHECKING:
 
 __all__ = ["SGD", "ParameterServer"]
 
-_CHUNK = 1 << 16  # elements: what is updated under one lock, and stays in the cache
-_ROUND = 1 << 18  # elements of each slice that are exchanged at once: workers' sums take so much room
+_CHUNK = 1 << 16  # elements updated under one lock; they stay in the cache
+_ROUND = 1 << 18  # elements of each slice exchanged at once; limits the workers' buffers
 _PUSH, _PULL, _LEAVE, _PARAMS = range(4)  # tags
-_GONE = 1 << 62  # steps of who has left: nobody waits for it
-_FOREVER_S = float("inf")  # until a rank dies
+_GONE = 1 << 62  # steps of a worker that has left: no worker waits for it
+_FOREVER_S = float("inf")  # ends only when a rank dies
 _TOKEN = np.zeros(1, np.uint8)
 
 
 class ParameterServer:
-    """Params that live in slices on `servers`, which add up or apply what workers push (Li et al., 2014).
+    """Parameters in slices on `servers`, which sum or apply the gradients of workers (Li et al., 2014).
 
-    Collective; all arguments but params the same on every rank, and of params the shape and dtype (float32 or
-    float64, in C order). They begin as rank 0's are. rule: how a gradient changes them, `SGD`, `rules.Adam`
-    or what has their methods; each gradient, or sum of them, that is applied is one of its steps.
+    Making one is collective. All arguments but params are the same on every rank; params have the same shape
+    and dtype (float32 or float64, in C order) and begin with rank 0's values. rule: the update, `SGD`,
+    `rules.Adam` or an object with their methods. Each gradient, or sum of gradients, that is applied is one
+    step of the rule.
 
-    staleness=0 is synchronous: every step adds up the gradients of all workers in rank order, and then
-    applies them once, so that weights are those of `all_reduce` and the same rule, to the bit. k > 0 is the
-    stale synchronous parallel of Ho et al. (2013): each gradient is applied when it comes, and `pull` waits
-    while its worker has done more than k steps more than the slowest. None: never. A wait costs no CPU; when
-    a rank dies, whoever waits, or comes to wait, gets RankFailed, which names it.
+    staleness=0 is synchronous: every step sums the gradients of all workers in rank order and applies the sum
+    once, so the weights are bit by bit those of `all_reduce` and the same rule. k > 0 is the stale
+    synchronous parallel of Ho et al. (2013): each gradient is applied when it arrives, and `pull` waits
+    while its worker is more than k steps ahead of the slowest. With None, `pull` never waits. A wait uses no
+    CPU. When a rank dies, a rank that waits, or starts to wait, raises RankFailed, which names the dead
+    rank.
 
-    servers: a number, of ranks spread over all, which work as well; or a list of ranks that do nothing but
-    `serve()`, until all others, the workers, have called `leave` or `close`. With a number and staleness=0
-    `push` and `pull` are collective, over any number of hosts: gradients go to where their slice is, are
-    added up there, and the slices go to all (as in BytePS, with as many servers as ranks). With a number
-    else, params are in memory that all ranks of the one host share, and workers apply their gradients
-    themselves, one-sided: how many servers is of no matter. With a list everything goes by messages, on one
-    host and on several; workers of several hosts at their own pace need that.
+    servers: a number of ranks, spread over all ranks, that also work; or a list of ranks that only `serve()`
+    until all other ranks, the workers, have called `leave` or `close`. With a number and staleness=0, `push`
+    and `pull` are collective over any number of hosts: gradients are sent to the server of their slice and
+    summed there, and the slices are sent to all (as in BytePS with as many servers as ranks). With a number
+    and another staleness, params are in memory that all ranks of one host share, workers apply their
+    gradients themselves by one-sided access, and the number of servers has no effect. With a list, all data
+    travel by messages, on one host or several; asynchronous workers on several hosts need a list.
 
-    `with ParameterServer(…) as server:` closes it at the end. Where an exception of a rank's own ends it,
-    whoever waits, or comes to wait, gets Aborted with that as the reason; where `push` and `pull` are
-    collective it is comm that is over.
+    `with ParameterServer(…) as server:` closes it at the end. If a rank leaves the block with an exception
+    of its own, a rank that waits, or starts to wait, raises Aborted with that exception as the reason. If
+    `push` and `pull` are collective, comm has then ended.
 
     A worker that waits for others in `push` or `pull` raises Timeout after the communicator's time, as in
     any collective. Ranks that serve, and `close`, wait for as long as workers take.
@@ -95,7 +97,7 @@ class ParameterServer:
             self._way = _Collective(comm, begin, slices, rule)
         elif comm.num_nodes > 1:
             raise agreed(
-                ValueError("workers of several hosts at their own pace need ranks that serve: servers=[0]")
+                ValueError("asynchronous workers of several hosts need ranks that only serve: servers=[0]")
             )
         else:
             self._comm = comm.dup()
@@ -103,51 +105,52 @@ class ParameterServer:
 
     @property
     def serves(self) -> bool:
-        """Whether this rank does nothing but serve: it calls `serve`, and none of the others but `close`."""
+        """Return whether this rank only serves: it calls only `serve` and `close`."""
         return self._serving is not None
 
     @property
     def most_ahead(self) -> int:
-        """By how many steps a worker was ahead of the slowest, at most, when a `pull` was let go on.
+        """Return the most steps that a worker was ahead of the slowest when a `pull` continued.
 
-        As far as this rank knows: with servers of their own those know of all; else each worker of its own.
+        A rank that only serves knows this of all workers; a worker without such servers knows it of itself
+        only.
         """
         return self._way.most_ahead if self._serving is None else self._serving.most_ahead
 
     @property
     def served_nbytes(self) -> int:
-        """Of a rank that serves, how many bytes of gradients it has taken and of params given; else 0."""
+        """Return the bytes of gradients received and of params sent, on a rank that only serves; else 0."""
         return 0 if self._serving is None else self._serving.served_nbytes
 
     def push(self, gradient: NDArray[Any]) -> None:
-        """Hand a gradient, of params' shape and dtype, to the servers: one step of this worker."""
+        """Send a gradient, of params' shape and dtype, to the servers: one step of this worker."""
         self._check(gradient, "reduce")
         self._way.push(gradient.reshape(-1))
 
     def pull(self, out: NDArray[Any]) -> None:
-        """Write the params as they are to out, which has their shape and dtype."""
+        """Copy the current params to out, which has their shape and dtype."""
         self._check(out, "all_gather")
         self._way.pull(out.reshape(-1))
 
     def step(self, gradient: NDArray[Any], out: NDArray[Any]) -> None:
-        """`push` and `pull`; gradient may be out."""
+        """Call `push`, then `pull`; gradient and out may be the same array."""
         self.push(gradient)
         self.pull(out)
 
     def serve(self) -> None:
         """Serve until all workers have left."""
         if self._serving is None:
-            raise ValueError("this rank is a worker: it pushes and pulls; those in the list of servers serve")
+            raise ValueError("this rank is a worker: it pushes and pulls; only ranks in `servers` serve")
         self._serving.serve()
 
     def leave(self) -> None:
-        """This worker pushes and pulls no more, and nobody waits for it. `close` does it, too."""
+        """Declare that this worker is done, so that no rank waits for it. `close` also does this."""
         if self._serving is None and not self._has_left:
             self._way.leave()
         self._has_left = True
 
     def close(self) -> None:
-        """Collective: leave, and wait until all have."""
+        """Leave, and block until all ranks have left. Collective."""
         self.leave()
         if not isinstance(self._way, _Collective):
             self._comm.barrier(timeout=_FOREVER_S)
@@ -161,7 +164,7 @@ class ParameterServer:
     ) -> None:
         if error is None:
             self.close()
-        elif not isinstance(error, shmring.Error):  # those come to all by themselves
+        elif not isinstance(error, shmring.Error):  # all ranks get a shmring.Error without this abort
             self._comm.abort(f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
 
     def _check(self, array: NDArray[Any], kind: str) -> None:
@@ -177,11 +180,11 @@ class ParameterServer:
             )
 
 
-# ---- where params are -----------------------------------------------------------------------------------
+# ---- storage of params ----------------------------------------------------------------------------------
 
 
 class _Slice:
-    """Some of the params, with what the rule remembers of them."""
+    """A slice of the params with the rule's state."""
 
     def __init__(self, params: NDArray[Any], rule: Rule) -> None:
         self.params = params
@@ -195,7 +198,7 @@ class _Slice:
 
 
 class _Collective:
-    """In step: gradients to where their slice is, sums in rank order, slices to all."""
+    """Synchronous: send gradients to the server of their slice, sum in rank order, send the slices to all."""
 
     most_ahead = 0
 
@@ -236,10 +239,10 @@ class _Collective:
 
 
 class _OneSided:
-    """At each worker's pace, on one host: params in memory that all share, changed by who has a gradient.
+    """Asynchronous on one host: params in shared memory, updated by the worker that has a gradient.
 
-    No server is asked, for the memory is one. Plain SGD is an addition, and `accumulate` does it block by
-    block. Other rules read what they change, so that each chunk has a lock, for who pulls as well.
+    There are no messages to servers. Plain SGD is an addition, which `accumulate` does block by block. Other
+    rules read the values that they change, so each chunk has a lock, which `pull` takes, too.
     """
 
     def __init__(self, comm: shmring.Comm, params: NDArray[Any], rule: Rule, pace: _Pace) -> None:
@@ -285,10 +288,11 @@ class _OneSided:
 
 
 class _Pace:
-    """How many steps each worker has done, in memory that all share, and who waits for the slowest.
+    """The steps of each worker, and the workers that wait for the slowest, in shared memory.
 
-    Who waits says so under the lock under which steps are counted, and sleeps in the receive of a message;
-    who lets it go on sends that. So nobody looks again and again, and the death of a rank ends the receive.
+    A worker sets its wait flag under the lock that protects the step counts, then sleeps in a receive. The
+    worker that makes it ready sends the message. So no worker polls, and the death of a rank ends the
+    receive.
     """
 
     def __init__(self, comm: shmring.Comm, staleness: int | None) -> None:
@@ -307,7 +311,7 @@ class _Pace:
             self._comm.send(_TOKEN, rank)
 
     def keep(self) -> None:
-        """Wait until this worker may go on."""
+        """Block until this worker may continue."""
         if self._ahead(waits=True) > self._staleness:
             self._comm.recv(np.empty_like(_TOKEN))
         self.most_ahead = max(self.most_ahead, self._ahead(waits=False))
@@ -323,7 +327,7 @@ class _Pace:
 
 
 class _Remote:
-    """A worker whose servers are ranks of their own."""
+    """A worker whose servers are ranks that only serve."""
 
     most_ahead = 0
 
@@ -355,7 +359,7 @@ class _Remote:
 
 
 class _Serving:
-    """A rank that serves: its slice, and how far each worker is."""
+    """A rank that only serves: its slice, and the steps of each worker."""
 
     def __init__(
         self, comm: shmring.Comm, own: _Slice, workers: Iterable[int], staleness: int | None
@@ -363,7 +367,7 @@ class _Serving:
         self._comm = comm
         self._own = own
         self._staleness = _GONE if staleness is None else staleness
-        self._steps = dict.fromkeys(workers, 0)  # of those that have not left
+        self._steps = dict.fromkeys(workers, 0)  # workers that have not left
         self._waiting: list[int] = []
         self._inbox, self._sum = np.empty_like(own.params), np.empty_like(own.params)
         self.most_ahead = self.served_nbytes = 0
@@ -381,7 +385,7 @@ class _Serving:
                 self._let_go_on()
 
     def _take_in_step(self) -> None:
-        """One message of every worker, in rank order; gradients are added up before they are applied."""
+        """Take one message of every worker, in rank order; sum the gradients, then apply the sum."""
         pushed = False
         for worker in tuple(self._steps):
             tag = self._comm.probe(worker, timeout=_FOREVER_S).tag
@@ -432,7 +436,7 @@ def _check_staleness(staleness: int | None) -> None:
 
 
 def _server_ranks(comm: shmring.Comm, servers: int | Sequence[int]) -> tuple[list[int], bool]:
-    """Which ranks have a slice, and whether they do nothing else."""
+    """Return the ranks that have a slice, and True if they only serve."""
     if isinstance(servers, (int, np.integer)):
         if not 1 <= servers <= comm.size:
             raise ValueError(
@@ -443,7 +447,7 @@ def _server_ranks(comm: shmring.Comm, servers: int | Sequence[int]) -> tuple[lis
     if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < comm.size for rank in ranks):
         raise ValueError(f"servers is {ranks}; it must name one or more of {comm.size} ranks, each once")
     if len(ranks) == comm.size:
-        raise ValueError("every rank is in the list of servers; those in it do not work: leave one out")
+        raise ValueError("every rank is in the list of servers, so there is no worker: leave one out")
     return ranks, True
 
 
@@ -461,18 +465,18 @@ def _finish(transfers: Iterable[shmring.Transfer]) -> None:
 
 
 def _checked(comm: shmring.Comm, array: NDArray[Any], kind: str) -> tuple[int, ...]:
-    """Its shape."""
+    """Return the array's shape. Raises TypeError or ValueError if it is not valid."""
     if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
         _refuse(comm, kind)
         what = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise TypeError(f"{what} where params or gradients are wanted: NumPy arrays of float32 or float64")
+        raise TypeError(f"{what} instead of params or gradients: pass NumPy arrays of float32 or float64")
     if not array.flags.c_contiguous:
         _refuse(comm, kind)
-        raise ValueError("the elements of this array do not follow each other; np.ascontiguousarray(x)")
+        raise ValueError("this array is not contiguous; pass np.ascontiguousarray(x)")
     return array.shape
 
 
 def _refuse(comm: shmring.Comm, kind: Any) -> None:
-    """Tells those that wait in a collective; where there is none nobody waits."""
+    """Report a refused argument to the ranks that wait in the collective `kind`; "" means none."""
     if kind:
         comm.refuse(kind)

@@ -1,6 +1,6 @@
 """A sharded optimiser: each rank keeps the optimiser's state of its own part of the weights only.
 
-ZeRO (Rajbhandari et al. 2020), stages 1 and 2. A user of the public API: what it is handed is a communicator.
+This is ZeRO (Rajbhandari et al. 2020), stages 1 and 2. The module uses only a communicator's public API.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ __all__ = ["SGD", "Adam", "ShardedOptimizer"]
 
 
 class ShardedOptimizer:
-    """Data-parallel training whose optimiser state is spread over the ranks; all of them make one.
+    """Data-parallel training with the optimiser state spread over the ranks. All ranks make one.
 
-    params: arrays of one floating dtype of NumPy, alike in shape on every rank; they are copied, rank 0's
-    values to all ranks. From then on the weights are `params` of this object, views of one array that all
-    ranks map: read them, and leave them alone during `step`. rule: `SGD`, `Adam`, or what has their methods.
-    op: "avg" or "sum" of the ranks' gradients. Errors: TypeError and ValueError on the rank that is wrong,
-    `Mismatch` on the others.
+    params: arrays of one floating NumPy dtype, with the same shapes on every rank; rank 0's values are
+    copied to all ranks. From then on the weights are `params` of this object, views of one array that all
+    ranks map: read them, but do not touch them during `step`. rule: `SGD`, `Adam`, or an object with their
+    methods. op: "avg" or "sum" of the ranks' gradients. A wrong argument raises TypeError or ValueError on
+    its rank and `Mismatch` on the others.
 
-    stage 1: the gradient is all-reduced as a whole, each rank updates its part of the weights, and the parts
-    are gathered. stage 2: gradients are reduce-scattered as they come, bucket by bucket in the background, so
-    a rank never has more of the sum than its own part; there are at most two buckets of some bucket_nbytes.
-    The weights are those of plain data parallel (`all_reduce`, then the same rule on everything) to the last
-    bit: both fold in rank order, and rules are elementwise. Only `wire=` of an all_reduce would differ.
+    stage 1: the whole gradient is all-reduced, each rank updates its part of the weights, and the parts are
+    gathered. stage 2: gradients are reduce-scattered as they are added, bucket by bucket in the background,
+    so a rank keeps only its own part of the sum and at most two buckets of about bucket_nbytes. The weights
+    are bit by bit those of plain data parallelism (`all_reduce`, then the same rule on all weights): both
+    fold in rank order, and rules are elementwise. Only `wire=` of an all_reduce would differ.
 
-    With n elements padded to N, the next multiple of `size`, and s state numbers an element, a rank has
+    With n elements padded to N, the next multiple of `size`, and s state values an element, a rank has
     N s / size of state, and gradients of N (stage 1) or N / size and the buckets (stage 2).
     """
 
@@ -60,7 +60,7 @@ class ShardedOptimizer:
         self.steps = 0
         self._count = sum(param.size for param in params)
         padded = _up_to_multiple(self._count, comm.size)
-        self._flat = comm.zeros(padded, dtype)  # the last parameter first, as gradients come
+        self._flat = comm.zeros(padded, dtype)  # the last parameter first, in the order of the gradients
         self.params = views(self._flat, params[::-1])[::-1]
         for view, param in zip(self.params, params, strict=True):
             view[...] = param
@@ -92,27 +92,27 @@ class ShardedOptimizer:
             comm.plan("all_gather", self._flat[self._part(begin, end)], out=self._flat[begin:end])
             for begin, end in self._buckets
         ]
-        self._works: list[Work[Any] | None] = [None, None]  # by buffer, what still reads it
-        self._missing = len(params)  # gradients of this step that have not come
-        self._arrived = 0  # elements of them that have
+        self._works: list[Work[Any] | None] = [None, None]  # by buffer, the call that still reads it
+        self._missing = len(params)  # gradients of this step that have not been added
+        self._arrived = 0  # elements of this step that have been added
         self.gradients = views(self._gradient, params[::-1])[::-1] if stage == 1 else None
 
     @property
     def state_nbytes(self) -> int:
-        """Bytes of the optimiser's state on this rank."""
+        """Return the bytes of the optimiser's state on this rank."""
         return sum(each.nbytes for each in self._state)
 
     @property
     def gradient_nbytes(self) -> int:
-        """Bytes that this rank keeps for gradients."""
+        """Return the bytes that this rank keeps for gradients."""
         own = self._gradient.nbytes if self.stage == 2 else 0
         return own + sum(buffer.nbytes for buffer in self._buffers)
 
     def add(self, gradient: NDArray[Any]) -> None:
-        """Give this rank's gradient of the next parameter, the last one first.
+        """Add this rank's gradient of the next parameter; begin with the last parameter.
 
-        It is copied, so it may be used again at once; in stage 1 not if it is that item of `gradients`, views
-        of the array that is reduced. In stage 2 collective: a bucket that is full begins to be reduced.
+        The gradient is copied and may be reused at once, except in stage 1 if it is an item of `gradients`, a
+        view of the array that is reduced. Collective in stage 2: a full bucket begins to be reduced.
         """
         index = self._missing - 1
         wanted = self.params[index] if index >= 0 else None
@@ -121,7 +121,7 @@ class ShardedOptimizer:
             if wanted is None:
                 raise ValueError(f"all {len(self.params)} gradients of this step were added: call step()")
             raise ValueError(
-                f"the gradient is {gradient.dtype}{gradient.shape}, but parameter {index}, whose turn it is, "
+                f"the gradient is {gradient.dtype}{gradient.shape}, but the next parameter, {index}, "
                 f"is {wanted.dtype}{wanted.shape}; add them last parameter first"
             )
         if self.gradients is not None:
@@ -133,13 +133,13 @@ class ShardedOptimizer:
 
     @one_call
     def step(self) -> None:
-        """Collective: change the weights by the gradients that were added, one for each parameter."""
+        """Update the weights by the gradients that were added, one for each parameter. Collective."""
         if self._missing:
             self._comm.refuse("all_gather" if self.stage == 2 else "all_reduce")
             raise ValueError(f"{self._missing} of {len(self.params)} gradients are missing: add() them first")
         if self.stage == 1:
             self._plans[0]()
-        elif self._arrived % self._in_bucket:  # the last bucket: what follows in it is padding
+        elif self._arrived % self._in_bucket:  # the last bucket: its rest is padding
             self._begin(len(self._buckets) - 1)
         self._wait(0)
         self._wait(1)
@@ -155,9 +155,9 @@ class ShardedOptimizer:
 
     @one_call
     def save(self, root: int = 0) -> dict[str, Any] | None:
-        """Collective: on root {"steps": …, "state": […]}, for any number of ranks to load; None elsewhere.
+        """Return {"steps": …, "state": […]} on root (else None) for any number of ranks to load. Collective.
 
-        state: 1-d arrays over all weights, the last parameter first. The weights themselves every rank has.
+        state: 1-d arrays over all weights, the last parameter first. The weights are not included.
         """
         at_root = self._comm.rank == root
         whole = [np.zeros_like(self._flat) for _ in self._state] if at_root else []
@@ -169,7 +169,7 @@ class ShardedOptimizer:
 
     @one_call
     def load(self, saved: dict[str, Any] | None, root: int = 0) -> None:
-        """Collective: go on with what `save` returned on root; what others give is not looked at."""
+        """Restore the result of `save`, given on root; other ranks' argument is ignored. Collective."""
         steps, whole = np.zeros((), np.int64), []
         if self._comm.rank == root:
             try:
@@ -188,8 +188,8 @@ class ShardedOptimizer:
         state = saved["state"] if saved else []
         if [np.shape(each) for each in state] != [(self._count,)] * len(self._state):
             raise ValueError(
-                f"what was saved is not of this rule and these parameters: {len(self._state)} arrays of "
-                f"{self._count} elements are wanted, these are {[np.shape(each) for each in state]}"
+                f"the saved state does not fit this rule and these parameters: {len(self._state)} arrays of "
+                f"{self._count} elements are needed, these are {[np.shape(each) for each in state]}"
             )
         return [np.pad(each.astype(self._flat.dtype), (0, self._flat.size - self._count)) for each in state]
 
@@ -214,11 +214,11 @@ class ShardedOptimizer:
             work.wait()
 
     def _own(self, begin: int, end: int) -> slice:
-        """Where this rank keeps state for its part of a bucket."""
+        """Return the slice of this rank's state for its part of a bucket."""
         return slice(begin // self._comm.size, end // self._comm.size)
 
     def _part(self, begin: int, end: int) -> slice:
-        """This rank's part of a bucket, in the array of all weights."""
+        """Return the slice of all weights that is this rank's part of a bucket."""
         length = (end - begin) // self._comm.size
         return slice(begin + self._comm.rank * length, begin + (self._comm.rank + 1) * length)
 
@@ -228,10 +228,10 @@ def _up_to_multiple(count: int, of: int) -> int:
 
 
 def _checked(params: Sequence[NDArray[Any]], stage: int, op: str, bucket_nbytes: int) -> np.dtype[Any]:
-    """The parameters' dtype; TypeError or ValueError for what cannot be."""
+    """Return the parameters' dtype. Raises TypeError or ValueError for a wrong argument."""
     if stage not in (1, 2):
-        raise ValueError(f"stage is {stage!r}; it is 1 or 2")
+        raise ValueError(f"stage is {stage!r}; it must be 1 or 2")
     check_op(op)
     if bucket_nbytes <= 0:
-        raise ValueError(f"bucket_nbytes is {bucket_nbytes}; a bucket takes 1 byte or more")
+        raise ValueError(f"bucket_nbytes is {bucket_nbytes}; it must be 1 byte or more")
     return dtype_of(params)

@@ -1,7 +1,6 @@
-"""Sums of arrays that are mostly zero: only what is not zero somewhere travels.
+"""Sums of sparse arrays: only the parts that are nonzero on some rank are sent.
 
-Owns how that is found, agreed on and put together; a user of the public API: what it is handed is a
-communicator.
+This module uses only a communicator's public API.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ __all__ = ["SparseAllReduce", "all_reduce_pairs"]
 
 Array = NDArray[Any]
 
-# Where the whole array takes about as long, by bench/methods/bench_sparse.py: shares of blocks on one host
-# and over a wire of 1 Gbit/s, and bytes of all ranks' pairs in those of the array.
+# At these values reducing the whole array takes about as long, by bench/methods/bench_sparse.py: shares of
+# nonzero blocks on one host and over 1 Gbit/s, and bytes of all ranks' pairs / bytes of the array.
 _BREAK_EVEN, _BREAK_EVEN_ACROSS = 0.1, 0.9
 _PAIRS_BREAK_EVEN = 0.5
-_FEW = 256  # times as many as there are could be: sorting them takes less time than a pass over marks
+_FEW = 256  # if length / indices exceeds this, sorting the indices is faster than a pass over marks
 
 
 class SparseAllReduce:
-    """`all_reduce` that skips blocks which are zero on every rank (OmniReduce, Fei et al. 2021).
+    """`all_reduce` that skips blocks that are zero on every rank (OmniReduce, Fei et al. 2021).
 
-    Ranks agree on the blocks by one small all_reduce of a bit for each, then reduce those together. What
-    comes out has the bits of `Comm.all_reduce`: only blocks of zero bits are skipped, so none with a NaN or a
-    -0.0. All ranks make one, collectively, with the same numbers. block: elements. dense_above: the share of
-    blocks above which all of the array is reduced instead, 0 to 1; None: as measured for ranks of one host,
-    or of several.
+    The ranks agree on the blocks by a small all_reduce of one bit a block, then reduce the nonzero blocks
+    together. The result has the bits of `Comm.all_reduce`: a block is skipped only if all its bits are zero,
+    so not with a NaN or a -0.0. All ranks make one, collectively, with the same numbers. block: elements of
+    a block. dense_above: the share of nonzero blocks, 0 to 1, above which the whole array is reduced
+    instead; None: a measured value, for one host or for several.
     """
 
     def __init__(self, comm: Comm, *, block: int = 256, dense_above: float | None = None) -> None:
         try:
             if operator.index(block) < 1:
-                raise ValueError(f"block is {block}; it takes 1 element or more")
+                raise ValueError(f"block is {block}; it must be 1 element or more")
         except (TypeError, ValueError):
             comm.refuse("all_gather")
             raise
@@ -60,15 +59,16 @@ class SparseAllReduce:
 
     @property
     def density(self) -> float:
-        """The share of blocks that were not zero on all ranks in the last call; NaN before the first."""
+        """Return the share of blocks nonzero on some rank in the last call; NaN before the first."""
         return self._density
 
     @one_call
     def __call__(self, x: Array, op: str = "sum") -> None:
-        """Collective: combine x of all ranks elementwise, for every rank, in place.
+        """Combine x of all ranks elementwise and in place on every rank. Collective.
 
-        x: a contiguous array of NumPy, the same dtype and number of elements on every rank. op: as in
-        `Comm.all_reduce`. Raises TypeError or ValueError here and Mismatch elsewhere, or what that raises.
+        x: a contiguous NumPy array, with the same dtype and number of elements on every rank. op: as in
+        `Comm.all_reduce`. A wrong argument raises TypeError or ValueError on this rank and Mismatch on the
+        others. Also raises what `Comm.all_reduce` raises.
         """
         operation: Any = op
         flat = self._checked(x)
@@ -84,14 +84,14 @@ class SparseAllReduce:
             return
         packed = self._staged(len(chosen) * self._block + len(rest), flat.dtype)
         blocks = packed[: len(chosen) * self._block].reshape(len(chosen), self._block)
-        np.take(whole, chosen, axis=0, out=blocks, mode="clip")  # "raise" would go by way of a copy
+        np.take(whole, chosen, axis=0, out=blocks, mode="clip")  # mode "raise" would make a copy
         packed[blocks.size :] = rest
         self._comm.all_reduce(packed, operation)
         whole[chosen] = blocks
         rest[:] = packed[blocks.size :]
 
     def _checked(self, x: Array) -> Array:
-        """x in one dimension."""
+        """Return x in one dimension, after checking it."""
         try:
             check_in_place(x)
         except (TypeError, ValueError):
@@ -107,7 +107,7 @@ class SparseAllReduce:
 
 
 def _are_not_zero(blocks: Array) -> NDArray[np.bool_]:
-    """Whether any bit of a row is set: a -0.0 counts, as a NaN does."""
+    """Return by row whether any bit is set; so -0.0 and NaN are nonzero."""
     words = blocks.view(f"u{math.gcd(blocks.shape[1] * blocks.itemsize, 8)}")
     found: NDArray[np.bool_] = np.bitwise_or.reduce(words, axis=1) != 0
     return found
@@ -117,16 +117,17 @@ def _are_not_zero(blocks: Array) -> NDArray[np.bool_]:
 def all_reduce_pairs(
     comm: Comm, indices: Array, values: Array, length: int, *, dense_above: float = _PAIRS_BREAK_EVEN
 ) -> tuple[NDArray[np.int64], Array]:
-    """Collective: the sum of arrays given by indices and values (SparCML, Renggli et al. 2019).
+    """Return the sum of arrays given by indices and values (SparCML, Renggli et al. 2019). Collective.
 
-    indices: (k,), whole numbers of 0 to length - 1, in any order, also several times; k may differ by rank.
-    values: (k, *row), the same dtype and row on all ranks. Returns the indices that any rank has, int64 and
-    sorted, each once, and their sums: of a rank's own in their order, then over the ranks in rank order, each
-    with one rounding of 16-bit floats, and never -0.0. The same bits on every rank.
+    indices: shape (k,), integers from 0 to length - 1, in any order, repeats allowed; k may differ by rank.
+    values: shape (k, *row), with the same dtype and row on all ranks. Returns the indices that any rank has,
+    int64, sorted and unique, and their sums. A rank's own values are added in their order, then ranks in
+    rank order, each with one rounding for 16-bit floats. No sum is -0.0. All ranks get the same bits.
 
-    dense_above: where all ranks' pairs have more than so many times the bytes of an array of `length` rows,
-    such an array is reduced instead; over several hosts, that folds host by host. Raises TypeError or
-    ValueError here and Mismatch elsewhere, or ValueError on all ranks where their arrays are unlike.
+    dense_above: if the bytes of all ranks' pairs exceed this many times those of an array of `length` rows,
+    such an array is reduced instead; over several hosts that folds host by host. A wrong argument raises
+    TypeError or ValueError on this rank and Mismatch on the others. Arrays that differ between ranks raise
+    ValueError on all.
     """
     try:
         _check_pairs(indices, values, length)
@@ -145,7 +146,7 @@ def all_reduce_pairs(
 
 
 def _each_once(indices: Array, values: Array, length: int) -> tuple[Array, Array]:
-    """A rank's own: each index once, sorted, with its values added in their order."""
+    """Return a rank's unique sorted indices, and for each the sum of its values in their order."""
     if (np.diff(indices.astype(np.int64, copy=False)) > 0).all():
         return indices, np.ascontiguousarray(values)
     found, places = _distinct(indices, length)
@@ -155,7 +156,7 @@ def _each_once(indices: Array, values: Array, length: int) -> tuple[Array, Array
 
 
 def _added_by_rank(indices: list[Array], values: list[Array], length: int) -> tuple[NDArray[np.int64], Array]:
-    """Of pairs that each rank has once: each index, sorted, with its values added in rank order."""
+    """Return the unique sorted indices of all ranks, and for each the sum of its values in rank order."""
     found, places = _distinct(np.concatenate(indices), length)
     dtype = values[0].dtype
     sums = np.zeros((len(found), *values[0].shape[1:]), _wide(dtype))
@@ -167,7 +168,7 @@ def _added_by_rank(indices: list[Array], values: list[Array], length: int) -> tu
 
 
 def _distinct(indices: Array, length: int) -> tuple[Array, Array]:
-    """The distinct ones, sorted, and where among them each index is; few by sorting, many by marks."""
+    """Return the distinct indices, sorted, and the position of each index among them."""
     if len(indices) * _FEW < length:
         return np.unique(indices, return_inverse=True)
     is_there, number = np.zeros(length, bool), np.empty(length, np.int64)
@@ -178,12 +179,12 @@ def _distinct(indices: Array, length: int) -> tuple[Array, Array]:
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """In what sums are kept."""
+    """Return the dtype in which sums are accumulated."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def _counts_of_all(comm: Comm, count: int, *form: int) -> NDArray[np.int64]:
-    """How many pairs each rank has; ValueError on all of them where lengths, rows or dtypes differ."""
+    """Return each rank's number of pairs. Raises ValueError on all if lengths, rows or dtypes differ."""
     everyones: Array = comm.all_gather(np.array([count, *form], np.int64))
     others = np.flatnonzero((everyones[:, 1:] != everyones[0, 1:]).any(axis=1))
     if len(others):
@@ -198,7 +199,7 @@ def _reduced_whole(comm: Comm, own: Array, sums: Array, length: int) -> tuple[ND
     comm.all_reduce(whole)
     comm.all_reduce(bits, "bor")
     found = np.flatnonzero(np.unpackbits(bits, count=length))
-    return found, whole[found] + sums.dtype.type(0)  # of -0.0 that makes 0.0, as adding pairs does
+    return found, whole[found] + sums.dtype.type(0)  # turns -0.0 into 0.0, as adding pairs does
 
 
 def _check_pairs(indices: Array, values: Array, length: int) -> None:

@@ -1,7 +1,7 @@
-"""The literature's all-reduces by point-to-point messages, for ranks of any number of hosts.
+"""All-reduce algorithms from the literature by point-to-point messages, for ranks on any number of hosts.
 
-`Comm.all_reduce(algorithm=...)` has the same ones in the memory of one host. Here each is a schedule: what a
-rank receives and then sends in every step; one loop carries all of them out.
+`Comm.all_reduce(algorithm=...)` has the same algorithms in the shared memory of one host. Here an algorithm
+is a schedule: the parts that a rank receives and then sends in each step. One loop executes all schedules.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _DTYPES = ("float32", "float64", "int32", "int64")
 class _Receive(NamedTuple):
     part: _Array
     source: int
-    folds: bool  # into what is there, or in its place
+    folds: bool  # fold into the part, else replace it
 
 
 class _Step(NamedTuple):
-    """All of `receives` is there before any of `sends` (part, to whom) leaves.
+    """A step: all `receives` complete before any of `sends` (part, destination) starts.
 
-    What one rank sends another, it receives in the same order: so messages need no numbers.
+    A rank receives the messages of a peer in the order in which the peer sends them, so messages need no
+    numbers.
     """
 
     receives: list[_Receive]
@@ -44,13 +45,13 @@ class _Step(NamedTuple):
 _Schedule = Iterator[_Step]
 
 
-# ---- the schedules: of a rank, for x in one dimension -----------------------------------------------------
+# ---- the schedules of a rank, for x in one dimension -------------------------------------------------------
 
 
 def _ring(rank: int, size: int, x: _Array, chunk: int = 0, direction: int = 1) -> _Schedule:
-    """Every slice goes round once to be folded, and once more as a result."""
+    """Send every slice round the ring once to be folded, and once more as a result."""
     slices = np.array_split(x, size)
-    place = rank * direction  # in a mirror, for -1
+    place = rank * direction  # direction -1 mirrors the ring
     for step in range(2 * size - 1):
         part = slices[(place + step + 1) % size]
         receives = [_Receive(part, (rank + direction) % size, folds=step < size)] if step > 0 else []
@@ -63,7 +64,7 @@ def _bidirectional_ring(rank: int, size: int, x: _Array, chunk: int) -> _Schedul
 
 
 def _halving_doubling(rank: int, size: int, x: _Array, chunk: int) -> _Schedule:
-    """Of a power of two; the ranks beyond it hand in all they have first, and get the result at the end."""
+    """Halve and double over a power of two ranks; other ranks send x first, and receive the result last."""
     power = 1 << (size.bit_length() - 1)
     if rank >= power:
         yield _Step([], [(x, rank - power)])
@@ -100,7 +101,7 @@ def _master(rank: int, size: int, x: _Array, chunk: int) -> _Schedule:
         yield _Step([], [(x, 0)])
         yield _Step([_Receive(x, 0, folds=False)], [])
         return
-    for other in others:  # one in each step: of what has come, two are kept at a time
+    for other in others:  # one rank a step, so that at most two buffers are in use
         yield _Step([_Receive(x, other, folds=True)], [])
     yield _Step([], [(x, other) for other in others])
 
@@ -111,15 +112,15 @@ def _side_by_side(one: _Schedule, other: _Schedule) -> _Schedule:
 
 
 def _span(x: _Array, power: int, first: int, many: int) -> _Array:
-    """`many` of `power` slices of x, which lie one after the other."""
+    """Return `many` consecutive slices of the `power` slices of x, from slice `first` on."""
     return x[x.size * first // power : x.size * (first + many) // power]
 
 
 def _up_and_down(parents: tuple[int, ...], rank: int, x: _Array, count: int) -> _Schedule:
-    """Chunk after chunk from the leaves to the root and back, in a pipeline.
+    """Pipeline the chunks from the leaves to the root and back.
 
-    A step is the same moment on all ranks: chunk c leaves a rank at depth d, of D, upwards in step c + D - d
-    and downwards in step c + D + d. So two trees have the same steps, and their messages one order.
+    Steps are numbered alike on all ranks: a rank at depth d of D sends chunk c upwards in step c + D - d and
+    downwards in step c + D + d. So two trees have the same steps, and their messages have one order.
     """
     chunks = np.array_split(x, max(count, 1))
     depth, deepest = _depth(parents, rank), max(_depth(parents, each) for each in range(len(parents)))
@@ -139,13 +140,13 @@ def _up_and_down(parents: tuple[int, ...], rank: int, x: _Array, count: int) -> 
 
 @functools.cache
 def _binomial(size: int) -> tuple[int, ...]:
-    """By rank its parent, the rank without its lowest bit; -1 for the root."""
+    """Return by rank its parent, the rank without its lowest bit; -1 for the root."""
     return (-1, *(rank & (rank - 1) for rank in range(1, size)))
 
 
 @functools.cache
 def _double(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two binary trees, the second mirrored or moved on by a rank: leaves of one are inner in the other."""
+    """Return two binary trees, the second mirrored or shifted: leaves of one are inner nodes of the other."""
     nodes = [_binary_parent(node, size) for node in range(size)]
     ranks = [size - 1 - node if size % 2 == 0 else (node + 1) % size for node in range(size)]
     other = [-1] * size
@@ -155,7 +156,7 @@ def _double(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _binary_parent(node: int, size: int) -> int:
-    """In a tree in which odd nodes are leaves and even ones are not."""
+    """Return a node's parent in a tree whose odd nodes are leaves and whose even nodes are not."""
     bit = node & -node
     up = (node ^ bit) | bit << 1
     return -1 if node == 0 else up if up < size else node ^ bit
@@ -176,33 +177,35 @@ _SCHEDULES: dict[str, Callable[[int, int, _Array, int], _Schedule]] = {
 ALGORITHMS = tuple(_SCHEDULES)
 
 
-# ---- who carries them out ---------------------------------------------------------------------------------
+# ---- executing a schedule ----------------------------------------------------------------------------------
 
 
 class Stepwise:
-    """Collective over comm: all-reduces by messages, with buffers and a communicator of their own.
+    """All-reduces by messages, with buffers and a communicator of their own. Making one is collective.
 
     `ring` and `bidirectional_ring`: Patarasuk and Yuan 2009. `halving_doubling`: Rabenseifner 2004; Thakur,
     Rabenseifner and Gropp 2005. `tree`: binomial, `double_tree`: Sanders, Speck and Träff 2009, as in NCCL
-    2.4; both in a pipeline of chunks. `master`: everybody to rank 0, and back. chunk_nbytes: of such a chunk,
-    the same on all ranks. Keeps at most twice what it receives to fold in one step. Close it, or use `with`.
+    2.4; both pipeline chunks. `master`: all ranks to rank 0, and back. chunk_nbytes: the size of a chunk, the
+    same on all ranks. The buffers hold at most twice the bytes that one step receives to fold. Call `close`,
+    or use `with`.
     """
 
     def __init__(self, comm: shmring.Comm, *, chunk_nbytes: int = 1 << 16) -> None:
         if chunk_nbytes < 8:
             comm.refuse("all_gather")
-            raise ValueError(f"chunk_nbytes is {chunk_nbytes}; it takes 8 or more")
+            raise ValueError(f"chunk_nbytes is {chunk_nbytes}; it must be 8 or more")
         self._chunk_nbytes = chunk_nbytes
         self._comm = comm.dup()
-        self._spare = [np.empty(0, np.uint8), np.empty(0, np.uint8)]  # of this step, and of the next
+        self._spare = [np.empty(0, np.uint8), np.empty(0, np.uint8)]  # buffers of this step and of the next
 
     def all_reduce(self, x: _Array, op: shmring.Op | str = "sum", *, algorithm: str) -> None:
-        """Collective: combine x of all ranks elementwise, in place, with the same bits on all.
+        """Combine x of all ranks elementwise and in place, with the same bits on all. Collective.
 
         x: a contiguous NumPy array of float32, float64, int32 or int64, of the same dtype and size on every
-        rank. op: sum, avg (of floats), prod, min or max. The order of folding is the algorithm's. A wrong
-        argument is a TypeError or ValueError here and Aborted elsewhere, and is final, as are calls that
-        differ: those are told where a message of one meets the other. Errors as in `Comm.recv` otherwise.
+        rank. op: sum, avg (of floats), prod, min or max. The algorithm sets the order of folding. A wrong
+        argument raises TypeError or ValueError on this rank and Aborted on the others. Calls that differ are
+        reported when a message of one meets the other. Both end the object. Also raises what `Comm.recv`
+        raises.
         """
         try:
             op = check_folded(x, op, _DTYPES)
@@ -221,7 +224,7 @@ class Stepwise:
                 np.divide(flat, self._comm.size, out=flat)
 
     def close(self) -> None:
-        """Leave. Local."""
+        """Close the communicator. Local."""
         self._comm.close()
 
     def __enter__(self) -> Self:
@@ -233,10 +236,10 @@ class Stepwise:
         self.close()
 
     def _carry_out(self, steps: _Schedule, fold: Callable[..., Any], call: int) -> None:
-        """What a step receives is awaited from when the step before it begins.
+        """Execute the steps. A step's receives are posted before the previous step's are awaited.
 
-        Results may so come into a part that is still being sent: they only do once that has arrived, since
-        they are made of it.
+        So a result may arrive in a part that is being sent. That is safe: the result is computed from the
+        part, hence the part has arrived by then.
         """
         sending: list[shmring.Transfer] = []
         arriving: list[tuple[_Receive, _Array, shmring.Transfer]] = []

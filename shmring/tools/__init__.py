@@ -1,1 +1,1 @@
-"""Programs for the machine that shmring runs on, each started by `python -m shmring.tools.NAME`."""
+"""Command-line programs. Start each with `python -m shmring.tools.NAME`."""

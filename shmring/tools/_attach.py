@@ -1,7 +1,7 @@
-"""Communicators of other processes, seen from outside: found through /proc, copied, checked, put into words.
+"""Inspect communicators of other processes: find them through /proc, copy, check and describe them.
 
-Nothing is written, and no page of a job is touched that it has not touched itself: segments are read like
-files. Only who asks for stacks maps one, to wake its ranks, and that for reading, too.
+This module writes nothing and touches no page of a job that the job has not touched itself: it reads segments
+like files. Only a request for stacks maps a segment, read-only, to wake its ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POSIX = segments.SHM_DIRECTORY + "/"
 
 
 class Snapshot:
-    """The first bytes of a file, copied to page-aligned memory; the address is valid as long as it lives."""
+    """A copy of a file's first bytes in page-aligned memory. The address is valid while it lives."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self._pages = mmap.mmap(-1, nbytes)
@@ -35,22 +35,22 @@ class Snapshot:
 
 @dataclass
 class Segment:
-    """One communicator's memory, and who holds it open."""
+    """One communicator's memory, and the processes that hold it open."""
 
     name: str  # memfd:INODE or posix:INODE
-    number: int  # that inode
-    path: str  # of a descriptor, under /proc
+    number: int  # the inode
+    path: str  # path of an open descriptor, under /proc
     pids: list[int] = field(default_factory=list)
-    flight: Flight | None = None  # a copy of what its ranks tell
-    damage: str = ""  # why there is none
+    flight: Flight | None = None  # a copy of the ranks' flight records
+    damage: str = ""  # why there is no copy
 
 
 def of_processes(pids: Iterable[int]) -> list[Segment]:
-    """The communicators that these processes hold open, in the order of their making."""
+    """Return the communicators that these processes hold open, in inode order."""
     found: dict[tuple[int, int], Segment | None] = {}
     for pid in pids:
         for path, kind in _descriptors(pid):
-            with contextlib.suppress(OSError):  # it may be closed at any moment
+            with contextlib.suppress(OSError):  # the process may close it at any moment
                 status = os.stat(path)
                 key = status.st_dev, status.st_ino
                 if key not in found:
@@ -62,18 +62,18 @@ def of_processes(pids: Iterable[int]) -> list[Segment]:
 
 
 def why_not(pid: int) -> str | None:
-    """Why a process cannot be looked at, if so."""
+    """Return why a process cannot be inspected; None if it can."""
     try:
         os.listdir(f"/proc/{pid}/fd")
     except FileNotFoundError:
         return f"there is no process {pid}"
     except OSError as error:
-        return f"process {pid} cannot be looked at: {error.strerror}"
+        return f"process {pid} cannot be inspected: {error.strerror}"
     return None
 
 
 def own_processes() -> list[int]:
-    """The processes of this user."""
+    """Return the pids of this user's processes."""
     pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -98,7 +98,7 @@ def _descriptors(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: str, kind: str, status: os.stat_result) -> Segment | None:
-    """None: it is no communicator's, but a shared array, say."""
+    """Return the communicator in this file; None if the file holds something else, such as a shared array."""
     name = f"{kind}:{status.st_ino}"
     if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
         return None
@@ -116,7 +116,7 @@ def _read(path: str, kind: str, status: os.stat_result) -> Segment | None:
 
 
 def stacks_of(segment: Segment) -> dict[int, str]:
-    """By local rank: its Python stacks, or in brackets why there are none."""
+    """Return by local rank its Python stacks, or in brackets why there are none."""
     if segment.flight is None:
         return {}
     ranks = range(segment.flight.nranks)
@@ -137,11 +137,11 @@ def stacks_of(segment: Segment) -> dict[int, str]:
         os.close(fd)
 
 
-# ---- in words ----------------------------------------------------------------------------------------------
+# ---- as text - ---------------------------------------------------------------------------------------------
 
 
 def seen(segment: Segment) -> dict[str, Any]:
-    """What is known of a communicator, for JSON: names, numbers and texts."""
+    """Describe a communicator for JSON: names, numbers and texts."""
     told: dict[str, Any] = {"communicator": segment.name, "pids": segment.pids}
     if segment.flight is None:
         return told | {"damage": segment.damage}
@@ -150,7 +150,7 @@ def seen(segment: Segment) -> dict[str, Any]:
 
 
 def rank_seen(seen_from: Flight, rank: int) -> dict[str, Any]:
-    """One rank of it."""
+    """Describe one local rank of a communicator for JSON."""
     number, size = seen_from.place_of(rank)
     pid, start = seen_from.liveness_of(rank)
     sight = seen_from.sight_of(rank)
@@ -175,7 +175,7 @@ def rank_seen(seen_from: Flight, rank: int) -> dict[str, Any]:
 
 
 def name_in(seen_from: Flight) -> Any:
-    """A function that names the ranks of a segment, which numbers those of its own host only."""
+    """Return a function that names a segment's ranks. A segment numbers only the ranks of its own host."""
 
     def name(rank: int | None) -> str:
         if rank is None:
@@ -195,7 +195,7 @@ def _awaited(seen_from: Flight, wait: dict[str, Any]) -> int | None:
 
 
 def over(seen_from: Flight) -> dict[str, Any] | None:
-    """Why a communicator is over; None while it is not."""
+    """Return why a communicator has ended; None while it has not."""
     try:
         report = seen_from.abort_report()
     except ValueError as error:
@@ -207,7 +207,7 @@ def over(seen_from: Flight) -> dict[str, Any] | None:
 
 
 def over_text(why: dict[str, Any]) -> str:
-    """For a person."""
+    """Format the result of `over` as one sentence."""
     words = {
         "failed": "failed",
         "timed out": "was late",
@@ -221,5 +221,5 @@ def over_text(why: dict[str, Any]) -> str:
 
 
 def printable(text: str) -> str:
-    """Without what a terminal would obey."""
+    """Replace characters that a terminal would interpret."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)

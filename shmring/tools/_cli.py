@@ -1,4 +1,4 @@
-"""What commands hear and say: arguments, tables for people, JSON for programs, a line for what went wrong."""
+"""Input and output of the commands: arguments, text tables, JSON, one-line errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_NBYTES = 1 << 40
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors are one line that says what and where to read more, and exit status 2."""
+    """A parser that reports an error in one line, points to --help, and exits with status 2."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **{"allow_abbrev": False} | keywords)
@@ -28,24 +28,24 @@ class Parser(argparse.ArgumentParser):
 
 
 def complain(command: str, text: str, status: int = 1) -> int:
-    """One line on stderr; returns the exit status."""
+    """Print one line to stderr and return the exit status."""
     print(f"{command}: {text}", file=sys.stderr, flush=True)
     return status
 
 
 def seconds(text: str) -> float:
-    """For add_argument(type=...): more than 0."""
+    """Parse a number of seconds above 0, for add_argument(type=...)."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
     if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return number
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """For add_argument(type=...): a whole number."""
+    """Return a parser of whole numbers from `least` on, for add_argument(type=...)."""
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and int(text) >= least):
@@ -56,7 +56,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def sizes(text: str, factor: int = 4) -> tuple[int, ...]:
-    """For add_argument(type=...): bytes from B to E, as in 8:64M, or a list, as in 8,4K,1M."""
+    """Parse sizes for add_argument(type=...): a range B:E, as in 8:64M, or a list, as in 8,4K,1M."""
     if ":" not in text:
         return tuple(dict.fromkeys(nbytes(word) for word in text.split(",")))
     begin, end = (nbytes(word) for word in (text.split(":") if text.count(":") == 1 else [text, text]))
@@ -69,7 +69,7 @@ def sizes(text: str, factor: int = 4) -> tuple[int, ...]:
 
 
 def nbytes(text: str) -> int:
-    """For add_argument(type=...): of a size, as in 8, 4K, 64M."""
+    """Parse one size, as in 8, 4K or 64M, for add_argument(type=...)."""
     unit = _UNITS.get(text[-1:].upper(), 1)
     digits = text[:-1] if unit > 1 else text
     if not (digits.isascii() and digits.isdigit() and 0 < int(digits) * unit <= _MOST_NBYTES):
@@ -80,7 +80,7 @@ def nbytes(text: str) -> int:
 
 
 def in_words(nbytes: int) -> str:
-    """A size, as short as it can be said."""
+    """Format a size in the largest unit that divides it."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size and nbytes % size == 0:
             return f"{nbytes // size} {unit}"
@@ -88,24 +88,24 @@ def in_words(nbytes: int) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """ValueError where no file can be written there."""
+    """Raise ValueError if no file can be written at `path`."""
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"{path} cannot be written: name a file in a folder that is there and yours")
+        raise ValueError(f"{path} cannot be written: name a file in an existing folder that you may write to")
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
-    """The flag --json, which every command has."""
+    """Add the flag --json, which every command has."""
     parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
 
 
 def print_json(found: Any) -> None:
-    """For programs."""
+    """Print JSON to stdout."""
     json.dump(found, sys.stdout, indent=1)
     print()
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Columns as wide as their longest cells, of which the first are heads; `right`: columns of numbers."""
+    """Format rows as aligned columns; the first row holds the heads. `right`: columns to align right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -118,7 +118,7 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
 
 
 def need(module: str, extra: str, purpose: str) -> Any:
-    """A module of an extra, or an exit that says how to get it."""
+    """Import a module of an extra; if it is missing, say how to install it and exit."""
     try:
         return optional_deps.need(module, extra, purpose)
     except optional_deps.Missing as error:

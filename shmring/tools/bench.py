@@ -1,6 +1,6 @@
-"""`shmring bench`: how long a collective takes here, by size, as nccl-tests and the OSU benchmarks show it.
+"""`shmring bench`: time a collective by size and print a table like nccl-tests and the OSU benchmarks.
 
-Owns the command line, who the ranks are, and what comes of the figures.
+This file has the command line, starts or joins the ranks, and writes the figures.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _DEFAULT_SIZES, _DEFAULT_RANKS = "8:64M", 2
 
 _COLUMNS = """\
 The table:
-  size, count   of the larger array of a call: of what all_gather and gather return, of what scatter and
-                reduce_scatter take. Where ranks have equal parts of it, it is a multiple of them.
-  min avg p50   us of one call. A sample is a barrier, then as many calls in a row as take some 0.2 ms (5 ms
-  p99           with more ranks than CPUs), divided by their number, on the rank on which that takes longest.
-                These are the least, the mean and the percentiles of the samples.
-  algbw         size / p50, in GB/s (10^9 bytes a second): a mean tells more of what else the machine does.
-  busbw         what has to go in or out of each rank at least, as nccl-tests has it: algbw times 2(n-1)/n
+  size, count   of the larger array of a call: the result of all_gather and gather, the input of scatter
+                and reduce_scatter. If each rank has an equal part, count is a multiple of the ranks.
+  min avg p50   us of one call: minimum, mean and percentiles of the samples. For a sample the ranks pass a
+  p99           barrier, then make calls in a row for some 0.2 ms (5 ms with more ranks than CPUs). The sample
+                is the time on the slowest rank divided by the number of calls.
+  algbw         size / p50, in GB/s (10^9 bytes a second). Other load affects a mean more than the median.
+  busbw         the least traffic in or out of each rank, as nccl-tests defines it: algbw times 2(n-1)/n
                 for all_reduce, (n-1)/n for all_gather, gather, scatter, reduce_scatter, all_to_all, else 1.
-  copy          us in which all ranks copy as many bytes of their own at once, measured in the same run.
-  #wrong        items, of all ranks together, that are not what NumPy makes of the same input, in a call
-                before the timed ones and one after. With any the exit status is 1.
-ping_pong: rank 0 sends to rank 1 and receives as much. There and back is one call; busbw counts both ways.
-all_reduce_many: 16 arrays that have the size together.
+  copy          us in which all ranks at once copy as many bytes of private memory, measured in the same run.
+  #wrong        items of all ranks that differ from NumPy's result, in one call before the timed calls and
+                one after. If there are any, the exit status is 1.
+ping_pong: rank 0 sends to rank 1 and receives as much. A round trip is one call; busbw counts both ways.
+all_reduce_many: 16 arrays whose sizes sum to the given size.
 
-Started by shmrun, torchrun, mpiexec or srun it measures their ranks, over several hosts too, and rank 0
-prints. Else it starts ranks of its own. Each is bound to one CPU of those it may use.
-Ctrl-C ends it with what there is, and status 130.
+Under shmrun, torchrun, mpiexec or srun this command measures the launcher's ranks, also over several hosts,
+and rank 0 prints. Otherwise it starts ranks of its own. Each rank is bound to one of its usable CPUs.
+Ctrl-C ends the run with the figures so far and exit status 130.
 """
 
 
@@ -59,38 +59,38 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
         help="time a collective on this machine, by size, and check its results",
-        description="Time a collective by size: latency, bandwidth, the limit that copying sets, wrong items",
+        description="Time a collective by size: latency, bandwidth, time of a plain copy, wrong items",
         epilog=_COLUMNS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("call", nargs="?", choices=FORMS, default="all_reduce", metavar="collective", help=", ".join(FORMS))
-    add("-n", type=_ranks, metavar="RANKS", help="how many to start, or auto: one for each usable CPU (2)")
+    add("-n", type=_ranks, metavar="RANKS", help="ranks to start, or auto: one for each usable CPU (2)")
     add("--sizes", metavar="B:E", help=f"bytes from B to E, or a list, as in 8,4K,1M ({_DEFAULT_SIZES})")
-    add("--factor", type=_cli.at_least(2), metavar="F", help="from one size to the next (2)")
+    add("--factor", type=_cli.at_least(2), metavar="F", help="factor between two sizes (2)")
     add("--dtype", choices=NUMPY_DTYPES + OTHER_DTYPES, metavar="TYPE", help="float32 and so on (float32)")
     add("--op", choices=OPS, metavar="OP", help=f"{', '.join(OPS)} (sum)")
-    add("--root", type=_cli.at_least(0), metavar="R", help="rank that has it, or gets it (0)")
-    add("--algorithm", metavar="A", help=f"of all_reduce: {', '.join(ALGORITHMS)}")
-    add("--async", dest="async_op", action="store_true", help="issue it in the background, and wait for it")
-    add("--plan", action="store_true", help="call a plan of it")
+    add("--root", type=_cli.at_least(0), metavar="R", help="root rank of the collective (0)")
+    add("--algorithm", metavar="A", help=f"algorithm of all_reduce: {', '.join(ALGORITHMS)}")
+    add("--async", dest="async_op", action="store_true", help="issue it in the background and wait for it")
+    add("--plan", action="store_true", help="time a plan of the call")
     add("--zero-copy", action="store_true", help="arrays that all ranks of the host map: comm.empty")
     yes_or_no = argparse.BooleanOptionalAction
     add("--inplace", action=yes_or_no, help="the result replaces the input (only broadcast does by itself)")
-    add("--written", action="store_true", help="write the input before each call; the writing is taken off")
+    add("--written", action="store_true", help="write the input before each call; subtract that time")
     add("--check", action=yes_or_no, default=True, help="compare results with NumPy's (yes)")
-    add("--seconds", type=_cli.seconds, default=0.3, metavar="S", help="of calls for each size (0.3)")
+    add("--seconds", type=_cli.seconds, default=0.3, metavar="S", help="time for each size (0.3)")
     add("--iters", type=_cli.at_least(1), metavar="N", help="samples for each size, in place of --seconds")
-    add("--output", type=Path, metavar="FILE", help="write JSON there, too")
+    add("--output", type=Path, metavar="FILE", help="also write JSON to FILE")
     add("--plot", type=Path, metavar="FILE", help="draw latency and bandwidth: PNG, SVG, PDF")
-    help_ = "figures beside these: JSON of an earlier run's --output, or of bench/peers/peers.py --json"
+    help_ = "show figures of another run: JSON of --output, or of bench/peers/peers.py --json"
     add("--compare", type=Path, action="append", default=[], metavar="FILE", help=help_)
     _cli.add_json(parser, "all of it, in place of the table,")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure; the exit status."""
+    """Measure and return the exit status."""
     try:
         return _measure(arguments, _job(arguments))
     except KeyboardInterrupt:
@@ -112,13 +112,17 @@ def _measure(arguments: argparse.Namespace, job: Job) -> int:
 
 
 def _launched(comm: shmring.Comm, arguments: argparse.Namespace, job: Job) -> int:
-    """Files are rank 0's: another host may have none of these folders. Where it refuses, all end."""
+    """Measure the launcher's ranks.
+
+    Only rank 0 reads and writes files, since other hosts may lack the folders. If rank 0
+    refuses the arguments, all ranks end.
+    """
     others: list[Others] = []
     refused = False
     if comm.rank == 0:
         try:
             others = _prepared(arguments, job, comm.size)
-        except SystemExit:  # it has said why
+        except SystemExit:  # the reason is already printed
             refused = True
     if comm.broadcast_object(refused):
         return _cli.BAD_USAGE
@@ -133,14 +137,14 @@ def _with_own_ranks(arguments: argparse.Namespace, job: Job) -> int:
         try:
             reports = shmring.spawn(_rank, nranks, (job, others, arguments.json))
         except shmring.Error:
-            if interrupt.came:  # before they had begun
+            if interrupt.came:  # before the ranks had begun
                 return INTERRUPTED
             raise
     return _finish(arguments, others, reports[0])
 
 
 def _finish(arguments: argparse.Namespace, others: Sequence[Others], report: dict[str, Any]) -> int:
-    """What comes of the figures, on rank 0 or in the process that started the ranks."""
+    """Write the figures, on rank 0 or in the process that started the ranks; return the exit status."""
     if report["rows"]:
         curves = curves_of(others, report["ranks"], report["distance"])
         report["compared"] = {curve.label: curve.us for curve in curves}
@@ -166,7 +170,7 @@ def _status(report: dict[str, Any]) -> int:
 
 
 def _rank(comm: shmring.Comm, job: Job, others: Sequence[Others], quiet: bool) -> dict[str, Any]:
-    """All that there is; table, files and JSON are rank 0's."""
+    """Measure in one rank and return the report. Only rank 0 prints the table."""
     signal.signal(signal.SIGINT, _interrupt_once)
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[comm.local_rank % len(cpus)]})
@@ -183,7 +187,7 @@ def _rank(comm: shmring.Comm, job: Job, others: Sequence[Others], quiet: bool) -
     except (KeyboardInterrupt, shmring.Aborted) as error:
         if isinstance(error, shmring.Aborted) and error.reason != _WHY_ABORTED:
             raise
-        comm.abort(_WHY_ABORTED)  # the others may not have heard of it
+        comm.abort(_WHY_ABORTED)  # the other ranks may not have received the signal
         interrupted = True
     finally:
         table.end()
@@ -192,13 +196,13 @@ def _rank(comm: shmring.Comm, job: Job, others: Sequence[Others], quiet: bool) -
 
 
 def _interrupt_once(_number: int, _frame: FrameType | None) -> NoReturn:
-    """A terminal and who started the ranks both tell them: the second one must not break the end."""
+    """Raise KeyboardInterrupt once: the terminal and the parent both send SIGINT; ignore the second."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 class _Forwarding:
-    """While ranks run, Ctrl-C is for them: they come back with what they have. A second one ends them."""
+    """Forward the first Ctrl-C to the ranks, which return the figures so far. A second ends the run."""
 
     def __init__(self) -> None:
         self.came = False
@@ -212,7 +216,7 @@ class _Forwarding:
         signal.signal(signal.SIGINT, self._before)
 
     def _forward(self, _number: int, _frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # a rank that was forked, and has not begun: it has nothing to tell
+        if os.getpid() != self._pid:  # a forked rank that has not begun and has no figures
             os._exit(INTERRUPTED)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.came = True
@@ -277,11 +281,11 @@ def _job(arguments: argparse.Namespace) -> Job:
 
 
 def _rehearse(job: Job) -> None:
-    """The call by a rank alone, so that what it refuses is known before any rank is started."""
+    """Make the call with one rank, so that invalid arguments are refused before any rank is started."""
     itemsize = dtype_named(job.dtype).itemsize
     wrong = next((nbytes for nbytes in job.sizes if nbytes % itemsize), None)
     if wrong is not None:
-        _refuse(f"--sizes: {wrong} bytes are no multiple of the {itemsize} of an item of {job.dtype}")
+        _refuse(f"--sizes: {wrong} bytes are no multiple of the {itemsize} bytes of a {job.dtype} item")
     if job.call == "ping_pong":
         return
     try:
@@ -292,7 +296,7 @@ def _rehearse(job: Job) -> None:
 
 
 def _prepared(arguments: argparse.Namespace, job: Job, nranks: int) -> list[Others]:
-    """The figures to stand beside it, once nothing is wrong with files and the number of ranks."""
+    """Check files and number of ranks; return the figures of other runs to show."""
     try:
         others = [load(path, job) for path in dict.fromkeys(arguments.compare)]  # each once
     except Unusable as error:

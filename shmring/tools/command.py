@@ -14,10 +14,10 @@ _COMMANDS = (info, doctor, selftest, bench, predict, tune, ps, top, dump)  # as 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it; the exit status."""
+    """Run a command and return the exit status."""
     parser = Parser(
         prog="shmring",
-        description="What this machine offers and lacks, how fast it is, and what running communicators do.",
+        description="Inspect this machine, measure its speed, and observe running communicators.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in _COMMANDS:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # whoever read it has gone, as `head` does: the interpreter's end must not say so
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does; keep the interpreter silent at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 

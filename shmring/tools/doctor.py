@@ -1,7 +1,7 @@
-"""`shmring doctor`: what is wrong or slow on this machine, each in one line with its way out.
+"""`shmring doctor`: list what is wrong or slow on this machine, one line each, with a remedy.
 
-One check for each kind of trouble; each looks at what `info` has found. What is unknown, and a check that
-does not understand what it sees, is a note.
+There is one check for each kind of problem. Each check reads the report of `info`. A fact that is unknown, or
+a check that raises, gives a note.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .info import GIB, MIB, nbytes_text
 
 Level = Literal["ok", "note", "problem"]
 _STYLES: dict[Level, str] = {"ok": "green", "note": "yellow", "problem": "bold red"}
-_DOCKER_SHM_NBYTES = 64 * MIB  # what a container gets that asks for nothing
-_LITTLE_NBYTES, _HARDLY_NBYTES = 1 * GIB, 128 * MIB  # a few communicators; not even one with large chunks
+_DOCKER_SHM_NBYTES = 64 * MIB  # a container's default
+_LITTLE_NBYTES, _HARDLY_NBYTES = 1 * GIB, 128 * MIB  # too little for many communicators, for even one
 _FEW_DESCRIPTORS, _TOO_FEW_DESCRIPTORS = 1024, 128
 _BASELINES = ("sse2", "scalar")
 
 
 class Finding(NamedTuple):
-    """How bad it is, what was found, how to put it right, and what it is about."""
+    """The severity, the finding, its remedy, and the subject."""
 
     level: Level
     what: str
@@ -46,7 +46,7 @@ def _problem(what: str, fix: str) -> Finding:
 
 
 class _Facts(dict[str, dict[str, Any]]):
-    """A report; to ask it for what is unknown raises Unknown."""
+    """A report that raises Unknown when an unknown fact is read."""
 
     def __getitem__(self, name: str) -> dict[str, Any]:
         fact = super().__getitem__(name)
@@ -62,15 +62,15 @@ def add_to(commands: Any) -> None:
     """Add this command to a parser's."""
     parser = commands.add_parser(
         "doctor",
-        help="what is wrong or slow on this machine, and how to put it right",
-        description="Looks at all that `shmring info` tells. Exit status 0: no problem; 1: there is one.",
+        help="list what is wrong or slow on this machine, and how to fix it",
+        description="Check everything that `shmring info` reports. Exit status 0: no problem; 1: a problem.",
     )
     info.add_flags(parser, "the findings")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it; the exit status."""
+    """Print the findings and return the exit status."""
     found = findings(info.report(measures=not arguments.no_measure))
     problems, notes = (sum(one.level == level for one in found) for level in ("problem", "note"))
     if arguments.json:
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def findings(report: info.Report) -> list[Finding]:
-    """At least one of every check. Nothing raises."""
+    """Return at least one finding of every check. Never raises."""
     facts, found = _Facts(report), list[Finding]()
     for about, check in CHECKS.items():
         try:
@@ -111,7 +111,7 @@ def _settings(facts: _Facts) -> Iterator[Finding]:
     for text in fact["wrong"]:
         yield _problem(text, "set it so, or unset it")
     for name, meant in fact["unknown_names"].items():
-        yield _note(f"{name} is set, which nobody reads", f"is {meant} meant?" if meant else "unset it")
+        yield _note(f"{name} is set, but nothing reads it", f"is {meant} meant?" if meant else "unset it")
     if not fact["wrong"]:
         yield _ok(f"{_counted(len(fact['given']), 'SHMRING_* variable')} set")
 
@@ -121,10 +121,10 @@ def _job(facts: _Facts) -> Iterator[Finding]:
     if fact["wrong"]:
         yield _problem(fact["wrong"], "start this by its launcher, or unset the variable")
     elif fact["launcher"] and fact["local_size"] > usable:
-        what = f"{fact['local_size']} ranks take turns on {_counted(usable, 'CPU')}"
+        what = f"{fact['local_size']} ranks share {_counted(usable, 'CPU')}"
         yield _note(what, f"start {usable}, or give the job more CPUs")
     elif fact["slurm_allocation"] and not fact["launcher"]:
-        yield _note("this is a batch script of Slurm, no task of a step", "start ranks with srun or shmrun")
+        yield _note("this is a Slurm batch script, not a task of a step", "start ranks with srun or shmrun")
     else:
         yield _ok(f"started by {fact['launcher'] or 'no launcher'}")
 
@@ -140,10 +140,10 @@ def _cpus(facts: _Facts) -> Iterator[Finding]:
     if allowed < online:
         what = f"this process may use {allowed} of {online} CPUs ({cpulist.spell(fact['allowed'])})"
         fix = "allow it more (taskset -c, docker run --cpuset-cpus, srun --cpus-per-task)"
-        yield _note(what, f"if nobody meant it so, {fix}")
+        yield _note(what, f"if this is not intended, {fix}")
     if usable == online == 1:
-        yield _note("there is one CPU, on which all ranks take turns", "use a machine with more")
-    elif usable >= online:  # more where a container hides some
+        yield _note("there is one CPU, which all ranks share", "use a machine with more")
+    elif usable >= online:  # usable exceeds online if a container hides some CPUs
         yield _ok(f"all {usable} are usable")
 
 
@@ -160,13 +160,13 @@ def _distance(facts: _Facts) -> Iterator[Finding]:
     what = f"cores are far from each other: {'; '.join(map(info.trip_text, far))}"
     near = _around(facts["topology"]["caches"], far[0]["cpus"][0])
     if near and not set(near) >= set(far[0]["cpus"]):
-        yield _note(what, f"ranks that fit into one L3 are faster there: taskset -c {cpulist.spell(near)}")
+        yield _note(what, f"ranks that fit within one L3 are faster there: taskset -c {cpulist.spell(near)}")
     else:
-        yield _note(what, "nothing to do here: data take the way for far cores")
+        yield _note(what, "nothing to do: shmring uses the thresholds for far cores")
 
 
 def _around(caches: list[dict[str, Any]], cpu: int) -> list[int]:
-    """The CPUs that share the L3 of this one."""
+    """Return the CPUs that share an L3 cache with `cpu`; empty if that is unknown."""
     groups = (group for cache in caches if cache["level"] == 3 for group in cache["shared_by"])
     return next((group for group in groups if cpu in group), [])
 
@@ -185,7 +185,7 @@ def _instructions(facts: _Facts) -> Iterator[Finding]:
         yield _note(f"{fact['chosen']} is used where {best} is faster: {fact['why']}", "unset it")
     elif best in _BASELINES:
         fix = "let a virtual machine see its host's processor (qemu -cpu host)"
-        yield _note(f"reductions use {best}, which is all that this processor shows", fix)
+        yield _note(f"reductions use {best}, the best that this processor reports", fix)
     else:
         yield _ok(f"{best}, {fact['why']}")
 
@@ -193,7 +193,7 @@ def _instructions(facts: _Facts) -> Iterator[Finding]:
 def _memory(facts: _Facts) -> Iterator[Finding]:
     fact = facts["memory"]
     if fact["limit"] is None:
-        raise machine.Unknown("the kernel tells neither of limits nor of what is free")
+        raise machine.Unknown("the kernel reports neither limits nor free memory")
     room = f"{fact['limit']} has {nbytes_text(fact['room_nbytes'])} left"
     if fact["room_nbytes"] >= _LITTLE_NBYTES:
         yield _ok(room)
@@ -244,7 +244,7 @@ def _segments(facts: _Facts) -> Iterator[Finding]:
         elif kind == kinds[0]:
             yield _problem(f"{kind} does not work: {fact['how']}", f"set SHMRING_SEGMENT={other}")
         else:
-            yield _note(f"{kind} does not work: {fact['how']}", "it is not used, so nothing need be done")
+            yield _note(f"{kind} does not work: {fact['how']}", "nothing to do: it is not used")
 
 
 def _single_copy(facts: _Facts) -> Iterator[Finding]:
@@ -259,7 +259,7 @@ def _single_copy(facts: _Facts) -> Iterator[Finding]:
         fix = "sysctl kernel.yama.ptrace_scope=0"
     missed = _note if _given(facts, "SHMRING_SINGLE_COPY") in ("", "auto", "off") else _problem
     what = f"ranks may not read each other's memory: {refused}; large private arrays are copied twice"
-    yield missed(what, f"{fix}, or leave it: it costs time, nothing else")
+    yield missed(what, f"{fix}, or leave it: only speed is affected")
 
 
 def _tuning(facts: _Facts) -> Iterator[Finding]:
@@ -270,7 +270,7 @@ def _tuning(facts: _Facts) -> Iterator[Finding]:
     elif fact["state"] == "used":
         yield _ok(f"{fact['path']} is used")
     else:
-        yield _ok("what is built in is used; shmring tune measures what is best here")
+        yield _ok("built-in values are used; shmring tune measures the best values for this machine")
 
 
 def _threads(facts: _Facts) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""`shmring dump PID`: all that the communicators of a process tell, of every rank of theirs on this host."""
+"""`shmring dump PID`: print the state of all ranks on this host that share a communicator with a process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "dump",
         help="the last calls, waits and Python stacks of all ranks that share a communicator with a process",
-        description="Of each communicator of process PID: why it is over, if it is; of each rank where it "
-        "is, what it waits for, its last calls (at most 64), its Python stacks. Reads only. For stacks each "
-        "rank is woken for a moment and writes them down itself: --no-stacks leaves everybody alone.",
+        description="Print for each communicator of process PID why it has ended, if it has, and for each "
+        "rank its position, its waits, its last calls (at most 64) and its Python stacks. Changes nothing. "
+        "For stacks each rank is woken for a moment and writes them itself; --no-stacks disturbs no rank.",
     )
     parser.add_argument("pid", type=int, metavar="PID")
     parser.add_argument(
@@ -28,7 +28,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it; the exit status."""
+    """Print the state and return the exit status."""
     wrong = _attach.why_not(arguments.pid)
     if wrong is not None:
         return _fail(wrong)
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _cli.print_json(all_seen)
     else:
-        shown: set[int] = set()  # processes whose stacks have been
+        shown: set[int] = set()  # processes whose stacks are already printed
         print("\n".join(_text(one, shown) for one in all_seen))
     return 0
 

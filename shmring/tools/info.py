@@ -1,7 +1,7 @@
-"""`shmring info`: what this machine offers to ranks, found out piece by piece.
+"""`shmring info`: report what this machine offers to ranks.
 
-Each fact is found by itself: where that fails it says so, {"unknown": why}, and the others are there all the
-same.
+Each fact is determined separately. If one fails, its value is {"unknown": why}, and the others are still
+reported.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ MEASURED = ("between_ranks", "copy_limit")
 
 
 def report(root: Path = machine.ROOT, *, measures: bool = True) -> Report:
-    """All facts; of one that cannot be found out, why. Nothing raises."""
+    """Return all facts; a fact that cannot be determined is {"unknown": why}. Never raises."""
     found = {}
     for name, find in FACTS.items():
         if name in MEASURED and not measures:
-            found[name] = {"unknown": "not measured, as --no-measure says"}
+            found[name] = {"unknown": "not measured, because of --no-measure"}
             continue
         try:
             found[name] = find(root)
@@ -76,7 +76,7 @@ def report(root: Path = machine.ROOT, *, measures: bool = True) -> Report:
 
 
 def reason(error: Exception) -> str:
-    """In one line why something is unknown."""
+    """Return in one line why something is unknown."""
     text = " ".join(str(error).split())
     if isinstance(error, machine.Unknown):
         return text
@@ -88,21 +88,21 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "info",
         help="what this machine offers: CPUs, caches, memory, transports, libraries, what is in use",
-        description="What this machine offers to ranks, and what of it is in use. Starts a few ranks for a "
-        "second to measure how far cores are from each other and how fast they copy.",
+        description="Report what this machine offers to ranks and what is in use. Starts a few ranks for "
+        "about a second to measure the distance between cores and the speed of copies.",
     )
     add_flags(parser, "all of it")
     parser.set_defaults(run=run)
 
 
 def add_flags(parser: argparse.ArgumentParser, what: str) -> None:
-    """Those of info and doctor."""
+    """Add the flags that info and doctor share."""
     parser.add_argument("--no-measure", action="store_true", help="start no ranks and measure nothing")
     _cli.add_json(parser, what)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it; the exit status."""
+    """Print the report and return the exit status."""
     found = report(measures=not arguments.no_measure)
     if arguments.json:
         _cli.print_json(found)
@@ -120,11 +120,11 @@ def _row(found: Report, label: str, name: str, tell: Callable[[Fact], str]) -> R
     return Row(label, text, "yellow" if text.startswith("unknown") else "cyan")
 
 
-# ---- in words ---------------------------------------------------------------------------------------------
+# ---- as text ----------------------------------------------------------------------------------------------
 
 
 def nbytes_text(nbytes: int | None) -> str:
-    """With the largest unit of which it is at least one."""
+    """Format a size in the largest unit that is not larger than it."""
     if nbytes is None:
         return "unknown"
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
@@ -134,7 +134,7 @@ def nbytes_text(nbytes: int | None) -> str:
 
 
 def trip_text(trip: Fact) -> str:
-    """Of one pair of CPUs."""
+    """Format the round trip of one pair of CPUs."""
     one, other = trip["cpus"]
     told = f"CPUs {one} and {other} ({trip['share']} shared)"
     if trip["round_trip_ns"] is None:
@@ -157,7 +157,7 @@ def _cpus(fact: Fact) -> str:
 
 def _cores(fact: Fact) -> str:
     if not fact["cores"]:
-        return "unknown: the kernel does not tell which CPUs are one core"
+        return "unknown: the kernel does not report which CPUs share a core"
     threads = sorted({len(core) for core in fact["cores"]})
     each = "one thread each" if threads == [1] else f"{' or '.join(map(str, threads))} threads each"
     packages = f" in {len(fact['packages'])} packages" if len(fact["packages"]) > 1 else ""
@@ -171,7 +171,7 @@ def _caches(fact: Fact) -> str:
         for cache in fact["caches"]
         if cache["level"] > 1
     ]
-    return "; ".join(told) or "unknown: the kernel does not tell which CPUs share a cache"
+    return "; ".join(told) or "unknown: the kernel does not report which CPUs share a cache"
 
 
 def _nodes(fact: Fact) -> str:
@@ -181,7 +181,7 @@ def _nodes(fact: Fact) -> str:
 
 
 def _groups(groups: list[list[int]]) -> str:
-    """The CPUs of each group of more than one."""
+    """Format groups of CPUs; empty if every group has one CPU."""
     if max(map(len, groups)) == 1:
         return ""
     told = " | ".join(cpulist.spell(group) for group in groups[:_SHOWN_GROUPS])

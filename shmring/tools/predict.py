@@ -1,6 +1,6 @@
-"""`shmring predict`: how long an all-reduce takes by the cost model, and what a training step gets out of it.
+"""`shmring predict`: predict times of all-reduces and the efficiency of training steps by the cost model.
 
-Owns the command line, where alpha and beta come from, and how the answer is shown.
+This file has the command line, determines alpha and beta, and prints the prediction.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ _MEASURED_RANKS = 2
 _RANKS = (2, 4, 8)
 
 _NOTES = """\
-A message of n bytes is taken to need alpha + n/bandwidth seconds, whoever sends one meanwhile; every rank has
-a link of its own, in both directions at once. shmring.model has the formulas (docs/methods/model.md).
+The model: a message of n bytes takes alpha + n/bandwidth seconds, regardless of other messages. Every rank
+has a full-duplex link of its own. shmring.model has the formulas (docs/methods/model.md).
 
-alpha and bandwidth are those given; or those that fit the figures of `shmring bench all_reduce --json`, or
-ping_pong, best; or, with --measure, of such a run of two ranks here and now.
+alpha and bandwidth are given, or fitted to the figures of `shmring bench all_reduce --json` (or ping_pong),
+or, with --measure, fitted to a run of two ranks on this machine.
 
 parameter_server: one server, and as many workers as there are ranks.
---hosts: the ranks are spread over so many hosts, each with one link of --wire-alpha and --wire-bandwidth, and
-alpha and bandwidth are those of ranks within a host. `ring` passes all hosts in turn, `hierarchical` reduces
-within each host first.
---gradient-bytes, --step-seconds: a training step computes so long, then reduces so many bytes in a ring.
+--hosts: the ranks are spread over this many hosts. Each host has one link with --wire-alpha and
+--wire-bandwidth; alpha and bandwidth apply within a host. `ring` is one ring over all hosts; `hierarchical`
+reduces within each host first.
+--gradient-bytes, --step-seconds: a training step computes for this time, then reduces the bytes in a ring.
 """
 
 
 @dataclass(frozen=True)
 class Source:
-    """A link and where it comes from. off: of the figures that it was fitted to, the least and the greatest
-    measured/predicted."""
+    """A link and its origin. off: the least and the greatest measured/predicted of the fitted figures."""
 
     link: model.Link
     what: str
@@ -59,30 +58,30 @@ def add_to(commands: Any) -> None:
     """Add this command to a parser's."""
     parser = commands.add_parser(
         "predict",
-        help="what the cost model says: times of all-reduces, and a training step's efficiency",
+        help="predict times of all-reduces and a training step's efficiency by the cost model",
         description="Predict how long all-reduces take, by algorithm, size and ranks",
         epilog=_NOTES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--alpha", type=_cli.seconds, metavar="S", help="seconds that any message takes, as in 5e-6")
+    add("--alpha", type=_cli.seconds, metavar="S", help="latency of a message in seconds, as in 5e-6")
     add("--bandwidth", type=_bandwidth, metavar="B", help="bytes a second, as in 125e6 for 1 Gbit/s")
-    add("--from", type=Path, dest="file", metavar="FILE", help="fit them to what shmring bench --json wrote")
-    add("--measure", action="store_true", help="fit them to all-reduces of two ranks, measured now")
+    add("--from", type=Path, dest="file", metavar="FILE", help="fit both to output of shmring bench --json")
+    add("--measure", action="store_true", help="fit both to all-reduces of two ranks, measured now")
     add("--sizes", type=_cli.sizes, default="1K:64M", help="B:E, or a list, as in 8,4K,1M (%(default)s)")
-    add("--ranks", type=_ranks, default=_RANKS, metavar="N,N", help="how many take part (2,4,8)")
-    add("--hosts", type=_cli.at_least(2), metavar="H", help="over which they are spread, alike on each")
-    add("--wire-alpha", type=_cli.seconds, metavar="S", help="as --alpha, of the links between hosts")
-    add("--wire-bandwidth", type=_bandwidth, metavar="B", help="as --bandwidth, of a host's link")
-    add("--gradient-bytes", type=_gradient_nbytes, metavar="D", help="what a step reduces: 553.36e6, 500M")
-    add("--step-seconds", type=_cli.seconds, metavar="S", help="how long it computes")
+    add("--ranks", type=_ranks, default=_RANKS, metavar="N,N", help="numbers of ranks (2,4,8)")
+    add("--hosts", type=_cli.at_least(2), metavar="H", help="number of hosts, with equally many ranks each")
+    add("--wire-alpha", type=_cli.seconds, metavar="S", help="like --alpha, for the links between hosts")
+    add("--wire-bandwidth", type=_bandwidth, metavar="B", help="like --bandwidth, for a host's link")
+    add("--gradient-bytes", type=_gradient_nbytes, metavar="D", help="bytes a step reduces: 553.36e6, 500M")
+    add("--step-seconds", type=_cli.seconds, metavar="S", help="time that a step computes")
     add("--plot", type=Path, metavar="FILE", help="draw time against size: PNG, SVG, PDF")
     _cli.add_json(parser, "all of it, in place of the tables,")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict; the exit status."""
+    """Predict and return the exit status."""
     _check(arguments)
     try:
         report = _report(arguments, _source(arguments))
@@ -115,7 +114,7 @@ def _source(arguments: argparse.Namespace) -> Source:
 
 
 def _measured(comm: shmring.Comm, job: Job) -> dict[str, Any]:
-    """What the JSON of `shmring bench` has of it."""
+    """Measure in one rank; return the parts of `shmring bench`'s JSON that `fitted` reads."""
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[comm.rank % len(cpus)]})
     facts = rank.facts(comm, job)
@@ -132,7 +131,7 @@ def _loaded(path: Path) -> Any:
 
 
 def fitted(report: dict[str, Any], name: str) -> Source:
-    """The link that explains a report of `shmring bench` best; Unusable where none does."""
+    """Return the link that fits a report of `shmring bench` best. Raises Unusable if none fits."""
     try:
         call, ranks, hosts = report["call"], int(report["ranks"]), int(report["hosts"])
         algorithm = report["options"]["algorithm"] or "auto"
@@ -224,7 +223,7 @@ def _training(arguments: argparse.Namespace, link: model.Link) -> dict[str, Any]
 
 
 def _told(report: dict[str, Any]) -> list[str]:
-    """In paragraphs."""
+    """Format the report as paragraphs."""
     said = [f"{_in_words(report['link'])} ({report['source']})"]
     if report["measured_over_predicted"]:
         least, most = report["measured_over_predicted"]
@@ -272,7 +271,7 @@ def _training_told(training: dict[str, Any]) -> str:
 
 
 def figure_of(report: dict[str, Any]) -> Any:
-    """A matplotlib Figure: a panel for each number of ranks, with the crossover of ring and tree in it."""
+    """Return a matplotlib Figure with a panel for each number of ranks and the crossover of ring and tree."""
     counts = list(dict.fromkeys(row["ranks"] for row in report["rows"]))
     figure = plot.empty(figsize=(5.2 * len(counts), 4.8), layout="constrained")
     panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
@@ -280,7 +279,7 @@ def figure_of(report: dict[str, Any]) -> Any:
         rows = [row for row in report["rows"] if row["ranks"] == ranks]
         sizes = [row["nbytes"] for row in rows]
         for name in rows[0]["seconds"]:
-            dashes = "--" if name == "bidirectional_ring" else "-"  # it lies upon the ring
+            dashes = "--" if name == "bidirectional_ring" else "-"  # its curve coincides with the ring's
             times = [1e6 * row["seconds"][name] for row in rows]
             panel.plot(sizes, times, dashes, marker=".", label=name.replace("_", " "))
         plot.dress(panel, "µs a call (predicted)", sizes)
@@ -308,7 +307,7 @@ def _check(arguments: argparse.Namespace) -> None:
     wire = [arguments.wire_alpha, arguments.wire_bandwidth]
     training = [arguments.gradient_bytes, arguments.step_seconds]
     if sum(ways) != 1 or (any(given) and not all(given)):
-        _refuse("where do the figures come from: give --alpha and --bandwidth, --from FILE, or --measure")
+        _refuse("no source of the link's figures: give --alpha and --bandwidth, --from FILE, or --measure")
     if any(training) and not all(training):
         _refuse("a training step has --gradient-bytes and --step-seconds: give both")
     if any(wire) != bool(arguments.hosts) or (arguments.hosts and not all(wire)):
@@ -336,7 +335,7 @@ def _bandwidth(text: str) -> float:
 
 
 def _gradient_nbytes(text: str) -> int:
-    """A size, or a number as papers have it."""
+    """Parse a size such as 500M, or a float such as 553.36e6."""
     try:
         number = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`shmring ps`: one line for each rank of every communicator of this user."""
+"""`shmring ps`: print one line for each rank of every communicator of this user."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def add_to(commands: Any) -> None:
     """Add this command to a parser's."""
     parser = commands.add_parser(
         "ps",
-        help="the ranks of all communicators of this user, where they are and for whom they wait",
-        description="One line a rank: communicator, rank/size, pid, what /proc says of it, where it is. "
-        "Reads only, and disturbs nobody.",
+        help="list the ranks of all communicators of this user, their positions and waits",
+        description="Print one line for each rank: communicator, rank/size, pid, state in /proc, position. "
+        "Changes nothing and disturbs no rank.",
     )
     _cli.add_json(parser, "a list of communicators")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it; the exit status."""
+    """Print the lines and return the exit status."""
     found = [_attach.seen(one) for one in _attach.of_processes(_attach.own_processes())]
     if arguments.json:
         _cli.print_json(found)

@@ -1,4 +1,4 @@
-"""`shmring selftest`: runs the checks of shmring/tools/selftest_checks.py and prints a line for each."""
+"""`shmring selftest`: run the checks of shmring/tools/selftest_checks.py and print a line for each."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from . import _cli
 if TYPE_CHECKING:
     from .selftest_checks import Check
 
-WATCHDOG_S = 280  # for all of it, should the checks' own limits not help; CI gives it 5 min
+WATCHDOG_S = 280  # for the whole run, if a check exceeds its own limit; CI allows 5 min
 _ABOUT = (
-    "Every call on some dtypes and sizes against NumPy, with one rank, two, and more than CPUs; messages, "
-    "errors, and that nothing is left behind. Exit status 1 if a check fails."
+    "Compare every call with NumPy on several dtypes and sizes, with one rank, two ranks, and more ranks "
+    "than CPUs. Also check messages, errors, and that nothing is left behind. Exit status 1 if a check fails."
 )
 
 
 def add_to(commands: Any) -> None:
     """Add this command to a parser's."""
-    summary = "whether this installation works on this machine: some seconds"
+    summary = "check that this installation works on this machine (some seconds)"
     parser = commands.add_parser("selftest", help=summary, description=_ABOUT)
     _cli.add_json(parser, "the checks")
     parser.set_defaults(run=run)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m shmring.selftest`; the exit status."""
+    """Run `python -m shmring.selftest` and return the exit status."""
     parser = _cli.Parser(prog="python -m shmring.selftest", description=_ABOUT)
     _cli.add_json(parser, "the checks")
     return run(parser.parse_args(argv))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it; the exit status."""
+    """Print the checks and return the exit status."""
     from .selftest_checks import checks
 
     faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)

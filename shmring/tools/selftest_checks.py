@@ -1,7 +1,8 @@
-"""`python -m shmring.selftest`, or `shmring selftest`: whether what is installed here works here.
+"""The checks of `shmring selftest` (`python -m shmring.selftest`): this installation works on this machine.
 
-Every call on some dtypes and sizes against NumPy, to the bit, with one rank, two, and more than CPUs, in both
-kinds of segment; messages, errors, and that nothing stays. A user of the public API, like anybody else.
+They compare every call bit by bit with NumPy on several dtypes and sizes, with one rank, two ranks, and more
+ranks than CPUs, in both kinds of segment. They also check messages, errors, and that nothing is left behind.
+The ranks use only the public API.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from .._system import segments
 
 Array = np.ndarray[Any, Any]
 
-LIMIT_S = 30  # of one check with processes; it takes a second where all is well
-SEGMENTS = ("memfd", "posix")  # what is used where nobody asks comes first
+LIMIT_S = 30  # for one check with processes; a check normally takes about a second
+SEGMENTS = ("memfd", "posix")  # the default comes first
 MANY_RANKS = 5  # ranks on two CPUs
-ROOM_NBYTES = 32 << 20  # they need 20 MiB
+ROOM_NBYTES = 32 << 20  # MANY_RANKS need 20 MiB
 LOOK_AGAIN_S = 0.2
 SHM = Path("/dev/shm")
-TINY, SMALL, LARGE = 40, 6_000, 1_500_000  # bytes: of a call line, of one slot, of many
+TINY, SMALL, LARGE = 40, 6_000, 1_500_000  # bytes: fit a call line, one slot, many slots
 FOLDS: dict[str, np.ufunc] = {
     "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
     "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
@@ -54,14 +55,14 @@ LARGE_DTYPES = ("i4", "f2", "f8")
 
 @dataclass
 class Tally:
-    """What one rank has compared of one check."""
+    """The comparisons of one rank in one check."""
 
     results: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
 
     def same(self, what: str, got: Any, want: Any) -> None:
-        """Arrays, or lists of them: same dtype, shape and bits."""
+        """Compare arrays, or lists of arrays: dtype, shape and bits must be equal."""
         self.results += 1
         if not _is_same(got, want) and len(self.problems) < 3:
             self.problems.append(f"{what}: {_short(got)} where NumPy has {_short(want)}")
@@ -89,14 +90,14 @@ class Check:
     results: int
     seconds: float
     problem: str | None = None
-    skipped: str | None = None  # why it could not be made here, which is no fault of what is installed
+    skipped: str | None = None  # why the check cannot run here; not a defect of the installation
 
 
-# ---- what the ranks do: each takes the communicator and a tally ------------------------------------------
+# ---- in the ranks: each function takes the communicator and a tally ---------------------------------------
 
 
 def _cases() -> Iterator[tuple[str, int, bool]]:
-    """(dtype, bytes of a rank's array, whether that is a zero-copy one)"""
+    """Yield (dtype, bytes of a rank's array, True if that array is zero-copy)."""
     for shared in (False, True):
         for dtype in OPS:
             yield from ((dtype, nbytes, shared) for nbytes in (TINY, SMALL))
@@ -110,7 +111,7 @@ def _numbers(size: int, count: int) -> Array:
 
 
 def _by_rank(size: int, dtype: str, nbytes: int) -> Array:
-    """Every rank's array, the same on all: of `size` equal blocks."""
+    """Return the arrays of all ranks, each of `size` equal blocks. All ranks compute the same arrays."""
     numbers = _numbers(size, max(1, nbytes // np.dtype(dtype).itemsize // size) * size)
     if np.dtype(dtype).kind not in "fc":
         numbers = (100 * numbers).astype("i4")
@@ -118,7 +119,7 @@ def _by_rank(size: int, dtype: str, nbytes: int) -> Array:
 
 
 def _folded(op: str, stack: Array) -> Array:
-    """By rank, the fold of the ranks up to it, in their order; 16-bit floats are rounded once."""
+    """Return by rank the fold of ranks 0 to that rank, in rank order; 16-bit floats are rounded once."""
     wide = stack.astype("f4") if stack.dtype == np.float16 else stack
     return FOLDS[op].accumulate(wide, axis=0, dtype=wide.dtype).astype(stack.dtype)
 
@@ -178,7 +179,7 @@ def _uneven(comm: shmring.Comm, tally: Tally) -> None:
 
 
 def _ways(comm: shmring.Comm, tally: Tally) -> None:
-    """Plans, calls in the background, many arrays at once, objects, groups, one array that all see."""
+    """Check plans, background calls, fused arrays, objects, groups and a shared array."""
     rank, size = comm.rank, comm.size
     total = size * (size + 1) / 2
     x = np.full(5000, rank + 1.0)
@@ -228,7 +229,7 @@ FAMILIES: dict[str, Callable[[shmring.Comm, Tally], None]] = {
 
 
 def _in_rank(comm: shmring.Comm) -> list[Tally]:
-    """One for each family, up to one that raised: its communicator may be over."""
+    """Return a tally for each family. Stop at a family that raised, since the communicator may have ended."""
     found = []
     for family in FAMILIES.values():
         tally, began = Tally(), time.perf_counter()
@@ -247,7 +248,7 @@ def _in_rank(comm: shmring.Comm) -> list[Tally]:
 
 
 def checks() -> Iterator[Check]:
-    """All of them, as they end; none raises."""
+    """Run all checks and yield each result. Never raises."""
     try:
         before, unseen = _held(), None
     except OSError as error:  # without /proc
@@ -262,7 +263,7 @@ def checks() -> Iterator[Check]:
 
 
 def _in_segment(segment: str) -> Iterator[Check]:
-    """Its worlds; only the kind that shmring would use here has to be there."""
+    """Check worlds of several sizes in one kind of segment. Only the kind in use must be available."""
     is_used = segment == (Survey.of().given.get("SHMRING_SEGMENT", "").strip().lower() or SEGMENTS[0])
     if why := None if is_used else _refusal(segment):
         yield Check(segment, 0, 0.0, skipped=why)
@@ -272,7 +273,7 @@ def _in_segment(segment: str) -> Iterator[Check]:
 
 
 def _refusal(segment: str) -> str | None:
-    """Why it is not to be had here, or not so much of it."""
+    """Return why a segment of this kind and ROOM_NBYTES cannot be made; None if it can."""
     try:
         fd = segments.create(ROOM_NBYTES, kind=segment)
     except (shmring.Error, OSError) as error:
@@ -287,11 +288,11 @@ def _refusal(segment: str) -> str | None:
 
 
 def _calls(segment: str, nprocs: int) -> Iterator[Check]:
-    """Of one world: a check a family."""
+    """Run one world and yield a check for each family."""
     where = f"{segment}, {nprocs} {'rank' if nprocs == 1 else 'ranks'}"
     try:
         with _environment(SHMRING_SEGMENT=segment), _few_cpus(2):
-            # A fork server's ranks would have the environment in which that began.
+            # A fork server would give the ranks the environment in which the server began.
             ranks = shmring.spawn(_in_rank, nprocs, timeout=LIMIT_S, method="fork")
     except Exception as error:
         yield Check(where, 0, 0.0, _told(error))
@@ -320,7 +321,7 @@ def _told(error: Exception) -> str:
 
 
 def _expect(got: Any, want: Any) -> int:
-    """One result."""
+    """Raise AssertionError unless got == want; return 1, the number of results."""
     if got != want:
         raise AssertionError(f"{got!r} where it should be {want!r}")
     return 1
@@ -339,7 +340,7 @@ def _environment(**names: str) -> Iterator[None]:
 
 @contextmanager
 def _few_cpus(count: int) -> Iterator[None]:
-    """No more of them than that, so that they are many everywhere; not where a sandbox forbids it."""
+    """Bind to at most `count` CPUs, so that MANY_RANKS exceed them. Does nothing if a sandbox forbids it."""
     cpus = os.sched_getaffinity(0)
     with suppress(OSError):
         os.sched_setaffinity(0, sorted(cpus)[:count])
@@ -351,7 +352,7 @@ def _few_cpus(count: int) -> Iterator[None]:
 
 
 def _nothing_since(before: set[str]) -> int:
-    """Looks twice: this user's other processes make names, too, and take them away at once."""
+    """Check that nothing is left since `before`. Look twice: other processes may make names briefly."""
     left = _held() - before
     if left:
         time.sleep(LOOK_AGAIN_S)
@@ -360,7 +361,7 @@ def _nothing_since(before: set[str]) -> int:
 
 
 def _held() -> set[str]:
-    """What shmring could leave: names in /dev/shm that are ours, descriptors, processes."""
+    """Return what shmring could leave behind: this user's names in /dev/shm, descriptors, processes."""
     links = (os.path.realpath(path) for path in Path("/proc/self/fd").iterdir())
     names = {str(path) for path in SHM.glob("shmring*") if _is_ours(path)}
     names |= {link for link in links if "memfd:shmring" in link or link.startswith("/dev/shm/#")}
@@ -370,11 +371,11 @@ def _held() -> set[str]:
 def _is_ours(path: Path) -> bool:
     try:
         return path.lstat().st_uid == os.geteuid()
-    except FileNotFoundError:  # it has gone meanwhile
+    except FileNotFoundError:  # removed meanwhile
         return False
 
 
-# ---- what goes wrong on purpose ---------------------------------------------------------------------------
+# ---- intended failures ------------------------------------------------------------------------------------
 
 
 def _die_in_the_middle(comm: shmring.Comm) -> tuple[int | None, float]:
@@ -399,7 +400,7 @@ def _a_killed_rank() -> int:
 
 def _disagree(comm: shmring.Comm) -> bool:
     try:
-        for _ in range(100):  # it shows in that call or a later one
+        for _ in range(100):  # the mismatch is reported in this call or a later one
             comm.all_reduce(np.ones(4, "f4" if comm.rank else "f8"))
     except shmring.Mismatch:
         return True

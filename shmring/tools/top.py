@@ -1,7 +1,7 @@
-"""`shmring top`: what all ranks of this user are at, again and again, how fast they go, whom they wait for.
+"""`shmring top`: show repeatedly the position, the rates and the waits of all ranks of this user.
 
-Rates are of the calls between two looks; what was moved is taken from the last 64 calls, which is all that a
-rank remembers.
+Rates are those of the calls between two polls. Bytes are computed from a rank's last 64 calls: it records no
+more.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .._diagnostics.flight_recorder import DTYPE_NBYTES, DTYPES
 from . import _attach, _cli
 
 _HEADS = ("COMMUNICATOR", "RANK", "PID", "STATE", "CALLS/S", "BYTES/S", "SINCE", "WHERE")
-_NUMBERS = (4, 5, 6)  # of the columns
-_LONG_S = 0.05  # shorter waits are no news
+_NUMBERS = (4, 5, 6)  # columns that hold numbers
+_LONG_S = 0.05  # shorter waits are not reported
 _NOT_WAITING = ("stopped", "traced", "dead", "ended")
 _ITEM_NBYTES = dict(zip(DTYPES, DTYPE_NBYTES, strict=True))
 
@@ -31,24 +31,24 @@ def add_to(commands: Any) -> None:
     """Add this command to a parser's."""
     parser = commands.add_parser(
         "top",
-        help="watch: what each rank is at, since when, its calls and bytes a second, and whom all wait for",
-        description="Looks at the ranks of all communicators of this user, or of processes PID only, once in "
-        "an interval, until Ctrl-C. Reads only, and disturbs nobody. Bytes are those of the arrays given to "
-        "calls. A live view where the package rich is there, else one table below the other.",
+        help="watch each rank's position, calls and bytes a second, and the rank that others wait for",
+        description="Poll the ranks of all communicators of this user, or of processes PID only, once an "
+        "interval, until Ctrl-C. Changes nothing and disturbs no rank. Bytes are those of the arrays passed "
+        "to calls. Shows a live view if the package rich is installed, else one table below the other.",
     )
     parser.add_argument("pids", type=int, nargs="*", metavar="PID")
     parser.add_argument(
-        "--interval", type=_cli.seconds, default=1.0, metavar="S", help="seconds between looks; %(default)g"
+        "--interval", type=_cli.seconds, default=1.0, metavar="S", help="seconds between polls; %(default)g"
     )
     parser.add_argument(
-        "--count", type=_cli.at_least(1), metavar="N", help="how often it is shown (default: for ever)"
+        "--count", type=_cli.at_least(1), metavar="N", help="number of tables to show (default: no limit)"
     )
-    _cli.add_json(parser, "a line for each look, a list of communicators,")
+    _cli.add_json(parser, "a line for each poll, a list of communicators,")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Watch; the exit status."""
+    """Watch and return the exit status."""
     wrong = next(filter(None, map(_attach.why_not, arguments.pids)), None)
     if wrong is not None:
         return _cli.complain("shmring top", wrong)
@@ -64,20 +64,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# ---- looking ----------------------------------------------------------------------------------------------
+# ---- polling ----------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Before:
-    """What a rank was at when it was looked at last."""
+    """A rank's state at the last poll."""
 
     at_s: float
-    number: int = 0  # of its last call
-    since_s: float = 0.0  # when that one was first seen
+    number: int = 0  # number of its last call
+    since_s: float = 0.0  # when that call was first seen
 
 
 def _looks(pids: list[int], interval_s: float) -> Iterator[list[dict[str, Any]]]:
-    """All communicators, from the second look on: rates are of two."""
+    """Poll all communicators; yield from the second poll on, since a rate needs two."""
     before: dict[tuple[str, int], _Before] = {}
     next_s = time.monotonic()
     for turn in itertools.count():
@@ -102,7 +102,7 @@ def _look(segment: _attach.Segment, before: dict[tuple[str, int], _Before]) -> d
 
 
 def _pace(seen: _Before, rank: dict[str, Any], records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """A rank's calls and bytes a second since it was `seen`, and how long it has been where it is."""
+    """Return a rank's calls and bytes a second since the last poll, and the time at its position."""
     now_s = time.monotonic()
     last = rank["last_call"] or {"number": 0, "outcome": "complete"}
     ncalls = max(0, last["number"] - max(seen.number, 0)) if seen.since_s else 0
@@ -121,16 +121,16 @@ def _pace(seen: _Before, rank: dict[str, Any], records: Iterable[Mapping[str, An
 
 
 def _nbytes(record: Mapping[str, Any]) -> int:
-    is_made = record["kind"] in ("empty", "shared")  # memory, of which nothing is moved
+    is_made = record["kind"] in ("empty", "shared")  # these calls allocate memory and move no data
     return 0 if is_made else int(record["count"]) * _ITEM_NBYTES.get(record["dtype"], 1)
 
 
 def _awaited(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The rank for which most wait in the end, which does not wait itself; None: nobody waits long."""
+    """Return the rank at the end of most chains of waits; None if no rank waits for long."""
     waits: dict[int, int] = {
         rank["rank"]: wait["awaited"]
         for rank in ranks
-        if rank["state"] not in _NOT_WAITING  # whatever they were at when that came over them
+        if rank["state"] not in _NOT_WAITING  # their recorded waits are out of date
         for wait in rank["waits"]
         if wait["waited_s"] >= _LONG_S and not wait["until_ns"] and wait["awaited"] is not None
     }
@@ -143,7 +143,7 @@ def _awaited(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _end_of(waits: dict[int, int], rank: int) -> int:
-    for _ in waits:  # they were looked at one after the other, so they may even seem to go in a circle
+    for _ in waits:  # the ranks were polled one after another, so the waits may appear to form a cycle
         rank = waits.get(rank, rank)
     return rank
 
@@ -153,7 +153,7 @@ def _end_of(waits: dict[int, int], rank: int) -> int:
 
 def _show(looks: Iterator[list[dict[str, Any]]]) -> None:
     live = _live() if sys.stdout.isatty() else None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is left as it was
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # restores the terminal on exit
     if live is None:
         for found in looks:
             print("\n".join(_lines(found)), end="\n\n", flush=True)
@@ -164,7 +164,7 @@ def _show(looks: Iterator[list[dict[str, Any]]]) -> None:
 
 
 def _live() -> Any:
-    """A view that is drawn anew in its place; None: the package for it is not there."""
+    """Return a view that redraws in place; None if rich is not installed."""
     try:
         from rich.live import Live
     except ModuleNotFoundError:
@@ -188,7 +188,7 @@ def _lines(found: list[dict[str, Any]]) -> list[str]:
         return ["no communicators of this user on this host"]
     rows = [row for one in found for row in _rows(one)]
     heads, *told = _cli.table([_HEADS, *rows], right=_NUMBERS).split("\n")
-    # The first lines are those that a terminal has room for.
+    # The summary comes first: a terminal may have room for the first lines only.
     return [heads, *(_late(one) for one in found if one.get("awaited")), *told]
 
 

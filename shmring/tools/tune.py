@@ -1,8 +1,8 @@
-"""Measures on this machine which sizes are best for what, and keeps them where every shmring of this user
-finds them: shmring tune, or python -m shmring.tools.tune [--ranks 2,4] [--seconds 30]
+"""`shmring tune`: measure the best thresholds for this machine and save them for this user's processes.
 
-One number at a time, the others as found so far: candidates are timed in turn, and one is taken if it is
-clearly faster than what is built in, twice, and slower nowhere.
+Also python -m shmring.tools.tune [--ranks 2,4] [--seconds 30]. Thresholds are tuned one at a time, with the
+values found so far for the others. Candidates are timed in turn. A candidate is taken if it is clearly faster
+than the built-in value in two trials and slower in no load.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from . import _cli
 from ._bench.trials import LEAST_ROUNDS, Call, Load, Timed, trial
 
 _PURPOSE = (
-    "Measures on this machine which sizes are best for what, and keeps them where every shmring of this user "
-    "finds them. Takes some minutes, in which the machine should be idle."
+    "Measure the best thresholds for this machine and save them for this user's processes. Takes some "
+    "minutes, during which the machine should be idle."
 )
 _BROKEN_OFF = 130  # as a shell reports SIGINT
 KIB, MIB = 1 << 10, 1 << 20
-WORTH = 0.97  # of the time on average, or the present value stays
-HARMLESS = 1.05  # of the time in any one load
+WORTH = 0.97  # a candidate needs at most this part of the present value's time on average
+HARMLESS = 1.05  # and at most this part in each load
 
 
 @dataclass(frozen=True)
 class Question:
-    """A number of the table, what it may be, and the loads by which that is judged."""
+    """A threshold, its candidates, and the loads that compare them."""
 
     name: str
     candidates: tuple[int, ...]
@@ -171,9 +171,9 @@ QUESTIONS = (
 def answers(
     question: Question, candidates: Sequence[int], timed: Iterable[Timed]
 ) -> dict[str, tuple[int, float]]:
-    """By distance, what the number should be and the part of the present value's time that it takes.
+    """Return by distance the best value and its time as a part of the present value's time.
 
-    The present value is the first candidate. What must be the same near and far is judged by all rounds.
+    The present value is the first candidate. A threshold that must be equal for near and far uses all rounds.
     """
     found = {}
     of_both = question.name in thresholds.OF_BOTH_DISTANCES
@@ -189,7 +189,7 @@ def answers(
 
 
 def _ratios(timed: Timed, distance: str) -> list[float]:
-    """Of each candidate to the first: medians over the rounds of a distance; empty if there are too few."""
+    """Return each candidate's time relative to the first: medians over a distance's rounds, [] if too few."""
     rows = [at for at, seen in enumerate(timed.distances) if seen is not None and distance in ("any", seen)]
     if len(rows) < LEAST_ROUNDS:
         return []
@@ -199,7 +199,7 @@ def _ratios(timed: Timed, distance: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found of a number: the value built in, the one to take, and its part of the other's time."""
+    """The result for a threshold: the built-in value, the value to take, and the ratio of their times."""
 
     ranks: int
     distance: str
@@ -218,7 +218,7 @@ class Answer:
 def tune(
     ranks: int, questions: Sequence[Question], seconds: float, bar: _Bar
 ) -> tuple[tuning_table.Table, list[Answer]]:
-    """The table of a number of ranks: only what is better than what is built in, and was so twice."""
+    """Return the table for a number of ranks: only values that beat the built-in value in two trials."""
     table: tuning_table.Table = {distance: {} for distance in tuning_table.DISTANCES}
     told = []
     for question in questions:
@@ -227,7 +227,7 @@ def tune(
         others = [value for value in question.candidates if value != present]
         found = _ask(ranks, question, [present, *others], table, share * 2 / 3)
         best = sorted({value for value, _ in found.values()} - {present})
-        # Of many candidates the best owes something to chance: it has to win again, alone.
+        # The best of many candidates owes something to chance, so it must win a second trial alone.
         again = _ask(ranks, question, [present, *best], table, share / 3) if best else found
         for distance, (value, part) in again.items():
             if value != present:
@@ -241,14 +241,14 @@ def tune(
 
 
 def _beside(question: Question) -> dict[str, int]:
-    """Other numbers with which messages go the way that the question is about."""
+    """Return other thresholds that force messages onto the path that the question concerns."""
     if question.name.startswith("single_copy"):
         return {}
     through_slots = {
         "single_copy_reduce_nbytes": thresholds.NEVER,
         "single_copy_in_place_nbytes": thresholds.NEVER,
     }
-    if question.name in ("chunk_nbytes", "depth", "exchange_nbytes"):  # of the whole ring
+    if question.name in ("chunk_nbytes", "depth", "exchange_nbytes"):  # thresholds of the staging buffer
         return through_slots | {"cached_most_nbytes": 0}
     return through_slots
 
@@ -256,7 +256,7 @@ def _beside(question: Question) -> dict[str, int]:
 def _ask(
     ranks: int, question: Question, candidates: Sequence[int], table: tuning_table.Table, seconds: float
 ) -> dict[str, tuple[int, float]]:
-    """The answers from communicators that differ in the candidate; the rest is as in the table so far."""
+    """Return the answers from communicators that differ only in the candidate."""
     with tempfile.TemporaryDirectory(prefix="shmring-tune-") as folder:
         paths = []
         for value in candidates:
@@ -278,30 +278,30 @@ def _ask(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """As a module of its own; the exit status."""
+    """Run this module as a program and return the exit status."""
     parser = _filled(_cli.Parser(prog="python -m shmring.tools.tune", description=_PURPOSE))
     return run(parser.parse_args(arguments))
 
 
 def add_to(commands: Any) -> None:
     """Add this command to a parser's."""
-    told = "measure which sizes are best here, and use them"
+    told = "measure the best thresholds for this machine and use them"
     _filled(commands.add_parser("tune", help=told, description=_PURPOSE))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, tell and write; the exit status."""
+    """Measure, print and save; return the exit status."""
     try:
         _check(options)
         return _run(options)
     except (shmring.Error, ValueError, OSError) as error:
         return _cli.complain("shmring tune", " ".join(str(error).split()), _cli.BAD_USAGE)
     except KeyboardInterrupt:
-        return _cli.complain("shmring tune", "broken off, and nothing is written", _BROKEN_OFF)
+        return _cli.complain("shmring tune", "interrupted; nothing is written", _BROKEN_OFF)
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Now, as it would be a pity after minutes of measuring."""
+    """Check the options before the minutes of measuring, not after."""
     Settings.from_environment()
     path: Path = options.output
     if options.dry_run:
@@ -352,16 +352,16 @@ def _filled(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--ranks",
         type=_numbers,
         default=sorted({2, min(max(cpus, 2), 64), min(2 * cpus, 64)}),
-        help="how many to tune for, as in 2,4 (default: 2, as many as there are CPUs, twice as many)",
+        help="numbers of ranks to tune for, as in 2,4 (default: 2, the number of CPUs, twice that)",
     )
     parser.add_argument(
-        "--seconds", type=_cli.seconds, default=30.0, help="of timing, for each number of ranks"
+        "--seconds", type=_cli.seconds, default=30.0, help="time for the trials of each number of ranks"
     )
     parser.add_argument("--only", type=_names(names), default=[], help=f"some of {', '.join(names)}")
     parser.add_argument(
         "--output", type=Path, default=tuning_table.default_path(), help="default: %(default)s"
     )
-    parser.add_argument("--dry-run", action="store_true", help="tell what is best and write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the best values and write nothing")
     _cli.add_json(parser, "what was measured and taken")
     parser.set_defaults(run=run)
     return parser
@@ -386,7 +386,7 @@ def _names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def _kept_so_far(path: Path) -> dict[int, tuning_table.Table]:
-    """The tables of other numbers of ranks, and other numbers of these; none if the file is unusable."""
+    """Return the tables that the file holds so far; none if the file is unusable."""
     try:
         return tuning_table.load(path, thresholds.LIMITS)
     except tuning_table.Unusable:
@@ -394,7 +394,7 @@ def _kept_so_far(path: Path) -> dict[int, tuning_table.Table]:
 
 
 class _Bar:
-    """A progress bar if tqdm is installed; what is told stands above it, or is all there is."""
+    """Print lines above a progress bar; without tqdm, print the lines only."""
 
     def __init__(self, total: int, told: TextIO) -> None:
         self._bar: Any = None

@@ -249,9 +249,9 @@ def test_the_first_failure_is_reported_last_and_alone(shmrun):
 @pytest.mark.parametrize(
     ("how", "status", "says"),
     [
-        ("sys.exit(7)", 7, "exit status 7, without a word on stderr"),
+        ("sys.exit(7)", 7, "exit status 7, with nothing on stderr"),
         ("os._exit(3)", 3, "exit status 3"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL, without a word on stderr"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL, with nothing on stderr"),
         ("os.kill(os.getpid(), signal.SIGTERM)", 143, "killed by SIGTERM"),
         ("sys.exit('last words')", 1, "exit status 1; the end of its stderr:\nlast words\n"),
     ],

@@ -114,7 +114,7 @@ def test_the_key_is_in_no_command_line_and_reaches_the_ranks(hosts, tmp_path):
         (["--nnodes", "2", "-n", "2"], "several hosts need --rdzv HOST:PORT"),
         (["--nnodes", "2", "-n", "2", "--rdzv", "x:1"], "its own --node-rank"),
         (["--nnodes", "2", "-n", "2", "--rdzv", "x:1", "--node-rank", "2"], "0 to 1, as --nnodes is 2"),
-        (["-n", "2", "--rdzv", "x:1", "--node-rank", "0"], "say how many with --nnodes"),
+        (["-n", "2", "--rdzv", "x:1", "--node-rank", "0"], "give --nnodes, the same"),
         (["--nnodes", "2", "-n", "2", "--rdzv", "x:y", "--node-rank", "1"], "the port in --rdzv is 'y'"),
         (["--nnodes", "3", "-n", "2,1", "--rdzv", "x:1", "--node-rank", "1"], "or one for each host"),
         (["--nnodes", "0", "-n", "2"], "--nnodes is 0"),

@@ -217,7 +217,7 @@ def test_a_full_disk_behind_stdout_is_told(tmp_path, code, statuses):
     with open("/dev/full", "w") as full:
         status, said = end_of(command(tmp_path, code), stdout=full, stderr=subprocess.PIPE)
     assert status in statuses  # the ranks may have ended well before it is noticed
-    assert said == b"shmrun: what the ranks print cannot be shown: No space left on device\n"
+    assert said == b"shmrun: the output of the ranks cannot be shown: No space left on device\n"
 
 
 def test_a_failure_is_in_the_report_even_if_nobody_reads_stderr(tmp_path):
@@ -340,7 +340,7 @@ def test_a_report_says_how_each_rank_has_ended(shmrun, tmp_path, code, options, 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--tee"], "say where with --log-dir DIR"),
+        (["--tee"], "give --log-dir DIR"),
         (["--tee", "--log-dir", "x", "--ranks", "0"], "give one of them"),
         (["--ranks", "2"], "--ranks is '2'; allowed: 0 to 1, as there are 2"),
         (["--ranks", "0-"], "--ranks is '0-': '0-' is neither a number nor a range"),

@@ -57,7 +57,7 @@ def test_after_the_last_restart_the_failure_counts(shmrun):
     done = shmrun("sys.exit(4 + int(os.environ['SHMRING_RESTART']))", "--restart", "2", nprocs=1)
     assert done.returncode == 6
     assert done.stderr.count("restart") == 2
-    assert done.stderr.endswith("failed first: exit status 6, without a word on stderr\n")
+    assert done.stderr.endswith("failed first: exit status 6, with nothing on stderr\n")
 
 
 def test_without_restarts_there_are_none(shmrun):

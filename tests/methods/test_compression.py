@@ -312,7 +312,7 @@ def test_several_at_once(world_of):
 # ---- refusals ---------------------------------------------------------------------------------------------
 
 WRONG = {
-    "a list": (lambda: [1.0, 2.0], "avg", TypeError, "array of NumPy"),
+    "a list": (lambda: [1.0, 2.0], "avg", TypeError, "instead of a NumPy array"),
     "integers": (lambda: np.arange(3), "avg", TypeError, "int64"),
     "columns": (lambda: np.ones((4, 4), "f4")[:, :2], "avg", ValueError, "contiguous"),
     "read-only": (lambda: np.broadcast_to(np.float32(1), (1,)), "avg", ValueError, "read-only"),

@@ -114,7 +114,7 @@ def refuse(comm, reducers, how):
     [
         ([], {}, "0 of 2 ranks are reducers"),
         ([0, 1], {}, "2 of 2 ranks are reducers"),
-        ([2], {}, "reducer 2 is no rank"),
+        ([2], {}, "reducer 2 is not a rank"),
         ([1, 1], {}, "name each once"),
         ([1], {"depth": 0}, "depth 1 or more"),
     ],

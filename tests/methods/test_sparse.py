@@ -191,11 +191,11 @@ def test_no_pairs_at_all(world_of):
 # ---- refusals ---------------------------------------------------------------------------------------------
 
 WRONG_ARRAYS = {
-    "a list": (lambda: [0.0] * 100, "sum", TypeError, "array of NumPy"),
+    "a list": (lambda: [0.0] * 100, "sum", TypeError, "instead of a NumPy array"),
     "columns": (lambda: np.zeros((10, 20), "f4")[:, :10], "sum", ValueError, "contiguous"),
 }
 WRONG_PAIRS = {
-    "lists": ([1], np.ones(1), TypeError, "array of NumPy"),
+    "lists": ([1], np.ones(1), TypeError, "instead of a NumPy array"),
     "floats": (np.ones(1), np.ones(1), TypeError, "integers"),
     "words": (np.ones(1, int), np.array(["a"]), TypeError, "numbers"),
     "too few": (np.ones(2, int), np.ones(1), ValueError, "2 indices"),

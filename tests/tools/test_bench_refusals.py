@@ -14,7 +14,7 @@ from shmring.tools._bench.calls import Job
 
 WRONG = {
     "all_reducee": "invalid choice: 'all_reducee'",
-    "--sizes 6": "6 bytes are no multiple of the 4 of an item of float32",
+    "--sizes 6": "6 bytes are no multiple of the 4 bytes of a float32 item",
     "--sizes 8,12 --dtype float64": "12 bytes are no multiple of the 8",
     "--sizes 64:8": "ends before it begins",
     "--sizes 8:x": "'x' is no number of bytes",

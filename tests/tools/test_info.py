@@ -49,7 +49,7 @@ def test_info_for_people_has_every_row_once_and_on_one_line():
     rows = [label for rows in info._SECTIONS.values() for label, _, _ in rows]
     labels = [line[2:].partition("  ")[0] for line in done.stdout.splitlines() if line.startswith("  ")]
     assert labels == rows
-    assert "unknown: not measured, as --no-measure says" in done.stdout
+    assert "unknown: not measured, because of --no-measure" in done.stdout
     assert done.stdout.startswith("Processors\n  CPUs ")
 
 
@@ -210,7 +210,7 @@ def test_an_arm_without_cache_folders(tmp_path, monkeypatch):
     found = machine.model(tmp_path)
     assert (found["name"], found["virtual"]) == ("CPU implementer 0x41, CPU part 0xd0c", None)
     told = text_of(tmp_path, monkeypatch, allowed=range(4))
-    assert told["caches"] == "unknown: the kernel does not tell which CPUs share a cache"
+    assert told["caches"] == "unknown: the kernel does not report which CPUs share a cache"
     assert told["cores"] == "4, one thread each"
 
 

@@ -1,4 +1,4 @@
-"""The parts of the torch backend; `shmring.adapters.torch` is its public face.
+"""The parts of the torch backend; `shmring.adapters.torch` is its public interface.
 
 torch  --entry point-->  entry  -->  adapters/torch
                                        |

@@ -1,6 +1,6 @@
-"""Gradients of DistributedDataParallel that travel shorter than they are.
+"""Compressed gradients of DistributedDataParallel.
 
-Annotations are not put off here: torch looks whether a hook's are its own classes.
+This file must not postpone annotations: torch checks that a hook's annotations are its own classes.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -16,25 +16,25 @@ from .group import Group
 
 
 class CompressedBuckets:
-    """Those of one model: reduced one after the other, on a thread and a communicator of their own.
+    """The buckets of one model, reduced one after the other on a thread and a communicator of their own.
 
-    Each takes several messages, and the backward pass goes on meanwhile. The arrays over a bucket's gradients
-    are kept, as a compressor knows by them what it lost.
+    A bucket takes several messages, during which the backward pass continues. The arrays over a bucket's
+    gradients are kept, because a compressor identifies its residuals by the arrays.
     """
 
     def __init__(self, model: DistributedDataParallel, group: Group, compressor: Compressor) -> None:
         self._group = group
         self._compressor = compressor
         self._uncompressed = Buckets(model, group)
-        self._gradients: dict[int, tuple[int, list[np.ndarray]]] = {}  # by the bucket's number, where it lies
+        self._gradients: dict[int, tuple[int, list[np.ndarray]]] = {}  # by number: address, arrays
         self._thread = ThreadPoolExecutor(1, "compressed buckets")
 
     def begin(self) -> None:
-        """Collective."""
+        """Make the communicator. Collective."""
         self._comm = self._group.comm.dup()
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """About the average of the bucket over the ranks, in its own memory; sparse gradients as they are."""
+        """Average the bucket over the ranks in place, compressed; sparse gradients are not compressed."""
         if bucket.buffer().is_sparse:
             return self._uncompressed.reduce(bucket)
         future = torch.futures.Future()
@@ -61,15 +61,15 @@ class CompressedBuckets:
 
 
 def compress_buckets(model: DistributedDataParallel, compressor: Compressor) -> None:
-    """Collective: from the next backward pass on the model's gradients travel as the compressor says.
+    """Compress the model's gradients with the compressor, from the next backward pass on. Collective.
 
-    model: of float32 or float64, on backend "shmring", without a communication hook. compressor: one of
-    shmring.methods.compression, made alike on all ranks, for this model alone; mostly in an ErrorFeedback.
-    Raises TypeError or ValueError for another model, and torch's RuntimeError where there is a hook already,
-    here and at once, and Mismatch on ranks that have given the right one.
+    model: float32 or float64, on backend "shmring", without a communication hook. compressor: one of
+    shmring.methods.compression, with the same arguments on all ranks, for this model only; usually wrapped
+    in an ErrorFeedback. Another model raises TypeError or ValueError, and an existing hook torch's
+    RuntimeError, on this rank at once, and Mismatch on ranks with a valid model.
     """
     if not isinstance(model, DistributedDataParallel):
-        raise TypeError(f"model is a {type(model).__name__}; wrap it in DistributedDataParallel before")
+        raise TypeError(f"model is a {type(model).__name__}; wrap it in DistributedDataParallel first")
     if not isinstance(compressor, Compressor):
         raise TypeError(f"compressor is {compressor!r}; make one of shmring.methods.compression")
     group = model.process_group
@@ -80,7 +80,7 @@ def compress_buckets(model: DistributedDataParallel, compressor: Compressor) -> 
         _check_dtypes(model)
         model.register_comm_hook(buckets, CompressedBuckets.reduce)
     except Exception:
-        group.comm.refuse("all_reduce")  # the others wait in `begin`
+        group.comm.refuse("all_reduce")  # the other ranks wait in `begin`
         raise
     buckets.begin()
 
@@ -88,4 +88,4 @@ def compress_buckets(model: DistributedDataParallel, compressor: Compressor) -> 
 def _check_dtypes(model: DistributedDataParallel) -> None:
     for name, parameter in model.module.named_parameters():
         if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"{name} is of {parameter.dtype}; compressed are float32 and float64")
+            raise TypeError(f"{name} is of {parameter.dtype}; only float32 and float64 can be compressed")

@@ -1,6 +1,6 @@
-"""What torch runs when it is imported, where shmring is installed: an entry point in pyproject.toml.
+"""The entry point that `import torch` runs if shmring is installed (see pyproject.toml).
 
-It loads neither shmring's engine nor NumPy.
+This module loads neither shmring's engine nor NumPy.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 
 def register() -> None:
-    """Tell torch.distributed of the backend "shmring"; if that fails, `import torch` does not."""
+    """Register the backend "shmring" with torch.distributed. A failure only warns."""
     try:
         from torch.distributed import Backend
 
         Backend.register_backend("shmring", _create_group, devices=["cpu"])
-    except Exception as error:  # a torch without distributed, or one whose ways are not known yet
-        warnings.warn(f"torch.distributed was not told of the backend shmring: {error}", stacklevel=2)
+    except Exception as error:  # a torch without distributed, or an unknown version
+        warnings.warn(f"the backend shmring was not registered with torch.distributed: {error}", stacklevel=2)
 
 
 def _create_group(*arguments: Any) -> Any:

@@ -1,8 +1,8 @@
 """shmring as a process group of torch.distributed.
 
-Loaded when the first group is made, as the class derives from torch's. The names and arguments of its
-methods are those that torch.distributed and its C++ call. Of tensors they use nothing but what they are and
-where they lie, as they run in whatever modes the caller is in; what needs torch's operations does so in
+This module is loaded when the first group is made, since the class derives from a class of torch. Its methods
+have the names and arguments that torch.distributed and its C++ call. The methods run in the caller's torch
+modes, so they read only the metadata and addresses of tensors; code that needs torch operations runs in
 `plain_torch`.
 """
 
@@ -45,11 +45,12 @@ from .work import (
     work_of,
 )
 
-# By ReduceOp's hash, which is its number; reading the rest of it takes longer than a tiny all-reduce.
+# Indexed by ReduceOp's hash, which is its number. Reading its other attributes takes longer than a tiny
+# all-reduce.
 _OPS: tuple[Any, ...] = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
 _SUM, _PREMUL_SUM = 0, len(_OPS)
 _CPU = torch.device("cpu")
-# What a call is that says nothing else: not waited for, in the time that the group has.
+# The default options of a call: asynchronous, with the group's timeout.
 _ALL_TO_ALL = c10d.AllToAllOptions()
 _ALLGATHER = c10d.AllgatherOptions()
 _ALLREDUCE_COALESCED = c10d.AllreduceCoalescedOptions()
@@ -59,9 +60,9 @@ _BROADCAST = c10d.BroadcastOptions()
 _GATHER = c10d.GatherOptions()
 _REDUCE_SCATTER = c10d.ReduceScatterOptions()
 _SCATTER = c10d.ScatterOptions()
-_OF_PYTHON = vars(c10d)  # the module by which Python makes most calls
+_OF_PYTHON = vars(c10d)  # globals of the module that makes most calls from Python
 _UNSEEN = contextlib.nullcontext()
-# About what a thread takes to hear of something: so long who issues a call had better wait itself.
+# About the time to wake a thread. The issuing thread itself waits for a call for this long.
 _LINGER_S = 200e-6
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -69,7 +70,7 @@ _Pending: TypeAlias = "dist.Work | None"  # a call: under way, or done
 
 
 def _refusing(kind: str) -> Callable[[_Method], _Method]:
-    """A method in which an argument may turn out wrong before its collective is called: others hear of it."""
+    """Decorate a method: report an error before its collective is called to the ranks that wait in it."""
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
@@ -86,7 +87,7 @@ def _refusing(kind: str) -> Callable[[_Method], _Method]:
 
 
 class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
-    """One rank's place in a group; `comm` is its communicator."""
+    """One rank's membership in a process group; `comm` is its communicator."""
 
     def __init__(self, comm: shmring.Comm, store: dist.Store, timeout: datetime.timedelta) -> None:
         super().__init__(comm.rank, comm.size)
@@ -96,21 +97,21 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         self._timeout_s = timeout.total_seconds()
         self._nmonitored = 0
         self._name = self._description = ""
-        self.options = types.SimpleNamespace()  # what torch notes about gloo's groups
+        self.options = types.SimpleNamespace()  # torch reads this attribute of gloo's groups
         self._calling = threading.Lock()  # a communicator has one caller of collectives at a time, ...
         self._messaging = threading.Lock()  # ... and one of messages
-        self._unfinished: list[Operation] = []  # whose results are staged, and that nobody has waited for
+        self._unfinished: list[Operation] = []  # with staged results, not yet waited for
         self._completer = Completer(f"shmring-futures-{id(self):x}")
-        # Shared by all messages that are sent when `send` returns: to make a Work takes longer than to send.
+        # Shared by all messages that are sent when `send` returns: making a Work takes longer than sending.
         self._sent = unknown_work_of(Operation((), [], self._completer))
         self._coalesced: list[Operation] | None = None
-        self._told: Exception | None = None  # the last error that others hear of anyway
+        self._told: Exception | None = None  # the last error that other ranks learn of without `refuse`
 
     # -- reductions --
 
     def allreduce(self, tensors: Any, opts: Any = _ALLREDUCE) -> _Pending:
-        # What most calls are and how DDP's buckets come, without all that the others need: after some compute
-        # every line of code is a miss in the caches, which costs more than the call.
+        # Fast path for most calls and for DDP's buckets: after some compute every line of code is a cache
+        # miss, which costs more than the call.
         if type(tensors) is list and len(tensors) == 1 and not profiler._is_profiler_enabled:
             number, memory = hash(opts.reduceOp), memory_of(tensors[0])
             if number < _PREMUL_SUM and memory is not None:
@@ -126,7 +127,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     @_refusing("all_reduce")
     def _reduce_for_all(self, tensors: Any, opts: Any) -> _Pending:
-        # DDP's join gives a tensor in no list.
+        # DDP's join passes a tensor without a list.
         tensor = tensors if isinstance(tensors, torch.Tensor) else _only(tensors)
         if tensor.is_sparse:
             return self._add_sparse(tensor, opts)
@@ -136,7 +137,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     def _add_sparse(self, tensor: Any, opts: Any) -> _Pending:
         if hash(opts.reduceOp) != _SUM:
-            raise ValueError("of sparse tensors shmring makes sums only")
+            raise ValueError("shmring only sums sparse tensors")
         with self._calling:
             calls, add = gather_entries(self.comm, tensor)
             operation = operation_of(calls, [tensor], self._completer, add)
@@ -225,7 +226,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     @_refusing("all_gather")
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
-        """output_lists[r][k] becomes rank r's inputs[k]."""
+        """Copy rank r's inputs[k] to output_lists[r][k]."""
         by_input = [[outputs[k] for outputs in output_lists] for k in range(len(inputs))]
         return self._each(opts, self.allgather, [[parts] for parts in by_input], [[x] for x in inputs])
 
@@ -267,7 +268,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         input_lengths: Any,
         opts: Any = _ALL_TO_ALL,
     ) -> _Pending:
-        """lengths: rows for each rank, or empty where all are alike."""
+        """Exchange rows. lengths: the rows for each rank, or empty if all are equal."""
         taken = Taken()
         out, given = taken.changed(output), taken.given(input)
         if not output_lengths and not input_lengths:
@@ -321,20 +322,20 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return work
 
     def adopt(self, tensor: torch.Tensor) -> shmring.Adoption:
-        """Collective: a tensor in torch's shared memory is one of all ranks' from now on: `Comm.adopt`."""
+        """Share a tensor in torch's shared memory with all ranks by `Comm.adopt`. Collective."""
         memory = memory_of(tensor)
         if memory is None:
-            raise ValueError("what is adopted is a dense, contiguous tensor of the CPU")
+            raise ValueError("only a dense, contiguous CPU tensor can be adopted")
         with self._calling:
             return self.comm.adopt(memory)
 
     def monitored_barrier(
         self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier after which rank 0 knows who did not come in time; the group goes on.
+        """Run a barrier in which rank 0 reports the ranks that did not arrive in time; the group goes on.
 
-        timeout: None is the group's. `torch.distributed.monitored_barrier` is for gloo alone: call the
-        group's.
+        timeout: None means the group's. `torch.distributed.monitored_barrier` supports gloo only: call this
+        method instead.
         """
         self._nmonitored += 1
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
@@ -354,12 +355,12 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     def _call(
         self, opts: Any, taken: Taken, result: list[torch.Tensor], kind: str, *arguments: Any, **keywords: Any
     ) -> _Pending:
-        """One collective: done when this returns None, under way in the Work that it returns otherwise."""
+        """Make one collective; return None if it is complete, else the Work of the call."""
         try:
             with _profiled(kind, result):
                 return self._make(opts, taken, result, kind, *arguments, **keywords)
         except Exception as error:
-            self._told = error  # by the communicator, which others have called
+            self._told = error  # the communicator reports it to the other ranks
             raise
 
     def _make(
@@ -378,10 +379,10 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._answer(operation_of((part,), result, self._completer, taken.finish))
 
     def _answer(self, operation: Operation, caller: dict[str, Any] | None = None) -> dist.Work:
-        """Note an issued operation, and return its Work. caller: the globals of the caller's module."""
+        """Record an issued operation and return its Work. caller: the globals of the caller's module."""
         if self._coalesced is not None:
             self._coalesced.append(operation)
-        if isinstance(operation, StagedOperation):  # also if nobody waits for it
+        if isinstance(operation, StagedOperation):  # finish it even if no caller waits for it
             self._finish_done()
             self._unfinished.append(operation)
         if caller is _OF_PYTHON:
@@ -408,7 +409,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             self.comm.refuse(kind)
 
     def _each(self, opts: Any, call: Callable[..., _Pending], outputs: Any, inputs: Any) -> _Pending:
-        """Several calls as one."""
+        """Make several calls as one."""
         if len(outputs) != len(inputs):
             raise ValueError(f"there are {len(outputs)} outputs for {len(inputs)} inputs")
         works = [call(output, given, opts) for output, given in zip(outputs, inputs, strict=True)]
@@ -417,7 +418,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._work_of(together(works, self._completer))
 
     def _finish_done(self) -> None:
-        """The results are there of all calls that are done: of all collectives, behind a barrier."""
+        """Finish the results of all completed calls; after a barrier, of all collectives."""
         self._unfinished = [operation for operation in self._unfinished if not operation.is_completed()]
 
     def _start_coalescing(self, device: torch.device) -> None:
@@ -432,7 +433,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             raise ValueError(f"there are {len(tensors)} {what} for {self.comm.size} ranks; give one for each")
 
     def _rows(self, data: Any, tensor: torch.Tensor, lengths: Any, what: str) -> list[Any]:
-        """The pieces of a tensor's bytes, so many rows for each rank."""
+        """Return the pieces of a tensor's bytes, lengths[r] rows for rank r."""
         size = self.comm.size
         nrows = tensor.shape[0] if tensor.dim() else 0
         lengths = lengths or [nrows // size] * size
@@ -446,7 +447,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             begin += length * row_nbytes
         return pieces
 
-    # -- what torch asks of a group --
+    # -- the interface that torch reads --
 
     def getBackendName(self) -> str:
         return "shmring"
@@ -495,15 +496,13 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     def _get_backend(self, device: torch.device) -> Group:
         if torch.device(device).type != "cpu":
-            raise RuntimeError(
-                f"a process group of shmring is for the CPU's tensors, not for those of {device}"
-            )
+            raise RuntimeError(f"a process group of shmring is for CPU tensors, not for tensors on {device}")
         return self
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def _set_sequence_number_for_group(self) -> None:
-        """Every call has one in any case."""
+        """Do nothing: every call has a sequence number in any case."""
 
     def _get_sequence_number_for_group(self) -> int:
         return int(self.comm.stats()["calls"])
@@ -516,7 +515,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
 
 def _profiled(kind: str, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
-    """What torch's profiler sees of a call: "shmring:all_reduce", until it returns, and its result."""
+    """Record a call in torch's profiler as "shmring:all_reduce", with its result, until it returns."""
     if not profiler._is_profiler_enabled:
         return _UNSEEN
     name = kind.removesuffix("_v").removesuffix("_many")
@@ -525,10 +524,10 @@ def _profiled(kind: str, tensors: Sequence[torch.Tensor]) -> contextlib.Abstract
 
 
 def _calling_module() -> str:
-    """Who has made this call: torch.distributed's Python, whoever called torch's C++, or somebody else.
+    """Return the name of the module that called the group: torch.distributed, another module, or "".
 
-    Callbacks of futures may make calls themselves, and these come in the same order on all ranks only where
-    a callback runs at once. Python's callers may have such callbacks; DDP's buckets come from C++.
+    A future's callback may itself make calls. These have the same order on all ranks only if the callback
+    runs at once. Python callers may have such callbacks; DDP's buckets come from C++.
     """
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
@@ -538,7 +537,7 @@ def _calling_module() -> str:
 
 def _only(tensors: Sequence[Any]) -> Any:
     if len(tensors) != 1:
-        raise ValueError(f"a rank gave {len(tensors)} tensors, or lists of them; shmring takes one")
+        raise ValueError(f"a rank passed {len(tensors)} tensors, or lists of tensors; shmring takes one")
     return tensors[0]
 
 
@@ -551,7 +550,7 @@ def _factor(op: Any) -> Any:
 
 
 def _multiplied(taken: Taken, tensor: torch.Tensor, op: Any) -> Any:
-    """A stage of what PREMUL_SUM adds; the result is copied to the tensor."""
+    """Return the memory of a stage for PREMUL_SUM's product; the result is copied back to the tensor."""
     with plain_torch():
         stage = (tensor * _factor(op)).to(tensor.dtype).contiguous()
     taken.copy_back(tensor, stage)
@@ -559,12 +558,12 @@ def _multiplied(taken: Taken, tensor: torch.Tensor, op: Any) -> Any:
 
 
 def _seconds(timeout: datetime.timedelta | None) -> float | None:
-    """None: the group's own, which torch's options say with a negative one."""
+    """Return seconds, or None for the group's timeout, which torch's options express as a negative one."""
     return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
 
 
 def _hide_from_dynamo() -> None:
-    """torch.compile traces what makes the calls, and neither them nor what is below."""
+    """Make torch.compile skip these methods and everything that they call."""
     from torch._C._dynamo import eval_frame
 
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)

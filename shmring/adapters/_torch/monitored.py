@@ -1,4 +1,4 @@
-"""torch's monitored_barrier: rank 0 watches who comes, and the group goes on also where somebody does not."""
+"""torch's monitored_barrier: rank 0 reports ranks that do not arrive, and the group stays usable."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import shmring
 
 _FIRST_TAG = (
     2**31 - 1 - 1000
-)  # one for each barrier, so that what is left of one that failed is not taken for the next
+)  # one tag for each barrier, so that messages of a failed barrier do not match the next
 _LEAST_S = 1e-3
 
 
 def monitored_barrier(comm: shmring.Comm, number: int, limit_s: float, wait_all_ranks: bool) -> None:
-    """Collective, the number-th of its kind.
+    """Run the number-th monitored barrier. Collective.
 
-    Raises RuntimeError on rank 0 that names the first rank that did not come within limit_s seconds, or all
-    of them, and on those that came; the communicator goes on.
+    If ranks do not arrive within limit_s seconds, rank 0 raises RuntimeError, which names the first of them,
+    or all of them if wait_all_ranks. The ranks that arrived raise RuntimeError, too. The communicator stays
+    usable.
     """
     token = np.zeros(1, "u1")
     tag = _FIRST_TAG + number % 1000

@@ -1,4 +1,4 @@
-"""The sum of sparse tensors: everyone's entries on every rank, as gloo has it."""
+"""Sums of sparse tensors: every rank gathers the entries of all ranks, as in gloo."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from .tensors import bytes_of, plain_torch, stage_memory
 
 
 def gather_entries(comm: shmring.Comm, tensor: torch.Tensor) -> tuple[list[Any], Callable[[], None]]:
-    """Begins to gather the entries of COO tensors of one shape; the calls, and what makes `tensor` their sum.
+    """Start to gather the entries of COO tensors of one shape; return the calls and a function.
 
-    A rank may have any number of entries. They are added in rank order.
+    The function sets `tensor` to the sum when the calls are complete. A rank may have any number of entries.
+    Entries are added in rank order.
     """
     if tensor.layout != torch.sparse_coo:
         raise ValueError(
-            f"of sparse tensors shmring adds COO ones, not {tensor.layout}; use tensor.to_sparse_coo()"
+            f"shmring adds sparse tensors in COO layout only, not {tensor.layout}; use tensor.to_sparse_coo()"
         )
     with plain_torch():
         entries = tensor.detach().coalesce()
@@ -35,7 +36,7 @@ def gather_entries(comm: shmring.Comm, tensor: torch.Tensor) -> tuple[list[Any],
     def add() -> None:
         if (forms != form[0]).any():
             raise ValueError(
-                f"ranks {np.flatnonzero(forms != form[0])} gave a sparse tensor of another shape or dtype"
+                f"ranks {np.flatnonzero(forms != form[0])} passed a sparse tensor of another shape or dtype"
             )
         with plain_torch():
             everybodys = [_joined(calls[1].result(), indices).t(), _joined(calls[2].result(), values)]
@@ -45,12 +46,12 @@ def gather_entries(comm: shmring.Comm, tensor: torch.Tensor) -> tuple[list[Any],
 
 
 def _rows(of_entries: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The bytes of each entry."""
+    """Return the entries as rows of bytes."""
     nbytes = of_entries.element_size() * math.prod(of_entries.shape[1:])
     return np.reshape(bytes_of(stage_memory(of_entries)), (of_entries.shape[0], nbytes))
 
 
 def _joined(pieces: list[np.ndarray[Any, Any]], like: torch.Tensor) -> torch.Tensor:
-    """What everyone gave, in rank order."""
+    """Return the entries of all ranks, in rank order."""
     joined = torch.from_numpy(np.concatenate(pieces).reshape(-1))
     return joined.view(like.dtype).reshape(-1, *like.shape[1:])

@@ -1,4 +1,4 @@
-"""From torch's tensors to the memory that shmring's collectives take, and back."""
+"""Convert torch tensors to the memory that shmring's collectives take, and copy results back."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from shmring import Memory
 
 
 def memory_of(tensor: torch.Tensor) -> Memory | None:
-    """The tensor's own memory; None where that is not what the tensor says, element by element."""
+    """Return the tensor's own memory; None if its elements are not stored there in order as they read."""
     memory = Memory.of(tensor)
     return None if memory is None or tensor.is_neg() or tensor.is_conj() else memory
 
 
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
-    """Here torch's operations do just what they say, whatever modes the caller is in."""
+    """Disable the caller's torch modes and overrides within the block."""
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode():
         yield
 
 
 class Taken:
-    """The memories of one call's tensors, and the copies back to those that had to be staged."""
+    """The memories of one call's tensors, and the copies back to staged tensors."""
 
     def __init__(self) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def given(self, tensor: torch.Tensor) -> Memory:
-        """Memory that is only read."""
+        """Return memory of a tensor that is only read."""
         return memory_of(tensor) or memory_of(_behind(tensor)) or stage_memory(_staged(tensor))
 
     def changed(self, tensor: torch.Tensor) -> Memory:
-        """Memory that is read and written, or only written."""
+        """Return memory of a tensor that is written."""
         memory = memory_of(tensor) or memory_of(_behind(tensor))
         if memory is not None:
             return memory
@@ -50,13 +50,13 @@ class Taken:
         return stage_memory(stage)
 
     def copy_back(self, tensor: torch.Tensor, stage: torch.Tensor) -> None:
-        """When the call is done: tensor becomes what stage is."""
+        """Register a copy from stage to tensor, made when the call is complete."""
         self._copies.append((tensor, stage))
 
     def joined(self, tensors: Sequence[torch.Tensor], *, given: bool) -> Memory:
-        """One memory for tensors of one length and dtype: theirs where they lie side by side, or a stage.
+        """Return one memory for tensors of one length and dtype: their own if adjacent, else a stage.
 
-        given: what they hold is read; else it is written at the end.
+        given: True if the tensors are read; else they are written at the end.
         """
         side_by_side = _side_by_side(tensors)
         if side_by_side is not None:
@@ -72,7 +72,7 @@ class Taken:
 
     @property
     def finish(self) -> Callable[[], None] | None:
-        """What is left to be done when the call is done, if anything is."""
+        """Return the function to call when the call is complete; None if there is nothing to copy."""
         return self._copy_all_back if self._copies else None
 
     def _copy_all_back(self) -> None:
@@ -83,7 +83,7 @@ class Taken:
 
 
 def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
-    """ValueError unless all have the dtype and the number of elements of `like`."""
+    """Raise ValueError unless all have the dtype and the number of elements of `like`."""
     for number, tensor in enumerate(tensors):
         if tensor.dtype != like.dtype or tensor.numel() != like.numel():
             raise ValueError(
@@ -93,12 +93,12 @@ def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str) 
 
 
 def bytes_of(memory: Memory) -> np.ndarray[Any, Any]:
-    """The same memory as a NumPy array of bytes, for calls whose pieces differ in length."""
+    """Return the memory as a NumPy array of bytes, for calls whose pieces differ in length."""
     return Memory(memory.address, memory.nbytes, "uint8", owner=memory).__array__()
 
 
 def _behind(tensor: torch.Tensor) -> torch.Tensor:
-    """The result itself of a functional collective, which is waited for when it is first used."""
+    """Return the tensor itself; wait for it first if it is the result of a functional collective."""
     wait = getattr(tensor, "trigger_wait", None)
     return tensor if wait is None else wait()
 
@@ -106,20 +106,20 @@ def _behind(tensor: torch.Tensor) -> torch.Tensor:
 def _staged(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_cpu or tensor.layout != torch.strided:
         raise ValueError(
-            f"shmring takes dense tensors of the CPU, not {tensor.layout} ones of {tensor.device}; for "
-            "accelerators' tensors use their own backend, and shmring beside it for the CPU's"
+            f"shmring takes dense CPU tensors, not {tensor.layout} tensors on {tensor.device}; use the "
+            "accelerator's own backend for its tensors, and shmring for CPU tensors"
         )
     if tensor.data_ptr() == 0 and tensor.numel() > 0:
         raise ValueError(
             f"a {type(tensor).__name__} of {tensor.numel()} elements has no memory of its own: pass the "
-            "tensor that is behind it, as DTensor.to_local() gives"
+            "underlying tensor, such as DTensor.to_local()"
         )
     with plain_torch():
         return tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
 
 
 def stage_memory(stage: torch.Tensor) -> Memory:
-    """The memory of a tensor that is made for a call: contiguous, on the CPU."""
+    """Return the memory of a tensor that is made for a call: contiguous, on the CPU."""
     memory = Memory.of(stage)
     if memory is None:
         raise TypeError(

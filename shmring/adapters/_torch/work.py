@@ -1,13 +1,13 @@
-"""What a collective of the torch backend returns when it is not waited for.
+"""The objects that asynchronous collectives of the torch backend return.
 
-An Operation is a call that was issued. A Work is torch's handle of it, of one of three classes:
+An Operation is an issued call. A Work is torch's handle of an Operation, of one of three classes:
 
 - Work, for torch.distributed's functions. Python may give it to C++ and drop it.
 - UnknownWork, for a caller that may be Python or C++.
 - LentWork, for torch's C++.
 
-The thread that waits for an operation also steps it, so that no thread hands anything to another. Only if C++
-wants a future of a call that takes long (DDP's buckets), a thread completes it.
+The thread that waits for an operation also progresses it, so no thread switch is needed. Only if C++ wants a
+future of a call that is not complete (DDP's buckets), a separate thread completes the future.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TURN_S, _LEAST_S = 0.01, 1e-6
 
 
 class Message:
-    """A Transfer that several threads may wait for: shmring's messages have one caller at a time."""
+    """A Transfer that several threads may wait for. shmring allows one caller of messages at a time."""
 
     def __init__(self, transfer: Any, calling: threading.Lock, timeout_s: float) -> None:
         self._transfer = transfer
@@ -40,7 +40,7 @@ class Message:
         self._timeout_s = timeout_s
 
     def wait(self, limit_s: float | None = None) -> Any:
-        """As the Transfer's, in turns with other threads that wait."""
+        """Wait like Transfer.wait, taking turns with other waiting threads."""
         left_s = self._timeout_s if limit_s is None else limit_s
         until = time.monotonic() + left_s
         while True:
@@ -48,14 +48,14 @@ class Message:
                 try:
                     return self._transfer.wait(min(max(left_s, _LEAST_S), _TURN_S))
                 except TimeoutError as error:
-                    if isinstance(error, RuntimeError):  # shmring.Timeout: it is over
+                    if isinstance(error, RuntimeError):  # shmring.Timeout: the communicator has ended
                         raise
                     left_s = until - time.monotonic()
                     if left_s <= 0 and limit_s is None:
                         return self._transfer._wait_no_longer(self._timeout_s)
                     if left_s <= 0:
                         raise TimeoutError(
-                            f"the message is not complete within {limit_s:g} s; it goes on"
+                            f"the message is not complete within {limit_s:g} s; it continues"
                         ) from None
             time.sleep(0)  # another thread's turn
 
@@ -67,7 +67,7 @@ class Message:
 class Operation:
     """One collective or message, or several as one.
 
-    parts: shmring's Works, or Messages. tensors: its result. future_in_cpp: of the C++ part of its Work.
+    parts: shmring Works, or Messages. tensors: the result. future_in_cpp: the future of the Work's C++ part.
     """
 
     __slots__ = ("completer", "future_in_cpp", "parts", "tensors")
@@ -79,7 +79,7 @@ class Operation:
         self.completer = completer
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """True once it is done; raises what ended it. timeout: zero is none; after it TimeoutError."""
+        """Block until complete; return True or raise the error. timeout: then TimeoutError; zero is none."""
         if timeout and (limit_s := timeout.total_seconds()) > 0:
             until = time.monotonic() + limit_s
             for part in self.parts:
@@ -91,18 +91,18 @@ class Operation:
 
     @property
     def may_never_come(self) -> bool:
-        """Whether it needs a message. The completer must not wait for one: a late message ends the group."""
+        """Return whether a part is a message: the completer must not wait, as a late one ends the group."""
         return any(isinstance(part, Message) for part in self.parts)
 
     def is_completed(self) -> bool:
-        """Whether it has come to its end, a good one or not; its result is there then."""
+        """Return whether the operation has ended, successfully or not; the result is then in place."""
         try:
             return all(part.done() for part in self.parts)
         except Exception:
             return True
 
     def exception(self) -> BaseException | None:
-        """What ended it, once it has ended."""
+        """Return the error of an operation that has ended, else None."""
         if self.is_completed():
             try:
                 self.wait()
@@ -115,30 +115,30 @@ class Operation:
         return self.tensors
 
     def source_rank(self) -> int:
-        """The rank that sent the message, if it was received from any."""
+        """Return the rank that sent the received message; -1 if there is none."""
         statuses = [part.wait() for part in self.parts]
         return next((int(status.source) for status in reversed(statuses) if status is not None), -1)
 
     def end(self) -> None:
-        """Wait until it is done, or over."""
+        """Block until the operation has ended; do not raise its error."""
         with contextlib.suppress(Exception):  # result() raises it again
             self.wait()
 
     def has_succeeded(self) -> bool:
-        """Whether it has come to a good end already."""
+        """Return whether the operation has ended successfully."""
         return self.is_completed() and self.exception() is None
 
     # -- futures --
 
     def wait_in_cpp(self, timeout: datetime.timedelta) -> bool:
-        """As `wait`, for the C++ part of a Work, which would complete its future without a result."""
+        """Wait, for the C++ part of a Work, and set its future's result, which C++ would leave empty."""
         self.wait(timeout)
         if not self.future_in_cpp.done():
             self.future_in_cpp.set_result(self.tensors)
         return True
 
     def future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A complete future of the result: wait for it."""
+        """Wait, and return a complete future of the result."""
         try:
             result = self.result()
         except Exception:
@@ -150,9 +150,9 @@ class Operation:
         return future
 
     def future_of_later(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the result, completed by the completer's thread if it takes longer than this call."""
+        """Return a future of the result; if that takes long, the completer's thread completes it."""
         if are_any_halves(self.tensors):
-            # DDP's built-in FP16 hook takes a list of tensors, which from Python comes as some object.
+            # DDP's built-in FP16 hook needs a list of tensors; a result set from Python is a generic object.
             self.end()
             if self.exception() is None:
                 return torch._C.fork(self.result)  # calls it at once; torch.jit.fork does the same, and warns
@@ -163,14 +163,14 @@ class Operation:
         return future
 
     def _future_of_later(self) -> tuple[torch.futures.Future[None], torch.futures.Future[list[torch.Tensor]]]:
-        """Complete, or failed, as soon as the first is set."""
+        """Return two futures; the second completes, or fails, as soon as the first is set."""
         ready: torch.futures.Future[None] = torch.futures.Future()
-        # What a callback raises, C++ takes for a failure; of `set_exception` it hears nothing.
+        # C++ treats an exception in a callback as a failure, but does not see `set_exception`.
         return ready, ready.then(lambda _: self.result())
 
 
 class StagedOperation(Operation):
-    """One whose result is in place once the first thread that sees it complete has called `finish`."""
+    """An Operation whose result is in place after the first thread that sees it complete calls `finish`."""
 
     __slots__ = ("_failure", "_finish", "_finishing")
 
@@ -221,7 +221,7 @@ def operation_of(
 
 
 def together(several: Sequence[Any], completer: Completer) -> Operation:
-    """Several Operations, or Works, as one."""
+    """Combine several Operations, or Works, into one Operation."""
     operations = [_operation_behind(one, completer) for one in several]
 
     def finish() -> None:
@@ -238,17 +238,17 @@ def _operation_behind(one: Any, completer: Completer) -> Operation:
         return one
     if isinstance(one, Handle):
         return one.operation
-    return Operation((), one.get_future().value(), completer)  # from `finished`
+    return Operation((), one.get_future().value(), completer)  # a Work made by `finished`
 
 
 class Handle:
-    """What torch and its users ask of a Work: the operation answers."""
+    """The methods of a Work that torch and its users call, passed on to the operation."""
 
     __slots__ = ()
     operation: Operation
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """True once it is done; raises what ended it. timeout: zero is none; after it TimeoutError."""
+        """Block until complete; return True or raise the error. timeout: then TimeoutError; zero is none."""
         return self.operation.wait(timeout)
 
     def is_completed(self) -> bool:
@@ -273,9 +273,9 @@ class Handle:
 
 
 class Work(Handle, PythonCallbackWork):  # type: ignore[misc, unused-ignore]
-    """For Python, which may give it to C++ and drop it.
+    """A Work for Python, which may pass it to C++ and drop its own reference.
 
-    C++ that was given a Work keeps the C++ part of the object alive, and not the Python part. The C++ part of
+    C++ that holds a Work keeps the C++ part of the object alive, and not the Python part. The C++ part of
     this class holds the operation, so `wait` works without the Python part. The operation must not refer to
     this object: that would be a cycle which Python's collector cannot see.
     """
@@ -283,18 +283,18 @@ class Work(Handle, PythonCallbackWork):  # type: ignore[misc, unused-ignore]
     __slots__ = ("operation",)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A complete future of the result: callbacks that make calls make them in one order on all ranks."""
+        """Return a complete future, so that calls made by callbacks have one order on all ranks."""
         return self.operation.future()
 
     def boxed(self) -> Any:
-        # Unboxed without the Python part, it is polled, and asked for a future, in C++.
+        # C++ may unbox it without the Python part and then polls, and asks for the future, in C++.
         self.complete_in_cpp()
         return PythonCallbackWork.boxed(self)
 
     def complete_in_cpp(self) -> None:
         """Complete the C++ part and its future when the operation ends: only `wait` asks the operation.
 
-        Those of a message that has not come are complete when C++ waits for it.
+        For a message that has not arrived, they complete when C++ waits for it.
         """
         if self.operation.is_completed():
             self._complete_in_cpp()
@@ -302,12 +302,12 @@ class Work(Handle, PythonCallbackWork):  # type: ignore[misc, unused-ignore]
             self.operation.completer.complete(self.operation, self._complete_in_cpp)
 
     def _complete_in_cpp(self) -> None:
-        with contextlib.suppress(Exception):  # the C++ part notes it
+        with contextlib.suppress(Exception):  # the C++ part records the error
             PythonCallbackWork.wait(self)
 
 
 class UnknownWork(Work):
-    """For a caller that may be Python or C++. If it is C++, it asks the C++ part for the future."""
+    """A Work for a caller that may be Python or C++. C++ asks the C++ part for the future."""
 
     __slots__ = ()
 
@@ -316,7 +316,7 @@ class UnknownWork(Work):
 
 
 class LentWork(Handle, dist.Work):  # type: ignore[misc, unused-ignore]
-    """For C++ that made the call: it keeps the Python part alive, and asks that for a future."""
+    """A Work for C++ that made the call. C++ keeps the Python part alive and asks it for the future."""
 
     __slots__ = ("operation",)
 
@@ -345,7 +345,7 @@ def unknown_work_of(operation: Operation) -> UnknownWork:
 
 
 def _made(kind: type[_AnyWork], operation: Operation) -> _AnyWork:
-    # The classes have no __init__ of their own: it would take as long as making the operation.
+    # The classes have no __init__: it would take as long as making the operation.
     work = kind(operation.wait_in_cpp)
     work.operation = operation
     operation.future_in_cpp = PythonCallbackWork.get_future(work)
@@ -357,14 +357,14 @@ def are_any_halves(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def finished(tensors: list[torch.Tensor]) -> dist.Work:
-    """For C++, which makes less of it than a Work takes: what is done, with this result."""
+    """Return a complete Work with this result for C++, made faster than a LentWork."""
     future = torch._C.Future([])
     future.set_result(tensors)
     return _create_work_from_future(future)
 
 
 class Completer:
-    """Of one group: completes futures in the order of their calls, in a thread of its own."""
+    """Complete the futures of one group in the order of their calls, in a thread of its own."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -373,7 +373,7 @@ class Completer:
         self._starting = threading.Lock()
 
     def complete(self, operation: Operation, then: Callable[[], None]) -> None:
-        """Call `then` when the operation has come to its end."""
+        """Call `then` when the operation has ended."""
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -381,7 +381,7 @@ class Completer:
         self._queue.put((operation, then))
 
     def close(self) -> None:
-        """Ends the thread when it has completed what it was given."""
+        """End the thread after it has completed the queued operations."""
         with self._starting:
             thread, self._thread = self._thread, None
         if thread is not None:

@@ -5,5 +5,5 @@ bench, predict  ->  rank -> calls      in a rank: arrays, the call, the check ag
     |-- compare                        figures of other runs
     |-- plot                           figures as a picture
 
-tune            ->  trials             in a rank: communicators that differ in one number, timed in turn
+tune            ->  trials             in a rank: communicators that differ in one threshold, timed in turn
 """

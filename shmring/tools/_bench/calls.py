@@ -1,7 +1,7 @@
-"""The collectives that `shmring bench` times: their arrays, what is called, what NumPy says should come out.
+"""The collectives that `shmring bench` times: their arrays, the timed statement, NumPy's result.
 
-A size is that of a call's larger array: of the gathered one, of the one to be scattered. A user of the public
-API.
+A size is that of a call's larger array: the result of a gather, the input of a scatter. This file uses only
+the public API.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import shmring
 Array = np.ndarray[Any, Any]
 
 PING_PONG, MANY = "ping_pong", "all_reduce_many"
-FUSED_ARRAYS = 16  # of all_reduce_many; they have the size together
+FUSED_ARRAYS = 16  # of all_reduce_many; their sizes sum to the given size
 OPS = tuple(op.value for op in shmring.Op)
 NUMPY_DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -30,14 +30,14 @@ OTHER_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # of ml_dtypes
 
 @dataclass(frozen=True)
 class Form:
-    """What a call is like. busbw: its bus bandwidth for n ranks, in units of the algorithm bandwidth."""
+    """The properties of a call. busbw: bus bandwidth / algorithm bandwidth, for n ranks."""
 
     busbw: Callable[[int], float]
-    x_is_part: bool = False  # of y
-    y_is_part: bool = False  # of x
+    x_is_part: bool = False  # x is one rank's part of y
+    y_is_part: bool = False  # y is one rank's part of x
     reduces: bool = False
     rooted: bool = False
-    in_place: bool = False  # it can be
+    in_place: bool = False  # can be in place
     plans: bool = True
 
 
@@ -53,8 +53,8 @@ def _there_and_back(n: int) -> float:
     return 2 * (n - 1) / n
 
 
-# Factors as in nccl-tests, doc/PERFORMANCE.md, and (n-1)/n for its scatter and gather. It has no scan: as in
-# a reduce, one rank has to take in all of the array. A ping-pong's two messages are 2 S / t.
+# Factors are those of nccl-tests, doc/PERFORMANCE.md, with (n-1)/n for scatter and gather. nccl-tests has no
+# scan; as in a reduce, one rank receives all of the array. A ping-pong's two messages give 2 S / t.
 FORMS = {
     "all_reduce": Form(_there_and_back, reduces=True, in_place=True),
     "broadcast": Form(_once, rooted=True, in_place=True),
@@ -74,7 +74,7 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be measured: picklable, the same on all ranks."""
+    """The options of a measurement: picklable, the same on all ranks."""
 
     call: str
     sizes: tuple[int, ...]
@@ -88,8 +88,8 @@ class Job:
     in_place: bool = False
     written: bool = False
     check: bool = True
-    seconds: float = 0.3  # of calls, for each size
-    samples: int | None = None  # rather than as many as that gives
+    seconds: float = 0.3  # time for the calls of each size
+    samples: int | None = None  # number of samples, in place of `seconds`
 
     @property
     def form(self) -> Form:
@@ -97,7 +97,7 @@ class Job:
 
     @property
     def what(self) -> str:
-        """In words, as in all_reduce(float32, sum)."""
+        """Return a description such as all_reduce(float32, sum)."""
         form = self.form
         told = [] if self.call == "barrier" else [self.dtype]
         told += [self.op] * form.reduces + [f"root {self.root}"] * form.rooted
@@ -113,7 +113,7 @@ class Job:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """NumPy's, or one of ml_dtypes (ModuleNotFoundError where that is missing)."""
+    """Return a dtype of NumPy or ml_dtypes. Raises ModuleNotFoundError if ml_dtypes is missing."""
     if name in NUMPY_DTYPES:
         return np.dtype(name)
     found: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
@@ -121,19 +121,19 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def count_of(job: Job, nbytes: int, nranks: int) -> int:
-    """Items of the larger array: as many as nbytes has; where ranks have equal parts, a multiple of them."""
+    """Return the items of the larger array: a multiple of nranks if each rank has an equal part."""
     count = nbytes // dtype_named(job.dtype).itemsize
     parted = job.form.x_is_part or job.form.y_is_part or job.call == "all_to_all"
     return max(1, count // nranks) * nranks if parted else count
 
 
-# ---- what goes in, what comes out ------------------------------------------------------------------------
+# ---- inputs and expected results -------------------------------------------------------------------------
 
-# Items repeat after a prime number of them, so that no shift by a chunk goes unnoticed; other ranks' are the
-# same ones, shifted. They are small: results are exact in every dtype, in whichever order they are folded.
+# The items repeat with a prime period, so a shift by a chunk is noticed. Each rank has the same items,
+# shifted by its rank. The items are small, so results are exact in every dtype and in any order of folding.
 _BLOCK = np.array([(31 * i * i + 17 * i) % 1009 % 4 for i in range(1009)])
 _SHIFT = 331
-_PIECE = 1 << 20  # items that are compared at once
+_PIECE = 1 << 20  # items compared at once
 
 _LOGICAL = {"land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor}
 _UFUNCS = {
@@ -143,7 +143,7 @@ _UFUNCS = {
 
 
 def block_of(rank: int, dtype: np.dtype[Any], op: str) -> Array:
-    """What a rank's x holds, over and over. Factors are 1 and -1: what grows would soon be too large."""
+    """Return the block that a rank's x repeats. Factors of a product are 1 and -1, which cannot overflow."""
     values = np.roll(_BLOCK, _SHIFT * rank)
     if op == "prod":
         values = 1 - 2 * (values % 2)
@@ -151,7 +151,7 @@ def block_of(rank: int, dtype: np.dtype[Any], op: str) -> Array:
 
 
 def fill(x: Array, block: Array) -> None:
-    """x becomes the block, over and over."""
+    """Fill x with repetitions of the block."""
     whole = len(x) - len(x) % len(block)
     x[:whole].reshape(-1, len(block))[:] = block
     x[whole:] = block[: len(x) - whole]
@@ -162,7 +162,7 @@ def _is_small_float(dtype: np.dtype[Any]) -> bool:
 
 
 def fold(op: str, blocks: Sequence[Array]) -> Array:
-    """As NumPy does it, in rank order; floats of 8 and 16 bits in float32 and rounded once."""
+    """Fold the blocks with NumPy in rank order; 8- and 16-bit floats in float32, rounded once."""
     dtype = blocks[0].dtype
     if op in _LOGICAL:
         return np.asarray(reduce(_LOGICAL[op], [block.astype(bool) for block in blocks]).astype(dtype))
@@ -170,13 +170,13 @@ def fold(op: str, blocks: Sequence[Array]) -> Array:
         blocks = [block.astype(np.float32) for block in blocks]
     total = reduce(_UFUNCS[op], blocks)
     if op == "avg":
-        parts = total.real.dtype  # NumPy divides complex numbers in another way, which rounds twice
+        parts = total.real.dtype  # NumPy's division of complex numbers rounds twice
         total = (total.view(parts) / parts.type(len(blocks))).view(total.dtype)
     return np.asarray(total.astype(dtype))
 
 
 def differing(y: Array, block: Array, rounding: float = 0.0) -> int:
-    """Items of y that are not the block's, over and over; rounding: what part of an item does not count."""
+    """Count items of y that differ from the repeated block. rounding: the relative error that is allowed."""
     piece = _PIECE - _PIECE % len(block)
     return sum(_unlike(y[at : at + piece], block, rounding) for at in range(0, len(y), piece))
 
@@ -185,7 +185,7 @@ def _unlike(y: Array, block: Array, rounding: float) -> int:
     want = np.resize(block, len(y))
     unlike = y != want
     if unlike.any():
-        unlike &= ~((y != y) & (want != want))  # one NaN is as good as another
+        unlike &= ~((y != y) & (want != want))  # all NaNs are equal
         if rounding:
             wide, right = y.astype(np.float64), want.astype(np.float64)
             unlike &= ~(abs(wide - right) <= rounding * abs(right))
@@ -196,7 +196,7 @@ def _unlike(y: Array, block: Array, rounding: float) -> int:
 
 
 class Turn:
-    """A call at one size on one rank: arrays, the statement to be timed, the check. Collective to make."""
+    """A call at one size on one rank: arrays, timed statement, check. Making a Turn is collective."""
 
     def __init__(self, comm: shmring.Comm, job: Job, count: int) -> None:
         self._comm, self._job, self._dtype = comm, job, dtype_named(job.dtype)
@@ -210,16 +210,16 @@ class Turn:
         self.refill()
 
     def refill(self) -> None:
-        """The input as it was in the beginning, and nothing that could pass for a result."""
+        """Restore the input and clear the result."""
         self.y.view(np.uint8).fill(0)
         fill(self.x, block_of(self._comm.rank, self._dtype, self._job.op))
 
     def call(self) -> None:
-        """Once, untimed."""
+        """Make the call once, untimed."""
         exec(self.statement, self.names)
 
     def wrong(self) -> int:
-        """Calls it once more; the items of this rank's result that are not as NumPy has them."""
+        """Make the call once more and count the items of this rank's result that differ from NumPy's."""
         self.refill()
         self.call()
         parts = self._results()
@@ -228,7 +228,7 @@ class Turn:
         return sum(differing(y, block, self._rounding()) for y, block in zip(pieces, parts, strict=True))
 
     def _call(self) -> tuple[str, dict[str, Any]]:
-        """The text and its names: bare names, since looking them up would be timed as well."""
+        """Return the statement and its names. Names are plain: attribute lookups would be timed as well."""
         comm, job, form = self._comm, self._job, self._job.form
         if job.call == PING_PONG:
             return self._ping_pong()
@@ -246,7 +246,7 @@ class Turn:
         return f"call({', '.join(passed)}){wait}", names
 
     def _arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """x and out, as the call takes them."""
+        """Return the call's positional and keyword arguments: x and out."""
         job, is_root = self._job, self._comm.rank == self._job.root
         if job.call == "barrier":
             return [], {}
@@ -267,14 +267,14 @@ class Turn:
         return "; ".join(halves if comm.rank == 0 else reversed(halves)), names
 
     def _rounding(self) -> float:
-        """Of algorithms that round small floats at each hop: as much as the hops can make of it."""
+        """Return the relative error to allow: size * eps if an algorithm rounds at each hop, else 0."""
         if self._job.algorithm in (None, "auto", "direct", "master") or not _is_small_float(self._dtype):
             return 0.0
         names = importlib.import_module("ml_dtypes" if self._job.dtype in OTHER_DTYPES else "numpy")
         return self._comm.size * float(names.finfo(self._dtype).eps)
 
     def _results(self) -> list[Array]:
-        """By part of y, the block that it should hold; none where the call leaves nothing to check."""
+        """Return the expected block of each part of y; empty if the call leaves nothing to check."""
         comm, job = self._comm, self._job
         everybody = range(comm.size)
         own = comm.rank * (len(self.y) if job.form.y_is_part else len(self.x) // comm.size)
@@ -295,5 +295,5 @@ class Turn:
         return [np.roll(folded, -own) if job.form.y_is_part else folded]
 
     def _given(self, rank: int, first: int = 0) -> Array:
-        """What a rank's x holds from an item on."""
+        """Return the block that a rank's x repeats, from item `first` on."""
         return np.roll(block_of(rank, self._dtype, self._job.op), -first)

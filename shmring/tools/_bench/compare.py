@@ -1,4 +1,4 @@
-"""Figures of other runs for `shmring bench --compare`: its own JSON, or what bench/peers/peers.py writes."""
+"""Read figures of other runs for `shmring bench --compare`: its own JSON or that of bench/peers/peers.py."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 from .calls import Job
 
 SCHEMA = 1  # of the JSON of `shmring bench`
-PEERS_SCHEMA = 1  # of that of bench/peers/peers.py
-PEERS_DTYPE, PEERS_OP = "float32", "sum"  # it has no others
+PEERS_SCHEMA = 1  # of the JSON of bench/peers/peers.py
+PEERS_DTYPE, PEERS_OP = "float32", "sum"  # the only ones in peers.py
 _NAMES = {"mpich": "MPICH", "openmpi": "Open MPI", "intel": "Intel MPI", "gloo": "Gloo"}
-_ORDINARY = ("blocking", "in place", "private")  # variants that need no word
+_ORDINARY = ("blocking", "in place", "private")  # variants that a label omits
 
 
 class Unusable(ValueError):
-    """A file whose figures cannot stand beside these; the message says why."""
+    """A file's figures cannot be compared with this run; the message says why."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """µs of a call by bytes."""
+    """The µs of a call by bytes."""
 
     label: str
     us: dict[int, float]
@@ -43,18 +43,18 @@ class _Figure:
 
 @dataclass(frozen=True)
 class Others:
-    """The figures of a file that are of the same call."""
+    """The figures of a file for the same call."""
 
     path: Path
     figures: tuple[_Figure, ...]
 
     @property
     def ranks(self) -> set[int]:
-        """Numbers of ranks that it has figures for."""
+        """Return the numbers of ranks that have figures."""
         return {figure.ranks for figure in self.figures}
 
     def curves(self, ranks: int, distance: str) -> list[Curve]:
-        """Of so many ranks; of cores as far from each other as these where there are such."""
+        """Return the curves for a number of ranks, of this distance if the file has it, else of another."""
         mine = [figure for figure in self.figures if figure.ranks == ranks]
         found: dict[str, dict[int, float]] = {}
         far = {figure.distance for figure in mine}
@@ -67,7 +67,7 @@ class Others:
 
 
 def curves_of(files: Sequence[Others], ranks: int, distance: str) -> list[Curve]:
-    """Of all files; a label that several have is followed by the file's name."""
+    """Return the curves of all files. A label that occurs twice gets the file's name appended."""
     found = [(one.path, curve) for one in files for curve in one.curves(ranks, distance)]
     often = Counter(curve.label for _, curve in found)
     return [
@@ -77,7 +77,7 @@ def curves_of(files: Sequence[Others], ranks: int, distance: str) -> list[Curve]
 
 
 def read(path: Path) -> Any:
-    """What a file has as JSON; Unusable where it has none."""
+    """Return a file's JSON. Raises Unusable if the file is unreadable or not JSON."""
     try:
         return json.loads(path.read_text())
     except OSError as error:
@@ -87,7 +87,7 @@ def read(path: Path) -> Any:
 
 
 def load(path: Path, job: Job) -> Others:
-    """The figures of a file, of this call; Unusable where there are none."""
+    """Return a file's figures for this call. Raises Unusable if there are none."""
     found = read(path)
     try:
         figures = tuple(_figures(path, found, job))
@@ -116,7 +116,7 @@ def _figures(path: Path, found: Any, job: Job) -> Iterable[_Figure]:
 
 
 def _facts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a Job what both have to have in common."""
+    """Return the options of a Job that both runs must share."""
     return {name: options[name] for name in ("call", "dtype", "op", "root")} | {
         "input": _input(options["written"])
     }

@@ -1,6 +1,6 @@
-"""Pictures of figures against size; that of `shmring bench --plot`: latency, bandwidth and the copy limit.
+"""Plot figures against size, for `shmring bench --plot`: latency, bandwidth and the copy limit.
 
-Needs matplotlib, and no display.
+This file needs matplotlib but no display.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from .. import _cli
 from .compare import Curve
 
-_LEAST_GB_S = 0.01  # what is slower is told by the latency
+_LEAST_GB_S = 0.01  # lower bandwidths are off the plot; the latency panel shows them
 _MOST_TICKS = 9
 _OWN = {"label": "shmring", "color": "tab:red", "zorder": 3}
 _LIMIT = {"label": "copy limit", "color": "black", "linestyle": "-."}
 
 
 def check(path: Path) -> None:
-    """ValueError where no picture can be written there; ends the process where there is no matplotlib."""
+    """Raise ValueError if no picture can be written at `path`; exit if matplotlib is missing."""
     _cli.check_writable(path)
     endings = empty().canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in endings:
@@ -27,12 +27,12 @@ def check(path: Path) -> None:
 
 
 def draw(report: dict[str, Any], curves: Sequence[Curve], path: Path) -> None:
-    """Write the picture; the format is that of the path's ending."""
+    """Write the picture in the format of the path's suffix."""
     figure_of(report, curves).savefig(path, dpi=110)
 
 
 def figure_of(report: dict[str, Any], curves: Sequence[Curve]) -> Any:
-    """A matplotlib Figure: two panels of the same curves."""
+    """Return a matplotlib Figure with two panels of the same curves."""
     rows = report["rows"]
     own = {row["nbytes"]: row["p50_us"] for row in rows}
     limit = {row["nbytes"]: row["copy_us"] for row in rows if row["copy_us"]}
@@ -58,12 +58,12 @@ def figure_of(report: dict[str, Any], curves: Sequence[Curve]) -> Any:
 
 
 def empty(**look: Any) -> Any:
-    """A matplotlib Figure with nothing in it."""
+    """Return an empty matplotlib Figure."""
     return _cli.need("matplotlib.figure", "plot", "--plot").Figure(**look)
 
 
 def dress(axes: Any, unit: str, sizes: Sequence[int]) -> None:
-    """Both axes by powers, sizes in words."""
+    """Make both axes logarithmic and label the sizes with units."""
     axes.set(xscale="log", yscale="log", xlabel="size", ylabel=unit)
     axes.set_xticks(
         ticks := sizes[:: -(-len(sizes) // _MOST_TICKS)], [_cli.in_words(nbytes) for nbytes in ticks]

@@ -1,6 +1,6 @@
-"""What a rank of `shmring bench` does: facts of the world, then at each size arrays, check and samples.
+"""Run one rank of `shmring bench`: facts of the world, then at each size arrays, check and samples.
 
-A user of the public API.
+This file uses only the public API.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from .calls import Array, Job, Turn, count_of, dtype_named
 
 clock = time.perf_counter_ns
 
-SAMPLE_NS = 200_000.0  # long against the clock, and against what ranks leave a barrier one after another
-CROWDED_SAMPLE_NS = 5_000_000.0  # where ranks share CPUs: time slices count, too
+SAMPLE_NS = 200_000.0  # much longer than the clock's resolution and the skew of ranks after a barrier
+CROWDED_SAMPLE_NS = 5_000_000.0  # if ranks share CPUs: longer than a time slice
 LEAST_SAMPLES, MOST_SAMPLES = 5, 10_000
-GROWTH = 8  # first calls are slow and say little of the others
-# Of what the calls are given. A copy of less is a call of memcpy and no limit to anything.
+GROWTH = 8  # most by which the number of calls grows at once: first calls are slow
+# The part of the calls' time that copies get. Below the size, the call overhead of memcpy dominates.
 COPY_PART, COPY_COUNTS_FROM_NBYTES = 0.25, 64 << 10
-# Before a large call the engine looks how far cores are, now and then; a busy core may not answer at once.
+# The engine measures the distance of cores before some large calls; a busy core may not answer at once.
 _LARGE_ITEMS, _LOOKS, _LOOK_S = 1 << 18, 10, 0.02
 
 
 def facts(comm: shmring.Comm, job: Job) -> dict[str, Any]:
-    """Collective: what figures depend on."""
+    """Return the facts that the figures depend on. Collective."""
     large = np.ones(_LARGE_ITEMS, "f4")
     for _ in range(_LOOKS):
         comm.all_reduce(large, "max")
         if _total(comm, comm.stats()["round_trip_ns"]):
             break
         time.sleep(_LOOK_S)
-    comm.all_reduce(large, "max")  # goes by what was found
+    comm.all_reduce(large, "max")  # uses the measured distance
     places = comm.all_gather_object((comm.node, sorted(os.sched_getaffinity(0))))
     known = comm.stats()
     return {
@@ -64,14 +64,14 @@ def facts(comm: shmring.Comm, job: Job) -> dict[str, Any]:
 
 
 def _is_crowded(places: list[tuple[int, list[int]]]) -> bool:
-    """Whether a host has more ranks than CPUs for them."""
+    """Return whether a host has more ranks than CPUs for them."""
     nodes = [node for node, _ in places]
     usable = {node: {cpu for at, cpus in places if at == node for cpu in cpus} for node in nodes}
     return any(nodes.count(node) > len(cpus) for node, cpus in usable.items())
 
 
 def rows(comm: shmring.Comm, job: Job, *, crowded: bool) -> Iterator[dict[str, Any]]:
-    """Collective: for each size what was measured, the same on all ranks."""
+    """Yield the figures of each size, the same on all ranks. Collective."""
     counts = dict.fromkeys(count_of(job, nbytes, comm.size) for nbytes in job.sizes)  # each once
     for count in counts:
         yield _row(comm, job, count, CROWDED_SAMPLE_NS if crowded else SAMPLE_NS)
@@ -88,7 +88,7 @@ def _row(comm: shmring.Comm, job: Job, count: int, sample_ns: float) -> dict[str
     us, loops = _timed(comm, job, turn, sample_ns)
     if wrong is not None:
         wrong += _total(comm, turn.wrong())
-    del turn  # to copy takes as much memory once more
+    del turn  # the copies below need as much memory again
     median = float(np.median(us))
     gb_s = nbytes / median * 1e-3 if median else 0.0
     return {
@@ -110,7 +110,7 @@ def _row(comm: shmring.Comm, job: Job, count: int, sample_ns: float) -> dict[str
 
 
 def _timed(comm: shmring.Comm, job: Job, turn: Turn, sample_ns: float) -> tuple[Array, int]:
-    """As _sampled has it, of the call alone."""
+    """Return the samples of the call alone, without the time of writing its input."""
     timed = f"write(1); {turn.statement}" if job.written else turn.statement
     us, loops = _sampled(comm, job, _timer(timed, turn.names), sample_ns, job.seconds)
     if job.written:
@@ -121,7 +121,7 @@ def _timed(comm: shmring.Comm, job: Job, turn: Turn, sample_ns: float) -> tuple[
 
 
 def _copy_limit(comm: shmring.Comm, job: Job, nbytes: int, sample_ns: float) -> float | None:
-    """µs in which all ranks copy as many bytes of private memory at once."""
+    """Return the µs in which all ranks at once copy as many bytes of private memory; None if too small."""
     if nbytes < COPY_COUNTS_FROM_NBYTES:
         return None
     names = {"copy": np.copyto, "source": np.ones(nbytes, np.uint8), "target": np.zeros(nbytes, np.uint8)}
@@ -134,17 +134,17 @@ def _copy_limit(comm: shmring.Comm, job: Job, nbytes: int, sample_ns: float) -> 
 
 
 def _timer(statement: str, names: dict[str, Any]) -> Timer:
-    """timeit's own loop: nothing between two calls but the counting, and no garbage collection."""
+    """Return a timeit loop: only counting between two calls, and no garbage collection."""
     return Timer(statement, timer=clock, globals=names)
 
 
 def _sampled(
     comm: shmring.Comm, job: Job, timer: Timer, sample_ns: float, seconds: float, *, alone: bool = False
 ) -> tuple[Array, int]:
-    """µs of one call on the slowest rank, by sample, and the calls of each.
+    """Return by sample the µs of one call on the slowest rank, and the calls in a sample.
 
-    alone: the statement waits for nobody, and where ranks share a CPU one may be done before the next begins:
-    a sample lasts until all are.
+    alone: the statement waits for no other rank. Since a rank that shares a CPU may finish before the next
+    one begins, a sample then lasts until all ranks have finished.
     """
     loops, per_call_ns = _loops(comm, timer, sample_ns)
     fitting = math.ceil(seconds * 1e9 / (loops * per_call_ns))
@@ -162,7 +162,7 @@ def _sampled(
 
 
 def _loops(comm: shmring.Comm, timer: Timer, sample_ns: float) -> tuple[int, float]:
-    """How many calls make a sample, and the ns of one: the same on all ranks, and no accident."""
+    """Return the calls in a sample and the ns of one call, the same on all ranks, confirmed by two trials."""
     loops = 1
     fitting: list[float] = []
     while len(fitting) < 2:

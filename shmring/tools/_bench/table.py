@@ -1,4 +1,4 @@
-"""The table of `shmring bench`, line by line as it is measured, others' figures beside it, a progress bar."""
+"""Print the table of `shmring bench` line by line, with figures of other runs and a progress bar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_WIDTH = 16  # of a column of others' figures
 
 
 class Table:
-    """Lines go to standard output, a bar to stderr, if that is a terminal and tqdm is installed."""
+    """Write lines to stdout, and a bar to stderr if stderr is a terminal and tqdm is installed."""
 
     def __init__(self, job: Job, others: Sequence[Others], *, lines: bool, bar: bool) -> None:
         self._job, self._others, self._lines, self._has_bar = job, others, lines, bar
@@ -27,20 +27,20 @@ class Table:
         self._bar: Any = None
 
     def begin(self, facts: dict[str, Any]) -> None:
-        """What the figures depend on, and the heads."""
+        """Print the facts that the figures depend on, and the heads."""
         self._curves = curves_of(self._others, facts["ranks"], facts["distance"])
         self._bar = _bar(self._job) if self._has_bar else None
         for line in [*head_lines(facts), *self._warnings(), *self._heads()]:
             self._say(line)
 
     def row(self, row: dict[str, Any]) -> None:
-        """One size."""
+        """Print the line of one size."""
         self._say(row_line(row) + "".join(self._beside(row, curve) for curve in self._curves))
         if self._bar is not None:
             self._bar.update(1)
 
     def end(self) -> None:
-        """The bar goes."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()
 
@@ -79,7 +79,7 @@ def _width(curve: Curve) -> int:
 
 
 def head_lines(facts: dict[str, Any]) -> list[str]:
-    """What is measured where; each line a comment to whoever reads the table by program."""
+    """Return lines that say what is measured and where, each a comment for programs that parse the table."""
     cpus = ", ".join(",".join(map(str, some)) if len(some) == 1 else "any" for some in facts["cpus"][:16])
     cpus += ", ..." if len(facts["cpus"]) > 16 else ""
     hosts = f" on {facts['hosts']} hosts" if facts["hosts"] > 1 else ""
@@ -97,7 +97,7 @@ def head_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def row_line(row: dict[str, Any]) -> str:
-    """One size, as wide as the heads."""
+    """Format one size in the widths of the heads."""
     copy = "-" if row["copy_us"] is None else figure(row["copy_us"])
     cells = [
         str(row["nbytes"]),
@@ -111,7 +111,7 @@ def row_line(row: dict[str, Any]) -> str:
 
 
 def figure(us: float) -> str:
-    """Three digits that count, or more."""
+    """Format µs with at least three significant digits."""
     return f"{us:.{0 if us >= 1000 else 1 if us >= 100 else 2 if us >= 1 else 3}f}"
 
 

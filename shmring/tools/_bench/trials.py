@@ -1,6 +1,6 @@
-"""Inside a rank of the tuner: the same calls on communicators that differ in one number, timed in turn.
+"""Run one rank of the tuner: time the same calls in turn on communicators that differ in one threshold.
 
-A user of the public API.
+This file uses only the public API.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Call = Literal[
     "all_reduce", "all_reduce_many", "reduce", "scan", "broadcast", "scatter", "all_gather", "all_to_all"
 ]
 
-LEAST_ROUNDS = 5  # however little time there is
+LEAST_ROUNDS = 5  # even if the time is up
 _SAMPLE_S = 0.002
 _FUSED_ARRAYS = 64
 
 
 @dataclass(frozen=True)
 class Load:
-    """A call by which candidates are judged; of several arrays, nbytes is each one's.
+    """A call that compares candidates. With several arrays, nbytes is the size of each.
 
-    An all_reduce has an array for its result, if it is not in place. written: x is, before each call, in the
-    time that counts: who reads an array where it lies leaves part of the price to whoever writes to it next.
+    An all_reduce that is not in place has a separate array for its result. written: each timed call first
+    writes x, because a single-copy read makes the owner's next write to the array slower.
     """
 
     call: Call
@@ -43,8 +43,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of one call on the slowest rank, by round and candidate; the distance of the cores meanwhile,
-    None where it changed within a round."""
+    """Seconds of one call on the slowest rank, by round and candidate; the distance of the cores by round.
+
+    The distance is None if it changed within the round.
+    """
 
     load: Load
     seconds: Array
@@ -58,11 +60,11 @@ def trial(
     loads: Sequence[Load],
     seconds: float,
 ) -> list[Timed]:
-    """Collective: times every load on a communicator for each of `tables` (files), `seconds` in all."""
+    """Time every load on a communicator for each of `tables` (files), `seconds` in all. Collective."""
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[comm.rank % len(cpus)]})
     for name in [name for name in os.environ if name.startswith("SHMRING_")]:
-        del os.environ[name]  # what is forced cannot be tuned
+        del os.environ[name]  # a setting would override the tuned threshold
     candidates = []
     for world, table in zip(worlds, tables, strict=True):
         os.environ["SHMRING_TUNING"] = table
@@ -83,7 +85,7 @@ def _times(comm: shmring.Comm, candidates: Sequence[shmring.Comm], load: Load, s
     while len(rounds) < LEAST_ROUNDS or _agreed(comm, int(time.monotonic() < end)):
         times, seen = [0.0] * len(calls), set()
         for turn in range(len(calls)):
-            at = (turn + len(rounds)) % len(calls)  # everyone is first now and then
+            at = (turn + len(rounds)) % len(calls)  # the first candidate rotates
             times[at] = _sample(comm, calls[at], loops)
             seen.add(candidates[at].stats()["distance"])
         rounds.append(times)
@@ -94,7 +96,10 @@ def _times(comm: shmring.Comm, candidates: Sequence[shmring.Comm], load: Load, s
 
 
 def _prepared(comm: shmring.Comm, load: Load) -> Callable[[], object]:
-    """Of ones: pages that nobody has written are one page of the kernel's, which is fast to read."""
+    """Return a function that makes the call.
+
+    Arrays are filled with ones: unwritten pages all map the kernel's zero page, which is fast to read.
+    """
     count = max(1, load.nbytes // 4)
     if load.call == "all_reduce_many":
         arrays = [np.ones(count, "f4") for _ in range(_FUSED_ARRAYS)]
@@ -126,7 +131,7 @@ def _sample(comm: shmring.Comm, call: Callable[[], object], loops: int) -> float
 
 
 def _agreed(comm: shmring.Comm, number: int) -> int:
-    """Rank 0's."""
+    """Return rank 0's number."""
     word = np.array(number)
     comm.broadcast(word)
     return int(word)

@@ -1,8 +1,8 @@
-"""What `shmring info` and `shmring doctor` find out about a machine.
+"""Collect the facts about a machine that `shmring info` and `shmring doctor` report.
 
 info, doctor
   |-- machine     CPUs, memory and limits, from files of the kernel
   |-- software    versions, launchers, settings, the tuning table
-  |-- probes      what has to be tried: segments, distance of cores, speed of copies
-  |-- sections    prints it in sections of two columns
+  |-- probes      experiments: segments, distance of cores, speed of copies
+  |-- sections    prints the facts in sections of two columns
 """

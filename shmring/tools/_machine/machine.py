@@ -1,7 +1,7 @@
-"""What the kernel tells of a machine: its CPUs and what they share, its memory and limits.
+"""Read from the kernel a machine's CPUs, shared caches, memory and limits.
 
-Reads below a root folder, which tests make up. What is not there is None or empty; `Unknown` where nothing
-can be said at all.
+All paths are below a root folder, which tests replace. A missing value is None or empty. A function raises
+`Unknown` if it finds nothing at all.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ..._system import cpulist, limits
 
 ROOT = Path("/")
 _CPUS = "sys/devices/system/cpu"
-_NAMES = ("model name", "cpu model", "cpu", "uarch")  # of a processor in /proc/cpuinfo, by architecture
-_MOST_HEADROOM = 1 << 60  # more is no limit at all
+_NAMES = ("model name", "cpu model", "cpu", "uarch")  # names of a processor in /proc/cpuinfo, by architecture
+_MOST_HEADROOM = 1 << 60  # more means that there is no limit
 
 
 class Unknown(Exception):
-    """It cannot be found out; the text says why."""
+    """A fact cannot be determined; the text says why."""
 
 
 # ---- CPUs -------------------------------------------------------------------------------------------------
 
 
 def cpus(root: Path = ROOT) -> dict[str, Any]:
-    """How many there are, may be used by this process, and can be kept busy under its cgroups' quotas."""
+    """Return the CPUs that are online, allowed for this process, and usable under its cgroups' quotas."""
     allowed = sorted(os.sched_getaffinity(0))
     online = _cpu_list(root / _CPUS / "online")
     usable = limits.usable_cpus()
@@ -37,7 +37,7 @@ def cpus(root: Path = ROOT) -> dict[str, Any]:
 
 
 def model(root: Path = ROOT) -> dict[str, Any]:
-    """The processor's name, or what identifies it, and whether a hypervisor shows it to us."""
+    """Return the processor's name or identifiers, its architecture, and if it is virtual (None: unknown)."""
     fields: dict[str, str] = {}
     for line in _text(root / "proc/cpuinfo").splitlines():
         name, colon, value = line.partition(":")
@@ -47,13 +47,13 @@ def model(root: Path = ROOT) -> dict[str, Any]:
     found = next((fields[name] for name in _NAMES if fields.get(name)), ", ".join(parts))
     if not found:
         raise Unknown(f"{root / 'proc/cpuinfo'} names no processor")
-    flags = fields.get("flags")  # of x86; others do not tell
+    flags = fields.get("flags")  # x86 only
     virtual = None if flags is None else "hypervisor" in flags.split()
     return {"name": found, "architecture": platform.machine(), "virtual": virtual}
 
 
 def topology(root: Path = ROOT) -> dict[str, Any]:
-    """Which CPUs are one core, one package and one node, and which share a cache: lists of their numbers."""
+    """Return the lists of CPUs that share a core, a package, a node and each cache."""
     folder = root / _CPUS
     online = _cpu_list(folder / "online") or sorted(_numbers_of(folder, "cpu"))
     if not online:
@@ -71,7 +71,7 @@ def topology(root: Path = ROOT) -> dict[str, Any]:
 
 
 def pairs(known: dict[str, Any], allowed: Sequence[int]) -> list[dict[str, Any]]:
-    """Of each way in which the first allowed CPU is near another one, or far, one pair: the nearest first."""
+    """Pair the first allowed CPU with another CPU for each level of sharing; the nearest pair comes first."""
     first, *others = sorted(allowed)
     levels = sorted({cache["level"] for cache in known.get("caches", ()) if cache["level"] > 1})
     ways = [("one core", known.get("cores", []))]
@@ -92,7 +92,7 @@ def pairs(known: dict[str, Any], allowed: Sequence[int]) -> list[dict[str, Any]]
 
 
 def _shared(folder: Path, online: list[int], *names: str) -> list[list[int]]:
-    """The groups that a file of each CPU's topology tells of, by its name or its older one."""
+    """Return the groups of CPUs in the first of `names`, files of a CPU's topology folder, that has any."""
     for name in names:
         found = {tuple(_cpu_list(folder / f"cpu{cpu}/topology/{name}")) for cpu in online} - {()}
         if found:
@@ -101,7 +101,7 @@ def _shared(folder: Path, online: list[int], *names: str) -> list[list[int]]:
 
 
 def _caches(folder: Path, online: list[int]) -> list[dict[str, Any]]:
-    """Without those for instructions; of two sizes, as a chip with two kinds of cores has, each."""
+    """Return the data caches. A level with two sizes, on a chip with two kinds of cores, has two entries."""
     found: dict[tuple[int, int], set[tuple[int, ...]]] = {}
     for cpu in online:
         for index in _numbers_of(folder / f"cpu{cpu}/cache", "index"):
@@ -123,7 +123,7 @@ def _together(groups: Iterable[Sequence[int]], one: int, other: int) -> bool:
 
 
 def memory(root: Path = ROOT) -> dict[str, Any]:
-    """Bytes of the host, and how many more may be taken before a limit, of which cgroup or host."""
+    """Return the host's bytes, the bytes left before a limit, and the name of that limit."""
     table = dict(line.split(":", 1) for line in _text(root / "proc/meminfo").splitlines() if ":" in line)
     total = _nbytes(table.get("MemTotal", ""))
     room = limits.MemoryLimits().headroom()
@@ -136,7 +136,7 @@ def memory(root: Path = ROOT) -> dict[str, Any]:
 
 
 def shared_memory(root: Path = ROOT) -> dict[str, Any]:
-    """The size of /dev/shm and what is left of it; None where it may have all memory (tmpfs with size=0)."""
+    """Return the size of /dev/shm and the room left; None for both if unlimited (tmpfs with size=0)."""
     folder = root / "dev/shm"
     try:
         there = os.statvfs(folder)
@@ -148,7 +148,7 @@ def shared_memory(root: Path = ROOT) -> dict[str, Any]:
 
 
 def descriptors() -> dict[str, Any]:
-    """How many may be open in a process, now and at most without root; None: as many as it likes."""
+    """Return the soft and the hard limit of open descriptors in a process; None means no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         name: None if limit == resource.RLIM_INFINITY else limit
@@ -157,7 +157,7 @@ def descriptors() -> dict[str, Any]:
 
 
 def ptrace_scope(root: Path = ROOT) -> int | None:
-    """Yama's; None where there is no Yama, so that a user's processes may read each other's memory."""
+    """Return Yama's ptrace_scope. None: no Yama, so a user's processes may read each other's memory."""
     text = _text(root / "proc/sys/kernel/yama/ptrace_scope").strip()
     return int(text) if text.isdigit() else None
 
@@ -168,12 +168,12 @@ def ptrace_scope(root: Path = ROOT) -> int | None:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace")
-    except OSError:  # another kernel, or hidden from a container
+    except OSError:  # missing in this kernel, or hidden from a container
         return ""
 
 
 def _cpu_list(path: Path) -> list[int]:
-    """The numbers in a file such as "0-3,8"; none if it is not there or says something else."""
+    """Return the numbers in a file such as "0-3,8"; empty if the file is missing or malformed."""
     try:
         return cpulist.parse(_text(path))
     except ValueError:
@@ -181,7 +181,7 @@ def _cpu_list(path: Path) -> list[int]:
 
 
 def _numbers_of(folder: Path, word: str) -> list[int]:
-    """N of each entry wordN of a folder."""
+    """Return N of each entry `word`N in a folder."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -191,7 +191,7 @@ def _numbers_of(folder: Path, word: str) -> list[int]:
 
 
 def _nbytes(text: str) -> int:
-    """Of "2048K" or "16318480 kB"; 0 if it is neither."""
+    """Parse a size such as "2048K" or "16318480 kB"; return 0 if it is malformed."""
     words = text.strip().upper().removesuffix("B").rstrip()
     factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(words[-1:], 1)
     digits = words.rstrip("KMG ").strip()

@@ -1,5 +1,6 @@
-"""What has to be tried: whether segments can be made, how far cores are from each other, whether one process
-may read another's memory, how fast memory is copied. A second or so, in ranks of its own.
+"""Probe the machine: make segments, measure the distance of cores, read another's memory, time copies.
+
+The probes start ranks of their own and take about a second.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _COPY_NBYTES = 32 * MIB
 _LEAST_COPY_NBYTES = 1 * MIB
 _MOST_COPIERS = 64
 _ROUNDS = 5
-_PING_AGAIN_S = 0.03  # two ranks measure their distance anew after 20 ms, before a large call
+_PING_AGAIN_S = 0.03  # ranks measure their distance again before a large call if 20 ms have passed
 _LARGE = 100_000
 _LIMIT_S = 30.0
 
 
 def segment(kind: str) -> dict[str, Any]:
-    """Whether shared memory of this kind can be made, given pages and mapped; how, or why not."""
+    """Return whether shared memory of this kind can be made, allocated and mapped, and how or why not."""
     try:
         fd = segments.create(_TRIAL_NBYTES, kind=kind)
     except (shmring.Error, OSError) as error:
@@ -60,8 +61,9 @@ def _made_how(fd: int, kind: str) -> str:
 
 
 def between(pairs: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Of each pair of CPUs the round trip of a cache line in ns, near or far, as the engine measures it; and
-    why one rank may not read another's memory, if it may not.
+    """Return for each pair of CPUs the round trip in ns and the distance, as the engine measures both.
+
+    Also return whether one rank may read another's memory, and why not.
     """
     with _plain_settings():
         trips, refusals = shmring.spawn(_between, 2, (list(pairs),), timeout=_LIMIT_S)[0]
@@ -74,7 +76,7 @@ def between(pairs: Sequence[Sequence[int]]) -> dict[str, Any]:
 
 
 def copy_limit(nranks: int, room_nbytes: int | None) -> dict[str, Any]:
-    """Bytes that one rank, and all at once, copy in a nanosecond, by the faster of two ways to store them."""
+    """Return the GB/s that one rank, and all ranks at once, copy, by the faster of two kinds of stores."""
     nranks = min(nranks, _MOST_COPIERS)
     nbytes = _COPY_NBYTES if room_nbytes is None else min(_COPY_NBYTES, room_nbytes // (8 * nranks))
     nbytes -= nbytes % MIB
@@ -92,7 +94,7 @@ def copy_limit(nranks: int, room_nbytes: int | None) -> dict[str, Any]:
 
 @contextmanager
 def _plain_settings() -> Iterator[None]:
-    """It is the machine that is measured, and whatever is wrong with a setting is told elsewhere."""
+    """Remove SHMRING_* settings while the machine is measured. Wrong settings are reported elsewhere."""
     kind = next((kind for kind in SEGMENTS if segment(kind)["works"]), SEGMENTS[0])
     plain = {"SHMRING_TUNING": "none", "SHMRING_SEGMENT": kind}
     given = {name: text for name, text in os.environ.items() if name.startswith("SHMRING_")}
@@ -125,14 +127,14 @@ def _between(
 
 def _round_trip(comm: shmring.Comm) -> tuple[int, str]:
     time.sleep(_PING_AGAIN_S)
-    for _ in range(2):  # in the first call it is measured, from the second one on it is in force
+    for _ in range(2):  # the first call measures the distance, the second call uses it
         comm.all_reduce(np.ones(_LARGE))
     stats = comm.stats()
     return stats["round_trip_ns"], stats["distance"]
 
 
 def _refusal(comm: shmring.Comm) -> str | None:
-    """Why the next rank's memory cannot be read by process_vm_readv, if it cannot."""
+    """Return why process_vm_readv cannot read the next rank's memory; None if it can."""
     here = np.full(64, comm.rank, "u1")
     where = comm.all_gather_object((os.getpid(), here.ctypes.data))
     next_rank = (comm.rank + 1) % comm.size
@@ -144,8 +146,8 @@ def _refusal(comm: shmring.Comm) -> str | None:
     libc.process_vm_readv.restype = ctypes.c_ssize_t
     moved = libc.process_vm_readv(pid, ctypes.byref(into), one, ctypes.byref(out_of), one, no_flags)
     why = os.strerror(ctypes.get_errno()) if moved != here.nbytes else None
-    comm.barrier()  # `here` has to live until it has been read
-    return why if why or (there == next_rank).all() else "it read other bytes than were there"
+    comm.barrier()  # `here` must stay alive until the other rank has read it
+    return why if why or (there == next_rank).all() else "it returned wrong bytes"
 
 
 class _Part(ctypes.Structure):
@@ -155,10 +157,10 @@ class _Part(ctypes.Structure):
 
 
 def _copy(comm: shmring.Comm, nbytes: int) -> tuple[float, float]:
-    """Seconds of one rank's copy while the others are idle, and of the slowest rank's while all copy."""
+    """Return seconds of rank 0's copy alone, and of the slowest rank's copy while all ranks copy."""
     allowed = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {allowed[comm.rank % len(allowed)]})
-    # Of ones: pages that nobody has written are one page of the kernel's, which is fast to read.
+    # Fill the arrays with ones: unwritten pages all map the kernel's zero page, which is fast to read.
     source, target = np.ones(nbytes, "u1"), np.ones(nbytes, "u1")
     best = np.full(2, np.inf)
     for stream in (0, 1) * _ROUNDS:

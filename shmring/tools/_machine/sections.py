@@ -1,6 +1,4 @@
-"""What is told of a machine, in sections of two aligned columns; in colour where rich is installed and a
-person looks.
-"""
+"""Print sections of two aligned columns, in colour if rich is installed and stdout is a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
-_LEAST_ROOM = 30  # a column narrower than that is not worth the trouble
+_LEAST_ROOM = 30  # a narrower column is not wrapped
 
 
 class Row(NamedTuple):
-    """A label, what is told of it, and the colour of the label."""
+    """A label, its text, and the colour of the label."""
 
     label: str
     text: str
@@ -30,7 +28,7 @@ class _Line(NamedTuple):
 
 
 def show(sections: Mapping[str, Sequence[Row]]) -> None:
-    """On stdout. Lines are broken for a terminal only, so that programs find each row on one line."""
+    """Print to stdout. Wrap lines for a terminal only, so that programs find each row on one line."""
     width = max((len(row.label) for rows in sections.values() for row in rows), default=0)
     lines: list[_Line] = []
     for head, rows in sections.items():
@@ -55,7 +53,7 @@ def _lines(row: Row, width: int) -> Iterator[_Line]:
 
 
 def _printable(text: str) -> str:
-    """What others have written may hold anything; what the terminal cannot show is spelt out."""
+    """Escape characters that the terminal cannot show."""
     text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)

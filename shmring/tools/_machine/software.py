@@ -1,5 +1,6 @@
-"""What is installed and asked for around a process: versions, libraries, launchers, settings, the tuning
-table, the instruction set. Looks packages up and imports none.
+"""Report a process's software: versions, libraries, launchers, settings, tuning table, instruction set.
+
+This module looks up the versions of packages and imports none of the packages.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 def versions() -> dict[str, str]:
-    """Of all that takes part."""
+    """Return the versions of shmring, Python, NumPy and the kernel."""
     return {
         "shmring": shmring.__version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -39,26 +40,26 @@ def versions() -> dict[str, str]:
 
 
 def instruction_set() -> dict[str, Any]:
-    """Which the reduction loops are made of here, and why that one."""
+    """Return the instruction set of the reduction loops, why it is chosen, and those available."""
     there = kernels.isas()
     asked = Survey.of().given.get("SHMRING_ISA", "").strip().lower()
     if asked in ("", "auto"):
-        chosen, why = there[0], "the best that this CPU and its operating system have"
+        chosen, why = there[0], "the best that this CPU and its operating system support"
     elif asked in there:
         chosen, why = asked, "SHMRING_ISA asks for it"
     else:
-        chosen, why = None, f"SHMRING_ISA asks for {asked!r}, which is not to be had here"
+        chosen, why = None, f"SHMRING_ISA asks for {asked!r}, which is not available here"
     return {"chosen": chosen, "why": why, "there": there}
 
 
 def settings() -> dict[str, Any]:
-    """The SHMRING_* variables: those given, what is wrong with them, and names that nobody reads."""
+    """Return the SHMRING_* variables that are set, their errors, and unknown names."""
     found = Survey.of()
     return {"given": found.given, "wrong": found.wrong, "unknown_names": found.unknown}
 
 
 def tuning_table() -> dict[str, Any]:
-    """Which table of sizes new communicators go by: a file's, with its numbers of ranks, or the built-in."""
+    """Return the tuning table of new communicators: a file with its numbers of ranks, or the built-in one."""
     asked = Survey.of().given.get("SHMRING_TUNING", "").strip() or "auto"
     told: dict[str, Any] = {"path": None, "ranks": [], "state": "off", "why": "SHMRING_TUNING says none"}
     if asked == "none":
@@ -74,7 +75,7 @@ def tuning_table() -> dict[str, Any]:
 
 
 def job() -> dict[str, Any]:
-    """Who started this process, as far as its environment tells, and which launchers are here."""
+    """Return the launcher of this process, according to its environment, and the launchers on the PATH."""
     told: dict[str, Any] = {"launcher": None, "rank": None, "size": None, "local_size": None, "wrong": None}
     try:
         found = find_job(Settings.from_environment() if not Survey.of().wrong else Settings(), os.environ)
@@ -91,7 +92,7 @@ def job() -> dict[str, Any]:
 
 
 def libraries() -> dict[str, str | None]:
-    """The versions of those that shmring works with; None where one is not installed."""
+    """Return the versions of libraries that shmring works with; None for a library that is not installed."""
     found: dict[str, str | None] = {}
     for name in LIBRARIES:
         try:
@@ -102,6 +103,6 @@ def libraries() -> dict[str, str | None]:
 
 
 def threads() -> dict[str, Any]:
-    """What says how many threads a numerical library starts in each process, and whether the GIL is there."""
+    """Return the variables that set numerical libraries' thread counts; and True if there is no GIL."""
     given = {name: os.environ[name] for name in THREAD_VARIABLES if os.environ.get(name)}
     return {"given": given, "free_threaded": not getattr(sys, "_is_gil_enabled", lambda: True)()}

@@ -52,4 +52,4 @@ def test_what_goes_wrong_there_is_only_said():
         entry.register()
     """)
     assert done.returncode == 0, done.stderr
-    assert "was not told of the backend shmring" in done.stderr
+    assert "the backend shmring was not registered" in done.stderr
