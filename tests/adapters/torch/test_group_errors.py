@@ -26,7 +26,7 @@ def wrong_arguments(comm):
             (lambda: group.allreduce([torch.ones(1)] * 2), ValueError, "2 tensors"),
             (lambda: dist.all_reduce(torch.ones(2, device="meta")), ValueError, "on meta"),
             (lambda: group.allgather([[torch.ones(1)]], [torch.ones(1)]), ValueError, "1 outputs"),
-            (lambda: dist.all_reduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), ValueError, "sums only"),
+            (lambda: dist.all_reduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), ValueError, "only sums"),
             (lambda: dist.all_reduce(torch.ones(1).expand(3)), ValueError, "expanded"),
             (lambda: group._get_backend("cuda"), RuntimeError, "CPU"),
         ):
