@@ -102,7 +102,7 @@ def test_an_earlier_run_is_not_overwritten(shmrun, tmp_path):
     done = shmrun(SAY, "--log-dir", str(tmp_path))
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith(f"shmrun: {tmp_path}/rank-1.err is there, ")
+    assert done.stderr.startswith(f"shmrun: {tmp_path}/rank-1.err exists, ")
     assert done.stderr.count("\n") == 1
     assert (tmp_path / "rank-1.err").read_text() == "precious"
     assert not (tmp_path / "rank-0.out").exists()
@@ -159,7 +159,7 @@ def test_files_of_an_earlier_runs_restarts_are_found_at_the_start(shmrun, tmp_pa
     earlier.write_text("precious")
     done = shmrun("sys.exit(1)", "--log-dir", str(tmp_path), "--restart", "2")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"shmrun: {earlier} is there, ")
+    assert done.stderr.startswith(f"shmrun: {earlier} exists, ")
     assert not (tmp_path / "rank-0.out").exists()
     assert shmrun("pass", "--log-dir", str(tmp_path), "--restart", "1").returncode == 0
 
