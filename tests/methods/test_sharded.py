@@ -199,10 +199,10 @@ def wrong(comm, case):
 @pytest.mark.parametrize(
     ("case", "kind", "says"),
     [
-        ("stage", "ValueError", "it is 1 or 2"),
+        ("stage", "ValueError", "it must be 1 or 2"),
         ("op", "ValueError", "'avg' or 'sum'"),
         ("bucket_nbytes", "ValueError", "1 byte or more"),
-        ("dtypes", "TypeError", "by themselves"),
+        ("dtypes", "TypeError", "separately"),
         ("integers", "TypeError", "int64"),
         ("nothing", "ValueError", "give at least one"),
         ("order", "ValueError", "last parameter first"),

@@ -364,7 +364,7 @@ def test_what_is_no_file_is_refused(world_of):
     with Ranks(1) as ranks:
         (error,) = ranks.meet().outcomes(trace_to, "/dev/null")
     assert isinstance(error, OSError)
-    assert "no regular file" in str(error)
+    assert "not a regular file" in str(error)
 
 
 @pytest.mark.parametrize("of", ["t.json", "t.json.part"])
