@@ -63,7 +63,7 @@ def reduce_scatter(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") 
 
     def part(shape: _Shape) -> _Shape:
         if not shape or shape[0] % comm.size:
-            raise ValueError(f"a leaf of shape {shape} has no dimension 0 that {comm.size} divides")
+            raise ValueError(f"a leaf of shape {shape} has no dimension 0 that {comm.size} ranks can share")
         return shape[1:] if shape[0] == comm.size else (shape[0] // comm.size, *shape[1:])
 
     with _refusing(comm, "reduce_scatter"):
