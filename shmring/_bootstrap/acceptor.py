@@ -228,7 +228,7 @@ def _nobody(hello: Hello, sock: FramedSocket) -> None:
 class Gathering:
     """One rank's wait for others: each proves itself and is kept until all have come.
 
-    What ends it is told to those that are in. `close` leaves the sockets that were handed out.
+    Errors are reported to the ranks that are in. `close` leaves the sockets that were handed out.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class Links:
     def all_ready(self, *, check: Check, deadline: float) -> None:
         """Return when every rank has come here; one that ended, or told why it cannot, all ranks raise.
 
-        What any rank has told is raised as an agreed error.
+        An error that another rank has reported is raised as an agreed error.
         """
         frame = handshake.pack_frame(handshake.READY)
         if self.rank != 0:
@@ -176,8 +176,9 @@ class Links:
             while kind == handshake.SOCKET:
                 packet, cut = self._receive(fds, check, deadline)
                 while fds:
-                    socks.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds[-1]))
-                    fds.pop()
+                    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds[-1])
+                    fds.pop()  # from here on the socket closes it
+                    socks.append(sock)
                 kind, error = _unpack(packet, 0)
                 failure = failure or error or (_no_room() if cut else None)
             if kind not in (handshake.READY, handshake.FAILED):

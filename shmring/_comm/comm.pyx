@@ -379,7 +379,7 @@ cdef class Comm(Messages):
         self.engine.enter_call()
         try:
             failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
-            parts, parent_ranks = shrinking.shrink(failed, timeout_s, _drop)
+            parts, parent_ranks = shrinking.shrink(failed, timeout_s)
             left = None
             try:
                 left = Comm(*parts, parent_ranks=parent_ranks, parent=self, epoch=self.epoch + 1)
@@ -533,8 +533,3 @@ cdef int leave_group(parts, Comm comm) except -1:
     else:
         comm.close()
     return 0
-
-
-def _drop(parts):
-    """Of a communicator that nobody will call."""
-    Comm(*parts).close()

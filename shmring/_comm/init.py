@@ -44,14 +44,14 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
 
 def _join(world: World, rank: int, settings: Settings, timeout_s: float) -> Comm:
     meeting = join(world, rank, timeout_s=timeout_s)
-    begun = None
+    parts = None
     try:
-        begun = begin_where_met(meeting, settings, timeout_s, key=world.key)
-        comm = Comm(*begun)
+        parts = begin_where_met(meeting, settings, timeout_s, key=world.key)
+        comm = Comm(*parts)
     except BaseException:
         try:
-            if begun is not None:
-                begun.abandon()
+            if parts is not None:
+                parts.abandon()
         finally:
             meeting.close()
         raise

@@ -18,7 +18,6 @@ from .._system import procfs
 if TYPE_CHECKING:
     from .flight_recorder import Flight
 
-LIVENESS_THREAD = "shmring-life"
 ANSWER_S = 1.0  # a rank may take this long to answer
 
 _CUT = b"\n(and so on)\n"

@@ -33,6 +33,7 @@ cdef extern from "<sys/prctl.h>" nogil:
     enum: PR_SET_NAME
     int prctl(int option, const char *name)
 
+cdef const char *NAME = "shmring-life"
 cdef uint64_t LONGEST_START_NS = 60_000_000_000
 
 
@@ -51,23 +52,23 @@ cdef class ParkedThread:
         try:
             _thread.start_new_thread(self._park, ())
         except RuntimeError as error:
-            raise limits.explain_thread(error, stacks.LIVENESS_THREAD) from error
+            raise limits.explain_thread(error, NAME.decode()) from error
         except MemoryError:   # it may have started all the same: it has to leave, and nobody waits for it
             self.pid, self.has_ended = getpid(), True
             raise
         self.pid = getpid()
         while not sr_liveness_is_held(&lane.liveness):
             if self.has_ended:
-                raise MemoryError(f"no memory for the first steps of the thread {stacks.LIVENESS_THREAD}")
+                raise MemoryError(f"no memory for the first steps of the thread {NAME.decode()}")
             if sr_now_ns() > until_ns:
-                raise Error(f"the thread {stacks.LIVENESS_THREAD} has not begun within {LONGEST_START_NS // 1000**3} s")
+                raise Error(f"the thread {NAME.decode()} has not begun within {LONGEST_START_NS // 1000**3} s")
             time.sleep(0.0001)
         return 0
 
     def _park(self):
         try:
             self.ident = PyThread_get_thread_ident()
-            prctl(PR_SET_NAME, "shmring-life")
+            prctl(PR_SET_NAME, NAME)
             self.hold_word()
         finally:
             self.has_ended = True

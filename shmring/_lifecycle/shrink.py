@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _MOST_ATTEMPTS = 8  # attempts to start with the same ranks
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
 
-Drop = Callable[[CommParts], None]
 
 
 class FailedComm(NamedTuple):
@@ -134,11 +133,10 @@ class _Meetings:
             self._listener = None
 
 
-def shrink(failed: FailedComm, timeout_s: float, drop: Drop) -> tuple[CommParts, tuple[int, ...]]:
+def shrink(failed: FailedComm, timeout_s: float) -> tuple[CommParts, tuple[int, ...]]:
     """Collective over the survivors: return the parts of their communicator, and their old ranks.
 
-    `timeout_s` limits the wait for a live rank, and starts again whenever the view loses a rank. `drop`
-    releases the parts of a failed attempt.
+    `timeout_s` limits the wait for a live rank, and starts again whenever the view loses a rank.
     """
     ranks = _Survivors(failed)
     meetings = _Meetings(failed, ranks, timeout_s)
@@ -149,7 +147,7 @@ def shrink(failed: FailedComm, timeout_s: float, drop: Drop) -> tuple[CommParts,
         while True:
             view = agreement.settle()
             if agreement.done is None:
-                _drop(prepared, drop)  # the view has changed: no rank will report these parts done
+                _abandon(prepared)  # the view has changed: no rank will report these parts done
                 prepared = None
                 attempts[view.out] += 1
                 parts = _begin(meetings, agreement, ranks.size)
@@ -176,13 +174,13 @@ def shrink(failed: FailedComm, timeout_s: float, drop: Drop) -> tuple[CommParts,
             agreement.withdraw()
         finally:
             meetings.close()
-            _drop(prepared, drop)
+            _abandon(prepared)
         raise
 
 
-def _drop(prepared: tuple[View, CommParts] | None, drop: Drop) -> None:
+def _abandon(prepared: tuple[View, CommParts] | None) -> None:
     if prepared is not None:
-        drop(prepared[1])
+        prepared[1].abandon()
 
 
 def _begin(meetings: _Meetings, agreement: Agreement, size: int) -> CommParts | None:
