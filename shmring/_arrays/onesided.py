@@ -154,9 +154,7 @@ def _check_cast(kind: Any, dtype: np.dtype[Any]) -> None:
     """
     found = np.result_type(dtype, kind(0)) if isinstance(kind, type) else kind
     if not np.can_cast(found, dtype, "same_kind"):
-        raise TypeError(
-            f"values of {found} cannot be cast to the array's dtype {dtype}; convert them first"
-        )
+        raise TypeError(f"values of {found} cannot be cast to the array's dtype {dtype}; convert them first")
 
 
 @cache

@@ -1,5 +1,4 @@
-"""Wait for a Work in a coroutine: the event loop watches a descriptor, so no thread is needed.
-"""
+"""Wait for a Work in a coroutine: the event loop watches a descriptor, so no thread is needed."""
 
 from __future__ import annotations
 

@@ -30,7 +30,6 @@ _MOST_ATTEMPTS = 8  # attempts to start with the same ranks
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
 
 
-
 class FailedComm(NamedTuple):
     """Parts of a failed communicator, and the ranks that its error names as late."""
 
