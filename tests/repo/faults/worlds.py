@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import shmring
+from tests.support import leftovers
 
 from . import builds
 from .calls import CALLS
@@ -324,8 +325,7 @@ def found_here() -> str:
             target = os.readlink(path)
             if target.startswith(("/memfd:shmring", "/dev/shm/", "socket:")):
                 fds.append(target)
-    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    threads = [name for name in names if name == "shmring-life"]
+    threads = [name for name in leftovers.thread_names() if name == "shmring-life"]
     return "; ".join(
         f"{name}: {found}"
         for name, found in (("maps", maps), ("descriptors", fds), ("threads", threads))
