@@ -12,7 +12,7 @@ cimport numpy as cnp
 from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, item_count, release, take
 from .._core.group cimport *
 from .._core.timeouts cimport ns_of, timeout_ns_of
-from .._internode.allreduce cimport residual_count
+from .._internode.reductions cimport residual_count
 from .._internode.context cimport inter_of
 from .._internode.data_movement cimport choose_way
 from .work cimport Work

@@ -3,11 +3,10 @@
 engine: Engine, one communicator on one rank
   |-- state             its memory (Group), its settings, the tables of names that Python reads
   |-- wait              a call in the foreground: pause, yield, sleep, look for dead and late ranks
+  |-- blame             which rank keeps this one waiting: for errors, and for the warning about a long wait
   |-- progress          calls in the background, and the thread that steps them
   |     |-- queue           the calls of one communicator, in the order of issue
   |     |-- priorities      which of them runs next
-  |-- remote_mismatch   what ranks of other hosts call instead: for Mismatch, and for who is late
-  |-- stalls            when a long wait is logged
   |-- liveness_thread   the parked thread by which other ranks see that this one lives
 
 trace_buffer            what an engine did, for `Comm.trace`

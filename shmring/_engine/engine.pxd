@@ -3,9 +3,9 @@
 from libc.stdint cimport uint64_t
 
 from .._core.group cimport Call
+from .blame cimport Stalls
 from .liveness_thread cimport ParkedThread
 from .progress cimport Issued, Queue, Task
-from .stalls cimport Stalls
 from .state cimport State
 
 

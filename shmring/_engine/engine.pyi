@@ -7,7 +7,7 @@ from .._arrays.allocator import Arrays
 from .._internode.context import InterNodeConns
 from .._transport.notifications import Notifications
 from ..errors import Error
-from .stalls import Stalls
+from .blame import Stalls
 from .state import State
 
 _T = TypeVar("_T")

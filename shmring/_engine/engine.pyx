@@ -21,10 +21,9 @@ from .._core.trace cimport end_call, enter_call
 from .._diagnostics.flight_recorder cimport SR_WAIT_CALL
 from .._internode.context cimport InterNodeConns, inter_of, remote
 from .._internode.data_movement cimport choose_way, enter_refused_across, step_refused_across
+from .blame cimport Stalls, await_same_call, find_remote_mismatch, last_call_of, mismatched_calls, most_suspect
 from .liveness_thread cimport ParkedThread
-from .remote_mismatch cimport await_same_call, find_remote_mismatch, last_call_of, most_suspect, mismatched_calls
 from .progress cimport *
-from .stalls cimport Stalls
 from .state cimport begin_report, world_number
 from .wait cimport BRIEF_NBYTES, run_steps, try_briefly
 

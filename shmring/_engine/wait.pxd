@@ -8,7 +8,6 @@ cdef enum:
     SHORT_SLEEP_NS = 100000       # where either a flag or a connection may be first: there is no sleep that both end
     LONG_SLEEP_NS = 2000000       # as often as the dead are looked for
     PATIENCE = 16               # sleeps are this part of how long it has taken so far
-    COURTESY_NS = 50000000      # for those whose deadline comes first by little
     BRIEF_NBYTES = 65536        # calls this small are over sooner than the GIL is let go and taken again
 
 cdef inline uint64_t sleep_ns_after(uint64_t waited_ns) noexcept nogil:

@@ -3,11 +3,11 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from .._core.group cimport *
-from .._core.schedule cimport *
 from .._core.trace cimport step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
-from .._internode.context cimport InterNode, examine, furthest_behind, inter_of, move, sr_conn_sleep
+from .._internode.context cimport InterNode, examine, inter_of, move, sr_conn_sleep
 from .._transport.channel cimport sr_channels_poll_abort
+from .blame cimport courtesy_ns, latest
 
 
 cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
@@ -156,100 +156,6 @@ cdef inline bint is_missed(Group *g, Call *c, int rank) noexcept nogil:
     if rank == c.awaited.rank:
         return not sr_flag_reached(c.awaited.flag, c.awaited.target)
     return not sr_flag_reached(&line_of(g, rank, c.seq).seq, c.seq)
-
-
-# The first call that not everybody has come to; the next one if all are in this.
-cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
-    cdef uint64_t seq = g.verified
-    cdef int rank
-    while seq != c.seq:
-        seq += 1
-        for rank in range(g.size):
-            if not sr_flag_reached(&line_of(g, rank, seq).seq, seq):
-                return seq
-    return c.seq + 1
-
-
-# How far a rank is from where this call begins; as far as that if it has come to the call, whatever it needed before.
-# In a double tree no rank is behind the one that all wait for in any of the four ways in which each goes ahead.
-cdef int64_t progress_of(Group *g, Call *c, int rank, bint has_come) noexcept nogil:
-    cdef int64_t some, progress = 0
-    cdef int which
-    for which in range(SR_STAGED, (SR_HANDED if c.algorithm == DOUBLE_TREE else SR_STAGED) + 1):
-        some = <int64_t> (sr_flag_load(counter(g, rank, which)) - g.position)
-        progress += max(some, 0) if has_come else some
-    return progress
-
-
-# Where a rank is an inner node. Who is one in both trees, as the root of the first, waits upwards for all of that, and
-# downwards for who is above it in the second.
-cdef inline int depth_above(Group *g, int rank) noexcept nogil:
-    return sr_double_tree_depth(rank, g.size, not sr_double_tree_is_inner(rank, g.size, 0))
-
-
-cdef inline int depth_below(Group *g, int rank) noexcept nogil:
-    return sr_double_tree_depth(rank, g.size, sr_double_tree_is_inner(rank, g.size, 1))
-
-
-# Of ranks of a double tree that are as far as each other those below in it wait for those above if they have results to
-# hand down; else it is the other way round. The least is to blame.
-cdef int order_of(Group *g, Call *c, int rank) noexcept nogil:
-    cdef uint64_t reduced = sr_flag_load(counter(g, rank, SR_REDUCED))
-    if c.algorithm != DOUBLE_TREE:
-        return 0
-    if sr_flag_reached(counter(g, rank, SR_HANDED), reduced):
-        return -depth_above(g, rank)
-    return depth_below(g, rank)
-
-
-# Who keeps this rank waiting in the end: who has not come to the call, else the rank awaited. Where that may be waiting
-# itself for another, who is least far: of several that are as far the first, but for double trees.
-cdef int latest(Group *g, Call *c) noexcept nogil:
-    cdef uint64_t seq
-    cdef bint all_came, relayed
-    cdef int64_t progress, least = 0
-    cdef int culprit = -1, first = 0
-    cdef int order, rank
-    if c.awaited.rank >= g.size:   # of another host, so that it has no lane here
-        return furthest_behind(g, c)
-    relayed = c.relayed and (c.algorithm == DOUBLE_TREE or c.awaited.flag == counter(g, c.awaited.rank, SR_STAGED))
-    seq = first_not_reached(g, c)
-    all_came = seq == c.seq + 1
-    if all_came and not relayed:
-        return c.awaited.rank
-    for rank in range(g.size):
-        if rank != g.rank and (all_came or not sr_flag_reached(&line_of(g, rank, seq).seq, seq)):
-            progress = progress_of(g, c, rank, all_came) if c.relayed else 0
-            order = order_of(g, c, rank)
-            if culprit < 0 or progress < least or (progress == least and order < first):
-                culprit, least, first = rank, progress, order
-    return culprit if culprit >= 0 else c.awaited.rank
-
-
-# Who waits for one that may wait itself would blame the wrong rank: it says so later, whoever knows better first. Up a
-# tree that is who waits for the smaller subtree; down, and for a master, all wait for what is still on its way up.
-cdef uint64_t courtesy_ns(Group *g, Call *c) noexcept nogil:
-    cdef int waits = 0
-    if c.algorithm == DOUBLE_TREE and c.awaited.rank < g.size:
-        return <uint64_t> waits_in_double_tree(g, c) * COURTESY_NS
-    if (c.algorithm != TREE and c.algorithm != MASTER) or c.awaited.rank >= g.size:
-        return 0
-    if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
-        waits = sr_tree_steps(g.size) + 1
-    elif c.algorithm == TREE:
-        while 1 << waits < c.awaited.rank - g.rank:
-            waits += 1
-    return <uint64_t> waits * COURTESY_NS
-
-
-# A leaf has only itself to blame; of others the farther from the leaves, and then the farther from the root.
-cdef int waits_in_double_tree(Group *g, Call *c) noexcept nogil:
-    cdef int steps = sr_tree_steps(g.size)
-    if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
-        return steps - depth_above(g, c.awaited.rank)
-    if c.awaited.flag == counter(g, c.awaited.rank, SR_HANDED):
-        return steps + 1 + depth_below(g, c.awaited.rank)
-    return 2 * steps + 1 if c.awaited.flag == counter(g, c.awaited.rank, SR_COPIED) else 0
 
 
 cdef int poll_peers(Group *g, Call *c, uint64_t now) noexcept nogil:

@@ -10,11 +10,9 @@ from libc.string cimport memcpy, memmove
 
 from .._algorithms.direct cimport choose_pipeline, enter_refused, step_refused
 from .._core.group cimport *
-from .allreduce cimport gather_fragment, slice_at, step_large, fragment_count_of
-from .allreduce_small cimport step_small
 from .context cimport *
 from .local_step cimport begin_local, finish_internode, meet, new_local, step_internode
-from .reduce_scatter cimport step_reduce_scatter
+from .reductions cimport fragment_count_of, gather_fragment, slice_at, step_large, step_reduce_scatter, step_small
 
 
 # ---- pieces, by rank -----------------------------------------------------------------------------------------

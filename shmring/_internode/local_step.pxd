@@ -1,9 +1,11 @@
-# The steps that a call of ranks of several hosts takes within this one: each is a call of the local ranks.
+# The steps that a call of ranks of several hosts takes within one host, each a call of the local ranks, and the partial
+# results that these steps make.
 
 from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
 
-from .._core.group cimport Call, Group
-
+from .._core.group cimport REDUCE, Call, Group
+from .context cimport InterNode
 
 cdef Call *new_local(Group *g, Call *c, int kind, size_t count) noexcept nogil
 cdef void begin_local(Group *g, Call *c) noexcept nogil
@@ -11,3 +13,31 @@ cdef int meet(Group *g, Call *c) noexcept nogil
 cdef int step_internode(Group *g, Call *c, void (*start)(Group *, Call *) noexcept nogil,
                         int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil
 cdef int finish_internode(Group *g, Call *c) noexcept nogil
+
+
+# Whether the result is wanted on a node.
+cdef inline bint is_wanted_on(InterNode *inter, Call *c, int node) noexcept nogil:
+    return c.kind != REDUCE or node == inter.node_of[c.root]
+
+
+cdef void choose_partials(InterNode *inter, Call *c, int wire) noexcept nogil
+cdef bint is_partial_itself(Group *g, Call *c) noexcept nogil
+cdef const unsigned char *summands(Group *g, Call *c, const unsigned char *x, size_t count,
+                                   unsigned char *wide) noexcept nogil
+cdef Call *new_reduction(Group *g, Call *c, int kind, size_t count) noexcept nogil
+cdef void send_partial(Group *g, Call *c, int rank, const unsigned char *partial, size_t count, unsigned char *encoded,
+                       float *residual, uint32_t *left) noexcept nogil
+cdef void receive_partial(Group *g, Call *c, int rank, unsigned char *arrived, size_t count,
+                          uint32_t *left) noexcept nogil
+cdef void fold_nodes(Group *g, Call *c, const unsigned char *own, const unsigned char *arrived, size_t pitch,
+                     unsigned char *wide, unsigned char *out, size_t count) noexcept nogil
+cdef void fold_some(Group *g, Call *c, int first, int step, bint is_last, const unsigned char *own,
+                    const unsigned char *arrived, size_t pitch, unsigned char *wide, unsigned char *out,
+                    size_t count) noexcept nogil
+cdef void encode_and_keep(Group *g, unsigned char *encoded, float *residual, float *values,
+                          size_t count) noexcept nogil
+cdef void encode_alike(Group *g, unsigned char *encoded, float *residual, float times, float *values,
+                       size_t count) noexcept nogil
+cdef size_t nbytes_on_wire(InterNode *inter, size_t count) noexcept nogil
+cdef bint are_results_encoded(InterNode *inter, Call *c) noexcept nogil
+cdef size_t result_nbytes(InterNode *inter, Call *c, size_t count) noexcept nogil

@@ -1,19 +1,108 @@
-# Large all_reduce and reduce of ranks of several hosts. The ranks of a host reduce among themselves first, so that
-# every byte crosses the wire once for all of them; then hosts exchange partial results and fold them in the order of
-# hosts; then each host hands the result to its ranks. Everybody takes part in the middle step: a local rank owns a
-# slice and has connections of its own to those that own it elsewhere. (Hierarchical all-reduce, as in Horovod and
-# NCCL; the exchange is a direct reduce-scatter and all-gather: 2(H-1)/H of a slice over the wire, for H hosts.)
+# The reductions of ranks of several hosts: all_reduce and reduce, small and large, and reduce_scatter. The ranks of a
+# host reduce among themselves first, so that every byte crosses the wire once for all of them; then hosts exchange
+# partial results and fold them in the order of hosts; then each host hands the result to its ranks. (Hierarchical
+# all-reduce, as in Horovod and NCCL.)
 # Every function returns at once; what it waits for is in call.awaited.
 
 from libc.stddef cimport size_t
 
 from .._core.group cimport *
 from .context cimport *
-from .local_step cimport begin_local, finish_internode, new_local, step_internode
-from .partials cimport *
+from .local_step cimport *
 
 
-# ---- large: slices of fragments ----------------------------------------------------------------------------------
+# ---- small all_reduce and reduce, and barrier ----------------------------------------------------------------------
+
+# One rank of each host, its leader, exchanges all of the message with the leaders of all other hosts: one hop.
+cdef enum:
+    SMALL_REDUCING, SMALL_EXCHANGING, SMALL_BROADCASTING   # stages of a small call
+
+
+# Who does that on a node: the root, where there is one.
+cdef inline int leader_on(InterNode *inter, Call *c, int node) noexcept nogil:
+    return inter.local_of[c.root] if c.kind == REDUCE and node == inter.node_of[c.root] else 0
+
+
+cdef inline bint leads(InterNode *inter, Call *c) noexcept nogil:
+    return inter.local_of[inter.rank] == leader_on(inter, c, inter.node)
+
+
+cdef void start_small(Group *g, Call *c) noexcept nogil:
+    cdef InterNode *inter = inter_of(g)
+    cdef Call *step
+    choose_partials(inter, c, SR_WIRE_NATIVE)
+    if is_partial_itself(g, c):
+        return
+    if c.nbytes == 0:   # the ranks meet all the same
+        new_local(g, c, BARRIER, 0)
+    else:
+        step = new_reduction(g, c, REDUCE, c.count)
+        step.root = leader_on(inter, c, inter.node)
+        step.x = summands(g, c, c.x, c.count, inter.scratch)
+        step.out = inter.room
+    begin_local(g, c)
+
+
+cdef int step_small(Group *g, Call *c) noexcept nogil:
+    return step_internode(g, c, start_small, stage_small)
+
+
+cdef int stage_small(Group *g, Call *c) noexcept nogil:
+    cdef InterNode *inter = inter_of(g)
+    cdef Fragment *whole = &inter.fragment[0]
+    if inter.stage == SMALL_REDUCING:
+        inter.stage = SMALL_EXCHANGING
+        if leads(inter, c):
+            exchange_partials(g, c)
+    if inter.stage == SMALL_EXCHANGING:
+        if whole.receiving > 0 or whole.sending > 0:
+            return blocked_on_conns(g, c)
+        inter.stage = SMALL_BROADCASTING
+        if leads(inter, c) and is_wanted_on(inter, c, inter.node) and c.nbytes > 0:
+            fold_nodes(g, c, own_partial(g, c), inter.room + inter.slice_nbytes, inter.slice_nbytes, inter.room, c.out,
+                       c.count)
+        if c.kind != REDUCE and g.size > 1:
+            hand_out_small(g, c)
+            return PROGRESSED
+    count_path(g, ACROSS)
+    return DONE
+
+
+cdef inline const unsigned char *own_partial(Group *g, Call *c) noexcept nogil:
+    return c.x if is_partial_itself(g, c) else inter_of(g).room
+
+
+# The partial result of this host is there: its leader sends it to all others that fold.
+cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
+    cdef InterNode *inter = inter_of(g)
+    cdef Fragment *whole = &inter.fragment[0]
+    cdef unsigned char *arrived = inter.room
+    cdef size_t count = c.count if c.nbytes > 0 else 0   # of what moves nothing it only says what the call is
+    cdef int node, other
+    for node in range(inter.nnodes):
+        if node == inter.node:
+            continue
+        arrived += inter.slice_nbytes
+        other = rank_at(inter, node, leader_on(inter, c, node))
+        if is_wanted_on(inter, c, node):
+            send_partial(g, c, other, own_partial(g, c), count, NULL, NULL, &whole.sending)
+        if is_wanted_on(inter, c, inter.node):
+            receive_partial(g, c, other, arrived, count, &whole.receiving)
+
+
+# From the leader to the other ranks of the host.
+cdef void hand_out_small(Group *g, Call *c) noexcept nogil:
+    cdef Call *step = new_local(g, c, BROADCAST if c.nbytes > 0 else BARRIER, c.count if c.nbytes > 0 else 0)
+    step.x = c.out
+    step.out = c.out
+    begin_local(g, c)
+
+
+# ---- large all_reduce and reduce: slices of fragments --------------------------------------------------------------
+
+# Every rank takes part in the exchange: a local rank owns a slice and has connections of its own to the ranks that own
+# it on other hosts. The exchange is a direct reduce-scatter and all-gather: 2(H-1)/H of a slice over the wire, for H
+# hosts.
 
 # A message goes in fragments, so that one is on the wire while the next is reduced and the one before is handed out.
 # The order in which local ranks take their steps, and in which messages follow each other on a connection, is fixed: a
@@ -477,3 +566,125 @@ cdef void describe_slices(Group *g, Call *c, int number, Call *step) noexcept no
         inter.given[local].data = <unsigned char *> step.x
         inter.given[local].nbytes = (end_of_own_slice(inter, s.count) - own_slice(inter, s.count)) * c.itemsize
     step.given, step.taken = inter.given, inter.taken
+
+
+# ---- reduce_scatter ------------------------------------------------------------------------------------------------
+
+# Every piece is reduced on each host by one of its ranks, and folded by the rank that gets it.
+cdef enum:
+    PIECES_ASKING, PIECES_REDUCING, PIECES_FOLDING   # stages of a turn of reduce_scatter
+
+
+# Which local rank of a node reduces the pieces of a rank.
+cdef inline int reducer_on(InterNode *inter, int node, int rank) noexcept nogil:
+    return rank_at(inter, node, inter.local_of[rank] % inter.nlocal[node])
+
+
+# Elements of this turn's part of every piece.
+cdef inline size_t part_count(InterNode *inter, Call *c) noexcept nogil:
+    return min(c.count - <size_t> inter.turn * inter.fragment_count, inter.fragment_count)
+
+
+cdef void start_reduce_scatter(Group *g, Call *c) noexcept nogil:
+    cdef InterNode *inter = inter_of(g)
+    choose_partials(inter, c, SR_WIRE_NATIVE)
+    inter.fragment_count = inter.pair_nbytes // inter.itemsize
+
+
+# A turn for each part of the pieces: partial results are asked for, reduced here for everyone, and folded.
+cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
+    cdef InterNode *inter = inter_of(g)
+    cdef Fragment *s = &inter.fragment[0]
+    cdef unsigned char *out = c.out + <size_t> inter.turn * inter.fragment_count * c.itemsize
+    if inter.stage == PIECES_ASKING:
+        await_partials(g, c)
+        inter.group = 0
+        inter.stage = PIECES_REDUCING
+    if inter.stage == PIECES_REDUCING:
+        if reduce_group(g, c):
+            return PROGRESSED
+        inter.stage = PIECES_FOLDING
+    if s.receiving > 0 or s.sending > 0:
+        return blocked_on_conns(g, c)
+    fold_nodes(g, c, place_for_own(g, c), inter.room, inter.pair_nbytes, place_for_own(g, c), out, part_count(inter, c))
+    inter.turn += 1
+    inter.stage = PIECES_ASKING
+    if <size_t> inter.turn * inter.fragment_count < c.count:
+        return PROGRESSED
+    count_path(g, ACROSS)
+    return DONE
+
+
+cdef void await_partials(Group *g, Call *c) noexcept nogil:
+    cdef InterNode *inter = inter_of(g)
+    cdef unsigned char *arrived = inter.room
+    cdef int node
+    for node in range(inter.nnodes):
+        if node != inter.node:
+            receive_partial(g, c, reducer_on(inter, node, inter.rank), arrived, part_count(inter, c),
+                            &inter.fragment[0].receiving)
+            arrived += inter.pair_nbytes
+
+
+# The partial result for this rank itself: where the result belongs, or before what is made for others.
+cdef inline unsigned char *place_for_own(Group *g, Call *c) noexcept nogil:
+    cdef InterNode *inter = inter_of(g)
+    if inter.dtype == c.dtype:
+        return c.out + <size_t> inter.turn * inter.fragment_count * c.itemsize
+    return inter.scratch
+
+
+# What this rank reduces in one group, for another host.
+cdef inline unsigned char *place_for_group(InterNode *inter, int group) noexcept nogil:
+    return inter.room + <size_t> (inter.nnodes - 1 + group) * inter.pair_nbytes
+
+
+# The pieces of as many ranks of a node as this one has, a local rank reducing that of each. What this rank reduced in
+# the step before is for another host. False: there is no group left.
+cdef bint reduce_group(Group *g, Call *c) noexcept nogil:
+    cdef InterNode *inter = inter_of(g)
+    cdef int first = 0
+    cdef int node = node_of_group(g, inter, inter.group, &first)
+    if inter.group > 0:
+        send_group(g, c, inter.group - 1)
+    if node == inter.nnodes:
+        return False
+    begin_group(g, c, node, first, place_for_own(g, c) if node == inter.node else place_for_group(inter, inter.group))
+    inter.group += 1
+    return True
+
+
+cdef void send_group(Group *g, Call *c, int group) noexcept nogil:
+    cdef InterNode *inter = inter_of(g)
+    cdef int first = 0
+    cdef int node = node_of_group(g, inter, group, &first)
+    first += inter.local_of[inter.rank]
+    if node != inter.node and first < inter.nlocal[node]:
+        send_partial(g, c, rank_at(inter, node, first), place_for_group(inter, group), part_count(inter, c), NULL,
+                     NULL, &inter.fragment[0].sending)
+
+
+cdef void begin_group(Group *g, Call *c, int node, int first, unsigned char *partial) noexcept nogil:
+    cdef InterNode *inter = inter_of(g)
+    cdef size_t count = part_count(inter, c)
+    cdef const unsigned char *x = c.x + <size_t> inter.turn * inter.fragment_count * c.itemsize
+    cdef unsigned char *wide = inter.scratch + inter.pair_nbytes   # behind the partial result for this rank
+    cdef Call *step = new_reduction(g, c, REDUCE_SCATTER, count)
+    cdef int local
+    for local in range(g.size):
+        inter.given[local].nbytes = 0
+        if first + local < inter.nlocal[node]:
+            inter.given[local].data = <unsigned char *> summands(
+                g, c, x + rank_at(inter, node, first + local) * c.nbytes, count, wide)
+            inter.given[local].nbytes = step.nbytes
+            wide += inter.pair_nbytes
+    if g.size == 1:
+        step.x = inter.given[0].data
+    else:
+        step.given = inter.given
+    step.out = partial
+    begin_local(g, c)
+
+
+cdef int step_reduce_scatter(Group *g, Call *c) noexcept nogil:
+    return step_internode(g, c, start_reduce_scatter, stage_reduce_scatter)

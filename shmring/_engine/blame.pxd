@@ -1,0 +1,28 @@
+# Which rank keeps this one waiting.
+
+from libc.stdint cimport uint64_t
+
+from .._core.group cimport Call, Group
+from .state cimport State
+
+cdef enum:
+    COURTESY_NS = 50000000   # for ranks whose deadline is a little earlier
+    MOST_PLACES = 4          # where waits may be under way at the same time, see enum sr_wait_place
+
+
+cdef int latest(Group *g, Call *c) noexcept nogil
+cdef uint64_t courtesy_ns(Group *g, Call *c) noexcept nogil
+
+cdef int await_same_call(State state, Call *c, object notifications) except -1
+cdef tuple mismatched_calls(State state)
+cdef tuple find_remote_mismatch(State state, Call *c, object notifications)
+cdef tuple last_call_of(State state, int rank, object notifications)
+cdef int most_suspect(State state, Call *c, object notifications) except -1
+
+
+cdef class Stalls:
+    cdef uint64_t limit_ns
+    cdef uint64_t[MOST_PLACES] since_ns
+    cdef uint64_t[MOST_PLACES] next_ns   # by place: of the wait that is under way
+
+    cdef int heed(self, object engine, int place) except -1

@@ -1,4 +1,0 @@
-
-from .._core.group cimport Call, Group
-
-cdef int step_small(Group *g, Call *c) noexcept nogil
