@@ -43,7 +43,7 @@ _HOMES = {
     "Bucketer": "_comm.bucketer",
     "Memory": "_arrays.operands",
     "Plan": "_comm.collectives",
-    "Work": "_comm.work",
+    "Work": "_comm.collectives",
     "Op": "_comm.ops",
     "Ring": "_p2p.ring",
     "model": "model",
@@ -102,13 +102,12 @@ if TYPE_CHECKING:
     from ._arrays.shared_array import SharedArray
     from ._bootstrap.join import World, host_id, world
     from ._comm.bucketer import Bucketer
-    from ._comm.collectives import Plan
+    from ._comm.collectives import Plan, Work
     from ._comm.comm import Comm
     from ._comm.init import init
     from ._comm.ops import Op
     from ._comm.point_to_point import ANY_SOURCE, ANY_TAG, Status, Transfer
     from ._comm.trace_file import Trace
-    from ._comm.work import Work
     from ._launch.spawn import spawn
     from ._p2p.ring import Ring
     from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout, Truncated

@@ -4,8 +4,7 @@ direct: choose_pipeline(), called by the engine for every call
   |-- direct itself       large all_reduce and reduce; all_reduce of private arrays that are read in place
   |-- staged              tiny and small messages, data movement, zero-copy
   |     ^-- chain         reduce and scan with more ranks than CPUs
-  |-- stepped             rings, halving and doubling: algorithms that the caller names
-  |-- trees               binomial tree, double binary tree: likewise
+  |-- named               algorithms that the caller names: rings, halving and doubling, trees
 
 Each algorithm is a pair of C functions: `enter_x` prepares a call, `step_x` does what is possible now and
 returns. A step never blocks: it records in `call.awaited` which flag it waits for. `_engine/wait` waits.

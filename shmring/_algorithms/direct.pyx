@@ -1,6 +1,6 @@
 # Large all_reduce and reduce as resumable pipelines over shared memory, and the choice of a pipeline for every call.
 # The other pipelines are in staged (tiny and small messages, data movement, zero-copy), chain (more ranks than CPUs),
-# stepped and trees (algorithms that the caller names).
+# named (algorithms that the caller names).
 #
 # Every function runs without the GIL, returns at once, and records in call.awaited what the call waits for.
 
@@ -15,8 +15,9 @@ from .staged cimport (
     SHARED_STEP_NBYTES, enter_exchange, enter_tiny, find_given, lies_in_private, read_private, shared_address,
     step_exchange, step_shared, step_tiny,
 )
-from .stepped cimport enter_halving, enter_ring, step_halving, step_ring
-from .trees cimport enter_double_tree, enter_tree, step_double_tree, step_tree
+from .named cimport (
+    enter_double_tree, enter_halving, enter_ring, enter_tree, step_double_tree, step_halving, step_ring, step_tree,
+)
 
 
 # ---- large: chunks through slots -----------------------------------------------------------------------------

@@ -1,11 +1,15 @@
-"""Locks in shared memory, taken by ranks."""
+"""Locks in shared memory, taken by ranks, and one-sided access to a shared array under them."""
 
 from types import TracebackType
-from typing import Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .._engine.engine import Engine
 
 LOCK_NBYTES: int
+BLOCK_NBYTES: int  # size of a block; access is atomic within a block
 
 class Locks:
     """`count` locks at `address`, zeros at first; `memory` keeps them mapped. kind: their name in errors."""
@@ -31,3 +35,24 @@ class Lock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+def count_for(nbytes: int) -> int:
+    """Return the number of stripes of an array of `nbytes`."""
+
+class Stripes:
+    """The locks of an array's blocks of BLOCK_NBYTES. Block b uses lock b modulo the number of locks."""
+
+    def __new__(cls, engine: Engine, memory: object, begin: int, locks: int, count: int) -> Self: ...
+    def access(
+        self,
+        array: NDArray[Any],
+        first: int,
+        count: int,
+        index: NDArray[np.intp] | None,
+        values: NDArray[Any] | None,
+        out: NDArray[Any] | None,
+        dtype: int,
+        op: int,
+        timeout: float | None,
+    ) -> None:
+        """Copy elements to `out`, then set them to `values` or to elements op values, block by block."""

@@ -13,7 +13,7 @@ from .._engine.state import DTYPES, OPS, supported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .striped_locks import Stripes
+    from .locks import Stripes
 
 _REPLACE = -1  # passed instead of an op's number
 _SUM = OPS.index("sum")

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 import numpy as np
 
 from ..errors import Mismatch
-from . import onesided, striped_locks
-from .locks import LOCK_NBYTES, Lock, Locks
-from .striped_locks import Stripes
+from . import locks, onesided
+from .locks import LOCK_NBYTES, Lock, Locks, Stripes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -135,7 +134,7 @@ def check_locks(locks: SupportsIndex) -> int:
 
 def room_nbytes(nbytes: int, nlocks: int) -> int:
     """Return the bytes of an array of `nbytes` with its locks and stripes, on lines of their own after it."""
-    return _locks_begin(nbytes) + (nlocks + striped_locks.count_for(nbytes)) * LOCK_NBYTES
+    return _locks_begin(nbytes) + (nlocks + locks.count_for(nbytes)) * LOCK_NBYTES
 
 
 def check_same(comm: Comm, wanted: tuple[tuple[int, ...], np.dtype[Any], int], timeout_s: float) -> None:
@@ -162,7 +161,7 @@ def over(
 ) -> SharedArray:
     """Return the array in `room`, memory that all ranks map."""
     array = SharedArray(shape, dtype, buffer=room)
-    begin, nstripes = room.ctypes.data, striped_locks.count_for(array.nbytes)
+    begin, nstripes = room.ctypes.data, locks.count_for(array.nbytes)
     locks_begin = begin + _locks_begin(array.nbytes)
     stripes_begin = locks_begin + nlocks * LOCK_NBYTES
     stripes = Stripes(engine, room, begin, stripes_begin, nstripes)

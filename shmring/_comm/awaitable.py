@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .work import Work
+    from .collectives import Work
 
 
 async def result_of(work: Work[Any]) -> Any:

@@ -14,8 +14,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from ..methods.compression import Compressor, Reduction
+    from .collectives import Work
     from .comm import Comm
-    from .work import Work
 
 
 class Bucketer:

@@ -3,23 +3,27 @@
 
 import inspect
 import operator
+import os
 
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memset
+from posix.unistd cimport close
 
 cimport numpy as cnp
 
 from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, item_count, release, take
 from .._core.group cimport *
-from .._core.timeouts cimport ns_of, timeout_ns_of
-from .._internode.reductions cimport residual_count
+from .._core.timeouts cimport deadline_ns_of, ns_of, timeout_ns_of
+from .._engine.progress cimport is_finished
 from .._internode.context cimport inter_of
 from .._internode.data_movement cimport choose_way
-from .work cimport Work
+from .._internode.reductions cimport residual_count
 
-from .._engine import state
+from . import awaitable
 from .._arrays import shapes
-from ..errors import Closed
+from .._engine import state
+from .._system import limits
+from ..errors import Closed, Error
 
 cnp.import_array()
 
@@ -561,3 +565,76 @@ cdef uint16_t priority_code(object priority) except? 0:
     if not -MOST_PRIORITY <= number <= MOST_PRIORITY:
         raise ValueError(f"priority is {number}; it must be {-MOST_PRIORITY} to {MOST_PRIORITY}")
     return number + MOST_PRIORITY + 1
+
+
+cdef class Work(Issued):
+    """A collective that runs in the background: what every collective returns with `async_op=True`.
+
+    Calls of one communicator run in the order in which they were made, those with a `priority` by that. Their arrays
+    must not be touched before they are finished, and stay alive until then, whatever becomes of this object. `await
+    work` in asyncio waits for it without a thread, and gives its result; cancelling the one that awaits does not touch
+    the call.
+    """
+
+    def __cinit__(self, *_, **__):
+        self.a.held = self.b.held = False
+        self.notice_fd = -1
+
+    def __init__(self, *_, **__):
+        raise TypeError("a Work is made by a collective with async_op=True")
+
+    def wait(self, timeout=None):
+        """Returns when the call is finished; raises what ended the communicator instead.
+
+        After timeout seconds without: TimeoutError, which harms nothing. Ctrl-C harms nothing either.
+        """
+        try:
+            finished = self.engine.wait_for(&self.task, deadline_ns_of(timeout))
+        except Error:
+            if self.refusal is None:
+                raise
+        else:
+            if not finished:
+                raise TimeoutError(f"the call is not finished after {timeout:g} s; it goes on")
+        if self.refusal is not None:
+            raise self.refusal
+
+    def done(self):
+        """Whether the call has come to its end, a good one or not."""
+        return is_finished(self.engine.queue, &self.task)
+
+    def result(self, timeout=None):
+        """What the call returns when it is not in the background; waits for it as `wait` does."""
+        self.wait(timeout)
+        return self.answer
+
+    def fileno(self):
+        """A descriptor that is readable once the call is finished, for select and its kin. It belongs to the Work."""
+        if not is_finished(self.engine.queue, &self.task):
+            self.engine.check_open()   # in a forked child it never would be
+        if self.notice_fd < 0:
+            try:
+                self.notice_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            except OSError as error:
+                raise limits.explain(error, "making what tells that a call is finished") from error
+            if not sr_flag_take(&self.task.notify, self.notice_fd + 1):
+                os.eventfd_write(self.notice_fd, 1)
+        return self.notice_fd
+
+    def __await__(self):
+        return awaitable.result_of(self).__await__()
+
+    def __reduce__(self):
+        raise TypeError("a Work belongs to its process")
+
+    def __repr__(self):
+        progress = "under way"
+        if is_finished(self.engine.queue, &self.task):
+            progress = "finished" if self.task.status == DONE else "failed"
+        return f"<shmring.Work {progress}>"
+
+    def __dealloc__(self):
+        release(&self.a)
+        release(&self.b)
+        if self.notice_fd >= 0:
+            close(self.notice_fd)

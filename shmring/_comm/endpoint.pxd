@@ -49,3 +49,6 @@ cdef class Endpoint(FusedCollectives):
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1
     cdef str cause_of_death(self, int rank)
     cdef object damaged(self, int source)
+
+
+cdef str pattern_text(Message *message)

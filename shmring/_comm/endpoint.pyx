@@ -21,9 +21,7 @@ from .._diagnostics.flight_recorder cimport SR_WAIT_MESSAGE, end_wait
 from .._engine.progress cimport BACKGROUND, WAITER, delist, enlist, rouse, start_thread
 from .._engine.state cimport world_number
 from .._internode.context cimport inter_of, remote
-from .._p2p.delivery cimport Wait, deliver_briefly, deliver_patiently, poll_messages
 from .._p2p.matching cimport *
-from .._p2p.status cimport op_of, pattern_text
 from .._transport.channel cimport sr_channels_poll_abort
 
 from .._diagnostics import failures
@@ -32,6 +30,19 @@ from ..errors import Closed, Error
 
 cdef enum:
     BRIEF_NBYTES = 65536     # messages this small are copied sooner than the GIL is let go and taken again
+
+
+# Return the name of the call that posted the message.
+cdef str op_of(Message *message):
+    return "send" if message.is_send else "probe" if message.is_probe else "recv"
+
+
+cdef str pattern_text(Message *message):
+    tag = "any tag" if message.tag == ANY else f"tag {message.tag}"
+    if message.is_send:
+        return f"{op_of(message)} to rank {message.peer} with {tag}"
+    source = "any rank" if message.peer == ANY else f"rank {message.peer}"
+    return f"{op_of(message)} from {source} with {tag}"
 
 
 cdef class PendingMessage:

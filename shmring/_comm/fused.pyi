@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any, Literal, SupportsIndex, overload
 
+from .collectives import Work
 from .ops import Op
 from .vector import VectorCollectives
-from .work import Work
 
 class FusedCollectives(VectorCollectives):
     """`all_reduce_many`: many arrays reduced as one."""

@@ -13,9 +13,8 @@ from .._core.group cimport *
 from .._core.timeouts cimport timeout_ns_of
 from .._engine.progress cimport Task
 from .._internode.data_movement cimport choose_way
-from .collectives cimport priority_code
+from .collectives cimport Work, priority_code
 from .vector cimport VectorCollectives
-from .work cimport Work
 
 import operator
 

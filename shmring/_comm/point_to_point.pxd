@@ -1,9 +1,17 @@
 
-from libc.stdint cimport uint64_t
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint64_t
 
 from .._arrays.operands cimport Operand
 from .._p2p.matching cimport Message
-from .endpoint cimport PendingMessage, Endpoint
+from .endpoint cimport Endpoint, PendingMessage
+
+
+cdef class Status:
+    cdef readonly int source
+    cdef readonly int64_t tag
+    cdef readonly size_t count, nbytes
+    cdef uint64_t kind
 
 
 cdef class Messages(Endpoint):

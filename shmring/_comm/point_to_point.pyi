@@ -3,12 +3,26 @@
 from collections.abc import Generator
 from typing import Any, Literal, SupportsIndex, final, overload
 
-from .._p2p.status import Status as Status
 from .collectives import _Array
 from .endpoint import Endpoint, PendingMessage
 
 ANY_SOURCE: int
 ANY_TAG: int
+
+@final
+class Status:
+    """A received or waiting message: `source`, `tag`, `count` (elements), `nbytes`, `dtype`."""
+
+    @property
+    def source(self) -> int: ...
+    @property
+    def tag(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def dtype(self) -> str | None: ...
 
 @final
 class Transfer(PendingMessage):

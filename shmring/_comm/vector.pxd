@@ -5,8 +5,7 @@ cimport numpy as cnp
 
 from .._arrays.operands cimport Operand
 from .._core.group cimport Call, Piece
-from .collectives cimport Collectives
-from .work cimport Work
+from .collectives cimport Collectives, Work
 
 
 cdef enum:

@@ -19,8 +19,7 @@ from .._engine.engine cimport Engine
 from .._engine.progress cimport TO_BE_DESCRIBED
 from .._internode.context cimport remote
 from .._internode.data_movement cimport choose_way
-from .collectives cimport Collectives
-from .work cimport Work
+from .collectives cimport Collectives, Work
 
 import numpy as np
 

@@ -28,7 +28,7 @@ cdef enum:
     DESCRIBED, TO_BE_DESCRIBED, BEING_DESCRIBED    # of Task.description
 
 
-cdef enum:      # of Task.turn, see priorities
+cdef enum:      # of Task.turn, see progress.pyx
     IN_ORDER    # it has no priority
     CANDIDATE   # ... it has, and is yet to be chosen
     CHOSEN      # ... and was, for all of it that is left or for the next part
@@ -57,7 +57,7 @@ cdef struct Queue:
     uint64_t trouble_number   # ... of which task, ...
     Call troubled         # ... and its call as it was then: who steps it next may wait for another rank
     sr_event *event         # signalled when tasks are finished
-    # of calls with a priority, see priorities
+    # of calls with a priority, see progress.pyx
     Task election           # by which ranks agree on the next one, for as long as the oldest is a CANDIDATE
     uint64_t nready       # this rank's word in it, then that of all
     uint64_t chosen       # a hash of all that were

@@ -1,6 +1,6 @@
 # Running a call to its end: pauses, then yields, then sleep, with a look at whatever may end the wait otherwise.
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from .._core.group cimport *
 from .._core.trace cimport step_call

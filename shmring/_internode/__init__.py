@@ -3,9 +3,9 @@
 data_movement: choose_way(), called by the engine for every call
   |-- `_algorithms`       where all ranks are on one host
   |-- data_movement       gather, scatter, broadcast, all_gather, all_to_all, scans
-  |-- reductions          all_reduce and reduce: small ones by one rank of each host, large ones in slices by every
-         |                rank; reduce_scatter
-      local_step          a collective of the ranks of this host as a part of a larger one; partial results of a host,
-         |                and how they are written on the wire
+  |-- reductions          all_reduce, reduce: small ones by one rank of each host, large ones by all ranks, each
+         |                with a slice; reduce_scatter
+      local_step          a collective of this host's ranks as a part of a larger one; partial results of a host
+         |                and their format on the wire
       context             which rank is on which host, the connections, sending and receiving
 """

@@ -4,7 +4,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from .._core.group cimport Group, sr_flag
+from .._core.group cimport Group, sr_flag, sr_waitset
 from .._core.spsc_ring cimport sr_incoming, sr_outgoing, sr_ring_end
 from .._engine.progress cimport Pollable
 from .._transport.channel cimport sr_channels, sr_channel
@@ -112,6 +112,15 @@ cdef struct Matching:
     int unmatched_source
 
 
+cdef struct Wait:
+    uint64_t deadline_ns
+    uint64_t looked_ns        # time of the last clock reading; 0: none yet
+    uint64_t awake_until_ns   # the waiter yields before this time and sleeps after it
+    uint64_t poll_ns          # time of the next poll of peers and the deadline
+    uint64_t signal_ns
+    int culprit               # rank whose end or lateness ends the wait
+
+
 cdef int step_messages(Matching *m) noexcept nogil
 cdef void post_send(Matching *m, Message *message) noexcept nogil
 cdef void post_receive(Matching *m, Message *message) noexcept nogil
@@ -123,3 +132,6 @@ cdef int awaited_sides(Matching *m) noexcept nogil
 cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil
 cdef void open_way(Matching *m, int receiver) noexcept nogil
 cdef void publish_all_taken(Matching *m) noexcept nogil
+cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil
+cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil
+cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept nogil

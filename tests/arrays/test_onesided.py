@@ -14,8 +14,8 @@ import pytest
 from ranks import Died, Ranks
 
 import shmring
+from shmring._arrays import locks
 from shmring._arrays import shared_array as shared
-from shmring._arrays import striped_locks
 from shmring._arrays.locks import LOCK_NBYTES
 from tests.collectives.test_errors import assert_all
 
@@ -265,7 +265,7 @@ def test_a_group_has_its_own(world_of):
 
 def take_stripe(comm, array):
     """As if this rank were inside the array's first block: the stripe's word says so."""
-    offset = shared.room_nbytes(array.nbytes, 0) - striped_locks.count_for(array.nbytes) * LOCK_NBYTES
+    offset = shared.room_nbytes(array.nbytes, 0) - locks.count_for(array.nbytes) * LOCK_NBYTES
     ctypes.c_uint32.from_address(array.ctypes.data + offset).value = comm.rank + 1
 
 

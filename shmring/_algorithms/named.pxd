@@ -1,4 +1,4 @@
-# The ring algorithms, and recursive halving and doubling.
+# Algorithms that run only if the caller names them.
 
 from libc.stdint cimport uint64_t
 
@@ -16,3 +16,7 @@ cdef void enter_ring(Group *g, Call *c) noexcept nogil
 cdef int step_ring(Group *g, Call *c) noexcept nogil
 cdef void enter_halving(Group *g, Call *c) noexcept nogil
 cdef int step_halving(Group *g, Call *c) noexcept nogil
+cdef void enter_tree(Group *g, Call *c) noexcept nogil
+cdef int step_tree(Group *g, Call *c) noexcept nogil
+cdef void enter_double_tree(Group *g, Call *c) noexcept nogil
+cdef int step_double_tree(Group *g, Call *c) noexcept nogil
