@@ -3,9 +3,9 @@
 data_movement: choose_way(), called by the engine for every call
   |-- `_algorithms`       where all ranks are on one host
   |-- data_movement       gather, scatter, broadcast, all_gather, all_to_all, scans
-  |-- reductions          all_reduce, reduce: small ones by one rank of each host, large ones by all ranks, each
-         |                with a slice; reduce_scatter
-      local_step          a collective of this host's ranks as a part of a larger one; partial results of a host
+  |-- reductions          all_reduce, reduce: small ones by one rank of each host, large ones by all ranks in
+         |                slices; reduce_scatter
+      local_step          a collective of this host's ranks within a larger one; partial results of a host
          |                and their format on the wire
       context             which rank is on which host, the connections, sending and receiving
 """
