@@ -38,7 +38,7 @@ def constants():
 
 
 def translate(folder, sources, into):
-    """What Cython warns of; `into` gets the C files."""
+    """Return the warnings of Cython about `sources`; write their C files to the new folder `into`."""
     into.mkdir()
     directives = [
         f"-X{name}={value}" for name, value in constants()["DIRECTIVES"].items() if name != "language_level"

@@ -4,10 +4,13 @@ It reads the checkout's files, and imports nothing of shmring.
 """
 
 import ast
+import io
 import os
 import re
 import subprocess
 import sys
+import textwrap
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -147,6 +150,21 @@ HOUSE_WORDS = {
     r"\bword_(from|due_ns)\b": "reason, report",
     r"(?i)\bstaging rings?\b": "staging buffer",
     r"\bUneven\b|\bFusion\(": "VectorCollectives, FusedCollectives",
+}
+# First words of a relative clause. A comment or docstring begins with none of them, unless it is a question.
+RELATIVE = re.compile(r"(Who|Whom|Whose|Whether|What|Of|Where|How)\b(?![^.!?]*\?)")
+# Folders that still have such comments. An entry is deleted with the last of them.
+WITH_RELATIVE_CLAUSES = {
+    "bench",
+    "examples",
+    "shmring/_bootstrap",
+    "shmring/_comm",
+    "shmring/_core",
+    "shmring/_engine",
+    "shmring/_internode",
+    "shmring/_launch",
+    "src",
+    "tests",
 }
 MAX_LINES = 1000
 MAX_LINE_LENGTH, MAX_C_LINE_LENGTH = 110, 120  # Python's as in ruff's settings
@@ -318,6 +336,89 @@ def test_one_concept_has_one_word(texts_by_name, pattern):
         for match in re.finditer(pattern, text)
     ]
     assert not found, f"say instead: {HOUSE_WORDS[pattern]}"
+
+
+def docstrings(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node) or ""
+
+
+def comments(text, suffix):
+    """Yield each comment of a file as one string. Lines that have nothing but a comment are joined."""
+    if suffix in {".c", ".h"}:
+        for found in re.findall(r"/\*.*?\*/|(?:^[ \t]*//[^\n]*\n)+|//[^\n]*", text, re.DOTALL | re.MULTILINE):
+            yield re.sub(r"^[ \t]*(//|/?\*+)", "", found, flags=re.MULTILINE).removesuffix("*/").strip()
+        return
+    if suffix in {".pyx", ".pxd"}:
+        hashes = [(m.start(), m[0]) for m in re.finditer(r"(?m)^[ \t]*#.*|[ \t]#[ \t].*", text)]
+        starts = [(text.count("\n", 0, at), found) for at, found in hashes]
+    else:
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        starts = [(token.start[0] - 1, token.string) for token in tokens if token.type == tokenize.COMMENT]
+    lines, block, last = text.splitlines(), [], -2
+    for number, found in starts:
+        alone = lines[number].lstrip().startswith("#")
+        if block and not (alone and number == last + 1):
+            yield " ".join(block)
+            block = []
+        block.append(found.strip().lstrip("#: "))
+        last = number if alone else -2
+    if block:
+        yield " ".join(block)
+
+
+def relative_openings(text, suffix):
+    """Return the comments and docstrings of a file that begin with a relative clause."""
+    found = list(comments(text, suffix))
+    if suffix in {".py", ".pyi"}:
+        found += docstrings(ast.parse(text))
+    elif suffix in {".pyx", ".pxd"}:
+        found += re.findall(r'(?:\A|:\n)\s*"""\s*(.*?)"""', text, re.DOTALL)
+    return [opening for opening in found if RELATIVE.match(opening)]
+
+
+EXAMPLES_OF_OPENINGS = {
+    ".py": """
+        def wait():
+            '''Who waits, waits.'''
+            x = 1  # Whether it is one.
+            # Return whether it is one.
+            # Where
+            # is it?
+            return "# What"
+        """,
+    ".pyx": """
+        cdef int wait() nogil:
+            \"\"\"Who waits, waits.\"\"\"
+            # Return whether it is one.
+            x = 1  # Whether it is one.
+        """,
+    ".h": """
+        /* Who waits, waits. */
+        int x; // Whether it is one.
+        // Return whether it is one.
+        // Where it is.
+        """,
+}
+
+
+@pytest.mark.parametrize("suffix", EXAMPLES_OF_OPENINGS)
+def test_relative_clauses_are_found(suffix):
+    found = relative_openings(textwrap.dedent(EXAMPLES_OF_OPENINGS[suffix]), suffix)
+    assert sorted(found) == ["Whether it is one.", "Who waits, waits."]
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.suffix != ".sh"], ids=name_of)
+def test_comments_begin_with_no_relative_clause(path):
+    if not name_of(path).startswith(tuple(f"{folder}/" for folder in WITH_RELATIVE_CLAUSES)):
+        assert not relative_openings(path.read_text(), path.suffix)
+
+
+@pytest.mark.parametrize("folder", sorted(WITH_RELATIVE_CLAUSES))
+def test_folders_without_relative_clauses_are_not_listed(folder):
+    paths = [path for path in SOURCES if name_of(path).startswith(f"{folder}/") and path.suffix != ".sh"]
+    assert any(relative_openings(path.read_text(), path.suffix) for path in paths), "delete the entry"
 
 
 def reads_of_environment(tree):
