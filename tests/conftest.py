@@ -139,8 +139,8 @@ def three():
 
 
 @pytest.fixture
-def world_across(crews):
-    """world_across([0, 0, 1, 1], SHMRING_CHUNK=256) → Ranks that have just met as if they were on two hosts.
+def world_over_hosts(crews):
+    """world_over_hosts([0, 0, 1, 1], SHMRING_CHUNK=256) → Ranks that have met as if they were on two hosts.
 
     Like world_of, but what they say to each other goes over loopback where the numbers differ.
     """

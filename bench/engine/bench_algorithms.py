@@ -1,7 +1,7 @@
 """Every algorithm of all_reduce, in turn: which is fastest, by size and number of ranks.
 
     python bench/engine/bench_algorithms.py --ranks 2,4,8 --sizes 1K,64K,1M --json FILE --plot algorithms.png
-    python bench/internode/across.py --hosts 4 -n 1 --rate-gbit 1 \
+    python bench/internode/on_hosts.py --hosts 4 -n 1 --rate-gbit 1 \
         bench/engine/bench_algorithms.py --sizes 1K,64K,1M
 
 Arrays are private, float32, reduced in place. A figure is the median over rounds of the slowest rank's time

@@ -1,7 +1,7 @@
 """The cost model against this machine: alpha and beta fitted to half of the sizes, the other half predicted.
 
     shmrun --no-prefix -n 2 bench/engine/bench_model.py
-    python bench/internode/across.py --hosts 2 -n 1 --rate-gbit 1 \
+    python bench/internode/on_hosts.py --hosts 2 -n 1 --rate-gbit 1 \
         bench/engine/bench_model.py --algorithms auto --sizes 8:4M --count 138360000 --bandwidth 125e6
 
 --count: one more all-reduce, of so many float32 (138.36 M are the gradient of VGG-16), beside what the fitted

@@ -1,7 +1,7 @@
 """A gradient reduced as it is, narrowed by `wire=`, and by each compressor: time, bytes, and which pays.
 
     shmrun -n 2 bench/methods/bench_compression.py --nbytes 16M       one host
-    python bench/internode/across.py --hosts 2 -n 1 --rate-gbit 1 \
+    python bench/internode/on_hosts.py --hosts 2 -n 1 --rate-gbit 1 \
         bench/methods/bench_compression.py                          two, with a link between
 
 A program of ranks. The gradient is a matrix of random numbers, twice as wide as high, which is written anew

@@ -1,7 +1,7 @@
 """Time of a sample by how often ranks synchronise: each micro-batch, every 4, 8, 16, local SGD every 2, 4.
 
     shmrun -n 2 bench/methods/bench_local.py --sizes 64K,1M,16M
-    python bench/internode/across.py --hosts 2 -n 1 --rate-gbit 1 bench/methods/bench_local.py --sizes 1M
+    python bench/internode/on_hosts.py --hosts 2 -n 1 --rate-gbit 1 bench/methods/bench_local.py --sizes 1M
 
 A micro-batch is a forward and a backward pass through one square matrix of float32, of as many bytes as said,
 and a step of SGD where there is one. A figure is the time of 16 micro-batches. Knows turns.

@@ -1,6 +1,6 @@
 """Reduction servers beside the ordinary hierarchical all-reduce of the same workers, in turn.
 
-    python bench/internode/across.py --hosts 6 -n 1 --rate-gbit 0.25 \
+    python bench/internode/on_hosts.py --hosts 6 -n 1 --rate-gbit 0.25 \
         bench/methods/bench_reducers.py --reducer-hosts 3
 
 A program of ranks: those of the last hosts are the reducers, the others the workers of both ways. Beside the

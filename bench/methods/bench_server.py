@@ -1,7 +1,7 @@
 """One exchange, gradients in and updated weights out: a parameter server beside all_reduce and the update.
 
     shmrun -n 4 bench/methods/bench_server.py --sizes 64K,1M,16M
-    sudo python bench/internode/across.py --hosts 4 -n 1 --rate-gbit 1 \
+    sudo python bench/internode/on_hosts.py --hosts 4 -n 1 --rate-gbit 1 \
         bench/methods/bench_server.py --sizes 16M --rounds 3
 
 A program of ranks, each of which works, but for rank 0 in the last line. One host only: the ring, and

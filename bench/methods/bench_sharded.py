@@ -1,7 +1,7 @@
 """A step of a sharded optimiser beside plain data parallel, in turn, and what each keeps on a rank.
 
     shmrun -n 2 bench/methods/bench_sharded.py --sizes 1M,16M,64M
-    python bench/internode/across.py --hosts 2 -n 1 --rate-gbit 1 bench/methods/bench_sharded.py --sizes 16M
+    python bench/internode/on_hosts.py --hosts 2 -n 1 --rate-gbit 1 bench/methods/bench_sharded.py --sizes 16M
 
 A step is what comes after the backward pass, with Adam on float32: plain all-reduces the gradient in shared
 memory and updates all weights on every rank; stages 1 and 2 are shmring.methods.sharded. Knows turns.

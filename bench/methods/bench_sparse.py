@@ -1,7 +1,7 @@
 """all_reduce beside SparseAllReduce and all_reduce_pairs, by density, and where they break even.
 
     shmrun -n 2 bench/methods/bench_sparse.py --sizes 1M,16M      one host
-    python bench/internode/across.py --hosts 2 -n 1 --rate-gbit 1 \
+    python bench/internode/on_hosts.py --hosts 2 -n 1 --rate-gbit 1 \
         bench/methods/bench_sparse.py                           two, with a link between
 
 A program of ranks. Density of blocks: the share that is not zero on some rank, the same blocks on all. Of

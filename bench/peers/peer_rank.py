@@ -1,7 +1,7 @@
 """What runs inside every rank of every contestant: joins, then prepares, runs and checks as it is told.
 
 Owns the timed loop, which is one text for everybody. Runs in the contestant's own interpreter and knows
-peer_libraries, torch_libraries and wire_libraries. Told by crew.py, a JSON line a message; between two
+peer_libraries, torch_libraries and internode_libraries. Told by crew.py, a JSON line a message; between two
 messages a rank is blocked reading its socket and costs no CPU.
 """
 
@@ -26,7 +26,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # the checkout: for bench
 
 from bench.common.calls import Array, fill_pattern
-from bench.internode.wire_libraries import WIRE_LIBRARIES
+from bench.internode.internode_libraries import INTERNODE_LIBRARIES
 from bench.peers.peer_libraries import LIBRARIES, Job, Library, Seat
 from bench.torch.torch_libraries import TORCH_LIBRARIES
 
@@ -233,7 +233,7 @@ def seat_from_arguments(arguments: list[str]) -> tuple[str, Seat, list[int]]:
 
 def main() -> None:
     name, seat, cpus = seat_from_arguments(sys.argv[1:])
-    libraries = {**LIBRARIES, **TORCH_LIBRARIES, **WIRE_LIBRARIES, "copy": Copy}
+    libraries = {**LIBRARIES, **TORCH_LIBRARIES, **INTERNODE_LIBRARIES, "copy": Copy}
     rank = Rank(libraries[name](seat), cpus[seat.rank % len(cpus)])
     with socket.socket(socket.AF_UNIX) as to_crew:
         to_crew.connect(str(seat.folder / "crew"))

@@ -39,7 +39,7 @@ class Mesh:
         # The kernel grows the buffers with what is under way (up to tcp_rmem[2] and tcp_wmem[2]); to set them
         # ends that for good. Between hosts the congestion control is the administrator's choice. Within one
         # machine there is nothing to share with others, and BBR's pacing only costs a timer for every few
-        # packets (64 MiB, 2 x 2 ranks, bench/internode/bench_wire.py: 87 ms with BBR, 63 without).
+        # packets (64 MiB, 2 x 2 ranks, bench/internode/bench_internode.py: 87 ms with BBR, 63 without).
         if is_near:
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 from engines import assert_well, needs, output_of, start, write_script
-from meeting import free_port
+from rendezvous import free_port
 
 # --- pools and joblib ---
 

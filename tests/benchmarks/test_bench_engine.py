@@ -57,7 +57,15 @@ def test_the_model_of_one_rank_says_how_to_start_more():
 def test_over_hosts_the_model_is_of_the_wire(tmp_path):
     path = tmp_path / "model.json"
     program = [str(BENCH / "engine" / "bench_model.py"), *SMALL, "--algorithms", "auto", "--json", str(path)]
-    command = [sys.executable, str(BENCH / "internode" / "across.py"), "--hosts", "2", "-n", "2", *program]
+    command = [
+        sys.executable,
+        str(BENCH / "internode" / "on_hosts.py"),
+        "--hosts",
+        "2",
+        "-n",
+        "2",
+        *program,
+    ]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
     if "NoHosts" in done.stderr:
         pytest.skip(f"no stand-ins for hosts: {done.stderr.splitlines()[-1]}")

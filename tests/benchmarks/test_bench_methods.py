@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from engines import KEY, output_of, start
-from meeting import free_port
+from rendezvous import free_port
 
 import shmring
 from shmring.methods.stepwise import ALGORITHMS

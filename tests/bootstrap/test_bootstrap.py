@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from meeting import close, in_threads, joining, meet, nothing, once, python, settle, soon, then_tell
+from rendezvous import close, in_threads, joining, meet, nothing, once, python, settle, soon, then_tell
 
 from shmring._bootstrap import connector as connector
 from shmring._bootstrap import join as bootstrap

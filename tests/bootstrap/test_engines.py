@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from engines import EXAMPLES, KEY, assert_pi, assert_well, environment, needs, output_of, start, write_script
-from meeting import free_port
+from rendezvous import free_port
 
 PI = str(EXAMPLES / "engines" / "pi.py")
 FIXTURES = Path(__file__).parents[1] / "fixtures"

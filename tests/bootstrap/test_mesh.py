@@ -6,7 +6,7 @@ import socket
 import time
 
 import pytest
-from meeting import close, free_port, meet_on, nothing, soon
+from rendezvous import close, free_port, meet_on, nothing, soon
 
 from shmring._bootstrap import framed_socket, mesh, node_map
 from shmring._bootstrap.framed_socket import FramedSocket

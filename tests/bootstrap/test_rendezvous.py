@@ -13,7 +13,7 @@ import time
 import traceback
 
 import pytest
-from meeting import (
+from rendezvous import (
     answer,
     close,
     coming,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flights import until_given_up
 from leftovers import until_none
 from ranks import Died, Ranks
+from snapshots import until_given_up
 
 import shmring
 from shmring._engine import state

@@ -127,17 +127,17 @@ STUCK = [("broadcast", "reduce"), ("reduce", "scatter"), ("broadcast_object", "g
 
 @pytest.mark.parametrize("way", ["foreground", "background"])
 @pytest.mark.parametrize("layout", ["1+1", "2+1"])
-def test_every_two_collectives_are_a_mismatch_over_hosts(world_across, layout, way):
+def test_every_two_collectives_are_a_mismatch_over_hosts(world_over_hosts, layout, way):
     nodes = {"1+1": [0, 1], "2+1": [0, 0, 1]}[layout]
-    by_rank = world_across(nodes)(each_in_a_group_of_its_own, FEW, len(nodes) - 1, way)
+    by_rank = world_over_hosts(nodes)(each_in_a_group_of_its_own, FEW, len(nodes) - 1, way)
     assert_told(FEW, by_rank, is_near=False)
 
 
 @pytest.mark.parametrize("way", ["foreground", "background"])
 @pytest.mark.parametrize("pair", STUCK)
-def test_two_hosts_that_wait_for_each_other_find_out(world_across, pair, way):
+def test_two_hosts_that_wait_for_each_other_find_out(world_over_hosts, pair, way):
     """Long before it is late: nothing that either awaits would say it."""
-    by_rank = world_across([0, 1], timeout_s=30)(what_comes_of, pair[::-1], 1, way)
+    by_rank = world_over_hosts([0, 1], timeout_s=30)(what_comes_of, pair[::-1], 1, way)
     for text, calls, _ in by_rank:
         assert len(set(calls)) == 2, text
 
@@ -236,5 +236,5 @@ def test_whatever_ranks_disagree_on_is_a_mismatch(world_of, odd_one):
     assert world_of(SIZE)(disagree, sorted(ARGUMENTS | OF_ONE_HOST), odd_one) == [[]] * SIZE
 
 
-def test_whatever_ranks_disagree_on_is_a_mismatch_over_hosts(world_across):
-    assert world_across([0, 1])(disagree, sorted(ARGUMENTS)[::4] + sorted(OVER_HOSTS), 1) == [[], []]
+def test_whatever_ranks_disagree_on_is_a_mismatch_over_hosts(world_over_hosts):
+    assert world_over_hosts([0, 1])(disagree, sorted(ARGUMENTS)[::4] + sorted(OVER_HOSTS), 1) == [[], []]

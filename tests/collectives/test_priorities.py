@@ -15,8 +15,8 @@ import time
 import numpy as np
 import pytest
 from cases import rng_of
-from flights import until_given_up
 from ranks import Died, Ranks, interrupted, turns, until_stopped, until_there, when_there
+from snapshots import until_given_up
 
 import shmring
 from shmring.tools import _attach
@@ -111,9 +111,9 @@ def test_the_greatest_priority_runs_next(world_of, calls, environ):
         assert order == expected_order(calls)
 
 
-def test_the_greatest_priority_runs_next_over_hosts(world_across):
+def test_the_greatest_priority_runs_next_over_hosts(world_over_hosts):
     calls = CALLS["one without is a wall"]
-    for order in world_across([0, 0, 1, 1])(call_with_priorities, calls):
+    for order in world_over_hosts([0, 0, 1, 1])(call_with_priorities, calls):
         assert order == expected_order(calls)
 
 
@@ -209,8 +209,8 @@ def test_parts_are_to_the_same_bits(world_of, dtype, kind, memory):
         assert changed == (kind == "all_reduce" or (kind == "reduce") == (rank == 0))
 
 
-def test_parts_over_hosts(world_across):
-    for same, changed in world_across([0, 0, 1])(reduce_in_parts, "f4", "all_reduce", "private"):
+def test_parts_over_hosts(world_over_hosts):
+    for same, changed in world_over_hosts([0, 0, 1])(reduce_in_parts, "f4", "all_reduce", "private"):
         assert same
         assert changed
 
@@ -291,8 +291,8 @@ def miss_across(comm, missed_path):
         missed_path.touch()
 
 
-def test_a_late_rank_of_another_host_is_named(world_across, tmp_path):
-    outcomes = world_across([0, 1]).outcomes(miss_across, tmp_path / "missed")
+def test_a_late_rank_of_another_host_is_named(world_over_hosts, tmp_path):
+    outcomes = world_over_hosts([0, 1]).outcomes(miss_across, tmp_path / "missed")
     for error in assert_all(outcomes, shmring.Timeout):
         assert error.rank == 1
 
@@ -364,9 +364,9 @@ def test_crossed_priorities_are_a_mismatch(world_of):
         assert "another wire=, group_size= or priority=" in str(error)
 
 
-def test_other_priorities_over_hosts_are_a_mismatch(world_across):
-    assert_all(world_across([0, 1]).outcomes(differ, [[(3, 1)], [(3, 2)]]), shmring.Mismatch)
-    assert_all(world_across([0, 1]).outcomes(differ, [[(3, 1)], [(3, None)]]), shmring.Mismatch)
+def test_other_priorities_over_hosts_are_a_mismatch(world_over_hosts):
+    assert_all(world_over_hosts([0, 1]).outcomes(differ, [[(3, 1)], [(3, 2)]]), shmring.Mismatch)
+    assert_all(world_over_hosts([0, 1]).outcomes(differ, [[(3, 1)], [(3, None)]]), shmring.Mismatch)
 
 
 def refuse(comm):
@@ -424,9 +424,9 @@ def test_waits_in_any_order(world_of, size):
         world_of(size)(wait_in_any_order, seed)
 
 
-def test_waits_in_any_order_over_hosts(world_across):
+def test_waits_in_any_order_over_hosts(world_over_hosts):
     for seed in range(2):
-        world_across([0, 0, 1])(wait_in_any_order, seed)
+        world_over_hosts([0, 0, 1])(wait_in_any_order, seed)
 
 
 def time_out(comm, path):

@@ -12,8 +12,8 @@ import weakref
 
 import numpy as np
 import pytest
-from flights import until_given_up
 from ranks import until_stopped
+from snapshots import until_given_up
 
 import shmring
 from shmring._arrays import allocator, shapes
@@ -93,8 +93,8 @@ def tell_in_spite_of(comm, name):
 
 
 @pytest.mark.parametrize("name", ["end", "_error_of"])
-def test_ranks_of_other_hosts_are_told_whatever_comes_between(world_across, name):
-    assert_all(world_across([0, 1]).outcomes(tell_in_spite_of, name), shmring.Aborted)
+def test_ranks_of_other_hosts_are_told_whatever_comes_between(world_over_hosts, name):
+    assert_all(world_over_hosts([0, 1]).outcomes(tell_in_spite_of, name), shmring.Aborted)
 
 
 # ---- between the steps of a call ---------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 import pytest
-from flights import own_flight, place_once_it_waits, until_given_up
 from ranks import Died, Ranks, turns, until_there, when_there
+from snapshots import own_flight, place_once_it_waits, until_given_up
 
 import shmring
 from shmring._core import kernels

@@ -197,8 +197,8 @@ def fork_with_everything_under_way(comm, where):
 
 @pytest.mark.parametrize("where", ["a child", "a child that ends in order", "a thread"])
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]])
-def test_a_forked_child_is_refused_everything_and_disturbs_nobody(world_across, world_of, nodes, where):
-    ranks = world_of(2) if nodes == [0, 0] else world_across(nodes)
+def test_a_forked_child_is_refused_everything_and_disturbs_nobody(world_over_hosts, world_of, nodes, where):
+    ranks = world_of(2) if nodes == [0, 0] else world_over_hosts(nodes)
     for said in ranks(fork_with_everything_under_way, where):
         assert said == "{}", said
 

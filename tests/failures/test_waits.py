@@ -161,8 +161,8 @@ ELSEWHERE = "wait", "await", "recv", "probe", "send", "a receive's wait", "await
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_a_rank_of_another_host_that_stops_ends_every_wait_and_is_described(world_across, name):
-    assert "it runs on 127.0.0.1" in assert_a_stop_ends_it(met_in_time(world_across, [0, 1]), name)
+def test_a_rank_of_another_host_that_stops_ends_every_wait_and_is_described(world_over_hosts, name):
+    assert "it runs on 127.0.0.1" in assert_a_stop_ends_it(met_in_time(world_over_hosts, [0, 1]), name)
 
 
 # ---- Ctrl-C -----------------------------------------------------------------------------------------------
@@ -201,12 +201,12 @@ def test_ctrl_c_ends_a_wait(world_of, name):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("layout", ["one host", "two hosts"])
-def test_ctrl_c_ends_every_wait_at_once(world_of, world_across, layout):
+def test_ctrl_c_ends_every_wait_at_once(world_of, world_over_hosts, layout):
     took_s = {}
     for name in WAITS | CLOSING:
         if layout == "two hosts" and name in OF_ONE_HOST:
             continue
-        ranks = world_of(2) if layout == "one host" else world_across([0, 1])
+        ranks = world_of(2) if layout == "one host" else world_over_hosts([0, 1])
         took_s[name] = ranks.outcomes(interrupt_wait, name)[0]
         assert isinstance(took_s[name], float), (name, took_s[name])
     # Most of them, as the machine may stand still at times.

@@ -1,7 +1,7 @@
 """Hosts in groups that reduce among themselves before the groups do: the fold group by group, bit for bit, on
 all ranks; what crosses to other groups; with shorter formats; what is refused.
 
-Hosts are names here, and the wire is loopback: see conftest.world_across.
+Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
 """
 
 import functools
@@ -12,7 +12,7 @@ from cases import DTYPES, assert_same, expected, numbers, rng_of, what_is_said
 
 import shmring
 from shmring._engine import state
-from tests.internode.test_across import TINY_SLICE
+from tests.internode.test_internode_collectives import TINY_SLICE
 from tests.internode.test_wire_formats import WIRES, assert_near, exact_sum, values_of
 from tests.unit.test_kernels import SMALL_FLOATS
 
@@ -73,9 +73,9 @@ def results_of(comm, dtype, op, group_size):
 
 
 @pytest.mark.parametrize(("layout", "group_size"), SIZES)
-def test_sums_are_folded_group_by_group(world_across, layout, group_size):
+def test_sums_are_folded_group_by_group(world_over_hosts, layout, group_size):
     nodes = LAYOUTS[layout]
-    ranks = world_across(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
+    ranks = world_over_hosts(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
     for number, dtype in enumerate(DTYPES):
         ops = [op for op in state.OPS if state.supported(dtype, op)]
         op = ops[number % len(ops)] if (number + group_size) % 2 else "sum"
@@ -108,9 +108,9 @@ def whole_numbers(comm, group_size, dtype):
 
 
 @pytest.mark.parametrize(("layout", "group_size"), SIZES)
-def test_whole_numbers_in_fragments_of_full_length(world_across, layout, group_size):
+def test_whole_numbers_in_fragments_of_full_length(world_over_hosts, layout, group_size):
     for dtype in (np.int64, np.float32):
-        assert all(map(all, world_across(LAYOUTS[layout])(whole_numbers, group_size, dtype)))
+        assert all(map(all, world_over_hosts(LAYOUTS[layout])(whole_numbers, group_size, dtype)))
 
 
 # ---- what crosses, and how --------------------------------------------------------------------------------
@@ -122,9 +122,9 @@ def sent_to_hosts(comm, count, group_size, wire="native"):
     return comm.stats()["bytes_over_wire"] - before
 
 
-def test_each_host_sends_a_part_of_it_to_other_groups(world_across):
+def test_each_host_sends_a_part_of_it_to_other_groups(world_over_hosts):
     """Of g hosts in a group, and n/g groups: (g-1)/g twice in the group, and 1/g to each other group."""
-    ranks, count = world_across(LAYOUTS["1+1+1+1"]), 480_000
+    ranks, count = world_over_hosts(LAYOUTS["1+1+1+1"]), 480_000
     for group_size in (1, 2, 4):
         want = 4 * count * (2 * (group_size - 1) + (4 // group_size - 1)) // group_size
         assert ranks(sent_to_hosts, count, group_size) == [want] * 4
@@ -142,10 +142,10 @@ def repeated(comm, group_size, wire, count, times, op):
 
 
 @pytest.mark.parametrize(("layout", "group_size"), SIZES)
-def test_with_a_shorter_format(world_across, layout, group_size):
+def test_with_a_shorter_format(world_over_hosts, layout, group_size):
     """More roundings where there are groups: of what each makes of its hosts', too. Their mean converges."""
     nodes, count, times = LAYOUTS[layout], 9001, 40
-    ranks = world_across(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
+    ranks = world_over_hosts(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
     xs = [values_of(count, rank) for rank in range(len(nodes))]
     for wire, op in zip(WIRES, ("sum", "sum", "avg"), strict=True):
         results = ranks(repeated, group_size, wire, count, times, op)
@@ -172,8 +172,8 @@ def refused(comm, count):
 
 
 @pytest.mark.parametrize("count", [5, 50_000])
-def test_a_group_size_that_does_not_divide_is_refused(world_across, count):
-    for said in world_across(LAYOUTS["1+2+1"])(refused, count):
+def test_a_group_size_that_does_not_divide_is_refused(world_over_hosts, count):
+    for said in world_over_hosts(LAYOUTS["1+2+1"])(refused, count):
         for size in (0, -1, 2, 4, 6, 1 << 70):
             assert (
                 said.pop(size) == f"ValueError: group_size is {size}; it must divide the number of hosts, 3"
@@ -207,8 +207,8 @@ def in_a_part(comm, hosts):
     return part.size, (x == part.size**2).all()
 
 
-def test_groups_of_ranks_count_their_own_hosts(world_across):
-    ranks = world_across(LAYOUTS["2+2+2+2"], SHMRING_WIRE_SLICE=TINY_SLICE)
+def test_groups_of_ranks_count_their_own_hosts(world_over_hosts):
+    ranks = world_over_hosts(LAYOUTS["2+2+2+2"], SHMRING_WIRE_SLICE=TINY_SLICE)
     assert ranks(in_a_part, 3) == [(6, True)] * 6 + [(2, True)] * 2
 
 
@@ -220,9 +220,9 @@ def give_different(comm, count, own, other):
 
 
 @pytest.mark.parametrize("count", [5, 50_000])
-def test_sizes_that_differ_are_a_mismatch_on_every_rank(world_across, count):
+def test_sizes_that_differ_are_a_mismatch_on_every_rank(world_over_hosts, count):
     for own, other in ((1, 2), (None, 2), (4, 1), (2, 3)):
-        for rank, said in enumerate(world_across(LAYOUTS["1+1+1+1"])(give_different, count, own, other)):
+        for rank, said in enumerate(world_over_hosts(LAYOUTS["1+1+1+1"])(give_different, count, own, other)):
             if other == 3:
                 assert ("must divide" if rank == 1 else "do not match") in said
             else:

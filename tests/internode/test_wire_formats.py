@@ -1,7 +1,7 @@
 """Sums that travel shorter between hosts: bf16 and fp16 bit for bit, int8 within its bound, the same on all
 ranks; what rounding loses is sent the next time, with the array that it is of; what is refused.
 
-Hosts are names here, and the wire is loopback: see conftest.world_across.
+Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import pytest
 from cases import DTYPES, expected, numbers, rng_of, what_is_said
 
 import shmring
-from tests.internode.test_across import LAYOUTS, TINY_SLICE
+from tests.internode.test_internode_collectives import LAYOUTS, TINY_SLICE
 from tests.unit.test_casts import as_it_arrives, as_it_travels
 
 WIRES = ("bf16", "fp16", "int8")
@@ -165,8 +165,8 @@ def check_first_results(ranks, layout, wire, dtype="float32", kind="all_reduce",
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("layout", THREE)
-def test_sums_are_what_the_format_says_and_the_same_everywhere(world_across, layout, wire):
-    ranks = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
+def test_sums_are_what_the_format_says_and_the_same_everywhere(world_over_hosts, layout, wire):
+    ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
     for kind, op in itertools.product(("all_reduce", "reduce"), ("sum", "avg")):
         check_first_results(ranks, layout, wire, kind=kind, op=op)
     check_first_results(ranks, layout, wire, given="comm")
@@ -174,18 +174,20 @@ def test_sums_are_what_the_format_says_and_the_same_everywhere(world_across, lay
 
 @pytest.mark.parametrize("dtype", UNIT_OF_DTYPE)
 @pytest.mark.parametrize("layout", THREE)
-def test_sums_of_shorter_floats(world_across, layout, dtype):
+def test_sums_of_shorter_floats(world_over_hosts, layout, dtype):
     """Partial results are float32 and travel shorter; results travel as what they are."""
-    ranks = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
+    ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
     for wire in WIRES:
         check_first_results(ranks, layout, wire, dtype)
 
 
-def test_fragments_of_full_length(world_across):
+def test_fragments_of_full_length(world_over_hosts):
     nodes, count = LAYOUTS["2+1+3"], 1_200_007
     xs = [values_of(count, rank) for rank in range(len(nodes))]
     for wire in WIRES:
-        results = world_across(nodes)(first_results, wire, [count], "float32", "all_reduce", "sum", "call")
+        results = world_over_hosts(nodes)(
+            first_results, wire, [count], "float32", "all_reduce", "sum", "call"
+        )
         assert_near(results[0][0], wire, "sum", xs, nodes, wire)
         assert len({result[0].tobytes() for result in results}) == 1
 
@@ -234,9 +236,9 @@ def mean_after(comm, *how):
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("layout", THREE)
-def test_the_mean_converges_with_the_same_array_and_only_then(world_across, layout, wire):
+def test_the_mean_converges_with_the_same_array_and_only_then(world_over_hosts, layout, wire):
     nodes, times = LAYOUTS[layout], 40
-    ranks = world_across(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
+    ranks = world_over_hosts(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
     for count, op in ((1900, "sum"), (9001, "sum"), (9001, "avg")):
         xs = [values_of(count, rank) for rank in range(len(nodes))]
         want = exact_sum(xs) / (len(nodes) if op == "avg" else 1)
@@ -253,8 +255,8 @@ def all_ways(comm, wire, count):
 
 
 @pytest.mark.parametrize("layout", ["1+1", "2+1+3"])
-def test_every_way_of_calling_comes_to_the_same_bits(world_across, layout):
-    ranks = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
+def test_every_way_of_calling_comes_to_the_same_bits(world_over_hosts, layout):
+    ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
     for wire in WIRES:
         found = ranks(all_ways, wire, 9001)
         assert all(results == found[0]["same"] for of_rank in found for results in of_rank.values())
@@ -280,8 +282,8 @@ def in_turns(comm, count):
 
 
 @pytest.mark.parametrize("layout", ["1+1", "2+2"])
-def test_an_array_has_its_own(world_across, layout):
-    alone, between = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)(in_turns, 5000)[0]
+def test_an_array_has_its_own(world_over_hosts, layout):
+    alone, between = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)(in_turns, 5000)[0]
     assert len(set(alone)) > 1
     assert alone == between
 
@@ -304,8 +306,8 @@ def at_the_same_place(comm, count):
     return found
 
 
-def test_what_is_at_the_place_of_another_starts_from_nothing(world_across):
-    for found in world_across(LAYOUTS["2+2"], SHMRING_WIRE_SLICE=TINY_SLICE)(at_the_same_place, 5000):
+def test_what_is_at_the_place_of_another_starts_from_nothing(world_over_hosts):
+    for found in world_over_hosts(LAYOUTS["2+2"], SHMRING_WIRE_SLICE=TINY_SLICE)(at_the_same_place, 5000):
         for results in found.values():
             assert len(set(results)) == 1
             assert results[0][1], "nothing was kept of the first call"
@@ -329,8 +331,8 @@ def after_other_calls(comm, count):
     return [*found, x.tobytes()]
 
 
-def test_other_calls_leave_nothing_behind(world_across):
-    for found in world_across(LAYOUTS["1+1"], SHMRING_WIRE_SLICE=TINY_SLICE)(after_other_calls, 5000):
+def test_other_calls_leave_nothing_behind(world_over_hosts):
+    for found in world_over_hosts(LAYOUTS["1+1"], SHMRING_WIRE_SLICE=TINY_SLICE)(after_other_calls, 5000):
         assert len(set(found)) == 1
 
 
@@ -349,11 +351,11 @@ def wild_result(comm, wire, count):
 
 @pytest.mark.parametrize("wire", BY_ITEM)
 @pytest.mark.parametrize("layout", THREE)
-def test_any_bits(world_across, layout, wire):
+def test_any_bits(world_over_hosts, layout, wire):
     """Infinities and NaNs travel as they are, what is too large becomes infinite."""
     nodes, count = LAYOUTS[layout], 9001
     xs = [wild_values(count, rank) for rank in range(len(nodes))]
-    results = world_across(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)(wild_result, wire, count)
+    results = world_over_hosts(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)(wild_result, wire, count)
     assert_allowed(results[0], allowed_of(wire, "sum", xs, nodes), (layout, wire))
     assert len({result.tobytes() for result in results}) == 1
 
@@ -375,9 +377,9 @@ def special_then_ordinary(comm, wire, count):
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("layout", THREE)
-def test_what_is_no_number_spoils_its_own_and_no_later_call(world_across, layout, wire):
+def test_what_is_no_number_spoils_its_own_and_no_later_call(world_over_hosts, layout, wire):
     nodes, count = LAYOUTS[layout], 9001
-    ranks = world_across(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
+    ranks = world_over_hosts(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
     xs = [values_of(count, rank) for rank in range(len(nodes))]
     once, in_float32 = bound_of(wire, xs, nodes)
     found = ranks(special_then_ordinary, wire, count)
@@ -403,10 +405,10 @@ def scaled(comm, wire, count, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("layout", ["1+1", "2+1+3"])
-def test_sums_of_any_size(world_across, layout, size):
+def test_sums_of_any_size(world_over_hosts, layout, size):
     nodes, count = LAYOUTS[layout], 9001
     xs = [values_of(count, rank) * np.float32(SIZES[size] / 6) for rank in range(len(nodes))]
-    ranks = world_across(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
+    ranks = world_over_hosts(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
     for wire in WIRES:
         got = ranks(scaled, wire, count, SIZES[size])[0]
         if (wire, size) == ("fp16", "huge"):
@@ -431,8 +433,8 @@ def sent_by_formats(comm, count, dtype="float32"):
 
 
 @pytest.mark.parametrize("layout", ["1+1", "2+2", "1+1+1"])
-def test_half_and_a_quarter_of_the_bytes(world_across, layout):
-    ranks = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=16 << 10)
+def test_half_and_a_quarter_of_the_bytes(world_over_hosts, layout):
+    ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=16 << 10)
     for count in (3000, 240_000):
         for sent in ranks(sent_by_formats, count):
             assert sent["bf16"] == sent["fp16"] == sent["native"] / 2
@@ -441,9 +443,9 @@ def test_half_and_a_quarter_of_the_bytes(world_across, layout):
         assert len(set(sent.values())) == 1, "what is small travels as it is"
 
 
-def test_partial_results_of_shorter_floats_are_float32_unless_they_travel_shorter(world_across):
+def test_partial_results_of_shorter_floats_are_float32_unless_they_travel_shorter(world_over_hosts):
     count = 3000  # 6000 bytes: two hosts exchange partial results and no more
-    for sent in world_across(LAYOUTS["1+1"], SHMRING_WIRE_SLICE=TINY_SLICE)(
+    for sent in world_over_hosts(LAYOUTS["1+1"], SHMRING_WIRE_SLICE=TINY_SLICE)(
         sent_by_formats, count, "bfloat16"
     ):
         assert sent["native"] == 4 * count
@@ -512,15 +514,15 @@ def kept_nbytes(comm, count):
     return without, kept / x.nbytes
 
 
-def test_only_sums_keep_what_they_lose(world_across):
-    for without, kept in world_across(LAYOUTS["2+2"])(kept_nbytes, 300_000):
+def test_only_sums_keep_what_they_lose(world_over_hosts):
+    for without, kept in world_over_hosts(LAYOUTS["2+2"])(kept_nbytes, 300_000):
         assert without < 10_000
         assert 0.5 <= kept < 0.6, "of each host a rank keeps it for its slices"
 
 
 @pytest.mark.parametrize("layout", ["1+1", "2+1+3"])
-def test_all_else_travels_as_it_is(world_across, layout):
-    ranks = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
+def test_all_else_travels_as_it_is(world_over_hosts, layout):
+    ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
     for count in (5, 5000):
         assert all(map(all, ranks(exact_in_spite, count)))
         assert all(map(all, ranks(other_calls, count)))
@@ -555,8 +557,8 @@ def refused(comm, count):
     return what_is_said(comm, attempts), comm.wire
 
 
-def test_what_cannot_be_is_said(world_across):
-    ranks = world_across(LAYOUTS["1+1"])
+def test_what_cannot_be_is_said(world_over_hosts):
+    ranks = world_over_hosts(LAYOUTS["1+1"])
     for count in (5, 50_000):
         for said, wire in ranks(refused, count):
             assert wire == "native"
@@ -577,9 +579,9 @@ def give_different(comm, count, own, other, odd_one):
 
 @pytest.mark.parametrize("count", [5, 50_000])
 @pytest.mark.parametrize(("layout", "odd_one"), [("1+1", 1), ("2+2", 0), ("2+1+3", 2)])
-def test_formats_that_differ_are_a_mismatch_on_every_rank(world_across, layout, odd_one, count):
+def test_formats_that_differ_are_a_mismatch_on_every_rank(world_over_hosts, layout, odd_one, count):
     for own, other in (("bf16", "int8"), (None, "fp16"), ("int8", "native"), ("bf16", "fp8")):
-        ranks = world_across(LAYOUTS[layout])
+        ranks = world_over_hosts(LAYOUTS[layout])
         for rank, said in enumerate(ranks(give_different, count, own, other, odd_one)):
             if other == "fp8":
                 assert ("allowed" if rank == odd_one else "do not match") in said

@@ -6,7 +6,7 @@ import sys
 import textwrap
 
 import pytest
-from meeting import free_port
+from rendezvous import free_port
 
 KEY = "0123456789abcdef0123456789abcdef"
 HEAD = """

@@ -286,8 +286,8 @@ def over_the_wire(comm, name):
     ("name", "least"), [("fp16", 1.9), ("bf16", 1.9), ("int8", 3.8), ("top-k", 4.9), ("PowerSGD", 50)]
 )
 @pytest.mark.parametrize("nodes", [(0, 1), (0, 0, 1, 1)], ids=["1+1", "2+2"])
-def test_fewer_bytes_cross_the_wire(world_across, nodes, name, least):
-    results = world_across(nodes)(over_the_wire, name)
+def test_fewer_bytes_cross_the_wire(world_over_hosts, nodes, name, least):
+    results = world_over_hosts(nodes)(over_the_wire, name)
     assert_same_bits([[x] for x, _ in results])
     if nodes == (0, 1):  # beyond, all_to_all and all_gather bring every rank's to every rank
         plain, compressed = (sum(counts) for counts in zip(*(nbytes for _, nbytes in results), strict=True))

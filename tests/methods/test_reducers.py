@@ -1,6 +1,6 @@
 """Reduction servers against all_reduce of the workers alone: the same bits, and the same errors on all.
 
-Hosts are names here, and the wire is loopback: see conftest.world_across.
+Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
 """
 
 import os
@@ -60,9 +60,9 @@ def reduce_beside_the_plain_one(comm, reducers, how):
 
 @pytest.mark.parametrize("how", [{}, TINY, TINY | {"depth": 1}], ids=["large", "tiny", "one at a time"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_bits_are_those_of_all_reduce(world_across, layout, how):
+def test_the_bits_are_those_of_all_reduce(world_over_hosts, layout, how):
     nodes, reducers = LAYOUTS[layout]
-    calls = world_across(nodes)(reduce_beside_the_plain_one, reducers, how)
+    calls = world_over_hosts(nodes)(reduce_beside_the_plain_one, reducers, how)
     assert calls == [8 * len(COUNTS)] * len(nodes)
 
 
@@ -94,9 +94,9 @@ def count_bytes(comm, reducers, count):
         return counting.sent, counting.received
 
 
-def test_each_host_sends_a_message_once_and_each_reducer_its_share_for_all(world_across):
+def test_each_host_sends_a_message_once_and_each_reducer_its_share_for_all(world_over_hosts):
     count, nodes = 3 << 16, [0, 0, 1, 2, 3, 4]
-    sent, received = np.array(world_across(nodes)(count_bytes, [4, 5], count)).T
+    sent, received = np.array(world_over_hosts(nodes)(count_bytes, [4, 5], count)).T
     assert (sent == received).all()
     assert [sent[:2].sum(), *sent[2:4]] == [4 * count] * 3
     assert sent[4:].tolist() == [3 * 4 * count // 2] * 2
@@ -155,15 +155,15 @@ def give_a_list(rank):
 
 
 @pytest.mark.parametrize("give", [give_other_counts, give_another_op])
-def test_hosts_that_call_different_things_are_told(world_across, give):
-    for outcome in world_across([0, 0, 1, 2]).outcomes(disagree, give):
+def test_hosts_that_call_different_things_are_told(world_over_hosts, give):
+    for outcome in world_over_hosts([0, 0, 1, 2]).outcomes(disagree, give):
         assert isinstance(outcome, shmring.Aborted), outcome
         assert "the workers' calls do not match: worker 0 called all_reduce(float64[5], sum)" in str(outcome)
 
 
 @pytest.mark.parametrize("nodes", [[0, 0, 1, 2], [0, 1, 1, 2]])
-def test_a_wrong_argument_ends_it_for_all(world_across, nodes):
-    outcomes = world_across(nodes).outcomes(disagree, give_a_list)
+def test_a_wrong_argument_ends_it_for_all(world_over_hosts, nodes):
+    outcomes = world_over_hosts(nodes).outcomes(disagree, give_a_list)
     assert isinstance(outcomes[2], TypeError), outcomes
     for rank in 0, 1, 3:
         assert isinstance(outcomes[rank], shmring.Error), outcomes
@@ -181,8 +181,8 @@ def give_nothing(rank):
 
 @pytest.mark.parametrize("give", [give_one_less, give_nothing])
 @pytest.mark.parametrize("nodes", [[0, 0, 1, 2], [0, 0, 0, 1], [0, 0, 0, 0]])
-def test_workers_of_one_host_that_give_other_counts_are_told(world_across, nodes, give):
-    for outcome in world_across(nodes).outcomes(disagree, give):
+def test_workers_of_one_host_that_give_other_counts_are_told(world_over_hosts, nodes, give):
+    for outcome in world_over_hosts(nodes).outcomes(disagree, give):
         assert isinstance(outcome, shmring.Aborted), outcome
         counts = f"{give(1)[0].size} and with {give(0)[0].size} elements"
         assert f"workers of one host called all_reduce with {counts}" in str(outcome)

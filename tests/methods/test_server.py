@@ -22,11 +22,11 @@ NODES = {"one host": None, "two hosts": [0, 0, 1, 1], "four hosts": [0, 1, 2, 3]
 
 
 @pytest.fixture
-def four(world_of, world_across):
+def four(world_of, world_over_hosts):
     """four("two hosts") → four ranks that have met."""
 
     def meet(where):
-        return world_across(NODES[where]) if NODES[where] else world_of(4)
+        return world_over_hosts(NODES[where]) if NODES[where] else world_of(4)
 
     return meet
 
@@ -167,8 +167,8 @@ def test_a_rule_of_ones_own_is_applied_for_every_gradient(world_of, servers):
 
 
 @pytest.mark.parametrize("where", ["two hosts", "four hosts"])
-def test_over_hosts_ranks_serve(world_across, where):
-    for most_ahead, weights in world_across(NODES[where])(at_own_pace, [0, 3], 1, SGD(1), 10):
+def test_over_hosts_ranks_serve(world_over_hosts, where):
+    for most_ahead, weights in world_over_hosts(NODES[where])(at_own_pace, [0, 3], 1, SGD(1), 10):
         assert most_ahead <= 1
         assert weights in (None, [-20])
 
@@ -367,8 +367,8 @@ def refuse_over_hosts(comm):
     return True
 
 
-def test_hosts_at_their_own_pace_need_ranks_that_serve(world_across):
-    assert all(world_across([0, 1])(refuse_over_hosts))
+def test_hosts_at_their_own_pace_need_ranks_that_serve(world_over_hosts):
+    assert all(world_over_hosts([0, 1])(refuse_over_hosts))
 
 
 def refuse_to_serve(comm):

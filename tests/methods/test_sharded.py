@@ -81,8 +81,8 @@ def test_whatever_the_buckets(world_of, op, bucket_nbytes):
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_over_hosts_too(world_across, stage):
-    ranks = world_across([0, 0, 1, 1])
+def test_over_hosts_too(world_over_hosts, stage):
+    ranks = world_over_hosts([0, 0, 1, 1])
     assert all(ranks(both, "f4", RULES["adam"], stage))
     assert all(ranks(both, "f2", RULES["momentum"], stage))
 

@@ -88,8 +88,8 @@ def across(comm):
 
 
 @pytest.mark.parametrize("nodes", [(0, 1), (0, 0, 1, 1)], ids=["1+1", "2+2"])
-def test_fewer_bytes_cross_the_wire(world_across, nodes):
-    results = world_across(nodes)(across)
+def test_fewer_bytes_cross_the_wire(world_over_hosts, nodes):
+    results = world_over_hosts(nodes)(across)
     assert all(same for same, _, _ in results)
     assert 3 * sum(crossed for _, crossed, _ in results) < sum(plain for _, _, plain in results)
 

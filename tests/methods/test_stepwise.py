@@ -1,6 +1,6 @@
 """All-reduces by messages against NumPy, the bytes that they send, and their errors.
 
-Hosts are names here, and the wire is loopback: see conftest.world_across.
+Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
 """
 
 import os
@@ -48,8 +48,8 @@ def test_the_sums_are_numpys_and_everywhere_the_same(world_of, size):
 
 
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1], [0, 1, 2, 2, 1]])
-def test_over_hosts_too(world_across, nodes):
-    world_across(nodes)(reduce_all)
+def test_over_hosts_too(world_over_hosts, nodes):
+    world_over_hosts(nodes)(reduce_all)
 
 
 class Counting:

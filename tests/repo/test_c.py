@@ -18,7 +18,7 @@ COMPILER = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
 if COMPILER is None or not (ROOT / "src").is_dir():
     pytest.skip("needs a C compiler and the checkout", allow_module_level=True)
 
-PROGRAMS = ("flag", "call_line", "schedule", "life", "lock", "ring", "conn", "channel")
+PROGRAMS = ("flag", "call_line", "schedule", "liveness", "lock", "spsc_ring", "conn", "channel")
 SANITIZERS = {
     "plain": [],
     "thread": ["-fsanitize=thread"],

@@ -29,7 +29,7 @@ HOLDS = [
     ("abort", "REPORTERS=3 SLEEPERS=1"),
     ("lock", ""),
     ("lock", "TURNS=3"),
-    ("life", "CALLS=12"),
+    ("blame", "CALLS=12"),
 ]
 HOLDS_AT_LENGTH = [
     ("flag", "WRITERS=2 VALUES=2"),
@@ -59,8 +59,8 @@ BREAKS = [
     ("lock", "LOOKS_FIRST", LOST),
     ("lock", "LOOKS_AND_TAKES", WRONG),
     ("lock", "NO_VALUE", LOST),
-    ("life", "FLAG_FIRST", WRONG),
-    ("life", "CLOSES_FIRST", WRONG),
+    ("blame", "FLAG_FIRST", WRONG),
+    ("blame", "CLOSES_FIRST", WRONG),
 ]
 
 

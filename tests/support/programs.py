@@ -14,8 +14,8 @@ from cases import DTYPES, Placed, all_reduced, assert_same, rng_of, same_bytes
 
 from shmring._engine import state
 from tests.collectives.test_collectives import FOLDING, IN_PLACE, MOVING, inputs, out_shape, outcomes
-from tests.collectives.test_fusion import fused_and_separate
-from tests.collectives.test_uneven import FACTORS, assert_uneven, call_once
+from tests.collectives.test_fused import fused_and_separate
+from tests.collectives.test_vector import FACTORS, assert_uneven, call_once
 
 KINDS = ("all_reduce", *FOLDING, *MOVING)
 WAYS = ("foreground", "foreground", "background", "background", "plan", "background plan")
@@ -34,14 +34,14 @@ class Call(NamedTuple):
 
 
 class VectorCall(NamedTuple):
-    """A call whose pieces differ in length: what `row` says, as in test_uneven."""
+    """A call whose pieces differ in length: what `row` says, as in test_vector."""
 
     group: int
     row: dict
 
 
 class Many(NamedTuple):
-    """Arrays reduced together and one by one, as in test_fusion."""
+    """Arrays reduced together and one by one, as in test_fused."""
 
     group: int
     arguments: tuple

@@ -183,8 +183,8 @@ def over_hosts(comm, call):
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "all_gather"])
-def test_ranks_of_several_hosts(world_across, call):
-    for hosts, cpus, wrong in world_across([0, 0, 1])(over_hosts, call):
+def test_ranks_of_several_hosts(world_over_hosts, call):
+    for hosts, cpus, wrong in world_over_hosts([0, 0, 1])(over_hosts, call):
         assert (hosts, len(cpus), wrong) == (2, 3, [0, 0])
 
 

@@ -196,8 +196,8 @@ def keep_arrays(comm, seen_path):
     del kept
 
 
-def test_ranks_of_several_hosts_have_the_numbers_of_all(world_across, capsys, dreams):
-    ranks = world_across([0, 0, 1])
+def test_ranks_of_several_hosts_have_the_numbers_of_all(world_over_hosts, capsys, dreams):
+    ranks = world_over_hosts([0, 0, 1])
     ranks.begin(dream_or_wait, dreams)
     found = once(lambda: [one for one in shown_of(capsys, ranks, "ps") if waits_for(one, 1)] or None)
     everybody = shown_of(capsys, ranks, "ps")

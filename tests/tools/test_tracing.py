@@ -11,8 +11,8 @@ import time
 import jsonschema
 import numpy as np
 import pytest
-from flights import own_flight
 from ranks import Died, Ranks
+from snapshots import own_flight
 
 import shmring
 from shmring._comm import trace_file

@@ -9,7 +9,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meeting import close, in_threads, joining, knock, once, python, then_tell
+from rendezvous import close, in_threads, joining, knock, once, python, then_tell
 
 from shmring._bootstrap import acceptor, handshake, local
 from shmring._bootstrap.handshake import Hello

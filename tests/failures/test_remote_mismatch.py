@@ -1,7 +1,7 @@
 """Over hosts: a rank that calls something else is a Mismatch on all ranks in that call or the next; a rank
 that waits for nobody hears in its next call, or the one after, that the communicator is over.
 
-Random programs (see odd_programs.py): some here, thousands by `pytest -m soak`.
+Random programs (see mismatch_programs.py): some here, thousands by `pytest -m soak`.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from odd_programs import LAYOUTS, SETTINGS, run_odd_program
+from mismatch_programs import LAYOUTS, SETTINGS, run_odd_program
 from ranks import Died, Ranks, until_there
 
 import shmring
@@ -210,12 +210,12 @@ def be_the_last_to_come(comm, kind, count):
 
 @pytest.mark.parametrize("count", [1, 3000, 600_000])
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 1, 1, 2]])
-def test_whoever_is_through_with_the_last_call_may_leave_before_others_come(world_across, nodes, count):
+def test_whoever_is_through_with_the_last_call_may_leave_before_others_come(world_over_hosts, nodes, count):
     size = len(nodes)
     given = [rank + 1.0 for rank in range(size)]
     for kind, of_root in (("reduce", sum(given)), ("gather", given)):
-        assert world_across(nodes)(be_the_last_to_come, kind, count) == [of_root] + [None] * (size - 1)
-    assert world_across(nodes)(be_the_last_to_come, "broadcast", count) == [given[-1]] * size
+        assert world_over_hosts(nodes)(be_the_last_to_come, kind, count) == [of_root] + [None] * (size - 1)
+    assert world_over_hosts(nodes)(be_the_last_to_come, "broadcast", count) == [given[-1]] * size
 
 
 def go_ahead(comm, path):
@@ -234,5 +234,5 @@ def go_ahead(comm, path):
     return ndone
 
 
-def test_no_rank_is_more_than_a_call_ahead_of_another_host(world_across, tmp_path):
-    assert world_across([0, 1])(go_ahead, tmp_path / "ahead")[0] == 1
+def test_no_rank_is_more_than_a_call_ahead_of_another_host(world_over_hosts, tmp_path):
+    assert world_over_hosts([0, 1])(go_ahead, tmp_path / "ahead")[0] == 1

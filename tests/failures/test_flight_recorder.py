@@ -16,8 +16,8 @@ import time
 
 import numpy as np
 import pytest
-from flights import own_flight, place_once_it_waits
 from ranks import Ranks, until_there
+from snapshots import own_flight, place_once_it_waits
 
 import shmring
 from shmring.tools import _attach
@@ -192,8 +192,8 @@ def test_a_call_in_the_background_waits_for_all_to_see(world_of, tmp_path):
     assert place.endswith(" for rank 1")
 
 
-def test_ranks_of_another_host_are_there(world_across, tmp_path):
-    for rank, error in enumerate(world_across([0, 0, 1]).outcomes(miss_a_barrier, tmp_path)):
+def test_ranks_of_another_host_are_there(world_over_hosts, tmp_path):
+    for rank, error in enumerate(world_over_hosts([0, 0, 1]).outcomes(miss_a_barrier, tmp_path)):
         assert isinstance(error, shmring.Timeout)
         assert [text == "on another host" for text in error.where] == [
             (rank == 2) != (i == 2) for i in range(3)
@@ -232,8 +232,8 @@ def call_across(comm):
 
 
 @pytest.mark.parametrize("layout", [[0, 1], [0, 0, 1, 1]])
-def test_of_calls_over_hosts_the_whole_call_is_recorded(world_across, layout):
-    for record in world_across(layout)(call_across):
+def test_of_calls_over_hosts_the_whole_call_is_recorded(world_over_hosts, layout):
+    for record in world_over_hosts(layout)(call_across):
         assert (record["kind"], record["count"], record["wire"]) == ("all_reduce", 50_000, "int8")
         assert (record["number"], record["outcome"]) == (2, "complete")
 
@@ -473,8 +473,8 @@ def test_nobody_warns_where_it_is_off_or_soon_enough(world_of):
         assert world_of(2, SHMRING_STALL=stall)(warned, "barrier") == [[], []]
 
 
-def test_of_a_rank_on_another_host_its_name_is_told(world_across, tmp_path):
-    told = world_across([0, 0, 1], SHMRING_STALL=0.2)(warned, "barrier", tmp_path)
+def test_of_a_rank_on_another_host_its_name_is_told(world_over_hosts, tmp_path):
+    told = world_over_hosts([0, 0, 1], SHMRING_STALL=0.2)(warned, "barrier", tmp_path)
     texts = [text for rank in told for _, text in rank]
     assert texts
     assert any("for rank 2 in barrier() #2; it runs on 127.0.0.1" in text for text in texts), texts

@@ -1,5 +1,5 @@
 """Connections between hosts that carry nothing for a while: a rank that comes late is waited for, a link
-that is cut is not. What a cut does to calls with a short timeout is in test_cut_links.
+that is cut is not. What a cut does to calls with a short timeout is in test_cut_connections.
 """
 
 import time

@@ -1,5 +1,5 @@
 """shmring over several hosts beside Gloo and bare TCP, in one run:
-python bench/internode/bench_wire.py --help
+python bench/internode/bench_internode.py --help
 
 The hosts are network namespaces of this machine, so it needs root. Owns the command line, the scenes, who
 takes part in each, and the order of events.
@@ -25,9 +25,9 @@ from hosts import GBIT_S, INTERFACE, Hosts, NoHosts
 
 from bench.common.arguments import comma_separated
 from bench.common.progress import Progress
-from bench.internode import wire_tables
-from bench.internode.wire_libraries import BLOCKING, EXCHANGE, EXCHANGE_BUFFERED, EXCHANGE_RENO, POLLING
-from bench.internode.wire_tables import MIB, Scene
+from bench.internode import internode_tables
+from bench.internode.internode_libraries import BLOCKING, EXCHANGE, EXCHANGE_BUFFERED, EXCHANGE_RENO, POLLING
+from bench.internode.internode_tables import MIB, Scene
 from bench.peers import install_peers
 from bench.peers.contestants import OVERSUBSCRIBED_SAMPLE_S, Contestant
 from bench.peers.contestants import gloo as gloo_here
@@ -175,7 +175,7 @@ def as_json(options: argparse.Namespace, started: str, runs: list[dict[str, Any]
         "schema": JSON_SCHEMA, "started": started, "machine": machine(), "options": plain_options,
         "runs": [{**run, "scene": asdict(run["scene"]),
                   "samples": [sample.as_json() for sample in run["samples"]],
-                  "figures": [asdict(row) for row in wire_tables.rows(run["scene"], run["samples"])]}
+                  "figures": [asdict(row) for row in internode_tables.rows(run["scene"], run["samples"])]}
                  for run in runs],
     }
 
@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, versions in run["versions"].items():
             if name not in told and not told.add(name):
                 print(f"  {name}: {versions['library']}")
-        print("\n" + wire_tables.report(scene, run["samples"], run["idle_ms_a_second"]), flush=True)
+        print("\n" + internode_tables.report(scene, run["samples"], run["idle_ms_a_second"]), flush=True)
         for problem in run["problems"]:
             print("PROBLEM" if failed(problem) else "NOTE", in_short(problem))
         print_noise(run["noise"])

@@ -7,7 +7,7 @@ import pytest
 
 import shmring
 from shmring._comm.error_feedback import Residuals
-from tests.internode.test_across import LAYOUTS, TINY_SLICE
+from tests.internode.test_internode_collectives import LAYOUTS, TINY_SLICE
 from tests.internode.test_wire_formats import exact_sum, values_of
 
 LENGTHS = 900, 1, 3000, 700, 40_000, 500  # the fifth is longer than what is reduced together
@@ -41,10 +41,10 @@ def means_of_many(comm, kind, times):
 
 @pytest.mark.parametrize("kind", ["apart", "consecutive", "background"])
 @pytest.mark.parametrize("layout", ["1+1", "2+1+3"])
-def test_many_arrays_travel_as_the_communicator_says(world_across, layout, kind):
+def test_many_arrays_travel_as_the_communicator_says(world_over_hosts, layout, kind):
     nodes, times = LAYOUTS[layout], 40
     want = exact_sum([np.concatenate(arrays_of(rank, kind)) for rank in range(len(nodes))])
-    found = world_across(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)(means_of_many, kind, times)
+    found = world_over_hosts(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)(means_of_many, kind, times)
     assert len({first.tobytes() + mean.tobytes() for first, mean, *_ in found}) == 1
     first, mean, *_ = found[0]
     assert 0 < np.abs(mean - want).max() < np.abs(first - want).max() / (times / 4)
@@ -64,9 +64,9 @@ def train_a_little(comm):
     return np.concatenate(gradients), comm.stats()["bytes_over_wire"] - before
 
 
-def test_buckets_travel_as_the_communicator_says(world_across):
+def test_buckets_travel_as_the_communicator_says(world_over_hosts):
     want = exact_sum([np.concatenate(arrays_of(rank, "apart")) for rank in range(2)])
-    for got, sent in world_across(LAYOUTS["1+1"], SHMRING_WIRE_SLICE=TINY_SLICE)(train_a_little):
+    for got, sent in world_over_hosts(LAYOUTS["1+1"], SHMRING_WIRE_SLICE=TINY_SLICE)(train_a_little):
         assert np.abs(got - want).max() < 2**-6 * np.abs(want).max()
         assert sent < 2.2 * sum(LENGTHS)
 

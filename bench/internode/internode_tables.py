@@ -1,4 +1,4 @@
-"""What bench_wire.py makes of its samples: medians, bounds, ratios and tables.
+"""What bench_internode.py makes of its samples: medians, bounds, ratios and tables.
 
 Owns the scenes' arithmetic and the formatting. Knows the samples' fields, not how they were taken.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.common.tables import aligned, format_bytes, format_us
-from bench.internode.wire_libraries import (
+from bench.internode.internode_libraries import (
     BLOCKING,
     EXCHANGE,
     EXCHANGE_BUFFERED,

@@ -14,7 +14,7 @@ from ranks import Died, turns, when_there
 
 import shmring
 from tests.collectives.test_errors import assert_all, ones
-from tests.internode.test_across_failures import (
+from tests.internode.test_internode_failures import (
     LAYOUTS,
     SOON_S,
     across,

@@ -12,7 +12,7 @@ import time
 import tracemalloc
 
 import pytest
-from meeting import (
+from rendezvous import (
     answer,
     close,
     coming,

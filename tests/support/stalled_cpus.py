@@ -1,5 +1,5 @@
 """Runs a command on CPUs that stand still at times, as a shared machine's do: what fails only then takes a
-late moment for a fault. python tests/support/standstill.py pytest, as root.
+late moment for a fault. python tests/support/stalled_cpus.py pytest, as root.
 """
 
 import argparse

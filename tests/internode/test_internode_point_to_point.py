@@ -34,9 +34,9 @@ def nodes(request):
 
 
 @pytest.fixture
-def two_apart(world_across):
+def two_apart(world_over_hosts):
     """Ranks 0 and 1 of different nodes, with rings of some lines."""
-    return world_across(APART, SHMRING_MESSAGE_RING=TINY)
+    return world_over_hosts(APART, SHMRING_MESSAGE_RING=TINY)
 
 
 def exchange_and_leave(comm, count):
@@ -63,24 +63,24 @@ def test_what_was_sent_before_leaving_arrives_though_credit_comes_back(nodes, co
 
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("ring", [TINY, 4096])
-def test_random_programs(world_across, nodes, ring):
-    ranks = world_across(nodes, SHMRING_MESSAGE_RING=ring)
+def test_random_programs(world_over_hosts, nodes, ring):
+    ranks = world_over_hosts(nodes, SHMRING_MESSAGE_RING=ring)
     for seed in range(6):
         ranks(one_host.run_program, seed, 60 * ranks.size, np.dtype(["u1", "i4", RECORD][seed % 3]))
 
 
 @pytest.mark.parametrize("first_seq", [(1 << 32) - 60, (1 << 64) - 60])
-def test_random_programs_where_positions_wrap(world_across, first_seq):
-    ranks = world_across(THREE, SHMRING_MESSAGE_RING=TINY, SHMRING_FIRST_SEQ=first_seq)
+def test_random_programs_where_positions_wrap(world_over_hosts, first_seq):
+    ranks = world_over_hosts(THREE, SHMRING_MESSAGE_RING=TINY, SHMRING_FIRST_SEQ=first_seq)
     for seed in range(3):
         ranks(one_host.run_program, seed, 150, np.dtype("u1"))
 
 
 @pytest.mark.soak
 @pytest.mark.limit(4000)
-def test_random_programs_for_long(world_across):
+def test_random_programs_for_long(world_over_hosts):
     for seed in range(1000):
-        ranks = world_across(list(NODES.values())[seed % 4], SHMRING_MESSAGE_RING=TINY << seed % 5)
+        ranks = world_over_hosts(list(NODES.values())[seed % 4], SHMRING_MESSAGE_RING=TINY << seed % 5)
         ranks(one_host.run_program, seed, 60 * ranks.size, np.dtype(["u1", "f8", RECORD][seed % 3]))
 
 
@@ -113,7 +113,7 @@ OF_TWO = {
 
 @pytest.mark.parametrize("ring", [TINY, 1 << 18])
 @pytest.mark.parametrize("case", OF_TWO)
-def test_two_ranks_do_as_on_one_host(world_across, case, ring):
+def test_two_ranks_do_as_on_one_host(world_over_hosts, case, ring):
     function, *args = OF_TWO[case]
     on_one_host = {
         one_host.exchange_buffers: [None, ([5, 4], b"bytesmore\0")],
@@ -125,7 +125,7 @@ def test_two_ranks_do_as_on_one_host(world_across, case, ring):
         transfers.await_transfers: [(10_000, 1), (10_000, 0)],
         transfers.leave_it_to_the_background: [True, True],
     }
-    assert world_across(APART, SHMRING_MESSAGE_RING=ring)(function, *args) == on_one_host.get(
+    assert world_over_hosts(APART, SHMRING_MESSAGE_RING=ring)(function, *args) == on_one_host.get(
         function, [None, None]
     )
 
@@ -144,25 +144,25 @@ def test_a_wait_that_comes_too_early_harms_nothing(two_apart):
     assert all(two_apart(transfers.wait_too_briefly))
 
 
-def test_a_ring_of_ranks(world_across, nodes):
-    world_across(nodes, SHMRING_MESSAGE_RING=TINY)(one_host.pass_around, 50)
+def test_a_ring_of_ranks(world_over_hosts, nodes):
+    world_over_hosts(nodes, SHMRING_MESSAGE_RING=TINY)(one_host.pass_around, 50)
 
 
-def test_a_server_receives_from_any_source(world_across, nodes):
-    ranks = world_across(nodes)
+def test_a_server_receives_from_any_source(world_over_hosts, nodes):
+    ranks = world_over_hosts(nodes)
     assert ranks(one_host.answer_whoever_asks, 300)[0] == [0] + [300] * (ranks.size - 1)
 
 
-def test_objects(world_across):
-    assert world_across(THREE, SHMRING_MESSAGE_RING=TINY)(one_host.gather_objects, 1)[1] == [0, 2]
+def test_objects(world_over_hosts):
+    assert world_over_hosts(THREE, SHMRING_MESSAGE_RING=TINY)(one_host.gather_objects, 1)[1] == [0, 2]
 
 
-def test_messages_pass_while_another_thread_is_in_collectives(world_across, nodes):
-    world_across(nodes, SHMRING_MESSAGE_RING=4096)(one_host.beside_collectives, 60)
+def test_messages_pass_while_another_thread_is_in_collectives(world_over_hosts, nodes):
+    world_over_hosts(nodes, SHMRING_MESSAGE_RING=4096)(one_host.beside_collectives, 60)
 
 
-def test_groups_have_messages_of_their_own(world_across):
-    world_across(PAIRS, SHMRING_MESSAGE_RING=TINY)(one_host.pass_in_groups)
+def test_groups_have_messages_of_their_own(world_over_hosts):
+    world_over_hosts(PAIRS, SHMRING_MESSAGE_RING=TINY)(one_host.pass_in_groups)
 
 
 # ---- sizes ------------------------------------------------------------------------------------------------
@@ -179,18 +179,18 @@ def exchange_sizes(comm, sizes):
 
 
 @pytest.mark.parametrize("ring", [TINY, 4096, 1 << 20])
-def test_sizes_around_lines_rings_and_pieces(world_across, ring):
+def test_sizes_around_lines_rings_and_pieces(world_over_hosts, ring):
     edges = [0, 32, 64, ring // 4, ring // 2 - 128, ring // 2, ring, 65536, 3 * 65536, 1 << 20]
     sizes = sorted({max(0, edge + step) for edge in edges for step in (-65, -1, 0, 1, 33)})
-    world_across(APART, SHMRING_MESSAGE_RING=ring)(exchange_sizes, sizes)
+    world_over_hosts(APART, SHMRING_MESSAGE_RING=ring)(exchange_sizes, sizes)
 
 
 def send_where_rings_differ(comm):
     exchange_sizes(comm, [0, 100, 5000, 100_000, 1 << 20])
 
 
-def test_hosts_may_have_rings_of_other_lengths(world_across):
-    ranks = world_across(APART)  # joins once more, each with its own
+def test_hosts_may_have_rings_of_other_lengths(world_over_hosts):
+    ranks = world_over_hosts(APART)  # joins once more, each with its own
     of_rank = {rank: {"SHMRING_MESSAGE_RING": str(TINY << 5 * rank)} for rank in APART}
     outcomes = ranks.try_to_meet(address=f"127.0.0.1:{free_port()}", of_rank=of_rank)
     assert outcomes == [None, None]
@@ -258,8 +258,8 @@ def test_a_rank_that_dies_is_noticed_by_who_waits_for_it(source):
         assert took_s < SOON_S
 
 
-def test_abort_ends_every_wait(world_across, nodes):
-    for error in world_across(nodes).outcomes(failures.give_up_while_others_wait):
+def test_abort_ends_every_wait(world_over_hosts, nodes):
+    for error in world_over_hosts(nodes).outcomes(failures.give_up_while_others_wait):
         assert isinstance(error, shmring.Aborted)
         assert error.reason == "enough"
 
@@ -280,8 +280,8 @@ def send_to_who_computes(comm):
     comm.recv(np.zeros(1), 1 - comm.rank, tag=1)
 
 
-def test_an_abort_is_heard_behind_what_was_sent(world_across):
-    for error in world_across(APART).outcomes(send_to_who_computes):
+def test_an_abort_is_heard_behind_what_was_sent(world_over_hosts):
+    for error in world_over_hosts(APART).outcomes(send_to_who_computes):
         assert isinstance(error, shmring.Aborted)
         assert error.reason == "enough"
 
@@ -392,8 +392,8 @@ def wait_idly(comm, how):
 
 
 @pytest.mark.parametrize("how", ["recv", "recv from any", "irecv"])
-def test_a_rank_that_waits_costs_no_cpu(world_across, nodes, how):
-    assert world_across(nodes)(wait_idly, how)[0] < 0.3
+def test_a_rank_that_waits_costs_no_cpu(world_over_hosts, nodes, how):
+    assert world_over_hosts(nodes)(wait_idly, how)[0] < 0.3
 
 
 def answer_while_local_ranks_idle(comm, count):
@@ -410,8 +410,8 @@ def answer_while_local_ranks_idle(comm, count):
     return found[1:]
 
 
-def test_any_source_mixes_local_ranks_and_other_hosts(world_across, nodes):
-    ranks = world_across(nodes, SHMRING_MESSAGE_RING=TINY)
+def test_any_source_mixes_local_ranks_and_other_hosts(world_over_hosts, nodes):
+    ranks = world_over_hosts(nodes, SHMRING_MESSAGE_RING=TINY)
     assert ranks(answer_while_local_ranks_idle, 500)[0] == [list(range(500))] * (ranks.size - 1)
 
 
@@ -439,5 +439,5 @@ def receive_in_two_threads_worth(comm, count):
 
 
 @pytest.mark.parametrize("ring", [4096, 1 << 18])
-def test_large_messages_beside_collectives(world_across, ring):
-    world_across(PAIRS, SHMRING_MESSAGE_RING=ring)(receive_in_two_threads_worth, 60)
+def test_large_messages_beside_collectives(world_over_hosts, ring):
+    world_over_hosts(PAIRS, SHMRING_MESSAGE_RING=ring)(receive_in_two_threads_worth, 60)

@@ -204,6 +204,6 @@ def polling_receive(sock: socket.socket) -> Callable[[Array, int, int], int]:
     return receive
 
 
-WIRE_LIBRARIES: dict[str, type[Library]] = {
+INTERNODE_LIBRARIES: dict[str, type[Library]] = {
     "shmring over hosts": ShmringOverHosts, "shmring on each host": ShmringOnEachHost, "sockets": Sockets,
 }

@@ -54,13 +54,13 @@ def send_and_close(comm, nbytes, late_s, how="send"):
 @pytest.mark.parametrize(
     ("nodes", "nbytes"), [(APART, 1000), (APART, 60_000), (APART, MUCH_NBYTES), (MANY_RANKS, 200_000)]
 )
-def test_what_was_sent_comes_though_its_sender_closes(world_across, nodes, nbytes, late_s):
-    ranks = world_across(nodes, SHMRING_MESSAGE_RING=RING)
+def test_what_was_sent_comes_though_its_sender_closes(world_over_hosts, nodes, nbytes, late_s):
+    ranks = world_over_hosts(nodes, SHMRING_MESSAGE_RING=RING)
     assert ranks(send_and_close, nbytes, late_s)[-1] == 0
 
 
-def test_what_isend_sent_comes_though_its_sender_closes(world_across):
-    ranks = world_across(APART, SHMRING_MESSAGE_RING=RING)
+def test_what_isend_sent_comes_though_its_sender_closes(world_over_hosts):
+    ranks = world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)
     assert ranks(send_and_close, MUCH_NBYTES, LATE_S, "isend")[1] == 0
 
 
@@ -88,8 +88,8 @@ def receive_many_and_answer(comm, count, nbytes):
     return None
 
 
-def test_what_was_sent_comes_though_its_sender_leaves_a_message_unread(world_across):
-    ranks = world_across(APART, SHMRING_MESSAGE_RING=RING)
+def test_what_was_sent_comes_though_its_sender_leaves_a_message_unread(world_over_hosts):
+    ranks = world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)
     assert ranks(receive_many_and_answer, 3, 300_000)[1]
 
 
@@ -104,8 +104,8 @@ def send_and_close_at_once(comm):
     return time.monotonic() - begin
 
 
-def test_ranks_that_close_at_once_do_not_wait_for_each_other(world_across):
-    assert max(world_across(APART, SHMRING_MESSAGE_RING=RING)(send_and_close_at_once)) < SOON_S
+def test_ranks_that_close_at_once_do_not_wait_for_each_other(world_over_hosts):
+    assert max(world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)(send_and_close_at_once)) < SOON_S
 
 
 def begin_to_send_and_close(comm):
@@ -119,8 +119,8 @@ def begin_to_send_and_close(comm):
     return time.monotonic() - begin
 
 
-def test_a_rank_that_closes_does_not_wait_for_a_message_half_sent(world_across):
-    ranks = world_across(APART, SHMRING_MESSAGE_RING=RING)
+def test_a_rank_that_closes_does_not_wait_for_a_message_half_sent(world_over_hosts):
+    ranks = world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)
     assert ranks(begin_to_send_and_close)[0] < SOON_S
 
 
@@ -140,8 +140,8 @@ def send_and_close_though(comm, what):
     return time.monotonic() - begin
 
 
-def test_a_rank_that_has_given_up_closes_soon(world_across):
-    assert world_across(APART, SHMRING_MESSAGE_RING=RING)(send_and_close_though, "aborted")[0] < SOON_S
+def test_a_rank_that_has_given_up_closes_soon(world_over_hosts):
+    assert world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)(send_and_close_though, "aborted")[0] < SOON_S
 
 
 def test_a_rank_that_closes_waits_for_one_that_is_stopped_no_longer_than_for_a_call():
@@ -180,8 +180,8 @@ def give_up_later(comm):
     return 0
 
 
-def test_a_rank_that_closes_hears_that_it_is_over(world_across):
-    assert max(world_across(APART, SHMRING_MESSAGE_RING=RING)(give_up_later)) < SOON_S
+def test_a_rank_that_closes_hears_that_it_is_over(world_over_hosts):
+    assert max(world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)(give_up_later)) < SOON_S
 
 
 def connections():
@@ -223,12 +223,12 @@ def count_in_a_child():
     os._exit(connections())
 
 
-def test_ctrl_c_ends_the_wait_of_a_rank_that_closes(world_across):
-    world_across(APART, SHMRING_MESSAGE_RING=RING)(wait_in_close, interrupt)
+def test_ctrl_c_ends_the_wait_of_a_rank_that_closes(world_over_hosts):
+    world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)(wait_in_close, interrupt)
 
 
-def test_a_child_that_is_forked_from_a_rank_that_closes_has_none_of_its_connections(world_across):
-    before, in_child = world_across(APART, SHMRING_MESSAGE_RING=RING)(wait_in_close, count_in_a_child)[0]
+def test_a_child_that_is_forked_from_a_rank_that_closes_has_none_of_its_connections(world_over_hosts):
+    before, in_child = world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)(wait_in_close, count_in_a_child)[0]
     assert in_child == before - 2
 
 
@@ -267,6 +267,6 @@ def interrupt_once_there(x):
 
 
 @pytest.mark.parametrize("how", ["irecv", "recv"])
-def test_nothing_is_received_into_memory_that_was_freed(world_across, how):
+def test_nothing_is_received_into_memory_that_was_freed(world_over_hosts, how):
     for _ in range(3):
-        assert world_across(APART)(close_in_the_middle, how) == [True, True]
+        assert world_over_hosts(APART)(close_in_the_middle, how) == [True, True]

@@ -1,7 +1,7 @@
 """Groups, background calls and shared arrays of ranks of several hosts, each going on by itself; and that
 waiting for another host costs little.
 
-Hosts are names here, and the wire is loopback: see conftest.world_across.
+Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from ranks import free_port, until_there
 import shmring
 from shmring._lifecycle import internode
 from tests.collectives.test_groups import total
-from tests.internode.test_across import LAYOUTS
+from tests.internode.test_internode_collectives import LAYOUTS
 
 
 def places(comm, layout):
@@ -49,8 +49,8 @@ def places(comm, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_groups_are_of_the_hosts_of_their_ranks(world_across, layout):
-    world_across(LAYOUTS[layout])(places, layout)
+def test_groups_are_of_the_hosts_of_their_ranks(world_over_hosts, layout):
+    world_over_hosts(LAYOUTS[layout])(places, layout)
 
 
 def nested(comm):
@@ -65,9 +65,9 @@ def nested(comm):
 
 
 @pytest.mark.parametrize("layout", ["2+2 interleaved", "2+1+3"])
-def test_groups_of_groups(world_across, layout):
+def test_groups_of_groups(world_over_hosts, layout):
     size = len(LAYOUTS[layout])
-    for rank, found in enumerate(world_across(LAYOUTS[layout])(nested)):
+    for rank, found in enumerate(world_over_hosts(LAYOUTS[layout])(nested)):
         assert found == (sum(range(size)), rank)
 
 
@@ -103,8 +103,8 @@ def an_abort_stays_within(comm):
 
 
 @pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+3"])
-def test_groups_go_on_by_themselves(world_across, layout):
-    ranks = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=16384)
+def test_groups_go_on_by_themselves(world_over_hosts, layout):
+    ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=16384)
     ranks(at_the_same_time)
     ranks(an_abort_stays_within)
 
@@ -124,10 +124,10 @@ def awaited(comm):
 
 
 @pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+3"])
-def test_calls_can_be_awaited(world_across, layout):
+def test_calls_can_be_awaited(world_over_hosts, layout):
     n = len(LAYOUTS[layout])
     lengths = [1000 * rank for rank in range(n)]
-    assert world_across(LAYOUTS[layout])(awaited) == [(n, n - 1, 3.0 * n, lengths)] * n
+    assert world_over_hosts(LAYOUTS[layout])(awaited) == [(n, n - 1, 3.0 * n, lengths)] * n
 
 
 def asked_for(comm, folder):
@@ -149,8 +149,8 @@ def asked_for(comm, folder):
     return float(x[-1])
 
 
-def test_works_come_to_an_end_by_themselves(world_across, tmp_path):
-    assert world_across(LAYOUTS["2+1+3"])(asked_for, tmp_path) == [6.0] * 6
+def test_works_come_to_an_end_by_themselves(world_over_hosts, tmp_path):
+    assert world_over_hosts(LAYOUTS["2+1+3"])(asked_for, tmp_path) == [6.0] * 6
 
 
 def share(comm):
@@ -167,9 +167,9 @@ def share(comm):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_shared_array_is_one_on_each_host(world_across, layout):
+def test_a_shared_array_is_one_on_each_host(world_over_hosts, layout):
     nodes = LAYOUTS[layout]
-    for rank, (seen, blocks) in enumerate(world_across(nodes)(share)):
+    for rank, (seen, blocks) in enumerate(world_over_hosts(nodes)(share)):
         assert seen == [(r + 1) * (nodes[r] == nodes[rank]) for r in range(len(nodes))]
         assert blocks == [sum(range(len(nodes)))] * 3
 
@@ -183,9 +183,9 @@ def lead_side_by_side(comm):
         return total(group, comm.rank)
 
 
-def test_groups_led_from_one_host_use_ports_that_are_allowed(world_across):
+def test_groups_led_from_one_host_use_ports_that_are_allowed(world_over_hosts):
     first = free_port()
-    ranks = world_across(LAYOUTS["2+2"], SHMRING_PORTS=f"{first}-{first + 20}")
+    ranks = world_over_hosts(LAYOUTS["2+2"], SHMRING_PORTS=f"{first}-{first + 20}")
     assert ranks(lead_side_by_side) == [2, 4, 2, 4]
 
 
@@ -206,9 +206,9 @@ def fail_to_lead(comm):
             comm.barrier()
 
 
-def test_a_rank_that_cannot_lead_its_group_is_named_in_it(world_across):
+def test_a_rank_that_cannot_lead_its_group_is_named_in_it(world_over_hosts):
     refused = "rank 0 cannot come to its group: no port is free", 0
-    assert world_across(LAYOUTS["2+2"])(fail_to_lead) == [refused, 4, refused, 4]
+    assert world_over_hosts(LAYOUTS["2+2"])(fail_to_lead) == [refused, 4, refused, 4]
 
 
 def tells_its_key(comm):
@@ -227,9 +227,9 @@ def tells_its_key(comm):
     return found
 
 
-def test_an_invitation_to_a_group_does_not_hold_the_key(world_across):
+def test_an_invitation_to_a_group_does_not_hold_the_key(world_over_hosts):
     """What follows the meeting of a world is not encrypted."""
-    assert world_across(LAYOUTS["1+1"])(tells_its_key) == [[False], []]
+    assert world_over_hosts(LAYOUTS["1+1"])(tells_its_key) == [[False], []]
 
 
 # ---- what waiting costs -----------------------------------------------------------------------------------
@@ -256,13 +256,13 @@ def cpu_s_of_waiting(comm, wait_s, count, background):
     return time.process_time() - begin
 
 
-def test_idle_connections_cost_no_cpu(world_across):
-    for used_s in world_across(LAYOUTS["2+1+3"])(cpu_s_of_idling, 1.5):
+def test_idle_connections_cost_no_cpu(world_over_hosts):
+    for used_s in world_over_hosts(LAYOUTS["2+1+3"])(cpu_s_of_idling, 1.5):
         assert used_s < 0.05
 
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("count", [3, 60_000])
-def test_a_long_wait_for_another_host_costs_little(world_across, count, background):
-    for used_s in world_across(LAYOUTS["2+1+3"])(cpu_s_of_waiting, 1.5, count, background):
+def test_a_long_wait_for_another_host_costs_little(world_over_hosts, count, background):
+    for used_s in world_over_hosts(LAYOUTS["2+1+3"])(cpu_s_of_waiting, 1.5, count, background):
         assert used_s < 0.15

@@ -4,7 +4,7 @@ import socket
 import time
 
 import pytest
-from meeting import close, in_threads, settle, soon
+from rendezvous import close, in_threads, settle, soon
 
 from shmring._bootstrap import handshake
 from shmring._bootstrap.coordinator import Coordinator

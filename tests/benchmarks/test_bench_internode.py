@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from bench.common import calls
-from bench.internode import bench_wire, wire_libraries, wire_tables
-from bench.internode.wire_libraries import BLOCKING, EXCHANGE, EXCHANGE_BUFFERED
+from bench.internode import bench_internode, internode_libraries, internode_tables
+from bench.internode.internode_libraries import BLOCKING, EXCHANGE, EXCHANGE_BUFFERED
 from bench.peers.interleave import Sample
 from bench.peers.peer_libraries import Job, Seat
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-SCENES = {scene.name: scene for scene in bench_wire.SCENES}
+SCENES = {scene.name: scene for scene in bench_internode.SCENES}
 
 
 def samples(**us_by_entry):
@@ -46,28 +46,32 @@ def samples(**us_by_entry):
 
 
 def row_of(scene, taken, contestant, variant):
-    found = wire_tables.rows(scene, taken)
+    found = internode_tables.rows(scene, taken)
     return next(row for row in found if (row.contestant, row.variant) == (contestant, variant))
 
 
 def test_options_choose_scenes_rounds_and_contestants():
-    options = bench_wire.parse_arguments(["--only", "limited,idle", "--who", "shmring,gloo"])
-    assert [scene.name for scene in bench_wire.scenes_of(options)] == ["limited", "idle"]
+    options = bench_internode.parse_arguments(["--only", "limited,idle", "--who", "shmring,gloo"])
+    assert [scene.name for scene in bench_internode.scenes_of(options)] == ["limited", "idle"]
     assert options.rounds == 5
-    quick = bench_wire.parse_arguments(["--quick"])
+    quick = bench_internode.parse_arguments(["--quick"])
     assert quick.rounds == 2
-    assert {scene.nbytes for scene in bench_wire.scenes_of(quick)} == {0, 8, bench_wire.QUICK_NBYTES}
-    assert bench_wire.parse_arguments(["--quick", "--rounds", "9"]).rounds == 9
+    assert {scene.nbytes for scene in bench_internode.scenes_of(quick)} == {
+        0,
+        8,
+        bench_internode.QUICK_NBYTES,
+    }
+    assert bench_internode.parse_arguments(["--quick", "--rounds", "9"]).rounds == 9
     with pytest.raises(SystemExit):
-        bench_wire.parse_arguments(["--only", "limitless"])
+        bench_internode.parse_arguments(["--only", "limitless"])
 
 
 def test_scenes_measure_what_they_are_for():
-    assert "wire=int8" in bench_wire.variants_of(SCENES["limited"])["shmring"]
-    assert "wire=int8" not in bench_wire.variants_of(SCENES["unlimited"])["shmring"]
-    assert "local" in bench_wire.variants_of(SCENES["unlimited"])
-    assert bench_wire.variants_of(SCENES["small"])["sockets"] == ("blocking", "polling")
-    assert not any(bench_wire.variants_of(SCENES["idle"]).values())
+    assert "wire=int8" in bench_internode.variants_of(SCENES["limited"])["shmring"]
+    assert "wire=int8" not in bench_internode.variants_of(SCENES["unlimited"])["shmring"]
+    assert "local" in bench_internode.variants_of(SCENES["unlimited"])
+    assert bench_internode.variants_of(SCENES["small"])["sockets"] == ("blocking", "polling")
+    assert not any(bench_internode.variants_of(SCENES["idle"]).values())
 
 
 @pytest.mark.parametrize(("name", "bound_ms"), [("limited", 559.7), ("three", 746.3)])
@@ -109,42 +113,42 @@ def test_tables_name_every_figure():
     taken = samples(
         sockets__blocking=[20.0], gloo__in_place=[800.0], shmring__private=[30.0], shmring__odd=[1.0]
     )
-    lines = wire_tables.report(SCENES["small"], taken, {}).splitlines()
+    lines = internode_tables.report(SCENES["small"], taken, {}).splitlines()
     assert lines[0] == "small: 2 hosts x 2 ranks, links unlimited, 8 B"
     assert lines[1].split() == ["µs", "fastest", "slowest", "/", "round", "trip", "rounds"]
     assert lines[2].split() == ["shmring", "30.0", "30.0", "30.0", "1.50", "1"]
     assert lines[3].split() == ["Gloo", "800", "800", "800", "40.00", "1"]
     assert lines[4].split()[-5:] == ["20.0", "20.0", "20.0", "-", "1"]
     assert lines[5].split() == ["shmring,", "odd", "1.00", "1.00", "1.00", "0.05", "1"]
-    large = wire_tables.report(SCENES["three"], samples(gloo__in_place=[1e6]), {}).splitlines()
+    large = internode_tables.report(SCENES["three"], samples(gloo__in_place=[1e6]), {}).splitlines()
     assert large[0].endswith("3 hosts x 2 ranks, links 1 Gbit/s, 64 MiB, lower bound 746.3 ms")
     assert large[2].split() == ["Gloo", "1,000", "1,000", "1,000", "1.34", "89.5", "1"]
-    idle = wire_tables.report(SCENES["idle"], [], {"shmring": 0.1234}).splitlines()
+    idle = internode_tables.report(SCENES["idle"], [], {"shmring": 0.1234}).splitlines()
     assert idle[2].split() == ["shmring", "0.12"]
 
 
 def test_an_older_shmring_without_narrow_wires_is_no_failure():
     trace = "Traceback (most recent call last):\n  File x\nTypeError: all_reduce() got an {}"
     unknown = "wire=int8, 8 bytes: shmring: " + trace.format("unexpected keyword argument 'wire'")
-    assert not bench_wire.failed(unknown)
-    assert bench_wire.failed("wire=int8, 8 bytes: shmring: 3 elements of the result are wrong")
-    assert bench_wire.failed("left out: local: its ranks did not start")
-    assert not bench_wire.failed("left out: gloo: Traceback (most recent call last):\n  File shmring: 1")
-    assert bench_wire.in_short(unknown) == (
+    assert not bench_internode.failed(unknown)
+    assert bench_internode.failed("wire=int8, 8 bytes: shmring: 3 elements of the result are wrong")
+    assert bench_internode.failed("left out: local: its ranks did not start")
+    assert not bench_internode.failed("left out: gloo: Traceback (most recent call last):\n  File shmring: 1")
+    assert bench_internode.in_short(unknown) == (
         "wire=int8, 8 bytes: shmring: TypeError: all_reduce() got an unexpected keyword argument 'wire'"
     )
-    assert bench_wire.in_short("left out: one line") == "left out: one line"
+    assert bench_internode.in_short("left out: one line") == "left out: one line"
 
 
 def test_ranks_know_their_place_and_what_they_should_receive():
     seats = [Seat(rank, 6, None, None, ("a", "a", "b", "b", "c", "c")) for rank in range(6)]
-    places = [wire_libraries.place_of(seat) for seat in seats]
+    places = [internode_libraries.place_of(seat) for seat in seats]
     assert [2 * place.host + place.local_rank for place in places] == [0, 1, 2, 3, 4, 5]
     assert {(place.hosts, place.ranks_a_host) for place in places} == {(3, 2)}
-    assert wire_libraries.wire_nbytes(300, 3) == 400
+    assert internode_libraries.wire_nbytes(300, 3) == 400
 
     def wrong(rank, sender, variant):
-        sockets = wire_libraries.Sockets(seats[rank])
+        sockets = internode_libraries.Sockets(seats[rank])
         sockets.place, sockets.before = places[rank], (rank - 2) % 6
         x = np.empty(3000, "f4")
         calls.fill_pattern(x, sender)
@@ -158,7 +162,7 @@ def test_ranks_know_their_place_and_what_they_should_receive():
 
 
 def test_a_narrow_wire_may_be_off_by_less_than_a_step():
-    shmring = wire_libraries.ShmringOverHosts(Seat(0, 4, None, None))
+    shmring = internode_libraries.ShmringOverHosts(Seat(0, 4, None, None))
     sums = sum(calls.BLOCK + rank for rank in range(4)).astype("f4")
 
     def wrong(variant, off_by):
@@ -173,7 +177,7 @@ def test_a_narrow_wire_may_be_off_by_less_than_a_step():
 @pytest.mark.limit(120)
 def test_a_tiny_run_of_bare_sockets(hosts, tmp_path):
     hosts(1)  # or skip
-    command = [sys.executable, str(BENCH / "internode" / "bench_wire.py"), "--quick", "--rounds", "1"]
+    command = [sys.executable, str(BENCH / "internode" / "bench_internode.py"), "--quick", "--rounds", "1"]
     command += ["--who", "sockets", "--only", "three,pair,idle", "--json", str(tmp_path / "result.json")]
     result = subprocess.run(
         [*command, "--dir", str(tmp_path)], capture_output=True, text=True, timeout=100, cwd=tmp_path

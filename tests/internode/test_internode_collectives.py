@@ -1,7 +1,7 @@
 """Every collective of ranks of several hosts against its definition in NumPy: dtype, op, size, memory, out,
 root, way of calling and layout in pairs; pipelines that wrap; what crosses the wire.
 
-Hosts are names here, and the wire is loopback: see conftest.world_across.
+Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from ranks import Ranks
 from shmring._engine import state
 from tests.collectives.test_collectives import CALLS, FOLDING, IN_PLACE, some_calls
 from tests.collectives.test_collectives import FACTORS as ON_ONE_HOST
-from tests.collectives.test_fusion import fused_and_separate
+from tests.collectives.test_fused import fused_and_separate
 from tests.collectives.test_objects import every_call
-from tests.collectives.test_uneven import FACTORS as UNEVEN
-from tests.collectives.test_uneven import assert_uneven
-from tests.collectives.test_uneven import call_once as call_uneven
+from tests.collectives.test_vector import FACTORS as UNEVEN
+from tests.collectives.test_vector import assert_uneven
+from tests.collectives.test_vector import call_once as call_uneven
 
 LAYOUTS = {  # by rank: the host that it is on
     "1+1": [0, 1],
@@ -85,12 +85,12 @@ def call_and_check(comm, rows, nodes):
 
 @pytest.mark.limit(200)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_collective_is_what_numpy_says(world_across, layout):
+def test_every_collective_is_what_numpy_says(world_over_hosts, layout):
     environ = ranks = None
     for row in rows_of(layout):
         if environ != environment(row):
             environ = environment(row)
-            ranks = world_across(LAYOUTS[layout], **environ)
+            ranks = world_over_hosts(LAYOUTS[layout], **environ)
         ranks(call_and_check, [row], LAYOUTS[layout])
 
 
@@ -114,10 +114,10 @@ def rows_of_size(kind, columns, **how):
 
 @pytest.mark.parametrize("slice_nbytes", [None, TINY_SLICE])
 @pytest.mark.parametrize("layout", ["1+1", "2+2 interleaved", "2+1+3"])
-def test_sizes_where_something_changes(world_across, layout, slice_nbytes):
+def test_sizes_where_something_changes(world_over_hosts, layout, slice_nbytes):
     """Small to large, one fragment to two, one part to two; one element more and one less."""
     whole = slice_nbytes or 1 << 20
-    ranks = world_across(LAYOUTS[layout], **environment({"slice": slice_nbytes}))
+    ranks = world_over_hosts(LAYOUTS[layout], **environment({"slice": slice_nbytes}))
     borders = [whole // 32 // 4, whole // 16 // 4, whole // 4 if slice_nbytes else 0]
     for kind in KINDS:
         rows = [
@@ -131,8 +131,8 @@ def test_sizes_where_something_changes(world_across, layout, slice_nbytes):
 
 
 @pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+3"])
-def test_some_megabytes_in_fragments_of_full_length(world_across, layout):
-    ranks, n = world_across(LAYOUTS[layout]), len(LAYOUTS[layout])
+def test_some_megabytes_in_fragments_of_full_length(world_over_hosts, layout):
+    ranks, n = world_over_hosts(LAYOUTS[layout]), len(LAYOUTS[layout])
     for kind in KINDS:
         count = 1_200_007 if kind in (*IN_PLACE, "all_reduce") else 400_003
         for shared in (False, True):
@@ -164,8 +164,8 @@ def test_any_sequence_of_calls(settled, layout, calls):
     "environ", [{}, {"SHMRING_WIRE_SLICE": TINY_SLICE, "SHMRING_CHUNK": 1024}], ids=["", "tiny"]
 )
 @pytest.mark.parametrize("layout", ["2+2 interleaved", "1+1+1", "2+1+3"])
-def test_random_programs(world_across, layout, environ):
-    ranks = world_across(LAYOUTS[layout], **environ)
+def test_random_programs(world_over_hosts, layout, environ):
+    ranks = world_over_hosts(LAYOUTS[layout], **environ)
     for seed in seeds_of((layout, sorted(environ)), 4):
         ranks(run_program, seed, LAYOUTS[layout])
 
@@ -201,8 +201,8 @@ def orders(comm, columns):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_fortran_order_and_no_dimension(world_across, layout):
-    ranks = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
+def test_fortran_order_and_no_dimension(world_over_hosts, layout):
+    ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
     ranks(orders, 7)
     ranks(orders, 5000)
 
@@ -247,9 +247,9 @@ def move_items(comm, dtype, count):
 
 @pytest.mark.parametrize("item", ITEMS)
 @pytest.mark.parametrize("layout", ["1+1", "2+2 interleaved", "2+1+3"])
-def test_items_of_opaque_dtypes_may_be_of_any_make(world_across, layout, item):
+def test_items_of_opaque_dtypes_may_be_of_any_make(world_over_hosts, layout, item):
     for slice_nbytes in (None, TINY_SLICE):
-        ranks = world_across(LAYOUTS[layout], **environment({"slice": slice_nbytes}))
+        ranks = world_over_hosts(LAYOUTS[layout], **environment({"slice": slice_nbytes}))
         for nbytes in (1, 50_000, 500_000):
             ranks(move_items, ITEMS[item], 1 + nbytes // ITEMS[item].itemsize)
 
@@ -270,14 +270,14 @@ def uneven_rows():
 
 @pytest.mark.limit(200)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_uneven_collective_is_what_its_definition_says(world_across, layout):
+def test_every_uneven_collective_is_what_its_definition_says(world_over_hosts, layout):
     environ = ranks = None
     for row in uneven_rows():
         if row["layout"] != layout:
             continue
         if environ != environment(row):
             environ = environment(row)
-            ranks = world_across(LAYOUTS[layout], **environ)
+            ranks = world_over_hosts(LAYOUTS[layout], **environ)
         for rank, found in enumerate(ranks(call_uneven, row)):
             assert_uneven(found, row, rank, len(LAYOUTS[layout]))
 
@@ -295,17 +295,17 @@ def all_but_one_empty(comm, count):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_has_all(world_across, layout):
-    ranks = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
+def test_one_has_all(world_over_hosts, layout):
+    ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
     for count in (1, 10, 30_000):
         ranks(all_but_one_empty, count)
 
 
 @pytest.mark.parametrize("place", ["private", "shared", "out"])
 @pytest.mark.parametrize("layout", ["1+1", "2+1+3"])
-def test_arrays_together_become_what_they_become_one_by_one(world_across, layout, place):
+def test_arrays_together_become_what_they_become_one_by_one(world_over_hosts, layout, place):
     specs = [(dtype, count) for dtype in DTYPES for count in (0, 1, 3, 700, 9001)]
-    ranks = world_across(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
+    ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
     for op, fuse_nbytes, background in (("sum", None, False), ("prod", 0, True), ("sum", 5000, True)):
         ranks(fused_and_separate, specs, op, fuse_nbytes, place, background)
 
@@ -322,13 +322,13 @@ def views_together(comm, shared):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_views_together_are_one_call(world_across, shared):
-    assert world_across(LAYOUTS["2+1+3"])(views_together, shared) == [(1, True)] * 6
+def test_views_together_are_one_call(world_over_hosts, shared):
+    assert world_over_hosts(LAYOUTS["2+1+3"])(views_together, shared) == [(1, True)] * 6
 
 
 @pytest.mark.parametrize("layout", ["1+1", "2+1+3"])
-def test_objects(world_across, layout):
-    ranks = world_across(LAYOUTS[layout])
+def test_objects(world_over_hosts, layout):
+    ranks = world_over_hosts(LAYOUTS[layout])
     for counts in ([5] * 6, [0, 1, 2, 100_000, 3, 0], [30_000] * 6):
         for found in ranks(every_call, counts):
             assert all(found.values()), found
@@ -348,9 +348,9 @@ def sent_by(comm, kind, count, root):
 
 
 @pytest.mark.parametrize("count", [24, 240_000])
-def test_every_byte_crosses_the_wire_as_seldom_as_it_can(world_across, count):
+def test_every_byte_crosses_the_wire_as_seldom_as_it_can(world_over_hosts, count):
     """Once for each host that wants it; large calls from all ranks of a host alike. Heads are not counted."""
-    two, three = world_across(LAYOUTS["2+2"]), world_across(LAYOUTS["1+1+1"])
+    two, three = world_over_hosts(LAYOUTS["2+2"]), world_over_hosts(LAYOUTS["1+1+1"])
     n, is_large = 4 * count, count > 24
     sent = {
         kind: (two(sent_by, kind, count, 1), three(sent_by, kind, count, 1)) for kind in (*KINDS, "barrier")

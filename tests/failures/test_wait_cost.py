@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flights import place_once_it_waits
 from ranks import Ranks, until_there
+from snapshots import place_once_it_waits
 
 import shmring
 from shmring._config import thresholds

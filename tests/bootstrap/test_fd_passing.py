@@ -6,7 +6,7 @@ import resource
 import time
 
 import pytest
-from meeting import close, in_threads, meet, nothing, soon
+from rendezvous import close, in_threads, meet, nothing, soon
 
 from shmring._system import segments
 from shmring.errors import Aborted, Error, OutOfMemory, RankFailed, Timeout

@@ -309,8 +309,8 @@ ABSENT = [
 
 
 @pytest.mark.parametrize(("layout", "absent", "call"), ABSENT)
-def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_across, tmp_path, layout, absent, call):
-    outcomes = world_across(LAYOUTS[layout], timeout_s=1.5).outcomes(miss, absent, call, tmp_path)
+def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_over_hosts, tmp_path, layout, absent, call):
+    outcomes = world_over_hosts(LAYOUTS[layout], timeout_s=1.5).outcomes(miss, absent, call, tmp_path)
     assert_named(outcomes, shmring.Timeout, absent)
     for error in outcomes:
         assert isinstance(error, TimeoutError)
@@ -349,8 +349,8 @@ def leave_early(comm, leaver):
 @pytest.mark.parametrize(
     ("layout", "leaver"), [("1+1", 0), ("2+2", 1), ("2+2", 2), ("2+1+3", 2), ("2+1+3", 4)]
 )
-def test_a_rank_that_leaves_while_others_call(world_across, layout, leaver):
-    outcomes = world_across(LAYOUTS[layout]).outcomes(leave_early, leaver)
+def test_a_rank_that_leaves_while_others_call(world_over_hosts, layout, leaver):
+    outcomes = world_over_hosts(LAYOUTS[layout]).outcomes(leave_early, leaver)
     assert outcomes.pop(leaver) is None
     assert_named(outcomes, shmring.RankFailed, leaver)
     for error in outcomes:
@@ -367,10 +367,10 @@ def leave_after_the_last_call(comm, count):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nobody_waits_for_the_others_to_leave(world_across, layout):
+def test_nobody_waits_for_the_others_to_leave(world_over_hosts, layout):
     for count in (1, 900, 60_000, 600_000):
         for _ in range(2):
-            results = world_across(LAYOUTS[layout])(leave_after_the_last_call, count)
+            results = world_over_hosts(LAYOUTS[layout])(leave_after_the_last_call, count)
             assert results == [float(len(LAYOUTS[layout]))] * len(LAYOUTS[layout])
 
 
@@ -388,8 +388,8 @@ def give_up(comm, how):
 
 @pytest.mark.parametrize("how", ["abort", "exception"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_rank_that_gives_up_ends_everybodys_call_with_its_reason(world_across, layout, how):
-    outcomes = world_across(LAYOUTS[layout]).outcomes(give_up, how)
+def test_a_rank_that_gives_up_ends_everybodys_call_with_its_reason(world_over_hosts, layout, how):
+    outcomes = world_over_hosts(LAYOUTS[layout]).outcomes(give_up, how)
     if how == "exception":
         assert isinstance(outcomes.pop(1), KeyError)
     assert_named(outcomes, shmring.Aborted, 1)
@@ -448,8 +448,8 @@ def call_differently(comm, what, odd_one):
 
 @pytest.mark.parametrize("what", APART)
 @pytest.mark.parametrize(("layout", "odd_one"), [("1+1", 1), ("2+2", 0), ("2+2", 3), ("2+1+3", 2)])
-def test_calls_that_differ_are_a_mismatch_on_every_rank(world_across, layout, odd_one, what):
-    outcomes = world_across(LAYOUTS[layout]).outcomes(call_differently, what, odd_one)
+def test_calls_that_differ_are_a_mismatch_on_every_rank(world_over_hosts, layout, odd_one, what):
+    outcomes = world_over_hosts(LAYOUTS[layout]).outcomes(call_differently, what, odd_one)
     for error in assert_all(outcomes, shmring.Mismatch):
         assert len(error.calls) == len(outcomes)
         assert str(error).count("called") >= 2, error
@@ -457,9 +457,9 @@ def test_calls_that_differ_are_a_mismatch_on_every_rank(world_across, layout, od
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize(("layout", "wrong_one"), [("1+1", 1), ("2+2", 1), ("2+1+3", 2)])
-def test_a_wrong_argument_on_one_rank_is_a_mismatch_elsewhere(world_across, layout, wrong_one, name):
+def test_a_wrong_argument_on_one_rank_is_a_mismatch_elsewhere(world_over_hosts, layout, wrong_one, name):
     for path in ("tiny", "large"):
-        outcomes = world_across(LAYOUTS[layout]).outcomes(refuse_on_one, wrong_one, path, name)
+        outcomes = world_over_hosts(LAYOUTS[layout]).outcomes(refuse_on_one, wrong_one, path, name)
         assert_all(outcomes, shmring.Mismatch)
         if "root" not in name:  # whose root is through with it before anybody could say so
             assert any("refused" in str(error) for error in outcomes), outcomes
@@ -484,8 +484,8 @@ def refuse_on_one(comm, wrong_one, path, name):
 
 @pytest.mark.parametrize("path", COUNTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_wrong_argument_everywhere_is_an_error_everywhere_and_no_more(world_across, layout, path):
-    world_across(LAYOUTS[layout])(refuse_everything, path)
+def test_a_wrong_argument_everywhere_is_an_error_everywhere_and_no_more(world_over_hosts, layout, path):
+    world_over_hosts(LAYOUTS[layout])(refuse_everything, path)
 
 
 def refuse_many(comm, late, times):
@@ -502,9 +502,9 @@ def refuse_many(comm, late, times):
 
 @pytest.mark.parametrize(("layout", "late"), [("1+1", (1,)), ("2+2", (2, 3)), ("2+1+3", (0, 1))])
 @pytest.mark.parametrize("times", [32, 64, 300])
-def test_any_number_of_wrong_calls_harms_nobody(world_across, layout, late, times):
+def test_any_number_of_wrong_calls_harms_nobody(world_over_hosts, layout, late, times):
     size = len(LAYOUTS[layout])
-    assert world_across(LAYOUTS[layout])(refuse_many, late, times) == [float(size)] * size
+    assert world_over_hosts(LAYOUTS[layout])(refuse_many, late, times) == [float(size)] * size
 
 
 # ---- nothing is left --------------------------------------------------------------------------------------
