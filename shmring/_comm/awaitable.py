@@ -17,7 +17,7 @@ async def result_of(work: Work[Any]) -> Any:
         finished = loop.create_future()
         # Use a descriptor of this coroutine: several coroutines, in several loops, may await one Work.
         fd = os.dup(work.fileno())
-        loop.add_reader(fd, _tell, finished)
+        loop.add_reader(fd, _finish, finished)
         try:
             await finished
         finally:
@@ -26,6 +26,6 @@ async def result_of(work: Work[Any]) -> Any:
     return work.result()
 
 
-def _tell(finished: asyncio.Future[None]) -> None:
+def _finish(finished: asyncio.Future[None]) -> None:
     if not finished.done():
         finished.set_result(None)

@@ -1,4 +1,4 @@
-"""Collectives and Plan: what a communicator can call, as Python sees it."""
+"""Types of Collectives, the methods that a communicator inherits, and of Plan."""
 
 from collections.abc import Generator
 from typing import Any, Generic, Literal, NoReturn, Protocol, SupportsIndex, TypeVar, overload
@@ -39,13 +39,13 @@ _Kind = Literal[
 ]  # fmt: skip
 
 class Collectives:
-    """What a communicator can call; with async_op=True in the background, as a Work."""
+    """The collectives of a communicator. With async_op=True they run in the background and return a Work."""
 
     wire: _Wire
-    """How sums of `all_reduce` and `reduce` travel between hosts unless a call says otherwise."""
+    """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same."""
 
     linger_s: float
-    """Seconds, 0 to 0.05, for which a call with async_op=True stays with its caller if others are late."""
+    """Seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background."""
 
     @overload
     def all_reduce(
@@ -61,7 +61,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> None:
-        """Combine x of all ranks elementwise, for every rank: in place, or into `out`."""
+        """Combine x of all ranks elementwise and store the result on every rank, in x or in `out`."""
 
     @overload
     def all_reduce(
@@ -77,7 +77,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
-        """The same in the background."""
+        """Run in the background and return a Work."""
 
     @overload
     def reduce(
@@ -92,7 +92,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> None:
-        """Combine x of all ranks elementwise on the root: in its x, or into its `out`; others keep x."""
+        """Combine x of all ranks elementwise and store the result on the root, in its x or `out`."""
 
     @overload
     def reduce(
@@ -107,7 +107,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
-        """The same in the background."""
+        """Run in the background and return a Work."""
 
     @overload
     def scan(
@@ -119,7 +119,7 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
-        """Combine x of the ranks up to and with this one, in rank order."""
+        """Combine x of ranks 0 to this rank elementwise, in rank order, into x or `out`."""
 
     @overload
     def scan(
@@ -131,7 +131,7 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[None]:
-        """The same in the background."""
+        """Run in the background and return a Work."""
 
     @overload
     def exscan(
@@ -143,7 +143,7 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
-        """Combine x of the ranks before this one, in rank order; rank 0's stays as it is."""
+        """Combine x of the ranks below this one elementwise, in rank order. Nothing is stored on rank 0."""
 
     @overload
     def exscan(
@@ -155,7 +155,7 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[None]:
-        """The same in the background."""
+        """Run in the background and return a Work."""
 
     @overload
     def reduce_scatter(
@@ -181,7 +181,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[Any]:
-        """The same in the background."""
+        """Run in the background and return a Work."""
 
     @overload
     def broadcast(
@@ -194,7 +194,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> None:
-        """root's x for every rank: in place, or into `out`."""
+        """Copy the root's x to every rank, into its x or into its `out`."""
 
     @overload
     def broadcast(
@@ -207,7 +207,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
-        """The same in the background."""
+        """Run in the background and return a Work."""
 
     @overload
     def scatter(
@@ -220,7 +220,7 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> Any:
-        """Each rank's part of the root's x; returns it."""
+        """Return this rank's part of the root's x."""
 
     @overload
     def scatter(
@@ -233,7 +233,7 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[Any]:
-        """The same in the background."""
+        """Run in the background and return a Work."""
 
     @overload
     def gather(
@@ -245,7 +245,7 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> Any:
-        """Every rank's x on the root, which returns them as (size, *s); the others return None."""
+        """Return every rank's x on the root, as an array of shape (size, *s); None on other ranks."""
 
     @overload
     def gather(
@@ -257,7 +257,7 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[Any]:
-        """The same in the background."""
+        """Run in the background and return a Work."""
 
     @overload
     def all_gather(
@@ -269,7 +269,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Any:
-        """Every rank's x on every rank: returns (size, *s) for x of shape s."""
+        """Return every rank's x on every rank, as an array of shape (size, *s)."""
 
     @overload
     def all_gather(
@@ -281,59 +281,59 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[Any]:
-        """The same in the background."""
+        """Run in the background and return a Work."""
 
     @overload
     def all_to_all(
         self, x: _Array, *, out: Any = None, async_op: Literal[False] = False, timeout: float | None = None
     ) -> Any:
-        """Block j of rank i becomes block i of rank j: returns an array of x's shape."""
+        """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i."""
 
     @overload
     def all_to_all(
         self, x: _Array, *, out: Any = None, async_op: Literal[True], timeout: float | None = None
     ) -> Work[Any]:
-        """The same in the background."""
+        """Run in the background and return a Work."""
 
     @overload
     def barrier(self, *, async_op: Literal[False] = False, timeout: float | None = None) -> None:
-        """Return when every rank has called it."""
+        """Block until every rank has called it."""
 
     @overload
     def barrier(self, *, async_op: Literal[True], timeout: float | None = None) -> Work[None]:
-        """The same in the background."""
+        """Run in the background and return a Work."""
 
     def refuse(self, kind: _Kind) -> None:
-        """For who wraps a communicator and finds an argument wrong before a collective is called."""
+        """Refuse the collective `kind`, in place of calling it, since an argument is wrong."""
 
     def plan(self, kind: _Kind, *arguments: Any, **keywords: Any) -> Plan:
-        """The call `kind` with its arguments checked once and its arrays pinned: a callable that runs it."""
+        """Return a `Plan` of the collective `kind`: its arguments are checked and its arrays pinned."""
 
 class Plan:
-    """A collective with its arguments checked and its arrays pinned; each call is the bare collective."""
+    """A collective whose arguments are checked and whose arrays are pinned. Each call runs the collective."""
 
     def __init__(
         self, comm: Collectives, kind: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> None: ...
     def __reduce__(self) -> NoReturn: ...
     def __call__(self) -> Any:
-        """Run the collective once; returns what the method would."""
+        """Run the collective once and return its result, or a `Work` if it was made with async_op=True."""
 
 class Work(Generic[_Result]):
-    """A collective that runs in the background: what every collective returns with `async_op=True`."""
+    """A collective that runs in the background. Every collective returns one with async_op=True."""
 
     def __init__(self, *args: object, **keywords: object) -> NoReturn: ...
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when the call is finished; TimeoutError, which harms nothing, after timeout seconds."""
+        """Block until the call is finished. Raise TimeoutError after timeout seconds; the call goes on."""
 
     def done(self) -> bool:
-        """Whether the call has come to its end, a good one or not."""
+        """Return whether the call is finished, successfully or not."""
 
     def result(self, timeout: float | None = None) -> _Result:
-        """What the call returns when it is not in the background; waits for it as `wait` does."""
+        """Wait as `wait` does, and return what the call returns without async_op=True."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable from when the call is finished. It belongs to the Work."""
+        """Return a file descriptor, owned by the Work, that becomes readable when the call is finished."""
 
     def __await__(self) -> Generator[Any, None, _Result]: ...
     def __reduce__(self) -> NoReturn: ...

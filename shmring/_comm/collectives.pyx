@@ -1,5 +1,5 @@
-# The collectives, from Python's arguments to the pointers of a call. The steps are always the same: make room for the
-# result, take the arrays, describe the call, let the engine drive it.
+# The collectives: from Python's arguments to the pointers of a call. Each method takes the same steps: allocate the
+# result, take the arrays, describe the call, let the engine run it.
 
 import inspect
 import operator
@@ -28,7 +28,7 @@ from ..errors import Closed, Error
 cnp.import_array()
 
 
-cdef str SUM = "sum"   # the literal that is the default of op: the same object, so identity is enough
+cdef str SUM = "sum"   # the object that is the default of op, so comparing identities is enough
 cdef dict OP_NUMBERS = {name: number for number, name in enumerate(state.OPS)}
 cdef dict WIRE_NUMBERS = {name: number for number, name in enumerate(state.WIRES)}
 cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(state.ALGORITHMS)}
@@ -59,57 +59,62 @@ cdef str shown(Operand *operand):
 # ---- the collectives -----------------------------------------------------------------------------------------
 
 cdef class Collectives:
-    """What a communicator can call; `Comm` adds how it comes to be, its shared arrays and its end.
+    """The collectives of a communicator. `Comm` adds construction, shared arrays and closing.
 
-    With async_op=True a collective runs in the background, behind those that were called before it, and returns a
-    `Work` that has the result; its arrays must be left alone until it is finished.
+    With async_op=True a collective runs in the background, after the calls made before it, and returns a `Work` that
+    holds its result. The caller must not touch the call's arrays until the `Work` is finished.
 
-    priority: an integer from -4095 to 4095, the same on all ranks. Of the calls with one that every rank has issued,
-    the one with the greatest runs next, of several the first, as all ranks agree before each: a large all_reduce,
-    reduce or broadcast in parts of 4 MiB, between which others come in, to the same bits. A call without one runs in
-    its place: behind all that were made before it, before all that are made after it. (Peng et al. 2019,
-    ByteScheduler; Jayarajan et al. 2019, P3.)
+    priority: an integer from -4095 to 4095, the same on all ranks. Among the calls with a priority that every rank
+    has issued, the call with the highest priority runs next; among equal priorities, the earliest call. The ranks
+    agree on it before each call. A large all_reduce, reduce or broadcast runs in fragments of 4 MiB, and calls of
+    higher priority may run between two fragments; the bits of the result are the same. A call without a priority
+    runs after all calls made before it and before all calls made after it. (Peng et al. 2019, ByteScheduler;
+    Jayarajan et al. 2019, P3.)
     """
 
     def all_reduce(self, x, op="sum", *, out=None, algorithm=None, wire=None, group_size=None, async_op=False,
                    timeout=None, priority=None):
-        """Combine x of all ranks elementwise, for every rank: in place, or into `out`.
+        """Combine x of all ranks elementwise and store the result on every rank, in x or in `out`.
 
-        x: any contiguous array, the same dtype and number of elements on every rank. op: a name or `shmring.Op`.
-        out: same dtype and count, x itself or disjoint from it. algorithm: "auto" or "direct" (folded in rank
-        order), "ring" (Patarasuk and Yuan 2009, 2(N-1)/N of x sent per rank), "bidirectional_ring" (two opposite ones
-        with half of x each), "halving_doubling" (Rabenseifner 2004), "tree" (binomial), "double_tree" (Sanders, Speck
-        and Träff 2009), "master" (reduce to rank 0, broadcast); all but the last fold, and round 8/16-bit floats, in an
-        order of their own. timeout: seconds. Arrays from `empty` and its kin on all ranks are reduced without a copy.
+        x: a contiguous array, of the same dtype and number of elements on every rank. It is overwritten unless `out`
+        is given. op: a name or a `shmring.Op`. out: an array of x's dtype and number of elements, x itself or
+        disjoint from x. timeout: seconds. priority: see `Collectives`. Arrays that come from `empty`, `zeros`, `full`,
+        `copy_of` or `adopt` on all ranks are reduced without a copy.
 
-        Between hosts, which are folded in the order of their lowest ranks, `wire` says how sums and averages of
-        float32 and shorter floats travel: "native" (float32), "bf16", "fp16", or "int8" with a scale for each 256
-        elements. What rounding loses of an array is sent with what the same array holds the next time. Beyond 65,504
-        fp16 is infinite; an infinity or a NaN makes NaNs of all 256 elements of int8. Up to 32 KiB travel as they are.
-        None: as `Comm.wire` says. All ranks give the same, and get the same bits.
+        algorithm: "auto" and "direct" fold in rank order. "ring" (Patarasuk and Yuan 2009) sends 2(N-1)/N of x per
+        rank. "bidirectional_ring" runs two opposite rings with half of x each. "halving_doubling" is Rabenseifner's
+        (2004), "tree" is binomial, "double_tree" is that of Sanders, Speck and Träff (2009), "master" reduces to rank
+        0 and broadcasts. All but "auto", "direct" and "master" fold in an order of their own and round 8- and 16-bit
+        floats at each hop. Ranks on several hosts need "auto", else ValueError is raised.
 
-        group_size: of hosts that are near each other, as in one data centre, which reduce among themselves before
-        such groups do: then only 1/group_size of a message leaves each host for other groups. It divides the number
-        of hosts, and consecutive ones make a group; they are folded group by group.
+        wire: the format in which sums and averages of float32 and of shorter floats travel between hosts, the same on
+        all ranks: "native" (float32), "bf16", "fp16", or "int8" with one scale for each 256 elements; None means
+        `Comm.wire`. All ranks get the same bits. The rounding error of an array is added to the next call on the
+        same array. In "fp16", values beyond 65,504 become infinite. In "int8", an infinity or a NaN turns all its 256
+        elements into NaN. Arrays of up to 32 KiB are not compressed.
 
-        priority: see `Collectives`.
+        group_size: a number of hosts that divides the number of all hosts. Each group_size consecutive hosts form a
+        group, such as the hosts of one data centre. Hosts reduce within their group first, then groups reduce among
+        themselves, so each host sends only 1/group_size of x to other groups. Hosts are folded in the order of their
+        lowest ranks: all of them without group_size, group by group with it.
         """
         how = None if wire is None and group_size is None and priority is None else (wire, group_size, priority)
         return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, how)
 
     def reduce(self, x, op="sum", root=0, *, out=None, wire=None, async_op=False, timeout=None, priority=None):
-        """Combine x of all ranks elementwise on the root: in its x, or into its `out`; others keep x.
+        """Combine x of all ranks elementwise and store the result on the root, in its x or in its `out`.
 
-        x, op and wire as in `all_reduce`, folded in rank order. out: on the root only, ignored elsewhere.
+        x, op, wire, timeout and priority: as in `all_reduce`. out: as in `all_reduce`, on the root; ignored on other
+        ranks. The x of other ranks is unchanged. Values are folded in rank order.
         """
         return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout,
                         None if wire is None and priority is None else (wire, None, priority))
 
     @property
     def wire(self):
-        """How sums of `all_reduce` and `reduce` travel between hosts unless a call says otherwise; see `all_reduce`.
+        """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same.
 
-        The same on all ranks. A communicator begins with "native", one that is split from another too.
+        It is "native" in every new communicator, also in one made by `split`.
         """
         return state.WIRES[self.default_wire]
 
@@ -119,10 +124,12 @@ cdef class Collectives:
 
     @property
     def linger_s(self):
-        """Seconds, 0 to 0.05, for which a call with async_op=True stays with its caller while ranks are awaited.
+        """Seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background.
 
-        Only then it is left to the background. That takes longer than a small call does, so it pays where ranks come
-        at about the same time. What is behind other calls is left at once. Each rank may have its own; 0 at first.
+        It waits for other ranks, and is finished in the foreground if they come in time.
+        Handing a call to the background takes longer than a small call, so waiting pays if the ranks make the call at
+        about the same time. A call behind unfinished calls goes to the background at once. Each rank may have its own
+        value. The default is 0.
         """
         return self.engine.linger_ns * 1e-9
 
@@ -133,79 +140,92 @@ cdef class Collectives:
         self.engine.linger_ns = ns_of(seconds)
 
     def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
-        """Combine x of the ranks up to and with this one, in rank order: in place, or into `out`.
+        """Combine x of ranks 0 to this rank elementwise, in rank order, and store the result in x or in `out`.
 
-        x and out as in `all_reduce`; every op but "avg".
+        x, out and timeout: as in `all_reduce`. op: every one but "avg".
         """
         return self.run(SCAN, x, op, None, out, None, None, async_op, timeout)
 
     def exscan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
-        """Combine x of the ranks before this one, in rank order: in place, or into `out`; rank 0's stays as it is."""
+        """Combine x of the ranks below this one elementwise, in rank order, and store the result in x or in `out`.
+
+        Arguments: as in `scan`. Nothing is stored on rank 0.
+        """
         return self.run(EXSCAN, x, op, None, out, None, None, async_op, timeout)
 
     def reduce_scatter(self, x, op="sum", *, out=None, async_op=False, timeout=None, priority=None):
         """Combine x of all ranks elementwise and return this rank's part of the result.
 
-        x: shape (size, *s), of which rank i gets what is at x[i], shape s; or size * k rows, of which it gets k. C
-        order. out: of that count, the own part of x or disjoint from x; made if missing. Folded in rank order.
+        x: an array in C order, of the same dtype and shape on every rank. If its shape is (size, *s), rank i gets
+        element i of the result, of shape s. If it has size * k rows, rank i gets k rows. op, timeout and priority: as
+        in `all_reduce`. out: an array for the part, of x's dtype, which is this rank's part of x or disjoint from x; a
+        new array is returned if it is None. Values are folded in rank order.
         """
         return self.run(REDUCE_SCATTER, x, op, None, out, None, None, async_op, timeout, by(priority))
 
     def broadcast(self, x, root=0, *, out=None, async_op=False, timeout=None, priority=None):
-        """root's x for every rank: in place, or into `out`.
+        """Copy the root's x to every rank, into its x or into its `out`.
 
-        x: any contiguous array of items of a fixed size, the same dtype and number of elements on every rank; it
-        may be read-only on the root, which is the only rank whose values are read. timeout: seconds.
+        x: a contiguous array with items of a fixed size, of the same dtype and number of elements on every rank. Only
+        the root's values are read, and x may be read-only on the root. out: as in `all_reduce`. timeout: seconds.
+        priority: see `Collectives`.
         """
         return self.run(BROADCAST, x, None, root, out, None, None, async_op, timeout, by(priority))
 
     def scatter(self, x, root=0, *, out=None, like=None, async_op=False, timeout=None):
-        """Each rank's part of the root's x; returns it.
+        """Return this rank's part of the root's x.
 
-        x: on the root (size, *s), of which rank i gets x[i], or size * k rows, of which it gets k; C order. None
-        elsewhere, with `out`, or `like`: an array of the part's shape and dtype. out: the part's count and dtype.
+        x: on the root, an array in C order. If its shape is (size, *s), rank i gets x[i]. If it has size * k rows,
+        rank i gets k rows. Other ranks pass None, and either `out` or `like`. out: an array of the part's dtype and
+        number of elements, into which the part is copied. like: an array of the part's shape and dtype; its values
+        are not read. timeout: seconds.
         """
         return self.run(SCATTER, x, None, root, out, like, None, async_op, timeout)
 
     def gather(self, x, root=0, *, out=None, async_op=False, timeout=None):
-        """Every rank's x on the root, which returns them as (size, *s); the others return None.
+        """Return every rank's x on the root, as an array of shape (size, *s); return None on the other ranks.
 
-        x: shape s and dtype the same on every rank, C order. out: on the root only; room for all, in which the
-        root's x may be its own part.
+        x: an array in C order, of the same shape s and dtype on every rank. out: on the root, an array for the
+        result; the root's x may be its own part of `out`, else it is disjoint from `out`. Ignored on other ranks.
+        timeout: seconds.
         """
         return self.run(GATHER, x, None, root, out, None, None, async_op, timeout)
 
     def all_gather(self, x, *, out=None, async_op=False, timeout=None, priority=None):
-        """Every rank's x on every rank: returns (size, *s) for x of shape s.
+        """Return every rank's x on every rank, as an array of shape (size, *s).
 
-        x: shape and dtype the same on every rank, C order. out: room for all, in which x may be this rank's part.
+        x: an array in C order, of the same shape s and dtype on every rank. out: an array for the result; x may be
+        this rank's part of `out`, else it is disjoint from `out`. timeout: seconds. priority: see `Collectives`.
         """
         return self.run(ALL_GATHER, x, None, None, out, None, None, async_op, timeout, by(priority))
 
     def all_to_all(self, x, *, out=None, async_op=False, timeout=None):
-        """Block j of rank i becomes block i of rank j: returns an array of x's shape.
+        """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i.
 
-        x: shape (size, *s), or size * k rows, the same on every rank, C order. out: x itself or disjoint from it.
+        x: an array in C order, of the same dtype and shape on every rank: (size, *s), or size * k rows. out: an array
+        for the result, x itself or disjoint from x. timeout: seconds.
         """
         return self.run(ALL_TO_ALL, x, None, None, out, None, None, async_op, timeout)
 
     def barrier(self, *, async_op=False, timeout=None):
-        """Return when every rank has called it. timeout: seconds."""
+        """Block until every rank has called it. timeout: seconds."""
         return self.run(BARRIER, None, None, None, None, None, None, async_op, timeout)
 
     def plan(self, str kind, *arguments, **keywords):
-        """The call `kind` with its arguments checked once and its arrays pinned: a callable that runs it.
+        """Return a `Plan` of the collective `kind`, whose arguments are checked once and whose arrays are pinned.
 
-        kind and its arguments: a method of this class. Local: a wrong argument is an error here and harms nobody.
-        What lies in x is read anew at each call, which returns what the method would.
+        kind: the name of a method of this class; its arguments follow. Calling the plan runs the collective with the
+        values that x holds then, and returns what the method would return. Making a plan is local: a wrong argument
+        raises here and does not affect other ranks.
         """
         return Plan(self, kind, arguments, keywords)
 
     def refuse(self, str kind):
-        """For who wraps a communicator and finds an argument wrong before a collective is called.
+        """Refuse the collective `kind`, in place of calling it, since an argument is wrong.
 
-        The ranks that call the collective of this name get `Mismatch` in place of waiting; if all refuse it, nothing
-        has happened. Raises what the communicator has come to.
+        For code that wraps a communicator and checks arguments itself. The ranks that call the collective get
+        `Mismatch` instead of waiting for this rank. If all ranks refuse it, the communicator is unchanged. Raises the
+        communicator's error if it has ended.
         """
         if kind not in KIND_NUMBERS:
             raise ValueError(f"kind is {kind!r}; allowed: {', '.join(KIND_NUMBERS)}")
@@ -213,7 +233,7 @@ cdef class Collectives:
 
     # -- from arguments to a call --
 
-    # how: None, or (wire, group_size, priority); each of them may be None.
+    # how: None, or (wire, group_size, priority), each of which may be None.
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
                     object async_op, object timeout, object how=None):
         cdef Call c
@@ -237,7 +257,7 @@ cdef class Collectives:
             release(&b)
         return answer_of(&c, self.own_rank, out)
 
-    # As `run`, but in the background.
+    # As `run`, but run the call in the background and return a Work.
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
                       object timeout, object how):
         cdef Work work = self.new_work()
@@ -285,7 +305,7 @@ cdef class Collectives:
             return None
         if kind == SCATTER and root != self.own_rank:
             if like is None:
-                raise TypeError("a rank that is not the root scatters None with out= or like=, "
+                raise TypeError("a rank that is not the root must pass None and either out= or like=, "
                                 "an array of the shape and dtype that it gets")
             return shapes.alike(like)
         if kind == ALL_GATHER or kind == GATHER:
@@ -373,14 +393,14 @@ cdef class Collectives:
             c.residual = <float *> cnp.PyArray_DATA(residual)
         return kept
 
-    # As find_blocks, for a call that is long enough.
+    # As find_blocks, if the call is large enough for zero copy.
     cdef inline int find_shared(self, Call *c) except -1:
         cdef Group *g = &self.engine.g
         if g.nblocks > 0 and c.nbytes >= g.zero_copy_nbytes and g.inter == NULL:
             self.find_blocks(c)
         return 0
 
-    # Look up the shared blocks that contain the arrays, if that helps.
+    # Look up the shared blocks that contain the arrays, if the call can be read in place.
     cdef int find_blocks(self, Call *c) except -1:
         if not may_be_read_in_place(&self.engine.g, c):
             return 0
@@ -413,7 +433,7 @@ cdef inline bint takes_result(Call *c, int rank) noexcept:
     return True
 
 
-# Return value of the method.
+# The return value of the method.
 cdef inline object answer_of(Call *c, int rank, object out):
     return None if is_in_place(c.kind) or not takes_result(c, rank) else out
 
@@ -466,9 +486,9 @@ cdef int check_overlap(Call *c, int rank) except -1:
 
 
 cdef class Plan:
-    """A collective with its arguments checked and its arrays pinned; each call is the bare collective.
+    """A collective whose arguments are checked and whose arrays are pinned. Each call runs the collective.
 
-    Where it was made with async_op=True each call returns a Work.
+    If it was made with async_op=True, each call returns a `Work`.
     """
 
     def __init__(self, Collectives comm, str kind, tuple arguments, dict keywords):
@@ -498,7 +518,7 @@ cdef class Plan:
         raise TypeError("a plan belongs to its process; make one from the communicator there")
 
     def __call__(self):
-        """Run the collective once."""
+        """Run the collective once and return its result, or a `Work` if it was made with async_op=True."""
         if self.blocks_version != self.comm.engine.blocks_version:
             self.find_shared_again()
         if self.in_background:
@@ -506,7 +526,7 @@ cdef class Plan:
         self.comm.engine.drive(&self.c)
         return self.result
 
-    # The set of shared blocks has changed since the call was described: look the arrays up again.
+    # Look the arrays up again: the set of shared blocks has changed since the call was described.
     cdef int find_shared_again(self) except -1:
         self.c.x_block = self.c.out_block = 0
         self.blocks_version = self.comm.engine.blocks_version
@@ -554,7 +574,7 @@ cdef inline tuple by(object priority):
     return None if priority is None else (None, None, priority)
 
 
-# As a call has it.
+# The priority as it is stored in a call: 0 for none, else 1 to 2 * MOST_PRIORITY + 1.
 cdef uint16_t priority_code(object priority) except? 0:
     if priority is None:
         return 0
@@ -568,12 +588,12 @@ cdef uint16_t priority_code(object priority) except? 0:
 
 
 cdef class Work(Issued):
-    """A collective that runs in the background: what every collective returns with `async_op=True`.
+    """A collective that runs in the background. Every collective returns one with async_op=True.
 
-    Calls of one communicator run in the order in which they were made, those with a `priority` by that. Their arrays
-    must not be touched before they are finished, and stay alive until then, whatever becomes of this object. `await
-    work` in asyncio waits for it without a thread, and gives its result; cancelling the one that awaits does not touch
-    the call.
+    Calls of one communicator run in the order in which they were made; calls with a `priority` run by priority. Do not
+    touch a call's arrays before it is finished. They stay alive until then, even if this object is deleted. In
+    asyncio, `await work` returns the call's result and uses no thread. Cancelling the awaiting coroutine does not
+    affect the call.
     """
 
     def __cinit__(self, *_, **__):
@@ -584,9 +604,9 @@ cdef class Work(Issued):
         raise TypeError("a Work is made by a collective with async_op=True")
 
     def wait(self, timeout=None):
-        """Returns when the call is finished; raises what ended the communicator instead.
+        """Block until the call is finished. Raise the communicator's error if it has ended.
 
-        After timeout seconds without: TimeoutError, which harms nothing. Ctrl-C harms nothing either.
+        timeout: seconds, after which TimeoutError is raised. The call goes on after a TimeoutError or a Ctrl-C.
         """
         try:
             finished = self.engine.wait_for(&self.task, deadline_ns_of(timeout))
@@ -600,23 +620,26 @@ cdef class Work(Issued):
             raise self.refusal
 
     def done(self):
-        """Whether the call has come to its end, a good one or not."""
+        """Return whether the call is finished, successfully or not."""
         return is_finished(self.engine.queue, &self.task)
 
     def result(self, timeout=None):
-        """What the call returns when it is not in the background; waits for it as `wait` does."""
+        """Wait as `wait` does, and return what the call returns without async_op=True."""
         self.wait(timeout)
         return self.answer
 
     def fileno(self):
-        """A descriptor that is readable once the call is finished, for select and its kin. It belongs to the Work."""
+        """Return a file descriptor that becomes readable when the call is finished, as for `select`.
+
+        The Work owns the descriptor.
+        """
         if not is_finished(self.engine.queue, &self.task):
-            self.engine.check_open()   # in a forked child it never would be
+            self.engine.check_open()   # raises in a forked child, where the call would never finish
         if self.notice_fd < 0:
             try:
                 self.notice_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             except OSError as error:
-                raise limits.explain(error, "making what tells that a call is finished") from error
+                raise limits.explain(error, "creating the event descriptor of a call") from error
             if not sr_flag_take(&self.task.notify, self.notice_fd + 1):
                 os.eventfd_write(self.notice_fd, 1)
         return self.notice_fd

@@ -4,13 +4,13 @@ from .point_to_point cimport Messages
 
 cdef class Comm(Messages):
     cdef object links, segment, arrays, settings
-    cdef object internode            # links to ranks of other hosts, or None
+    cdef object internode            # InterNodeLinks, or None if all ranks are on one host
     cdef readonly object parent_ranks   # None for a world, which is not a group
     cdef readonly int epoch             # number of `shrink`s that led to this communicator
     cdef object __weakref__
-    cdef object tracer              # last Trace that `trace` has begun, or None
-    cdef object origin, world_ranks  # the world's Origin; the ranks in the world, None for all
-    cdef int fd                      # of the segment, to populate pages of rings
+    cdef object tracer               # the last Trace that `trace` has begun, or None
+    cdef object origin, world_ranks  # the world's Origin; the ranks' numbers in the world, None for all ranks
+    cdef int fd                      # of the segment, to allocate the pages of rings
 
     cdef object form(self, list members, double timeout_s)
     cdef object frame_of(self, int kind, object item, object root, bint all_give)

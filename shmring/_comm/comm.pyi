@@ -1,4 +1,4 @@
-"""Comm: the communicator as Python sees it."""
+"""Types of Comm, the communicator."""
 
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
@@ -26,7 +26,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
 
 class Comm(Messages):
-    """One rank's place in a group of ranks, and the collectives between them."""
+    """A communicator: one rank's membership in a group of ranks, and the collectives among them."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class Comm(Messages):
     ) -> None: ...
     @property
     def epoch(self) -> int:
-        """How often a communicator of these ranks has become one of fewer, by `shrink`."""
+        """Number of calls of `shrink` that led to this communicator."""
 
     @property
     def parent_ranks(self) -> tuple[int, ...] | None:
-        """By rank, its number in the communicator that this group was made of; None for a world."""
+        """Each rank's number in the communicator that this group was made from; None for a world."""
 
     @property
     def rank(self) -> int:
@@ -54,7 +54,7 @@ class Comm(Messages):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
 
     @property
     def local_rank(self) -> int:
@@ -62,7 +62,7 @@ class Comm(Messages):
 
     @property
     def local_size(self) -> int:
-        """How many ranks share this host's memory."""
+        """Number of ranks on this host, which share its memory."""
 
     @property
     def node(self) -> int:
@@ -70,27 +70,27 @@ class Comm(Messages):
 
     @property
     def num_nodes(self) -> int:
-        """How many hosts there are."""
+        """Number of hosts."""
 
     def run_steps(
         self, function: Callable[..., _T], *arguments: Any, begun: bool = False, **keywords: Any
     ) -> _T:
-        """Run function(...), which makes several calls of this communicator that are one to its caller."""
+        """Run the function, which makes several calls of this communicator, as one call."""
 
     def split(
         self, color: SupportsIndex | None, key: SupportsIndex = 0, *, timeout: float | None = None
     ) -> Comm | None:
-        """Collective: a communicator for each color, its ranks ordered by key and then by rank."""
+        """Collective: make a communicator for each color, and return the one of this rank's color."""
 
     def group(self, ranks: Iterable[SupportsIndex], *, timeout: float | None = None) -> Comm | None:
-        """Collective: a communicator of the ranks in the list, which is the same on all; None elsewhere."""
+        """Collective: make a communicator of the listed ranks, and return it on them; None on other ranks."""
 
     def dup(self, *, timeout: float | None = None) -> Comm:
-        """Collective: another communicator of the same ranks."""
+        """Collective: return another communicator of the same ranks, as `split(0)` does."""
 
     @overload
     def empty(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:
-        """Collective: an array in memory that every rank of the host maps; collectives on it copy nothing."""
+        """Collective: return an array in memory that every rank of the host maps."""
 
     @overload
     def empty(
@@ -100,7 +100,7 @@ class Comm(Messages):
     def empty(self, shape: _Shape, dtype: DTypeLike, *, timeout: float | None = None) -> NDArray[Any]: ...
     @overload
     def zeros(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:
-        """Collective: `empty`, with the promise that it holds zeros."""
+        """Collective: return an array as `empty` does. It is guaranteed to hold zeros."""
 
     @overload
     def zeros(
@@ -117,7 +117,7 @@ class Comm(Messages):
         *,
         timeout: float | None = None,
     ) -> NDArray[_Scalar]:
-        """Collective: `empty`, filled with `fill_value`; its dtype unless one is given."""
+        """Collective: return an array as `empty` does, filled with `fill_value`."""
 
     @overload
     def full(
@@ -125,12 +125,12 @@ class Comm(Messages):
     ) -> NDArray[Any]: ...
     @overload
     def copy_of(self, a: NDArray[_Scalar], *, timeout: float | None = None) -> NDArray[_Scalar]:
-        """Collective: an `empty` of a's shape and dtype that holds a copy of it."""
+        """Collective: return a copy of `a` in an array as `empty` returns."""
 
     @overload
     def copy_of(self, a: ArrayLike, *, timeout: float | None = None) -> NDArray[Any]: ...
     def adopt(self, x: Memory, *, timeout: float | None = None) -> Adoption:
-        """Collective: an array of another library becomes one that all ranks map, where it lies."""
+        """Collective: map an array of another library in every rank of the host, at its present address."""
 
     def shared(
         self,
@@ -140,20 +140,20 @@ class Comm(Messages):
         locks: SupportsIndex = 0,
         timeout: float | None = None,
     ) -> SharedArray:
-        """Collective: one array, zeros at first, that all ranks of the host see."""
+        """Collective: return one array, filled with zeros, whose memory all ranks of the host share."""
 
     def broadcast_object(
         self, item: Any = None, root: SupportsIndex = 0, *, timeout: float | None = None
     ) -> Any:
-        """root's object, for every rank."""
+        """Return the root's object on every rank."""
 
     def all_gather_object(self, item: Any, *, timeout: float | None = None) -> list[Any]:
-        """Every rank's object on every rank: a list by rank of copies."""
+        """Return a list, by rank, of copies of every rank's object, also of this rank's own."""
 
     def gather_object(
         self, item: Any, root: SupportsIndex = 0, *, timeout: float | None = None
     ) -> list[Any] | None:
-        """Every rank's object on the root, which returns a list by rank; the others return None."""
+        """Return a list, by rank, of copies of every rank's object on the root; None on other ranks."""
 
     def scatter_object(
         self,
@@ -162,26 +162,26 @@ class Comm(Messages):
         *,
         timeout: float | None = None,
     ) -> Any:
-        """One of the root's objects for each rank."""
+        """Return a copy of the root's items[rank]."""
 
     def stats(self) -> _Stats:
-        """Counters of this rank since it joined, and what the engine knows of the machine."""
+        """Return counters of this rank since it joined, and properties of the machine."""
 
     def trace(self, path: str | PathLike[str]) -> Trace:
-        """Note what this rank does from now on, for Perfetto: one track a rank."""
+        """Record this rank's calls from now on, with their waits and their work, for Perfetto."""
 
     def _trace_automatically(self, path: str) -> None: ...
     def abort(self, reason: str) -> None:
-        """Give up: every rank's present or next call raises `Aborted` with this reason."""
+        """End the communicator: the current or next call of every rank raises `Aborted` with this reason."""
 
     def shrink(self, *, timeout: float | None = None) -> Comm:
-        """Collective over the ranks that are left when the communicator is over: a new one of them."""
+        """Collective over the surviving ranks: return a new communicator of them."""
 
     def close(self) -> None:
-        """Leave. Local; messages that were sent still come, ranks that still call it get RankFailed."""
+        """Leave the communicator. Local; ranks that still call it get RankFailed."""
 
     def _disown(self) -> None:
-        """In a forked child: descriptors go, shared memory stays untouched."""
+        """Close the descriptors in a forked child, without touching shared memory."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

@@ -1,5 +1,5 @@
-# Comm: construction, shared arrays, objects, groups, and closing. The calls of a communicator are in collectives,
-# vector, fused and point_to_point.
+# Comm: construction, shared arrays, objects, groups, and closing. The collectives and messages of a communicator are in
+# collectives, vector, fused and point_to_point.
 
 import atexit
 import math
@@ -27,12 +27,12 @@ open_comms = weakref.WeakSet()   # of this process
 
 
 cdef class Comm(Messages):
-    """One rank's place in a group of ranks, and the collectives between them.
+    """A communicator: one rank's membership in a group of ranks, and the collectives among them.
 
-    Made by `shmring.init` or `shmring.spawn`; a context manager. Every collective is called by all ranks, in the
-    same order, with matching arguments. Results are the same bits on every rank: values are folded in rank order.
-    Errors: TypeError or ValueError for an argument that is wrong here (the others get `Mismatch`), else one of
-    `shmring.Error`, the same on every rank and final for this communicator.
+    `shmring.init` and `shmring.spawn` make it. It is a context manager that closes it. All ranks must call every
+    collective, in the same order, with matching arguments. Values are folded in rank order, so the result has the same
+    bits on every rank. A wrong argument raises TypeError or ValueError on the rank that passed it, and `Mismatch` on
+    the others. Every other error is a `shmring.Error`: it is raised on every rank, and ends the communicator.
     """
 
     def __init__(self, Engine engine, links, segment, int fd, settings, place, internode=None, parent_ranks=None,
@@ -58,7 +58,7 @@ cdef class Comm(Messages):
         open_comms.add(self)
         failures.rehearse(engine)
 
-    # Origin of the ranks, for traces: the world and the rank numbers in it.
+    # Set the origin of the ranks, for traces: the world, and the ranks' numbers in it.
     cdef int descend_from(self, Comm parent) except -1:
         ranks = self.parent_ranks
         if parent is None:
@@ -75,7 +75,7 @@ cdef class Comm(Messages):
 
     @property
     def size(self):
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.place.size
 
     @property
@@ -85,7 +85,7 @@ cdef class Comm(Messages):
 
     @property
     def local_size(self):
-        """How many ranks share this host's memory."""
+        """Number of ranks on this host, which share its memory."""
         return self.place.local_size
 
     @property
@@ -95,29 +95,32 @@ cdef class Comm(Messages):
 
     @property
     def num_nodes(self):
-        """How many hosts there are."""
+        """Number of hosts."""
         return self.place.num_nodes
 
     def run_steps(self, function, *arguments, bint begun=False, **keywords):
-        """Run function(...), which makes several calls of this communicator that are one to its caller.
+        """Run function(*arguments, **keywords), which makes several calls of this communicator, as one call.
 
-        For who wraps a communicator. An exception that leaves the function after its first call, a KeyboardInterrupt
-        too, ends the communicator: every other rank raises `Aborted` in place of waiting in the next one, or of going
-        on with other calls than this rank. Before the first call nothing has happened. Excepted are shmring's own
-        errors, arguments that are refused (`refuse`), and errors that all ranks raise alike, marked as such by
-        `shmring.errors.agreed`. Meanwhile other threads' calls raise RuntimeError. begun: the function continues what
-        made calls before.
+        For code that wraps a communicator. An exception that the function raises after its first call, also a
+        KeyboardInterrupt, ends the communicator. Every other rank then raises `Aborted`, instead of waiting for this
+        rank or making calls that do not match this rank's. An exception before the first call has no such effect.
+        Neither have shmring's own errors, refused arguments (`refuse`), and errors that all ranks raise, which
+        `shmring.errors.agreed` marks. Calls by other threads raise RuntimeError while the function runs. begun: True
+        if the function continues a sequence of calls, so that an exception before its first call ends the
+        communicator, too.
         """
         return self.engine.run_steps(function, *arguments, begun=begun, **keywords)
 
     # -- groups --
 
     def split(self, color, key=0, *, timeout=None):
-        """Collective: a communicator for each color, of the ranks that give it, ordered by key and then by rank.
+        """Collective: make a communicator for each color, and return the one of this rank's color.
 
-        color and key: integers. Returns this rank's one; None for color None. Each goes on by itself: an abort, an
-        error or the end of one leaves the others as they are, but a rank's death shows in all that it is in.
-        timeout: seconds. A group that cannot begin raises on its ranks alone, as OutOfMemory does. See MPI_Comm_split.
+        color: an integer; with None the rank joins no new communicator, and None is returned. key: an integer. The
+        ranks of a color are ordered by key, then by rank. timeout: seconds. The communicators are independent: an
+        abort, an error or the closing of one does not affect the others. The death of a rank ends all communicators
+        of that rank. If a new communicator cannot start, for example with OutOfMemory, only its ranks raise the
+        error. See MPI_Comm_split.
         """
         try:
             packed = groups.pack_color(color, key)
@@ -132,9 +135,10 @@ cdef class Comm(Messages):
         return self.form(groups.by_color(self.all_gather(packed, timeout=timeout_s)), timeout_s)
 
     def group(self, ranks, *, timeout=None):
-        """Collective: a communicator of the ranks in the list, which is the same on all; ranks[i] is its rank i.
+        """Collective: make a communicator of the listed ranks, and return it on them; return None on other ranks.
 
-        Returns it; None on the other ranks, which call it, too. Otherwise as `split`.
+        ranks: a list of ranks, the same on all ranks; ranks[i] becomes rank i. All ranks must call it. Otherwise as
+        `split`.
         """
         try:
             wanted = groups.listed(ranks, self.nranks)
@@ -150,7 +154,7 @@ cdef class Comm(Messages):
         return self.form([wanted.tolist()] if len(wanted) else [], timeout_s)
 
     def dup(self, *, timeout=None):
-        """Collective: another communicator of the same ranks, as `split(0)`."""
+        """Collective: return another communicator of the same ranks, as `split(0)` does."""
         return self.split(0, timeout=timeout)
 
     cdef object form(self, list members, double timeout_s):
@@ -172,10 +176,11 @@ cdef class Comm(Messages):
     # -- arrays that all ranks map --
 
     def empty(self, shape, dtype="float64", *, timeout=None):
-        """Collective: an array in memory that every rank of the host maps; collectives on it copy nothing.
+        """Collective: return an array in memory that every rank of the host maps. Collectives on it copy nothing.
 
-        shape and dtype are the same on every rank, and each has an array of its own. It reads as zeros. Freed when
-        the last reference goes, also after the communicator is closed. Raises OutOfMemory, on every rank alike.
+        shape and dtype: the same on every rank. timeout: seconds. Each rank gets an array of its own, filled with
+        zeros. The memory is freed when the last reference to it is gone, also after the communicator is closed.
+        Raises OutOfMemory on every rank.
         """
         try:
             lengths, numpy_dtype = check_array(shape, dtype)
@@ -186,11 +191,14 @@ cdef class Comm(Messages):
         return self.engine.run_own_steps(self.arrays.empty, lengths, numpy_dtype, timeout_s)
 
     def zeros(self, shape, dtype="float64", *, timeout=None):
-        """Collective: `empty`, with the promise that it holds zeros."""
+        """Collective: return an array as `empty` does. It is guaranteed to hold zeros."""
         return self.empty(shape, dtype, timeout=timeout)
 
     def full(self, shape, fill_value, dtype=None, *, timeout=None):
-        """Collective: `empty`, filled with `fill_value`; its dtype unless one is given."""
+        """Collective: return an array as `empty` does, filled with `fill_value`.
+
+        dtype: that of `fill_value` if None.
+        """
         import numpy as np
 
         try:
@@ -203,7 +211,7 @@ cdef class Comm(Messages):
         return self.engine.run_own_steps(self._holding, values, shape, dtype, timeout_s)
 
     def copy_of(self, a, *, timeout=None):
-        """Collective: an `empty` of a's shape and dtype that holds a copy of it."""
+        """Collective: return a copy of `a` in an array as `empty` returns. Shape and dtype are those of `a`."""
         import numpy as np
 
         try:
@@ -221,12 +229,13 @@ cdef class Comm(Messages):
         return array
 
     def adopt(self, x, *, timeout=None):
-        """Collective: an array of another library becomes one that every rank of the host maps, where it lies.
+        """Collective: map an array of another library in every rank of the host, at its present address.
 
-        x: a `Memory` with an owner, of as many bytes on every rank, whole pages in a mapping of their own, as
-        `tensor.share_memory_()` makes them. Returns an `Adoption`; as long as that lives, collectives on parts of the
-        array copy nothing. What the array holds stays. Nobody may write to it meanwhile, nor unmap it before the
-        adoption is released. timeout: seconds. Raises ValueError, or OutOfMemory; then nothing has changed.
+        x: a `Memory` with an owner, of the same number of bytes on every rank. It must be whole pages in a mapping of
+        their own, as `tensor.share_memory_()` makes them. timeout: seconds. Returns an `Adoption`. While the adoption
+        lives, collectives on the array or on parts of it copy nothing. The array keeps its values. No thread may write
+        to the array during this call, and the array must not be unmapped before the adoption is released. Raises
+        ValueError or OutOfMemory; the array is then unchanged.
         """
         try:
             if not isinstance(x, Memory) or x.owner is None or x.readonly:
@@ -235,7 +244,7 @@ cdef class Comm(Messages):
             try:
                 segments.check_own_mapping(x.address, nbytes)
             except Error:
-                pass   # of this host, not of x: `Arrays.adopt` looks again, and what it raises all ranks raise
+                pass   # an error of the host, not of x: `Arrays.adopt` checks again and raises it on all ranks
             self.arrays.check_not_adopted(x.address, nbytes)
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         except Exception:
@@ -244,12 +253,12 @@ cdef class Comm(Messages):
         return self.engine.run_own_steps(self.arrays.adopt, x.address, nbytes, x.owner, timeout_s)
 
     def shared(self, shape, dtype="float64", *, locks=0, timeout=None):
-        """Collective: one array, zeros at first, that all ranks of the host see: what one writes is there for all.
+        """Collective: return one array, filled with zeros, whose memory all ranks of the host share.
 
-        shape, dtype and locks are the same on every rank. Returns a `SharedArray`: its `fence()` is a barrier after
-        which all see what was written before it; `with array.lock(i):`, i below locks, keeps other ranks from what
-        they agree that lock i guards. Freed when no rank refers to it any more. In a collective it can be given, not
-        written to. timeout: seconds. Raises OutOfMemory, on every rank alike.
+        shape, dtype and locks: the same on every rank. timeout: seconds. Returns a `SharedArray`. Its `fence()` is a
+        barrier: after it all ranks see the values that were written before it. `with array.lock(i):`, with i below
+        `locks`, excludes other ranks that take lock i. The memory is freed when no rank refers to it any more. A
+        collective can read the array, but not write to it. Raises OutOfMemory on every rank.
         """
         try:
             lengths, numpy_dtype = check_array(shape, dtype)
@@ -270,26 +279,36 @@ cdef class Comm(Messages):
     # -- objects: the only calls that pickle --
 
     def broadcast_object(self, item=None, root=0, *, timeout=None):
-        """root's object, for every rank: a copy of it on the others, whose `item` is ignored.
+        """Return the root's object on every rank: the object itself on the root, a copy on the other ranks.
 
-        Anything that pickles; arrays inside travel beside the pickle. timeout: seconds, of each of its calls.
+        item: any object that can be pickled, on the root; ignored on other ranks. Arrays in it are transferred outside
+        the pickle. timeout: seconds, for each of the calls that it makes.
         """
         frame = self.frame_of(BROADCAST, item, root, False)
         received = self.engine.run_own_steps(objects.broadcast, self, frame, root, timeout)
         return item if frame is not None else received
 
     def all_gather_object(self, item, *, timeout=None):
-        """Every rank's object on every rank: a list by rank of copies, the own one included."""
+        """Return a list, by rank, of copies of every rank's object, also of this rank's own.
+
+        item and timeout: as in `broadcast_object`.
+        """
         frame = self.frame_of(ALL_GATHER_V, item, 0, True)
         return self.engine.run_own_steps(objects.all_gather, self, frame, timeout, may_be_step=True)
 
     def gather_object(self, item, root=0, *, timeout=None):
-        """Every rank's object on the root, which returns a list of copies by rank; the others return None."""
+        """Return a list, by rank, of copies of every rank's object on the root; return None on the other ranks.
+
+        item and timeout: as in `broadcast_object`.
+        """
         frame = self.frame_of(GATHER_V, item, root, True)
         return self.engine.run_own_steps(objects.gather, self, frame, root, timeout, may_be_step=True)
 
     def scatter_object(self, items=None, root=0, *, timeout=None):
-        """One of the root's objects for each rank: a copy of items[rank]; `items` is ignored elsewhere."""
+        """Return a copy of the root's items[rank].
+
+        items: on the root, one object for each rank; ignored on other ranks. timeout: as in `broadcast_object`.
+        """
         try:
             frames = None
             if self.root_number(root) == self.own_rank:
@@ -301,7 +320,7 @@ cdef class Comm(Messages):
             raise
         return self.engine.run_own_steps(objects.scatter, self, frames, root, timeout, may_be_step=True)
 
-    # Return the frame of this rank's object, None if it sends none. Refuse a wrong root or an unpicklable object.
+    # Return the frame of this rank's object, or None if it sends none. Refuse a wrong root or an unpicklable object.
     cdef object frame_of(self, int kind, object item, object root, bint all_give):
         try:
             is_root = self.root_number(root) == self.own_rank
@@ -313,31 +332,32 @@ cdef class Comm(Messages):
     # -- the rest --
 
     def stats(self):
-        """Counters of this rank since it joined, and what the engine knows of the machine.
+        """Return counters of this rank since it joined, and properties of the machine, as a dict.
 
-        `calls`; `bytes_sent`, payload that this rank put where others read it; `bytes_over_wire`, payload of
-        collectives that it sent to other hosts, as it was written there; `steps` of ring and tree calls; `paths`,
-        calls by the path they took; `path`, that of the last one; `distance` ("near" or "far") and `round_trip_ns`
-        between the cores, as rank 0 measured it; `isa` of the reduction loops.
+        `calls`: number of calls. `bytes_sent`: payload bytes that this rank stored for other ranks to read.
+        `bytes_over_wire`: payload bytes of collectives that this rank sent to other hosts, after compression. `steps`:
+        steps of ring and tree calls. `paths`: number of calls by path. `path`: path of the last call. `distance`
+        ("near" or "far") and `round_trip_ns` (nanoseconds) between the cores, as rank 0 measured them. `isa`: the
+        instruction set of the kernels.
         """
         return self.engine.stats()
 
     def trace(self, path):
-        """Note what this rank does from now on: one track a rank, of calls and in them waits and work, for Perfetto.
+        """Record this rank's calls from now on, with their waits and their work, as one track for Perfetto.
 
-        Local; usually all ranks call it, with the same path. Returns a `Trace`, a context manager; its `stop()`, or the
-        end of the communicator, adds this rank's part to the file there, which is JSON in Chrome's trace event format:
-        open it at ui.perfetto.dev. What another world has written there goes. Ranks of other hosts write to files of
-        their own, as in t.node1.json. At most the last 65,536 slices are kept. Groups that are made meanwhile are
-        traced as well. A small call takes some 0.15 µs longer. Raises OSError where the file cannot be written,
-        RuntimeError while there is a trace, or another thread is inside a call.
+        Local; usually all ranks call it with the same path. Returns a `Trace`, a context manager. Its `stop()`, or the
+        end of the communicator, adds this rank's track to the file at `path`. The file is JSON in Chrome's trace event
+        format; open it at ui.perfetto.dev. A file that another world wrote at `path` is replaced. Ranks of another
+        host write to a file of that host, such as t.node1.json. The last 65,536 slices of a rank are kept. Groups that
+        are made during the trace are traced, too. A small call takes about 0.15 µs longer. Raises OSError if the file
+        cannot be written, and RuntimeError during another trace or while another thread is inside a call.
         """
         if self.tracer is not None and self.tracer.is_automatic:   # an explicit trace replaces it
             self.tracer.stop_quietly()
         return self.begin_trace(path, False)
 
     def _trace_automatically(self, path):
-        """For SHMRING_TRACE: as `trace`, until somebody asks for another one."""
+        """Begin the trace that SHMRING_TRACE requests. A call of `trace` replaces it."""
         self.begin_trace(path, True)
 
     cdef object begin_trace(self, object path, bint is_automatic):
@@ -347,7 +367,7 @@ cdef class Comm(Messages):
                                        is_automatic=is_automatic)
         return self.tracer
 
-    # Trace a group of these ranks as long as this communicator is traced.
+    # Trace a new group of these ranks if this communicator is traced, until its trace stops. Return the group.
     cdef object traced_alike(self, Comm group):
         if self.tracer is not None and self.tracer.is_running:
             try:
@@ -358,19 +378,20 @@ cdef class Comm(Messages):
         return group
 
     def abort(self, str reason):
-        """Give up: every rank's present or next call raises `Aborted` with this reason."""
+        """End the communicator: the current or next call of every rank raises `Aborted` with this reason."""
         self.engine.abort(reason)
 
     def shrink(self, *, timeout=None):
-        """Collective over the ranks that are left when the communicator is over: a new one of them, in their order.
+        """Collective over the surviving ranks: return a new communicator of them, in the order of their ranks.
 
-        Called after any of `shmring.Error` but `Closed`; if nobody has given up yet this rank does. The ranks that are
-        left agree who they are, also when more of them die meanwhile: those that have ended, left, or cannot be reached
-        are out, and so is one that does not come within timeout seconds (the communicator's unless given), or that a
-        Timeout has named already; it raises RankFailed for itself if it comes later. Returns the new communicator,
-        whose `parent_ranks` are the ranks' old numbers; this one is closed, its shared arrays have become private ones.
-        Ranks may differ by one call that some have completed and others have not: agree on where to go on from.
-        See MPI_Comm_shrink of MPI 4's ULFM.
+        Call it after any `shmring.Error` but `Closed`. If no rank has ended the communicator, this rank does. The
+        survivors agree on the membership, even if more ranks die meanwhile. Excluded are ranks that have ended, have
+        left or cannot be reached, the rank that a Timeout has named, and ranks that do not call shrink within timeout
+        seconds (by default the communicator's timeout). An excluded rank that calls it later raises RankFailed for
+        itself. The new communicator's `parent_ranks` are the ranks' numbers in this communicator. This communicator is
+        closed, and its shared arrays become private. The survivors may differ by one call, which some have completed
+        and others have not, so they have to agree from which step to continue. See MPI_Comm_shrink in the ULFM
+        proposal for MPI.
         """
         timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         self.engine.check_idle()
@@ -395,7 +416,7 @@ cdef class Comm(Messages):
         self.close()
         return left
 
-    # Abort if no rank has. Return the set of the rank that a Timeout names, else an empty set.
+    # Abort if no rank has. Return a set with the rank that a Timeout names, else an empty set.
     cdef object lost(self):
         if self.engine.abort_report() is None:
             self.engine.abort(f"rank {self.rank} goes on with fewer ranks")
@@ -405,13 +426,13 @@ cdef class Comm(Messages):
             return frozenset([error.rank] if isinstance(error, Timeout) and error.rank is not None else [])
 
     def close(self):
-        """Leave. Local; ranks that still call the communicator get RankFailed. Closing twice is harmless.
+        """Leave the communicator. Local; ranks that still call it get RankFailed. A second close does nothing.
 
-        Waits for calls that were issued in the background, as long as they may take. Messages that were sent are still
-        received. Those to ranks of other hosts may be on their way: this waits until they are there, where a rank that
-        is in no call takes in some 64 KiB, and no longer than the communicator's timeout. What is late then, or under
-        way when the communicator is over, is lost, and its receiver gets RankFailed; so is a `Transfer` that is not
-        complete.
+        Waits for calls that run in the background, up to their timeouts. Sent messages can still be received. close
+        waits until messages to ranks of other hosts have arrived there, at most for the communicator's timeout; a rank
+        that is not in a call takes in about 64 KiB. A message is lost if it has not arrived by then, or if the
+        communicator ends while the message is in transit; its receiver gets RankFailed. A `Transfer` that is not
+        complete is lost, too.
         """
         if self.engine.closed_because is not None:
             return
@@ -453,7 +474,7 @@ cdef class Comm(Messages):
         return 0
 
     def _disown(self):
-        """In a forked child: descriptors go, shared memory stays untouched."""
+        """Close the descriptors in a forked child, without touching shared memory."""
         if self.engine.closed_because is None:
             self.engine.disown()
             self.links.close()
@@ -489,9 +510,9 @@ cdef class Comm(Messages):
     # -- memory --
 
     cdef int allocate_staging(self) except -1:
-        """This rank's staging buffer gets its pages before it is first touched."""
+        """Allocate the pages of this rank's staging buffer before it is first touched."""
         if self.engine.closed_because is not None:
-            return 0   # drive says so
+            return 0   # drive raises Closed
         offset, nbytes = self.engine.own_ring()
         try:
             segments.allocate(self.fd, offset, nbytes, purpose="a staging buffer")
@@ -503,7 +524,7 @@ cdef class Comm(Messages):
         return 0
 
     cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1:
-        """The ring from this rank to another gets its pages before it is first touched."""
+        """Allocate the pages of a message ring from this rank to another before it is first touched."""
         segments.allocate(self.fd, offset, nbytes, purpose="a message ring")
         self.segment.populate(offset, nbytes)
         return 0
@@ -526,7 +547,7 @@ def _disown_all():
 os.register_at_fork(after_in_child=_disown_all)
 
 
-# comm: the communicator made of `parts`; None if making it raised.
+# Release a group that this rank cannot use. comm: the communicator made of `parts`, or None if making it raised.
 cdef int leave_group(parts, Comm comm) except -1:
     if comm is None:
         parts.abandon()

@@ -1,9 +1,9 @@
-"""Carrying messages on: nothing of it is called from Python."""
+"""Types of the engine of point-to-point messages. Python calls none of its methods."""
 
 from .fused import FusedCollectives
 
 class PendingMessage:
-    """A message that outlives the call which began it."""
+    """A message that outlives the call that began it."""
 
 class Endpoint(FusedCollectives):
-    """What is posted on one communicator."""
+    """The posted messages of one communicator."""

@@ -1,5 +1,5 @@
-# Carrying point-to-point messages on, by one thread at a time: opening ways, moving what is posted, waiting for it, and
-# what ends that otherwise. What is a message, and what comes of it, is messages' affair.
+# The engine of point-to-point messages, used by one thread at a time: it opens rings, moves posted messages, waits for
+# them, and handles errors. point_to_point makes messages from arguments, and results from messages.
 
 import os
 
@@ -29,7 +29,7 @@ from .._system import procfs
 from ..errors import Closed, Error
 
 cdef enum:
-    BRIEF_NBYTES = 65536     # messages this small are copied sooner than the GIL is let go and taken again
+    BRIEF_NBYTES = 65536     # copying a message up to this size takes less time than releasing and taking the GIL
 
 
 # Return the name of the call that posted the message.
@@ -46,7 +46,7 @@ cdef str pattern_text(Message *message):
 
 
 cdef class PendingMessage:
-    """A message that outlives the call which began it, and what it keeps alive on its way."""
+    """A message that outlives the call that began it, and the objects that it keeps alive until it is complete."""
 
     def __dealloc__(self):
         release(&self.operand)
@@ -58,8 +58,10 @@ cdef class PendingMessage:
 
 
 cdef class Endpoint(FusedCollectives):
-    """What is posted on one communicator. It never waits for a collective, and may be used by another thread than
-    those; by one thread at a time."""
+    """The posted messages of one communicator. They never wait for a collective.
+
+    One thread at a time may use it, while another thread calls collectives.
+    """
 
     def __dealloc__(self):
         cdef UnexpectedMessage *unexpected = self.matching.first_unexpected
@@ -80,7 +82,7 @@ cdef class Endpoint(FusedCollectives):
             raise RuntimeError("another thread is sending or receiving on this communicator; give each thread its own")
         if sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
             self.engine.raise_over(beside=True)
-        self.is_messaging = True   # before anything that may run Python, and so another thread
+        self.is_messaging = True   # before any code that may run Python, and so let another thread in
         try:
             if self.matching.peer == NULL:
                 self.open_messages()
@@ -95,17 +97,17 @@ cdef class Endpoint(FusedCollectives):
         return 0
 
     cdef void end_messaging(self) noexcept:
-        cdef bint leaves_something = self.matching.npending > 0
-        cdef bint completed_some = self.matching.completed != NULL
+        cdef bint has_pending = self.matching.npending > 0
+        cdef bint has_completed = self.matching.completed != NULL
         self.is_messaging = False
         if self.is_enlisted:
             sr_flag_set(&self.matching.stepper, 0)
-            if leaves_something and sr_flag_swap(&self.matching.resting, 0):
+            if has_pending and sr_flag_swap(&self.matching.resting, 0):
                 rouse()
-        if completed_some:
+        if has_completed:
             self.let_go_of_completed()
 
-    # The thread in the background has it for a step, for which it does not need the GIL.
+    # Take the stepper from the progress thread, which holds it for one step at a time. That step does not need the GIL.
     cdef void take_turn(self) noexcept:
         if not sr_flag_take(&self.matching.stepper, WAITER):
             with nogil:
@@ -123,9 +125,11 @@ cdef class Endpoint(FusedCollectives):
         return 0
 
     def _attend(self):
-        """What the thread that carries transfers on cannot do without the GIL.
+        """Do the work of the progress thread that needs the GIL.
 
-        No Python object is made while it has the stepper: that could run a destructor that sends, and waits for it.
+        It advances messages that need private memory, and releases the arrays of completed transfers.
+        It makes no Python object while it holds the stepper: that could run a destructor that sends a message, which
+        would wait for the stepper forever.
         """
         cdef Matching *m = &self.matching
         if self.is_messaging or self.engine.closed_because is not None or not self.is_enlisted:
@@ -134,11 +138,11 @@ cdef class Endpoint(FusedCollectives):
             return
         if m.npending > 0 and sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
             with nogil:
-                m.stuck = not self.advance_quietly()   # who waits comes upon it again, and hears of it
+                m.stuck = not self.advance_quietly()   # a call that waits meets the error again and raises it
         sr_flag_set(&m.stepper, 0)
         self.let_go_of_completed()
 
-    # What has completed meanwhile lets go of its arrays: one by one and with nothing taken, as any destructor may run.
+    # Release the arrays of completed transfers, one by one. The stepper is not held then: any destructor may run.
     cdef void let_go_of_completed(self) noexcept:
         cdef PendingMessage pending
         while True:
@@ -210,7 +214,8 @@ cdef class Endpoint(FusedCollectives):
                 self.keep_own_message(message)
         else:
             if self.matching.peer[message.peer].channel != NULL:
-                if sr_channels_poll_abort(self.matching.channels):   # a send that fits into the socket waits for nobody
+                # Poll here: a send that fits into the socket does not wait, so it polls nowhere else.
+                if sr_channels_poll_abort(self.matching.channels):
                     self.poll_abort()
             elif not self.matching.peer[message.peer].out_open:
                 self.open_way_to(message.peer)
@@ -244,7 +249,7 @@ cdef class Endpoint(FusedCollectives):
     cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1:
         raise NotImplementedError("Comm has the memory")
 
-    # The message at the head of a ring, which nobody waits for, makes way for one behind it.
+    # Move the unmatched message at the head of a ring to private memory, so that messages behind it can be received.
     cdef int make_room(self) except -1:
         cdef sr_frame head
         cdef int status = self.make_room_quietly(&head)
@@ -254,7 +259,7 @@ cdef class Endpoint(FusedCollectives):
             raise no_room(self.matching.unmatched_source, head.message_nbytes)
         return 0
 
-    # PROGRESSED; NEEDS_ROOM: there is no memory; or DAMAGED.
+    # As make_room, but raise nothing. Return PROGRESSED, NEEDS_ROOM if there is no memory, or DAMAGED.
     cdef int make_room_quietly(self, sr_frame *head) noexcept nogil:
         cdef int source = self.matching.unmatched_source
         cdef UnexpectedMessage *unexpected
@@ -266,7 +271,7 @@ cdef class Endpoint(FusedCollectives):
         keep_unexpected(&self.matching, unexpected)
         return PROGRESSED
 
-    # As advance, but raises nothing. False: somebody has to hear why it does not go on.
+    # As advance, but raise nothing. Return False if there is an error, which a later call has to raise.
     cdef bint advance_quietly(self) noexcept nogil:
         cdef sr_frame head
         cdef int status = NEEDS_ROOM
@@ -277,7 +282,7 @@ cdef class Endpoint(FusedCollectives):
                 return False
         return status != DAMAGED
 
-    # As far as it goes at once.
+    # Advance all posted messages as far as possible without waiting.
     cdef int advance(self) except -1:
         cdef int status = NEEDS_ROOM
         self.matching.far_later = False
@@ -293,7 +298,7 @@ cdef class Endpoint(FusedCollectives):
                 raise self.damaged(self.matching.unmatched_source)
         return 0
 
-    # A call that does not outlive its message.
+    # Post a message and wait until it is complete. On an error the message is withdrawn.
     cdef int post_and_carry(self, Message *message, uint64_t timeout_ns) except -1:
         self.post(message)
         try:
@@ -303,8 +308,8 @@ cdef class Endpoint(FusedCollectives):
             raise
         return 0
 
-    # Returns when the message is complete; what ends the wait otherwise is raised, and leaves it posted. is_final:
-    # coming too late is the end of the communicator, as it is for a collective.
+    # Wait until the message is complete. An error is raised and leaves the message posted. is_final: a timeout ends the
+    # communicator, as it does for a collective.
     cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
         try:
             if message.state != COMPLETE:
@@ -321,7 +326,7 @@ cdef class Endpoint(FusedCollectives):
         cdef int rank = message.source if has_come else message.peer
         cdef uint64_t nbytes = message.nbytes if message.is_send else message.came_nbytes if has_come else 0
         cdef int outcome = SR_COMPLETE if message.state == COMPLETE else SR_RAISED
-        if m.begun_ns != 0:   # else it was begun before the trace
+        if m.begun_ns != 0:   # else the call began before the trace
             m.begun_ns = note_message(<Trace *> m.g.p2p_trace, what, m.begun_ns, rank, nbytes, outcome)
         return 0
 
@@ -353,8 +358,8 @@ cdef class Endpoint(FusedCollectives):
                 status = deliver_patiently(&self.matching, message, &wait)
         return 0
 
-    # A message is given up because of an error. One that has moved, if only in part, cannot be taken back: then the
-    # communicator ends, as a call that is made again would take or send the next one in its place.
+    # Withdraw a message because of an error. If bytes of it have moved, the communicator ends: a repeated call would
+    # receive or send the next message in its place.
     cdef int abandon(self, Message *message, object error) except -1:
         cdef char[96] doing
         cdef bint moved = has_moved(&self.matching, message)
@@ -367,14 +372,14 @@ cdef class Endpoint(FusedCollectives):
             self.engine.end_by(error, False, True, doing)
         return 0
 
-    # -- what ends it otherwise --
+    # -- errors --
 
-    # Ends the communicator if a rank of another host has.
+    # End the communicator if a rank of another host has ended it.
     cdef int poll_abort(self) except -1:
         self.engine.poll_abort(None, True)
         return 0
 
-    # A rank as the engine counts them, its own host's first.
+    # Return the engine's number of a rank: the engine counts the ranks of this host first.
     cdef int engine_number(self, int rank) noexcept:
         cdef Peer *p = &self.matching.peer[rank]
         return remote(&self.engine.g, rank) if p.channel != NULL else p.lane
@@ -406,21 +411,21 @@ cdef class Endpoint(FusedCollectives):
             return os.strerror(p.channel.error)
         return failures.CONNECTION_ENDED
 
-    # The error for what no sender of this version writes; it ends the communicator.
+    # End the communicator because of data that no sender of this version writes. Return the error to raise.
     cdef object damaged(self, int source):
         text = f"the message ring from rank {source} is damaged"
         if self.matching.peer[source].channel != NULL:
-            text = (f"what came from rank {source} is nothing that this version of shmring sends: "
+            text = (f"rank {source} sent data that this version of shmring does not send: "
                     "use one version on all hosts")
         self.engine.give_up(SR_ABORTED, self.engine.g.rank, None, text)
         try:
             self.engine.raise_over(beside=True)
-        except Error:   # which tells all ranks
+        except Error:   # the other ranks raise this one; this rank raises the error below
             pass
         return Error(text, rank=source)
 
 
-# Private memory for a message and what is known of it; NULL: there is none.
+# Return private memory for an unexpected message, with its envelope; NULL if there is no memory.
 cdef UnexpectedMessage *new_unexpected(int source, uint32_t tag, uint64_t kind, size_t nbytes) noexcept nogil:
     cdef UnexpectedMessage *unexpected = NULL
     if nbytes < <size_t> 1 << 62:

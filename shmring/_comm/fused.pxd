@@ -17,8 +17,8 @@ cdef class _Members:
     cdef Member *member
     cdef size_t count, nelements
     cdef uint32_t dtypes        # a bit for each dtype that occurs
-    cdef uint64_t signature     # of dtypes and lengths; the same on all ranks
-    cdef uint64_t places        # hash of their addresses
+    cdef uint64_t signature     # hash of the dtypes and lengths, the same on all ranks
+    cdef uint64_t places        # hash of the addresses
     cdef list arrays, kept
 
     cdef int add(self, object x, bint writable, size_t i) except -1
@@ -26,7 +26,7 @@ cdef class _Members:
     cdef int check_disjoint(self) except -1
 
 
-# Some arrays, packed in a buffer and reduced in the background.
+# Arrays that are packed in a buffer and reduced in the background.
 cdef struct Bunch:
     Member *member
     size_t first, last, limit
@@ -42,7 +42,7 @@ cdef class FusedCollectives(VectorCollectives):
     cdef object fused_buffer     # bytes, kept from call to call
     cdef uint64_t disjoint_places   # hash of the arrays last found to be disjoint
     cdef bint fusing
-    cdef list works              # works of the call being split, if it runs in the background
+    cdef list works              # Works of the current call if it runs in the background, else None
 
     cdef int check_alone(self) except -1
     cdef object members_of(self, object arrays, object out)

@@ -1,4 +1,4 @@
-"""Many small arrays reduced as one."""
+"""Types of FusedCollectives, which reduces many small arrays as one."""
 
 from collections.abc import Iterable
 from typing import Any, Literal, SupportsIndex, overload
@@ -8,7 +8,7 @@ from .ops import Op
 from .vector import VectorCollectives
 
 class FusedCollectives(VectorCollectives):
-    """`all_reduce_many`: many arrays reduced as one."""
+    """The collective `all_reduce_many`, which reduces many arrays as one."""
 
     @overload
     def all_reduce_many(
@@ -22,7 +22,7 @@ class FusedCollectives(VectorCollectives):
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> None:
-        """Combine each array of the list with those of all ranks, as `all_reduce` would, but together."""
+        """Combine each array of the list elementwise with those of all ranks, many small arrays as one."""
 
     @overload
     def all_reduce_many(
@@ -36,4 +36,4 @@ class FusedCollectives(VectorCollectives):
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
-        """The same in the background."""
+        """Run in the background and return a Work."""

@@ -1,6 +1,6 @@
 # Tensor fusion: reduce many small arrays as one bunch, with one synchronisation. The arrays are packed into a private
-# buffer that is kept from call to call. If they are contiguous already, they are reduced in place, with zero copies if
-# the memory is shared. Elements are folded one by one, so fusing changes no bits.
+# buffer that is kept from call to call. If they are contiguous already, they are reduced in place, without a copy if
+# their memory is shared. Elements are folded one by one, so fusing changes no bits.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, qsort
@@ -33,7 +33,7 @@ cdef enum:
 # ---- the arrays of one call ----------------------------------------------------------------------------------
 
 cdef class _Members:
-    """The arrays of one call: where they lie, what they are, and whether they may be reduced together."""
+    """The arrays of one call: addresses, dtypes, lengths, and a signature that is the same on all ranks."""
 
     def __cinit__(self, size_t count):
         self.count = count
@@ -80,7 +80,7 @@ cdef class _Members:
         self.places = mixed(self.places ^ ~<uint64_t> <uintptr_t> member.out)
         return 0
 
-    # Separate calls would reduce an array twice that occurs twice.
+    # Raise ValueError if arrays overlap: separate calls would reduce an array that occurs twice twice.
     cdef int check_disjoint(self) except -1:
         cdef Span *span = <Span *> malloc((2 * self.count + 1) * sizeof(Span))
         cdef size_t i, n = 0
@@ -131,21 +131,25 @@ cdef str shown(int dtype, size_t count):
 # ---- the call ------------------------------------------------------------------------------------------------
 
 cdef class FusedCollectives(VectorCollectives):
-    """`all_reduce_many`: many arrays reduced as one."""
+    """The collective `all_reduce_many`, which reduces many arrays as one."""
 
     def all_reduce_many(self, arrays, op="sum", *, out=None, fuse_nbytes=None, async_op=False, timeout=None,
                         priority=None):
-        """Combine each array of the list with those of all ranks, as `all_reduce` would one by one, but together.
+        """Combine each array of the list elementwise with those of all ranks, many small arrays as one.
 
-        arrays: contiguous, disjoint, of any dtypes and lengths; as many on every rank, alike in dtype and number of
-        elements, in the same order. In place, or into `out`: a list of as many arrays of those dtypes and lengths,
-        out[i] the i-th array or disjoint from all. Arrays of up to fuse_nbytes bytes (the same on every rank; the
-        tuning's if None) are reduced together by dtype, larger ones by themselves; all in rank order, so the bits are
-        those of separate calls; but with another `Comm.wire` than "native" what is reduced together travels, and is
-        rounded, as one array. timeout: seconds, of each of the calls that it takes. Small arrays that are consecutive
-        views of one array are not packed, and of one from `empty` and its kin not copied at all. With async_op=True it
-        returns a `Work` for all of them, and they are packed when their turn comes. priority: see `Collectives`; of all
-        that it takes.
+        arrays: contiguous, disjoint arrays of any dtypes and lengths. Every rank passes the same number of arrays, with
+        the same dtypes and numbers of elements, in the same order. They are overwritten unless `out` is given. out: a
+        list of as many arrays, with the same dtypes and numbers of elements. out[i] may be the i-th array, else it is
+        disjoint from all other arrays of the call. op: as in `all_reduce`. timeout: seconds, for each call that it
+        makes. priority: see `Collectives`; it holds for all calls that it makes.
+
+        fuse_nbytes: bytes, the same on every rank; the tuned value if None. Arrays of at most this size are reduced
+        together by dtype, larger arrays one by one. Values are folded in rank order, so the bits are those of separate
+        calls. If `Comm.wire` is not "native", arrays that are reduced together are rounded and sent as one array.
+
+        Small arrays are packed into a buffer, unless they are consecutive views of one array. Consecutive views of one
+        array from `empty`, `zeros`, `full`, `copy_of` or `adopt` are reduced without any copy. With async_op=True it
+        returns one `Work` for all arrays, and packs the arrays when their call runs.
         """
         cdef Call c
         cdef _Members members
@@ -191,7 +195,7 @@ cdef class FusedCollectives(VectorCollectives):
             raise RuntimeError(state.TAKEN)
         return 0
 
-    # Calls of one priority, or without one, finish in order: waiting for the last means waiting for all.
+    # Issue all calls; return the last Work. Calls of equal priority finish in order, so the last one finishes last.
     cdef object issue_all(self):
         cdef Work work = None
         for work in self.works:
@@ -222,7 +226,7 @@ cdef class FusedCollectives(VectorCollectives):
             self.disjoint_places = found
         return members
 
-    # Describe a call except for its addresses and lengths.
+    # Describe a call except its addresses and lengths.
     cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout, object priority) except -1:
         memset(c, 0, sizeof(Call))
         c.kind = ALL_REDUCE
@@ -272,7 +276,7 @@ cdef class FusedCollectives(VectorCollectives):
             move(c, members.member, first, last, limit, buffer, False)
         return 0
 
-    # first: number of the member that is there, or of the first of those that are.
+    # Reduce `count` elements at x. first: number of the member at x, or of the first member packed there.
     cdef int reduce_at(self, Call *c, _Members members, size_t first, unsigned char *x, unsigned char *out,
                        size_t count) except -1:
         c.x, c.out, c.count = x, out, count
@@ -296,7 +300,7 @@ cdef class FusedCollectives(VectorCollectives):
         self.works.append(work)
         return 0
 
-    # Use a separate buffer, packed when the bunch is run.
+    # As reduce_bunch, in the background: use a buffer of its own, which is packed when the bunch runs.
     cdef int reduce_bunch_later(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
                                 size_t count) except -1:
         cdef _Bunch bunch = _Bunch()
@@ -327,7 +331,7 @@ cdef inline bint is_in_bunch(Call *c, Member *member, size_t limit) noexcept nog
     return member.dtype == c.dtype and 0 < member.count <= limit
 
 
-# True if the bunch is contiguous in memory as it would be in the buffer; *begin is its first member.
+# True if the members of the bunch are contiguous in memory, as in the buffer. Set *begin to its first member.
 cdef bint are_consecutive(Call *c, Member *member, size_t first, size_t last, size_t limit,
                           Member **begin) noexcept nogil:
     cdef size_t i, offset = 0
@@ -357,7 +361,7 @@ cdef void move(Call *c, Member *member, size_t first, size_t last, size_t limit,
 
 
 cdef class _Bunch:
-    """A bunch that is reduced in the background, and what has to stay until then."""
+    """A bunch that is reduced in the background, and the objects that must stay alive until then."""
 
 
 cdef void pack_bunch(Task *t) noexcept nogil:

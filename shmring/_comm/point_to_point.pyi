@@ -1,4 +1,4 @@
-"""Point-to-point messages: what goes from one rank to one other, as Python sees it."""
+"""Types of point-to-point messages: Messages, the methods that a communicator inherits, and Transfer."""
 
 from collections.abc import Generator
 from typing import Any, Literal, SupportsIndex, final, overload
@@ -11,7 +11,7 @@ ANY_TAG: int
 
 @final
 class Status:
-    """A received or waiting message: `source`, `tag`, `count` (elements), `nbytes`, `dtype`."""
+    """Properties of a received or waiting message: `source`, `tag`, `count` (elements), `nbytes`, `dtype`."""
 
     @property
     def source(self) -> int: ...
@@ -26,31 +26,31 @@ class Status:
 
 @final
 class Transfer(PendingMessage):
-    """A message that has been begun by `isend` or `irecv`. It goes on in the background."""
+    """A message that `isend` or `irecv` has begun. It advances in the background."""
 
     def __init__(self, *args: object, **keywords: object) -> None: ...
     def done(self) -> bool:
-        """Whether it is complete; carries it on, and does not wait."""
+        """Advance the transfer without blocking, and return whether it is complete."""
 
     def wait(self, timeout: float | None = None) -> Status | None:
-        """Wait until it is complete: None for a send, the `Status` for a receive, or the error of `recv`."""
+        """Block until it is complete. Return None for a send and the `Status` for a receive."""
 
     def result(self, timeout: float | None = None) -> Status | None:
-        """What `wait` returns, as a `Work` has it."""
+        """Return what `wait` returns. `Work` has a method of the same name."""
 
     def _wait_no_longer(self, waited_s: float) -> Status | None:
-        """End a `wait` without a timeout that its caller has made in parts."""
+        """Wait without a timeout, for a caller that has already waited `waited_s` seconds in parts."""
 
     def __await__(self) -> Generator[Any, None, Status | None]:
-        """For asyncio."""
+        """Wait in asyncio: poll the transfer, and let other coroutines run between polls."""
 
 class Messages(Endpoint):
-    """What goes from one rank to one other."""
+    """Point-to-point messages of a communicator."""
 
     def send(
         self, x: _Array, dest: SupportsIndex, tag: SupportsIndex = 0, *, timeout: float | None = None
     ) -> None:
-        """Send x to rank `dest`; returns when x may be used again."""
+        """Send x to rank `dest`. Return when x may be changed."""
 
     def recv(
         self,
@@ -60,7 +60,7 @@ class Messages(Endpoint):
         *,
         timeout: float | None = None,
     ) -> Status:
-        """Receive a message into x."""
+        """Receive a message into x and return its `Status`."""
 
     def sendrecv(
         self,
@@ -73,26 +73,26 @@ class Messages(Endpoint):
         *,
         timeout: float | None = None,
     ) -> Status:
-        """Send x to `dest` and receive into `out` at once, in whatever order."""
+        """Send x to `dest`, receive a message into `out` at the same time, and return its `Status`."""
 
     def isend(self, x: _Array, dest: SupportsIndex, tag: SupportsIndex = 0) -> Transfer:
-        """Begin to send x, which must not change until the `Transfer` is complete."""
+        """Begin to send x and return a `Transfer`. Do not change x until it is complete."""
 
     def irecv(self, x: _Array, source: SupportsIndex = ..., tag: SupportsIndex = ...) -> Transfer:
-        """Begin to receive into x."""
+        """Begin to receive into x and return a `Transfer`; its `wait` returns the `Status`."""
 
     def probe(
         self, source: SupportsIndex = ..., tag: SupportsIndex = ..., *, timeout: float | None = None
     ) -> Status:
-        """The `Status` of the message that `recv` would receive, once there is one."""
+        """Block until a message can be received, and return its `Status`. The message stays for `recv`."""
 
     def iprobe(self, source: SupportsIndex = ..., tag: SupportsIndex = ...) -> Status | None:
-        """`probe` that does not wait: None when there is no such message yet."""
+        """Return the `Status` of a message as `probe` does, or None if there is no such message yet."""
 
     def send_object(
         self, item: Any, dest: SupportsIndex, tag: SupportsIndex = 0, *, timeout: float | None = None
     ) -> None:
-        """Send anything that pickles; arrays inside travel beside the pickle."""
+        """Send any object that can be pickled. Arrays in it are sent outside the pickle."""
 
     @overload
     def recv_object(
@@ -103,7 +103,7 @@ class Messages(Endpoint):
         with_status: Literal[False] = False,
         timeout: float | None = None,
     ) -> Any:
-        """Receive what `send_object` sent: a copy of it, or (copy, `Status`) with_status."""
+        """Receive an object that was sent by `send_object`, and return a copy of it."""
 
     @overload
     def recv_object(

@@ -1,4 +1,4 @@
-# Point-to-point: from Python's arguments to posted messages, and from their ends to results.
+# Point-to-point messages: from Python's arguments to posted messages, and from completed messages to results.
 
 import operator
 import time
@@ -24,7 +24,7 @@ from ..errors import Error, Mismatch, Truncated
 ANY_SOURCE = ANY
 ANY_TAG = ANY
 
-cdef double POLL_S = 0.025   # between two looks of who awaits a transfer at whether its peer is still there
+cdef double POLL_S = 0.025   # between two checks of the peer's liveness by a coroutine that awaits a transfer
 
 
 # ---- descriptions of messages ----------------------------------------------------------------------------------
@@ -73,8 +73,10 @@ cdef str described(uint64_t kind, size_t nbytes):
 @cython.final
 @cython.freelist(16)
 cdef class Status:
-    """A received or waiting message: `source`, `tag`, `count` (elements), `nbytes`, `dtype` (its name, None for an
-    opaque dtype)."""
+    """Properties of a received or waiting message.
+
+    `source`: the sender. `tag`. `count`: number of elements. `nbytes`. `dtype`: its name, None for an opaque dtype.
+    """
 
     @property
     def dtype(self):
@@ -129,16 +131,18 @@ cdef object truncated(Message *message, int rank):
 # ---- sending and receiving ---------------------------------------------------------------------------------------
 
 cdef class Messages(Endpoint):
-    """What goes from one rank to one other. It never waits for a collective, and may be called from another thread
-    than those; by one thread at a time. Between two ranks messages of one tag keep their order.
+    """Point-to-point messages of a communicator. Messages of one tag between two ranks are received in sending order.
+
+    These calls never wait for a collective. One thread at a time may make them, while another one calls collectives.
     """
 
     def send(self, x, dest, tag=0, *, timeout=None):
-        """Send x to rank `dest`; returns when x may be used again: it is then with `dest` or in the ring to it.
+        """Send x to rank `dest`. Return when x may be changed: it is then received, or in the ring to `dest`.
 
-        x: a contiguous array of items of a fixed size. tag: 0 to 2**31 - 1. timeout: seconds. A message that does
-        not fit into the ring waits until `dest` receives it; to itself a rank can send any. Raises ValueError or
-        TypeError for a wrong argument, else one of `shmring.Error`, final for the communicator on all ranks.
+        x: a contiguous array with items of a fixed size. tag: 0 to 2**31 - 1. timeout: seconds. A message that does
+        not fit into the ring blocks until `dest` receives it. A rank can send messages of any size to itself. Raises
+        ValueError or TypeError for a wrong argument. Every other error is a `shmring.Error`, which ends the
+        communicator on all ranks.
         """
         cdef Message message
         cdef Operand operand
@@ -155,10 +159,10 @@ cdef class Messages(Endpoint):
     def recv(self, x, source=ANY, tag=ANY, *, timeout=None):
         """Receive a message into x and return its `Status`: `.source`, `.tag`, `.count` (elements), `.nbytes`.
 
-        x: a writable contiguous array with room for the message, of its dtype; what is beyond the message keeps its
-        values. source, tag: of the message, or ANY_SOURCE, ANY_TAG. timeout: seconds. A message longer than x raises
-        `Truncated`, one of other items `Mismatch`: x is as before, that message is lost, and all goes on. Other
-        errors as in `send`.
+        x: a writable contiguous array of the message's dtype and at least of its length. Elements beyond the message
+        keep their values. source, tag: those of the message, or ANY_SOURCE, ANY_TAG. timeout: seconds. Raises
+        `Truncated` if the message is longer than x, and `Mismatch` if its items differ. Then x is unchanged, the
+        message is lost, and the communicator stays usable. Other errors: as in `send`.
         """
         cdef Message message
         cdef Operand operand
@@ -174,9 +178,10 @@ cdef class Messages(Endpoint):
         return self.result_of_received(&message)
 
     def sendrecv(self, x, dest, out, source=ANY, sendtag=0, recvtag=ANY, *, timeout=None):
-        """Send x to `dest` and receive into `out` at once, in whatever order; returns the `Status` of what came.
+        """Send x to `dest`, receive a message into `out` at the same time, and return the `Status` of the latter.
 
-        x and out: as in `send` and `recv`, without common memory. Two ranks may exchange messages of any size so.
+        x: as in `send`. out: as in `recv`, disjoint from x. timeout: seconds. Two ranks can exchange messages of any
+        size with it, without deadlock.
         """
         cdef Message sent, received
         cdef Operand a, b
@@ -193,7 +198,7 @@ cdef class Messages(Endpoint):
                 self.post_and_carry(&sent, timeout_ns)
                 self.carry(&received, timeout_ns, True)
             except BaseException as error:
-                self.abandon(&sent, error)   # which may be complete
+                self.abandon(&sent, error)   # it may be complete; the communicator then ends
                 self.abandon(&received, error)
                 raise
         finally:
@@ -203,18 +208,22 @@ cdef class Messages(Endpoint):
         return self.result_of_received(&received)
 
     def isend(self, x, dest, tag=0):
-        """Begin to send x; returns a `Transfer`, until whose end x must not change. Arguments as in `send`.
+        """Begin to send x and return a `Transfer`. Do not change x until it is complete. Arguments: as in `send`.
 
-        It goes on within any call of this kind, and in the background where there is none.
+        Every call that sends or receives on this communicator advances it. Without such a call it advances in the
+        background.
         """
         return self.begin_transfer(x, True, dest, tag)
 
     def irecv(self, x, source=ANY, tag=ANY):
-        """Begin to receive into x; returns a `Transfer` whose `wait` returns the `Status`. Arguments as in `recv`."""
+        """Begin to receive into x and return a `Transfer`; its `wait` returns the `Status`. Arguments: as in `recv`."""
         return self.begin_transfer(x, False, source, tag)
 
     def probe(self, source=ANY, tag=ANY, *, timeout=None):
-        """The `Status` of the message that `recv` would receive, once there is one; it stays where it is."""
+        """Block until a message can be received, and return its `Status`. The message stays for `recv`.
+
+        source, tag and timeout: as in `recv`.
+        """
         cdef Message message
         self.begin_messaging()
         try:
@@ -226,7 +235,7 @@ cdef class Messages(Endpoint):
         return status_of(&message)
 
     def iprobe(self, source=ANY, tag=ANY):
-        """`probe` that does not wait: None when there is no such message yet."""
+        """Return the `Status` of a message as `probe` does, or None if there is no such message yet."""
         cdef Message message
         self.begin_messaging()
         try:
@@ -241,7 +250,7 @@ cdef class Messages(Endpoint):
         return status_of(&message) if message.state == COMPLETE else None
 
     def send_object(self, item, dest, tag=0, *, timeout=None):
-        """Send anything that pickles; arrays inside travel beside the pickle. Otherwise as `send`."""
+        """Send any object that can be pickled. Arrays in it are sent outside the pickle. Otherwise as `send`."""
         cdef Message message
         cdef Operand operand
         operand.held = False
@@ -257,9 +266,9 @@ cdef class Messages(Endpoint):
             self.end_messaging()
 
     def recv_object(self, source=ANY, tag=ANY, *, with_status=False, timeout=None):
-        """Receive what `send_object` sent: a copy of it; (copy, `Status`) with_status. Otherwise as `recv`.
+        """Receive an object that was sent by `send_object`, and return a copy of it. Otherwise as `recv`.
 
-        Raises `Mismatch` when the message is an array; it then stays for `recv`.
+        with_status: return (copy, `Status`). Raises `Mismatch` if the message is an array, which then stays for `recv`.
         """
         cdef Message message
         cdef Operand operand
@@ -341,14 +350,15 @@ cdef class Messages(Endpoint):
                 self.matching.npending -= 1
                 raise
             with nogil:
-                self.advance_quietly()   # who waits hears why it does not go on
+                self.advance_quietly()   # an error is raised by the call that waits for the transfer
         finally:
             self.end_messaging()
         return transfer
 
     # -- results --
 
-    # The message is out of its ring: an error in place of its status, as for want of memory, would lose it.
+    # The message has left its ring. An error in place of its status, such as a lack of memory, loses the message, so it
+    # ends the communicator.
     cdef object result_of_received(self, Message *message):
         try:
             return self.result_of(message)
@@ -366,18 +376,17 @@ cdef class Messages(Endpoint):
         raise truncated(message, rank)
 
 
-# ---- what has been begun -------------------------------------------------------------------------------------------
+# ---- transfers -----------------------------------------------------------------------------------------------------
 
 @cython.final
 cdef class Transfer(PendingMessage):
-    """A message that has been begun by `isend` or `irecv`. It goes on within any call that sends or receives, and in
-    the background."""
+    """A message that `isend` or `irecv` has begun. Calls that send or receive advance it, else the background does."""
 
     def __init__(self):
         raise TypeError("a transfer is made by isend or irecv")
 
     def done(self):
-        """Whether it is complete; carries it on, and does not wait."""
+        """Advance the transfer without blocking, and return whether it is complete."""
         if not self.is_over:
             self.comm.begin_messaging()
             try:
@@ -389,10 +398,10 @@ cdef class Transfer(PendingMessage):
         return True
 
     def wait(self, timeout=None):
-        """Wait until it is complete: None for a send, the `Status` for a receive, or the error that `recv` raises.
+        """Block until it is complete. Return None for a send and the `Status` for a receive, or raise as `recv` does.
 
-        timeout: seconds; after it TimeoutError, and the message goes on. Without it the communicator's timeout,
-        which is final.
+        timeout: seconds, after which TimeoutError is raised; the transfer goes on. If it is None, the communicator's
+        timeout holds, which ends the communicator.
         """
         cdef uint64_t timeout_ns
         if not self.is_over:
@@ -405,41 +414,42 @@ cdef class Transfer(PendingMessage):
         return self.comm.result_of(&self.message)
 
     def result(self, timeout=None):
-        """What `wait` returns, as a `Work` has it."""
+        """Return what `wait` returns. `Work` has a method of the same name."""
         return self.wait(timeout)
 
     def _wait_no_longer(self, waited_s):
-        """End a `wait` without a timeout that its caller has made in parts, of `waited_s` seconds together.
+        """Wait without a timeout, for a caller that has already waited `waited_s` seconds in parts.
 
-        If it is still not complete and that is the communicator's timeout, it is final, as in `wait`.
+        If it is not complete and `waited_s` has reached the communicator's timeout, the communicator ends, as in
+        `wait`.
         """
         if not self.is_over:
             self.poll_peers(waited_s)
         return self.wait()
 
     def __await__(self):
-        """For asyncio: looks now and then whether it is complete, and lets others run meanwhile.
+        """Wait in asyncio: poll the transfer, and let other coroutines run between polls.
 
-        As `wait` without a timeout it ends with the other rank's end, or after the communicator's timeout.
+        It raises if the peer ends, or after the communicator's timeout, as `wait` without a timeout does.
         """
         import asyncio
 
         pause_s, began_s = 0.0, time.monotonic()
-        looked_s = began_s
+        polled_s = began_s
         while not self.done():
-            if time.monotonic() - looked_s > POLL_S:
-                looked_s = time.monotonic()
-                self.poll_peers(looked_s - began_s)
+            if time.monotonic() - polled_s > POLL_S:
+                polled_s = time.monotonic()
+                self.poll_peers(polled_s - began_s)
             yield from asyncio.sleep(pause_s).__await__()
             pause_s = min(0.002, 2 * pause_s + 0.00005)
         return self.result()
 
-    # What ends it otherwise, as a short wait finds it: carrying it on alone looks at nobody.
+    # Raise if the peer has ended or the timeout has passed. Advancing a transfer does not check the peer; a wait does.
     cdef int poll_peers(self, double waited_s) except -1:
         cdef uint64_t timeout_ns = self.comm.default_timeout_ns
         cdef int culprit = self.comm.own_rank if self.message.peer == ANY else self.message.peer
         try:
-            self.wait(1e-9)   # which has one look around
+            self.wait(1e-9)   # checks the peers once
         except Error:
             raise
         except TimeoutError:
@@ -449,5 +459,5 @@ cdef class Transfer(PendingMessage):
         return 0
 
     def __repr__(self):
-        progress = "complete" if self.is_over else "on its way"
+        progress = "complete" if self.is_over else "not complete"
         return f"<shmring.Transfer: {pattern_text(&self.message)}, {progress}>"

@@ -13,7 +13,7 @@ cdef enum:
 
 
 cdef union _What:
-    uint64_t offset                    # in the giver's part of a shared block; for SR_PRIVATE the address in the giver
+    uint64_t offset                    # in the giver's part of a shared block; for SR_PRIVATE its address in the giver
     unsigned char[TOLD_NBYTES] data    # the whole piece if it fits
 
 
@@ -21,7 +21,7 @@ cdef union _What:
 cdef struct Announced:
     uint64_t nrows
     uint32_t block              # 0: to be staged; SR_PRIVATE: as in sr_descriptor
-    uint32_t zero_copy_nbytes   # size of the largest piece from which on the giver prefers not to stage
+    uint32_t zero_copy_nbytes   # the giver prefers not to stage if the largest piece has at least this size
     _What what
 
 
@@ -42,10 +42,10 @@ cdef class _Parts:
 
 
 cdef class VectorCollectives(Collectives):
-    cdef object run_uneven(self, int kind, object x, object root, object out, object like, object async_op,
+    cdef object run_vector(self, int kind, object x, object root, object out, object like, object async_op,
                            object timeout)
     cdef object run_both(self, int kind, Call *counts, Call *c, _Parts parts, object out)
-    cdef object issue_uneven(self, Call *counts, Call *c, _Parts parts, object out)
+    cdef object issue_vector(self, Call *counts, Call *c, _Parts parts, object out)
     cdef int describe_given(self, Call *c, _Parts parts, object x, object out, object like) except -1
     cdef int give(self, Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1
     cdef int take_after(self, Call *c, _Parts parts, Operand *operand) except -1

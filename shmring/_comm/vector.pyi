@@ -1,4 +1,4 @@
-"""Collectives whose pieces differ in length of dimension 0: they take and return lists of arrays by rank."""
+"""Types of VectorCollectives, the collectives whose pieces may differ in the length of dimension 0."""
 
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
@@ -6,9 +6,9 @@ from typing import Any, SupportsIndex
 from .collectives import Collectives
 
 class VectorCollectives(Collectives):
-    """The collectives whose pieces may have another length of dimension 0 on every rank.
+    """The collectives whose pieces may differ in the length of dimension 0.
 
-    With async_op=True they return a Work that has the result.
+    With async_op=True they return a Work that holds the result.
     """
 
     def all_gather_v(
@@ -19,7 +19,7 @@ class VectorCollectives(Collectives):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Every rank's x on every rank: returns a list of arrays by rank, of as many rows as each gave."""
+        """Return a list, by rank, of every rank's x. Each array has as many rows as that rank's x."""
 
     def gather_v(
         self,
@@ -30,7 +30,7 @@ class VectorCollectives(Collectives):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Every rank's x on the root, which returns a list of arrays by rank; the others return None."""
+        """Return a list, by rank, of every rank's x on the root; return None on the other ranks."""
 
     def scatter_v(
         self,
@@ -42,7 +42,7 @@ class VectorCollectives(Collectives):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """One of the root's arrays for each rank: returns xs[rank]."""
+        """Return the root's xs[rank]."""
 
     def all_to_all_v(
         self,
@@ -52,4 +52,4 @@ class VectorCollectives(Collectives):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """xs[j] of rank i becomes result[i] of rank j: returns a list of arrays by rank."""
+        """Send xs[j] to rank j, and return a list whose array i comes from rank i."""

@@ -37,11 +37,11 @@ cdef size_t MOST_NBYTES = <size_t> 1 << 48   # of one piece: keeps sums of annou
 # ---- the arrays of one call ----------------------------------------------------------------------------------
 
 cdef class _Parts:
-    """What a rank gives to and takes from each of `size` ranks, and what everyone has announced of it."""
+    """The pieces that this rank gives to and takes from each of `size` ranks, and all ranks' announcements of them."""
 
     def __cinit__(self, int size, int npieces):
         self.size = size
-        self.npieces = npieces     # that each rank announces: one for each taker, or one for all
+        self.npieces = npieces     # number of pieces that each rank announces: one for each taker, or one for all
         self.kept = []
         self.held = <Operand *> calloc(2 * size + 1, sizeof(Operand))
         self.given = <Piece *> calloc(2 * size, sizeof(Piece))
@@ -59,7 +59,7 @@ cdef class _Parts:
         free(self.given)
         free(self.own)
 
-    # index: of x or out in the list of arrays; negative: not in a list.
+    # Take an array. index: its number in the list of arrays; negative if it is not in a list.
     cdef Operand *hold(self, object x, bint writable, str what, int index) except NULL:
         cdef Operand *operand = &self.held[self.nheld]
         try:
@@ -74,7 +74,7 @@ cdef class _Parts:
                              f"pass np.ascontiguousarray({what})")
         return operand
 
-    # Return a new array of the call's dtype and shape[1:].
+    # Return a new array of nrows rows, of the call's dtype and shape[1:].
     cdef object room(self, uint64_t nrows):
         cdef cnp.npy_intp[64] lengths   # NPY_MAXDIMS
         cdef cnp.ndarray like = self.like
@@ -91,45 +91,48 @@ cdef class _Parts:
 # ---- the collectives -----------------------------------------------------------------------------------------
 
 cdef class VectorCollectives(Collectives):
-    """The collectives whose pieces may have another length of dimension 0 on every rank."""
+    """The collectives whose pieces may differ in the length of dimension 0."""
 
     def all_gather_v(self, x, *, out=None, async_op=False, timeout=None):
-        """Every rank's x on every rank: returns a list of arrays by rank, of as many rows as each gave.
+        """Return a list, by rank, of every rank's x. Each array has as many rows as that rank's x.
 
-        x: at least 1-d, C order; dtype and shape[1:] the same on every rank, its length, which may be 0, of its own.
-        out: a list of `size` arrays that fit exactly, disjoint but that out[rank] may be x. timeout: seconds, of
-        each of the call's two steps, lengths and data. Arrays from `empty` and its kin on all ranks are copied once.
+        x: an array in C order with at least one dimension, of the same dtype and shape[1:] on every rank. Its length
+        may differ between ranks, and may be 0. out: a list of `size` arrays of exactly the sizes of the result, which
+        are disjoint from each other and from x; only out[rank] may be x. timeout: seconds, for each of the call's two
+        steps, which exchange lengths and data. If x comes from `empty`, `zeros`, `full`, `copy_of` or `adopt` on all
+        ranks, the data are copied once, without staging.
         """
-        return self.run_uneven(ALL_GATHER_V, x, None, out, None, async_op, timeout)
+        return self.run_vector(ALL_GATHER_V, x, None, out, None, async_op, timeout)
 
     def gather_v(self, x, root=0, *, out=None, async_op=False, timeout=None):
-        """Every rank's x on the root, which returns them as a list of arrays by rank; the others return None.
+        """Return a list, by rank, of every rank's x on the root; return None on the other ranks.
 
-        x, out and timeout as in `all_gather_v`; out on the root only, ignored elsewhere.
+        x and timeout: as in `all_gather_v`. out: as in `all_gather_v` on the root; ignored on other ranks.
         """
-        return self.run_uneven(GATHER_V, x, root, out, None, async_op, timeout)
+        return self.run_vector(GATHER_V, x, root, out, None, async_op, timeout)
 
     def scatter_v(self, xs=None, root=0, *, out=None, like=None, async_op=False, timeout=None):
-        """One of the root's arrays for each rank: returns xs[rank].
+        """Return the root's xs[rank].
 
-        xs: on the root a list of `size` arrays of one dtype and shape[1:], C order, of any lengths. None elsewhere,
-        with `out`, or `like`: an array of that dtype and shape[1:], of any length. out: an array that fits exactly;
-        on the root xs[root] or disjoint from all of xs. timeout as in `all_gather_v`.
+        xs: on the root, a list of `size` arrays in C order, of one dtype and shape[1:] and of any lengths. Other ranks
+        pass None, and either `out` or `like`. out: an array of exactly the size of the result; on the root it may be
+        xs[root], else it is disjoint from all of xs. like: an array of the same dtype and shape[1:] and of any length;
+        its values are not read. timeout: as in `all_gather_v`.
         """
-        return self.run_uneven(SCATTER_V, xs, root, out, like, async_op, timeout)
+        return self.run_vector(SCATTER_V, xs, root, out, like, async_op, timeout)
 
     def all_to_all_v(self, xs, *, out=None, async_op=False, timeout=None):
-        """xs[j] of rank i becomes result[i] of rank j: returns a list of arrays by rank.
+        """Send xs[j] to rank j, and return a list whose array i comes from rank i.
 
-        xs: a list of `size` arrays, C order, of any lengths; one dtype and shape[1:] on all ranks. out: a list of
-        `size` arrays that fit exactly, each disjoint from all others, but that out[i] may be xs[i]. timeout as in
-        `all_gather_v`.
+        xs: a list of `size` arrays in C order, of any lengths; all arrays of all ranks have one dtype and shape[1:].
+        out: a list of `size` arrays of exactly the sizes of the result. Each is disjoint from all other arrays of the
+        call; only out[i] may be xs[i]. timeout: as in `all_gather_v`.
         """
-        return self.run_uneven(ALL_TO_ALL_V, xs, None, out, None, async_op, timeout)
+        return self.run_vector(ALL_TO_ALL_V, xs, None, out, None, async_op, timeout)
 
     # -- from arguments to the two calls --
 
-    cdef object run_uneven(self, int kind, object x, object root, object out, object like, object async_op,
+    cdef object run_vector(self, int kind, object x, object root, object out, object like, object async_op,
                            object timeout):
         cdef Call c, counts
         cdef _Parts parts
@@ -137,7 +140,7 @@ cdef class VectorCollectives(Collectives):
         memset(&c, 0, sizeof(c))
         c.named = kind
         try:
-            c.kind = even_kind(kind)
+            c.kind = equal_kind(kind)
             c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             c.root = 0 if root is None else self.root_number(root)
             parts = _Parts(self.nranks, self.nranks if is_split(&c) else 1)
@@ -149,7 +152,7 @@ cdef class VectorCollectives(Collectives):
         has_entered = self.engine.enter_call_once()
         try:
             if async_op:
-                return self.issue_uneven(&counts, &c, parts, out)
+                return self.issue_vector(&counts, &c, parts, out)
             return self.run_both(kind, &counts, &c, parts, out)
         except BaseException as error:
             if has_entered:
@@ -175,8 +178,8 @@ cdef class VectorCollectives(Collectives):
             self.drive(c)
         return result
 
-    # The second call is described when the first one is finished.
-    cdef object issue_uneven(self, Call *counts, Call *c, _Parts parts, object out):
+    # Issue both calls. The second call is described when the first call is finished.
+    cdef object issue_vector(self, Call *counts, Call *c, _Parts parts, object out):
         cdef Work first = self.new_work()
         cdef _VectorWork second = _VectorWork.__new__(_VectorWork)
         if not self.staging_ready:
@@ -205,7 +208,7 @@ cdef class VectorCollectives(Collectives):
                 self.give(c, parts, array, "xs", taker, taker, taker + 1)
                 taker += 1
         elif out is None and like is None:
-            raise TypeError("a rank that is not the root scatters None with out= or like=, "
+            raise TypeError("a rank that is not the root must pass None and either out= or like=, "
                             "an array of the dtype and shape[1:] that it gets")
         else:
             what = "out" if like is None else "like"
@@ -218,7 +221,7 @@ cdef class VectorCollectives(Collectives):
         c.fingerprint = fingerprint_of(c) ^ <uint64_t> signature_of(parts.like) << 32
         return 0
 
-    # x is given to the ranks from `first` to before `last`.
+    # Describe the array that goes to the ranks from `first` to before `last`.
     cdef int give(self, Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1:
         cdef Operand *operand = parts.hold(x, False, what, index)
         cdef cnp.ndarray array = as_array(x, what, index)
@@ -257,8 +260,8 @@ cdef class VectorCollectives(Collectives):
             index = -1 if c.kind == SCATTER else giver
             operand = parts.hold(array, True, "out", index)
             if not has_items_of(c, operand):
-                raise ValueError(f"{name_in('out', index)} is {dtype_name(operand)}, but what it is for is "
-                                 f"{parts.like.dtype}")
+                raise ValueError(f"{name_in('out', index)} is {dtype_name(operand)}, but the arrays of the call "
+                                 f"are {parts.like.dtype}")
             parts.taken[giver].data = operand.data
             parts.taken[giver].nbytes = operand.count * operand.itemsize
             giver += 1
@@ -282,7 +285,7 @@ cdef class VectorCollectives(Collectives):
                 announce_place(self.engine, c, announced, piece)
         return 0
 
-    # The first call: exchange the counts.
+    # Describe the first call, which exchanges the announcements.
     cdef int describe_counts(self, Call *counts, Call *c, _Parts parts) except -1:
         counts[0] = c[0]
         counts.kind = ALL_GATHER
@@ -305,7 +308,8 @@ cdef class VectorCollectives(Collectives):
         self.engine.raise_for_status(c, MISMATCHED)
         return 0
 
-    # Find the largest piece to move; it is the same on every rank. False: rank c.awaited.rank announced invalid data.
+    # Set c.nbytes to the size of the largest piece to move, which is the same on every rank. Return False if rank
+    # c.awaited.rank announced invalid data.
     cdef bint read_counts(self, Call *c, _Parts parts) noexcept:
         cdef Announced *announced
         cdef int giver, taker
@@ -321,8 +325,8 @@ cdef class VectorCollectives(Collectives):
                     c.nbytes = max(c.nbytes, announced.nrows * parts.row_nbytes)
         return True
 
-    # Stage nothing if every piece can be read in place or was announced with its contents, and is worth a second
-    # synchronisation.
+    # Choose to stage nothing if every piece was announced with its contents, or can be read in place and is large
+    # enough for the second synchronisation that this takes.
     cdef int choose_place(self, Call *c, _Parts parts) noexcept:
         cdef Announced *announced
         cdef int giver, taker
@@ -339,7 +343,7 @@ cdef class VectorCollectives(Collectives):
                         c.x_block = SR_PRIVATE
         return 0
 
-    # Set the addresses to read from. False: rank c.awaited.rank announced invalid data.
+    # Set the addresses to read from. Return False if rank c.awaited.rank announced invalid data.
     cdef bint find_places(self, Call *c, _Parts parts) noexcept:
         cdef Announced *announced
         cdef Piece *piece
@@ -362,7 +366,7 @@ cdef class VectorCollectives(Collectives):
                     return False
         return True
 
-    # Allocate arrays that fit the counts, for the second call.
+    # Describe the arrays of the result for the second call; allocate them if out is None. Return the result.
     cdef object describe_taken(self, Call *c, _Parts parts, object out):
         cdef Group *g = &self.engine.g
         cdef Piece *piece
@@ -395,7 +399,7 @@ cdef class VectorCollectives(Collectives):
         return result if is_joined(c) else result[0]
 
 
-# Announce the place of a piece if the other ranks can read it there.
+# Announce the address of a piece if the other ranks can read the piece there.
 cdef void announce_place(Engine engine, Call *c, Announced *announced, Piece *piece) noexcept:
     cdef Group *g = &engine.g
     cdef size_t least = g.zero_copy_nbytes
@@ -407,7 +411,7 @@ cdef void announce_place(Engine engine, Call *c, Announced *announced, Piece *pi
     announced.zero_copy_nbytes = <uint32_t> min(least, <size_t> 0xffffffff)
 
 
-# Copy the announced contents of the pieces. Call this only if all of every piece to move was announced.
+# Copy the announced contents of the pieces. Call this only if every piece was announced with its contents.
 cdef void take_announced(Call *c, _Parts parts, int rank) noexcept:
     cdef int giver
     for giver in range(parts.size):
@@ -418,7 +422,7 @@ cdef void take_announced(Call *c, _Parts parts, int rank) noexcept:
 
 
 cdef class _VectorWork(Work):
-    """The second call in the background."""
+    """The second call, in the background."""
 
     cdef int describe(self) except -1:
         cdef Call *c = &self.task.call
@@ -448,7 +452,7 @@ cdef cnp.ndarray as_array(object x, str what, int index):
     cdef cnp.ndarray array = x if cnp.PyArray_CheckExact(x) else shapes.as_numpy(x)
     if cnp.PyArray_NDIM(array) == 0:
         what = name_in(what, index)
-        raise ValueError(f"{what} is 0-d; its first dimension is what may differ, pass {what}.reshape(1)")
+        raise ValueError(f"{what} is 0-d; it must have a first dimension, pass {what}.reshape(1)")
     return array
 
 
@@ -473,8 +477,8 @@ cdef uint32_t signature_of(cnp.ndarray array) noexcept:
 
 # ---- properties of kinds -------------------------------------------------------------------------------
 
-# Return the kind with equal pieces that moves its data in the same way.
-cdef inline int even_kind(int kind) noexcept:
+# Return the kind with pieces of equal length that moves data in the same way.
+cdef inline int equal_kind(int kind) noexcept:
     if kind == ALL_GATHER_V:
         return ALL_GATHER
     if kind == GATHER_V:
@@ -493,14 +497,15 @@ cdef inline bint has_result(Call *c, int rank) noexcept:
     return c.kind != GATHER or rank == c.root
 
 
-# ---- where out may touch what is given -----------------------------------------------------------------------
+# ---- overlap of out and the given arrays ---------------------------------------------------------------------
 
 cdef inline bint overlap(const Piece *a, const Piece *b) noexcept:
     return a.nbytes > 0 and b.nbytes > 0 and a.data < b.data + b.nbytes and b.data < a.data + a.nbytes
 
 
-# Whether this rank overwrites what others need of it, which goes well through slots: a chunk is staged before. What
-# comes from a rank may lie where begins what goes to it; all else has to be disjoint.
+# True if this rank overwrites pieces that other ranks read from it. Such pieces must be staged: a chunk is copied to a
+# slot before it is overwritten. The piece from a rank may begin at the address of the piece for that rank (of x, if it
+# goes to all ranks). Raise ValueError if other pieces overlap.
 cdef bint is_in_place(Call *c, _Parts parts, int rank) except -1:
     cdef int giver, other
     cdef bint found = False
@@ -510,7 +515,7 @@ cdef bint is_in_place(Call *c, _Parts parts, int rank) except -1:
                 raise ValueError(f"out[{other}] and out[{giver}] overlap; they have to be disjoint")
             if overlap(&parts.taken[giver], &parts.given[other]):
                 if parts.taken[giver].data != parts.given[other].data or giver != (other if is_split(c) else rank):
-                    raise ValueError(f"out overlaps what this rank gives, where it comes from rank {giver}; only "
-                                     "the own piece, and in all_to_all_v xs[i] for out[i], may be in place")
+                    raise ValueError(f"out overlaps an array that this rank gives, at the piece from rank {giver}; "
+                                     "only the own piece, and in all_to_all_v out[i] with xs[i], may be in place")
                 found = found or giver != rank
     return found

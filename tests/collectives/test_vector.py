@@ -291,7 +291,7 @@ def test_what_is_wrong_is_refused_with_a_reason(world_of):
         assert "xs[1] is float32, xs[0] is float64" in said["dtypes"]
         assert "xs[1] has shape (3, 2), xs[0] has (6,)" in said["rows"]
         assert "like=" in said["no shape"]
-        assert "out[0] is float32, but what it is for is float64" in said["out of another dtype"]
+        assert "out[0] is float32, but the arrays of the call are float64" in said["out of another dtype"]
         assert "out[0] has 5 elements, but 6 come from rank 0" in said["out too small"]
         assert "overlap" in said["out overlaps"]
         assert "out[0] is read-only" in said["read-only"]
