@@ -158,7 +158,6 @@ WITH_RELATIVE_CLAUSES = {
     "bench",
     "examples",
     "shmring/_bootstrap",
-    "shmring/_comm",
     "shmring/_core",
     "shmring/_engine",
     "shmring/_internode",
