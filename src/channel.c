@@ -221,10 +221,10 @@ enum sr_ring_status sr_channel_push(struct sr_channels *channels, struct sr_chan
     return status;
 }
 
-void sr_channel_check_link(struct sr_channels *channels, struct sr_channel *channel, uint64_t limit_ns)
+void sr_channel_probe(struct sr_channels *channels, struct sr_channel *channel, uint64_t limit_ns)
 {
     take_turn(channels);
-    if (sr_flag_load(&channel->end) == SR_CHANNEL_OPEN && sr_link_is_cut(&channel->link, channel->fd, limit_ns))
+    if (sr_flag_load(&channel->end) == SR_CHANNEL_OPEN && sr_tcp_probe_is_cut(&channel->probe, channel->fd, limit_ns))
         end_channel(channels, channel, SR_CHANNEL_FAILED, ETIMEDOUT);
     leave_turn(channels);
 }

@@ -75,7 +75,7 @@ struct sr_channel {
     sr_flag opened;        /* the first piece has come; R all */
     sr_flag confirmed;     /* the number of the last call that was confirmed, set behind its note; R all */
     int error;
-    struct sr_link link;
+    struct sr_tcp_probe probe;
     /* out: in bytes as the other end's ring counts them, from 0 */
     uint64_t sent, limit;  /* so far; up to where its ring has room */
     uint64_t there_nbytes; /* of that ring; 0: nothing is known of it yet */
@@ -178,7 +178,7 @@ void sr_channels_poll(struct sr_channels *channels);
 
 /* To be asked now and then while something is under way: ends the channel if the other end has not answered for
  * long. */
-void sr_channel_check_link(struct sr_channels *channels, struct sr_channel *channel, uint64_t limit_ns);
+void sr_channel_probe(struct sr_channels *channels, struct sr_channel *channel, uint64_t limit_ns);
 
 /* Sends what is left over; whether something still is. */
 bool sr_channel_owes(struct sr_channels *channels, struct sr_channel *channel);

@@ -129,7 +129,7 @@ static enum sr_conn_status step_in(struct sr_conn *conn) {
 }
 
 int sr_conn_is_cut(struct sr_conn *conn, uint64_t limit_ns) {
-    if (conn->end != 0 || !sr_link_is_cut(&conn->link, conn->fd, limit_ns)) return 0;
+    if (conn->end != 0 || !sr_tcp_probe_is_cut(&conn->probe, conn->fd, limit_ns)) return 0;
     conn->end = SR_CONN_FAILED;
     conn->error = ETIMEDOUT;
     return 1;

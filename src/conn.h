@@ -47,7 +47,7 @@ struct sr_conn {
     int fd;
     int end;                      /* what a step has come to that was the last one, or 0 */
     int error;                    /* errno, if that is SR_CONN_FAILED */
-    struct sr_link link;
+    struct sr_tcp_probe probe;
     uint64_t nsent, nreceived;    /* bytes, heads included */
     struct sr_conn_queue out, in;
     struct sr_conn_head arriving; /* what the other end says of in.first, as far as it is there */

@@ -1,5 +1,5 @@
 /* THE picture of the shared segment: every structure in it, who writes (W) and who reads (R) each field.
-   Atomic fields are touched only through flag.h. */
+   Atomic fields are touched only through sync/. */
 #ifndef SR_LAYOUT_H
 #define SR_LAYOUT_H
 
@@ -273,7 +273,7 @@ struct sr_header {
     struct sr_tuning tuning[2];   /* W rank 0 ...: for near cores, for far ones; R all */
     uint64_t first_seq;   /* W rank 0 ...: where sequence numbers and positions begin; R all */
     uint8_t key[SR_KEY_NBYTES]; /* W rank 0 ...: at random: by it those know each other who go on after an end; R all */
-    /* Sticky, set once by compare-and-swap: cause 8 bits | culprit 16 | reporter 16 (see flag.h). W anyone; R all */
+    /* set once, by compare-and-swap; its format is in sync/abort.h. W any rank; R all */
     sr_flag abort __attribute__((aligned(128)));
     sr_flag quiet_until_ns __attribute__((aligned(128))); /* W who warns of a late rank, by compare-and-swap; R all */
 };

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "flag.h"
+#include "sync/flag.h"
 
 typedef void sr_ring_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream);
 

@@ -3,7 +3,7 @@
 from .._engine.engine cimport Engine
 
 
-cdef extern from "flag.h" nogil:
+cdef extern from "sync/lock.h" nogil:
     struct sr_lock:
         pass
     bint sr_lock_try(sr_lock *, int rank)

@@ -23,7 +23,7 @@ from ..errors import Closed, RankFailed, Timeout
 
 cnp.import_array()
 
-cdef extern from "flag.h" nogil:
+cdef extern from "sync/lock.h" nogil:
     int sr_lock_owner(const sr_lock *)
     bint sr_lock_spin(sr_lock *, int rank, int pauses)
     bint sr_lock_sleep(sr_lock *, int rank, uint64_t limit_ns)

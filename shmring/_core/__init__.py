@@ -1,7 +1,7 @@
 """The structures and inline functions that every algorithm uses, without any Python object.
 
 group            one communicator (Group), one collective in progress (Call), the call line
-  |-- segment    the C declarations of the shared segment: layout.h, flag.h
+  |-- segment    the C declarations of the shared segment: layout.h, sync/
   |-- kernels    the reduction, copy and conversion loops; the only extension that links them
 
 staging          chunks and slots in the staging buffer, and the credit for them

@@ -1,4 +1,4 @@
-# The C rooms as Cython sees them: the shared segment, its flags, what is to fail in a test, slices, single copies.
+# The C declarations of the shared segment and of what works on it: flags, fault points, slices, single copies.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -92,9 +92,22 @@ cdef extern from "layout.h" nogil:
     size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes, size_t message_ring_nbytes)
 
 
-cdef extern from "flag.h" nogil:
+cdef extern from "sync/clock.h" nogil:
     uint64_t sr_now_ns()
-    uint64_t sr_time_away(uint64_t looked_ns, uint64_t now_ns)
+    uint64_t sr_time_away(uint64_t polled_ns, uint64_t now_ns)
+
+
+cdef extern from "sync/cpu.h" nogil:
+    void sr_pause()
+    void sr_yield()
+    void sr_prefetch_for_write(void *there, size_t nbytes)
+
+
+cdef extern from "sync/event.h" nogil:
+    void sr_event_signal(sr_event *)
+
+
+cdef extern from "sync/flag.h" nogil:
     uint64_t sr_flag_load(const sr_flag *)
     uint64_t sr_flag_load_after_reads(const sr_flag *)
     uint64_t sr_flag_load_ordered(const sr_flag *)
@@ -103,7 +116,12 @@ cdef extern from "flag.h" nogil:
     void sr_flag_publish(sr_flag *, uint64_t value, sr_event *own_event)
     bint sr_flag_spin(const sr_flag *, uint64_t target, int pauses)
     void sr_flag_sleep(const sr_flag *, uint64_t target, sr_event *owner_event, uint64_t limit_ns)
-    void sr_event_signal(sr_event *)
+    bint sr_flag_take(sr_flag *, uint64_t value)
+    bint sr_flag_replace(sr_flag *, uint64_t old, uint64_t value)
+    uint64_t sr_flag_swap(sr_flag *, uint64_t value)
+
+
+cdef extern from "sync/waitset.h" nogil:
     ctypedef struct sr_waitset "struct sr_waitset":
         int n
     void sr_waitset_watch(sr_waitset *, sr_event *own_event)
@@ -111,20 +129,22 @@ cdef extern from "flag.h" nogil:
     void sr_waitset_sleep(sr_waitset *, uint64_t limit_ns)
     bint sr_waitset_watch_liveness(sr_waitset *, sr_liveness *)
     bint sr_waitset_sleep_until_death(sr_waitset *, uint64_t limit_ns)
-    void sr_liveness_wake_sleepers(sr_liveness *)
-    bint sr_flag_take(sr_flag *, uint64_t value)
-    uint64_t sr_flag_swap(sr_flag *, uint64_t value)
-    bint sr_flag_replace(sr_flag *, uint64_t old, uint64_t value)
-    void sr_pause()
-    void sr_yield()
-    void sr_prefetch_for_write(void *there, size_t nbytes)
+
+
+cdef extern from "sync/abort.h" nogil:
     uint64_t sr_abort_pack(int cause, int culprit, int reporter)
     int sr_abort_cause(uint64_t word)
     int sr_abort_culprit(uint64_t word)
     int sr_abort_reporter(uint64_t word)
     void sr_abort_set(sr_header *, uint64_t word)
+
+
+cdef extern from "sync/seqlock.h" nogil:
     void sr_seqlock_write(sr_seqlock *, const uint64_t *word)
     uint64_t sr_seqlock_read(const sr_seqlock *, uint64_t *word)
+
+
+cdef extern from "sync/liveness.h" nogil:
     int sr_liveness_set_cpu(sr_liveness *)
     int sr_liveness_cpu(const sr_liveness *)
     bint sr_liveness_died(const sr_liveness *)
@@ -135,6 +155,7 @@ cdef extern from "flag.h" nogil:
     bint sr_liveness_is_unwatched(const sr_liveness *)
     int sr_liveness_find_thread(const sr_liveness *)
     void sr_liveness_check(sr_liveness *)
+    void sr_liveness_wake_sleepers(sr_liveness *)
 
 
 cdef extern from "fault.h" nogil:

@@ -26,12 +26,21 @@ cdef extern from "layout.h" nogil:
         SR_PRODUCER, SR_CONSUMER
 
 
-cdef extern from "flag.h" nogil:
+cdef extern from "sync/event.h" nogil:
     uint32_t sr_event_watch(sr_event *own_event)
     void sr_event_sleep(sr_event *own_event, uint32_t generation, uint64_t limit_ns)
+
+
+cdef extern from "sync/flag.h" nogil:
     uint64_t sr_flag_load_ordered(const sr_flag *)
     void sr_flag_mark(sr_flag *, uint64_t bits, sr_event *)
+
+
+cdef extern from "sync/liveness.h" nogil:
     bint sr_liveness_acquire(sr_liveness *)
+
+
+cdef extern from "sync/cpu.h" nogil:
     void sr_pause()
 
 

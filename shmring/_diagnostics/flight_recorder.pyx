@@ -9,7 +9,7 @@ from .._core.group cimport *
 from .._core import kernels
 from .._core.kernels import OPS, dtypes
 
-cdef extern from "flag.h" nogil:
+cdef extern from "sync/stack_request.h" nogil:
     bint sr_stack_request_ask(const sr_stack_request *)
 
 

@@ -3,7 +3,7 @@ from posix.types cimport pid_t
 from .._core.group cimport sr_lane
 
 
-cdef extern from "flag.h" nogil:
+cdef extern from "layout.h" nogil:
     ctypedef struct sr_leave "_Atomic uint32_t":
         pass
 

@@ -19,11 +19,13 @@ from .._diagnostics import stacks
 from .._system import limits
 from ..errors import Error
 
-cdef extern from "flag.h" nogil:
+cdef extern from "sync/liveness.h" nogil:
     cdef struct sr_hold:
         pass
     void sr_liveness_hold(sr_liveness *, sr_hold *)
     void sr_liveness_let_go(sr_liveness *)
+
+cdef extern from "sync/stack_request.h" nogil:
     bint sr_stack_request_await(sr_stack_request *, sr_leave *leave)
     void sr_stack_request_leave(sr_stack_request *, sr_leave *leave)
     void sr_stack_request_begin(sr_stack_request *)

@@ -201,7 +201,7 @@ cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
             if differ(&theirs, &own):
                 return remote_mismatch(g, c, remote(g, channel.rank), own, theirs)
         if node == inter.nconfirmed and not inter.has_started:
-            sr_channel_check_link(inter.channels, channel, inter.cut_ns)
+            sr_channel_probe(inter.channels, channel, inter.cut_ns)
             if has_gone(channel) and not sr_flag_reached(&channel.confirmed, inter.due.seq):
                 c.awaited.rank = remote(g, channel.rank)
                 c.error = channel.error

@@ -690,7 +690,7 @@ cdef int poll_peers(Matching *m, Message *message, Wait *wait, uint64_t now) noe
     if now >= wait.signal_ns:
         wait.signal_ns = now + SIGNAL_INTERVAL_NS
         if message.peer != ANY and m.peer[message.peer].channel != NULL:
-            sr_channel_check_link(m.channels, m.peer[message.peer].channel, inter_of(m.g).cut_ns)
+            sr_channel_probe(m.channels, m.peer[message.peer].channel, inter_of(m.g).cut_ns)
         return SIGNALLED
     return PROGRESSED
 

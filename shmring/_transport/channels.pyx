@@ -146,7 +146,7 @@ cdef class Channels:
         cdef int number
         sr_channels_poll(self.channels)
         for number in range(self.channels.nchannels):
-            sr_channel_check_link(self.channels, &self.channel[number], <uint64_t> (cut_s * 1e9))
+            sr_channel_probe(self.channels, &self.channel[number], <uint64_t> (cut_s * 1e9))
 
     def has_ended(self, int rank):
         """True if no more data will come from a rank."""
@@ -177,7 +177,7 @@ cdef class Channels:
         cdef int number
         for number in range(self.channels.nchannels if not self.news.closed else 0):
             if sr_channel_is_delivering(self.channels, &self.channel[number]):
-                sr_channel_check_link(self.channels, &self.channel[number], cut_ns)
+                sr_channel_probe(self.channels, &self.channel[number], cut_ns)
                 is_any = True
         return is_any
 

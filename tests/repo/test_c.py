@@ -95,7 +95,7 @@ def test_one_call_line_alone_is_reported_as_a_race(folder):
 
 
 TELL = """
-#include "flag.h"
+#include "sync/stack_request.h"
 void tell(struct sr_stack_request *stack_request, char *text) { sr_stack_request_begin(stack_request); *text =
 1; }
 """

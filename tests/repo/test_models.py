@@ -119,7 +119,7 @@ def test_each_rule_that_a_model_names_is_taken_away():
         assert named_in_it == taken_away, path.stem
 
 
-# ---- weak memory: orders as in src/flag.h, each in a litmus test ---------------------------------------
+# ---- weak memory: orders as in src/sync/, each in a litmus test ----------------------------------------
 
 ORDERS = {
     "publish_and_sleep": {"P1": "seq_cst", "R1": "seq_cst", "S1": "seq_cst", "S2": "seq_cst"},

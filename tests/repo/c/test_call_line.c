@@ -3,7 +3,7 @@
    memory: that nobody writes a line that is still being read is
    ThreadSanitizer's to prove. -DONE_LINE breaks the rule on purpose (one line) and leaves it to ThreadSanitizer
    alone to notice. */
-#include "flag.h"
+#include "sync/flag.h"
 
 #include <string.h>
 

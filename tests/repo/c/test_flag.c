@@ -1,6 +1,6 @@
 /* Flags, events and the abort word between threads: no wake-up is lost, what was written before a publish is seen
    after the wait, also where counters wrap. The payloads are plain memory, so under
-   ThreadSanitizer every pair of orders in flag.h that does not hold is a reported race. */
+   ThreadSanitizer every pair of orders in src/sync/ that does not hold is a reported race. */
 #include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,7 +23,8 @@ static inline void stretch_moment(void)
 }
 #define syscall(...) (stretch_moment(), syscall(__VA_ARGS__))
 
-#include "flag.h"
+#include "sync/abort.h"
+#include "sync/waitset.h"
 
 enum { AWAITERS = 4, ROUNDS = 600, PAYLOAD_WORDS = 8 };
 #define TEN_MINUTES_NS 600000000000u /* a lost wake-up sleeps into the watchdog */

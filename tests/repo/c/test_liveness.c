@@ -1,6 +1,8 @@
 /* Liveness between processes: a parked thread holds `holder` for its rank; others see its death, whatever it was, and
    nothing else. Asked, it tells. */
-#include "flag.h"
+#include "sync/liveness.h"
+#include "sync/stack_request.h"
+#include "sync/waitset.h"
 
 #include <signal.h>
 #include <string.h>

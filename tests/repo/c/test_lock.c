@@ -18,7 +18,8 @@ static inline void stretch_moment(void)
 }
 #define syscall(...) (stretch_moment(), syscall(__VA_ARGS__))
 
-#include "flag.h"
+#include "sync/clock.h"
+#include "sync/lock.h"
 
 enum { TURNS = 3000, WORDS = 4 };
 #define TEN_MINUTES_NS 600000000000u /* a lost wake-up sleeps into the watchdog */

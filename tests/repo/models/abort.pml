@@ -1,4 +1,4 @@
-/* The abort word, as src/flag.h and report_abort of shmring/_core/group.pxd set it and sleeps look at it: the first to come
+/* The abort word, as src/sync/abort.h and report_abort of shmring/_core/group.pxd set it and sleeps look at it: the first to come
    decides, everyone sees the same word and all of its report, and nobody sleeps on. May know: nothing; read beside
    sr_abort_set and the sleep of a wait. No sleep has a limit here, so who sleeps on is a state without end.
 

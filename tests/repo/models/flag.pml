@@ -1,5 +1,5 @@
-/* Publish and sleep as src/flag.h has them: nobody sleeps on once what it waits for is there. Here no sleep has a limit,
-   so a lost wake-up is a state without end, and Spin finds all of those. May know: nothing; read beside flag.h.
+/* Publish and sleep as in src/sync/flag.h and event.h: no process sleeps on once its flag has reached the value. Here no
+   sleep has a limit, so a lost wake-up is a state without end, and Spin finds all of those.
 
    Memory is that of x86 (TSO): a plain store waits in its process's buffer, first in, first out, until it is taken out
    at any later time; loads do not wait for it, locked operations and system calls do. No model of a plain store is in

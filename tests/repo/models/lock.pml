@@ -1,4 +1,4 @@
-/* The lock of src/flag.h (after U. Drepper, "Futexes are tricky", 2011, mutex 3): one owner at a time, and whoever waits
+/* The lock of src/sync/lock.h (after U. Drepper, "Futexes are tricky", 2011, mutex 3): one owner at a time, and whoever waits
    gets it in the end. May know: nothing; read beside sr_lock_try, sr_lock_sleep and sr_lock_leave. No sleep has a limit
    here, so a lost wake-up is a state without end. All its operations are locked ones, so memory is that of one machine.
 

@@ -1,0 +1,64 @@
+/* Locks in shared memory: mutex 3 of U. Drepper, "Futexes are tricky", 2011. The word names its owner, so that a
+   waiting rank can check whether the owner lives. Labels: an L locks (acquire), the U unlocks (release). */
+#ifndef SR_SYNC_LOCK_H
+#define SR_SYNC_LOCK_H
+
+#include <linux/futex.h>
+#include <stdbool.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "layout.h"
+#include "sync/cpu.h"
+
+/* L1, pairs with U1. Take the lock if it is free. */
+static inline bool sr_lock_try(struct sr_lock *lock, int rank)
+{
+    uint32_t word = 0;
+    return atomic_compare_exchange_strong_explicit(&lock->word, &word, (uint32_t)rank + 1, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+/* Return the rank that owns the lock at this moment, or -1. */
+static inline int sr_lock_owner(const struct sr_lock *lock)
+{
+    uint32_t word = atomic_load_explicit(&((struct sr_lock *)lock)->word, memory_order_relaxed);
+    return (int)(word & ~SR_LOCK_AWAITED) - 1;
+}
+
+static inline bool sr_lock_spin(struct sr_lock *lock, int rank, int pauses)
+{
+    for (int i = 0; i < pauses; i++) {
+        if (sr_lock_owner(lock) < 0 && sr_lock_try(lock, rank))
+            return true;
+        sr_pause();
+    }
+    return false;
+}
+
+/* L2, pairs with U1. Take the lock if it is free, and mark it as awaited, since other ranks may be sleeping. Otherwise
+   sleep until the owner leaves it, at most `limit_ns`, and return false. */
+static inline bool sr_lock_sleep(struct sr_lock *lock, int rank, uint64_t limit_ns)
+{
+    struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
+    uint32_t word = atomic_load_explicit(&lock->word, memory_order_relaxed);
+    uint32_t next;
+    do
+        next = (word == 0 ? (uint32_t)rank + 1 : word) | SR_LOCK_AWAITED;
+    while (next != word && !atomic_compare_exchange_weak_explicit(&lock->word, &word, next, memory_order_acquire,
+                                                                  memory_order_relaxed));
+    if (word == 0)
+        return true;
+    syscall(SYS_futex, &lock->word, FUTEX_WAIT, next, &limit, NULL, 0);
+    return false;
+}
+
+/* U1, pairs with L1, L2: the next owner sees what this one has written. Wake one rank if the lock is awaited. */
+static inline void sr_lock_leave(struct sr_lock *lock)
+{
+    if (atomic_exchange_explicit(&lock->word, 0, memory_order_release) & SR_LOCK_AWAITED)
+        syscall(SYS_futex, &lock->word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+#endif
