@@ -1,7 +1,8 @@
 """Is this working tree slower than an older revision? python bench/regress.py BASE [--ratio 1.15]
 
-Builds BASE and the working tree beside each other, runs them in turn, and exits 1 if the median of the paired
-ratios of any size is beyond the stated one. Owns the building and the verdict; knows crew and interleave.
+Builds BASE and the working tree beside each other, runs them in turn, and exits with 1 if the median of the
+paired ratios of any size is beyond the given one. Contains the building and the verdict; uses crew and
+interleave.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Key = tuple[int, str, str]  # bytes, variant, distance
 
 
 def build(source: Path, target: Path) -> None:
-    """Installs the package of a source folder into a folder of its own."""
+    """Install the package of a source folder into a folder of its own."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps",
            "--disable-pip-version-check", "--target", str(target), str(source)]
     subprocess.run(pip, check=True, cwd=target.parent)
@@ -49,14 +50,14 @@ def git(*arguments: str) -> bytes:
 
 
 def sources_of(revision: str, folder: Path) -> Path:
-    """The files of one revision."""
+    """Return the files of one revision."""
     with tarfile.open(fileobj=io.BytesIO(git("archive", "--format=tar", revision))) as archive:
         archive.extractall(folder, filter="data")
     return folder
 
 
 def sources_as_they_are(folder: Path) -> Path:
-    """The files of the working tree, new ones too; a copy, since building must not touch the tree."""
+    """Copy the files of the working tree, new ones too: building must not touch the tree."""
     names = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").decode().split("\0")
     for name in filter(None, names):
         if (ROOT / name).is_file():
@@ -66,7 +67,7 @@ def sources_as_they_are(folder: Path) -> Path:
 
 
 def paired_ratios(samples: Iterable[Sample]) -> dict[Key, list[float]]:
-    """Working tree / base, one ratio for each round in which both were measured at one distance."""
+    """Return working tree / base, one ratio for each round in which both were measured at one distance."""
     by_round: dict[tuple[Key, int], dict[str, float]] = defaultdict(dict)
     for sample in samples:
         if sample.distance != "mixed":
@@ -116,7 +117,7 @@ def check_build(crew: Crew, path: Path) -> None:
 
 def play_launch(builds: dict[str, Path], rounds: range, options: argparse.Namespace, library: Path | None,
                 progress: Progress) -> list[Sample]:
-    """Some rounds with the same processes."""
+    """Run some rounds with the same processes."""
     cpus = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
         crews = {}
@@ -134,7 +135,8 @@ def play_launch(builds: dict[str, Path], rounds: range, options: argparse.Namesp
 
 
 def measure(builds: dict[str, Path], options: argparse.Namespace, library: Path | None) -> list[Sample]:
-    """Several launches: where a process's memory happens to lie is worth some percent for all its life."""
+    """Launch several times: the place of a process's memory changes its times by some percent for as long as
+    it runs."""
     samples: list[Sample] = []
     with Progress("regress") as progress:
         variants = len(shmring().variants)

@@ -1,8 +1,8 @@
 """Measure several ways to do the same on one communicator, in turn: the base of the methods' benchmarks.
 
-Rounds alternate between the ways, and who begins changes; the figure of a round is the slowest rank's. Only
-ratios between ways of one run are to be quoted, with the round trip that `state_of` tells. Knows shmring's
-public API.
+Rounds alternate between the ways, and each round begins with another way. The figure of a round is the
+slowest rank's. Quote only ratios between ways of one run, with the round trip that `state_of` reports. Uses
+shmring's public API.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def in_turn(
 ) -> dict[str, float]:
     """Return the seconds of one call of each way: the median over rounds, the same on every rank.
 
-    A quarter of the calls go before: by then the caches, and how long ranks wait for each other, are this
-    way's again. Four ranks on two cores need 10 us at 1 KiB just after another algorithm, 3 a little later.
+    A quarter of the calls are made first and not timed. They bring the caches, and the time that ranks wait
+    for each other, back to this way's own state: four ranks on two cores need 10 us at 1 KiB just after
+    another algorithm, and 3 us a little later.
     """
     shortest = {name: min(seconds(comm, way, 2) for _ in range(3)) for name, way in ways.items()}
     loops = {name: max(1, int(sample_s / shortest[name])) for name in ways}

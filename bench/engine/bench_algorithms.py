@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 
 def measure(comm: shmring.Comm, options: argparse.Namespace) -> list[Row]:
-    """A row for each size, on every rank the same."""
+    """Return a row for each size, the same on every rank."""
     pin(comm)
     if comm.num_nodes == 1:
         reducers: dict[str, Any] = dict.fromkeys(options.algorithms, comm.all_reduce)
@@ -51,7 +51,7 @@ def measure(comm: shmring.Comm, options: argparse.Namespace) -> list[Row]:
 
 
 def measure_with(comm: shmring.Comm, reducers: dict[str, Any], options: argparse.Namespace) -> list[Row]:
-    """reducers: by algorithm, the all_reduce that has it."""
+    """Measure every size with each of `reducers`: by algorithm, the all_reduce that runs it."""
     rows = []
     for nbytes in options.sizes:
         x = np.zeros(nbytes // 4, "f4")
@@ -63,13 +63,13 @@ def measure_with(comm: shmring.Comm, reducers: dict[str, Any], options: argparse
 
 
 def fastest(row: Row) -> str:
-    """Of the published ones that were measured; of all if there is none."""
+    """Return the fastest published algorithm that was measured, or the fastest of all if none was."""
     us = row["us"]
     return min([name for name in us if name in COLOURS] or us, key=us.__getitem__)
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown, µs a call."""
+    """Format as Markdown, in µs per call."""
     names = list(rows[0]["us"])
     lines = ["| ranks | bytes | " + " | ".join(names) + " | fastest published |",
              "|---:|---:|" + "---:|" * len(names) + "---|"]
@@ -80,7 +80,7 @@ def table(rows: list[Row]) -> str:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """A field for each size and number of ranks, in the colour of its fastest."""
+    """Draw a field for each size and number of ranks, in the colour of its fastest algorithm."""
     need("matplotlib", "plot", "--plot").use("Agg")
     pyplot = need("matplotlib.pyplot", "plot", "--plot")
     sizes, ranks = (sorted({row[what] for row in rows}) for what in ("nbytes", "ranks"))

@@ -32,7 +32,7 @@ PASSED_ON = ("XDG_CACHE_HOME", "CC")
 
 @dataclass(frozen=True)
 class Case:
-    """One benchmark: everything that its name says."""
+    """One benchmark: everything that its name states."""
 
     ranks: int
     nbytes: int
@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def pass_options_on(command: list[str], options: argparse.Namespace) -> None:
-    """pyperf runs this program again as worker, and knows its own options only."""
+    """Pass the options on to the workers: pyperf runs this program again, and knows only its own options."""
     for name in LISTS:
         command += [f"--{name}", ",".join(map(str, getattr(options, name)))]
     command += ["--algorithm", options.algorithm] if options.algorithm else []
@@ -74,7 +74,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 class Bench:
-    """One case in a worker process: the ranks, started once, and what is known of them."""
+    """One case in a worker process: its ranks, which start once, and the facts about them."""
 
     def __init__(self, case: Case, crew: Crew, round_trip_ns: float) -> None:
         self.case, self.crew, self.round_trip_ns = case, crew, round_trip_ns
@@ -88,7 +88,7 @@ class Bench:
         return slowest_s
 
     def metadata(self) -> dict[str, Any]:
-        """What pyperf keeps beside the values."""
+        """Return the metadata that pyperf stores with the values."""
         facts = self.crew.facts()
         return {"n": self.case.ranks, "bytes": self.case.nbytes, "dtype": self.case.dtype,
                 "variant": self.case.variant, "algorithm": self.case.algorithm or "auto",

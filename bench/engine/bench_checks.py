@@ -1,9 +1,10 @@
-"""What looking costs: the engine beside one that looks at nothing, in turn:
-python bench/engine/bench_checks.py
+"""The cost of the engine's checks: the engine beside one without any checks, in turn: python
+bench/engine/bench_checks.py
 
-Two crews of ranks, of a build as it is and of one without the abort word, lives, deadlines and signals
-(src/fault.h), make the same small calls in turn, a few thousand at a time. Only the difference from one run
-is to be quoted: the median over rounds, and of the fastest rounds. Knows tests/repo/faults/builds.py.
+Two groups of ranks make the same small calls in turn, a few thousand at a time. One runs the ordinary build,
+the other a build without the checks of the abort word, liveness, deadlines and signals (src/fault.h). Quote
+only the difference from one run: the median over rounds, and over the fastest rounds. Uses
+tests/repo/faults/builds.py.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 NAMES = ("as it is", "without checks")
 ALLOWED_SHARE, ALLOWED_NS = 0.05, 10.0
-FASTEST_SHARE = 0.25  # of the rounds: those in which least came between
+FASTEST_SHARE = 0.25  # of the rounds: those with the least disturbance
 
 
 def serve(rank: int, text: str) -> None:
-    """A rank's life: for each line as many calls, timed."""
+    """Run one rank: for each line read, time that many calls."""
     import numpy as np
 
     import shmring
@@ -63,7 +64,7 @@ class Crew:
         ]
 
     def call(self, calls: int) -> float:
-        """Nanoseconds a call, of the slowest rank."""
+        """Return the nanoseconds per call of the slowest rank."""
         for rank in self.ranks:
             assert rank.stdin is not None
             rank.stdin.write(f"{calls}\n")
@@ -80,7 +81,7 @@ class Crew:
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """Nanoseconds a call by round, of each of NAMES."""
+    """Nanoseconds per call by round, for each of NAMES."""
 
     checked: Sequence[float]
     unchecked: Sequence[float]

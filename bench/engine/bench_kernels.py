@@ -1,9 +1,9 @@
-"""The reduction loops of one core against plain copying:
-python bench/engine/bench_kernels.py [--dtype … --isa …]
+"""The reduction loops of one core against plain copying: python bench/engine/bench_kernels.py [--dtype …
+--isa …]
 
-A fold of nsrc sources into ndst destinations reads and writes nsrc + ndst arrays; the limit is the time that
-copying takes to read and write as many. A fold and the copies take turns in one run. So do, with
---casts, a cast or wire format and a copy of the float32 that it reads or writes.
+A fold of nsrc sources into ndst destinations reads and writes nsrc + ndst arrays. The limit is the time that
+a copy takes to read and write as many bytes. A fold and the copies run in turn in one process. With --casts,
+so do a cast or wire format and a copy of the float32 that it reads or writes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SMALL_COUNTS = (1, 2, 3, 4, 7, 8, 12, 15, 16)
 
 @dataclass(frozen=True)
 class Shape:
-    """What is folded into how many destinations, and how these are written."""
+    """The numbers of sources and destinations of a fold, and the kind of stores."""
 
     isa: str
     dtype: str
@@ -48,7 +48,7 @@ class Shape:
 
 
 def arrays_apart(number: int, nbytes: int) -> list[np.ndarray]:
-    """Arrays of ones (as bytes) that begin on lines of different places in their pages."""
+    """Return arrays of ones (as bytes) that begin at different offsets in their pages."""
     stride = nbytes + 4 * LINE_NBYTES
     pool = np.ones(number * stride + LINE_NBYTES, np.uint8)
     first = -pool.ctypes.data % LINE_NBYTES
@@ -63,7 +63,8 @@ def fold(shape: Shape, arrays: list[np.ndarray]) -> Callable[[int], float]:
 
 
 def copies(shape: Shape, arrays: list[np.ndarray], streamed: bool) -> Callable[[int], float]:
-    """Reads and writes as many bytes as the fold does: half of its arrays copied to the other half."""
+    """Return a copy that reads and writes as many bytes as the fold: it copies half of the arrays to the
+    other half."""
     number = shape.nsrc + shape.ndst
     srcs, dsts = arrays[0 : number - 1 : 2], arrays[1:number:2]
     if number % 2:
@@ -74,7 +75,7 @@ def copies(shape: Shape, arrays: list[np.ndarray], streamed: bool) -> Callable[[
 
 
 def loops_for(run: Callable[[int], float]) -> int:
-    """How many calls make a sample."""
+    """Return the number of calls in a sample."""
     loops = 1
     while (seconds := run(loops)) < SAMPLE_S / 8:
         loops *= 4
@@ -82,20 +83,22 @@ def loops_for(run: Callable[[int], float]) -> int:
 
 
 def sample(run: Callable[[int], float], loops: int) -> float:
-    """Seconds of one call, with the arrays where such calls leave them: streaming evicts them."""
+    """Return the seconds of one call. The arrays are where such calls leave them: streaming stores evict
+    them."""
     run(1)
     return run(loops) / loops
 
 
 def medians(contestants: list[Callable[[int], float]], rounds: int) -> list[float]:
-    """Seconds of one call of each, all in turn in every round."""
+    """Return the median seconds of one call of each contestant; all run in turn in every round."""
     loops = [loops_for(run) for run in contestants]
     samples = [[sample(run, n) for run, n in zip(contestants, loops, strict=True)] for _ in range(rounds)]
     return [statistics.median(column) for column in zip(*samples, strict=True)]
 
 
 def print_sizes(shapes: list[Shape], sizes: list[int], rounds: int) -> None:
-    """One line a shape and size: ns, GB/s read and written, and the ratio to both ways of copying."""
+    """Print one line for each shape and size: ns, GB/s read and written, and the ratio to both ways of
+    copying."""
     print(f"{'bytes':>10} {'shape':45} {'ns':>12} {'GB/s':>7} {'/ memcpy':>9} {'/ streamed copy':>16}")
     for nbytes in sizes:
         arrays = arrays_apart(max(s.nsrc + s.ndst for s in shapes), nbytes)
@@ -108,7 +111,7 @@ def print_sizes(shapes: list[Shape], sizes: list[int], rounds: int) -> None:
 
 
 def print_small(isa: str, dtype: str, op: str, rounds: int) -> None:
-    """ns of calls with a handful of items, by items and sources."""
+    """Print the ns of calls with few items, by items and sources."""
     sources = (1, 2, 3, 4, 8)
     print(f"\nns a call, {isa} {dtype} {op}, by items and sources")
     print(" " * 6 + "".join(f"{n:8}" for n in sources))
@@ -119,7 +122,8 @@ def print_small(isa: str, dtype: str, op: str, rounds: int) -> None:
 
 
 def casts(isa: str, nbytes: int) -> list[tuple[str, int, Callable[[int], float]]]:
-    """Every cast and wire format of so many bytes of float32: its name, the bytes it moves, itself."""
+    """Return every cast and wire format for `nbytes` of float32: its name, the bytes it moves, and its
+    function."""
     wide, narrow, residual = arrays_apart(3, nbytes)
     wide[:] = np.random.default_rng(1).normal(size=nbytes // 4).astype(np.float32).view(np.uint8)
     rows: list[tuple[str, int, Callable[[int], float]]] = []
@@ -139,7 +143,8 @@ def casts(isa: str, nbytes: int) -> list[tuple[str, int, Callable[[int], float]]
 
 
 def print_casts(isas: list[str], sizes: list[int], rounds: int) -> None:
-    """One line a cast or wire format and size: ns, GB/s read and written, the ratio to a copy."""
+    """Print one line for each cast or wire format and size: ns, GB/s read and written, the ratio to a copy.
+    """
     print(f"{'bytes':>10} {'cast':30} {'isa':7} {'ns':>12} {'GB/s':>7} {'/ memcpy':>9}")
     for nbytes in sizes:
         copied, copy = arrays_apart(2, nbytes)

@@ -1,12 +1,7 @@
-"""The cost model against this machine: alpha and beta fitted to half of the sizes, the other half predicted.
+"""The cost model against this machine: alpha and beta are fitted to half of the sizes, the other half is
+predicted.
 
-    shmrun --no-prefix -n 2 bench/engine/bench_model.py
-    python bench/internode/on_hosts.py --hosts 2 -n 1 --rate-gbit 1 \
-        bench/engine/bench_model.py --algorithms auto --sizes 8:4M --count 138360000 --bandwidth 125e6
-
---count: one more all-reduce, of so many float32 (138.36 M are the gradient of VGG-16), beside what the fitted
-link predicts, and what a link does that passes --bandwidth and has no latency. A program of ranks; over hosts
-the link is that between hosts. Knows shmring's public API, its model, turns.
+shmrun --no-prefix -n 2 bench/engine/bench_model.py
 """
 
 from __future__ import annotations
@@ -47,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def doubling(text: str) -> list[int]:
-    """8, 16, 32 and so on."""
+    """Return 8, 16, 32 and so on."""
     begin, end = (parse_size(word) for word in text.split(":"))
     return [begin << turn for turn in range((end // begin).bit_length())]
 
@@ -59,12 +54,12 @@ def cost_of(comm: shmring.Comm, algorithm: str) -> Callable[[float], model.Cost]
 
 
 def way_of(comm: shmring.Comm, algorithm: str, nbytes: int) -> Callable[[], object]:
-    x = np.full(nbytes // 4, 0, "f4")   # written, so that its pages are its own; and no sum overflows
+    x = np.full(nbytes // 4, 0, "f4")   # written, so that its pages are its own; no sum overflows
     return lambda: comm.all_reduce(x, algorithm=algorithm)
 
 
 def measure(comm: shmring.Comm, options: argparse.Namespace) -> dict[str, dict[int, float]]:
-    """Seconds of one call by algorithm and size."""
+    """Return the seconds of one call by algorithm and size."""
     measured: dict[str, dict[int, float]] = {name: {} for name in options.algorithms}
     for nbytes in options.sizes:
         ways = {name: way_of(comm, name, nbytes) for name in options.algorithms}
@@ -74,7 +69,7 @@ def measure(comm: shmring.Comm, options: argparse.Namespace) -> dict[str, dict[i
 
 
 def compare(comm: shmring.Comm, algorithm: str, took_s: dict[int, float]) -> dict[str, Any]:
-    """Every second size, from the first on, is fitted; the others are foretold."""
+    """Fit the link to every second size, beginning with the first; predict the others."""
     cost = cost_of(comm, algorithm)
     known = list(took_s)[::2]
     link = model.fit(known, [took_s[nbytes] for nbytes in known], cost)
@@ -84,7 +79,7 @@ def compare(comm: shmring.Comm, algorithm: str, took_s: dict[int, float]) -> dic
 
 
 def large(comm: shmring.Comm, link: model.Link, options: argparse.Namespace) -> dict[str, Any]:
-    """One all-reduce of --count float32, and what both links say of it."""
+    """Return the time of one all-reduce of --count float32, and the predictions of both links."""
     cost, way = cost_of(comm, "auto")(4 * options.count), way_of(comm, "auto", 4 * options.count)
     way()
     measured_s = statistics.median(seconds(comm, way, 1) for _ in range(LARGE_CALLS))

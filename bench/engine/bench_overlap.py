@@ -1,11 +1,11 @@
 """Compute and all-reduce together beside one after the other, in turn: python bench/engine/bench_overlap.py
 
-A step is a few layers: each computes for a while and then has a gradient to be reduced. "after" reduces each
-gradient when its layer is done; "together" reduces it in the background and waits at the end of the step, as
-training does. Ranks compute as long as each other ("even"), or by turns one longer than the others
-("uneven": somebody's cache misses, garbage, another process). Where each rank has one CPU and no more, the
-copying and adding takes it from the computing, so what can be won is the waiting. Only the ratio is to be
-quoted: a median over rounds of the slowest rank's time.
+A step is a few layers. Each layer computes for a while and then has a gradient to reduce. "after" reduces
+each gradient when its layer is done. "together" reduces it in the background and waits at the end of the
+step, as training does. Either all ranks compute equally long ("even"), or one rank, a different one each
+time, computes longer than the others ("uneven", as cache misses, garbage collection or another process cause
+it). If each rank has only one CPU, copying and adding take CPU time from computing, so overlap can save only
+the waiting. Quote only the ratio: a median over rounds of the slowest rank's time.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ LAYERS = 8
 
 
 def compute(seconds: float, a: np.ndarray, b: np.ndarray) -> None:
-    """Arithmetic that lets the GIL go, as NumPy and torch do."""
+    """Compute without the GIL, as NumPy and torch do."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         np.matmul(a, b)
 
 
 def seconds_of(comm: shmring.Comm, step: Callable[[int], None], steps: int) -> float:
-    """Of one step, on the slowest rank."""
+    """Return the seconds of one step on the slowest rank."""
     comm.barrier()
     begin = time.perf_counter()
     for turn in range(steps):

@@ -1,12 +1,12 @@
-"""What a priority is worth, and what it costs: a program of ranks,
-`shmrun -n 2 bench/engine/bench_priority.py`.
+"""Gain and cost of a priority: a program of ranks, `shmrun -n 2 bench/engine/bench_priority.py`.
 
-An *iteration* is a forward pass that waits, layer by layer, for the gradients of the one before, and a
-backward pass that has them reduced in the background, last layers first. "as they come": without a priority;
-"by priority": the earlier the layer, the greater; "after all": everything is waited for before the forward
-pass begins. An *urgent* call of 8 bytes is made right behind a large one. *Alone* are calls with nothing else
-under way: what the ranks' agreement on the next call costs, and that the large one is run in parts. Medians
-over rounds of the slowest rank's time; only ratios are to be quoted. Knows shmring's public API, turns.
+An *iteration* is a forward pass and a backward pass. The forward pass waits, layer by layer, for the
+gradients of the previous iteration. The backward pass starts their reductions in the background, last layer
+first. "as they come" gives no priority; "by priority" gives an earlier layer a greater one; "after all" waits
+for everything before the forward pass begins. An *urgent* call of 8 bytes is made right after a large one.
+*Alone* means that nothing else is in progress: it shows the cost of the ranks' agreement on the next call,
+and of running the large call in parts. Figures are medians over rounds of the slowest rank's time; quote only
+ratios. Uses shmring's public API and turns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Network:
         self.block = np.ones((BLOCK, BLOCK), "f4")
 
     def compute(self, times: int) -> None:
-        """Arithmetic that lets the GIL go, for so long whatever else runs beside it."""
+        """Compute without the GIL for a given wall time, whatever else runs at the same time."""
         until = time.perf_counter() + times * self.compute_s
         while time.perf_counter() < until:
             np.matmul(self.block, self.block)
@@ -57,7 +57,7 @@ class Network:
             work.wait()
 
     def iteration(self, priority_of: Callable[[int], int | None], after_all: bool) -> None:
-        """Backward takes twice as long as forward, as it does in training."""
+        """Run one iteration. Backward takes twice as long as forward, as in training."""
         layers = range(len(self.gradients))
         for layer in layers if after_all else ():
             self.wait(layer)
@@ -75,7 +75,7 @@ class Network:
 
 
 def time_iterations(comm: shmring.Comm, options: argparse.Namespace) -> dict[str, float]:
-    """Each sample ends with everything reduced, so that no way leaves work to the next."""
+    """Time iterations. Each sample ends with everything reduced, so no way leaves work to the next."""
     network = Network(comm, options.layers, options.compute_ms)
 
     def several(priority_of: Callable[[int], int | None], after_all: bool) -> Callable[[], None]:
@@ -91,7 +91,7 @@ def time_iterations(comm: shmring.Comm, options: argparse.Namespace) -> dict[str
 
 
 def time_urgent(comm: shmring.Comm, options: argparse.Namespace) -> dict[str, float]:
-    """Until the urgent one is done; what follows, in `seconds`, waits for the large one as well."""
+    """Time the urgent call to its end. Whatever follows in `seconds` also waits for the large call."""
     large, urgent = np.zeros(options.behind // 4, "f4"), np.zeros(1)
 
     def overtake(low: int | None, high: int | None) -> None:

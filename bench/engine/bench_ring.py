@@ -1,7 +1,7 @@
 """shmring.Ring beside multiprocessing's Queue and Pipe: python bench/engine/bench_ring.py --help
 
-One process sends arrays as fast as it can, another takes them; the three in turn, round by round, so only the
-ratios of one run are compared. Owns the command line, the two loops and the table.
+One process sends arrays as fast as it can, another takes them. The three run in turn, round by round, so
+compare only the ratios of one run. Contains the command line, the two loops and the table.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WAYS: dict[str, Callable[[Any], tuple[Any, str, Any, str]]] = {
 
 
 def take(taker: Any, verb: str, orders: Any) -> None:
-    """The child: takes as many as it is told to, says so, and ends with 0."""
+    """Run the child: take as many items as each order says, report it, and end at order 0."""
     get = getattr(taker, verb)
     while count := orders.recv():
         for _ in range(count):
@@ -58,7 +58,7 @@ def take(taker: Any, verb: str, orders: Any) -> None:
 
 
 class Way:
-    """One way from this process to a child that takes what comes."""
+    """One way to send from this process to a child that takes everything."""
 
     def __init__(self, name: str, method: str) -> None:
         context = multiprocessing.get_context(method)
@@ -69,7 +69,7 @@ class Way:
         self.child.start()
 
     def seconds(self, x: np.ndarray[Any, Any], count: int) -> float:
-        """Until the child has taken them all."""
+        """Return the seconds until the child has taken all items."""
         self.orders.send(count)
         begin = time.perf_counter()
         for number in range(count):
@@ -95,7 +95,7 @@ def enough(way: Way, x: np.ndarray[Any, Any]) -> int:
 
 
 def measure(sizes: list[int], rounds: int, method: str) -> dict[int, dict[str, list[float]]]:
-    """µs per message, by size and way."""
+    """Return µs per message, by size and way."""
     ways = {name: Way(name, method) for name in WAYS}
     found: dict[int, dict[str, list[float]]] = {}
     with Progress("ring") as progress:

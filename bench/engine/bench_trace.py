@@ -1,8 +1,8 @@
-"""What a trace costs while it runs, in turn with the same calls untraced: python bench/engine/bench_trace.py
+"""The cost of a trace while it runs, in turn with the same calls untraced: python bench/engine/bench_trace.py
 
-Rounds alternate on one communicator; the figure of a round is the slowest rank's. Only the ratio and the
-difference are to be quoted: medians over rounds. What an untraced communicator pays for being traceable is
-in bench/regress.py's comparison with a revision before there were traces.
+Rounds alternate on one communicator; the figure of a round is the slowest rank's. Quote only the ratio and
+the difference, as medians over rounds. bench/regress.py against a revision without traces measures what an
+untraced communicator pays for them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""shmring over several hosts beside Gloo and bare TCP, in one run:
-python bench/internode/bench_internode.py --help
+"""shmring over several hosts beside Gloo and bare TCP, in one run: python bench/internode/bench_internode.py
+--help
 
-The hosts are network namespaces of this machine, so it needs root. Owns the command line, the scenes, who
-takes part in each, and the order of events.
+The hosts are network namespaces of this machine, so it needs root. Contains the command line, the scenes, the
+contestants of each scene, and the order of events.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SCENES = [
 QUICK_NBYTES, QUICK_ROUNDS = 4 * MIB, 2
 IDLE_S = 3.0
 OTHERS_AND_KERNEL_BELOW = 0.10
-# What an older shmring says to the keyword that narrows the wire: no failure, only nothing to measure.
+# The error of an older shmring about the `wire` keyword: not a failure, there is just nothing to measure.
 NO_WIRE_KEYWORD = "unexpected keyword argument 'wire'"
 
 
@@ -77,7 +77,8 @@ def scenes_of(options: argparse.Namespace) -> list[Scene]:
 
 
 def variants_of(scene: Scene) -> dict[str, tuple[str, ...]]:
-    """By contestant, what is measured of it; who has nothing is still started, and idles."""
+    """Return the variants to measure by contestant. A contestant without variants is still started, and
+    idles."""
     if scene.nbytes == 0:
         return {name: () for name in EVERYBODY if name != "local"}
     if scene.is_small:
@@ -89,7 +90,8 @@ def variants_of(scene: Scene) -> dict[str, tuple[str, ...]]:
 
 
 def contestants_of(scene: Scene, hosts: Hosts, options: argparse.Namespace) -> list[Contestant]:
-    """Who takes part, with its ranks on their hosts: in blocks, so that rank i stays on CPU i mod CPUs."""
+    """Return the contestants, with their ranks on the hosts in blocks, so that rank i stays on CPU i mod
+    CPUs."""
     by_rank = [host for host in hosts for _ in range(scene.ranks_a_host)]
     here = shmring_here()
     everybody = {
@@ -115,14 +117,14 @@ def contestants_of(scene: Scene, hosts: Hosts, options: argparse.Namespace) -> l
 
 
 def idle_ms_a_second(crew: Crew) -> float:
-    """CPU time of one rank that has joined and does nothing, its threads' included."""
+    """Return the CPU time of one rank that has joined and does nothing, its threads included."""
     before_s = crew.idle_cpu_s()
     time.sleep(IDLE_S)
     return 1e3 * (crew.idle_cpu_s() - before_s) / IDLE_S / crew.nprocs
 
 
 def measure(scene: Scene, options: argparse.Namespace, library: Path | None) -> dict[str, Any]:
-    """All rounds of one scene, on hosts of its own."""
+    """Run all rounds of one scene, on hosts of its own."""
     cpus, probe, problems = sorted(os.sched_getaffinity(0)), Probe(library), []
     run: dict[str, Any] = {"scene": scene, "samples": [], "idle_ms_a_second": {}, "problems": problems}
     with Hosts(scene.hosts, scene.rate_bit_s) as hosts:
@@ -135,7 +137,7 @@ def measure(scene: Scene, options: argparse.Namespace, library: Path | None) -> 
             if not crews:
                 raise SystemExit("nobody could be started:\n" + "\n".join(problems))
             match, cell = Match(crews, probe, progress.say), Cell(scene.nbytes, written=False)
-            noise = Noise(match.crews)  # those that are still there at the end
+            noise = Noise(match.crews)  # the crews that are still there at the end
             if scene.nbytes == 0:
                 run["idle_ms_a_second"] = {name: idle_ms_a_second(crew) for name, crew in crews.items()}
             else:
@@ -150,19 +152,21 @@ def measure(scene: Scene, options: argparse.Namespace, library: Path | None) -> 
 
 
 def failed(problem: str) -> bool:
-    """Whether it is shmring's: by the contestant's name, as a traceback may name our folder anywhere."""
+    """Return whether the problem is shmring's, by the contestant's name: a traceback may name our folder
+    anywhere."""
     what = problem.partition("Traceback")[0]
     return any(f" {name}: " in what for name in ("shmring", "local")) and NO_WIRE_KEYWORD not in problem
 
 
 def in_short(problem: str) -> str:
-    """What and why, without the traceback between them."""
+    """Return the first and last part of the problem, without the traceback between them."""
     what, traceback, why = problem.strip().partition("Traceback (most recent call last):")
     return what + why.splitlines()[-1] if traceback else what
 
 
 def print_noise(noise: dict[str, float]) -> None:
-    """Part of the kernel's work for the wire is in no process's account, so it is among the others'."""
+    """Print the noise. Some of the kernel's network work is in no process's account, so it counts as the
+    others'."""
     quiet = noise["others"] <= OTHERS_AND_KERNEL_BELOW and noise["stolen"] <= QUIET_BELOW
     print(f"Meanwhile other processes and the kernel took {noise['others']:.1%} of the CPUs and other guests "
           f"{noise['stolen']:.1%}{'.' if quiet else ': NOT A QUIET RUN.'}")

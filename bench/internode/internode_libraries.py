@@ -1,7 +1,8 @@
-"""What is measured across hosts beside Gloo: shmring on several hosts, on each alone, and bare sockets.
+"""The contestants over hosts beside Gloo: shmring on several hosts, shmring on each host alone, and bare
+sockets.
 
-Owns one class for each, called like those of peer_libraries, inside the rank processes. Ranks are on hosts in
-blocks, the same number on each: seat.addresses says where everybody is.
+Contains one class for each, with the interface of peer_libraries, which runs inside the rank processes. Ranks
+are on hosts in blocks, the same number on each host: seat.addresses has the address of every rank.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ PORT_OF_RANK_0 = 29600
 SHMRING_PORT = 29555
 CONNECT_TIMEOUT_S = 30.0
 WIRE = "wire="
-# Bare sockets: both ways at once as the system has them, with these buffers, or without BBR's pacing, as
-# shmring is inside one machine; and 8 bytes there and back.
+# Bare sockets: both ways at once with the system's defaults, with these buffers, or without BBR's pacing, as
+# shmring does inside one machine; and 8 bytes there and back.
 EXCHANGE, EXCHANGE_BUFFERED, EXCHANGE_RENO = "exchange", "exchange, 1 MiB", "exchange, Reno"
 BUFFER_NBYTES = 1 << 20
 BLOCKING, POLLING = "blocking", "polling"
@@ -32,7 +33,7 @@ BLOCKING, POLLING = "blocking", "polling"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is among the hosts."""
+    """The host of a rank, and its place there."""
 
     host: int
     hosts: int
@@ -54,12 +55,12 @@ def place_of(seat: Seat) -> Place:
 
 
 def wire_nbytes(nbytes: int, hosts: int) -> int:
-    """What each host must at least send, and receive, for an all-reduce of so many: 2(H-1)/H of them."""
+    """Return the least bytes that each host must send, and receive, for an all-reduce: 2(H-1)/H of nbytes."""
     return 2 * (hosts - 1) * nbytes // hosts
 
 
 class ShmringOverHosts(Shmring):
-    """One world over all hosts; variants wire=bf16 and the like narrow what crosses the wire."""
+    """One world over all hosts; variants such as wire=bf16 use a narrower wire format."""
 
     def invitation(self) -> Any:
         return replace(super().invitation(), address=f"{self.seat.addresses[0]}:{SHMRING_PORT}")
@@ -70,7 +71,8 @@ class ShmringOverHosts(Shmring):
         return super().prepare(job)
 
     def wrong(self, job: Job, x: Array, y: Array) -> int:
-        """Sums are whole numbers and a narrow format's steps less than one: rounded they are right."""
+        """Count wrong elements. Sums are whole numbers and a narrow format's steps less than one, so rounding
+        restores them."""
         return super().wrong(job, x, np.rint(y) if job.variant.startswith(WIRE) else y)
 
     def facts(self) -> dict[str, Any]:
@@ -78,7 +80,7 @@ class ShmringOverHosts(Shmring):
 
 
 class ShmringOnEachHost(Shmring):
-    """A world for each host, all of them busy at once: what the hosts' CPUs have to do without any wire."""
+    """A world for each host, all of them busy at once: the work of the hosts' CPUs without any network."""
 
     def invitation(self) -> Any:
         import shmring
@@ -93,15 +95,15 @@ class ShmringOnEachHost(Shmring):
 
 
 class Sockets(Library):
-    """No library but the limit: what TCP alone takes for the bytes of a hierarchical all-reduce.
+    """The limit, not a library: the time that TCP alone takes for the bytes of a hierarchical all-reduce.
 
-    Each rank has a connection to the rank of its local rank on the next host; two hosts share one.
+    Each rank has a connection to the rank with the same local rank on the next host; two hosts share one.
     """
 
     def join(self, token: str | None) -> None:
         self.place = place_of(self.seat)
         self.before = (self.seat.rank - self.place.ranks_a_host) % self.seat.size
-        # Each its own connection: buffers that were set once are never fitted by the system again.
+        # One connection for each kind: the system never adjusts buffers again that were set once.
         kinds = [(EXCHANGE, None), (EXCHANGE_BUFFERED, BUFFER_NBYTES), (EXCHANGE_RENO, None)]
         self.wires = {kind: self._wire(PORT_OF_RANK_0 + number * self.seat.size, buffer_nbytes)
                       for number, (kind, buffer_nbytes) in enumerate(kinds)}
@@ -109,12 +111,12 @@ class Sockets(Library):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
     def _wire(self, first_port: int, buffer_nbytes: int | None) -> Wire:
-        """Of two hosts the second connects to the first, of more each to the next."""
+        """Connect to the next host: of two hosts, the second connects to the first."""
         hosts, host = self.place.hosts, self.place.host
         after = (self.seat.rank + self.place.ranks_a_host) % self.seat.size
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            _set_buffers(listener, buffer_nbytes)  # before there is a connection: windows are agreed on then
+            _set_buffers(listener, buffer_nbytes)  # before there is a connection: it negotiates the windows
             listener.bind((self.seat.addresses[self.seat.rank], first_port + self.seat.rank))
             listener.listen()
             listener.settimeout(CONNECT_TIMEOUT_S)
@@ -145,7 +147,7 @@ class Sockets(Library):
         return Prepared(x, y, call, names)
 
     def _ping(self, job: Job) -> Prepared:
-        """The first ranks of both hosts alone; the others sit still."""
+        """Exchange between the first ranks of both hosts; the others do nothing."""
         x, y = job.private(self.seat.size)
         if self.place.local_rank or self.place.host > 1:
             return Prepared(x, y, "pass", {})
@@ -156,7 +158,7 @@ class Sockets(Library):
         return Prepared(x, y, "; ".join(reversed(steps) if self.place.host else steps), names)
 
     def wrong(self, job: Job, x: Array, y: Array) -> int:
-        """Whoever received anything has what the rank before it sent."""
+        """Count wrong elements: every rank that received anything has what the rank before it sent."""
         if job.variant in (BLOCKING, POLLING) and self.place.local_rank:
             return 0
         wanted = np.empty_like(y)
@@ -192,7 +194,7 @@ def _connected(address: tuple[str, int], buffer_nbytes: int | None) -> socket.so
 
 
 def polling_receive(sock: socket.socket) -> Callable[[Array, int, int], int]:
-    """recv_into that never sleeps; the other side may be on the same CPU, so it yields."""
+    """Return a recv_into that never sleeps. It yields, since the other side may be on the same CPU."""
 
     def receive(y: Array, nbytes: int, _flags: int) -> int:
         while True:

@@ -1,6 +1,6 @@
-"""What bench_internode.py makes of its samples: medians, bounds, ratios and tables.
+"""Medians, bounds, ratios and tables from the samples of bench_internode.py.
 
-Owns the scenes' arithmetic and the formatting. Knows the samples' fields, not how they were taken.
+Uses the samples' fields, not the way they were taken.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bench.internode.internode_libraries import (
 )
 
 KIB, MIB = 1 << 10, 1 << 20
-# Of a link's bits this share is payload: 119.9 MB/s at 1 Gbit/s, as bare sockets measure it one way.
+# The payload's share of a link's bits: 119.9 MB/s at 1 Gbit/s, as bare sockets measure it one way.
 PAYLOAD_BYTES_A_BIT = 119.9e6 / 1e9
-# Up to this the time is that of messages, not of bytes.
+# Up to this size the number of messages decides the time, not their bytes.
 SMALL_NBYTES = 4 * KIB
 
 LABELS = {
@@ -43,7 +43,7 @@ FULL_WIDTH = {key for key in LABELS if not key[1].startswith("wire=") and key[0]
 
 @dataclass(frozen=True)
 class Scene:
-    """Hosts, ranks and links, and one size; 0 bytes: everybody idles."""
+    """Hosts, ranks and links, and one size; 0 bytes: all ranks idle."""
 
     name: str
     hosts: int
@@ -61,12 +61,12 @@ class Scene:
 
     @property
     def wire_nbytes(self) -> int:
-        """What each host has to send at least, and to receive."""
+        """Return the least bytes that each host has to send, and to receive."""
         return wire_nbytes(self.nbytes, self.hosts)
 
     @property
     def bound_us(self) -> float | None:
-        """For these bytes at the link's own rate; None where the link has none."""
+        """Return the time of these bytes at the link's own rate; None if the link has no limit."""
         if self.rate_bit_s is None or self.is_small:
             return None
         return 1e6 * self.wire_nbytes / (self.rate_bit_s * PAYLOAD_BYTES_A_BIT)
@@ -79,7 +79,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: medians over the rounds, in µs, and what they are held against."""
+    """One line of a table: medians over the rounds, in µs, and their bounds."""
 
     contestant: str
     variant: str
@@ -89,11 +89,11 @@ class Row:
     rounds: int
     bound_ratio: float | None  # to the bytes at the link's own rate
     base_ratio: float | None  # to bare sockets in the same run, see base_us
-    wire_mb_s: float | None  # of the bytes that have to cross, whatever did
+    wire_mb_s: float | None  # of the bytes that have to cross, even if other bytes crossed
 
 
 def medians(samples: Iterable[Any]) -> dict[tuple[str, str], list[float]]:
-    """Every figure of an entry, in the order of LABELS."""
+    """Return every figure of an entry, in the order of LABELS."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for sample in samples:
         found[sample.contestant, sample.variant].append(sample.us)
@@ -101,9 +101,9 @@ def medians(samples: Iterable[Any]) -> dict[tuple[str, str], list[float]]:
 
 
 def base_us(scene: Scene, found: dict[tuple[str, str], list[float]]) -> float | None:
-    """Bare sockets: for large messages the same bytes, by the faster of the ways that leave the system's
-    congestion control, and where no link is the limit also the all-reduce inside each host; for small ones
-    the blocking round trip."""
+    """Return the time of bare sockets. For large messages: the same bytes, by the faster of the ways that
+    keep the system's congestion control, plus, where no link is the limit, the all-reduce inside each host.
+    For small messages: the blocking round trip."""
     middle = {key: statistics.median(us) for key, us in found.items()}
     if scene.is_small:
         return middle.get(("sockets", BLOCKING))

@@ -1,9 +1,6 @@
-"""A program of ranks on several hosts, which are network namespaces of this machine: so it needs root.
+"""Run a program of ranks on several hosts, which are network namespaces of this machine, so it needs root.
 
-    python bench/internode/on_hosts.py --hosts 2 -n 1 --rate-gbit 1 bench/methods/bench_METHOD.py --sizes 1M
-
-starts shmrun on each host, as one would by hand on two machines, and ends with the greatest exit status. Owns
-the command line; knows hosts.
+python bench/internode/on_hosts.py --hosts 2 -n 1 --rate-gbit 1 bench/methods/bench_METHOD.py --sizes 1M
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ COMPRESSORS = {
 
 
 def ways_of(comm: shmring.Comm, nbytes: int) -> dict[str, Callable[[], object]]:
-    """By name, what reduces a gradient."""
+    """Return the ways to reduce a gradient, by name."""
     height = max(1, math.isqrt(nbytes // 8))
     given = np.random.default_rng(comm.rank).standard_normal((height, nbytes // 4 // height), np.float32)
     calls = {PLAIN: functools.partial(comm.all_reduce, op="avg")}
@@ -64,7 +64,7 @@ def write_and_reduce(given: np.ndarray, x: np.ndarray, call: Callable[[np.ndarra
 
 
 def crossing_nbytes(comm: shmring.Comm, way: Callable[[], object]) -> int:
-    """Of all ranks, in one call."""
+    """Return the bytes that one call sends to other hosts, of all ranks together."""
     before = comm.stats()["bytes_over_wire"]
     way()
     crossed = np.array([comm.stats()["bytes_over_wire"] - before])

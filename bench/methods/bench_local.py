@@ -32,7 +32,7 @@ LR = np.float32(1e-6)
 
 
 class Layer:
-    """x @ weights, and the gradient of the mean square of what comes out."""
+    """x @ weights, and the gradient of the mean square of the output."""
 
     def __init__(self, width: int, rows: int) -> None:
         self.x = np.ones((rows, width), "f4")

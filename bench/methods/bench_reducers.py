@@ -31,7 +31,7 @@ HEAD = ("| message | hierarchy ms | reduction servers ms | hierarchy / servers |
 
 def measure(servers: ReductionServers, workers: shmring.Comm, sizes: list[int], rounds: int,
             sample_s: float) -> list[dict[str, float]]:
-    """Seconds of each way and size, on every worker the same."""
+    """Return the seconds of each way and size, the same on every worker."""
     found = []
     for nbytes in sizes:
         x = np.zeros(nbytes // 4, "f4")
@@ -42,7 +42,7 @@ def measure(servers: ReductionServers, workers: shmring.Comm, sizes: list[int], 
 
 
 def links_allow(hosts: int, reducer_hosts: int) -> float:
-    """The hierarchy's time by that of reduction servers, where nothing but the links takes any."""
+    """Return the hierarchy's time over that of reduction servers if only the links take time."""
     return 2 * (hosts - 1) / hosts / max(1.0, hosts / reducer_hosts)
 
 

@@ -62,7 +62,8 @@ def ways_of(comm: shmring.Comm, count: int) -> tuple[dict[str, Callable[[], None
 
 
 def served(comm: shmring.Comm, nbytes: int, rounds: int, sample_s: float) -> tuple[float, int]:
-    """Seconds of an exchange by messages with rank 0, which only serves, and the bytes that it moves."""
+    """Return the seconds of an exchange by messages with rank 0, which only serves, and the bytes that it
+    moves."""
     gradient, weights = np.zeros(nbytes // 4, "f4"), np.zeros(nbytes // 4, "f4")
     workers = comm.split(int(comm.rank > 0))
     exchanges, time_s = 0, 0.0
@@ -90,7 +91,7 @@ def textbook_nbytes(way: str, ranks: int, nbytes: int) -> float:
 
 
 def wire_nbytes(comm: shmring.Comm, way: Callable[[], None]) -> int:
-    """That the busiest rank sends in one exchange."""
+    """Return the bytes that the busiest rank sends in one exchange."""
     comm.barrier()
     before = comm.stats()["bytes_over_wire"]
     way()

@@ -63,7 +63,8 @@ KINDS = {
 
 
 def break_even(densities: list[float], times_s: list[float], others_s: list[float]) -> float:
-    """Where times first come to the others', on a line between two densities; at most the last one."""
+    """Return the least density at which the times reach the others', interpolated linearly; at most the last
+    one."""
     gains = [other_s - time_s for time_s, other_s in zip(times_s, others_s, strict=True)]
     if gains[0] <= 0:
         return 0.0
@@ -75,7 +76,8 @@ def break_even(densities: list[float], times_s: list[float], others_s: list[floa
 
 
 def measure(comm: shmring.Comm, nbytes: int, options: argparse.Namespace) -> dict[str, Any]:
-    """The time of all_reduce, those of each kind by density, and where they meet."""
+    """Return the time of all_reduce, the times of each kind by density, and the density at which they meet.
+    """
     count, densities = nbytes // 4, options.densities
     x = np.ones(count, np.float32)
     ways: dict[Any, Callable[[], object]] = {PLAIN: functools.partial(comm.all_reduce, x, "avg")}

@@ -1,6 +1,6 @@
-"""Who takes part, how each one's ranks are launched, and what each is given to be at its best.
+"""The contestants: how their ranks are launched, and which settings make each as fast as possible.
 
-Owns the launch commands, the environments and the list of variants. Knows install_peers, not the protocol.
+Contains the launch commands, the environments and the list of variants. Uses install_peers, not the protocol.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from bench.peers import install_peers
 
 RANK_PROGRAM = Path(__file__).with_name("peer_rank.py")
-# Long against the clock and a wake-up; when ranks share a CPU, long against a time slice.
+# Long compared with the clock's resolution and a wake-up; when ranks share a CPU, long compared with a time
+# slice.
 SAMPLE_S = 0.004
 OVERSUBSCRIBED_SAMPLE_S = 0.020
 
@@ -36,11 +37,12 @@ class Contestant:
     sample_s: float = SAMPLE_S
     smallest_nbytes: int = 0
     note: str = ""
-    # By rank, what goes before its command: on hosts.py's hosts, what runs it there.
+    # By rank, the prefix of its command: on hosts.py's hosts, the command that enters the host.
     places: tuple[tuple[str, ...], ...] = ()
 
     def commands(self, nprocs: int, arguments: list[str], *, oversubscribed: bool) -> list[list[str]]:
-        """The processes to start: one launcher for MPI, else one a rank, whose rank is its last argument."""
+        """Return the processes to start: one launcher for MPI, else one per rank, whose last argument is its
+        rank."""
         program = [str(self.python), str(RANK_PROGRAM), self.library, *arguments]
         if not self.launcher:
             places = self.places or ((),) * nprocs
@@ -53,7 +55,7 @@ class Contestant:
         return {**os.environ, **self.environment, **extra}
 
 
-# mpi4py asks for MPI_THREAD_MULTIPLE if it is not told otherwise, and MPICH and Open MPI then take locks.
+# Without other instructions mpi4py asks for MPI_THREAD_MULTIPLE, and MPICH and Open MPI then take locks.
 ONE_THREAD_CALLS = {"MPI4PY_RC_THREAD_LEVEL": "funneled"}
 
 
@@ -68,7 +70,7 @@ def _mpi(folder: Path, peer: str, **more: object) -> Contestant:
 def mpich(folder: Path) -> Contestant:
     return _mpi(folder, "mpich",
                 environment=ONE_THREAD_CALLS,
-                # MPICH never yields but with MPI_THREAD_MULTIPLE: 7 ms for 8 bytes without.
+                # MPICH yields only with MPI_THREAD_MULTIPLE: 7 ms for 8 bytes without.
                 oversubscribed_environment={"MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
                                             "MPI4PY_RC_THREAD_LEVEL": "multiple"},
                 note="more ranks than CPUs: MPI_THREAD_MULTIPLE, MPIR_CVAR_POLLS_BEFORE_YIELD=1")
@@ -97,7 +99,7 @@ def gloo(folder: Path) -> Contestant:
 
 
 def shmring(name: str = "shmring", python_path: Path | None = None) -> Contestant:
-    """shmring in this interpreter; python_path puts another build of it before the installed one."""
+    """Return shmring in this interpreter; python_path puts another build of it before the installed one."""
     if python_path is None and importlib.util.find_spec("shmring") is None:
         python_path = RANK_PROGRAM.parents[2]  # not installed: the checkout, built in place
     environment = {"PYTHONPATH": str(python_path)} if python_path else {}
@@ -110,7 +112,7 @@ def copy_limit() -> Contestant:
 
 
 def chosen(names: list[str], folder: Path) -> list[Contestant]:
-    """The contestants of these names that are here, the copy limit always among them."""
+    """Return the installed contestants among these names; the copy limit is always one of them."""
     make = {"mpich": mpich, "openmpi": openmpi, "intel": intel, "gloo": gloo}
     present = install_peers.installed(folder)
     return [copy_limit(), *(make[name](folder) for name in make if name in names and name in present),

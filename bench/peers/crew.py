@@ -1,6 +1,6 @@
-"""The ranks of one contestant, seen from the outside: started once, told what to do, stopped.
+"""The ranks of one contestant, seen from the outside: start them once, send them orders, stop them.
 
-Owns the processes, their temporary folder and the sockets to them. Knows contestants and the messages of
+Contains the processes, their temporary folder and the sockets to them. Uses contestants and the messages of
 peer_rank.py.
 """
 
@@ -33,7 +33,8 @@ _libc = ctypes.CDLL(None)
 
 
 def _end_with_parent() -> None:
-    """In the child: a rank that hangs in a call would not notice that whoever told it what to do is gone."""
+    """Run in the child: end it with its parent. A rank that hangs in a call would not notice the parent's
+    end."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
@@ -42,7 +43,7 @@ class ContestantFailed(Exception):
 
 
 class ContestantRefused(ContestantFailed):
-    """All ranks alike could not do what they were told; they wait for the next message."""
+    """All ranks alike could not carry out the order; they wait for the next message."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Timing:
 
 
 class Crew:
-    """All ranks of one contestant. A context manager: whatever happens, the ranks are gone afterwards."""
+    """All ranks of one contestant. A context manager: the ranks are always gone afterwards."""
 
     def __init__(self, contestant: Contestant, nprocs: int, cpus: list[int], probe: Path | None) -> None:
         self.contestant, self.nprocs, self.cpus = contestant, nprocs, cpus
@@ -117,7 +118,7 @@ class Crew:
         return [hello for hello, _ in by_rank.values()]
 
     def stop(self) -> None:
-        """Lets the ranks leave by themselves, then makes sure."""
+        """Let the ranks leave by themselves, then kill the rest."""
         for lines in self._lines:
             with contextlib.suppress(OSError):
                 lines.close()
@@ -147,7 +148,7 @@ class Crew:
         return answer
 
     def tell(self, what: str, **message: object) -> list[dict[str, Any]]:
-        """Says the same to all ranks and returns their answers by rank."""
+        """Send the same message to all ranks and return their answers by rank."""
         text = json.dumps({"what": what, **message})
         for lines in self._lines:
             try:
@@ -164,23 +165,23 @@ class Crew:
 
     def prepare(self, variant: str, nbytes: int, *, call: str = "all_reduce", written: bool = False,
                 dtype: str = "float32", keywords: dict[str, str] | None = None) -> None:
-        """Arrays and the call; the keywords go to shmring's method, as in algorithm="ring"."""
+        """Prepare arrays and the call; the keywords go to shmring's method, as in algorithm="ring"."""
         self.tell("prepare", call=call, variant=variant, nbytes=nbytes, written=written, dtype=dtype,
                   keywords=keywords or {})
 
     def check(self) -> None:
-        """Raises unless the last result was right in every element on every rank."""
+        """Raise unless the last result was right in every element on every rank."""
         wrong = sum(answer["wrong"] for answer in self.tell("check"))
         if wrong:
             raise ContestantRefused(f"{self.contestant.name}: {wrong} elements of the result are wrong")
 
     def facts(self) -> dict[str, Any]:
-        """What rank 0's library tells about itself: path, instruction set and the like."""
+        """Return the facts of rank 0's library: path, instruction set and so on."""
         found: dict[str, Any] = self.tell("facts")[0]["facts"]
         return found
 
     def timed(self, what: str, loops: int) -> Timing:
-        """Runs the loop (`run`) or the writing alone (`write`) in all ranks at once."""
+        """Run the loop (`run`) or only the writing (`write`) in all ranks at once."""
         answers = self.tell(what, loops=loops, at_ns=time.perf_counter_ns() + START_LINE_NS)
         starts = [answer["start_ns"] for answer in answers]
         ends = [answer["end_ns"] for answer in answers]
@@ -188,18 +189,18 @@ class Crew:
         return Timing(1e-9 * slowest, 1e-9 * (max(ends) - min(starts)))
 
     def idle_cpu_s(self) -> float:
-        """CPU time that the ranks took between messages, while others were measured."""
+        """Return the CPU time that the ranks took between messages, while others were measured."""
         return 1e-9 * sum(int(answer["idle_cpu_ns"]) for answer in self.tell("facts"))
 
     def cpu_ns(self) -> int:
-        """CPU time of all ranks since they were started."""
+        """Return the CPU time of all ranks since their start."""
         return sum(int(answer["cpu_ns"]) for answer in self.tell("facts"))
 
 
 @contextlib.contextmanager
 def start_all(contestants: list[Contestant], nprocs: int, cpus: list[int], probe: Path | None,
               report: Callable[[str], None]) -> Iterator[dict[str, Crew]]:
-    """The crews of all who can be started, by name; who cannot is reported and left out."""
+    """Start all crews that can start, and yield them by name; report and leave out the others."""
     with contextlib.ExitStack() as stack:
         crews = {}
         for contestant in contestants:

@@ -1,6 +1,6 @@
-"""Makes the virtual environments of the peers, outside the tree, with pip alone.
+"""Make the virtual environments of the peers, outside the tree, with pip alone.
 
-Owns which packages a peer consists of and where its environment lies. Knows nothing of shmring.
+Contains the packages of each peer and the places of the environments. Independent of shmring.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKAGES: dict[str, list[str]] = {
 
 
 def default_folder() -> Path:
-    """The user's cache folder for peers: XDG_CACHE_HOME, else ~/.cache."""
+    """Return the user's cache folder for peers: XDG_CACHE_HOME, else ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "shmring-peers"
 
@@ -32,7 +32,7 @@ def environment_python(folder: Path, peer: str) -> Path:
 
 
 def installed(folder: Path) -> list[str]:
-    """The peers whose installation ran to its end."""
+    """Return the peers whose installation ran to its end."""
     return [peer for peer in PACKAGES if _complete_mark(folder, peer).exists()]
 
 
@@ -41,7 +41,7 @@ def _complete_mark(folder: Path, peer: str) -> Path:
 
 
 def install(folder: Path, peers: list[str], *, torch: str = DEFAULT_TORCH) -> None:
-    """Makes the environments that are not there yet; one that broke off half-way is completed."""
+    """Make the missing environments, and complete those whose installation was interrupted."""
     for peer in peers:
         if _complete_mark(folder, peer).exists():
             print(f"{peer}: already in {folder / peer}")

@@ -1,6 +1,6 @@
-"""Rounds: every contestant in turn at every size, with the round trip taken before and after each.
+"""Rounds: every contestant in turn at every size, with the round trip measured before and after each.
 
-Owns calibration, the turns and what becomes a sample. Knows crew and probe.
+Contains calibration, the order of the contestants and the making of samples. Uses crew and probe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONG_SAMPLE_S = 0.050
 # The first calls are slow and say little, so the number of loops grows by steps.
 GROWTH = 8
 WARM_UP_TRIES = 12
-# Gloo's form, and MPI's persistent ones.
+# Gloo's name for it, and the names of MPI's persistent calls.
 ALL_REDUCE_ONLY = ("in place", "persistent")
 COLLECTIVES_ONLY = ("plan", "zero-copy")
 
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one entry gave in one round, in µs a call: `us` is the figure, the rest how it came about."""
+    """The figures of one entry in one round, in µs per call: `us` is the result, the rest explains it."""
 
     ranks: int
     round: int
@@ -80,7 +80,7 @@ class Match:
         self._loops: dict[tuple[Entry, Cell], int] = {}
 
     def entries(self, cell: Cell) -> list[Entry]:
-        """Who takes part at this size: everybody but those who failed at it."""
+        """Return the entries at this size: all but those that failed at it."""
         everybody = [Entry(name, variant) for name, crew in self.crews.items()
                      for variant in crew.contestant.variants
                      if cell.nbytes >= crew.contestant.smallest_nbytes
@@ -89,7 +89,7 @@ class Match:
         return [entry for entry in everybody if (entry, cell) not in self._out]
 
     def play_block(self, round_number: int, cell: Cell) -> Iterator[Sample]:
-        """One sample of each entry; who begins changes from round to round."""
+        """Take one sample of each entry; each round begins with another entry."""
         entries = self.entries(cell)
         first = round_number % max(1, len(entries))
         for entry in entries[first:] + entries[:first]:
@@ -129,7 +129,7 @@ class Match:
             round_trip_ns=(before_ns, after_ns), distance=distance(before_ns, after_ns), facts=facts)
 
     def _warm_up(self, crew: Crew, entry: Entry, cell: Cell) -> int:
-        """Calls until everything is warm, and finds how many make a sample; that is kept between rounds."""
+        """Call until everything is warm, and find the number of calls in a sample, which all rounds use."""
         loops = self._loops.get((entry, cell), 1)
         fitting_runs = 0
         for _ in range(WARM_UP_TRIES):
@@ -143,8 +143,8 @@ class Match:
         return loops
 
     def _repeats(self, crew: Crew, what: str, loops: int) -> list[float]:
-        """µs a call, several times. Ranks that wait for nobody are timed from the first start to the last
-        end: where they share a CPU one may be done before the next one begins."""
+        """Return µs per call, several times. Ranks that wait for nobody are timed from the first start to the
+        last end: where they share a CPU one may be done before the next begins."""
         alone = what == "write" or crew.contestant.library == "copy"
 
         def took_us(timing: Timing) -> float:
@@ -156,14 +156,14 @@ class Match:
 
 
 class Noise:
-    """What else the CPUs did meanwhile: other processes, and the hypervisor for other guests."""
+    """The CPU time of everything else: other processes, and what the hypervisor gave to other machines."""
 
     def __init__(self, crews: dict[str, Crew]) -> None:
         self._crews = crews
         self._start = self._now()
 
     def _now(self) -> tuple[float, float, float, float]:
-        """Seconds: wall time of all CPUs, busy, stolen, and busy for ourselves."""
+        """Return seconds: wall time of all CPUs, busy, stolen, and busy for the benchmark itself."""
         with open("/proc/stat", encoding="ascii") as stat:
             ticks = [int(field) for field in stat.readline().split()[1:9]]
         user, nice, system, idle, iowait, irq, softirq, steal = (ticks_ / 100 for ticks_ in ticks)
@@ -172,7 +172,7 @@ class Noise:
         return busy_s + idle + iowait + steal, busy_s, steal, own_s
 
     def shares(self) -> dict[str, float]:
-        """Shares of the CPUs' time since the start."""
+        """Return the shares of the CPUs' time since the start."""
         since_start = zip(self._now(), self._start, strict=True)
         wall_s, busy_s, steal_s, own_s = (now - then for now, then in since_start)
         wall_s = max(wall_s, 0.01)

@@ -1,6 +1,6 @@
-"""How each contestant's library is joined and called, inside the rank processes.
+"""Join and call each contestant's library, inside the rank processes.
 
-Owns one class a library. Runs in the contestant's own interpreter: it may import numpy and, when a rank
+Contains one class per library. Runs in the contestant's own interpreter: it may import numpy and, when a rank
 joins, that one library.
 """
 
@@ -18,7 +18,7 @@ from bench.common.calls import PING_PONG, Array, arguments_of, counts_of, wrong_
 
 @dataclass
 class Seat:
-    """Where a rank sits: what it was told on its command line."""
+    """The place of a rank, from its command line."""
 
     rank: int
     size: int
@@ -29,7 +29,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be called, and how. nbytes: of the larger of both arrays."""
+    """The call to make and its options. nbytes: of the larger of both arrays."""
 
     call: str
     variant: str
@@ -46,7 +46,7 @@ class Job:
         return counts_of(self.call, self.count, size)
 
     def private(self, size: int) -> tuple[Array, Array]:
-        """x and y in ordinary memory."""
+        """Return x and y in ordinary memory."""
         x_count, y_count = self.counts(size)
         return np.empty(x_count, self.dtype), np.empty(y_count, self.dtype)
 
@@ -67,7 +67,7 @@ class Prepared:
 
 
 class Library:
-    """How one library joins and is called; subclasses are the contestants."""
+    """Joins and calls one library; subclasses are the contestants."""
 
     # Threads that the library starts when it joins stay on the rank's CPU too.
     pinned_with_its_threads = True
@@ -76,7 +76,7 @@ class Library:
         self.seat = seat
 
     def token(self) -> str | None:
-        """What rank 0 hands to the others before they join."""
+        """Return what rank 0 hands to the others before they join."""
         return None
 
     def join(self, token: str | None) -> None:
@@ -86,7 +86,7 @@ class Library:
         raise NotImplementedError
 
     def wrong(self, job: Job, x: Array, y: Array) -> int:
-        """Elements of the last result that are not as they should be."""
+        """Count the elements of the last result that are wrong."""
         written = job.written and y is not x
         return wrong_elements(job.call, y, len(x), self.seat.rank, self.seat.size, written=written)
 
@@ -101,14 +101,14 @@ class Library:
 
 
 def ping_pong(send: Callable[..., Any], recv: Callable[..., Any], x: Array, y: Array, rank: int) -> Prepared:
-    """The same text for everybody: rank 0 begins."""
+    """Return the same code for every library: rank 0 begins."""
     names = {"send": send, "recv": recv, "x": x, "y": y, "other": 1 - rank}
     steps = ["send(x, other)", "recv(y, other)"]
     return Prepared(x, y, "; ".join(steps if rank == 0 else reversed(steps)), names)
 
 
 class Mpi(Library):
-    """Any MPI, through mpi4py: comm.Allreduce(x, y), whose op is SUM if none is named."""
+    """Any MPI, through mpi4py: comm.Allreduce(x, y), whose op is SUM by default."""
 
     def join(self, token: str | None) -> None:
         from mpi4py import MPI
@@ -154,7 +154,7 @@ class Mpi(Library):
 
 
 class Gloo(Library):
-    """torch.distributed; it has no out-of-place form, and is not charged for a copy."""
+    """torch.distributed. It has no out-of-place form, and is not charged for a copy."""
 
     # Two threads serve each call; from 64 KiB on it is faster when they may leave the caller's CPU.
     pinned_with_its_threads = False
@@ -184,7 +184,7 @@ class Gloo(Library):
 
 
 class Shmring(Library):
-    """shmring through its public contract alone."""
+    """shmring through its public API alone."""
 
     def token(self) -> str | None:
         import pickle
@@ -192,7 +192,7 @@ class Shmring(Library):
         return pickle.dumps(self.invitation()).hex()
 
     def invitation(self) -> Any:
-        """What `enter` needs to join, the same for every rank."""
+        """Return what `enter` needs to join, the same for every rank."""
         import shmring
 
         return shmring.world(self.seat.size)

@@ -1,8 +1,8 @@
-"""What runs inside every rank of every contestant: joins, then prepares, runs and checks as it is told.
+"""The program of every rank of every contestant: it joins, then prepares, runs and checks as ordered.
 
-Owns the timed loop, which is one text for everybody. Runs in the contestant's own interpreter and knows
-peer_libraries, torch_libraries and internode_libraries. Told by crew.py, a JSON line a message; between two
-messages a rank is blocked reading its socket and costs no CPU.
+Contains the timed loop, which is the same code for all. Runs in the contestant's own interpreter and uses
+peer_libraries, torch_libraries and internode_libraries. crew.py sends the orders, one JSON line per message;
+between two messages a rank is blocked reading its socket and costs no CPU.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def loop(turns, clock, {names}):
 
 
 def wait_on_the_start_line(at_ns: int) -> None:
-    """All ranks start at one moment, without anybody's barrier. Asleep for most of the time, since ranks may
-    share a CPU, and not with sched_yield, for which the scheduler makes a thread pay later."""
+    """Wait until all ranks start at one moment, without any library's barrier. Sleep most of the time, since
+    ranks may share a CPU; sched_yield would make a thread pay later in the scheduler."""
     time.sleep(max(0, at_ns - clock() - START_SPIN_NS) * 1e-9)
     while clock() < at_ns:
         pass
@@ -59,7 +59,7 @@ def compiled_loop(body: str, names: dict[str, Any]) -> Callable[[int], tuple[int
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """numpy's, else one of ml_dtypes: bfloat16, float8_e4m3fn and so on."""
+    """Return numpy's dtype, else the one of ml_dtypes: bfloat16, float8_e4m3fn and so on."""
     try:
         found: np.dtype[Any] = np.dtype(name)
     except TypeError:
@@ -85,7 +85,7 @@ class Turn:
         self.call_once = compiled_loop(call, names)
 
     def wrong(self) -> int:
-        """Elements that are not as they should be; every rank must ask, for a call in place is made anew."""
+        """Count wrong elements. Every rank must ask, since a call in place is made again for it."""
         x, y = self.prepared.x, self.prepared.y
         if self.prepared.in_place:
             fill_pattern(x, self.library.seat.rank)
@@ -97,7 +97,7 @@ class Turn:
 
 
 class Copy(Library):
-    """Not a peer but the limit: every rank copies private memory to private memory, in C."""
+    """The limit, not a peer: every rank copies private memory to private memory, in C."""
 
     def join(self, token: str | None) -> None:
         if self.seat.probe is None:
@@ -141,7 +141,8 @@ class CopyTurn:
 
 
 def _pages(nbytes: int) -> Array:
-    """Private memory on its own pages, huge ones if the system gives them to who asks, as numpy does."""
+    """Return private memory on its own pages, huge pages if the system gives them on request, as numpy does.
+    """
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(pages, "f4")
@@ -150,7 +151,7 @@ def _pages(nbytes: int) -> Array:
 
 
 class Rank:
-    """Answers the messages of the crew, one method a message."""
+    """Answers the messages of the crew, one method per message."""
 
     def __init__(self, library: Library, cpu: int) -> None:
         self.library, self.cpu = library, cpu
@@ -221,7 +222,8 @@ class Rank:
 
 
 def seat_from_arguments(arguments: list[str]) -> tuple[str, Seat, list[int]]:
-    """Arguments: library, folder, size, CPUs, the probe or nothing, and the rank unless mpiexec gives it."""
+    """Parse the arguments: library, folder, size, CPUs, the probe or nothing, and the rank unless mpiexec
+    gives it."""
     library, folder, size, cpus, probe, *given = arguments
     by_launcher = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")
     rank = int(given[0] if given else by_launcher or 0)

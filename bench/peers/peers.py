@@ -32,7 +32,7 @@ from bench.peers.probe import Probe, compile_probe, label
 
 JSON_SCHEMA = 1
 EVERYBODY = ["mpich", "openmpi", "intel", "gloo", "shmring"]
-# More of the CPUs' time than this in other hands, and the figures are not to be quoted.
+# If others take more than this share of the CPUs' time, do not quote the figures.
 QUIET_BELOW = 0.03
 PAUSE_WHILE_WAITING_S = 1.0
 
@@ -66,7 +66,7 @@ def cells_of(options: argparse.Namespace) -> list[Cell]:
 
 
 def rounds_taken(match: Match, cell: Cell, distance: str) -> int:
-    """The fewest that any entry has at this distance."""
+    """Return the fewest rounds of any entry at this distance."""
     counts = dict.fromkeys(match.entries(cell), 0)
     for sample in match.samples:
         for entry in counts:
@@ -84,8 +84,8 @@ def play_rounds(match: Match, cells: list[Cell], rounds: int, progress: Progress
 
 
 def play_until(match: Match, cells: list[Cell], options: argparse.Namespace, progress: Progress) -> None:
-    """Rounds until each distance waited for has enough of them, or the time is up; what is not needed any
-    more is not measured, so that a machine that stays near for an hour has only its CPUs watched."""
+    """Play rounds until each required distance has enough of them or the time is up. Leave out what is not
+    needed any more, so a machine that stays near for an hour only watches its CPUs."""
     deadline = time.monotonic() + 60 * options.max_minutes
     round_number = 0
     missing = {(cell, distance) for cell in cells for distance in options.wait_for}
@@ -107,7 +107,7 @@ def play_until(match: Match, cells: list[Cell], options: argparse.Namespace, pro
 
 def measure(nprocs: int, contestants: list[Contestant], options: argparse.Namespace,
             library: Path | None) -> dict[str, Any]:
-    """All rounds of one number of ranks."""
+    """Run all rounds of one number of ranks."""
     cpus, cells, probe = sorted(os.sched_getaffinity(0)), cells_of(options), Probe(library)
     problems: list[str] = []
     with start_all(contestants, nprocs, cpus, library, problems.append) as crews:

@@ -1,6 +1,5 @@
-/* What the machine itself can do, for the figures beside every benchmark: how long a cache line takes
- * between two CPUs and back, and how fast bytes are copied. Compiled at run time by probe.py.
- * Knows nothing of shmring. */
+/* Measures the machine itself, for the figures beside every benchmark: the time of a cache line between two CPUs
+ * and back, and the speed of copying bytes. probe.py compiles it at run time. Independent of shmring. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>

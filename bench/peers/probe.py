@@ -1,6 +1,6 @@
 """The C probe: compiled once into the cache folder, then loaded with ctypes.
 
-Owns compiling and loading probe.c and the meaning of near and far. Knows nothing of shmring.
+Compiles and loads probe.c, and defines near and far. Independent of shmring.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("probe.c")
 
-# What was measured: 42-60 ns where two virtual CPUs are one physical core, 78-125 where they share an L3,
-# from 200 on where they do not, and nothing between.
+# Measured: 42-60 ns where two virtual CPUs are one physical core, 78-125 where they share an L3, from 200 on
+# where they do not, and nothing between.
 ONE_CORE_BELOW_NS = 70.0
 NEAR_BELOW_NS = 180.0
 UNKNOWN_NS = -1.0
 
 
 def label(round_trip_ns: float) -> str:
-    """one core, near, far or unknown."""
+    """Return one core, near, far or unknown."""
     if round_trip_ns < 0:
         return "unknown"
     if round_trip_ns < ONE_CORE_BELOW_NS:
@@ -31,13 +31,14 @@ def label(round_trip_ns: float) -> str:
 
 
 def distance(before_ns: float, after_ns: float) -> str:
-    """The label of a sample; mixed if it changed while the sample was taken."""
+    """Return the label of a sample; mixed if it changed while the sample was taken."""
     before, after = label(before_ns), label(after_ns)
     return before if before == after else "mixed"
 
 
 def compile_probe(folder: Path) -> Path | None:
-    """The shared library, compiled if this source has not been yet; None without a C compiler."""
+    """Return the shared library, compiled if this source has not been compiled yet; None without a C
+    compiler."""
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     library = folder / f"probe-{digest}.so"
     if library.exists():
@@ -54,7 +55,7 @@ def compile_probe(folder: Path) -> Path | None:
 
 
 class Probe:
-    """The functions of probe.c; without a library every round trip is unknown."""
+    """The functions of probe.c. Without a library every round trip is unknown."""
 
     def __init__(self, library: Path | None) -> None:
         self.c = None
@@ -68,7 +69,8 @@ class Probe:
             self.c.probe_write.argtypes = [address, size, count]
 
     def round_trip_ns(self, cpus: list[int]) -> float:
-        """From the first CPU to the one farthest from it and back; UNKNOWN_NS if there is no other."""
+        """Return the time from the first CPU to the one farthest from it and back; UNKNOWN_NS if there is no
+        other."""
         others = [cpu for cpu in cpus if cpu != cpus[0]]
         if self.c is None or not others:
             return UNKNOWN_NS

@@ -1,6 +1,6 @@
-"""What shmring must reach, as one data table, and the ratios that are held against it.
+"""The targets of shmring, as one data table, and the ratios to compare with them.
 
-Owns the targets, the medians and the ratios. Knows the samples' fields, and nothing of how they were taken.
+Contains the targets, the medians and the ratios. Uses the samples' fields, not the way they were taken.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 KIB, MIB = 1 << 10, 1 << 20
 
-# Fewer rounds than this say nothing, and a target is then neither met nor missed.
+# With fewer rounds than this a target is neither met nor missed.
 ENOUGH_ROUNDS = 7
 
-# Below this a copy is a call of memcpy and no limit to anything.
+# Below this size a copy is a call of memcpy and no limit to anything.
 COPY_COUNTS_FROM_NBYTES = 64 * KIB
 
 # The rivals a ratio is taken against. mpi is the fastest blocking call (the rows of the targets were set
@@ -32,7 +32,7 @@ VARIANTS = ("private", "plan", "zero-copy")
 
 @dataclass(frozen=True)
 class Target:
-    """At least so many times faster than a rival; against the copy at most so many times its time."""
+    """At least so many times faster than a rival; for the copy, at most so many times its time."""
 
     ranks: int
     nbytes: int
@@ -67,7 +67,7 @@ TARGETS = [
     Target(2, 64 * MIB, "private", "gloo", near=5, far=5),
 ]
 
-# Of every other collective, near: 8 B, 1 MiB and 64 MiB for so many ranks.
+# The targets of every other collective, near: 8 B, 1 MiB and 64 MiB for each number of ranks.
 _OTHERS = [
     Target(ranks, nbytes, "private", "mpi", near=near, far=None)
     for ranks, ratios_asked in {2: (1.5, 1.5, 1.3), 4: (2, 1.2, 1.2), 8: (2, 1.2, 1.2)}.items()
@@ -76,7 +76,7 @@ _OTHERS = [
 
 
 def choose(call: str) -> None:
-    """Which targets count: all_reduce has its own."""
+    """Choose the targets that count: all_reduce has its own."""
     if call == "ping_pong":
         TARGETS[:] = [Target(2, 8, "private", "mpi", near=2, far=None)]
     elif call != "all_reduce":
@@ -85,14 +85,14 @@ def choose(call: str) -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """What belongs into one table."""
+    """The key of one table."""
 
     ranks: int
     distance: str
     input: str
 
     def place(self) -> tuple[int, str, int]:
-        """Where its table stands among the others."""
+        """Return the sort key of this table."""
         return self.ranks, self.input, ("near", "one core", "far", "unknown").index(self.distance)
 
 
@@ -104,7 +104,7 @@ class Median:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One quotient of two medians, and what came of the target if there is one."""
+    """One quotient of two medians, and the verdict on the target if there is one."""
 
     nbytes: int
     variant: str
@@ -120,7 +120,7 @@ Medians = dict[tuple[int, str, str], Median]  # by bytes, contestant, variant
 
 
 def medians_by_group(samples: Iterable[Any]) -> dict[Group, Medians]:
-    """Medians over the rounds; samples during which the distance changed are left out."""
+    """Return medians over the rounds, without samples during which the distance changed."""
     times: dict[Group, dict[tuple[int, str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         if sample.distance != "mixed":
@@ -137,7 +137,7 @@ def fastest(medians: Medians, nbytes: int, rival: str) -> tuple[str, Median] | N
 
 
 def ratios(group: Group, medians: Medians) -> list[Ratio]:
-    """Every shmring figure against every rival: rival / shmring, and shmring / copy."""
+    """Return every shmring figure against every rival: rival / shmring, and shmring / copy."""
     found = []
     for nbytes in sorted({key[0] for key in medians}):
         for variant in VARIANTS:
@@ -163,7 +163,7 @@ def _ratio(nbytes: int, variant: str, mine: Median, rival: str, best_of_rivals: 
 
 def judged(nbytes: int, variant: str, rival: str, name: str, value: float, rounds: int,
            target: float | None) -> Ratio:
-    """The ratio with what came of its target."""
+    """Return the ratio with the verdict on its target."""
     verdict = ""
     if target is not None:
         good = value <= target if rival == "copy" else value >= target

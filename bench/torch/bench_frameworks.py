@@ -1,9 +1,9 @@
-"""What an all_reduce costs inside a framework's compiled function, beside the communicator's own, in turn.
+"""The cost of an all_reduce inside a framework's compiled function, beside the communicator's own, in turn.
 
-    shmrun -n 2 bench/torch/bench_frameworks.py --sizes 4,64K,16M
+shmrun -n 2 bench/torch/bench_frameworks.py --sizes 4,64K,16M
 
-A program of ranks, with those of JAX and TensorFlow that are installed. Each way leaves its input alone; a
-time is up to when the result is there.
+A program of ranks; it runs the ways of JAX and TensorFlow if they are installed. No way changes its input. A
+time ends when the result is there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """torch.distributed on shmring and on gloo, in turn: python bench/torch/bench_torch.py --ranks 2,4 --ddp
 
-Owns what is measured under torch, and its targets. Each backend has ranks of its own, as the threads that
-gloo leaves in a process disturb what is measured there after it. Knows crew, interleave, torch_runs, targets.
+Contains the measurements under torch, and their targets. Each backend has ranks of its own, since the threads
+that gloo leaves in a process disturb later measurements there. Uses crew, interleave, torch_runs, targets.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TARGETS = {
 
 @dataclass
 class Row:
-    """What was found for one call, in µs by round."""
+    """The results of one call, in µs by round."""
 
     call: str
     nbytes: int
@@ -100,7 +100,7 @@ def python_with_torch(folder: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """The checkout built in place comes before what is installed."""
+    """Return an environment in which the checkout built in place comes before an installed shmring."""
     given = os.environ.get("PYTHONPATH")
     return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
             "PYTHONPATH": f"{CHECKOUT}{os.pathsep}{given}" if given else str(CHECKOUT)}
@@ -112,7 +112,7 @@ def contestants(options: argparse.Namespace, python: Path) -> list[Contestant]:
 
 
 def measure(nprocs: int, options: argparse.Namespace, python: Path, library: Path | None) -> dict[str, Any]:
-    """All rounds of one number of ranks."""
+    """Run all rounds of one number of ranks."""
     cpus, problems, taken = sorted(os.sched_getaffinity(0)), [], []
     cells = [cell for cell in CELLS if not options.quick or cell.nbytes <= QUICK_NBYTES]
     with start_all(contestants(options, python), nprocs, cpus, library, problems.append) as crews:
@@ -131,7 +131,7 @@ def measure(nprocs: int, options: argparse.Namespace, python: Path, library: Pat
 
 
 def rows_of(taken: list[tuple[str, Sample]]) -> list[Row]:
-    """Those of one variant together."""
+    """Put the samples of one variant together."""
     rows: dict[tuple[str, int, str], Row] = {}
     for call, sample in taken:
         key = (call, sample.nbytes, sample.variant)
@@ -151,7 +151,7 @@ def table(rows: list[Row], nprocs: int) -> str:
 
 
 def heading(run: dict[str, Any]) -> str:
-    """With the round trip between the cores as shmring's own ranks have measured it."""
+    """Return the heading, with the round trip between the cores as shmring's own ranks measured it."""
     facts = [sample.facts for _, sample in run["taken"] if sample.contestant == "shmring"]
     trips = [fact["round_trip_ns"] for fact in facts]
     where = f", {facts[-1]['distance']}, round trip {statistics.median(trips):.0f} ns" if facts else ""

@@ -1,6 +1,7 @@
 """torch.distributed through its backends, inside the rank processes.
 
-Owns one class for each backend, called like those of peer_libraries. What is timed is the same text for both.
+Contains one class for each backend, with the interface of peer_libraries. The timed code is the same for
+both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Programs under torch that bench_torch.py runs as a whole: the example's training, and `import torch`.
 
-Owns how they are started and what is read from their output. Knows examples/torch_ddp.py by what it prints.
+Starts them and reads their output. Depends on what examples/torch_ddp.py prints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IMPORT_TARGET_MS = 1.0
 STEP_TARGET, SHARE_TARGET = 1.0, 5.0  # times gloo's: the step, and the communication's share of it
 LAST_LINE = "checksum of the weights"
 SHARED = "shared"  # shmring, with DDP's buckets in memory that all ranks map
-# The registration by itself, as torch does it last of all when it is imported.
+# The registration by itself, as torch does it last when it is imported.
 REGISTER = """
 import os
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -47,7 +47,7 @@ print(1e3 * (perf_counter() - began))
 
 
 def import_ms(python: Path, environment: dict[str, str], times: int) -> dict[str, list[float]]:
-    """Milliseconds, each in a fresh interpreter, in turn."""
+    """Return milliseconds, each in a fresh interpreter, in turn."""
     register = "from shmring.adapters._torch.entry import register; register()"
     programs = {"without": IMPORT.format(register=""), "with": IMPORT.format(register=register),
                 "registration": REGISTER}
@@ -74,7 +74,7 @@ def import_lines(found: dict[str, list[float]]) -> str:
 
 @dataclass(frozen=True)
 class Training:
-    """What one run of the example printed."""
+    """The figures that one run of the example printed."""
 
     backend: str  # or SHARED
     ranks: int
@@ -88,7 +88,7 @@ class Training:
 
 
 def train_in_turn(python: Path, environment: dict[str, str], options: argparse.Namespace) -> list[Training]:
-    """Every setting, every round, each backend in turn, and shmring with shared buckets."""
+    """Train with every setting in every round, each backend in turn, and shmring with shared buckets."""
     found = []
     ways = [*options.only, *([SHARED] if "shmring" in options.only else [])]
     for width, bucket_mb in itertools.product(options.widths, options.buckets_mb):
@@ -115,7 +115,7 @@ def train(python: Path, environment: dict[str, str], backend: str, ranks: int, w
 
 
 def figures(text: str) -> tuple[float, float, float, float, float]:
-    """MiB of gradients, ms a step, the communication's share of it, checksum and last loss."""
+    """Return MiB of gradients, ms per step, the communication's share of it, checksum and last loss."""
 
     def after(pattern: str) -> float:
         match = re.search(pattern, text)
@@ -129,7 +129,7 @@ def figures(text: str) -> tuple[float, float, float, float, float]:
 
 
 def training_table(trainings: Sequence[Training]) -> str:
-    """Medians over the rounds; the checksums say whether all came to the same weights."""
+    """Format medians over the rounds; the checksums show whether all reached the same weights."""
     ours = ["shmring", "gloo / shmring", SHARED, f"gloo / {SHARED}"]
     lines = [["width", "gradients", "buckets", "step, ms: gloo", *ours,
               "communication: gloo", *ours, "same weights"]]
@@ -150,7 +150,7 @@ def _training_row(setting: tuple[int, float], runs: Sequence[Training]) -> list[
 
 
 def _beside_gloo(figures_of: dict[str, float], form: str, target: float) -> list[str]:
-    """Gloo's figure, and each of ours with gloo's over it, where they are there."""
+    """Return gloo's figure, and each of ours with gloo's over it, as far as they exist."""
     gloo = figures_of.get("gloo")
     texts = ["-" if gloo is None else form.format(gloo)]
     for name in ("shmring", SHARED):
