@@ -1,12 +1,12 @@
-"""Gradients that travel shorter: what each format saves in bytes and costs in accuracy, on real digits.
+"""Compressed gradients: the bytes that each format saves and the accuracy that it costs, on real digits.
 
     shmrun -n 2 examples/compressed_training.py     two ranks
     python examples/compressed_training.py          one rank, which compresses as well
 
-The same network is trained from the same start for each way that its gradients can travel: as they are, as
-16-bit floats, as 8-bit numbers, the largest hundredth of the elements, and as matrices of rank 2; with and
-without feedback, which sends what was lost with the next step. 1 % and rank 2 lose most of a step: what they
-come to without feedback, best seen in the training loss, is shown but not checked.
+The same network is trained from the same start with each format of its gradients: unchanged, as 16-bit
+floats, as 8-bit numbers, as the largest hundredth of the elements, and as matrices of rank 2. The lossy
+formats run with and without feedback, which sends what was lost with the next step. 1 % and rank 2 lose most
+of a step: their results without feedback, best seen in the training loss, are shown but not checked.
 """
 
 import os
@@ -37,7 +37,7 @@ UNCHECKED = {"top-k 1 %", "PowerSGD rank 2"}
 
 
 class Training:
-    """One way's weights after some number of steps."""
+    """The weights of one way after some number of steps."""
 
     def __init__(self, way, data, args):
         self.compressor = None if way is None else way()
@@ -68,7 +68,7 @@ class Training:
             self.compressor.all_reduce_many(comm, layers(self.gradient, self.args.hidden), "sum")
 
     def step_nbytes(self):
-        """Of a rank's gradient as it travels."""
+        """Return the bytes of a rank's gradient as it travels."""
         sent = None if self.compressor is None else self.compressor.bytes_sent
         return self.gradient.nbytes if sent is None else sent / max(1, self.steps)
 
@@ -79,7 +79,7 @@ class Training:
 
 
 def same_on_all_ranks(comm, trainings):
-    """Compares bits, not values."""
+    """Return whether all ranks have the same bits."""
     words = np.concatenate([training.weights for training in trainings.values()]).view(np.uint32)
     smallest, largest = words.copy(), words.copy()
     comm.all_reduce(smallest, op="min")
@@ -88,7 +88,7 @@ def same_on_all_ranks(comm, trainings):
 
 
 def passed(trainings, identical, held_out, least):
-    """Prints what came out; True when all of it is as it should be."""
+    """Print the results; return whether all of them are as expected."""
     good = identical
     print("| gradients travel as | training loss | accuracy | KiB a step | times shorter |")
     print("|---|---|---|---|---|")

@@ -9,7 +9,7 @@ HELD_OUT = 360
 
 
 def load():
-    """1,797 images of 8 x 8 pixels, whole numbers in 0…16, a row each; and their labels, 0…9."""
+    """Return 1,797 images of 8 x 8 pixels, whole numbers in 0…16, one per row, and their labels, 0…9."""
     try:
         from sklearn.datasets import load_digits  # takes a second: not for --help
     except ImportError:
@@ -18,12 +18,12 @@ def load():
 
 
 def load_once(comm):
-    """The same on every rank: rank 0 reads them, for all."""
+    """Return the same on every rank: rank 0 reads the images for all."""
     return comm.broadcast_object(load() if comm.rank == 0 else None)
 
 
 def split(images, labels, dtype="f8"):
-    """Training and held-out images (in 0…1) and labels, the same way on every rank."""
+    """Return training and held-out images (in 0…1) and labels, split the same way on every rank."""
     order = np.random.default_rng(2026).permutation(len(images))
     images, labels = (images[order] / 16.0).astype(dtype), labels[order]
     return (images[HELD_OUT:], labels[HELD_OUT:]), (images[:HELD_OUT], labels[:HELD_OUT])

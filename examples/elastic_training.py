@@ -1,10 +1,10 @@
-"""Training that outlives its ranks: whoever is killed is missed, and the others go on from the last step.
+"""Training that survives its ranks: when a rank is killed, the others go on from the last step.
 
     shmrun --keep-going -n 4 examples/elastic_training.py --kill 2@150 --kill 0@400
 
-Kill ranks by hand, too: `kill -9 PID`. Every batch is shared out among those that are left, so the weights
-come out as if nothing had happened. What it takes is in `Training.survive`: shrink the communicator, agree
-which step was the last, and take the weights from a rank that has completed it.
+Kill ranks by hand, too: `kill -9 PID`. Every batch is shared out among the ranks that are left, so the
+weights are the same as without a death. `Training.survive` does all that is needed: it shrinks the
+communicator, agrees on the last step, and takes the weights from a rank that has completed it.
 """
 
 import os
@@ -24,25 +24,25 @@ REPORT_STEPS = 100
 
 
 class Training:
-    """The weights after some number of steps; a step is a function of it and of nothing else."""
+    """The weights after some number of steps. A step depends on them and on nothing else."""
 
     def __init__(self, data, args):
         self.images, self.labels = data
         self.args = args
         self.step = 0
-        # What a step changes, in one array that can be broadcast: the weights and their velocity.
+        # The values that a step changes, in one array that can be broadcast: the weights and their velocity.
         self.state = np.zeros((2, count_weights(args.hidden)))
         initialise(self.state[0], args.hidden, args.seed)
 
     def batch(self):
-        """The images of this step, in an order that every rank knows."""
+        """Return the images of this step, in an order that is the same on every rank."""
         batches = -(-len(self.images) // self.args.batch)
         epoch, number = divmod(self.step, batches)
         order = np.random.default_rng([self.args.seed, epoch]).permutation(len(self.images))
         return order[number * self.args.batch : (number + 1) * self.args.batch]
 
     def advance(self, gradient, rank, size, all_reduce):
-        """One step; nothing has changed if `all_reduce` raises."""
+        """Make one step; change nothing if `all_reduce` raises."""
         weights, velocity = self.state
         batch = self.batch()
         shard = batch[rank::size]
@@ -54,16 +54,18 @@ class Training:
         self.step += 1
 
     def survive(self, comm):
-        """The communicator of those that are left, who then have the same weights after the same step."""
+        """Return the communicator of the ranks that are left, with the same weights after the same step on
+        all of them."""
         while True:
             comm = comm.shrink()
             try:
-                # Some may have completed the step that others have not: whoever is ahead has what they need.
+                # Some ranks may have completed a step that others have not. A rank that is ahead has the
+                # weights that they need.
                 steps = comm.all_gather(np.array([self.step]))
                 ahead = int(steps.argmax())
                 state = comm.broadcast_object(self.state, root=ahead)
                 comm.barrier()
-            except shmring.RankFailed:  # one more has gone meanwhile
+            except shmring.RankFailed:  # another rank was killed meanwhile
                 continue
             self.state, self.step = state, int(steps[ahead, 0])
             return comm
@@ -74,7 +76,7 @@ class Training:
 
 
 def train(training, comm):
-    """Trains until the last step, with as many ranks as there are then; returns their communicator."""
+    """Train to the last step, with as many ranks as are left; return their communicator."""
     first_rank = comm.rank
     gradient = np.zeros(training.state.shape[1])
     while training.step < training.args.steps:
@@ -92,7 +94,7 @@ def train(training, comm):
 
 
 def passed(training, alone):
-    """Prints what came out; True when it is what one rank that nobody kills comes to."""
+    """Print the results; return whether one undisturbed rank comes to the same."""
     while alone.step < training.args.steps:
         alone.advance(np.zeros(training.state.shape[1]), 0, 1, lambda gradient: None)
     difference = np.abs(training.state[0] - alone.state[0]).max()

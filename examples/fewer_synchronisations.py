@@ -3,11 +3,12 @@
     shmrun -n 2 examples/fewer_synchronisations.py          two ranks
     python examples/fewer_synchronisations.py               one rank
 
-A small network learns handwritten digits from the same micro-batches in six ways: the gradient is reduced
-after each, or that of 4, 8 or 16 micro-batches is summed first; or each rank learns by itself, and all take
-the mean of their weights every 2 or 4 micro-batches. Then in mixed precision, float16 with weights in float32
-beside it, where one rank meets an overflow: all skip that step. Checked are the accuracies, that 4
-micro-batches come to the weights of batches four times as large, and that all ranks have the same weights.
+A small network learns handwritten digits from the same micro-batches in six ways. Either the gradient is
+reduced after each micro-batch, or the gradients of 4, 8 or 16 micro-batches are summed first, or each rank
+learns by itself and all take the mean of their weights every 2 or 4 micro-batches. A further run uses mixed
+precision, float16 with weights in float32: one rank meets an overflow, and all ranks skip that step. The
+example checks the accuracies, that 4 micro-batches give the weights of batches four times as large, and that
+all ranks have the same weights.
 """
 
 import os
@@ -31,7 +32,7 @@ OVERFLOW_STEP = 5  # of mixed precision, on the last rank
 
 
 class Training:
-    """One way's weights, the micro-batches that it learns from, and what it took."""
+    """The weights of one way, the micro-batches that it learns from, and its synchronisations."""
 
     def __init__(self, comm, data, args):
         self.comm, self.args = comm, args
@@ -44,7 +45,8 @@ class Training:
         self.skipped = []  # steps of mixed precision
 
     def micro_batches(self, length):
-        """This rank's share of each; the same images in the same order, whatever their length."""
+        """Yield this rank's share of each micro-batch; the same images in the same order, whatever their
+        length."""
         shuffle = np.random.default_rng(self.args.seed + 1)
         count = len(self.labels) - len(self.labels) % (max(ACCUMULATE) * self.args.micro_batch)
         for _ in range(self.args.epochs):
@@ -54,7 +56,7 @@ class Training:
                 yield self.images[shard], self.labels[shard]
 
     def accumulate(self, every, length):
-        """After `every` micro-batches of `length` images a step, which is longer with more images."""
+        """Make a step after `every` micro-batches of `length` images; the step is longer with more images."""
         accumulation = GradientAccumulation(self.comm, [self.gradient], every, op="sum")
         images_in_step = every * length
         lr = self.args.lr * np.sqrt(images_in_step / self.args.micro_batch)
@@ -65,7 +67,8 @@ class Training:
         self.note(accumulation.synchronisations, accumulation.nbytes)
 
     def learn_locally(self, every):
-        """A step of one's own after each micro-batch, and the mean of all weights now and then."""
+        """Make a local step after each micro-batch, and take the mean of all ranks' weights after `every` of
+        them."""
         local = LocalSGD(self.comm, [self.weights], every)
         (self.weights,) = local.params
         for images, labels in self.micro_batches(self.args.micro_batch):
@@ -76,7 +79,7 @@ class Training:
         self.note(local.synchronisations, local.nbytes)
 
     def mix_precision(self):
-        """Passes in float16, weights and sums in float32; the last rank meets an overflow once."""
+        """Compute in float16, with weights and sums in float32; the last rank meets an overflow once."""
         half, gradient = self.weights.astype("f2"), np.empty(self.weights.shape, "f2")
         master, scaler = MasterWeights([half]), LossScaler(self.comm, scale=256.0, growth_interval=100)
         (self.weights,), unscaled = master.weights, self.comm.empty(half.shape, "f4")
@@ -106,7 +109,7 @@ class Training:
 
 
 def scale_gradient(gradient, weights, images, labels, hidden, scale):
-    """As sum_gradient, of `scale` times the loss, in the dtype of the weights."""
+    """Compute as sum_gradient does, for `scale` times the loss, in the dtype of the weights."""
     activations, error = forward(weights, images, hidden)
     error[np.arange(len(labels)), labels] -= 1.0
     error *= scale
@@ -118,7 +121,7 @@ def scale_gradient(gradient, weights, images, labels, hidden, scale):
 
 
 def train_all(comm, data, args):
-    """By name, every way's training."""
+    """Return every way's training, by name."""
     length, found = args.micro_batch, {}
     for every in (1, *ACCUMULATE):
         name = "every micro-batch" if every == 1 else f"accumulate {every}"

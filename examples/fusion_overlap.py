@@ -1,4 +1,4 @@
-"""Many small gradients: a call for each, all fused into few calls, or fused while others are being computed.
+"""Many small gradients: one call for each, all fused into few calls, or fused during the backward pass.
 
     shmrun -n 2 examples/fusion_overlap.py          two ranks
     python examples/fusion_overlap.py               one rank, the same weights but for rounding
@@ -6,17 +6,17 @@
 A deep and narrow network learns handwritten digits; each layer has a matrix and a vector, whose gradients are
 summed over the ranks. Three ways to do that, from the same start, step by step in turn:
 
-    one by one     all_reduce of each gradient as it comes, for which everybody waits
+    one by one     all_reduce of each gradient as it comes; every rank waits for each
     fused          all_reduce_many of all of them after the backward pass
-    overlapped     a Bucketer: a bucket that is full is reduced in the background, as by async_op=True, while
-                   the gradients of earlier layers are still being computed
+    overlapped     a Bucketer: it reduces each full bucket in the background, as by async_op=True, while the
+                   gradients of earlier layers are still being computed
 
-Fusing folds each element over the ranks in the same order as before: all three ways come to the same weights,
-to the last bit. Different numbers of ranks round in other places: some 12 digits agree.
+Fusing folds each element over the ranks in the same order, so all three ways come to the same weights, to the
+last bit. Other numbers of ranks round in other places: some 12 digits agree.
 
-What it is worth depends on the machine and its load, so only ratios are printed. Overlapping pays where cores
-have time left: with fewer ranks than cores, on several hosts, or where one rank is late and then another. If
-every core is busy with a rank's own computing, fused calls without a background are as fast or faster.
+The gain depends on the machine and its load, so only ratios are printed. Overlapping pays if cores have time
+left: with fewer ranks than cores, on several hosts, or if ranks are late in turn. If every core is busy with
+a rank's own computing, fused calls in the foreground are as fast or faster.
 """
 
 import hashlib
@@ -37,7 +37,8 @@ ALLOWED = 1e-5  # difference of weights from the run of one rank
 
 
 def initialise(args):
-    """Matrix and vector of each layer: to `width` from the pixels, on from there, and to the digits."""
+    """Return the matrix and vector of each layer: from the pixels to `width`, from there on, and to the
+    digits."""
     rng = np.random.default_rng(args.seed)
     widths = [PIXELS, *[args.width] * args.layers, DIGITS]
     weights = []
@@ -47,7 +48,7 @@ def initialise(args):
 
 
 def forward(weights, images):
-    """What comes into each layer, and at last the probability of each digit."""
+    """Return the input of each layer, and last the probability of each digit."""
     inputs = [images]
     for matrix, vector in zip(weights[:-2:2], weights[1:-2:2], strict=True):
         inputs.append(np.tanh(inputs[-1] @ matrix + vector))
@@ -57,7 +58,7 @@ def forward(weights, images):
 
 
 def backward(weights, gradients, images, labels):
-    """Writes gradient after gradient of the summed cross-entropy, last layers first, and yields each."""
+    """Write the gradients of the summed cross-entropy one by one, last layers first, and yield each."""
     inputs, error = forward(weights, images)
     error[np.arange(len(labels)), labels] -= 1.0
     for layer in reversed(range(len(inputs))):
@@ -102,7 +103,7 @@ WAYS = {"one by one": one_by_one, "fused": fused, "overlapped": overlapped}
 
 
 class Training:
-    """One way's weights after some number of steps."""
+    """The weights of one way after some number of steps."""
 
     def __init__(self, way, data, args):
         self.way, self.data, self.args = way, data, args
@@ -125,7 +126,7 @@ class Training:
 
 
 def measure(comm, trainings, steps):
-    """Trains all ways in turn; each notes the seconds of its steps, from a common start."""
+    """Train all ways in turn; each records the seconds of its steps, from a common start."""
     for _ in steps:
         for training in trainings.values():
             comm.barrier()
@@ -135,14 +136,14 @@ def measure(comm, trainings, steps):
 
 
 def slowest_medians(comm, trainings):
-    """By way, the median over steps of the slowest rank's seconds."""
+    """Return the median over steps of the slowest rank's seconds, by way."""
     seconds = np.array([training.seconds for training in trainings.values()])
     comm.all_reduce(seconds, op="max")
     return dict(zip(trainings, np.median(seconds, axis=1).tolist(), strict=True))
 
 
 def passed(trainings, checksums, data, args):
-    """Prints what came out; True when all of it is as it should be."""
+    """Print the results; return whether all of them are as expected."""
     images, labels = data
     one = Training(alone, data, args)
     first = loss_of(one.weights, images, labels)

@@ -1,13 +1,13 @@
-"""The histogram of an array that need not fit into memory: each rank reads and counts a part of it.
+"""The histogram of an array that may be larger than memory: each rank reads and counts a part of it.
 
     shmrun -n 4 examples/histogram.py                              of 10 million random numbers
     shmrun -n 4 examples/histogram.py --file big.npy --bins 50     of a file, which is mapped and never loaded
     python examples/histogram.py                                   one rank, the same counts
 
-Two passes, and one call in each: all_reduce finds both ends of the range at once, as the largest number is
-minus the smallest of those with the other sign; reduce adds up the counts on rank 0. Counts are whole
-numbers, and which bin a number is in depends on nothing but the range: any number of ranks counts exactly
-what np.histogram does. Up to 2**24 numbers that is checked.
+There are two passes with one call each. all_reduce finds both ends of the range at once: the largest number
+is minus the smallest of the negated ones. reduce adds up the counts on rank 0. Counts are whole numbers, and
+the bin of a number depends only on the range, so any number of ranks counts exactly what np.histogram does.
+The example checks this for up to 2**24 numbers.
 """
 
 import sys
@@ -23,13 +23,14 @@ BAR = 50  # characters
 
 
 def blocks_of_file(values):
-    """A function that reads block after block, of an array that may be a mapped file."""
+    """Return a function that reads block after block of an array, which may be a mapped file."""
     flat = values.reshape(-1)
     return lambda number: np.asarray(flat[number * BLOCK : (number + 1) * BLOCK], dtype=np.float64)
 
 
 def blocks_of_chance(elements, seed):
-    """A function that makes block after block: each has a random stream of its own, whoever asks for it."""
+    """Return a function that makes block after block. Each block has its own random stream, on whichever
+    rank."""
 
     def make(number):
         stream = np.random.Generator(np.random.Philox(seed).jumped(number))
@@ -39,7 +40,7 @@ def blocks_of_chance(elements, seed):
 
 
 def ends_of(comm, read, blocks):
-    """The smallest and the largest number of all ranks; NaN if there is one."""
+    """Return the smallest and the largest number of all ranks; NaN if there is one."""
     ends = np.full(2, np.inf)
     for block in blocks:
         values = read(block)
@@ -49,7 +50,7 @@ def ends_of(comm, read, blocks):
 
 
 def count(comm, read, blocks, ends, bins):
-    """On rank 0: how many numbers of all ranks are in each bin."""
+    """Return, on rank 0, the number of values of all ranks in each bin."""
     counts = np.zeros(bins, dtype=np.int64)
     for block in blocks:
         counts += np.histogram(read(block), bins, ends)[0]
@@ -58,7 +59,7 @@ def count(comm, read, blocks, ends, bins):
 
 
 def part_of(comm, nblocks):
-    """This rank's blocks: one after the other, as disks like to be read."""
+    """Return this rank's blocks: one after the other, since disks are fastest that way."""
     first, end = (-(-nblocks * rank // comm.size) for rank in (comm.rank, comm.rank + 1))
     return range(first, end)
 
@@ -69,7 +70,7 @@ def with_bar(comm, blocks, doing):
 
 
 def show(counts, ends):
-    """A line for each bin."""
+    """Print a line for each bin."""
     edges = np.histogram_bin_edges([], len(counts), ends)
     for low, high, number in zip(edges, edges[1:], counts.tolist(), strict=False):
         bar = "#" * round(BAR * number / max(counts.max(), 1))
@@ -77,7 +78,7 @@ def show(counts, ends):
 
 
 def passed(counts, read, elements):
-    """Prints whether it is what np.histogram counts, where that can be asked; True unless it is not."""
+    """Compare with np.histogram if it can be asked, and print the outcome; return False if they differ."""
     print(f"{elements} numbers, {counts.sum()} counted")
     if elements > CHECKED:
         print(f"not compared with np.histogram: more than {CHECKED} numbers")
@@ -89,7 +90,7 @@ def passed(counts, read, elements):
 
 
 def open_array(path, parser):
-    """The array of a .npy file, mapped."""
+    """Return the array of a .npy file, mapped."""
     try:
         values = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:

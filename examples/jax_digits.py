@@ -3,8 +3,8 @@
     shmrun -n 2 examples/jax_digits.py      two ranks
     python examples/jax_digits.py           one rank, the same losses
 
-pip install 'shmring[jax,examples]'. Every rank has a part of each batch; loss and gradients, a pytree, are
-averaged by one fused call within `jax.jit`. At its end rank 0 trains alone, on whole batches, and compares.
+pip install 'shmring[jax,examples]'. Every rank has a part of each batch. One fused call within `jax.jit`
+averages loss and gradients, a pytree. At the end rank 0 trains alone, on whole batches, and compares.
 """
 
 import os
@@ -25,7 +25,7 @@ MOMENTUM = 0.9
 
 
 def initial(hidden, seed):
-    """Weights and biases of two layers."""
+    """Return the weights and biases of two layers."""
     first, second = jax.random.split(jax.random.key(seed))
     return {
         "w1": jax.random.normal(first, (PIXELS, hidden)) / PIXELS**0.5,
@@ -44,7 +44,8 @@ def cross_entropy(weights, images, labels):
 
 
 def make_step(average, lr):
-    """A step of gradient descent with momentum; average: over all who have a part of the batch."""
+    """Return a step of gradient descent with momentum; average: over all ranks that have a part of the
+    batch."""
 
     @jax.jit
     def step(weights, velocity, images, labels):
@@ -56,7 +57,7 @@ def make_step(average, lr):
 
 
 def train(weights, average, data, args, epochs, rank=0, size=1):
-    """The weights that come out, and each epoch's mean loss over whole batches."""
+    """Return the final weights, and each epoch's mean loss over whole batches."""
     images, labels = data
     step, velocity = make_step(average, args.lr), jax.tree.map(jnp.zeros_like, weights)
     shuffle, losses = np.random.default_rng(args.seed), []
@@ -77,7 +78,7 @@ def same_on_all_ranks(comm, weights):
 
 
 def passed(weights, losses, identical, data, held_out, args):
-    """Prints what came out; True when all of it is as it should be."""
+    """Print the results; return whether all of them are as expected."""
     for epoch, loss in enumerate(losses, 1):
         print(f"epoch {epoch}: loss {loss:.6f}")
     images, labels = held_out

@@ -3,8 +3,9 @@
     shmrun -n 2 examples/keras_digits.py      two ranks
     python examples/keras_digits.py           one rank, the same losses
 
-pip install 'shmring[keras,examples]'. What a rank of many has that one alone has not: its shard of the data,
-a DistributedOptimizer, and two callbacks. At its end rank 0 trains alone, on whole batches, and compares.
+pip install 'shmring[keras,examples]'. Compared with training in one process there are three additions: a
+shard of the data, a DistributedOptimizer, and two callbacks. At the end rank 0 trains alone, on whole
+batches, and compares.
 """
 
 import os
@@ -26,7 +27,7 @@ MOMENTUM = 0.9
 
 
 def batches(data, args, rank=0, size=1):
-    """This rank's part of each batch, in an order that is the same on every rank."""
+    """Return this rank's part of each batch, in an order that is the same on every rank."""
     shuffled = tf.data.Dataset.from_tensor_slices(data).shuffle(len(data[0]), seed=args.seed)
     return shuffled.shard(size, rank).batch(args.batch // size, drop_remainder=True)
 
@@ -62,7 +63,7 @@ def same_on_all_ranks(comm, weights):
 
 
 def passed(model, losses, identical, data, held_out, args):
-    """Prints what came out; True when all of it is as it should be."""
+    """Print the results; return whether all of them are as expected."""
     for epoch, loss in enumerate(losses, 1):
         print(f"epoch {epoch}: loss {loss:.6f}")
     accuracy = model.evaluate(*held_out, verbose=0, return_dict=True)["accuracy"]

@@ -4,11 +4,11 @@
     python examples/kmeans.py               one rank, the same bits
 
 Rank 0 chooses the first centres (greedy k-means++) and broadcasts them. A step is one all_reduce_many of two
-arrays: the sums of the images that are nearest to each centre, and how many they are. Each centre then
-becomes the mean of all that it has been given (Sculley, Web-scale k-means clustering, 2010).
+arrays: the sum of the images that are nearest to each centre, and their number. Each centre then becomes the
+mean of all images assigned to it so far (Sculley, Web-scale k-means clustering, 2010).
 
-Any number of ranks comes to the same centres, to the last bit: pixels are whole numbers, so sums of them are
-exact in any order. (Sums of other numbers would differ in the last of 16 digits.)
+Any number of ranks gives the same centres, to the last bit: pixels are whole numbers, so their sums are exact
+in any order. (Sums of other numbers would differ in the last of 16 digits.)
 """
 
 import hashlib
@@ -23,13 +23,14 @@ from terminal import Parser, at_least, with_progress
 
 import shmring
 
-CANDIDATES = 4  # for each centre but the first, of which the best is taken
+CANDIDATES = 4  # for each centre but the first; the best one becomes the centre
 MOST_CLUSTERS = 200  # all distances are held at once
 ALLOWED = 0.05  # of inertia above scikit-learn's from the same first centres
 
 
 def squared_distances(images, centres):
-    """Of each image to each centre. An image's do not depend on which others there are: no BLAS is in it."""
+    """Return the squared distance of each image to each centre. It does not depend on the other images: no
+    BLAS."""
     return ((images[:, np.newaxis] - centres) ** 2).sum(axis=2)
 
 
@@ -38,7 +39,8 @@ def inertia_of(centres, images):
 
 
 def choose_centres(images, clusters, rng):
-    """k-means++: an image is the likelier to become a centre the farther it is from those there are."""
+    """Choose by k-means++: an image is the likelier to become a centre, the farther it is from the present
+    ones."""
     centres = images[[rng.integers(len(images))]]
     distances = squared_distances(images, centres)[:, 0]
     for _ in range(1, clusters):
@@ -51,7 +53,7 @@ def choose_centres(images, clusters, rng):
 
 
 def batches(images, args):
-    """For ever: batch after batch, in an order that is the same on every rank."""
+    """Yield batches for ever, in an order that is the same on every rank."""
     shuffle = np.random.default_rng(args.seed + 1)
     while True:
         order = shuffle.permutation(len(images))
@@ -60,7 +62,7 @@ def batches(images, args):
 
 
 def cluster(comm, centres, images, steps, args):
-    """Moves `centres` in place."""
+    """Move `centres` in place."""
     sums, counts = comm.zeros(centres.shape), comm.zeros(len(centres))  # in memory that every rank maps
     given = np.zeros(len(centres))
     for _, batch in zip(steps, batches(images, args), strict=False):
@@ -74,7 +76,7 @@ def cluster(comm, centres, images, steps, args):
 
 
 def passed(centres, first, identical, images, args):
-    """Prints what came out; True when all of it is as it should be."""
+    """Print the results; return whether all of them are as expected."""
     from sklearn.cluster import KMeans, MiniBatchKMeans
 
     inertia = inertia_of(centres, images)

@@ -1,12 +1,12 @@
-"""Pi by Monte Carlo: every block of points has a random stream of its own, whoever throws them.
+"""Pi by Monte Carlo: every block of points has a random stream of its own, on whichever rank.
 
     shmrun -n 4 examples/monte_carlo_pi.py          four ranks
     python examples/monte_carlo_pi.py               one rank, the same digits
 
 A round is a number of blocks, which the ranks share. Block b takes its points from stream b, which begins
-2**128 draws after stream b - 1 (Philox.jumped), so that no two overlap. Hits are whole numbers: any number of
-ranks comes to exactly the same count. While the hits of one round are summed in the background
-(async_op=True), the points of the next are already being thrown.
+2**128 draws after stream b - 1 (Philox.jumped), so that no two overlap. Hits are whole numbers, so any number
+of ranks comes to exactly the same count. While the hits of one round are summed in the background
+(async_op=True), the ranks already draw the points of the next.
 """
 
 import math
@@ -21,14 +21,14 @@ ALLOWED = 5.0  # standard errors: by chance once in two million seeds
 
 
 def hits_in(block, args):
-    """How many points of this block lie inside the quarter of a circle."""
+    """Return the number of points of this block inside the quarter of a circle."""
     stream = np.random.Generator(np.random.Philox(args.seed).jumped(block))
     x, y = stream.random((2, args.points))
     return np.count_nonzero(x * x + y * y < 1.0)
 
 
 class Estimate:
-    """Pi from the points thrown so far."""
+    """Pi from the points drawn so far."""
 
     def __init__(self):
         self.hits = self.points = 0
@@ -43,7 +43,7 @@ class Estimate:
 
     @property
     def error(self):
-        """One standard error of the value: hits are binomial."""
+        """Return one standard error of the value: hits are binomial."""
         share = self.hits / self.points
         return 4.0 * math.sqrt(share * (1.0 - share) / self.points)
 
@@ -52,7 +52,7 @@ class Estimate:
 
 
 def throw(comm, estimate, rounds, args):
-    """Adds round after round to the estimate, each while the next is under way."""
+    """Add round after round to the estimate, each while the next is in progress."""
     work = sums = None
     for number in rounds:
         first = number * args.blocks
@@ -67,7 +67,7 @@ def throw(comm, estimate, rounds, args):
 
 
 def passed(estimate):
-    """Prints what came out; True when it may be pi."""
+    """Print the results; return whether the value is plausible for pi."""
     print(f"{estimate.hits} of {estimate.points} points hit")
     distance = abs(estimate.value - math.pi) / estimate.error if estimate.error else math.inf
     print(f"pi is about {estimate}, {distance:.1f} standard errors off")

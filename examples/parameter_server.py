@@ -1,10 +1,11 @@
-"""A parameter server trains train_digits.py's network: in step, sharded, and with workers at their own pace.
+"""A parameter server trains train_digits.py's network: synchronous, sharded, and asynchronous.
 
     shmrun -n 4 examples/parameter_server.py                 every rank works
-    shmrun -n 4 examples/parameter_server.py --dedicated 1   rank 0 does nothing but serve
+    shmrun -n 4 examples/parameter_server.py --dedicated 1   rank 0 only serves
 
-Now and then a worker is slow, on purpose. In step that holds up all of them; with bounded staleness (SSP) the
-others go on, but no further ahead of the slowest than --staleness steps. Beside them: the same by all_reduce.
+At some steps a worker is slow, on purpose. A synchronous server makes all the others wait for it. With
+bounded staleness (SSP) the others go on, but no further ahead of the slowest than --staleness steps. The same
+training by all_reduce runs for comparison.
 """
 
 import os
@@ -26,7 +27,7 @@ SLOW = 0.25  # of all steps
 
 
 class AllReduce:
-    """The same interface without a server: what `step` of a synchronous one has to come to, to the bit."""
+    """The same interface without a server: the bits that `step` of a synchronous server has to reach."""
 
     most_ahead = 0
 
@@ -36,7 +37,7 @@ class AllReduce:
         self.scratch = scratch_for(weights.dtype)
 
     def serve(self):
-        """There is nothing to serve."""
+        """Do nothing: there is no server."""
 
     def step(self, gradient, weights):
         self.comm.all_reduce(gradient)
@@ -51,7 +52,7 @@ class AllReduce:
 
 
 def batches(images, args, worker, workers):
-    """Each worker's own shard of every batch of the shuffled images, for one epoch after the other."""
+    """Yield each worker's own shard of every batch of the shuffled images, epoch after epoch."""
     shuffle = np.random.default_rng(args.seed + 1)
     while True:
         order = shuffle.permutation(len(images))
@@ -60,7 +61,7 @@ def batches(images, args, worker, workers):
 
 
 def train(server, weights, data, args, worker, workers, steps):
-    """Seconds for the steps; `weights` are the last ones pulled."""
+    """Return the seconds of the steps; `weights` are the last ones pulled."""
     images, labels = data
     gradient = np.empty_like(weights)
     shards = batches(images, args, worker, workers)
@@ -71,13 +72,13 @@ def train(server, weights, data, args, worker, workers, steps):
         sum_gradient(gradient, weights, images[shard], labels[shard], args.hidden)
         gradient /= args.batch
         if slow.random() < SLOW:
-            time.sleep(args.slow_ms / 1000)  # on top of what it computes
+            time.sleep(args.slow_ms / 1000)  # on top of its computing time
         server.step(gradient, weights)
     return time.perf_counter() - began
 
 
 def run(comm, workers, way, make, data, held_out, args):
-    """What came of one way of training: a line of the table, and the weights' bytes; on every rank."""
+    """Train one way; return, on every rank, its line of the table and the weights' bytes."""
     weights = np.empty(count_weights(args.hidden))
     initialise(weights, args.hidden, args.seed)
     took_s = 0.0
@@ -87,21 +88,21 @@ def run(comm, workers, way, make, data, held_out, args):
         else:
             steps = with_progress(args.steps, workers.rank, way, "step")
             took_s = train(server, weights, data, args, workers.rank, workers.size, steps)
-            workers.barrier()  # every gradient is in
+            workers.barrier()  # every gradient has arrived
             if isinstance(server, ParameterServer):
                 server.pull(weights)
     rates = [args.steps / seconds for seconds in comm.all_gather_object(took_s) if seconds]
     ahead = max(comm.all_gather_object(server.most_ahead))
-    weights = comm.broadcast_object(weights, comm.size - 1)  # whose rank works in every way
+    weights = comm.broadcast_object(weights, comm.size - 1)  # from a rank that works in every way
     images, labels = held_out
     accuracy = np.mean(forward(weights, images, args.hidden)[1].argmax(axis=1) == labels)
     return {"accuracy": accuracy, "ahead": ahead, "fastest": max(rates), "bytes": weights.tobytes()}
 
 
 def ways_of(comm, workers, args):
-    """By name, what makes a server of the weights it is given."""
+    """Return, by name, a function that makes a server of the weights it is given."""
     momentum = SGD(args.lr, 0.9)
-    plain = SGD(args.lr)  # where weights are stale, which is a momentum itself
+    plain = SGD(args.lr)  # where weights are stale: staleness acts as a momentum itself
     servers = list(range(args.dedicated)) or 1
 
     def make(rule=momentum, **how):
@@ -119,9 +120,10 @@ def ways_of(comm, workers, args):
 
 
 def passed(found, args, in_rank_order):
-    """Prints the table; True when all of it is as it should be.
+    """Print the table; return whether all of it is as expected.
 
-    in_rank_order: whether all_reduce folds so, as servers do; of several hosts it folds each first.
+    in_rank_order: True if all_reduce folds in rank order, as servers do. Over several hosts it folds each
+    host first.
     """
     print(
         "| way | accuracy | most steps ahead | steps/s of the fastest | / all_reduce |\n|---|---|---|---|---|"

@@ -4,11 +4,12 @@
     shmrun -n 4 examples/pipeline_digits.py          four stages of one layer
     python examples/pipeline_digits.py               one stage, the same weights
 
-A network of four layers learns handwritten digits. As a pipeline each rank has some of them; activations go
-forward and gradients back from rank to rank, micro-batch by micro-batch, and the weights learn from each
-batch with a delay of one: w(t + 1) = w(t) - lr * gradient_t(w(t - 1)). Data-parallel, every rank has all
-layers and a share of each batch. The batches are the same, and so is what both come to, within some percent;
-the pipeline's weights are, to the last bit, those of one process that computes the same delayed update.
+A network of four layers learns handwritten digits. In a pipeline each rank has some of the layers.
+Activations go forward and gradients back from rank to rank, one micro-batch at a time, and the weights learn
+from each batch with a delay of one: w(t + 1) = w(t) - lr * gradient_t(w(t - 1)). In data parallel every rank
+has all layers and a share of each batch. The batches are the same, and both reach the same accuracy within
+some percent. The pipeline's weights are, to the last bit, those of one process that computes the same delayed
+update.
 """
 
 import os
@@ -32,7 +33,7 @@ LEAST_ACCURACY = 0.9
 
 
 def initialise(args):
-    """Each layer's matrix and vector."""
+    """Return each layer's matrix and vector."""
     random = np.random.default_rng(args.seed)
     widths = [PIXELS, *[args.width] * (LAYERS - 1), DIGITS]
     return [
@@ -42,13 +43,14 @@ def initialise(args):
 
 
 def stage_of(layers, rank, size):
-    """The numbers of a stage's layers; and their arrays, in a row."""
+    """Return the numbers of a stage's layers, and their arrays in one list."""
     mine = np.array_split(np.arange(LAYERS), size)[rank]
     return mine, [array for layer in mine for array in layers[layer]]
 
 
 def forward(weights, x):
-    """tanh after every layer, the last one, too; what backward needs are the layers' inputs and outputs."""
+    """Apply tanh after every layer, the last one too. Return what backward needs: the layers' inputs and
+    outputs."""
     saved = [x]
     for matrix, vector in zip(weights[::2], weights[1::2], strict=True):
         saved.append(np.tanh(saved[-1] @ matrix + vector))
@@ -70,14 +72,14 @@ def probabilities_of(y):
 
 
 def loss_gradient(y, labels, count):
-    """Of the mean cross-entropy of a batch of `count` images, by the last layer's y."""
+    """Return the gradient, by the last layer's y, of the mean cross-entropy of a batch of `count` images."""
     error = probabilities_of(y)
     error[np.arange(len(labels)), labels] -= 1.0
     return error * (4.0 / count)
 
 
 class Batches:
-    """The same images in the same order for everybody: micro-batches that are alike in length."""
+    """The same images in the same order on every rank, in micro-batches of equal length."""
 
     def __init__(self, data, args):
         self.images, self.labels = data
@@ -91,7 +93,7 @@ class Batches:
         return self.images[rows], self.labels[rows]
 
     def share(self, batch, rank, size):
-        """A rank's images of a whole batch, and their labels."""
+        """Return a rank's images of a whole batch, and their labels."""
         rows = self.order[batch * self.batch : (batch + 1) * self.batch][rank::size]
         return self.images[rows], self.labels[rows]
 
@@ -100,7 +102,7 @@ class Batches:
 
 
 def train_pipeline(comm, layers, batches, args):
-    """This rank's stage after all batches."""
+    """Return this rank's stage after all batches."""
     _, weights = stage_of(layers, comm.rank, comm.size)
     receives = None if comm.rank == 0 else ((batches.rows, weights[0].shape[0]), weights[0].dtype)
     pipeline = Pipeline(
@@ -121,7 +123,7 @@ def train_pipeline(comm, layers, batches, args):
 
 
 def train_data_parallel(comm, layers, batches, args):
-    """All layers after all batches, of which every rank computes a share."""
+    """Return all layers after all batches, of which every rank computes a share."""
     _, weights = stage_of(layers, 0, 1)
     weights = [weight.copy() for weight in weights]
     for batch in range(len(batches)):
@@ -135,7 +137,7 @@ def train_data_parallel(comm, layers, batches, args):
 
 
 def simulate(layers, batches, args, size):
-    """One process, the textbook's delayed update: w(t - 1) is what batch t's gradient is taken at."""
+    """Compute the textbook's delayed update in one process: batch t's gradient is taken at w(t - 1)."""
     stages = [stage_of(layers, rank, size)[1] for rank in range(size)]
     before, newest = stages, stages
     for batch in range(len(batches)):

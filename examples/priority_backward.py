@@ -3,19 +3,19 @@
     shmrun -n 2 examples/priority_backward.py       two ranks
     python examples/priority_backward.py            one rank, the same weights but for rounding
 
-A network learns handwritten digits. Gradients come last layers first, and are summed over the ranks in the
-background; the next forward pass needs the weights of the first layer first, and waits for one layer at a
-time. Two ways, from the same start, step by step in turn:
+A network learns handwritten digits. The backward pass produces the gradients of the last layers first; they
+are summed over the ranks in the background. The next forward pass needs the weights of the first layer first,
+and waits for one layer at a time. There are two ways, from the same start, step by step in turn:
 
-    as they come   all_reduce(gradient, async_op=True): the first layer's is behind all others
-    by priority    all_reduce(gradient, async_op=True, priority=...): the earlier the layer, the greater, so
-                   that what the forward pass waits for next overtakes what it needs later
+    as they come   all_reduce(gradient, async_op=True): the first layer's gradient is behind all others
+    by priority    all_reduce(gradient, async_op=True, priority=...): an earlier layer has a greater priority,
+                   so the gradient that the forward pass needs next overtakes the ones it needs later
                    (ByteScheduler, Peng et al. 2019; P3, Jayarajan et al. 2019)
 
-The order changes no bits: both ways come to the same weights, to the last one. Like most networks this one
-has more to send of its last layers than of its first: their width grows. What it is worth depends on how long
-the gradients are on their way beside how long is computed: nothing where that is over at once, most over a
-slow link. So only the ratio is printed.
+The order changes no bits: both ways come to the same weights, to the last bit. Like most networks this one
+has more to send of its last layers than of its first: their width grows. The gain depends on the time to send
+the gradients compared with the time to compute: none if sending is immediate, most over a slow link. So only
+the ratio is printed.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ WAYS = {"as they come": as_they_come, "by priority": by_priority}
 
 
 class Training:
-    """One way's weights after some steps; those of a layer are brought up to date when it is needed."""
+    """The weights of one way after some steps. A layer's weights are updated when they are needed."""
 
     def __init__(self, way, data, args):
         self.way, self.data, self.args = way, data, args
@@ -59,13 +59,13 @@ class Training:
         widths = [PIXELS, *[args.width * (layer + 1) for layer in range(args.layers)], DIGITS]
         self.weights = [rng.standard_normal(shape) / np.sqrt(shape[0]) for shape in pairwise(widths)]
         self.gradients = [np.zeros_like(weight) for weight in self.weights]
-        self.works = [None] * len(self.weights)  # what the gradients of the last step wait for
-        self.is_behind = False  # the weights, by those gradients
+        self.works = [None] * len(self.weights)  # the works of the last step's gradients
+        self.is_behind = False  # True while the weights lack those gradients
         self.shuffle = np.random.default_rng(args.seed + 1)  # the same order on every rank
         self.seconds = []
 
     def updated(self, layer):
-        """The weights of a layer, once its gradient of the step before is there."""
+        """Return the weights of a layer, once its gradient of the previous step is there."""
         if self.works[layer] is not None:
             self.works[layer].wait()
             self.works[layer] = None
@@ -86,7 +86,7 @@ class Training:
         self.is_behind = True
 
     def forward(self, images):
-        """What comes into each layer, and at last the probability of each digit."""
+        """Return the input of each layer, and last the probability of each digit."""
         inputs = [images]
         for layer in range(len(self.weights) - 1):
             inputs.append(np.tanh(inputs[-1] @ self.updated(layer)))
@@ -105,7 +105,7 @@ class Training:
 
 
 def measure(comm, trainings, steps):
-    """Trains both ways in turn, some steps each without a barrier; each notes the seconds of its own."""
+    """Train both ways in turn, some steps each without a barrier; each records its own seconds."""
     for number in with_progress(steps, comm.rank, "training", "round"):
         for training in list(trainings.values())[:: -1 if number % 2 else 1]:
             comm.barrier()
@@ -116,14 +116,14 @@ def measure(comm, trainings, steps):
 
 
 def slowest_medians(comm, trainings):
-    """By way, the median over rounds of the slowest rank's seconds."""
+    """Return the median over rounds of the slowest rank's seconds, by way."""
     seconds = np.array([training.seconds for training in trainings.values()])
     comm.all_reduce(seconds, op="max")
     return dict(zip(trainings, np.median(seconds, axis=1).tolist(), strict=True))
 
 
 def passed(trainings, checksums, data, args):
-    """Prints what came out; True when all of it is as it should be."""
+    """Print the results; return whether all of them are as expected."""
     one = Training(alone, data, args)
     first = one.loss()
     for _ in range(args.rounds * args.steps):
@@ -162,7 +162,7 @@ def main():
         trainings = {name: Training(way, data, args) for name, way in WAYS.items()}
         measure(comm, trainings, args.rounds)
         for training in trainings.values():
-            training.loss()  # and with it the last update
+            training.loss()  # this also makes the last update
         checksums = [training.checksum() for training in trainings.values()]
         checksums = {checksum for rank in comm.all_gather_object(checksums) for checksum in rank}
         seconds = slowest_medians(comm, trainings)

@@ -1,11 +1,11 @@
-"""What the examples say and hear at the terminal: arguments whose errors are one line, and progress."""
+"""Command lines of the examples: arguments whose errors are one line, and progress."""
 
 import argparse
 import sys
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors are one line that says what is wrong, and exit status 2."""
+    """A parser whose errors are one line that says what is wrong, with exit status 2."""
 
     def __init__(self, **keywords):
         super().__init__(allow_abbrev=False, **keywords)
@@ -15,7 +15,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def at_least(least):
-    """For add_argument(type=…): a whole number from `least` on."""
+    """Return a type for add_argument(type=…): a whole number, at least `least`."""
 
     def parse(text):
         if not text.isdecimal() or int(text) < least:
@@ -26,7 +26,7 @@ def at_least(least):
 
 
 def positive(text):
-    """For add_argument(type=…): a number above 0."""
+    """Convert a number above 0, for add_argument(type=…)."""
     try:
         number = float(text)
     except ValueError:
@@ -37,9 +37,9 @@ def positive(text):
 
 
 def with_progress(count, rank, doing, unit, note=str):
-    """Counts to `count`; on rank 0 behind a progress bar, or in some ten lines where there is no tqdm.
+    """Count to `count`: on rank 0 with a progress bar, or in some ten lines without tqdm.
 
-    note: called after each step for words that stand behind the bar.
+    note: called after each step; returns the text after the bar.
     """
     if rank > 0:
         yield from range(count)

@@ -5,13 +5,13 @@
     torchrun --nproc-per-node 2 examples/torch_ddp.py --share-buckets       reduced where they lie
     python examples/torch_ddp.py                                            one rank, the same losses
 
-The name of the backend is all that differs. But for --share-buckets nothing of shmring is imported: torch
-finds it by itself where it is installed (pip install 'shmring[torch,examples]').
+Only the name of the backend differs. Without --share-buckets the program imports nothing of shmring: torch
+finds an installed shmring by itself (pip install 'shmring[torch,examples]').
 
-What the communication costs is measured after the training: steps of the trained network in turn with those
-of a copy whose communication hook sends nothing and leaves each rank its own gradients, each from a common
-start and up to the end of the slowest rank. The difference of the two medians, over the time of the whole
-step, is the share of communication; what of it is hidden behind the backward pass is not in it.
+The cost of communication is measured after the training. Steps of the trained network alternate with steps of
+a copy whose communication hook sends nothing, so each rank keeps its own gradients. Each step is timed from a
+common start to the end of the slowest rank. The share of communication is the difference of the two medians
+over the time of the whole step. It does not include communication that is hidden behind the backward pass.
 """
 
 import copy
@@ -34,7 +34,7 @@ WARM_UP = 5  # steps: DDP sorts its buckets anew after the first
 
 
 def load_data():
-    """Training and held-out images (in 0…1) and labels, split the same way on every rank."""
+    """Return training and held-out images (in 0…1) and labels, split the same way on every rank."""
     images, labels = map(torch.from_numpy, load())
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(2026))
     images, labels = images[order].float().div(16).reshape(-1, 1, 8, 8), labels[order]
@@ -42,7 +42,7 @@ def load_data():
 
 
 def make_network(width, seed):
-    """Two convolutions of `width` and twice as many channels, two linear layers."""
+    """Return two convolutions of `width` and twice as many channels, and two linear layers."""
     torch.manual_seed(seed)
     return nn.Sequential(
         *(nn.Conv2d(1, width, 3, padding=1), nn.ReLU()),
@@ -52,7 +52,7 @@ def make_network(width, seed):
 
 
 def parallel(network, args, hook=None):
-    """The network as DDP trains it, or with gradients that go to a hook, and the optimizer of its weights."""
+    """Return the network as DDP trains it, with gradients to a hook if there is one, and its optimizer."""
     model = DistributedDataParallel(network, bucket_cap_mb=args.bucket_mb, gradient_as_bucket_view=True)
     if hook is not None:
         model.register_comm_hook(None, hook)
@@ -64,7 +64,7 @@ def parallel(network, args, hook=None):
 
 
 def shards(data, args):
-    """For ever: this rank's part of batch after batch, in an order that is the same on every rank."""
+    """Yield for ever this rank's part of each batch, in an order that is the same on every rank."""
     images, labels = data
     shuffle = torch.Generator().manual_seed(args.seed + 1)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -75,11 +75,11 @@ def shards(data, args):
 
 
 def steps_per_epoch(data, args):
-    return len(data[0]) // args.batch  # the rest is left out, so that every rank has as many as the others
+    return len(data[0]) // args.batch  # the rest is left out, so that every rank has the same number
 
 
 def step(model, optimizer, images, labels):
-    """One step of training; its loss over this rank's shard."""
+    """Make one step of training; return its loss over this rank's shard."""
     optimizer.zero_grad(set_to_none=False)  # the gradients stay where DDP has put them: in its buckets
     loss = cross_entropy(model(images), labels)
     loss.backward()
@@ -88,7 +88,7 @@ def step(model, optimizer, images, labels):
 
 
 def train(model, optimizer, data, steps, args):
-    """Loss and seconds of each step; the losses are those of the whole batches."""
+    """Return loss and seconds of each step; the losses are those of the whole batches."""
     losses, seconds = [], []
     for _, (images, labels) in zip(steps, shards(data, args), strict=False):
         began = perf_counter()
@@ -100,20 +100,20 @@ def train(model, optimizer, data, steps, args):
 
 
 def keep_local(_, bucket):
-    """A communication hook that sends nothing, and divides as DDP does where there is no hook."""
+    """Send nothing, and divide as DDP does without a hook: a communication hook."""
     done = torch.futures.Future()
     done.set_result(bucket.buffer().div_(dist.get_world_size()))
     return done
 
 
 def communication_share(network, data, args):
-    """The part of a step's time that it does not need where nothing is sent."""
+    """Return the part of a step's time that it does not need if nothing is sent."""
     talking, silent = (parallel(copy.deepcopy(network), args, hook) for hook in (None, keep_local))
     images, labels = next(shards(data, args))
     seconds = {talking: [], silent: []}
     for _ in range(WARM_UP + args.repeats):
         for model, optimizer in seconds:
-            dist.barrier()  # so that nobody waits for whom the step before took longer
+            dist.barrier()  # so that no rank's time includes the others' previous step
             began = perf_counter()
             step(model, optimizer, images, labels)
             seconds[model, optimizer].append(perf_counter() - began)
@@ -122,7 +122,7 @@ def communication_share(network, data, args):
 
 
 def slowest_median(seconds):
-    """The median over steps of the slowest rank's time."""
+    """Return the median over steps of the slowest rank's time."""
     slowest = torch.tensor(seconds)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return slowest.median().item()
@@ -135,12 +135,12 @@ def accuracy(network, held_out):
 
 
 def checksum(network):
-    """One number that says whether two runs came to the same weights, but for rounding."""
+    """Return one number that tells whether two runs came to the same weights, but for rounding."""
     return sum(weights.double().abs().sum().item() for weights in network.parameters())
 
 
 def join(backend):
-    """This rank's place among those that torchrun has started; a world of one without it."""
+    """Join the ranks that torchrun started, or a world of one without it; return this rank's place."""
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     else:
@@ -164,7 +164,7 @@ def parse_arguments():
 
 
 def run(data, held_out, args):
-    """Trains, measures, and prints on rank 0 what came out."""
+    """Train, measure, and print the results on rank 0."""
     if args.batch % dist.get_world_size() or not 0 < args.batch <= len(data[0]):
         sys.exit(f"--batch {args.batch}: a multiple of the ranks and at most {len(data[0])}, please")
     network = make_network(args.width, args.seed)

@@ -23,12 +23,13 @@ MOMENTUM = 0.9
 
 
 def load_data():
-    """Training and held-out images (in 0…1) and labels, split the same way on every rank."""
+    """Return training and held-out images (in 0…1) and labels, split the same way on every rank."""
     return split(*load())
 
 
 def layers(flat, hidden):
-    """Views of one flat array as the two layers' matrices and biases: what is reduced is one array."""
+    """Return views of one flat array as the two layers' matrices and biases: the reduction is of one
+    array."""
     shapes = [(PIXELS, hidden), (hidden,), (hidden, DIGITS), (DIGITS,)]
     ends = np.cumsum([np.prod(shape) for shape in shapes])
     return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
@@ -47,7 +48,7 @@ def initialise(weights, hidden, seed):
 
 
 def forward(weights, images, hidden):
-    """The hidden layer's activations and the probability of each digit."""
+    """Return the hidden layer's activations and the probability of each digit."""
     w1, b1, w2, b2 = layers(weights, hidden)
     activations = np.tanh(images @ w1 + b1)
     scores = activations @ w2 + b2
@@ -56,7 +57,7 @@ def forward(weights, images, hidden):
 
 
 def sum_gradient(gradient, weights, images, labels, hidden):
-    """Writes the gradient of the cross-entropy, summed over these images, into the flat array `gradient`."""
+    """Write the gradient of the cross-entropy, summed over these images, into the flat array `gradient`."""
     activations, error = forward(weights, images, hidden)
     error[np.arange(len(labels)), labels] -= 1.0
     _, _, w2, _ = layers(weights, hidden)
@@ -67,7 +68,7 @@ def sum_gradient(gradient, weights, images, labels, hidden):
 
 
 def train(weights, gradient, data, args, epochs, *, rank=0, size=1, all_reduce=None):
-    """Trains `weights` in place; returns the seconds spent in `all_reduce` (waiting for others included)."""
+    """Train `weights` in place; return the seconds spent in `all_reduce` (waiting for others included)."""
     images, labels = data
     velocity = np.zeros_like(weights)
     shuffle = np.random.default_rng(args.seed + 1)  # the same order on every rank
@@ -90,7 +91,8 @@ def train(weights, gradient, data, args, epochs, *, rank=0, size=1, all_reduce=N
 
 
 def same_on_all_ranks(comm, weights):
-    """Compares bits, not values: the largest and the smallest of all ranks agree in every word."""
+    """Return whether all ranks have the same bits: the largest and the smallest of all ranks agree in every
+    word."""
     smallest, largest = weights.view(np.uint64).copy(), weights.view(np.uint64).copy()
     comm.all_reduce(smallest, op="min")
     comm.all_reduce(largest, op="max")
@@ -98,7 +100,7 @@ def same_on_all_ranks(comm, weights):
 
 
 def train_alone(data, args):
-    """The same training without shmring: what the ranks together must arrive at."""
+    """Train the same without shmring: the ranks together must come to the same weights."""
     weights = np.empty(count_weights(args.hidden))
     initialise(weights, args.hidden, args.seed)
     train(weights, np.zeros_like(weights), data, args, range(args.epochs))
@@ -106,7 +108,7 @@ def train_alone(data, args):
 
 
 def passed(weights, identical, held_out, data, args):
-    """Prints what came out; True when all of it is as it should be."""
+    """Print the results; return whether all of them are as expected."""
     images, labels = held_out
     accuracy = np.mean(forward(weights, images, args.hidden)[1].argmax(axis=1) == labels)
     difference = np.abs(weights - train_alone(data, args)).max()

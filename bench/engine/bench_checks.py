@@ -1,5 +1,5 @@
-"""The cost of the engine's checks: the engine beside one without any checks, in turn: python
-bench/engine/bench_checks.py
+"""The cost of the engine's checks: the engine beside one without any checks, in turn:
+python bench/engine/bench_checks.py
 
 Two groups of ranks make the same small calls in turn, a few thousand at a time. One runs the ordinary build,
 the other a build without the checks of the abort word, liveness, deadlines and signals (src/fault.h). Quote

@@ -1,5 +1,5 @@
-"""all_reduce_many beside as many calls of all_reduce, in turn: python bench/engine/bench_fusion.py --ranks
-2,4
+"""all_reduce_many beside as many calls of all_reduce, in turn:
+python bench/engine/bench_fusion.py --ranks 2,4
 
 The arrays are private and lie apart ("packed"), or are consecutive views of one shared array ("views"). A
 figure is the median over rounds of the slowest rank's time for all arrays once; quote only the ratio.

@@ -1,5 +1,5 @@
-"""The reduction loops of one core against plain copying: python bench/engine/bench_kernels.py [--dtype …
---isa …]
+"""The reduction loops of one core against plain copying:
+python bench/engine/bench_kernels.py [--dtype … --isa …]
 
 A fold of nsrc sources into ndst destinations reads and writes nsrc + ndst arrays. The limit is the time that
 a copy takes to read and write as many bytes. A fold and the copies run in turn in one process. With --casts,

@@ -1,7 +1,12 @@
-"""The cost model against this machine: alpha and beta are fitted to half of the sizes, the other half is
-predicted.
+"""The cost model against this machine: fit alpha and beta to half of the sizes, predict the other half.
 
-shmrun --no-prefix -n 2 bench/engine/bench_model.py
+    shmrun --no-prefix -n 2 bench/engine/bench_model.py
+    python bench/internode/on_hosts.py --hosts 2 -n 1 --rate-gbit 1 \
+        bench/engine/bench_model.py --algorithms auto --sizes 8:4M --count 138360000 --bandwidth 125e6
+
+--count: one more all-reduce, of so many float32 (138.36 M are the gradient of VGG-16), beside the prediction
+of the fitted link and of a link with the bandwidth --bandwidth and no latency. A program of ranks; over hosts
+the link is the one between hosts. Uses shmring's public API, its model, and turns.
 """
 
 from __future__ import annotations

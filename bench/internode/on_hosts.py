@@ -1,6 +1,9 @@
 """Run a program of ranks on several hosts, which are network namespaces of this machine, so it needs root.
 
-python bench/internode/on_hosts.py --hosts 2 -n 1 --rate-gbit 1 bench/methods/bench_METHOD.py --sizes 1M
+    python bench/internode/on_hosts.py --hosts 2 -n 1 --rate-gbit 1 bench/methods/bench_METHOD.py --sizes 1M
+
+starts shmrun on each host, as one would by hand on two machines, and exits with the greatest exit status.
+Uses tests/support/hosts.py.
 """
 
 from __future__ import annotations

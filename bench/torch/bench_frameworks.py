@@ -1,6 +1,6 @@
 """The cost of an all_reduce inside a framework's compiled function, beside the communicator's own, in turn.
 
-shmrun -n 2 bench/torch/bench_frameworks.py --sizes 4,64K,16M
+    shmrun -n 2 bench/torch/bench_frameworks.py --sizes 4,64K,16M
 
 A program of ranks; it runs the ways of JAX and TensorFlow if they are installed. No way changes its input. A
 time ends when the result is there.

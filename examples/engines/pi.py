@@ -1,11 +1,11 @@
-"""Estimate pi by throwing points, under whatever starts the ranks; alone it is one rank.
+"""Estimate pi by random points, under any launcher; without one it is a single rank.
 
     shmrun -n 4 examples/engines/pi.py
     torchrun --nproc-per-node 4 examples/engines/pi.py
     mpiexec -n 4 python examples/engines/pi.py
     srun -n 4 python examples/engines/pi.py
 
-Over several hosts all ranks need the same SHMRING_KEY, and under mpiexec SHMRING_ADDR, rank 0's host.
+Over several hosts all ranks need the same SHMRING_KEY, and under mpiexec also SHMRING_ADDR, rank 0's host.
 """
 
 import sys

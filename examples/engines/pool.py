@@ -1,4 +1,4 @@
-"""Estimate pi in the processes of a pool that is there already: python examples/engines/pool.py"""
+"""Estimate pi in the processes of an existing pool: python examples/engines/pool.py"""
 
 import sys
 from concurrent.futures import ProcessPoolExecutor

@@ -164,7 +164,6 @@ HOUSE_WORDS = {
 RELATIVE = re.compile(r"(Who|Whom|Whose|Whether|What|Of|Where|How)\b(?![^.!?]*\?)")
 # Folders that still have such comments. An entry is deleted with the last of them.
 WITH_RELATIVE_CLAUSES = {
-    "examples",
     "shmring/_bootstrap",
     "shmring/_core",
     "shmring/_engine",
