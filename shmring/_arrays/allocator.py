@@ -13,7 +13,6 @@ import mmap
 import operator
 import os
 import threading
-import time
 import weakref
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._system import segments
+from .._system.deadline import Deadline
 from ..errors import Error, OutOfMemory, RankFailed, Timeout
 from . import buffers
 
@@ -293,7 +293,7 @@ class Arrays:
         """
         mapping, failure = None, None
         try:
-            fd = self._share(total, time.monotonic() + timeout_s)
+            fd = self._share(total, Deadline(timeout_s))
             try:
                 mapping = segments.Mapping(fd, total)
                 mapping.populate(begin, nbytes)
@@ -335,7 +335,7 @@ class Arrays:
             raise
         return fd
 
-    def _share(self, total: int, deadline: float) -> int:
+    def _share(self, total: int, deadline: Deadline) -> int:
         """Return on every rank a descriptor of memory that rank 0 allocates. If rank 0 raises, all raise.
 
         A rank that has no free descriptor raises alone. The others learn of it in `all_agree`.

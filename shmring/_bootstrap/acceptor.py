@@ -13,7 +13,6 @@ import os
 import selectors
 import socket
 import struct
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -45,7 +44,7 @@ class _PendingPeer:
 
     sock: FramedSocket
     who: str
-    since: float
+    since_s: float  # by the clock of the meeting's deadline
     hello: Hello | None = None
     nonce: bytes = b""
 
@@ -89,18 +88,18 @@ class Acceptor:
             if key.fileobj is not self._listener and key.fileobj not in self._pending:
                 self._selector.unregister(key.fileobj)
 
-    def serve(self, by: float = float("inf")) -> None:
-        """Wait for something to come, `by` a time.monotonic() value at most, and deal with it."""
-        now = time.monotonic()
+    def serve(self, by_s: float = float("inf")) -> None:
+        """Wait until something comes, or until `by_s` by the deadline's clock, and deal with it."""
+        now_s = self._request.now_s()
         patience_s = HANDSHAKE_S if len(self._pending) < self._most_pending else _FULL_S
         oldest = next(iter(self._pending.values()), None)
-        while oldest is not None and oldest.since + patience_s <= now:
+        while oldest is not None and oldest.since_s + patience_s <= now_s:
             self._turn_away(oldest, "silent", f"did not prove who it is within {patience_s:g} s")
             oldest = next(iter(self._pending.values()), None)
         self._request.check()
         self._listen(len(self._pending) < self._most_pending)
-        until = by if oldest is None else min(by, oldest.since + patience_s)
-        for key, _ in self._selector.select(self._request.wait_s(until)):
+        until_s = by_s if oldest is None else min(by_s, oldest.since_s + patience_s)
+        for key, _ in self._selector.select(self._request.wait_s(until_s)):
             key.data()
 
     def hints(self) -> str:
@@ -151,7 +150,7 @@ class Acceptor:
                 sock.close()
                 self._count("another user", f"a process {pid} of another user (uid {uid}) was turned away")
                 return
-        pending = self._pending[sock] = _PendingPeer(sock, who, time.monotonic())
+        pending = self._pending[sock] = _PendingPeer(sock, who, self._request.now_s())
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._receive(pending))
 
     def _count(self, kind: str, what: str) -> None:
@@ -237,7 +236,7 @@ class Gathering:
         self._request = request
         self._awaited = awaited
         self._joined: dict[int, FramedSocket] = {}
-        self._warn_at = time.monotonic() + SILENCE_S
+        self._warn_at_s = request.now_s() + SILENCE_S
         self._acceptor = Acceptor(request, listener, (purpose,), len(awaited), self._take_in)
 
     def gather(self) -> dict[int, FramedSocket]:
@@ -246,9 +245,9 @@ class Gathering:
             while not self._is_complete():
                 if self._request.is_over():
                     raise self._late(f"did not come{self._where('to')} within {self._request.timeout_s:g} s")
-                if time.monotonic() >= self._warn_at:
+                if self._request.now_s() >= self._warn_at_s:
                     self._warn_who_is_awaited()
-                self._acceptor.serve(self._warn_at)
+                self._acceptor.serve(self._warn_at_s)
             self._conclude(self._joined)
         except BaseException as error:
             frame = handshake.pack_frame(handshake.FAILED, error, self._request.rank)
@@ -269,10 +268,10 @@ class Gathering:
             missing.discard(hello.rank)
 
         self._acceptor.turn_to(answer)
-        until = time.monotonic() + _LATECOMERS_S
+        until_s = self._request.now_s() + _LATECOMERS_S
         with contextlib.suppress(Error):
-            while missing and time.monotonic() < until and not self._request.is_over():
-                self._acceptor.serve(until)
+            while missing and self._request.now_s() < until_s and not self._request.is_over():
+                self._acceptor.serve(until_s)
 
     def close(self) -> None:
         self._acceptor.close()
@@ -334,7 +333,7 @@ class Gathering:
 
     def _warn_who_is_awaited(self) -> None:
         """Once: else whoever forgot to start a host would sit before a silent screen up to the timeout."""
-        self._warn_at = float("inf")
+        self._warn_at_s = float("inf")
         missing, request = named(self._missing()), self._request
         what = "rank %d has waited %g s%s for %s of %d, and will wait %g s in all%s"
         values = (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 
+from .._system.deadline import Deadline
 from ..errors import Error, Timeout
 from . import handshake
-from .framed_socket import FramedSocket
+from .framed_socket import POLL_S, FramedSocket
 from .handshake import BadFrame, Challenge
 from .world import SILENCE_S, JoinRequest
 
@@ -26,7 +26,7 @@ class Connector:
         self._request = request
         self._peer = peer
         self._purpose = purpose
-        self._warn_at = time.monotonic() + SILENCE_S
+        self._warn_at_s = request.now_s() + SILENCE_S
 
     def connect(self) -> FramedSocket:
         """A socket on which both have proven themselves and the peer's word was heard."""
@@ -43,14 +43,14 @@ class Connector:
                 sock.close()
             if self._request.is_over():
                 raise self._never_came()
-            if time.monotonic() >= self._warn_at:
+            if self._request.now_s() >= self._warn_at_s:
                 self._warn_of_tries()
             self._request.pause(pause_s)
             pause_s = min(pause_s * 1.5, self.longest_pause_s)
 
     def _warn_of_tries(self) -> None:
         """Once: else a mistaken address, or a peer that was never started, would show only in the end."""
-        self._warn_at = float("inf")
+        self._warn_at_s = float("inf")
         what = "rank %d has tried for %g s to reach rank %d%s, and will try for %g s in all"
         request = self._request
         _log.warning(what, request.rank, SILENCE_S, self._peer, self._trying(), request.timeout_s)
@@ -124,8 +124,8 @@ class Connector:
             if packet is None:
                 # The peer knows who is missing: give up through it, so that all ranks raise the same.
                 sock.send(handshake.pack_frame(handshake.GIVING_UP))
-                until = time.monotonic() + _VERDICT_S
-                packet = sock.await_frame(handshake.FRAME_NBYTES, until, _VERDICT_S, self._request.check)
+                within = Deadline(_VERDICT_S)
+                packet = sock.await_frame(handshake.FRAME_NBYTES, within, POLL_S, self._request.check)
         except BadFrame as error:
             raise Error(f"rank {self._peer} sent {error}", rank=self._peer) from error
         if packet is None:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import select
-import time
 from collections.abc import Iterator, Mapping
 
+from .._system.deadline import Deadline
 from ..errors import Error, RankFailed, Timeout
 from . import handshake
-from .framed_socket import SELECT_S, FramedSocket
+from .framed_socket import POLL_S, FramedSocket
 from .handshake import BadFrame
 
 _VERDICT_S = 0.5  # how long a rank waits for rank 0's word on an error of its own
 
 
 class Coordinator:
-    """One rank's part in it; `deadline` is a time.monotonic() value."""
+    """One rank's part in it."""
 
     def __init__(self, rank: int, size: int, socks: Mapping[int, FramedSocket]) -> None:
         self._rank = rank
@@ -36,17 +36,17 @@ class Coordinator:
         """Raise what another rank told, or that it ended; never waits."""
         self._receive(0.0)
 
-    def all_ready(self, error: BaseException | None = None, *, deadline: float) -> None:
+    def all_ready(self, error: BaseException | None = None, *, deadline: Deadline) -> None:
         """Return when every rank has come here; what one gives as its `error` all ranks raise."""
         with self.together():
             if error is not None:
                 raise error
             if self._rank == 0:
                 # Ranks that are late for a reason know it, and tell it at the same deadline.
-                self._await_ready(deadline + _VERDICT_S / 2)
+                self._await_ready(deadline.later(_VERDICT_S / 2))
             else:
                 self._send(0, handshake.pack_frame(handshake.READY))
-                self._await_ready(deadline + 2 * _VERDICT_S)
+                self._await_ready(deadline.later(2 * _VERDICT_S))
             self._ready.clear()
             if self._rank == 0:
                 for rank in self._socks:
@@ -86,18 +86,18 @@ class Coordinator:
         return self._verdict
 
     def _await_verdict(self) -> None:
-        until = time.monotonic() + _VERDICT_S
+        deadline = Deadline(_VERDICT_S)
         with contextlib.suppress(Error):  # the verdict, or rank 0 has gone and there will be none
-            while time.monotonic() < until:
-                self._receive(until - time.monotonic())
+            while (left_s := deadline.left_s()) > 0:
+                self._receive(min(left_s, POLL_S))
 
-    def _await_ready(self, deadline: float) -> None:
+    def _await_ready(self, deadline: Deadline) -> None:
         while len(self._ready) < len(self._socks):
-            left_s = deadline - time.monotonic()
+            left_s = deadline.left_s()
             if left_s <= 0:
                 late = min(rank for rank in self._socks if rank not in self._ready)
                 raise Timeout(f"rank {late} of {self._size} was not ready in time", rank=late)
-            self._receive(min(left_s, SELECT_S))
+            self._receive(min(left_s, POLL_S))
 
     def _send(self, rank: int, frame: bytes) -> None:
         if not self._socks[rank].send(frame):

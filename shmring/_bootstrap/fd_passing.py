@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from .._system.deadline import Deadline
 from .._system.limits import explain
 from ..errors import Error, RankFailed, Timeout, agreed
 from . import handshake
@@ -29,7 +30,7 @@ class Links:
 
     Rank 0 holds a connection to every other rank, the others one to rank 0. Nothing in it belongs to
     the process, so ranks may be threads. Calls are collective and come from one thread at a time.
-    `check` is called at least every 20 ms of a wait and may raise; `deadline` is a time.monotonic() value.
+    `check` is called at least every 20 ms of a wait and may raise.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Links:
         for peer in peers.values():
             peer.setblocking(False)
 
-    def broadcast_descriptor(self, fd: int | None, *, check: Check, deadline: float) -> int:
+    def broadcast_descriptor(self, fd: int | None, *, check: Check, deadline: Deadline) -> int:
         """Rank 0's descriptor to all: rank 0 gets `fd` back, the others a new one (closed on exec).
 
         Raises RankFailed, Timeout, or what rank 0 told through `fail_descriptor`.
@@ -76,7 +77,7 @@ class Links:
             with contextlib.suppress(OSError):
                 peer.send(frame)
 
-    def all_ready(self, *, check: Check, deadline: float) -> None:
+    def all_ready(self, *, check: Check, deadline: Deadline) -> None:
         """Return when every rank has come here; one that ended, or told why it cannot, all ranks raise.
 
         An error that another rank has reported is raised as an agreed error.
@@ -96,7 +97,7 @@ class Links:
             raise
 
     def introduce(
-        self, groups: Sequence[Sequence[int]], *, check: Check, deadline: float
+        self, groups: Sequence[Sequence[int]], *, check: Check, deadline: Deadline
     ) -> tuple[Links | None, Error | None]:
         """Connections of its own for each of the groups: disjoint, in their new order, the same on every
         rank.
@@ -124,7 +125,7 @@ class Links:
             self._marker.close()
 
     def _hand_out_socks(
-        self, groups: Sequence[Sequence[int]], check: Check, deadline: float
+        self, groups: Sequence[Sequence[int]], check: Check, deadline: Deadline
     ) -> tuple[list[socket.socket], Error | None]:
         """Rank 0 makes every socket and sends its ends away; returns those that are its own."""
         own: list[socket.socket] = []
@@ -145,7 +146,7 @@ class Links:
         return own, failure
 
     def _hand_out_sock(
-        self, ranks: tuple[int, int], own: list[socket.socket], check: Check, deadline: float
+        self, ranks: tuple[int, int], own: list[socket.socket], check: Check, deadline: Deadline
     ) -> Error | None:
         try:
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -166,7 +167,7 @@ class Links:
                     end.close()
         return None
 
-    def _take_socks(self, check: Check, deadline: float) -> tuple[list[socket.socket], Error | None]:
+    def _take_socks(self, check: Check, deadline: Deadline) -> tuple[list[socket.socket], Error | None]:
         """This rank's ends of sockets, all that rank 0 sends; after a failure the rest are taken as well."""
         socks: list[socket.socket] = []
         fds: list[int] = []
@@ -189,7 +190,7 @@ class Links:
             raise
         return socks, failure
 
-    def _take_descriptor(self, check: Check, deadline: float) -> int:
+    def _take_descriptor(self, check: Check, deadline: Deadline) -> int:
         fds: list[int] = []
         try:
             packet, cut = self._receive(fds, check, deadline)
@@ -203,7 +204,7 @@ class Links:
             raise
         return fds[0]
 
-    def _await_ready(self, ranks: Iterable[int], check: Check, deadline: float) -> None:
+    def _await_ready(self, ranks: Iterable[int], check: Check, deadline: Deadline) -> None:
         awaited = set(ranks)
         while awaited:
             for rank in self._next_to_speak(awaited, check, deadline):
@@ -217,7 +218,7 @@ class Links:
                     raise _unexpected(rank, kind)
                 awaited.remove(rank)
 
-    def _send(self, rank: int, frame: bytes, fd: int | None, check: Check, deadline: float) -> None:
+    def _send(self, rank: int, frame: bytes, fd: int | None, check: Check, deadline: Deadline) -> None:
         rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         while True:
             check()
@@ -229,11 +230,11 @@ class Links:
             except OSError as error:
                 if error.errno not in _BUSY:
                     raise explain(error, f"sending a descriptor to rank {rank}") from error
-            if time.monotonic() >= deadline:
+            if deadline.is_over():
                 raise Timeout(f"rank {rank} did not take the descriptors that it was sent", rank=rank)
             time.sleep(_POLL_S / 4)
 
-    def _next_to_speak(self, ranks: set[int], check: Check, deadline: float) -> list[int]:
+    def _next_to_speak(self, ranks: set[int], check: Check, deadline: Deadline) -> list[int]:
         """Those of the ranks whose sockets have something to be read: at least one."""
         poll = select.poll()
         rank_of = {self._peers[rank].fileno(): rank for rank in ranks}
@@ -241,15 +242,15 @@ class Links:
             poll.register(sock, select.POLLIN)
         while True:
             check()
-            left_s = deadline - time.monotonic()
-            spoken = poll.poll(max(0.0, min(_POLL_S, left_s)) * 1000)
+            left_s = deadline.left_s()
+            spoken = poll.poll(min(_POLL_S, left_s) * 1000)
             if spoken:
                 return [rank_of[sock] for sock, _ in spoken]
             if left_s <= 0:
                 late = min(ranks)
                 raise Timeout(f"rank {late} did not send what it owed in time", rank=late)
 
-    def _receive(self, fds: list[int], check: Check, deadline: float) -> tuple[bytes, bool]:
+    def _receive(self, fds: list[int], check: Check, deadline: Deadline) -> tuple[bytes, bool]:
         """What rank 0 sends next, see `_read`."""
         self._next_to_speak({0}, check, deadline)
         return self._read(0, fds)

@@ -11,15 +11,15 @@ import os
 import select
 import socket
 import struct
-import time
 from collections.abc import Callable
 
+from .._system.deadline import Deadline
 from .handshake import BadFrame
 
 Check = Callable[[], None]
 Address = tuple[str, int] | tuple[str, int, int, int]  # as sockets have it, for IPv4 and IPv6
 
-SELECT_S = 60.0  # keeps timeouts inside what the selectors can take
+POLL_S = 0.05  # the longest wait in one piece: deadlines are polled more often than Deadline requires
 _LENGTH = struct.Struct("!H")
 _BACKLOG = 1024  # the kernel's queue: ranks behind a flood keep their place in it
 CUT_S = 20  # a link that carries nothing for so long is taken for cut
@@ -49,7 +49,7 @@ class FramedSocket:
             try:
                 left = left[self.connection.send(left) :]
             except BlockingIOError:
-                if not self.wait(select.POLLOUT, _STUCK_S):
+                if not self._wait_for_room():
                     return False
             except OSError:
                 return False
@@ -73,11 +73,11 @@ class FramedSocket:
                 return piece
             self._begun += piece
 
-    def await_frame(self, most_nbytes: int, deadline: float, poll_s: float, check: Check) -> bytes | None:
-        """The next frame, as `receive` has it; None where the deadline passed."""
+    def await_frame(self, most_nbytes: int, deadline: Deadline, poll_s: float, check: Check) -> bytes | None:
+        """Return the next frame as `receive` does; None if the deadline passed."""
         while True:
             frame = self.receive(most_nbytes)
-            left_s = deadline - time.monotonic()
+            left_s = deadline.left_s()
             if frame is not None or left_s <= 0:
                 return frame
             check()
@@ -91,6 +91,14 @@ class FramedSocket:
 
     def close(self) -> None:
         self.connection.close()
+
+    def _wait_for_room(self) -> bool:
+        """Return False if the kernel of the other side takes nothing for _STUCK_S."""
+        deadline = Deadline(_STUCK_S)
+        while not self.wait(select.POLLOUT, POLL_S):
+            if deadline.is_over():
+                return False
+        return True
 
     def _missing_nbytes(self, most_nbytes: int) -> int:
         if len(self._begun) < _LENGTH.size:
@@ -116,7 +124,7 @@ class FramedSocket:
 
 
 def connect(
-    family: int, address: Address, deadline: float, poll_s: float, check: Check
+    family: int, address: Address, deadline: Deadline, poll_s: float, check: Check
 ) -> socket.socket | OSError:
     """A TCP connection, non-blocking, or why there is none; what `check` raises is raised."""
     with contextlib.ExitStack() as undo:
@@ -129,8 +137,8 @@ def connect(
         poll = select.poll()
         poll.register(new, select.POLLOUT)
         while code == errno.EINPROGRESS:
-            left_s = deadline - time.monotonic()
-            if poll.poll(max(0.0, min(left_s, poll_s)) * 1000):
+            left_s = deadline.left_s()
+            if poll.poll(min(left_s, poll_s) * 1000):
                 code = new.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 break
             if left_s <= 0:

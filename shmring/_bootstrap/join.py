@@ -12,11 +12,11 @@ import hashlib
 import operator
 import os
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .._config.settings import Settings, address_text, parse_address
+from .._system.deadline import Deadline
 from ..errors import Error
 from . import local, node_map, tcp
 from .coordinator import Coordinator
@@ -143,9 +143,7 @@ def join(
     name = (settings.node if node is None else node) or ""
     if (world.id, rank) in _used:
         raise local.second_use(rank)
-    request = JoinRequest(
-        world, rank, name, timeout_s, time.monotonic() + timeout_s, check, listener, is_invited
-    )
+    request = JoinRequest(world, rank, name, timeout_s, Deadline(timeout_s), check, listener, is_invited)
     if world.address is None or world.nprocs == 1:
         links = local.meet(request, range(world.nprocs))
         meeting = Meeting(links, node_map.place_of(rank, [0] * world.nprocs))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-import time
 from dataclasses import dataclass, field
 
 from .._system.limits import NO_DESCRIPTOR, explain
@@ -83,16 +82,16 @@ class _MeshConnector(Connector):
         self._where: Address = (host, port)
         if self._family == socket.AF_INET6:
             self._where = (host, port, 0, found.scope_id)
-        self._began = time.monotonic()
+        self._refused_until_s = request.now_s() + _REFUSED_S
 
     def _open(self) -> FramedSocket | None:
-        until = min(self._request.deadline, time.monotonic() + _CONNECT_S)
-        there = connect(self._family, self._where, until, self._request.poll_s(), self._request.check)
+        within = self._request.deadline.within(_CONNECT_S)
+        there = connect(self._family, self._where, within, self._request.poll_s(), self._request.check)
         if not isinstance(there, OSError):
             return FramedSocket(there)
         if there.errno in NO_DESCRIPTOR:
             raise explain(there, f"connecting to rank {self._peer}")
-        if there.errno != errno.ETIMEDOUT and time.monotonic() > self._began + _REFUSED_S:
+        if there.errno != errno.ETIMEDOUT and self._request.now_s() > self._refused_until_s:
             raise Error(self._unreachable(str(there.strerror)), rank=self._peer)
         return None
 

@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -158,9 +157,10 @@ class _TcpConnector(Connector):
                 if error.errno in NO_DESCRIPTOR:
                     raise explain(error, f"looking up {self._address}") from error
                 self._why = f"its name is not known here: {error.strerror}"
+            self._request.deadline.clock.count()  # a lookup may block for many seconds
         for family, address in self._where:
-            until = min(self._request.deadline, time.monotonic() + _CONNECT_S)
-            there = connect(family, address, until, self._request.poll_s(), self._request.check)
+            within = self._request.deadline.within(_CONNECT_S)
+            there = connect(family, address, within, self._request.poll_s(), self._request.check)
             if not isinstance(there, OSError):
                 watch_link(there, is_always_read=True)
                 self._why = "something took the connection, but did not answer"

@@ -11,12 +11,13 @@ import time
 from dataclasses import dataclass, field
 
 from .._config.settings import MAX_RANKS, parse_address
+from .._system.deadline import Deadline
 from . import handshake
-from .framed_socket import SELECT_S, Check, FramedSocket
+from .framed_socket import POLL_S, Check, FramedSocket
 from .handshake import Hello
 
 SILENCE_S = 10.0  # a wait of so long for ranks to come is told in the log, long before its timeout
-_POLL_S = 0.02  # `check` is called at least this often
+_CHECK_S = 0.02  # `check` is called at least this often
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def nothing_to_check() -> None:
 class JoinRequest:
     """One rank's attempt to join a world: what it says of itself, until when, and what may end it early.
 
-    `deadline` is a time.monotonic() value; `check` is called at least every 20 ms of a wait and may raise.
+    `check` is called at least every 20 ms of a wait and may raise.
     `listener`: rank 0's, where it listens at the world's address already; `is_invited`: another, which knows
     that it does, so that its absence means that it ended.
     """
@@ -83,26 +84,30 @@ class JoinRequest:
     rank: int
     node: str
     timeout_s: float
-    deadline: float
+    deadline: Deadline
     check: Check = nothing_to_check
     listener: socket.socket | None = None
     is_invited: bool = False
 
     def is_over(self) -> bool:
-        return time.monotonic() >= self.deadline
+        return self.deadline.is_over()
 
     def poll_s(self) -> float:
-        """The longest wait in one piece: where there is nothing to check nobody has to wake up for it."""
-        return SELECT_S if self.check is nothing_to_check else _POLL_S
+        """Return the longest wait in one piece."""
+        return POLL_S if self.check is nothing_to_check else _CHECK_S
 
-    def wait_s(self, until: float) -> float:
-        """How long to wait in one piece, for something that may come until then."""
-        return max(0.0, min(min(until, self.deadline) - time.monotonic(), self.poll_s()))
+    def now_s(self) -> float:
+        """Return the time by the deadline's clock."""
+        return self.deadline.clock.now_s()
+
+    def wait_s(self, until_s: float) -> float:
+        """Return how long to wait in one piece if the wait ends at `until_s`, by the deadline's clock."""
+        return max(0.0, min(until_s - self.now_s(), self.deadline.left_s(), self.poll_s()))
 
     def pause(self, pause_s: float) -> None:
-        until = time.monotonic() + pause_s
-        while self.wait_s(until) > 0:
-            time.sleep(self.wait_s(until))
+        until_s = self.now_s() + pause_s
+        while (wait_s := self.wait_s(until_s)) > 0:
+            time.sleep(wait_s)
             self.check()
 
     def await_frame(self, sock: FramedSocket, most_nbytes: int) -> bytes | None:

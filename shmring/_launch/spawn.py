@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from .._bootstrap.join import World, check_nprocs, world
+from .._system.deadline import Deadline
 from .._system.limits import explain
 from .._system.processes import describe_exit, die_with, parent_death_tie
 from ..errors import Aborted, Error, RankFailed, Timeout
@@ -29,7 +30,7 @@ _GRACE_S = 1.0  # after a failure, time for the others to raise RankFailed and r
 _INTERRUPT_S = 0.3  # after Ctrl-C, time for ranks that the terminal has interrupted, too
 _EXIT_S = 5.0  # time for a rank to exit after it has reported
 _TERMINATE_S = 2.0  # time from SIGTERM to SIGKILL
-_POLL_S = 0.2  # a dead rank's children can hold its sentinel open, so exit codes are also polled
+_POLL_S = 0.1  # a dead rank's children can hold its sentinel open, so exit codes are also polled
 
 # A message is a mark (1 byte), the length of its body (8 bytes), its kind (1 byte), and the body. A rank
 # sends the mark first, as soon as it runs.
@@ -354,7 +355,7 @@ class _Launch:
         self.failures: dict[int, _Failure] = {}
         self._keeps_going = keeps_going
         self._timeout_s = timeout_s
-        self._deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        self._deadline = Deadline(float("inf") if timeout_s is None else timeout_s)
         self._ranks: list[_Rank] = []
         self._blobs: dict[int, bytearray] = {}
         try:
@@ -392,12 +393,11 @@ class _Launch:
 
         Return whether the ranks will exit by themselves.
         """
-        grace_ends = float("inf")
+        grace: Deadline | None = None
         while any(not rank.settled for rank in self._ranks):
-            now = time.monotonic()
-            if now >= grace_ends:
+            if grace is not None and grace.is_over():
                 return False
-            if now >= self._deadline and (self._keeps_going or not self.failures):
+            if self._deadline.is_over() and (self._keeps_going or not self.failures):
                 self._out_of_time()
                 return False
             for key, events in self._selector.select(_POLL_S):
@@ -405,8 +405,8 @@ class _Launch:
             for rank in self._ranks:
                 if not rank.settled and rank.process.exitcode is not None:
                     self._bury(rank)
-            if self.failures and not self._keeps_going and grace_ends == float("inf"):
-                grace_ends = time.monotonic() + _GRACE_S
+            if self.failures and not self._keeps_going and grace is None:
+                grace = Deadline(_GRACE_S)
         return self._keeps_going or not self.failures
 
     def stop(self, patience_s: float) -> None:
@@ -512,10 +512,10 @@ class _Launch:
             self.failures[rank] = _Failure(str(error), pickled=pickle.dumps(error))
 
     def _wait_for_exits(self, patience_s: float) -> None:
-        until = time.monotonic() + patience_s
+        deadline = Deadline(patience_s)
         while True:
             running = [rank.process for rank in self._ranks if rank.process.exitcode is None]
-            left_s = until - time.monotonic()
+            left_s = deadline.left_s()
             if not running or left_s <= 0:
                 return
             # join() is not used: it waits for the sentinel, which a rank's children may hold open.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from .._bootstrap.join import join
+from .._system.deadline import Deadline
 from .._system.limits import explain
 from ..errors import Error, Mismatch, RankFailed
 from .startup import CommParts, begin, begin_where_met
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _WORD = np.iinfo(np.int64)
-_LAST_WORD_S = 1.0  # the parent's connection shows a death this much later than the group's
+_ABORT_S = 1.0  # the parent's connection shows a death this much later than the group's
 
 
 def pack_color(color: SupportsIndex | None, key: SupportsIndex) -> Numbers:
@@ -103,7 +104,7 @@ def form_across(
     timeout_s: float,
 ) -> tuple[CommParts, tuple[int, ...]] | None:
     """Form groups of ranks on several hosts: each group meets as a world of its own. See `form`."""
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     ranks = next((group for group in groups if comm.rank in group), [])
     is_leader = ranks[:1] == [comm.rank]
     listener, said = _invite(internode, settings, len(ranks)) if is_leader else (None, _why_not_to_come(1))
@@ -119,7 +120,7 @@ def form_across(
             meeting = join(
                 world,
                 ranks.index(comm.rank),
-                timeout_s=_left(deadline),
+                timeout_s=max(deadline.left_s(), 0.001),
                 node=settings.node,
                 check=engine.poll,
                 listener=listener,
@@ -127,8 +128,9 @@ def form_across(
             )
     parent_ranks = tuple(ranks)
     with _a_death_is_the_parents(engine):
+        start_s = max(deadline.left_s(), 0.001)
         parts = begin_where_met(
-            meeting, settings, engine.timeout_s, key=world.key, start_s=_left(deadline), parent=engine
+            meeting, settings, engine.timeout_s, key=world.key, start_s=start_s, parent=engine
         )
     return parts, parent_ranks
 
@@ -142,8 +144,8 @@ def _a_death_is_the_parents(engine: Engine) -> Iterator[None]:
     try:
         yield
     except RankFailed:
-        until = time.monotonic() + _LAST_WORD_S
-        while time.monotonic() < until:
+        deadline = Deadline(_ABORT_S)
+        while not deadline.is_over():
             try:
                 engine.poll()
             except Error as error:
@@ -181,13 +183,9 @@ def _why_not_to_come(ndescriptors: int) -> str | None:
     return None
 
 
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)
-
-
 def _introduce(engine: Engine, links: Links, groups: list[list[int]], timeout_s: float) -> Links | None:
     """Return this rank's links in its group, once every rank has its own."""
-    own, deadline = None, time.monotonic() + timeout_s
+    own, deadline = None, Deadline(timeout_s)
     try:
         own, failure = links.introduce(groups, check=engine.check, deadline=deadline)
         if engine.all_agree(failure is None, timeout_s):

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import enum
 import struct
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from .._system.deadline import Clock
 from ..errors import Error, RankFailed
 
 NBYTES = 640  # of a packed view; layout.h reserves as many
@@ -121,6 +121,7 @@ class Agreement:
         self._timeout_s = timeout_s
         self._invite = invite
         self._suspects = suspects
+        self._clock = Clock()
         self._others = [rank for rank in range(ranks.size) if rank != ranks.rank]
         self.view = View()
         self.done: View | None = None  # the view of a member that reported done
@@ -164,7 +165,8 @@ class Agreement:
 
     def commit(self) -> bool:
         """Report ready and wait until all members are. Return False if the view changed instead."""
-        self._since, self._only_suspects_since = time.monotonic(), None  # starting the communicator took time
+        # Starting the communicator took time.
+        self._since, self._only_suspects_since = self._clock.now_s(), None
         self._say(replace(self.view, phase=Phase.READY))
         while not self._all_are_in(Phase.READY):
             self._leave_out_the_late(Phase.READY)
@@ -198,7 +200,7 @@ class Agreement:
         return said.attempt if said is not None else 0
 
     def _move(self, attempt: int, out: int) -> None:
-        self._since, self._only_suspects_since = time.monotonic(), None
+        self._since, self._only_suspects_since = self._clock.now_s(), None
         view = View(attempt, Phase.COMING, out)
         if view.members(self._ranks.size)[0] == self._ranks.rank:
             view = replace(view, invitation=self._invite(view))
@@ -206,12 +208,12 @@ class Agreement:
 
     def _say(self, view: View) -> None:
         self.view = view
-        self._told = time.monotonic()
+        self._told = self._clock.now_s()
         self._ranks.notify(view)
 
     def _pause(self) -> None:
         self._ranks.pause()
-        if time.monotonic() - self._told > _AGAIN_S:
+        if self._clock.now_s() - self._told > _AGAIN_S:
             self._say(self.view)
 
     def _all_are_in(self, phase: Phase) -> bool:
@@ -235,7 +237,8 @@ class Agreement:
 
     def _leave_out_the_late(self, phase: Phase) -> None:
         # A rank that is ahead is not late: it has left out the same ranks a moment sooner.
-        now, missing = time.monotonic(), [rank for rank in self._missing(phase) if not self._is_ahead(rank)]
+        now = self._clock.now_s()
+        missing = [rank for rank in self._missing(phase) if not self._is_ahead(rank)]
         if not missing or not self._suspects.issuperset(missing):
             self._only_suspects_since = None
         elif self._only_suspects_since is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .._bootstrap.join import join
 from .._bootstrap.world import World
+from .._system.deadline import Deadline
 from ..errors import Error, RankFailed, Timeout
 from .membership import Agreement, View, left_behind
 from .startup import CommParts, begin_where_met
@@ -113,7 +114,7 @@ class _Meetings:
         world_id, _, address = lowest.invitation.partition(" ")
         key = failed.engine.key() if failed.internode is None else failed.internode.key
         listener, self._listener = self._listener, None
-        deadline = time.monotonic() + self._timeout_s
+        deadline = Deadline(self._timeout_s)
         with listener or contextlib.nullcontext():
             meeting = join(
                 World(world_id, key, len(members), address or None),
@@ -123,7 +124,7 @@ class _Meetings:
                 check=check,
                 listener=listener,
             )
-        start_s = max(deadline - time.monotonic(), 0.001)
+        start_s = max(deadline.left_s(), 0.001)
         return begin_where_met(meeting, failed.settings, failed.engine.timeout_s, key=key, start_s=start_s)
 
     def close(self) -> None:

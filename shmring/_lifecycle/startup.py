@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import zlib
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from .._config.settings import Settings
 from .._core.segment_format import KEY_NBYTES, control_nbytes, format_segment, header_of, segment_nbytes
 from .._engine.engine import Engine
 from .._system import limits, procfs, segments
+from .._system.deadline import Deadline
 from ..errors import Error, agreed
 from .internode import InterNodeLinks
 
@@ -83,7 +83,7 @@ def _begin_where_met(
 ) -> CommParts:
     if meeting.coordinator is None:
         return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
-    deadline = time.monotonic() + (timeout_s if start_s is None else start_s)
+    deadline = Deadline(timeout_s if start_s is None else start_s)
     parts = None
     try:
         with meeting.coordinator.together():
@@ -91,7 +91,7 @@ def _begin_where_met(
             if meeting.mesh is not None:
                 engine = parts.engine
                 internode = InterNodeLinks(engine, meeting.place, meeting.mesh, key)
-                engine.open_for_calls(max(deadline - time.monotonic(), 0.001))
+                engine.open_for_calls(max(deadline.left_s(), 0.001))
                 internode.agree(engine, settings.wire_slice_nbytes)
                 engine.open_for_calls(timeout_s)
                 parts = parts._replace(place=meeting.place, internode=internode)
@@ -133,7 +133,7 @@ def begin(
     If a rank fails before every rank is ready, the other ranks are notified and raise too.
     """
     start_s = timeout_s if start_s is None else start_s
-    deadline = time.monotonic() + start_s
+    deadline = Deadline(start_s)
     fd = engine = None
     others_wait = True
     try:
@@ -225,7 +225,7 @@ def _all_have(engine: Engine, text: str) -> bool:
     return engine.all_agree(engine.broadcast_word(own) == own, engine.timeout_s)
 
 
-def _share_segment(links: Links, settings: Settings, deadline: float) -> int:
+def _share_segment(links: Links, settings: Settings, deadline: Deadline) -> int:
     fd = _create_segment(links.size, settings) if links.rank == 0 else None
     try:
         return links.broadcast_descriptor(fd, check=_nothing_to_check, deadline=deadline)

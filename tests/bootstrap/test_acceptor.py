@@ -32,11 +32,12 @@ from shmring._bootstrap.mesh import Mesh, _MeshAcceptor, _MeshConnector
 from shmring._bootstrap.node_map import Endpoint
 from shmring._bootstrap.tcp import Found
 from shmring._bootstrap.world import JoinRequest, World, world
+from shmring._system.deadline import Deadline
 from shmring.errors import Timeout
 
 
 def request_of(meeting, rank, **how):
-    return JoinRequest(meeting, rank, "a" * 64, 20.0, time.monotonic() + 20.0, **how)
+    return JoinRequest(meeting, rank, "a" * 64, 20.0, Deadline(20.0), **how)
 
 
 @pytest.fixture

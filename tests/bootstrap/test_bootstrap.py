@@ -112,10 +112,11 @@ def test_two_worlds_do_not_mix():
 def test_processes_meet():
     meeting = world(2)
     code = """
-        import pickle, sys, time
+        import pickle, sys
         from shmring._bootstrap.join import join
+        from shmring._system.deadline import Deadline
         links = join(pickle.loads(bytes.fromhex(sys.argv[1])), 1, timeout_s=10).links
-        fd = links.broadcast_descriptor(None, check=lambda: None, deadline=time.monotonic() + 10)
+        fd = links.broadcast_descriptor(None, check=lambda: None, deadline=Deadline(10))
         print(open(fd, "rb").read())
         """
     other = python(code, pickle.dumps(meeting).hex())
@@ -367,7 +368,7 @@ def wait_for_connections(meeting, count):
     """Until so many connections to the meeting point stand."""
     name = "@" + local.meeting_point(meeting)[1:].decode()
     until = soon()
-    while time.monotonic() < until:
+    while not until.is_over():
         with open("/proc/net/unix") as table:
             if sum(line.endswith(name + "\n") for line in table) > count:  # the listener is one
                 return

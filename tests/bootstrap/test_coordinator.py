@@ -1,7 +1,6 @@
 """All agree over the coordinator, or all raise the same."""
 
 import socket
-import time
 
 import pytest
 from rendezvous import close, in_threads, settle, soon
@@ -9,6 +8,7 @@ from rendezvous import close, in_threads, settle, soon
 from shmring._bootstrap import handshake
 from shmring._bootstrap.coordinator import Coordinator
 from shmring._bootstrap.framed_socket import FramedSocket
+from shmring._system.deadline import Deadline
 from shmring.errors import Error, Mismatch, RankFailed, Timeout
 
 
@@ -24,7 +24,7 @@ def coordinators(size):
 
 
 def readying(coordinator, error=None, within_s=10.0):
-    return lambda: coordinator.all_ready(error, deadline=time.monotonic() + within_s)
+    return lambda: coordinator.all_ready(error, deadline=Deadline(within_s))
 
 
 def test_all_are_ready_as_often_as_they_like():

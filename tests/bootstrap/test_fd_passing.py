@@ -9,6 +9,7 @@ import pytest
 from rendezvous import close, in_threads, meet, nothing, soon
 
 from shmring._system import segments
+from shmring._system.deadline import Deadline
 from shmring.errors import Aborted, Error, OutOfMemory, RankFailed, Timeout
 
 # --- descriptors ---
@@ -89,7 +90,7 @@ def test_the_check_is_called_often_and_may_raise():
 def test_the_deadline_holds():
     links = meet(2)
     with pytest.raises(Timeout, match="rank 0") as caught:
-        links[1].broadcast_descriptor(None, check=nothing, deadline=time.monotonic() + 0.1)
+        links[1].broadcast_descriptor(None, check=nothing, deadline=Deadline(0.1))
     assert caught.value.rank == 0
     close(links)
 
@@ -100,7 +101,7 @@ def test_a_receiver_that_never_takes_them_is_named_by_the_deadline():
 
     def never_taken():
         while True:
-            links[0].broadcast_descriptor(fd, check=nothing, deadline=time.monotonic() + 0.1)
+            links[0].broadcast_descriptor(fd, check=nothing, deadline=Deadline(0.1))
 
     with pytest.raises(Timeout, match="rank 1 did not take") as caught:
         never_taken()
@@ -227,7 +228,7 @@ def test_a_rank_that_ends_before_it_is_ready_is_named_to_all(gone):
 
 def test_a_rank_that_is_never_ready_is_named_by_the_deadline():
     links = meet(3)
-    late = time.monotonic() + 0.1
+    late = Deadline(0.1)
     outcomes = in_threads(readying(links[0], late), readying(links[2]))
     for error in outcomes:
         assert isinstance(error, Timeout)

@@ -3,7 +3,6 @@
 import errno
 import os
 import socket
-import time
 
 import pytest
 from rendezvous import close, free_port, meet_on, nothing, soon
@@ -14,11 +13,12 @@ from shmring._bootstrap.mesh import Mesh, weave
 from shmring._bootstrap.node_map import Endpoint
 from shmring._bootstrap.tcp import Found
 from shmring._bootstrap.world import JoinRequest, world
+from shmring._system.deadline import Deadline
 from shmring.errors import Error, RankFailed, Timeout
 
 
 def request_of(meeting, rank, timeout_s=20.0, **how):
-    return JoinRequest(meeting, rank, "a" * 64, timeout_s, time.monotonic() + timeout_s, **how)
+    return JoinRequest(meeting, rank, "a" * 64, timeout_s, Deadline(timeout_s), **how)
 
 
 def found_by(rank, names, port):
@@ -91,9 +91,9 @@ def test_a_connection_that_met_itself_is_none(monkeypatch):
         lonely.connect(lonely.getsockname())  # as when the kernel gives a caller the port that it calls
         assert framed_socket._has_met_itself(lonely)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        there = framed_socket.connect(socket.AF_INET, server.getsockname(), soon(), 1.0, nothing)
+        there = framed_socket.connect(socket.AF_INET, server.getsockname(), soon(), 0.05, nothing)
         assert not framed_socket._has_met_itself(there)
         there.close()
         monkeypatch.setattr(framed_socket, "_has_met_itself", lambda connection: True)
-        refused = framed_socket.connect(socket.AF_INET, server.getsockname(), soon(), 1.0, nothing)
+        refused = framed_socket.connect(socket.AF_INET, server.getsockname(), soon(), 0.05, nothing)
     assert refused.errno == errno.ECONNREFUSED

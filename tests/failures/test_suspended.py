@@ -7,10 +7,11 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Ranks, until_stopped, until_there
+from ranks import Ranks, free_port, until_stopped, until_there
 
 import shmring
 
@@ -61,12 +62,12 @@ def in_a_lock(comm, come):
     return 2.0
 
 
-def stop_and_continue(pids):
+def stop_and_continue(pids, stopped_s=STOPPED_S):
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     for pid in pids:
         until_stopped(pid)
-    time.sleep(STOPPED_S)
+    time.sleep(stopped_s)
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
 
@@ -142,6 +143,70 @@ def test_who_goes_on_alone_names_who_is_still_stopped(tmp_path):
         (tmp_path / "come").touch()
         (error,) = ranks.answers(among=[1])
         assert isinstance(error, shmring.Timeout)
+
+
+def joins(comm, come, world):
+    """Rank 0 has come to another world, and rank 1 comes to it only then."""
+    if comm.rank == 1:
+        until_there(come)
+    with shmring.init(world, comm.rank, timeout=TIMEOUT_S) as other:
+        return other.all_gather_object(other.rank)
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1"])
+def test_while_ranks_join(tmp_path, address):
+    where = address and f"{address}:{free_port()}"
+    with Ranks(2) as ranks:
+        ranks.meet(timeout_s=TIMEOUT_S)
+        ranks.begin(joins, tmp_path / "come", shmring.world(2, address=where))
+        time.sleep(0.3)
+        stop_and_continue([ranks.pid(0), ranks.pid(1)])
+        time.sleep(0.1)
+        (tmp_path / "come").touch()
+        assert ranks.answers() == [[0, 1]] * 2
+
+
+def shrinks(comm, come):
+    """Rank 0 waits in shrink for rank 1, which comes late. Rank 2 has died."""
+    if comm.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(shmring.RankFailed):
+        comm.barrier()
+    if comm.rank == 1:
+        until_there(come)
+    with comm.shrink() as smaller:
+        return smaller.size
+
+
+def test_while_ranks_shrink(tmp_path):
+    with Ranks(3) as ranks:
+        ranks.meet(timeout_s=TIMEOUT_S)
+        ranks.begin(shrinks, tmp_path / "come")
+        time.sleep(0.5)
+        stop_and_continue([ranks.pid(0), ranks.pid(1)])
+        time.sleep(0.1)
+        (tmp_path / "come").touch()
+        assert ranks.answers(among=[0, 1]) == [2, 2]
+
+
+def spawns(pipe, come):
+    os.setsid()
+    pipe.send(shmring.spawn(in_a_call, args=(come,), nprocs=2, timeout=2 * TIMEOUT_S))
+
+
+def test_spawn_too(tmp_path):
+    """The launcher is stopped with its ranks, as Ctrl-Z does it."""
+    ours, theirs = FORK.Pipe()
+    child = FORK.Process(target=spawns, args=(theirs, tmp_path / "come"))
+    child.start()
+    theirs.close()
+    time.sleep(1.0)
+    ranks = [int(pid) for pid in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
+    stop_and_continue([child.pid, *ranks], 2 * STOPPED_S)
+    time.sleep(0.1)
+    (tmp_path / "come").touch()
+    assert ours.recv() == [2.0, 2.0]
+    child.join()
 
 
 def get_in_time(ring, pipe):

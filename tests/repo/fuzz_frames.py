@@ -16,6 +16,7 @@ from pathlib import Path
 from shmring._bootstrap import framed_socket, handshake, node_map, world
 from shmring._bootstrap.handshake import BadFrame, Challenge, Hello
 from shmring._config import settings
+from shmring._system.deadline import Deadline
 
 ROWS = [node_map.Row(0, node_map.Endpoint("10.0.0.1", 1))]
 PARSERS = (
@@ -88,7 +89,7 @@ def one_input(data):
 
 def seeds():
     """What is really sent, less the part that `parse` puts before it."""
-    request = world.JoinRequest(world.world(2), 1, "a" * 64, 1.0, 0.0)
+    request = world.JoinRequest(world.world(2), 1, "a" * 64, 1.0, Deadline(0.0))
     frames = [
         request.hello(0, handshake.COORDINATOR).pack(),
         Challenge(2, bytes(32), bytes(32), bytes(16)).pack(),

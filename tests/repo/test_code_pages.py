@@ -24,7 +24,7 @@ FILE = r"(?:[\w/]+\.(?:pyx|pxd|py|c|h))"
 MENTION = re.compile(rf"`({FILE}|\w+\(\))`")
 WALKS = {
     "From all_reduce to a kernel": 7,
-    "From spawn to the first collective": 18,
+    "From spawn to the first collective": 15,
     "From SIGKILL to RankFailed": 10,
 }  # the most files of each list; fewer are welcome
 MOST_OF_ANY_ALGORITHM = 8

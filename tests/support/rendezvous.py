@@ -15,6 +15,7 @@ from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.handshake import Challenge
 from shmring._bootstrap.join import join, world
 from shmring._config.settings import parse_address
+from shmring._system.deadline import Deadline
 
 
 def in_threads(*functions):
@@ -69,7 +70,7 @@ def close(links):
 
 
 def soon():
-    return time.monotonic() + 10
+    return Deadline(10)
 
 
 def nothing():
@@ -85,7 +86,7 @@ def settle(times=1):
 def knock(meeting):
     """A pending peer's connection to rank 0, as soon as that listens."""
     until = soon()
-    while time.monotonic() < until:
+    while not until.is_over():
         pending = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pending.connect(local.meeting_point(meeting))
@@ -125,7 +126,7 @@ def meet_on(nodes, meeting=None, **how):
 def dial(meeting):
     """A pending peer's socket to rank 0 over TCP, as soon as that listens."""
     until = soon()
-    while time.monotonic() < until:
+    while not until.is_over():
         with contextlib.suppress(ConnectionRefusedError):
             return FramedSocket(
                 socket.create_connection(parse_address("address", meeting.address), timeout=10)
@@ -136,7 +137,7 @@ def dial(meeting):
 
 def answer(sock, most_nbytes=4096):
     """The next frame on a socket; empty where the other side hung up."""
-    return sock.await_frame(most_nbytes, soon(), 1.0, nothing)
+    return sock.await_frame(most_nbytes, soon(), 0.05, nothing)
 
 
 def prove(sock, request, peer, purpose):

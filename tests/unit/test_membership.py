@@ -250,7 +250,7 @@ class Slow(Absent):
 @pytest.mark.parametrize("suspects", [frozenset(), frozenset([1])])
 def test_what_it_takes_to_begin_is_no_delay_of_the_others(monkeypatch, suspects):
     now = 0.0
-    monkeypatch.setattr("shmring._lifecycle.membership.time.monotonic", lambda: now)
+    monkeypatch.setattr("shmring._system.deadline.time.monotonic", lambda: now)
     agreement = Agreement(Slow(3), 1.0, lambda view: "here", suspects)
     assert agreement.settle().members(2) == [0, 1]
     now = 10.0  # so long it took to begin
