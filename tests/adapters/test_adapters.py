@@ -1,4 +1,4 @@
-"""shmring.adapters: ranks in pools, joblib, Dask and Ray, each really run where it is installed."""
+"""shmring.adapters: ranks in pools, joblib, Dask and Ray. Each engine really runs if it is installed."""
 
 import json
 import sys

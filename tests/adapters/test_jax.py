@@ -124,7 +124,7 @@ def test_collectives_keep_the_programs_order_and_their_results(world_of):
 
 
 def wait_for_other_work_on_each_rank(comm):
-    """What each of three calls gives is ready first on one rank, and last on another."""
+    """Make three calls whose results are ready first on one rank and last on another."""
     import jax
     import jax.numpy as jnp
 
@@ -156,7 +156,7 @@ def differentiate(comm):
     rng = np.random.default_rng(5)
 
     def gradient(call, x_shape, y_shape):
-        """Of this rank's x, and by rank the weights."""
+        """Return the gradient of this rank's x, and the weights by rank."""
         weights = rng.integers(0, 9, (size, *y_shape)).astype("f4")
         loss = lambda x: (call(x) * weights[rank]).sum()  # noqa: E731
         return np.asarray(jax.jit(jax.grad(loss))(np.ones(x_shape, "f4"))), weights

@@ -1,4 +1,4 @@
-"""shmring.adapters.sklearn: means of what ranks have learned, whatever they saw."""
+"""shmring.adapters.sklearn: means of the ranks' models, whatever data each rank has."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Arrays of other libraries that all ranks map, where they lie: what they hold, and when it ends."""
+"""Arrays of other libraries that all ranks map in place: their contents and their lifetime."""
 
 import errno
 import gc

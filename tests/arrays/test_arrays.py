@@ -1,6 +1,7 @@
-"""Arrays that all ranks map: known in any view, mixed with private ones, given back, outliving the rest.
+"""Arrays that all ranks map: recognised in any view, mixed with private ones, returned, and valid after the
+rest.
 
-What lies in /dev/shm, which descriptors and mappings are left is looked at here as well.
+The tests also check the names in /dev/shm, and the descriptors and mappings that are left.
 """
 
 import gc
@@ -23,7 +24,7 @@ LARGE = 24 * MIB
 
 
 def own_shared_nbytes():
-    """What this process has mapped of shared memory and touched."""
+    """Return the bytes of shared memory that this process has mapped and touched."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssShmem:"):
             return int(line.split()[1]) << 10

@@ -1,6 +1,5 @@
-"""put, get, accumulate and fetch_and_add on an array that all ranks see: what NumPy makes of the same, totals
-that are exact whoever comes when, blocks that nobody sees half done, and what becomes of who dies inside one.
-"""
+"""put, get, accumulate and fetch_and_add on an array that all ranks see: NumPy's results, exact totals in any
+order of arrival, blocks that no rank sees half written, and ranks that die inside one."""
 
 import ctypes
 import itertools

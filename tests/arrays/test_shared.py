@@ -1,6 +1,6 @@
-"""One array that all ranks see: the same pages, what a fence makes seen, locks and what becomes of them.
+"""One array that all ranks see: the same pages, fences, locks and their owners' deaths.
 
-Which ways a collective may use it, what is refused, and what is left of it.
+Its use in collectives, refused uses, and leftovers.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""The benchmarks: what they make of samples, and one tiny run. Never a test of speed."""
+"""The benchmarks: their arithmetic on samples, and one tiny run. Never a test of speed."""
 
 import argparse
 import importlib.util

@@ -1,4 +1,4 @@
-"""The benchmark over hosts: what it makes of samples, and one tiny run. Never a test of speed."""
+"""The benchmark over hosts: its arithmetic on samples, and one tiny run. Never a test of speed."""
 
 import json
 import subprocess

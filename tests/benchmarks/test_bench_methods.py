@@ -1,4 +1,4 @@
-"""The benchmarks of methods and adapters: tiny runs, and what they print. Never a test of speed."""
+"""The benchmarks of methods and adapters: tiny runs, and their output. Never a test of speed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The benchmarks of methods that spare memory or synchronisations: tiny runs. Never a test of speed."""
+"""The benchmarks of methods that save memory or synchronisations: tiny runs. Never a test of speed."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The benchmark of torch.distributed: what it makes of figures, and one tiny run. Never a test of speed."""
+"""The benchmark of torch.distributed: its arithmetic on figures, and one tiny run. Never a test of speed."""
 
 import importlib.util
 import json

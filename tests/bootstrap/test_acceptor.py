@@ -1,4 +1,4 @@
-"""Over TCP nobody gets in without the key, pending peers cost little, and each is counted in the log."""
+"""Over TCP no peer gets in without the key, pending peers cost little, and the log counts each of them."""
 
 import collections
 import contextlib
@@ -42,7 +42,7 @@ def request_of(meeting, rank, **how):
 
 @pytest.fixture
 def turned_away(caplog):
-    """What the log says at the end: how many of each kind."""
+    """Return the numbers of turned-away connections by kind, as logged at the end."""
     caplog.set_level(logging.INFO, "shmring")
 
     def kinds():
@@ -191,7 +191,7 @@ def test_a_recorded_handshake_is_worth_nothing(turned_away):
         sock = dial(meeting)
         sock.send(hello.pack())
         challenge = Challenge.unpack(answer(sock))
-        # What rank 1 would have sent, to a rank 0 that for now is not allowed to hear it.
+        # The proof that rank 1 would have sent, to a rank 0 that cannot receive it yet.
         recorded.append(handshake.pack_proof(own.prove(b"connect", hello, 2, challenge.nonce)))
         sock.close()
 
@@ -257,7 +257,7 @@ def test_another_worlds_rank_is_told_which_world_it_is_and_no_more(turned_away, 
 
 
 def accepting(meeting, names, rank):
-    """What a rank knows after the rendezvous, what it will have, and who gets it that."""
+    """Return a rank's results of the rendezvous, its mesh, and the acceptor that fills the mesh."""
     listener = framed_socket.listen(socket.AF_INET, ("127.0.0.1", 0))
     place = node_map.place_of(rank, node_map.number(names))
     endpoints = [Endpoint(*listener.getsockname())] * len(names)

@@ -1,4 +1,4 @@
-"""Ranks meet: all of them, or one typed error for all."""
+"""Ranks of one host find each other: all of them start, or all raise one typed error."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""All agree over the coordinator, or all raise the same."""
+"""All ranks agree through the coordinator, or all raise the same error."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Under launchers and on Kubernetes: torchrun and mpiexec really run where they are installed, and so does
+"""Ranks under launchers and on Kubernetes: torchrun and mpiexec really run if they are installed, and so does
 every example of examples/engines."""
 
 import json

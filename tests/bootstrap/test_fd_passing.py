@@ -1,4 +1,4 @@
-"""Descriptors travel from rank 0 to all, or the reason why not."""
+"""Rank 0's descriptors reach all ranks, or all ranks get the reason why not."""
 
 import contextlib
 import os

@@ -1,4 +1,5 @@
-"""The connections between ranks of different nodes: who accepts, who cannot be reached, how a cut shows."""
+"""The connections between ranks of different hosts: which side accepts, unreachable ranks, and cut
+connections."""
 
 import errno
 import os
@@ -22,7 +23,7 @@ def request_of(meeting, rank, timeout_s=20.0, **how):
 
 
 def found_by(rank, names, port):
-    """What a rank knows after the rendezvous, all the others being said to listen at a port of this host."""
+    """Return a rank's results of the rendezvous, in which all others listen at one port of this host."""
     listener = framed_socket.listen(socket.AF_INET, ("127.0.0.1", 0))
     place = node_map.place_of(rank, node_map.number(names))
     return Found(None, place, [Endpoint("127.0.0.1", port)] * len(names), bytes(16), 0, listener)

@@ -1,6 +1,6 @@
-"""Ranks of several nodes meet over TCP: all of them, or one typed error for all.
+"""Ranks of several hosts find each other over TCP: all of them start, or all raise one typed error.
 
-Ranks are threads on loopback that say they are on different nodes.
+Ranks are threads on loopback that say they are on different hosts.
 """
 
 import collections

@@ -1,4 +1,5 @@
-"""A communicator wherever ranks come from: fork, spawn, forkserver, pools, threads, plain programs."""
+"""A communicator under every way to start processes: fork, spawn, forkserver, pools, threads, plain
+programs."""
 
 import concurrent.futures
 import multiprocessing

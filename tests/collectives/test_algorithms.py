@@ -13,7 +13,7 @@ OWN_ORDER = ("ring", "bidirectional_ring", "halving_doubling", "tree", "double_t
 
 
 def simulate_ring(size):
-    """Who holds which ranks' parts of each slice after the reducing half."""
+    """Return, by rank and slice, the ranks whose parts are in it after the reducing half."""
     held = [[{rank} for _ in range(size)] for rank in range(size)]
     for step in range(1, size):
         sent = [(rank, part) for at, rank, part in segment_format.ring_schedule(size) if at == step]
@@ -82,7 +82,8 @@ def world_with(world_of, size, chunk):
 
 
 def messages_sent(ranks, algorithm):
-    """Of messages of many lengths: elements, bytes, the bytes that each rank sent, each rank's steps."""
+    """Yield for messages of many lengths: elements, bytes, the bytes that each rank sent, each rank's
+    steps."""
     for count, dtype in ODD_AND_EVEN:
         sent, steps = zip(*ranks(sent_by, algorithm, count, dtype), strict=True)
         yield count, count * np.dtype(dtype).itemsize, sent, steps

@@ -1,6 +1,6 @@
 """all_reduce against NumPy in rank order, bit for bit: every pair of dtype, op, size, ranks, memory, path,
-segment, algorithm, chunk and instruction set, through rings so small that pipelines wrap many times.
-"""
+segment, algorithm, chunk and instruction set, through staging buffers so small that pipelines wrap many
+times."""
 
 import ctypes
 import functools
@@ -92,7 +92,7 @@ def path_of(row):
     if is_small:
         return {"small"}
     through_slots = {"near", "far"} if row["path"] == "auto" else {row["path"]}
-    # Where processes may read each other's memory, and by "auto" where that pays; test_single_copy knows.
+    # If processes may read each other's memory, and by "auto" only if that pays: see test_single_copy.
     return through_slots if row["single_copy"] == "off" else {*through_slots, "single_copy"}
 
 

@@ -1,6 +1,5 @@
-"""Collectives in the background: the same results as in the foreground, in the order of the calls, whoever
-waits for them and however; errors reach every rank, and nobody has to wait for that to happen.
-"""
+"""Collectives in the background: the results of the foreground, in the order of the calls, with every way to
+wait. Errors reach every rank without any rank waiting."""
 
 import asyncio
 import gc
@@ -48,7 +47,7 @@ def calls_of(comm, count):
 
 
 def seen_after(comm, calls, run):
-    """What each call returned, and what is in its arrays afterwards."""
+    """Return the result of each call, and the contents of its arrays afterwards."""
     results = run(comm, calls)
     arrays = [value for _, arguments, _ in calls for value in arguments if isinstance(value, np.ndarray)]
     returned = [None if result is None else result.tobytes() for result in results]
@@ -555,7 +554,7 @@ def test_the_queue_keeps_the_arrays_of_lists(world_of, size):
 
 
 def refuse_late(comm):
-    """What comes does not fit into the out of one rank, which is known once the lengths have been told."""
+    """Receive more than one rank's out holds, which is known only once the lengths have arrived."""
     out = [np.zeros(7) for _ in range(comm.size)] if comm.rank == 1 else None
     work = comm.all_gather_v(np.ones(5_000), out=out, async_op=True)
     if comm.rank == 1:

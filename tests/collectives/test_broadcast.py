@@ -1,4 +1,4 @@
-"""broadcast: root's bytes on every rank, whatever the others had, through every path and kind of memory."""
+"""broadcast: root's bytes on every rank, whatever the other arrays held, by every path and kind of memory."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Bucketer: every array is reduced once, in the same buckets on all ranks, whatever their clocks say."""
+"""Bucketer: every array is reduced once, in the same buckets on all ranks, whatever their timing."""
 
 import time
 

@@ -1,5 +1,5 @@
-"""Partial results from rank to rank, where there are more ranks than CPUs: when that is done, that what comes
-of it is what NumPy says, and who is named when one is missing or calls something else."""
+"""Partial results from rank to rank, with more ranks than CPUs: when the chain is chosen, its results against
+NumPy, and the rank that is named when one is missing or calls something else."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
 """Every collective against its definition in NumPy: dtype, size, memory, out, root, path, chunk and number of
-ranks in pairs; the identities between them; what is refused."""
+ranks in pairs; identities between collectives; refused arguments."""
 
 import functools
 
@@ -78,9 +78,9 @@ def inputs(row, size):
 
 
 def outcomes(row, xs, nodes=None):
-    """What every rank should return or have in x, as the definition says; None: nothing of interest.
+    """Return what every rank should return or have in x, by definition; None if that is undefined.
 
-    nodes: by rank, where there are several hosts.
+    nodes: by rank, if there are several hosts.
     """
     size, kind, op = len(xs), row["kind"], row["op"]
     root = root_of(row, size)
@@ -357,7 +357,7 @@ def company(request):
 
 
 def one_of_many(turn, kind, count, size):
-    """Of the turn-th call: each rank's x, and what each should return or have in it."""
+    """Return each rank's x for the turn-th call, and what each should return or have in it."""
     items = np.arange(count * (size if kind in SPLITTING else 1))
     xs = [items * (rank + 1) + turn for rank in range(size)]
     if kind == "all_reduce":
@@ -380,7 +380,7 @@ def some_calls(comm, calls):
 
 
 def arguments_of(comm, kind, count, x):
-    """What a call gets, and its keywords; the last rank is the root."""
+    """Return the arguments of a call and its keywords; the last rank is the root."""
     last = comm.size - 1
     if kind == "scatter":
         return x if comm.rank == last else None, {"root": last, "like": x[:count]}

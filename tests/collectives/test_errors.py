@@ -1,6 +1,5 @@
-"""Wrong arguments and calls that do not match: an error that names the fix where it is wrong, Mismatch on the
-other ranks, and nobody hangs, whichever path the call would have taken.
-"""
+"""Wrong arguments and calls that do not match: the rank that is wrong gets an error that names the fix, the
+others get Mismatch, and no rank hangs, on any path."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""all_reduce_many: bit for bit what separate calls give, one call for a bunch, what is refused."""
+"""all_reduce_many: bit for bit the results of separate calls, one call for many arrays, refused arguments."""
 
 import numpy as np
 import pytest
@@ -104,7 +104,7 @@ def test_one_synchronisation_for_the_bunch_and_no_copy_for_shared_views(world_of
 
 
 def some_pack_some_do_not(comm):
-    """Whether arrays lie one after the other is each rank's own affair."""
+    """Reduce arrays that are consecutive on one rank only: ranks need not be alike in this."""
     block = comm.full((50, 40), comm.rank, "f8")
     arrays = list(block) if comm.rank == 0 else [np.full(40, comm.rank, "f8") for _ in range(50)]
     comm.all_reduce_many(arrays)

@@ -1,6 +1,5 @@
-"""Ranks that share CPUs and repeat a call go ahead of those that have nothing for them: what they get is
-right, they are never too far ahead, and calls that differ are noticed all the same.
-"""
+"""Ranks that share CPUs and repeat a call run ahead of ranks that have no data for them: their results are
+right, their lead is bounded, and different calls are still noticed."""
 
 import random
 import time
@@ -19,7 +18,7 @@ COUNTS = (1, 6, 50, 3_000, 20_000)  # in the line, in a slot, in several
 
 
 def expected(kind, values, root, rank):
-    """What a rank gets when rank r gives values[r] (to rank i of a scatter: values[r] + i)."""
+    """Return a rank's result if rank r gives values[r] (to rank i of a scatter: values[r] + i)."""
     if kind == "broadcast":
         return values[root]
     if kind == "scatter":

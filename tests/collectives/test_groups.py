@@ -1,6 +1,6 @@
-"""Groups of ranks: who is in which, that each goes on by itself, and that nothing of them is left.
+"""Groups of ranks: their members, their independence, and no leftovers.
 
-Failures are looked at on the ranks concerned and on those that are not.
+Failures are checked on ranks inside and outside the group.
 """
 
 import contextlib

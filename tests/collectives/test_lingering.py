@@ -1,4 +1,4 @@
-"""A call with async_op=True that stays with its caller for a moment before the background has it."""
+"""A call with async_op=True that stays with its caller for a moment before the background gets it."""
 
 import gc
 import time

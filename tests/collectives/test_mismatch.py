@@ -1,6 +1,5 @@
 """Every pair of collectives and every argument that two ranks may disagree on: Mismatch on all ranks, on one
-host and over two, in groups, in the background and by plans; it says who called what.
-"""
+host and over two, in groups, in the background and by plans. The error names each rank's call."""
 
 import contextlib
 
@@ -162,7 +161,7 @@ ARGUMENTS = {
         f"order of {k}": (_with(k, ones((20, 30))), _with(k, np.ones((20, 30), order="F")))
         for k in (*FOLDING, "broadcast")
     },
-    # Of opaque dtypes: all of 8 bytes an item.
+    # Opaque dtypes, all of 8 bytes per item.
     **{f"unit of {k}": (_with(k, ones(600, "M8[D]")), _with(k, ones(600, "M8[s]"))) for k in MOVING},
     **{f"byte order of {k}": (_with(k, ones(600, ">f8")), _with(k, ones(600, ">i8"))) for k in MOVING},
     "fields of broadcast": (_with("broadcast", ones(60, "i4,f4")), _with("broadcast", ones(60, "f4,i4"))),

@@ -1,6 +1,6 @@
-"""Calls of every make in random order, on a world and on groups of it, with nothing between them that would
-let the ranks come together: what one leaves in lines, rings, counters and queues never reaches another.
-"""
+"""Calls of every kind in random order, on a world and on groups of it, without anything between them that
+synchronises the ranks: no call leaves anything in lines, buffers, counters or queues that reaches another
+call."""
 
 import random
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from tests.collectives.test_collectives import FOLDING, IN_PLACE, MOVING, argume
 KINDS = ("all_reduce", *FOLDING, *MOVING)
 PRIORITISED = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
 TURNS, STEPS = 10, 60
-# How likely a step is to be the one before it again: in long repetitions some ranks go ahead.
+# Probability that a step repeats the previous one: in long repetitions some ranks run ahead.
 AGAIN = (0.5, 0.97)
 
 

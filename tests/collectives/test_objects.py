@@ -1,4 +1,5 @@
-"""Objects between ranks: whatever pickles, of any size, arrays inside at full length, and what is refused."""
+"""Objects between ranks: everything that pickles, of any size, arrays inside at full length, and refused
+objects."""
 
 import dataclasses
 

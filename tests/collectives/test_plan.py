@@ -1,4 +1,5 @@
-"""plan: a collective bound once; fresh values at each call, local to make, over when the communicator is."""
+"""plan: a collective bound once. Each call uses fresh values, making a plan is local, and it ends with the
+communicator."""
 
 import contextlib
 import gc

@@ -50,7 +50,7 @@ def issue_held(comm, issue):
 
 
 def records_of(comm):
-    """What this rank has begun; of communicators that are open it is the one of so many ranks."""
+    """Return this rank's records of the open communicator that has this number of ranks."""
     flights = [segment.flight for segment in _attach.of_processes([os.getpid()])]
     (flight,) = [flight for flight in flights if flight.nranks == comm.local_size]
     return flight.records_of(comm.local_rank)

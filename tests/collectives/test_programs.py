@@ -1,4 +1,4 @@
-"""Random programs (see programs.py) on worlds of several sizes: some, and thousands by `pytest -m soak`."""
+"""Random programs (see programs.py) on worlds of several sizes: some here, thousands by `pytest -m soak`."""
 
 import itertools
 import random

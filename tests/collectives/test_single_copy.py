@@ -1,5 +1,5 @@
-"""Private memory that others read through the kernel: when that is done, that the memory is the owner's again
-when the call returns, and what is raised when it cannot be read, or its owner is gone."""
+"""Private memory that other ranks read through the kernel: when this is chosen, the owner's access to its
+memory after the call, and the errors if it cannot be read or its owner is gone."""
 
 import ctypes
 import functools
@@ -169,7 +169,7 @@ def test_what_is_overwritten_meanwhile_is_staged(world_of):
 
 
 def reduced_in_rank_order(comm, dtype, count, in_place):
-    """Whether all_reduce has made of values, whose sum depends on the order, what it says; the path."""
+    """Return whether all_reduce folded values in rank order, with a sum that depends on it; and the path."""
     rng = np.random.default_rng(count)
     scales = 10.0 ** rng.integers(-6, 6, comm.size)
     xs = [(rng.standard_normal(count + 1) * scale).astype(dtype)[1:] for scale in scales]
@@ -218,7 +218,7 @@ def test_shared_and_private_arrays_are_reduced_together(world_of, first):
 
 
 def give_what_cannot_be_read(comm, kind):
-    """What rank 1 has for some is unmapped before it calls; its process ends without touching that."""
+    """Unmap parts of rank 1's memory before it calls; its process ends without touching them."""
     libc = ctypes.CDLL(None, use_errno=True)
     memory = mmap.mmap(-1, 1 << 20)
     x = np.frombuffer(memory, "u1")

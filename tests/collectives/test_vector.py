@@ -1,5 +1,5 @@
 """The collectives whose pieces differ in length against their definition: every dtype, empty pieces and
-such as go around the rings many times, all memories, what is refused, and a rank that dies."""
+pieces that wrap around the buffers many times, all memories, refused arguments, and a rank that dies."""
 
 import functools
 import os
@@ -55,7 +55,7 @@ def rows():
 
 
 def piece(row, giver, taker):
-    """What giver has for taker."""
+    """Return the piece that giver sends to taker."""
     seed = sorted((name, repr(value)) for name, value in row.items())
     rng = rng_of(seed, giver, taker if row["kind"] in SPLITTING else None)
     nrows = int(rng.choice([0, row["most"], rng.integers(row["most"] + 1)]))
@@ -112,7 +112,7 @@ def call_once(comm, row):
 
 
 def assert_uneven(found, row, rank, size):
-    """What call_once found on a rank is what the definition says."""
+    """Check that call_once found on a rank what the definition says."""
     sources = givers(row, rank, size)
     assert (found is None) == (sources is None), (rank, row)
     for giver, (content, shape, dtype) in zip(sources or (), found or (), strict=True):

@@ -1,4 +1,5 @@
-"""The notebook runs from its first cell to its last in a kernel of Jupyter, and each shows what it should."""
+"""The notebook runs from its first cell to its last in a kernel of Jupyter, and each cell shows what it
+should."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""The examples that compute: on any number of ranks they print what NumPy and scikit-learn compute."""
+"""The examples that compute: on any number of ranks they print the results of NumPy and scikit-learn."""
 
 import math
 import os
@@ -32,7 +32,7 @@ def start(command, path=PACKAGE_PARENT):
 
 
 def run(name, nranks, *options):
-    """What the example prints on so many ranks."""
+    """Return the example's output on this number of ranks."""
     launcher = ("-m", "shmring.run", "--no-prefix", "-n", nranks) if nranks > 1 else ()
     done = start((*launcher, EXAMPLES / f"{name}.py", *options))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -48,7 +48,8 @@ def figures(pattern, text):
 
 
 def on_any_number_of_ranks(name, *options, ranks=(1, 2, 4)):
-    """What it prints, which does not depend on how many ranks there are, but for saying so."""
+    """Return the example's output without the line that names the number of ranks; all numbers give the
+    same."""
     outputs = {run(name, nranks, *options).partition("\n")[2] for nranks in ranks}
     assert len(outputs) == 1, "\n".join(outputs)
     return outputs.pop()

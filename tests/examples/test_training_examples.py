@@ -1,4 +1,4 @@
-"""Examples of methods that train otherwise than plain data parallel."""
+"""Examples of methods other than plain data-parallel training."""
 
 import os
 import re

@@ -1,6 +1,6 @@
-"""After an exception within a call the call has not begun, or all ranks raise the same error.
+"""After an exception within a call, either the call has not begun or all ranks raise the same error.
 
-A bounded part here, the rest by `pytest -m soak`.
+A bounded part runs here, the rest by `pytest -m soak`.
 """
 
 import contextlib
@@ -178,7 +178,7 @@ def test_a_second_exception_changes_nothing(name, kind, n):
 
 
 def npoints(campaign, name):
-    """How many points its call has, and at most 100 more: their number differs from run to run."""
+    """Return the number of points in its call, plus at most 100: the number differs from run to run."""
     n = 1
     while campaign.verdict(name, ("point", n, None)).has_raised:
         n += 100

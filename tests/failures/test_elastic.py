@@ -1,4 +1,4 @@
-"""Launchers that let the others go on when a rank fails, and the example that does."""
+"""Launchers that let the other ranks go on when one fails, and the example that uses this."""
 
 import os
 import re

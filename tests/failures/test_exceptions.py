@@ -1,6 +1,5 @@
-"""Exceptions at inconvenient moments: of two signals one after the other, between the steps of a call, in the
-middle of a message, in a destructor. A call that raises has either not begun, or ends the communicator on all
-ranks.
+"""Exceptions at inconvenient moments: two signals in succession, between the steps of a call, in the middle
+of a message, in a destructor. A call that raises has either not begun, or ends the communicator on all ranks.
 """
 
 import mmap
@@ -272,7 +271,7 @@ def test_ctrl_c_in_the_middle_of_a_receive_ends_the_communicator(world_of):
 
 
 def send_and_wait(comm):
-    """What rank 0 sends is with rank 1 when Ctrl-C ends the receiving half: it cannot be taken back."""
+    """Interrupt the receiving half after rank 1 has rank 0's data: the sending half cannot be undone."""
     x = np.zeros(4)
     if comm.rank == 0:
         ready = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))

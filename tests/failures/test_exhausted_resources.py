@@ -1,7 +1,5 @@
-"""Descriptors, threads, processes, file sizes and memory that run out, at each step of what makes a
-communicator and what it makes: the rank concerned says which limit it was and the way out, the others get an
-error as well.
-"""
+"""Descriptors, threads, processes, file sizes and memory that run out, at each step of making a communicator
+and its parts: the rank concerned names the limit and the remedy, the others get an error as well."""
 
 import dataclasses
 import os
@@ -46,7 +44,7 @@ class Few:
 
 
 def outcome_of(comm, concerned, more, call):
-    """What came of a call where one rank has few descriptors: None, or the error."""
+    """Return the outcome of a call where one rank has few descriptors: None, or the error."""
     begin = time.monotonic()
     try:
         if comm.rank == concerned:
@@ -80,7 +78,8 @@ def join_another(comm, world, places, concerned, more):
 
 
 def assert_told(outcomes, concerned):
-    """Whether there was enough of it after all; else who is concerned names the limit, and nobody goes on."""
+    """Check the outcomes, and return whether the resource sufficed. If not, the rank concerned names the
+    limit, and no rank goes on."""
     assert not any(isinstance(outcome, Died) for outcome in outcomes), outcomes
     assert all(outcome is None or isinstance(outcome, shmring.Error) for outcome in outcomes), outcomes
     own = outcomes[concerned]

@@ -1,6 +1,5 @@
-"""Ranks that do not come, stop, die, leave, give up or are interrupted: everybody else raises the same error,
-soon, and it names them. Forked children and second threads are told that the communicator is not theirs.
-"""
+"""Ranks that do not come, stop, die, leave, abort or are interrupted: all other ranks soon raise the same
+error, and it names them. Forked children and second threads get an error: the communicator is not theirs."""
 
 import faulthandler
 import os
@@ -237,7 +236,7 @@ def test_a_rank_that_leaves_while_others_wait(world_of):
 
 
 def leave_after_the_last_call(comm, path):
-    """Who is through with the last call may leave at once; the others still finish it."""
+    """Close right after the last call; the other ranks still finish it."""
     x = array_for(comm, path)
     comm.all_reduce(x)
     comm.close()
@@ -371,7 +370,7 @@ def test_ctrl_c_ends_a_wait_at_once_and_tells_the_others(path):
 
 
 def use_in_child(comm):
-    """What a forked child is told, and that the parent's communicator still works."""
+    """Return the errors of a forked child, and check that the parent's communicator still works."""
     x = comm.full(5000, 1.0)
     reader, writer = os.pipe()
     pid = os.fork()

@@ -1,6 +1,5 @@
-"""What is known of every rank when something goes wrong, or takes long: where it was, for whom it waited, its
-Python stacks, the warning of a late one.
-"""
+"""The records of every rank after a failure or during a long wait: its position, the rank that it waits for,
+its Python stacks, the warning about a late rank."""
 
 import contextlib
 import copy
@@ -360,9 +359,10 @@ def test_the_death_of_a_rank_that_was_asked_is_seen(tmp_path):
 
 
 def warned(comm, how, words=None):
-    """What this rank has logged while the last one dreamt: until all have logged two, or for half a second.
+    """Return this rank's log messages while the last rank sleeps: until all have logged two, or for half a
+    second.
 
-    words: a folder for files that tell of them.
+    words: a folder for files that announce them.
     """
     told = []
 

@@ -1,6 +1,5 @@
-"""A forked child that touches what its parent has joined is told so, or gets a harmless answer; the parent
-and the others notice nothing. Children that never touch it, and subprocesses, are no failures.
-"""
+"""A forked child that uses its parent's communicator gets an error, or a harmless answer; the parent and the
+other ranks notice nothing. Children that never use it, and subprocesses, are no failures."""
 
 import atexit
 import contextlib
@@ -22,7 +21,7 @@ LONG = 2_000_000  # elements that no ring takes at once
 
 
 def every_call(c):
-    """What a communicator can be asked, by name; those that any process may ask are in ANSWERED."""
+    """Return every call of a communicator, by name; those that any process may make are in ANSWERED."""
     x, square, lists = np.ones(8), np.ones((c.size, 2)), [np.ones(3)] * c.size
     last = c.size - 1
     return {
@@ -116,7 +115,7 @@ def touch(comm, held):
 
 
 def in_child(function, *args, ends_in_order=False):
-    """What function(*args) returned in a forked child of this process."""
+    """Return the result of function(*args) in a forked child of this process."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

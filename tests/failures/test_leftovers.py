@@ -1,6 +1,5 @@
-"""What is left of a communicator that could not begin or that failed, however it did: no descriptor, no
-mapping, no thread; and no process where ranks and their launcher are killed at any moment.
-"""
+"""Nothing is left of a communicator that could not start or that failed in any way: no descriptor, no
+mapping, no thread; and no process when ranks and their launcher are killed at any moment."""
 
 import contextlib
 import dataclasses

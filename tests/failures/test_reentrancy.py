@@ -1,6 +1,5 @@
-"""What goes on beside a call: other threads, handlers of signals, collected communicators, the end of the
-interpreter, other interpreters. It is served in turn or refused, and harms nothing.
-"""
+"""Events during a call: other threads, signal handlers, garbage collection of communicators, the end of the
+interpreter, other interpreters. Each is served in turn or refused, and harms nothing."""
 
 import gc
 import os
@@ -22,7 +21,7 @@ BUSY = "thread"  # of every refusal
 
 
 def in_process(code, *arguments, timeout=60):
-    """What another process prints that runs code."""
+    """Return the output of another process that runs code."""
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
@@ -243,7 +242,7 @@ def test_a_handler_between_the_steps_of_a_call_is_refused_another(world_of, tmp_
 
 @pytest.mark.parametrize("call", ["comm.all_reduce(x)", "comm.recv(x, 1)", "comm.empty(5)"])
 def test_the_interpreter_may_end_with_daemon_threads_inside_a_call(call):
-    """Whose rank has ended then."""
+    """The other ranks then see that its rank has ended."""
     said = in_process(
         """
         import multiprocessing, sys, threading, time

@@ -1,5 +1,5 @@
-"""Over hosts: a rank that calls something else is a Mismatch on all ranks in that call or the next; a rank
-that waits for nobody hears in its next call, or the one after, that the communicator is over.
+"""Over hosts: a rank that calls something else is a Mismatch on all ranks in that call or the next. A rank
+that waits for no other learns in its next call, or the one after, that the communicator is over.
 
 Random programs (see mismatch_programs.py): some here, thousands by `pytest -m soak`.
 """

@@ -1,4 +1,5 @@
-"""After the end: the ranks that are left go on, whoever has died, was stopped, gave up, or dies meanwhile."""
+"""shrink after a failure: the remaining ranks go on, whichever rank has died, was stopped, aborted, or dies
+meanwhile."""
 
 import contextlib
 import os
@@ -429,7 +430,8 @@ def test_where_there_is_no_memory_for_copies_the_error_says_so():
 
 
 def keep_an_array(comm):
-    """What stays of shared arrays: the own ones, private; no shared page once everybody has closed."""
+    """Check the arrays after a failure: own arrays stay, as private memory; no shared page once all ranks
+    have closed."""
     kept, dropped, one = comm.full(LARGE, 1, "u1"), comm.full(LARGE, 2, "u1"), comm.shared(LARGE, "u1")
     freed_before = comm.full(LARGE, 3, "u1")
     view = kept[LARGE // 2 :]
@@ -463,7 +465,7 @@ def test_arrays_stay_and_the_memory_of_all_others_goes(segment):
 
 
 def is_shared(array):
-    """Whether others could map the memory that the array lies in."""
+    """Return whether other processes could map the memory of the array."""
     address = array.ctypes.data
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, _, end = line.split()[0].partition("-")

@@ -1,6 +1,5 @@
-"""Ranks that are stopped, all of them for longer than their timeout: they go on where they were. One alone is
-late as ever.
-"""
+"""Ranks that are all stopped for longer than their timeout go on where they were. A single stopped rank is
+late as usual."""
 
 import multiprocessing
 import os

@@ -1,5 +1,5 @@
-"""Several threads on one communicator, or on several at once: what is refused, and where the interpreter may
-change threads in the middle."""
+"""Several threads on one communicator, or on several at once: refused calls, and places where the interpreter
+may switch threads in the middle."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""Waiting: nobody leaves a barrier early; who waits costs no CPU and lets threads and signals through."""
+"""Waiting: no rank leaves a barrier early; a waiting rank costs no CPU and lets threads and signals
+through."""
 
 import multiprocessing
 import os
@@ -73,7 +74,7 @@ def test_a_communicator_that_rests_costs_no_cpu(world_of):
 
 
 def count_meanwhile(comm, call):
-    """How far another thread of this process counts while this one waits in a call."""
+    """Count in another thread of this process while this thread waits in a call; return the count."""
     counted, stop = [0], threading.Event()
 
     def count():

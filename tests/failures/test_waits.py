@@ -1,6 +1,5 @@
-"""Every wait there is, of collectives and of all else: it ends when the rank that it is for dies or stops,
-and with Ctrl-C; what is raised names that rank, what it did last and how it is.
-"""
+"""Every wait, in collectives and elsewhere: it ends when the awaited rank dies or stops, and with Ctrl-C. The
+error names that rank, its last action and its state."""
 
 import asyncio
 import contextlib
@@ -73,7 +72,7 @@ OTHERS = {
 }
 OF_ONE_HOST = {"lock": None, "fence": None}
 WAITS = COLLECTIVES | OTHERS | OF_ONE_HOST
-# What goes on in the background after its caller has stopped waiting, so that close waits for it.
+# A call that goes on in the background after its caller has stopped waiting, so that close waits for it.
 CLOSING = {"close": lambda c: (_background(c, 9), c.close())}
 
 
@@ -148,7 +147,7 @@ def met_in_time(meet, *how):
     return meet(*how, timeout_s=LATE_S)
 
 
-# Who receives from any rank waits in vain for none in particular.
+# A receive from any rank waits for no particular one.
 STOPPED = [name for name in (*OTHERS, *OF_ONE_HOST, "all_to_all_v", "plan") if name != "recv from any"]
 
 

@@ -1,9 +1,5 @@
-"""Nobody sleeps through what it waits for: here sleeps have no end of their own, and who is not woken hangs.
-Two things are looked for only every 4 ms: that a rank has closed; and what a local rank does while another
-host is awaited, as no sleep ends both by that and by what comes over the wire.
-
-Elsewhere a sleep ends after some milliseconds, and a wake-up that is lost would pass for a slow machine.
-"""
+"""No wake-up is lost: here sleeps have no timeout of their own, so a rank that is not woken hangs. Two events
+are polled only every 4 ms: the closing of a rank, and local ranks while another host is awaited."""
 
 import contextlib
 import os
@@ -66,7 +62,7 @@ def test_programs_of_messages(sleepers, layout):
 
 
 def take_turns(comm, times):
-    """Who comes finds the others asleep, in another order each time."""
+    """Let each rank in turn come last and find the others asleep."""
     shared = comm.shared(1, dtype="i8", locks=1)
     shared[...] = 0
     comm.barrier()

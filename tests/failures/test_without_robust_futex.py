@@ -1,6 +1,5 @@
 """Ranks whose liveness the kernel does not watch, as under a seccomp profile without set_robust_list: init()
-says so, and deaths are seen all the same.
-"""
+warns, and the other ranks still see deaths."""
 
 import ctypes
 import logging
@@ -49,7 +48,7 @@ def refuse_to_watch():
 
 
 class Kept(logging.Handler):
-    """What was logged."""
+    """A handler that keeps the messages."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Connections between hosts that are reset, cut or pulled: calls end on both sides, and say who it was.
+"""Connections between hosts that are reset, cut or unplugged: calls end on both sides, and name the rank.
 
 Hosts are stand-ins (tests/support/hosts.py), whose links can go down.
 """

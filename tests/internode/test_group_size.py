@@ -1,7 +1,7 @@
 """Hosts in groups that reduce among themselves before the groups do: the fold group by group, bit for bit, on
-all ranks; what crosses to other groups; with shorter formats; what is refused.
+all ranks; the bytes sent to other groups; wire formats; refused arguments.
 
-Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
+Hosts are names here, and the network is loopback: see conftest.world_over_hosts.
 """
 
 import functools
@@ -123,7 +123,7 @@ def sent_to_hosts(comm, count, group_size, wire="native"):
 
 
 def test_each_host_sends_a_part_of_it_to_other_groups(world_over_hosts):
-    """Of g hosts in a group, and n/g groups: (g-1)/g twice in the group, and 1/g to each other group."""
+    """For g hosts per group and n/g groups: (g-1)/g twice inside the group, and 1/g to each other group."""
     ranks, count = world_over_hosts(LAYOUTS["1+1+1+1"]), 480_000
     for group_size in (1, 2, 4):
         want = 4 * count * (2 * (group_size - 1) + (4 // group_size - 1)) // group_size

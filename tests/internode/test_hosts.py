@@ -1,4 +1,5 @@
-"""The stand-ins for hosts of tests and benchmarks: they meet, keep their rate, lose their link, and go."""
+"""The stand-ins for hosts of tests and benchmarks: they connect, keep their rate, lose their link, and are
+removed."""
 
 import contextlib
 import os
@@ -59,7 +60,7 @@ def send_all(_comm, server, nbytes):
 
 
 def is_answered(_comm, server, within_s):
-    """Whether the byte that is sent to the server came back; in the server, whether one came."""
+    """Return whether the byte sent to the server came back; in the server, whether one came."""
     connection.settimeout(within_s)
     try:
         if not server.is_here():

@@ -1,6 +1,5 @@
-"""Connections between hosts that carry nothing for a while: a rank that comes late is waited for, a link
-that is cut is not. What a cut does to calls with a short timeout is in test_cut_connections.
-"""
+"""Connections between hosts that carry nothing for a while: a late rank is waited for, a cut link is noticed.
+test_cut_connections has the effect of a cut on calls with a short timeout."""
 
 import time
 

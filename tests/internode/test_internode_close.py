@@ -1,6 +1,5 @@
-"""What a communicator over several hosts does when it is closed: messages that were sent come, whatever their
-sender does next; nothing is received into memory that is its owner's again; and nobody is waited for in vain.
-"""
+"""Closing a communicator over several hosts: sent messages arrive, whatever their sender does next; nothing
+is received into memory that has been returned to its owner; no rank is waited for in vain."""
 
 import contextlib
 import os
@@ -109,7 +108,8 @@ def test_ranks_that_close_at_once_do_not_wait_for_each_other(world_over_hosts):
 
 
 def begin_to_send_and_close(comm):
-    """What is lost all the same, as it has not left in whole, is not waited for; how long closing took."""
+    """Return how long closing takes with a message that cannot leave completely: it is lost, and not waited
+    for."""
     if comm.rank == 1:
         return 0
     comm.isend(bytes_of(4 * RING), 1)
@@ -185,7 +185,7 @@ def test_a_rank_that_closes_hears_that_it_is_over(world_over_hosts):
 
 
 def connections():
-    """How many TCP connections this process has."""
+    """Return the number of TCP connections of this process."""
     count = 0
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # it was the one that lists them, or only listens

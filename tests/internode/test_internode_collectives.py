@@ -1,7 +1,7 @@
 """Every collective of ranks of several hosts against its definition in NumPy: dtype, op, size, memory, out,
-root, way of calling and layout in pairs; pipelines that wrap; what crosses the wire.
+root, way of calling and layout in pairs; pipelines that wrap; bytes on the network.
 
-Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
+Hosts are names here, and the network is loopback: see conftest.world_over_hosts.
 """
 
 import contextlib
@@ -174,7 +174,7 @@ def test_random_programs(world_over_hosts, layout, environ):
 
 
 def orders(comm, columns):
-    """What Prepared has no word for: Fortran order and 0-d arrays."""
+    """Reduce arrays that Prepared cannot describe: Fortran order and 0-d."""
     n, rank = comm.size, comm.rank
     total = n * (n - 1) // 2
     x = np.asfortranarray(np.arange(3.0 * columns).reshape(3, columns))
@@ -396,6 +396,6 @@ def sum_of_many(comm, count):
 
 @pytest.mark.limit(120)
 def test_a_host_of_many_ranks_beside_hosts_of_one():
-    """Whose pieces differ in length by more than messages may be under way between two ranks."""
+    """Sum with pieces that differ in length by more than the messages in flight between two ranks."""
     with Ranks(67, nodes=[0, 1] + [2] * 65) as ranks:
         assert all(ranks.meet()(sum_of_many, 100_001))

@@ -1,6 +1,5 @@
-"""Ranks of several hosts that die, stop, leave, give up or call something else: everybody raises the same,
-soon, and it names who or what it was; nothing is left. Hosts are names over loopback.
-"""
+"""Ranks of several hosts that die, stop, leave, abort or call something else: all ranks soon raise the same
+error, which names the rank or the call; nothing is left. Hosts are names over loopback."""
 
 import contextlib
 import gc
@@ -359,7 +358,7 @@ def test_a_rank_that_leaves_while_others_call(world_over_hosts, layout, leaver):
 
 
 def leave_after_the_last_call(comm, count):
-    """Who is through with the last call may leave at once; the others still finish it."""
+    """Close right after the last call; the other ranks still finish it."""
     x = ones(count)
     comm.all_reduce(x)
     comm.close()
@@ -437,7 +436,8 @@ REFUSED = *ARGUMENTS, "no such root"
 
 
 def call_differently(comm, what, odd_one):
-    """Who has nothing to wait for in a call may see it with the next one, such as a root."""
+    """Let one rank call something else. A rank that waits for no other, such as a root, may see it only in
+    its next call."""
     comm.all_reduce(ones(5))
     with contextlib.suppress(shmring.Mismatch):
         DIFFERENT[what][comm.rank == odd_one](comm)
@@ -520,7 +520,7 @@ def fd_lives(fd):
 
 
 def leave_what(comm):
-    """How many descriptors there are once the communicator and all that came of it is closed."""
+    """Close the communicator and everything made from it; return the number of descriptors."""
     comm.close()
     return len(descriptors())
 

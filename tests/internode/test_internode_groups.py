@@ -1,7 +1,7 @@
-"""Groups, background calls and shared arrays of ranks of several hosts, each going on by itself; and that
+"""Groups, background calls and shared arrays of ranks of several hosts, each independent of the others; and
 waiting for another host costs little.
 
-Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
+Hosts are names here, and the network is loopback: see conftest.world_over_hosts.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tests.internode.test_internode_collectives import LAYOUTS
 
 
 def places(comm, layout):
-    """What the communicator says of where it is, in the whole and in groups of every kind."""
+    """Check what the communicator says about places, in the whole and in groups of every kind."""
     nodes = LAYOUTS[layout]
     own = [rank for rank, node in enumerate(nodes) if node == nodes[comm.rank]]
     assert (comm.rank, comm.size, comm.num_nodes) == (comm.rank, len(nodes), len(set(nodes)))
@@ -212,7 +212,7 @@ def test_a_rank_that_cannot_lead_its_group_is_named_in_it(world_over_hosts):
 
 
 def tells_its_key(comm):
-    """Whether the leader of a group sends it."""
+    """Return whether the leader of a group sends the key."""
     found = []
 
     def listen(own, ports):
@@ -228,7 +228,7 @@ def tells_its_key(comm):
 
 
 def test_an_invitation_to_a_group_does_not_hold_the_key(world_over_hosts):
-    """What follows the meeting of a world is not encrypted."""
+    """Nothing after the start of a world is encrypted."""
     assert world_over_hosts(LAYOUTS["1+1"])(tells_its_key) == [[False], []]
 
 

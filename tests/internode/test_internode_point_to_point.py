@@ -1,5 +1,5 @@
-"""send, recv and their kin between ranks of several nodes: all that test_point_to_point.py, test_transfers.py
-and test_message_failures.py promise on one; and what only a network can do wrong.
+"""send, recv and related calls between ranks of several hosts: everything that test_point_to_point.py,
+test_transfers.py and test_message_failures.py check on one host; and failures that only a network can have.
 """
 
 import os

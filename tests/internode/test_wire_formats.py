@@ -49,7 +49,7 @@ def rounded(wire, x):
 
 
 def partials_of(xs, nodes):
-    """Of each host, in float32."""
+    """Return the partial result of each host, in float32."""
     xs = [x.astype("f4") for x in xs]
     hosts = dict.fromkeys(nodes)
     return [
@@ -65,7 +65,8 @@ def are_in_parts(nodes, nbytes, kind="all_reduce"):
 
 @np.errstate(all="ignore")
 def allowed_of(wire, op, xs, nodes, kind="all_reduce", root=0):
-    """What an element may become: an array for each host that may have folded it, with its own unrounded."""
+    """Return the possible results: an array for each host that may have folded, with its own partial result
+    unrounded."""
     partials, dtype, in_parts = partials_of(xs, nodes), xs[0].dtype, are_in_parts(nodes, xs[0].nbytes, kind)
     hosts = list(dict.fromkeys(nodes))
     arrived = [rounded(wire, partial) for partial in partials]
@@ -92,7 +93,8 @@ def assert_allowed(got, allowed, context):
 
 
 def bound_of(wire, xs, nodes, divisor=1):
-    """How far elements may be from the exact result: the partial results are rounded once, and the sum."""
+    """Return the largest difference from the exact result: the partial results are rounded once, and the sum
+    once."""
     partials = [partial.astype("f8") for partial in partials_of(xs, nodes)]
     total = np.sum(partials, axis=0)
     terms = [np.abs(term) for term in (*partials, total)]
@@ -125,7 +127,7 @@ def assert_near(got, wire, op, xs, nodes, context, calls=1):
 
 
 def first_results(comm, wire, counts, dtype, kind, op, given):
-    """Of an array of its own for each count; given: how the call is told of the format."""
+    """Return the results for an array of each count; given: how the call gets the format."""
     found = []
     comm.wire = wire if given == "comm" else "native"
     keywords = {"wire": wire} if given == "call" else {}
@@ -212,7 +214,7 @@ def call_in_a_way(comm, x, way, **keywords):
 
 
 def results_of(comm, wire, count, times, way, given_op="sum"):
-    """Of as many calls with the same values; way: of calling, or where x is."""
+    """Return the results of `times` calls with the same values; way: of calling, or the memory of x."""
     values = values_of(count, comm.rank)
     x = comm.empty(count, "f4") if way == "shared" else np.empty(count, "f4")
     plan = comm.plan("all_reduce", x, given_op, wire=wire) if way == "plan" else None
@@ -466,7 +468,7 @@ OTHERS = (
 
 
 def exact_in_spite(comm, count):
-    """Where the communicator has a format that a call cannot travel in, it travels as it is."""
+    """Set a format on the communicator that these calls cannot use: their data travel unchanged."""
     found = []
     for dtype, op in OTHERS:
         x = (np.arange(count) % 3 + comm.rank % 2).astype(DTYPES[dtype])
@@ -497,7 +499,7 @@ def other_calls(comm, count):
 
 
 def kept_nbytes(comm, count):
-    """What is allocated for good by calls that take no format, and by a sum."""
+    """Return the bytes that remain allocated after calls without a format, and after a sum."""
     x = np.ones((comm.size, count), "f4")
     part, joined = x[comm.rank], np.empty_like(x)
     comm.wire = "int8"

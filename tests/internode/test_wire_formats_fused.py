@@ -1,4 +1,4 @@
-"""Sums of many arrays that travel shorter between hosts, and where what is lost of them is kept."""
+"""Sums of many arrays in a wire format between hosts, and the place of their error feedback."""
 
 import gc
 

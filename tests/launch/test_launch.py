@@ -1,4 +1,4 @@
-"""spawn: results by rank, the first cause in its own type, nobody left behind."""
+"""spawn: results by rank, the first cause in its own type, no process left behind."""
 
 import ctypes
 import faulthandler

@@ -1,4 +1,4 @@
-"""shmrun: what it starts, passes on, reports, returns, and that nothing stays."""
+"""shmrun: the processes it starts, what it passes on, reports and returns, and that nothing is left."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""shmrun: what of the ranks' output is shown where, and what is written to files."""
+"""shmrun: where it shows the ranks' output, and what it writes to files."""
 
 import functools
 import json

@@ -1,6 +1,5 @@
-"""Gradients that travel shorter: the same bits on every rank, as near as the format says, and in the long run
-right, as what is lost comes with the next call.
-"""
+"""Compressed gradients: the same bits on every rank, within the bound of the format, and right in the long
+run, as error feedback adds the loss to the next call."""
 
 import functools
 
@@ -28,7 +27,7 @@ def gradients(rank, dtype="f4", step=0):
 
 
 def exact(size, op, dtype="f4"):
-    """What they should be near to."""
+    """Return the exact results."""
     total = [sum(xs) for xs in zip(*(gradients(rank, "f8") for rank in range(size)), strict=True)]
     return [x / (size if op == "avg" else 1) for x in total]
 
@@ -64,7 +63,7 @@ def test_ranks_agree_to_the_last_bit(world_of, size, name, op):
         assert results[0][2] > (1.2 if dtype == "f4" else 2)
 
 
-# Of the largest element that a rank gave, times the ranks: what one call may be wrong by.
+# Error bound of one call, as a share of the largest element that a rank gave, times the ranks.
 BOUNDS = {"fp16": 2.0**-10, "bf16": 2.0**-7, "int8": 1 / 120, "int8 by chance": 2 / 120}
 
 
@@ -161,7 +160,7 @@ def test_what_is_no_matrix_or_too_small_a_one_goes_as_it_is(world_of):
 
 
 def mean_over_calls(comm, name, with_feedback, ncalls):
-    """How far from the exact average, of its largest."""
+    """Return the distance from the exact average, as a share of its largest element."""
     compressor = FORMATS[name]()
     if with_feedback:
         compressor = ErrorFeedback(compressor)

@@ -1,4 +1,4 @@
-"""The example of compressed gradients runs, and says what it should."""
+"""The example of compressed gradients runs, and prints the right results."""
 
 import os
 import re
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.limit(WATCHDOG_S + 20)
 
 
 def run(nranks, program, *options):
-    """What it prints on so many ranks."""
+    """Run the program on this number of ranks."""
     command = ["-m", "shmring.run", "--no-prefix", "-n", nranks, ROOT / program, *options]
     return subprocess.run(
         [sys.executable, *map(str, command)],

@@ -1,4 +1,4 @@
-"""Accumulated gradients are those of a larger batch, local SGD takes means, and all agree to skip."""
+"""Accumulated gradients equal those of a larger batch, local SGD takes means, and all ranks agree to skip."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ SHAPES = [(3, 4), (), (0,), (1000,)]
 
 
 def gradients_of(rank, number, dtype, exact):
-    """Of a micro-batch: whole numbers, whose sums are exact, or any."""
+    """Return the gradients of a micro-batch: whole numbers, whose sums are exact, or any numbers."""
     random = np.random.default_rng([rank, number])
     if exact:
         return [random.integers(-50, 50, shape).astype(dtype) for shape in SHAPES]

@@ -1,6 +1,6 @@
-"""Reduction servers against all_reduce of the workers alone: the same bits, and the same errors on all.
+"""Reduction servers against all_reduce of the workers alone: the same bits, and the same errors on all ranks.
 
-Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
+Hosts are names here, and the network is loopback: see conftest.world_over_hosts.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""The parameter server: in step it is all_reduce and an update, to the bit; at each worker's pace every
-gradient is applied once, and nobody gets further ahead than is allowed; what ends it ends it for all.
+"""The parameter server. Synchronous: all_reduce and an update, to the bit. At each worker's pace: every
+gradient is applied once, and no worker gets further ahead than allowed. An end of the server ends it for all.
 """
 
 import itertools
@@ -44,7 +44,8 @@ def is_server(comm, servers):
 
 
 def in_step(comm, servers, dtype, steps):
-    """Whether the weights are those of all_reduce; where that folds hosts first, of a sum in rank order."""
+    """Return whether the weights are those of all_reduce, or of a sum in rank order if all_reduce folds each
+    host first."""
     module._ROUND, module._CHUNK = 64, 100  # several of them
     params, velocity = np.arange(COUNT, dtype=dtype) / 7, np.zeros(COUNT, dtype)
     weights = params.copy() if comm.rank == 0 else np.zeros(COUNT, dtype)
@@ -206,7 +207,7 @@ def test_nobody_gets_further_ahead_than_is_allowed(world_of, servers, staleness)
 
 
 def leave_early(comm, servers):
-    """Who has left holds nobody back."""
+    """Leave early: a worker that has left holds no other back."""
     weights = np.zeros(10, "f4")
     with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=1) as server:
         if server.serves:

@@ -1,4 +1,4 @@
-"""ShardedOptimizer comes to the weights of plain data parallel, to the last bit, with part of the state."""
+"""ShardedOptimizer reaches the weights of plain data parallel, to the last bit, with a part of the state."""
 
 import os
 import signal

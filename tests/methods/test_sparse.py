@@ -27,7 +27,7 @@ def mostly_zero(rank, count, dtype, share):
 
 
 def beside_all_reduce(comm, dtype, op, share, dense_above):
-    """Whether bits are those of all_reduce, for each count; and the densities."""
+    """Return whether the bits are those of all_reduce, for each count; and the densities."""
     reduce = SparseAllReduce(comm, block=BLOCK, dense_above=dense_above)
     found = []
     for count in COUNTS:
@@ -230,7 +230,7 @@ def test_what_is_wrong_is_refused_and_nobody_hangs(world_of, name):
 
 
 def unlike(comm):
-    """Of another length, dtype or row than rank 0's: told on all ranks, and the next call works."""
+    """Give a length, dtype or row unlike rank 0's: all ranks get the error, and the next call works."""
     one = np.ones(1, int)
     for other in ((np.ones(1), 11), (np.ones(1, "f4"), 10), (np.ones((1, 2)), 10)):
         values, length = other if comm.rank == 1 else (np.ones(1), 10)

@@ -1,6 +1,6 @@
 """All-reduces by messages against NumPy, the bytes that they send, and their errors.
 
-Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
+Hosts are names here, and the network is loopback: see conftest.world_over_hosts.
 """
 
 import os

@@ -1,6 +1,5 @@
-"""Messages that are refused, too long, lost or late; and ranks that die, leave, give up or are interrupted in
-the middle of one.
-"""
+"""Messages that are refused, too long, lost or late; and ranks that die, leave, abort or are interrupted in
+the middle of one."""
 
 import os
 import signal

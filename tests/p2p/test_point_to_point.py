@@ -1,6 +1,5 @@
-"""send, recv and their kin: random programs against a model, order, wildcards, sizes beyond the ring, probes,
-and messages beside collectives and in groups.
-"""
+"""send, recv and related calls: random programs against a model, order, wildcards, sizes larger than the
+ring, probes, and messages beside collectives and in groups."""
 
 import random
 import threading
@@ -36,7 +35,8 @@ def contents(dtype, elements, number):
 
 
 class Model:
-    """What is still to come to this rank, in the order of each source; what an irecv will get is out."""
+    """The messages that this rank has still to receive, in the order of each source, without those that an
+    irecv will get."""
 
     def __init__(self, plan, rank):
         self.coming = [(number, message) for number, message in enumerate(plan) if message[3] == rank]

@@ -1,6 +1,5 @@
-"""Ring: what one process puts, the other gets, whatever its size and dtype; and what becomes of a side whose
-other one closes, dies, never comes, or is interrupted.
-"""
+"""Ring: the other process gets what one process puts, of any size and dtype; and a side whose other side
+closes, dies, never comes, or is interrupted."""
 
 import multiprocessing
 import os
@@ -79,7 +78,7 @@ class Mirror:
         assert self.process.exitcode == 0
 
     def __call__(self, item):
-        """What comes back; puts from a thread, since an item may be larger than both rings."""
+        """Return the echo of item; put from a thread, since an item may be larger than both rings."""
         putter = threading.Thread(target=self.there.put, args=(item, ENOUGH_S))
         putter.start()
         found = self.back.get(ENOUGH_S)

@@ -1,4 +1,4 @@
-"""isend and irecv: what a Transfer promises, what it keeps alive, and that it goes on where nobody waits."""
+"""isend and irecv: the promises of a Transfer, what it keeps alive, and progress without a waiting rank."""
 
 import asyncio
 import gc

@@ -42,7 +42,7 @@ def parse(data):
 
 
 def check(value):
-    """What was believed can be used: it can be proven, packed again, and is as large as it may be."""
+    """Check that an accepted value is usable: it can be proven and packed again, and its size is allowed."""
     if isinstance(value, Hello) and len(value.node.encode()) <= handshake.NODE_NBYTES:
         handshake.prove(bytes(32), "id", b"connect", value, 2, bytes(32))
         assert Hello.unpack(value.pack()) == value
@@ -88,7 +88,7 @@ def one_input(data):
 
 
 def seeds():
-    """What is really sent, less the part that `parse` puts before it."""
+    """Return the real frames, without the part that `parse` puts before them."""
     request = world.JoinRequest(world.world(2), 1, "a" * 64, 1.0, Deadline(0.0))
     frames = [
         request.hello(0, handshake.COORDINATOR).pack(),

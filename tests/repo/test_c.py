@@ -44,7 +44,8 @@ def run_c(*command):
 
 @functools.cache
 def how_to_run(sanitizer, folder):
-    """What goes before a sanitized program's name here, as a tuple; a string says why none can run."""
+    """Return the prefix of a sanitized program's command here, as a tuple; a string gives the reason why none
+    can run."""
     source, program = folder / "nothing.c", folder / f"nothing_{sanitizer}"
     source.write_text("int main(void) { return 0; }\n")
     built = compile_c(source, program, *SANITIZERS[sanitizer])

@@ -1,6 +1,6 @@
-"""What docs/explanation/code.md and glossary.md, and CONTRIBUTING.md's lists of what to touch, name exists.
+"""Everything that docs/explanation/code.md, glossary.md and CONTRIBUTING.md's lists of changes name exists.
 
-The walks of code.md are complete, and grow no longer.
+The walks of code.md are complete, and do not grow longer.
 """
 
 import os
@@ -162,7 +162,7 @@ else:
     files.update(shmring.spawn(die, 2, method="fork", return_exceptions=True)[0])
 print(*files)
 """.replace("COUNT", str(1 << 18))
-# What tells of a rank that is late, where a machine stands still.
+# Files that report a late rank, on a machine that stalls.
 SAID_OF_LATE_RANKS = {"_diagnostics/stall_warning.py", "_diagnostics/describe.py", "_diagnostics/stacks.py"}
 
 

@@ -64,7 +64,7 @@ def names_of(module):
 
 
 def documented_names():
-    """What the reference must have: every public name, and every member of a communicator."""
+    """Return what the reference must have: every public name, and every member of a communicator."""
     kinds = ("Bucketer", "Comm", "Op", "Plan", "Ring", "Transfer", "Work")
     members = {f"{kind}.{name}" for kind in kinds for name in public(getattr(shmring, kind)) - public(str)}
     for name in ("model", *(f"methods.{found.name}" for found in pkgutil.iter_modules(methods.__path__))):

@@ -1,6 +1,6 @@
 """Ranks that are killed or stopped at every moment: a bounded part here, the rest by `pytest -m soak`.
 
-Also what the points at which they die cost an ordinary build: nothing.
+The points at which they die cost an ordinary build nothing.
 """
 
 import json
@@ -23,7 +23,7 @@ TIMEOUT_S = 60.0
 
 
 def report(path, *arguments, limit_s=FAR_TOO_LONG_S):
-    """What python -m tests.repo.faults.report has found, run where nothing else is imported."""
+    """Return the findings of python -m tests.repo.faults.report, in a process that imports nothing else."""
     try:
         builds.build()
     except builds.NoBuild as missing:

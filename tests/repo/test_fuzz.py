@@ -1,4 +1,4 @@
-"""Whatever bytes come, the parsers give a value or BadFrame."""
+"""The parsers give a value or BadFrame for any bytes."""
 
 import subprocess
 import sys

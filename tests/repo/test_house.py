@@ -1,4 +1,4 @@
-"""Which folder may import which, and the other rules of the house that a machine can check.
+"""The rules for imports between folders, and other rules of this project that a machine can check.
 
 It reads the checkout's files, and imports nothing of shmring.
 """
@@ -96,7 +96,7 @@ FOLDERS = {
     "selftest": {"tools"},
     "__main__": {"tools"},
 }
-# What only one place may do: pattern, where it is allowed, why.
+# Things that only one place may do: pattern, allowed places, reason.
 ONLY_IN = [
     (
         r"memory_order_|__atomic_(?!thread_fence)|__sync_|\batomic_(load|store|exchange|fetch|compare)|"
@@ -170,7 +170,6 @@ WITH_RELATIVE_CLAUSES = {
     "shmring/_internode",
     "shmring/_launch",
     "src",
-    "tests",
 }
 MAX_LINES = 1000
 MAX_LINE_LENGTH, MAX_C_LINE_LENGTH = 110, 120  # Python's as in ruff's settings
@@ -442,7 +441,7 @@ def reads_of_environment(tree):
 
 
 def test_a_constant_has_one_meaning():
-    """Of two enumerators of one name the later import hides the other, and nobody hears of it."""
+    """Check enumerators: of two with one name the later import would hide the other, without any error."""
     found = {}
     for path in sorted(ROOT.glob("shmring/**/*.pxd")):
         for block in re.findall(r"enum[^\n]*:[^\n]*\n((?:[ ]{4,}[^\n]*\n)+)", path.read_text()):

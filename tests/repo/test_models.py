@@ -37,7 +37,7 @@ HOLDS_AT_LENGTH = [
     ("call_line", "RANKS=3 LINES=2 CALLS=5"),
     ("call_line", "LINES=8 CALLS=12"),
 ]
-# What is found: a lost wake-up is a state without end, all else an assertion.
+# The findings: a lost wake-up is a state without end, everything else an assertion.
 LOST, WRONG = "invalid end state", "assertion violated"
 BREAKS = [
     ("flag", "STORE_FLAG", LOST),
@@ -74,7 +74,7 @@ def run(*command, cwd):
 
 
 def checked(name, definitions, folder):
-    """What Spin's search of a model says."""
+    """Return the output of Spin's search of a model."""
     if SPIN is None or COMPILER is None:
         pytest.skip("needs spin and a C compiler: apt install spin gcc")
     flags = [f"-D{definition}" for definition in definitions.split()]
@@ -139,7 +139,7 @@ WEAKER = [
 
 
 def is_possible(text, folder, *how):
-    """Whether some execution comes to what the test's last line says."""
+    """Return whether some execution reaches the state in the test's last line."""
     if HERD is None:
         pytest.skip("needs herd7: apt install herdtools7")
     (folder / "test.litmus").write_text(text)

@@ -1,4 +1,4 @@
-"""The package as an installed thing: version, types, what importing it costs."""
+"""The installed package: version, types, the cost of importing it."""
 
 import ast
 import importlib

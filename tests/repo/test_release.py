@@ -1,4 +1,4 @@
-"""What a release is made of: what the sdist holds, for which Pythons there are wheels, what CI may do."""
+"""The parts of a release: the contents of the sdist, the Pythons that have wheels, the permissions of CI."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ def in_sdist():
 
 
 def test_sdist_holds_all_that_git_does():
-    """What setuptools adds by itself apart: who unpacks it can build, test, lint and document it."""
+    """Except for what setuptools adds, the unpacked sdist suffices to build, test, lint and document."""
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout:
         pytest.skip("not a git checkout")

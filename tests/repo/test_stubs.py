@@ -1,4 +1,4 @@
-"""The stubs (.pyi), which are kept by hand, say what the compiled modules have."""
+"""The hand-written stubs (.pyi) agree with the compiled modules."""
 
 import os
 import subprocess

@@ -81,7 +81,7 @@ def seed(folder):
 
 
 def run(folder, *names, suppressions=""):
-    """What ThreadSanitizer reports of race_ranks.py: [report]."""
+    """Return the reports of ThreadSanitizer on race_ranks.py."""
     options = "atexit_sleep_ms=0 exitcode=66 history_size=4 suppress_equal_stacks=1"
     if suppressions:
         (folder / "unseen").write_text(suppressions + "\n")
@@ -104,7 +104,8 @@ def run_unseen(folder, *names):
 
 
 def is_without_gil(report):
-    """Whether both of the accesses are made by modules that run without the GIL, or by what they call."""
+    """Return whether both accesses are made by modules that run without the GIL, or by functions that they
+    call."""
     accesses = re.findall(r"(?:thread T\d+|main thread)[^\n]*:\n((?:    #\d[^\n]*\n)+)", report)[:2]
     ours = [re.search(r"build/cython/shmring/([\w/]+)\.c:", access) for access in accesses]
     return len(ours) == 2 and all(found and found[1] in WITHOUT_GIL for found in ours)

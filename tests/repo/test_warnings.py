@@ -1,4 +1,4 @@
-"""Cython has nothing to warn of, but what .ci/warnings.py allows; CI runs that with GCC and Clang as well."""
+"""Cython gives no warning except those that .ci/warnings.py allows; CI also runs it with GCC and Clang."""
 
 import importlib.util
 import subprocess
@@ -21,7 +21,7 @@ def test_cython_warns_of_nothing():
 
 
 def test_a_warning_is_found(tmp_path):
-    """Of Cython and of a C compiler, in files that have one."""
+    """Find the warnings of Cython and of a C compiler in files that have one."""
     spec = importlib.util.spec_from_file_location("warnings_of_all", SCRIPT)
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)

@@ -1,4 +1,4 @@
-"""docs/explanation/wire-format.md says of every frame what the code says: offsets, sizes, numbers."""
+"""docs/explanation/wire-format.md describes every frame as the code defines it: offsets, sizes, numbers."""
 
 import importlib
 import re
@@ -95,7 +95,7 @@ def test_membership():
 
 
 def printed_by_c(tmp_path, lines):
-    """What a program prints that includes the headers of src/ and has these lines."""
+    """Return the output of a program that includes the headers of src/ and has these lines."""
     source, program = tmp_path / "program.c", tmp_path / "program"
     headers = "".join(f'#include "{header}"\n' for header in sorted({path[4:] for _, path, *_ in C}))
     head = f'#include <stdio.h>\n#include <string.h>\n{headers}#include "kernels/kernels.h"\n'

@@ -137,9 +137,9 @@ class _Trial:
         return self.following()
 
     def call(self, call, run, repeats):
-        """What the call returns, in a list; an empty list if it raised and is not repeated.
+        """Return the result of the call, in a list; an empty list if it raised and is not repeated.
 
-        After an error that is not final it is repeated. repeats: False if the faulty rank is to take an
+        After an error that is not final the call is repeated. repeats: False if the faulty rank is to take an
         injected exception for one that came after the end of the call.
         """
         if call is nothing:
@@ -161,7 +161,7 @@ class _Trial:
         raise AssertionError(f"raised {MOST_REPEATS} times: {self._seen.raised}")
 
     def is_over(self, step, error):
-        """Whether the communicator is; then with what it ended."""
+        """Return whether the communicator is over; if so, note its final error."""
         if self._case.is_last:  # it is closed, or over from the beginning
             return isinstance(error, shmring.Closed) or getattr(error, "cause", None) == "left behind"
         try:
@@ -236,7 +236,7 @@ def go_on(comm, number):
 
 
 def found_here():
-    """What a trial could leave: bytes of mappings, descriptors, threads."""
+    """Return what a trial could leave: bytes of mappings, descriptors, threads."""
     with open("/proc/self/maps") as maps:
         mapped = sum(_nbytes(line) for line in maps if "memfd:" in line or "/dev/shm/" in line)
     descriptors = collections.Counter()
@@ -254,7 +254,7 @@ def _nbytes(line):
 
 
 def left_here(before):
-    """How what there is differs from what there was, in words."""
+    """Return the difference from `before`, in words."""
     until = time.monotonic() + LEFT_S
     while (now := found_here()) != before and time.monotonic() < until:
         gc.collect()
@@ -277,7 +277,7 @@ def idle(base):
 
 @dataclass(frozen=True)
 class World:
-    """How many ranks, which of them is faulty, and on which hosts they are."""
+    """The number of ranks, the faulty one, and their hosts."""
 
     size: int
     faulty: int
@@ -350,12 +350,12 @@ class Campaign:
         return verdict
 
     def is_idle(self):
-        """Whether no process uses a CPU while nothing is asked of it."""
+        """Return whether no process uses a CPU while it has nothing to do."""
         self._meet("barrier")
         return max(self._ranks(idle)) < IDLE_CPU_S
 
     def _try(self, name, injection, repeats):
-        """What each rank saw; a text if some rank did not answer."""
+        """Return the outcome of each rank; a text if some rank did not answer."""
         self._meet(name)
         try:
             answers = self._ranks.outcomes(trial, name, self.world.faulty, injection, repeats)
@@ -387,7 +387,7 @@ def _is_injected(seen):
 
 
 def is_lost_by_python(seen):
-    """Whether a failed allocation in CPython or its standard library has lost what remains.
+    """Return whether a failed allocation in CPython or its standard library has lost what remains.
 
     In a call with keyword arguments CPython loses a reference, and with it the mapping of a communicator.
     """

@@ -37,7 +37,7 @@ def warm_up(comm):
 
 
 class Place:
-    """Where a case runs: its communicator, and whether this rank is the faulty one."""
+    """The environment of a case: its communicator, and whether this rank is the faulty one."""
 
     def __init__(self, comm, is_faulty):
         self.comm = comm
@@ -86,7 +86,7 @@ def same(got, wanted):
 
 
 def nothing():
-    """What a rank calls that takes no part."""
+    """Do nothing: the call of a rank that takes no part."""
 
 
 # ---- collectives -------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
-"""Cases for the tests of collectives: arrays in memory of every kind, what the result should be bit for bit,
-and rows that cover every pair of values.
-"""
+"""Cases for the tests of collectives: arrays in memory of every kind, their expected results bit for bit, and
+rows that cover every pair of values."""
 
 import itertools
 import random
@@ -184,7 +183,7 @@ def assert_all_reduced(results, row, arrays):
 
 
 def environment(row):
-    """What a row wants of the ranks' environment."""
+    """Return the environment variables that a row needs."""
     names = ("chunk", "depth", "path", "segment", "isa", "single_copy")
     return {f"SHMRING_{name.upper()}": row[name] for name in names if row.get(name) is not None}
 
@@ -212,7 +211,7 @@ def pairwise(factors, allowed=lambda row: True, *, seed=1, tries=3):
     place = {name: at for at, name in enumerate(names)}
 
     def news(row, name, value):
-        """How many pairs a value would cover first, with what the row has."""
+        """Return the number of pairs that a value would cover for the first time, given the row."""
         mine = (name, value)
         return sum(
             ((mine, item) if place[name] < place[item[0]] else (item, mine)) in left for item in row.items()

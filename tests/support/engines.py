@@ -1,4 +1,4 @@
-"""For tests under engines that others wrote: each is run in processes of its own."""
+"""For tests under engines of other projects: each runs in processes of its own."""
 
 import importlib.util
 import os
@@ -35,7 +35,7 @@ def start(*command, **more):
 
 
 def output_of(*processes):
-    """What each printed, once all have ended well."""
+    """Return the output of each process, after all have ended with 0."""
     try:
         texts = [process.communicate(timeout=WATCHDOG_S)[0] for process in processes]
     finally:

@@ -172,7 +172,8 @@ class Host:
         _ip("-n", self._switch, "link", "set", self._port, "up")
 
     def command(self, *command: object) -> list[str]:
-        """What runs a command here, with the same files and processes in sight as anywhere."""
+        """Return the command that runs `command` here, with the same files and processes visible as
+        elsewhere."""
         return ["ip", "netns", "exec", self.namespace, *map(str, command)]
 
     def run(self, *command: object, **how: Any) -> subprocess.CompletedProcess[Any]:
@@ -194,7 +195,7 @@ class Host:
                 raise OSError(number, f"setns: {os.strerror(number)}", self.namespace)
 
     def is_here(self) -> bool:
-        """Whether this process is on it; a host may be pickled to whoever asks."""
+        """Return whether this process is on the host; a host may be pickled to any process."""
         return self._has(os.getpid())
 
     def _has(self, pid: int) -> bool:

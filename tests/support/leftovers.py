@@ -1,4 +1,4 @@
-"""What could be left behind: names in /dev/shm, processes, descriptors."""
+"""Possible leftovers: names in /dev/shm, processes, descriptors."""
 
 import contextlib
 import os
@@ -79,7 +79,7 @@ def our_descriptors():
 
 
 def until_none(left, seconds=2):
-    """What left() still finds after waiting as long for it to find nothing."""
+    """Return what left() still finds after waiting up to `seconds` for it to find nothing."""
     until = time.monotonic() + seconds
     while (found := left()) and time.monotonic() < until:
         time.sleep(0.05)

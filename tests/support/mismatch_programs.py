@@ -31,7 +31,7 @@ _TOLD = re.compile(r"ranks? ([\d, ]+) called (.*?)(?=; ranks? [\d, ]+ (?:called|
 
 
 class Call(NamedTuple):
-    """What a rank calls; what its kind has no use for changes nothing."""
+    """The call of a rank; its kind ignores the fields that it does not use."""
 
     kind: str
     root: int
@@ -50,7 +50,7 @@ class Call(NamedTuple):
         return found + ["op"] * (self.kind in FOLDING)
 
     def is_told_by(self, text):
-        """Whether a text is this call as an error has it."""
+        """Return whether a text describes this call, as errors do."""
         words = [] if self.kind == "barrier" else [f"{self.dtype}["]
         words += [f"root={self.root})"] * (self.kind in ROOTED)
         words += [f"{self.dtype}[{self.count}]"] * (self.kind not in (*UNEVEN, "barrier", "all_reduce_many"))
@@ -135,7 +135,7 @@ def _begin(comm, call):
 
 
 def _is_right(comm, call, result):
-    """Whether a result is right, of some kinds."""
+    """Return whether a result is right; only some kinds are checked."""
     everyone = range(1, comm.size + 1)
     if call.kind == "all_reduce":
         return (result == {"sum": sum, "min": min, "max": max}[call.op](everyone)).all()
@@ -147,7 +147,7 @@ def _is_right(comm, call, result):
 
 
 def run_odd_program(comm, seed):
-    """What is wrong with what this rank gets, in words; None: nothing is."""
+    """Return what is wrong with this rank's results, in words; None if nothing is."""
     program = program_of(seed, comm.size)
     # Two that wait for each other would ask after a second. Nobody needs that: else this is a Timeout.
     Notifications.compare_calls = lambda *_: None

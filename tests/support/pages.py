@@ -47,7 +47,7 @@ class Block:
 
     @property
     def promised(self):
-        """What it prints, as its comments say."""
+        """Return the expected output, as given by its comments."""
         return [text for text in re.findall(r"^ *print\(.*\) +# (.+)$", self.code, re.M) if is_literal(text)]
 
 

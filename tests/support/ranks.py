@@ -73,7 +73,7 @@ def free_port():
 
 
 class Died:
-    """What a rank answered that was killed: its exit code, negative for a signal."""
+    """The answer of a rank that was killed: its exit code, negative for a signal."""
 
     def __init__(self, exitcode):
         self.exitcode = exitcode
@@ -271,7 +271,7 @@ def _send(pipe, answer):
 
 
 def raised(call, *arguments, **keywords):
-    """What a call on a rank raises, in words; None if it returns."""
+    """Return the error that a call on a rank raises, in words; None if it returns."""
     try:
         call(*arguments, **keywords)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""For the tests of meeting: ranks as threads or processes, peers that connect without the key."""
+"""For the tests of starting: ranks as threads or processes, and peers that connect without the key."""
 
 import contextlib
 import socket
@@ -118,7 +118,7 @@ def coming(meeting, rank, *, node=None, timeout_s=20.0, after_s=0.0):
 
 
 def meet_on(nodes, meeting=None, **how):
-    """What every rank has or raised once those of a new world have met; rank r is on node nodes[r]."""
+    """Return what every rank of a new world has or raised after the start; rank r is on node nodes[r]."""
     meeting = meeting or world_at(len(nodes))
     return in_threads(*(coming(meeting, rank, node=node, **how) for rank, node in enumerate(nodes)))
 

@@ -1,4 +1,4 @@
-"""Code of a test as a script under shmrun."""
+"""Run the code of a test as a script under shmrun."""
 
 import contextlib
 import os

@@ -1,4 +1,5 @@
-"""What tests see of ranks: who waits for whom, and whether the communicator was given up."""
+"""The state of ranks as tests see it: the rank that each waits for, and whether the communicator was
+aborted."""
 
 import os
 import time
@@ -7,7 +8,7 @@ from shmring.tools import _attach
 
 
 def own_flight():
-    """What this rank's process shows of its one communicator to whoever looks from outside."""
+    """Return the flight recorder of this process's one communicator, as other processes see it."""
     (segment,) = _attach.of_processes([os.getpid()])
     return segment.flight
 
@@ -19,7 +20,7 @@ def until_given_up():
 
 
 def place_once_it_waits(ranks, rank):
-    """Where a rank is that waits at length for another, as who looks from outside sees it."""
+    """Return the position of a rank in a long wait for another, as other processes see it."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
         (segment,) = _attach.of_processes([ranks.pid(rank)])

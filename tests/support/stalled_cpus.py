@@ -1,6 +1,5 @@
-"""Runs a command on CPUs that stand still at times, as a shared machine's do: what fails only then takes a
-late moment for a fault. python tests/support/stalled_cpus.py pytest, as root.
-"""
+"""Run a command on CPUs that stall at times, as those of a shared machine do. A test that fails only then
+takes a delay for a fault. python tests/support/stalled_cpus.py pytest, as root."""
 
 import argparse
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Ranks in a process group of torch.distributed, with shmring or with gloo, and what both come to."""
+"""Ranks in a process group of torch.distributed, with shmring or with gloo, and the results of both."""
 
 import contextlib
 import datetime
@@ -88,7 +88,7 @@ def news_of_death(ranks, path, function, *args):
 
 
 def _failure_in_group(comm, function, args):
-    """What the function raised, as text, and when."""
+    """Return the error that the function raised, as text, and the time."""
     with group_of(comm):
         try:
             function(comm.rank, *args)

@@ -1,6 +1,5 @@
-"""`shmring bench`: every collective and way, what is wrong is counted, JSON, pictures, other runs beside it,
-launchers, terminals, Ctrl-C. Never a test of speed.
-"""
+"""`shmring bench`: every collective and way, counting of wrong results, JSON, plots, comparison with other
+runs, launchers, terminals, Ctrl-C. Never a test of speed."""
 
 import functools
 import json
@@ -119,7 +118,7 @@ def test_every_way_is_right(bench, way):
         assert wrong_of(report) == [0, 0, 0]
 
 
-# Of three ranks: sizes that do not divide among them, roots, and every way.
+# Jobs of three ranks: sizes that do not divide among them, roots, and every way.
 JOBS = [
     Job("reduce", (), "float64", "avg", root=2, plan=True),
     Job("reduce", (), "int32", "prod", root=1, in_place=True),

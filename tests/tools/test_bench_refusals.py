@@ -1,4 +1,4 @@
-"""`shmring bench`: wrong flags, files that cannot be used, packages that are missing."""
+"""`shmring bench`: wrong options, unusable files, missing packages."""
 
 import json
 import sys

@@ -1,6 +1,5 @@
-"""The command `shmring` on running jobs: what it shows of one and of several communicators, of groups, of the
-dead, of damaged memory, and that it leaves no trace.
-"""
+"""The command `shmring` on running jobs: its output for one and for several communicators, groups, dead ranks
+and damaged memory, and that it leaves no trace."""
 
 import importlib
 import json
@@ -59,7 +58,7 @@ def dream_or_wait(comm, dreams):
 
 
 def once(condition):
-    """What it returns, once that is true."""
+    """Return the result of condition as soon as it is true."""
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
         found = condition()
@@ -290,7 +289,7 @@ class Damaged:
         return next((one for one in _attach.of_processes([os.getpid()]) if one.number == inode), None)
 
     def shown(self, capsys):
-        """What the command prints of it, as texts."""
+        """Return the command's outputs as texts."""
         return shown(capsys, "dump", str(os.getpid()), "--no-stacks"), shown(capsys, "ps")
 
 

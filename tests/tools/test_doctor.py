@@ -1,6 +1,5 @@
-"""The command doctor: troubles that are made up, and others that are provoked; and that no probe that fails,
-in whatever way, keeps it or info from the rest.
-"""
+"""The command doctor: made-up and provoked problems; and that no probe that fails in any way keeps it or info
+from the rest."""
 
 import copy
 import ctypes
@@ -24,7 +23,7 @@ KEY = "0123456789abcdef0123456789abcdef"
 
 
 def diagnosed(*arguments, **keywords):
-    """What doctor finds, by what it is about, and its exit status."""
+    """Return doctor's findings by subject, and its exit status."""
     done = run("doctor", "--json", *arguments, **keywords)
     assert done.stderr == ""
     found = json.loads(done.stdout)

@@ -1,6 +1,5 @@
-"""The command info: what it tells of this machine, and of others that are made up as trees of files; what
-both info and doctor show people.
-"""
+"""The command info: its report about this machine, and about made-up ones given as trees of files; the text
+output of info and doctor."""
 
 import itertools
 import json
@@ -153,7 +152,7 @@ def two_sockets(root):
 
 
 def text_of(root, monkeypatch, *, allowed=None):
-    """What info tells people of a machine, the label of each row with its text."""
+    """Return info's text output about a machine: the label of each row with its text."""
     if allowed is not None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed))
     found = info.report(root, measures=False)
@@ -267,7 +266,7 @@ def numbers_of(text):
 
 
 def on_a_terminal(code, columns, **variables):
-    """What a program writes to a terminal of that width, and its exit status."""
+    """Return the output of a program on a terminal of that width, and its exit status."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.pop("NO_COLOR", None)

@@ -1,4 +1,4 @@
-"""`shmring predict`: its figures are the model's, JSON, pictures, links fitted to runs of `shmring bench`."""
+"""`shmring predict`: its figures are the model's; JSON, plots, links fitted to runs of `shmring bench`."""
 
 import json
 import re
@@ -139,7 +139,7 @@ def test_people_read_tables(capsys):
 
 
 def bench_report(call="all_reduce", ranks=2, hosts=1, algorithm=None, us=None, **changed):
-    """What `shmring bench` would write of calls that take what the model says, or us(nbytes)."""
+    """Return the report of `shmring bench` on calls that take the model's time, or us(nbytes)."""
 
     def from_model(nbytes):
         return 1e6 * model.seconds(algorithm or "direct", nbytes, ranks, WIRE)

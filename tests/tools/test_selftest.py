@@ -1,4 +1,4 @@
-"""`python -m shmring.selftest`: passes here, and says what is wrong where something is."""
+"""`python -m shmring.selftest`: it passes here, and names the fault on a broken installation."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""`shmring top`: rates, ages and the rank for which all wait, as text, JSON and a live view in a terminal."""
+"""`shmring top`: rates, ages and the rank that all others wait for, as text, JSON and a live view in a
+terminal."""
 
 import itertools
 import json
@@ -48,7 +49,7 @@ def pids_of(ranks):
 
 
 def looks(capsys, ranks, *arguments):
-    """Of these ranks' communicator: what each look has found."""
+    """Return each snapshot of these ranks' communicator."""
     assert command.main(["top", *pids_of(ranks), "--json", *arguments]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for one in found:
@@ -159,7 +160,7 @@ def test_wrong_flags_are_one_line(capsys, arguments, says):
 
 
 def read_until(fd, process, wanted, seconds=30):
-    """What came through a pseudo-terminal until it has all that is wanted."""
+    """Return the output of a pseudo-terminal as soon as it contains everything wanted."""
     said, until = b"", time.monotonic() + seconds
     while not all(word in said for word in wanted):
         assert time.monotonic() < until, said

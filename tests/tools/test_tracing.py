@@ -1,4 +1,4 @@
-"""Comm.trace and SHMRING_TRACE: what is in the file, of whom, and what becomes of it when all goes wrong."""
+"""Comm.trace and SHMRING_TRACE: the contents of the file, its ranks, and the file after failures."""
 
 import contextlib
 import json
@@ -71,7 +71,7 @@ def calls(slices):
 
 
 def phases(slices, call):
-    """What that one of a rank's calls was made of."""
+    """Return the phases of one of a rank's calls."""
     (whole,) = [one for one in slices if one["cat"] == "call" and one["args"]["call"] == call]
     parts = [s for s in slices if s["cat"] != "call" and s["args"]["number"] == whole["args"]["number"]]
     for part in parts:  # as JSON has them times are no more exact

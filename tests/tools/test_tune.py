@@ -1,5 +1,5 @@
-"""Measured tables: which are used and which are not, that all ranks go by rank 0's, and what the tuner makes
-of times. Never a test of speed."""
+"""Measured tables: when they are used and when not, that all ranks use rank 0's, and the tuner's conclusions
+from times. Never a test of speed."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """Where the table is that is found without being named."""
+    """Return the place of the default table."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "shmring" / "tuning.json"
 

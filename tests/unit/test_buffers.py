@@ -1,4 +1,4 @@
-"""Arrays of every make: what has the buffer protocol, ml_dtypes, __array_interface__ and DLPack exporters."""
+"""Arrays of every kind: exporters of the buffer protocol, ml_dtypes, __array_interface__ and DLPack."""
 
 import array
 import ctypes
@@ -60,7 +60,7 @@ NUMPY = (*"?bBhHiIlLqQefdFD", "intp", "uintp")
 
 
 def memory_of(source):
-    """What says of the array no more than where it lies."""
+    """Return a Memory, which knows only the place of the array."""
     return shmring.Memory(source.ctypes.data, source.size, source.dtype.name, owner=source)
 
 
@@ -141,7 +141,7 @@ def test_every_make_can_be_broadcast(world_of):
 
 
 def give_and_take_memory(comm):
-    """Where the result is split, joined, sent, or as long as each rank likes."""
+    """Call the collectives that split or join the result, that send it, or whose lengths ranks choose."""
     size, rank = comm.size, comm.rank
     x, out = np.full(2 * size, rank, "f4"), np.zeros(2, "f4")
     comm.reduce_scatter(memory_of(x), out=memory_of(out))
@@ -177,7 +177,7 @@ def test_memory_is_described_and_checked():
 
 
 def different_makes(comm):
-    """What fits one rank need not be what fits another, as long as dtype, count and order are the same."""
+    """Reduce arrays of different kinds or shapes: only dtype, count and order have to be the same."""
     makes = [np.ones(1000, "u1"), bytearray(b"\1" * 1000), (ctypes.c_uint8 * 1000)(*[1] * 1000)]
     x = makes[comm.rank]
     comm.all_reduce(x)

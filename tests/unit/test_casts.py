@@ -1,4 +1,5 @@
-"""Casts and wire formats against NumPy and ml_dtypes, bit for bit, with every instruction set here."""
+"""Casts and wire formats against NumPy and ml_dtypes, bit for bit, with every instruction set of this
+machine."""
 
 import itertools
 

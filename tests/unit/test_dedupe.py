@@ -1,4 +1,4 @@
-"""Lines that several ranks print, shown once: in each rank's order, soon, and above what is unfinished."""
+"""Lines that several ranks print, shown once: in each rank's order, soon, and above unfinished lines."""
 
 import os
 import random

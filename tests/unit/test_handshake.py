@@ -1,4 +1,4 @@
-"""Nobody gets in without the key; pending peers only cost time."""
+"""No peer gets in without the key; pending peers only cost time."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ OVER_HOSTS = ("node_map", "coordinator", "tcp", "mesh")
 
 
 def speak(pending, *packets):
-    """What rank 0 answers to the last of the packets; None for silence, b"" where it hung up."""
+    """Return rank 0's answer to the last packet; None for silence, b"" if it closed the connection."""
     answer = None
     with pending:
         pending.settimeout(3)

@@ -1,4 +1,5 @@
-"""The kernels against NumPy and ml_dtypes, bit for bit: every dtype, op and instruction set here."""
+"""The kernels against NumPy and ml_dtypes, bit for bit: every dtype, op and instruction set of this
+machine."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""What launchers put into the environment, and what is read from it."""
+"""The variables that launchers put into the environment, and what shmring reads from them."""
 
 import json
 import os

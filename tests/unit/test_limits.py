@@ -1,4 +1,4 @@
-"""CPUs and memory as cgroups of both versions, containers and the host give them."""
+"""CPUs and memory as limited by cgroups of both versions, containers and the host."""
 
 import errno
 import os

@@ -21,7 +21,8 @@ class Killed(BaseException):
 
 
 class Stage:
-    """Whose turn it is, who lives, who has heard what of whom, and who has come to which meeting."""
+    """The state of the simulation: whose turn it is, which ranks live, what each has received, and who is at
+    which meeting."""
 
     def __init__(self, size, seed, *, at_once):
         self.size = size
@@ -125,7 +126,7 @@ class Rank:
 
 
 def go_on(ranks):
-    """What shrinking.shrink does, with a meeting that all have to come to and that any death ends."""
+    """Do as shrinking.shrink does, with a meeting that all ranks have to attend and that any death ends."""
     agreement = Agreement(ranks, timeout_s=1e6, invite=lambda view: f"at {ranks.rank}, {view.attempt}")
     prepared = None
     while True:

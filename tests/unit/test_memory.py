@@ -1,4 +1,4 @@
-"""Segments: nameless, sealed, allocated before they are touched, refused with a way out."""
+"""Segments: nameless, sealed, allocated before they are touched; refusals name a remedy."""
 
 import ctypes
 import errno

@@ -1,4 +1,4 @@
-"""The cost model: the published formulas and examples, limits, and what the engine itself counts."""
+"""The cost model: the published formulas and examples, limits, and the engine's own counts."""
 
 import itertools
 import math

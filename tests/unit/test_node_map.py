@@ -1,4 +1,4 @@
-"""Who shares a host, and the frames that tell of it."""
+"""The ranks that share a host, and the frames that describe this."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What several ranks print, as it comes out on a terminal and in a log."""
+"""The output of several ranks as it appears on a terminal and in a log."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Which CPUs ranks are bound to, on machines that this one is not, as /sys shows them."""
+"""The CPUs to which ranks are bound, on machines unlike this one, as /sys shows them."""
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_with_fewer_ranks_than_caches_their_shares_are_even(tmp_path):
 
 
 def test_only_usable_cpus_are_given(tmp_path):
-    # Of socket 0 one core and a half, of socket 1 three cores; CPU 15 is offline, so nobody may use it.
+    # Socket 0 has one core and a half, socket 1 three cores; CPU 15 is offline, so no rank may use it.
     usable = [0, 8, 9, 4, 5, 12, 7]
     root = two_sockets(tmp_path)
     assert by_core(root, 2, usable) == ["0,8-9", "4-5,7,12"]

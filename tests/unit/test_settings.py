@@ -1,4 +1,4 @@
-"""Settings: what each SHMRING_* variable may be, and what is said when it is not."""
+"""Settings: the valid values of each SHMRING_* variable, and the errors for others."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Last words: of all that a rank wrote to stderr, what it ended with, and whose failure that is."""
+"""traceback_tail: the end of a rank's stderr that shows its failure, and which rank caused it."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from shmring._launch.traceback_tail import is_consequence, traceback_tail
 
-# What RankFailed looks like to Python, without ranks.
+# A class that Python prints like RankFailed, without ranks.
 RANK_FAILED = "class RankFailed(Exception): __module__ = 'shmring.errors'\n"
 
 
@@ -18,7 +18,7 @@ def words(text):
 
 
 def words_of(tmp_path, code):
-    """Of a Python script that fails, as Python itself writes them."""
+    """Return the tail of a failing Python script's stderr, as Python itself writes it."""
     (tmp_path / "script.py").write_text(RANK_FAILED + textwrap.dedent(code))
     command = [sys.executable, "-X", "faulthandler", str(tmp_path / "script.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)

@@ -1,4 +1,4 @@
-"""How torch finds the backend, and what that costs it."""
+"""The entry point by which torch finds the backend, and its cost."""
 
 import importlib.metadata
 import subprocess

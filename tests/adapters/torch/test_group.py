@@ -1,6 +1,5 @@
-"""The process group of the torch backend: every operation against what shmring or torch itself makes of the
-tensors, in whatever memory they lie.
-"""
+"""The process group of the torch backend: every operation against shmring's or torch's own result on the same
+tensors, in every kind of memory."""
 
 import ctypes
 import threading
@@ -305,7 +304,7 @@ def test_callbacks_that_make_calls(three):
 
 
 def futures_from_outside(comm):
-    """What torch's C++ does with a Work: the future is complete when the call is, whoever waits."""
+    """Use a Work as torch's C++ does: the future completes with the call, whichever thread waits."""
     with group_of(comm) as group:
         x = torch.ones(300_000)
         work = group.allreduce([x], c10d.AllreduceOptions())

@@ -18,7 +18,7 @@ SCALE = 50.0
 
 
 def gradients(rank, by_initial_size):
-    """Of each batch; the higher ranks have two batches more."""
+    """Return the gradients of each batch; the higher ranks have two batches more."""
     net = DDP(nn.Linear(5, 5, bias=False), bucket_cap_mb=1)
     x = torch.full((1, 5), SCALE)
     found = []

@@ -1,4 +1,4 @@
-"""What docs/howto/torch.md shows runs as it stands there."""
+"""The code of docs/howto/torch.md runs as printed."""
 
 import os
 

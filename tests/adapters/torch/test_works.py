@@ -1,4 +1,4 @@
-"""Works that C++ keeps when Python has dropped them, in every way in which C++ gets one."""
+"""Works that C++ keeps after Python has dropped them, in every way in which C++ gets one."""
 
 import datetime
 import gc
@@ -252,7 +252,7 @@ def test_the_reducer_holds_a_dropped_group(world_of):
 
 
 def operations_left(rank, issue):
-    """How many more there are after many calls of which C++ had the Works."""
+    """Return the number of operations left over by many calls whose Works C++ had."""
     net = DDP(nn.Linear(2, 2, bias=False))
 
     def call():

@@ -1,4 +1,5 @@
-"""What torch builds on process groups, on shmring: the same results as on gloo, or as in one process.
+"""The features of torch that use process groups, on shmring: the same results as on gloo, or as in one
+process.
 
 DDP in all its modes, functional collectives, torch.compile, gradient scaling, subgroups, torchrun; and the
 death of a peer.
@@ -170,7 +171,7 @@ def builtin(kind):
 
 
 def power_sgd(net):
-    """Of a rank that loses nothing, as matrices of this size have none greater."""
+    """Register a PowerSGD hook whose rank loses nothing: no matrix of this size has a greater rank."""
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=6, start_powerSGD_iter=2, min_compression_rate=0.1
     )
@@ -454,7 +455,7 @@ def test_torchrun_begins_again_when_a_rank_dies(tmp_path):
 
 
 def meet_twice_in_a_store(comm, port):
-    """What torchrun's ranks do that it restarts: the store is as their predecessors left it."""
+    """Join as ranks do that torchrun restarts: the store is as their predecessors left it."""
     store = dist.TCPStore("127.0.0.1", port, comm.size, comm.rank == 0, wait_for_workers=False)
     seen = []
     for life in range(2):

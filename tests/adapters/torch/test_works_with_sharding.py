@@ -1,4 +1,4 @@
-"""What torch shards over the ranks, on shmring: the same results as on gloo and as in one process.
+"""The features of torch that shard over ranks, on shmring: the same results as on gloo and as in one process.
 
 FSDP of both kinds, ZeroRedundancyOptimizer, DTensor and tensor parallelism on meshes, pipelines, distributed
 checkpoints.

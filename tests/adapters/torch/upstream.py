@@ -14,7 +14,7 @@ import time
 import unittest
 from pathlib import Path
 
-# What gloo passes and shmring cannot, and why.
+# Tests that gloo passes and shmring cannot pass, with the reason.
 OTHERWISE = {
     "test_ddp_logging_data_cpu": "asks for the name gloo, of which torch's C++ thinks that it is gloo itself"
 }

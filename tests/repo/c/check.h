@@ -1,5 +1,4 @@
-/* What the C tests share: CHECK, ranks as threads, random delays, a watchdog, the sequence numbers worth starting
-   from. */
+/* Shared by the C tests: CHECK, ranks as threads, random delays, a watchdog, and useful first sequence numbers. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -13,7 +12,7 @@
 
 enum { CHECK_MAX_RANKS = 16 };
 
-/* Where a counter begins that is to go on from 0, or to pass 2^32 or 2^64 in the middle of `rounds`. */
+/* First values of a counter: it goes on from 0, or passes 2^32 or 2^64 in the middle of `rounds`. */
 enum { CHECK_FROM_ZERO, CHECK_PAST_32_BITS, CHECK_PAST_64_BITS, CHECK_STARTS };
 
 static inline uint64_t check_start(int which, uint64_t rounds)

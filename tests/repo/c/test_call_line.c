@@ -69,7 +69,7 @@ static void publish_line(struct check_rank *me, struct meeting *shared, uint64_t
     sr_flag_publish(&line->seq, seq, &shared->lane[me->rank].event);
 }
 
-/* Whether the line says what this rank's says. */
+/* Return whether the line equals this rank's. */
 static bool await_line(struct check_rank *me, struct meeting *shared, int rank, uint64_t seq)
 {
     struct sr_call_line *line = line_of(shared, rank, seq);

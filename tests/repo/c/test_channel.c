@@ -162,7 +162,7 @@ static void talk(struct traffic *t)
         moved = (t->sent < MESSAGES && step_out(t)) || moved;
         moved = (t->received < MESSAGES && step_in(t)) || moved;
         if (!moved) {
-            /* What goes lost between the look and the sleep would be slept through. */
+            /* An event lost between the poll and the sleep would not end the sleep. */
             bool news = sr_channels_attend(&own->channels);
             news = (t->sent < MESSAGES && step_out(t)) || news;
             news = (t->received < MESSAGES && step_in(t)) || news;

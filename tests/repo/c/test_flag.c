@@ -295,7 +295,7 @@ static void test_turns_exclude_each_other(void)
     CHECK(shared.count == (uint64_t)ROUNDS * AWAITERS);
 }
 
-/* Who wants to be told and who has finished: exactly one of the two comes second, and knows it. */
+/* One rank requests a notification, the other finishes: exactly one of the two comes second, and knows it. */
 static void tell_or_see(struct check_rank *me)
 {
     struct turns *shared = me->shared;

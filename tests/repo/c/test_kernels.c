@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of all results together, with NaNs made one and zeros of min and max positive. Any machine must come to it. */
+/* The digest of all results, with one NaN for all, and positive zeros of min and max. The same on any machine. */
 #define DIGEST 0xfc366e77869d0dadull
 
-/* Of all casts and encodings, with NaNs as they are. */
+/* The digest of all casts and encodings, with unchanged NaNs. */
 #define CASTS_DIGEST 0x74623d188252049aull
 
 enum { MOST_SOURCES = 20, MOST_DSTS = 3 };

@@ -1,6 +1,6 @@
-"""What ranks call until one of them is killed, and what each call must have given.
+"""The calls of ranks until one of them is killed, and the expected result of each.
 
-Known from the seed, the rank and the number of the step, so that nobody has to be asked.
+It follows from the seed, the rank and the number of the step, so no rank has to ask another.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ MORE = 4  # items that a call may have beyond those of its size
 
 
 def shift_of(seed: int, rank: int, step: int) -> int:
-    """What a rank adds in a step to the pattern that all share."""
+    """Return the number that a rank adds in a step to the common pattern."""
     value = (seed * 1000003 + rank * 7919 + step * 104729 + 1) * MIX & (1 << 64) - 1
     return (value ^ value >> 29) & (1 << 40) - 1
 
 
 class Wrong(Exception):
-    """A call that reported success left something else than it should have."""
+    """A call that reported success left a wrong result."""
 
 
 class Calls:

@@ -150,7 +150,7 @@ class Figures:
 
 
 class Tally:
-    """What all worlds together have come to."""
+    """The counts of all worlds together."""
 
     def __init__(self) -> None:
         self.kills = self.worlds = self.in_turn = self.stops = 0

@@ -1,5 +1,5 @@
-/* What builds with -DSR_FAULTS call at each point of src/fault.h: counts, and kills this process where it is told to.
-   Loaded before the extensions, for all to see. */
+/* The functions that builds with -DSR_FAULTS call at each point of src/fault.h: they count the points, and kill this
+   process at the requested one. Loaded before the extensions, so that all of them see these functions. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -81,7 +81,7 @@ static void fold_sum_i64(void *const *dst, int ndst, uint32_t stream, const void
     fold(dst, ndst, stream, src, nsrc, count, divisor);
 }
 
-/* Of the folds only the one that the driver's ranks call. */
+/* Replaces only the fold that the driver's ranks call. */
 const struct sr_kernels *sr_fault_kernels(const struct sr_kernels *found)
 {
     static struct sr_kernels made;

@@ -96,13 +96,13 @@ class Trial:
         return self.deaths[0].point
 
     def is_together(self) -> bool:
-        """Of a death in close: whether all close then, or the others go on and miss the one that does."""
+        """Return whether all ranks close when one dies in close; else the others go on and miss that rank."""
         return random.Random(self.seed).random() < 0.5
 
 
 @dataclass
 class Raised:
-    """An error of shmring's as one rank met it."""
+    """An error of shmring's as one rank raised it."""
 
     where: str  # "init", "call", "shrink"
     kind: str
@@ -115,7 +115,7 @@ class Raised:
 
 @dataclass
 class Seen:
-    """What one rank has seen, as it tells it at its end."""
+    """The outcome of one rank, as it reports it at its end."""
 
     rank: int
     steps: int = 0
@@ -157,7 +157,7 @@ class Rank:
         return self.trial.deaths[self.met] if self.met < len(self.trial.deaths) else None
 
     def is_due(self, *points: str) -> bool:
-        """Whether the next to die is this rank, at one of these points."""
+        """Return whether the next rank to die is this one, at one of these points."""
         return self.death is not None and self.death.victim == self.rank and self.death.point in points
 
     def live(self) -> Seen:
@@ -224,7 +224,7 @@ class Rank:
             time.sleep(0.002)  # so that the other one wakes meanwhile
 
     def prepare_to_die(self, step: int) -> None:
-        """Of the points that a call passes the victim dies at one of the next two calls', at random."""
+        """Let the victim die at one of the points that its next two calls pass, chosen at random."""
         if not self.is_due(*C_POINTS):
             return
         order, point = self.order, C_POINTS.index(self.death.point)
@@ -308,7 +308,7 @@ def grow(resident_nbytes: int) -> Any:
 
 
 def left_here() -> str:
-    """What is left some time after all is closed: the thread in the background may be about to let go."""
+    """Return what is left some time after everything is closed: the background thread may be about to end."""
     until = time.monotonic() + LEFT_S
     while (left := found_here()) and time.monotonic() < until:
         time.sleep(0.01)
@@ -465,7 +465,7 @@ class Watched:
         return death.point == STOPPED or os.WIFSIGNALED(self.exits.get(self.pids[death.victim], 0))
 
     def show(self, outcome: Outcome, late: list[int]) -> None:
-        """What the ranks that hang are doing: /proc and Python's stacks, to stderr."""
+        """Print the state of the ranks that hang: /proc and Python's stacks, to stderr."""
         print(f"\n{self.trial} hangs in ranks {late}", file=sys.stderr, flush=True)
         for rank in late:
             pid = self.pids[rank]
@@ -482,7 +482,7 @@ class Watched:
 
 
 def judge(outcome: Outcome, killed_ns: dict[int, int]) -> None:
-    """What is wrong with it.
+    """Record the faults of the outcome.
 
     Detection counts from the kill, or from the call that raised if that began later: until then its rank was
     busy with other things.
@@ -504,7 +504,8 @@ def judge(outcome: Outcome, killed_ns: dict[int, int]) -> None:
                 outcome.took_s.append((raised.raised_ns - begun_ns) * 1e-9)
         if trial.point not in ("in init", "in close") and seen.members != [s.rank for s in survivors]:
             outcome.faults.append(("wrong error", f"rank {seen.rank} is left with {seen.members}"))
-    # Who has met the others may leave before one dies in close; in init ranks see different sides of a death.
+    # A rank that has finished may leave before another dies in close; in init ranks see different sides of a
+    # death.
     heard = {tuple((raised.kind, raised.seq, raised.said) for raised in seen.raised) for seen in survivors}
     if len(heard - {()} if trial.point == "in close" else heard) > 1 and trial.point != "in init":
         differ = [(seen.rank, [(r.where, r.kind, r.seq, r.said) for r in seen.raised]) for seen in survivors]
