@@ -8,9 +8,17 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from .._core.descriptor cimport *
-from .._core.group cimport *
-from .._core.staging cimport *
+from .._core.descriptor cimport describe, finish, may_ping, step_lines
+from .._core.group cimport (
+    BY_CHAIN, DONE, EXSCAN, MISMATCHED, PROGRESSED, REDUCE, SCAN, Call, Cursor, Group, begin_call, blocked_on, counter,
+    is_before, is_moved, is_scan, line_of, publish, publish_line, repeats_last, see_calls_before, takes,
+)
+from .._core.kernels cimport sr_dtype_is_widened
+from .._core.segment cimport SR_STAGED, sr_call_line, sr_flag, sr_flag_reached
+from .._core.staging cimport (
+    blocked_on_credit, fold_hop, give_credit, has_credit, next_chunk, slot, slot_begin, slot_end, streams_out,
+    whole_items,
+)
 from .staged cimport step_shared
 
 

@@ -7,16 +7,30 @@
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memmove
 
-from .._core.descriptor cimport *
-from .._core.group cimport *
-from .._core.staging cimport *
+from .._core.descriptor cimport describe, descriptor, finish, step_lines
+from .._core.group cimport (
+    ABORTED, AUTO, BIDIRECTIONAL_RING, BY_MASTER, DONE, DOUBLE_TREE, EXSCAN, FAR, HALVING_DOUBLING, INVALID, MASTER,
+    MISMATCHED, MOST_AHEAD, NEAR, PROGRESSED, REDUCE, RING, SCRATCH_NBYTES, SINGLE_COPY, TREE, Call, Cursor, Group,
+    all_reached, begin_call, blocked_on, blocked_on_counter, counter, fingerprint_of, is_folded, is_sliced, publish,
+    publish_line, record_call, takes, verify,
+)
+from .._core.kernels cimport SR_BOOL, SR_LAND
+from .._core.segment cimport (
+    SR_CACHE_LINE, SR_COPIED, SR_LINE, SR_NO_ABORT, SR_PAYLOAD_NBYTES, SR_PRIVATE, SR_REDUCED, SR_STAGED,
+    sr_descriptor, sr_flag_load_after_reads, sr_flag_reached, sr_slice_begin_grained,
+)
+from .._core.staging cimport (
+    TRADERS, blocked_on_credit, copy_from_far, fold_prefetching, give_credit, goes_backwards, has_credit,
+    keeps_to_window, next_begin, next_chunk, slot, slot_begin_within, slot_end, slot_nbytes, streams_out, whole_items,
+    window_nbytes_of,
+)
 from .chain cimport enter_chain, may_be_chain, step_chain
+from .named cimport (
+    enter_double_tree, enter_halving, enter_ring, enter_tree, step_double_tree, step_halving, step_ring, step_tree,
+)
 from .staged cimport (
     SHARED_STEP_NBYTES, enter_exchange, enter_tiny, find_given, lies_in_private, read_private, shared_address,
     step_exchange, step_shared, step_tiny,
-)
-from .named cimport (
-    enter_double_tree, enter_halving, enter_ring, enter_tree, step_double_tree, step_halving, step_ring, step_tree,
 )
 
 

@@ -8,10 +8,23 @@
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
-from .._core.descriptor cimport *
-from .._core.group cimport *
+from .._core.descriptor cimport describe, descriptor, finish, hopes_for_zero_copy, may_ping, step_lines
+from .._core.group cimport (
+    ABORTED, ALL_GATHER, ALL_TO_ALL, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE, SCAN,
+    SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
+    blocked_on, check_liveness, count_path, counter, gives, is_joined, is_moved, is_scan, is_sliced, is_split, line_of,
+    publish, publish_line, repeats_last, runs_here, see_calls_before, takes,
+)
+from .._core.segment cimport (
+    SR_BEFORE_RELEASE, SR_CACHE_LINE, SR_FAULT, SR_FINISHED, SR_NO_ABORT, SR_PRIVATE, SR_STAGED, sr_call_line,
+    sr_descriptor, sr_flag, sr_flag_load_after_reads, sr_flag_reached, sr_liveness, sr_liveness_died, sr_liveness_task,
+    sr_prefetch_for_write, sr_single_copy, sr_slice_begin_grained,
+)
 from .._core.single_copy cimport may_be_single_copy
-from .._core.staging cimport *
+from .._core.staging cimport (
+    blocked_on_credit, copy_from_far, give_credit, goes_backwards, has_credit, keeps_to_window, next_begin, next_chunk,
+    slot_begin_within, slot_nbytes, streams_out, traded_slot, window_nbytes_of,
+)
 
 
 # ---- which rank takes what from which ------------------------------------------------------------------------

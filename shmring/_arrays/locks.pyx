@@ -12,7 +12,11 @@ from libc.string cimport memcpy
 
 cimport numpy as cnp
 
-from .._core.group cimport *
+from .._core.group cimport (
+    ABORTED, BLOCKED, DEAD, DONE, LATE, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, check_liveness, peer_status,
+)
+from .._core.kernels cimport sr_float_env, sr_float_env_enter, sr_float_env_leave, sr_fold_fn
+from .._core.segment cimport SR_NO_ABORT, sr_flag_load, sr_now_ns, sr_time_away
 from .._core.timeouts cimport ns_of, timeout_s_of
 from .._diagnostics.flight_recorder cimport SR_AT_LOCK, SR_WAIT_LOCK, begin_wait, correct_wait, end_wait
 from .._engine.engine cimport Engine

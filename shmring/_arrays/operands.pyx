@@ -10,7 +10,12 @@ from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
 
-from .._core.group cimport *
+from .._core.group cimport OPAQUE, Items
+from .._core.kernels cimport (
+    SR_BF16, SR_BOOL, SR_C128, SR_C64, SR_F16, SR_F32, SR_F64, SR_F8_E4M3FN, SR_F8_E5M2, SR_I16, SR_I32, SR_I64, SR_I8,
+    SR_U16, SR_U32, SR_U64, SR_U8, dtype_nbytes,
+)
+from .._core.segment cimport SR_ITEM_NAME_NBYTES
 
 import numpy as np
 

@@ -12,9 +12,15 @@ from posix.unistd cimport close
 cimport numpy as cnp
 
 from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, item_count, release, take
-from .._core.group cimport *
+from .._core.group cimport (
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, AUTO, BARRIER, BROADCAST, DONE, EXSCAN, GATHER, MOST_PRIORITY, REDUCE,
+    REDUCE_SCATTER, SCAN, SCATTER, Call, Group, fingerprint_of, is_folded, is_joined, is_sliced, is_split,
+    may_be_read_in_place, takes,
+)
+from .._core.kernels cimport SR_AVG, SR_DTYPES, SR_F32, SR_SUM, SR_WIRE_NATIVE, sr_dtype_is_widened
+from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_flag_take
 from .._core.timeouts cimport deadline_ns_of, ns_of, timeout_ns_of
-from .._engine.progress cimport is_finished
+from .._engine.queue cimport is_finished
 from .._internode.context cimport inter_of
 from .._internode.data_movement cimport choose_way
 from .._internode.reductions cimport residual_count

@@ -7,7 +7,8 @@ import os
 import weakref
 
 from .._arrays.operands cimport Memory
-from .._core.group cimport ALL_GATHER_V, ALLOCATE, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SHARE, SPLIT, SR_SUM
+from .._core.group cimport ALLOCATE, ALL_GATHER_V, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SHARE, SPLIT
+from .._core.kernels cimport SR_SUM
 from .._core.timeouts cimport ns_of, timeout_s_of
 from .._engine.engine cimport Engine
 from .collectives cimport algorithm_number

@@ -10,18 +10,24 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from .._arrays.operands cimport release
-from .._core.group cimport (
-    BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, SR_ABORTED, SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT,
-    SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT, Group, sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take,
-    sr_layout_message_ring_offset, sr_layout_message_room_nbytes, sr_now_ns, sr_yield,
+from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group
+from .._core.segment cimport (
+    SR_ABORTED, SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT, sr_flag_load,
+    sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset, sr_layout_message_room_nbytes, sr_now_ns,
+    sr_yield,
 )
 from .._core.spsc_ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
 from .._core.trace cimport TRACED_PROBE, TRACED_RECV, TRACED_SEND, Trace, note_message
 from .._diagnostics.flight_recorder cimport SR_WAIT_MESSAGE, end_wait
-from .._engine.progress cimport BACKGROUND, WAITER, delist, enlist, rouse, start_thread
+from .._engine.progress cimport delist, enlist, rouse, start_thread
+from .._engine.queue cimport BACKGROUND, WAITER
 from .._engine.state cimport world_number
 from .._internode.context cimport inter_of, remote
-from .._p2p.matching cimport *
+from .._p2p.matching cimport (
+    ANY, COMPLETE, DAMAGED, NEEDS_ROOM, Matching, Message, Peer, UnexpectedMessage, Wait, deliver_briefly,
+    deliver_patiently, deliver_to_self, has_moved, keep_unexpected, open_way, poll_messages, post_receive, post_send,
+    step_messages, withdraw, withdraw_all,
+)
 from .._transport.channel cimport sr_channels_poll_abort
 
 from .._diagnostics import failures

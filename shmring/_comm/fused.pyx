@@ -9,9 +9,11 @@ from libc.string cimport memcpy, memset
 cimport numpy as cnp
 
 from .._arrays.operands cimport Operand, release, take
-from .._core.group cimport *
+from .._core.group cimport ALL_REDUCE, ALL_REDUCE_MANY, Call, fingerprint_of, mixed
+from .._core.kernels cimport SR_DTYPES, SR_U8, SR_WIRE_NATIVE
+from .._core.segment cimport SR_CACHE_LINE
 from .._core.timeouts cimport timeout_ns_of
-from .._engine.progress cimport Task
+from .._engine.queue cimport Task
 from .._internode.data_movement cimport choose_way
 from .collectives cimport Work, priority_code
 from .vector cimport VectorCollectives

@@ -9,10 +9,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from .._arrays.operands cimport Operand, release, take
-from .._core.group cimport LATE, OPAQUE, SR_DTYPES
-from .._core.kernels cimport dtype_nbytes
+from .._core.group cimport LATE, OPAQUE
+from .._core.kernels cimport SR_DTYPES, dtype_nbytes
 from .._core.timeouts cimport timeout_ns_of
-from .._p2p.matching cimport *
+from .._p2p.matching cimport ANY, COMPLETE, NO_FAILURE, OTHER_ITEMS, Message, withdraw
 from .endpoint cimport Endpoint, PendingMessage, pattern_text
 
 import numpy as np

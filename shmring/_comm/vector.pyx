@@ -12,11 +12,15 @@ cimport numpy as cnp
 from .._algorithms.direct cimport enter_nothing, step_nothing
 from .._algorithms.staged cimport shared_address
 from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, release, take
-from .._core.group cimport *
+from .._core.group cimport (
+    ALL_GATHER, ALL_GATHER_V, ALL_TO_ALL, ALL_TO_ALL_V, GATHER, GATHER_V, MISMATCHED, SCATTER, SCATTER_V, Call, Group,
+    Piece, fingerprint_of, is_joined, is_split, mixed,
+)
+from .._core.segment cimport SR_PRIVATE, sr_flag_set
 from .._core.single_copy cimport can_be_read, least_single_copy, offers_single_copy
 from .._core.timeouts cimport timeout_ns_of
 from .._engine.engine cimport Engine
-from .._engine.progress cimport TO_BE_DESCRIBED
+from .._engine.queue cimport TO_BE_DESCRIBED
 from .._internode.context cimport remote
 from .._internode.data_movement cimport choose_way
 from .collectives cimport Collectives, Work

@@ -4,7 +4,8 @@
 
 from libc.stdint cimport uint64_t
 
-from .group cimport *
+from .group cimport DONE, Call, Group, await_lines, begin_call, blocked_on, counter, publish, publish_line
+from .segment cimport SR_PINGED, sr_flag, sr_flag_reached, sr_flag_spin, sr_now_ns
 
 
 cdef enum:

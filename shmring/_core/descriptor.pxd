@@ -3,8 +3,11 @@
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from .core_distance cimport begin_ping, step_ping
-from .group cimport *
-from .single_copy cimport *
+from .group cimport (
+    ALL_REDUCE, AUTO, DONE, Call, Group, await_lines, count_path, gives, is_sliced, line_of, set_far, takes,
+)
+from .segment cimport SR_CACHE_LINE, SR_PRIVATE, sr_descriptor, sr_now_ns
+from .single_copy cimport can_be_read, is_worth_single_copy
 
 
 cdef enum:

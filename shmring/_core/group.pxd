@@ -6,8 +6,13 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
-from .kernels cimport *
-from .segment cimport *
+from .kernels cimport SR_BOOL, SR_DTYPES, SR_LAND, sr_kernels
+from .segment cimport (
+    SR_CLOSED, SR_ITEM_NAME_NBYTES, SR_LINES, SR_NO_ABORT, SR_RECORDS, SR_UNDER_WAY, sr_abort_pack, sr_abort_set,
+    sr_call_line, sr_event_signal, sr_flag, sr_flag_load, sr_flag_publish, sr_flag_reached, sr_header, sr_lane,
+    sr_layout_lane, sr_layout_lap_nbytes, sr_liveness, sr_liveness_check, sr_liveness_cpu, sr_liveness_died,
+    sr_liveness_set_cpu, sr_liveness_state, sr_record, sr_report, sr_tuning,
+)
 
 
 cdef enum Status:

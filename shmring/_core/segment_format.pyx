@@ -1,9 +1,14 @@
 # The segment and the schedules as Python sees them: sizes, first values, who sends what in which step.
 
 from libc.stdint cimport uint64_t, uintptr_t
+from libc.string cimport memcpy
 
-from .group cimport *
-from .schedule cimport *
+from .group cimport INVALID, first_position
+from .schedule cimport sr_double_tree_child, sr_ring_reduce_slice, sr_tree_sends_to, sr_tree_steps
+from .segment cimport (
+    SR_FINISHED, SR_KEY_NBYTES, SR_LINES, SR_MAGIC, SR_PROGRESSES, SR_RECORDS, sr_flag_set, sr_header, sr_lane,
+    sr_layout_control_nbytes, sr_layout_lane, sr_layout_segment_nbytes, sr_slice_begin,
+)
 
 
 # ---- schedules, for tests and models ---------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t, uintptr_t
 
-from .group cimport *
+from .group cimport ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SCATTER, SCRATCH_NBYTES, Call, Group, may_be_read_in_place
+from .segment cimport sr_liveness_task, sr_single_copy
 
 
 cdef enum:

@@ -3,7 +3,8 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from .group cimport sr_event, sr_copy_fn, sr_counter, sr_flag, sr_liveness
+from .kernels cimport sr_copy_fn
+from .segment cimport sr_counter, sr_event, sr_flag, sr_liveness
 
 
 cdef extern from "layout.h" nogil:

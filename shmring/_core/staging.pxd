@@ -3,7 +3,15 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
-from .group cimport *
+from .group cimport (
+    PROGRESSED, Call, Cursor, Group, begin_call, blocked_on, counter, gives, is_before, is_folded, publish,
+    publish_line,
+)
+from .kernels cimport SR_AVG, SR_SUM
+from .segment cimport (
+    SR_BEFORE_RELEASE, SR_CACHE_LINE, SR_COPIED, SR_FAULT, SR_LINE, sr_flag_load, sr_flag_reached,
+    sr_prefetch_for_write, sr_tuning,
+)
 
 
 cdef inline size_t whole_items(Call *c, size_t nbytes) noexcept nogil:

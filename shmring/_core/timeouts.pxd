@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from .group cimport sr_now_ns
+from .segment cimport sr_now_ns
 
 
 cdef extern from "<stdint.h>" nogil:

@@ -3,7 +3,8 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from .group cimport Call, Group, record_outcome, sr_record
+from .group cimport Call, Group, record_outcome
+from .segment cimport sr_record
 
 
 cdef enum Traced:

@@ -1,9 +1,11 @@
 # Slices of time from the outside of a step: what it has moved on says what it did, and being blocked before it is the
 # wait. Two looks at the clock a step.
 
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
-from .group cimport *
+from .group cimport AUTO, BLOCKED, DIRECT, DONE, MASTER, Call, Group, is_folded, takes
+from .segment cimport sr_now_ns
 
 
 cdef inline Slice *next_slice(Trace *t, int traced, uint64_t begin_ns, uint64_t end_ns) noexcept nogil:

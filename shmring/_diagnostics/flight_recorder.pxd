@@ -2,7 +2,8 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from .._core.group cimport Group, sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_record, sr_wait
+from .._core.group cimport Group
+from .._core.segment cimport sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_record, sr_wait
 
 
 cdef extern from "layout.h" nogil:

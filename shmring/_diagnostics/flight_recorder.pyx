@@ -4,7 +4,15 @@
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 
-from .._core.group cimport *
+from .._core.group cimport ALL_GATHER_V, ELECTION, INVALID, MOST_PRIORITY, NALGORITHMS, NKINDS, OPAQUE, mixed_count
+from .._core.kernels cimport SR_DTYPES, SR_OPS
+from .._core.segment cimport (
+    SR_ABORTED, SR_CLOSED, SR_ITEM_NAME_NBYTES, SR_JOINED, SR_MAGIC, SR_MAX_RANKS, SR_MISMATCHED, SR_NO_ABORT,
+    SR_OP_NBYTES, SR_PAGE, SR_RANK_FAILED, SR_REASON_NBYTES, SR_RECORDS, SR_REMOTE_ABORT, SR_TIMED_OUT, sr_abort_cause,
+    sr_abort_culprit, sr_abort_reporter, sr_flag_load, sr_flag_load_after_reads, sr_flag_replace, sr_header, sr_lane,
+    sr_layout_control_nbytes, sr_layout_lane, sr_layout_segment_nbytes, sr_liveness_died, sr_liveness_state, sr_now_ns,
+    sr_record, sr_report, sr_stack_request,
+)
 
 from .._core import kernels
 from .._core.kernels import OPS, dtypes

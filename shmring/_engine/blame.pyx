@@ -4,10 +4,16 @@ import contextlib
 
 from libc.stdint cimport int64_t, uint64_t
 
-from .._core.group cimport *
-from .._core.schedule cimport *
+from .._core.group cimport DOUBLE_TREE, MASTER, REMOTE_MISMATCH, TREE, Call, Group, counter, line_of
+from .._core.schedule cimport sr_double_tree_depth, sr_double_tree_is_inner, sr_tree_steps
+from .._core.segment cimport (
+    SR_COPIED, SR_HANDED, SR_NO_ABORT, SR_REDUCED, SR_STAGED, sr_flag_load, sr_flag_reached, sr_now_ns,
+)
 from .._diagnostics.flight_recorder cimport SR_WAITS
-from .._internode.context cimport *
+from .._internode.context cimport (
+    InterNode, call_number, examine_confirmations, furthest_behind, inter_of, rank_at_end_of, remote, sr_conn,
+    sr_conn_length,
+)
 from .state cimport State
 
 import time

@@ -5,7 +5,8 @@ from libc.stdint cimport uint64_t
 from .._core.group cimport Call
 from .blame cimport Stalls
 from .liveness_thread cimport ParkedThread
-from .progress cimport Issued, Queue, Task
+from .progress cimport Issued
+from .queue cimport Queue, Task
 from .state cimport State
 
 
@@ -46,7 +47,7 @@ cdef class Engine(State):
                        uint64_t signature=*) except -1
     cdef int describe_refusal(self, Call *c, int kind) except -1
     cdef int issue(self, Issued issued) except -1
-    cdef int append(self, Issued issued) except -1
+    cdef int enqueue(self, Issued issued) except -1
     cdef void leave_to_background(self) noexcept
     cdef int drive_behind(self, Call *c) except -1
     cdef bint wait_for(self, Task *task, uint64_t until_ns) except -1

@@ -15,7 +15,18 @@ from libc.string cimport memcpy, memset, strlen, strrchr
 
 from .._algorithms.direct cimport enter_refused, step_refused
 from .._core.core_distance cimport enter_ping, step_ping_call
-from .._core.group cimport *
+from .._core.group cimport (
+    ABORTED, ALLOCATE, ALL_REDUCE, BLOCKED, BROADCAST, DEAD, DONE, LATE, LEFT, LOST, MISMATCHED, PING, REMOTE_MISMATCH,
+    SIGNALLED, UNDESCRIBED, UNREADABLE, Block, Call, Group, Stats, check_liveness, fingerprint_of, is_before,
+    record_call, report_abort, set_far,
+)
+from .._core.kernels cimport SR_BOR, SR_MIN, SR_SUM, SR_U8, sr_float_env, sr_float_env_enter, sr_float_env_leave
+from .._core.segment cimport (
+    SR_ABORTED, SR_BEFORE_RELEASE, SR_CHECKS, SR_CLOSED, SR_COMPLETE, SR_FAULT, SR_JOINED, SR_MISMATCHED, SR_NO_ABORT,
+    SR_PAYLOAD_NBYTES, SR_RAISED, SR_RANK_FAILED, SR_REASON_NBYTES, SR_REMOTE_ABORT, SR_TIMED_OUT, sr_event_signal,
+    sr_flag_load, sr_flag_set, sr_layout_ring_offset, sr_liveness, sr_liveness_died, sr_liveness_set_state,
+    sr_liveness_task, sr_now_ns, sr_report, sr_single_copy,
+)
 from .._core.timeouts cimport NEVER_NS, ns_of
 from .._core.trace cimport end_call, enter_call
 from .._diagnostics.flight_recorder cimport SR_WAIT_CALL
@@ -23,7 +34,11 @@ from .._internode.context cimport InterNodeConns, inter_of, remote
 from .._internode.data_movement cimport choose_way, enter_refused_across, step_refused_across
 from .blame cimport Stalls, await_same_call, find_remote_mismatch, last_call_of, mismatched_calls, most_suspect
 from .liveness_thread cimport ParkedThread
-from .progress cimport *
+from .progress cimport (
+    Issued, append, copy_begun, delist, enlist, finish_all, free_queue, is_background, linger, new_queue, reap, rouse,
+    start_thread, step_briefly, step_until, take_trouble, take_turn,
+)
+from .queue cimport BEING_DESCRIBED, DESCRIBED, TO_BE_DESCRIBED, WAITER, Queue, Task, is_finished, is_pending, oldest
 from .state cimport begin_report, world_number
 from .wait cimport BRIEF_NBYTES, run_steps, try_briefly
 
@@ -523,7 +538,7 @@ cdef class Engine(State):
         self.nrefused = self.nbegun
         if is_pending(self.queue):
             refusal.communicator = self
-            return self.append(refusal)
+            return self.enqueue(refusal)
         self.busy = True
         try:
             enter_call(&self.g, c)
@@ -545,9 +560,9 @@ cdef class Engine(State):
     cdef int issue(self, Issued issued) except -1:
         """Runs a call in the background, behind those issued before it; small ones at once if they can be."""
         self.prepare_to_begin(&issued.task.call)
-        return self.append(issued)
+        return self.enqueue(issued)
 
-    cdef int append(self, Issued issued) except -1:
+    cdef int enqueue(self, Issued issued) except -1:
         issued.task.keeper = <void *> issued
         if not self.enlisted:
             start_thread()   # now, as nothing may go wrong any more once the call is in the queue

@@ -1,6 +1,6 @@
 from posix.types cimport pid_t
 
-from .._core.group cimport sr_lane
+from .._core.segment cimport sr_lane
 
 
 cdef extern from "layout.h" nogil:

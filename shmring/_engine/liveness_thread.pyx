@@ -12,7 +12,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 from posix.unistd cimport getpid
 
-from .._core.group cimport *
+from .._core.segment cimport sr_lane, sr_liveness, sr_liveness_is_held, sr_now_ns, sr_stack_request
 from .._diagnostics.flight_recorder cimport SR_STACKS_NBYTES
 
 from .._diagnostics import stacks

@@ -2,8 +2,9 @@
 
 from libc.stdint cimport uint64_t
 
-from .._core.group cimport Call, Group, sr_waitset
-from .queue cimport *
+from .._core.group cimport Call, Group
+from .._core.segment cimport sr_waitset
+from .queue cimport Pollable, Queue, Task
 
 
 cdef enum Round:      # what a round found, the most urgent last

@@ -8,20 +8,32 @@ import weakref
 
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 from posix.stdlib cimport posix_memalign
 from posix.unistd cimport read, write
 
-from .._core.group cimport *
+from .._core.group cimport (
+    ALL_REDUCE, AUTO, BLOCKED, BROADCAST, DIRECT, DONE, ELECTION, INVALID, PROGRESSED, SIGNALLED, UNDESCRIBED, Call,
+    Group, begin_call, fingerprint_of, is_sliced, mixed,
+)
+from .._core.kernels cimport SR_MIN, SR_U64, SR_WIRE_NATIVE, sr_float_env, sr_float_env_enter, sr_float_env_leave
+from .._core.segment cimport (
+    SR_COMPLETE, SR_LINE, SR_NO_ABORT, SR_RAISED, sr_event, sr_event_signal, sr_flag, sr_flag_load,
+    sr_flag_load_ordered, sr_flag_publish, sr_flag_reached, sr_flag_set, sr_flag_sleep, sr_flag_spin, sr_flag_swap,
+    sr_flag_take, sr_now_ns, sr_record, sr_waitset, sr_waitset_enter, sr_waitset_sleep, sr_yield,
+)
 from .._core.trace cimport end_call, enter_call, step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
 from .._internode.context cimport call_number, inter_of, sr_conn_sleep_or, sr_conn_take_news
 from .._internode.data_movement cimport choose_way
 from .._transport.channel cimport sr_channels_poll_abort
-from .queue cimport *
-from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, sleep_ns_after, run_steps, try_briefly
+from .queue cimport (
+    BACKGROUND, CANDIDATE, CHOSEN, DESCRIBED, IN_ORDER, WAITER, Pollable, Queue, Task, is_finished, is_pending,
+    next_of, oldest,
+)
+from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, run_steps, sleep_ns_after, try_briefly
 
 from .._system import limits
 

@@ -3,7 +3,8 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
-from .._core.group cimport Call, Group, Stats, is_before, sr_event, sr_flag, sr_flag_load, sr_waitset
+from .._core.group cimport Call, Group, Stats, is_before
+from .._core.segment cimport sr_event, sr_flag, sr_flag_load, sr_waitset
 
 
 # One issued call.

@@ -1,7 +1,8 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from .._core.group cimport Group, sr_report
+from .._core.group cimport Group
+from .._core.segment cimport sr_report
 from .._diagnostics.flight_recorder cimport Flight
 
 

@@ -6,7 +6,16 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strncpy
 from posix.stdlib cimport posix_memalign
 
-from .._core.group cimport *
+from .._core.group cimport (
+    NPATHS, PROGRESSED, SCRATCH_NBYTES, Group, check_liveness, first_position, peer_status, set_far,
+)
+from .._core.kernels cimport find_kernels
+from .._core.segment cimport (
+    SR_CACHE_LINE, SR_FAULT_KERNELS, SR_KEY_NBYTES, SR_LINES, SR_MAGIC, SR_MAX_RANKS, SR_OP_NBYTES, SR_PAGE,
+    SR_PAYLOAD_NBYTES, SR_REASON_NBYTES, SR_RECORDS, SR_VIEW_NBYTES, SR_VIEW_WORDS, sr_flag_load, sr_header, sr_lane,
+    sr_layout_lane, sr_layout_lap_nbytes, sr_layout_ring_offset, sr_layout_segment_nbytes, sr_liveness_find_thread,
+    sr_liveness_is_unwatched, sr_record, sr_report, sr_seqlock_read, sr_seqlock_write, sr_tuning,
+)
 from .._core.staging cimport slot_nbytes, window_nbytes_of
 from .._diagnostics.flight_recorder cimport Flight, name_in_fingerprint, name_in_record
 from .._internode.context cimport InterNode, call_number, inter_of, rank_at

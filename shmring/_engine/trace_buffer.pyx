@@ -5,11 +5,12 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from .._core.group cimport sr_flag_set
+from .._core.segment cimport sr_flag_set
 from .._core.trace cimport NTRACED, TRACED_CALL, TRACED_SEND, Slice, Trace
 from .._diagnostics.flight_recorder cimport words_of_record
 from .engine cimport Engine
-from .progress cimport WAITER, take_turn
+from .progress cimport take_turn
+from .queue cimport WAITER
 
 from .._diagnostics.flight_recorder import OUTCOMES
 from .state import PATHS

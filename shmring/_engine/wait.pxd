@@ -2,7 +2,8 @@
 
 from libc.stdint cimport uint64_t
 
-from .._core.group cimport Call, Group, sr_waitset
+from .._core.group cimport Call, Group
+from .._core.segment cimport sr_waitset
 
 cdef enum:
     SHORT_SLEEP_NS = 100000       # where either a flag or a connection may be first: there is no sleep that both end

@@ -2,7 +2,15 @@
 
 from libc.stdint cimport uint64_t
 
-from .._core.group cimport *
+from .._core.group cimport (
+    ABORTED, BLOCKED, DEAD, LATE, LEFT, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Call, Group, check_liveness,
+    line_of, runs_here,
+)
+from .._core.segment cimport (
+    SR_CHECKS, SR_CLOSED, SR_NO_ABORT, sr_flag_load, sr_flag_load_ordered, sr_flag_reached, sr_flag_spin,
+    sr_liveness_died, sr_liveness_state, sr_liveness_wake_sleepers, sr_now_ns, sr_time_away, sr_waitset,
+    sr_waitset_enter, sr_waitset_sleep_until_death, sr_waitset_watch_liveness, sr_yield,
+)
 from .._core.trace cimport step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
 from .._internode.context cimport InterNode, examine, inter_of, move, sr_conn_sleep

@@ -4,8 +4,9 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from .._core.group cimport *
-from .._transport.channel cimport sr_channels, sr_channel, sr_channel_call
+from .._core.group cimport BROADCAST, GATHER, REDUCE, SCATTER, Call, Group, Piece, record_call
+from .._core.kernels cimport SR_WIRE_NATIVE
+from .._transport.channel cimport sr_channel, sr_channel_call, sr_channels
 from .._transport.channels cimport Channels
 
 

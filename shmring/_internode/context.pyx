@@ -7,8 +7,12 @@ from libc.string cimport memset
 
 from libc.stddef cimport size_t
 
-from .._core.group cimport *
-from .._transport.channel cimport *
+from .._core.group cimport BLOCKED, DONE, LOST, PROGRESSED, REMOTE_MISMATCH, Call, Group, Piece, blocked_on
+from .._core.segment cimport SR_CACHE_LINE, sr_flag, sr_flag_load, sr_flag_reached
+from .._transport.channel cimport (
+    SR_CHANNEL_CONFIRMED, SR_CHANNEL_OPEN, sr_channel, sr_channel_call, sr_channel_last_note, sr_channel_notify,
+    sr_channel_probe, sr_channels_poll_abort,
+)
 from .._transport.channels cimport Channels
 
 import fractions

@@ -9,8 +9,14 @@ from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memmove
 
 from .._algorithms.direct cimport choose_pipeline, enter_refused, step_refused
-from .._core.group cimport *
-from .context cimport *
+from .._core.group cimport (
+    ALL_GATHER, ALL_TO_ALL, BROADCAST, DONE, GATHER, INVALID, PROGRESSED, REDUCE_SCATTER, SCAN, SCATTER, Call, Group,
+    is_joined, is_scan, is_split,
+)
+from .context cimport (
+    Fragment, InterNode, await_confirmations, begin_internode, blocked_on_conns, call_number, confirm, fragment_at,
+    inter_of, lay_out, nfragments, node_of_group, rank_at, receive_from, send_to,
+)
 from .local_step cimport begin_local, finish_internode, meet, new_local, step_internode
 from .reductions cimport fragment_count_of, gather_fragment, slice_at, step_large, step_reduce_scatter, step_small
 

@@ -9,9 +9,20 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
 from .._algorithms.direct cimport choose_pipeline
-from .._core.group cimport *
+from .._core.group cimport (
+    ACROSS, BARRIER, BLOCKED, DONE, MISMATCHED, PROGRESSED, REMOTE_MISMATCH, Awaited, Call, Group, count_path,
+    fingerprint_of, is_before, is_joined, is_split, line_of, verify,
+)
+from .._core.kernels cimport (
+    SR_AVG, SR_BOOL, SR_DTYPES, SR_F32, SR_LAND, SR_PROD, SR_SUM, SR_WIRE_NATIVE, sr_dtype_is_widened,
+    sr_encoded_nbytes,
+)
+from .._core.segment cimport sr_flag_reached
 from .._core.trace cimport step_call
-from .context cimport *
+from .context cimport (
+    MOST_UNDER_WAY, InterNode, await_confirmations, blocked_on_conns, confirm, inter_of, move, place_of, receive_from,
+    send_to,
+)
 
 
 # ---- one local step --------------------------------------------------------------------------------------------

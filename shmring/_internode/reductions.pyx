@@ -6,9 +6,21 @@
 
 from libc.stddef cimport size_t
 
-from .._core.group cimport *
-from .context cimport *
-from .local_step cimport *
+from .._core.group cimport (
+    ACROSS, ALL_GATHER, BARRIER, BLOCKED, BROADCAST, DONE, GATHER, PROGRESSED, REDUCE, REDUCE_SCATTER, Call, Group,
+    count_path,
+)
+from .._core.kernels cimport SR_AVG, SR_WIRE_NATIVE
+from .._core.segment cimport SR_CACHE_LINE, sr_slice_begin_grained
+from .context cimport (
+    MOST_UNDER_WAY, OTHER_SLICES, SR_CONN_QUEUE, Fragment, InterNode, blocked_on_conns, fragment_at, have_room,
+    inter_of, lay_out, nfragments, node_of_group, place_of, rank_at, receive_from, send_to,
+)
+from .local_step cimport (
+    are_results_encoded, begin_local, choose_partials, encode_alike, encode_and_keep, finish_internode, fold_nodes,
+    fold_some, is_partial_itself, is_wanted_on, nbytes_on_wire, new_local, new_reduction, receive_partial,
+    result_nbytes, send_partial, step_internode, summands,
+)
 
 
 # ---- small all_reduce and reduce, and barrier ----------------------------------------------------------------------

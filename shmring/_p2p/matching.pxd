@@ -4,10 +4,11 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from .._core.group cimport Group, sr_flag, sr_waitset
+from .._core.group cimport Group
+from .._core.segment cimport sr_flag, sr_waitset
 from .._core.spsc_ring cimport sr_incoming, sr_outgoing, sr_ring_end
-from .._engine.progress cimport Pollable
-from .._transport.channel cimport sr_channels, sr_channel
+from .._engine.queue cimport Pollable
+from .._transport.channel cimport sr_channel, sr_channels
 
 
 cdef enum:

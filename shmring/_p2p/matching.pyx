@@ -7,15 +7,31 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
-from .._core.group cimport *
-from .._core.spsc_ring cimport *
+from .._core.group cimport (
+    ABORTED, BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, check_liveness,
+    peer_status, runs_here,
+)
+from .._core.segment cimport (
+    SR_NO_ABORT, SR_PAGE, sr_flag_load, sr_flag_load_ordered, sr_flag_set, sr_flag_swap, sr_flag_take, sr_header,
+    sr_lane, sr_layout_message_ring_offset, sr_now_ns, sr_pause, sr_time_away, sr_waitset, sr_waitset_watch, sr_yield,
+)
+from .._core.spsc_ring cimport (
+    SR_FRAME_FIRST, SR_RING_WAIT, SR_RING_WHOLE, sr_flag_load_ordered, sr_flag_mark, sr_frame, sr_pause, sr_ring,
+    sr_ring_end, sr_ring_first, sr_ring_format, sr_ring_open_end, sr_ring_peek, sr_ring_publish_taken, sr_ring_pull,
+    sr_ring_push,
+)
 from .._diagnostics.flight_recorder cimport (
     ANYBODY, SR_IN_PROBE, SR_IN_RECV, SR_IN_SEND, SR_WAIT_MESSAGE, begin_wait, end_wait,
 )
-from .._engine.progress cimport ACTIVE, BACKGROUND, IDLE, REAPABLE, WAITING, WANTS_PYTHON
+from .._engine.progress cimport ACTIVE, IDLE, REAPABLE, WAITING, WANTS_PYTHON
+from .._engine.queue cimport BACKGROUND
 from .._engine.wait cimport sleep_ns_after, sleep_until_death
 from .._internode.context cimport inter_of, remote, sr_conn_sleep
-from .._transport.channel cimport *
+from .._transport.channel cimport (
+    SR_CHANNEL_DAMAGED, SR_CHANNEL_OPEN, sr_channel, sr_channel_probe, sr_channel_pull, sr_channel_push,
+    sr_channel_read, sr_channel_withdraw, sr_channels_attend, sr_channels_poll_abort, sr_channels_step,
+    sr_channels_wake,
+)
 
 cdef enum:
     # Measured with bench/peers/peers.py --call ping_pong: one piece is sent while the previous one is received.
@@ -668,19 +684,19 @@ cdef int p2p_peer_status(Matching *m, int rank) noexcept nogil:
 
 
 cdef int poll_peers(Matching *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
-    cdef int rank, peer_status, nleft = 0
+    cdef int rank, status, nleft = 0
     check_liveness(m.g)
     if m.channels != NULL and sr_channels_poll_abort(m.channels):
         return SIGNALLED
     for rank in range(m.size):
         if rank == m.rank or (message.peer != ANY and message.peer != rank):
             continue
-        peer_status = p2p_peer_status(m, rank)
-        if peer_status == PROGRESSED:
+        status = p2p_peer_status(m, rank)
+        if status == PROGRESSED:
             continue
         wait.culprit = m.unmatched_source = rank
-        if peer_status != LEFT:
-            return peer_status if is_stuck(m, message) else PROGRESSED
+        if status != LEFT:
+            return status if is_stuck(m, message) else PROGRESSED
         nleft += 1
     if nleft > 0 and (message.peer != ANY or nleft == m.size - 1):
         return LEFT if is_stuck(m, message) else PROGRESSED

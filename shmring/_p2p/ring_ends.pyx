@@ -4,17 +4,23 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
 
-from .._core.group cimport (
-    SR_CLOSED, SR_PAGE, sr_event_signal, sr_flag_load, sr_liveness_set_state, sr_liveness_state, sr_now_ns,
-    sr_time_away,
-)
 from .._core.kernels cimport find_kernels
-from .._core.spsc_ring cimport *
+from .._core.segment cimport (
+    SR_CLOSED, SR_PAGE, sr_event_signal, sr_flag_load, sr_liveness, sr_liveness_set_state, sr_liveness_state,
+    sr_now_ns, sr_time_away,
+)
+from .._core.spsc_ring cimport (
+    SR_CONSUMER, SR_FRAME_CUT, SR_PRODUCER, SR_QUEUE_MAGIC, SR_RING_CUT, SR_RING_DAMAGED, SR_RING_LEAST_NBYTES,
+    SR_RING_WAIT, SR_RING_WHOLE, sr_event_sleep, sr_event_watch, sr_frame, sr_incoming, sr_liveness_acquire,
+    sr_outgoing, sr_pause, sr_queue, sr_ring_end, sr_ring_format, sr_ring_frame_nbytes, sr_ring_has_frame,
+    sr_ring_has_room, sr_ring_is_valid_length, sr_ring_message_nbytes, sr_ring_open_end, sr_ring_peek,
+    sr_ring_publish_taken, sr_ring_pull, sr_ring_push, sr_ring_put,
+)
 from .._core.timeouts cimport NEVER_NS, deadline_ns_of
 
 import queue

@@ -3,7 +3,8 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
-from .._core.group cimport sr_copy_fn, sr_flag
+from .._core.kernels cimport sr_copy_fn
+from .._core.segment cimport sr_flag
 from .._core.spsc_ring cimport sr_incoming, sr_outgoing, sr_ring, sr_ring_end
 
 

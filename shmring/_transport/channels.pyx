@@ -13,9 +13,14 @@ from posix.mman cimport mmap as map_memory
 from posix.mman cimport munmap
 from posix.stdlib cimport posix_memalign
 
-from .._core.group cimport SR_LINE, SR_PAGE, SR_VIEW_NBYTES, sr_flag_load
+from .._core.segment cimport SR_LINE, SR_PAGE, SR_VIEW_NBYTES, sr_flag_load
 from .._core.spsc_ring cimport sr_ring, sr_ring_first
-from .channel cimport *
+from .channel cimport (
+    SR_CHANNEL_ABORT, SR_CHANNEL_CALLING, SR_CHANNEL_LEAVING, SR_CHANNEL_OPEN, SR_CHANNEL_REASON_NBYTES,
+    SR_CHANNEL_REST_NBYTES, SR_CHANNEL_VIEW, sr_channel, sr_channel_call, sr_channel_is_delivering,
+    sr_channel_last_note, sr_channel_notify, sr_channel_open, sr_channel_owes, sr_channel_probe, sr_channels,
+    sr_channels_open, sr_channels_poll, sr_channels_poll_abort, sr_channels_shut, sr_channels_step,
+)
 
 cdef extern from "<sys/mman.h>":
     enum: MAP_NORESERVE

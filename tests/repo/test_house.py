@@ -440,6 +440,16 @@ def reads_of_environment(tree):
             yield key.value
 
 
+def test_cimports_name_what_they_import():
+    found = [
+        f"{name_of(path)}: {line}"
+        for path in files("shmring", suffixes={".pyx", ".pxd"})
+        for line in path.read_text().splitlines()
+        if re.search(r"\bcimport \*", line)
+    ]
+    assert not found
+
+
 def test_a_constant_has_one_meaning():
     """Check enumerators: of two with one name the later import would hide the other, without any error."""
     found = {}
