@@ -149,12 +149,12 @@ cdef class Locks:
             elif status == ABORTED:
                 self.engine.raise_over(beside=True)
             elif status == LATE:
-                self.be_late(owner, index, timeout_s)
+                self.raise_late(owner, index, timeout_s)
             elif status != DONE:
-                self.lament(owner, status, index)
+                self.report_owner(owner, status, index)
         return 0
 
-    cdef int be_late(self, int owner, int index, double timeout_s) except -1:
+    cdef int raise_late(self, int owner, int index, double timeout_s) except -1:
         if not 0 <= owner < self.engine.g.size:   # the owner has just released it, and another rank took it first
             raise Timeout(f"{self.kind} {index} of a shared array could not be taken within {timeout_s:g} s")
         rank = self.engine.world_rank(owner)
@@ -162,7 +162,7 @@ cdef class Locks:
                       f"{timeout_s:g} s; " + failures.describe_doing(self.engine, owner), rank=rank)
 
     # A lock whose owner is gone is never released, so this rank aborts the communicator.
-    cdef int lament(self, int owner, int status, int index) except -1:
+    cdef int report_owner(self, int owner, int status, int index) except -1:
         how = "closed the communicator"
         if status == DEAD:
             how = procfs.how_it_ended(*self.engine.liveness_of(owner))

@@ -195,7 +195,7 @@ cdef Message *take_receiver(Matching *m, int source, uint32_t tag, uint64_t kind
     return NULL
 
 
-# True if a receive or probe waits for this source. Unexpected messages of the source must then be put aside.
+# True if a receive or probe waits for this source. Unexpected messages of the source must then be kept in private memory.
 cdef bint is_awaited(Matching *m, int source) noexcept nogil:
     cdef Message *at = m.first_receive
     while at != NULL:
@@ -554,8 +554,8 @@ cdef int step_until_complete(Matching *m, Message *message, int pauses) noexcept
     return DONE
 
 
-# Choose the number of pauses before a wait for this message, and set far_later: whether polls of other hosts can be
-# rare. With polls in between, yields cost little. If the sender shares this CPU, pausing is useless.
+# Choose the number of pauses before a wait for this message, and set far_later if polls of other hosts can be
+# rare. Between polls of other hosts, yields cost little. If the sender shares this CPU, pausing is useless.
 cdef inline int pauses_for(Matching *m, Message *message, int pauses) noexcept nogil:
     m.far_later = m.channels == NULL or (message.peer != ANY and m.peer[message.peer].channel == NULL)
     if not m.far_later:
@@ -575,7 +575,7 @@ cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil:
         yields += 1
 
 
-# As wait_until_delivered; ends the published wait, unless the caller goes on waiting after SIGNALLED.
+# As wait_until_delivered, but end the published wait, unless the caller continues to wait after SIGNALLED.
 cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept nogil:
     cdef int status = wait_until_delivered(m, message, wait)
     if status != SIGNALLED:
@@ -583,7 +583,7 @@ cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept n
     return status
 
 
-# Number of the awaited rank in published waits; see `remote`.
+# Return the number of the awaited rank in published waits; see `remote`.
 cdef inline int awaited_by(Matching *m, const Message *message) noexcept nogil:
     if message.peer == ANY:
         return ANYBODY

@@ -41,7 +41,7 @@ cdef enum:
     BRIEF_NBYTES = 65536        # copying such a small item takes less time than releasing and taking the GIL
     BRIEF_PAUSES = 50           # pauses with the GIL held
     POLL_NS = 20000000          # interval of checks for signals
-    LOOKS_A_PEER = 5            # the other process is checked once in so many intervals
+    POLLS_A_PEER_CHECK = 5      # the other process is checked once in so many intervals
     MOST_DIMENSIONS = 64        # NPY_MAXDIMS of numpy 2
 
 cdef enum Kind:      # kind of a frame
@@ -77,7 +77,7 @@ cdef class Ends:
     cdef bint is_putting, is_getting    # a thread of this process is in put or get
     cdef int pauses
     cdef uint64_t[2] slept_ns           # by side, start of the last sleep
-    cdef bint owes_cut                  # the last put was interrupted: the frame `cut` must still be sent
+    cdef bint must_send_cut             # the last put was interrupted: the frame `cut` must still be sent
     cdef sr_frame cut
     cdef object put_dtype, put_text     # from the last description sent; None: the next array sends one
     cdef Shape put_shape
@@ -204,7 +204,7 @@ cdef class Ends:
         if block:
             return 0
         more_nbytes += sr_ring_message_nbytes(&self.producer, nbytes)
-        if self.owes_cut:
+        if self.must_send_cut:
             more_nbytes += sr_ring_frame_nbytes(0)
         if not sr_ring_has_room(&self.producer, more_nbytes):
             raise queue.Full()
@@ -213,7 +213,7 @@ cdef class Ends:
     cdef int send(self, int kind, const unsigned char *data, size_t nbytes, bint block, uint64_t *deadline) except -1:
         cdef sr_outgoing message
         cdef int status
-        if self.owes_cut:
+        if self.must_send_cut:
             self.pay_cut(deadline)
         memset(&message, 0, sizeof(message))
         message.head.kind = kind
@@ -239,7 +239,7 @@ cdef class Ends:
         self.cut = message.head
         self.cut.nbytes = 0
         self.cut.flags = SR_FRAME_CUT
-        self.owes_cut = True
+        self.must_send_cut = True
         if sr_ring_has_room(&self.producer, sr_ring_frame_nbytes(0)):
             self.pay_cut(NULL)
         return 0
@@ -248,7 +248,7 @@ cdef class Ends:
         while not sr_ring_has_room(&self.producer, sr_ring_frame_nbytes(0)):
             self.wait(SR_PRODUCER, sr_ring_frame_nbytes(0), deadline)
         sr_ring_put(&self.producer, &self.cut, &self.cut)   # has no data
-        self.owes_cut = False
+        self.must_send_cut = False
         return 0
 
     # -- getting --
@@ -445,7 +445,7 @@ cdef class Ends:
 
     def _forget_sides(self):
         """Give up both sides in a forked child: they stay with the parent."""
-        self.puts = self.gets = self.is_putting = self.is_getting = self.owes_cut = False
+        self.puts = self.gets = self.is_putting = self.is_getting = self.must_send_cut = False
         self.item = self.put_dtype = self.got_dtype = self.got_text = None
 
     def _close(self, str because):
@@ -479,7 +479,7 @@ cdef class Ends:
     cdef int wait(self, int side, uint64_t room_nbytes, uint64_t *deadline) except -1:
         cdef sr_ring_end *end = &self.producer if side == SR_PRODUCER else &self.consumer
         cdef uint64_t now
-        cdef int looks = 0
+        cdef int npolls = 0
         cdef bint ready
         if spin(end, room_nbytes, min(self.pauses, <int> BRIEF_PAUSES)):
             return 0
@@ -494,12 +494,12 @@ cdef class Ends:
                 if is_ready(end, room_nbytes) and side == SR_CONSUMER:
                     return 0
                 raise Closed("the process at the other side has closed this ring")
-            if looks % LOOKS_A_PEER == LOOKS_A_PEER - 1:
-                self.look_at_peer(end, side, room_nbytes)
+            if npolls % POLLS_A_PEER_CHECK == POLLS_A_PEER_CHECK - 1:
+                self.check_peer(end, side, room_nbytes)
             if now >= deadline[0]:
                 what = "there is no room for it" if side == SR_PRODUCER else "nothing has come"
                 raise Timeout(f"{what} within the timeout; the ring stays as it is")
-            looks += 1
+            npolls += 1
             with nogil:
                 ready = self.sleep(end, side, room_nbytes, deadline[0])
         return 0
@@ -521,7 +521,7 @@ cdef class Ends:
             sr_event_sleep(&self.q.event[side], generation, min(deadline - now, <uint64_t> POLL_NS))
         return is_ready(end, room_nbytes)
 
-    cdef int look_at_peer(self, sr_ring_end *end, int side, uint64_t room_nbytes) except -1:
+    cdef int check_peer(self, sr_ring_end *end, int side, uint64_t room_nbytes) except -1:
         try:
             self._poll_peer(1 - side)
         except Error:
