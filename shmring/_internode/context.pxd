@@ -1,5 +1,5 @@
-# InterNode: what a rank of one host has to do with ranks of others. Where everybody is, the connections, and moving
-# what was posted on them.
+# InterNode: the state of a rank for calls over several hosts: the host of each rank, the connections to ranks of other
+# hosts, and the messages posted on them. A node in a name is a host.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -41,84 +41,84 @@ cdef extern from "conn.h" nogil:
 
 
 cdef enum:
-    MOST_UNDER_WAY = 8   # fragments of one call
-    OTHER_SLICES = 2     # of a fragment that is under way, beside one of every node: see room_of in allreduce
-    SLACK_NBYTES = 64    # behind each: a few elements may be longer on the wire than they are here
+    MOST_UNDER_WAY = 8   # fragments of one call that are in progress at once
+    OTHER_SLICES = 2     # slices of room for a fragment, besides one for each host; see room_of in reductions
+    SLACK_NBYTES = 64    # room behind each slice: a few elements may be longer in their wire format than in memory
 
 
-# A part of a message that is on its way between hosts.
+# A part of a message that hosts exchange at once.
 cdef struct Fragment:
     size_t begin, count    # elements of the message
-    uint32_t sending       # messages of this rank's that are not sent yet
-    uint32_t receiving     # ... that have not arrived
+    uint32_t sending       # number of posted sends that are not complete
+    uint32_t receiving     # number of posted receives that are not complete
 
 
-# Ranks are those of the world, unless they are called local.
+# Ranks are numbered over all hosts, unless they are called local.
 cdef struct InterNode:
     int rank, size
     int node, nnodes
-    int *node_of           # by rank
-    int *local_of          # by rank: its number on its node
-    int *nlocal            # by node
-    int *first             # by node: where its ranks begin in ...
-    int *rank_at           # ... this list of all ranks, in local order
-    sr_conn **conn         # by rank; NULL: of this node
-    sr_conn *conns         # all of them
+    int *node_of           # by rank: its host
+    int *local_of          # by rank: its local rank on its host
+    int *nlocal            # by host: number of its ranks
+    int *first             # by host: index of its first rank in rank_at
+    int *rank_at           # all ranks, by host and local rank
+    sr_conn **conn         # by rank: the connection to it; NULL for a rank of this host
+    sr_conn *conns         # all connections
     int nconns
-    int *busy              # numbers of the connections on which something was posted and is not done
+    int *busy              # numbers of the connections with posted messages that are not complete
     int nbusy
-    int next_examined      # the connection that a long wait looks at next
-    uint64_t cut_ns        # a connection whose other end has not answered for so long is taken for cut
-    int news               # an epoll descriptor of all of them, and of ...
+    int next_examined      # the next connection that a long wait checks
+    uint64_t cut_ns        # a connection counts as cut if the other end has not answered for this time
+    int news               # an epoll descriptor of all connections and of `channels`
     sr_channels *channels  # the channels to ranks of other hosts
-    uint64_t seq           # of the last call begun, of all ranks
-    uint64_t first_user_seq   # ... and of the first that is not the engine's own
-    uint64_t fingerprint, count   # ... and what it is; 0: see its record
-    uint64_t first_local   # the sequence number of its first local step
-    # what hosts confirm to each other, see await_confirmations: only the first rank of each host does
-    sr_channel **confirmer  # by node: the channel to its first rank; NULL: this rank is not the first of its own
-    sr_channel_call due       # the last call that this host has confirmed, ...
-    int nconfirmed         # ... and up to which node all have
+    uint64_t seq           # number of the last call begun, as all ranks count
+    uint64_t first_user_seq   # number of the first call that is not the engine's own
+    uint64_t fingerprint, count   # of the last call begun; fingerprint 0: see its record
+    uint64_t first_local   # sequence number of the first local step of the last call
+    # Confirmations between hosts, see await_confirmations. Only the first rank of each host sends and awaits them.
+    sr_channel **confirmer  # by host: the channel to its first rank; NULL: this rank is not the first of its host
+    sr_channel_call due       # the last call that this host has confirmed
+    int nconfirmed         # hosts below this one have confirmed `due`
     sr_channel_call ours, theirs   # once the status is REMOTE_MISMATCH: the two calls that do not match
-    const void **source    # by node, valid within one step
+    const void **source    # by host, valid within one step
     const void **by_rank   # by rank, valid within one step
-    # the call under way
-    bint has_started       # every host has confirmed the call before
-    bint is_to_confirm     # this rank has to confirm it, and has not
-    Call local             # the local step that is under way, or was last
-    bint runs_locally
-    int turn, stage        # where in the schedule
-    int group              # ... and which local step of a turn
+    # the call in progress
+    bint has_started       # every host has confirmed the previous call
+    bint is_to_confirm     # this rank has yet to confirm the call
+    Call local             # the current local step, or the last one
+    bint runs_locally      # a local step is in progress
+    int turn, stage        # place in the schedule
+    int group              # number of the local step within a turn
     int lag                # turns from the beginning of a fragment to its end
-    int fold_lag           # ... to what is folded first
-    bint in_parts          # each host folds a part of a slice for all, rather than all of it for itself
-    bint through_room      # what arrives would overwrite what is yet to be sent
-    int per_group          # nodes that exchange with each other first, or all; then groups do
+    int fold_lag           # turns from the beginning of a fragment to its first fold
+    bint in_parts          # each host folds a part of a slice for all hosts; else each host folds the whole slice
+    bint through_room      # received data go through `room`, since they would overwrite data not yet sent
+    int per_group          # hosts of a group, which exchange among themselves first; nnodes if there are no groups
     int dtype              # of partial results
-    size_t itemsize        # ... and bytes of one
-    int format             # ... and how they are written on the wire
+    size_t itemsize        # bytes of an element of partial results
+    int format             # wire format of partial results
     size_t fragment_count   # elements of a fragment
-    size_t part_nbytes     # of a part of a piece
+    size_t part_nbytes     # bytes of a part of a piece
     Fragment[MOST_UNDER_WAY] fragment
     Piece *given           # by local rank, of the local step
     Piece *taken
-    # what is the same for all calls
-    size_t small_nbytes    # up to here one rank of each host exchanges all of a message
-    size_t parts_nbytes    # from here on two hosts fold half of it each
-    size_t slice_nbytes    # of a fragment, what one rank owns at most
+    # sizes that are the same for all calls
+    size_t small_nbytes    # up to this size one rank of each host exchanges the whole message
+    size_t parts_nbytes    # from this size on, two hosts fold half of a message each
+    size_t slice_nbytes    # the most bytes of a fragment that one rank owns
     size_t fragment_nbytes, least_fragment_nbytes
-    size_t pair_nbytes     # of room for everyone's part: half of it holds one of each rank
-    size_t even_nbytes     # of a multiple of it all ranks of every node own slices of the same length
-    int nborders           # where owners change on any node, within the slice of one rank, at most
-    unsigned char *room    # for what is under way: MOST_UNDER_WAY * (OTHER_SLICES + nnodes) slices
-    unsigned char *scratch  # valid within one local step or one fold: a fragment, and a slice of every node
+    size_t pair_nbytes     # half of `room` holds one part of this size for each rank
+    size_t even_nbytes     # in a multiple of this size, all ranks of every host own slices of equal length
+    int nborders           # the most borders between owners, on any host, within the slice of one rank
+    unsigned char *room    # for fragments in progress: MOST_UNDER_WAY * (OTHER_SLICES + nnodes) slices
+    unsigned char *scratch  # valid within one local step or one fold: a fragment, and a slice for each host
 
 
 cdef inline InterNode *inter_of(const Group *g) noexcept nogil:
     return <InterNode *> g.inter
 
 
-# The rank that is `local` on a node.
+# Return the rank that has this local rank on a host.
 cdef inline int rank_at(const InterNode *inter, int node, int local) noexcept nogil:
     return inter.rank_at[inter.first[node] + local]
 
@@ -131,19 +131,19 @@ cdef inline int nfragments(InterNode *inter, Call *c) noexcept nogil:
     return <int> ((c.count + inter.fragment_count - 1) // inter.fragment_count)
 
 
-# Where a fragment that begins to be under way lies.
+# Set begin and count of a new fragment.
 cdef inline void lay_out(InterNode *inter, const Call *c, int number) noexcept nogil:
     cdef Fragment *s = fragment_at(inter, number)
     s.begin = <size_t> number * inter.fragment_count
     s.count = min(inter.fragment_count, c.count - s.begin)
 
 
-# Where every local rank has one rank of a node to do something for, that takes so many groups of ranks.
+# Return the number of groups of ranks of a host, if a group has one rank for each local rank of this host.
 cdef inline int ngroups(Group *g, InterNode *inter, int node) noexcept nogil:
     return (inter.nlocal[node] + g.size - 1) // g.size
 
 
-# Which node a group is of; *first: its first local rank there.
+# Return the host of a group. Set *first to the group's first local rank there.
 cdef inline int node_of_group(Group *g, InterNode *inter, int group, int *first) noexcept nogil:
     cdef int node = 0
     while node < inter.nnodes and group >= ngroups(g, inter, node):
@@ -153,27 +153,27 @@ cdef inline int node_of_group(Group *g, InterNode *inter, int group, int *first)
     return node
 
 
-# In the order of nodes without the own one: where what comes from a node lies among what comes from all.
+# Return the index of a host among the other hosts: data received from other hosts are stored in this order.
 cdef inline int place_of(const InterNode *inter, int node) noexcept nogil:
     return node if node < inter.node else node - 1
 
 
-# A rank of another host, where a wait tells whom it is for: local ranks come first in that numbering.
+# Return the number of a rank of another host in waits, where local ranks are numbered first.
 cdef inline int remote(const Group *g, int rank) noexcept nogil:
     return g.size + rank
 
 
-# Which of the user's calls of all ranks a sequence number means: the first is 1, the engine's own are 0 or less.
+# Return the number of the user's call with this sequence number. The first one is 1; the engine's own are 0 or less.
 cdef inline int64_t call_number(const InterNode *inter, uint64_t seq) noexcept nogil:
     return <int64_t> (seq - inter.first_user_seq) + 1
 
 
-# In these calls a host may hear nothing from another one: they are confirmed.
+# True if a host may receive nothing from another host in this call. Such calls are confirmed.
 cdef inline bint is_one_sided(const Call *c) noexcept nogil:
     return c.kind == BROADCAST or c.kind == REDUCE or c.kind == GATHER or c.kind == SCATTER
 
 
-# A call of all ranks begins; what it does starts with the first step, see step_internode.
+# Begin a call over several hosts. Its first step starts it; see step_internode.
 cdef inline void begin_internode(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int i
@@ -181,7 +181,7 @@ cdef inline void begin_internode(Group *g, Call *c) noexcept nogil:
     inter.fingerprint, inter.count = c.fingerprint, c.count
     inter.first_local = g.seq + 1
     c.number = call_number(inter, inter.seq)
-    c.seq = g.seq + 1   # of its first local step, if there is to be one
+    c.seq = g.seq + 1   # sequence number of its first local step, if it has one
     record_call(g, c, False)
     inter.turn = inter.stage = 0
     inter.runs_locally = inter.has_started = False
@@ -206,7 +206,7 @@ cdef inline int rank_at_end_of(const InterNode *inter, const sr_conn *conn) noex
     return rank
 
 
-# Whether so many messages more can be posted for every rank.
+# True if nmessages more messages can be posted for every rank.
 cdef inline bint have_room(const InterNode *inter, int nmessages) noexcept nogil:
     cdef int at
     cdef sr_conn *conn

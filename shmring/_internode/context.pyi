@@ -1,4 +1,4 @@
-"""The connections to ranks of other hosts, as the cold paths see them."""
+"""Types of the connections to ranks of other hosts, for cold paths."""
 
 from collections.abc import Mapping, Sequence
 from socket import socket
@@ -7,7 +7,7 @@ from typing import Self
 from .._transport.channels import Channels
 
 class InterNodeConns:
-    """One rank's connections to those of other hosts, and where all ranks are."""
+    """The connections of one communicator on one rank to ranks of other hosts, and the host of every rank."""
 
     def __new__(
         cls,
@@ -19,7 +19,7 @@ class InterNodeConns:
         cut_s: float,
     ) -> Self: ...
     def measure_out(self, slice_nbytes: int) -> None:
-        """How long what goes over the wire at once may be, the same on all ranks; between calls."""
+        """Set the length of a slice, the same on all ranks. Call it between calls."""
 
     def close(self) -> None:
-        """Stop looking for news; the connections are their maker's."""
+        """Close the epoll descriptor. The caller of the constructor closes the connections."""

@@ -1,5 +1,4 @@
-# InterNode: posting messages to ranks of other hosts, and moving them; what hosts confirm to each other.
-# Every function returns at once.
+# InterNode: post messages to ranks of other hosts and move them; confirmations between hosts. No function blocks.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -22,7 +21,7 @@ import select
 
 # ---- posting -------------------------------------------------------------------------------------------------
 
-# Both ends know which message of the call between them is next, as each posts them in the same order.
+# Return the head of a message. Both ends post the messages of a call in the same order, so its number identifies it.
 cdef inline sr_conn_head head_of(InterNode *inter, Call *c, uint32_t number, size_t nbytes) noexcept nogil:
     cdef sr_conn_head head
     head.magic = SR_CONN_MAGIC
@@ -44,7 +43,7 @@ cdef inline void keep_busy(InterNode *inter, sr_conn *conn) noexcept nogil:
         inter.nbusy += 1
 
 
-# left: goes up by one now, and down once the message is in the hands of the kernel.
+# Post a message to a rank. *left is increased now, and decreased once the kernel has taken the whole message.
 cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, uint32_t *left) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef sr_conn *conn = inter.conn[rank]
@@ -55,7 +54,7 @@ cdef void send_to(Group *g, Call *c, int rank, const void *data, size_t nbytes, 
     g.stats.bytes_over_wire += nbytes
 
 
-# ... and down once it is in place.
+# Post the receive of a message from a rank. *left is increased now, and decreased once the message is in `data`.
 cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, uint32_t *left) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef sr_conn *conn = inter.conn[rank]
@@ -67,14 +66,14 @@ cdef void receive_from(Group *g, Call *c, int rank, void *data, size_t nbytes, u
 
 # ---- moving --------------------------------------------------------------------------------------------------
 
-# PROGRESSED, BLOCKED, or what ends the communicator. BLOCKED also when nothing is under way.
+# Move posted messages. Return PROGRESSED, BLOCKED (also if nothing is posted), or a status that ends the communicator.
 cdef int move(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int outcome = BLOCKED
     cdef int at = 0
     cdef int status
     cdef sr_conn *conn
-    if not inter.has_started and inter.nconfirmed < inter.nnodes:   # it waits for what comes there
+    if not inter.has_started and inter.nconfirmed < inter.nnodes:   # confirmations arrive on the channels
         sr_channels_poll_abort(inter.channels)
     while at < inter.nbusy:
         conn = &inter.conns[inter.busy[at]]
@@ -96,7 +95,7 @@ cdef int broken(Group *g, Call *c, sr_conn *conn, int status) noexcept nogil:
     c.error = conn.error if status == SR_CONN_FAILED else 0
     if status != SR_CONN_MISMATCH:
         return LOST
-    if sr_conn_is_busy(&conn.in_):   # what is awaited may be of a call before
+    if sr_conn_is_busy(&conn.in_):   # the awaited message may belong to an earlier call
         return remote_mismatch(g, c, c.awaited.rank, call_in(&conn.in_.message[conn.in_.first % SR_CONN_QUEUE].head),
                                call_in(&conn.arriving))
     return remote_mismatch(g, c, c.awaited.rank, call_of(g, c), call_in(&conn.arriving))
@@ -116,8 +115,8 @@ cdef int remote_mismatch(Group *g, Call *c, int rank, sr_channel_call ours, sr_c
     return REMOTE_MISMATCH
 
 
-# Where a wait is long: looks at one connection at a time. LOST: the other end does not answer any more.
-# REMOTE_MISMATCH: it called something else, and sent that where this rank expects nothing. PROGRESSED: neither.
+# Check one connection in a long wait, the next one with each call. Return LOST if the other end does not answer any
+# more, REMOTE_MISMATCH if it sent a message of another call where this rank expects none, else PROGRESSED.
 cdef int examine(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef sr_conn *conn
@@ -135,24 +134,27 @@ cdef int examine(Group *g, Call *c) noexcept nogil:
     return broken(g, c, conn, SR_CONN_MISMATCH)
 
 
-# Until something moves: with a flag that is never set, as whoever waits has one to look at.
+# A flag that is never set, for a call that waits for connections only: a blocked call has to name a flag.
 cdef sr_flag never
 memset(&never, 0, sizeof(never))
 
 
+# Block the call until a connection progresses. The awaited rank is the one at the first busy connection.
 cdef int blocked_on_conns(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int rank = inter.rank if inter.nbusy == 0 else rank_at_end_of(inter, &inter.conns[inter.busy[0]])
     return blocked_on(c, &never, 1, remote(g, rank))
 
 
-# ---- what hosts confirm ------------------------------------------------------------------------------------------
+# ---- confirmations between hosts -----------------------------------------------------------------------------------
 
-# No rank completes a call before all ranks have begun the call before, and called the same: calls that differ show in
-# that call or the next. Most calls see to it themselves, as every host hears from every other one. For the others the
-# first rank of a host tells those of the other hosts once all ranks of its own have begun the call: that it has seen in
-# their call lines. It starts the next call when all hosts have done the same; other ranks meet it in a local step.
+# No rank completes a call before all ranks have begun the previous call with the same arguments, so a mismatch shows in
+# that call or in the next one. Most calls ensure this themselves, since every host receives data from every other host.
+# The other calls are confirmed: once the first rank of a host has seen in the call lines that all ranks of its host
+# have begun the call, it sends a confirmation to the first ranks of the other hosts. It starts the next call when it
+# has the confirmations of all hosts. The other ranks synchronise with it in a local step.
 
+# Confirm the call to the first ranks of all other hosts.
 cdef void confirm(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int node
@@ -165,8 +167,8 @@ cdef void confirm(Group *g, Call *c) noexcept nogil:
                               sizeof(inter.due))
 
 
-# DONE: every host has confirmed the last call that this one has. A host that confirms a later one has seen that its own
-# call was the same.
+# Return DONE once every host has confirmed `due`, the last call that this host has confirmed. A host that has confirmed
+# a later call has compared `due` itself.
 cdef int await_confirmations(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef sr_channel_call theirs
@@ -188,8 +190,8 @@ cdef inline bint differ(const sr_channel_call *one, const sr_channel_call *other
     return one.seq == other.seq and (one.fingerprint != other.fingerprint or one.count != other.count)
 
 
-# In a long wait. REMOTE_MISMATCH: a host has confirmed another call than this one, for which it may send nothing. LOST:
-# a host whose confirmation is awaited is gone.
+# Check confirmations in a long wait. Return REMOTE_MISMATCH if a host has confirmed a different call, for which it may
+# send nothing; LOST if a host whose confirmation is awaited has ended or left; else PROGRESSED.
 cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef sr_channel_call own = call_of(g, c)
@@ -217,8 +219,8 @@ cdef inline bint has_gone(const sr_channel *channel) noexcept nogil:
     return sr_flag_load(&channel.end) != SR_CHANNEL_OPEN or sr_flag_load(&channel.left) != 0
 
 
-# Of those that a late call waits for, the rank with the most messages yet to come: others that have to wait for it
-# themselves have sent what they could before.
+# Return the rank to blame for a late call: the awaited rank with the most messages not yet received. The others may
+# wait for it themselves, and have sent everything that does not depend on it.
 cdef int furthest_behind(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int culprit = c.awaited.rank
@@ -231,22 +233,22 @@ cdef int furthest_behind(Group *g, Call *c) noexcept nogil:
     return culprit
 
 
-# ---- what it is made of --------------------------------------------------------------------------------------
+# ---- construction --------------------------------------------------------------------------------------------
 
 cdef enum:
-    SLICE_NBYTES = 1 << 20     # unless another length is asked for, ...
-    SMALL_PER_SLICE = 32       # ... of which 1/32 is small ...
-    LEAST_PER_SLICE = 16       # ... and 1/16 the least that is worth a step
-    PARTS_PER_SLICE = 2        # ... and of which 2 are worth another hop
+    SLICE_NBYTES = 1 << 20     # default length of a slice
+    SMALL_PER_SLICE = 32       # a message is small up to 1/32 of a slice
+    LEAST_PER_SLICE = 16       # a fragment has at least 1/16 of a slice for each rank
+    PARTS_PER_SLICE = 2        # from 2 slices on, two hosts fold in parts, which takes one hop more
 
 
-# The least number that all the counts divide, or 1 if it is beyond what fragments are made of.
+# Return the least common multiple of the counts, or 1 if a fragment would be too large for it.
 cdef object common_multiple(counts, size_t least_nbytes):
     multiple = math.lcm(*counts)
     return multiple if multiple * SR_CACHE_LINE <= least_nbytes else 1
 
 
-# Into how many parts the slice of one rank is cut by where slices of any node begin.
+# Return the largest number of parts into which the borders of the slices on all hosts cut the slice of one rank.
 cdef int most_borders(counts) except -1:
     borders = sorted({fractions.Fraction(i, count) for count in counts for i in range(count)})
     within = (sum(i <= border * count < i + 1 for border in borders) for count in counts for i in range(count))
@@ -254,11 +256,12 @@ cdef int most_borders(counts) except -1:
 
 
 cdef class InterNodeConns:
-    """The connections of one communicator on one rank to the ranks of other hosts, and where all ranks are.
+    """The connections of one communicator on one rank to ranks of other hosts, and the host of every rank.
 
-    nodes: the ranks of each node, in local order. data: a connected, non-blocking socket to every rank of another
-    node, by rank; they are kept, and closed by whoever made them. channels: the control channels to the same ranks, to
-    be looked at in every wait. cut_s: a connection whose other end does not answer for so long is taken for cut.
+    nodes: the ranks of each host, in local order. data: a connected, non-blocking socket to every rank of another
+    host, by rank. This object keeps the sockets; the caller closes them. channels: the control channels to the same
+    ranks, which every wait polls. cut_s: a connection counts as cut if its other end does not answer for so many
+    seconds.
     """
 
     def __cinit__(self, *, int rank, nodes, dict data, Channels channels, double cut_s):
@@ -287,8 +290,8 @@ cdef class InterNodeConns:
         for number, connection in sorted(data.items()):
             inter.conn[number] = &inter.conns[at]
             sr_conn_open(inter.conn[number], connection.fileno())
-            # Edges: a step has come to the end of what a socket has before anybody sleeps, and one that has news for
-            # a later call wakes once.
+            # Edge-triggered: a step empties a socket before the rank sleeps, and a socket with data of a later call
+            # wakes the rank only once.
             self.news.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
             at += 1
         self.find_confirmers(channels)
@@ -309,7 +312,7 @@ cdef class InterNodeConns:
         return 0
 
     def measure_out(self, size_t slice_nbytes):
-        """How long what goes over the wire at once may be, the same on all ranks, and room for it; between calls."""
+        """Set the length of a slice, the same on all ranks, and allocate room for slices. Call it between calls."""
         cdef InterNode *inter = &self.inter
         cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * (OTHER_SLICES + inter.nnodes) * slice_nbytes
         cdef size_t least_nbytes = slice_nbytes // LEAST_PER_SLICE
@@ -324,7 +327,7 @@ cdef class InterNodeConns:
         inter.pair_nbytes = room_nbytes // (2 * inter.size) & ~<size_t> (SR_CACHE_LINE - 1)
         free(inter.room)
         free(inter.scratch)
-        inter.room = <unsigned char *> malloc(room_nbytes)   # its pages come when they are touched
+        inter.room = <unsigned char *> malloc(room_nbytes)   # pages are allocated when touched
         inter.scratch = <unsigned char *> malloc((min(counts) + inter.nnodes) * slice_nbytes + room_nbytes // 2)
         if inter.room == NULL or inter.scratch == NULL:
             raise MemoryError()
@@ -368,5 +371,5 @@ cdef class InterNodeConns:
         free(inter.scratch)
 
     def close(self):
-        """Stop looking for news; the connections are their maker's."""
+        """Close the epoll descriptor. The caller of the constructor closes the connections."""
         self.news.close()

@@ -1,8 +1,7 @@
-# The collectives of ranks of several hosts that move pieces from rank to rank, and the choice of a pipeline for every
-# call of several hosts. A piece crosses the wire once for each host that wants it, straight from the array where it is
-# given into one where it is taken; local ranks get it from there. Long pieces go in parts, so that one is on the wire
-# while another is handed out.
-# Every function returns at once; what it waits for is in call.awaited.
+# The collectives over several hosts that move pieces between ranks, and the choice of a pipeline for every call over
+# several hosts. A piece is sent once to each host that needs it, from the sender's array to the array of one receiver;
+# the other ranks of that host get it in a local step. Long pieces are sent in parts, so that one part is sent while
+# another is distributed locally. No function blocks; call.awaited holds the flag that the call waits for.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
@@ -35,7 +34,7 @@ cdef inline unsigned char *piece_from(Group *g, Call *c, int rank) noexcept nogi
     return c.out + (<size_t> rank * c.nbytes if is_joined(c) else 0)
 
 
-# What is within [offset, offset + most) of a piece of nbytes.
+# Return the number of bytes of a piece of nbytes that lie in [offset, offset + most).
 cdef inline size_t part_nbytes(size_t nbytes, size_t offset, size_t most) noexcept nogil:
     return 0 if nbytes <= offset else min(nbytes - offset, most)
 
@@ -48,15 +47,15 @@ cdef inline size_t part_from(Call *c, int rank, size_t offset, size_t most) noex
     return part_nbytes(c.nbytes if c.taken == NULL else c.taken[rank].nbytes, offset, most)
 
 
-# ---- what all have in common: turns, each with a local part ------------------------------------------------------
+# ---- turns, each with a local part -------------------------------------------------------------------------------
 
-# Parts of the longest piece; one where there is nothing but heads to exchange.
+# Return the number of parts of the longest piece; 1 if only heads are exchanged.
 cdef inline int nparts(InterNode *inter, Call *c) noexcept nogil:
     return <int> ((c.nbytes + inter.part_nbytes - 1) // inter.part_nbytes) if c.nbytes > 0 else 1
 
 
-# A local step whose pieces are in inter.given and inter.taken, by local rank; nbytes: of the longest.
-cdef Call *new_uneven_local(Group *g, Call *c, int kind, size_t nbytes) noexcept nogil:
+# Make a local step whose pieces are in inter.given and inter.taken, by local rank. nbytes: size of the longest piece.
+cdef Call *new_vector_local(Group *g, Call *c, int kind, size_t nbytes) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Call *step = new_local(g, c, kind, nbytes // c.itemsize if c.itemsize > 0 else 0)
     step.nbytes = nbytes
@@ -65,7 +64,7 @@ cdef Call *new_uneven_local(Group *g, Call *c, int kind, size_t nbytes) noexcept
     return step
 
 
-# ---- all_to_all, gather, scatter: from every rank to every other ---------------------------------------------------
+# ---- all_to_all, gather, scatter: each piece goes to one rank ------------------------------------------------------
 
 cdef inline bint goes_from_to(Call *c, int giver, int taker) noexcept nogil:
     if c.kind == SCATTER:
@@ -73,7 +72,7 @@ cdef inline bint goes_from_to(Call *c, int giver, int taker) noexcept nogil:
     return c.kind != GATHER or taker == c.root
 
 
-# Whether what arrives would overwrite what is yet to be sent.
+# True if received pieces would overwrite pieces that are not sent yet.
 cdef inline bint takes_in_place(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int rank
@@ -91,7 +90,7 @@ cdef void start_pairwise(Group *g, Call *c) noexcept nogil:
     exchange_pieces(g, c)
 
 
-# The part of this turn, with all ranks of other hosts.
+# Post the sends and receives of this turn's parts, with all ranks of other hosts.
 cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, 0)
@@ -123,7 +122,7 @@ cdef void take_from_room(Group *g, Call *c) noexcept nogil:
                    part_from(c, rank, offset, inter.part_nbytes))
 
 
-# stage 0: the pieces of this host are to be exchanged yet; 1: they are.
+# Stage 0: exchange the pieces among the ranks of this host. Stage 1: that is done; exchange parts with other hosts.
 cdef int stage_pairwise(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, 0)
@@ -157,13 +156,13 @@ cdef int exchange_locally(Group *g, Call *c) noexcept nogil:
         inter.taken[local].data = piece_from(g, c, rank)
         inter.taken[local].nbytes = part_from(c, rank, 0, c.nbytes) if goes_from_to(c, rank, inter.rank) else 0
     keep_length_of_own(c, inter)
-    step = new_uneven_local(g, c, c.kind, c.nbytes)
+    step = new_vector_local(g, c, c.kind, c.nbytes)
     step.root = inter.local_of[c.root]
     begin_local(g, c)
     return PROGRESSED
 
 
-# The own piece of a vector call travels nowhere, and may be longer than all that do.
+# The own piece of a vector call goes to no other rank, and may be longer than all pieces that do.
 cdef inline void keep_length_of_own(Call *c, InterNode *inter) noexcept nogil:
     cdef int local = inter.local_of[inter.rank]
     if c.given != NULL:
@@ -183,13 +182,14 @@ cdef int step_pairwise(Group *g, Call *c) noexcept nogil:
     return step_internode(g, c, start_pairwise, stage_pairwise)
 
 
-# ---- all_gather, scan, exscan: every piece to every host -----------------------------------------------------------
+# ---- all_gather, scan, exscan: each piece goes to every host -------------------------------------------------------
 
 cdef enum:
-    GATHER_LAG = 2   # turns from posting a part to handing it out
+    GATHER_LAG = 2   # turns from posting a part to distributing it locally
 
 
-# Scans gather a part of everyone's x in the room and fold what they need of it: in rank order, as always.
+# Return the place of a part of a rank's piece. A scan gathers a part of every rank's x in inter.room, and folds those
+# that it needs in rank order.
 cdef inline unsigned char *part_of_rank(Group *g, Call *c, int rank, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if is_scan(c):
@@ -233,8 +233,8 @@ cdef inline void receive_part(Group *g, Call *c, int rank, int number) noexcept 
         receive_from(g, c, rank, part_of_rank(g, c, rank, number), nbytes, &fragment_at(inter_of(g), number).receiving)
 
 
-# stage 0: post the part of this turn; 1: hand out the groups of an earlier one, a local step each, that of this host
-# before anything has come.
+# Stage 0: post the part of this turn. Stage 1: distribute the groups of an earlier turn's part, one local step for each
+# group. The first group is this host's own, which needs no data from other hosts.
 cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int last = nparts(inter, c)
@@ -261,7 +261,7 @@ cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
     return PROGRESSED
 
 
-# As node_of_group, of the next group: this host is the first, and has one.
+# As node_of_group, for the next group to distribute. The ranks of this host are the first group.
 cdef inline int node_handed_out(Group *g, InterNode *inter, int *begin) noexcept nogil:
     cdef int node
     begin[0] = 0
@@ -271,7 +271,7 @@ cdef inline int node_handed_out(Group *g, InterNode *inter, int *begin) noexcept
     return node if node < inter.node else node_of_group(g, inter, inter.group, begin)
 
 
-# The next group of pieces, of which every local rank has one. False: there is none left.
+# Distribute the next group of pieces, of which every local rank holds one. Return False if no group is left.
 cdef bint hand_out_group(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int begin = 0
@@ -312,7 +312,7 @@ cdef void begin_group(Group *g, Call *c, int number, int node, int begin) noexce
         inter.given[local] = inter.taken[own]
         if node == inter.node:
             inter.given[local].data = <unsigned char *> piece_for(c, inter.rank) + <size_t> number * inter.part_nbytes
-    new_uneven_local(g, c, ALL_GATHER, longest)
+    new_vector_local(g, c, ALL_GATHER, longest)
     begin_local(g, c)
 
 
@@ -334,10 +334,10 @@ cdef int step_all_gather(Group *g, Call *c) noexcept nogil:
 
 # ---- broadcast -----------------------------------------------------------------------------------------------------
 
-# Small: from the root to a rank of each host. Large: in fragments from host to host, slice by slice, each rank passing
-# on its own: a chain, in which every host sends all of it once.
+# A small message goes from the root to one rank of each host. A large one goes in fragments along a chain of hosts:
+# each rank passes its own slice on, so every host sends the whole message once.
 cdef enum:
-    CHAIN_LAG = 2   # turns from posting a fragment's receives to passing it on
+    CHAIN_LAG = 2   # turns from posting the receives of a fragment to sending it to the next host
 
 
 cdef void start_broadcast(Group *g, Call *c) noexcept nogil:
@@ -373,7 +373,8 @@ cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
     return PROGRESSED
 
 
-# stage 0: local broadcast or receives of this turn's fragment; 1: pass an earlier one on; 2: hand it out here.
+# Stage 0: begin this turn's fragment, by a local broadcast on the root's host, by posting its receives on others. Stage
+# 1: send an earlier fragment to the next host. Stage 2: distribute that fragment among the ranks of this host.
 cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int last = nfragments(inter, c)
@@ -425,7 +426,7 @@ cdef inline void pass_on(Group *g, Call *c, int number) noexcept nogil:
         exchange_slice(g, c, number, next, False)
 
 
-# What of the own slice belongs to each rank of another node: from it or to it.
+# Post the sends or receives of the parts of this rank's slice that ranks of another host own.
 cdef void exchange_slice(Group *g, Call *c, int number, int node, bint receives) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, number)
@@ -453,14 +454,14 @@ cdef int step_large_broadcast(Group *g, Call *c) noexcept nogil:
     return step_internode(g, c, start_broadcast, stage_large_broadcast)
 
 
-# ---- calls that are none -------------------------------------------------------------------------------------------
+# ---- refused calls -------------------------------------------------------------------------------------------------
 
-# The other hosts are told of it as of a call that is confirmed, at once: this rank does not wait for those of its host.
+# A refused call is confirmed to other hosts at once: this rank does not wait for the other ranks of its host.
 cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     inter.seq += 1
     inter.has_started = inter.is_to_confirm = False
-    c.fingerprint = INVALID   # as enter_refused makes it
+    c.fingerprint = INVALID   # as in enter_refused
     c.seq = c.mismatch_seq = g.seq
 
 
@@ -473,7 +474,7 @@ cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
             return status
         inter.has_started = True
         enter_refused(g, c)
-        inter.fingerprint = 0   # its record says more
+        inter.fingerprint = 0   # the call's record describes it
         g.recorded.number = call_number(inter, inter.seq)
         if inter.confirmer != NULL:
             confirm(g, c)
@@ -482,7 +483,8 @@ cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
 
 # ---- choice --------------------------------------------------------------------------------------------------------
 
-# A pure function of the call and of what all ranks share, so that all choose alike.
+# Choose the algorithm of a call. The choice depends only on the call and on values that are equal on all ranks, so all
+# ranks choose the same one.
 cdef void choose_way(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if inter == NULL:

@@ -1,5 +1,5 @@
-# The steps that a call of ranks of several hosts takes within one host, each a call of the local ranks, and the partial
-# results that these steps make.
+# The local steps of a call over several hosts, which are collectives among the ranks of one host, and the partial
+# results that they make.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
@@ -15,7 +15,7 @@ cdef int step_internode(Group *g, Call *c, void (*start)(Group *, Call *) noexce
 cdef int finish_internode(Group *g, Call *c) noexcept nogil
 
 
-# Whether the result is wanted on a node.
+# True if a rank of the host `node` needs the result.
 cdef inline bint is_wanted_on(InterNode *inter, Call *c, int node) noexcept nogil:
     return c.kind != REDUCE or node == inter.node_of[c.root]
 

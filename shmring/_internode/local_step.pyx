@@ -1,8 +1,9 @@
-# Local steps and the partial results that they make. A call of ranks of several hosts is made of calls of the ranks of
-# each host, which take the best path among them, and of messages between hosts. A partial result is the reduction of
-# the values of one host. Partial sums of 16- and 8-bit floats stay float32 until those of all hosts are added, so that
-# they are rounded once; on the wire float32 may have a shorter format, and what the format loses is added to what the
-# next call sends. (Error feedback: F. Seide et al., "1-bit stochastic gradient descent", 2014.)
+# Local steps, and the partial results that they make. A call over several hosts consists of local steps, which are
+# collectives among the ranks of one host on their best path, and of messages between hosts. A partial result is the
+# reduction of the values of one host. Partial sums of 16- and 8-bit floats stay float32 until the sums of all hosts are
+# added, so they are rounded once. On the wire, float32 may have a shorter format. The rounding error of that format is
+# added to the values that the next call sends (error feedback: F. Seide et al., "1-bit stochastic gradient descent",
+# 2014).
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
@@ -27,14 +28,14 @@ from .context cimport (
 
 # ---- one local step --------------------------------------------------------------------------------------------
 
-# The next local step, to be completed by the caller: x, out, root; given and taken where pieces are uneven.
-# count: elements of what one rank takes from one other.
+# Make the next local step. The caller sets x, out and root, and given and taken if the pieces differ in length.
+# count: number of elements that one rank takes from one other rank.
 cdef Call *new_local(Group *g, Call *c, int kind, size_t count) noexcept nogil:
     cdef Call *step = &inter_of(g).local
     memset(step, 0, sizeof(Call))
     step.kind = kind
     step.dtype = c.dtype
-    step.op = SR_SUM if c.op == SR_AVG else c.op   # divided once, when all are added
+    step.op = SR_SUM if c.op == SR_AVG else c.op   # the sum is divided once, when all hosts are added
     step.order = c.order
     step.count = count
     step.itemsize = c.itemsize
@@ -49,7 +50,7 @@ cdef void begin_local(Group *g, Call *c) noexcept nogil:
     cdef Call *step = &inter.local
     step.x_nbytes = step.nbytes * g.size if is_split(step) else step.nbytes
     step.out_nbytes = step.nbytes * g.size if is_joined(step) else step.nbytes
-    # Steps may look alike that belong to different calls.
+    # Steps of different calls may have equal arguments.
     step.fingerprint = fingerprint_of(step) ^ c.fingerprint * <uint64_t> 0x9E3779B97F4A7C15
     choose_pipeline(g, step)
     step.enter(g, step)
@@ -58,7 +59,7 @@ cdef void begin_local(Group *g, Call *c) noexcept nogil:
     c.mismatch_seq = step.mismatch_seq
 
 
-# A local step that moves nothing. PROGRESSED: it has begun, where there is anybody to meet.
+# Begin a local barrier, if there are other local ranks. Return PROGRESSED.
 cdef int meet(Group *g, Call *c) noexcept nogil:
     if g.size > 1:
         new_local(g, c, BARRIER, 0)
@@ -66,7 +67,7 @@ cdef int meet(Group *g, Call *c) noexcept nogil:
     return PROGRESSED
 
 
-# DONE: the step is. What else ends a wait is the whole call's.
+# Advance the local step. Return DONE when it is done. Any other status is that of the whole call.
 cdef int step_local(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Call *step = &inter.local
@@ -83,13 +84,13 @@ cdef int step_local(Group *g, Call *c) noexcept nogil:
 
 # ---- the whole call ------------------------------------------------------------------------------------------
 
-# Whether all ranks of this host are known to have begun the call under way.
+# True if all ranks of this host are known to have begun the current call.
 cdef inline bint has_met(Group *g) noexcept nogil:
     return g.size == 1 or not is_before(g.verified, inter_of(g).first_local)
 
 
-# Before a call ends as REMOTE_MISMATCH: its line is published. The message that did not match may be of a later call
-# than the one that differs, which the ranks of this host then see in the line.
+# Publish the line of a call that is about to end with REMOTE_MISMATCH. The message that did not match may belong to a
+# later call than the one that differs; the other ranks of this host then see the difference in the line.
 cdef int show_call(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Awaited awaited = c.awaited
@@ -102,9 +103,9 @@ cdef int show_call(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nog
     return REMOTE_MISMATCH
 
 
-# A step of its schedule, while the connections are served: `start` begins it once the call before is confirmed, `stage`
-# does what is next where no local step is under way. Neither waits for another host before the first local step has
-# begun: ranks of one host that call different things always meet in that step.
+# Advance a call over several hosts, and its connections. `start` begins the call once the previous call is confirmed.
+# `stage` does the next action of the schedule when no local step is in progress. Neither waits for another host before
+# the first local step has begun, so ranks of one host that make different calls always detect that in this step.
 cdef int step_internode(Group *g, Call *c, void (*start)(Group *, Call *) noexcept nogil,
                         int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
@@ -123,20 +124,20 @@ cdef int step_internode(Group *g, Call *c, void (*start)(Group *, Call *) noexce
         if status == DONE:
             return PROGRESSED
     elif inter.is_to_confirm and is_before(g.verified, inter.first_local) and not is_before(g.seq, inter.first_local):
-        status = verify(g, c, inter.first_local)   # a rank that went ahead has not seen all lines yet
+        status = verify(g, c, inter.first_local)   # a rank that went ahead has not compared all lines yet
         if status == DONE:
             return PROGRESSED
     else:
         status = stage(g, c)
         if inter.is_to_confirm and (status == BLOCKED or status == DONE) and has_met(g):
-            moved = move(g, c)   # data first
+            moved = move(g, c)   # send data before the confirmation
             if moved != PROGRESSED and moved != BLOCKED:
                 return moved
             confirm(g, c)
     return PROGRESSED if status == BLOCKED and moved == PROGRESSED else status
 
 
-# DONE once all is sent and received.
+# Return DONE once all messages are sent and received.
 cdef int finish_internode(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int i
@@ -149,7 +150,7 @@ cdef int finish_internode(Group *g, Call *c) noexcept nogil:
 
 # ---- partial results -------------------------------------------------------------------------------------------
 
-# What this call's are, and how they are written on the wire.
+# Choose the dtype of this call's partial results, and their wire format.
 cdef void choose_partials(InterNode *inter, Call *c, int wire) noexcept nogil:
     inter.dtype, inter.itemsize = c.dtype, c.itemsize
     if c.dtype < SR_DTYPES and sr_dtype_is_widened(c.dtype) and (c.op == SR_SUM or c.op == SR_PROD or c.op == SR_AVG):
@@ -157,12 +158,13 @@ cdef void choose_partials(InterNode *inter, Call *c, int wire) noexcept nogil:
     inter.format = wire if inter.dtype == SR_F32 else SR_WIRE_NATIVE
 
 
-# What a host of one rank has is its partial result, unless folding a single value changes it: as logical ops do.
+# True if x itself is the partial result of this host: the host has one rank, and folding a single value does not change
+# it, as logical operations do.
 cdef bint is_partial_itself(Group *g, Call *c) noexcept nogil:
     return g.size == 1 and c.op < SR_LAND and c.dtype != SR_BOOL and inter_of(g).dtype == c.dtype
 
 
-# Elements of x as they are added: themselves, or in `wide`.
+# Return the elements of x in the dtype of partial results: x itself, or widened in `wide`.
 cdef const unsigned char *summands(Group *g, Call *c, const unsigned char *x, size_t count,
                                    unsigned char *wide) noexcept nogil:
     if inter_of(g).dtype == c.dtype:
@@ -171,7 +173,7 @@ cdef const unsigned char *summands(Group *g, Call *c, const unsigned char *x, si
     return wide
 
 
-# A local step that makes partial results.
+# Make a local step that computes partial results.
 cdef Call *new_reduction(Group *g, Call *c, int kind, size_t count) noexcept nogil:
     cdef Call *step = new_local(g, c, kind, count)
     step.dtype, step.itemsize = inter_of(g).dtype, inter_of(g).itemsize
@@ -181,7 +183,7 @@ cdef Call *new_reduction(Group *g, Call *c, int kind, size_t count) noexcept nog
 
 # ---- on the wire ---------------------------------------------------------------------------------------------
 
-# What is sent is what is kept.
+# Encode the values, and replace them by their decoded form, so that this rank keeps exactly the values that it sends.
 cdef void encode_and_keep(Group *g, unsigned char *encoded, float *residual, float *values,
                           size_t count) noexcept nogil:
     cdef int format = inter_of(g).format
@@ -189,8 +191,8 @@ cdef void encode_and_keep(Group *g, unsigned char *encoded, float *residual, flo
     g.kernels.decode[format](values, encoded, count)
 
 
-# The same of what several ranks write, who must all come to the same bits: nothing is added to it. What is lost goes
-# into `residual`, unless that is NULL, `times` over.
+# As encode_and_keep, for values that several ranks encode and that must have the same bits on all of them: no residual
+# is added to the values. The rounding errors, multiplied by `times`, are added to `residual` unless it is NULL.
 cdef void encode_alike(Group *g, unsigned char *encoded, float *residual, float times, float *values,
                        size_t count) noexcept nogil:
     cdef float *lost = <float *> inter_of(g).scratch
@@ -206,7 +208,8 @@ cdef size_t nbytes_on_wire(InterNode *inter, size_t count) noexcept nogil:
     return count * inter.itemsize if inter.format == SR_WIRE_NATIVE else sr_encoded_nbytes(inter.format, count)
 
 
-# encoded: room for it; residual: what was lost before of these elements, and now of what is sent; or NULL.
+# Send a partial result. encoded: room for its wire format. residual: rounding errors of these elements, which are added
+# before encoding and replaced by the new errors; or NULL.
 cdef void send_partial(Group *g, Call *c, int rank, const unsigned char *partial, size_t count,
                        unsigned char *encoded, float *residual, uint32_t *left) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
@@ -221,7 +224,7 @@ cdef void receive_partial(Group *g, Call *c, int rank, unsigned char *arrived, s
     receive_from(g, c, rank, arrived, nbytes_on_wire(inter_of(g), count), left)
 
 
-# Results are elements already: only those of float32 can be written shorter.
+# True if results are sent in the wire format. They have the dtype of the call, so only float32 can be encoded.
 cdef bint are_results_encoded(InterNode *inter, Call *c) noexcept nogil:
     return inter.format != SR_WIRE_NATIVE and c.dtype == SR_F32
 
@@ -232,15 +235,16 @@ cdef size_t result_nbytes(InterNode *inter, Call *c, size_t count) noexcept nogi
 
 # ---- folding -------------------------------------------------------------------------------------------------
 
-# The partial results of all hosts, in their order: this host's own, and those that have arrived, `pitch` bytes apart.
-# wide: where elements are not added as themselves, room for their sum, which may be `own`.
+# Fold the partial results of all hosts in the order of hosts: `own` of this host, and those of the others in `arrived`,
+# `pitch` bytes apart. wide: room for the sum if partial results have another dtype than the call; it may be `own`.
 cdef void fold_nodes(Group *g, Call *c, const unsigned char *own, const unsigned char *arrived, size_t pitch,
                      unsigned char *wide, unsigned char *out, size_t count) noexcept nogil:
     fold_some(g, c, 0, 1, True, own, arrived, pitch, wide, out, count)
 
 
-# The same of every step-th node from `first` on: of one of each group, or, if it is not the last fold, of one group,
-# whose sum is a partial result again and goes to `wide`.
+# As fold_nodes, for every step-th host from `first` on. The last fold takes one host of each group, or all hosts if
+# there are no groups. An earlier fold takes the hosts of one group; its result is a partial result, too, and is stored
+# in `wide`.
 cdef void fold_some(Group *g, Call *c, int first, int step, bint is_last, const unsigned char *own,
                     const unsigned char *arrived, size_t pitch, unsigned char *wide, unsigned char *out,
                     size_t count) noexcept nogil:

@@ -1,8 +1,7 @@
-# The reductions of ranks of several hosts: all_reduce and reduce, small and large, and reduce_scatter. The ranks of a
-# host reduce among themselves first, so that every byte crosses the wire once for all of them; then hosts exchange
-# partial results and fold them in the order of hosts; then each host hands the result to its ranks. (Hierarchical
-# all-reduce, as in Horovod and NCCL.)
-# Every function returns at once; what it waits for is in call.awaited.
+# The reductions over several hosts: all_reduce and reduce, small and large, and reduce_scatter. The ranks of a host
+# reduce among themselves first, so each byte is sent between hosts once for all of them. Then hosts exchange partial
+# results and fold them in the order of hosts. Then each host distributes the result to its ranks (hierarchical
+# all-reduce, as in Horovod and NCCL). No function blocks; call.awaited holds the flag that the call waits for.
 
 from libc.stddef cimport size_t
 
@@ -25,12 +24,12 @@ from .local_step cimport (
 
 # ---- small all_reduce and reduce, and barrier ----------------------------------------------------------------------
 
-# One rank of each host, its leader, exchanges all of the message with the leaders of all other hosts: one hop.
+# One rank of each host, its leader, exchanges the whole message with the leaders of all other hosts, in one hop.
 cdef enum:
     SMALL_REDUCING, SMALL_EXCHANGING, SMALL_BROADCASTING   # stages of a small call
 
 
-# Who does that on a node: the root, where there is one.
+# Return the local rank of the leader of a host: the root of a reduce on its host, else 0.
 cdef inline int leader_on(InterNode *inter, Call *c, int node) noexcept nogil:
     return inter.local_of[c.root] if c.kind == REDUCE and node == inter.node_of[c.root] else 0
 
@@ -45,7 +44,7 @@ cdef void start_small(Group *g, Call *c) noexcept nogil:
     choose_partials(inter, c, SR_WIRE_NATIVE)
     if is_partial_itself(g, c):
         return
-    if c.nbytes == 0:   # the ranks meet all the same
+    if c.nbytes == 0:   # the ranks synchronise nevertheless
         new_local(g, c, BARRIER, 0)
     else:
         step = new_reduction(g, c, REDUCE, c.count)
@@ -84,12 +83,12 @@ cdef inline const unsigned char *own_partial(Group *g, Call *c) noexcept nogil:
     return c.x if is_partial_itself(g, c) else inter_of(g).room
 
 
-# The partial result of this host is there: its leader sends it to all others that fold.
+# Send this host's partial result to all other leaders that fold, and receive theirs if this one folds.
 cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *whole = &inter.fragment[0]
     cdef unsigned char *arrived = inter.room
-    cdef size_t count = c.count if c.nbytes > 0 else 0   # of what moves nothing it only says what the call is
+    cdef size_t count = c.count if c.nbytes > 0 else 0   # if nothing is moved, c.count only identifies the call
     cdef int node, other
     for node in range(inter.nnodes):
         if node == inter.node:
@@ -102,7 +101,7 @@ cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
             receive_partial(g, c, other, arrived, count, &whole.receiving)
 
 
-# From the leader to the other ranks of the host.
+# Distribute the result from the leader to the other ranks of the host.
 cdef void hand_out_small(Group *g, Call *c) noexcept nogil:
     cdef Call *step = new_local(g, c, BROADCAST if c.nbytes > 0 else BARRIER, c.count if c.nbytes > 0 else 0)
     step.x = c.out
@@ -112,26 +111,26 @@ cdef void hand_out_small(Group *g, Call *c) noexcept nogil:
 
 # ---- large all_reduce and reduce: slices of fragments --------------------------------------------------------------
 
-# Every rank takes part in the exchange: a local rank owns a slice and has connections of its own to the ranks that own
-# it on other hosts. The exchange is a direct reduce-scatter and all-gather: 2(H-1)/H of a slice over the wire, for H
-# hosts.
+# Every rank takes part in the exchange: a local rank owns a slice, and has connections of its own to the ranks that own
+# parts of this slice on other hosts. The exchange is a direct reduce-scatter and all-gather: with H hosts, 2(H-1)/H of
+# a slice is sent.
 
-# A message goes in fragments, so that one is on the wire while the next is reduced and the one before is handed out.
-# The order in which local ranks take their steps, and in which messages follow each other on a connection, is fixed: a
-# *turn* reduces one fragment locally, folds an earlier one, posts the first one's exchange, and gathers a third. Where
-# nodes are in groups each folds in its group first, and then what the nodes in its place made of it in other groups.
+# A message is split into fragments, so that one is sent while the next one is reduced and the previous one is
+# distributed. The order of local steps, and of messages on a connection, is fixed: a *turn* reduces one fragment
+# locally, folds an earlier one, posts the exchange of the first one, and gathers a third one. If hosts form groups,
+# each host folds within its group first, and then with the hosts at the same place in the other groups.
 cdef enum:
     REDUCING, FOLDING, JOINING, POSTING, GATHERING   # stages of a turn
-    FOLD_LAG = 3         # turns from reducing a fragment locally to folding what other hosts made of it
-    FOLD_LAG_IN_GROUPS = 2   # ... and from there to folding what other groups made of it
+    FOLD_LAG = 3         # turns from reducing a fragment locally to folding the partial results of other hosts
+    FOLD_LAG_IN_GROUPS = 2   # the same with groups; also turns from there to folding the results of other groups
 
 
-# Slices begin at whole cache lines, as far as the message does.
+# Elements of a cache line. Slices begin at cache lines if the message does.
 cdef inline size_t grain_of(InterNode *inter) noexcept nogil:
     return SR_CACHE_LINE // inter.itemsize
 
 
-# Where the slice of a local rank of a node begins, in elements of a fragment of `count`.
+# Return the first element of the slice of a local rank of a host, in a fragment of `count` elements.
 cdef size_t slice_at(InterNode *inter, int node, int local, size_t count) noexcept nogil:
     return sr_slice_begin_grained(count, inter.nlocal[node], local, grain_of(inter))
 
@@ -144,7 +143,7 @@ cdef inline size_t end_of_own_slice(InterNode *inter, size_t count) noexcept nog
     return slice_at(inter, inter.node, inter.local_of[inter.rank] + 1, count)
 
 
-# Which rank of a node owns an element, and where its slice ends.
+# Return the rank of a host that owns an element. Set *end to the end of its slice.
 cdef inline int owner_on(InterNode *inter, int node, size_t element, size_t count, size_t *end) noexcept nogil:
     cdef int local = 0
     while slice_at(inter, node, local + 1, count) <= element:
@@ -157,28 +156,29 @@ cdef inline bint is_even(Group *g, size_t count) noexcept nogil:
     return count % (<size_t> g.size * grain_of(inter_of(g))) == 0
 
 
-# Some fragments even of a short message, as long as they are worth a step each. itemsize: of partial results.
+# Return the elements of a fragment: a quarter of a short message, within the limits of a fragment's size. itemsize: of
+# partial results.
 cdef size_t fragment_count_of(InterNode *inter, size_t count, size_t itemsize) noexcept nogil:
     cdef size_t nbytes = max(min(count * itemsize // 4, inter.fragment_nbytes), inter.least_fragment_nbytes)
     return max(nbytes // inter.even_nbytes, <size_t> 1) * inter.even_nbytes // itemsize
 
 
-# Of the room for a fragment: this rank's partial result where it has no other place, its final one, what is sent of
-# them where that is written shorter, and what comes from other nodes.
+# Return a slice of the room for a fragment: PARTIAL, this rank's partial result if it has no other place; RESULT, its
+# final result; ENCODED, their wire format; ARRIVED and the following slices, the data received from each other host.
 cdef inline unsigned char *room_of(InterNode *inter, int number, int which) noexcept nogil:
     cdef size_t slice_number = <size_t> (number % MOST_UNDER_WAY) * (OTHER_SLICES + inter.nnodes) + which
     return inter.room + slice_number * inter.slice_nbytes
 
 
 cdef enum:
-    PARTIAL, RESULT, ENCODED, ARRIVED   # places in it
+    PARTIAL, RESULT, ENCODED, ARRIVED   # slices of the room for a fragment
 
 
 cdef inline unsigned char *arrived_from(InterNode *inter, int number, int node) noexcept nogil:
     return room_of(inter, number, ARRIVED + place_of(inter, node))
 
 
-# The own slice of a fragment, reduced on this host; and where its result belongs, which may be the same place.
+# Return this host's partial result of this rank's slice of a fragment. It may be at the place of the final result.
 cdef inline const unsigned char *partial_of(Group *g, Call *c, int number) noexcept nogil:
     if is_partial_itself(g, c):
         return c.x + fragment_at(inter_of(g), number).begin * c.itemsize
@@ -199,12 +199,13 @@ cdef inline unsigned char *result_of(Group *g, Call *c, int number) noexcept nog
     return c.out + (s.begin + own_slice(inter, s.count)) * c.itemsize
 
 
-# Where all fold all, and what is sent is written shorter, a host has to fold that, too.
+# True if this host must fold its own partial result in the decoded form in which it is sent: every host folds the whole
+# slice, from encoded partial results, and all must get the same bits.
 cdef inline bint keeps_what_it_sends(InterNode *inter, Call *c) noexcept nogil:
     return inter.format != SR_WIRE_NATIVE and not inter.in_parts and c.kind != REDUCE
 
 
-# What of the partial result this host goes on with.
+# Return the partial result that this host folds: as it is sent if keeps_what_it_sends.
 cdef inline const unsigned char *kept_of(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if keeps_what_it_sends(inter, c):
@@ -212,7 +213,8 @@ cdef inline const unsigned char *kept_of(Group *g, Call *c, int number) noexcept
     return partial_of(g, c, number)
 
 
-# Elements of the own slices of all fragments, with room for some more: for each what was lost by sending it shorter.
+# Return the number of residuals for this rank's slice of one fragment: one rounding error for each element, and some
+# spare ones.
 cdef inline size_t residual_pitch(InterNode *inter, size_t fragment_count) noexcept nogil:
     return fragment_count // inter.nlocal[inter.node] + SR_CACHE_LINE
 
@@ -239,8 +241,8 @@ cdef void start_large(Group *g, Call *c) noexcept nogil:
         inter.lag = 3 * FOLD_LAG_IN_GROUPS
 
 
-# That each host folds a part for all is less on the wire with three hosts and more. With two it is as much, one hop
-# more, and half the work, which counts where a message is long.
+# True if each host folds a part of a slice for all hosts. With three or more hosts this sends less. With two hosts it
+# sends the same amount in one hop more, with half the folding, which pays for a long message.
 cdef inline bint goes_in_parts(const InterNode *inter, const Call *c) noexcept nogil:
     if inter.nborders > SR_CONN_QUEUE // 2:
         return False
@@ -251,11 +253,12 @@ cdef inline bint are_grouped(const InterNode *inter) noexcept nogil:
     return inter.per_group < inter.nnodes
 
 
-# The first node of the own group, and the own place in it.
+# Return the first host of this host's group.
 cdef inline int own_group(const InterNode *inter) noexcept nogil:
     return inter.node - inter.node % inter.per_group
 
 
+# Return this host's place in its group.
 cdef inline int own_place(const InterNode *inter) noexcept nogil:
     return inter.node % inter.per_group
 
@@ -291,13 +294,13 @@ cdef int stage_large(Group *g, Call *c) noexcept nogil:
             status = exchange_slices(g, c, inter.turn)
     elif 0 <= inter.turn - inter.lag < last:
         status = gather_result(g, c, inter.turn - inter.lag)
-    if status != BLOCKED:   # a local step has to end first
+    if status != BLOCKED:   # if a local step has begun, the next stage runs after it
         next_stage(inter)
         return PROGRESSED
     return status
 
 
-# DONE: nothing is to be done locally. PROGRESSED: a local step has begun.
+# Reduce a fragment on this host. Return DONE if that takes no local step, PROGRESSED if one has begun, or BLOCKED.
 cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, number)
@@ -305,7 +308,7 @@ cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
     cdef Call *step
     cdef size_t begin
     cdef int local
-    if s.sending > 0:   # of the fragment that was there before
+    if s.sending > 0:   # sends of the previous fragment in this place
         return blocked_on_conns(g, c)
     lay_out(inter, c, number)
     x = c.x + s.begin * c.itemsize
@@ -329,7 +332,7 @@ cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
 
 # ---- between hosts ---------------------------------------------------------------------------------------------
 
-# Up to where the elements from `at` on have the same owner on every node.
+# Return the end of the run of elements from `at` on that have the same owner on every host.
 cdef inline size_t next_border(InterNode *inter, size_t at, size_t count) noexcept nogil:
     cdef size_t next = count
     cdef size_t end = 0
@@ -340,7 +343,8 @@ cdef inline size_t next_border(InterNode *inter, size_t at, size_t count) noexce
     return next
 
 
-# What a node folds of the elements from `at` to before `end`: *begin and its length. All fold all, or each a part.
+# Return the length of the part of [at, end) that a host folds, and set *begin to its first element. If not in_parts,
+# every host folds all of it.
 cdef inline size_t part_of(InterNode *inter, int node, size_t at, size_t end, size_t *begin) noexcept nogil:
     if not inter.in_parts:
         begin[0] = at
@@ -350,8 +354,8 @@ cdef inline size_t part_of(InterNode *inter, int node, size_t at, size_t end, si
     return at + sr_slice_begin_grained(end - at, inter.per_group, node + 1, grain_of(inter)) - begin[0]
 
 
-# Of the own slice: to everyone on other hosts that owns some of it. In parts, each host gets the part that it folds of
-# every run of elements with the same owners everywhere; else there is one message for each that owns some.
+# Post the exchange of this rank's slice with all ranks of other hosts that own parts of it. If in_parts, each host gets
+# the part that it folds of every run of elements with the same owners; else each owner gets one message.
 cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, number)
@@ -398,7 +402,7 @@ cdef int fold_fragment(Group *g, Call *c, int number) noexcept nogil:
     cdef size_t own = own_slice(inter, s.count)
     cdef size_t at = own, end = end_of_own_slice(inter, s.count)
     cdef size_t next, begin = 0, length
-    # What is still being sent would change, unless it is what others fold.
+    # Folding overwrites data that are still being sent, unless in_parts: then this rank sends parts that others fold.
     if s.receiving > 0 or (s.sending > 0 and not inter.in_parts):
         return blocked_on_conns(g, c)
     if inter.in_parts and not have_room(inter, inter.nborders):
@@ -420,8 +424,8 @@ cdef int fold_fragment(Group *g, Call *c, int number) noexcept nogil:
     return DONE
 
 
-# What this group has made of the part that this node folds: with the nodes in its place in other groups. begin: in
-# the own slice.
+# Exchange this group's partial result of the part that this host folds with the hosts at the same place in the other
+# groups. begin: first element of the part, within this rank's slice.
 cdef void exchange_between_groups(Group *g, Call *c, int number, size_t at, size_t begin, size_t length) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, number)
@@ -443,6 +447,7 @@ cdef void exchange_between_groups(Group *g, Call *c, int number, size_t at, size
         node += inter.per_group
 
 
+# Fold the partial results of all groups, and post the exchange of the results within this group.
 cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, number)
@@ -466,7 +471,7 @@ cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
     return DONE
 
 
-# The part that this host has folded to those that want it, and theirs.
+# Send the part that this host has folded to the owners on other hosts that need it, and receive their parts.
 cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, number)
@@ -489,7 +494,8 @@ cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end)
                          result_nbytes(inter, c, length), &s.receiving)
 
 
-# As it is sent; what the owner keeps is what it sends.
+# Return the result as it is sent. If it is encoded, the owner's result is replaced by its decoded form, so that all
+# ranks have the same bits.
 cdef const unsigned char *write_result(Group *g, Call *c, int number, size_t begin, size_t length) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef unsigned char *result = result_of(g, c, number) + begin * c.itemsize
@@ -501,13 +507,13 @@ cdef const unsigned char *write_result(Group *g, Call *c, int number, size_t beg
         residual += begin
     if not are_grouped(inter):
         encode_and_keep(g, encoded, residual, <float *> result, length)
-    else:   # each group has somebody who writes it: the first's has what is lost in what it sends to others next time
+    else:   # one host of each group encodes this result; that of the first group keeps the rounding errors
         encode_alike(g, encoded, residual if own_group(inter) == 0 else NULL, inter.size if c.op == SR_AVG else 1,
                      <float *> result, length)
     return encoded
 
 
-# Where the result of another node's part comes to: into place, or where it can be read from.
+# Return the place where the result of another host's part is received: its final place, or room if it is encoded.
 cdef inline unsigned char *place_of_result(Group *g, Call *c, int number, int node, size_t begin) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if are_results_encoded(inter, c):
@@ -515,7 +521,7 @@ cdef inline unsigned char *place_of_result(Group *g, Call *c, int number, int no
     return result_of(g, c, number) + begin * c.itemsize
 
 
-# What has come of other nodes' results, as elements.
+# Decode the results received from other hosts into their final place.
 cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, number)
@@ -542,7 +548,8 @@ cdef int gather_result(Group *g, Call *c, int number) noexcept nogil:
     return gather_fragment(g, c, number)
 
 
-# The slices of a fragment, which are in place, to the ranks of this host that want them. Returns as reduce_locally.
+# Distribute the slices of a fragment, which are in place, to the ranks of this host that need them. Return as
+# reduce_locally does.
 cdef int gather_fragment(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, number)
@@ -582,17 +589,17 @@ cdef void describe_slices(Group *g, Call *c, int number, Call *step) noexcept no
 
 # ---- reduce_scatter ------------------------------------------------------------------------------------------------
 
-# Every piece is reduced on each host by one of its ranks, and folded by the rank that gets it.
+# On each host one rank reduces a piece. The rank that gets the piece folds the partial results of all hosts.
 cdef enum:
     PIECES_ASKING, PIECES_REDUCING, PIECES_FOLDING   # stages of a turn of reduce_scatter
 
 
-# Which local rank of a node reduces the pieces of a rank.
+# Return the rank of a host that reduces the piece of `rank` there.
 cdef inline int reducer_on(InterNode *inter, int node, int rank) noexcept nogil:
     return rank_at(inter, node, inter.local_of[rank] % inter.nlocal[node])
 
 
-# Elements of this turn's part of every piece.
+# Return the number of elements of this turn's part of every piece.
 cdef inline size_t part_count(InterNode *inter, Call *c) noexcept nogil:
     return min(c.count - <size_t> inter.turn * inter.fragment_count, inter.fragment_count)
 
@@ -603,7 +610,8 @@ cdef void start_reduce_scatter(Group *g, Call *c) noexcept nogil:
     inter.fragment_count = inter.pair_nbytes // inter.itemsize
 
 
-# A turn for each part of the pieces: partial results are asked for, reduced here for everyone, and folded.
+# A turn handles one part of all pieces: it posts the receives of partial results, reduces the pieces of all ranks on
+# this host, and folds the partial results of this rank's piece.
 cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = &inter.fragment[0]
@@ -638,7 +646,7 @@ cdef void await_partials(Group *g, Call *c) noexcept nogil:
             arrived += inter.pair_nbytes
 
 
-# The partial result for this rank itself: where the result belongs, or before what is made for others.
+# Return the place of this host's partial result of this rank's piece: the result's place, or scratch if dtypes differ.
 cdef inline unsigned char *place_for_own(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if inter.dtype == c.dtype:
@@ -646,13 +654,13 @@ cdef inline unsigned char *place_for_own(Group *g, Call *c) noexcept nogil:
     return inter.scratch
 
 
-# What this rank reduces in one group, for another host.
+# Return the place of the partial result that this rank reduces in a group, for another host.
 cdef inline unsigned char *place_for_group(InterNode *inter, int group) noexcept nogil:
     return inter.room + <size_t> (inter.nnodes - 1 + group) * inter.pair_nbytes
 
 
-# The pieces of as many ranks of a node as this one has, a local rank reducing that of each. What this rank reduced in
-# the step before is for another host. False: there is no group left.
+# Send the partial result of the previous group to its host, and begin the next group: the pieces of as many ranks of a
+# host as this host has, where each local rank reduces one piece. Return False if no group is left.
 cdef bint reduce_group(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int first = 0
@@ -680,7 +688,7 @@ cdef void begin_group(Group *g, Call *c, int node, int first, unsigned char *par
     cdef InterNode *inter = inter_of(g)
     cdef size_t count = part_count(inter, c)
     cdef const unsigned char *x = c.x + <size_t> inter.turn * inter.fragment_count * c.itemsize
-    cdef unsigned char *wide = inter.scratch + inter.pair_nbytes   # behind the partial result for this rank
+    cdef unsigned char *wide = inter.scratch + inter.pair_nbytes   # after the partial result of this rank's piece
     cdef Call *step = new_reduction(g, c, REDUCE_SCATTER, count)
     cdef int local
     for local in range(g.size):

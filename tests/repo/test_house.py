@@ -167,7 +167,6 @@ WITH_RELATIVE_CLAUSES = {
     "shmring/_bootstrap",
     "shmring/_core",
     "shmring/_engine",
-    "shmring/_internode",
     "shmring/_launch",
     "src",
 }
