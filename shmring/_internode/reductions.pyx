@@ -402,7 +402,7 @@ cdef int fold_fragment(Group *g, Call *c, int number) noexcept nogil:
     cdef size_t own = own_slice(inter, s.count)
     cdef size_t at = own, end = end_of_own_slice(inter, s.count)
     cdef size_t next, begin = 0, length
-    # Folding overwrites data that are still being sent, unless in_parts: then this rank sends parts that others fold.
+    # A fold overwrites data that are still being sent, unless in_parts: then this rank sends parts that others fold.
     if s.receiving > 0 or (s.sending > 0 and not inter.in_parts):
         return blocked_on_conns(g, c)
     if inter.in_parts and not have_room(inter, inter.nborders):

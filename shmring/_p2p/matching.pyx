@@ -195,7 +195,8 @@ cdef Message *take_receiver(Matching *m, int source, uint32_t tag, uint64_t kind
     return NULL
 
 
-# True if a receive or probe waits for this source. Unexpected messages of the source must then be kept in private memory.
+# True if a receive or probe waits for this source. Unexpected messages of the source must then be kept in private
+# memory.
 cdef bint is_awaited(Matching *m, int source) noexcept nogil:
     cdef Message *at = m.first_receive
     while at != NULL:
