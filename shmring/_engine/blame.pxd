@@ -1,4 +1,4 @@
-# Which rank keeps this one waiting.
+# Find the rank that this rank waits for.
 
 from libc.stdint cimport uint64_t
 
@@ -6,8 +6,8 @@ from .._core.group cimport Call, Group
 from .state cimport State
 
 cdef enum:
-    COURTESY_NS = 50000000   # for ranks whose deadline is a little earlier
-    MOST_PLACES = 4          # where waits may be under way at the same time, see enum sr_wait_place
+    COURTESY_NS = 50000000   # a delayed report leaves this time to ranks with a slightly earlier deadline
+    MOST_PLACES = 4          # places of waits that may exist at the same time, see enum sr_wait_place
 
 
 cdef int latest(Group *g, Call *c) noexcept nogil
@@ -22,7 +22,7 @@ cdef int most_suspect(State state, Call *c, object notifications) except -1
 
 cdef class Stalls:
     cdef uint64_t limit_ns
-    cdef uint64_t[MOST_PLACES] since_ns
-    cdef uint64_t[MOST_PLACES] next_ns   # by place: of the wait that is under way
+    cdef uint64_t[MOST_PLACES] since_ns   # by place: start of the current wait
+    cdef uint64_t[MOST_PLACES] next_ns    # by place: time of its next warning
 
     cdef int heed(self, object engine, int place) except -1

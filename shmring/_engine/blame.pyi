@@ -1,9 +1,9 @@
-"""When a rank that waits long speaks of it."""
+"""Types of Stalls, which warns about long waits."""
 
 from .state import State
 
 class Stalls:
-    """What one rank has said of its waits, and when the next word is due."""
+    """The long waits of one rank, and the times when their next warnings are due."""
 
     def warn_after(self, state: State, limit_s: float) -> None:
-        """From here on waits longer than that are told of; 0: none."""
+        """Log a warning about waits longer than limit_s seconds from now on; 0 disables it."""

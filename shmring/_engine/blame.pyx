@@ -1,4 +1,4 @@
-# Which rank keeps this one waiting, on this host and on others: for errors, and for the warning about a long wait.
+# Find the rank that this rank waits for, on this host or on others: for errors, and for the warning about a long wait.
 
 import contextlib
 
@@ -23,14 +23,14 @@ from . import state as _state
 
 assert <int> SR_WAITS <= <int> MOST_PLACES
 
-# So long, or half of what makes it late, nobody asks whether who waits for whom is in the same call.
+# A wait compares the calls of other hosts with its own after this time, or after half of the timeout.
 cdef uint64_t ASK_NS = 1_000_000_000
-cdef uint64_t SAME_CALL_NS = 1_000_000_000
+cdef uint64_t SAME_CALL_NS = 1_000_000_000   # limit of await_same_call
 
 
 # ---- ranks of this host ----------------------------------------------------------------------------------------
 
-# The first call that not everybody has come to; the next one if all are in this.
+# Return the first call that some rank has not entered, or the next call if all ranks have entered this one.
 cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
     cdef uint64_t seq = g.verified
     cdef int rank
@@ -42,8 +42,8 @@ cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
     return c.seq + 1
 
 
-# How far a rank is from where this call begins; as far as that if it has come to the call, whatever it needed before.
-# In a double tree no rank is behind the one that all wait for in any of the four ways in which each goes ahead.
+# Return the progress of a rank in this call, in bytes. It is at least the call's start if the rank has entered the
+# call. In a double tree it sums four counters: the rank that all wait for is behind no other rank in any of them.
 cdef int64_t progress_of(Group *g, Call *c, int rank, bint has_come) noexcept nogil:
     cdef int64_t some, progress = 0
     cdef int which
@@ -53,8 +53,9 @@ cdef int64_t progress_of(Group *g, Call *c, int rank, bint has_come) noexcept no
     return progress
 
 
-# Where a rank is an inner node. Who is one in both trees, as the root of the first, waits upwards for all of that, and
-# downwards for who is above it in the second.
+# Return the depth of a rank in the tree in which it is an inner node. A rank that is an inner node in both trees, such
+# as the root of the first one, waits upwards for the whole first tree, and downwards for the ranks above it in the
+# second.
 cdef inline int depth_above(Group *g, int rank) noexcept nogil:
     return sr_double_tree_depth(rank, g.size, not sr_double_tree_is_inner(rank, g.size, 0))
 
@@ -63,8 +64,8 @@ cdef inline int depth_below(Group *g, int rank) noexcept nogil:
     return sr_double_tree_depth(rank, g.size, sr_double_tree_is_inner(rank, g.size, 1))
 
 
-# Of ranks of a double tree that are as far as each other those below in it wait for those above if they have results to
-# hand down; else it is the other way round. The least is to blame.
+# Return the order in which ranks of a double tree with equal progress are to blame: the lowest first. Ranks wait for
+# those above them if these have results to pass down, else for those below them.
 cdef int order_of(Group *g, Call *c, int rank) noexcept nogil:
     cdef uint64_t reduced = sr_flag_load(counter(g, rank, SR_REDUCED))
     if c.algorithm != DOUBLE_TREE:
@@ -74,15 +75,16 @@ cdef int order_of(Group *g, Call *c, int rank) noexcept nogil:
     return depth_below(g, rank)
 
 
-# Who keeps this rank waiting in the end: who has not come to the call, else the rank awaited. Where that may be waiting
-# itself for another, who is least far: of several that are as far the first, but for double trees.
+# Return the rank to blame for this rank's wait: a rank that has not entered the call, else the awaited rank. If the
+# awaited rank may itself wait for another rank, return the rank with the least progress; among equal ones the first, or
+# by order_of in a double tree.
 cdef int latest(Group *g, Call *c) noexcept nogil:
     cdef uint64_t seq
     cdef bint all_came, relayed
     cdef int64_t progress, least = 0
     cdef int culprit = -1, first = 0
     cdef int order, rank
-    if c.awaited.rank >= g.size:   # of another host, so that it has no lane here
+    if c.awaited.rank >= g.size:   # a rank of another host has no lane here
         return furthest_behind(g, c)
     relayed = c.relayed and (c.algorithm == DOUBLE_TREE or c.awaited.flag == counter(g, c.awaited.rank, SR_STAGED))
     seq = first_not_reached(g, c)
@@ -98,8 +100,9 @@ cdef int latest(Group *g, Call *c) noexcept nogil:
     return culprit if culprit >= 0 else c.awaited.rank
 
 
-# Who waits for one that may wait itself would blame the wrong rank: it says so later, whoever knows better first. Up a
-# tree that is who waits for the smaller subtree; down, and for a master, all wait for what is still on its way up.
+# Return the time by which this rank delays its report of a late call. A rank that waits for a waiting rank would blame
+# the wrong one, so ranks that know more report first. In a reduction up a tree, a rank that waits for a smaller subtree
+# knows more. In a broadcast down a tree, and for a master, all ranks wait for the reduction.
 cdef uint64_t courtesy_ns(Group *g, Call *c) noexcept nogil:
     cdef int waits = 0
     if c.algorithm == DOUBLE_TREE and c.awaited.rank < g.size:
@@ -114,7 +117,8 @@ cdef uint64_t courtesy_ns(Group *g, Call *c) noexcept nogil:
     return <uint64_t> waits * COURTESY_NS
 
 
-# A leaf has only itself to blame; of others the farther from the leaves, and then the farther from the root.
+# Return the number of delays in a double tree: none for a rank that waits for a leaf, more with the awaited rank's
+# distance from the leaves on the way up, and then more with its distance from the root on the way down.
 cdef int waits_in_double_tree(Group *g, Call *c) noexcept nogil:
     cdef int steps = sr_tree_steps(g.size)
     if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
@@ -126,8 +130,8 @@ cdef int waits_in_double_tree(Group *g, Call *c) noexcept nogil:
 
 # ---- ranks of other hosts --------------------------------------------------------------------------------------
 
-# Of calls that do not match where one rank is in a later call already, so that they are not those that differ: a host
-# confirms soon what it called in this one, or somebody tells why it is over.
+# Wait for the call that differs, after a mismatch with a rank that is in a later call already. Its host soon confirms
+# the call that it made in place of this one, or a notification gives the reason why the communicator has ended.
 cdef int await_same_call(State state, Call *c, object notifications) except -1:
     cdef InterNode *inter = inter_of(&state.g)
     cdef uint64_t until_ns = sr_now_ns() + SAME_CALL_NS
@@ -139,8 +143,8 @@ cdef int await_same_call(State state, Call *c, object notifications) except -1:
     return 0
 
 
-# What this rank called, what a rank says that it called, and as which of the user's calls, if not as this one: who had
-# nothing to wait for in a call meets it in a later one.
+# Return this rank's call, the other rank's call, and the number of the latter if it differs: a rank that waits for
+# nothing in a call detects the mismatch in a later one.
 cdef tuple mismatched_calls(State state):
     cdef InterNode *inter = inter_of(&state.g)
     return (_state.described(inter.ours.fingerprint, inter.ours.count),
@@ -148,8 +152,8 @@ cdef tuple mismatched_calls(State state):
             None if inter.theirs.seq == inter.ours.seq else call_number(inter, inter.theirs.seq))
 
 
-# Of a call that has waited for a while: a rank that waits in another one, what this rank calls, and what that one
-# does; None: nobody has said so.
+# Return (rank, this rank's call, its call) for a rank of another host that waits in a different call, once this call
+# has waited for ASK_NS. Return None if no such rank is known.
 cdef tuple find_remote_mismatch(State state, Call *c, object notifications):
     cdef InterNode *inter = inter_of(&state.g)
     if inter == NULL or inter.fingerprint == 0 or sr_now_ns() - c.wait_begin_ns < min(ASK_NS, c.timeout_ns // 2):
@@ -160,7 +164,7 @@ cdef tuple find_remote_mismatch(State state, Call *c, object notifications):
     return rank, _state.described(inter.fingerprint, inter.count), _state.described(*notifications.call_of(rank)[1:])
 
 
-# By what came from a rank last: (which of the user's calls it was in, what that was); None: nothing came.
+# Return (number, call) of the call that the last data or notification from a rank belongs to; None if nothing came.
 cdef tuple last_call_of(State state, int rank, object notifications):
     cdef InterNode *inter = inter_of(&state.g)
     cdef sr_conn *conn = inter.conn[rank]
@@ -170,8 +174,8 @@ cdef tuple last_call_of(State state, int rank, object notifications):
     return None if last is None else (call_number(inter, last[0]), _state.described(*last[1:]))
 
 
-# Of the ranks of other hosts that a late call waits for, who is to blame. Whoever is behind most may be so because it
-# waits itself, and then has said so: rather one of which nothing is last.
+# Return the rank of another host to blame for a late call. The rank with the most outstanding messages may wait itself,
+# and has then sent a notification of its wait. A rank without such a notification is more suspect.
 cdef int most_suspect(State state, Call *c, object notifications) except -1:
     cdef Group *g = &state.g
     cdef InterNode *inter = inter_of(g)
@@ -189,7 +193,7 @@ cdef int most_suspect(State state, Call *c, object notifications) except -1:
     return culprit
 
 
-# Whether the last that was heard of a rank is that it waits.
+# True if the last thing received from a rank is the notification that it waits.
 cdef bint is_waiting(InterNode *inter, int rank, object notifications):
     cdef sr_conn *conn = inter.conn[rank]
     last = notifications.call_of(rank)
@@ -201,13 +205,13 @@ cdef bint is_waiting(InterNode *inter, int rank, object notifications):
 # ---- the warning -----------------------------------------------------------------------------------------------
 
 cdef class Stalls:
-    """What one rank has said of its waits, and when the next word is due."""
+    """The long waits of one rank, and the times when their next warnings are due."""
 
     def warn_after(self, State state, double limit_s):
-        """From here on waits longer than that are told of; 0: none."""
+        """Log a warning about waits longer than limit_s seconds from now on; 0 disables it."""
         self.limit_ns = state.g.stall_ns = <uint64_t> (limit_s * 1e9)
 
-    # Asked every few ms by who waits.
+    # Log the warning if it is due. A waiting rank calls this every few milliseconds.
     cdef int heed(self, object engine, int place) except -1:
         cdef State state = engine
         cdef uint64_t since = sr_flag_load(&state.g.me.wait[place].since_ns)
@@ -221,8 +225,8 @@ cdef class Stalls:
         if now < self.next_ns[place]:
             return 0
         self.next_ns[place] = now + (now - since)
-        # Others that have waited about as long are quiet: until shortly before the next word is due.
+        # Other ranks that have waited about as long log nothing until shortly before this rank's next warning is due.
         if state.flight.take_report_turn(now, now + (now - since) // 4 * 3):
-            with contextlib.suppress(Exception):   # what a handler of the log raises is no error of the call
+            with contextlib.suppress(Exception):   # an exception of a log handler is not an error of the call
                 stall_warning.warn(engine, place, since)
         return 0

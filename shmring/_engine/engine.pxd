@@ -11,20 +11,20 @@ from .state cimport State
 
 
 cdef class Engine(State):
-    cdef Queue *queue                     # of the calls that run in the background
+    cdef Queue *queue                     # the calls that run in the background
     cdef readonly object closed_because   # None while open, else the text of the Closed error
     cdef bint busy, enlisted
-    cdef uint64_t linger_ns               # for which a call that is issued stays with its caller
+    cdef uint64_t linger_ns               # time for which an issued call waits in the foreground
     cdef ParkedThread parked
-    cdef readonly Stalls stalls           # warns of calls that take long
-    cdef object conns, notifications             # of several hosts, else None
-    cdef unsigned long thread             # that has made it, and as a rule calls its collectives
-    cdef uint64_t nbegun                  # calls that this rank has begun, issued or refused, ...
-    cdef uint64_t nbegun_before           # ... before the call of several steps that is under way, ...
-    cdef uint64_t nrefused                # ... with the last one that it refused
-    cdef bint call_is_open               # the call of several steps that is under way may make others
-    cdef uint64_t blocks_version          # goes up when the table of shared blocks changes
-    cdef object arrays                    # that others write into; None: there are none, or not any more
+    cdef readonly Stalls stalls           # logs warnings about calls that take long
+    cdef object conns, notifications      # if there are several hosts, else None
+    cdef unsigned long thread             # the thread that made it, which usually calls the collectives
+    cdef uint64_t nbegun                  # number of calls that this rank has begun, issued or refused
+    cdef uint64_t nbegun_before           # nbegun at the start of the current call of several steps
+    cdef uint64_t nrefused                # nbegun after the last refused call
+    cdef bint call_is_open                # the current call of several steps may make other calls of several steps
+    cdef uint64_t blocks_version          # increased when the table of shared blocks changes
+    cdef object arrays                    # shared arrays that other ranks write to; None if there are none
     cdef object __weakref__
 
     cdef int drive(self, Call *c) except -1

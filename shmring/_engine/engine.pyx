@@ -1,6 +1,5 @@
-# The engine of one communicator on one rank: runs calls to their end, at once or in the background, and says what went
-# wrong. Opens and allocates
-# nothing shared.
+# The engine of one communicator on one rank: it runs calls to their end, in the foreground or in the background, and
+# reports errors. It opens and allocates nothing shared.
 
 import os
 import sys
@@ -48,14 +47,15 @@ from .._system import procfs
 from ..errors import Closed, Error, RankFailed, Timeout
 
 
-cdef double GRACE_S = 0.15      # between who may say first why a call is late
-cdef double NOTIFIED_S = 1.0   # for what was told before a connection ended
+cdef double GRACE_S = 0.15     # delay between the reports of ranks that know different amounts about a late call
+cdef double NOTIFIED_S = 1.0   # wait for a notification that was sent before a connection ended
 
 cdef enum:
-    ATTEMPTS = 8   # to finish what ends a communicator, while signal handlers raise in the middle of it
+    ATTEMPTS = 8   # attempts to end a communicator while signal handlers raise during it
 
 
-# A process that is only called alike, in another container, has something else there.
+# True if this process can read the memory of that rank. A process with the same pid in another container has another
+# value at the nonce's address.
 cdef bint can_read_memory_of(const sr_liveness *liveness) noexcept:
     cdef uint64_t nonce = 0
     return (sr_single_copy(sr_liveness_task(liveness), &nonce,
@@ -88,8 +88,8 @@ cdef bint has_plain_text(object error) noexcept:
     return True
 
 
-# Write why this rank gives up: what it raised, and what that says. Runs no Python code, so that no signal handler can
-# raise before the other ranks know.
+# Write the reason of this rank's abort: the exception's name and text. This runs no Python code, so no signal handler
+# can raise before the other ranks know the reason.
 cdef void describe_raised(object error, int rank, const char *doing, char *reason) noexcept:
     cdef const char *name = Py_TYPE(error).tp_name
     cdef const char *last = strrchr(name, b'.')
@@ -106,14 +106,14 @@ cdef void describe_raised(object error, int rank, const char *doing, char *reaso
             if text:
                 nbytes = strlen(reason)
                 snprintf(reason + nbytes, SR_REASON_NBYTES - nbytes, b": %s", PyUnicode_AsUTF8(text))
-        except BaseException:   # in want of memory, or no UTF-8: the name has to do
+        except BaseException:   # no memory, or not valid UTF-8: the name is enough
             pass
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------
 
 cdef class Engine(State):
-    """What one communicator does on one rank."""
+    """The engine of one communicator on one rank."""
 
     def __cinit__(self, *_, **__):
         self.queue = new_queue(&self.g)
@@ -127,7 +127,7 @@ cdef class Engine(State):
             free_queue(self.queue)
 
     def take_after(self, Engine parent):
-        """Wait, and take the cores for near or far, as an engine does whose ranks include these."""
+        """Adopt the wait policy and the core distance of an engine whose ranks include this engine's ranks."""
         cdef Group *g = &parent.g
         self.set_wait_policy(pauses=g.pauses, brief_pauses=g.brief_pauses, brief_yields=g.brief_yields,
                              yield_ns=g.yield_ns, sleep_ns=g.sleep_ns, poll_ns=g.poll_ns,
@@ -140,7 +140,7 @@ cdef class Engine(State):
     # -- liveness --
 
     def arrive(self, int pid, uint64_t start_time):
-        """Makes this rank known to the others: from here on its death is noticed."""
+        """Make this rank known to the others. From now on they detect its death."""
         self.g.me.liveness.pid = pid
         self.g.me.liveness.start_time = start_time
         self.g.me.liveness.address = <uintptr_t> &self.g.me.liveness
@@ -150,16 +150,16 @@ cdef class Engine(State):
         sr_liveness_set_state(&self.g.me.liveness, SR_JOINED)
 
     def close(self, str because="the communicator is closed"):
-        """Leaves, once the calls that were issued are finished; others that still wait for this rank are told.
+        """Finish the issued calls, then leave. Ranks that still wait for this rank are notified.
 
-        Closing twice is harmless.
+        A second close does nothing.
         """
         if self.closed_because is not None:
             return
         if self.busy or self.call_owner != 0:
             raise RuntimeError("close() while another thread is inside a call of this communicator")
         self.finish_issued()
-        self.closed_because = because   # at once, so that no other thread begins a call meanwhile
+        self.closed_because = because   # set at once, so that no other thread begins a call
         sr_liveness_set_state(&self.g.me.liveness, SR_CLOSED)
         sr_event_signal(&self.g.me.event)
         delist(&self.queue.pollable)
@@ -170,7 +170,7 @@ cdef class Engine(State):
             self.parked.leave()
 
     def disown(self):
-        """In a forked child: the communicator belongs to the parent; touches nothing that is shared."""
+        """Mark the communicator as the parent's, in a forked child. Shared memory is not touched."""
         self.closed_because = "this communicator belongs to the parent of this forked process; join a new world"
 
     # -- calls --
@@ -191,8 +191,8 @@ cdef class Engine(State):
         if self.closed_because is not None or self.busy or self.call_owner != 0 or is_over:
             if (is_over and self.closed_because is None and not self.busy and self.may_call()
                     and self.g.recorded.seq != self.g.seq + 1):
-                # What would have been called first is part of what the others say of a mismatch. Over hosts a call may
-                # have ended before its first local step: that one has its record already.
+                # Record the call: the error of a mismatch on other ranks shows it. A call over several hosts that ended
+                # before its first local step has its record already.
                 c.seq = self.g.seq + 1
                 c.number = self.number_of(self.g.seq) + 1
                 record_call(&self.g, c, False)
@@ -201,7 +201,7 @@ cdef class Engine(State):
         return 0
 
     cdef int drive(self, Call *c) except -1:
-        """Runs a call to its end; raises what ends it otherwise."""
+        """Run a call to its end. Raise the error if it fails."""
         cdef Group *g = &self.g
         cdef sr_float_env env
         cdef int status = BLOCKED
@@ -234,8 +234,8 @@ cdef class Engine(State):
                 return 0
             self.raise_for_status(c, status)
 
-    # Raise what a status means, on all ranks; return after a signal whose handler raised nothing. Whatever is raised
-    # here, on the way to the words of an error too, ends the communicator.
+    # Raise the error of a status, on all ranks. Return if the status is a signal whose handler raised nothing. Any
+    # exception raised here, also while an error is built, ends the communicator.
     cdef int raise_for_status(self, Call *c, int status) except -1:
         cdef Group *g = &self.g
         if status != SIGNALLED:
@@ -256,7 +256,7 @@ cdef class Engine(State):
         self.raise_over()
         return 0
 
-    # Give up because of what a call ended with.
+    # Report the error of a call that ended with this status.
     cdef int give_up_for(self, Call *c, int status) except -1:
         cdef Group *g = &self.g
         cdef int culprit = c.awaited.rank
@@ -280,9 +280,9 @@ cdef class Engine(State):
 
     # -- the end --
 
-    # Raise what the abort word says, the same on every rank, also of other hosts; before that those are told, and this
-    # rank's shared arrays made private. What a signal handler raises meanwhile is raised instead, once that is done.
-    # beside: on a thread that may not be that of the collectives.
+    # Raise the error of the abort word, the same on every rank of all hosts. Before that, notify the other hosts and
+    # make this rank's shared arrays private. If a signal handler raises meanwhile, its exception is raised instead,
+    # after both. beside: this thread may not be that of the collectives.
     cdef int raise_over(self, bint beside=False) except -1:
         cdef int _attempt
         error = interrupt = None
@@ -297,9 +297,9 @@ cdef class Engine(State):
         raise error
 
     # End the communicator on all ranks because `error` was raised here. The abort word is set and the queue is emptied
-    # before any Python code runs: a second exception, as of a second signal, comes too late to prevent it. in_call: it
-    # was in a collective, whose name and number all ranks are told. beside: see raise_over. doing: what else this rank
-    # was at, or NULL.
+    # before any Python code runs, so a second exception, as of a second signal, cannot prevent it. in_call: the error
+    # was raised in a collective, whose name and number go into the report. beside: see raise_over. doing: another
+    # description of this rank's action, or NULL.
     cdef int end_by(self, object error, bint in_call=True, bint beside=False, const char *doing=NULL) except -1:
         cdef sr_report report
         if self.closed_because is not None:
@@ -313,15 +313,18 @@ cdef class Engine(State):
         finish_all(self.queue, ABORTED)
         try:
             self.raise_over(beside)
-        except Error:   # which is for the other ranks
+        except Error:   # the other ranks raise it; this rank raises `error`
             pass
         return 0
 
     # -- calls of several steps --
 
     def enter_call(self):
-        """A call of several steps begins: until `leave_call` other threads are refused theirs, and this one another
-        such call, which a signal's handler might make."""
+        """Begin a call of several steps.
+
+        Until `leave_call`, calls of other threads raise RuntimeError. So does another call of several steps on this
+        thread, which a signal handler might make.
+        """
         if self.call_owner != 0:
             raise RuntimeError(state.TAKEN)
         self.call_owner = <unsigned long> PyThread_get_thread_ident()
@@ -330,10 +333,11 @@ cdef class Engine(State):
         self.nrefused = ~<uint64_t> 0   # none yet
 
     def leave_call(self):
-        """All its steps are done."""
+        """End a call of several steps."""
         self.call_owner = 0
 
-    # As enter_call, for what may be a step of a larger call itself: False then, and it is not to be left.
+    # As enter_call, for a call that may itself be a step of a larger call. Return False in that case; the caller then
+    # must not call leave_call.
     cdef bint enter_call_once(self) except -1:
         if self.call_owner != 0 and self.may_call():
             return False
@@ -341,9 +345,9 @@ cdef class Engine(State):
         return True
 
     def run_steps(self, function, *arguments, bint begun=False, **keywords):
-        """Run function(...), which is one call to its caller and makes several: see `end_steps`.
+        """Run function(*arguments, **keywords), which makes several calls, as one call. See `end_steps`.
 
-        begun: steps of it were made before, by another such call.
+        begun: earlier steps were made before, by another call of run_steps.
         """
         cdef bint has_entered = self.enter_call_once()
         if has_entered:
@@ -360,8 +364,10 @@ cdef class Engine(State):
                 self.leave_call()
 
     def run_own_steps(self, function, *arguments, bint may_be_step=False):
-        """As run_steps, for a call of shmring's own. Between its steps this thread is refused another such call, which
-        only a signal's handler would make; may_be_step: unless that one is a step of it.
+        """As run_steps, for shmring's own calls of several steps.
+
+        Another such call on this thread raises RuntimeError between the steps: only a signal handler would make it.
+        may_be_step: except if this call is a step of the other one.
         """
         cdef bint was_open = self.call_is_open
         cdef bint is_step = self.call_owner != 0 and self.may_call() and (was_open or may_be_step)
@@ -379,10 +385,10 @@ cdef class Engine(State):
             if not is_step:
                 self.leave_call()
 
-    # To be called with each exception that leaves a call that was entered. Before the first step nothing has happened;
-    # after it other ranks have made it as well and wait in the next, or have gone on: so the communicator ends, unless
-    # all ranks raise the same. That is so of shmring's own errors, of refused arguments, and of what is marked as
-    # agreed.
+    # Call this with each exception that leaves a call of several steps. An exception before the first step has no
+    # effect. After the first step, other ranks wait in the next step or have made other calls, so the communicator
+    # ends, unless all ranks raise the same exception. All ranks raise shmring's own errors, refused arguments, and
+    # exceptions that are marked as agreed.
     cdef int end_steps(self, object error) except -1:
         if self.nbegun == self.nbegun_before or self.nbegun == self.nrefused:
             return 0
@@ -390,7 +396,7 @@ cdef class Engine(State):
             return 0
         return self.end_by(error)
 
-    # What has become of a connection to another host: whoever ended it may have said why.
+    # Report the end of a connection to another host. The rank that ended it may have sent a notification of the reason.
     cdef int raise_remote(self, Call *c, int status) except -1:
         cdef int rank
         if status == REMOTE_MISMATCH:
@@ -408,14 +414,14 @@ cdef class Engine(State):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, cause)
         return 0
 
-    # End the communicator if a rank of another host has. beside: see raise_over.
+    # End the communicator if a rank of another host has ended it. beside: see raise_over.
     cdef int poll_abort(self, object seq, bint beside=False) except -1:
         if self.notifications is not None and self.notifications.poll() is not None:
             self.give_up(SR_REMOTE_ABORT, self.g.rank, seq, str(self.notifications.error))
             self.raise_over(beside)
         return 0
 
-    # Whether a rank of another host waits in another call than this one.
+    # Raise Mismatch if a rank of another host waits in a different call.
     cdef int compare_calls(self, Call *c) except -1:
         found = find_remote_mismatch(self, c, self.notifications)
         if found is not None:
@@ -425,19 +431,21 @@ cdef class Engine(State):
         return 0
 
     def remote_call(self, int rank):
-        """By what came from a rank of another host last: (which of the user's calls, what it was), or None."""
+        """Return (number, call) of the last call that a rank of another host is known to have made, or None."""
         return last_call_of(self, rank - self.g.size, self.notifications)
 
-    # Who waits for one that waits itself would blame the wrong rank: whoever knows better speaks first. That is who
-    # waits for a local rank that has not come, then who waits for another host, then who waits for one that may have.
+    # Wait for the report of a rank that knows more about the late call. A rank that waits for a waiting rank would
+    # blame the wrong one, so it delays its report. Ranks that wait for a local rank which has not entered the call
+    # report first, then ranks that wait for another host, then ranks that wait for a local rank which may wait for
+    # another host.
     cdef int await_better_report(self, Call *c, int culprit) except -1:
         cdef uint64_t first = inter_of(&self.g).first_local
         if c.awaited.rank >= self.g.size:
             grace_s = GRACE_S
         elif culprit >= self.g.size or not is_before(self.last_seq_of(culprit), first):
-            grace_s = 3 * GRACE_S   # a local rank waits for that host, and has heard more of it
+            grace_s = 3 * GRACE_S   # another local rank waits for that host, and knows more about it
         else:
-            grace_s = 0.0   # ranks of a host meet before they wait for another one
+            grace_s = 0.0   # ranks of a host synchronise before they wait for another host
         cdef double until = sr_now_ns() * 1e-9 + grace_s
         while sr_flag_load(&self.g.header.abort) == SR_NO_ABORT and sr_now_ns() * 1e-9 < until:
             self.poll_abort(c.seq)
@@ -445,12 +453,12 @@ cdef class Engine(State):
         return 0
 
     cdef int give_up(self, int cause, int culprit, object seq, str reason, str op=None) except -1:
-        cdef sr_report said = self.report_of(seq, reason, op)
-        report_abort(self.g.header, cause, culprit, self.g.rank, &said)
+        cdef sr_report report = self.report_of(seq, reason, op)
+        report_abort(self.g.header, cause, culprit, self.g.rank, &report)
         return 0
 
     def abort(self, str reason):
-        """Gives up on behalf of the caller: every rank raises Aborted."""
+        """End the communicator for the caller: every rank raises Aborted with this reason."""
         self.check_open()
         self.give_up(SR_ABORTED, self.g.rank, self.g.seq, reason)
         if self.notifications is not None:
@@ -460,16 +468,16 @@ cdef class Engine(State):
                 pass
 
     def cross(self, InterNodeConns conns, notifications):
-        """From here on calls are of the ranks of several hosts."""
+        """Run all later calls over several hosts."""
         self.conns, self.notifications = conns, notifications
         self.g.inter = &conns.inter
         self.g.me.stack_request.rank, self.g.me.stack_request.size = self.world_rank(self.g.rank), self.world_size
 
     def end_sharing(self, bint beside=False):
-        """It is over: no rank that goes on later writes into what this one has; or why that is not so.
+        """Make this rank's shared arrays private after the end, so that no other rank writes to them later.
 
-        Not on the thread for the background, nor beside the thread of the collectives: that one may be writing into the
-        same arrays until it raises.
+        Return a text if that failed, else None. The progress thread, and a thread beside that of the collectives, do
+        nothing: the latter may write to these arrays until it raises.
         """
         if is_background() or (beside and (self.busy or self.thread != <unsigned long> PyThread_get_thread_ident())):
             return None
@@ -477,34 +485,34 @@ cdef class Engine(State):
         return None if self.arrays is None else self.arrays.make_private()
 
     def check_idle(self):
-        """Raises if the communicator is closed, or another thread is inside a call of it."""
+        """Raise if the communicator is closed, or another thread is inside a call of it."""
         self.check_open()
         if self.busy or not self.may_call():
             raise RuntimeError(state.TAKEN)
 
     def has_pending(self):
-        """Whether a call of this rank is under way."""
+        """Return whether a call of this rank is in progress."""
         return self.closed_because is None and (self.busy or is_pending(self.queue))
 
     def share(self, arrays):
-        """What is to become private when it is over."""
+        """Set the arrays that become private when the communicator ends."""
         self.arrays = arrays
 
     def notify_others(self, error):
-        """The ranks of other hosts learn that it is over."""
+        """Notify the ranks of other hosts that the communicator has ended."""
         if self.notifications is not None:
             self.notifications.notify_abort(error)
 
     def remote_error(self):
-        """The error that a rank of another host has told everyone of; None if nothing comes of it here."""
+        """Return the error that a rank of another host has sent to all ranks; None if it does not arrive here."""
         return self.notifications.await_abort(None, NOTIFIED_S) if self.notifications is not None else None
 
     def host_of(self, int rank):
-        """Where a rank of another host runs; None for local ones. Numbers as in `world_rank`."""
+        """Return the address of the host of a rank; None for a local rank. Numbers as in `world_rank`."""
         return self.notifications.address_of(rank - self.g.size) if rank >= self.g.size else None
 
     def report(self, error):
-        """Gives up because of an error outside of any call; if it is shmring's, raises what all ranks raise."""
+        """End the communicator for an error outside any call. If it is shmring's, raise the error of all ranks."""
         if self.closed_because is not None:
             return
         try:
@@ -524,9 +532,9 @@ cdef class Engine(State):
         return self.give_up(cause, error.rank, self.g.seq, reason)
 
     cdef int refuse(self, int kind) except -1:
-        """A wrong argument here: the others must see that this rank called something invalid, not wait.
+        """Publish that this rank refused a call because of a wrong argument, so that other ranks do not wait for it.
 
-        Where there was no memory for a call with the right ones, the communicator ends, and the others see that.
+        If the current exception is a lack of memory, the communicator ends instead.
         """
         error = sys.exc_info()[1]
         if isinstance(error, MemoryError) and not isinstance(error, Error):
@@ -558,14 +566,14 @@ cdef class Engine(State):
     # -- calls in the background --
 
     cdef int issue(self, Issued issued) except -1:
-        """Runs a call in the background, behind those issued before it; small ones at once if they can be."""
+        """Run a call in the background, after the calls issued before it. Small calls are run at once if possible."""
         self.prepare_to_begin(&issued.task.call)
         return self.enqueue(issued)
 
     cdef int enqueue(self, Issued issued) except -1:
         issued.task.keeper = <void *> issued
         if not self.enlisted:
-            start_thread()   # now, as nothing may go wrong any more once the call is in the queue
+            start_thread()   # before the call is in the queue: it may raise
             enlist(&self.queue.pollable, self)
             self.enlisted = True
         append(self.queue, &issued.task)
@@ -578,12 +586,12 @@ cdef class Engine(State):
         self.leave_to_background()
         return 0
 
-    # What is left, unless somebody waits, who then steps it.
+    # Wake the progress thread for pending calls, unless a thread waits for a call: that thread steps them.
     cdef void leave_to_background(self) noexcept:
         if is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:
             rouse()
 
-    # A synchronous call behind issued ones, or with a priority.
+    # Run a call in the foreground that is behind issued calls or has a priority.
     cdef int drive_behind(self, Call *c) except -1:
         cdef Task task
         memset(&task, 0, sizeof(Task))
@@ -593,7 +601,7 @@ cdef class Engine(State):
             append(self.queue, &task)
             self.wait_for(&task, NEVER_NS)
         except BaseException as error:
-            if sr_flag_load(&task.number) != 0:   # no task may be left in the queue, which is on this stack
+            if sr_flag_load(&task.number) != 0:   # the task is on this stack and must not stay in the queue
                 self.end_by(error)
             raise
         finally:
@@ -602,7 +610,7 @@ cdef class Engine(State):
         return 0
 
     cdef bint wait_for(self, Task *task, uint64_t until_ns) except -1:
-        """Waits for an issued call, stepping it; False: it is not finished at until_ns. Raises what it ended with."""
+        """Wait for an issued call, and step it. Return False if it is not finished at until_ns. Raise its error."""
         cdef Queue *q = self.queue
         cdef Call call
         cdef int status
@@ -620,7 +628,7 @@ cdef class Engine(State):
                             self.poll_abort(self.g.seq)
                             if self.g.inter != NULL and copy_begun(q, &call):
                                 self.compare_calls(&call)
-                        except Error:   # the next step ends all that was issued
+                        except Error:   # the next step ends all issued calls
                             pass
                         self.stalls.heed(self, SR_WAIT_CALL)
                     elif status == UNDESCRIBED:
@@ -636,7 +644,8 @@ cdef class Engine(State):
             self.raise_over()
         return True
 
-    # Lets the oldest call say what it is, if it could not before. False: there is no such call, or it is under way.
+    # Describe the oldest call, if it could not be described when it was issued. Return False if it needs no
+    # description.
     cdef bint describe_oldest(self) except -1:
         cdef Issued issued
         cdef Task *task = oldest(self.queue)
@@ -646,13 +655,13 @@ cdef class Engine(State):
         sr_flag_set(&task.description, BEING_DESCRIBED)
         try:
             issued.describe()
-        except BaseException as error:   # or it would be so for ever
+        except BaseException as error:   # otherwise the call would stay in this state forever
             self.end_by(error)
             raise
         sr_flag_set(&task.description, DESCRIBED)
         return True
 
-    # What a step in the background ended with is told to all ranks, and every call that was issued is over.
+    # Report the error of a step in the background to all ranks, and end all issued calls.
     cdef int end_issued(self) except -1:
         cdef Queue *q = self.queue
         cdef Call c
@@ -661,16 +670,16 @@ cdef class Engine(State):
             return 0
         try:
             self.raise_for_status(&c, status)
-        except Exception:   # the word that all ranks raise; in want of memory for it another one
+        except Exception:   # the error of all ranks, or MemoryError if it could not be built
             finish_all(q, ABORTED)
         return 0
 
-    # For who is about to close: nothing is pending when it returns, and no other thread is inside a call.
+    # Finish all issued calls before a close. Raise RuntimeError if another thread is inside a call.
     cdef int finish_issued(self) except -1:
         cdef Queue *q = self.queue
         cdef Issued last
         while True:
-            reap(q)   # which may run anything, as waiting lets others run
+            reap(q)   # may run any Python code, and so may the wait below
             if self.busy:
                 raise RuntimeError("close() while another thread is inside a call of this communicator")
             if not is_pending(q):
@@ -678,16 +687,16 @@ cdef class Engine(State):
             last = <Issued> q.task[sr_flag_load(&q.issued) & q.mask].keeper
             try:
                 self.wait_for(&last.task, NEVER_NS)
-            except Error:   # which whoever waits for the call is told
+            except Error:   # a thread that waits for the call raises it
                 pass
 
     def _attend(self):
-        """What the thread that steps issued calls cannot do without the GIL. Nobody is there to raise to."""
+        """Do the work of the progress thread that needs the GIL. It raises nothing."""
         try:
             self.describe_oldest()
             if self.queue.trouble != DONE:
                 self.end_issued()
-            elif is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:   # else they do
+            elif is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:   # else the waiting threads do
                 self.stalls.heed(self, SR_WAIT_CALL)
         except BaseException as error:
             try:
@@ -697,11 +706,11 @@ cdef class Engine(State):
         reap(self.queue)
 
     def check(self):
-        """Raises if the communicator is closed or some rank has given up; the cold paths ask while they wait."""
+        """Raise if the communicator is closed or has ended. Cold paths call this while they wait."""
         self.check_usable()
 
     def poll(self):
-        """As check, and raises if some rank has ended meanwhile: for waits outside of any call."""
+        """As `check`, and raise if a rank has died. For waits outside of any call."""
         cdef Group *g = &self.g
         cdef int rank
         self.check_usable()
@@ -717,7 +726,7 @@ cdef class Engine(State):
                 self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, failures.CONNECTION_ENDED)
                 self.raise_over()
 
-    # A tiny call of the engine's own: start-up and agreements.
+    # Run a tiny call of the engine's own, for start-up and agreements.
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s,
                        uint64_t signature=0) except -1:
         cdef Call c
@@ -732,18 +741,18 @@ cdef class Engine(State):
         return self.drive(&c)
 
     def broadcast_word(self, uint64_t word):
-        """Rank 0's word, on every rank."""
+        """Return rank 0's word on every rank."""
         self.call_tiny(BROADCAST, SR_SUM, sizeof(word), &word, sizeof(word), self.timeout_s)
         return word
 
     def all_agree(self, bint yes, double timeout_s):
-        """Whether every rank says yes."""
+        """Return whether `yes` is true on every rank."""
         cdef uint8_t answer = yes
         self.call_tiny(ALL_REDUCE, SR_MIN, 1, &answer, 1, timeout_s)
         return bool(answer)
 
     def union(self, bytes bits):
-        """The bits that any rank has set, as an int."""
+        """Return the bits that any rank has set, as an int."""
         cdef unsigned char[SR_PAYLOAD_NBYTES] part
         cdef size_t begin, nbytes
         result = b""
@@ -755,16 +764,16 @@ cdef class Engine(State):
         return int.from_bytes(result, "little")
 
     def announce_allocation(self, size_t nbytes, uint64_t signature, double timeout_s):
-        """Every rank is about to allocate as much for the same, of 32 bits; Mismatch when they differ."""
+        """Compare the size and the 32-bit signature of an allocation on all ranks. Raise Mismatch if they differ."""
         self.call_tiny(ALLOCATE, SR_SUM, nbytes, NULL, 0, timeout_s, signature)
 
     def own_ring(self):
-        """(offset in the segment, bytes) of this rank's staging buffer."""
+        """Return (offset in the segment, bytes) of this rank's staging buffer."""
         cdef Group *g = &self.g
         return sr_layout_ring_offset(g.size, g.header.ring_nbytes, g.rank), g.header.ring_nbytes
 
     def measure_distance(self):
-        """Flips a line between rank 0 and each other rank in turn; near or far is then common knowledge."""
+        """Measure the core distance: flip a line between rank 0 and each other rank in turn. All ranks adopt it."""
         cdef Call c
         cdef Group *g = &self.g
         if g.size == 1:
@@ -780,7 +789,7 @@ cdef class Engine(State):
         set_far(g, g.next_far)
 
     def probe_single_copy(self, bint wanted):
-        """Whether every rank wants to read, and can, the private memory of all others; it is done from here on."""
+        """Use single copy from now on if every rank wants to read, and can read, the private memory of all others."""
         cdef Group *g = &self.g
         cdef int rank
         for rank in range(g.size):
@@ -788,7 +797,7 @@ cdef class Engine(State):
         g.single_copy = self.all_agree(wanted, self.timeout_s)
 
     def open_for_calls(self, double timeout_s):
-        """The start-up is over: calls are counted from here, and `timeout_s` is their default."""
+        """End the start-up: count calls from now on, with `timeout_s` as their default timeout."""
         self.timeout_s = timeout_s
         self.g.first_user_seq = self.g.seq + 1
         if self.g.inter != NULL:
@@ -798,7 +807,7 @@ cdef class Engine(State):
     # -- shared blocks --
 
     def set_blocks(self, list blocks):
-        """Which shared arrays this process maps: (id, begin of rank 0's part, where the own one is, stride) of each."""
+        """Set the shared arrays that this process maps: (id, begin of rank 0's part, begin of the own part, stride)."""
         cdef int i
         cdef Group *g = &self.g
         cdef Block *table = <Block *> calloc(len(blocks) + 1, sizeof(Block))

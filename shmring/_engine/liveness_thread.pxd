@@ -11,11 +11,11 @@ cdef extern from "layout.h" nogil:
 cdef class ParkedThread:
     cdef sr_lane *lane
     cdef sr_leave leave_word
-    cdef pid_t pid           # of the process that has the thread; 0: there is none
+    cdef pid_t pid           # of the process that has started the thread; 0: none has
     cdef unsigned long ident
     cdef bint has_ended
     cdef object at_end       # a lock, held until the thread has ended
-    cdef list kept           # what keeps the lane mapped, until the thread takes it
+    cdef list kept           # the object that keeps the lane mapped, until the thread takes it
 
     cdef int begin(self, sr_lane *lane, object owner) except -1
     cdef int hold_word(self) except -1

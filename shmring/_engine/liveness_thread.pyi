@@ -1,4 +1,4 @@
-"""The thread by which others know that a rank lives."""
+"""Types of the thread by which other ranks see that a rank is alive."""
 
 class ParkedThread:
-    """One rank's parked thread."""
+    """The parked thread of one rank."""

@@ -1,8 +1,8 @@
-# The thread by which others know that a rank lives: it holds a robust futex for life, parked. Woken by whoever asks, it
-# writes down the Python stacks of its process.
+# The thread by which other ranks see that a rank is alive. It is parked and holds a robust futex for its whole life. On
+# request it wakes and writes the Python stacks of its process to the segment.
 #
-# It is not a threading.Thread: without memory for the first steps of the new thread, threading.Thread.start() waits for
-# ever (CPython issue 140746).
+# It is not a threading.Thread: without memory for the first steps of the new thread, threading.Thread.start() waits
+# forever (CPython issue 140746).
 
 import _thread
 import time
@@ -40,13 +40,13 @@ cdef uint64_t LONGEST_START_NS = 60_000_000_000
 
 
 cdef class ParkedThread:
-    """One rank's parked thread."""
+    """The parked thread of one rank."""
 
     def __cinit__(self):
         self.at_end = _thread.allocate_lock()
         self.at_end.acquire()
 
-    # Returns once `holder` is held; owner keeps the lane mapped as long as the thread is there.
+    # Start the thread, and return once it holds the futex. owner: keeps the lane mapped while the thread runs.
     cdef int begin(self, sr_lane *lane, object owner) except -1:
         cdef uint64_t until_ns = sr_now_ns() + LONGEST_START_NS
         self.lane = lane
@@ -55,7 +55,7 @@ cdef class ParkedThread:
             _thread.start_new_thread(self._park, ())
         except RuntimeError as error:
             raise limits.explain_thread(error, NAME.decode()) from error
-        except MemoryError:   # it may have started all the same: it has to leave, and nobody waits for it
+        except MemoryError:   # the thread may have started nevertheless: `leave` ends it, without a wait
             self.pid, self.has_ended = getpid(), True
             raise
         self.pid = getpid()
@@ -78,7 +78,7 @@ cdef class ParkedThread:
 
     cdef int hold_word(self) except -1:
         cdef sr_lane *lane = self.lane
-        cdef sr_hold hold   # stays where it is: this function returns when it has let go
+        cdef sr_hold hold   # must not move: this function returns only after sr_liveness_let_go
         cdef bint asked = True
         try:
             _owner = self.kept.pop()
@@ -92,7 +92,7 @@ cdef class ParkedThread:
                 if asked:
                     try:
                         self.write_stacks()
-                    except BaseException:   # in want of memory; this rank lives all the same
+                    except BaseException:   # no memory; this rank is alive nevertheless
                         pass
         finally:
             sr_liveness_let_go(&lane.liveness)
@@ -108,10 +108,10 @@ cdef class ParkedThread:
         return 0
 
     cdef int leave(self) except -1:
-        if self.pid == getpid():   # there is a thread, also in this process if that has been forked
+        if self.pid == getpid():   # the thread was started in this process, not in its parent before a fork
             sr_stack_request_leave(&self.lane.stack_request, &self.leave_word)
-            self.kept.clear()   # a thread that starts after this touches nothing
-            # The last reference may have gone on the thread itself.
+            self.kept.clear()   # a thread that starts later touches nothing
+            # The thread itself may have dropped the last reference, and must not wait for itself.
             if self.ident != <unsigned long> PyThread_get_thread_ident() and not self.has_ended:
                 self.at_end.acquire()
                 self.at_end.release()

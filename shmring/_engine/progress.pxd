@@ -1,4 +1,4 @@
-# Calls that were issued to be run in the background, in order, and who steps them.
+# Calls in the background, and the threads that step them.
 
 from libc.stdint cimport uint64_t
 
@@ -7,13 +7,13 @@ from .._core.segment cimport sr_waitset
 from .queue cimport Pollable, Queue, Task
 
 
-cdef enum Round:      # what a round found, the most urgent last
+cdef enum Round:      # result of a round of the progress thread, the most urgent last
     IDLE, REAPABLE, WAITING, ACTIVE, WANTS_PYTHON
 
 
 cdef class Issued:
     cdef Task task
-    cdef object communicator, kept   # stay until the call is finished
+    cdef object communicator, kept   # kept alive until the call is finished
 
     cdef int describe(self) except -1
 

@@ -1,4 +1,4 @@
-"""Calls that run in the background, as Python sees them."""
+"""Types of calls that run in the background."""
 
 class Issued:
-    """A call in a queue, and what has to live as long as it is there."""
+    """A call in a queue, and the objects that must stay alive while it is there."""

@@ -1,5 +1,5 @@
-# Calls that were issued to be run in the background: each communicator's queue, in order, and the one thread of this
-# process that steps whatever nobody waits for, without the GIL.
+# Calls in the background: the queue of each communicator, and the progress thread, which steps the calls that no thread
+# waits for. A process has one such thread; it runs without the GIL.
 
 import functools
 import os
@@ -39,21 +39,22 @@ from .._system import limits
 
 cdef enum:
     FIRST_CAPACITY = 16
-    STEPS_AT_ONCE = 64             # of one queue, before the others get their turn
+    STEPS_AT_ONCE = 64             # steps of one queue before the next queue is stepped
     PAUSES = 30
-    SPIN_NS = 20000                # as long as blocked calls are looked at again and again
-    IDLE_NS = 1000000000
+    SPIN_NS = 20000                # blocked calls are polled without sleep for this long
+    IDLE_NS = 1000000000           # longest sleep if nothing is pending
 
-cdef uint64_t FINISHED = ~<uint64_t> 0   # of Task.notify
+cdef uint64_t FINISHED = ~<uint64_t> 0   # value of Task.notify
 
 
 cdef class Issued:
-    """A call in a queue, and what has to live as long as it is there."""
+    """A call in a queue, and the objects that must stay alive while it is there."""
 
     def __cinit__(self, *_, **__):
         memset(&self.task, 0, sizeof(Task))
 
-    # Where task.description says so, called with the GIL as soon as the calls before it are finished.
+    # Describe the call. If task.description is TO_BE_DESCRIBED, this is called with the GIL once the calls before it
+    # are finished.
     cdef int describe(self) except -1:
         return 0
 
@@ -85,7 +86,7 @@ cdef void free_queue(Queue *q) noexcept:
 
 cdef int append(Queue *q, Task *t) except -1:
     cdef uint64_t number
-    reap(q)   # which may run anything, another append too
+    reap(q)   # may run any Python code, also another append
     number = sr_flag_load(&q.issued) + 1
     if number - sr_flag_load(&q.reaped) > q.mask:
         grow(q)
@@ -115,7 +116,7 @@ cdef int grow(Queue *q) except -1:
     return 0
 
 
-# Drops what the queue has kept alive for finished calls.
+# Drop the references to the keepers of finished calls.
 cdef void reap(Queue *q) noexcept:
     cdef uint64_t number
     cdef Task *t
@@ -127,7 +128,7 @@ cdef void reap(Queue *q) noexcept:
             Py_DECREF(<object> t.keeper)
 
 
-# ---- stepping: by whoever has its turn -------------------------------------------------------------------------
+# ---- stepping: by the thread that has taken the stepper --------------------------------------------------------
 
 cdef void note_trouble(Queue *q, Task *t, int status) noexcept nogil:
     q.trouble = status
@@ -135,7 +136,7 @@ cdef void note_trouble(Queue *q, Task *t, int status) noexcept nogil:
     q.troubled = t.call
 
 
-# What a step ended with, and the call as it was then; DONE: nothing, or that call has come to its end meanwhile.
+# Return the status that ended a step, and copy its call. Return DONE if there is none, or if the call has ended since.
 cdef int take_trouble(Queue *q, Call *c) noexcept nogil:
     cdef int status
     take_turn(q, WAITER)
@@ -143,24 +144,26 @@ cdef int take_trouble(Queue *q, Call *c) noexcept nogil:
     c[0] = q.troubled
     if not is_pending(q) or not is_troubled(q, next_of(q)):
         status = DONE
-    if status == DONE or status == SIGNALLED:   # which is only to hear what other hosts tell
+    if status == DONE or status == SIGNALLED:   # SIGNALLED only asks to poll notifications of other hosts
         q.trouble = DONE
     sr_flag_set(&q.stepper, 0)
     return status
 
 
-# An election has the number of the call that it takes to the front.
+# True if t is the task with the recorded status. An election has the number of the oldest call, so seq is compared,
+# too.
 cdef inline bint is_troubled(const Queue *q, const Task *t) noexcept nogil:
     return sr_flag_load(&t.number) == q.trouble_number and t.begun and t.call.seq == q.troubled.seq
 
 
-# For short turns that cannot be left to somebody else.
+# Take the stepper, for a short time.
 cdef void take_turn(Queue *q, uint64_t who) noexcept nogil:
     while not sr_flag_take(&q.stepper, who):
         sr_yield()
 
 
-# The call that is under way, for who reads it while others may finish it; False: none is, or it is being stepped.
+# Copy the current call, which another thread may finish at any time. Return False if there is none, or if it is being
+# stepped.
 cdef bint copy_begun(Queue *q, Call *c) noexcept nogil:
     cdef bint is_there
     if not sr_flag_take(&q.stepper, WAITER):
@@ -172,7 +175,7 @@ cdef bint copy_begun(Queue *q, Call *c) noexcept nogil:
     return is_there
 
 
-# False: it has to be described first.
+# Begin a task if it has not begun. Return False if it must be described first.
 cdef inline bint begin(Queue *q, Task *t) noexcept nogil:
     if not t.begun:
         if sr_flag_load(&t.description) != DESCRIBED:
@@ -184,7 +187,7 @@ cdef inline bint begin(Queue *q, Task *t) noexcept nogil:
     return True
 
 
-# The task may be gone once its number is published, and the engine once the queue is empty.
+# Finish the oldest task. The task may be freed once its number is published, and the engine once the queue is empty.
 cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
     cdef uint64_t one = 1
     cdef uint64_t notify
@@ -202,13 +205,14 @@ cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
     sr_flag_publish(&q.finished, sr_flag_load(&t.number), q.event)
 
 
-# Of an election, and of a call that was a part of one, the queue makes something else.
+# Finish a task whose call is done. An election, or a part of a call that is not the last, makes the queue continue.
 cdef inline void conclude(Queue *q, Task *t) noexcept nogil:
     if t.turn == IN_ORDER or not goes_on(q, t):
         finish_oldest(q, t, DONE)
 
 
-# PROGRESSED, BLOCKED, DONE once nothing is pending, UNDESCRIBED, or what ends the communicator.
+# Step the queue. Return PROGRESSED, BLOCKED, DONE if nothing is pending, UNDESCRIBED, or a status that ends the
+# communicator.
 cdef int step_queue(Queue *q) noexcept nogil:
     cdef Task *t
     cdef int status = PROGRESSED
@@ -223,7 +227,7 @@ cdef int step_queue(Queue *q) noexcept nogil:
         if status == BLOCKED and sr_flag_spin(t.call.awaited.flag, t.call.awaited.target, PAUSES):
             status = PROGRESSED
         if status == PROGRESSED:
-            t.call.interrupted = False   # the wait that was is over
+            t.call.interrupted = False   # the wait has ended
             end_wait(q.group, SR_WAIT_CALL)
         elif status == DONE:
             conclude(q, t)
@@ -232,7 +236,7 @@ cdef int step_queue(Queue *q) noexcept nogil:
     return status
 
 
-# What can be done at once by who has just issued a call, with the GIL held; only while calls are small.
+# Step small calls for the thread that has just issued one, with the GIL held, as far as possible without waiting.
 cdef void step_briefly(Queue *q) noexcept:
     cdef sr_float_env env
     cdef Task *t
@@ -251,8 +255,8 @@ cdef void step_briefly(Queue *q) noexcept:
     sr_flag_set(&q.stepper, 0)
 
 
-# For who waits for a task. DONE once it is finished, SIGNALLED when it is time to let Python look at its signals or
-# until_ns has come, UNDESCRIBED, or what ends the communicator.
+# Step the queue for a thread that waits for a task. Return DONE once the task is finished, SIGNALLED when Python has to
+# check its signals or until_ns has come, UNDESCRIBED, or a status that ends the communicator.
 cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     cdef sr_float_env env
     cdef Task *first
@@ -260,10 +264,10 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     while not is_finished(q, t):
         if not sr_flag_take(&q.stepper, WAITER):
             if sr_flag_load(&q.stepper) != WAITER:
-                sr_yield()          # the thread, which is away after a step
+                sr_yield()          # the progress thread gives the stepper back after one step
                 continue
             sr_flag_sleep(&q.finished, sr_flag_load(&t.number), q.event,
-                          LONG_SLEEP_NS)   # whoever has its turn signals it
+                          LONG_SLEEP_NS)   # the thread that steps signals it
             if not is_finished(q, t):
                 return SIGNALLED
             continue
@@ -286,8 +290,8 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     return DONE
 
 
-# For who has issued a task and stays with it for a moment, not looking at Python's signals. Whatever else ends the wait
-# is left to who waits for the task.
+# Step the queue until until_ns for the thread that has issued a task. Python's signals are not checked. Any other
+# status is left to the thread that waits for the task.
 cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
     cdef int status = SIGNALLED
     sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) + 1)
@@ -297,8 +301,8 @@ cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
     sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) - 1)
 
 
-# The communicator has come to its end: so have its calls. What would have been called next is part of what the others
-# say of a mismatch; an election that is under way has said it.
+# Finish all tasks, since the communicator has ended. The next call is recorded, as the error of a mismatch on other
+# ranks shows it; an election in progress has recorded it already.
 cdef void finish_all(Queue *q, int status) noexcept nogil:
     cdef Task *t
     take_turn(q, WAITER)
@@ -315,29 +319,30 @@ cdef void finish_all(Queue *q, int status) noexcept nogil:
 # ---- all queues of the process ---------------------------------------------------------------------------------
 
 cdef struct Background:
-    sr_flag issued             # goes up when there is something for the thread to look at
-    sr_flag guard              # taken by who walks or changes the list
+    sr_flag issued             # increased when there is work for the thread
+    sr_flag guard              # taken by a thread that walks or changes the list
     Pollable *first
-    sr_flag thread             # which steps them; 0: there is none
+    sr_flag thread             # the progress thread; 0: there is none
     uint64_t blocked_since_ns
-    int news                   # of an pollable that waits for other hosts, an epoll descriptor; 0: none does
-    sr_flag at_news            # the thread sleeps until there are some, ...
-    int waker                  # ... or this eventfd of the pollable's is written to; 0: there is none
+    int news                   # epoll descriptor of a pollable that waits for other hosts; 0: none does
+    sr_flag at_news            # the thread sleeps on `news`
+    int waker                  # eventfd of that pollable, which ends the sleep; 0: there is none
 
 cdef Background background
 cdef sr_event issued_event
 memset(&background, 0, sizeof(background))
 memset(&issued_event, 0, sizeof(issued_event))
 
-_owners = {}   # weak references by id; listed at once, which those of a WeakSet cannot be
+_owners = {}   # weak references by id; unlike a WeakSet, a dict can be copied to a list atomically
 
 
-# True in the thread that steps what others have begun.
+# True in the progress thread.
 cdef bint is_background() noexcept:
     return sr_flag_load(&background.thread) == PyThread_get_thread_ident()
 
 
-# From now on the thread steps it; owner._attend() is called when Python is needed. Also while it is enlisted already.
+# Let the progress thread step a pollable from now on, and call owner._attend() when the GIL is needed. The pollable may
+# be enlisted already.
 cdef int enlist(Pollable *e, object owner) except -1:
     delist(e)
     _owners[id(owner)] = weakref.ref(owner, functools.partial(_owners.pop, id(owner)))
@@ -348,7 +353,7 @@ cdef int enlist(Pollable *e, object owner) except -1:
     return 0
 
 
-# The thread does not touch it any more, nor what it lies in.
+# Remove a pollable: the progress thread does not touch it, or the structure that contains it, any more.
 cdef void delist(Pollable *e) noexcept nogil:
     cdef Pollable **link = &background.first
     take_guard()
@@ -365,16 +370,16 @@ cdef void take_guard() noexcept nogil:
         sr_yield()
 
 
-# There is something to be stepped, by the thread, which who enlists has started.
+# Wake the progress thread: there is work for it. The thread was started before the pollable was enlisted.
 cdef void rouse() noexcept:
     cdef uint64_t one = 1
     sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_event)
     if sr_flag_load_ordered(&background.at_news) != 0:
-        if background.waker != 0:   # and stays: who delists its pollable has the GIL, too
+        if background.waker != 0:   # stays valid: its pollable is delisted with the GIL held, too
             write(background.waker, &one, sizeof(one))
 
 
-# Make sure that there is the thread. To be called before anything is left to it: this may raise.
+# Start the progress thread if there is none. Call this before work is left to it: this may raise.
 cdef int start_thread() except -1:
     if sr_flag_load(&background.thread) == 0:
         limits.start_thread(threading.Thread(target=_run, name="shmring-progress", daemon=True))
@@ -382,7 +387,7 @@ cdef int start_thread() except -1:
 
 
 def _run():
-    # A signal may have interrupted who started the first one, and that one runs all the same.
+    # A signal may have interrupted the start of an earlier thread, which runs nevertheless.
     if not sr_flag_take(&background.thread, PyThread_get_thread_ident()):
         return
     while True:
@@ -390,7 +395,7 @@ def _run():
             serve()
         try:
             _attend_to_all()
-        except BaseException:   # no memory even for this: the next round tries again
+        except BaseException:   # no memory for it: the next round tries again
             sr_yield()
 
 
@@ -402,7 +407,7 @@ def _attend_to_all():   # a function, so that the thread keeps no owner alive wh
 
 
 def _forget():
-    """In a forked child there is no such thread, and the queues are the parent's."""
+    """Clear the list in a forked child: it has no such thread, and the queues are the parent's."""
     _owners.clear()
     memset(&background, 0, sizeof(background))
     memset(&issued_event, 0, sizeof(issued_event))
@@ -411,7 +416,7 @@ def _forget():
 os.register_at_fork(after_in_child=_forget)
 
 
-# The thread's life without the GIL: until some engine has to be attended to.
+# Run the progress thread without the GIL, until an owner's _attend() has to be called.
 cdef void serve() noexcept nogil:
     cdef sr_float_env env = sr_float_env_enter()
     cdef sr_waitset waitset
@@ -449,7 +454,7 @@ cdef uint64_t sleep_ns_of(int found) noexcept nogil:
     return IDLE_NS if found == IDLE else LONG_SLEEP_NS
 
 
-# There is no sleep that connections and flags both end: a short one at first, then longer ones.
+# No sleep ends by both connections and flags, so sleep on the connections, briefly at first, then longer.
 cdef void sleep_internode(uint64_t issued) noexcept nogil:
     cdef uint64_t blocked_ns = sr_now_ns() - background.blocked_since_ns
     cdef uint64_t ignored = 0
@@ -458,14 +463,15 @@ cdef void sleep_internode(uint64_t issued) noexcept nogil:
         sr_conn_sleep_or(background.news, background.waker, sleep_ns_after(blocked_ns))
     sr_flag_set(&background.at_news, 0)
     take_guard()
-    if background.waker != 0:   # always: it may have been written to behind the last sleep
+    if background.waker != 0:   # always read: it may have been written to after the last sleep
         read(background.waker, &ignored, sizeof(ignored))
     sr_flag_set(&background.guard, 0)
     if sr_flag_load(&background.issued) != issued:
         background.blocked_since_ns = 0
 
 
-# Everyone's turn. waitset: also enters what they are blocked on.
+# Step all pollables once. Return the most urgent result. waitset: if not NULL, they also enter the events they wait
+# for.
 cdef int go_round(sr_waitset *waitset) noexcept nogil:
     cdef int found = IDLE
     cdef Pollable *e
@@ -481,11 +487,11 @@ cdef int go_round(sr_waitset *waitset) noexcept nogil:
     return found
 
 
-# A queue that has waiters is theirs.
+# Step one communicator's calls, unless a thread waits for one of them: that thread steps them.
 cdef int run_queue(Pollable *e, sr_waitset *waitset) noexcept nogil:
     cdef Queue *q = <Queue *> e
     cdef int found = IDLE
-    cdef int news = e.news   # for which the thread may have slept
+    cdef int news = e.news   # the thread may have slept on it
     e.news = 0
     if not is_pending(q):
         return REAPABLE if sr_flag_load(&q.reaped) != sr_flag_load(&q.finished) else IDLE
@@ -513,7 +519,7 @@ cdef int step_in_background(Queue *q, sr_waitset *waitset) noexcept nogil:
             q.pollable.news = inter_of(q.group).news
             q.pollable.waker = inter_of(q.group).channels.waker
             if not sr_channels_poll_abort(inter_of(q.group).channels):
-                if sr_flag_reached(c.awaited.flag, c.awaited.target):   # by a note that has just been taken in
+                if sr_flag_reached(c.awaited.flag, c.awaited.target):   # by a notification that was just received
                     return ACTIVE
                 publish_wait(q.group, c)
                 return WAITING
@@ -532,7 +538,7 @@ cdef int step_in_background(Queue *q, sr_waitset *waitset) noexcept nogil:
     return WANTS_PYTHON
 
 
-# Once: the wait may have been told of by who waited for the call, and has left it.
+# Publish the wait, unless a thread that has stopped waiting for the call has already published it.
 cdef inline void publish_wait(Group *g, const Call *c) noexcept nogil:
     cdef uint64_t now
     if sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
@@ -541,7 +547,7 @@ cdef inline void publish_wait(Group *g, const Call *c) noexcept nogil:
         g.report_due_ns = now + g.stall_ns
 
 
-# Whether the wait is long enough to be spoken of, if nobody has: asked again only after as long.
+# True if the wait has become long enough for a warning. The next warning is due after the same time.
 cdef inline bint report_is_due(Group *g, uint64_t now) noexcept nogil:
     if g.stall_ns == 0 or now < g.report_due_ns or sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
         return False
@@ -551,36 +557,36 @@ cdef inline bint report_is_due(Group *g, uint64_t now) noexcept nogil:
 
 # ---- calls with a priority -------------------------------------------------------------------------------------
 
-# Which of the calls with a priority runs next, of those that every rank has issued: all have to pick the same. And
-# large ones in parts, so that an urgent one waits for a part at most (Peng et al. 2019, ByteScheduler; Jayarajan et al.
-# 2019, P3).
+# Choose the call with a priority that runs next, among those that every rank has issued. All ranks choose the same one.
+# Large calls run in parts, so an urgent call waits for one part at most (Peng et al. 2019, ByteScheduler; Jayarajan et
+# al. 2019, P3).
 #
-# A queue holds calls as they were issued, and the oldest runs. Calls with a priority that follow each other are a
-# *priority run*; one without is its end:
+# A queue holds calls in the order of issue, and the oldest one runs. Consecutive calls with a priority form a *priority
+# run*; a call without a priority ends it:
 #
 #       finished |  a   B   C   D  |  e   F ...       capitals: with a priority; B, C and D are a run once a is done
 #                   oldest
 #
-# When the oldest has a priority, what is stepped first is the queue's own *election*, a tiny all_reduce(min) of how
-# many calls there are from the oldest to the end of its run on each rank. So many every rank has issued and, as they
-# were issued alike everywhere and reordered alike, all ranks know which: that with the greatest priority, of several
-# the first, is taken to the front. The queue is then what it would be had it been issued there, and goes on as always:
-# numbers, waits, reaping and the end know nothing of it.
+# When the oldest call has a priority, the queue first runs its own *election*: a tiny all_reduce(min) of the number of
+# calls from the oldest to the end of its run on each rank. Every rank has issued so many calls. They were issued and
+# reordered alike everywhere, so all ranks know the same calls. The call with the highest priority, the first one of
+# several, moves to the front. The queue is then as if this call had been issued there: numbers, waits, reaping and the
+# end need no special cases.
 #
-#       B2 C1 D7 | e    min 2: C was issued by all, D was not     ->   choose among B, C   ->   B2 C1 D7
-#       C1 D7    | e    min 2 once D has come                     ->   choose among C, D   ->   D7 C1
+#       B2 C1 D7 | e    min 2: all ranks issued C, not all D      ->   choose among B, C   ->   B2 C1 D7
+#       C1 D7    | e    min 2 once all ranks have issued D        ->   choose among C, D   ->   D7 C1
 #
 #                   append                the election is done, it is the first
 #    Task.turn: ------------>  CANDIDATE  ----------------------------------->  CHOSEN  --->  finished
 #                                  ^                                               |
 #                                  +-----------  a part is done, more is left  <---+
 #
-# An election says in its fingerprint which call is the oldest and what was chosen before: where ranks give a call
-# different priorities they part in it, at the latest in the one after a pick that differed. It has a sequence number
-# and a record as every call, but counts as none: neither in stats nor among the user's calls.
+# The fingerprint of an election contains the oldest call and all earlier choices. If ranks give a call different
+# priorities, the election shows the mismatch, at the latest the one after a choice that differed. An election has a
+# sequence number and a record like every call, but is not counted in stats or among the user's calls.
 
 cdef enum:
-    MOST_PART_NBYTES = 4 << 20   # of a call that is run in parts (bench/engine/bench_priority.py)
+    MOST_PART_NBYTES = 4 << 20   # of a call that runs in parts (bench/engine/bench_priority.py)
 
 
 cdef void prepare_election(Queue *q) noexcept:
@@ -609,7 +615,7 @@ cdef void enter_election(Group *g, Call *c) noexcept nogil:
     record_candidate(g.recorded, first)
 
 
-# From the oldest to the end of its run.
+# Return the number of calls from the oldest one to the end of its run.
 cdef uint64_t nready(const Queue *q) noexcept nogil:
     cdef uint64_t first = sr_flag_load(&q.finished) + 1
     cdef uint64_t end = sr_flag_load(&q.issued) + 1
@@ -619,7 +625,7 @@ cdef uint64_t nready(const Queue *q) noexcept nogil:
     return number - first
 
 
-# What others read of it names the call that is the oldest.
+# Make the election's record name the oldest call, for readers on other ranks.
 cdef void record_candidate(sr_record *record, const Task *first) noexcept nogil:
     cdef const Call *c = &first.call
     memcpy(&record.kind, &c.kind, 8)
@@ -628,7 +634,7 @@ cdef void record_candidate(sr_record *record, const Task *first) noexcept nogil:
     record.nodes_in_group, record.priority = c.nodes_in_group, c.priority
 
 
-# Every rank has issued the first q.nready.
+# Move the chosen call to the front. Every rank has issued the first q.nready calls.
 cdef void choose(Queue *q) noexcept nogil:
     cdef uint64_t first = sr_flag_load(&q.finished) + 1
     cdef uint64_t best = first
@@ -654,17 +660,18 @@ cdef inline void put(Queue *q, uint64_t number, Task *t) noexcept nogil:
 
 # ---- parts -----------------------------------------------------------------------------------------------------
 
-# Whether every element comes to the same bits in whatever part it is, and lies at the same place in x and out.
+# True if the call may run in parts: the bits of an element do not depend on its part, and it has the same offset in x
+# and out.
 cdef inline bint may_go_in_parts(const Call *c) noexcept nogil:
     if c.kind != BROADCAST and (not is_sliced(c) or c.wire != SR_WIRE_NATIVE):
         return False
     return c.nbytes > MOST_PART_NBYTES and (c.algorithm == AUTO or c.algorithm == DIRECT)
 
 
-# The part behind the one that the call is.
+# Change the call into its next part.
 cdef void take_part(Group *g, Task *t) noexcept nogil:
     cdef Call *c = &t.call
-    cdef uint64_t signature = c.fingerprint ^ fingerprint_of(c)   # of a list of arrays that it is of
+    cdef uint64_t signature = c.fingerprint ^ fingerprint_of(c)   # of the list of arrays, if it is of one
     c.x += c.nbytes
     c.out += c.nbytes
     c.x_offset += c.nbytes
@@ -676,7 +683,7 @@ cdef void take_part(Group *g, Task *t) noexcept nogil:
     choose_way(g, c)
 
 
-# Of a call that is about to be appended.
+# Prepare a call with a priority that is about to be appended.
 cdef void become_candidate(Queue *q, Task *t) noexcept:
     t.turn = CANDIDATE
     t.fingerprint = t.call.fingerprint
@@ -686,7 +693,7 @@ cdef void become_candidate(Queue *q, Task *t) noexcept:
         take_part(q.group, t)
 
 
-# What is to be done instead of finishing a task whose call is done: False, nothing.
+# Continue after an election or a part of a call. Return False if the task is finished instead.
 cdef bint goes_on(Queue *q, Task *t) noexcept nogil:
     cdef Group *g = q.group
     cdef bint is_election = t == &q.election
@@ -694,7 +701,7 @@ cdef bint goes_on(Queue *q, Task *t) noexcept nogil:
         return False
     end_call(g, SR_COMPLETE)
     end_wait(g, SR_WAIT_CALL)
-    g.first_user_seq += 1   # what comes next has the same number among the user's calls
+    g.first_user_seq += 1   # the next call has the same number among the user's calls
     if g.inter != NULL:
         inter_of(g).first_user_seq += 1
     t.begun = False

@@ -12,10 +12,10 @@ cdef int world_number(Group *g, int rank) noexcept nogil
 
 cdef class State:
     cdef Group g
-    cdef readonly double timeout_s        # default of every call
-    cdef unsigned long call_owner           # the thread inside a call of several steps; 0: none is
+    cdef readonly double timeout_s        # default timeout of every call, in seconds
+    cdef unsigned long call_owner         # the thread inside a call of several steps; 0: none is
     cdef object segment                   # keeps the mapping alive
-    cdef readonly Flight flight           # what errors say of the others is read through it
+    cdef readonly Flight flight           # reads the records of all ranks, for errors
 
     cdef bint may_call(self) noexcept
     cdef sr_report report_of(self, object seq, str reason, str op)

@@ -1,4 +1,4 @@
-"""The state of one communicator on one rank, and the tables that Python reads from C."""
+"""Types of the state of one communicator on one rank, and of the tables that Python reads from C."""
 
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -30,14 +30,14 @@ class _Stats(TypedDict):
     isa: str
 
 PATHS: tuple[str, ...]
-TAKEN: str  # what a second thread is told
-TINY_NBYTES: int  # what fits into a call line
+TAKEN: str  # text of the error of a second thread
+TINY_NBYTES: int  # size of the data in a call line
 
 def supported(dtype: str, op: str) -> bool:
-    """Whether the op has a meaning for the dtype."""
+    """Return whether the op has a meaning for the dtype."""
 
 class State:
-    """One communicator's state on one rank, over a segment that `format_segment` has begun."""
+    """The state of one communicator on one rank, in a segment that `format_segment` has formatted."""
 
     def __init__(
         self,
@@ -51,27 +51,27 @@ class State:
     ) -> None: ...
     @property
     def flight(self) -> Flight:
-        """What errors say of the others is read through it."""
+        """Reader of the records of all ranks, for errors."""
 
     @property
     def timeout_s(self) -> float:
-        """The default of every call."""
+        """Default timeout of every call, in seconds."""
 
     @property
     def rank(self) -> int:
-        """This rank's number."""
+        """This rank's local number."""
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks of this host."""
 
     @property
     def seq(self) -> int:
-        """The sequence number of the last call that was issued here."""
+        """Sequence number of the last call begun on this rank."""
 
     @property
     def isa(self) -> str:
-        """The instruction set of the reduction loops."""
+        """Instruction set of the kernels."""
 
     def set_wait_policy(
         self,
@@ -86,53 +86,53 @@ class State:
         zero_copy_nbytes: int,
         oversubscribed: int,
     ) -> None:
-        """How to wait from now on: pauses, then yields, then sleep, with a look at all else now and then."""
+        """Set the wait policy: pauses, yields, longest sleep, and the interval of polls."""
 
     def number_of(self, seq: int) -> int:
-        """Which of the user's calls a sequence number means: from 1 on; the engine's own are 0 or less."""
+        """Return the number of the user's call with this sequence number, from 1; the engine's: 0 or less."""
 
     def world_rank(self, rank: int) -> int:
-        """The number, among all hosts' ranks, of a local one, or of one elsewhere where a wait told of it."""
+        """Return a rank's number over all hosts. rank: local, or size + r for rank r of another host."""
 
     def name_of(self, rank: int | None) -> str:
-        """A rank in words. Numbers as in `world_rank`; None: any."""
+        """Return the name of a rank, as in errors. Numbers as in `world_rank`; None means any rank."""
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are on all hosts."""
+        """Number of ranks on all hosts."""
 
     def abort_report(self) -> tuple[str, int, int, str, int, str | None] | None:
-        """What the rank that gave up first has said, as `Flight.abort_report`; None while nobody has."""
+        """Return the report of the rank that aborted first, as `Flight.abort_report`; None if no rank has."""
 
     def record_of(self, rank: int, seq: int) -> _Record | None:
         """What a rank called as its seq-th call; None when it has not, or too long ago."""
 
     def own_call(self, seq: int) -> dict[str, Any] | None:
-        """As record_of, of this rank; of a call of several hosts also where no local step of it has begun."""
+        """As record_of, for this rank; also for a call over several hosts that has no local step yet."""
 
     def last_seq_of(self, rank: int) -> int:
-        """The highest sequence number that a rank has begun."""
+        """Return the highest sequence number that a rank has begun."""
 
     def key(self) -> bytes:
-        """A secret of those who map the segment."""
+        """Return the secret that only processes which map the segment know."""
 
     def notify_view(self, view: bytes) -> None:
-        """Says to all others which of them this rank goes on with. See membership."""
+        """Publish this rank's view, the ranks that it goes on with. See membership."""
 
     def view_of(self, rank: int) -> bytes | None:
-        """What a rank has said so last; None: nothing."""
+        """Return the last view of a rank; None if it has published none."""
 
     def has_gone(self, rank: int) -> bool:
-        """Whether a rank has ended, or left."""
+        """Return whether a rank has ended or left."""
 
     def check_liveness(self) -> tuple[list[int], list[int]]:
-        """From here on ranks that the kernel does not watch are looked for: (these, the hidden ones)."""
+        """Poll ranks that the kernel does not watch from now on. Return (these ranks, the hidden ones)."""
 
     def liveness_of(self, rank: int) -> tuple[int, int]:
-        """(pid, start time) of a rank, as it said when it joined."""
+        """Return (pid, start time) of a rank, as the rank wrote them when it joined."""
 
     def message_rings(self) -> tuple[int, int]:
-        """(bytes of each, first sequence number), as rank 0 of the host has laid them out."""
+        """Return (bytes of a message ring, first sequence number), as rank 0 of the host has set them."""
 
     def stats(self) -> _Stats:
-        """Counters since the communicator began; see Comm.stats."""
+        """Return counters since the communicator began. See Comm.stats."""

@@ -1,4 +1,4 @@
-# One communicator's state on one rank, and the tables that Python reads: what is there, before anything is called.
+# The state of one communicator on one rank, and the tables that Python reads. The calls are in engine.
 
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
@@ -24,7 +24,7 @@ from .._core import kernels
 from .._diagnostics.flight_recorder import (
     ALGORITHMS, DTYPE_NBYTES, DTYPES, KINDS, MAX_RANKS, WIRES, described,  # no-cython-lint
 )
-from .._core.kernels import OPS  # no-cython-lint: for who asks here
+from .._core.kernels import OPS  # no-cython-lint: re-exported
 
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
@@ -36,14 +36,14 @@ TINY_NBYTES = SR_PAYLOAD_NBYTES
 
 
 def supported(str dtype, str op):
-    """Whether the op has a meaning for the dtype."""
+    """Return whether the op has a meaning for the dtype."""
     return op in kernels.ops(dtype)
 
 
 # ---- the state -------------------------------------------------------------------------------------------------
 
-# Two slots of the largest chunk there is fit into the ring: one is filled while the other is taken. So do the few that
-# some reductions keep to.
+# True if two slots of the largest chunk fit into a staging buffer, so that one is filled while the other is read, and
+# also the window of slots that some reductions use.
 cdef bint fits_ring(const sr_tuning *tuning, size_t ring_nbytes) noexcept:
     cdef uint64_t largest = max(tuning.one_chunk_nbytes, tuning.chunk_nbytes, tuning.exchange_nbytes)
     if not 0 < tuning.chunk_nbytes or not 0 < tuning.cached_chunk_nbytes < ring_nbytes or not largest < ring_nbytes:
@@ -51,7 +51,7 @@ cdef bint fits_ring(const sr_tuning *tuning, size_t ring_nbytes) noexcept:
     return max(2 * slot_nbytes(largest + SR_CACHE_LINE), window_nbytes_of(tuning)) <= ring_nbytes
 
 
-# A report but for its reason. Runs no Python code.
+# Fill a report except its reason. This runs no Python code.
 cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef const sr_record *record = &g.me.record[seq & (SR_RECORDS - 1)]
@@ -87,9 +87,9 @@ cdef inline int64_t number_in(Group *g, uint64_t seq) noexcept nogil:
 
 
 cdef class State:
-    """One communicator's state on one rank, over a segment that `format_segment` has begun.
+    """The state of one communicator on one rank, in a segment that `format_segment` has formatted.
 
-    `segment` has `.address` and `.nbytes` and is kept alive.
+    segment: has `.address` and `.nbytes`, and is kept alive.
     """
 
     def __cinit__(self, segment, int rank, int size, **_):
@@ -107,7 +107,7 @@ cdef class State:
         g.ring = <unsigned char **> calloc(size, sizeof(void *))
         g.source = <const void **> calloc(size + 1, sizeof(void *))
         g.target = <void **> calloc(size + 1, sizeof(void *))
-        # No page of it is there before it is used.
+        # The pages of the scratch memory are allocated when they are first used.
         if (g.lane == NULL or g.ring == NULL or g.source == NULL or g.target == NULL
                 or posix_memalign(<void **> &g.scratch, SR_PAGE, SCRATCH_NBYTES + size * SR_CACHE_LINE) != 0):
             raise MemoryError()
@@ -129,7 +129,7 @@ cdef class State:
         if g.kernels == NULL:
             raise ValueError(f"SHMRING_ISA={isa}: this machine has {', '.join(kernels.isas())}")
         g.seq = g.verified = g.header.first_seq
-        g.first_user_seq = g.seq + (<uint64_t> 1 << 62)   # far ahead: no call is the user's yet
+        g.first_user_seq = g.seq + (<uint64_t> 1 << 62)   # far ahead: no call is the user's before open_for_calls
         g.position = g.credit = g.pings = first_position(g.header)
         g.tunings[0], g.tunings[1] = tuning
         g.next_far = g.header.forced_path == 2
@@ -155,11 +155,11 @@ cdef class State:
 
     def set_wait_policy(self, *, int pauses, int brief_pauses, int brief_yields, uint64_t yield_ns, uint64_t sleep_ns,
                         uint64_t poll_ns, uint64_t ping_interval_ns, size_t zero_copy_nbytes, bint oversubscribed):
-        """How to wait from now on: pauses, then yields, then sleep, with a look at all else now and then.
+        """Set the wait policy: number of pauses, time of yields, then longest sleep, and the interval of polls.
 
-        brief_pauses and brief_yields are for small calls, before the GIL is let go. ping_interval_ns is the
-        least time between two measurements of the distance; from zero_copy_nbytes on messages are worth
-        zero-copy's second synchronisation. oversubscribed: there are more ranks than CPUs.
+        brief_pauses and brief_yields: for small calls, before the GIL is released. ping_interval_ns: the least time
+        between two measurements of the core distance. zero_copy_nbytes: from this size on, the second synchronisation
+        of zero copy pays off. oversubscribed: there are more ranks than CPUs.
         """
         self.g.pauses = pauses
         self.g.brief_pauses = brief_pauses
@@ -171,7 +171,7 @@ cdef class State:
         self.g.zero_copy_nbytes = zero_copy_nbytes
         self.g.oversubscribed = oversubscribed
 
-    # The shared block that holds these bytes in this rank's part of it; False: private memory.
+    # Find the shared block that contains these bytes in this rank's part. Return False if the memory is private.
     cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept:
         cdef Group *g = &self.g
         cdef uintptr_t begin = <uintptr_t> address
@@ -196,11 +196,11 @@ cdef class State:
 
     # -- calls of several steps --
 
-    # Between the steps of a call that a thread has entered only that thread may call.
+    # True if this thread may make calls: a thread that has entered a call of several steps excludes other threads.
     cdef bint may_call(self) noexcept:
         return self.call_owner == 0 or self.call_owner == <unsigned long> PyThread_get_thread_ident()
 
-    # -- what tools and errors read --
+    # -- properties for tools and errors --
 
     @property
     def rank(self):
@@ -215,18 +215,18 @@ cdef class State:
         return self.g.seq
 
     def number_of(self, uint64_t seq):
-        """Which of the user's calls a sequence number means: the first is 1, the engine's own are 0 or less.
+        """Return the number of the user's call with this sequence number, from 1; the engine's own are 0 or less.
 
-        Of several hosts' calls, which have several local ones each, it is the last one that this rank has begun.
+        Over several hosts, where a call has several local steps, return the number of the last call begun on this rank.
         """
         return number_in(&self.g, seq)
 
     def world_rank(self, int rank):
-        """The number among the ranks of all hosts of a local one, or of one of another host where a wait told of it."""
+        """Return a rank's number over all hosts. rank: a local rank, or size + r for rank r of another host."""
         return world_number(&self.g, rank)
 
     def name_of(self, rank):
-        """A rank in words. Numbers as in `world_rank`; None: any."""
+        """Return the name of a rank, as in errors. Numbers as in `world_rank`; None means any rank."""
         return "any rank" if rank is None else f"rank {self.world_rank(rank)}"
 
     @property
@@ -237,8 +237,8 @@ cdef class State:
     def isa(self):
         return self.g.kernels.isa.decode()
 
-    # This rank's report of why it gives up. seq: of its call, or of the last one, if it is in none; None where no
-    # collective failed. op: the name of what failed, if not of that call.
+    # Return this rank's report of an abort. seq: of the current call, or of the last one; None if no collective failed.
+    # op: the name of the failed operation, if it is not that call.
     cdef sr_report report_of(self, object seq, str reason, str op):
         cdef sr_report report
         cdef bytes text = reason.encode("utf-8", "backslashreplace")[:SR_REASON_NBYTES - 1]
@@ -252,22 +252,22 @@ cdef class State:
         return report
 
     def abort_report(self):
-        """What the rank that gave up first has said, as `Flight.abort_report`; None while nobody has."""
+        """Return the report of the rank that aborted first, as `Flight.abort_report`; None if no rank has."""
         return self.flight.abort_report()
 
     def record_of(self, int rank, seq):
-        """What a rank called as its seq-th call, as a dict; None when it has not, or too long ago."""
+        """Return the call `seq` of a rank; None if it has not made it or the record is overwritten."""
         return self.flight.record_of(rank, seq)
 
     def own_call(self, seq):
-        """As record_of, of this rank; of a call of several hosts also where no local step of it has begun."""
+        """As record_of, for this rank; also for a call over several hosts that has no local step yet."""
         cdef InterNode *inter = inter_of(&self.g)
         if inter == NULL or inter.fingerprint == 0:
             return self.record_of(self.g.rank, seq)
         return described(inter.fingerprint, inter.count)
 
     def last_seq_of(self, int rank):
-        """The highest sequence number that a rank has begun."""
+        """Return the highest sequence number that a rank has begun."""
         cdef uint64_t last = sr_flag_load(&self.g.lane[rank].line[0].seq)
         cdef uint64_t seq
         cdef int i
@@ -278,11 +278,11 @@ cdef class State:
         return last
 
     def key(self):
-        """A secret of those who map the segment."""
+        """Return the secret that only processes which map the segment know."""
         return <bytes> self.g.header.key[:SR_KEY_NBYTES]
 
     def notify_view(self, bytes view):
-        """Says to all others which of them this rank goes on with. See membership."""
+        """Publish this rank's view, the ranks that it goes on with. See membership."""
         cdef uint64_t[SR_VIEW_WORDS] words
         if len(view) != SR_VIEW_NBYTES:
             raise ValueError(f"a view has {SR_VIEW_NBYTES} bytes")
@@ -290,19 +290,19 @@ cdef class State:
         sr_seqlock_write(&self.g.me.view, words)
 
     def view_of(self, int rank):
-        """What a rank has said so last; None: nothing."""
+        """Return the last view of a rank; None if it has published none."""
         cdef uint64_t[SR_VIEW_WORDS] words
         if sr_seqlock_read(&self.g.lane[rank].view, words) == 0:
             return None
         return (<unsigned char *> words)[:SR_VIEW_NBYTES]
 
     def has_gone(self, int rank):
-        """Whether a rank has ended, or left."""
+        """Return whether a rank has ended or left."""
         check_liveness(&self.g)
         return peer_status(&self.g.lane[rank].liveness) != PROGRESSED
 
     def check_liveness(self):
-        """From here on ranks that the kernel does not watch are looked for: (these, the hidden ones)."""
+        """Poll ranks that the kernel does not watch from now on. Return (these ranks, the hidden ones)."""
         cdef Group *g = &self.g
         unwatched = [rank for rank in range(g.size) if sr_liveness_is_unwatched(&g.lane[<int> rank].liveness)]
         hidden = [rank for rank in unwatched if sr_liveness_find_thread(&g.lane[<int> rank].liveness) != 0]
@@ -310,15 +310,15 @@ cdef class State:
         return unwatched, hidden
 
     def liveness_of(self, int rank):
-        """(pid, start time) of a rank, as it said when it joined."""
+        """Return (pid, start time) of a rank, as the rank wrote them when it joined."""
         return self.flight.liveness_of(rank)
 
     def message_rings(self):
-        """(bytes of each, first sequence number), as rank 0 of the host has laid them out."""
+        """Return (bytes of a message ring, first sequence number), as rank 0 of the host has set them."""
         return self.g.header.message_ring_nbytes, self.g.header.first_seq
 
     def stats(self):
-        """Counters since the communicator began; see Comm.stats."""
+        """Return counters since the communicator began. See Comm.stats."""
         cdef Group *g = &self.g
         far = "far" if g.far else "near"
         return {

@@ -1,4 +1,4 @@
-# What one communicator does on this rank from a moment on, kept in memory until somebody writes it down.
+# Record the calls and messages of one communicator on this rank in memory, for a trace file.
 
 cimport cython
 from libc.stdint cimport uint64_t
@@ -20,18 +20,18 @@ assert len(TRACED) == NTRACED
 
 
 cdef Slice *room_for(uint64_t capacity) except NULL:
-    cdef Slice *room = <Slice *> calloc(capacity, sizeof(Slice))   # no page of it is there before it is used
+    cdef Slice *room = <Slice *> calloc(capacity, sizeof(Slice))   # pages are allocated when first used
     if room == NULL:
         raise MemoryError()
     return room
 
 
 @cython.final
-@cython.no_gc_clear   # the engine has to be there until the end
+@cython.no_gc_clear   # the engine must exist as long as the recorder
 cdef class Recorder:
-    """The last `capacity` slices of time, a power of two, of what an engine does, from now until `stop`.
+    """The last `capacity` time slices of an engine's calls, and as many of its messages, from now until `stop`.
 
-    Those of messages are beside those of its calls, as another thread may send and receive.
+    capacity: a power of two. Messages have slices of their own, since another thread may send and receive.
     """
 
     cdef Trace calls, messages
@@ -61,32 +61,33 @@ cdef class Recorder:
         free(self.messages.slice)
 
     cdef int set_in_force(self, bint is_running) except -1:
-        with nogil:   # who has it may need the GIL before it is done
+        with nogil:   # the thread that has the stepper may need the GIL
             take_turn(self.engine.queue, WAITER)
         self.engine.g.trace = &self.calls if is_running else NULL
         sr_flag_set(&self.engine.queue.stepper, 0)
-        self.engine.g.p2p_trace = &self.messages if is_running else NULL   # read by who has the GIL
+        self.engine.g.p2p_trace = &self.messages if is_running else NULL   # read with the GIL held
         self.is_running = is_running
         return 0
 
     def stop(self):
-        """Nothing more is recorded; a second call does nothing. RuntimeError while another thread is inside a call."""
+        """Stop recording. A second call does nothing. Raise RuntimeError while another thread is inside a call."""
         if self.is_running and self.engine.closed_because is not None:
             self.set_in_force(False)
         elif self.is_running:
             self.engine.check_idle()
-            self.engine.enter_call()   # or another thread might begin a call meanwhile, and write behind the end
+            self.engine.enter_call()   # no other thread may begin a call, which would write a slice after the end
             try:
                 self.set_in_force(False)
             finally:
                 self.engine.leave_call()
 
     def slices(self):
-        """(what was recorded of calls, of messages, how many of these are lost, of those), once it has stopped.
+        """Return (slices of calls, slices of messages, number of lost slices of calls, of messages), after `stop`.
 
-        Dicts in the order of their ends, times by CLOCK_MONOTONIC: `what` (in TRACED), `begin_ns`, `end_ns`. A call and
-        its parts have its `number`, a call `call`, as `Flight.record_of`, and `path`; a wait `awaited`, as the engine's
-        world_rank understands it; a message `rank`, the other one; what moves something `nbytes`.
+        A slice is a dict: `what` (in TRACED), `begin_ns`, `end_ns` (CLOCK_MONOTONIC). Slices are in the order of their
+        ends. A call and its parts have its `number`. A call has `call`, as `Flight.record_of`, and `path`. A wait has
+        `awaited`, a rank as in the engine's world_rank. A message has `rank`, the other rank. A slice that moves data
+        has `nbytes`.
         """
         if self.is_running:
             raise RuntimeError("it is still being recorded")

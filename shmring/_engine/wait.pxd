@@ -1,4 +1,4 @@
-# Running a call to its end, and what may end a wait otherwise.
+# Run a call to its end, and poll the conditions that end a wait early.
 
 from libc.stdint cimport uint64_t
 
@@ -6,10 +6,10 @@ from .._core.group cimport Call, Group
 from .._core.segment cimport sr_waitset
 
 cdef enum:
-    SHORT_SLEEP_NS = 100000       # where either a flag or a connection may be first: there is no sleep that both end
-    LONG_SLEEP_NS = 2000000       # as often as the dead are looked for
-    PATIENCE = 16               # sleeps are this part of how long it has taken so far
-    BRIEF_NBYTES = 65536        # calls this small are over sooner than the GIL is let go and taken again
+    SHORT_SLEEP_NS = 100000     # shortest sleep if a wait may end by a flag or a connection: no sleep ends by both
+    LONG_SLEEP_NS = 2000000     # longest such sleep, the interval of polls for dead ranks
+    PATIENCE = 16               # such a sleep lasts 1/16 of the wait so far
+    BRIEF_NBYTES = 65536        # a call up to this size takes less time than releasing and taking the GIL
 
 cdef inline uint64_t sleep_ns_after(uint64_t waited_ns) noexcept nogil:
     return min(<uint64_t> LONG_SLEEP_NS, max(<uint64_t> SHORT_SLEEP_NS, waited_ns // PATIENCE))

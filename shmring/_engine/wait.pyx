@@ -1,4 +1,4 @@
-# Running a call to its end: pauses, then yields, then sleep, with a look at whatever may end the wait otherwise.
+# Run a call to its end in the foreground: pause, then yield, then sleep, and poll the conditions that end a wait early.
 
 from libc.stdint cimport uint64_t
 
@@ -22,6 +22,7 @@ cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
     return 0 if runs_here(g, c.awaited.rank) else pauses
 
 
+# Step a call until it is done, or until another status ends or interrupts the wait.
 cdef int run_steps(Group *g, Call *c) noexcept nogil:
     cdef int status
     if c.interrupted:
@@ -40,7 +41,7 @@ cdef int run_steps(Group *g, Call *c) noexcept nogil:
                 return status
 
 
-# A short try with the GIL held: pauses when every rank has a CPU, else a yield or two for those awaited.
+# Step a call briefly with the GIL held: pause if every rank has a CPU, else yield a few times.
 cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     cdef int yields = 0
     cdef int status = PROGRESSED
@@ -56,7 +57,7 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     return status
 
 
-# As wait_until_there; others can read for whom this rank waits.
+# As wait_until_there, and publish the rank that this rank waits for.
 cdef int wait_long(Group *g, Call *c) noexcept nogil:
     cdef int status = wait_until_there(g, c)
     if status == PROGRESSED:
@@ -66,7 +67,7 @@ cdef int wait_long(Group *g, Call *c) noexcept nogil:
     return status
 
 
-# Yields, then sleeps; now and then looks around. PROGRESSED: the flag is there.
+# Yield, then sleep, and poll from time to time. Return PROGRESSED once the flag has reached its target.
 cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
     cdef int status
@@ -89,7 +90,7 @@ cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
             continue
         begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, c.wait_begin_ns, c.awaited.rank)
         if g.inter != NULL:
-            # Both looks above take in notes of other hosts, which may set the flag: nothing else would end the sleep.
+            # move and poll_call receive notifications of other hosts, which may set the flag without waking this rank.
             if sr_flag_reached(c.awaited.flag, c.awaited.target):
                 break
             sleep_internode(g, c, now)
@@ -99,7 +100,8 @@ cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
     return PROGRESSED
 
 
-# At most until it is time to look for Python's signals, or to leave a call that was only lingered with.
+# Return the longest sleep: until Python's signals have to be checked, or the time in the foreground of an issued call
+# ends.
 cdef inline uint64_t longest_sleep_ns(Group *g, uint64_t now) noexcept nogil:
     cdef uint64_t until_ns = max(g.next_poll_ns, g.signal_ns)
     return min(g.sleep_ns, until_ns - now) if until_ns > now else g.sleep_ns
@@ -114,7 +116,7 @@ cdef void sleep_local(Group *g, Call *c, uint64_t now) noexcept nogil:
         g.next_poll_ns = 0
 
 
-# The end of a sleep, of who has watched an event and looked again. True: some rank has died, which has to be looked at.
+# Sleep on a wait set whose events were polled after they were entered. Return True if a rank has died.
 cdef bint sleep_until_death(Group *g, sr_waitset *waitset, uint64_t longest_ns) noexcept nogil:
     cdef int rank, ndead = 0
     for rank in range(g.size):
@@ -122,7 +124,7 @@ cdef bint sleep_until_death(Group *g, sr_waitset *waitset, uint64_t longest_ns) 
             ndead += 1
     if ndead == g.ndead:
         return sr_waitset_sleep_until_death(waitset, longest_ns)
-    # The kernel has woken one, whom it may not concern.
+    # The kernel wakes only one sleeper, which may not wait for the dead rank: wake the others.
     for rank in range(g.size):
         if rank != g.rank and sr_liveness_died(&g.lane[rank].liveness):
             sr_liveness_wake_sleepers(&g.lane[rank].liveness)
@@ -142,7 +144,7 @@ cdef void sleep_internode(Group *g, Call *c, uint64_t now) noexcept nogil:
                                       sleep_ns_after(now - c.wait_begin_ns)) if awaits_local_rank else longest_ns)
 
 
-# Of a call that is blocked: whether something else than its flag ends the wait. PROGRESSED: nothing does.
+# Poll the conditions other than its flag that end the wait of a blocked call. Return PROGRESSED if there is none.
 cdef int poll_call(Group *g, Call *c, uint64_t now) noexcept nogil:
     if not SR_CHECKS:
         return PROGRESSED
@@ -159,7 +161,7 @@ cdef int poll_call(Group *g, Call *c, uint64_t now) noexcept nogil:
     return poll_peers(g, c, now)
 
 
-# Whether a dead rank has left this call undone: one that has done its part may end without closing.
+# True if a dead rank has not done its part of this call. A rank that has done its part may end without closing.
 cdef inline bint is_missed(Group *g, Call *c, int rank) noexcept nogil:
     if rank == c.awaited.rank:
         return not sr_flag_reached(c.awaited.flag, c.awaited.target)

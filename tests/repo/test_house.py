@@ -166,7 +166,6 @@ RELATIVE = re.compile(r"(Who|Whom|Whose|Whether|What|Of|Where|How)\b(?![^.!?]*\?
 WITH_RELATIVE_CLAUSES = {
     "shmring/_bootstrap",
     "shmring/_core",
-    "shmring/_engine",
     "shmring/_launch",
     "src",
 }
