@@ -105,7 +105,7 @@ class State:
         """Return the report of the rank that aborted first, as `Flight.abort_report`; None if no rank has."""
 
     def record_of(self, rank: int, seq: int) -> _Record | None:
-        """What a rank called as its seq-th call; None when it has not, or too long ago."""
+        """Return the call `seq` of a rank; None if it has not made it or the record is overwritten."""
 
     def own_call(self, seq: int) -> dict[str, Any] | None:
         """As record_of, for this rank; also for a call over several hosts that has no local step yet."""
