@@ -8,9 +8,9 @@
 #include <sys/uio.h>
 
 enum {
-    READS_AT_ONCE = 8, /* of one connection, before the others get their turn */
+    READS_AT_ONCE = 8, /* from one connection, before the next connection is read */
     EVENTS_AT_ONCE = 32,
-    MUCH_NBYTES = 4096, /* where so much goes straight into place, no more than the next head is read ahead */
+    MUCH_NBYTES = 4096, /* a read that puts this much into place reads only the next head ahead */
 };
 
 static void send_credit(struct sr_channels *channels, struct sr_channel *channel);
@@ -20,7 +20,7 @@ static void send_credit(struct sr_channels *channels, struct sr_channel *channel
 static void take_turn(struct sr_channels *channels)
 {
     while (!sr_flag_take(&channels->turn, 1))
-        sr_yield(); /* turns are short: a system call or two */
+        sr_yield(); /* turns are short: one or two system calls */
 }
 
 static void leave_turn(struct sr_channels *channels) { sr_flag_set(&channels->turn, 0); }
@@ -45,8 +45,7 @@ static struct epoll_event events_of(const struct sr_channels *channels, const st
 }
 
 int sr_channel_open(struct sr_channels *channels, struct sr_channel *channel, int fd, int rank, struct sr_ring *ring,
-                    void *bytes,
-                 uint64_t nbytes, uint64_t first, void *rest)
+                    void *bytes, uint64_t nbytes, uint64_t first, void *rest)
 {
     struct epoll_event events = events_of(channels, channel);
     channel->fd = fd;
@@ -61,12 +60,12 @@ int sr_channel_open(struct sr_channels *channels, struct sr_channel *channel, in
     return 0;
 }
 
-/* It has come to its end: what came before stays. */
+/* End a channel. Pieces that have arrived stay in its ring. */
 static void end_channel(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_end end, int error)
 {
     epoll_ctl(channels->news, EPOLL_CTL_DEL, channel->fd, NULL);
     channel->error = error;
-    channel->deaf = end != SR_CHANNEL_DAMAGED; /* a rank that sends nonsense may still be notified */
+    channel->unwritable = end != SR_CHANNEL_DAMAGED; /* a rank that sends invalid bytes can still be notified */
     if (channels->reason_from == (int)number_of(channels, channel) && sr_flag_load(&channels->aborted_by) == 0)
         channels->reason_from = -1;
     sr_flag_set(&channel->end, end);
@@ -83,7 +82,7 @@ static void watch(struct sr_channels *channels, struct sr_channel *channel, bool
     }
 }
 
-/* How much of these places the socket takes. Why one takes nothing any more, reading tells. */
+/* Return how many bytes of these places the socket takes. If it takes no more at all, a read returns the reason. */
 static size_t put_on_socket(struct sr_channels *channels, struct sr_channel *channel, struct iovec *place,
                             size_t nplaces)
 {
@@ -96,13 +95,13 @@ static size_t put_on_socket(struct sr_channels *channels, struct sr_channel *cha
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)
         watch(channels, channel, true);
     else if (errno != EINTR)
-        channel->deaf = true;
+        channel->unwritable = true;
     return 0;
 }
 
 static bool has_rest(const struct sr_channel *channel)
 {
-    return !channel->deaf && channel->rest_begin < channel->rest_end;
+    return !channel->unwritable && channel->rest_begin < channel->rest_end;
 }
 
 static void send_rest(struct sr_channels *channels, struct sr_channel *channel)
@@ -117,10 +116,9 @@ static void send_rest(struct sr_channels *channels, struct sr_channel *channel)
     }
 }
 
-/* What the socket has not taken of a frame, which cannot be left in the middle. */
+/* Keep the bytes of a frame that the socket has not taken: every frame is sent to its end. */
 static void keep_rest(struct sr_channels *channels, struct sr_channel *channel, const struct iovec *place,
-                      size_t nplaces,
-                      size_t taken)
+                      size_t nplaces, size_t taken)
 {
     for (size_t i = 0; i < nplaces; i++) {
         const size_t skip = taken < place[i].iov_len ? taken : place[i].iov_len;
@@ -133,23 +131,22 @@ static void keep_rest(struct sr_channels *channels, struct sr_channel *channel, 
 }
 
 static void send_frame(struct sr_channels *channels, struct sr_channel *channel, const struct sr_channel_head *head,
-                const void *body)
+                       const void *body)
 {
     struct iovec place[2] = {{(void *)head, sizeof *head}, {(void *)body, head->nbytes}};
     const size_t nbytes = sizeof *head + head->nbytes;
     size_t taken = 0;
     send_rest(channels, channel);
-    if (channel->deaf || channel->rest_end + nbytes > SR_CHANNEL_REST_NBYTES)
+    if (channel->unwritable || channel->rest_end + nbytes > SR_CHANNEL_REST_NBYTES)
         return;
     if (!has_rest(channel))
         taken = put_on_socket(channels, channel, place, 2);
-    if (taken < nbytes && !channel->deaf)
+    if (taken < nbytes && !channel->unwritable)
         keep_rest(channels, channel, place, 2, taken);
 }
 
 void sr_channel_notify(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
-                       const void *body,
-                 uint32_t nbytes)
+                       const void *body, uint32_t nbytes)
 {
     const struct sr_channel_head head = {.magic = SR_CHANNEL_MAGIC, .what = what, .nbytes = nbytes};
     take_turn(channels);
@@ -159,32 +156,33 @@ void sr_channel_notify(struct sr_channels *channels, struct sr_channel *channel,
     leave_turn(channels);
 }
 
-/* The other end learns what room there is, every quarter of the ring; what the reader has not granted is less than
-   another quarter, and a piece takes half of it at most. */
+/* Send credit if the limit has grown by a quarter of the ring. The reader publishes `taken` at least every quarter. So
+   the sender misses credit for less than half of the ring once the reader has taken everything, and a piece takes at
+   most half: the sender always finds room in the end. */
 static void send_credit(struct sr_channels *channels, struct sr_channel *channel)
 {
     const uint64_t taken = sr_flag_load(&channel->in.ring->taken.value) - channel->first;
     const struct sr_channel_head head = {
-        .magic = SR_CHANNEL_MAGIC, .what = SR_CHANNEL_CREDIT, .whole = channel->in.nbytes + taken + channel->passed};
+        .magic = SR_CHANNEL_MAGIC, .what = SR_CHANNEL_CREDIT, .whole = channel->in.nbytes + taken + channel->bypassed};
     if (head.whole - channel->granted >= channel->in.nbytes / 4) {
         channel->granted = head.whole;
         send_frame(channels, channel, &head, NULL);
     }
 }
 
-static size_t most_of_a_piece(const struct sr_channel *channel)
+static size_t most_in_a_piece(const struct sr_channel *channel)
 {
-    const size_t half = channel->there_nbytes / 2 - 2 * SR_CACHE_LINE;
+    const size_t half = channel->remote_ring_nbytes / 2 - 2 * SR_CACHE_LINE;
     return half < SR_CHANNEL_PIECE_NBYTES ? half : SR_CHANNEL_PIECE_NBYTES;
 }
 
-/* One piece; false: there is no room for it. */
+/* Send one piece. Return false if the other end's ring, or the socket, has no room for it. */
 static bool push_piece(struct sr_channels *channels, struct sr_channel *channel, struct sr_outgoing *message)
 {
     const uint64_t left = message->head.message_nbytes - message->offset;
-    if (channel->there_nbytes == 0)
+    if (channel->remote_ring_nbytes == 0)
         return false;
-    const size_t most = most_of_a_piece(channel);
+    const size_t most = most_in_a_piece(channel);
     const uint32_t nbytes = (uint32_t)(left <= most ? left : most);
     const struct sr_channel_head head = {
         .magic = SR_CHANNEL_MAGIC, .what = SR_CHANNEL_PIECE, .nbytes = nbytes,
@@ -214,7 +212,8 @@ enum sr_ring_status sr_channel_push(struct sr_channels *channels, struct sr_chan
     take_turn(channels);
     if (has_rest(channel))
         send_rest(channels, channel);
-    while (status == SR_RING_WAIT && !channel->deaf && !has_rest(channel) && push_piece(channels, channel, message))
+    while (status == SR_RING_WAIT && !channel->unwritable && !has_rest(channel) &&
+           push_piece(channels, channel, message))
         if (message->head.flags & SR_FRAME_LAST)
             status = SR_RING_WHOLE;
     leave_turn(channels);
@@ -229,13 +228,13 @@ void sr_channel_probe(struct sr_channels *channels, struct sr_channel *channel, 
     leave_turn(channels);
 }
 
-bool sr_channel_owes(struct sr_channels *channels, struct sr_channel *channel)
+bool sr_channel_has_unsent(struct sr_channels *channels, struct sr_channel *channel)
 {
     take_turn(channels);
     send_rest(channels, channel);
-    const bool owes = has_rest(channel);
+    const bool has_unsent = has_rest(channel);
     leave_turn(channels);
-    return owes;
+    return has_unsent;
 }
 
 bool sr_channel_is_delivering(struct sr_channels *channels, struct sr_channel *channel)
@@ -243,11 +242,11 @@ bool sr_channel_is_delivering(struct sr_channels *channels, struct sr_channel *c
     int unacknowledged = 0;
     take_turn(channels);
     send_rest(channels, channel);
-    const bool is_there = !channel->deaf && sr_flag_load(&channel->end) == SR_CHANNEL_OPEN;
+    const bool is_open = !channel->unwritable && sr_flag_load(&channel->end) == SR_CHANNEL_OPEN;
     const bool is_delivering =
-        is_there && (channel->put < channel->messages_end || (ioctl(channel->fd, SIOCOUTQ, &unacknowledged) == 0 &&
-                                                        (uint64_t)unacknowledged > channel->put -
-                                                        channel->messages_end));
+        is_open && (channel->put < channel->messages_end ||
+                    (ioctl(channel->fd, SIOCOUTQ, &unacknowledged) == 0 &&
+                     (uint64_t)unacknowledged > channel->put - channel->messages_end));
     leave_turn(channels);
     return is_delivering;
 }
@@ -260,28 +259,29 @@ static struct sr_frame frame_of(const struct sr_channel_head *head)
                              .tag = head->tag, .kind = head->kind};
 }
 
-/* Whether the reader is in the middle of the message that this piece goes on with, and has all that came before it. */
-static bool goes_past(const struct sr_channel *channel, const struct sr_frame *frame)
+/* Return whether this piece may bypass the ring: it is the next one of the message that the reader is receiving, and
+   the ring is empty. */
+static bool may_bypass(const struct sr_channel *channel, const struct sr_frame *frame)
 {
-    if (channel->incoming == NULL || channel->incoming->data == NULL || channel->in.position !=
-    channel->out_of->position)
+    if (channel->incoming == NULL || channel->incoming->data == NULL ||
+        channel->in.position != channel->out_of->position)
         return false;
-    struct sr_incoming there = *channel->incoming;
-    there.offset += channel->landed;
-    return there.offset > 0 && there.offset < there.nbytes && sr_ring_continues(&there, frame);
+    struct sr_incoming received = *channel->incoming;
+    received.offset += channel->uncounted;
+    return received.offset > 0 && received.offset < received.nbytes && sr_ring_continues(&received, frame);
 }
 
-/* False: no rank of this version sends it. */
+/* Return false if the piece is invalid: no rank of this version sends it. */
 static bool begin_piece(struct sr_channels *channels, struct sr_channel *channel, bool by_reader)
 {
     const struct sr_frame frame = frame_of(&channel->head);
     if (frame.flags & ~(uint32_t)(SR_FRAME_FIRST | SR_FRAME_LAST) || frame.nbytes > frame.message_nbytes ||
         frame.nbytes > channel->in.piece_nbytes)
         return false;
-    channel->past = by_reader && goes_past(channel, &frame);
-    if (channel->past) {
-        channel->target = channel->incoming->data + channel->incoming->offset + channel->landed;
-        channel->mixed = true;
+    channel->bypasses = by_reader && may_bypass(channel, &frame);
+    if (channel->bypasses) {
+        channel->target = channel->incoming->data + channel->incoming->offset + channel->uncounted;
+        channel->has_bypass = true;
         return true;
     }
     if (sr_flag_load(&channel->opened) == 0) {
@@ -294,31 +294,31 @@ static bool begin_piece(struct sr_channels *channels, struct sr_channel *channel
 static void finish_piece(struct sr_channels *channels, struct sr_channel *channel)
 {
     const struct sr_frame frame = frame_of(&channel->head);
-    if (!channel->past) {
+    if (!channel->bypasses) {
         sr_ring_announce(&channel->in, &frame);
         return;
     }
-    channel->landed += frame.nbytes;
-    channel->passed += sr_ring_frame_nbytes(frame.nbytes);
-    channel->past = false;
+    channel->uncounted += frame.nbytes;
+    channel->bypassed += sr_ring_frame_nbytes(frame.nbytes);
+    channel->bypasses = false;
     send_credit(channels, channel);
 }
 
 static bool take_credit(struct sr_channel *channel)
 {
     const uint64_t limit = channel->head.whole;
-    if (channel->there_nbytes == 0) {
+    if (channel->remote_ring_nbytes == 0) {
         if (!sr_ring_is_valid_length(limit))
             return false;
-        channel->there_nbytes = limit;
+        channel->remote_ring_nbytes = limit;
     }
-    if (limit < channel->limit || limit - channel->there_nbytes > channel->sent)
+    if (limit < channel->limit || limit - channel->remote_ring_nbytes > channel->sent)
         return false;
     channel->limit = limit;
     return true;
 }
 
-/* A head is there: false if it cannot be. */
+/* Begin a frame whose head has arrived. Return false if the head is invalid. */
 static bool begin_frame(struct sr_channels *channels, struct sr_channel *channel, bool by_reader)
 {
     if (channel->head.magic != SR_CHANNEL_MAGIC)
@@ -328,7 +328,7 @@ static bool begin_frame(struct sr_channels *channels, struct sr_channel *channel
         if (channel->head.nbytes > SR_CHANNEL_REASON_NBYTES)
             return false;
         if (channels->reason_from < 0)
-            channels->reason_from = (int)number_of(channels, channel); /* others' reasons are passed over */
+            channels->reason_from = (int)number_of(channels, channel); /* reasons on other channels are discarded */
         return true;
     case SR_CHANNEL_LEAVING:
         sr_flag_set(&channel->left, 1);
@@ -346,10 +346,10 @@ static bool begin_frame(struct sr_channels *channels, struct sr_channel *channel
     }
 }
 
-/* All of a frame is there. */
+/* End a frame that has arrived as a whole. */
 static void finish_frame(struct sr_channels *channels, struct sr_channel *channel)
 {
-    const bool in_ring = !channel->past;
+    const bool in_ring = !channel->bypasses;
     if (channel->head.what == SR_CHANNEL_PIECE)
         finish_piece(channels, channel);
     if (channel->head.what == SR_CHANNEL_ABORT && channels->reason_from == (int)number_of(channels, channel) &&
@@ -373,14 +373,14 @@ static void finish_frame(struct sr_channels *channels, struct sr_channel *channe
 
 static bool is_midway(const struct sr_channel *channel) { return channel->head_nbytes == sizeof channel->head; }
 
-/* Where the rest of a frame that has begun goes: up to two places, none if it is passed over. */
+/* Set the places, at most two, for the rest of the frame that is arriving. Return their number: 0 to discard it. */
 static size_t places_of(struct sr_channels *channels, struct sr_channel *channel, struct iovec *place)
 {
     unsigned char *target = channel->target;
     if (!is_midway(channel))
         return 0;
     const size_t left = channel->head.nbytes - channel->arrived;
-    if (channel->head.what == SR_CHANNEL_PIECE && !channel->past) {
+    if (channel->head.what == SR_CHANNEL_PIECE && !channel->bypasses) {
         const uint64_t ring_nbytes = channel->in.nbytes;
         const uint64_t begin =
             (sr_ring_data_at(channel->in.position, channel->head.nbytes) + channel->arrived) & (ring_nbytes - 1);
@@ -424,10 +424,10 @@ static void put_in_place(struct sr_channels *channels, struct sr_channel *channe
     count_arrived(channels, channel, nbytes);
 }
 
-/* Frames and parts of them, from a head or the middle of a head on, or from the middle of one that is passed over. */
+/* Process bytes that were read into the scratch memory: frames and parts of frames. They begin with a head, in the
+   middle of a head, or in the middle of a frame that is discarded. Return false if a head is invalid. */
 static bool take_apart(struct sr_channels *channels, struct sr_channel *channel, const unsigned char *from,
-                       size_t nbytes,
-                       bool by_reader)
+                       size_t nbytes, bool by_reader)
 {
     while (nbytes > 0) {
         size_t part;
@@ -481,14 +481,14 @@ static bool receive(struct sr_channels *channels, struct sr_channel *channel, bo
             return true;
         }
         if (nbytes < in_place + ahead)
-            return true; /* there was no more */
+            return true; /* the socket is empty */
         if (by_reader && channel->pausing)
-            return true; /* to read that, as what comes next of the message may go past the ring */
+            return true; /* the reader empties the ring first, so that the message's next pieces may bypass it */
     }
     return moved;
 }
 
-/* ---- what there is to do ------------------------------------------------------------------------------------ */
+/* ---- polling ------------------------------------------------------------------------------------------------ */
 
 static bool poll_sockets(struct sr_channels *channels, bool by_reader)
 {
@@ -562,16 +562,16 @@ void sr_channels_shut(struct sr_channels *channels)
     for (int i = 0; i < channels->nchannels; i++) {
         if (sr_flag_load(&channels->channel[i].end) == SR_CHANNEL_OPEN)
             sr_flag_set(&channels->channel[i].end, SR_CHANNEL_CLOSED);
-        channels->channel[i].deaf = true;
+        channels->channel[i].unwritable = true;
     }
-    channels->news = -1; /* its number may soon be another's */
+    channels->news = -1; /* another file may soon have its number */
     leave_turn(channels);
 }
 
-/* ---- the reader's ------------------------------------------------------------------------------------------- */
+/* ---- the reader --------------------------------------------------------------------------------------------- */
 
 void sr_channel_read(struct sr_channels *channels, struct sr_channel *channel, struct sr_ring_end *out_of,
-                  struct sr_incoming *incoming, sr_ring_copy_fn *copy)
+                     struct sr_incoming *incoming, sr_ring_copy_fn *copy)
 {
     sr_ring_open_end(out_of, channel->in.ring, channel->in.bytes, channel->in.nbytes, channel->first, &channels->nobody,
                      copy, SR_CHANNEL_PIECE_NBYTES);
@@ -581,13 +581,13 @@ void sr_channel_read(struct sr_channels *channels, struct sr_channel *channel, s
     leave_turn(channels);
 }
 
-/* What has landed is counted; whether more of the piece is to come past the ring. */
-static bool count_landed(struct sr_channels *channels, struct sr_channel *channel)
+/* Add the bytes that bypassed the ring to the message's offset. Return whether more of the piece is still to arrive. */
+static bool count_bypassed(struct sr_channels *channels, struct sr_channel *channel)
 {
     take_turn(channels);
-    channel->incoming->offset += channel->landed;
-    channel->landed = 0;
-    const bool more = channel->past && is_midway(channel);
+    channel->incoming->offset += channel->uncounted;
+    channel->uncounted = 0;
+    const bool more = channel->bypasses && is_midway(channel);
     leave_turn(channels);
     return more;
 }
@@ -595,12 +595,12 @@ static bool count_landed(struct sr_channels *channels, struct sr_channel *channe
 enum sr_ring_status sr_channel_pull(struct sr_channels *channels, struct sr_channel *channel)
 {
     enum sr_ring_status status = SR_RING_WAIT;
-    if (channel->mixed) {
-        channel->mixed = count_landed(channels, channel);
+    if (channel->has_bypass) {
+        channel->has_bypass = count_bypassed(channels, channel);
         if (channel->incoming->offset == channel->incoming->nbytes)
             return SR_RING_WHOLE;
     }
-    if (!channel->mixed)
+    if (!channel->has_bypass)
         status = sr_ring_pull(channel->out_of, channel->incoming);
     const uint64_t taken = sr_flag_load(&channel->in.ring->taken.value);
     if (taken != channel->seen_taken) {

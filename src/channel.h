@@ -1,15 +1,15 @@
-/* Channels between ranks of different hosts: one stream socket for each pair, on which the pieces of messages, the
- * credit for them, and notifications go as frames. What comes is laid into a ring in private memory, whose other
- * end is read as that of a local rank's (spsc_ring.h), or straight into the array that waits for it. A sender puts no
- * more on the socket than that ring has room for: whoever looks can take off all that has come, and no notification is
- * stuck for long.
+/* Channels between ranks of different hosts: one stream socket for each pair of ranks carries pieces of messages, the
+ * credit for them, and notifications, all as frames. A piece that arrives goes into a ring in private memory, which the
+ * receiver reads like the ring of a local rank (spsc_ring.h), or straight into the array of the message that is being
+ * received. A sender puts no more on the socket than the receiver's ring has room for. So every thread that polls can
+ * empty the socket, and no notification waits long behind a message.
  *
- * Owns no descriptor: it is handed connected, non-blocking sockets and an epoll descriptor. Nothing here waits. Any
- * thread may call what is below; who *reads* the rings is one thread at a time.
+ * This file owns no descriptor: its user passes connected, non-blocking sockets and an epoll descriptor. Nothing here
+ * waits but for the turn. Any thread may call the functions below; one thread at a time, the *reader*, reads the rings.
  *
  *   sender                                       receiver
- *   array --sr_channel_push--> socket ~~~~~~> pump --+--> ring --sr_channel_pull--> array
- *                     ^                           +---------------------------^
+ *   array --sr_channel_push--> socket ~~~~~~> poll --+--> ring --sr_channel_pull--> array
+ *                     ^                              +--------------------------------^
  *                     +----- limit <~~~~~~ credit, as the ring is read                                    */
 #ifndef SR_CHANNEL_H
 #define SR_CHANNEL_H
@@ -17,143 +17,147 @@
 #include "tcp_probe.h"
 #include "spsc_ring.h"
 
+/* The kind of a frame. */
 enum sr_channel_what {
-    SR_CHANNEL_ABORT = 1, /* it is over, because of what follows */
+    SR_CHANNEL_ABORT = 1, /* the communicator has ended; the reason follows */
     SR_CHANNEL_LEAVING,  /* the sender leaves in order */
-    SR_CHANNEL_CREDIT,   /* `whole`: up to where the other end may send */
-    SR_CHANNEL_PIECE,    /* of a message: what sr_frame says of it, and its bytes */
-    /* notes, each of which replaces the one before: */
-    SR_CHANNEL_VIEW,     /* of who goes on after the end, see sr_seqlock */
+    SR_CHANNEL_CREDIT,   /* `whole`: position up to which the other end may send */
+    SR_CHANNEL_PIECE,    /* of a message: the fields of sr_frame, then the data */
+    /* notes; each replaces the previous one of its kind: */
+    SR_CHANNEL_VIEW,     /* of a rank that continues after the end, see sr_seqlock */
     SR_CHANNEL_CALLING,  /* the sender has waited for a while in a collective: struct sr_channel_call */
     SR_CHANNEL_CONFIRMED, /* all ranks of the sender's host have begun this collective: struct sr_channel_call */
 };
 
-/* In front of everything; little-endian, as are all machines that shmring runs on. */
+/* The head of every frame; little-endian, as are all machines that shmring runs on. */
 struct sr_channel_head {
     uint32_t magic;
     uint32_t what;       /* enum sr_channel_what */
-    uint32_t nbytes;     /* that follow */
-    uint32_t tag;        /* of a piece, as the rest */
+    uint32_t nbytes;     /* of the data that follow */
+    uint32_t tag;        /* pieces only, as the rest */
     uint64_t kind : 56;
     uint64_t flags : 8;
-    uint64_t whole;      /* bytes of its message */
+    uint64_t whole;      /* bytes of the piece's message */
 };
 _Static_assert(sizeof(struct sr_channel_head) == 32, "a head has no holes");
 
-/* Which one, by the number that all ranks count, and as what. */
+/* A collective: its number, which is the same on all ranks, and its arguments. */
 struct sr_channel_call {
     uint64_t seq, fingerprint, count;
 };
 
 struct sr_channel_note {
-    uint64_t count; /* that have come */
-    unsigned char last[SR_VIEW_NBYTES], next[SR_VIEW_NBYTES]; /* the last one; the one that comes */
+    uint64_t count; /* of notes that have arrived */
+    unsigned char last[SR_VIEW_NBYTES], next[SR_VIEW_NBYTES]; /* the last whole note; the one that is arriving */
 };
 
 enum {
     SR_CHANNEL_MAGIC = 0x32507273,
-    SR_CHANNEL_PIECE_NBYTES = 65536, /* a system call is lost in the time that so much takes */
-    SR_CHANNEL_REASON_NBYTES = 65536,  /* of what says why it is over */
+    SR_CHANNEL_PIECE_NBYTES = 65536, /* so large that the time of a system call does not matter */
+    SR_CHANNEL_REASON_NBYTES = 65536,  /* the most that the reason of an abort can have */
     SR_CHANNEL_REST_NBYTES = SR_CHANNEL_PIECE_NBYTES + SR_CHANNEL_REASON_NBYTES + SR_PAGE,
     SR_CHANNEL_SCRATCH_NBYTES = 8192,
 };
 
-/* What has become of a connection. */
+/* The state of a connection. */
 enum sr_channel_end {
     SR_CHANNEL_OPEN,
-    SR_CHANNEL_CLOSED,  /* the other end has closed it, or is gone */
-    SR_CHANNEL_FAILED,  /* because of `error` */
-    SR_CHANNEL_DAMAGED, /* on it came what no rank of this version sends */
+    SR_CHANNEL_CLOSED,  /* the other end has closed it, or has died */
+    SR_CHANNEL_FAILED,  /* with `error` */
+    SR_CHANNEL_DAMAGED, /* bytes arrived that no rank of this version sends */
 };
 
-/* One connection. Touched only by the thread that holds `turn`, but where a field says otherwise. */
+/* One connection. Unless a field says otherwise, only the thread that holds `turn` reads and writes it. */
 struct sr_channel {
     int fd;
-    int rank;              /* at the other end */
-    sr_flag end;           /* enum sr_channel_end; R all */
-    sr_flag left;          /* the other end has said that it leaves; R all */
-    sr_flag opened;        /* the first piece has come; R all */
-    sr_flag confirmed;     /* the number of the last call that was confirmed, set behind its note; R all */
+    int rank;              /* of the other end */
+    sr_flag end;           /* enum sr_channel_end. W the turn; R all threads */
+    sr_flag left;          /* 1: the other end has notified that it leaves. W the turn; R all threads */
+    sr_flag opened;        /* 1: the first piece has arrived. W the turn; R all threads */
+    sr_flag confirmed;     /* number of the last confirmed call. W the turn, after the call's note; R all threads */
     int error;
     struct sr_tcp_probe probe;
-    /* out: in bytes as the other end's ring counts them, from 0 */
-    uint64_t sent, limit;  /* so far; up to where its ring has room */
-    uint64_t there_nbytes; /* of that ring; 0: nothing is known of it yet */
-    unsigned char *rest;   /* what the socket would not take, from a frame's middle on; SR_CHANNEL_REST_NBYTES */
+    /* sending: positions are those of the other end's ring, from 0 */
+    uint64_t sent, limit;  /* position up to which pieces are sent; up to which the other ring has room */
+    uint64_t remote_ring_nbytes; /* length of the other end's ring; 0: not known yet */
+    unsigned char *rest;   /* the end of a frame that the socket did not take; SR_CHANNEL_REST_NBYTES */
     size_t rest_begin, rest_end;
     uint64_t put;          /* bytes that the socket has taken */
-    uint64_t messages_end; /* how many those are once all whole messages, and the last view, are among them */
-    bool deaf;             /* it takes nothing any more */
-    bool watched;          /* there will be news when it takes something again */
-    /* in */
+    uint64_t messages_end; /* value of `put` once the socket has taken all whole messages and the last view */
+    bool unwritable;       /* the socket takes nothing any more */
+    bool watched;          /* epoll reports when the socket takes bytes again */
+    /* receiving */
     struct sr_ring_end in; /* the producer's end of the ring */
-    uint64_t first;        /* its first position */
-    uint64_t passed, granted; /* what went past the ring, as if it had been in it; the limit that the other end knows */
+    uint64_t first;        /* the first position of the ring */
+    uint64_t bypassed;     /* bytes that the pieces that bypassed the ring would have taken in it */
+    uint64_t granted;      /* the last limit that was sent to the other end */
     struct sr_channel_head head;
-    size_t head_nbytes; /* of the head that have come */
-    size_t arrived; /* of what follows it */
-    bool past; /* this piece goes past the ring: */
-    unsigned char *target; /* ... here; NULL: nowhere */
+    size_t head_nbytes; /* bytes of the head that have arrived */
+    size_t arrived; /* bytes that have arrived of the data behind the head */
+    bool bypasses; /* the piece that is arriving bypasses the ring and goes to `target` */
+    unsigned char *target; /* NULL: the data are discarded */
     struct sr_channel_note note[3]; /* by enum sr_channel_what from SR_CHANNEL_VIEW on */
-    bool pausing; /* the last frame was a piece that is in the ring, with more to come of its message */
-    uint64_t landed; /* bytes of the reader's message that came so, and that it has not counted yet */
-    /* the reader's own */
-    struct sr_ring_end *out_of; /* the consumer's end */
+    bool pausing; /* the last frame was a piece that is in the ring and is not the last one of its message */
+    uint64_t uncounted; /* bytes of the reader's message that bypassed the ring and are not in its offset yet */
+    /* W and R: the reader */
+    struct sr_ring_end *out_of; /* the consumer's end of the ring */
     struct sr_incoming *incoming;
-    bool mixed; /* something may have landed */
+    bool has_bypass; /* bytes may have bypassed the ring since the reader last counted them */
     uint64_t seen_taken;
 };
 
 /* All connections of one rank. */
 struct sr_channels {
-    sr_flag turn; /* 1: a thread is at work on the channels */
-    sr_flag attended; /* the reader waits for news: nobody else needs to */
-    sr_flag aborted_by; /* 0, or 1 + the number of the channel on which somebody has said why it is over; R all */
-    sr_flag nopened; /* channels on which a first piece has come; R all */
-    int waker; /* an eventfd that ends the sleep of who waits for news in the background */
-    int news; /* an epoll descriptor of all channels that have not ended */
+    sr_flag turn; /* 1: a thread works on the channels */
+    sr_flag attended; /* 1: the reader waits for news, so other threads need not poll. W reader; R all threads */
+    sr_flag aborted_by; /* 1 + number of the channel on which the reason of an abort came; 0: none. R all threads */
+    sr_flag nopened; /* number of channels on which a first piece has arrived. R all threads */
+    int waker; /* an eventfd that ends the sleep of a background thread that waits for news */
+    int news; /* an epoll descriptor of all channels that are open */
     int nchannels;
     struct sr_channel *channel;
-    int reason_from; /* whose reason is in, or comes into, `reason`; -1: nobody's */
+    int reason_from; /* number of the channel whose reason is in `reason` or arrives there; -1: none */
     uint32_t reason_nbytes;
     unsigned char reason[SR_CHANNEL_REASON_NBYTES];
     unsigned char scratch[SR_CHANNEL_SCRATCH_NBYTES];
-    struct sr_event nobody; /* sleeps on it: news end sleeps */
+    struct sr_event nobody; /* the event of the rings: no thread sleeps on it, since news end the sleeps */
 };
 
 void sr_channels_open(struct sr_channels *channels, struct sr_channel *channel, int nchannels, int news);
 
-/* The ring and its bytes are zeroed and stay, as does `rest`. 0, or an errno of the epoll descriptor. */
+/* Open a channel. The ring and its bytes are zeroed; they and `rest` must stay in place. Return 0, or the errno of
+   epoll_ctl. */
 int sr_channel_open(struct sr_channels *channels, struct sr_channel *channel, int fd, int rank, struct sr_ring *ring,
                     void *bytes, uint64_t nbytes, uint64_t first, void *rest);
 
-/* From here on this thread, and whoever takes its place, reads that ring: `out_of` is made its consumer's end. While a
-   message is under way, `incoming` says so: pieces go straight there as long as its data is not NULL. */
+/* Begin to read the ring of a channel: the caller is its reader, and opens the consumer's end at `out_of`. While a
+   message is being received, `incoming` describes it: its pieces bypass the ring as long as its data is not NULL. */
 void sr_channel_read(struct sr_channels *channels, struct sr_channel *channel, struct sr_ring_end *out_of,
                      struct sr_incoming *incoming, sr_ring_copy_fn *copy);
 
-/* Takes in all that has come, and sends what is left over; true: something moved. For the reader. */
+/* Receive everything that has arrived, and send what is left over. Return whether anything moved. For the reader. */
 bool sr_channels_step(struct sr_channels *channels);
 
-/* The same for a reader that is about to sleep on `news`: from here to sr_channels_wake nobody else takes in
- * anything. */
+/* As sr_channels_step, for a reader that is about to sleep on `news`: no other thread receives anything until the
+   reader calls sr_channels_wake. */
 bool sr_channels_attend(struct sr_channels *channels);
 void sr_channels_wake(struct sr_channels *channels);
 
-/* For everyone else: takes in what has come unless the reader does; whether somebody has said why it is over. */
+/* For all other threads: receive what has arrived, unless the reader does so. Return whether the reason of an abort has
+   arrived. */
 bool sr_channels_poll_abort(struct sr_channels *channels);
 
-/* As sr_ring_push: SR_RING_WHOLE or SR_RING_WAIT, also where the connection has ended. */
+/* As sr_ring_push. Return SR_RING_WAIT also if the connection has ended. */
 enum sr_ring_status sr_channel_push(struct sr_channels *channels, struct sr_channel *channel,
                                     struct sr_outgoing *message);
 
 /* As sr_ring_pull, for channel->incoming. */
 enum sr_ring_status sr_channel_pull(struct sr_channels *channels, struct sr_channel *channel);
 
-/* The reader's message has no memory any more: what is on its way to it goes nowhere. */
+/* Discard the data that still arrive for the reader's message, whose memory is about to go. */
 void sr_channel_withdraw(struct sr_channels *channels, struct sr_channel *channel);
 
-/* Sends a notification behind what is there. */
+/* Send a notification behind the bytes that are still unsent. */
 void sr_channel_notify(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
                        const void *body, uint32_t nbytes);
 
@@ -169,26 +173,27 @@ static inline struct sr_channel_note *sr_channel_note_of(struct sr_channel *chan
     return &channel->note[what - SR_CHANNEL_VIEW];
 }
 
-/* How many such notes have come, and the last one; 0: none. */
+/* Copy the last note of this kind to `note`, and return how many have arrived; 0: none. */
 uint64_t sr_channel_last_note(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
                               void *note);
 
-/* As sr_channels_step, for who does not read: what comes of messages goes no further than their rings. */
+/* As sr_channels_step, for a thread that is not the reader: no piece bypasses its ring. */
 void sr_channels_poll(struct sr_channels *channels);
 
-/* To be asked now and then while something is under way: ends the channel if the other end has not answered for
- * long. */
+/* End the channel if its other end has not answered for limit_ns. To be called now and then while data are under way,
+   see tcp_probe.h. */
 void sr_channel_probe(struct sr_channels *channels, struct sr_channel *channel, uint64_t limit_ns);
 
-/* Sends what is left over; whether something still is. */
-bool sr_channel_owes(struct sr_channels *channels, struct sr_channel *channel);
+/* Try to send what is left over. Return whether some of it is still unsent. */
+bool sr_channel_has_unsent(struct sr_channels *channels, struct sr_channel *channel);
 
-/* The same; whether any part of a whole message has not reached the other end's kernel. Until then the descriptor has
-   to stay: a socket that nobody has answers what comes, credit say, with a reset, and what it had still to send is
-   gone. What has reached the other kernel is read there, reset or not: nobody has to stay until it is. */
+/* Try to send what is left over. Return whether some byte of the whole messages, or of the last view, has not reached
+   the other end's kernel. While this is true the descriptor must stay open: a closed socket answers bytes that arrive,
+   such as credit, with a reset, and loses its unsent bytes. The receiver can read what has reached its kernel, even
+   after a reset. */
 bool sr_channel_is_delivering(struct sr_channels *channels, struct sr_channel *channel);
 
-/* Nothing is read or sent any more: the descriptors are about to go. */
+/* Stop reading and sending, before the descriptors are closed. */
 void sr_channels_shut(struct sr_channels *channels);
 
 #endif

@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 enum {
-    MESSAGES_AT_ONCE = 8, /* gathered by one system call */
-    READS_AT_ONCE = 4,    /* of one connection, before the others get their turn */
+    MESSAGES_AT_ONCE = 8, /* sent by one system call */
+    READS_AT_ONCE = 4,    /* from one connection in one step, before the next connection is stepped */
 };
 
 void sr_conn_open(struct sr_conn *conn, int fd) {
@@ -37,7 +37,7 @@ static size_t whole_nbytes(const struct sr_conn_message *message) {
     return sizeof message->head + message->head.nbytes;
 }
 
-/* nbytes of the queue's first messages have been moved. */
+/* Count nbytes more as moved, and remove the messages that are complete. */
 static void advance(struct sr_conn_queue *queue, size_t nbytes) {
     queue->done += nbytes;
     while (sr_conn_is_busy(queue) && queue->done >= whole_nbytes(message_at(queue, queue->first))) {
@@ -57,7 +57,7 @@ static enum sr_conn_status trouble(struct sr_conn *conn, int error) {
 
 /* ---- sending ---- */
 
-/* What is left of the first messages, heads and data in turn; returns how many places that are. */
+/* Set the places of what is left of the first messages: heads and data in turn. Return the number of places. */
 static int gather(struct sr_conn_queue *queue, struct iovec *places) {
     size_t skip = queue->done;
     int nplaces = 0;
@@ -93,7 +93,7 @@ static bool is_expected(const struct sr_conn *conn, const struct sr_conn_message
     return memcmp(&conn->arriving, &message->head, sizeof message->head) == 0;
 }
 
-/* Where the next bytes go. A head is looked at before any of its message is put into place. */
+/* Return the place for the next bytes. A head is checked before any data of its message are put into place. */
 static struct iovec next_place(struct sr_conn *conn, const struct sr_conn_message *message) {
     size_t done = conn->in.done;
     size_t nbytes = message->head.nbytes;
@@ -144,7 +144,7 @@ int sr_conn_peek(struct sr_conn *conn) {
 static enum sr_conn_status step_both(struct sr_conn *conn) {
     enum sr_conn_status sent = step_out(conn);
     if (sent > SR_CONN_PROGRESSED) {
-        /* Who has closed it may have said before why: what has come is looked at first. */
+        /* The other end may have sent the reason before it closed, such as a different head: receive that first. */
         enum sr_conn_status received = step_in(conn);
         return received == SR_CONN_PROGRESSED || received == SR_CONN_MISMATCH ? received : sent;
     }
@@ -172,7 +172,7 @@ void sr_conn_sleep(int news, uint64_t limit_ns) {
     struct timespec limit = {(time_t)(limit_ns / 1000000000), (long)(limit_ns % 1000000000)};
     if (syscall(SYS_epoll_pwait2, news, events, 16, &limit, NULL, 0) >= 0 || errno != ENOSYS) return;
 #endif
-    epoll_wait(news, events, 16, (int)(limit_ns / 1000000) + 1); /* kernels before 5.11 count in milliseconds */
+    epoll_wait(news, events, 16, (int)(limit_ns / 1000000) + 1); /* Linux before 5.11: milliseconds only */
 }
 
 void sr_conn_sleep_or(int news, int other, uint64_t limit_ns) {

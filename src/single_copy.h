@@ -1,4 +1,4 @@
-/* Reading another process's private memory through the kernel: one copy where staging makes two. */
+/* Single copy: read the private memory of another process through the kernel. Staging would copy twice. */
 #ifndef SR_SINGLE_COPY_H
 #define SR_SINGLE_COPY_H
 
@@ -7,7 +7,8 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-/* `task` is any living thread of the process. 0, or the errno of what could not be read. */
+/* Copy nbytes from `address` of another process to `there`. `task` is the id of any living thread of that process.
+   Return 0, or the errno of process_vm_readv. */
 static inline int sr_single_copy(pid_t task, void *there, uint64_t address, size_t nbytes)
 {
     while (nbytes > 0) {

@@ -1,6 +1,6 @@
-/* A single-producer single-consumer ring on shared memory: messages go in piece by piece at one end and come out at the
-   other. Owns how a frame is laid into the ring and taken out of it; who waits, and how, is its users' affair.
-   What it reads from shared memory is checked before it is used. */
+/* A single-producer single-consumer ring in shared memory, through which messages pass piece by piece. This file puts
+   frames into the ring and takes them out; nothing here waits. Everything that is read from shared memory is checked
+   before it is used. */
 #ifndef SR_SPSC_RING_H
 #define SR_SPSC_RING_H
 
@@ -10,40 +10,40 @@
 
 typedef void sr_ring_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream);
 
-enum { SR_RING_COPY_NBYTES = 2048 }; /* from here on the caller's copy is worth its call */
+enum { SR_RING_COPY_NBYTES = 2048 }; /* from here on a call of the user's copy function pays off */
 
-/* One end, in its owner's private memory; the calls below say whose they are. */
+/* One end of a ring, in its owner's private memory. */
 struct sr_ring_end {
     struct sr_ring *ring;
-    unsigned char *bytes;  /* the ring's */
-    uint64_t nbytes;       /* a power of two */
-    size_t piece_nbytes;   /* what a frame holds at most */
-    uint64_t position;     /* where this end's next frame begins */
-    uint64_t taken;        /* up to where frames are taken: as the producer has seen, as the consumer has told */
-    struct sr_event *event;  /* on which the other end sleeps */
+    unsigned char *bytes;  /* the ring's bytes */
+    uint64_t nbytes;       /* length of the ring, a power of two */
+    size_t piece_nbytes;   /* the most data in one frame */
+    uint64_t position;     /* begin of this end's next frame */
+    uint64_t taken;        /* sr_ring.taken, as this end has last loaded (producer) or published it (consumer) */
+    struct sr_event *event;  /* the other end sleeps on it */
     sr_ring_copy_fn *copy;
-    uint32_t stream;       /* large pieces are put in past the cache */
+    uint32_t stream;       /* 1: the producer writes large pieces by streaming stores */
 };
 
-/* A message on its way into the ring. Begun with the head's tag, kind and message_nbytes, and offset 0. */
+/* A message that goes into the ring. It begins with the head's tag, kind and message_nbytes, and offset 0. */
 struct sr_outgoing {
     struct sr_frame head;
     const unsigned char *data;
-    uint64_t offset; /* bytes of it that are in the ring */
+    uint64_t offset; /* bytes that are in the ring */
 };
 
-/* A message on its way out. Begun with what its first frame says and offset 0. */
+/* A message that comes out of the ring. It begins with message_nbytes of its first frame as nbytes, and offset 0. */
 struct sr_incoming {
-    unsigned char *data; /* NULL: the message is passed over */
+    unsigned char *data; /* NULL: the message is discarded */
     uint64_t nbytes;
-    uint64_t offset;     /* bytes of it that have been taken */
+    uint64_t offset;     /* bytes that have been taken */
 };
 
 enum sr_ring_status {
-    SR_RING_WHOLE,   /* the message is through */
-    SR_RING_WAIT,    /* no room, or nothing there */
-    SR_RING_CUT,     /* the producer gave the message up in the middle: it is void */
-    SR_RING_DAMAGED, /* the ring holds what no producer writes */
+    SR_RING_WHOLE,   /* the message is complete */
+    SR_RING_WAIT,    /* the ring has no room, or no frame */
+    SR_RING_CUT,     /* the producer abandoned the message in the middle: it is void */
+    SR_RING_DAMAGED, /* the ring holds bytes that no producer writes */
 };
 
 static inline bool sr_ring_is_valid_length(uint64_t nbytes)
@@ -54,7 +54,8 @@ static inline bool sr_ring_is_valid_length(uint64_t nbytes)
 static inline void sr_ring_open_end(struct sr_ring_end *end, struct sr_ring *ring, void *bytes, uint64_t nbytes,
                                     uint64_t first, struct sr_event *event, sr_ring_copy_fn *copy, size_t piece_nbytes)
 {
-    /* A frame and the next one's word take half of the ring at most: an end may keep the rest to itself a while. */
+    /* A frame and the next frame's word take at most half of the ring. The consumer publishes `taken` every quarter of
+       the ring, so the producer always finds room in the end. */
     const size_t most_nbytes = nbytes / 2 - 2 * SR_CACHE_LINE;
     memset(end, 0, sizeof *end);
     end->ring = ring;
@@ -66,10 +67,10 @@ static inline void sr_ring_open_end(struct sr_ring_end *end, struct sr_ring *rin
     end->copy = copy;
 }
 
-/* Where positions begin: a multiple of the ring's length. */
+/* Return the first position: a multiple of the ring's length, at most `near`. */
 static inline uint64_t sr_ring_first(uint64_t near, uint64_t nbytes) { return near & ~(nbytes - 1); }
 
-/* Into zeroed memory, before anybody opens an end. */
+/* Write the first values of a ring into zeroed memory, before any process opens an end. */
 static inline void sr_ring_format(struct sr_ring *ring, void *bytes, uint64_t first)
 {
     sr_flag_set(&ring->taken.value, first);
@@ -87,7 +88,7 @@ static inline struct sr_frame *sr_ring_frame_at(const struct sr_ring_end *end, u
     return (struct sr_frame *)(end->bytes + (position & (end->nbytes - 1)));
 }
 
-/* Where a frame's bytes begin, as a position. */
+/* Return the position at which a frame's data begin. */
 static inline uint64_t sr_ring_data_at(uint64_t position, size_t nbytes)
 {
     return position + (nbytes <= SR_FRAME_INLINE_NBYTES ? sizeof(struct sr_frame) : SR_CACHE_LINE);
@@ -102,22 +103,23 @@ static inline void sr_ring_copy(const struct sr_ring_end *end, void *dst, const 
         memcpy(dst, src, nbytes);
 }
 
-/* ---- the producer's ------------------------------------------------------------------------------------------- */
+/* ---- the producer --------------------------------------------------------------------------------------------- */
 
-/* Pairs with sr_ring_publish_taken. */
+/* Return whether a frame of nbytes, and the next frame's word, fit into the ring. The load of `taken` pairs with
+   sr_ring_publish_taken; it is ordered (S2), since the producer may be about to sleep. */
 static inline bool sr_ring_has_room(struct sr_ring_end *end, uint64_t nbytes)
 {
     const uint64_t needed = end->position + nbytes + SR_CACHE_LINE - end->nbytes;
     if ((int64_t)(end->taken - needed) >= 0)
         return true;
     const uint64_t taken = sr_flag_load_ordered(&end->ring->taken.value);
-    if (end->position - taken > end->nbytes) /* nobody can have taken what was not put in */
+    if (end->position - taken > end->nbytes) /* invalid: a consumer cannot have taken more than was put in */
         return false;
     end->taken = taken;
     return (int64_t)(taken - needed) >= 0;
 }
 
-/* Publishes a frame whose bytes are in place, where there is room for it; pairs with sr_ring_peek. */
+/* Publish a frame whose data are in place; sr_ring_has_room has returned true. Pairs with sr_ring_has_frame. */
 static inline void sr_ring_announce(struct sr_ring_end *end, const struct sr_frame *head)
 {
     struct sr_frame *frame = sr_ring_frame_at(end, end->position);
@@ -131,7 +133,7 @@ static inline void sr_ring_announce(struct sr_ring_end *end, const struct sr_fra
     end->position = next;
 }
 
-/* Puts one frame where there is room for it, and publishes it. */
+/* Put one frame into the ring and publish it; sr_ring_has_room has returned true. */
 static inline void sr_ring_put(struct sr_ring_end *end, const struct sr_frame *head, const void *data)
 {
     const uint64_t begin = sr_ring_data_at(end->position, head->nbytes) & (end->nbytes - 1);
@@ -143,7 +145,7 @@ static inline void sr_ring_put(struct sr_ring_end *end, const struct sr_frame *h
     sr_ring_announce(end, head);
 }
 
-/* Puts in as much of a message as there is room for: SR_RING_WHOLE or SR_RING_WAIT. */
+/* Put as many pieces of a message into the ring as there is room for. Return SR_RING_WHOLE or SR_RING_WAIT. */
 static inline enum sr_ring_status sr_ring_push(struct sr_ring_end *end, struct sr_outgoing *message)
 {
     for (;;) {
@@ -160,7 +162,7 @@ static inline enum sr_ring_status sr_ring_push(struct sr_ring_end *end, struct s
     }
 }
 
-/* What a message takes of a ring in all. */
+/* Return the bytes of the ring that all pieces of a message take together. */
 static inline uint64_t sr_ring_message_nbytes(const struct sr_ring_end *end, uint64_t nbytes)
 {
     const uint64_t npieces = nbytes / end->piece_nbytes;
@@ -168,10 +170,10 @@ static inline uint64_t sr_ring_message_nbytes(const struct sr_ring_end *end, uin
            sr_ring_frame_nbytes((size_t)(nbytes - npieces * end->piece_nbytes));
 }
 
-/* ---- the consumer's ------------------------------------------------------------------------------------------- */
+/* ---- the consumer --------------------------------------------------------------------------------------------- */
 
-/* What the producer waits for. Announced every quarter of a ring, and by who runs out of frames. Pairs with
-   sr_ring_has_room. */
+/* Publish up to where frames are taken, for which the producer waits (sr_ring_has_room). sr_ring_take calls this every
+   quarter of the ring; the consumer calls it when it finds no more frames. */
 static inline void sr_ring_publish_taken(struct sr_ring_end *end)
 {
     if (end->taken != end->position) {
@@ -181,13 +183,15 @@ static inline void sr_ring_publish_taken(struct sr_ring_end *end)
     }
 }
 
+/* Return whether the next frame is there. Pairs with sr_ring_announce; the load is ordered (S2), since the consumer may
+   be about to sleep. */
 static inline bool sr_ring_has_frame(const struct sr_ring_end *end)
 {
     return sr_flag_load_ordered(&sr_ring_frame_at(end, end->position)->begun) == end->position + 1;
 }
 
-/* Copies the next frame's head, if there is one, so that what was checked is what is used: SR_RING_WHOLE, SR_RING_WAIT
-   or SR_RING_DAMAGED. Pairs with sr_ring_put. */
+/* Copy the head of the next frame and check the copy: the shared head may change after the check. Return SR_RING_WHOLE,
+   SR_RING_WAIT (no frame is there) or SR_RING_DAMAGED. */
 static inline enum sr_ring_status sr_ring_peek(const struct sr_ring_end *end, struct sr_frame *head)
 {
     const struct sr_frame *frame = sr_ring_frame_at(end, end->position);
@@ -202,7 +206,7 @@ static inline enum sr_ring_status sr_ring_peek(const struct sr_ring_end *end, st
     return SR_RING_WHOLE;
 }
 
-/* Takes the frame whose head was peeked. */
+/* Take the frame whose head sr_ring_peek has returned. If dst is NULL, discard its data. */
 static inline void sr_ring_take(struct sr_ring_end *end, const struct sr_frame *head, void *dst)
 {
     const uint64_t begin = sr_ring_data_at(end->position, head->nbytes) & (end->nbytes - 1);
@@ -216,7 +220,7 @@ static inline void sr_ring_take(struct sr_ring_end *end, const struct sr_frame *
         sr_ring_publish_taken(end);
 }
 
-/* Whether a frame is the next piece of the message. */
+/* Return whether a frame is the next piece of the message. */
 static inline bool sr_ring_continues(const struct sr_incoming *message, const struct sr_frame *head)
 {
     const uint64_t left = message->nbytes - message->offset;
@@ -225,7 +229,7 @@ static inline bool sr_ring_continues(const struct sr_incoming *message, const st
            (head->nbytes > 0 || left == 0);
 }
 
-/* Takes out as much of a message as is there. */
+/* Take as many pieces of a message as are there. */
 static inline enum sr_ring_status sr_ring_pull(struct sr_ring_end *end, struct sr_incoming *message)
 {
     struct sr_frame head;

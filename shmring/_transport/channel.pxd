@@ -40,6 +40,6 @@ cdef extern from "channel.h" nogil:
     uint64_t sr_channel_last_note(sr_channels *, sr_channel *, int what, void *note)
     void sr_channels_poll(sr_channels *)
     void sr_channel_probe(sr_channels *, sr_channel *, uint64_t limit_ns)
-    bint sr_channel_owes(sr_channels *, sr_channel *)
+    bint sr_channel_has_unsent(sr_channels *, sr_channel *)
     bint sr_channel_is_delivering(sr_channels *, sr_channel *)
     void sr_channels_shut(sr_channels *)

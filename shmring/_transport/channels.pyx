@@ -17,8 +17,8 @@ from .._core.segment cimport SR_LINE, SR_PAGE, SR_VIEW_NBYTES, sr_flag_load
 from .._core.spsc_ring cimport sr_ring, sr_ring_first
 from .channel cimport (
     SR_CHANNEL_ABORT, SR_CHANNEL_CALLING, SR_CHANNEL_LEAVING, SR_CHANNEL_OPEN, SR_CHANNEL_REASON_NBYTES,
-    SR_CHANNEL_REST_NBYTES, SR_CHANNEL_VIEW, sr_channel, sr_channel_call, sr_channel_is_delivering,
-    sr_channel_last_note, sr_channel_notify, sr_channel_open, sr_channel_owes, sr_channel_probe, sr_channels,
+    SR_CHANNEL_REST_NBYTES, SR_CHANNEL_VIEW, sr_channel, sr_channel_call, sr_channel_has_unsent,
+    sr_channel_is_delivering, sr_channel_last_note, sr_channel_notify, sr_channel_open, sr_channel_probe, sr_channels,
     sr_channels_open, sr_channels_poll, sr_channels_poll_abort, sr_channels_shut, sr_channels_step,
 )
 
@@ -194,7 +194,7 @@ cdef class Channels:
             return
         sr_channels_step(self.channels)
         for number in range(self.channels.nchannels):
-            while sr_channel_owes(self.channels, &self.channel[number]) and time.monotonic() < until:
+            while sr_channel_has_unsent(self.channels, &self.channel[number]) and time.monotonic() < until:
                 self.await_news(0.02)
                 sr_channels_step(self.channels)
         sr_channels_shut(self.channels)

@@ -1,8 +1,9 @@
-/* The casts and the wire formats, included by loop.h and made of its helpers. A block of narrow items is again
- * one vector register and goes through the same arithmetic, but items keep their order, as in a fold they need not.
- * bench/engine/bench_kernels.py --casts shows what comes of it. */
+/* The casts and the wire formats. loop.h includes this file, which uses its helpers. As in the folds, a block of narrow
+ * items is one vector register and goes through the same arithmetic; unlike in a fold, items must keep their order.
+ * bench/engine/bench_kernels.py --casts measures the result. */
 
-/* `call` with i and n in scope: n items from item i on; whole blocks of `step` first, then eights, then ones. */
+/* Run `call` with i and n in scope, for n items from item i on: whole blocks of `step` first, then eights, then ones.
+   */
 #define SR_BY_BLOCKS(step, count, call)                                                                      \
     do {                                                                                                     \
         size_t i = 0;                                                                                        \
@@ -20,8 +21,8 @@
         }                                                                                                    \
     } while (0)
 
-/* Items become words and words items by loops of their own: in one loop GCC 12 compares bytes here and words there, and
- * half of the time goes into moving masks from the one width to the other. `wide` may lie anywhere too. */
+/* Items become words, and words become items, in separate loops. In one loop GCC 12 compares bytes in one place and
+ * words in another, and spends half of the time moving masks from one width to the other. `wide` needs no alignment. */
 #define SR_IN_ORDER(tag, T)                                                                                  \
     SR_INLINE void SR_OF_ISA(tag##_widen_in_order)(void *wide, const void *items, size_t count) {            \
         uint32_t words[SR_VECTOR_NBYTES / sizeof(T)];                                                        \
@@ -36,7 +37,7 @@
         SR_VECTOR for (size_t i = 0; i < count; i++)((T##_anywhere *)items)[i] = (T)words[i];                \
     }
 
-/* Instructions for halves keep the order anyway. */
+/* The float16 instructions keep the order. */
 #if defined(SR_F16C) || defined(__aarch64__)
 SR_INLINE void SR_OF_ISA(f16_widen_in_order)(void *wide, const void *items, size_t count) {
     SR_OF_ISA(f16_widen)(wide, items, count);
@@ -98,7 +99,7 @@ SR_CAST(e5m2, uint8_t)
 SR_ENCODE(f16, uint16_t)
 SR_ENCODE(bf16, uint16_t)
 
-/* Nothing is lost, so nothing is left over. */
+/* The native format loses nothing, so the new residual is 0. */
 SR_TARGET static void SR_OF_ISA(encode_native)(void *dst, float *residual, const float *src, size_t count) {
     if (residual == NULL) {
         SR_OF_ISA(sr_copy)(dst, src, count * sizeof(float), 0);
@@ -116,12 +117,12 @@ SR_TARGET static void SR_OF_ISA(decode_native)(float *dst, const void *src, size
     SR_OF_ISA(sr_copy)(dst, src, count * sizeof(float), 0);
 }
 
-/* `residual` is NULL or not as a constant, and so is count but for the last block. */
+/* It is a compile-time constant whether `residual` is NULL; so is count, except for the last block. */
 SR_INLINE void SR_OF_ISA(int8_encode_block)(char *restrict dst, float_anywhere *restrict residual,
                                             const float_anywhere *restrict src, size_t count) {
     float whole[SR_WIRE_INT8_BLOCK];
     uint8_t *restrict const items = (uint8_t *)dst + sizeof(float);
-    int32_t most = 0; /* signed: SSE2 compares no other words */
+    int32_t most = 0; /* signed: SSE2 has no comparison of unsigned words */
     SR_VECTOR for (size_t i = 0; i < count; i++) {
         whole[i] = residual != NULL ? src[i] + residual[i] : src[i];
         const int32_t magnitude = (int32_t)(sr_bits_of(whole[i]) & 0x7fffffffu);

@@ -1,5 +1,5 @@
-/* The copies, included by loop.h and made of its helpers. Loops of whole lines, but for long ones where the
- * processor's own string move is faster (sr_string_nbytes). */
+/* The copies. loop.h includes this file, which uses its helpers. They are loops over whole cache lines, except for long
+ * copies on processors whose string move is faster (sr_string_nbytes). */
 
 SR_INLINE void SR_OF_ISA(sr_copy_line)(char *dst, const char *src, int streaming) {
     for (size_t at = 0; at < SR_LINE_NBYTES; at += SR_VECTOR_NBYTES)
@@ -35,7 +35,7 @@ SR_INLINE void SR_OF_ISA(sr_copy_lines)(char *dst0, const char *src0, int stream
     }
 }
 
-/* Line by line in turn: the loads of the one go on while the stores of the other drain. */
+/* Copy a line of each pair in turn: the loads of one pair proceed while the stores of the other drain. */
 SR_TARGET static void SR_OF_ISA(sr_copy_two)(void *dst0, const void *src0, uint32_t stream0, void *dst1,
                                              const void *src1, uint32_t stream1, size_t nbytes) {
     const size_t head0 = sr_lesser(-(uintptr_t)dst0 & (SR_LINE_NBYTES - 1), nbytes);

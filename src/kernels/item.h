@@ -1,12 +1,12 @@
-/* What one item of each dtype is: its type in memory, its accumulator, how the one becomes the other, and the
- * ops on accumulators. Scalar C without branches, so that a compiler can turn a loop over it into vectors. */
-#ifndef SHMRING_KERNELS_ITEM_H
-#define SHMRING_KERNELS_ITEM_H
+/* The items of each dtype: their type in memory, their accumulator, the conversions between the two, and the ops on
+ * accumulators. All is scalar C without branches, so that a compiler can vectorise a loop over it. */
+#ifndef SR_KERNELS_ITEM_H
+#define SR_KERNELS_ITEM_H
 
 #include <stdint.h>
 #include <string.h>
 
-/* A caller's items may lie anywhere, and nothing is known of what else points there. */
+/* A user's items may have any alignment, and may be aliased by pointers of any type. */
 #define SR_ANYWHERE(T) typedef T T##_anywhere __attribute__((aligned(1), may_alias));
 SR_ANYWHERE(uint8_t) SR_ANYWHERE(uint16_t) SR_ANYWHERE(uint32_t) SR_ANYWHERE(uint64_t)
 SR_ANYWHERE(int8_t) SR_ANYWHERE(int16_t) SR_ANYWHERE(int32_t) SR_ANYWHERE(int64_t)
@@ -24,7 +24,7 @@ typedef struct __attribute__((packed, may_alias)) { double re, im; } sr_c128, sr
 #define SR_OR(a, b) ((a) | (b))
 #define SR_XOR(a, b) ((a) ^ (b))
 
-/* As np.minimum and np.maximum: NaN if either is NaN. */
+/* As np.minimum and np.maximum: NaN if one of the two is NaN. */
 #define SR_LESSER_OR_NAN(a, b) ((((a) < (b)) | ((a) != (a))) ? (a) : (b))
 #define SR_GREATER_OR_NAN(a, b) ((((a) > (b)) | ((a) != (a))) ? (a) : (b))
 
@@ -35,7 +35,7 @@ static inline sr_c128 sr_multiply_c128(sr_c128 a, sr_c128 b) {
     return (sr_c128){a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
 }
 
-/* ---- from memory to accumulator and back ---- */
+/* ---- from memory to the accumulator and back ---- */
 #define SR_AS_IS(x) (x)
 #define SR_IS_TRUE(x) ((x) != 0)
 #define SR_IS_TRUE_16(x) (((x) & 0x7fffu) != 0)
@@ -43,7 +43,7 @@ static inline sr_c128 sr_multiply_c128(sr_c128 a, sr_c128 b) {
 #define SR_IS_TRUE_C64(x) (((x) & 0x7fffffff7fffffffu) != 0)
 #define SR_IS_TRUE_C128(x) (((x).re != 0) | ((x).im != 0))
 
-/* One or zero of the dtype, from an accumulator of 1 or 0. Small floats and complex64 as their bits. */
+/* One or zero of the dtype, from an accumulator that is 1 or 0. Small floats and complex64 are given by their bits. */
 #define SR_ONE_FLOAT(x) ((x) ? 1 : 0)
 #define SR_ONE_F16(x) ((x) ? 0x3c00u : 0)
 #define SR_ONE_BF16(x) ((x) ? 0x3f80u : 0)
@@ -77,13 +77,13 @@ static inline uint32_t sr_narrow_bf16(float x) {
     return (x != x ? bits | 0x400000u : rounded) >> 16;
 }
 
-/* The other small floats differ in a few numbers only. */
+/* The parameters in which the other small floats differ. */
 struct sr_small_float {
     int mantissa;  /* explicit bits */
     int bias;
     uint32_t sign; /* the sign bit */
-    uint32_t top;  /* the smallest magnitude that is no number: infinity, or NaN where there is no infinity */
-    uint32_t nan;  /* the quiet NaN's magnitude */
+    uint32_t top;  /* the least magnitude that is not finite: infinity, or NaN if the format has no infinity */
+    uint32_t nan;  /* the magnitude of the quiet NaN */
 };
 #define SR_SMALL_F16 ((struct sr_small_float){10, 15, 0x8000, 0x7c00, 0x7e00})
 #define SR_SMALL_E5M2 ((struct sr_small_float){2, 15, 0x80, 0x7c, 0x7e})
@@ -97,13 +97,13 @@ static inline float sr_widen(uint32_t bits, const struct sr_small_float f) {
     uint32_t subnormal = sr_bits_of((float)(int32_t)magnitude * ulp);
     uint32_t normal = (magnitude << drop) + ((uint32_t)(127 - f.bias) << 23);
     uint32_t special = f.top == f.nan ? 0x7fc00000u : (magnitude << drop) | 0x7f800000u;
-    if (f.top != f.nan) special |= (uint32_t)(magnitude > f.top) << 22; /* NaNs come out quiet, as from F16C */
+    if (f.top != f.nan) special |= (uint32_t)(magnitude > f.top) << 22; /* NaNs become quiet, as with F16C */
     uint32_t wide = magnitude < (1u << f.mantissa) ? subnormal : normal;
     wide = magnitude >= f.top ? special : wide;
     return sr_float_of(wide | sign);
 }
 
-/* To nearest even; what rounds beyond the largest number becomes `top`, as in ml_dtypes. */
+/* Round to nearest even. A value that rounds beyond the largest finite number becomes `top`, as in ml_dtypes. */
 static inline uint32_t sr_narrow(float value, const struct sr_small_float f) {
     int drop = 23 - f.mantissa;
     uint32_t rebias = (uint32_t)(127 - f.bias) << 23;
@@ -113,7 +113,7 @@ static inline uint32_t sr_narrow(float value, const struct sr_small_float f) {
     uint32_t half = (1u << (drop - 1)) - 1 + ((magnitude >> drop) & 1);
     uint32_t normal = (magnitude - rebias + half) >> drop;
     normal = normal > f.top ? f.top : normal;
-    /* A float whose last bit weighs as much as the smallest subnormal: adding it rounds to multiples of it. */
+    /* A float whose last bit has the weight of the smallest subnormal: adding it rounds to multiples of that weight. */
     uint32_t coarse = (uint32_t)(151 - f.bias - f.mantissa) << 23;
     uint32_t subnormal = sr_bits_of(sr_float_of(magnitude) + sr_float_of(coarse)) - coarse;
     uint32_t nan = f.nan | (f.top == f.nan ? 0 : (magnitude >> drop) & (f.sign - 1));
@@ -131,16 +131,16 @@ static inline uint32_t sr_narrow_e4m3fn(float x) { return sr_narrow(x, SR_SMALL_
 
 /* ---- wire formats ---- */
 
-/* What is left over of an infinity or a NaN is nothing. */
+/* The residual of an infinity or a NaN is 0. */
 static inline float sr_finite_or_zero(float x) { return (sr_bits_of(x) & 0x7fffffffu) < 0x7f800000u ? x : 0; }
 
-/* Added to a float32 of magnitude below 2^22 it leaves, to nearest even, the integer in the last bits of the sum:
- * without a conversion, whose result for a NaN C does not define. */
+/* Added to a float32 of magnitude below 2^22, this constant leaves the nearest integer (ties to even) in the last bits
+ * of the sum. It replaces a conversion, whose result C does not define for a NaN. */
 #define SR_SHIFT_TO_INTEGER 0x1.8p23f
 
-/* Of a block whose largest magnitude has these bits. With a smaller scale than the least a magnitude could be more
- * than 127 scales, as subnormals are coarse; with the greatest 127 scales are just finite. Between them a magnitude
- * times the scale's inverse rounds to 127 at most. */
+/* Return the scale of a block whose largest magnitude has these bits. Below `least`, a magnitude could be more than 127
+ * scales, since subnormals are coarse. With `greatest`, 127 scales are just finite. In between, a magnitude times the
+ * inverse of the scale rounds to at most 127. */
 static inline float sr_int8_scale(uint32_t magnitude) {
     const float least = 0x1p-126f, greatest = 0x1.020406p121f;
     if (magnitude >= 0x7f800000u) return sr_float_of(0x7fc00000u);
@@ -149,7 +149,7 @@ static inline float sr_int8_scale(uint32_t magnitude) {
     return scale < least ? least : scale > greatest ? greatest : scale;
 }
 
-/* SR_AVG: `divisor` is a name in scope where these are expanded. */
+/* SR_AVG: `divisor` must be in scope where these are expanded. */
 #define SR_DIVIDED_F32(x) ((x) / (float)divisor)
 #define SR_DIVIDED_F64(x) ((x) / (double)divisor)
 

@@ -1,6 +1,6 @@
-/* The lists of dtypes, ops and wire formats, what streaming and many sources need around the loops, and the choice of
- * an instruction set. Knows nothing of ranks, segments or Python.
- * Build with -O3, and with -ffp-contract=off: a product and a sum fused would change bits on some machines. */
+/* The lists of dtypes, ops and wire formats; the code around the loops that streaming and many sources need; the choice
+ * of an instruction set. Knows nothing of ranks, segments or Python.
+ * Build with -O3 and -ffp-contract=off: a fused product and sum would change bits on some machines. */
 #include "kernels.h"
 
 #include <float.h>
@@ -14,33 +14,34 @@
 
 #define SR_LINE_NBYTES 64
 
-/* Sources folded in registers, each read in step with the others. More are folded group by group, tile by tile,
- * the accumulators staying in a tile in the L1 cache, as one more source of the next group. Tuned with
- * bench/engine/bench_kernels.py --sources 8,16,64. */
+/* Up to SR_FUSED_SOURCES sources are folded in registers and read in step with each other. More sources are folded
+ * group by group and tile by tile: the accumulators stay in a tile in the L1 cache, as one more source of the next
+ * group. Chosen by bench/engine/bench_kernels.py --sources 8,16,64. */
 #define SR_FUSED_SOURCES 5
 #define SR_GROUP_SOURCES (SR_FUSED_SOURCES - 1)
 #define SR_TILE_NBYTES 8192
 
-/* Up to here even many sources are folded block by block at once: groups cost 25 ns. */
+/* Up to this length many sources, too, are folded block by block without groups, which cost 25 ns. */
 #define SR_SHORT_NBYTES 1024
 
-/* Beyond this copies begin at a line of dst, so that no store touches two: a fifth of the time where lines come
- * from far away, and the price is some ten nanoseconds. */
+/* Longer copies begin at a line of dst, so that no store touches two lines. This saves a fifth of the time if the lines
+ * come from far cores, and costs about ten nanoseconds. */
 #define SR_ALIGN_BEYOND_NBYTES 4096
 
-/* So do folds beyond this. Up to here every rank may fold the whole of a message for itself, and blocks begin at its
- * first item whatever the address: the bits of a NaN may depend on the block's length. */
+/* Longer folds begin at a line of dst, too. Up to this length every rank may fold a whole message by itself. Then
+ * blocks begin at the first item at any address, since the bits of a NaN may depend on the length of the block. */
 #define SR_ALIGN_FOLD_BEYOND_NBYTES 65536
 
-/* Streamed results wait here until they are whole lines, where dsts lie differently within theirs. */
+/* Bytes of the stage in which streamed results wait until a line is whole, if the dsts have different offsets in their
+ * lines. */
 #define SR_STAGE_NBYTES 1024
 
-/* What a run is to do: fold src[0..nsrc) over count items. Offsets are in bytes. */
+/* The task of a run: fold src[0..nsrc) over count items. Offsets are in bytes. */
 struct sr_work {
     char *const *dst;
     const char *const *src;
     const char *from; /* accumulators that come before src[0], or NULL */
-    char *to;         /* takes the accumulators, instead of the dsts; or NULL */
+    char *to;         /* NULL, or the place for the accumulators, instead of the dsts */
     size_t dst_offset;
     size_t src_offset;
     size_t count;
@@ -51,21 +52,22 @@ struct sr_work {
 };
 typedef void sr_run_fn(const struct sr_work *work);
 
-/* Streams the whole lines of dst, stores its ragged edges; no fence. */
+/* Write the whole lines of dst by streaming stores, and its ragged edges by ordinary stores, without a fence. */
 typedef void sr_stream_fn(char *dst, const char *src, size_t nbytes);
 
-/* What makes one dtype and op in the loops: `count` items, count being a constant wherever they are used. */
+/* The operations of one dtype and op in the loops, each on `count` items; count is a constant wherever they are used.
+   */
 struct sr_item {
     size_t nbytes;
-    size_t acc_nbytes; /* of its accumulator */
-    int is_loaded;     /* whether an accumulator is more than the item as it is */
+    size_t acc_nbytes; /* of an accumulator */
+    int is_loaded;     /* 1 if the accumulator differs from the item */
     void (*load)(void *acc, const void *src, size_t count);
     void (*load_two)(void *acc, const void *src0, const void *src1, size_t count);
     void (*add)(void *acc, const void *src, size_t count);
-    void (*store)(void *block, const void *acc, size_t count, uint32_t divisor); /* NULL: as it is */
+    void (*store)(void *block, const void *acc, size_t count, uint32_t divisor); /* NULL: the accumulator is the item */
 };
 
-/* One dtype and op for one instruction set, as seen from outside of the loops. */
+/* One dtype and op for one instruction set, for the code outside of the loops. */
 struct sr_runner {
     sr_run_fn *run;
     sr_stream_fn *stream;
@@ -92,7 +94,7 @@ static inline uint32_t sr_is_streamed(uint32_t stream, int d) { return stream >>
 
 static inline size_t sr_offset_in_line(const char *at) { return (uintptr_t)at & (SR_LINE_NBYTES - 1); }
 
-/* Streaming stores are not ordered by the release that publishes the data. */
+/* Order streaming stores before the release that publishes the data: a release alone does not order them. */
 static inline void sr_store_fence(void) {
 #if defined(__x86_64__)
     _mm_sfence();
@@ -101,7 +103,7 @@ static inline void sr_store_fence(void) {
 #endif
 }
 
-/* Any number of sources. */
+/* Fold any number of sources. */
 static void sr_fold_groups(const struct sr_runner *runner, struct sr_work w) {
     if (w.nsrc <= SR_FUSED_SOURCES || w.count * runner->item_nbytes <= SR_SHORT_NBYTES) {
         runner->run(&w);
@@ -115,7 +117,7 @@ static void sr_fold_groups(const struct sr_runner *runner, struct sr_work w) {
         part.src_offset += i * runner->item_nbytes;
         part.dst_offset += i * runner->item_nbytes;
         part.to = tile;
-        part.nsrc = 2 + (w.nsrc - 2) % SR_GROUP_SOURCES; /* the groups that follow are whole */
+        part.nsrc = 2 + (w.nsrc - 2) % SR_GROUP_SOURCES; /* so that all later groups have SR_GROUP_SOURCES */
         for (int left = w.nsrc - part.nsrc; left > 0; left -= SR_GROUP_SOURCES) {
             runner->run(&part);
             part.from = tile;
@@ -127,8 +129,8 @@ static void sr_fold_groups(const struct sr_runner *runner, struct sr_work w) {
     }
 }
 
-/* How many bytes lie before the first line boundary of each streamed dst (where none is: of each dst), if that is the
- * same for all of them and a whole number of items; SR_LINE_NBYTES if not. */
+/* Return the number of bytes before the first line boundary of the streamed dsts (of all dsts, if none is streamed).
+ * Return SR_LINE_NBYTES if that number is not the same for all of them, or not a whole number of items. */
 static size_t sr_common_head(const struct sr_runner *runner, const struct sr_work *w) {
     size_t head = SR_LINE_NBYTES;
     for (int d = 0; d < w->ndst; d++) {
@@ -140,7 +142,7 @@ static size_t sr_common_head(const struct sr_runner *runner, const struct sr_wor
     return head;
 }
 
-/* All dsts that matter reach their lines' ends together: the run puts whole lines from registers. */
+/* Fold to dsts that reach their line boundaries together: the run writes whole lines from registers. */
 static void sr_fold_in_step(const struct sr_runner *runner, struct sr_work w, size_t head_nbytes) {
     const size_t line_count = SR_LINE_NBYTES / runner->item_nbytes;
     const size_t head = sr_lesser(head_nbytes / runner->item_nbytes, w.count);
@@ -157,8 +159,9 @@ static void sr_fold_in_step(const struct sr_runner *runner, struct sr_work w, si
     }
 }
 
-/* They do not: results go through a stage in the L1 cache, and each dst takes the lines that are complete from it.
- * What is left of a line waits, and so the stage begins with the last line of the stage before. */
+/* Fold to dsts that do not: results go through a stage in the L1 cache, and each dst takes its complete lines from
+ * there. The begin of an incomplete line waits for the next stage, which therefore begins with the last line of this
+ * one. */
 static void sr_fold_staged(const struct sr_runner *runner, struct sr_work w) {
     char stage[SR_LINE_NBYTES + SR_STAGE_NBYTES] __attribute__((aligned(SR_LINE_NBYTES)));
     char *const fresh = stage + SR_LINE_NBYTES;
@@ -184,7 +187,7 @@ static void sr_fold_staged(const struct sr_runner *runner, struct sr_work w) {
     }
 }
 
-/* Whatever is not a single short run of ordinary stores. */
+/* Fold everything that is not a single short run of ordinary stores. */
 static void sr_fold(const struct sr_runner *runner, struct sr_work w) {
     if (w.ndst < 32) w.stream &= (1u << w.ndst) - 1;
     const int begins_at_item = w.stream == 0 && w.count * runner->item_nbytes <= SR_ALIGN_FOLD_BEYOND_NBYTES;
@@ -205,16 +208,16 @@ static void sr_fold(const struct sr_runner *runner, struct sr_work w) {
 #define SR_VECTOR _Pragma("clang loop vectorize(assume_safety)")
 #define SR_KEEP_NEST()
 #else
-/* Unrolled early, a loop over a block's items would be lost to the vectoriser. */
+/* If a loop over the items of a block is unrolled early, GCC does not vectorise it. */
 #define SR_ROLLED _Pragma("GCC unroll 1")
 #define SR_VECTOR _Pragma("GCC unroll 1")
-/* And jammed together for two sources at a time, so would the loop over a block's items. */
+/* Nor does GCC vectorise it if it unrolls and jams the loop over the sources. */
 #define SR_KEEP_NEST() __asm__ volatile("")
 #endif
 
-/* Copies from here on are string moves. Zen 4's are a few per cent slower than loops where another core has just read
- * the destination, Intel's up to a third faster where it has just written the source; bench/peers/peers.py --call
- * all_gather with SHMRING_SINGLE_COPY=off. Set with the first table that is asked for. */
+/* Copies of this length or more are string moves. Those of Intel are up to a third faster than loops if another core
+ * has just written the source; those of Zen 4 are a few per cent slower if another core has just read the destination
+ * (bench/peers/peers.py --call all_gather with SHMRING_SINGLE_COPY=off). Set by sr_kernels_find. */
 static size_t sr_string_nbytes = SIZE_MAX;
 #define SR_STRING_NBYTES 2048u
 #ifndef __x86_64__
@@ -251,15 +254,15 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
 #define SR_F16C
 #define SR_PUT(dst, block) _mm512_storeu_si512((void *)(dst), _mm512_loadu_si512((const void *)(block)))
 #define SR_STREAM(dst, block) _mm512_stream_si512((void *)(dst), _mm512_loadu_si512((const void *)(block)))
-/* GCC 12 fuses a complex product's alternating differences and sums even under -ffp-contract=off. AVX2 without
- * FMA has nothing to fuse them to. */
+/* GCC 12 fuses the alternating differences and sums of a complex product even with -ffp-contract=off. AVX2 without FMA
+ * has no instruction for that. */
 #define SR_UNFUSED(function) function##_avx2
-/* Copies and pairs of sources to ordinary stores: lines in two halves are up to 12 % faster from L3 and memory than
- * whole ones on Zen 4, and as fast from L1 and L2; bench/engine/bench_kernels.py --isa avx512,avx2. */
+/* Copies, and folds of two sources, with ordinary stores: on Zen 4, half lines are up to 12 % faster from L3 and memory
+ * than whole lines, and equally fast from L1 and L2 (bench/engine/bench_kernels.py --isa avx512,avx2). */
 #define SR_ORDINARY(function) function##_avx2
 #include "loop.h"
 
-/* CPUID says what the CPU can do, XCR0 which registers the operating system saves: both must agree. */
+/* Return whether the CPU has the instructions (CPUID) and the operating system saves their registers (XCR0). */
 static int sr_cpu_has(const struct sr_kernels *kernels) {
     unsigned eax, ebx, ecx, edx;
     if (kernels == &sr_kernels_sse2) return 1;
@@ -287,7 +290,7 @@ static size_t sr_string_nbytes_here(void) {
 #include <arm_neon.h>
 typedef __fp16 half_anywhere __attribute__((aligned(1), may_alias));
 
-/* Streaming is a hint here (STNP) that cores hardly heed, so those stores are ordinary ones as well. */
+/* On aarch64 a streaming store (STNP) is a hint with hardly any effect, so ordinary stores are used. */
 #define SR_ISA neon
 #define SR_TARGET
 #define SR_VECTOR_NBYTES 16

@@ -1,10 +1,11 @@
-/* The reduction loops, in plain C. kernels.c includes this once for each instruction set, with SR_ISA (the suffix
- * of its names), SR_TARGET (function attribute), SR_VECTOR_NBYTES, SR_PUT and SR_STREAM (block stores) defined.
+/* The reduction loops, in plain C. kernels.c includes this file once for each instruction set, and defines before:
+ * SR_ISA (the suffix of the names), SR_TARGET (a function attribute), SR_VECTOR_NBYTES, SR_PUT and SR_STREAM (block
+ * stores).
  *
- * A block is one vector register of output. A run goes block by block: load, widen and fold all sources' items,
- * narrow, and put the block to every destination by an ordinary or a streaming store; nothing goes through memory
- * in between. A loop over a block has constant length, which compilers make one vector instruction of.
- * bench/engine/bench_kernels.py shows what comes of it. */
+ * A block is one vector register of output. A run proceeds block by block: load, widen and fold the items of all
+ * sources, narrow them, and write the block to every destination by an ordinary or a streaming store. Nothing goes
+ * through memory in between. A loop over a block has constant length, and compilers make one vector instruction of it.
+ * bench/engine/bench_kernels.py measures the result. */
 
 #define SR_JOIN_(stem, isa) stem##_##isa
 #define SR_JOIN(stem, isa) SR_JOIN_(stem, isa)
@@ -28,7 +29,7 @@ SR_INLINE void SR_OF_ISA(sr_put)(char *dst, const char *block, size_t nbytes, in
         SR_PUT(dst, block);
 }
 
-/* A line streamed in parts costs several times as much as a whole one, so the ragged edges are stored. */
+/* A line that is streamed in parts costs several times as much as a whole one, so the edges are written by memcpy. */
 SR_TARGET static void SR_OF_ISA(sr_stream)(char *dst, const char *src, size_t nbytes) {
     const size_t head = sr_lesser(-(uintptr_t)dst & (SR_LINE_NBYTES - 1), nbytes);
     const size_t end = nbytes - (nbytes - head) % SR_LINE_NBYTES;
@@ -37,8 +38,8 @@ SR_TARGET static void SR_OF_ISA(sr_stream)(char *dst, const char *src, size_t nb
     memcpy(dst + end, src + end, nbytes - end);
 }
 
-/* Folds count items from item i of the work on, through at most one register of output. `known`: w.nsrc is a
- * constant from 2 to SR_FUSED_SOURCES, and w.from is NULL. */
+/* Fold count items from item i on, at most one register of output. `known`: w.nsrc is a compile-time constant from 2 to
+ * SR_FUSED_SOURCES, and w.from is NULL. */
 SR_INLINE void SR_OF_ISA(sr_block)(const struct sr_work w, const struct sr_item item, size_t i,
                                    size_t count, int known) {
     char acc[SR_VECTOR_NBYTES * 4] __attribute__((aligned(64)));
@@ -68,12 +69,13 @@ SR_INLINE void SR_OF_ISA(sr_block)(const struct sr_work w, const struct sr_item 
     }
     if (item.store != NULL) item.store(block, acc, count, w.divisor);
     const char *const result = item.store != NULL ? block : acc;
-    int32_t stream = (int32_t)w.stream; /* the shift keeps bit 31 for whoever comes after it */
+    int32_t stream = (int32_t)w.stream; /* signed: the shift keeps bit 31 for dst[31] and all after it */
     SR_ROLLED for (int d = 0; d < w.ndst; d++, stream >>= 1)
         SR_OF_ISA(sr_put)(w.dst[d] + w.dst_offset + i * item.nbytes, result, count * item.nbytes, stream & 1);
 }
 
-/* Whole blocks while they last; returns how many items are done. `by_lines`: as many at a time as make a line. */
+/* Fold all whole blocks, and return the number of items that are done. `by_lines`: as many blocks at a time as make a
+ * line. */
 SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct sr_item item, int known,
                                       int by_lines) {
     const size_t step = SR_VECTOR_NBYTES / item.nbytes, line = SR_LINE_NBYTES / item.nbytes;
@@ -88,8 +90,8 @@ SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct sr_it
     return i;
 }
 
-/* Fewer items than a block, in blocks of a half, a quarter, ...: at most one of each, so that a dozen items take
- * a few nanoseconds. Where items are widened that would be much code for little, so there by eights and ones. */
+/* Fold the remaining items, fewer than a block, in at most one block of a half, of a quarter, and so on: a dozen items
+ * take a few nanoseconds. For widened items that would be much code for little gain: they go by eights and ones. */
 SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct sr_item item, size_t i) {
     const size_t step = SR_VECTOR_NBYTES / item.nbytes;
     if (item.acc_nbytes > item.nbytes) {
@@ -106,15 +108,15 @@ SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct sr_i
     if (step > 1 && left & 1) SR_OF_ISA(sr_block)(w, item, i, 1, 0);
 }
 
-/* What is known of a shape is passed as constants, and nothing of it is left in the loop. */
+/* Fold whole blocks of one shape. The shape is passed as compile-time constants, so the loop does not test it. */
 SR_INLINE size_t SR_OF_ISA(sr_shape)(struct sr_work w, const struct sr_item item, int nsrc, int ndst,
                                      uint32_t stream, int by_lines) {
     w.nsrc = nsrc, w.ndst = ndst, w.stream = stream, w.from = NULL;
     return SR_OF_ISA(sr_blocks)(w, item, 1, by_lines);
 }
 
-/* The commonest: two sources, one or two destinations. Where items are widened one loop will do for all of them,
- * as the arithmetic hides the rest. */
+/* The most frequent shapes: two sources, one or two destinations. For widened items one loop serves all of them, since
+ * the arithmetic hides the tests. */
 SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct sr_item item) {
     const char *const src[2] = {w.src[0], w.src[1]};
     char *const dst[2] = {w.dst[0], w.dst[w.ndst - 1]};
@@ -128,7 +130,7 @@ SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct 
     return SR_OF_ISA(sr_shape)(two, item, 2, 2, w.stream, 0);
 }
 
-/* A few sources are folded in registers. Accumulators that are but items are one more source. */
+/* Fold any number of sources, a few of them in registers. Accumulators that are items count as one more source. */
 SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct sr_item item) {
     if (item.is_loaded || w.nsrc + (w.from != NULL) > SR_FUSED_SOURCES)
         return SR_OF_ISA(sr_blocks)(w, item, 0, 0);
@@ -260,7 +262,8 @@ SR_INLINE void SR_OF_ISA(f16_widen)(float *wide, const void *items, size_t count
         _mm256_storeu_ps(wide, _mm256_cvtph_ps(_mm_loadu_si128(items)));
 }
 
-/* To nearest even. A whole block is stored at once, as it is loaded at once again: halves would stall that. */
+/* Round to nearest even. A whole block is stored by one instruction, since it is loaded by one soon after: a load of
+ * two separately stored halves would stall. */
 SR_INLINE void SR_OF_ISA(f16_narrow)(void *items, const float *wide, size_t count) {
     if (count == 1) *(uint16_t_anywhere *)items = _cvtss_sh(*(const float_anywhere *)wide, 0);
     if (count == 8) _mm_storeu_si128(items, _mm256_cvtps_ph(_mm256_loadu_ps(wide), 0));
@@ -387,7 +390,7 @@ SR_PLAIN(c64_prod, sr_c64, sr_multiply_c64)
 SR_PLAIN(c128_prod, sr_c128, sr_multiply_c128)
 #endif
 
-/* Where an item is but so many smaller ones: the bytes of an integer, the reals of a complex number. */
+/* Ops that treat an item as several smaller ones: the bytes of an integer, the two reals of a complex number. */
 #define SR_AS_PARTS(op, part_op, parts)                                                                      \
     static void SR_OF_ISA(op)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc, \
                               size_t count, uint32_t divisor) {                                              \
@@ -410,7 +413,7 @@ SR_AS_PARTS(c128_sum, f64_sum, 2)
 SR_AS_PARTS(c128_avg, f64_avg, 2)
 
 #include "copy.h"
-/* After the copies: they are a wire format too. */
+/* cast.h uses the copies for the native wire format. */
 #include "cast.h"
 
 #define SR_ROW_LOGICAL(tag)                                                                                  \

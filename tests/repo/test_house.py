@@ -167,7 +167,6 @@ WITH_RELATIVE_CLAUSES = {
     "shmring/_bootstrap",
     "shmring/_core",
     "shmring/_launch",
-    "src",
 }
 MAX_LINES = 1000
 MAX_LINE_LENGTH, MAX_C_LINE_LENGTH = 110, 120  # Python's as in ruff's settings

@@ -173,7 +173,7 @@ static void talk(struct traffic *t)
         }
         check_dawdle(t->me);
     }
-    while (sr_channel_owes(&own->channels, &own->channel))
+    while (sr_channel_has_unsent(&own->channels, &own->channel))
         sr_yield();
 }
 
@@ -201,7 +201,7 @@ static void test_both_ways(const char *name, uint64_t ring_nbytes, uint64_t othe
     connect_ends();
     open_sides(ring_nbytes, other_nbytes, buffer_nbytes, start);
     check_ranks(4, take_part, NULL);
-    CHECK(side[0].channel.passed > 0 && side[1].channel.passed > 0); /* some went past the rings */
+    CHECK(side[0].channel.bypassed > 0 && side[1].channel.bypassed > 0); /* some went past the rings */
     close_sides();
 }
 
@@ -224,7 +224,7 @@ static void test_words(void)
     while (sr_flag_load(&side[1].channel.left) == 0) {
         sr_channels_poll_abort(&side[1].channels);
         sr_channels_step(&side[1].channels);
-        sr_channel_owes(&side[0].channels, &side[0].channel);
+        sr_channel_has_unsent(&side[0].channels, &side[0].channel);
     }
     CHECK(sr_channel_last_note(&side[1].channels, &side[1].channel, SR_CHANNEL_CONFIRMED, &heard) == 2);
     CHECK(sr_flag_load(&side[1].channel.confirmed) == 6 && heard.seq == 6 && heard.fingerprint == 11 &&
@@ -253,7 +253,7 @@ static void test_sender_ends(void)
     open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 0, CHECK_FROM_ZERO);
     for (size_t i = 0; i < sizeof sent; i++)
         sent[i] = byte_of(1, 0, i);
-    while (side[0].channel.there_nbytes == 0)
+    while (side[0].channel.remote_ring_nbytes == 0)
         sr_channels_step(&side[0].channels);
     CHECK(!sr_channel_is_delivering(&side[0].channels, &side[0].channel)); /* credit is no message */
     CHECK(sr_channel_push(&side[0].channels, &side[0].channel, &out) == SR_RING_WHOLE);
@@ -264,7 +264,7 @@ static void test_sender_ends(void)
     ends[0] = open("/dev/null", O_RDONLY);
     for (int i = 0; i < 3; i++, usleep(1000))
         sr_channel_notify(&side[1].channels, &side[1].channel, SR_CHANNEL_LEAVING, NULL, 0);
-    CHECK(side[1].channel.deaf); /* it has been reset */
+    CHECK(side[1].channel.unwritable); /* it has been reset */
     while (sr_flag_load(&side[1].channel.end) == SR_CHANNEL_OPEN)
         sr_channels_step(&side[1].channels);
     side[1].incoming = (struct sr_incoming){received, sizeof received, 0};
