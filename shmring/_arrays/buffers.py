@@ -31,10 +31,7 @@ class Buffer:
 def take(x: Any, what: str) -> Buffer:
     """Return the memory of an array that lacks the buffer protocol. TypeError or ValueError if invalid."""
     if isinstance(x, (bool, int, float, complex, str, bytes, np.generic)) or x is None:
-        raise TypeError(
-            f"{what} is {x!r:.60}, not an array; for a single number pass a 0-d array, "
-            "created as a = np.array(value)"
-        )
+        raise TypeError(f"{what} is {x!r:.60}, not an array; {_instead_of(x)}")
     interface = getattr(x, "__array_interface__", None)
     if interface is not None:
         return _from_interface(x, interface, what)
@@ -44,6 +41,14 @@ def take(x: Any, what: str) -> Buffer:
         f"{what} is a {type(x).__name__}; pass an array (of NumPy, or with the buffer protocol, "
         "__array_interface__ or DLPack), created first with a = np.asarray(...)"
     )
+
+
+def _instead_of(x: Any) -> str:
+    if x is None:
+        return "pass an array"
+    if isinstance(x, (str, bytes)):
+        return "the object calls, as broadcast_object, take any object"
+    return "for a single number pass a 0-d array, created as a = np.array(value)"
 
 
 def explain_refusal(
@@ -85,6 +90,13 @@ def not_contiguous(what: str, x: Any) -> ValueError:
     return ValueError(
         f"{what} is not contiguous in memory (strides {strides}); pass a = np.ascontiguousarray({what}) and, "
         "for a result in place, copy it back"
+    )
+
+
+def masked(what: str) -> TypeError:
+    return TypeError(
+        f"{what} is a masked array, whose mask would be ignored; pass {what}.filled(value), or {what}.data "
+        "to use the masked elements as well"
     )
 
 

@@ -354,6 +354,8 @@ cdef object take(Operand *operand, object x, bint writable, str what, bint moves
         raise buffers.read_only(what)
     if writable and not cnp.PyArray_CheckExact(x):
         buffers.refuse_as_output(x, what)
+    if cnp.PyArray_Check(x) and isinstance(x, np.ma.MaskedArray):
+        raise buffers.masked(what)
     if moves and cnp.PyArray_Check(x) and take_opaque_ndarray(operand, x, writable):
         return None
     if PyObject_CheckBuffer(x):

@@ -29,6 +29,10 @@ def split(x: Any, size: int) -> np.ndarray[Any, Any]:
 
     A column of `size` numbers stays a column: (size, 1) is split into parts of shape (1, 1).
     """
+    if x is None:
+        raise TypeError(
+            f"x is None, but this rank has what is split: pass an array with rows for {size} ranks"
+        )
     like = as_numpy(x)
     rows = rows_of_a_part(like.shape, size)
     is_column = like.shape[1:] == (1,)

@@ -29,11 +29,13 @@ class World:
     """
 
     id: str
-    key: bytes = field(repr=False)
-    nprocs: int
+    key: bytes = field(repr=False, default=b"")
+    nprocs: int = 0
     address: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.id, str) and not self.key:
+            raise TypeError("a World is made by shmring.world(nprocs), which chooses its id and key")
         if not isinstance(self.id, str) or not 1 <= len(self.id.encode()) <= 512:
             raise ValueError("a world's id is a text of 1 to 512 bytes")
         if not isinstance(self.key, bytes) or len(self.key) < 16:

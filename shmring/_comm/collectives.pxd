@@ -10,6 +10,7 @@ from .._engine.progress cimport Issued
 cdef class Work(Issued):
     cdef Engine engine
     cdef Operand a, b       # hold the arrays' buffers
+    cdef object number, number_type   # array of shape () and the type of its result, if the call reduces a number
     cdef object answer      # return value of the call
     cdef object refusal     # error by which only this rank refused the call after it was issued
     cdef int notice_fd      # readable once the call is finished; -1 until requested
@@ -28,6 +29,8 @@ cdef class Collectives:
                     object async_op, object timeout, object how=*)
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
                       object timeout, object how)
+    cdef object run_number(self, int kind, object x, object op, object root, object out, object algorithm,
+                           object async_op, object timeout, object how)
     cdef Work new_work(self)
     cdef int drive(self, Call *c) except -1
     cdef int prepare_staging(self, Call *c) except -1

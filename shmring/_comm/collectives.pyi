@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from typing import Any, Generic, Literal, NoReturn, Protocol, SupportsIndex, TypeVar, overload
 
+import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
@@ -10,6 +11,7 @@ from .._arrays.operands import Memory
 from .ops import Op
 
 _Result = TypeVar("_Result")
+_Number = TypeVar("_Number", bound=int | float | complex | np.generic)
 
 class _ArrayInterface(Protocol):  # ml_dtypes' arrays
     @property
@@ -48,6 +50,38 @@ class Collectives:
     """Seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background."""
 
     @overload
+    def all_reduce(  # type: ignore[overload-overlap]
+        self,
+        x: _Number,
+        op: Op | _OpName = "sum",
+        *,
+        out: None = None,
+        algorithm: _Algorithm | None = None,
+        wire: _Wire | None = None,
+        group_size: SupportsIndex | None = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> _Number:
+        """Reduce a number and return the result."""
+
+    @overload
+    def all_reduce(  # type: ignore[overload-overlap]
+        self,
+        x: _Number,
+        op: Op | _OpName = "sum",
+        *,
+        out: None = None,
+        algorithm: _Algorithm | None = None,
+        wire: _Wire | None = None,
+        group_size: SupportsIndex | None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> Work[_Number]:
+        """Run in the background and return a Work."""
+
+    @overload
     def all_reduce(
         self,
         x: _Array,
@@ -77,6 +111,36 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
+        """Run in the background and return a Work."""
+
+    @overload
+    def reduce(  # type: ignore[overload-overlap]
+        self,
+        x: _Number,
+        op: Op | _OpName = "sum",
+        root: SupportsIndex = 0,
+        *,
+        out: None = None,
+        wire: _Wire | None = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> _Number | None:
+        """Reduce a number and return the result."""
+
+    @overload
+    def reduce(  # type: ignore[overload-overlap]
+        self,
+        x: _Number,
+        op: Op | _OpName = "sum",
+        root: SupportsIndex = 0,
+        *,
+        out: None = None,
+        wire: _Wire | None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> Work[_Number | None]:
         """Run in the background and return a Work."""
 
     @overload
@@ -110,6 +174,30 @@ class Collectives:
         """Run in the background and return a Work."""
 
     @overload
+    def scan(  # type: ignore[overload-overlap]
+        self,
+        x: _Number,
+        op: Op | _OpName = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _Number:
+        """Reduce a number and return the result."""
+
+    @overload
+    def scan(  # type: ignore[overload-overlap]
+        self,
+        x: _Number,
+        op: Op | _OpName = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[_Number]:
+        """Run in the background and return a Work."""
+
+    @overload
     def scan(
         self,
         x: _Array,
@@ -131,6 +219,30 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[None]:
+        """Run in the background and return a Work."""
+
+    @overload
+    def exscan(  # type: ignore[overload-overlap]
+        self,
+        x: _Number,
+        op: Op | _OpName = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _Number | None:
+        """Reduce a number and return the result."""
+
+    @overload
+    def exscan(  # type: ignore[overload-overlap]
+        self,
+        x: _Number,
+        op: Op | _OpName = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[_Number | None]:
         """Run in the background and return a Work."""
 
     @overload

@@ -5,6 +5,9 @@ import inspect
 import operator
 import os
 
+from cpython.complex cimport PyComplex_Check
+from cpython.float cimport PyFloat_Check
+from cpython.long cimport PyLong_Check
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memset
 from posix.unistd cimport close
@@ -24,6 +27,8 @@ from .._engine.queue cimport is_finished
 from .._internode.context cimport inter_of
 from .._internode.data_movement cimport choose_way
 from .._internode.reductions cimport residual_count
+
+import numpy as np
 
 from . import awaitable
 from .._arrays import shapes
@@ -51,6 +56,19 @@ cdef inline bint is_rooted(int kind) noexcept:
 # True if the result is written to x unless an out is given.
 cdef inline bint is_in_place(int kind) noexcept:
     return kind == ALL_REDUCE or kind == REDUCE or kind == BROADCAST or kind == SCAN or kind == EXSCAN
+
+
+cdef inline bint is_reduced_in_place(int kind) noexcept:
+    return kind == ALL_REDUCE or kind == REDUCE or kind == SCAN or kind == EXSCAN
+
+
+cdef inline bint is_number(object x) noexcept:
+    return PyFloat_Check(x) or PyLong_Check(x) or PyComplex_Check(x) or cnp.PyArray_CheckScalar(x)
+
+
+# The element of an array of shape (), as a number of Python or NumPy like the one that the array was made of.
+cdef object number_of(object array, type kind):
+    return array[()] if issubclass(kind, np.generic) else array.item()
 
 
 # True if partial results may be compressed between hosts.
@@ -82,6 +100,8 @@ cdef class Collectives:
                    timeout=None, priority=None):
         """Combine x of all ranks elementwise and store the result on every rank, in x or in `out`.
 
+        Return None for an array. If x is a number of Python or NumPy, return the result as a number of its type.
+
         x: a contiguous array, of the same dtype and number of elements on every rank. It is overwritten unless `out`
         is given. op: a name or a `shmring.Op`. out: an array of x's dtype and number of elements, x itself or
         disjoint from x. timeout: seconds. priority: see `Collectives`. Arrays that come from `empty`, `zeros`, `full`,
@@ -109,6 +129,8 @@ cdef class Collectives:
 
     def reduce(self, x, op="sum", root=0, *, out=None, wire=None, async_op=False, timeout=None, priority=None):
         """Combine x of all ranks elementwise and store the result on the root, in its x or in its `out`.
+
+        Return None for an array. If x is a number, return the result on the root, and None on other ranks.
 
         x, op, wire, timeout and priority: as in `all_reduce`. out: as in `all_reduce`, on the root; ignored on other
         ranks. The x of other ranks is unchanged. Values are folded in rank order.
@@ -148,12 +170,16 @@ cdef class Collectives:
     def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
         """Combine x of ranks 0 to this rank elementwise, in rank order, and store the result in x or in `out`.
 
+        Return None for an array. If x is a number, return the result.
+
         x, out and timeout: as in `all_reduce`. op: every one but "avg".
         """
         return self.run(SCAN, x, op, None, out, None, None, async_op, timeout)
 
     def exscan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
         """Combine x of the ranks below this one elementwise, in rank order, and store the result in x or in `out`.
+
+        Return None for an array. If x is a number, return the result, and None on rank 0.
 
         Arguments: as in `scan`. Nothing is stored on rank 0.
         """
@@ -245,6 +271,8 @@ cdef class Collectives:
         cdef Call c
         cdef Operand a, b
         cdef int number
+        if is_reduced_in_place(kind) and not cnp.PyArray_CheckExact(x) and is_number(x):
+            return self.run_number(kind, x, op, root, out, algorithm, async_op, timeout, how)
         if async_op:
             return self.issue(kind, x, op, root, out, like, algorithm, timeout, how)
         a.held = b.held = False
@@ -262,6 +290,25 @@ cdef class Collectives:
             release(&a)
             release(&b)
         return answer_of(&c, self.own_rank, out)
+
+    # Reduce a number as an array of shape () and return the result as a number.
+    cdef object run_number(self, int kind, object x, object op, object root, object out, object algorithm,
+                           object async_op, object timeout, object how):
+        cdef Work work
+        try:
+            array = np.array(x)
+            gets_result = out is None and (
+                self.own_rank == self.root_of(kind, root) if kind == REDUCE else kind != EXSCAN or self.own_rank > 0)
+        except Exception:
+            self.engine.refuse(kind)
+            raise
+        if async_op:
+            work = self.issue(kind, array, op, root, out, None, algorithm, timeout, how)
+            if gets_result:
+                work.number, work.number_type = array, type(x)
+            return work
+        self.run(kind, array, op, root, out, None, algorithm, False, timeout, how)
+        return number_of(array, type(x)) if gets_result else None
 
     # As `run`, but run the call in the background and return a Work.
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
@@ -632,7 +679,7 @@ cdef class Work(Issued):
     def result(self, timeout=None):
         """Wait as `wait` does, and return what the call returns without async_op=True."""
         self.wait(timeout)
-        return self.answer
+        return self.answer if self.number is None else number_of(self.number, self.number_type)
 
     def fileno(self):
         """Return a file descriptor that becomes readable when the call is finished, as for `select`.

@@ -30,12 +30,12 @@ class Comm(Messages):
 
     def __init__(
         self,
-        engine: Engine,
-        links: Links,
-        segment: Mapping,
-        fd: int,
-        settings: Settings,
-        place: Place | Links,
+        engine: Engine | None = None,
+        links: Links | None = None,
+        segment: Mapping | None = None,
+        fd: int = -1,
+        settings: Settings | None = None,
+        place: Place | Links | None = None,
         internode: InterNodeLinks | None = None,
         parent_ranks: tuple[int, ...] | None = None,
         epoch: int = 0,

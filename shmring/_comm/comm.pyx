@@ -36,8 +36,11 @@ cdef class Comm(Messages):
     the others. Every other error is a `shmring.Error`: it is raised on every rank, and ends the communicator.
     """
 
-    def __init__(self, Engine engine, links, segment, int fd, settings, place, internode=None, parent_ranks=None,
-                 Comm parent=None, epoch=0):
+    def __init__(self, Engine engine=None, links=None, segment=None, int fd=-1, settings=None, place=None,
+                 internode=None, parent_ranks=None, Comm parent=None, epoch=0):
+        if engine is None:
+            raise TypeError("a Comm is made by shmring.init() or shmring.spawn(), and by split(), group(), dup() and "
+                            "shrink() of another Comm")
         # Take ownership first: from here on `close` releases everything, whatever raises.
         self.engine = engine
         self.fd = fd
@@ -435,7 +438,7 @@ cdef class Comm(Messages):
         communicator ends while the message is in transit; its receiver gets RankFailed. A `Transfer` that is not
         complete is lost, too.
         """
-        if self.engine.closed_because is not None:
+        if self.engine is None or self.engine.closed_because is not None:   # None: __init__ has raised
             return
         self.engine.finish_issued()
         if self.engine.closed_because is not None:   # by another thread

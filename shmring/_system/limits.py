@@ -27,6 +27,16 @@ class Headroom:
     limit: str
 
 
+def size_text(nbytes: int) -> str:
+    """Return a size in the unit that a person reads, as "1.5 GiB"."""
+    size, unit = float(nbytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if size >= 100 or unit == "bytes" else f"{size:.3g} {unit}"
+
+
 def usable_cpus(allowed: int | None = None) -> int:
     """Return the CPUs that can be kept busy: `allowed` (default: the affinity), limited by cgroup quotas."""
     cpus = float(len(os.sched_getaffinity(0)) if allowed is None else allowed)
@@ -55,7 +65,7 @@ class MemoryLimits:
         for directory, limit in self._capped:
             left = limit - self._used(directory) - _margin(limit)
             if left < tightest.nbytes:
-                name = f"the memory cgroup {directory} (limit {limit / MIB:.0f} MiB)"
+                name = f"the memory cgroup {directory} (limit {size_text(limit)})"
                 tightest = Headroom(max(left, 0), name)
         return tightest
 
@@ -129,7 +139,7 @@ def _host_headroom() -> Headroom:
         return Headroom(_UNLIMITED, "this host's memory")
     total = table.get("MemTotal:", 0) * 1024
     available = (table["MemAvailable:"] + table.get("SwapFree:", 0)) * 1024
-    return Headroom(max(available - _margin(total), 0), f"this host's memory ({total / MIB:.0f} MiB)")
+    return Headroom(max(available - _margin(total), 0), f"this host's memory ({size_text(total)})")
 
 
 def _told(limit: int) -> str:

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable
 
 from ..errors import Error, OutOfMemory
-from .limits import MIB, Headroom, MemoryLimits, explain
+from .limits import MIB, Headroom, MemoryLimits, explain, size_text
 
 SHM_DIRECTORY = "/dev/shm"
 
@@ -273,7 +273,7 @@ def _room(fd: int, limits: MemoryLimits) -> Headroom:
         free = file_system.f_bavail * file_system.f_frsize
         if free < memory.nbytes:
             total = file_system.f_blocks * file_system.f_frsize
-            return Headroom(free, f"{SHM_DIRECTORY} ({total / MIB:.0f} MiB)")
+            return Headroom(free, f"{SHM_DIRECTORY} ({size_text(total)})")
     return memory
 
 
@@ -289,8 +289,8 @@ def _out_of_memory(wanted_nbytes: int, room: Headroom, purpose: str) -> OutOfMem
             "or set a smaller SHMRING_CHUNK or SHMRING_DEPTH"
         )
     return OutOfMemory(
-        f"{purpose} needs {wanted_nbytes} bytes ({wanted_nbytes / MIB:.1f} MiB) of shared memory, but "
-        f"{room.limit} has only {room.nbytes} bytes ({room.nbytes / MIB:.1f} MiB) left: {way_out}",
+        f"{purpose} needs {size_text(wanted_nbytes)} of shared memory, but {room.limit} has only "
+        f"{size_text(room.nbytes)} left: {way_out}",
         wanted_nbytes=wanted_nbytes,
         available_nbytes=room.nbytes,
     )
