@@ -14,7 +14,7 @@ import selectors
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -22,7 +22,7 @@ from typing import Any
 
 from .._bootstrap.join import World, check_nprocs, world
 from .._system.deadline import Deadline
-from .._system.limits import explain
+from .._system.limits import explain, usable_cpus
 from .._system.processes import describe_exit, die_with, parent_death_tie
 from ..errors import Aborted, Error, RankFailed, Timeout
 
@@ -59,6 +59,9 @@ def spawn(
     "forkserver"; by default multiprocessing's own. Closures, lambdas and notebook functions need
     cloudpickle, or "fork". Results and exceptions are pickled. With `return_exceptions` a rank that
     fails does not end the others (see `Comm.shrink`): the list has its exception in place of its result.
+
+    Each rank's OMP_NUM_THREADS is its share of the CPUs, unless it is set; libraries that a forked rank has
+    already loaded keep their threads.
     """
     nprocs = check_nprocs(nprocs)
     if not callable(fn):
@@ -71,7 +74,8 @@ def spawn(
     launch = _Launch(timeout, keeps_going=return_exceptions)
     try:
         try:
-            launch.start(world(nprocs), method, call, payload)
+            with _threads_shared(nprocs):
+                launch.start(world(nprocs), method, call, payload)
         except OSError as error:
             raise explain(error, f"starting rank {launch.nstarted} of {nprocs}") from error
         may_exit = launch.collect()
@@ -82,6 +86,23 @@ def spawn(
     finally:
         launch.stop(0.0)
     return launch.results()
+
+
+@contextlib.contextmanager
+def _threads_shared(nprocs: int) -> Iterator[None]:
+    """Within the block, new processes are told to use as many threads as their share of the CPUs."""
+    if nprocs == 1 or os.environ.get("OMP_NUM_THREADS"):
+        yield
+        return
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cpus() // nprocs))
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 # --- the call and the start method ---
@@ -227,6 +248,7 @@ class _Ticket:
     world: World
     rank: int
     launcher_pid: int
+    threads: str | None  # OMP_NUM_THREADS: a forkserver's ranks do not inherit it from the launcher
     call: _Call | None
 
 
@@ -263,6 +285,8 @@ def _run_rank(ticket: _Ticket, connection: Connection) -> None:
     """Run a rank: the target of its process."""
     _tie_to_launcher(ticket.launcher_pid)
     os.write(connection.fileno(), _MARK)
+    if ticket.threads:
+        os.environ["OMP_NUM_THREADS"] = ticket.threads
     reporter = _Reporter(connection, ticket.rank)
     with contextlib.suppress(BrokenPipeError, ConnectionError):  # the launcher has closed the connection
         try:
@@ -368,7 +392,9 @@ class _Launch:
         message = _head(_CALL, payload) + payload if payload else b""
         for rank in range(world.nprocs):
             ours, theirs = context.Pipe(duplex=True)
-            ticket = _Ticket(world, rank, os.getpid(), None if payload else call)
+            ticket = _Ticket(
+                world, rank, os.getpid(), os.environ.get("OMP_NUM_THREADS"), None if payload else call
+            )
             process = context.Process(
                 target=_run_rank, args=(ticket, theirs), name=f"shmring-rank-{rank}", daemon=False
             )

@@ -19,6 +19,7 @@ from leftovers import left_running, names_in_shm
 
 import shmring
 from shmring._launch import spawn
+from shmring._system import limits
 
 METHODS = ("fork", "spawn", "forkserver")
 FORK = multiprocessing.get_context("fork")
@@ -545,3 +546,16 @@ class ClosedError(Exception):
 def test_an_exception_that_takes_no_attributes_comes_without_them():
     sent = spawn._failure_of(ClosedError("closed"), 3)
     assert type(sent.exception(3)) is ClosedError
+
+
+def threads_of(comm):
+    return os.environ.get("OMP_NUM_THREADS")
+
+
+def test_ranks_share_the_threads_of_numerical_libraries(monkeypatch, method):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    share = str(max(1, limits.usable_cpus() // 2))
+    assert shmring.spawn(threads_of, 2, method=method) == [share] * 2
+    assert "OMP_NUM_THREADS" not in os.environ
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert shmring.spawn(threads_of, 2, method=method) == ["7"] * 2
