@@ -1,7 +1,7 @@
-"""The side that listens while ranks meet: who comes, who proves to be a rank, who is turned away and why.
+"""The listening side while ranks connect: it accepts peers that prove to be ranks, and rejects all others.
 
-Pending peers cost one descriptor and less than 1 KiB each, a limited number of them for a limited time; they
-are counted, and logged once a kind.
+A pending peer costs one descriptor and less than 1 KiB. Their number and their time are limited. Rejected
+peers are counted, and one of each kind is logged.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from .framed_socket import FramedSocket
 from .handshake import BadFrame, Challenge, Hello
 from .world import SILENCE_S, JoinRequest, named
 
-HANDSHAKE_S = 5.0  # a connection that has not proven itself by then is dropped
-_FULL_S = 1.0  # and by then where others wait outside for its place
-_MOST_PENDING = 128  # at once, and twice the awaited besides
-_LATECOMERS_S = 0.3  # for those that are on their way when the meeting has failed, to hear of it
+HANDSHAKE_S = 5.0  # a connection without a proof is closed after this time
+_FULL_S = 1.0  # ... or after this time if other connections wait to be accepted
+_MOST_PENDING = 128  # limit of pending peers, plus twice the number of awaited ranks
+_LATECOMERS_S = 0.3  # after a failed start, ranks that connect within this time get the error
 _SHMRUN = "with shmrun every host needs the same --nnodes and -n, and a --node-rank of its own"
 
 _log = logging.getLogger("shmring")
-# Kinds of connections that are turned away: those that also happen when nobody means harm are no warnings.
+# Kinds of rejected connections that also occur without an attack: they are no warnings.
 _HARMLESS = ("hung up", "another world")
 
 
 class Refused(Exception):
-    """Whoever holds the key but has no business here: this ends the connection, not the meeting."""
+    """A peer that holds the key is not expected here. This ends its connection, but not the start."""
 
 
 @dataclass
 class _PendingPeer:
-    """A connection that has yet to prove itself."""
+    """A connection whose peer has not proven yet that it is a rank."""
 
     sock: FramedSocket
     who: str
@@ -50,9 +50,9 @@ class _PendingPeer:
 
 
 class Acceptor:
-    """Listens to whoever comes; those that prove to be ranks are handed to `take_in`.
+    """Accept connections, and pass those of proven ranks to `take_in`.
 
-    `take_in` raises Refused to be rid of one, an Error to end the meeting; either is told to that rank.
+    `take_in` raises Refused to close one connection, or an Error to end the start. That rank is sent either.
     """
 
     def __init__(
@@ -78,18 +78,18 @@ class Acceptor:
         self._latest: collections.deque[str] = collections.deque(maxlen=3)
 
     def watch(self, sock: FramedSocket, on_frame: Callable[[], None]) -> None:
-        """Have `on_frame` called when something comes from a rank that is in."""
+        """Call `on_frame` when data arrive from a rank that was taken in."""
         self._selector.register(sock, selectors.EVENT_READ, on_frame)
 
     def turn_to(self, take_in: Callable[[Hello, FramedSocket], None]) -> None:
-        """Give those that come from now on to `take_in`, and watch nobody that is in any more."""
+        """Pass later ranks to `take_in`, and stop watching the ranks that were taken in."""
         self._take_in = take_in
         for key in list(self._selector.get_map().values()):
             if key.fileobj is not self._listener and key.fileobj not in self._pending:
                 self._selector.unregister(key.fileobj)
 
     def serve(self, by_s: float = float("inf")) -> None:
-        """Wait until something comes, or until `by_s` by the deadline's clock, and deal with it."""
+        """Wait for events, at most until `by_s` by the deadline's clock, and handle them."""
         now_s = self._request.now_s()
         patience_s = HANDSHAKE_S if len(self._pending) < self._most_pending else _FULL_S
         oldest = next(iter(self._pending.values()), None)
@@ -103,15 +103,15 @@ class Acceptor:
             key.data()
 
     def hints(self) -> str:
-        """Who was turned away, for the message about who is missing."""
+        """Return a text about rejected connections, for the message about missing ranks."""
         more = self._turned_away.total() - len(self._latest)
         before = f"; {more} other connections were turned away" if more else ""
         return before + "".join(f"; {hint}" for hint in self._latest)
 
     def close(self) -> None:
-        """End all that is not yet proven; the listener is the caller's."""
+        """Close all pending connections. The caller closes the listener."""
         self._selector.close()
-        self._take_in = _nobody  # whose it is need not wait for the garbage collector
+        self._take_in = _nobody  # break a reference cycle
         for sock in self._pending:
             sock.close()
         self._pending.clear()
@@ -122,7 +122,7 @@ class Acceptor:
             self._turned_away.clear()
 
     def _listen(self, room: bool) -> None:
-        """Listen while there is room: a flood of silent connections fills the kernel's queue, not ours."""
+        """Listen only while there is room: a flood of silent connections then fills the kernel's queue."""
         if room and not self._listening:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         elif not room and self._listening:
@@ -132,11 +132,11 @@ class Acceptor:
     def _accept(self) -> None:
         try:
             connection, address = self._listener.accept()
-        except (BlockingIOError, ConnectionError):  # it has gone again
+        except (BlockingIOError, ConnectionError):  # the peer has closed it again
             return
         except OSError as error:
             if error.errno in NO_DESCRIPTOR and self._pending:
-                self._listen(False)  # until one of them has given its descriptor back
+                self._listen(False)  # until the descriptor of a pending peer is free again
                 self._most_pending = max(1, len(self._pending))
                 return
             raise explain(error, "accepting a rank's connection") from error
@@ -190,7 +190,7 @@ class Acceptor:
     def _challenge(self, pending: _PendingPeer, hello: Hello) -> None:
         request, nonce = self._request, os.urandom(handshake.NONCE_NBYTES)
         if hello.tag != request.world.tag:
-            # The tag says so to those that came here because one port serves one world after another.
+            # Send the tag: one port serves one world after another, so a rank may connect to the wrong one.
             pending.sock.send(Challenge(0, nonce, bytes(handshake.PROOF_NBYTES), request.world.tag).pack())
             self._turn_away(pending, "another world", "came for another world")
         elif hello.peer != request.rank or hello.purpose not in self._purposes:
@@ -221,13 +221,13 @@ class Acceptor:
 
 
 def _nobody(hello: Hello, sock: FramedSocket) -> None:
-    """The door is closed."""
+    """Ignore a rank: the acceptor is closed."""
 
 
 class Gathering:
-    """One rank's wait for others: each proves itself and is kept until all have come.
+    """One rank's wait for others: it keeps the connections of proven ranks until all have connected.
 
-    Errors are reported to the ranks that are in. `close` leaves the sockets that were handed out.
+    Errors are sent to the ranks that were taken in. `close` leaves open the sockets that `gather` returned.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Gathering:
         self._acceptor = Acceptor(request, listener, (purpose,), len(awaited), self._take_in)
 
     def gather(self) -> dict[int, FramedSocket]:
-        """The sockets to all awaited ranks, by rank, or the error that all of them get."""
+        """Return the sockets to all awaited ranks, by rank. Raise the error that all of them get."""
         try:
             while not self._is_complete():
                 if self._request.is_over():
@@ -260,7 +260,7 @@ class Gathering:
         return dict(sorted(socks.items()))
 
     def _answer_latecomers(self, frame: bytes, missing: set[int]) -> None:
-        """Who is on its way would find the door closed, and take this rank for the one that has ended."""
+        """Send the error to ranks that connect late: else they would report that this rank has ended."""
 
         def answer(hello: Hello, sock: FramedSocket) -> None:
             sock.send(frame)
@@ -282,14 +282,14 @@ class Gathering:
         return len(self._joined) == len(self._awaited)
 
     def _missing(self) -> list[int]:
-        """The ranks that have yet to come."""
+        """Return the ranks that have not connected yet."""
         return [rank for rank in self._awaited if rank not in self._joined]
 
     def _conclude(self, socks: dict[int, FramedSocket]) -> None:
-        """All have come."""
+        """Finish, once all ranks have connected. Subclasses send the result to them."""
 
     def _objection(self, hello: Hello, sock: FramedSocket) -> Error | None:
-        """What is wrong with a rank that does belong here; ends the meeting for all."""
+        """Return the error of a rank that belongs to this world but must end its start, else None."""
         rank, nprocs = hello.rank, self._request.world.nprocs
         what_to_do = f" ({_SHMRUN})" if sock.host else ""
         if hello.nprocs != nprocs:
@@ -322,7 +322,7 @@ class Gathering:
             raise Error(f"rank {rank} sent {error}", rank=rank) from error
 
     def _handle_frame(self, rank: int, packet: bytes) -> None:
-        """A rank that waits speaks only to give up."""
+        """Raise the error of a frame: a waiting rank sends a frame only to give up."""
         _, failure = handshake.unpack_frame(packet)
         raise failure or self._late(f"did not come{self._where('to')} while rank {rank} would wait")
 
@@ -332,7 +332,7 @@ class Gathering:
         return Timeout(text, rank=missing[0])
 
     def _warn_who_is_awaited(self) -> None:
-        """Once: else whoever forgot to start a host would sit before a silent screen up to the timeout."""
+        """Log the awaited ranks once, so that a host that was not started is noticed before the timeout."""
         self._warn_at_s = float("inf")
         missing, request = named(self._missing()), self._request
         what = "rank %d has waited %g s%s for %s of %d, and will wait %g s in all%s"
@@ -362,17 +362,17 @@ def ended(rank: int, host: str = "") -> RankFailed:
 
 
 def _on(sock: FramedSocket) -> str:
-    """Where a rank is, for a message; nothing where all are on this host."""
+    """Return the host of a rank for a message; empty if all ranks are on this host."""
     return f" on {sock.host}" if sock.host else ""
 
 
 def most_pending(num_awaited: int) -> int:
-    """How many connections that have proven nothing a listener keeps at once."""
+    """Return the number of pending connections that a listener keeps at once."""
     return _MOST_PENDING + 2 * num_awaited
 
 
 def peer_uid_and_pid(connection: socket.socket) -> tuple[int, int]:
-    """Whose process is at the other end of a Unix socket, by the kernel's word."""
+    """Return (uid, pid) of the process at the other end of a Unix socket, as the kernel reports them."""
     pid, uid, _ = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     )

@@ -1,4 +1,4 @@
-"""The side that comes while ranks meet: reach the rank that listens, prove to each other who is who."""
+"""The connecting side while ranks connect: reach a listening rank, and exchange proofs with it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .world import SILENCE_S, JoinRequest
 
 _log = logging.getLogger("shmring")
 
-_VERDICT_S = 0.5  # how long a rank that gives up waits for the other's list of the missing
-_PAUSE_S = (0.001, 0.020)  # between attempts to reach it: first, longest
+_VERDICT_S = 0.5  # a rank that gives up waits this long for the peer's list of missing ranks
+_PAUSE_S = (0.001, 0.020)  # between attempts to connect: first, longest
 
 
 class Connector:
-    """One rank's way to another one, `peer`, that listens; subclasses know where."""
+    """The connection of one rank to the listening rank `peer`. Subclasses know its address."""
 
     longest_pause_s = _PAUSE_S[1]
 
@@ -29,7 +29,7 @@ class Connector:
         self._warn_at_s = request.now_s() + SILENCE_S
 
     def connect(self) -> FramedSocket:
-        """A socket on which both have proven themselves and the peer's word was heard."""
+        """Return a socket on which both ranks have proven themselves and the peer has accepted this rank."""
         pause_s = _PAUSE_S[0]
         while True:
             sock = self._open()
@@ -49,35 +49,35 @@ class Connector:
             pause_s = min(pause_s * 1.5, self.longest_pause_s)
 
     def _warn_of_tries(self) -> None:
-        """Once: else a mistaken address, or a peer that was never started, would show only in the end."""
+        """Log the attempts once, so that a wrong address or a missing peer is noticed before the timeout."""
         self._warn_at_s = float("inf")
         what = "rank %d has tried for %g s to reach rank %d%s, and will try for %g s in all"
         request = self._request
         _log.warning(what, request.rank, SILENCE_S, self._peer, self._trying(), request.timeout_s)
 
     def _trying(self) -> str:
-        """Where, and what has come of it."""
+        """Return the address and the result of the last attempt, for a message."""
         return ""
 
     def _open(self) -> FramedSocket | None:
-        """A connection to the peer; None where it is not there yet (or busy)."""
+        """Return a connection to the peer; None if the peer does not listen yet, or its queue is full."""
         raise NotImplementedError
 
     def _settle(self, sock: FramedSocket) -> bool:
-        """The peer's word that this rank is in; False where it hung up."""
+        """Wait until the peer accepts this rank. Return False if it closed the connection."""
         raise NotImplementedError
 
     def _never_came(self) -> Timeout:
         raise NotImplementedError
 
     def _proven(self) -> None:
-        """The peer has proven itself."""
+        """Note that the peer has proven itself."""
 
     def _mistaken(self) -> None:
-        """What answers belongs to another world."""
+        """Note that the peer belongs to another world."""
 
     def _introduce(self, sock: FramedSocket) -> bool:
-        """Mutual proof; False where the peer hung up, which it does to those who are slow."""
+        """Exchange proofs. Return False if the peer closed the connection, for example on a slow rank."""
         request = self._request
         hello = request.hello(self._peer, self._purpose)
         if not sock.send(hello.pack()):
@@ -100,7 +100,7 @@ class Connector:
         return sock.send(handshake.pack_proof(proof))
 
     def _await_challenge(self, sock: FramedSocket) -> Challenge | None:
-        """None where the peer hung up."""
+        """Return the peer's challenge; None if it closed the connection."""
         packet = b""
         try:
             answer = self._request.await_frame(sock, handshake.UNPROVEN_NBYTES)
@@ -118,11 +118,14 @@ class Connector:
         return f"rank {self._peer} sent {error}"
 
     def _await_verdict_frame(self, sock: FramedSocket) -> bytes:
-        """The peer's next frame; empty where it hung up. It decides when this rank gives up, see below."""
+        """Return the peer's next frame; empty if it closed the connection.
+
+        At the timeout, ask the peer to give up: it knows the missing ranks, so all ranks raise the same
+        error.
+        """
         try:
             packet = self._request.await_frame(sock, handshake.FRAME_NBYTES)
             if packet is None:
-                # The peer knows who is missing: give up through it, so that all ranks raise the same.
                 sock.send(handshake.pack_frame(handshake.GIVING_UP))
                 within = Deadline(_VERDICT_S)
                 packet = sock.await_frame(handshake.FRAME_NBYTES, within, POLL_S, self._request.check)
@@ -134,7 +137,7 @@ class Connector:
         return packet
 
     def _unpack(self, packet: bytes) -> int:
-        """The kind of a frame without more in it than an error, which is raised."""
+        """Return the kind of a frame that carries nothing but possibly an error. Raise the error."""
         try:
             kind, failure = handshake.unpack_frame(packet)
         except BadFrame as error:

@@ -1,6 +1,6 @@
-"""The coordinator, rank 0, and its TCP connection to every other rank: they agree while a world begins.
+"""The coordinator, rank 0, and its TCP connections to all other ranks: agreement on errors during the start.
 
-Whatever goes wrong on one rank is told to rank 0, which tells all: every rank raises the same error, soon.
+A rank sends its error to rank 0, which sends it to all ranks. So every rank soon raises the same error.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from . import handshake
 from .framed_socket import POLL_S, FramedSocket
 from .handshake import BadFrame
 
-_VERDICT_S = 0.5  # how long a rank waits for rank 0's word on an error of its own
+_VERDICT_S = 0.5  # a rank waits this long for rank 0's answer to its own error
 
 
 class Coordinator:
-    """One rank's part in it."""
+    """One rank's part in the agreement."""
 
     def __init__(self, rank: int, size: int, socks: Mapping[int, FramedSocket]) -> None:
         self._rank = rank
         self._size = size
         self._socks = dict(socks)
         self._rank_of = {sock.fileno(): rank for rank, sock in self._socks.items()}
-        self._ready: set[int] = set()  # those whose "ready" has come, ahead of its turn or in it
-        self._verdict: BaseException | None = None  # how it ended, the same on every rank
+        self._ready: set[int] = set()  # ranks whose READY has arrived, possibly early
+        self._verdict: BaseException | None = None  # the error that all ranks raise
         self._poll = select.poll()
         for fd in self._rank_of:
             self._poll.register(fd, select.POLLIN)
 
     def check(self) -> None:
-        """Raise what another rank told, or that it ended; never waits."""
+        """Raise the error that another rank has sent, or RankFailed if a rank has ended. Never waits."""
         self._receive(0.0)
 
     def all_ready(self, error: BaseException | None = None, *, deadline: Deadline) -> None:
-        """Return when every rank has come here; what one gives as its `error` all ranks raise."""
+        """Block until every rank has called it. If a rank passes an `error`, all ranks raise it."""
         with self.together():
             if error is not None:
                 raise error
             if self._rank == 0:
-                # Ranks that are late for a reason know it, and tell it at the same deadline.
+                # A rank that is late for a known reason sends it at the same deadline.
                 self._await_ready(deadline.later(_VERDICT_S / 2))
             else:
                 self._send(0, handshake.pack_frame(handshake.READY))
@@ -54,7 +54,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is raised within, on any rank, all ranks raise, each as soon as it looks."""
+        """Make all ranks raise an error that is raised in this block on any rank, at their next check."""
         try:
             yield
         except Error as error:
@@ -62,7 +62,7 @@ class Coordinator:
             if verdict is error:
                 raise
             raise verdict from error
-        except BaseException as error:  # such as KeyboardInterrupt: it stays what it is, here
+        except BaseException as error:  # such as KeyboardInterrupt: this rank raises it unchanged
             self._give_up(error)
             raise
 
@@ -75,7 +75,7 @@ class Coordinator:
         self._poll = select.poll()
 
     def _give_up(self, error: BaseException) -> BaseException:
-        """Tell of an error of this rank's; returns what all ranks are to raise."""
+        """Send an error of this rank. Return the error that all ranks raise."""
         if self._verdict is None:
             frame = handshake.pack_frame(handshake.FAILED, error, self._rank)
             for sock in self._socks.values():
@@ -87,7 +87,7 @@ class Coordinator:
 
     def _await_verdict(self) -> None:
         deadline = Deadline(_VERDICT_S)
-        with contextlib.suppress(Error):  # the verdict, or rank 0 has gone and there will be none
+        with contextlib.suppress(Error):  # the verdict, or rank 0 has ended and sends none
             while (left_s := deadline.left_s()) > 0:
                 self._receive(min(left_s, POLL_S))
 
@@ -101,11 +101,11 @@ class Coordinator:
 
     def _send(self, rank: int, frame: bytes) -> None:
         if not self._socks[rank].send(frame):
-            self.check()  # it may have said why
+            self.check()  # the rank may have sent its error before
             raise _ended(rank)
 
     def _receive(self, wait_s: float) -> None:
-        """Take what has come within that time: a frame of each rank."""
+        """Wait for frames at most `wait_s` seconds, and handle one frame of each rank."""
         for fd, _ in self._poll.poll(max(0.0, wait_s) * 1000):
             rank = self._rank_of[fd]
             try:

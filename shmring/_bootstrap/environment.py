@@ -1,6 +1,7 @@
-"""Which launcher started this process, as what rank of what job.
+"""Find the launcher that started this process, and the rank and the job that it gave.
 
-Reads the variables of torchrun, Open MPI, MPICH and Intel MPI, and Slurm; those of shmrun are settings.
+This module reads the variables of torchrun, Open MPI, MPICH and Intel MPI, and Slurm. Those of shmrun are
+settings.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from .._config.settings import MAX_RANKS, Settings, whole_number
 
 @dataclass(frozen=True)
 class Job:
-    """What a launcher said.
+    """This process's place in a job, as its launcher gives it.
 
-    `name` tells this job from every other one of this user on this host, and is the same on all hosts of
-    the job; `first_host` is rank 0's, where the launcher says so.
+    `name` is unique among this user's jobs on this host, and the same on all hosts of the job. `first_host`
+    is the host of rank 0 if the launcher gives it.
     """
 
     launcher: str
@@ -30,9 +31,9 @@ class Job:
 
 
 def find_job(settings: Settings, environ: Mapping[str, str]) -> Job | None:
-    """The job that this process is part of; None where no launcher is recognised.
+    """Return the job that this process is part of; None if no launcher is recognised.
 
-    shmrun comes first, as it may itself run inside a batch job. ValueError names a variable that is wrong.
+    shmrun is tried first, since it may run inside a batch job. A ValueError names an invalid variable.
     """
     job = (
         _from_shmrun(settings)
@@ -51,24 +52,24 @@ def find_job(settings: Settings, environ: Mapping[str, str]) -> Job | None:
 def _from_shmrun(settings: Settings) -> Job | None:
     if settings.rank is None or settings.size is None:
         return None
-    # Set by hand SHMRING_ADDR may be left out; two such jobs at once are told so when they meet. Over
-    # hosts it is where they meet that tells jobs apart, and each host may call that by another name.
+    # If variables are set by hand, SHMRING_ADDR may be missing; two such jobs at once get an error when they
+    # start. Over several hosts the port identifies the job: hosts may use different names for the address.
     over_hosts = settings.addr is not None and settings.port is not None
     name = f"port {settings.port}" if over_hosts else settings.addr or "by hand"
     return Job("SHMRING_RANK", name, settings.rank, settings.size, settings.size)
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Job | None:
-    # All four, as RANK alone is anybody's name.
+    # All four are required: other programs use the name RANK, too.
     if not all(name in environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")):
         return None
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     local_size = _number(environ, "LOCAL_WORLD_SIZE", size if _number(environ, "LOCAL_RANK") == rank else 0)
-    told_apart_by: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    identified_by: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     if local_size == size:
-        # Each host counts its own: one whose ranks were well restarts them for another's, and counts nothing.
-        told_apart_by += ("TORCHELASTIC_RESTART_COUNT",)
-    name = _name("torchrun", environ, told_apart_by)
+        # Each host counts only failures of its own ranks, so the counts of several hosts may differ.
+        identified_by += ("TORCHELASTIC_RESTART_COUNT",)
+    name = _name("torchrun", environ, identified_by)
     return Job("torchrun", name, rank, size, local_size, environ["MASTER_ADDR"])
 
 
@@ -86,7 +87,7 @@ def _from_open_mpi(environ: Mapping[str, str]) -> Job | None:
 
 
 def _from_hydra(environ: Mapping[str, str]) -> Job | None:
-    """MPICH and Intel MPI, whose launcher is called Hydra."""
+    """Return the job under Hydra, the launcher of MPICH and Intel MPI."""
     if "PMI_RANK" not in environ or "PMI_SIZE" not in environ:
         return None
     size = _number(environ, "PMI_SIZE")
@@ -94,8 +95,8 @@ def _from_hydra(environ: Mapping[str, str]) -> Job | None:
     if local is None and "SLURM_STEP_ID" in environ:  # srun --mpi=pmi2: Slurm knows the hosts
         return None
     local_size = size if local is None else _number(environ, local)
-    # Nothing in the environment is unique to the job, but its ranks on a host have one proxy as ancestor.
-    # On several hosts they have only that in common where they are told to meet.
+    # No variable is unique to the job, but its ranks on one host have one proxy process as ancestor. Ranks on
+    # several hosts have nothing in common but the address that the user gives.
     own = _ancestor("hydra_pmi_proxy") if local_size == size else "over hosts"
     return Job("mpiexec", f"hydra {own}", _number(environ, "PMI_RANK"), size, local_size)
 
@@ -108,12 +109,12 @@ def _from_slurm(environ: Mapping[str, str]) -> Job | None:
     nodes = _number(environ, "SLURM_STEP_NUM_NODES", _number(environ, "SLURM_JOB_NUM_NODES", 1))
     name = _name("slurm", environ, ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"))
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
-    local_size = size if nodes == 1 else 0  # Slurm says it for each node: here it matters that there are more
+    local_size = size if nodes == 1 else 0  # any value but size means several hosts
     return Job("Slurm", name, _number(environ, "SLURM_PROCID"), size, local_size, first_of(hosts) or None)
 
 
 def first_of(hosts: str) -> str:
-    """The first name in a list as Slurm writes it: "node01" of "node[01-03,7],login"."""
+    """Return the first name in a list in Slurm's format: "node01" for "node[01-03,7],login"."""
     first = re.match(r"(?:[^][,]|\[[^][]*\])*", hosts)
     return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", first[0]) if first else ""
 
@@ -133,7 +134,7 @@ def _name(launcher: str, environ: Mapping[str, str], variables: tuple[str, ...])
 
 
 def _ancestor(process_name: str) -> str:
-    """The nearest ancestor of that name, else the parent, as pid and start time (pids come again)."""
+    """Return pid and start time of the nearest ancestor of that name, else of the parent. Pids are reused."""
     parent = pid = os.getppid()
     while pid > 1:
         name, grandparent, started = _process(pid)
@@ -144,7 +145,7 @@ def _ancestor(process_name: str) -> str:
 
 
 def _process(pid: int) -> tuple[str, int, int]:
-    """(name, parent's pid, start time in ticks since boot); zeros where it cannot be seen."""
+    """Return (name, parent's pid, start time in ticks since boot); ("", 0, 0) if it is not visible."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()

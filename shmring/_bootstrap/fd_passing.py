@@ -1,6 +1,6 @@
-"""The connections between the ranks of a host once they have met: rank 0's socket to every other rank.
+"""The connections between the ranks of a host after the handshake: rank 0's socket to every other rank.
 
-Descriptors travel over it, and why there will be none.
+Rank 0 sends descriptors over them, or the error that explains why it sends none.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..errors import Error, RankFailed, Timeout, agreed
 from . import handshake
 
 _POLL_S = 0.02  # `check` is called at least this often
-_BUSY = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)  # the peer has not yet read what it was sent
+_BUSY = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)  # the peer has not read its messages yet
 
 Check = Callable[[], None]
 
 
 class Links:
-    """One rank's end of these connections, and its place, with a Place's attributes.
+    """One rank's end of the connections, with the attributes of a Place.
 
-    Rank 0 holds a connection to every other rank, the others one to rank 0. Nothing in it belongs to
-    the process, so ranks may be threads. Calls are collective and come from one thread at a time.
-    `check` is called at least every 20 ms of a wait and may raise.
+    Rank 0 has a connection to every other rank; the others have one to rank 0. No state is global to the
+    process, so ranks may be threads. Calls are collective, and one thread at a time makes them. A wait
+    calls `check` at least every 20 ms; it may raise.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Links:
         self.num_nodes = 1
         self.ranks_of_node = (tuple(range(size)),)
         self._peers = peers
-        self._marker = marker  # says "this world has met" to whoever comes late
+        self._marker = marker  # a listening name by which late ranks see that the world has started
         for peer in peers.values():
             peer.setblocking(False)
 
     def broadcast_descriptor(self, fd: int | None, *, check: Check, deadline: Deadline) -> int:
-        """Rank 0's descriptor to all: rank 0 gets `fd` back, the others a new one (closed on exec).
+        """Send rank 0's descriptor to all ranks. Return `fd` on rank 0, a new one (closed on exec) elsewhere.
 
-        Raises RankFailed, Timeout, or what rank 0 told through `fail_descriptor`.
+        Raises RankFailed, Timeout, or the error that rank 0 has sent by `fail_descriptor`.
         """
         if self.rank != 0:
             return self._take_descriptor(check, deadline)
@@ -67,9 +67,9 @@ class Links:
         return fd
 
     def fail_descriptor(self, error: BaseException | str) -> None:
-        """Rank 0 tells the others to raise `error` in place of what they wait for, as far as they listen.
+        """Make the other ranks raise `error` instead of waiting, as far as their connections are open.
 
-        Another rank tells rank 0, which passes it on in `all_ready`.
+        A rank other than 0 sends it to rank 0, which sends it to all in `all_ready`.
         """
         reason = Error(error, rank=self.rank) if isinstance(error, str) else error
         frame = handshake.pack_frame(handshake.FAILED, reason, self.rank)
@@ -78,13 +78,13 @@ class Links:
                 peer.send(frame)
 
     def all_ready(self, *, check: Check, deadline: Deadline) -> None:
-        """Return when every rank has come here; one that ended, or told why it cannot, all ranks raise.
+        """Block until every rank has called it. If a rank has ended or sent an error, all ranks raise it.
 
-        An error that another rank has reported is raised as an agreed error.
+        An error that another rank has sent is raised as an agreed error.
         """
         frame = handshake.pack_frame(handshake.READY)
         if self.rank != 0:
-            with contextlib.suppress(RankFailed):  # then the last word of rank 0 says why
+            with contextlib.suppress(RankFailed):  # then rank 0's last frame has the reason
                 self._send(0, frame, None, check, deadline)
             self._await_ready([0], check, deadline)
             return
@@ -99,11 +99,11 @@ class Links:
     def introduce(
         self, groups: Sequence[Sequence[int]], *, check: Check, deadline: Deadline
     ) -> tuple[Links | None, Error | None]:
-        """Connections of its own for each of the groups: disjoint, in their new order, the same on every
-        rank.
+        """Make connections for each of the groups.
 
-        Returns this rank's links in its group (None: it is in none), and why it could not have them.
-        What is raised leaves these links out of step: nothing may follow on them.
+        groups: disjoint lists of ranks in their new order, the same on every rank. Return this rank's
+        connections in its group (None if it is in none), and the error if they could not be made. After an
+        exception these connections are out of step and must not be used any more.
         """
         if self.rank == 0:
             socks, failure = self._hand_out_socks(groups, check, deadline)
@@ -127,15 +127,15 @@ class Links:
     def _hand_out_socks(
         self, groups: Sequence[Sequence[int]], check: Check, deadline: Deadline
     ) -> tuple[list[socket.socket], Error | None]:
-        """Rank 0 makes every socket and sends its ends away; returns those that are its own."""
+        """Make all sockets on rank 0, and send their ends to the ranks. Return rank 0's own ends."""
         own: list[socket.socket] = []
         failure = None
         try:
-            for ranks in _lines_of(groups):
+            for ranks in _pairs_of(groups):
                 failure = self._hand_out_sock(ranks, own, check, deadline)
                 if failure is not None:
                     break
-            # So that the others know when they have all that they will get.
+            # The last frame tells the others that no more sockets follow.
             last = handshake.pack_frame(handshake.READY if failure is None else handshake.FAILED, failure)
             for rank in self._peers:
                 self._send(rank, last, None, check, deadline)
@@ -168,7 +168,7 @@ class Links:
         return None
 
     def _take_socks(self, check: Check, deadline: Deadline) -> tuple[list[socket.socket], Error | None]:
-        """This rank's ends of sockets, all that rank 0 sends; after a failure the rest are taken as well."""
+        """Return this rank's ends of sockets that rank 0 sends. After a failure, receive the rest, too."""
         socks: list[socket.socket] = []
         fds: list[int] = []
         failure: Error | None = None
@@ -178,7 +178,7 @@ class Links:
                 packet, cut = self._receive(fds, check, deadline)
                 while fds:
                     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds[-1])
-                    fds.pop()  # from here on the socket closes it
+                    fds.pop()  # the socket closes it from now on
                     socks.append(sock)
                 kind, error = _unpack(packet, 0)
                 failure = failure or error or (_no_room() if cut else None)
@@ -207,10 +207,10 @@ class Links:
     def _await_ready(self, ranks: Iterable[int], check: Check, deadline: Deadline) -> None:
         awaited = set(ranks)
         while awaited:
-            for rank in self._next_to_speak(awaited, check, deadline):
+            for rank in self._await_readable(awaited, check, deadline):
                 fds: list[int] = []
                 packet, _ = self._read(rank, fds)
-                _close_descriptors(fds)  # of a rank that is out of step
+                _close_descriptors(fds)  # a rank that is out of step may have sent some
                 kind, error = _unpack(packet, rank)
                 if error is not None:
                     raise agreed(error)
@@ -234,8 +234,8 @@ class Links:
                 raise Timeout(f"rank {rank} did not take the descriptors that it was sent", rank=rank)
             time.sleep(_POLL_S / 4)
 
-    def _next_to_speak(self, ranks: set[int], check: Check, deadline: Deadline) -> list[int]:
-        """Those of the ranks whose sockets have something to be read: at least one."""
+    def _await_readable(self, ranks: set[int], check: Check, deadline: Deadline) -> list[int]:
+        """Wait until sockets of the ranks are readable. Return these ranks, at least one."""
         poll = select.poll()
         rank_of = {self._peers[rank].fileno(): rank for rank in ranks}
         for sock in rank_of:
@@ -243,22 +243,22 @@ class Links:
         while True:
             check()
             left_s = deadline.left_s()
-            spoken = poll.poll(min(_POLL_S, left_s) * 1000)
-            if spoken:
-                return [rank_of[sock] for sock, _ in spoken]
+            readable = poll.poll(min(_POLL_S, left_s) * 1000)
+            if readable:
+                return [rank_of[sock] for sock, _ in readable]
             if left_s <= 0:
                 late = min(ranks)
-                raise Timeout(f"rank {late} did not send what it owed in time", rank=late)
+                raise Timeout(f"rank {late} sent no answer within the timeout", rank=late)
 
     def _receive(self, fds: list[int], check: Check, deadline: Deadline) -> tuple[bytes, bool]:
-        """What rank 0 sends next, see `_read`."""
-        self._next_to_speak({0}, check, deadline)
+        """Wait for rank 0's next packet and return it as `_read` does."""
+        self._await_readable({0}, check, deadline)
         return self._read(0, fds)
 
     def _read(self, rank: int, fds: list[int]) -> tuple[bytes, bool]:
-        """A packet, and whether there was no room for some descriptor that came with it.
+        """Return (a packet, True if there was no room for one of its descriptors).
 
-        Appends the others to fds: the caller has them also if this raises.
+        Its other descriptors are appended to fds, so the caller has them even if this raises.
         """
         # Not socket.recv_fds: it drops its flags, and the descriptor would be inherited across exec.
         room = socket.CMSG_SPACE(array.array("i").itemsize)
@@ -266,7 +266,7 @@ class Links:
         try:
             try:
                 packet, rights, flags, _ = self._peers[rank].recvmsg(*how)
-            except ConnectionResetError:  # it left something unread: told first, once, then its last word
+            except ConnectionResetError:  # the peer has closed; the next read returns its last frame
                 packet, rights, flags, _ = self._peers[rank].recvmsg(*how)
         except OSError as error:
             raise _gone(rank) from error
@@ -281,15 +281,15 @@ class Links:
         return packet, bool(flags & socket.MSG_CTRUNC)
 
 
-def _lines_of(groups: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Between which ranks there will be sockets, in the order in which each takes its own."""
+def _pairs_of(groups: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of ranks that get a socket, in the order in which each rank receives its own."""
     for first, *others in groups:
         for other in others:
             yield first, other
 
 
 def _unpack(packet: bytes, rank: int) -> tuple[int, Error | None]:
-    """(kind, the error that it carries) of what a rank sent; no packet at all: it ended."""
+    """Return (kind, error) of a rank's packet. Raise RankFailed if the packet is empty."""
     if not packet:
         raise _gone(rank)
     try:
@@ -299,7 +299,7 @@ def _unpack(packet: bytes, rank: int) -> tuple[int, Error | None]:
 
 
 def _no_room() -> Error:
-    """The kernel drops descriptors for which the process has no room."""
+    """Return the error for descriptors that the kernel dropped, since the process has no room for them."""
     return explain(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "receiving a descriptor")
 
 

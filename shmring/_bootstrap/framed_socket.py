@@ -1,6 +1,6 @@
-"""Connections that carry frames whole: packets on a Unix socket, a length before each frame on TCP.
+"""Connections that transfer whole frames: packets on a Unix socket, a length before each frame on TCP.
 
-Owns how many bytes are read before anything is known of who sends them.
+This module limits the number of bytes that are read from an unproven peer.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ Address = tuple[str, int] | tuple[str, int, int, int]  # as sockets have it, for
 
 POLL_S = 0.05  # the longest wait in one piece: deadlines are polled more often than Deadline requires
 _LENGTH = struct.Struct("!H")
-_BACKLOG = 1024  # the kernel's queue: ranks behind a flood keep their place in it
-CUT_S = 20  # a link that carries nothing for so long is taken for cut
-_STUCK_S = 5.0  # a peer whose kernel takes nothing for so long is gone
+_BACKLOG = 1024  # length of the kernel's queue: ranks stay in it during a flood of connections
+CUT_S = 20  # seconds without any packet after which a connection counts as cut
+_STUCK_S = 5.0  # a peer whose kernel takes no data for this time counts as gone
 
 
 class FramedSocket:
-    """A non-blocking connection between two ranks, and what has come so far of its next frame.
+    """A non-blocking connection between two ranks, with the received part of its next frame.
 
-    `host` is the address of who came, for messages; empty on a Unix socket, and for who went there itself.
+    `host` is the address of a peer that has connected, for messages. It is empty on a Unix socket, and on the
+    connecting side.
     """
 
     def __init__(self, connection: socket.socket, host: str = "") -> None:
@@ -43,7 +44,7 @@ class FramedSocket:
         return self.connection.fileno()
 
     def send(self, frame: bytes) -> bool:
-        """Send a frame whole; False where the other side is gone."""
+        """Send a whole frame. Return False if the other side has closed."""
         left = memoryview(_LENGTH.pack(len(frame)) + frame if self._is_stream else frame)
         while left:
             try:
@@ -56,9 +57,9 @@ class FramedSocket:
         return True
 
     def receive(self, most_nbytes: int) -> bytes | None:
-        """The next frame; None where it is not whole yet, empty where the other side is gone.
+        """Return the next frame; None if it is not complete yet; empty if the other side has closed.
 
-        Reads not a byte beyond that frame. BadFrame where it would be longer than `most_nbytes`.
+        It reads no byte beyond that frame. Raises BadFrame if the frame is longer than `most_nbytes`.
         """
         if not self._is_stream:
             return self._read(most_nbytes)
@@ -84,7 +85,7 @@ class FramedSocket:
             self.wait(select.POLLIN, min(left_s, poll_s))
 
     def wait(self, event: int, timeout_s: float) -> bool:
-        """Whether the connection is ready in time (or broken, which the next call will tell)."""
+        """Return whether the connection is ready in time, or broken, as the next call on it then shows."""
         poll = select.poll()
         poll.register(self.connection, event)
         return bool(poll.poll(timeout_s * 1000))
@@ -114,7 +115,7 @@ class FramedSocket:
         except BlockingIOError:
             return None
         except ConnectionResetError:
-            # The peer closed without having read all: Linux tells of that first, once, then its last word.
+            # The peer closed with unread data: Linux reports that once, then returns the peer's last data.
             try:
                 return self.connection.recv(nbytes)
             except OSError:
@@ -126,7 +127,7 @@ class FramedSocket:
 def connect(
     family: int, address: Address, deadline: Deadline, poll_s: float, check: Check
 ) -> socket.socket | OSError:
-    """A TCP connection, non-blocking, or why there is none; what `check` raises is raised."""
+    """Return a non-blocking TCP connection, or the error. Exceptions of `check` are raised."""
     with contextlib.ExitStack() as undo:
         try:
             new = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
@@ -153,18 +154,21 @@ def connect(
 
 
 def _has_met_itself(connection: socket.socket) -> bool:
-    """As happens on one host where nobody listens at a port that the kernel then gives to whoever asks."""
+    """Return whether a socket is connected to itself.
+
+    That happens on one host if no process listens at a port and the kernel chooses it for this socket.
+    """
     try:
         return bool(connection.getsockname() == connection.getpeername())
-    except OSError:  # closed again: the next call on it will tell
+    except OSError:  # closed again: the next call on it fails
         return False
 
 
 def listen(family: int, address: Address) -> socket.socket:
-    """A listener at exactly this address, non-blocking; OSError says why there is none."""
+    """Return a non-blocking listener at exactly this address. Raise OSError if that fails."""
     new = socket.socket(family, socket.SOCK_STREAM)
     try:
-        new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last world's connections may linger
+        new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last world's connections may exist
         if family == socket.AF_INET6:
             new.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         new.setblocking(False)
@@ -177,19 +181,19 @@ def listen(family: int, address: Address) -> socket.socket:
 
 
 def watch_link(connection: socket.socket, *, is_always_read: bool) -> None:
-    """Have a cut link, or a host that went down, surface as an error of the connection.
+    """Make the kernel report a cut link, or a host that went down, as an error of the connection.
 
-    is_always_read: what is sent has to be acknowledged in time, too. Where the other end reads only now and
-    then, a full buffer would be taken for a cut.
+    is_always_read: data must be acknowledged in time, too. If the other end reads only from time to time, a
+    full buffer would count as a cut.
     """
-    options = {  # silence alone is looked at every quarter of it
+    options = {  # an idle connection is probed every quarter of CUT_S
         socket.TCP_KEEPIDLE: max(CUT_S // 4, 1),
         socket.TCP_KEEPINTVL: max(CUT_S // 4, 1),
         socket.TCP_KEEPCNT: 3,
     }
     if is_always_read:
         options[socket.TCP_USER_TIMEOUT] = CUT_S * 1000
-    with contextlib.suppress(OSError):  # best effort: without them the deadline tells
+    with contextlib.suppress(OSError):  # best effort: without them the deadline ends a wait
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in options.items():
             connection.setsockopt(socket.IPPROTO_TCP, option, value)

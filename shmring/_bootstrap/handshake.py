@@ -1,7 +1,7 @@
-"""What two ranks say to each other before and after they trust each other: frames, proofs, errors.
+"""The protocol between two ranks before and after they have proven themselves: frames, proofs, errors.
 
-Pure functions over bytes; sockets live in framed_socket and fd_passing. Every frame is a packet of fixed
-layout, at most 256 bytes until both sides have proven that they hold the world's key.
+These are pure functions of bytes; framed_socket and fd_passing have the sockets. Every frame is a packet of
+fixed layout, of at most 256 bytes until both sides have proven that they hold the world's key.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ NONCE_NBYTES = 32
 NODE_NBYTES = 64
 TAG_NBYTES = 16
 PROOF_NBYTES = 32
-UNPROVEN_NBYTES = 256  # read from a pending peer at most
-FRAME_NBYTES = 2048  # read from a proven rank at most
+UNPROVEN_NBYTES = 256  # longest frame read from a pending peer
+FRAME_NBYTES = 2048  # longest frame read from a proven rank
 
 # Kinds of frames between proven ranks.
 READY, FAILED, GIVING_UP, DESCRIPTOR, SOCKET, ENDPOINT, TABLE = 1, 2, 3, 4, 5, 6, 7
-# What a connection is for: the ranks of one host, all ranks and rank 0, and the two between hosts.
+# Purposes of connections: among the ranks of one host, of all ranks to rank 0, and the two between hosts.
 LOCAL, COORDINATOR, DATA, CONTROL = b"local", b"coord", b"data", b"control"
 
 _HELLO = struct.Struct(f"!8s8sIII{TAG_NBYTES}s{NONCE_NBYTES}s{NODE_NBYTES}s")
@@ -33,12 +33,12 @@ _TRANSCRIPT = struct.Struct(f"!8s8s8sIIII{TAG_NBYTES}s{NODE_NBYTES}s{NONCE_NBYTE
 _TEXT_NBYTES = 1024
 _UNKNOWN = -1
 
-# The number on the wire is the place in this tuple: append, never reorder.
+# An error is sent as its index in this tuple: append, never reorder.
 _ERRORS: tuple[type[Error], ...] = (Error, RankFailed, Timeout, Mismatch, Aborted, Closed, OutOfMemory)
 
 
 class BadFrame(Exception):
-    """A packet that is not what it should be; `version_differs`: it is another version's."""
+    """A packet is invalid. `version_differs`: it is a frame of another version."""
 
     def __init__(self, packet: bytes, what: str = "") -> None:
         super().__init__(what or f"{len(packet)} bytes that are no frame of this protocol")
@@ -47,7 +47,7 @@ class BadFrame(Exception):
 
 @dataclass(frozen=True)
 class Hello:
-    """What a rank says of itself, whom it wants and what for; only its proof makes it believed."""
+    """The first frame of a rank: its identity, the rank and the purpose it connects for. Not proven yet."""
 
     rank: int
     nprocs: int
@@ -70,7 +70,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Challenge:
-    """The answer to it: the number of ranks there, a fresh nonce, a proof, and which world it is."""
+    """The answer to a Hello: the number of ranks, a fresh nonce, a proof, and the tag of the world."""
 
     nprocs: int
     nonce: bytes
@@ -96,7 +96,10 @@ def unpack_proof(packet: bytes) -> bytes:
 
 
 def prove(key: bytes, world_id: str, role: bytes, hello: Hello, nprocs: int, nonce: bytes) -> bytes:
-    """HMAC-SHA256 over all that both sides said; `role` keeps one side's proof from serving the other."""
+    """Return the HMAC-SHA256 of all fields that both sides sent.
+
+    `role` differs between the two sides, so the proof of one side is no proof for the other.
+    """
     transcript = _TRANSCRIPT.pack(
         MAGIC,
         role,
@@ -118,10 +121,10 @@ def proves(claimed: bytes, expected: bytes) -> bool:
 
 
 def pack_frame(kind: int, error: BaseException | None = None, rank: int = 0) -> bytes:
-    """A frame of `rank` between proven ranks; a FAILED one carries the error in its own type."""
+    """Return a frame of `rank` to a proven rank. A FAILED frame carries the error with its type."""
     if error is None:
         return _FRAME.pack(MAGIC, kind, 0, _UNKNOWN, _UNKNOWN, _UNKNOWN, 0)
-    if type(error) not in _ERRORS:  # such as KeyboardInterrupt: it ends the rank, and so the others' wait
+    if type(error) not in _ERRORS:  # such as KeyboardInterrupt: it ends this rank
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         error = Aborted(f"rank {rank} gave up: {reason}", rank=rank, reason=reason)
     assert isinstance(error, Error)
@@ -141,14 +144,14 @@ def pack_frame(kind: int, error: BaseException | None = None, rank: int = 0) -> 
 
 
 def kind_of(packet: bytes) -> int:
-    """What kind of frame a proven rank sent."""
+    """Return the kind of a proven rank's frame."""
     if len(packet) <= len(MAGIC) or packet[: len(MAGIC)] != MAGIC:
         raise BadFrame(packet)
     return packet[len(MAGIC)]
 
 
 def unpack_frame(packet: bytes) -> tuple[int, Error | None]:
-    """(kind, the error that it carries)."""
+    """Return (kind, the error that it carries)."""
     if len(packet) < _FRAME.size:
         raise BadFrame(packet)
     kind, code, rank, wanted, available, text_nbytes = _unpack(_FRAME, packet[: _FRAME.size])

@@ -1,6 +1,7 @@
-"""How the ranks of a world find each other, learn to trust each other, and learn who shares a host with whom.
+"""Join a world: connect to its other ranks, authenticate them, and find the host of every rank.
 
-On one host they meet on a Unix socket; a world with an address first comes to rank 0 over TCP.
+On one host the ranks connect over a Unix socket. In a world with an address they first connect to rank 0 over
+TCP.
 """
 
 from __future__ import annotations
@@ -33,11 +34,10 @@ __all__ = ["Meeting", "World", "check_nprocs", "host_id", "join", "world", "worl
 
 @dataclass
 class Meeting:
-    """What a rank has when all have met: links to the ranks of its host, its place, and what leads to other
-    hosts.
+    """The result of `join`: connections to the ranks of this host and of other hosts, and this rank's place.
 
-    `mesh` is None where all ranks are on one node. The coordinator, None where they met without TCP, is open
-    for one more agreement, once the caller has made something of the rest.
+    `mesh` is None if all ranks are on one host. `coordinator` is None if the world has no address, else it is
+    open for one more agreement, after the caller has used the rest.
     """
 
     links: Links
@@ -53,14 +53,14 @@ class Meeting:
 
 
 def host_id() -> str:
-    """The same for processes that count as being on one host: a world of these needs no address."""
+    """Return a text that is equal for processes on one host: a world of such processes needs no address."""
     return node_map.identity(Settings.from_environment().node or "")
 
 
 def world_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[World, int] | None:
-    """(world, rank) as the launcher of this process has them; None where no launcher is recognised.
+    """Return (world, rank) as the launcher of this process gives them; None if no launcher is recognised.
 
-    Each call stands for one more world: the n-th call of a process meets the n-th of the other ranks.
+    Each call returns another world: the n-th call of a process matches the n-th call of the other ranks.
     """
     settings = Settings.from_environment(environ)
     job = find_job(settings, environ)
@@ -79,9 +79,8 @@ _calls: collections.Counter[str] = collections.Counter()
 
 
 def _common_key(world_id: str) -> bytes:
-    # No secret: without one to be had, what protects a world within one host is that the kernel vouches
-    # for the other side's user (SO_PEERCRED), and processes of one user trust each other anyway. The key
-    # then only tells jobs apart.
+    # This key is no secret. Within one host the kernel reports the user of the other side (SO_PEERCRED), and
+    # processes of one user trust each other. The key then only distinguishes jobs.
     return hashlib.sha256(f"shmring {os.geteuid()} {world_id}".encode()).digest()
 
 
@@ -98,17 +97,17 @@ def _require_key_and_address(job: Job, settings: Settings) -> None:
         )
     if settings.addr is None and job.first_host is None:
         raise Error(
-            f"{where}, and it does not say where rank 0 is: set SHMRING_ADDR to the name or address of rank "
-            "0's host, the same for all ranks"
+            f"{where}, and it does not give the host of rank 0: set SHMRING_ADDR to the name or address of "
+            "rank 0's host, the same for all ranks"
         )
 
 
 def _address(job: Job, settings: Settings, world_id: str) -> str:
-    """Where rank 0 of the world listens: all ranks find the same, also without SHMRING_PORT."""
+    """Return the address where rank 0 listens. It is the same on all ranks, also without SHMRING_PORT."""
     name, host = "SHMRING_ADDR", settings.addr
     if host is None:
         name, host = f"rank 0's host by {job.launcher}", job.first_host or ""
-    # Below the ports that kernels give to outgoing connections; another one for each world.
+    # A port below those that kernels choose for outgoing connections, and a different one for each world.
     digest = hashlib.sha256(f"shmring port {world_id}".encode()).digest()
     port = settings.port or 20000 + int.from_bytes(digest[:4], "big") % 10000
     address = address_text(host, port)
@@ -126,13 +125,13 @@ def join(
     listener: socket.socket | None = None,
     is_invited: bool = False,
 ) -> Meeting:
-    """Meet the other ranks of the world; returns when all have come, within `timeout_s` in all.
+    """Connect to the other ranks of the world. Return when all have joined, within `timeout_s` seconds.
 
-    `node` overrides SHMRING_NODE; `check` may raise while ranks have not come yet; `listener`, which is taken
-    over, is rank 0's where it listens at the world's address already, and `is_invited` says so to others.
-    Raises the same error on every rank that got in: Timeout names the ranks that never came, RankFailed one
-    that ended meanwhile, Mismatch ranks that disagree about nprocs. A rank with another key, or one that
-    comes twice, gets an Error.
+    `node` overrides SHMRING_NODE. `check` may raise while ranks are missing. `listener` is rank 0's listener
+    at the world's address, if it has one already; this function takes ownership. `is_invited` is True on the
+    other ranks in that case. Raises the same error on every rank that has joined: Timeout names the missing
+    ranks, RankFailed a rank that ended meanwhile, Mismatch ranks with different nprocs. A rank with another
+    key, or one that joins twice, gets an Error.
     """
     rank = operator.index(rank)
     if not 0 <= rank < world.nprocs:
@@ -154,13 +153,13 @@ def join(
     return meeting
 
 
-# The last worlds joined from this process: catches the common mistake of using one twice. Ranks in
-# other processes are caught by the marker that rank 0 holds while the world lives.
+# The last worlds joined from this process, to detect the common mistake of using one twice. The marker that
+# rank 0 holds while the world exists detects it in other processes.
 _used: collections.deque[tuple[str, int]] = collections.deque(maxlen=1024)
 
 
 def _join_hosts(request: JoinRequest, ports: tuple[int, int] | None) -> Meeting:
-    """Meet over TCP, on this host, and with the other hosts: all ranks reach its end, or none."""
+    """Connect over TCP, within this host, and to the other hosts. All ranks succeed, or none."""
     found = tcp.meet(request, ports)
     coordinator, place = found.coordinator, found.place
     with found.listener, contextlib.ExitStack() as undo:
@@ -178,9 +177,9 @@ def _join_hosts(request: JoinRequest, ports: tuple[int, int] | None) -> Meeting:
 
 
 def _within_node(request: JoinRequest, found: Found) -> JoinRequest:
-    """The same request in a world of the node's own.
+    """Return the same request in a world of this host only.
 
-    Nodes, and jobs that meet at the same port of different hosts, may share one host's abstract names.
+    "Hosts" on one machine, and jobs with the same port on different hosts, may share abstract socket names.
     """
     world = request.world
     own = f"shmring node {found.place.node} of {found.nonce.hex()} {world.id}"

@@ -1,6 +1,6 @@
-"""The meeting of the ranks of one host, on an abstract Unix socket: nothing is left in the file system.
+"""Connect the ranks of one host over an abstract Unix socket, which leaves nothing in the file system.
 
-The lowest of them listens. A connection must be of the same user (SO_PEERCRED) and hold the world's key.
+The lowest rank listens. A peer must be a process of the same user (SO_PEERCRED) and hold the world's key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .world import JoinRequest, World
 
 
 def meet(request: JoinRequest, ranks: Sequence[int]) -> Links:
-    """Links between these ranks of the world, once all of them have come; this rank is one of them."""
+    """Return this rank's connections to the others of `ranks`, once all of them have connected."""
     if len(ranks) == 1:
         return Links(0, 1, {})
     if request.rank == ranks[0]:
@@ -35,8 +35,8 @@ def meet(request: JoinRequest, ranks: Sequence[int]) -> Links:
 
 
 def meeting_point(world: World, suffix: bytes = b"") -> bytes:
-    # Hashed, so that /proc/net/unix does not show the id; with the uid, so that two users who chose
-    # the same SHMRING_ADDR do not meet.
+    # The id is hashed, so that /proc/net/unix does not show it. The uid keeps apart two users with the same
+    # SHMRING_ADDR.
     digest = hashlib.sha256(b"shmring %d " % os.geteuid() + world.id.encode()).hexdigest()[:40]
     return b"\0shmring." + digest.encode() + suffix
 
@@ -58,7 +58,7 @@ def held_by_another(uid: int, pid: int) -> Error:
 
 
 def _error_in_use(world: World, rank: int) -> Error:
-    """Why the lowest rank cannot have the name of the meeting point."""
+    """Return the error of a lowest rank that finds the name of the meeting point in use."""
     with _new_socket() as probe:
         try:
             probe.connect(meeting_point(world))
@@ -72,11 +72,11 @@ def _has_met(world: World) -> bool:
     with _new_socket() as probe:
         try:
             probe.connect(meeting_point(world, b".met"))
-        except BlockingIOError:  # its queue is full of latecomers: so it is there
+        except BlockingIOError:  # its queue is full, so it exists
             return True
         except OSError:
             return False
-        return peer_uid_and_pid(probe)[0] == os.geteuid()  # who else has the name says nothing of this world
+        return peer_uid_and_pid(probe)[0] == os.geteuid()  # another user's name is not this world's
 
 
 def _new_socket() -> socket.socket:
@@ -90,16 +90,16 @@ def _new_socket() -> socket.socket:
 
 
 class _LocalGathering(Gathering):
-    """The side of the lowest rank."""
+    """The lowest rank's side."""
 
     def __init__(self, request: JoinRequest, awaited: Sequence[int]) -> None:
         self._listener = _new_socket()
         super().__init__(request, self._listener, awaited, handshake.LOCAL)
 
     def links(self) -> Links:
-        """Links to all others, or the error that all of them get."""
+        """Return the connections to all others. Raise the error that all of them get."""
         self._open()
-        marker = _new_socket()  # now: once the others have been told that all is well nothing may fail
+        marker = _new_socket()  # before the others get READY: nothing may fail after that
         try:
             socks = self.gather()
         except BaseException:
@@ -126,7 +126,7 @@ class _LocalGathering(Gathering):
         self._listener.listen(min(most_pending(len(self._awaited)), 4096))
 
     def _mark(self, marker: socket.socket) -> None:
-        """A listening name that nobody answers at: it tells latecomers that the world has met."""
+        """Bind a listening name without an acceptor. It shows late ranks that the world has started."""
         with contextlib.suppress(OSError):  # best effort: only a clearer error depends on it
             marker.bind(meeting_point(self._request.world, b".met"))
             marker.listen(1)
@@ -150,9 +150,9 @@ class _LocalGathering(Gathering):
 
 
 class _LocalConnector(Connector):
-    """The side of any other rank."""
+    """Any other rank's side."""
 
-    _seen = False  # the meeting point was there, so that its absence means that the lowest rank ended
+    _seen = False  # the meeting point existed, so its absence means that the lowest rank has ended
 
     def _open(self) -> FramedSocket | None:
         connection = _new_socket()
@@ -177,8 +177,8 @@ class _LocalConnector(Connector):
         return FramedSocket(connection)
 
     def _settle(self, sock: FramedSocket) -> bool:
-        word = self._await_verdict_frame(sock)
-        return bool(word) and self._unpack(word) == handshake.READY
+        frame = self._await_verdict_frame(sock)
+        return bool(frame) and self._unpack(frame) == handshake.READY
 
     def _trying(self) -> str:
         return "" if self._seen else " (it has not come yet)"

@@ -1,8 +1,7 @@
-"""The connections between ranks of different nodes: two for every pair, one for data and one for control
-messages.
+"""The connections between ranks of different hosts: for every pair one for data and one for control messages.
 
-The higher rank connects to the lower one's listener. A rank first makes all its connections to lower ranks,
-then accepts those of higher ones: rank 0 only accepts, so nobody waits in a circle.
+The higher rank connects to the listener of the lower one. A rank first makes all its connections to lower
+ranks, then accepts those of higher ranks. Rank 0 only accepts, so this cannot deadlock.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from .handshake import CONTROL, COORDINATOR, DATA, READY, Hello
 from .tcp import Found
 from .world import JoinRequest, named
 
-_UNPACED = b"reno"  # the one congestion control that every Linux has and lets everybody choose
-_CONNECT_S = 5.0  # one attempt
-_REFUSED_S = 2.0  # after this a refused connection is no rank that has just ended, but a firewall
+_UNPACED = b"reno"  # the congestion control that every Linux has and every user may choose
+_CONNECT_S = 5.0  # limit of one attempt
+_REFUSED_S = 2.0  # a connection refused after this time means a firewall, not a rank that has just ended
 
 
 @dataclass
 class Mesh:
-    """One rank's TCP connections, non-blocking, by the world rank of the other side."""
+    """The non-blocking TCP connections of one rank, by the world rank of the other side."""
 
     data: dict[int, socket.socket] = field(default_factory=dict)
     control: dict[int, socket.socket] = field(default_factory=dict)
 
     def add(self, rank: int, purpose: bytes, connection: socket.socket, *, is_near: bool = False) -> None:
-        # The kernel grows the buffers with what is under way (up to tcp_rmem[2] and tcp_wmem[2]); to set them
-        # ends that for good. Between hosts the congestion control is the administrator's choice. Within one
-        # machine there is nothing to share with others, and BBR's pacing only costs a timer for every few
-        # packets (64 MiB, 2 x 2 ranks, bench/internode/bench_internode.py: 87 ms with BBR, 63 without).
+        # The kernel adapts the buffer sizes (up to tcp_rmem[2] and tcp_wmem[2]); setting them would disable
+        # that. Between hosts the administrator chooses the congestion control. Within one machine the link is
+        # not shared, and BBR's pacing only costs a timer for every few packets (64 MiB, 2 x 2 ranks,
+        # bench/internode/bench_internode.py: 87 ms with BBR, 63 ms without).
         if is_near:
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)
@@ -55,7 +54,7 @@ class Mesh:
 
 
 def weave(request: JoinRequest, found: Found) -> Mesh:
-    """This rank's connections to all ranks of other nodes; collective over the world."""
+    """Return this rank's connections to all ranks of other hosts; collective over the world."""
     place, mesh = found.place, Mesh()
     local_ranks = set(place.ranks_of_node[place.node])
     try:
@@ -96,10 +95,10 @@ class _MeshConnector(Connector):
         return None
 
     def _settle(self, sock: FramedSocket) -> bool:
-        word = self._request.await_frame(sock, handshake.FRAME_NBYTES)
-        if word is None:
+        frame = self._request.await_frame(sock, handshake.FRAME_NBYTES)
+        if frame is None:
             raise self._never_came()
-        return bool(word) and self._unpack(word) == READY
+        return bool(frame) and self._unpack(frame) == READY
 
     def _never_came(self) -> Timeout:
         why = f"no answer within {self._request.timeout_s:g} s"
@@ -124,7 +123,7 @@ class _MeshAcceptor:
         local_ranks = found.place.ranks_of_node[found.place.node]
         higher = [rank for rank in range(request.rank + 1, found.place.size) if rank not in local_ranks]
         self._awaited = {(rank, purpose) for rank in higher for purpose in (DATA, CONTROL)}
-        # Whoever is late for rank 0's rendezvous is to be told so.
+        # Rank 0 also accepts ranks that are late for the rendezvous, to send them an error.
         purposes = (DATA, CONTROL, COORDINATOR) if request.rank == 0 else (DATA, CONTROL)
         self._acceptor = Acceptor(request, found.listener, purposes, len(self._awaited), self._take_in)
 
@@ -143,7 +142,7 @@ class _MeshAcceptor:
         self._awaited.remove((hello.rank, hello.purpose))
         is_near = self._found.is_near(hello.rank)
         self._mesh.add(hello.rank, hello.purpose, sock.connection, is_near=is_near)
-        sock.send(handshake.pack_frame(READY))  # where it is gone by now, the coordinator tells
+        sock.send(handshake.pack_frame(READY))  # if the rank has ended, the coordinator reports it
 
     def _objection(self, hello: Hello) -> str:
         place, rank = self._place, hello.rank
@@ -152,8 +151,8 @@ class _MeshAcceptor:
         if hello.purpose == COORDINATOR or rank in self._mesh.data or rank in self._mesh.control:
             return f"rank {rank} has joined already: each process needs a rank of its own"
         if rank in place.ranks_of_node[place.node]:
-            return f"rank {rank} is on the same node: it has no business here"
-        return f"rank {rank} is to be connected to, it does not connect"
+            return f"rank {rank} is on the same host: it connects through shared memory"
+        return f"rank {rank} is lower: this rank connects to it"
 
     def _late(self) -> Timeout:
         missing = sorted({rank for rank, _ in self._awaited})

@@ -1,6 +1,7 @@
-"""Which ranks share a host, where each listens for the others, and what they tell each other of it.
+"""The host and the address of every rank, and the frames in which ranks exchange them.
 
-A node is what can share memory: ranks of one kernel, namespaces and user.
+A host is the set of ranks that can share memory: ranks of one kernel, namespaces and user. In names here it
+is a node.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NONCE_NBYTES = 16
 
 _KIND = struct.Struct("!8sB")
 _ENDPOINT = struct.Struct("!B16sH")  # 4 or 6, address, port
-_PAGE = struct.Struct(f"!8sB{NONCE_NBYTES}sHH")  # magic, kind, the table's nonce, first rank, how many
+_PAGE = struct.Struct(f"!8sB{NONCE_NBYTES}sHH")  # magic, kind, the table's nonce, first rank, count
 _ROW = struct.Struct("!HH" + _ENDPOINT.format[1:])  # node, machine, endpoint
 _MACHINE_CHARACTERS = 16  # of an identity
 _PAGE_ROWS = (handshake.FRAME_NBYTES - _PAGE.size) // _ROW.size
@@ -28,23 +29,23 @@ _FAMILIES = {4: (socket.AF_INET, 4), 6: (socket.AF_INET6, 16)}  # family, bytes 
 
 
 class Endpoint(NamedTuple):
-    """Where a rank listens: a numeric address and a port."""
+    """The address where a rank listens: a numeric address and a port."""
 
     host: str
     port: int
 
 
 class Row(NamedTuple):
-    """What rank 0's table says of a rank."""
+    """The row of a rank in rank 0's table."""
 
     node: int
     endpoint: Endpoint
-    machine: int = 0  # nodes of one machine may still share no memory: containers
+    machine: int = 0  # one machine may have several nodes that share no memory, such as containers
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands: among all ranks, and among those of its node."""
+    """The place of a rank among all ranks, and among the ranks of its host."""
 
     rank: int
     size: int
@@ -56,7 +57,7 @@ class Place:
 
 
 def place_of(rank: int, nodes: Sequence[int]) -> Place:
-    """The place of `rank`, where `nodes` holds every rank's node."""
+    """Return the place of `rank`. nodes: the host of every rank."""
     ranks_of_node: list[list[int]] = [[] for _ in range(max(nodes) + 1)]
     for other, node in enumerate(nodes):
         ranks_of_node[node].append(other)
@@ -73,26 +74,29 @@ def place_of(rank: int, nodes: Sequence[int]) -> Place:
 
 
 def number(identities: Sequence[str]) -> list[int]:
-    """Every rank's node, by the nodes' identities: numbered in the order of their lowest ranks."""
+    """Return the host of every rank. Hosts are numbered in the order of their lowest ranks.
+
+    identities: by rank, the identity of its host.
+    """
     numbers: dict[str, int] = {}
     return [numbers.setdefault(identity, len(numbers)) for identity in identities]
 
 
 def number_machines(identities: Sequence[str]) -> list[int]:
-    """Every rank's machine, as `number` has nodes."""
+    """Return the machine of every rank, numbered as in `number`."""
     return number([identity[:_MACHINE_CHARACTERS] for identity in identities])
 
 
 def identity(name: str) -> str:
-    """A text that ranks have in common exactly if they can share memory, and were given the same name.
+    """Return a text that is equal for two ranks if and only if they can share memory and have the same name.
 
-    Its beginning they have in common if they are on the same machine.
+    Its first 16 characters are equal if the ranks are on the same machine.
     """
     boot = _read("/proc/sys/kernel/random/boot_id")
     parts = (
         boot,
-        _inode("/proc/self/ns/net"),  # they meet on an abstract Unix socket
-        _inode("/proc/self/ns/pid"),  # they watch each other by pid
+        _inode("/proc/self/ns/net"),  # for abstract Unix sockets
+        _inode("/proc/self/ns/pid"),  # ranks check each other by pid
         str(os.geteuid()),
         name,
     )
@@ -104,7 +108,7 @@ def _digest(text: str) -> str:
 
 
 def pack_endpoint(endpoint: Endpoint) -> bytes:
-    """What a rank tells rank 0 once it is believed."""
+    """Return the frame in which a proven rank sends its address to rank 0."""
     return _KIND.pack(handshake.MAGIC, handshake.ENDPOINT) + _ENDPOINT.pack(*_packed(endpoint))
 
 
@@ -115,7 +119,7 @@ def unpack_endpoint(packet: bytes) -> Endpoint:
 
 
 def pack_table(rows: Sequence[Row], nonce: bytes) -> list[bytes]:
-    """Rank 0's table of all ranks, as the frames that carry it; `nonce` is this meeting's alone."""
+    """Return the frames of rank 0's table of all ranks. nonce: unique to this start of the world."""
     pages = []
     for first in range(0, len(rows), _PAGE_ROWS):
         some = rows[first : first + _PAGE_ROWS]
@@ -126,7 +130,7 @@ def pack_table(rows: Sequence[Row], nonce: bytes) -> list[bytes]:
 
 
 def unpack_page(packet: bytes, rows: Sequence[Row], nprocs: int) -> tuple[bytes, list[Row]]:
-    """(the table's nonce, its next rows: those that follow `rows`, of `nprocs` in all)."""
+    """Return (the table's nonce, the rows of this page, which follow `rows`). nprocs: length of the table."""
     if len(packet) < _PAGE.size or handshake.kind_of(packet) != handshake.TABLE:
         raise BadFrame(packet)
     _, _, nonce, first, count = _PAGE.unpack_from(packet)
@@ -136,7 +140,7 @@ def unpack_page(packet: bytes, rows: Sequence[Row], nprocs: int) -> tuple[bytes,
     page = []
     num_nodes = max((row.node for row in rows), default=-1) + 1
     for node, machine, *endpoint in _ROW.iter_unpack(packet[_PAGE.size :]):
-        if node > num_nodes:  # they are numbered by their lowest ranks
+        if node > num_nodes:  # nodes are numbered in the order of their lowest ranks
             raise BadFrame(packet, f"a table with node {node} before node {num_nodes}")
         num_nodes = max(num_nodes, node + 1)
         page.append(Row(node, _unpacked(packet, *endpoint), machine))
@@ -145,7 +149,7 @@ def unpack_page(packet: bytes, rows: Sequence[Row], nprocs: int) -> tuple[bytes,
 
 def _packed(endpoint: Endpoint) -> tuple[int, bytes, int]:
     version = 6 if ":" in endpoint.host else 4
-    host = endpoint.host.partition("%")[0]  # its interface means something on its own host only
+    host = endpoint.host.partition("%")[0]  # the interface is valid on its own host only
     return version, socket.inet_pton(_FAMILIES[version][0], host), endpoint.port
 
 
@@ -172,5 +176,5 @@ def _inode(path: str) -> str:
 
 
 def _unknown(path: str) -> str:
-    # Where a part cannot be seen the hosts' names have to tell them apart.
+    # If a part is not readable, the host's name distinguishes hosts.
     return f"{path} of {socket.gethostname()}"

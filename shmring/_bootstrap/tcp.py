@@ -1,7 +1,7 @@
-"""How the ranks of several hosts find each other: all come to rank 0 over TCP, which tells who is where.
+"""The rendezvous of ranks of several hosts: all connect to rank 0 over TCP, which sends everyone's address.
 
-Nothing but the world's tag is public, and nothing is believed before both sides have proven that they
-hold the world's key.
+Only the world's tag is public. No other data are used before both sides have proven that they hold the
+world's key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .handshake import BadFrame, Hello
 from .node_map import Endpoint, Place, Row
 from .world import JoinRequest
 
-_CONNECT_S = 5.0  # one attempt; the kernel's own pauses between its attempts grow without end
+_CONNECT_S = 5.0  # limit of one attempt: the kernel's pauses between its own attempts keep growing
 _LONGEST_PAUSE_S = 0.25
 _OTHER_PORT = "choose another port (SHMRING_PORT, or shmrun's --rdzv)"
 
@@ -36,23 +36,23 @@ _log = logging.getLogger("shmring")
 
 @dataclass
 class Found:
-    """What a rank knows after the rendezvous: the coordinator, its place, and where the others listen."""
+    """The result of the rendezvous: the coordinator, this rank's place, and the addresses of all ranks."""
 
     coordinator: Coordinator
     place: Place
     endpoints: list[Endpoint]
-    nonce: bytes  # this meeting's alone, where its world's id may come again
-    scope_id: int  # the interface by which link-local IPv6 addresses are reached from here
+    nonce: bytes  # unique to this start of the world; its id may be reused
+    scope_id: int  # the interface to link-local IPv6 addresses
     listener: socket.socket
-    machines: Sequence[int] = ()  # by rank: equal where two nodes are on one machine
+    machines: Sequence[int] = ()  # by rank; equal if two hosts are on one machine
 
     def is_near(self, rank: int) -> bool:
-        """Whether a rank of another node is on this machine."""
+        """Return whether a rank of another host is on this machine."""
         return bool(self.machines) and self.machines[rank] == self.machines[self.place.rank]
 
 
 def meet(request: JoinRequest, ports: tuple[int, int] | None) -> Found:
-    """All ranks of a world with an address come together; each listens for the others when it returns."""
+    """Connect all ranks of a world with an address to rank 0. Each rank has a listener when this returns."""
     if request.rank == 0:
         return _gather(request)
     connector = _TcpConnector(request, ports)
@@ -105,7 +105,7 @@ class _TcpGathering(Gathering):
         return [rank for rank in self._awaited if rank not in self._endpoints]
 
     def _conclude(self, socks: dict[int, FramedSocket]) -> None:
-        """Number the nodes and send everyone the table."""
+        """Number the hosts and send the table to all ranks."""
         ranks = range(self._request.world.nprocs)
         identities = [self._identities[rank] for rank in ranks]
         numbers, machines = node_map.number(identities), node_map.number_machines(identities)
@@ -130,10 +130,10 @@ class _TcpConnector(Connector):
         self._listener: socket.socket | None = None
         self._rows: list[Row] = []
         self._nonce = b""
-        self._rank_0 = Endpoint("", 0)  # as it is reached from here; it may know itself by another address
+        self._rank_0 = Endpoint("", 0)  # its address as seen from here; rank 0 itself may know another one
         self._scope_id = 0
-        self._why = ""  # the last attempt failed
-        self._seen = request.is_invited  # rank 0 was there, so that its absence means that it ended
+        self._why = ""  # reason why the last attempt failed
+        self._seen = request.is_invited  # rank 0 was listening, so its absence means that it has ended
 
     def found(self, sock: FramedSocket) -> Found:
         assert self._listener is not None
@@ -153,7 +153,7 @@ class _TcpConnector(Connector):
         if not self._where:
             try:
                 self._where = _resolve(self._address)
-            except OSError as error:  # a name may become known when its host has started
+            except OSError as error:  # the name may become known once its host has started
                 if error.errno in NO_DESCRIPTOR:
                     raise explain(error, f"looking up {self._address}") from error
                 self._why = f"its name is not known here: {error.strerror}"
@@ -188,13 +188,13 @@ class _TcpConnector(Connector):
         self._rows = []
         try:
             own, (host, port, *_) = sock.connection.getsockname(), sock.connection.getpeername()
-        except OSError:  # it hung up
+        except OSError:  # rank 0 has closed the connection
             return False
         self._rank_0 = Endpoint(host.partition("%")[0], port)
         self._scope_id = own[3] if len(own) > 3 else 0
         try:
             self._listener = listen_nearby(sock.connection.family, own, self._ports)
-        except Error as error:  # so that all ranks raise it
+        except Error as error:  # send it, so that all ranks raise it
             sock.send(handshake.pack_frame(handshake.FAILED, error, self._request.rank))
             raise
         host, port, *_ = self._listener.getsockname()
@@ -234,7 +234,7 @@ class _TcpConnector(Connector):
 
 
 def _resolve(address: str) -> list[tuple[int, Address]]:
-    """(family, address) of all that the name stands for; OSError where it is not known."""
+    """Return (family, address) of all addresses of the name. Raise OSError if it is not known."""
     host, port = parse_address("address", address)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     ours = (socket.AF_INET, socket.AF_INET6)
@@ -242,7 +242,7 @@ def _resolve(address: str) -> list[tuple[int, Address]]:
 
 
 def _listen_at_address(request: JoinRequest) -> socket.socket:
-    """Rank 0's listener, at the one address that the world has."""
+    """Return rank 0's listener at the world's address."""
     address = request.world.address
     assert address is not None
     try:
@@ -289,7 +289,7 @@ def _warn_of_loopback(address: str, resolved: str) -> None:
 
 
 def listen_nearby(family: int, own: Address, ports: tuple[int, int] | None) -> socket.socket:
-    """A rank's own listener: at the address by which it reached rank 0, so loopback stays loopback."""
+    """Return a rank's own listener, at the address by which it reached rank 0; loopback stays loopback."""
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
         try:

@@ -1,4 +1,4 @@
-"""Worlds: what ranks are invited to, the address at which several hosts meet, one rank's attempt to join."""
+"""Worlds, which ranks join: identifier, key and address; and one rank's attempt to join."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from . import handshake
 from .framed_socket import POLL_S, Check, FramedSocket
 from .handshake import Hello
 
-SILENCE_S = 10.0  # a wait of so long for ranks to come is told in the log, long before its timeout
+SILENCE_S = 10.0  # a wait for ranks is logged after this time, long before its timeout
 _CHECK_S = 0.02  # `check` is called at least this often
 
 
 @dataclass(frozen=True)
 class World:
-    """A meeting that `nprocs` ranks are invited to, once: picklable, holds no descriptor.
+    """A world that `nprocs` ranks can join once. It can be pickled and holds no descriptor.
 
-    Whoever has it can join, so it goes only where the ranks go. `address` is where rank 0 listens for
-    ranks on other hosts: "host:port", "host" or "[::1]:port"; without one all ranks are on one host.
+    Every process that has it can join, so give it only to the ranks. address: where rank 0 listens for ranks
+    of other hosts, as "host:port", "host" or "[::1]:port"; without it all ranks are on one host.
     """
 
     id: str
@@ -46,20 +46,20 @@ class World:
 
     @property
     def tag(self) -> bytes:
-        """Public: by it ranks notice that they came to another world; it tells nothing of the id."""
+        """A public hash by which ranks detect that they have connected to another world. It hides the id."""
         return hashlib.sha256(b"shmring tag " + self.id.encode()).digest()[: handshake.TAG_NBYTES]
 
 
 def world(nprocs: int, *, address: str | None = None) -> World:
-    """A fresh world for `nprocs` ranks; pickle it to them, each joins with its own rank.
+    """Return a new world for `nprocs` ranks. Pickle it to them; each joins with its own rank.
 
-    With `address` ("host:port", the host of rank 0) the ranks may be on several hosts.
+    address: "host:port" of rank 0's host. With it, the ranks may be on several hosts.
     """
     return World(id=secrets.token_hex(16), key=secrets.token_bytes(32), nprocs=nprocs, address=address)
 
 
 def check_nprocs(nprocs: int) -> int:
-    """`nprocs` as an int, or TypeError or ValueError."""
+    """Return `nprocs` as an int. Raise TypeError or ValueError if it is invalid."""
     try:
         count = operator.index(nprocs)
     except TypeError:
@@ -70,16 +70,16 @@ def check_nprocs(nprocs: int) -> int:
 
 
 def nothing_to_check() -> None:
-    """There is nobody yet who could tell that the attempt is in vain."""
+    """Check nothing: no other rank is connected yet that could report an error."""
 
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """One rank's attempt to join a world: what it says of itself, until when, and what may end it early.
+    """One rank's attempt to join a world: its identity, its deadline, and the check that may end it early.
 
-    `check` is called at least every 20 ms of a wait and may raise.
-    `listener`: rank 0's, where it listens at the world's address already; `is_invited`: another, which knows
-    that it does, so that its absence means that it ended.
+    A wait calls `check` at least every 20 ms; it may raise. listener: rank 0's listener at the world's
+    address, if it has one already. is_invited: True on other ranks in that case; if rank 0 does not listen,
+    it has ended.
     """
 
     world: World
@@ -113,7 +113,7 @@ class JoinRequest:
             self.check()
 
     def await_frame(self, sock: FramedSocket, most_nbytes: int) -> bytes | None:
-        """The socket's next frame; empty where the other side is gone, None where the deadline passed."""
+        """Return the next frame; empty if the other side has closed, None if the deadline has passed."""
         return sock.await_frame(most_nbytes, self.deadline, self.poll_s(), self.check)
 
     def hello(self, peer: int, purpose: bytes) -> Hello:
@@ -125,6 +125,6 @@ class JoinRequest:
 
 
 def named(ranks: list[int]) -> str:
-    """The ranks in words: "rank 3", "ranks 1, 2 and 7 more"."""
+    """Return the names of ranks for a message: "rank 3", "ranks 1, 2 and 7 more"."""
     some = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {some}" if len(ranks) == 1 else f"ranks {some}"

@@ -481,7 +481,7 @@ class _Run:
         return 128 + self._forwarded
 
     def _report(self, rank: _Rank) -> int:
-        """Say last, and alone, which rank failed first and what its last words were."""
+        """Print, as the last output, the rank that failed first and its traceback."""
         assert rank.exit_code is not None
         assert rank.status is not None
         how = _how_ended(rank.exit_code, self._oom_kills)

@@ -170,13 +170,13 @@ def _pickle_value(value: Any) -> bytes:
 
 # --- failures ---
 
-# How likely a failure is to be the first cause, most likely first.
+# Tiers of failures: the lower, the more probable it is that the failure is the first cause.
 _OWN, _COMMON, _CONSEQUENCE = 0, 1, 2
 
 
 @dataclass
 class _Failure:
-    """Why a rank failed, sent to the launcher. The pickle may fail to load; the words always load."""
+    """The failure of a rank, sent to the launcher. The pickle may fail to load; the text always loads."""
 
     words: str
     tier: int = _OWN

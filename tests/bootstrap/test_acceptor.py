@@ -270,7 +270,7 @@ def accepting(meeting, names, rank):
 @pytest.mark.parametrize(
     ("rank", "nprocs", "purpose", "why"),
     [
-        (1, 4, DATA, "on the same node"),
+        (1, 4, DATA, "on the same host"),
         (9, 4, DATA, "none of this world's 4 ranks"),
         (3, 5, DATA, "none of this world's 4 ranks"),
         (2, 4, DATA, "has joined already"),  # for the second time
@@ -320,7 +320,7 @@ def test_a_lower_rank_does_not_connect():
         ]
 
     _, (said, held) = in_threads(acceptor.accept_all, intrude)
-    assert "it does not connect" in str(handshake.unpack_frame(said)[1])
+    assert "this rank connects to it" in str(handshake.unpack_frame(said)[1])
     acceptor.close()
     mesh.close()
     close([found.listener, *held])

@@ -164,9 +164,7 @@ HOUSE_WORDS = {
 RELATIVE = re.compile(r"(Who|Whom|Whose|Whether|What|Of|Where|How)\b(?![^.!?]*\?)")
 # Folders that still have such comments. An entry is deleted with the last of them.
 WITH_RELATIVE_CLAUSES = {
-    "shmring/_bootstrap",
     "shmring/_core",
-    "shmring/_launch",
 }
 MAX_LINES = 1000
 MAX_LINE_LENGTH, MAX_C_LINE_LENGTH = 110, 120  # Python's as in ruff's settings
