@@ -1,6 +1,7 @@
 # The collectives: from Python's arguments to the pointers of a call. Each method takes the same steps: allocate the
 # result, take the arrays, describe the call, let the engine run it.
 
+import functools
 import inspect
 import operator
 import os
@@ -407,7 +408,7 @@ cdef class Collectives:
         c.op = SR_SUM if op is SUM else op_number(op)
         if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
             dtype = state.DTYPES[c.dtype]
-            known = [name for name in state.OPS if state.supported(dtype, name)]
+            known = filter(functools.partial(state.supported, dtype), state.OPS)
             raise TypeError(f"op {op} has no meaning for {dtype}, which has {', '.join(known)}")
         if c.op == SR_AVG and (c.kind == SCAN or c.kind == EXSCAN):
             raise ValueError("op avg has no meaning for a scan; scan the sum and divide")

@@ -69,7 +69,8 @@ cdef class Comm(Messages):
             self.origin = self.engine.flight.nonce, self.own_rank, self.nranks, self.place.node
         else:
             self.origin = parent.origin
-            self.world_ranks = tuple(ranks if parent.world_ranks is None else [parent.world_ranks[r] for r in ranks])
+            self.world_ranks = tuple(
+                ranks if parent.world_ranks is None else map(parent.world_ranks.__getitem__, ranks))
         return 0
 
     @property
@@ -316,7 +317,7 @@ cdef class Comm(Messages):
         try:
             frames = None
             if self.root_number(root) == self.own_rank:
-                frames = [objects.pack(item) for item in items]
+                frames = list(map(objects.pack, items))
                 if len(frames) != self.nranks:
                     raise ValueError(f"there are {len(frames)} items for {self.nranks} ranks; give one for each")
         except Exception:

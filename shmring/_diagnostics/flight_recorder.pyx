@@ -34,6 +34,7 @@ KIND_NAMES[:] = [
     b"election",
 ]
 KINDS = tuple((<bytes> KIND_NAMES[number]).decode() for number in range(<int> NKINDS))
+RECORD_DTYPES = (*DTYPES, OPAQUE_DTYPE)
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct", "bidirectional_ring", "halving_doubling", "double_tree")
 assert len(ALGORITHMS) == NALGORITHMS
 WIRES = tuple(kernels.wire_formats())
@@ -70,7 +71,7 @@ def described(uint64_t fingerprint, uint64_t count):
 
 cdef dict words_of(int kind, int dtype, int op, int algorithm, bint order, uint32_t root, uint64_t count):
     return {"kind": KINDS[kind], "count": count, "root": root,
-            "dtype": (*DTYPES, OPAQUE_DTYPE)[dtype % (SR_DTYPES + 1)], "op": OPS[op % SR_OPS],
+            "dtype": RECORD_DTYPES[dtype % (SR_DTYPES + 1)], "op": OPS[op % SR_OPS],
             "algorithm": ALGORITHMS[algorithm % NALGORITHMS], "order": "F" if order else "C", "invalid": False,
             "wire": WIRES[0], "group_size": 0, "priority": None}
 

@@ -304,8 +304,13 @@ cdef class State:
     def check_liveness(self):
         """Poll ranks that the kernel does not watch from now on. Return (these ranks, the hidden ones)."""
         cdef Group *g = &self.g
-        unwatched = [rank for rank in range(g.size) if sr_liveness_is_unwatched(&g.lane[<int> rank].liveness)]
-        hidden = [rank for rank in unwatched if sr_liveness_find_thread(&g.lane[<int> rank].liveness) != 0]
+        cdef int rank
+        unwatched, hidden = [], []
+        for rank in range(g.size):
+            if sr_liveness_is_unwatched(&g.lane[rank].liveness):
+                unwatched.append(rank)
+                if sr_liveness_find_thread(&g.lane[rank].liveness) != 0:
+                    hidden.append(rank)
         g.checks_liveness = bool(unwatched) and not hidden
         return unwatched, hidden
 

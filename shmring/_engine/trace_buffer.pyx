@@ -99,7 +99,11 @@ cdef object nlost(const Trace *t):
 
 
 cdef list slices_of(const Trace *t):
-    return [words_of(&t.slice[i & t.mask]) for i in range(nlost(t), t.nslices)]
+    cdef uint64_t number
+    slices = []
+    for number in range(<uint64_t> nlost(t), t.nslices):
+        slices.append(words_of(&t.slice[number & t.mask]))
+    return slices
 
 
 cdef dict words_of(const Slice *s):

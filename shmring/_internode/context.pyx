@@ -316,7 +316,10 @@ cdef class InterNodeConns:
         cdef InterNode *inter = &self.inter
         cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * (OTHER_SLICES + inter.nnodes) * slice_nbytes
         cdef size_t least_nbytes = slice_nbytes // LEAST_PER_SLICE
-        counts = [inter.nlocal[node] for node in range(inter.nnodes)]
+        cdef int node
+        counts = []
+        for node in range(inter.nnodes):
+            counts.append(inter.nlocal[node])
         inter.nborders = most_borders(counts)
         inter.even_nbytes = common_multiple(counts, least_nbytes) * SR_CACHE_LINE
         inter.small_nbytes = slice_nbytes // SMALL_PER_SLICE

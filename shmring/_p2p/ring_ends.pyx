@@ -336,7 +336,11 @@ cdef class Ends:
         return PyArray_Empty(<int> self.got_shape.ndim, lengths, self.got_dtype, is_fortran)
 
     cdef int check_out(self, object out, bint is_fortran) except -1:
-        shape = tuple([self.got_shape.length[i] for i in range(self.got_shape.ndim)])
+        cdef int axis
+        lengths = []
+        for axis in range(self.got_shape.ndim):
+            lengths.append(self.got_shape.length[axis])
+        shape = tuple(lengths)
         if not isinstance(out, cnp.ndarray):
             raise TypeError(f"out is a {type(out).__name__}; it must be a NumPy array")
         if out.shape != shape or out.dtype != self.got_dtype:
