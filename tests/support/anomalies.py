@@ -160,7 +160,7 @@ class _Trial:
         raise AssertionError(f"raised {MOST_REPEATS} times: {self._seen.raised}")
 
     def check(self, steps, result):
-        """Check the result. The Work of a call that was refused in the background raises what was injected."""
+        """Check the result. The Work of a call refused in the background raises what was injected."""
         try:
             with contextlib.suppress(StopIteration):
                 steps.send(result)
