@@ -1,7 +1,6 @@
-"""How Sphinx builds the documentation: sphinx-build -W --keep-going -b html docs build/docs
+"""The settings of Sphinx: sphinx-build -W --keep-going -b html docs build/docs
 
-Signatures and docstrings come from the modules themselves, the options of commands from their parsers:
-neither is written down twice.
+Signatures and docstrings come from the modules themselves, the options of commands from their parsers.
 """
 
 import ast
@@ -30,13 +29,13 @@ html_title = "shmring"
 default_role = "code"  # the docstrings' single backticks
 autodoc_member_order = "bysource"
 
-# Who is made by calls only: a constructor's arguments would mislead.
+# Classes whose objects only calls make: showing the constructor's arguments would mislead.
 MADE_BY_CALLS = {"Adoption", "Comm", "Plan", "SharedArray", "Status", "Transfer", "Work"}
 C_TYPES = re.compile(r"\b(?:uintptr_t|size_t|str|bool) (?=\w)")
 
 
 def signature(app, what, name, item, options, arguments, returns):
-    """What to show behind the name; Cython has written it above the docstring, with C's types and `self`."""
+    """Return the signature to show. Cython has written it above the docstring, with C's types and `self`."""
     if arguments is None:
         return None
     if name.rpartition(".")[2] in MADE_BY_CALLS:
@@ -45,8 +44,8 @@ def signature(app, what, name, item, options, arguments, returns):
 
 
 def docstring(app, what, name, item, options, lines):
-    """They are plain text with backticks: what reStructuredText would take for markup is escaped."""
-    if not any(lines):  # attributes of classes in C have theirs in the stub
+    """Escape the markup of reStructuredText: docstrings are plain text with backticks."""
+    if not any(lines):  # attributes of classes in C have their docstrings in the stub
         lines[:] = stub_docstrings().get(".".join(name.split(".")[-2:]), "").splitlines()
     for number, line in enumerate(lines):
         pieces = re.split(r"(`[^`]*`)", line)
@@ -56,7 +55,7 @@ def docstring(app, what, name, item, options, lines):
 
 @functools.cache
 def stub_docstrings():
-    """ "Class.name" → its docstring in the stubs."""
+    """Return a dict from "Class.name" to its docstring in the stubs."""
     found = {}
     for stub in Path(shmring.__file__).parent.rglob("*.pyi"):
         for node in ast.parse(stub.read_text()).body:
@@ -67,7 +66,7 @@ def stub_docstrings():
 
 
 class CommandHelp(Directive):
-    """{help} MODULE: what it prints for --help, then for each of its subcommands."""
+    """{command-help} MODULE: show its --help output, then that of each of its subcommands."""
 
     required_arguments = 1
 

@@ -22,7 +22,7 @@ import shmring
 from shmring.methods.rules import SGD, apply, scratch_for
 from shmring.methods.server import ParameterServer
 
-ACCURATE, STALE = 0.95, 0.90  # of held-out digits: in step, and with stale weights
+ACCURATE, STALE = 0.95, 0.90  # of held-out digits: synchronous, and with stale weights
 SLOW = 0.25  # of all steps
 
 
@@ -110,12 +110,12 @@ def ways_of(comm, workers, args):
 
     ways = {
         "all_reduce": lambda weights: AllReduce(workers, weights, momentum, comm.rank < args.dedicated),
-        "in step": make(servers=servers),
+        "synchronous": make(servers=servers),
     }
     if not args.dedicated:
-        ways["in step, sharded"] = make(servers=comm.size)
+        ways["synchronous, sharded"] = make(servers=comm.size)
     if args.dedicated or comm.num_nodes == 1:
-        ways["own pace"] = make(plain, servers=servers, staleness=args.staleness)
+        ways["asynchronous"] = make(plain, servers=servers, staleness=args.staleness)
     return ways
 
 
@@ -132,11 +132,11 @@ def passed(found, args, in_rank_order):
     for way, line in found.items():
         ratio = line["fastest"] / found["all_reduce"]["fastest"]
         print(f"| {way} | {line['accuracy']:.3f} | {line['ahead']} | {line['fastest']:,.0f} | {ratio:.2f} |")
-        right &= line["accuracy"] >= (STALE if way == "own pace" else ACCURATE)
-        right &= line["ahead"] <= (args.staleness if way == "own pace" else 0)
+        right &= line["accuracy"] >= (STALE if way == "asynchronous" else ACCURATE)
+        right &= line["ahead"] <= (args.staleness if way == "asynchronous" else 0)
     if in_rank_order:
-        same = len({line["bytes"] for way, line in found.items() if way != "own pace"}) == 1
-        print(f"weights in step bit-identical to those by all_reduce: {'yes' if same else 'NO'}")
+        same = len({line["bytes"] for way, line in found.items() if way != "asynchronous"}) == 1
+        print(f"synchronous weights bit-identical to those by all_reduce: {'yes' if same else 'NO'}")
         right &= same
     return bool(right)
 

@@ -1,4 +1,5 @@
-"""all_reduce beside its peers, by the tables of docs/measured/performance.md: time by size, on log axes."""
+"""Plot all_reduce beside its peers from the tables of docs/measured/performance.md: time by size, on log
+axes."""
 
 import math
 import re
@@ -7,7 +8,7 @@ from pathlib import Path
 from drawing import FAINT, Sheet
 
 PAGE = Path(__file__).resolve().parents[1] / "measured" / "performance.md"
-TABLES = ("2 ranks", "4 ranks on 2 cores")  # the heads of their first columns
+TABLES = ("2 ranks", "4 ranks on 2 cores")  # the heads of the first columns
 COLOURS = {
     "Gloo": "#cf222e",
     "MPI": "#bf8700",
@@ -21,7 +22,7 @@ LEAST_NBYTES, MOST_NBYTES, LEAST_US, MOST_US = 5, 100 << 20, 0.03, 200_000
 
 
 def table(head):
-    """By column: [(bytes, µs)] of the table whose first column is called `head`."""
+    """Return {column: [(bytes, µs)]} of the table whose first column is called `head`."""
     lines = PAGE.read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"| {head} |"))
     rows = []
@@ -79,7 +80,7 @@ def panel(sheet, left, title, lines):
 
 
 def machine():
-    """What the page says of where the tables are from."""
+    """Return the machine of the tables, as the page names it."""
     return re.search(r"on (2 cores of an AMD EPYC \(Zen 4\)) that share an L3", PAGE.read_text())[1]
 
 

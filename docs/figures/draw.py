@@ -1,6 +1,7 @@
-"""Draws the figures of the documentation: python docs/figures/draw.py
+"""Draw the figures of the documentation: python docs/figures/draw.py
 
-Those of algorithms and memory are drawings; peers.svg is made of the tables in docs/measured/performance.md.
+The figures of algorithms and memory are drawings; peers.svg is a plot of the tables in
+docs/measured/performance.md.
 """
 
 from pathlib import Path

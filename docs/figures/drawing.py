@@ -1,4 +1,5 @@
-"""A sheet to draw on: boxes, arrows, words and lines as SVG, on white so that it reads in dark pages, too."""
+"""A sheet to draw on: boxes, arrows, words and lines as SVG, on white so that it is readable in dark pages
+too."""
 
 from html import escape
 

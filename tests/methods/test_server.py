@@ -40,7 +40,7 @@ def is_server(comm, servers):
     return isinstance(servers, list) and comm.rank in servers
 
 
-# ---- in step ----------------------------------------------------------------------------------------------
+# ---- synchronous ------------------------------------------------------------------------------------------
 
 
 def in_step(comm, servers, dtype, steps):

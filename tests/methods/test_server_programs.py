@@ -39,10 +39,10 @@ def test_every_way_trains_the_digits(nranks, dedicated):
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{nranks} rank(s), {dedicated} of which" in done.stdout
     found = re.findall(r"^\| ([^|]*) \| ([\d.]+) \| (\d+) \|", done.stdout, re.M)
-    sharded = [] if dedicated else ["in step, sharded"]
-    assert [way for way, _, _ in found] == ["all_reduce", "in step", *sharded, "own pace"]
+    sharded = [] if dedicated else ["synchronous, sharded"]
+    assert [way for way, _, _ in found] == ["all_reduce", "synchronous", *sharded, "asynchronous"]
     assert all(float(accuracy) >= 0.9 for _, accuracy, _ in found)
-    assert all(int(ahead) <= (3 if way == "own pace" else 0) for way, _, ahead in found)
+    assert all(int(ahead) <= (3 if way == "asynchronous" else 0) for way, _, ahead in found)
     assert "bit-identical to those by all_reduce: yes" in done.stdout
 
 

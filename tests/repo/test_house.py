@@ -409,7 +409,10 @@ def test_relative_clauses_are_found(suffix):
     assert sorted(found) == ["Whether it is one.", "Who waits, waits."]
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.suffix != ".sh"], ids=name_of)
+WITH_COMMENTS = [path for path in SOURCES if path.suffix != ".sh"] + files("docs", suffixes={".py"})
+
+
+@pytest.mark.parametrize("path", WITH_COMMENTS, ids=name_of)
 def test_comments_begin_with_no_relative_clause(path):
     if not name_of(path).startswith(tuple(f"{folder}/" for folder in WITH_RELATIVE_CLAUSES)):
         assert not relative_openings(path.read_text(), path.suffix)
