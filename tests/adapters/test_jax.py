@@ -149,7 +149,8 @@ def test_ranks_that_have_other_work_before_keep_the_order(world_of):
 
 
 def differentiate(comm):
-    """Each rank's loss is its own weights times what it is given: cotangents are those weights."""
+    """Take gradients; each rank's loss is the product of its own weights and its input, so the weights are
+    the cotangents."""
     import jax
 
     size, rank = comm.size, comm.rank

@@ -35,7 +35,7 @@ def check_average(comm, kind, attributes, weights):
         for number, found in enumerate(listed(estimator, name)):
             expected = np.average([listed(one, name)[number] for one in everybody], axis=0, weights=weights)
             np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
-    estimator.partial_fit(*digits(0, 50))  # goes on from there
+    estimator.partial_fit(*digits(0, 50))  # continues from there
     assert estimator.predict(digits(0, 5)[0]).shape == (5,)
 
 
@@ -83,7 +83,7 @@ def test_ranks_with_different_numbers_of_batches_learn_the_same(world_of, size, 
 
 
 def fit_lines(comm):
-    """A mean of the ranks' halves of the plane finds the line that goes through both."""
+    """Fit halves of the plane on each rank; the mean finds the line through both."""
     x = np.random.default_rng(comm.rank).random((400, 1)) + (comm.rank - 1)
     batches = [(x[i::20], 3 * x[i::20, 0] + 1) for i in range(20)] * 10
     estimator = SGDRegressor(learning_rate="constant", eta0=0.1, alpha=0, random_state=1)

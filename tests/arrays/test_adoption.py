@@ -86,7 +86,7 @@ def adopt_again_and_again(comm):
         del adoption
         gc.collect()
     comm.barrier()
-    comm.empty(1)  # here what all have given back goes
+    comm.empty(1)  # this frees the arrays that all ranks have returned
     return _mapped() - before
 
 
@@ -129,7 +129,7 @@ def one_cannot(comm):
     try:
         comm.adopt(wanted)
     except (ValueError, shmring.Mismatch) as error:
-        array[:] = 7  # as before, nobody else's
+        array[:] = 7  # still private
         return type(error).__name__
     return "adopted"
 
@@ -192,7 +192,7 @@ def remember_pids(comm):
 
 
 def stop_in_the_middle(comm):
-    """A rank that was stopped goes on when the others are told: what it then writes is nobody else's."""
+    """Stop a rank until the others have raised; its later writes reach no other rank."""
     array, adoption = adopt(comm)
     comm.all_reduce(array, "max")
     if comm.rank == 1:

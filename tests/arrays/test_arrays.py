@@ -205,7 +205,7 @@ def test_out_of_memory_on_all_ranks_alike_and_the_communicator_remains(world_of,
 
 
 def paths_of_views(comm):
-    """Which ways of looking at a shared array are known for what they are."""
+    """Return the kinds of views that are recognised as parts of a shared array."""
     whole = comm.full((6, 50, 40), comm.rank + 1.0)
     private = np.ones((50, 40))
     views = {
@@ -241,7 +241,7 @@ def test_views_and_slices_are_recognised(world_of):
 
 
 def reduce_mixed(comm):
-    """The same numbers whoever has shared and who private arrays."""
+    """Reduce the same numbers, with shared arrays on some ranks and private arrays on others."""
     found = []
     for pattern in range(1 << comm.size):
         shared = comm.empty(5000)
@@ -258,7 +258,7 @@ def test_shared_and_private_arrays_meet_in_one_call(world_of):
 
 
 def written_at_once(comm):
-    """Everybody writes to its array as soon as a call is over, and that disturbs nobody."""
+    """Let every rank write to its array as soon as a call is over; no rank is disturbed."""
     x, y = comm.empty(3000, "i8"), comm.empty(3000, "i8")
     for turn in range(200):
         x[...] = turn + comm.rank
@@ -305,7 +305,7 @@ def test_memory_goes_with_the_last_reference(world_of, segment):
 
 
 def give_back_alone(comm):
-    """One rank lets go, the other does not: its own part goes, the other's stays as it is."""
+    """Let one rank release the array: its own part is freed, the other rank's part is unchanged."""
     before = own_shared_nbytes()
     x = comm.full(LARGE, comm.rank, "u1")
     if comm.rank == 0:

@@ -27,7 +27,7 @@ UFUNCS = {
 SUMMED = ["i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
 
 
-# ---- what NumPy makes of the same -------------------------------------------------------------------------
+# ---- against NumPy ----------------------------------------------------------------------------------------
 
 
 def some(dtype, count, seed):
@@ -100,7 +100,7 @@ def shapes(comm):
     assert a[2].tolist() == [10 + 11 * comm.size, *(n + comm.size for n in (11, 12, 13, 14))]
     assert a[3].tolist() == [15 + comm.size, 7, 7, 18 + comm.size, 19 + comm.size]
     a.fence()
-    a.accumulate(slice(0, 5), a[1])  # of its own memory, that moves meanwhile
+    a.accumulate(slice(0, 5), a[1])  # of its own memory, which changes in the loop
     scalar, empty = comm.shared((), "f8"), comm.shared((0, 3), "f8")
     scalar.accumulate(..., 1.5)
     empty.accumulate(..., 1.5)
@@ -169,7 +169,8 @@ def test_bfloat16(world_of):
 
 
 def hammer(comm, dtype, turns):
-    """Whoever comes when, no addition is lost. What is added is taken away again: all sums are exact."""
+    """Check that no addition is lost, in any order of arrival. Added values are subtracted again: all sums
+    are exact."""
     count = 3 * BLOCK // np.dtype(dtype).itemsize + 5
     a = comm.shared(count, dtype)
     rng = np.random.default_rng(comm.rank)
@@ -227,7 +228,7 @@ def test_threads_of_a_rank_keep_out_of_each_others_blocks(world_of):
 
 
 def tear(comm, times):
-    """Two write whole blocks of one number each; who reads sees one number in each block."""
+    """Let two ranks write whole blocks of one number each; a reader sees one number in each block."""
     per_block = BLOCK // 8
     a = comm.shared((4, per_block), "i8")
     torn = 0
@@ -263,7 +264,7 @@ def test_a_group_has_its_own(world_of):
 
 
 def take_stripe(comm, array):
-    """As if this rank were inside the array's first block: the stripe's word says so."""
+    """Set the stripe's word as if this rank were inside the array's first block."""
     offset = shared.room_nbytes(array.nbytes, 0) - locks.count_for(array.nbytes) * LOCK_NBYTES
     ctypes.c_uint32.from_address(array.ctypes.data + offset).value = comm.rank + 1
 
@@ -290,7 +291,8 @@ def test_who_wants_a_dead_ranks_block_hears_of_it():
 
 
 def wait_in_vain(comm):
-    """Rank 1 stays inside the first block: Timeout and Ctrl-C leave done what was done, and harm nothing."""
+    """Keep rank 1 inside the first block: Timeout and Ctrl-C leave completed parts done, and have no other
+    effect."""
     a = comm.shared(2 * BLOCK, "u1")
     if comm.rank == 1:
         take_stripe(comm, a)

@@ -118,7 +118,7 @@ def test_a_view_keeps_the_memory(world_of):
 
 
 def in_collectives(comm):
-    """It may be given, and is then as private memory; never written to."""
+    """Use it in collectives, as private memory; they never write to it."""
     a = comm.shared((comm.size, 5000), "i8")
     a[comm.rank] = comm.rank + 1
     a.fence()
@@ -156,7 +156,7 @@ def test_a_collective_reads_it_but_does_not_write_it(world_of, size):
 
 
 def beside_zero_copy(comm):
-    """Blocks come and go around it, and each stays what it is."""
+    """Allocate and free blocks around it; each keeps its contents."""
     for turn in range(20):
         one = comm.shared(3000 + turn, "u1", locks=turn % 3)
         each = comm.full(4000, 1.0)
@@ -196,7 +196,7 @@ def test_a_histogram_by_all_ranks_under_locks(world_of, size):
 
 
 def by_threads(comm):
-    """Threads of one rank keep each other out as other ranks do; one that would wait for itself is told."""
+    """Lock from threads of one rank as from other ranks; a thread that would wait for itself gets an error."""
     count = comm.shared(1, "i8", locks=2)
 
     def add(times):
@@ -434,7 +434,7 @@ def test_out_of_memory_on_all_ranks_alike_and_the_communicator_remains(world_of,
 
 def give_back(comm):
     """Own RssShmem: with the array, with a view of it only, with a lock of it only, without."""
-    gc.collect()  # what earlier tests have left to it
+    gc.collect()  # garbage of earlier tests
     comm.barrier()
     before = own_shared_nbytes()
     a = comm.shared(LARGE, "u1", locks=1)

@@ -56,7 +56,7 @@ def turned_away(caplog):
 
 
 def hosting(meeting, *intruders, then=1):
-    """Rank 0 and rank 1 meet on two nodes after the intruders have come; what these had for an answer."""
+    """Start rank 0 and rank 1 on two hosts after the intruders have connected; return the intruders' answers."""
 
     def intrude():
         said = [intruder() for intruder in intruders]
@@ -69,7 +69,7 @@ def hosting(meeting, *intruders, then=1):
 
 
 def saying(meeting, words, *, and_hang_up=False):
-    """Somebody who says some bytes; what the answer is, empty where rank 0 hangs up."""
+    """Connect, send some bytes, and return the answer: empty if rank 0 closes the connection."""
 
     def intrude():
         sock = dial(meeting)
@@ -87,7 +87,7 @@ def saying(meeting, words, *, and_hang_up=False):
     return intrude
 
 
-# --- what pending peers say ---
+# --- messages of pending peers ---
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_room_is_made_sooner_when_others_wait(monkeypatch):
 
 
 def test_no_descriptor_left_waits_for_pending_peers_to_go(monkeypatch):
-    """A flood that takes all descriptors is no reason to give up: those of the pending peers come back."""
+    """Peers that take all descriptors do not end the start: descriptors of pending peers are freed again."""
     monkeypatch.setattr(acceptor, "_FULL_S", 0.2)
     meeting = world_at(2)
     silent, refused = [], []

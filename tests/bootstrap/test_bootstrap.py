@@ -251,7 +251,7 @@ def test_two_rank_0():
 
 @contextlib.contextmanager
 def held_by_nobody_of_ours(name, *, listens=True):
-    """Another user's process has that name, which anyone can guess who knows the job's."""
+    """Hold the socket name from another user's process; anyone who knows the job's name can compute it."""
     held, tell = os.pipe()
     pid = os.fork()
     if pid == 0:

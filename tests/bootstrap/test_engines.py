@@ -37,11 +37,11 @@ RESTARTED = """
         comm.all_reduce(x)
         print(f"attempt {attempt}: rank {comm.rank} of {comm.size}, hosts {comm.num_nodes}, sum {x[0]}")
     """
-RESULT = re.compile(r"attempt \d: rank \d of \d, hosts \d, sum \d")  # several may come on one line
+RESULT = re.compile(r"attempt \d: rank \d of \d, hosts \d, sum \d")  # several may be on one line
 
 
 def on_two_hosts(*command):
-    """A torchrun on each of two hosts, told apart by SHMRING_NODE."""
+    """Run a torchrun on each of two hosts, which SHMRING_NODE distinguishes."""
     meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job")
     both = (*TORCHRUN, "--nnodes", 2, "--nproc-per-node", 2, *meet, "--local-addr", "127.0.0.1", *command)
     return [start(*both, SHMRING_NODE=node, SHMRING_KEY=KEY) for node in "ab"]
@@ -81,7 +81,7 @@ def test_torchrun_restarts_into_a_new_world(tmp_path):
 @needs("torch")
 @pytest.mark.limit(240)
 def test_torchrun_restarts_on_all_hosts_where_one_has_failed(tmp_path):
-    # The host whose ranks were well restarts them too, but does not count it: TORCHELASTIC_RESTART_COUNT.
+    # The host whose ranks were fine restarts them too, but does not count it: TORCHELASTIC_RESTART_COUNT.
     how = ("--max-restarts", 1, "--monitor-interval", 0.1)
     texts = output_of(*on_two_hosts(*how, write_script(tmp_path, RESTARTED), tmp_path / "failed"))
     assert sorted(RESULT.findall("".join(texts))) == [
@@ -216,7 +216,7 @@ def test_the_manifests_parts_fit_together(manifest):
 
 
 def test_the_manifests_command_runs(manifest, tmp_path):
-    # As in two pods, which here are told apart by SHMRING_NODE and meet on loopback.
+    # As in two pods, which SHMRING_NODE distinguishes here; they use loopback.
     container = manifest["Job"]["spec"]["template"]["spec"]["containers"][0]
     port = free_port()
     key = tmp_path / "key"

@@ -121,7 +121,7 @@ def test_a_closed_peer_is_a_failed_rank():
     os.close(links[1].broadcast_descriptor(None, check=nothing, deadline=soon()))  # that one was sent
     with pytest.raises(RankFailed) as caught:
         links[1].broadcast_descriptor(None, check=nothing, deadline=soon())
-    assert caught.value.rank == 2  # rank 0 could still tell why
+    assert caught.value.rank == 2  # rank 0 could still send the reason
     with pytest.raises(RankFailed) as caught:
         links[1].broadcast_descriptor(None, check=nothing, deadline=soon())
     assert caught.value.rank == 0

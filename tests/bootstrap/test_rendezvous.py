@@ -45,7 +45,7 @@ from shmring.errors import Aborted, Error, Mismatch, RankFailed, Timeout
 
 
 def reach_each_other(meetings):
-    """Each connection of the mesh leads to the rank and serves the purpose that it says."""
+    """Check that each connection of the mesh leads to the rank and serves the purpose that it names."""
     for meeting in meetings:
         for purpose in ("data", "control"):
             for rank, connection in getattr(meeting.mesh, purpose).items():
@@ -315,7 +315,7 @@ def test_an_unknown_name_is_said(monkeypatch):
 
 
 def test_an_address_of_another_host_is_said_at_once():
-    meeting = world(2, address="192.0.2.1:5000")  # for documentation: nobody's
+    meeting = world(2, address="192.0.2.1:5000")  # an address for documentation: no host has it
     with pytest.raises(Error, match="no address of this host: give the address of the host") as caught:
         join(meeting, 0, timeout_s=100)
     assert type(caught.value) is Error
@@ -363,7 +363,7 @@ def test_a_connector_does_not_believe_a_rank_0_with_another_key():
 
 
 def listening(meeting, speak):
-    """Somebody else at the world's address, who speaks to whoever comes first."""
+    """Listen at the world's address in place of rank 0, and call `speak` on the first connection."""
 
     def serve():
         with socket.create_server(bootstrap.tcp.parse_address("address", meeting.address)) as server:
@@ -452,7 +452,7 @@ def test_waiting_costs_no_cpu():
 
 @pytest.fixture
 def weaving(monkeypatch):
-    """Have something happen on one rank where it would connect to other nodes."""
+    """Call a function on one rank at the point where it would connect to other hosts."""
 
     def on(rank, action):
         weave = bootstrap.weave

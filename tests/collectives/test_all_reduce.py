@@ -78,7 +78,7 @@ def reduce_once(comm, row):
 
 
 def path_of(row):
-    """The path that a case must have taken, where that does not depend on the machine."""
+    """Return the path that a case must have taken, if that does not depend on the machine."""
     nbytes = count_of(row) * DTYPES[row["dtype"]].itemsize
     small_nbytes = min(SMALL_NBYTES, row["chunk"] or SMALL_NBYTES)
     if nbytes <= 48 and (row["algorithm"] == "auto" or nbytes == 0):
@@ -199,7 +199,7 @@ def reduce_nans(comm, name, op, count):
 @pytest.mark.parametrize("name", [name for name in DTYPES if "float" in name])
 @pytest.mark.parametrize("size", [2, 3, 7])
 def test_ranks_agree_on_every_nan(world_of, size, name, op):
-    """Everyone folds everything of a small message: where it lies on a rank must not matter there."""
+    """Every rank folds all of a small message: the offset of the data in memory must not matter."""
     ranks = world_of(size)
     for nbytes in (40, 1000, 4200, 8000, SMALL_NBYTES // (size - 1) - 8, 100_000):
         first, *others = ranks(reduce_nans, name, op, nbytes // DTYPES[name].itemsize)
@@ -285,7 +285,7 @@ def test_threads_can_be_ranks(seed):
             assert_all_reduced(results, row, inputs(row, 3))
 
 
-# ---- what a caller relies on ------------------------------------------------------------------------------
+# ---- promises to the caller -------------------------------------------------------------------------------
 
 
 def reduce_rounded(comm, mode):

@@ -17,7 +17,7 @@ from ranks import Died, Ranks, turns, until_there
 import shmring
 from tests.collectives.test_errors import assert_all
 
-SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
+SOON_S = 10  # far below every timeout, on a machine that stalls at times
 TINY = {"SHMRING_CHUNK": 256, "SHMRING_DEPTH": 2}  # every ring wraps, every wait is exercised
 COUNTS = (0, 1, 5, 100, 4_000, 70_000)
 
@@ -162,11 +162,11 @@ def test_the_queue_keeps_what_is_needed(world_of):
     assert all(world_of(3, **TINY)(forget_works))
 
 
-# ---- who waits --------------------------------------------------------------------------------------------
+# ---- waiting threads --------------------------------------------------------------------------------------
 
 
 def go_on_alone(comm):
-    """Nobody waits: the calls are finished all the same."""
+    """Finish calls that no thread waits for."""
     works = [comm.all_reduce(np.ones(count), async_op=True) for count in (10, 100_000, 500_000)]
     until = time.monotonic() + SOON_S
     while not works[-1].done() and time.monotonic() < until:
@@ -180,7 +180,7 @@ def test_calls_go_on_while_nobody_waits(world_of, size):
 
 
 def wait_briefly(comm, folder):
-    """Rank 0 comes late: the others' waits time out, and harm nothing."""
+    """Let rank 0 come late: the others' waits time out without any other effect."""
     x = np.ones(50_000)
     if comm.rank == 0:
         for rank in range(1, comm.size):
@@ -229,7 +229,7 @@ def test_threads_wait_for_calls_of_one_communicator(world_of, size):
 
 
 def descriptors():
-    """Those of this process, without the one by which they are listed."""
+    """Return the descriptors of this process, without the one that lists them."""
     return {fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")}
 
 
@@ -254,7 +254,7 @@ def cancel_awaiting(comm, cancelled_path):
         cancelled_path.touch()
     work.wait()
     comm.barrier()
-    del work  # of which the thread in the background may have a reference until it has its turn
+    del work  # the background thread may hold a reference until its next turn
     return float(x[0]), until_none(lambda: descriptors() - before)
 
 
@@ -300,7 +300,7 @@ def test_ctrl_c_ends_a_wait_and_not_the_call(world_of, tmp_path):
 
 
 def rest(comm):
-    """CPU seconds of a process whose calls in the background are finished."""
+    """Return the CPU seconds of a process whose background calls are finished."""
     comm.all_reduce(np.ones(100_000), async_op=True).wait()
     comm.barrier()
     before = time.process_time()
@@ -483,7 +483,7 @@ def test_close_lets_issued_calls_come_to_their_end(world_of):
 
 
 def fork_behind(comm, forked_path):
-    """Rank 0 comes once a child of rank 1 has asked for the call, which is not finished before."""
+    """Let rank 0 come after a child of rank 1 has polled the call, which is unfinished before."""
     if comm.rank == 0:
         until_there(forked_path)
     work = comm.all_reduce(np.ones(1_000), async_op=True)
@@ -526,7 +526,7 @@ def test_wrong_timeouts(world_of):
 
 
 def forget_lists(comm):
-    """Nobody but the queue keeps the arrays, nor the lists they came in."""
+    """Check that only the queue keeps the arrays, and the lists that contain them."""
     rank, size = comm.rank, comm.size
     if rank == 0:
         time.sleep(0.1)

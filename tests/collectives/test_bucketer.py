@@ -46,7 +46,7 @@ def test_large_buckets_take_few_calls_and_small_ones_many(world_of):
 
 
 def paced(comm, pause_s):
-    """Bytes of the buckets that are agreed on when arrays come every pause_s on rank 0."""
+    """Return the bytes of the agreed buckets if rank 0 adds an array every pause_s."""
     bucketer = shmring.Bucketer(comm, nbytes=1 << 20, delay_s=0.05, op="sum")
     sizes = []
     for _ in range(40):
@@ -62,7 +62,7 @@ def test_the_pace_of_rank_0_sets_the_size_for_all(world_of):
     first, second = world_of(2)(paced, 0.02)
     assert first == second
     assert first[0] == 1 << 20
-    assert first[-1] < 1 << 19  # two or three arrays of 64 KiB come within 50 ms
+    assert first[-1] < 1 << 19  # two or three arrays of 64 KiB are added within 50 ms
 
 
 def nothing_to_do(comm):

@@ -56,7 +56,7 @@ def test_other_calls_do_not(crowd, kind):
 
 
 def meet_again(comm, world, cpus):
-    """The path of a scan in a new world where each rank sees so many CPUs."""
+    """Return the path of a scan in a new world in which each rank sees this number of CPUs."""
     usable, limits.usable_cpus = limits.usable_cpus, lambda _: cpus[comm.rank]
     try:
         with shmring.init(world, rank=comm.rank) as other:

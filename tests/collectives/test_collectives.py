@@ -120,7 +120,7 @@ def out_shape(row, x, size):
 
 
 def call_once(comm, row):
-    """One rank's part in a case: the bytes that came of it, None where there is no result."""
+    """Run one rank's part of a case: return the bytes of its result, or None if there is none."""
     kind, root = row["kind"], root_of(row, comm.size)
     values = inputs(row, comm.size)[comm.rank]
     x = Placed(comm, values, row["memory"])
@@ -340,7 +340,7 @@ def test_plans_return_what_the_calls_would(world_of):
         assert np.array_equal(found["all_to_all"][:, 0], [0, 1, 2])
 
 
-# Ranks and environment: some take turns on a CPU, two trade places, also in rings that come around soon.
+# Ranks and environment: some share a CPU, two trade buffers, also with rings so small that they wrap soon.
 COMPANIES = (
     (3, {}),
     (2, {"SHMRING_PATH": "near"}),
@@ -367,7 +367,8 @@ def one_of_many(turn, kind, count, size):
 
 
 def some_calls(comm, calls):
-    """Those that went wrong of a sequence of calls, whose slots, lines and credits follow each other."""
+    """Return the calls with wrong results, of a sequence of calls whose slots, lines and credits follow each
+    other."""
     todo = []
     for turn, (kind, count, shared) in enumerate(calls):
         xs, wanted = one_of_many(turn, kind, count, comm.size)

@@ -33,7 +33,7 @@ def read_only(x):
     return x
 
 
-WRONG = {  # what is wrong → (the call, its error, words that name the fix)
+WRONG = {  # error → (the call, its type, words that name the fix)
     "every other": (lambda comm, x: comm.all_reduce(x[::2]), ValueError, "ascontiguousarray"),
     "read-only": (lambda comm, x: comm.all_reduce(read_only(x)), ValueError, "out="),
     "read-only out": (lambda comm, x: comm.all_reduce(x, out=read_only(x)), ValueError, "writable"),
@@ -143,7 +143,7 @@ def ones(count, dtype="f8"):
     return np.ones(count, dtype)
 
 
-DIFFERENT = {  # what differs → two calls
+DIFFERENT = {  # difference → two calls
     "op": (lambda c: c.all_reduce(ones(9)), lambda c: c.all_reduce(ones(9), "max")),
     "op of small": (lambda c: c.all_reduce(ones(900)), lambda c: c.all_reduce(ones(900), "max")),
     "op of large": (lambda c: c.all_reduce(ones(90_000)), lambda c: c.all_reduce(ones(90_000), "max")),

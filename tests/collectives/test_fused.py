@@ -20,7 +20,7 @@ def crew():
 
 
 def fused_and_separate(comm, specs, op, fuse_nbytes, place, background=False):
-    """Many arrays, of (dtype, count) each, become together what they become one by one."""
+    """Check that many arrays, given as (dtype, count), have the same results fused and separate."""
     one_by_one = [
         numbers(dtype, count, rng_of(specs, op, i, comm.rank)) for i, (dtype, count) in enumerate(specs)
     ]
@@ -132,7 +132,7 @@ def test_arrays_of_other_makes(world_of):
 
 
 class Growing:
-    """An array of another make that, when it is looked at, makes the list longer that it is in."""
+    """An array of another kind that, when it is inspected, makes its own list longer."""
 
     def __init__(self, arrays):
         self._arrays, self._x = arrays, np.ones(4)

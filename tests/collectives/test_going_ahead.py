@@ -11,7 +11,7 @@ import shmring
 from tests.collectives.test_errors import assert_all
 
 REPEATS = 40
-AHEAD = 64  # calls that may be under way at once: half of the call lines
+AHEAD = 64  # calls that may be in progress at once: half of the call lines
 SOON, LATE = 13, 40  # repeated as often, a call is one of a few, and one of many
 KINDS = ("broadcast", "scatter", "gather", "reduce", "scan", "exscan")
 COUNTS = (1, 6, 50, 3_000, 20_000)  # in the line, in a slot, in several
@@ -97,7 +97,7 @@ def go_ahead_of_one(comm, calls):
 
 
 def wait_for_others(made):
-    """Until all have gone ahead, and had the time to go too far."""
+    """Wait until all ranks have run ahead, and had the time to go too far."""
     while np.delete(made, 1).min() < 2:
         time.sleep(0.01)
     time.sleep(0.3)
@@ -135,7 +135,7 @@ def differ_in_the_middle(comm, how, middle):
 def test_calls_that_differ_are_noticed(world_of, size, how, middle):
     for error in assert_all(world_of(size).outcomes(differ_in_the_middle, how, middle), shmring.Mismatch):
         assert error.calls[2] != error.calls[0]
-        assert error.seq == middle + 1  # where the calls differ, not where it was noticed
+        assert error.seq == middle + 1  # the position of the different call, not of its detection
 
 
 def differ_at_once(comm):

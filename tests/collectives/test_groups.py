@@ -32,7 +32,7 @@ def total(comm, value=None, count=3000):
     return int(x[0])
 
 
-# ---- who is in which --------------------------------------------------------------------------------------
+# ---- members ----------------------------------------------------------------------------------------------
 
 
 def parity(comm):
@@ -104,7 +104,7 @@ def test_groups_are_the_lists_that_were_given(world_of):
 
 
 def nested(comm):
-    """Halves of halves until everybody is alone, each level in use at the end."""
+    """Make halves of halves down to single ranks; use every level at the end."""
     levels = [comm]
     while levels[-1].size > 1:
         levels.append(levels[-1].split(levels[-1].rank * 2 // levels[-1].size, -levels[-1].rank))
@@ -374,7 +374,7 @@ def test_an_abort_of_the_parent_leaves_its_groups(world_of):
 
 
 def die_on_the_way(comm, victim, delay_s):
-    """The victim ends in the middle of some split: wherever that is, nobody hangs."""
+    """Kill the victim in the middle of some split: no rank hangs, wherever it was."""
     comm.barrier()
     if comm.rank == victim:
         threading.Timer(delay_s, os._exit, (1,)).start()
@@ -401,7 +401,7 @@ STEPS = {
 
 
 def exit_where(comm, victim, where):
-    """The victim ends when it comes to a certain step of a split."""
+    """End the victim at a certain step of a split."""
     if comm.rank == victim:
         owner, name = STEPS[where]
         setattr(owner, name, lambda *_, **__: os._exit(1))
@@ -433,7 +433,7 @@ def test_a_rank_that_ends_at_each_step_of_a_split(victim, where):
 
 
 def dawdle_where(comm, victim, where):
-    """The victim stays away for a while at a certain step of a split; all ranks that need it say so."""
+    """Delay the victim at a certain step of a split; all ranks that need it name it."""
     needs_it = where == "before its lines" or comm.rank % 2 == victim % 2
     if comm.rank == victim:
         owner, name = STEPS[where]
@@ -550,7 +550,7 @@ def resources():
 def make_many(comm, turns):
     """Groups that are closed, that are forgotten, and that are used after they have outlived others."""
     comm.split(0).close()
-    time.sleep(0.1)  # a thread that was joined may be seen for a moment yet
+    time.sleep(0.1)  # a joined thread may still be visible for a moment
     before = resources()
     for turn in range(turns):
         pairs = comm.split(comm.rank // 2)

@@ -9,7 +9,7 @@ import pytest
 
 
 def lingering(comm, linger_s, late_s):
-    """Rank 1 comes late: when it came, when the others have their Work, and what they saw then."""
+    """Let rank 1 come late; return when it came, when the others got their Work, and its state then."""
     comm.linger_s = linger_s
     x = np.full(1000, comm.rank + 1.0)
     comm.barrier()
@@ -35,7 +35,7 @@ def lingering(comm, linger_s, late_s):
 def test_a_call_stays_with_its_caller_for_a_moment(world_of, size, linger_s, late_s, stays):
     """And no longer; once it is done nothing keeps its arrays."""
     ranks = world_of(size)
-    for _ in range(20):  # as a machine under load may keep anybody for longer
+    for _ in range(20):  # on a busy machine any rank may be delayed
         (returned, was_done, is_free), (came, _, _), *_ = found = ranks(lingering, linger_s, late_s)
         assert is_free or not was_done, found
         if (returned > came) == stays and (was_done or not stays):

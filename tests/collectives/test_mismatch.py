@@ -10,7 +10,7 @@ import shmring
 from tests.collectives.test_errors import ones
 
 SIZE = 3
-ROWS = 200  # enough for slots: what fits into a call line is in test_errors
+ROWS = 200  # enough for slots; test_errors has calls that fit into a call line
 
 
 def _square(c):
@@ -25,7 +25,7 @@ def _of_root(c, given):
     return given if c.rank == 0 else None
 
 
-# Each of as many bytes a rank, so that it is not the count that tells them apart.
+# Each has the same number of bytes per rank, so that the count does not distinguish them.
 ISSUED = {
     "all_reduce": lambda c, **how: c.all_reduce(ones(3 * ROWS), **how),
     "reduce": lambda c, **how: c.reduce(ones(3 * ROWS), **how),
@@ -99,7 +99,7 @@ def assert_told(pairs, by_rank, *, is_near):
             known = {said for said in calls if said not in ("nothing yet", "(on another host)")}
             assert len(known) >= 2 or pair in ALIKE, (pair, calls)
             assert all(said in text for said in known) or not is_near, (pair, text, calls)
-            assert seq in (1, 2, 3), (pair, text)  # not 1: who had nothing to wait for in its own
+            assert seq in (1, 2, 3), (pair, text)  # not 1: a rank that did not wait in its own call
 
 
 @pytest.mark.parametrize("odd_one", [0, SIZE - 1])
@@ -135,7 +135,7 @@ def test_every_two_collectives_are_a_mismatch_over_hosts(world_over_hosts, layou
 @pytest.mark.parametrize("way", ["foreground", "background"])
 @pytest.mark.parametrize("pair", STUCK)
 def test_two_hosts_that_wait_for_each_other_find_out(world_over_hosts, pair, way):
-    """Long before it is late: nothing that either awaits would say it."""
+    """The mismatch is found long before the timeout, although no awaited message carries it."""
     by_rank = world_over_hosts([0, 1], timeout_s=30)(what_comes_of, pair[::-1], 1, way)
     for text, calls, _ in by_rank:
         assert len(set(calls)) == 2, text
@@ -218,7 +218,7 @@ OVER_HOSTS = {
 
 
 def disagree(comm, names, odd_one):
-    """The names of what two ranks may disagree on without a Mismatch."""
+    """Return the arguments on which two ranks may differ without a Mismatch."""
     unnoticed = []
     for name in names:
         group = comm.dup()

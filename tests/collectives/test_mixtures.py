@@ -39,11 +39,11 @@ def steps_of(seed, ncomms, makes):
         yield step._replace(value=value)
 
 
-# ---- the makes: each begins a step and returns what tells (wanted, got) of it once it is asked -------------
+# ---- kinds of calls: each begins a step and returns a function that returns (wanted, got) ------------------
 
 
 def operand(comm, step):
-    """(This rank's x, what it should return or have in x)."""
+    """Return this rank's x, and what the rank should return or have in x."""
     xs, wanted = one_of_many(step.value, step.kind, step.count, comm.size)
     x = comm.empty(xs[0].size, "i8") if step.is_shared else np.empty(xs[0].size, "i8")
     if comm.rank == step.value % 7:  # now and then one rank's is private

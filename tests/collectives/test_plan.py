@@ -38,7 +38,7 @@ def plans_and_calls(comm, row):
         x.array[...] = arrays[comm.rank]
         comm.all_reduce(x.array, **call)
         assert planned == (out or x).array.tobytes()
-        if row["dtype"] != "float16":  # whose NaNs have many bits
+        if row["dtype"] != "float16":  # its NaNs have many bit patterns
             want = all_reduced(row["dtype"], row["op"], arrays, row["algorithm"])
             assert planned == want.tobytes()
     return comm.stats()["path"]
@@ -86,7 +86,7 @@ def test_plans_stay_valid_between_other_calls(world_of, how):
 
 
 def refused_on_one_rank(comm):
-    """Making a plan is local: what is wrong with it concerns nobody else."""
+    """Fail to make a plan on one rank: this is local, the other ranks do not notice it."""
     if comm.rank == 1:
         for wrong, error in [
             (lambda: comm.plan("all_reduce", np.ones(3), op="sub"), ValueError),

@@ -24,14 +24,14 @@ from tests.collectives.test_errors import assert_all
 
 PART = (4 << 20) // 8  # elements of a part, of float64
 TINY = {"SHMRING_CHUNK": 1024, "SHMRING_DEPTH": 2}
-HELD = 1_000_000  # more than goes through slots without the rank that is stopped
+HELD = 1_000_000  # more than passes through slots without the stopped rank
 
 
 # ---- the order --------------------------------------------------------------------------------------------
 
 
 def issue_held(comm, issue):
-    """issue() on all ranks, of which the last has done so before and is stopped until all have."""
+    """Call issue() on all ranks; the last rank has called it before and is stopped until all have."""
     pids = comm.all_gather(np.array([os.getpid()]))[:, 0]
     last = comm.size - 1
     if comm.rank == last:
@@ -57,7 +57,7 @@ def records_of(comm):
 
 
 def order_of(comm):
-    """By the count of each call, without what agrees on it and local steps."""
+    """Return the order of calls by their counts, without elections and local steps."""
     records = records_of(comm)
     calls = [record["count"] for record in records if record["kind"] != "election"]
     return [count for count, _ in itertools.groupby(calls)]
@@ -132,7 +132,7 @@ def test_groups_have_an_order_of_their_own(world_of):
 
 
 def fuse_behind(comm):
-    """Fused, other kinds and plans, told apart by their counts; all held up."""
+    """Issue fused calls, other kinds and plans, with different counts; all are held up."""
     held, root = np.ones(HELD), np.arange(5.0)
     many = [np.ones(30), np.ones(31, "f4"), np.ones(40_000)]
     x, parts = np.ones(7), np.ones((comm.size, 8))
@@ -168,7 +168,7 @@ def test_other_kinds_lists_and_plans(world_of):
 
 
 def call_at_once(comm):
-    """In the foreground, it overtakes what has a lower priority, and is behind what has none."""
+    """Call in the foreground: the call overtakes lower priorities, and stays behind calls without one."""
     low = np.ones(500_000)
     works = [comm.all_reduce(low, async_op=True, priority=0) for _ in range(4)]
     x, y = np.ones(3), [np.ones(4), np.ones(5)]
@@ -246,7 +246,7 @@ def test_an_urgent_call_waits_for_a_part_at_most(world_of):
         )  # of the user's calls, the one in which all told their pids included
 
 
-# ---- what others see of it --------------------------------------------------------------------------------
+# ---- records of other ranks -------------------------------------------------------------------------------
 
 
 def show_elections(comm):
@@ -345,7 +345,7 @@ def test_other_priorities_are_a_mismatch(world_of, one, other):
 
 
 def cross_over(comm, swapped):
-    """Two calls that look alike, and a rank has another one for urgent: seen in the choice behind them."""
+    """Issue two calls that look alike, of which one rank makes the other urgent: the next election shows it."""
     held, arrays = np.ones(HELD), np.ones((3, 5))
     priorities = (0, 2, 1) if swapped == comm.rank else (0, 1, 2)
 
@@ -394,7 +394,7 @@ def wait_for(works, numbers):
 
 
 def wait_in_any_order(comm, seed):
-    """Waits, looks, and threads that wait, while ranks go at their own pace."""
+    """Wait, poll, and wait in threads, while ranks run at different speeds."""
     chance, own = rng_of("waits", seed), np.random.default_rng(comm.rank)
     for _ in range(6):
         counts = chance.choice([1, 9, 3_000, 40_000], 12)

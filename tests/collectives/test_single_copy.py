@@ -22,7 +22,7 @@ FROM_64_BYTES = {"SHMRING_SINGLE_COPY": 64}
 
 
 def call(comm, kind, rank=0):
-    """A call of any kind with private arrays of `rank`'s values; returns what came of it."""
+    """Make a call of any kind with private arrays of `rank`'s values; return its result."""
     n, mine = comm.size, comm.rank == 1
     if kind == "broadcast":
         x = np.full(COUNT, float(rank) if mine else -1.0)
@@ -100,7 +100,7 @@ def written_as_soon_as_it_returns(comm, kind, calls):
         found = call(comm, kind, turn)
         want = turn * comm.rank if kind == "exscan" and comm.rank > 0 else turn
         assert (found == want).all(), (kind, turn, np.unique(found))
-        # The arrays go back to the allocator here, and come again with other values.
+        # The allocator gets the arrays back here, and returns them again with other values.
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *OF_TWO, *OTHERS])
@@ -124,7 +124,7 @@ def test_groups_copy_once_as_the_communicator_does_that_they_come_from(world_of)
 
 
 def read_only_pages(comm):
-    """Memory that nobody may write, and memory that is not there yet."""
+    """Give memory that is read-only, and memory that is not allocated yet."""
     never_touched = np.frombuffer(mmap.mmap(-1, 8 * comm.size * COUNT), "f8").reshape(comm.size, COUNT)
     given = np.full((comm.size, COUNT), comm.rank + 1.0)
     given.flags.writeable = False
@@ -136,7 +136,7 @@ def test_what_is_read_need_be_neither_writable_nor_touched(world_of):
 
 
 def mapped_by_the_kernel(comm, kind):
-    """Rank 0 gives a page that nobody else may read: the one in which the kernel tells the time."""
+    """Give, on rank 0, a page that no other process may read: the kernel's page with the time."""
     size = comm.size
     x = np.zeros(4096, "u1")
     if comm.rank == 0:
@@ -214,7 +214,7 @@ def test_shared_and_private_arrays_are_reduced_together(world_of, first):
     assert world_of(3, **FROM_64_BYTES)(reduced_in_memory_of_all_kinds, first) == [([True] * 4, path)] * 3
 
 
-# ---- what goes wrong --------------------------------------------------------------------------------------
+# ---- failures ---------------------------------------------------------------------------------------------
 
 
 def give_what_cannot_be_read(comm, kind):
@@ -222,7 +222,7 @@ def give_what_cannot_be_read(comm, kind):
     libc = ctypes.CDLL(None, use_errno=True)
     memory = mmap.mmap(-1, 1 << 20)
     x = np.frombuffer(memory, "u1")
-    result = np.zeros_like(x)  # before there are holes that it may come to lie in
+    result = np.zeros_like(x)  # before holes exist in which it could be placed
     out = np.empty(x.nbytes // comm.size, "u1")
     for taker in (2, 3) if comm.rank == 1 else ():
         piece = ctypes.c_void_p(x.ctypes.data + taker * out.nbytes)
@@ -232,7 +232,7 @@ def give_what_cannot_be_read(comm, kind):
             comm.scatter(x.reshape(comm.size, -1) if comm.rank == 1 else None, 1, out=out)
         else:
             comm.all_reduce(x, "max", out=result)
-        comm.barrier()  # who had all it needs hears of it here
+        comm.barrier()  # a rank that had all its data sees the end here
     except shmring.Aborted as error:
         answer = (error.rank, str(error))
     if comm.rank == 1:

@@ -68,7 +68,7 @@ def piece(row, giver, taker):
 
 
 def givers(row, rank, size):
-    """The ranks that something comes from, by the definition; None: no result."""
+    """Return the ranks that send something, by definition; None: no result."""
     root = root_of(row, size)
     if row["kind"] == "scatter_v":
         return [root]
@@ -76,7 +76,7 @@ def givers(row, rank, size):
 
 
 def call_once(comm, row):
-    """One rank's part in a case: None, or what it got by giver as bytes, shape and dtype."""
+    """Run one rank's part of a case: return None, or its results by giver as bytes, shape and dtype."""
     kind, rank, size = row["kind"], comm.rank, comm.size
     root = root_of(row, size)
     takers = range(size) if kind in SPLITTING else [0]
@@ -131,7 +131,7 @@ def test_every_uneven_collective_is_what_its_definition_says(world_of, size):
             assert_uneven(found, row, rank, size)
 
 
-# ---- in place, and what goes which way --------------------------------------------------------------------
+# ---- in place, and data of several ranks ------------------------------------------------------------------
 
 
 def in_place(comm):
@@ -158,7 +158,7 @@ def test_the_own_piece_and_a_swap_are_in_place(world_of, chunk):
 
 
 def equal_shared(comm):
-    """Shared blocks are as long on every rank; what is given of them is not."""
+    """Give parts of shared blocks: blocks are equally long on every rank, the parts are not."""
     block = comm.full(150_000, comm.rank, "f8")
     x = block[: 50_000 * (comm.rank + 1)]
     got = comm.all_gather_v(x)
@@ -212,7 +212,7 @@ def test_uneven_calls_between_others(world_of, size):
 
 
 def behind_background_calls(comm):
-    """Vector and fused calls wait for what was called before them, on this communicator and on a group."""
+    """Check that vector and fused calls run after earlier calls, on this communicator and on a group."""
     group = comm.split(comm.rank % 2)
     rng, found = np.random.default_rng(3), []
     for _ in range(20):

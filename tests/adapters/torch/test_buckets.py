@@ -28,7 +28,8 @@ def model_of(**how):
 
 
 def train(model, rank):
-    """The weights after some steps; one in two adds up without reducing before, where torch has that."""
+    """Return the weights after some steps; every second step accumulates without a reduction, if torch can do
+    that."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.manual_seed(rank + 2)
     for number in range(STEPS):

@@ -32,7 +32,7 @@ REDUCE_OPS = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
-MEMORIES = {  # what makes a tensor with the values of one that is contiguous
+MEMORIES = {  # name → function that makes a tensor with the values of a contiguous one
     "contiguous": lambda x: x.clone(),
     "transposed": lambda x: torch.stack([x, x], 1)[:, 0],
     "channels last": lambda x: (
@@ -349,7 +349,7 @@ def test_groups(three):
 
 
 def threads_at_once(comm):
-    """Two threads may use one group; here in a way that is the same on all ranks whoever comes first."""
+    """Use one group from two threads, with the same result on all ranks in any order of arrival."""
     with group_of(comm):
         results = []
 
@@ -372,7 +372,7 @@ def test_threads(three):
 
 
 def staged_results(comm):
-    """They are there as soon as the work is completed, and after a barrier also where nobody has waited."""
+    """Check that results are there when the work is completed, and after a barrier even without a wait."""
     with group_of(comm):
         outs = [torch.zeros(3, 2).t() for _ in range(comm.size)]
         work = dist.all_gather(outs, torch.full((2, 3), float(comm.rank)), async_op=True)
@@ -391,7 +391,7 @@ def test_results_that_were_staged(three):
 
 
 def staged_messages(comm):
-    """A barrier, and the end of a group, do not wait for messages that have not come."""
+    """Check that a barrier, and the end of a group, do not wait for messages that have not come."""
     with group_of(comm):
         came, never = torch.zeros(3, 2).t(), torch.zeros(3, 2).t()
         work = dist.irecv(came, (comm.rank - 1) % comm.size)
@@ -493,7 +493,7 @@ def seen_by_the_profiler(comm):
                 dist.send(row, 0)
             elif comm.rank == 0:
                 dist.recv(row, 1)
-        dist.all_reduce(x)  # which nobody looks at
+        dist.all_reduce(x)  # no thread waits for its result
         events = [event for event in seen.events() if event.name.startswith("shmring:")]
         return [(event.name, event.input_shapes) for event in events]
 

@@ -17,8 +17,8 @@ PAGE = pages.ROOT / "docs" / "howto" / "torch.md"
 
 
 def run_blocks(comm, page):
-    """Each from names of its own, in one process group; the gradients that their models come to."""
-    register_backend()  # where shmring is not installed but only on the path
+    """Run each block with names of its own, in one process group; return the gradients of their models."""
+    register_backend()  # if shmring is only on the path, not installed
     port = comm.broadcast_object(free_port())
     place = {"RANK": comm.rank, "WORLD_SIZE": comm.size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})

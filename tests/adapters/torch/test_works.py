@@ -21,7 +21,7 @@ from shmring.adapters._torch import work as _torch_work
 
 MANY = 50
 LIMIT_S = 1  # of a group
-BIG = 300_000  # longer than a call lingers when another rank comes late
+BIG = 300_000  # longer than a call stays with its caller when another rank comes late
 
 
 def issue(x):
@@ -34,7 +34,7 @@ def issue_directly(x):
 
 
 def issue_in_cpp(x):
-    """As C++ does: the Work that comes back is one of C++, which holds the group's."""
+    """Issue as C++ does: the returned Work is one of C++, which holds the group's."""
     return dist.ProcessGroup.allreduce(dist.group.WORLD, [x], dist.AllreduceOptions())
 
 
@@ -54,7 +54,7 @@ ids = [function.__name__ for function in ISSUES]
 
 
 def late(rank):
-    """Rank 1 comes when rank 0 has begun and dropped its Work."""
+    """Let rank 1 come after rank 0 has begun and dropped its Work."""
     if rank == 1:
         time.sleep(0.1)
 
@@ -139,7 +139,7 @@ def test_a_kept_work_is_unboxed_as_itself(world_of):
 
 
 def in_vain(comm):
-    """Nobody sends the messages, and nobody waits for them: futures of other calls are completed."""
+    """Post receives that no message matches and no thread waits for; futures of other calls are completed."""
     with group_of(comm, seconds=LIMIT_S) as group:
         left = (comm.rank - 1) % comm.size
         boxed = dist.irecv(torch.zeros(3), left, tag=1).boxed()

@@ -36,7 +36,7 @@ ROUNDED = 5e-3  # gradients that travelled with 8 or 11 bits
 
 
 class Net(nn.Module):
-    """A batch goes through one branch or through both."""
+    """A net whose batches use one branch or both."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ def weights(net):
 
 
 def train_alone(ways, size=2):
-    """The weights after steps on what all ranks have together."""
+    """Return the weights after steps on the data of all ranks together."""
     net = new_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(STEPS):
@@ -130,7 +130,7 @@ def test_ddp(world_of, ways, how):
 
 
 def accumulate(rank):
-    """Two batches a step; of the first the gradients stay where they are."""
+    """Accumulate two batches per step; the gradients of the first stay local."""
     net = new_ddp()
     apart = []
     for step in range(0, 2 * STEPS, 2):
@@ -209,13 +209,13 @@ def train_with_power_sgd(rank):
 
 
 def test_power_sgd(world_of):
-    """Its callbacks wait for other collectives; where there are several buckets gloo mixes these up."""
+    """Its callbacks wait for other collectives; gloo mixes these up if there are several buckets."""
     expected = [tensor.numpy() for tensor in train_alone(both)]
     assert_same(of_backend(world_of(2), "shmring", train_with_power_sgd), [expected] * 2, 1e-4)
 
 
 def average_by_hand(rank):
-    """As people write it who have no DDP."""
+    """Average gradients in plain code, without DDP."""
     net = new_net()
 
     def average(gradient):
@@ -460,7 +460,7 @@ def meet_twice_in_a_store(comm, port):
     seen = []
     for life in range(2):
         if comm.rank == 0 and life == 1:
-            time.sleep(0.2)  # the others are there, and find what was left
+            time.sleep(0.2)  # the others are already there, and see the leftovers
         with meet(store, comm.rank, comm.size, datetime.timedelta(seconds=LIMIT_S)) as met:
             seen.append(met.all_gather_object(life))
     comm.barrier()  # the store ends with rank 0
@@ -480,7 +480,7 @@ def test_rank_0_does_not_come():
 
 
 def die_in_backward(rank, path, hook=None):
-    """The last rank goes with some of its gradients sent."""
+    """Kill the last rank after it has sent some of its gradients."""
     net, last = new_ddp(), dist.get_world_size() - 1
     if hook is not None:
         HOOKS[hook](net)

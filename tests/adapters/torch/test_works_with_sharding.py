@@ -70,7 +70,7 @@ def as_arrays(tensors):
 
 
 def train_alone(size=2):
-    """The weights after steps on what all ranks have together."""
+    """Return the weights after steps on the data of all ranks together."""
     net = new_net()
     optimizer = adam(net)
     for step in range(STEPS):
@@ -212,7 +212,7 @@ def test_zero_redundancy_optimizer_with_join(world_of):
 
 
 def train_in_stages(rank):
-    """A layer on each rank: its gradients, and the losses where they are."""
+    """Train with a layer on each rank; return its gradients, and the losses on the last rank."""
     torch.manual_seed(4)
     layers = [nn.Linear(4, 4) for _ in range(2)]
     x, target = torch.randn(8, 4), torch.randn(8, 4)
