@@ -20,14 +20,14 @@ import pytest
 from leftovers import command_of, descendants, left_running, names_in_shm, our_descriptors, until_none
 
 DEFAULT_LIMIT_S = 60
-PATIENCE = int(os.environ.get("TEST_PATIENCE", "1"))  # times that, where all is slower: under a sanitizer
+PATIENCE = int(os.environ.get("TEST_PATIENCE", "1"))  # multiplies LIMIT_S, for slow builds: under a sanitizer
 TICK_S = 0.5
 PR_SET_CHILD_SUBREAPER = 36
 ROOT = Path(__file__).resolve().parents[1]
 OUR_NAMES = ("shmring", "psm_", "sem.mp-")  # others on this machine use it as well
 
-# A process that is spawned imports a test's functions as tests.FOLDER.MODULE. At the end: the checkout may be
-# there with nothing built, beside a package that is installed.
+# A spawned process imports a test's functions as tests.FOLDER.MODULE. At the end of the path: the checkout
+# may be unbuilt, beside an installed package.
 sys.path.append(str(ROOT))
 os.environ["PYTHONFAULTHANDLER"] = "1"  # the watchdog asks children for their stacks by SIGABRT
 # Whoever runs the tests may have tuned shmring for this machine: not for them.
@@ -45,7 +45,7 @@ def pytest_configure(config):
     global real_stderr
     config.addinivalue_line("markers", f"limit(seconds): watchdog of this test (default {DEFAULT_LIMIT_S} s)")
     real_stderr = os.fdopen(os.dup(2), "w")  # pytest does not capture at this moment
-    # Ranks whose launcher was killed become our children, so that they cannot escape the check below.
+    # Ranks whose launcher was killed become our children, so the check below finds them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -67,13 +67,14 @@ def watch(done, name, limit_s):
 
 @pytest.fixture(autouse=True)
 def watchdog(request):
-    """Ends the whole session when a test hangs: what a hanging rank holds, the next test would meet."""
+    """End the whole session when a test hangs: the next test would otherwise meet what a hanging rank
+    holds."""
     marker = request.node.get_closest_marker("limit")
     limit_s = (marker.args[0] if marker else DEFAULT_LIMIT_S) * PATIENCE
     done = threading.Event()
     dog = threading.Thread(target=watch, args=(done, request.node.nodeid, limit_s), daemon=True)
     dog.start()
-    # For the case that nobody yields the GIL; this one goes by the clock.
+    # This works even if no thread yields the GIL; it counts wall time.
     faulthandler.dump_traceback_later(2 * limit_s + 60, exit=True, file=real_stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -88,7 +89,7 @@ def nothing_is_left():
     yield
     gc.collect()
     assert not until_none(left_running), "processes left running"
-    left = until_none(lambda: names_in_shm(OUR_NAMES) - names)  # another worker's come and go
+    left = until_none(lambda: names_in_shm(OUR_NAMES) - names)  # ignore the names of other workers
     assert not left, f"left in /dev/shm: {left}"
     leaked = {fd: target for fd, target in our_descriptors().items() if descriptors.get(fd) != target}
     assert not leaked, f"descriptors left open: {leaked}"
@@ -96,9 +97,9 @@ def nothing_is_left():
 
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c():
-    """Ctrl-C raises KeyboardInterrupt, here and in what the tests start.
+    """Make Ctrl-C raise KeyboardInterrupt, here and in the processes that tests start.
 
-    pytest may have been started with SIGINT ignored (`&` in a script), which fork and exec hand down.
+    pytest may have been started with SIGINT ignored (`&` in a script), which fork and exec pass on.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -131,7 +132,7 @@ def world_of(crews):
 
 @pytest.fixture
 def three():
-    """Three ranks of this test's own that have met: for what leaves them changed, or dead."""
+    """Three connected ranks for one test, which may change or kill them."""
     from ranks import Ranks
 
     with Ranks(3) as ranks:
@@ -140,9 +141,10 @@ def three():
 
 @pytest.fixture
 def world_over_hosts(crews):
-    """world_over_hosts([0, 0, 1, 1], SHMRING_CHUNK=256) → Ranks that have met as if they were on two hosts.
+    """world_over_hosts([0, 0, 1, 1], SHMRING_CHUNK=256) → Ranks that are connected as if they were on two
+    hosts.
 
-    Like world_of, but what they say to each other goes over loopback where the numbers differ.
+    Like world_of, but ranks with different numbers use loopback.
     """
     from ranks import Ranks
 
@@ -159,9 +161,10 @@ def world_over_hosts(crews):
 
 @pytest.fixture(scope="module")
 def networks():
-    """networks(2, 10**9) → Hosts (see hosts.py) with all links up; skips where none can be made.
+    """networks(2, 10**9) → Hosts (see hosts.py) with all links up; skips if none can be made.
 
-    They serve all tests of a module; who: whose ranks they carry, so that nobody ends another's.
+    They serve all tests of a module; who: the owner of the ranks on them, so that no test ends another's
+    ranks.
     """
     from hosts import Hosts, NoHosts
 
@@ -183,7 +186,7 @@ def networks():
 
 @pytest.fixture
 def hosts(networks):
-    """hosts(2), or hosts(2, 10**9) for 1 Gbit/s → Hosts; after the test nobody is on them any more."""
+    """hosts(2), or hosts(2, 10**9) for 1 Gbit/s → Hosts; after the test no process is on them."""
     lent = []
 
     def lend(count, rate_bit_s=None):

@@ -196,7 +196,8 @@ def test_a_histogram_by_all_ranks_under_locks(world_of, size):
 
 
 def by_threads(comm):
-    """Lock from threads of one rank as from other ranks; a thread that would wait for itself gets an error."""
+    """Lock from threads of one rank as from other ranks; a thread that would wait for itself gets an
+    error."""
     count = comm.shared(1, "i8", locks=2)
 
     def add(times):

@@ -56,7 +56,8 @@ def turned_away(caplog):
 
 
 def hosting(meeting, *intruders, then=1):
-    """Start rank 0 and rank 1 on two hosts after the intruders have connected; return the intruders' answers."""
+    """Start rank 0 and rank 1 on two hosts after the intruders have connected; return the intruders'
+    answers."""
 
     def intrude():
         said = [intruder() for intruder in intruders]

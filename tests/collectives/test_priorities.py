@@ -345,7 +345,8 @@ def test_other_priorities_are_a_mismatch(world_of, one, other):
 
 
 def cross_over(comm, swapped):
-    """Issue two calls that look alike, of which one rank makes the other urgent: the next election shows it."""
+    """Issue two calls that look alike, of which one rank makes the other urgent: the next election shows
+    it."""
     held, arrays = np.ones(HELD), np.ones((3, 5))
     priorities = (0, 2, 1) if swapped == comm.rank else (0, 1, 2)
 

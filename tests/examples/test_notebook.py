@@ -33,14 +33,15 @@ pytestmark = pytest.mark.limit(WATCHDOG_S + 10)
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """By the name of its cell, what each shows. A process of its own takes Jupyter's sockets along."""
+    """Return the outputs of each cell, by its name, from a process of its own, which takes Jupyter's sockets
+    along."""
     folder = tmp_path_factory.mktemp("notebook")
     done = subprocess.run(
         [sys.executable, "-c", EXECUTE, NOTEBOOK, folder, folder / "done.ipynb"],
         env={
             **{name: text for name, text in os.environ.items() if name != "MPLBACKEND"},
             "PYTHONPATH": str(PACKAGE_PARENT),
-            "HOME": str(folder),  # nobody's settings, and nothing is left in anybody's
+            "HOME": str(folder),  # no user's settings, and no traces there
             "JUPYTER_RUNTIME_DIR": str(folder),
         },
         capture_output=True,
@@ -53,7 +54,7 @@ def outputs(tmp_path_factory):
 
 
 def shown(outputs, cell, kind="text/plain"):
-    """All that the cell shows of a kind: its last value, a picture, or what it has printed."""
+    """Return all outputs of one kind of a cell: its last value, a picture, or its printed text."""
     parts = (part.get("text") or part["data"][kind] for part in outputs[cell])
     return "".join(text for part in parts for text in part)
 

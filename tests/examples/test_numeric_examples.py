@@ -192,7 +192,7 @@ def test_gradients_by_priority_come_to_the_same_bits(nranks):
     assert ratio > 0
 
 
-# --- what all have in common ---
+# --- all examples ---
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ WATCHDOG_S = 100
 
 @pytest.fixture
 def installed(tmp_path):
-    """A folder that makes torch find shmring as if it were installed, which it may be or not."""
+    """Return a folder that makes torch find shmring as if it were installed."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch.backends"]
     here = tmp_path / "installed"
     about = here / "shmring_of_the_test-0.dist-info"

@@ -33,7 +33,7 @@ from injections import KINDS, Broken, Interrupt, Terminate, injection_of
 
 
 def injected(kind, function, n, m=None):
-    """The injection after it has run a function, and what came of that."""
+    """Run a function with the injection; return the injection and the outcome."""
     injection = injection_of(kind, n, m)
     try:
         return injection, injection.run(function)
@@ -186,7 +186,7 @@ def npoints(campaign, name):
 
 
 def test_an_interrupt_at_the_end_of_shrink_is_told():
-    """The others have the new communicator already: they hear at once that this rank has left it."""
+    """The others already have the new communicator; they learn at once that this rank has left it."""
     with Campaign(OTHER_RANK) as campaign:
         campaign.check_without("shrink")
         end = npoints(campaign, "shrink")

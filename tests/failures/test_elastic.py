@@ -19,7 +19,7 @@ WATCHDOG_S = 120
 
 
 def lose_some(comm, losses):
-    """Ranks end as `losses` says, {rank: how}; the others say how many they are at last."""
+    """End ranks as `losses` says, {rank: how}; the others print how many they are at the end."""
     how = losses.get(comm.rank)
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)

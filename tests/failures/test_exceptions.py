@@ -30,7 +30,7 @@ def leave(*_):
 
 
 def wait_for_signals(comm, patient, *signals):
-    """Rank 0 waits in a call and gets the signals; the others come once it has given up."""
+    """Send rank 0 the signals while it waits in a call; the others come after its exception."""
     x = np.full(LONG, 1.0)
     if comm.rank != 0:
         until_given_up()
@@ -57,7 +57,7 @@ def test_two_signals_at_once_end_the_communicator(world_of, patient, signals):
 
 
 def interrupt_the_end(comm, name, times, patient):
-    """While rank 0 does what follows its first signal, more come: each interrupts it at the same place."""
+    """Send rank 0 more signals while it handles its first; each interrupts it at the same place."""
     if comm.rank == 0:
         signal.signal(signal.SIGTERM, leave)
         real = getattr(failures, name)
@@ -85,7 +85,7 @@ def test_signals_while_a_signal_is_handled_change_nothing(world_of, name, times,
 
 
 def tell_in_spite_of(comm, name):
-    """As interrupt_the_end, where the other rank waits for a message, on another host."""
+    """As interrupt_the_end, with the other rank waiting for a message on another host."""
     if comm.rank != 0:
         return comm.recv(np.zeros(1), 0)
     return interrupt_the_end(comm, name, 1, "plain")
@@ -161,7 +161,8 @@ def test_an_exception_before_the_first_step_is_as_if_there_was_no_call(world_of)
 
 
 def lack_memory(comm):
-    """Rank 1 has no memory for the result: its arguments are right, and the others are told so."""
+    """Leave rank 1 without memory for the result: its arguments are right, and the others get an error about
+    it."""
     real = shapes.joined
     if comm.rank == 1:
         shapes.joined = broken(MemoryError)
@@ -201,7 +202,7 @@ def plan_and_let_go(comm, way, in_background):
         adoption.release()
         found.append(total())
     del adoption
-    kept = comm.zeros(1000)  # which releases what was dropped, and unmaps it
+    kept = comm.zeros(1000)  # this releases dropped arrays, and unmaps them
     found.append(total())
     again, _ = comm.adopt(shmring.Memory(x.ctypes.data, x.nbytes, "uint8", owner=x)), kept
     found.append(total())
@@ -244,7 +245,8 @@ def test_a_plan_of_a_group_does_not_mind_what_its_parent_adopts(world_of):
 
 
 def interrupt_a_receive(comm):
-    """Rank 0 has a part of a message when Ctrl-C comes: the next receive would get the one behind it."""
+    """Send Ctrl-C when rank 0 has a part of a message: the next receive would otherwise get the message
+    behind it."""
     sender = comm.broadcast_object(os.getpid(), 1)
     if comm.rank == 0:
         x = np.zeros(LONG)
@@ -318,7 +320,7 @@ def test_a_destructor_of_what_was_sent_may_send(world_of, way):
     assert world_of(2)(send_from_a_destructor, way) == [3, 3]
 
 
-# ---- what wraps a communicator ----------------------------------------------------------------------------
+# ---- wrappers of a communicator ---------------------------------------------------------------------------
 
 
 def break_a_method(comm, which, error):
@@ -382,7 +384,7 @@ def interrupt_messages_of_a_method(comm):
             both.all_reduce(x, algorithm="ring")
         press.join()
     else:
-        time.sleep(0.5)  # rank 1 waits meanwhile
+        time.sleep(0.5)  # rank 1 waits
     both.all_reduce(x, algorithm="ring")
 
 

@@ -33,7 +33,7 @@ class Few:
 
     def __enter__(self):
         self._old = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # It is a limit of numbers, of which some below the greatest are free: ask for those given next.
+        # The limit is on numbers, and some below the greatest are free: ask for those that are assigned next.
         numbers = [os.dup(0) for _ in range(self._more + 1)]
         for number in numbers:
             os.close(number)

@@ -20,8 +20,8 @@ from shmring._engine import state
 from shmring._system import procfs
 from tests.collectives.test_errors import COUNTS, PATHS, array_for, assert_all, ones
 
-STOPPED_S = 1.5  # how long ranks wait for one that was stopped, and no other may be late
-SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
+STOPPED_S = 1.5  # the wait for a stopped rank; no other rank may be late
+SOON_S = 10  # far below every timeout, on a machine that stalls at times
 
 # ---- ranks that do not come, or stop ----------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_of, call, absent
 
 
 def call_for_ever(comm, path, algorithm, path_to_tell, timeout_s=None):
-    """Calls without end; rank 0 tells when they run."""
+    """Make calls without end; rank 0 makes a file when they run."""
     x = array_for(comm, path)
     for _ in turns(comm, path_to_tell):
         comm.all_reduce(x, "max", algorithm=algorithm, timeout=timeout_s)
@@ -106,7 +106,7 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, path, algorithm, victim)
 
 
 def end(comm, how, path):
-    """(what a rank is told of rank 1, when); rank 1 writes when it ends."""
+    """Return the error about rank 1 and its time; rank 1 writes the time of its end."""
     if comm.rank == 1:
         time.sleep(0.2)
         path.write_text(str(time.monotonic()))
@@ -116,7 +116,7 @@ def end(comm, how, path):
             signal.signal(signal.SIGSEGV, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGSEGV)
         if how == "abort":
-            faulthandler.disable()  # which would tell of it
+            faulthandler.disable()  # it would write a traceback
             os.abort()
         if how == "execve":
             os.execv("/bin/sleep", ["sleep", "0.5"])
@@ -330,7 +330,7 @@ def test_abort_ends_everybodys_call_with_the_reason(world_of, reason):
 
 
 def first_error_counts(comm):
-    """Errors that come later change nothing."""
+    """Make further errors after the first: they change nothing."""
     if comm.rank == 0:
         comm.abort("the first")
     comm.abort(f"rank {comm.rank} too") if comm.rank == 0 else time.sleep(0.3)

@@ -27,11 +27,11 @@ def dream(path):
     until_there(path)
 
 
-# ---- where everybody was ----------------------------------------------------------------------------------
+# ---- positions --------------------------------------------------------------------------------------------
 
 
 def miss_a_barrier(comm, raised):
-    """Rank 1 comes when all others have raised, as files in a folder tell."""
+    """Let rank 1 come after all others have raised, as files in a folder show."""
     comm.all_reduce(np.ones(4, "f4"))
     while comm.rank == 1 and len(list(raised.iterdir())) < comm.size - 1:
         time.sleep(0.005)
@@ -51,7 +51,7 @@ def test_a_timeout_says_where_everybody_was(world_of, tmp_path):
             assert error.where[rank].endswith("s for rank 1")
     assert (
         errors[0].where[1] == "after all_reduce(float32[4], sum) #1"
-    )  # it has come since, as it knows itself
+    )  # it has come since, as its own record shows
 
 
 def test_a_note_puts_those_together_that_are_at_the_same_place(world_of, tmp_path):
@@ -270,7 +270,7 @@ def hold_the_gil(comm, pipe):
     """Rank 1 does, until there is something in the pipe."""
     comm.barrier()
     if comm.rank == 1:
-        with open(pipe, "r+b", buffering=0) as reader:  # for writing too, so that open() waits for nobody
+        with open(pipe, "r+b", buffering=0) as reader:  # for writing too, so that open() does not block
             assert ctypes.PyDLL(None).read(reader.fileno(), ctypes.create_string_buffer(1), 1) == 1
     comm.barrier()
     return comm.rank
@@ -283,7 +283,7 @@ def test_a_rank_that_holds_the_gil_has_no_stacks(world_of, tmp_path):
     place_once_it_waits(ranks, 0)
     told = stacks_of(ranks)
     (tmp_path / "seen").write_bytes(b"x")
-    assert ranks.answers() == [0, 1]  # what it was asked too late to tell harms nothing
+    assert ranks.answers() == [0, 1]  # requests that came too late have no effect
     assert told[1].startswith("(no answer within 1 s")
     assert "GIL" in told[1]
     assert "in hold_the_gil" in told[0]
@@ -412,7 +412,7 @@ WAYS = {
 
 
 class Failing(logging.Handler):
-    """A handler that is as bad as they come, once it has told that it was asked."""
+    """A handler that raises, after it has recorded that it was called."""
 
     def __init__(self, error, path):
         super().__init__()
@@ -424,7 +424,7 @@ class Failing(logging.Handler):
 
 
 def be_warned_by(comm, error, path):
-    """The sum of two calls with a long wait of rank 0 between them, or what they raise."""
+    """Return the sum of two calls with a long wait of rank 0 between them, or their error."""
     handler = Failing(error, path)
     x = np.ones(5)
     if comm.rank == 0:

@@ -77,7 +77,7 @@ ANSWERED = ["rank", "size", "local_rank", "local_size", "node", "num_nodes", "pa
 
 
 def touch(comm, held):
-    """In the child: {what: what it raised instead of Closed}, of all that has to be refused."""
+    """Run in the child: return {call: its error}, for each call that must raise Closed and does not."""
     wrong = {}
     for c in (comm, held["group"]):
         for name in ANSWERED:
@@ -303,7 +303,7 @@ def join_in_a_thread_that_ends(world, rank, answers):
 
 
 def leave_the_main_thread(world, rank, answers):
-    """The process goes on in another thread; its entry in /proc is a zombie's."""
+    """End the main thread and go on in another one; the entry of the process in /proc is a zombie's."""
     import ctypes
 
     def go_on():

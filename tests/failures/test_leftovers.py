@@ -65,7 +65,7 @@ def too_much(comm):
     comm.empty(1 << 52, "u1")
 
 
-WAYS = {  # what rank 0 does, what rank 1 does, what rank 0 gets
+WAYS = {  # name → what rank 0 does, what rank 1 does, what rank 0 gets
     "all goes well": (make_and_use, make_and_use, None),
     "a death": (lambda c: c.barrier(), end, shmring.RankFailed),
     "a death with all that there is": (make_and_use, make_and_end, shmring.RankFailed),
@@ -133,7 +133,9 @@ def holdings():
 
 
 def assert_nothing_stays(attempt, times):
-    for _ in range(2 + times // 10):  # what stays once: the thread for the background, what malloc keeps
+    for _ in range(
+        2 + times // 10
+    ):  # two rounds more for one-time allocations: the background thread, malloc's caches
         attempt()
     before = settled_holdings()
     for _ in range(times):
@@ -145,7 +147,7 @@ def assert_nothing_stays(attempt, times):
 
 
 def settled_holdings():
-    """Once the thread for the background has let go of what it was about."""
+    """Return the holdings after the background thread has released its last call."""
     held, until = holdings(), time.monotonic() + 3
     while held[1] > 0 and time.monotonic() < until:
         time.sleep(0.05)

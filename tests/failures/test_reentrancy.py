@@ -142,7 +142,7 @@ def collect_in_another_thread(comm):
         thread = threading.Thread(target=group.clear)
         thread.start()
         thread.join()
-    until = time.monotonic() + 10  # the last goes with its call, once the background has finished that
+    until = time.monotonic() + 10  # the last is released with its call, once the background has finished that
     while count_segments(comm) > 1 and time.monotonic() < until:
         time.sleep(0.005)
     return count_segments(comm)

@@ -92,7 +92,7 @@ def test_a_call_that_sends_nothing_to_who_calls_another_is_a_mismatch():
 
 
 def come_late_to_another_call(comm):
-    """Rank 3 has a message of rank 2's next call before it begins its own, where rank 1 is to meet it."""
+    """Send rank 3 a message of rank 2's next call before rank 3 begins its own, in which it awaits rank 1."""
     if comm.rank == 3:
         time.sleep(0.3)
         comm.scan(ones(9000))
@@ -107,7 +107,7 @@ def test_a_message_of_a_later_call_does_not_hide_the_calls_that_differ():
             assert "scan(float64[9000], sum)" in str(error)
 
 
-# ---- a rank that waits for nobody -------------------------------------------------------------------------
+# ---- a rank that waits for no other -----------------------------------------------------------------------
 
 ALONE = {
     "reduce": lambda comm, how: comm.reduce(ones(4), root=0, **how),
@@ -164,7 +164,7 @@ def test_a_rank_that_waits_for_nobody_hears_that_it_is_over(tmp_path, over, name
 
 
 def differ_alone(comm, kind):
-    """Ranks 0 and 1 have come to their own call when rank 2 makes another one, which waits for nobody."""
+    """Let rank 2 make another call, which waits for no rank, after ranks 0 and 1 have begun their own."""
     if comm.rank < 2:
         comm.reduce(ones(4), root=0)
         comm.barrier()
@@ -187,11 +187,11 @@ def test_another_call_that_waits_for_nobody_is_a_mismatch_with_the_next(kind):
         assert f"{kind.removeprefix('large ')}(float64[" in told
 
 
-# ---- what that costs nobody -------------------------------------------------------------------------------
+# ---- calls that match -------------------------------------------------------------------------------------
 
 
 def be_the_last_to_come(comm, kind, count):
-    """All others are through with their last call, and have left, when rank 0 comes to it."""
+    """Let rank 0 come to the last call after all others have finished it and left."""
     if comm.rank == 0:
         time.sleep(0.3)
     x = np.full(count, comm.rank + 1.0)
@@ -219,7 +219,7 @@ def test_whoever_is_through_with_the_last_call_may_leave_before_others_come(worl
 
 
 def go_ahead(comm, path):
-    """On rank 0: how many broadcasts it begins before rank 1 comes to the first."""
+    """Return, on rank 0, the number of broadcasts that it begins before rank 1 comes to the first."""
     if comm.rank == 1:
         until_there(path)
         time.sleep(0.3)

@@ -18,7 +18,7 @@ import shmring
 from shmring._system import limits, segments
 
 LARGE = 24 << 20
-SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
+SOON_S = 10  # far below every timeout, on a machine that stalls at times
 WORLDS = [None, [0, 0, 1], [0, 1, 0], [0, 1, 2]]  # by rank its host; None: one host
 
 
@@ -27,7 +27,7 @@ def world(nodes, size=3):
 
 
 def check_works(comm, ranks):
-    """Calls of every sort give what they have to, between the ranks that were `ranks` of the first world."""
+    """Check the results of calls of every kind between the ranks that were `ranks` of the first world."""
     assert comm.size == len(ranks)
     x = np.full(50_000, ranks[comm.rank] + 1.0, "f4")
     comm.all_reduce(x)
@@ -45,7 +45,7 @@ def check_works(comm, ranks):
 
 
 def go_on_after(comm, path_to_tell):
-    """Calls until it is over, goes on; says what ended it, and how it was then."""
+    """Call until the communicator is over, then go on; return the error and the state at that time."""
     x = np.ones(20_000, "f4")
     try:
         for _ in turns(comm, path_to_tell):
@@ -108,7 +108,7 @@ def test_one_after_another_down_to_the_last():
 
 
 def keep_on(comm, path_to_tell):
-    """Goes on whatever happens, until the file there says who is to be left."""
+    """Go on after every error, until a file names the ranks that should remain."""
     ranks = tuple(range(comm.size))
     while True:
         try:
@@ -197,7 +197,7 @@ def again_and_again(comm, times):
         if comm.rank == 0:
             comm.abort("once more")
         comm = comm.shrink()
-        with contextlib.suppress(shmring.Aborted):  # whoever is done with it may be ahead
+        with contextlib.suppress(shmring.Aborted):  # a rank that is done with it may be ahead
             comm.all_reduce(np.ones(10_000))
         maps = Path("/proc/self/maps").read_text().count("memfd:shmring")
         counts.append((len(os.listdir("/proc/self/fd")), maps, threading.active_count()))
@@ -233,7 +233,8 @@ def test_a_group_goes_on_by_itself():
 
 
 def stand_still(comm, path_to_tell, gone_on):
-    """Zero-copy calls until a Timeout; then the arrays are this rank's own, and it goes on with others."""
+    """Make zero-copy calls until a Timeout; then the arrays are this rank's own, and it goes on with
+    others."""
     x = comm.empty(300_000, "f8")
     one = comm.shared(1000, "f8")
     begin = x.ctypes.data
@@ -418,7 +419,7 @@ def have_no_room(comm):
     with pytest.raises(shmring.Aborted) as caught:
         comm.barrier()
     assert any("can still be written to" in note and "this test" in note for note in caught.value.__notes__)
-    x[:], one[:] = 2, 3  # they can be used all the same
+    x[:], one[:] = 2, 3  # the arrays are still usable
     comm.close()
     assert (x == 2).all()
     return True
@@ -491,7 +492,7 @@ def hear_of_the_end_in_a_thread(comm):
         comm.abort("over")
     thread.join()
     assert len(heard) == 1
-    # This thread has not been told yet, and may be writing into x.
+    # This thread has not seen the error yet, and may be writing into x.
     was_shared = is_shared(x) or comm.rank == 0  # which has given up itself
     with pytest.raises(shmring.Aborted):
         comm.barrier()

@@ -32,7 +32,7 @@ def in_the_background(comm, come):
     work = None
     if comm.rank == 0:
         work = comm.all_reduce(x, async_op=True)
-    until_there(come)  # the progress thread waits meanwhile
+    until_there(come)  # the progress thread waits in this time
     work = work or comm.all_reduce(x, async_op=True)
     work.wait()
     return float(x[0])
@@ -72,7 +72,8 @@ def stop_and_continue(pids, stopped_s=STOPPED_S):
 
 
 def beside_a_busy_thread(comm, come):
-    """Half of the time the wait is in want of the GIL, to look at Python's signals."""
+    """Wait beside a thread that holds the GIL: half of the time the wait needs the GIL, to check Python's
+    signals."""
     done = threading.Event()
 
     def compute():
@@ -98,7 +99,7 @@ def test_all_stopped_for_longer_than_the_timeout_go_on(tmp_path, where):
         ranks.begin(where, tmp_path / "come")
         time.sleep(0.3)  # until rank 0 waits
         stop_and_continue([ranks.pid(0), ranks.pid(1)])
-        time.sleep(0.1)  # in which who goes on could take the other for late
+        time.sleep(0.1)  # a continued rank could take the other for late during this time
         (tmp_path / "come").touch()
         assert ranks.answers() == [2.0, 2.0]
 
@@ -145,7 +146,7 @@ def test_who_goes_on_alone_names_who_is_still_stopped(tmp_path):
 
 
 def joins(comm, come, world):
-    """Rank 0 has come to another world, and rank 1 comes to it only then."""
+    """Let rank 1 come to another world only after rank 0 has been stopped in it."""
     if comm.rank == 1:
         until_there(come)
     with shmring.init(world, comm.rank, timeout=TIMEOUT_S) as other:
@@ -166,7 +167,7 @@ def test_while_ranks_join(tmp_path, address):
 
 
 def shrinks(comm, come):
-    """Rank 0 waits in shrink for rank 1, which comes late. Rank 2 has died."""
+    """Let rank 0 wait in shrink for rank 1, which comes late. Rank 2 has died."""
     if comm.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(shmring.RankFailed):

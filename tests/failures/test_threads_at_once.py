@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from ranks import when_there
 
-MOMENT_S = 0.3  # in which another thread comes to its wait, however busy the machine
+MOMENT_S = 0.3  # time for another thread to begin its wait on a busy machine
 
 
 def begun(function, *args):
-    """A thread that has come to a wait, as far as one can tell; what it raised is in its `raised`."""
+    """Return a thread that has begun to wait, as far as this can be known; `raised` is its error."""
 
     def run():
         try:
@@ -46,7 +46,7 @@ def close_while_a_call_begins(comm, begins):
         comm.all_reduce(y)
         return None
     work = comm.all_reduce(x, async_op=True)
-    closing = begun(comm.close)  # waits for the work, and lets others run meanwhile
+    closing = begun(comm.close)  # waits for the work, and lets other threads run
     begins.touch()
     comm.all_reduce(y)
     closing.join()
@@ -109,7 +109,7 @@ def test_a_second_receive_at_once_is_refused(world_of, tmp_path):
 
 
 class Slow:
-    """An array that says where it is a moment after the event, and lets other threads run meanwhile."""
+    """An array whose address is available a moment after the event, while other threads run."""
 
     def __init__(self, array, event):
         self.array, self.event = array, event
@@ -148,7 +148,7 @@ def test_a_second_fused_call_leaves_the_first_ones_buffer_alone(world_of, tmp_pa
     assert world_of(2)(fuse_at_once, tmp_path / "refused") == [True, True]
 
 
-# Making a thread is made slow: whoever else wants the one in the background comes meanwhile.
+# Making a thread is slow here, so other threads request the background thread in the meantime.
 ISSUE_AT_ONCE = """
 import sys, threading, time
 sys.path.insert(0, {tests!r})

@@ -18,11 +18,11 @@ from snapshots import place_once_it_waits
 import shmring
 from shmring._config import thresholds
 
-SOON_S = 10  # what is far below every timeout, on a machine that stands still at times
+SOON_S = 10  # far below every timeout, on a machine that stalls at times
 
 
 def come_late(comm, late, seed):
-    """When each rank came to the barrier and when it left, on the clock that all processes share."""
+    """Return when each rank came to the barrier and when it left, on a clock that all processes share."""
     if comm.rank == late:
         time.sleep(0.05)
     times = []
@@ -100,7 +100,7 @@ def test_other_threads_run_while_a_rank_waits(world_of, call):
 
 
 def handle_signals(comm, folder):
-    """A handler that returns: it runs while the call waits, and the call goes on."""
+    """Run a handler that returns while the call waits; the call goes on."""
     handled = []
 
     def handle(*_):
@@ -130,7 +130,7 @@ def test_signal_handlers_run_while_a_rank_waits_and_the_call_goes_on(world_of, t
 
 
 def interrupted_often(comm, ncalls):
-    """Calls while an interval timer interrupts whatever waits."""
+    """Make calls while an interval timer interrupts every wait."""
     count = [0]
     signal.signal(signal.SIGALRM, lambda *_: count.__setitem__(0, count[0] + 1))
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -168,7 +168,7 @@ def ignore_ctrl_c():
 
 
 def test_ctrl_c_can_be_tested_where_it_is_ignored():
-    """As it is for what a script starts in the background."""
+    """Run with SIGINT ignored, as in the background of a script."""
     tests = (
         "bootstrap/test_bootstrap.py::test_ctrl_c_ends_the_wait",  # in a program
         "p2p/test_ring.py::test_ctrl_c",  # here
@@ -185,7 +185,7 @@ def test_ctrl_c_can_be_tested_where_it_is_ignored():
 
 
 def on_one_cpu(comm):
-    """Everybody on the same CPU: without giving way nobody would get on."""
+    """Bind all ranks to one CPU: without yielding no rank would make progress."""
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})

@@ -24,7 +24,7 @@ LAYOUTS = {"2": [0, 0], "3": [0, 0, 0], "5": [0] * 5, "2+1": [0, 0, 1]}
 
 @pytest.fixture
 def sleepers(monkeypatch):
-    """Worlds whose ranks sleep as soon as they wait, until they are woken."""
+    """Worlds whose waiting ranks sleep at once, until they are woken."""
     policy = thresholds.wait_policy
     endless = {
         "pauses": 1,

@@ -118,7 +118,7 @@ def test_a_death_is_seen_and_that_it_is_looked_for_is_told(refused, where):
         said = end.recv()
         assert len(said) == (rank in refused)
         assert all("refuses set_robust_list" in line for line in said)
-    os.kill(processes[1].pid, signal.SIGKILL)  # nobody has waited for it when rank 0 is to see it
+    os.kill(processes[1].pid, signal.SIGKILL)  # it is a zombie when rank 0 is to see its death
     assert ends[0].recv() == (shmring.RankFailed, 1)
     for process in processes:
         process.join()

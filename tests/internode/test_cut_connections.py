@@ -102,7 +102,7 @@ def test_a_cut_link_ends_calls_on_both_sides(tmp_path, world_over, layout, call)
 @pytest.mark.parametrize("pulled", [False, True])
 @pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+3"])
 def test_a_host_that_dies_with_its_link_or_without(tmp_path, world_over, layout, pulled):
-    """Pulled: nobody hears of it, and what is left of its connections is half-open."""
+    """Kill a host; pulled: with its link down, so no peer is notified, and its connections stay half-open."""
     nodes = LAYOUTS[layout]
     ranks = world_over(nodes, timeout_s=CUT_TIMEOUT_S)
     ranks.begin(call_until, "large", str(tmp_path / "runs"))

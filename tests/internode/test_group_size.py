@@ -88,7 +88,7 @@ def test_sums_are_folded_group_by_group(world_over_hosts, layout, group_size):
 
 
 def whole_numbers(comm, group_size, dtype):
-    """Sums that are exact, whatever the order."""
+    """Reduce whole numbers: their sums are exact in any order."""
     n, found = comm.size, []
     for count in (3, 7000, 200_003):
         x = (np.arange(count) % 11 + comm.rank).astype(dtype)
@@ -113,7 +113,7 @@ def test_whole_numbers_in_fragments_of_full_length(world_over_hosts, layout, gro
         assert all(map(all, world_over_hosts(LAYOUTS[layout])(whole_numbers, group_size, dtype)))
 
 
-# ---- what crosses, and how --------------------------------------------------------------------------------
+# ---- bytes between groups ---------------------------------------------------------------------------------
 
 
 def sent_to_hosts(comm, count, group_size, wire="native"):
@@ -143,7 +143,7 @@ def repeated(comm, group_size, wire, count, times, op):
 
 @pytest.mark.parametrize(("layout", "group_size"), SIZES)
 def test_with_a_shorter_format(world_over_hosts, layout, group_size):
-    """More roundings where there are groups: of what each makes of its hosts', too. Their mean converges."""
+    """Groups add roundings: each group's partial result is rounded too. Their mean converges."""
     nodes, count, times = LAYOUTS[layout], 9001, 40
     ranks = world_over_hosts(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
     xs = [values_of(count, rank) for rank in range(len(nodes))]
@@ -157,7 +157,7 @@ def test_with_a_shorter_format(world_over_hosts, layout, group_size):
         assert np.abs(mean - want).max() < np.abs(first - want).max() / (times / 4)
 
 
-# ---- what is refused --------------------------------------------------------------------------------------
+# ---- refused arguments ------------------------------------------------------------------------------------
 
 
 def refused(comm, count):

@@ -49,7 +49,7 @@ def meet(_comm, server, address):
 
 
 def send_all(_comm, server, nbytes):
-    """The server takes so many bytes: how many came, and how long after the first the last did."""
+    """Send nbytes to the server; return the number received, and the time between the first and the last."""
     if not server.is_here():
         return connection.sendall(bytes(nbytes))
     received = len(connection.recv(1))
@@ -105,7 +105,7 @@ def test_links_keep_their_rate(hosts):
         ranks(meet, server, server.address)
         received, took_s = ranks(send_all, server, nbytes)[0]
     assert received == nbytes
-    # At this rate 12.5 MB/s less headers, and what both buckets held; a busy machine may be slower.
+    # At this rate 12.5 MB/s minus headers, plus what both buckets held; a busy machine may be slower.
     assert 0.85 * nbytes / 12.5e6 < took_s < 20
 
 

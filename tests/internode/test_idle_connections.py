@@ -11,9 +11,9 @@ import shmring
 from shmring._bootstrap import framed_socket
 from tests.collectives.test_errors import assert_all
 
-CUT_S = 1  # instead of 20 s, for those who wait
+CUT_S = 1  # instead of 20 s, for waiting ranks
 MUCH = 4 << 20  # elements: more than sockets take while the other end does not read
-MUCH_IN_RING = 140_000  # bytes: more than a rank takes in that does not look
+MUCH_IN_RING = 140_000  # bytes: more than a rank receives while it does not poll
 SOON_S = 15
 
 
@@ -22,7 +22,7 @@ def notice_cuts_sooner(comm):
 
 
 def come_late(comm, late_s):
-    """To calls and messages that are longer than what is taken before: buffers are full all the while."""
+    """Come late to calls and messages that are longer than what can be received before: buffers are full."""
     last = comm.size - 1
     x, y = np.full(MUCH, float(comm.rank), "f4"), np.empty(MUCH, "f4")
     total = sum(range(comm.size))

@@ -19,7 +19,7 @@ SOON_S = 10  # before a call's timeout
 APART = [0, 1]
 MANY_RANKS = [0, 1, 2, 3, 4]
 RING = 1 << 20
-MUCH_NBYTES = 900_000  # fits into the ring, so that a send returns; not into what a socket takes in
+MUCH_NBYTES = 900_000  # fits into the ring, so a send returns; does not fit into a socket's buffer
 LATE_S = 1.5
 
 
@@ -27,7 +27,7 @@ def bytes_of(nbytes):
     return np.arange(nbytes, dtype="u4").astype("u1")
 
 
-# ---- what was sent comes ----------------------------------------------------------------------------------
+# ---- sent messages arrive ---------------------------------------------------------------------------------
 
 
 def send_and_close(comm, nbytes, late_s, how="send"):
@@ -70,7 +70,7 @@ def test_what_was_sent_comes_over_a_network(world_over):
 
 
 def receive_many_and_answer(comm, count, nbytes):
-    """Rank 1 has sent what rank 0 never receives: that it is unread when rank 0 closes destroys nothing."""
+    """Close rank 0 with unread messages of rank 1: nothing is destroyed by that."""
     if comm.rank == 1:
         comm.send(bytes_of(nbytes), 0, tag=1)
         comm.recv(np.zeros(1), 0, tag=3)
@@ -92,7 +92,7 @@ def test_what_was_sent_comes_though_its_sender_leaves_a_message_unread(world_ove
     assert ranks(receive_many_and_answer, 3, 300_000)[1]
 
 
-# ---- nobody is waited for in vain --------------------------------------------------------------------------
+# ---- no wait in vain ---------------------------------------------------------------------------------------
 
 
 def send_and_close_at_once(comm):
@@ -171,7 +171,7 @@ def test_a_rank_that_closes_sees_one_die():
 
 
 def give_up_later(comm):
-    """Rank 0 waits in close, and hears that it is over."""
+    """Abort on the other rank while rank 0 waits in close."""
     if comm.rank == 0:
         return send_and_close_at_once(comm)
     time.sleep(0.3)
@@ -196,7 +196,7 @@ def connections():
 
 
 def wait_in_close(comm, meanwhile):
-    """Rank 0 waits in close, and meanwhile(), while rank 1 does not look; what that has returned."""
+    """Return the result of meanwhile(), which runs while rank 0 waits in close and rank 1 does not poll."""
     if comm.rank == 1:
         time.sleep(LATE_S)
         comm.close()
@@ -234,11 +234,11 @@ def test_a_child_that_is_forked_from_a_rank_that_closes_has_none_of_its_connecti
 
 # ---- memory that is its owner's again ----------------------------------------------------------------------
 
-HUGE_NBYTES = 10**8  # memory of a mapping of its own: who writes there once it is freed is killed
+HUGE_NBYTES = 10**8  # memory of a mapping of its own: a write there after it is freed kills the process
 
 
 def close_in_the_middle(comm, how):
-    """Rank 1 begins to receive, and closes while more comes."""
+    """Let rank 1 begin to receive, and close while more arrives."""
     if comm.rank == 0:
         with contextlib.suppress(shmring.RankFailed, shmring.Aborted):  # the latter after Ctrl-C there
             comm.send(np.ones(HUGE_NBYTES, "u1"), 1)

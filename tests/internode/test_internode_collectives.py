@@ -32,7 +32,7 @@ LAYOUTS = {  # by rank: the host that it is on
     "2+1+3": [0, 0, 1, 2, 2, 2],
     "3+2 interleaved": [1, 0, 1, 0, 1],
 }
-TINY_SLICE = 4096  # what goes at once; 1/32 of it is small
+TINY_SLICE = 4096  # the size of a fragment; 1/32 of it is small
 SLICES = (None, TINY_SLICE, 16 << 10)
 FIRST_SEQS = (0, 2**32 - 3, 2**64 - 3)
 
@@ -95,7 +95,7 @@ def test_every_collective_is_what_numpy_says(world_over_hosts, layout):
 
 
 def rows_of_size(kind, columns, **how):
-    """All roots where there is one."""
+    """Return the rows of a size, with all roots if the call has one."""
     roots = (
         ("first", "last", "middle") if kind in ("reduce", "broadcast", "scatter", "gather") else ("first",)
     )
@@ -141,7 +141,7 @@ def test_some_megabytes_in_fragments_of_full_length(world_over_hosts, layout):
 
 @pytest.fixture(scope="module")
 def settled():
-    """By layout: ranks that stay in one world, whose fragments are tiny."""
+    """Ranks by layout that stay in one world, whose fragments are tiny."""
     with contextlib.ExitStack() as stack:
 
         @functools.cache
@@ -334,7 +334,7 @@ def test_objects(world_over_hosts, layout):
             assert all(found.values()), found
 
 
-# ---- what crosses the wire --------------------------------------------------------------------------------
+# ---- bytes on the network ---------------------------------------------------------------------------------
 
 
 def sent_by(comm, kind, count, root):
@@ -371,7 +371,7 @@ def test_every_byte_crosses_the_wire_as_seldom_as_it_can(world_over_hosts, count
 
 
 def one_after_the_other(comm, count, times):
-    """As fast as they go: what one call leaves on the wire the next one must not take for its own."""
+    """Make calls as fast as possible: no call may take the data of an earlier call for its own."""
     x = np.empty(count, "i8")
     for number in range(times):
         x[...] = comm.rank + number

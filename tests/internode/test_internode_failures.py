@@ -93,7 +93,7 @@ def in_background(comm):
 
 
 def asks_late(comm):
-    """Nobody looks at the works before they have come to an end, or to none."""
+    """Poll the works only after they have ended."""
     works = [comm.all_reduce(ones(50_000), async_op=True) for _ in range(3)]
     time.sleep(0.01)
     for work in works:
@@ -130,7 +130,7 @@ def assert_a_death_is_named(tmp_path, layout, call, *victims):
         for sig in (
             signal.SIGSTOP,
             signal.SIGKILL,
-        ):  # at once: nobody hears of another's death before its own
+        ):  # at once: no rank hears of another's death before its own
             for victim in victims:
                 ranks.kill(victim, sig)
         outcomes = survivors(ranks.answers(), *victims)
@@ -176,7 +176,7 @@ def test_a_rank_that_dies_while_groups_form_fails_them(tmp_path, layout, victim,
 
 
 def die_once_met(comm, victim):
-    """The group hears of a death first: as where the connections of its parent are the slower ones."""
+    """Kill a rank so that the group sees the death first, as if the connections of its parent were slower."""
 
     def leave(meeting, *args, **kwargs):
         meeting.close()
@@ -286,7 +286,7 @@ def miss(comm, absent, call, folder):
         comm.barrier()
     try:
         call(comm)
-        comm.barrier()  # who is the root has nothing to wait for before
+        comm.barrier()  # the root did not wait before
     finally:
         (folder / f"{comm.rank} is told").touch()
 
@@ -461,7 +461,7 @@ def test_a_wrong_argument_on_one_rank_is_a_mismatch_elsewhere(world_over_hosts, 
     for path in ("tiny", "large"):
         outcomes = world_over_hosts(LAYOUTS[layout]).outcomes(refuse_on_one, wrong_one, path, name)
         assert_all(outcomes, shmring.Mismatch)
-        if "root" not in name:  # whose root is through with it before anybody could say so
+        if "root" not in name:  # the root has finished the call before any rank could notice
             assert any("refused" in str(error) for error in outcomes), outcomes
 
 
@@ -477,7 +477,7 @@ def refuse_on_one(comm, wrong_one, path, name):
         assert comm.rank == wrong_one
     with pytest.raises(
         shmring.Mismatch
-    ) as caught:  # with the next call, who had nothing to wait for in this one
+    ) as caught:  # with the next call, if the rank did not wait in this one
         comm.barrier()
     return caught.value
 
@@ -489,7 +489,7 @@ def test_a_wrong_argument_everywhere_is_an_error_everywhere_and_no_more(world_ov
 
 
 def refuse_many(comm, late, times):
-    """As many refusals as messages may be under way, or more, before anybody else has begun."""
+    """Send as many refusals as messages can be in flight, or more, before any other rank has begun."""
     if comm.rank in late:
         time.sleep(0.5)
     for _ in range(times):

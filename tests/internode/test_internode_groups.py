@@ -54,7 +54,7 @@ def test_groups_are_of_the_hosts_of_their_ranks(world_over_hosts, layout):
 
 
 def nested(comm):
-    """Halves of halves until everybody is alone, each in use at the end, the first closed before."""
+    """Make halves of halves down to single ranks; use each at the end, close the first one before."""
     levels = [comm.dup()]
     while levels[-1].size > 1:
         levels.append(levels[-1].split(levels[-1].rank * 2 // levels[-1].size, -levels[-1].rank))
@@ -154,7 +154,7 @@ def test_works_come_to_an_end_by_themselves(world_over_hosts, tmp_path):
 
 
 def share(comm):
-    """By rank of the world: who has written here."""
+    """Return, by rank of the world, which ranks have written here."""
     array = comm.shared(comm.size, "i8", locks=1)
     with array.lock(0):
         array[comm.rank] += comm.rank + 1
@@ -178,7 +178,7 @@ def test_a_shared_array_is_one_on_each_host(world_over_hosts, layout):
 
 
 def lead_side_by_side(comm):
-    """Each group is led from the same host: by ports of which there are just enough for all."""
+    """Lead every group from one host, with just enough ports for all."""
     with comm.split(comm.local_rank) as group:
         return total(group, comm.rank)
 
@@ -232,7 +232,7 @@ def test_an_invitation_to_a_group_does_not_hold_the_key(world_over_hosts):
     assert world_over_hosts(LAYOUTS["1+1"])(tells_its_key) == [[False], []]
 
 
-# ---- what waiting costs -----------------------------------------------------------------------------------
+# ---- the cost of waiting ----------------------------------------------------------------------------------
 
 
 def cpu_s_of_idling(comm, idle_s):

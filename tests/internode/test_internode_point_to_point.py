@@ -44,21 +44,23 @@ def exchange_and_leave(comm, count):
     x, y = np.full(count, comm.rank, "f4"), np.empty(count, "f4")
     comm.sendrecv(x, peer, y, source=(comm.rank - 1) % comm.size)
     if comm.rank % 2:
-        time.sleep(0.05)  # what the other rank of its host has sent is here by then, and that one has left
+        time.sleep(
+            0.05
+        )  # the messages of the other rank of its host have arrived by then, and that rank has left
     comm.close()
     return float(y[-1])
 
 
 @pytest.mark.parametrize("count", [10, 100_000])
 def test_what_was_sent_before_leaving_arrives_though_credit_comes_back(nodes, count):
-    # A socket that is closed with credit unread is reset, and what it had not delivered is lost.
+    # A socket that is closed with unread credit is reset, and its undelivered data are lost.
     for _ in range(4):
         with Ranks(len(nodes), nodes=nodes) as ranks:
             sources = [(rank - 1) % len(nodes) for rank in range(len(nodes))]
             assert ranks.meet(timeout_s=40).outcomes(exchange_and_leave, count) == sources
 
 
-# ---- what holds on one host -------------------------------------------------------------------------------
+# ---- as on one host ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.limit(120)
@@ -271,7 +273,8 @@ def test_ctrl_c_in_the_middle_of_a_send_ends_the_communicator(two_apart):
 
 
 def send_to_who_computes(comm):
-    """Rank 1 is in no call, its socket is full: what is said then still comes, once it looks."""
+    """Send to rank 1 while it is in no call and its socket is full: later messages still arrive when it
+    polls."""
     if comm.rank == 0:
         for _ in range(3):
             comm.isend(np.zeros(1 << 20), 1)
@@ -286,7 +289,7 @@ def test_an_abort_is_heard_behind_what_was_sent(world_over_hosts):
         assert error.reason == "enough"
 
 
-# ---- what a network can do wrong --------------------------------------------------------------------------
+# ---- failures of the network ------------------------------------------------------------------------------
 
 
 def sockets_of_channels(to_port):
@@ -303,7 +306,7 @@ def sockets_of_channels(to_port):
     return [line for _, line in sorted(found, key=lambda entry: entry[0])]
 
 
-HEAD = struct.Struct("<IIIIIIQ")  # magic, what, bytes, flags, tag, kind, whole
+HEAD = struct.Struct("<IIIIIIQ")  # magic, kind, bytes, flags, tag, type, whole
 MAGIC, PIECE, CREDIT, OVER, LEAVING = 0x31507273, 4, 3, 1, 2
 GARBAGE = {
     "noise": b"\xff" * 32,
@@ -333,7 +336,7 @@ def send_garbage(comm, garbage, source):
 
 
 def rendezvous_port():
-    """Rank 0's listener, to which all that this rank has called goes: the port that most sockets go to."""
+    """Return the port of rank 0's listener, to which most sockets of this rank go."""
     ports = []
     for path in Path("/proc/self/fd").iterdir():
         try:
@@ -371,11 +374,11 @@ def test_a_notification_in_unknown_words_ends_the_communicator_all_the_same(two_
     assert isinstance(outcomes[1], shmring.Error)
 
 
-# ---- what waiting costs -----------------------------------------------------------------------------------
+# ---- the cost of waiting ----------------------------------------------------------------------------------
 
 
 def wait_idly(comm, how):
-    """Rank 0 waits for a second, as it is told; how much CPU it took."""
+    """Wait on rank 0 for a second, as `how` says; return its CPU time."""
     if comm.rank == comm.size - 1:
         time.sleep(1)
         comm.send(b"x", 0)
@@ -397,7 +400,7 @@ def test_a_rank_that_waits_costs_no_cpu(world_over_hosts, nodes, how):
 
 
 def answer_while_local_ranks_idle(comm, count):
-    """Messages for the same wait from both sides: neither is starved, and none goes lost."""
+    """Wait for messages from both sides at once: neither is starved, and none is lost."""
     if comm.rank > 0:
         for i in range(count):
             comm.send(np.array([i]), 0, tag=comm.rank)

@@ -24,7 +24,7 @@ UNIT = {
     "bf16": 2.0**-8,
     "fp16": 2.0**-11,
     "int8": 1 / 254,
-}  # of what rounds: an item, or the largest of a block
+}  # units of rounding: of an item, or of the largest item of a block
 LEAST = {"bf16": 2.0**-134, "fp16": 2.0**-25, "int8": 2.0**-127}  # half of the least there is
 UNIT_OF_DTYPE = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}
 LEAST_OF_DTYPE = {
@@ -40,7 +40,7 @@ def values_of(count, rank, dtype="float32"):
     return rng_of("travels", count, rank).normal(size=count).astype("f4").astype(DTYPES[dtype])
 
 
-# ---- what the result should be ----------------------------------------------------------------------------
+# ---- expected results -------------------------------------------------------------------------------------
 
 
 def rounded(wire, x):
@@ -59,7 +59,7 @@ def partials_of(xs, nodes):
 
 
 def are_in_parts(nodes, nbytes, kind="all_reduce"):
-    """Each host folds a part for all; else each folds all that it wants."""
+    """Return whether each host folds a part for all; else each folds everything that it needs."""
     return len(set(nodes)) > 2 or (kind == "all_reduce" and nbytes >= PARTS)
 
 
@@ -110,7 +110,8 @@ def exact_sum(xs):
 
 
 def assert_near(got, wire, op, xs, nodes, context, calls=1):
-    """calls: of how many `got` is the mean, with feedback; all but one rounding has come with a later one."""
+    """Check the distance. calls: `got` is the mean of so many calls, with feedback; later calls made up for
+    all but one rounding."""
     divisor = len(xs) if op == "avg" else 1
     once, in_float32 = bound_of(wire, xs, nodes, divisor)
     want = exact_sum(xs) / divisor
@@ -177,7 +178,7 @@ def test_sums_are_what_the_format_says_and_the_same_everywhere(world_over_hosts,
 @pytest.mark.parametrize("dtype", UNIT_OF_DTYPE)
 @pytest.mark.parametrize("layout", THREE)
 def test_sums_of_shorter_floats(world_over_hosts, layout, dtype):
-    """Partial results are float32 and travel shorter; results travel as what they are."""
+    """Partial results are float32 and are sent in a shorter format; results are sent in their own format."""
     ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
     for wire in WIRES:
         check_first_results(ranks, layout, wire, dtype)
@@ -194,11 +195,11 @@ def test_fragments_of_full_length(world_over_hosts):
         assert len({result[0].tobytes() for result in results}) == 1
 
 
-# ---- what is lost comes with the next call ----------------------------------------------------------------
+# ---- error feedback ---------------------------------------------------------------------------------------
 
 
 class Place:
-    """An array's base at an address that somebody else keeps."""
+    """An array's base at an address that another object keeps."""
 
     def __init__(self, room):
         self.__array_interface__ = room.__array_interface__
@@ -316,7 +317,7 @@ def test_what_is_at_the_place_of_another_starts_from_nothing(world_over_hosts):
 
 
 def after_other_calls(comm, count):
-    """Calls that lose nothing keep nothing: what they are given is not what a sum is made of."""
+    """Check that calls without a loss keep nothing: their arrays are not those of a sum."""
     x, values = np.empty(count, "f4"), values_of(count, comm.rank)
     found = []
     for call in (lambda: comm.all_reduce(x, "max"), lambda: comm.broadcast(x), lambda: comm.scan(x)):
@@ -354,7 +355,7 @@ def wild_result(comm, wire, count):
 @pytest.mark.parametrize("wire", BY_ITEM)
 @pytest.mark.parametrize("layout", THREE)
 def test_any_bits(world_over_hosts, layout, wire):
-    """Infinities and NaNs travel as they are, what is too large becomes infinite."""
+    """Infinities and NaNs are sent unchanged; values that are too large become infinite."""
     nodes, count = LAYOUTS[layout], 9001
     xs = [wild_values(count, rank) for rank in range(len(nodes))]
     results = world_over_hosts(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)(wild_result, wire, count)
@@ -421,7 +422,7 @@ def test_sums_of_any_size(world_over_hosts, layout, size):
             assert_near(got, wire, "sum", xs, nodes, (layout, wire, size))
 
 
-# ---- what crosses the wire --------------------------------------------------------------------------------
+# ---- bytes on the network ---------------------------------------------------------------------------------
 
 
 def sent_by(comm, count, dtype, **keywords):
@@ -455,7 +456,7 @@ def test_partial_results_of_shorter_floats_are_float32_unless_they_travel_shorte
         assert count < sent["int8"] < 1.1 * count
 
 
-# ---- what has no such format ------------------------------------------------------------------------------
+# ---- calls without a wire format --------------------------------------------------------------------------
 
 
 OTHERS = (
@@ -484,7 +485,7 @@ def exact_in_spite(comm, count):
 
 
 def other_calls(comm, count):
-    """Calls that take no format are what they are."""
+    """Make calls that take no format: they are unchanged."""
     n, rank = comm.size, comm.rank
     comm.wire = "int8"
     x, y = values_of(count, rank), values_of(count, rank)

@@ -53,7 +53,7 @@ def test_many_arrays_travel_as_the_communicator_says(world_over_hosts, layout, k
 
 
 def train_a_little(comm):
-    """Gradients in buckets, as they come."""
+    """Reduce gradients in buckets, in the order of the backward pass."""
     gradients = arrays_of(comm.rank, "apart")
     comm.wire = "bf16"
     before = comm.stats()["bytes_over_wire"]
@@ -71,7 +71,7 @@ def test_buckets_travel_as_the_communicator_says(world_over_hosts):
         assert sent < 2.2 * sum(LENGTHS)
 
 
-# ---- where it is kept --------------------------------------------------------------------------------------
+# ---- storage of the feedback -------------------------------------------------------------------------------
 
 
 def test_losses_are_of_a_place_a_dtype_and_a_length():

@@ -44,7 +44,7 @@ def nothing_stays():
     threads = threading.active_count()
     yield
     assert threading.active_count() == threads
-    # A fork server whose launcher was killed takes a moment to notice.
+    # A fork server takes a moment to notice that its launcher was killed.
     wait_until(lambda: not left_running())
 
 
@@ -62,7 +62,7 @@ def wait_until(condition, limit_s=50):
         time.sleep(0.01)
 
 
-# --- what ranks run; at the top of the module, as other processes look for them there ---
+# --- functions of ranks; at the top of the module, where other processes find them ------
 
 
 def place(comm, *args, **kwargs):
@@ -82,7 +82,7 @@ def large(comm, x):
 def own_view(comm):
     x = comm.zeros(1000, "i4")
     x += comm.rank
-    return x  # in memory that is gone when the rank has ended
+    return x  # in memory that is freed when the rank has ended
 
 
 class OddError(Exception):
@@ -100,7 +100,7 @@ class DetailedError(Exception):
 
 
 def fail(comm, what, who=1):
-    """Rank `who` fails in some way, while the others wait for it in a collective."""
+    """Make rank `who` fail in some way while the others wait for it in a collective."""
     if comm.rank == who:
         if what == "value":
             raise ValueError("bad value")
@@ -137,7 +137,7 @@ def fail(comm, what, who=1):
 
 
 def translate(comm):
-    """Others wrap what they see of rank 1's failure."""
+    """Wrap the other ranks' errors about rank 1's failure."""
     if comm.rank == 1:
         time.sleep(0.1)
         os._exit(9)

@@ -27,7 +27,7 @@ def shmrun(tmp_path):
 
 @contextlib.contextmanager
 def ready(tmp_path, code, *options, nprocs=2):
-    """shmrun running code whose ranks each call ready(): (process, pids)."""
+    """Run code under shmrun until each rank has called ready(); return the process and the pids."""
     with started(tmp_path, code, "--no-prefix", *options, nprocs=nprocs) as process:
         yield process, [int(process.stdout.readline().split()[1]) for _ in range(nprocs)]
 
@@ -380,7 +380,7 @@ def test_a_second_ctrl_c_kills(tmp_path):
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert all(map(is_alive, pids))
-        while process.poll() is None:  # a signal that comes too soon is none
+        while process.poll() is None:  # repeat, since a signal that comes too early has no effect
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1)

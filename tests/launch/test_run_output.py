@@ -164,11 +164,11 @@ def test_files_of_an_earlier_runs_restarts_are_found_at_the_start(shmrun, tmp_pa
     assert shmrun("pass", "--log-dir", str(tmp_path), "--restart", "1").returncode == 0
 
 
-# --- nobody to show it to ---
+# --- no reader ---
 
 
 def end_of(arguments, **streams):
-    """The exit code, and stderr if that is a pipe, where stdout and stderr lead elsewhere."""
+    """Return the exit code, and stderr if it is a pipe, with the given stdout and stderr."""
     environment = {**os.environ, **QUIET}
     with subprocess.Popen(arguments, env=environment, start_new_session=True, **streams) as process:
         try:
@@ -194,7 +194,7 @@ def test_a_terminal_that_is_closed_leaves_the_ranks_their_grace(tmp_path):
             time.sleep(0.1)
         """
     report = tmp_path / "report.json"
-    terminal, ours = pty.openpty()  # nobody's, so that no SIGHUP comes when it goes
+    terminal, ours = pty.openpty()  # not the controlling terminal of a process, so closing it sends no SIGHUP
     arguments = command(tmp_path, code, "--report", str(report))
     how = {"env": {**os.environ, **QUIET}, "preexec_fn": hear_hangups}
     with subprocess.Popen(arguments, stdout=ours, stderr=ours, **how) as process:
@@ -243,7 +243,7 @@ def test_it_runs_with_its_standard_streams_closed(tmp_path, closed):
     assert b"Traceback" not in said
 
 
-# --- what is shown ---
+# --- shown output ---
 
 
 def test_only_some_ranks_are_shown(shmrun):
@@ -275,7 +275,7 @@ def test_identical_lines_are_shown_once_and_all_in_order(shmrun, tmp_path):
         own = [text for whose, text in shown if rank in cpulist.parse(whose)]
         pairs = ((f"epoch {epoch}", f"mine {epoch} {rank}" * (epoch % 5 == rank)) for epoch in range(20))
         assert own == [line for pair in pairs for line in pair if line]
-    # Not each, as on a busy machine ranks may be further apart than a line is held.
+    # Not each: on a busy machine the distance of ranks may be longer than a line is held.
     assert any(whose == "0-2" for whose, _ in shown)
 
 

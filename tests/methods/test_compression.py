@@ -123,7 +123,7 @@ def test_the_largest_arrive_whole_and_the_others_not(world_of):
 
 
 def low_rank(comm, nsteps):
-    """A gradient whose average has rank 2: the power iteration finds it."""
+    """Reduce a gradient whose average has rank 2: the power iteration finds it."""
     rng = np.random.default_rng(1)
     want = rng.standard_normal((60, 2)) @ rng.standard_normal((2, 50))
     own = want + (comm.rank - (comm.size - 1) / 2) * rng.standard_normal((60, 50))
@@ -181,9 +181,9 @@ def test_what_is_lost_comes_with_later_calls(world_of, name):
     ranks = world_of(3)
     without, sent = ranks(mean_over_calls, name, False, 40)[0]
     fed_back, also_sent = ranks(mean_over_calls, name, True, 40)[0]
-    # The sum of halves is rounded as well, and nobody hears of what that loses.
+    # The sum of halves is rounded as well, and that loss is not fed back.
     assert 0 < fed_back < without / (1.5 if name in ("fp16", "bf16") else 3), (fed_back, without)
-    if name == "int8":  # what is lost at the last call alone
+    if name == "int8":  # only the loss of the last call
         assert fed_back < 4 / 127 / 40
     assert also_sent == sent
 
@@ -222,7 +222,7 @@ def test_feedback_belongs_to_the_memory(world_of):
 
 
 def overflow(comm, name):
-    """One call with an infinity and a NaN, then as ever."""
+    """Make one call with an infinity and a NaN, then ordinary calls."""
     compressor = ErrorFeedback(FORMATS[name]())
     x = np.ones((40, 30), "f4")
     x[3, 5] = np.inf
@@ -269,7 +269,7 @@ def test_buckets_are_compressed(world_of, name, nbytes):
 
 
 def over_the_wire(comm, name):
-    """Bytes that left this host, beside those of a plain all_reduce."""
+    """Return the bytes that left this host, relative to a plain all_reduce."""
     rng = np.random.default_rng(comm.rank)
     x = rng.standard_normal((500, 400)).astype("f4")
     plain = x.copy()

@@ -65,7 +65,7 @@ def test_sums_are_in_order_of_micro_batches_and_then_of_ranks(world_of, dtype):
 
 
 def local(comm, every, steps):
-    """Each rank adds whole numbers of its own; what it has after each step."""
+    """Add whole numbers on each rank; return the values after each step."""
     start = [np.full(shape, comm.rank, "f8") for shape in SHAPES]
     local_sgd = LocalSGD(comm, start, every)
     seen, averaged = [], []
@@ -100,7 +100,8 @@ def test_ranks_learn_apart_and_take_the_mean(world_of, size, every):
 
 
 def scaled(comm, bad_rank, bad_value, dtype):
-    """Steps 0 to 7, of which 3 is bad on one rank: by step, whether it counted and the scale after it."""
+    """Make steps 0 to 7, of which 3 is bad on one rank; return whether each counted, and the scale after
+    it."""
     scaler = LossScaler(comm, scale=8.0, growth=4.0, backoff=0.5, growth_interval=2)
     told = []
     for step in range(8):

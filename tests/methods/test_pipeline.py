@@ -16,7 +16,8 @@ STAGES = [1, 2, 3, 4, 7]
 
 
 def played(num_stages, count):
-    """(time, stage, step) of all steps, each taking one unit, when a stage waits for what a step needs."""
+    """Return (time, stage, step) of all steps; each takes one unit, and a stage waits for the inputs of its
+    step."""
     schedules = [one_forward_one_backward(stage, num_stages, count) for stage in range(num_stages)]
     todo, done, events, time = [list(schedule) for schedule in schedules], set(), [], 0
     while any(todo):
@@ -55,7 +56,8 @@ def test_nobody_waits_but_at_the_beginning_and_the_end(num_stages, count):
 
 
 def versions_in_use(num_stages, micro_batches, batches):
-    """The most that a stage needs at once: of what is in flight, and the newest; None: one was not there."""
+    """Return the most versions that a stage needs at once, for batches in flight and the newest one; None if
+    one is missing."""
     most = 0
     for stage in range(num_stages):
         newest, in_flight = 0, {}
@@ -81,7 +83,7 @@ def test_fewer_micro_batches_do_not():
     assert versions_in_use(7, 3, 6) is None
 
 
-# ---- what runs ------------------------------------------------------------------------------------------
+# ---- runs -----------------------------------------------------------------------------------------------
 
 LAYERS, ROWS = 4, 3
 
@@ -182,14 +184,14 @@ def test_other_rules_and_numbers_of_stages_agree(world_of):
 
 
 def large(comm):
-    """Activations of more than any ring: what is sent by one waits until the other takes it."""
+    """Send activations that are larger than any ring: a send waits until the other rank receives."""
     weight, count = np.full(1, 1 / 2), 6
 
     def passes(weights, x):
         return x * weights[0], x
 
     def back(weights, x, gradient):
-        return gradient, [gradient[:1] * x[:1]]  # the very array that came
+        return gradient, [gradient[:1] * x[:1]]  # the received array itself
 
     receives = ((1 << 21,), "f8") if comm.rank else None
     pipeline = Pipeline(comm, passes, back, [weight], SGD(1.0), micro_batches=3, receives=receives)
@@ -260,7 +262,7 @@ def test_wrong_use_is_told_and_nobody_hangs(world_of, case, first_says, second_s
 
 
 def without_a_gradient(comm):
-    """Rank 1 stays, so that rank 0 does not hear of its end."""
+    """Keep rank 1 alive, so that rank 0 does not see its end."""
     receives = ((2, 2), "f8") if comm.rank else None
     give_none = lambda *of: (None, backward(*of)[1])  # noqa: E731
     pipeline = Pipeline(

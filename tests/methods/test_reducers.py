@@ -14,7 +14,7 @@ from ranks import Died, Ranks
 import shmring
 from shmring.methods.reducers import ReductionServers
 
-LAYOUTS = {  # by rank the host, and who the reducers are
+LAYOUTS = {  # the host of each rank, and the reducers
     "2 hosts, 1 reducer": ([0, 1, 2], [2]),
     "3 hosts, 2 reducers": ([0, 1, 2, 3, 3], [3, 4]),
     "hosts of 2 and 1, reducer first": ([9, 0, 0, 1], [0]),
@@ -171,7 +171,7 @@ def test_a_wrong_argument_ends_it_for_all(world_over_hosts, nodes):
 
 
 def give_one_less(rank):
-    """To the second worker, where the first pieces are as long as the others'."""
+    """Give the second worker a shorter array, whose first pieces are as long as the others'."""
     return np.ones(999 if rank == 1 else 1000), "sum"
 
 

@@ -32,7 +32,7 @@ def four(world_of, world_over_hosts):
 
 
 def gradient_of(worker, step, count, dtype):
-    """Numbers whose sums are rounded, so that an order shows."""
+    """Return numbers whose sums are rounded, so that the order matters."""
     return np.random.default_rng((worker, step)).standard_normal(count).astype(dtype)
 
 
@@ -124,7 +124,7 @@ def test_fewer_params_than_servers(world_of, servers, count):
 
 
 class Clipped:
-    """A rule that reads what it changes, and remembers something."""
+    """A rule that reads the weights, and has a state."""
 
     num_states = 1
 
@@ -136,7 +136,7 @@ class Clipped:
 
 
 def at_own_pace(comm, servers, staleness, rule, steps):
-    """Gradients are whole numbers, so that sums are exact whoever comes when."""
+    """Push whole numbers, so that sums are exact in any order of arrival."""
     module._CHUNK = 300  # several of them
     weights = np.zeros(COUNT, "f4")
     workers = comm.split(int(is_server(comm, servers)))
@@ -175,7 +175,7 @@ def test_over_hosts_ranks_serve(world_over_hosts, where):
 
 
 def run_ahead(comm, servers, staleness, steps):
-    """Rank 1 steps while rank 2 does not; how far it gets, and what its wait costs: seconds of CPU."""
+    """Make steps on rank 1 but not on rank 2; return how far rank 1 gets, and the CPU seconds of its wait."""
     done = comm.shared(1, "i8")
     weights = np.zeros(10, "f4")
     with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=staleness) as server:
@@ -281,7 +281,7 @@ SHORT_S = 2
 
 
 def take_long(comm, servers, staleness):
-    """The last worker does, and the first leaves meanwhile."""
+    """Let the last worker take long, while the first leaves."""
     weights = np.zeros(10, "f4")
     with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=staleness) as server:
         if server.serves:
@@ -345,7 +345,7 @@ def refuse_one(comm):
 def test_what_one_rank_pushes_wrongly_is_a_mismatch_elsewhere(world_of):
     first, wrong, last = world_of(3).outcomes(refuse_one)
     assert "params of float64[3]" in str(wrong)
-    for error in first, last:  # whichever comes first: the call that was refused, or that it has left
+    for error in first, last:  # in either order: the refused call, or its departure
         assert isinstance(error, shmring.Mismatch) or "left with ValueError: an array of" in str(error)
 
 

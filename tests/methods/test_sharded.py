@@ -48,7 +48,7 @@ def plain(comm, dtype, rule, op):
 def train(comm, optimizer, dtype, first, last):
     for step in range(first, last + 1):
         gradients = normal([comm.rank, step], dtype)
-        if optimizer.gradients is not None and step % 2:  # where they are reduced, or copied there
+        if optimizer.gradients is not None and step % 2:  # written in place, or copied there
             for view, gradient in zip(optimizer.gradients, gradients, strict=True):
                 view[...] = gradient
             gradients = optimizer.gradients
@@ -58,7 +58,7 @@ def train(comm, optimizer, dtype, first, last):
 
 
 def both(comm, dtype, rule, stage, op="avg", bucket_nbytes=300):
-    start = normal(0 if comm.rank == 0 else 99, dtype)  # rank 0's is what counts
+    start = normal(0 if comm.rank == 0 else 99, dtype)  # only rank 0's values count
     optimizer = ShardedOptimizer(comm, start, rule, stage=stage, op=op, bucket_nbytes=bucket_nbytes)
     train(comm, optimizer, dtype, 1, STEPS)
     assert all((a == b).all() for a, b in zip(start, normal(0, dtype), strict=True)) or comm.rank
@@ -109,7 +109,7 @@ def test_memory_is_what_the_formula_says(world_of, size, name, states):
 
 
 def most_allocated(comm, stage, count):
-    """Bytes that a step has allocated at once, beside what was there before."""
+    """Return the bytes that a step allocates at most, besides those before."""
     optimizer = ShardedOptimizer(comm, [np.ones(count, "f4")], Adam(), stage=stage)
     gradient = np.ones(count, "f4")
     tracemalloc.start()
@@ -157,7 +157,7 @@ def test_what_was_saved_goes_on_with_the_same_bits(world_of):
 
 def test_what_was_saved_loads_on_another_number_of_ranks(world_of):
     _, (saved, params) = world_of(2)(train_and_save, 1, 3)
-    world_of(3)(load_and_train, 2, saved, params, 0)  # asserts that what it saves is the same
+    world_of(3)(load_and_train, 2, saved, params, 0)  # asserts that it saves the same
 
 
 def killed_while(comm, stage):

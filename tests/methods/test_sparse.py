@@ -54,7 +54,8 @@ def test_bits_are_those_of_all_reduce(world_of, size, dtype):
 
 
 def what_is_sent(comm, density, dense_above):
-    """Bytes that a call moved, beside those of all_reduce; of large arrays with whole blocks of zeros."""
+    """Return the bytes that a call moved relative to all_reduce, for large arrays with whole blocks of
+    zeros."""
     x = np.zeros((1000, 256), "f4")
     x[: int(density * 1000)] = 1
     reduce = SparseAllReduce(comm, dense_above=dense_above)
@@ -69,7 +70,7 @@ def test_only_blocks_that_are_not_zero_travel(world_of):
     ranks = world_of(2)
     for density, share, first in ranks(what_is_sent, 0.1, None):
         assert density == 0.1
-        assert share < 0.25  # large private arrays are read where they lie, and count for half
+        assert share < 0.25  # large private arrays are read in place, and count half
         assert first == 4
     for density, share, _ in ranks(what_is_sent, 0.6, 0.5):
         assert density == 0.6
@@ -259,7 +260,7 @@ def wrong_on_rank_0(comm, wrong, words):
     [({"block": 0}, "1 element or more"), ({"block": 2.5}, "integer"), ({"dense_above": "half"}, "float")],
 )
 def test_a_wrong_number_is_told_where_it_is_and_is_a_mismatch_elsewhere(world_of, wrong, words):
-    """A world for each: what the others raise is final for it."""
+    """Each case has a world: the others' error is final for it."""
     world_of(2)(wrong_on_rank_0, wrong, words)
 
 

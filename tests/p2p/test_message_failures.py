@@ -23,7 +23,7 @@ def both(comm, first, second):
     return (first if comm.rank == 0 else second)()
 
 
-# ---- what is refused --------------------------------------------------------------------------------------
+# ---- refused messages -------------------------------------------------------------------------------------
 
 
 def wrong_arguments(comm):

@@ -133,7 +133,7 @@ def test_random_programs_for_long(world_of):
         ranks(run_program, seed, 60 * size, np.dtype(["u1", "f8", RECORD][seed % 3]))
 
 
-# ---- what goes through ------------------------------------------------------------------------------------
+# ---- messages that arrive ---------------------------------------------------------------------------------
 
 ARRAYS = {
     "floats": np.arange(10.0),
@@ -219,7 +219,7 @@ def keep_order(comm, count):
             comm.send(np.array([i]), 1, tag=i % 3)
         return True
     x, found = np.zeros(1, "i8"), []
-    for tag in (2, 0, 1):  # the last sent first: what comes before is unexpected
+    for tag in (2, 0, 1):  # the last sent first: earlier ones are unexpected messages
         for _ in range(len(range(tag, count, 3))):
             comm.recv(x, 0, tag)
             found.append(int(x[0]))
@@ -350,7 +350,7 @@ def test_probe_tells_and_leaves_the_message(world_of):
     world_of(2)(look_before)
 
 
-# ---- beside collectives, and threads ----------------------------------------------------------------------
+# ---- with collectives and threads -------------------------------------------------------------------------
 
 
 def beside_collectives(comm, rounds):

@@ -49,7 +49,7 @@ def same(a, b):
 
 
 def give_back(there, back):
-    """A child: gives back what it gets, until the other side closes."""
+    """Run a child that returns what it gets, until the other side closes."""
     with there, back:
         try:
             while True:
@@ -59,7 +59,7 @@ def give_back(there, back):
 
 
 class Mirror:
-    """A child process that gives back what it is given."""
+    """A child process that returns what it gets."""
 
     def __init__(self, nbytes, method="fork"):
         self.there, self.back = shmring.Ring(nbytes), shmring.Ring(nbytes)
@@ -86,7 +86,7 @@ class Mirror:
         return found
 
 
-# ---- what goes through ------------------------------------------------------------------------------------
+# ---- items that arrive ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nbytes", [TINY, 4096, 1 << 20])
@@ -298,7 +298,7 @@ def test_wrong_timeouts(timeout):
                 call(timeout=timeout)
 
 
-# ---- what is refused --------------------------------------------------------------------------------------
+# ---- refused items ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_a_putter_killed_in_the_middle_of_an_item():
 
 def put_late(ring):
     ring.put(b"soon")
-    time.sleep(0.5)  # as long as it takes to be looked for
+    time.sleep(0.5)  # longer than the interval of polls
     ring.put(b"late")
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)

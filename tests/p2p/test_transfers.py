@@ -76,7 +76,7 @@ def test_transfers_can_be_awaited(world_of):
 
 
 def meet_after_a_large_send(comm, how):
-    """As MPI programs do: the transfer goes on while its sender, or its receiver, is in a collective."""
+    """Continue a transfer while its sender, or its receiver, is in a collective, as MPI programs do."""
     x, out = np.full(300_000, comm.rank), np.zeros(300_000, "i8")
     other = 1 - comm.rank
     if comm.rank == 0:
@@ -100,7 +100,7 @@ def test_transfers_go_on_while_a_rank_is_in_a_collective(world_of, how):
 
 
 def leave_it_to_the_background(comm):
-    """Nobody waits: what comes out of order is kept, and arrays are let go of, by the thread alone."""
+    """Leave transfers to the background thread: it keeps unexpected messages, and releases arrays."""
     other, x, y = 1 - comm.rank, np.full(50_000, 7), np.zeros(3)
     comm.isend(x, other, tag=1)
     comm.isend(np.ones(3), other, tag=2)
