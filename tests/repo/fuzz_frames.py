@@ -33,7 +33,7 @@ KINDS = bytes([handshake.FAILED, handshake.ENDPOINT, handshake.TABLE])
 
 
 def parse(data):
-    """Every parser gets the bytes bare, and behind what a frame of its kind begins with."""
+    """Give the bytes to every parser, alone and after the beginning of a frame of its kind."""
     heads = (b"", handshake.MAGIC, *(handshake.MAGIC + bytes([kind]) for kind in KINDS))
     for parser in PARSERS:
         for head in heads:

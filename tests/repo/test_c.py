@@ -51,7 +51,7 @@ def how_to_run(sanitizer, folder):
     built = compile_c(source, program, *SANITIZERS[sanitizer])
     if built.returncode != 0:
         return f"no library of this sanitizer: {built.stderr.strip().splitlines()[-1]}"
-    # ThreadSanitizer before GCC 14 finds no room for itself where addresses are too random.
+    # ThreadSanitizer before GCC 14 finds no space for its memory if addresses are too random.
     ran = None
     for prefix in ((), ("setarch", "-R")):
         if prefix and not shutil.which(prefix[0]):
@@ -103,7 +103,7 @@ void tell(struct sr_stack_request *stack_request, char *text) { sr_stack_request
 
 
 def test_a_text_stays_behind_its_word_on_aarch64_without_atomic_instructions(folder):
-    """An exclusive store does not hold back what comes after it; a load with acquire behind it does."""
+    """An exclusive store does not order later accesses; a load with acquire after it does."""
     compiler = shutil.which("aarch64-linux-gnu-gcc") or (
         COMPILER if platform.machine() == "aarch64" else None
     )

@@ -57,7 +57,7 @@ def public(kind):
 
 
 def names_of(module):
-    """As they stand below shmring; what it has from elsewhere is public there."""
+    """Return the names as they are below shmring; names from other modules are public there."""
     path = module.__name__
     own = [name for name in module.__all__ if getattr(vars(module)[name], "__module__", path) == path]
     return {f"{path.removeprefix('shmring.')}.{name}" for name in own}
@@ -85,7 +85,7 @@ def test_what_the_reference_shows_has_a_docstring_and_no_self(built):
     assert "that led to this communicator" in text  # from a stub
     assert not re.search(r'<span class="n"><span class="pre">self</span>', text)
     empty = re.findall(r'id="shmring\.(\w+)\.\w+">(?:(?!</dt>).)*</dt>\s*<dd></dd>', text, re.S)
-    assert set(empty) == {"Memory", "Op", "Status"}  # whose docstrings say what their fields are
+    assert set(empty) == {"Memory", "Op", "Status"}  # their docstrings describe the fields
 
 
 def test_the_commands_page_has_what_the_parsers_say(built):
@@ -110,7 +110,7 @@ def test_the_flags_that_pages_show_are_those_of_the_parsers(built):
     assert not {(block, flag) for block, flag in shown if flag not in said}
 
 
-# ---- it keeps to what it speaks of ----------------------------------------------------------------------
+# ---- it agrees with the code ----------------------------------------------------------------------------
 
 
 def variables(text):
@@ -124,7 +124,7 @@ def quoted(source):
 def test_the_environment_page_has_every_variable_that_is_read():
     package = PACKAGE_PARENT / "shmring"
     read = quoted(package / "_config/settings.py")
-    known = set().union(*map(quoted, package.rglob("*.py")))  # with what shmrun tells its ranks
+    known = set().union(*map(quoted, package.rglob("*.py")))  # including those that shmrun sets for its ranks
     assert read <= variables((DOCS / "reference" / "environment.md").read_text())
     for page in pages.pages():
         assert variables(page.read_text()) <= known, page

@@ -51,8 +51,7 @@ C_HOUSE = {
     "kernels/cast.h": set(),
     "kernels/kernels.c": {"kernels/kernels.h", "kernels/item.h", "kernels/loop.h"},
 }
-# The folders of shmring/ and the modules at its top, from the ground up, each with what it may import.
-# Modules of one folder may import each other, in no circle.
+# The folders of shmring/ and the modules at its top, from the ground up, each with its allowed imports.
 FOLDERS = {
     "errors": set(),
     "model": set(),  # of costs
@@ -227,7 +226,8 @@ def modules_in_python(tree, package):
 
 
 def resolved(package, module):
-    """The parts, below shmring, of what a module of the package (its parts) imports from."""
+    """Return the parts, below shmring, of the module from which a module of the package (its parts)
+    imports."""
     names = [name for name in module.split(".") if name]
     level = len(module) - len(module.lstrip("."))
     return [*package[: len(package) - level + 1], *names] if level else names[1:]
@@ -285,7 +285,7 @@ def test_modules_import_only_folders_that_theirs_may(path):
 
 
 def test_folders_and_modules_import_each_other_in_no_circle():
-    """The package's face may import everything, and is imported where a rank is started, and by its users."""
+    """The package's __init__ may import everything; only the start of a rank, and users, import it."""
     modules = {}
     for path in MODULES:
         if path.suffix != ".pyi" and not module_of(path).endswith("__init__"):
@@ -537,7 +537,7 @@ def test_nothing_names_the_machine_it_was_written_on():
 def test_lint_and_types(command):
     tool, *arguments = command.split()
     pytest.importorskip(tool)
-    beside = Path(sys.executable).parent  # where cython-lint looks for pycodestyle
+    beside = Path(sys.executable).parent  # cython-lint looks for pycodestyle there
     done = subprocess.run(
         [sys.executable, "-m", tool, *arguments],
         cwd=ROOT,

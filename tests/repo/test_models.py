@@ -15,7 +15,8 @@ import pytest
 MODELS = Path(__file__).resolve().parent / "models"
 SPIN, HERD, COMPILER = shutil.which("spin"), shutil.which("herd7"), shutil.which("cc") or shutil.which("gcc")
 LIMIT_S = 200
-PAN = ["-O1", "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=4000"]  # looks for no cycles; states are stored short
+# No search for cycles; states are stored compressed.
+PAN = ["-O1", "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=4000"]
 DEPTH = 100_000
 
 # Within bounds that take seconds.

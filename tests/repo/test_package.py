@@ -75,7 +75,7 @@ def defined_names(body):
 
 
 def own_names(module):
-    """Public functions and classes that the extension defines itself: what it imports is not its face."""
+    """Return the public functions and classes that the extension itself defines, without imported ones."""
     for name, value in vars(module).items():
         if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__:
             yield name

@@ -102,7 +102,7 @@ def test_the_tests_that_workflows_name_exist():
 
 
 def test_what_runs_at_night_are_soak_tests():
-    """pytest fails where it has nothing to run."""
+    """pytest fails if it has nothing to run."""
     nightly = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
     parts = nightly["jobs"]["soak"]["strategy"]["matrix"]["tests"]
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.soak" in path.read_text()]
@@ -152,7 +152,7 @@ def test_settings_of_tools_can_be_read(name):
 
 
 def test_a_lint_tool_has_one_version():
-    """The same one in a hook and where `pip install '.[dev,test]'` brings it."""
+    """The hook and `pip install '.[dev,test]'` use the same version."""
     packaging = pytest.importorskip("packaging.requirements")
     extras = PYPROJECT["project"]["optional-dependencies"]
     wanted = {found.name: found for found in map(packaging.Requirement, extras["dev"] + extras["test"])}
@@ -163,7 +163,7 @@ def test_a_lint_tool_has_one_version():
         name, _, version = tool.partition("==")
         assert version, f"{tool} is not one version"
         assert name not in wanted or str(wanted[name].specifier) == f"=={version}", tool
-        for pin in others:  # what it checks types against
+        for pin in others:  # the packages for type checks
             name, _, version = pin.partition("==")
             assert version, f"{pin} is not one version"
             assert name == "numpy" or wanted[name].specifier.contains(version), pin

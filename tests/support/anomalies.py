@@ -30,7 +30,7 @@ from ranks import Ranks
 
 import shmring
 
-TIMEOUT_S = 20.0  # of the communicators; an error that came only after it fails the trial
+TIMEOUT_S = 20.0  # of the communicators; an error that came only after this time fails the trial
 MOST_REPEATS = 3
 ENVIRON = {"SHMRING_CHUNK": 16384}  # so that little memory is allocated for each communicator
 LEFT_S = 1.0  # for threads to end
@@ -59,9 +59,9 @@ class Seen:
     places: list = field(default_factory=list)  # of its injections
     raised: list = field(default_factory=list)  # (step, type, text) of each error that was not final
     ended: tuple | None = None  # (step, type, text) of the final error
-    trouble: str | None = None  # a wrong result, or an error that must not come
-    shrunk: int | None = None  # size of what shrink() gave
-    left: str = ""  # what remains of the trial
+    trouble: str | None = None  # a wrong result, or an error that is not allowed
+    shrunk: int | None = None  # the size of the communicator from shrink()
+    left: str = ""  # the remains of the trial
     cpu: tuple = (0.0, 0.0)  # seconds of CPU and of the clock between the last trial and this one
 
     def end(self, step, error):
@@ -82,7 +82,7 @@ def trial(base, name, faulty, injection, repeats):
         _prepared.clear()
         _prepared.update(base=base, comm=base.dup())
         gc.collect()
-        gc.freeze()  # later collections look at what a trial made only
+        gc.freeze()  # later collections look only at objects of a trial
     before = found_here()
     comm = _prepared.pop("comm")
     is_faulty = base.rank == faulty and injection is not None
@@ -116,7 +116,8 @@ class _Trial:
         self._seen, self._base, self._comm, self._case = seen, base, comm, case
 
     def run(self, place, run, repeats):
-        """Make the call with its injection, and what follows; return the communicator of the next trial."""
+        """Make the call with its injection, and the calls after it; return the communicator of the next
+        trial."""
         steps = self._case(place)
         try:
             if not self._case.is_first:
@@ -219,13 +220,13 @@ def _text(error):
 
 
 def forget():
-    """Free what exceptions refer to: frames, and with them arrays and communicators."""
+    """Free the objects that exceptions refer to: frames, and with them arrays and communicators."""
     sys.last_value = None
     gc.collect()
 
 
 def go_on(comm, number):
-    """Further calls whose results are checked: a sum, a message, a sum in shared arrays."""
+    """Make further calls with checked results: a sum, a message, a sum in shared arrays."""
     x = np.array([comm.rank + number], "i8")
     comm.all_reduce(x)
     wanted = sum(rank + number for rank in range(comm.size))
@@ -381,7 +382,7 @@ class Campaign:
             self._ranks = Ranks(self.world.size, nodes=self.world.nodes).__enter__()
             self._has_failed = True
             self._ranks.meet(timeout_s=self._timeout_s, **ENVIRON)
-            for known in ("all_reduce_async", "transfer_wait", name, name):  # what is done once in a process
+            for known in ("all_reduce_async", "transfer_wait", name, name):  # for one-time work in a process
                 self._ranks.outcomes(trial, known, self.world.faulty, None, True)
             self._has_failed = False
         elif self._has_failed:
@@ -403,7 +404,7 @@ def is_lost_by_python(seen):
 
 
 def judge(seen, world, kind, is_last):
-    """The verdict on what the ranks saw of one trial."""
+    """Return the verdict on the outcomes of one trial."""
     if isinstance(seen, str):
         return Verdict(FAILED, [], why=seen)
     faulty = seen[world.faulty]
@@ -458,7 +459,8 @@ def inject_all(campaign, name, kind, *, numbers=None, until=None):
 
 
 def inject_twice(campaign, name, kind, n, *, until=None):
-    """Verdicts by (n, m) of a second injection at m = 1, 2, 3 … of what handles the first one at n."""
+    """Return verdicts by (n, m), with a second injection at m = 1, 2, 3 … in the handling of the first one at
+    n."""
     found = {}
     for m in itertools.count(1):
         verdict = campaign.verdict(name, (kind, n, m))
@@ -521,7 +523,7 @@ def main():
 
 
 def _series(campaign, name, kind, asked):
-    """Run the trials of one kind in one case; return and print what came of them."""
+    """Run the trials of one kind in one case; return and print the counts."""
     begin_s = time.monotonic()
     until = begin_s + asked.seconds if asked.seconds else None
     numbers = itertools.chain(range(1, asked.whole), itertools.count(asked.whole, asked.stride))

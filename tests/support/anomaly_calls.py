@@ -29,7 +29,7 @@ LATE_S = 0.012
 
 
 def warm_up(comm):
-    """Let a communicator allocate what it does not have at first."""
+    """Let a communicator allocate everything that its first calls allocate."""
     comm.all_reduce(np.zeros(LARGE, "f4"))
     for step in range(1, comm.size):
         to, source = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
@@ -53,8 +53,8 @@ def case(function=None, *, one_host=False, is_last=False, is_first=False, ends_i
     """Enter a case by its name.
 
     one_host: it is for ranks of one host only; is_last: it leaves no communicator; is_first: the communicator
-    has nothing yet that its first calls allocate; ends_in_python: an exception can come after the end of the
-    call in a function of shmring that only returns, which is as if it came in the caller's next line.
+    has no allocations of first calls; ends_in_python: an exception can come after the end of the call in a
+    function of shmring that only returns, which is equivalent to the caller's next line.
     """
     if function is None:
         return functools.partial(
@@ -327,7 +327,7 @@ def all_to_all_v(place):
 
 
 class Blob:
-    """Bytes that travel beside the pickle. No array: NumPy's dtypes do not pickle right where memory ends."""
+    """Bytes beside the pickle. No array: NumPy's dtypes do not pickle correctly when memory runs out."""
 
     def __init__(self, data):
         self.data = data
@@ -784,7 +784,7 @@ def pipeline_run(place):
     same(pipeline.batches, 1)
 
 
-# ---- what a rank does alone --------------------------------------------------------------------------------
+# ---- calls of one rank alone -------------------------------------------------------------------------------
 
 
 @case
@@ -838,7 +838,7 @@ def shrink(place):
     """All ranks go on, or all but the faulty one."""
     comm = place.comm
     with contextlib.suppress(shmring.Error):
-        comm.barrier()  # so that all have come here
+        comm.barrier()  # so that all ranks have reached this point
         if comm.rank == 0:
             comm.abort("for shrink")
         while True:

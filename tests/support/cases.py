@@ -11,13 +11,14 @@ from shmring._config import thresholds
 from shmring._core import segment_format
 from tests.unit.test_kernels import DTYPES, SMALL_FLOATS, assert_same, expected, numbers
 
-__all__ = ["DTYPES", "assert_same", "expected", "numbers"]  # and what follows
+__all__ = ["DTYPES", "assert_same", "expected", "numbers"]  # and the names below
 
 MEMORIES = ("private", "unaligned", "shared", "slice", "mixed")
 GUARD = 0xA5
 AROUND_NBYTES = 24  # on either side of a slice: no multiple of a cache line
 SMALL_NBYTES = thresholds.built_in(2)["small_nbytes"]
-ZERO_COPY_NBYTES = thresholds.OVERSUBSCRIBED_ZERO_COPY_NBYTES  # for certain; sooner where each has a CPU
+# For certain; from smaller sizes if each rank has a CPU.
+ZERO_COPY_NBYTES = thresholds.OVERSUBSCRIBED_ZERO_COPY_NBYTES
 
 
 # ---- arrays -----------------------------------------------------------------------------------------------
@@ -34,7 +35,7 @@ def inputs(row, size):
 
 
 def count_of(row):
-    """Elements of a case whose size is a number of elements, or (bytes, elements more or less)."""
+    """Return the elements of a case whose size is a number of elements, or (bytes, elements more or less)."""
     if isinstance(row["size"], int):
         return row["size"]
     nbytes, more = row["size"]
@@ -44,7 +45,7 @@ def count_of(row):
 class Placed:
     """A copy of `values` in memory of a kind; collective for the kinds that are not private to a rank.
 
-    room_nbytes: the most that any rank's values have, where they differ in length.
+    room_nbytes: the most bytes of any rank's values, if they differ in length.
     """
 
     def __init__(self, comm, values, memory, room_nbytes=0):
@@ -72,9 +73,9 @@ def same_bytes(a, b):
 
 
 def all_reduced(name, op, arrays, algorithm="auto", nodes=None):
-    """The fold of the ranks' arrays in the order, and with the roundings, of an algorithm.
+    """Return the fold of the ranks' arrays in the order, and with the roundings, of an algorithm.
 
-    nodes: by rank, where there are several hosts, whose order is their own.
+    nodes: by rank, if there are several hosts, which have an order of their own.
     """
     if nodes is not None and len(set(nodes)) > 1:
         return _by_hosts(name, op, arrays, nodes)
@@ -96,7 +97,7 @@ def _by_hosts(name, op, arrays, nodes):
 
 
 def _ring(name, op, arrays):
-    """Slice j begins at rank j - 1 and goes down to rank j; each hop rounds."""
+    """Fold slice j from rank j - 1 down to rank j; each hop rounds."""
     n = len(arrays)
     out = np.empty_like(arrays[0])
     for j, (begin, end) in enumerate(segment_format.slice_bounds(len(out), n)):
@@ -109,7 +110,7 @@ def _ring(name, op, arrays):
 
 
 def _two_rings(name, op, arrays):
-    """Half of it goes around the ring, the other half the other way: as in the ring of a mirror."""
+    """Fold one half around the ring, the other half in the other direction."""
     one, other = _halves(arrays)
     mirrored = [other[-rank] for rank in range(len(other))]
     return np.concatenate([_ring(name, op, one), _ring(name, op, mirrored)])
@@ -144,7 +145,7 @@ def _two_trees(name, op, arrays):
 
 
 def _subtree(name, op, arrays, children, rank=None):
-    """As in _tree, from the root on, which is nobody's child."""
+    """Fold as _tree does, from the root on, which has no parent."""
     is_root = rank is None
     if is_root:
         (rank,) = set(range(len(arrays))) - set(itertools.chain(*children))
@@ -241,7 +242,7 @@ def pairwise(factors, allowed=lambda row: True, *, seed=1, tries=3):
 
 
 def what_is_said(comm, attempts):
-    """By name, what each attempt is refused with; all ranks refuse the same, which harms nobody."""
+    """Return the error of each attempt, by name; all ranks refuse the same, without any other effect."""
     said = {}
     for name, attempt in attempts.items():
         try:

@@ -15,7 +15,7 @@ PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KEY = "0123456789abcdef0123456789abcdef"
 WATCHDOG_S = 100
-LAUNCHERS = ("SHMRING_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")  # of whoever runs the tests
+LAUNCHERS = ("SHMRING_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")  # of the launcher of the tests themselves
 
 
 def needs(*packages):
@@ -54,7 +54,7 @@ def write_script(folder, code):
 
 
 def assert_well(process):
-    """A script that says this word has come to its end: engines may have words of their own after it."""
+    """Check that the script has printed this word at its end: engines may print more after it."""
     text = output_of(process)
     assert "well" in text.splitlines(), text
 

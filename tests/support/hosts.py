@@ -21,13 +21,13 @@ from types import TracebackType
 from typing import Any
 
 # Everything is in namespaces of our own, the switch too: so addresses and names of interfaces need not differ
-# from those of another run at the same time, and a namespace that goes takes its links with it.
+# from those of another run at the same time; the links of a namespace end with it.
 PREFIX = "shmring-host"
 NAMESPACES = Path("/run/netns")
 INTERFACE = "eth0"
 CLONE_NEWNET = 0x40000000
 GBIT_S = 10**9
-# tbf takes apart what is larger than its bucket, and TCP hands over up to 64 KiB and headers in one piece.
+# tbf splits packets that are larger than its bucket, and TCP passes on up to 64 KiB and headers in one piece.
 BURST_NBYTES = 256 << 10
 QUEUE_MS = 50
 KILL_TIMEOUT_S = 5.0
@@ -37,7 +37,7 @@ _serials = itertools.count()
 
 
 class NoHosts(Exception):
-    """No hosts can be made here; the message says what is missing."""
+    """No hosts can be made here; the message names the cause."""
 
 
 def _ip(*arguments: object, program: str = "ip") -> str:
@@ -62,7 +62,7 @@ def our_namespaces() -> list[str]:
 
 
 def sweep() -> list[str]:
-    """Removes what killed runs have left, and returns its names; those that still run keep theirs."""
+    """Remove the leftovers of killed runs, and return their names; running ones keep theirs."""
     left = []
     for name in our_namespaces():
         found = re.fullmatch(rf"{PREFIX}-(\d+)-(\d+)-\d+-\w+", name)
@@ -86,7 +86,8 @@ def _send(pids: Sequence[int], sig: int) -> None:
 
 
 def _kill_all_in(namespace: str, sig: int) -> None:
-    """Until nobody is there, who was forked meanwhile included; if the signal can be caught, once."""
+    """Kill until no process is left, including those forked in the meantime; once if the signal can be
+    caught."""
     until = time.monotonic() + KILL_TIMEOUT_S
     while pids := _processes_in(namespace):
         if sig == signal.SIGKILL:  # as with a machine's end, none of them sees another one die
@@ -165,7 +166,7 @@ class Host:
                 _ip(*where, "del", "dev", interface, "root", program="tc")
 
     def down(self) -> None:
-        """Pulls the cable out at the switch: what is sent is lost, and no connection hears of it."""
+        """Pull the cable out at the switch: sent packets are lost, and no connection is notified."""
         _ip("-n", self._switch, "link", "set", self._port, "down")
 
     def up(self) -> None:
@@ -181,7 +182,8 @@ class Host:
         return subprocess.run(self.command(*command), **{"check": True, **how})
 
     def start(self, *command: object, **how: Any) -> subprocess.Popen[Any]:
-        """subprocess.Popen of it, once it is here: who ends everything here would not find it before."""
+        """Run subprocess.Popen, and return once the process is here: before that, kill() would not find
+        it."""
         started = subprocess.Popen(self.command(*command), **how)
         while started.poll() is None and not self._has(started.pid):
             time.sleep(0.001)
@@ -208,13 +210,13 @@ class Host:
         return _processes_in(self.namespace)
 
     def kill(self, sig: int = signal.SIGKILL) -> None:
-        """Every process here. Their kernel lives on and closes their connections: after down() nobody hears
-        of it, as when the power fails."""
+        """Kill every process here. Their kernel goes on and closes their connections: after down() no peer is
+        notified, as in a power failure."""
         _kill_all_in(self.namespace, sig)
 
 
 class Hosts(Sequence[Host]):
-    """A context manager; whatever happens, the hosts and all processes on them are gone afterwards."""
+    """A context manager; the hosts and all processes on them are always gone afterwards."""
 
     def __init__(self, count: int, rate_bit_s: int | None = None) -> None:
         self.rate_bit_s = rate_bit_s

@@ -73,11 +73,11 @@ def place_of(frame):
     return f"{short}:{frame.f_lineno} {frame.f_code.co_qualname}"
 
 
-# ---- where the interpreter looks for signals ---------------------------------------------------------------
+# ---- where the interpreter checks for signals --------------------------------------------------------------
 
 
 class Points(Injection):
-    """Raise where the interpreter looks for signals: after a call, at a function's entry, at a jump back.
+    """Raise where the interpreter checks for signals: after a call, at a function's entry, at a jump back.
 
     All Python code that the call runs counts, except the tests'. CPython ends tracing when a trace function
     raises. It releases the frame's trace object after that, so the destructor of that object starts the
@@ -117,7 +117,7 @@ class Points(Injection):
         calls_python, local.last, local.calls_python = local.calls_python, now, False
         if last < 0 or code[last] not in self._CHECKING:
             return False
-        if calls_python and code[last] == self._CALL:  # a function in Python: no look when it returns
+        if calls_python and code[last] == self._CALL:  # a function in Python: no check when it returns
             return False
         if code[last] == self._PRECALL and code[now] == self._CALL:
             return False
@@ -171,7 +171,7 @@ class _Local:
 
 
 class Signals(Injection):
-    """Raise in the handler of a real signal: one is pending at the beginning, then comes one every 0.5 ms."""
+    """Raise in the handler of a real signal: one is pending at the start, then one comes every 0.5 ms."""
 
     def run(self, call):
         self._errors = iter((Interrupt, Terminate))
@@ -233,7 +233,7 @@ _OS_CALLS = (
     "eventfd", "eventfd_write", "unlink", "sched_getaffinity", "pipe", "pipe2", "dup", "stat", "listdir",
     "scandir", "urandom",
 )  # fmt: skip
-# Receiving fails where the other side has ended, which other tests bring about.
+# Receiving fails if the other side has ended, which other tests cover.
 _SOCKET_CALLS = (
     "bind", "connect", "listen", "_accept", "send", "sendall", "sendmsg", "setsockopt",
 )  # fmt: skip
@@ -300,7 +300,7 @@ class _Patches:
         injection = self._injection
 
         def call(*arguments, **keywords):
-            if name == "close":  # Linux closes the descriptor also where close() fails
+            if name == "close":  # Linux closes the descriptor even if close() fails
                 result = function(*arguments, **keywords)
                 injection.pass_or_raise(name)
                 return result

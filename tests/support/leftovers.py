@@ -28,7 +28,7 @@ def parents():
 
 
 def descendants():
-    """Living processes that come from this one."""
+    """Return the living processes that descend from this one."""
     table, found = parents(), {os.getpid()}
     while True:
         more = {pid for pid, (parent, state) in table.items() if parent in found and state != "Z"} - found
@@ -66,7 +66,7 @@ def thread_names():
 
 
 def our_descriptors():
-    """Segments and sockets: what shmring could leak."""
+    """Return the segments and sockets, which shmring could leak."""
     found = {}
     for path in Path("/proc/self/fd").iterdir():
         try:

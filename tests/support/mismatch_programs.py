@@ -41,7 +41,7 @@ class Call(NamedTuple):
     way: str
 
     def differs_in(self):
-        """The fields of which another value is another call."""
+        """Return the fields of which another value makes another call."""
         if self.kind == "barrier":
             return ["kind"]
         found = ["kind", "dtype"]
@@ -170,7 +170,8 @@ def run_odd_program(comm, seed):
 def _what_is_wrong(program, error, made):
     if type(error) is not shmring.Mismatch:
         return "no Mismatch"
-    if made < len(program.before) - 1:  # others may have gone on and met while this rank is in the last one
+    # Others may have gone on and connected while this rank is in the last one.
+    if made < len(program.before) - 1:
         return f"in call {made + 1}"
     named = set()
     for ranks, call in _TOLD.findall(str(error)):

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "shmring"
-# Each has functions without the GIL that read or write shared memory, beside classes that hold it.
+# Each has functions without the GIL that read or write shared memory, besides classes.
 MIXED = ("_p2p/ring_ends", "_engine/blame")
 # From the word that defines a function to the colon that ends its head.
 _FUNCTION = re.compile(

@@ -90,7 +90,7 @@ def in_ranks(page):
 
 
 def run_in_rank(comm, page):
-    """One after another, each seeing what those before it have made."""
+    """Run the blocks one after another, each with the names of those before it."""
     names = {"comm": comm, "np": np, "shmring": shmring}
     for block in in_ranks(page):
         exec(block.hidden, names)

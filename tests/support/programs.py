@@ -26,7 +26,7 @@ MEMORIES = ("private", "private", "unaligned", "shared", "slice", "mixed")
 
 
 class Call(NamedTuple):
-    """One collective on one group: what `row` says, as in test_collectives."""
+    """One collective on one group: `row` describes it, as in test_collectives."""
 
     group: int
     row: dict
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 class VectorCall(NamedTuple):
-    """A call whose pieces differ in length: what `row` says, as in test_vector."""
+    """A call whose pieces differ in length: `row` describes it, as in test_vector."""
 
     group: int
     row: dict
@@ -74,7 +74,7 @@ class Close(NamedTuple):
 def program_of(seed, size, length=14):
     """The steps of a program for `size` ranks."""
     chance = random.Random(seed)
-    groups = {0: tuple(range(size))}  # world ranks of each, by number; closed ones are gone
+    groups = {0: tuple(range(size))}  # world ranks of each, by number, without closed groups
     last, steps = 0, []
     for _ in range(length):
         kinds = ("call", "uneven", "many", "form", "burst", "wait", "close")
@@ -159,9 +159,9 @@ def _many(chance, number):
 
 
 def run_program(comm, seed, nodes=None):
-    """One rank's part in a program: its number of steps. Raises where a result is not what NumPy says.
+    """Run one rank's part of a program; return its number of steps. Raise if a result differs from NumPy's.
 
-    nodes: by rank, where there are several hosts.
+    nodes: by rank, if there are several hosts.
     """
     steps = program_of(seed, comm.size)
     try:
@@ -179,7 +179,7 @@ class _Rank:
         self._groups = {0: (comm, tuple(range(comm.size)))}  # (None, ranks): this rank is not in it
         self._last = 0
         self._chance = random.Random(f"{seed} of rank {comm.rank}")
-        self._pending = []  # (group, work, what checks its result)
+        self._pending = []  # (group, work, check of its result)
 
     def run(self, steps):
         for step in steps:
@@ -240,7 +240,8 @@ class _Rank:
             fused_and_separate(group, *step.arguments)
 
     def _burst(self, calls):
-        """Everything collective comes first; then each rank mixes the groups' calls as it likes."""
+        """Make the collective calls on the world first; then each rank mixes the groups' calls in its own
+        order."""
         waiting = {}
         for step in calls:
             group, _ = self._groups[step.group]
@@ -262,9 +263,9 @@ class _Rank:
 
 
 class Prepared:
-    """A call with its arrays in place; making it, and looking at what came of it.
+    """A call with its arrays in place: makes it, and checks its result.
 
-    nodes: by rank of the group, where there are several hosts.
+    nodes: by rank of the group, if there are several hosts.
     """
 
     def __init__(self, group, row, nodes=None):

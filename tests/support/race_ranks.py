@@ -54,7 +54,7 @@ def unmap_last(mapping):
 
 
 def in_threads(size, work, environ):
-    """work(comm) in every rank of a new world; the exceptions that came of it."""
+    """Run work(comm) in every rank of a new world; return the exceptions."""
     for name in [name for name in os.environ if name.startswith("SHMRING_")]:
         del os.environ[name]
     os.environ.update(environ)
@@ -75,7 +75,7 @@ def in_threads(size, work, environ):
     return failures
 
 
-# --- what they do ---
+# --- the calls ---
 
 COUNTS = (1, 12, 50, 700, 3001)  # in a call line, in a slot, in some chunks, in many
 

@@ -19,7 +19,8 @@ import traceback
 
 import shmring
 
-CALL_TIMEOUT_S = 20  # of the communicator: its own error comes first, and says more than
+# Of the communicator: its own error comes before that of the test, and has more details.
+CALL_TIMEOUT_S = 20
 ANSWER_S = 40  # how long the ranks may take in all before they are shown and killed
 PR_SET_PDEATHSIG = 1
 FIRST_PORT, PORTS = 29555, 1000  # of worlds over hosts: each has its own, for a while
@@ -27,7 +28,8 @@ FORK = multiprocessing.get_context("fork")
 
 
 def turns(comm, path_to_tell):
-    """0, 1, 2 … without end, for calls that a test breaks off; rank 0 tells when they run, see when_there."""
+    """Yield 0, 1, 2 … without end, for calls that a test interrupts; rank 0 makes a file when they run, see
+    when_there."""
     for turn in itertools.count():
         if turn == 20 and comm.rank == 0:
             with open(path_to_tell, "w"):
@@ -43,13 +45,13 @@ def when_there(path):
 
 
 def until_there(path):
-    """Holds a rank until a test has made the file: until it has seen what there is to see meanwhile."""
+    """Hold a rank until a test has made the file."""
     while not os.path.exists(path):
         time.sleep(0.005)
 
 
 def until_stopped(pid):
-    """Waits until a process has stopped, which it was or will be told to."""
+    """Wait until a process has stopped, as it was or will be ordered to."""
     while True:
         with open(f"/proc/{pid}/stat") as stat:
             if stat.read().rpartition(")")[2].split()[0] == "T":
@@ -58,13 +60,14 @@ def until_stopped(pid):
 
 
 def interrupted(call, after_s):
-    """Calls it; Ctrl-C comes meanwhile."""
+    """Call it, with Ctrl-C after some time."""
     threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
     return call()
 
 
 def free_port():
-    """A port on which nobody listens, below those that the kernel gives to outgoing connections."""
+    """Return a port on which no process listens, below those that the kernel gives to outgoing
+    connections."""
     while True:
         port = random.randrange(20000, 30000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -83,10 +86,10 @@ class Died:
 
 
 class Ranks:
-    """A world of `size` ranks that do what they are told; `environ` goes to their environment.
+    """A world of `size` ranks that do what the test orders; `environ` goes to their environment.
 
-    on: by rank, the host of hosts.py that it is on; worlds then have an address, on rank 0's host.
-    nodes: by rank, what sets it apart from those with another one, as if they were on two hosts.
+    on: by rank, its host of hosts.py; worlds then have an address, on rank 0's host. nodes: by rank, its
+    number of a pretended host.
     """
 
     def __init__(self, size, *, threads=False, on=None, nodes=None):
@@ -157,7 +160,7 @@ class Ranks:
         return dataclasses.replace(world, address=address or f"{self.hosts[0].address}:{port}")
 
     def are_idle(self):
-        """All live, and nobody owes an answer."""
+        """Return whether all ranks live and none has an answer outstanding."""
         return not self._owing and (self._threads or all(rank.is_alive() for rank in self._ranks))
 
     def pid(self, rank):
@@ -177,7 +180,7 @@ class Ranks:
                 pipe.send(order_of(rank))
 
     def answers(self, among=None):
-        """By rank: what each returned, the exception that it raised, or Died."""
+        """Return by rank: its result, the exception that it raised, or Died."""
         until = time.monotonic() + self._answer_s
         return [self._answer(rank, until) for rank in (range(self.size) if among is None else among)]
 
@@ -214,7 +217,8 @@ class Ranks:
     def _show_and_kill(self):
         if self._threads:
             return
-        for sig in (signal.SIGABRT, signal.SIGKILL):  # the first shows where they are, through faulthandler
+        # The first makes the ranks print their position, through faulthandler.
+        for sig in (signal.SIGABRT, signal.SIGKILL):
             for rank in self._ranks:
                 if rank.is_alive():
                     os.kill(rank.pid, sig)
@@ -222,7 +226,7 @@ class Ranks:
 
 
 def _serve(rank, pipe, in_thread, host):
-    """The life of one rank: does what comes through the pipe until None comes."""
+    """Run one rank: carry out the orders from the pipe until None comes."""
     if host is not None:
         host.enter()
     if not in_thread:

@@ -37,7 +37,7 @@ def in_threads(*functions):
 
 
 def then_tell(event, function):
-    """Calls it, and whatever comes of that, tells those that are `once(event, …)`."""
+    """Call it, then notify those that are `once(event, …)`, whatever the outcome."""
 
     def call():
         try:
@@ -113,7 +113,7 @@ def world_at(nprocs, host="127.0.0.1"):
 
 
 def coming(meeting, rank, *, node=None, timeout_s=20.0, after_s=0.0):
-    """A rank that joins a world; nodes are told apart by their names."""
+    """Return a rank that joins a world; the names of hosts distinguish them."""
     return lambda: time.sleep(after_s) or join(meeting, rank, timeout_s=timeout_s, node=node)
 
 
@@ -136,7 +136,7 @@ def dial(meeting):
 
 
 def answer(sock, most_nbytes=4096):
-    """The next frame on a socket; empty where the other side hung up."""
+    """Return the next frame on a socket; empty if the other side closed the connection."""
     return sock.await_frame(most_nbytes, soon(), 0.05, nothing)
 
 

@@ -11,7 +11,7 @@ from engines import environment
 LIMIT_S = 60
 MIB, GIB = 1 << 20, 1 << 30
 
-# ---- the schema of what --json prints ---------------------------------------------------------------------
+# ---- the schema of --json ---------------------------------------------------------------------------------
 
 COUNT = {"type": "integer", "minimum": 0}
 CPUS = {"type": "array", "items": COUNT, "minItems": 1}

@@ -11,7 +11,7 @@ import textwrap
 
 LIMIT_S = 50
 QUIET = {"OMP_NUM_THREADS": "1"}
-os.environ.pop("PYTHONUNBUFFERED", None)  # a developer may have it; shmrun sets it where it is not set
+os.environ.pop("PYTHONUNBUFFERED", None)  # a developer may have it; shmrun sets it if it is unset
 HEAD = """
 import os, signal, sys, time
 rank = int(os.environ["SHMRING_RANK"])
@@ -40,7 +40,7 @@ def run_code(tmp_path, code, *options, nprocs=2, arguments=(), **environment):
 
 
 def hear_hangups():
-    """In a child: SIGHUP has its effect, also where it is ignored here (nohup)."""
+    """Restore in a child the effect of SIGHUP, if it is ignored here (nohup)."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -61,7 +61,7 @@ def started(tmp_path, code, *options, nprocs=2):
 
 
 def on_a_terminal(arguments, **environment):
-    """The status and what shmrun shows where stdout and stderr are a terminal."""
+    """Return the status and the output of shmrun with a terminal as stdout and stderr."""
     shown = b""
     pid, terminal = pty.fork()
     if pid == 0:

@@ -15,16 +15,16 @@ from torch.utils import _pytree as pytree
 from shmring.adapters.torch import register_backend
 
 LIMIT_S = 20
-NEWS_S = 1.0  # how soon the survivors hear of a death
+NEWS_S = 1.0  # time in which the survivors learn of a death
 
 
 def of_backend(ranks, backend, function, *args):
-    """By rank: what function(rank, *args) returned in a process group, tensors as arrays."""
+    """Return by rank the result of function(rank, *args) in a process group, with tensors as arrays."""
     return ranks(_in_group, backend, function, args)
 
 
 def of_both(ranks, function, *args, rtol=1e-6):
-    """By rank: what it returned on shmring, once gloo has come to the same."""
+    """Return by rank the result on shmring, after comparing it with gloo's."""
     ours = of_backend(ranks, "shmring", function, *args)
     assert_same(ours, of_backend(ranks, "gloo", function, *args), rtol)
     return ours
@@ -49,7 +49,7 @@ def _in_group(comm, backend, function, args):
 @contextlib.contextmanager
 def group_of(comm, backend="shmring", *, seconds=LIMIT_S):
     """The ranks' default process group."""
-    register_backend()  # where shmring is not installed but only on the path
+    register_backend()  # if shmring is only on the path, not installed
     torch.set_num_threads(1)
     torch.manual_seed(0)
     limit = datetime.timedelta(seconds=seconds)
@@ -70,14 +70,15 @@ def as_array(tensor):
 
 
 def die(path):
-    """Ends this process as the kernel does that is out of memory; the file says when."""
+    """End this process as the kernel does when memory runs out; the file has the time."""
     time.sleep(0.2)  # the others wait for this rank
     path.write_text(str(time.monotonic()))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def news_of_death(ranks, path, function, *args):
-    """By surviving rank: what function(rank, path, *args) raised when the last rank had called die(path)."""
+    """Return by surviving rank the error of function(rank, path, *args) after the last rank has called
+    die(path)."""
     *survivors, dead = ranks.outcomes(_failure_in_group, function, (path, *args))
     assert isinstance(dead, Died), dead
     assert dead.exitcode == -signal.SIGKILL

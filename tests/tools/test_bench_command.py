@@ -62,7 +62,7 @@ SCHEMA = record(
 
 @pytest.fixture
 def bench(capfd):
-    """bench("scan", "--sizes", "8") → what it writes as JSON, from ranks of this process."""
+    """bench("scan", "--sizes", "8") → its JSON output, from ranks of this process."""
 
     def run(*arguments, status=0):
         assert command.main(["bench", *arguments, "--json"]) == status
@@ -158,7 +158,7 @@ def test_three_ranks_whose_parts_are_not_even(world_of):
 
 
 def folds(comm, dtypes, count):
-    """By dtype and op what the check finds in results of shmring, which the suite knows to be right."""
+    """Return by dtype and op the number of errors that the check finds in right results."""
     return {
         (dtype, op, way): Turn(comm, Job("all_reduce", (), dtype, op, algorithm=way), count).wrong()
         for dtype in dtypes
@@ -207,7 +207,7 @@ def test_the_copy_limit_is_measured_when_the_arrays_have_gone(monkeypatch, writt
     assert arrays
 
 
-# ---- what is wrong is counted ----------------------------------------------------------------------------
+# ---- wrong results are counted ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", [call for call in FORMS if call not in ("barrier", "exscan", "ping_pong")])
@@ -296,7 +296,7 @@ def test_figures_have_three_digits_that_count():
 
 
 def on_a_terminal(*arguments):
-    """(status, all that came) of a child whose terminal is ours."""
+    """Return (status, all output) of a child whose terminal is ours."""
     pid, terminal = pty.fork()
     if pid == 0:
         termios.tcsetwinsize(0, (40, 120))
@@ -305,7 +305,7 @@ def on_a_terminal(*arguments):
     while True:
         try:
             part = os.read(terminal, 65536)
-        except OSError:  # Linux says so at the end
+        except OSError:  # Linux reports the end this way
             break
         if not part:
             break
@@ -380,7 +380,7 @@ def test_the_picture_is_a_picture(tmp_path):
     assert width > 2 * height > 600
 
 
-# ---- other runs beside it ---------------------------------------------------------------------------------
+# ---- comparison with other runs ---------------------------------------------------------------------------
 
 
 def written_by_peers(path, **how):

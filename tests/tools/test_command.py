@@ -143,7 +143,7 @@ def call_for_ever(comm, path):
 
 
 def survive(comm, path, seen_path):
-    """The communicator stays open after its end, for others to look at."""
+    """Keep the communicator open after its end, for inspection by others."""
     try:
         call_for_ever(comm, path)
     except Exception as error:

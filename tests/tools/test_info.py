@@ -277,7 +277,7 @@ def on_a_terminal(code, columns, **variables):
         while time.monotonic() < until:
             if select.select([terminal], [], [], 1)[0]:
                 text += os.read(terminal, 1 << 16)
-    except OSError:  # Linux: nobody has the other end open any more
+    except OSError:  # Linux: no process has the other end open any more
         pass
     os.close(terminal)
     return text.decode().replace("\r\n", "\n"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -59,7 +59,7 @@ SCHEMA = record(
 
 @pytest.fixture
 def predicted(capfd):
-    """predicted("--measure") → what it writes as JSON."""
+    """predicted("--measure") → its JSON output."""
 
     def run(*arguments):
         assert command.main(["predict", *arguments, "--json"]) == 0

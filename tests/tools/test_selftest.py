@@ -68,7 +68,7 @@ def test_passes_here_as_a_command():
             assert found[f"{segment}, {ranks}: reductions"]["results"] > 400
 
 
-# With one rank and two only; argument: what is broken of it.
+# With one rank and two only; the argument breaks one part.
 BROKEN = """
     import os, sys
     import numpy as np
@@ -113,7 +113,7 @@ def test_says_what_is_wrong(what, told):
 
 
 def with_dev_shm(mount, **more):
-    """The self-test, with one rank for each segment, where that has been done to /dev/shm."""
+    """Run the self-test, with one rank for each kind of segment, after this change to /dev/shm."""
     around = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$0" "$@"']
     if not shutil.which("unshare") or subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("needs the right to mount another /dev/shm")

@@ -61,7 +61,7 @@ def reduce_until(comm, path, stop):
     x = np.zeros(COUNT, "f4")
     for _ in turns(comm, path):
         comm.all_reduce(x)
-        if stop.exists():  # seen by one rank at a time: so that all come to the same end
+        if stop.exists():  # one rank reads it for all, so that all come to the same end
             comm.abort("enough")
 
 
@@ -111,7 +111,7 @@ def test_it_says_for_whom_all_wait(world_of, capsys, tmp_path):
     [
         ({0: 1, 1: 2}, {}, 2, [0, 1]),  # in the end
         ({0: 3, 1: 3, 2: 4}, {}, 3, [0, 1]),  # the one for which most do
-        ({0: 1, 1: 0}, {}, None, None),  # as it may seem to who looks at one after the other
+        ({0: 1, 1: 0}, {}, None, None),  # possible for a reader that reads one rank after the other
         ({0: 1, 1: 2, 2: 1, 3: 1}, {1: "stopped"}, 1, [0, 2, 3]),  # it was stopped in a wait that is over
     ],
 )

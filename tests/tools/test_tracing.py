@@ -52,7 +52,7 @@ def read(path):
 
 
 def tracks(events):
-    """By the name of its track, what a rank did."""
+    """Return what a rank did, by the name of its track."""
     ranks = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     names = {
         (e["pid"], e["tid"]): f"{ranks[e['pid']]}: {e['args']['name']}".removesuffix(": calls")
@@ -85,7 +85,7 @@ def named(kind, words=""):
 
 
 def let_rank_0_wait(comm, seconds):
-    """In its barrier, from when it has begun it, where that can be seen."""
+    """Wait until rank 0 is in its barrier, if that can be seen."""
     while comm.rank != 0 and comm.num_nodes == 1 and own_flight().last_of(0)["kind"] != "barrier":
         time.sleep(0.002)
     time.sleep(seconds)
@@ -189,7 +189,8 @@ def pass_on(comm, path):
         x = np.full(1000, comm.rank, "f8")
         if comm.rank == 0:
             comm.send(x, 1, 7)
-            time.sleep(0.5)  # so that the transfer is waited for: what has come before is no slice
+            # So that the transfer is waited for: a message that has already come makes no slice.
+            time.sleep(0.5)
             comm.sendrecv(x, 1, np.empty_like(x))
         else:
             time.sleep(0.05)
@@ -306,7 +307,7 @@ def raise_inside(comm, folder):
     if comm.rank == 0:
         folder.mkdir()
     comm.barrier()
-    trace.stop()  # what could not be written is still there
+    trace.stop()  # the unwritten slices are still there
 
 
 def test_what_goes_wrong_inside_says_more_than_a_trace_that_cannot_be_written(tmp_path):
@@ -331,7 +332,7 @@ def stop_beside(comm, path):
 
     other = threading.Thread(target=stop)
     x = np.ones(1 << 20, "f4")
-    with contextlib.suppress(RuntimeError):  # of who comes second
+    with contextlib.suppress(RuntimeError):  # of the second thread
         for turn in range(100):
             if turn == 5:
                 other.start()
@@ -369,7 +370,7 @@ def test_what_is_no_file_is_refused(world_of):
 
 @pytest.mark.parametrize("of", ["t.json", "t.json.part"])
 def test_no_link_is_followed(tmp_path, of):
-    """As somebody else can put one into /tmp, to have this user write over a file of his."""
+    """Refuse links, as another user can put one into /tmp to make this user overwrite a file."""
     other, path = tmp_path / "other", tmp_path / "t.json"
     other.write_text("as it was")
     (tmp_path / of).symlink_to(other)
@@ -462,7 +463,7 @@ def test_wrong_uses(tmp_path):
         ranks.meet()(trace_wrongly, tmp_path)
 
 
-# ---- what goes wrong --------------------------------------------------------------------------------------
+# ---- failures ---------------------------------------------------------------------------------------------
 
 
 def be_killed(comm, path):

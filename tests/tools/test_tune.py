@@ -151,7 +151,7 @@ def test_what_the_environment_forces_comes_first(cache):
 
 
 def some_calls(comm):
-    """Checksums of what calls of many sizes leave."""
+    """Return checksums of the results of calls of many sizes."""
     found = []
     for count in (1, 100, 3000, 10_000, 70_000, 300_000, 1_500_000):
         x = np.arange(count) * 7 + comm.rank * 1_000_003  # no two ranks or places alike
@@ -226,7 +226,7 @@ def test_a_bad_table_that_rank_0_was_told_to_use_is_an_error_for_all(path):
     assert isinstance(second, Exception)
 
 
-# ---- what the tuner makes of times ------------------------------------------------------------------------
+# ---- the tuner's conclusions from times -------------------------------------------------------------------
 
 QUESTION = tune.Question("chunk_nbytes", (1 << 19, 1 << 18, 1 << 17), lambda _: [])
 OF_BOTH = tune.Question("small_nbytes", (1 << 12, 1 << 13), lambda _: [])
@@ -277,7 +277,7 @@ def test_the_environment_says_from_where_on_there_are_single_copies():
     assert least() == {thresholds.built_in(2)[name] for name in names}
     assert least(single_copy_nbytes=4096) == {4096}
     assert least(single_copy_nbytes=0) == {thresholds.NEVER}
-    assert least(chunk_nbytes=4096) == {thresholds.NEVER}  # who asks for a chunk wants slots
+    assert least(chunk_nbytes=4096) == {thresholds.NEVER}  # a given chunk requires slots
     assert least(chunk_nbytes=4096, single_copy_nbytes=64) == {64}
 
 
@@ -315,7 +315,7 @@ def test_a_tiny_run_writes_a_table_that_is_used(path):
     assert "3 ranks" in result.stdout
     found = tuning_table.load(path, thresholds.LIMITS)
     assert set(found) == {2, 3, 5}
-    assert found[2]["any"]["depth"] == 3  # what was not asked stays
+    assert found[2]["any"]["depth"] == 3  # other values are kept
     assert found[2]["any"].get("fuse_nbytes") != 64
     assert found[5] == {"any": {"depth": 2}}
 
@@ -379,13 +379,13 @@ def test_the_command_tells_programs_what_it_has_measured_and_taken(path):
     assert {int(ranks): table for ranks, table in found["tables"].items()} == tuning_table.load(
         path, thresholds.LIMITS
     )
-    # On a machine that is busy, or moves, there may be too few rounds for an answer.
+    # On a busy machine, or one that moves, there may be too few rounds for an answer.
     assert len(found["answers"]) == 1 or "too few rounds" in done.stderr
     for answer in found["answers"]:
         assert (answer["ranks"], answer["name"], answer["distance"]) == (2, "fuse_nbytes", "any")
         taken = found["tables"]["2"]["any"].get("fuse_nbytes", answer["built_in"])
         assert taken == answer["taken"]
-        assert "2 ranks, any: fuse_nbytes: " in done.stderr  # people may follow it all the same
+        assert "2 ranks, any: fuse_nbytes: " in done.stderr  # users may follow it nevertheless
 
 
 @pytest.mark.parametrize("output", ["/dev/null/tuning.json", "/dev", "/proc/none/tuning.json"])

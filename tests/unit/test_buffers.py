@@ -19,7 +19,7 @@ class Interface:
 
 
 class DLPack:
-    """Has DLPack and nothing else, on whatever device it says."""
+    """An object with DLPack only, on any device."""
 
     def __init__(self, source, device=(1, 0)):
         self._source = source

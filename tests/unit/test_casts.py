@@ -19,7 +19,7 @@ LEAST_SCALE = np.float32(2.0**-126)
 LARGEST = np.finfo(np.float32).max
 
 
-# ---- what the result should be ----
+# ---- expected results ----
 
 
 def encoded_int8(y):
@@ -86,7 +86,8 @@ def every(name):
 
 
 def floats_around(name):
-    """float32 at and beside every item and every middle between two; a million others from end to end."""
+    """Return float32 at and beside every item and every middle between two; a million others over the whole
+    range."""
     items = every(name).astype(np.float32)
     items = np.sort(items[np.isfinite(items)]).astype(np.float64)
     middles = (items[1:] + items[:-1]) / 2

@@ -174,7 +174,7 @@ def test_each_rank_has_all_its_lines_in_their_order(place, tty, seed):
         written[stream.rank].append(text)
         stream.feed(b"\n")
     four.screen.finish()
-    # Rank 0's bars stand in a log where they began, not where they ended.
+    # Rank 0's bars are in a log where they began, not where they ended.
     lines = re.findall(r"([\d,-]+)\| (\w+)\n", shown + four.printed())
     for rank, own in written.items():
         if tty or rank > 0:

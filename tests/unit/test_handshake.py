@@ -122,7 +122,7 @@ def test_a_flood_of_silent_peers_only_delays(monkeypatch):
 
     def flood():
         silent.append(knock(meeting))
-        for _ in range(300):  # more than rank 0 hears at once
+        for _ in range(300):  # more than rank 0 accepts at once
             pending = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             pending.setblocking(False)
             silent.append(pending)

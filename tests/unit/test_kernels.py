@@ -45,11 +45,11 @@ def is_float(name):
     return name in SMALL_FLOATS or DTYPES[name].kind == "f"
 
 
-# ---- what the result should be ----
+# ---- expected results ----
 
 
 def multiply_complex(a, b):
-    """By the formula: NumPy's own loop fuses products and sums where the CPU can, so its bits vary."""
+    """Multiply by the formula: NumPy's own loop fuses products and sums on some CPUs, so its bits vary."""
     c = np.empty_like(a)
     c.real = a.real * b.real - a.imag * b.imag
     c.imag = a.real * b.imag + a.imag * b.real

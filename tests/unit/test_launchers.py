@@ -16,7 +16,8 @@ from shmring.errors import Error
 
 KEY = "0123456789abcdef0123456789abcdef"
 
-# Rank 1 of 2 on one host, recorded under each launcher, less what is of no interest; Slurm's is from srun(1).
+# Rank 1 of 2 on one host, recorded under each launcher, without irrelevant variables; Slurm's is from
+# srun(1).
 SHMRUN = {"SHMRING_RANK": "1", "SHMRING_SIZE": "2", "SHMRING_ADDR": "4f6c", "SHMRING_KEY": KEY}
 TORCHRUN = {  # torch 2.13, torchrun --standalone --nproc-per-node 2
     "LOCAL_RANK": "1",
@@ -151,7 +152,7 @@ def test_two_jobs_do_not_meet(environ, variable):
 
 def test_no_launcher():
     assert world_from_environment({}) is None
-    assert world_from_environment({"RANK": "0", "WORLD_SIZE": "2"}) is None  # anybody's names
+    assert world_from_environment({"RANK": "0", "WORLD_SIZE": "2"}) is None  # names that any program may use
     assert world_from_environment(SLURM_BATCH) is None  # the batch script itself is no task
 
 
@@ -306,7 +307,7 @@ def test_a_step_on_one_node_of_a_larger_slurm_job_is_one_host():
     assert world.nprocs == 2
 
 
-# Put together from what srun 24.11 (one node) and 2.2 (two nodes) were seen to set, and from srun(1).
+# Composed from what srun 24.11 (one node) and 2.2 (two nodes) set, and from srun(1).
 SLURM_CASES = json.loads((Path(__file__).parents[1] / "fixtures" / "slurm.json").read_text())
 
 
@@ -317,7 +318,7 @@ def test_slurms_environments(case, monkeypatch):
         monkeypatch.setattr(join, "_calls", type(join._calls)())
         environ = {**case["shared"], **task}
         job = environment.find_job(join.Settings.from_environment(environ), environ)
-        if size is None:  # nobody has started tasks: each process is alone
+        if size is None:  # no launcher has started tasks: each process is alone
             assert job is None
             assert world_from_environment({**environ, "SHMRING_KEY": KEY}) is None
             continue
@@ -371,7 +372,7 @@ PROXY = """
 
 
 def test_hydra_jobs_are_named_after_their_proxy(tmp_path):
-    # The launcher's ranks have nothing else in common, also where a shell stands between.
+    # The launcher's ranks have nothing else in common, even with a shell between.
     proxy = tmp_path / "hydra_pmi_proxy"
     proxy.symlink_to(sys.executable)
     done = subprocess.run(

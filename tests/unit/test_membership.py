@@ -31,7 +31,7 @@ class Stage:
         self.living = set(range(size))
         self.said = {rank: [] for rank in range(size)}
         self.sent = {(a, b): 0 for a in range(size) for b in range(size)}  # how many words a has sent to b
-        self.heard = dict(self.sent)  # and b has heard
+        self.heard = dict(self.sent)  # and b has received
         self.met = {}
         self.killed_at = {}
         self.results = {}
@@ -76,7 +76,7 @@ class Stage:
                 self._change.wait_for(lambda: self._turn == rank)
             self.results[rank] = go_on(Rank(self, rank))
         except Killed:
-            self.living.discard(rank)  # what it has sent arrives
+            self.living.discard(rank)  # its sent messages arrive
         except BaseException as error:
             self.results[rank] = error
         finally:
@@ -94,7 +94,7 @@ class Rank:
         self.size = stage.size
 
     def notify(self, view):
-        # To one after another: whoever dies in between has told some and not others.
+        # To one after another: a rank that dies in between has notified only some.
         self.stage.step(self.rank)
         self.stage.said[self.rank].append(View.unpack(view.pack()))
         for other in range(self.size if not self.stage.at_once else 0):
@@ -118,7 +118,7 @@ class Rank:
         stage = self.stage
         if rank in stage.living:
             return False
-        # A connection ends behind the last word; memory tells at once.
+        # A connection ends after the last message; memory shows the end at once.
         return stage.at_once or stage.heard[rank, self.rank] == stage.sent[rank, self.rank]
 
     def pause(self):
@@ -171,7 +171,7 @@ def test_whoever_is_left_is_of_one_mind(size, at_once):
         assert len(set(left.values())) == 1, (seed, killed_at, left)
         members = next(iter(left.values())).members(size)
         assert set(left) <= set(members), (seed, left)
-        # Nobody is left out who lives; who is in it and dead died when all were ready.
+        # No living rank is left out; a dead member died when all were ready.
         assert all(rank in members or rank in victims for rank in range(size)), (seed, left)
 
 
@@ -188,7 +188,7 @@ def test_views_travel():
 
 
 class Absent:
-    """Ranks of which the others have said what they are given, and do not move."""
+    """Ranks from which the others have received the given messages, and which make no step."""
 
     def __init__(self, views):
         self.rank, self.size = 0, len(views) + 1
@@ -227,7 +227,7 @@ def test_who_is_left_out_is_told():
 
 
 def test_who_has_given_up_the_same_rank_a_moment_sooner_is_not_left_out():
-    ahead = View(attempt=2, phase=Phase.COMING, out=1 << 2)  # said since this rank looked
+    ahead = View(attempt=2, phase=Phase.COMING, out=1 << 2)  # sent since this rank polled
     agreement = Agreement(Absent([ahead, None]), 0.0, lambda view: "here")
     agreement._move(1, 0)
     agreement._leave_out_the_late(Phase.COMING)
@@ -236,7 +236,7 @@ def test_who_has_given_up_the_same_rank_a_moment_sooner_is_not_left_out():
 
 
 class Slow(Absent):
-    """The other comes, and is ready only some looks after this rank is."""
+    """A rank that comes, and is ready only some polls after this rank."""
 
     def __init__(self, looks):
         super().__init__([View(1, Phase.COMING)])

@@ -26,7 +26,7 @@ PAGE = mmap.PAGESIZE
 
 @pytest.fixture(params=KINDS)
 def segment(request):
-    """A descriptor of 64 MiB, of which nothing is allocated."""
+    """A descriptor of 64 MiB, with nothing allocated."""
     before = names_in_shm()
     fd = segments.create(64 * MIB, kind=request.param)
     assert names_in_shm() == before
@@ -154,7 +154,7 @@ def test_discard_frees_the_whole_pages_inside(segment):
     mapping = segments.Mapping(segment, 64 * MIB)
     for page in range(4):
         view(mapping, page * PAGE).value = b"full"
-    mapping.discard(10, 3 * PAGE)  # of pages 0 to 3 only 1 and 2 lie inside
+    mapping.discard(10, 3 * PAGE)  # of pages 0 to 3 only 1 and 2 are completely inside
     assert allocated_nbytes(segment) == 2 * PAGE
     mapping.discard(10, 20)
     assert allocated_nbytes(segment) == 2 * PAGE
@@ -165,7 +165,7 @@ def test_discard_frees_the_whole_pages_inside(segment):
 
 
 def room_of(monkeypatch, *rooms):
-    """The limits leave these many bytes at one look after the other, the last one for ever."""
+    """Let the limits leave these numbers of bytes at successive checks, the last one for ever."""
     left = list(rooms)
     look = lambda self: Headroom(left.pop(0) if len(left) > 1 else left[0], "the test's limit")  # noqa: E731
     monkeypatch.setattr(segments.MemoryLimits, "headroom", look)
@@ -283,7 +283,7 @@ SMALL_SHM = """
 
 
 def with_small_shm(code):
-    """Runs code where /dev/shm has 4 MiB."""
+    """Run code with 4 MiB of /dev/shm."""
     command = ["unshare", "--mount", "sh", "-c", SMALL_SHM, sys.executable, textwrap.dedent(code)]
     probe = subprocess.run([*command[:5], "/bin/true"], capture_output=True, timeout=30)
     if os.getuid() != 0 or b"unshare" in probe.stderr or b"mount" in probe.stderr:
@@ -317,7 +317,7 @@ MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
 
 @pytest.fixture
 def small_cgroup():
-    """A version 1 memory cgroup of 64 MiB, where we may make one."""
+    """A version 1 memory cgroup of 64 MiB, if we may make one."""
     own = MEMORY_CGROUP / f"shmring-test-{os.getpid()}"
     try:
         own.mkdir()

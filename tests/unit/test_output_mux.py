@@ -15,7 +15,7 @@ class Place:
 
     def __init__(self, tty, prefix=True):
         self.read_fd, self.write_fd = os.pipe()
-        fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, 1 << 20)  # nobody reads while it is written
+        fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, 1 << 20)  # so that writing needs no reader
         self.screen = self.kind(tty, output_mux.Front(1 if prefix else 0))
         self.streams = [self.stream(rank) for rank in range(2)]
 
@@ -86,7 +86,7 @@ def test_a_progress_bar_is_drawn_at_once_on_a_terminal(terminal):
 
 
 def test_a_progress_bar_comes_back_after_a_line_in_pieces(terminal):
-    other = terminal.stream(0)  # the bar is on one of its streams, what it prints on the other
+    other = terminal.stream(0)  # the bar is on one of its streams, its other output on the other
     assert terminal.printed((0, b"\r50%")) == "0| 50%"
     other.feed(b"news")
     assert terminal.printed() == "\r\x1b[K0| news"

@@ -26,7 +26,7 @@ def machine(root, cpus, *, nodes=None, hide=()):
 
 
 def two_sockets(root, **options):
-    """2 sockets of 4 cores of 2 threads; the second threads come after all first ones, as Intel's do."""
+    """Make 2 sockets of 4 cores of 2 threads; the second threads come after all first ones, as on Intel's."""
     cpus = {}
     for number in range(16):
         core, socket = number % 8, number % 8 // 4
@@ -35,7 +35,7 @@ def two_sockets(root, **options):
 
 
 def clusters(root):
-    """One node of 8 cores without threads, of which every 4 share an L3, as AMD's do."""
+    """Make one node of 8 cores without threads, of which every 4 share an L3, as on AMD's."""
     caches = ["0-3", "4-7"]
     cpus = {number: (str(number), caches[number // 4]) for number in range(8)}
     return machine(root, cpus, nodes={0: "0-7"})
@@ -54,7 +54,7 @@ def by_node(root, nprocs, usable):
     [
         (1, ["0-15"]),
         (2, ["0-3,8-11", "4-7,12-15"]),
-        (3, ["0-1,8-9", "2-3,10-11", "4-7,12-15"]),  # nobody on both sockets
+        (3, ["0-1,8-9", "2-3,10-11", "4-7,12-15"]),  # no rank on both sockets
         (4, ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"]),
         (8, [f"{core},{core + 8}" for core in range(8)]),
         (9, []),

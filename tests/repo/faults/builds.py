@@ -45,7 +45,8 @@ FLAGS = (
     "-DNPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION",
 )
 FAULTS_LIBRARY = "faults.so"
-# faults.c of the build that this process uses: there, for all to see, before the extensions that call it.
+# faults.c of the build that this process uses: loaded, with global symbols, before the extensions that call
+# it.
 faults: ctypes.CDLL | None = None
 
 
@@ -63,14 +64,15 @@ def build(flags: tuple[str, ...] = FAULTS) -> Path:
         with tempfile.TemporaryDirectory(dir=CACHE, prefix="making-") as made:
             _make(Path(made), flags)
             Path(made).chmod(0o755)
-            # Two sessions may come to this at once: either's is as good.
+            # Two sessions may build at once: both results are equally good.
             if not folder.exists():
                 shutil.copytree(made, folder, symlinks=True)
     return folder
 
 
 def installed() -> Path:
-    """The folder of the package that is built: the checkout may come first, and have sources alone."""
+    """Return the folder of the built package: the checkout may be first on the path, and contain only
+    sources."""
     for path in [*sys.path, ROOT]:
         folder = Path(path or ".").resolve() / "shmring"
         if any(folder.glob("_core/kernels*.so")) and CACHE not in folder.parents:

@@ -33,7 +33,7 @@ class Calls:
     def __init__(self, comm: Any, nbytes: int, seed: int) -> None:
         self.comm, self.seed, self.size, self.rank = comm, seed, comm.size, comm.rank
         self.count = max(1, nbytes // ITEM_NBYTES)
-        self.piece = max(1, self.count // self.size)  # of what goes to each rank
+        self.piece = max(1, self.count // self.size)  # of the data for each rank
         self.pattern = np.random.default_rng(seed).integers(0, 1 << 40, self.count + self.size + MORE, LINE)
         self.scratch = np.empty(self.pattern.size, LINE)
         self.prepare()
@@ -48,7 +48,7 @@ class Calls:
         """Fill, call, check."""
         raise NotImplementedError
 
-    # -- what there is and should be --
+    # -- the arrays and the expected results --
 
     def shift(self, rank: int, step: int) -> int:
         return shift_of(self.seed, rank, step)
@@ -57,7 +57,7 @@ class Calls:
         return np.add(self.pattern[: x.size], self.shift(rank, step), out=x)
 
     def check(self, out: np.ndarray, step: int, ranks: Any, begin: int = 0) -> None:
-        """That `out` is the sum over `ranks` of what they had from item `begin` on."""
+        """Check that `out` is the sum over `ranks` of their values from item `begin` on."""
         ranks = list(ranks)
         expected = self.scratch[: out.size]
         np.multiply(self.pattern[begin : begin + out.size], len(ranks), out=expected)
@@ -72,7 +72,7 @@ class Calls:
         return range(self.size)
 
     def uneven(self, rank: int) -> int:
-        """Items of a rank where they differ."""
+        """Return the number of a rank's items in calls with different lengths."""
         return max(1, self.piece - 1) + rank % 2
 
 
@@ -106,7 +106,7 @@ class DoubleTree(AllReduce):
 
 
 class Shared(AllReduce):
-    """Zero-copy: the arrays lie where everybody reads and writes them."""
+    """Zero-copy: all ranks read and write the arrays in place."""
 
     def prepare(self) -> None:
         self.x = self.comm.empty(self.count, LINE)

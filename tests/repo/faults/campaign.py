@@ -33,10 +33,10 @@ NAMES = {8: "8 B", 64 << 10: "64 KiB", 16 << 20: "16 MiB"}
 
 
 def trials(arguments: argparse.Namespace) -> Iterator[Trial]:
-    """Every cell of the matrix once, in a random order, then all again with other victims and moments.
+    """Yield every cell of the matrix once, in a random order, then all again with other victims and moments.
 
-    What takes seconds, large messages and deaths in init, comes less often then. Every few worlds there is
-    one in which rank after rank dies, until one is left.
+    Trials that take seconds, large messages and deaths in init, are rarer in the repetitions. Every few
+    worlds there is one in which rank after rank dies, until one is left.
     """
     rng = random.Random(arguments.seed)
     cells = [
@@ -70,7 +70,7 @@ def trials(arguments: argparse.Namespace) -> Iterator[Trial]:
 
 
 def stops(arguments: argparse.Namespace) -> Iterator[Trial]:
-    """Worlds in which one is stopped until the others have gone on without it."""
+    """Yield worlds in which one rank is stopped until the others have gone on without it."""
     rng = random.Random(arguments.seed)
     calls = list(arguments.calls or CALLS)
     for number in range(arguments.stops):
@@ -81,7 +81,7 @@ def stops(arguments: argparse.Namespace) -> Iterator[Trial]:
 
 def run(arguments: argparse.Namespace) -> int:
     print(f"shmring from {os.path.dirname(shmring.__file__)}", file=sys.stderr)
-    with shmring.init() as comm:  # of one rank: what is imported late is there for all that are forked
+    with shmring.init() as comm:  # a world of one rank: late imports are then done for all forked ranks
         comm.all_reduce_many([np.zeros(1)])
         comm.all_reduce(np.zeros(1), async_op=True).wait()
     del comm

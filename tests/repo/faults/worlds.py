@@ -37,16 +37,16 @@ C_POINTS = (
     "before release",
 )  # enum sr_fault of src/fault.h
 POINTS = (*C_POINTS, "in init", "in close", "in shrink", "any time")
-STOPPED = "stopped"  # no death: SIGSTOP, and SIGCONT once the others have gone on without it
+STOPPED = "stopped"  # no death: SIGSTOP, and SIGCONT after the others have gone on without it
 ANSWER_S = 90.0  # after which a world hangs
 LEFT_S = 2.0
-TIMEOUT_S = 60.0  # of the communicator: what it says of itself comes first
-MEETING_TIMEOUT_S = 2.0  # where a rank dies before anybody knows of it
+TIMEOUT_S = 60.0  # of the communicator: its own error comes before those of the driver
+MEETING_TIMEOUT_S = 2.0  # if a rank dies before the others know it
 STOP_TIMEOUT_S = 3.0  # of a world in which one is stopped
 PR_SET_PDEATHSIG = 1
 PAGE_NBYTES = mmap.PAGESIZE
 REST_S = 0.02
-LOADED_NBYTES = 50 << 20  # about what a rank has that has imported NumPy and shmring
+LOADED_NBYTES = 50 << 20  # about the size of a rank that has imported NumPy and shmring
 WARM_STEPS, POLL_STEPS = 2, 2
 LAST_STEPS = 3  # of those that are left, once the last has died
 STEPS_BESIDE_THE_WOKEN = 60
@@ -59,7 +59,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Order(ctypes.Structure):
-    """The struct of faults.c, and what a rank tells its driver while it lives."""
+    """The struct of faults.c, and the values that a rank shows its driver while it lives."""
 
     _fields_ = [
         ("passed", ctypes.c_uint64 * len(C_POINTS)),
@@ -67,13 +67,13 @@ class Order(ctypes.Structure):
         ("point", ctypes.c_uint64),
         ("killed_ns", ctypes.c_uint64),
         ("steps", ctypes.c_uint64),  # in the present communicator
-        ("round", ctypes.c_uint64),  # how many deaths it has got over
+        ("round", ctypes.c_uint64),  # the number of deaths that it has survived
     ]
 
 
 @dataclass(frozen=True)
 class Death:
-    """Which rank, by its number in the world, and where."""
+    """A rank, by its number in the world, and the point of its death."""
 
     victim: int
     point: str
@@ -81,7 +81,8 @@ class Death:
 
 @dataclass(frozen=True)
 class Trial:
-    """One world: what it calls, and who dies, one after another; after each the others shrink and go on."""
+    """One world: its calls, and the ranks that die, one after another; after each the others shrink and go
+    on."""
 
     ranks: int
     call: str
@@ -89,7 +90,7 @@ class Trial:
     deaths: tuple[Death, ...]
     seed: int
     resident_nbytes: int = LOADED_NBYTES
-    rests: bool = False  # who has raised leaves the CPUs to those that have not, for a while
+    rests: bool = False  # a rank that has raised leaves the CPUs to the others for a while
 
     @property
     def point(self) -> str:
@@ -130,7 +131,7 @@ class Seen:
 class Outcome:
     trial: Trial
     seen: list[Seen] = field(default_factory=list)
-    faults: list[tuple[str, str]] = field(default_factory=list)  # (kind of FAULT_KINDS, what)
+    faults: list[tuple[str, str]] = field(default_factory=list)  # (kind of FAULT_KINDS, text)
     took_s: list[float] = field(default_factory=list)  # until each survivor raised, see judge
     shrink_s: list[float] = field(default_factory=list)
     lasted_s: float = 0.0
@@ -221,7 +222,7 @@ class Rank:
 
     def be_slow(self) -> None:
         if self.trial.point == STOPPED and self.death is None:
-            time.sleep(0.002)  # so that the other one wakes meanwhile
+            time.sleep(0.002)  # so that the other rank wakes in this time
 
     def prepare_to_die(self, step: int) -> None:
         """Let the victim die at one of the points that its next two calls pass, chosen at random."""
@@ -337,7 +338,7 @@ def found_here() -> str:
 
 
 def run(trial: Trial) -> Outcome:
-    """One world, and everything that came of it."""
+    """Run one world; return its outcome."""
     begin_s = time.monotonic()
     outcome = Outcome(trial)
     names = set(os.listdir("/dev/shm"))
@@ -407,7 +408,7 @@ class Watched:
         self.orders.clear()
 
     def kill_at_random(self) -> None:
-        """Deaths, and stops, that come from outside: some time after the victim has begun to call."""
+        """Kill and stop victims from outside, some time after they have begun to call."""
         rng = random.Random(self.trial.seed)
         for number, death in enumerate(self.trial.deaths):
             if death.point not in ("any time", STOPPED):
@@ -423,13 +424,14 @@ class Watched:
                 self.wake_later(death.victim)
 
     def wake_later(self, victim: int) -> None:
-        """Once another one has gone on in a new communicator."""
+        """Continue the victim after another rank has gone on in a new communicator."""
         other = (victim + 1) % self.trial.ranks
         self.wait_until_it_calls(other, len(self.trial.deaths))
         os.kill(self.pids[victim], signal.SIGCONT)
 
     def wait_until_it_calls(self, rank: int, ndeaths: int) -> bool:
-        """Some steps, where so many have died; false: it has ended, or does not come to it."""
+        """Wait for some steps of a rank after `ndeaths` deaths; return False if it has ended, or makes
+        none."""
         order = self.orders[rank]
         until = time.monotonic() + ANSWER_S
         while order.round < ndeaths or order.steps < WARM_STEPS:
@@ -526,7 +528,8 @@ def judge_error(outcome: Outcome, seen: Seen, raised: Raised, victims: list[int]
 
 
 def judge_woken(outcome: Outcome, woken: Seen, survivors: list[Seen]) -> None:
-    """A rank that was stopped has the others' error, and is told that they have gone on without it."""
+    """Check that a rank that was stopped has the others' error, and learns that they have gone on without
+    it."""
     said = [(raised.kind, raised.seq, raised.said) for raised in woken.raised]
     theirs = [(raised.kind, raised.seq, raised.said) for raised in survivors[0].raised] if survivors else []
     if said[:1] != theirs[:1] or len(said) != 2 or woken.raised[1].where != "shrink":
