@@ -19,7 +19,7 @@ import traceback
 
 import shmring
 
-# Of the communicator: its own error comes before that of the test, and has more details.
+# The communicator's timeout: its own error comes before that of the test, and has more details.
 CALL_TIMEOUT_S = 20
 ANSWER_S = 40  # how long the ranks may take in all before they are shown and killed
 PR_SET_PDEATHSIG = 1
