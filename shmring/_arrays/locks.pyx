@@ -141,7 +141,7 @@ cdef class Locks:
             if status == SIGNALLED:
                 try:
                     PyErr_CheckSignals()
-                    self.engine.stalls.heed(self.engine, SR_WAIT_LOCK)
+                    self.engine.stalls.warn_if_due(self.engine, SR_WAIT_LOCK)
                     self.engine.check_open()   # a signal handler may have closed it
                 except BaseException:
                     end_wait(g, SR_WAIT_LOCK)

@@ -26,7 +26,7 @@ from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_flag_take
 from .._core.timeouts cimport deadline_ns_of, ns_of, timeout_ns_of
 from .._engine.queue cimport is_finished
 from .._internode.context cimport inter_of
-from .._internode.data_movement cimport choose_way
+from .._internode.data_movement cimport choose_algorithm
 from .._internode.reductions cimport residual_count
 
 import numpy as np
@@ -377,7 +377,7 @@ cdef class Collectives:
             c.priority = priority_code(how[2])
         if kind == BARRIER:
             c.fingerprint = fingerprint_of(c)
-            choose_way(g, c)
+            choose_algorithm(g, c)
             return None
         c.root = root
         if not takes_result(c, self.own_rank) or (out is x and is_in_place(kind)):
@@ -401,7 +401,7 @@ cdef class Collectives:
             residual = self.describe_internode(c, x, how)
         self.find_shared(c)
         c.fingerprint = fingerprint_of(c)
-        choose_way(g, c)
+        choose_algorithm(g, c)
         return kept if kept_out is None and residual is None else (kept, kept_out, residual)
 
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:

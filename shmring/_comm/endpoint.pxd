@@ -13,7 +13,7 @@ cdef class PendingMessage:
     cdef object kept             # during the transfer: the array and the owner of its memory
     cdef bint is_over            # the transfer is complete and has released them
 
-    cdef void let_go(self) noexcept
+    cdef void release_arrays(self) noexcept
 
 
 cdef class Endpoint(FusedCollectives):
@@ -25,7 +25,7 @@ cdef class Endpoint(FusedCollectives):
     cdef int begin_messaging(self) except -1
     cdef void end_messaging(self) noexcept
     cdef void take_turn(self) noexcept
-    cdef void let_go_of_completed(self) noexcept
+    cdef void release_completed(self) noexcept
     cdef PendingMessage next_completed(self)
     cdef int enlist(self) except -1
     cdef int open_messages(self) except -1
@@ -33,14 +33,14 @@ cdef class Endpoint(FusedCollectives):
     cdef int close_messages(self) except -1
     cdef int post(self, Message *message) except -1
     cdef int keep_own_message(self, Message *message) except -1
-    cdef int open_way_to(self, int rank) except -1
+    cdef int open_ring_to(self, int rank) except -1
     cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1
     cdef int make_room(self) except -1
     cdef int make_room_quietly(self, sr_frame *head) noexcept nogil
     cdef bint advance_quietly(self) noexcept nogil
     cdef int advance(self) except -1
-    cdef int post_and_carry(self, Message *message, uint64_t timeout_ns) except -1
-    cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
+    cdef int post_and_wait(self, Message *message, uint64_t timeout_ns) except -1
+    cdef int wait_complete(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
     cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
     cdef int trace_message(self, Message *message) noexcept
     cdef int abandon(self, Message *message, object error) except -1

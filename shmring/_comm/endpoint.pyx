@@ -19,13 +19,13 @@ from .._core.segment cimport (
 from .._core.spsc_ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
 from .._core.trace cimport TRACED_PROBE, TRACED_RECV, TRACED_SEND, Trace, note_message
 from .._diagnostics.flight_recorder cimport SR_WAIT_MESSAGE, end_wait
-from .._engine.progress cimport delist, enlist, rouse, start_thread
+from .._engine.progress cimport delist, enlist, wake_thread, start_thread
 from .._engine.queue cimport BACKGROUND, WAITER
 from .._engine.state cimport world_number
 from .._internode.context cimport inter_of, remote
 from .._p2p.matching cimport (
     ANY, COMPLETE, DAMAGED, NEEDS_ROOM, Matching, Message, Peer, UnexpectedMessage, Wait, deliver_briefly,
-    deliver_patiently, deliver_to_self, has_moved, keep_unexpected, open_way, poll_messages, post_receive, post_send,
+    deliver_patiently, deliver_to_self, has_moved, keep_unexpected, open_ring, poll_messages, post_receive, post_send,
     step_messages, withdraw, withdraw_all,
 )
 from .._transport.channel cimport sr_channels_poll_abort
@@ -57,7 +57,7 @@ cdef class PendingMessage:
     def __dealloc__(self):
         release(&self.operand)
 
-    cdef void let_go(self) noexcept:
+    cdef void release_arrays(self) noexcept:
         self.is_over = True
         release(&self.operand)
         self.kept = None
@@ -109,9 +109,9 @@ cdef class Endpoint(FusedCollectives):
         if self.is_enlisted:
             sr_flag_set(&self.matching.stepper, 0)
             if has_pending and sr_flag_swap(&self.matching.resting, 0):
-                rouse()
+                wake_thread()
         if has_completed:
-            self.let_go_of_completed()
+            self.release_completed()
 
     # Take the stepper from the progress thread, which holds it for one step at a time. That step does not need the GIL.
     cdef void take_turn(self) noexcept:
@@ -146,10 +146,10 @@ cdef class Endpoint(FusedCollectives):
             with nogil:
                 m.stuck = not self.advance_quietly()   # a call that waits meets the error again and raises it
         sr_flag_set(&m.stepper, 0)
-        self.let_go_of_completed()
+        self.release_completed()
 
     # Release the arrays of completed transfers, one by one. The stepper is not held then: any destructor may run.
-    cdef void let_go_of_completed(self) noexcept:
+    cdef void release_completed(self) noexcept:
         cdef PendingMessage pending
         while True:
             self.take_turn()
@@ -157,7 +157,7 @@ cdef class Endpoint(FusedCollectives):
             sr_flag_set(&self.matching.stepper, 0)
             if pending is None:
                 return
-            pending.let_go()
+            pending.release_arrays()
             if self.transfers is not None:
                 self.transfers.discard(pending)
 
@@ -203,7 +203,7 @@ cdef class Endpoint(FusedCollectives):
     cdef int close_messages(self) except -1:
         if self.is_enlisted:
             delist(&self.matching.pollable)
-            self.let_go_of_completed()
+            self.release_completed()
             self.is_enlisted = False
         if self.transfers is not None:
             withdraw_all(&self.matching)
@@ -224,7 +224,7 @@ cdef class Endpoint(FusedCollectives):
                 if sr_channels_poll_abort(self.matching.channels):
                     self.poll_abort()
             elif not self.matching.peer[message.peer].out_open:
-                self.open_way_to(message.peer)
+                self.open_ring_to(message.peer)
             post_send(&self.matching, message)
         return 0
 
@@ -243,13 +243,13 @@ cdef class Endpoint(FusedCollectives):
             self.matching.npending -= 1
         return 0
 
-    cdef int open_way_to(self, int rank) except -1:
+    cdef int open_ring_to(self, int rank) except -1:
         cdef Group *g = &self.engine.g
         cdef size_t nbytes = self.matching.ring_nbytes
         self.allocate_message_ring(
             sr_layout_message_ring_offset(g.size, g.header.ring_nbytes, nbytes, g.rank, self.matching.peer[rank].lane),
             sr_layout_message_room_nbytes(nbytes))
-        open_way(&self.matching, rank)
+        open_ring(&self.matching, rank)
         return 0
 
     cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1:
@@ -305,10 +305,10 @@ cdef class Endpoint(FusedCollectives):
         return 0
 
     # Post a message and wait until it is complete. On an error the message is withdrawn.
-    cdef int post_and_carry(self, Message *message, uint64_t timeout_ns) except -1:
+    cdef int post_and_wait(self, Message *message, uint64_t timeout_ns) except -1:
         self.post(message)
         try:
-            self.carry(message, timeout_ns, True)
+            self.wait_complete(message, timeout_ns, True)
         except BaseException as error:
             self.abandon(message, error)
             raise
@@ -316,7 +316,7 @@ cdef class Endpoint(FusedCollectives):
 
     # Wait until the message is complete. An error is raised and leaves the message posted. is_final: a timeout ends the
     # communicator, as it does for a collective.
-    cdef int carry(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
+    cdef int wait_complete(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
         try:
             if message.state != COMPLETE:
                 self.wait_for_message(message, timeout_ns, is_final)
@@ -353,7 +353,7 @@ cdef class Endpoint(FusedCollectives):
             elif status == SIGNALLED:
                 try:
                     PyErr_CheckSignals()
-                    self.engine.stalls.heed(self.engine, SR_WAIT_MESSAGE)
+                    self.engine.stalls.warn_if_due(self.engine, SR_WAIT_MESSAGE)
                 except BaseException:
                     end_wait(self.matching.g, SR_WAIT_MESSAGE)
                     raise

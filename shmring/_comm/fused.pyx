@@ -14,7 +14,7 @@ from .._core.kernels cimport SR_DTYPES, SR_U8, SR_WIRE_NATIVE
 from .._core.segment cimport SR_CACHE_LINE
 from .._core.timeouts cimport timeout_ns_of
 from .._engine.queue cimport Task
-from .._internode.data_movement cimport choose_way
+from .._internode.data_movement cimport choose_algorithm
 from .collectives cimport Work, priority_code
 from .vector cimport VectorCollectives
 
@@ -289,7 +289,7 @@ cdef class FusedCollectives(VectorCollectives):
             c.wire, c.residual = SR_WIRE_NATIVE, NULL
             members.kept.append(self.describe_wire(c, members.arrays[first], members.member[first].x, None))
         c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
-        choose_way(&self.engine.g, c)
+        choose_algorithm(&self.engine.g, c)
         if self.works is not None:
             return self.reduce_later(c, members)
         return self.drive(c)

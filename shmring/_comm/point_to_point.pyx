@@ -151,7 +151,7 @@ cdef class Messages(Endpoint):
         try:
             _kept = self.describe_message(&message, &operand, x, True, dest, tag, "x")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            self.post_and_carry(&message, timeout_ns)
+            self.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
             self.end_messaging()
@@ -171,7 +171,7 @@ cdef class Messages(Endpoint):
         try:
             _kept = self.describe_message(&message, &operand, x, False, source, tag, "x")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            self.post_and_carry(&message, timeout_ns)
+            self.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
             self.end_messaging()
@@ -195,8 +195,8 @@ cdef class Messages(Endpoint):
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post(&received)
             try:
-                self.post_and_carry(&sent, timeout_ns)
-                self.carry(&received, timeout_ns, True)
+                self.post_and_wait(&sent, timeout_ns)
+                self.wait_complete(&received, timeout_ns, True)
             except BaseException as error:
                 self.abandon(&sent, error)   # it may be complete; the communicator then ends
                 self.abandon(&received, error)
@@ -229,7 +229,7 @@ cdef class Messages(Endpoint):
         try:
             self.set_pattern(&message, source, tag)
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            self.post_and_carry(&message, timeout_ns)
+            self.post_and_wait(&message, timeout_ns)
         finally:
             self.end_messaging()
         return status_of(&message)
@@ -260,7 +260,7 @@ cdef class Messages(Endpoint):
             _kept = self.describe_message(&message, &operand, frame, True, dest, tag, "item")
             message.kind = OBJECT
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            self.post_and_carry(&message, timeout_ns)
+            self.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
             self.end_messaging()
@@ -277,14 +277,14 @@ cdef class Messages(Endpoint):
         try:
             self.set_pattern(&message, source, tag)
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            self.post_and_carry(&message, timeout_ns)
+            self.post_and_wait(&message, timeout_ns)
             message.kind = OBJECT
             if message.came_kind != OBJECT:
                 raise mismatch(&message, self.own_rank, "it stays for recv")
             frame = np.empty(message.came_nbytes, np.uint8)
             _kept = self.describe_message(&message, &operand, frame, False, message.source, message.came_tag, "item")
             message.kind = OBJECT
-            self.post_and_carry(&message, timeout_ns)
+            self.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
             self.end_messaging()
@@ -408,7 +408,7 @@ cdef class Transfer(PendingMessage):
             timeout_ns = timeout_ns_of(self.comm.default_timeout_ns, timeout)
             self.comm.begin_messaging()
             try:
-                self.comm.carry(&self.message, timeout_ns, timeout is None)
+                self.comm.wait_complete(&self.message, timeout_ns, timeout is None)
             finally:
                 self.comm.end_messaging()
         return self.comm.result_of(&self.message)

@@ -9,12 +9,12 @@ from .collectives cimport Collectives, Work
 
 
 cdef enum:
-    TOLD_NBYTES = 32       # pieces up to this size are sent with their count; both fill the payload of a call line
+    ANNOUNCED_NBYTES = 32       # pieces up to this size are sent with their count; both fill the payload of a call line
 
 
 cdef union _What:
     uint64_t offset                    # in the giver's part of a shared block; for SR_PRIVATE its address in the giver
-    unsigned char[TOLD_NBYTES] data    # the whole piece if it fits
+    unsigned char[ANNOUNCED_NBYTES] data    # the whole piece if it fits
 
 
 # Announcement of one piece, before it is moved.

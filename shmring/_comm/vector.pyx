@@ -22,7 +22,7 @@ from .._core.timeouts cimport timeout_ns_of
 from .._engine.engine cimport Engine
 from .._engine.queue cimport TO_BE_DESCRIBED
 from .._internode.context cimport remote
-from .._internode.data_movement cimport choose_way
+from .._internode.data_movement cimport choose_algorithm
 from .collectives cimport Collectives, Work
 
 import numpy as np
@@ -174,7 +174,7 @@ cdef class VectorCollectives(Collectives):
         except Exception:
             self.engine.refuse(kind)
             raise
-        if c.nbytes <= TOLD_NBYTES:
+        if c.nbytes <= ANNOUNCED_NBYTES:
             take_announced(c, parts, self.own_rank)
         else:
             if not self.staging_ready:
@@ -283,7 +283,7 @@ cdef class VectorCollectives(Collectives):
             piece = &parts.given[i]
             if piece.nbytes == 0:
                 continue
-            if piece.nbytes <= TOLD_NBYTES:
+            if piece.nbytes <= ANNOUNCED_NBYTES:
                 memcpy(announced.what.data, piece.data, piece.nbytes)
             elif not in_place and g.inter == NULL:
                 announce_place(self.engine, c, announced, piece)
@@ -298,7 +298,7 @@ cdef class VectorCollectives(Collectives):
         counts.out_nbytes = counts.nbytes * parts.size
         counts.x = <unsigned char *> parts.own
         counts.out = <unsigned char *> parts.announced
-        choose_way(&self.engine.g, counts)
+        choose_algorithm(&self.engine.g, counts)
         return 0
 
     cdef int check_counts(self, Call *c, _Parts parts) except -1:
@@ -339,7 +339,7 @@ cdef class VectorCollectives(Collectives):
             for taker in range(parts.size):
                 announced = parts.announced_of(giver, taker)
                 if (is_given(c, giver, taker) and giver != taker
-                        and announced.nrows * parts.row_nbytes > TOLD_NBYTES):
+                        and announced.nrows * parts.row_nbytes > ANNOUNCED_NBYTES):
                     if announced.block == 0 or c.nbytes < announced.zero_copy_nbytes:
                         c.x_block = 0
                         return 0
@@ -357,7 +357,7 @@ cdef class VectorCollectives(Collectives):
             announced = parts.announced_of(giver, rank)
             piece = &parts.taken[giver]
             nbytes = announced.nrows * parts.row_nbytes
-            if nbytes <= TOLD_NBYTES:
+            if nbytes <= ANNOUNCED_NBYTES:
                 piece.there = announced.what.data
             elif is_given(c, giver, rank) and giver != rank:
                 c.awaited.rank = giver
@@ -395,7 +395,7 @@ cdef class VectorCollectives(Collectives):
                 raise ValueError(f"{what} has {piece.nbytes // c.itemsize} elements, but {nbytes // c.itemsize} "
                                  f"come from rank {giver}: shape {(nrows, *np.shape(parts.like)[1:])}")
             c.out_nbytes += nbytes
-        choose_way(g, c)
+        choose_algorithm(g, c)
         if not has_result(c, self.own_rank):
             return None
         if out is not None:
@@ -439,7 +439,7 @@ cdef class _VectorWork(Work):
             memset(c, 0, sizeof(Call))
             self.engine.describe_refusal(c, kind)
             return 0
-        if c.nbytes <= TOLD_NBYTES:
+        if c.nbytes <= ANNOUNCED_NBYTES:
             take_announced(c, self.parts, self.comm.own_rank)
             c.enter, c.step = enter_nothing, step_nothing
         return 0

@@ -78,7 +78,7 @@ cdef int order_of(Group *g, Call *c, int rank) noexcept nogil:
 # Return the rank to blame for this rank's wait: a rank that has not entered the call, else the awaited rank. If the
 # awaited rank may itself wait for another rank, return the rank with the least progress; among equal ones the first, or
 # by order_of in a double tree.
-cdef int latest(Group *g, Call *c) noexcept nogil:
+cdef int rank_to_blame(Group *g, Call *c) noexcept nogil:
     cdef uint64_t seq
     cdef bint all_came, relayed
     cdef int64_t progress, least = 0
@@ -103,10 +103,10 @@ cdef int latest(Group *g, Call *c) noexcept nogil:
 # Return the time by which this rank delays its report of a late call. A rank that waits for a waiting rank would blame
 # the wrong one, so ranks that know more report first. In a reduction up a tree, a rank that waits for a smaller subtree
 # knows more. In a broadcast down a tree, and for a master, all ranks wait for the reduction.
-cdef uint64_t courtesy_ns(Group *g, Call *c) noexcept nogil:
+cdef uint64_t report_delay_ns(Group *g, Call *c) noexcept nogil:
     cdef int waits = 0
     if c.algorithm == DOUBLE_TREE and c.awaited.rank < g.size:
-        return <uint64_t> waits_in_double_tree(g, c) * COURTESY_NS
+        return <uint64_t> waits_in_double_tree(g, c) * REPORT_DELAY_NS
     if (c.algorithm != TREE and c.algorithm != MASTER) or c.awaited.rank >= g.size:
         return 0
     if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
@@ -114,7 +114,7 @@ cdef uint64_t courtesy_ns(Group *g, Call *c) noexcept nogil:
     elif c.algorithm == TREE:
         while 1 << waits < c.awaited.rank - g.rank:
             waits += 1
-    return <uint64_t> waits * COURTESY_NS
+    return <uint64_t> waits * REPORT_DELAY_NS
 
 
 # Return the number of delays in a double tree: none for a rank that waits for a leaf, more with the awaited rank's
@@ -212,7 +212,7 @@ cdef class Stalls:
         self.limit_ns = state.g.stall_ns = <uint64_t> (limit_s * 1e9)
 
     # Log the warning if it is due. A waiting rank calls this every few milliseconds.
-    cdef int heed(self, object engine, int place) except -1:
+    cdef int warn_if_due(self, object engine, int place) except -1:
         cdef State state = engine
         cdef uint64_t since = sr_flag_load(&state.g.me.wait[place].since_ns)
         cdef uint64_t now

@@ -38,7 +38,7 @@ class Engine(State):
     def open_for_calls(self, timeout_s: float) -> None:
         """End the start-up: count calls from now on, with `timeout_s` as their default timeout."""
 
-    def cross(self, conns: InterNodeConns, notifications: Notifications) -> None:
+    def attach_hosts(self, conns: InterNodeConns, notifications: Notifications) -> None:
         """Run all later calls over several hosts."""
 
     def notify_others(self, error: Error) -> None:

@@ -30,12 +30,12 @@ from .._core.timeouts cimport NEVER_NS, ns_of
 from .._core.trace cimport end_call, enter_call
 from .._diagnostics.flight_recorder cimport SR_WAIT_CALL
 from .._internode.context cimport InterNodeConns, inter_of, remote
-from .._internode.data_movement cimport choose_way, enter_refused_across, step_refused_across
+from .._internode.data_movement cimport choose_algorithm, enter_refused_across, step_refused_across
 from .blame cimport Stalls, await_same_call, find_remote_mismatch, last_call_of, mismatched_calls, most_suspect
 from .liveness_thread cimport ParkedThread
 from .progress cimport (
-    Issued, append, copy_begun, delist, enlist, finish_all, free_queue, is_background, linger, new_queue, reap, rouse,
-    start_thread, step_briefly, step_until, take_trouble, take_turn,
+    Issued, append, copy_begun, delist, enlist, finish_all, free_queue, is_background, linger, new_queue, reap,
+    start_thread, step_briefly, step_until, take_trouble, take_turn, wake_thread,
 )
 from .queue cimport BEING_DESCRIBED, DESCRIBED, TO_BE_DESCRIBED, WAITER, Queue, Task, is_finished, is_pending, oldest
 from .state cimport begin_report, world_number
@@ -243,7 +243,7 @@ cdef class Engine(State):
         try:
             if status == SIGNALLED:
                 PyErr_CheckSignals()
-                self.stalls.heed(self, SR_WAIT_CALL)
+                self.stalls.warn_if_due(self, SR_WAIT_CALL)
                 self.poll_abort(c.seq)
                 self.compare_calls(c)
                 return 0
@@ -467,7 +467,7 @@ cdef class Engine(State):
             except Error:
                 pass
 
-    def cross(self, InterNodeConns conns, notifications):
+    def attach_hosts(self, InterNodeConns conns, notifications):
         """Run all later calls over several hosts."""
         self.conns, self.notifications = conns, notifications
         self.g.inter = &conns.inter
@@ -589,7 +589,7 @@ cdef class Engine(State):
     # Wake the progress thread for pending calls, unless a thread waits for a call: that thread steps them.
     cdef void leave_to_background(self) noexcept:
         if is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:
-            rouse()
+            wake_thread()
 
     # Run a call in the foreground that is behind issued calls or has a priority.
     cdef int drive_behind(self, Call *c) except -1:
@@ -630,7 +630,7 @@ cdef class Engine(State):
                                 self.compare_calls(&call)
                         except Error:   # the next step ends all issued calls
                             pass
-                        self.stalls.heed(self, SR_WAIT_CALL)
+                        self.stalls.warn_if_due(self, SR_WAIT_CALL)
                     elif status == UNDESCRIBED:
                         self.describe_oldest()
                     elif status != DONE:
@@ -697,7 +697,7 @@ cdef class Engine(State):
             if self.queue.trouble != DONE:
                 self.end_issued()
             elif is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:   # else the waiting threads do
-                self.stalls.heed(self, SR_WAIT_CALL)
+                self.stalls.warn_if_due(self, SR_WAIT_CALL)
         except BaseException as error:
             try:
                 self.end_by(error)
@@ -737,7 +737,7 @@ cdef class Engine(State):
         c.x = c.out = <unsigned char *> data
         c.timeout_ns = ns_of(timeout_s)
         c.fingerprint = fingerprint_of(&c) ^ signature << 32
-        choose_way(&self.g, &c)
+        choose_algorithm(&self.g, &c)
         return self.drive(&c)
 
     def broadcast_word(self, uint64_t word):

@@ -30,7 +30,7 @@ cdef int take_trouble(Queue *q, Call *c) noexcept nogil
 cdef void finish_all(Queue *q, int status) noexcept nogil
 cdef void reap(Queue *q) noexcept
 cdef int run_queue(Pollable *e, sr_waitset *waitset) noexcept nogil
-cdef void rouse() noexcept
+cdef void wake_thread() noexcept
 cdef int start_thread() except -1
 cdef bint is_background() noexcept
 cdef int enlist(Pollable *e, object owner) except -1

@@ -27,7 +27,7 @@ from .._core.segment cimport (
 from .._core.trace cimport end_call, enter_call, step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
 from .._internode.context cimport call_number, inter_of, sr_conn_sleep_or, sr_conn_take_news
-from .._internode.data_movement cimport choose_way
+from .._internode.data_movement cimport choose_algorithm
 from .._transport.channel cimport sr_channels_poll_abort
 from .queue cimport (
     BACKGROUND, CANDIDATE, CHOSEN, DESCRIBED, IN_ORDER, WAITER, Pollable, Queue, Task, is_finished, is_pending,
@@ -371,7 +371,7 @@ cdef void take_guard() noexcept nogil:
 
 
 # Wake the progress thread: there is work for it. The thread was started before the pollable was enlisted.
-cdef void rouse() noexcept:
+cdef void wake_thread() noexcept:
     cdef uint64_t one = 1
     sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_event)
     if sr_flag_load_ordered(&background.at_news) != 0:
@@ -609,7 +609,7 @@ cdef void enter_election(Group *g, Call *c) noexcept nogil:
     q.nready = nready(q)
     c.timeout_ns = first.call.timeout_ns
     c.fingerprint = fingerprint_of(c) ^ mixed(q.chosen ^ first.fingerprint) >> 32 << 32
-    choose_way(g, c)
+    choose_algorithm(g, c)
     c.enter(g, c)
     c.enter = enter_election
     record_candidate(g.recorded, first)
@@ -680,7 +680,7 @@ cdef void take_part(Group *g, Task *t) noexcept nogil:
     c.nbytes = c.x_nbytes = c.out_nbytes = c.count * c.itemsize
     t.left -= c.count
     c.fingerprint = fingerprint_of(c) ^ signature
-    choose_way(g, c)
+    choose_algorithm(g, c)
 
 
 # Prepare a call with a priority that is about to be appended.

@@ -15,7 +15,7 @@ from .._core.trace cimport step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
 from .._internode.context cimport InterNode, examine, inter_of, move, sr_conn_sleep
 from .._transport.channel cimport sr_channels_poll_abort
-from .blame cimport courtesy_ns, latest
+from .blame cimport rank_to_blame, report_delay_ns
 
 
 cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
@@ -178,12 +178,12 @@ cdef int poll_peers(Group *g, Call *c, uint64_t now) noexcept nogil:
     if c.awaited.rank < g.size and sr_liveness_state(&g.lane[c.awaited.rank].liveness) == SR_CLOSED:
         # It may have published before it left.
         return PROGRESSED if sr_flag_reached(c.awaited.flag, c.awaited.target) else LEFT
-    if now >= c.deadline_ns + courtesy_ns(g, c):
-        c.awaited.rank = latest(g, c)
+    if now >= c.deadline_ns + report_delay_ns(g, c):
+        c.awaited.rank = rank_to_blame(g, c)
         return LATE
     if now >= g.signal_ns or (g.inter != NULL and sr_channels_poll_abort(inter_of(g).channels)):
         g.signal_ns = now + SIGNAL_INTERVAL_NS
-        correct_wait(g, SR_WAIT_CALL, SR_IN_CALL, latest(g, c))
+        correct_wait(g, SR_WAIT_CALL, SR_IN_CALL, rank_to_blame(g, c))
         status = examine(g, c) if g.inter != NULL else PROGRESSED
         return SIGNALLED if status == PROGRESSED else status
     return PROGRESSED

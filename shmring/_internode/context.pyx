@@ -79,7 +79,7 @@ cdef int move(Group *g, Call *c) noexcept nogil:
         conn = &inter.conns[inter.busy[at]]
         status = sr_conn_step(conn)
         if status >= SR_CONN_CLOSED:
-            return broken(g, c, conn, status)
+            return lost_conn(g, c, conn, status)
         if status == SR_CONN_PROGRESSED:
             outcome = PROGRESSED
         if is_busy(conn):
@@ -90,7 +90,7 @@ cdef int move(Group *g, Call *c) noexcept nogil:
     return outcome
 
 
-cdef int broken(Group *g, Call *c, sr_conn *conn, int status) noexcept nogil:
+cdef int lost_conn(Group *g, Call *c, sr_conn *conn, int status) noexcept nogil:
     c.awaited.rank = remote(g, rank_at_end_of(inter_of(g), conn))
     c.error = conn.error if status == SR_CONN_FAILED else 0
     if status != SR_CONN_MISMATCH:
@@ -126,12 +126,12 @@ cdef int examine(Group *g, Call *c) noexcept nogil:
     conn = &inter.conns[inter.next_examined]
     inter.next_examined = (inter.next_examined + 1) % inter.nconns
     if is_busy(conn) and sr_conn_is_cut(conn, inter.cut_ns):
-        return broken(g, c, conn, SR_CONN_FAILED)
+        return lost_conn(g, c, conn, SR_CONN_FAILED)
     if not sr_conn_peek(conn) or conn.arriving.seq != inter.seq:
         return PROGRESSED
     if conn.arriving.fingerprint == c.fingerprint and conn.arriving.count == c.count:
         return PROGRESSED
-    return broken(g, c, conn, SR_CONN_MISMATCH)
+    return lost_conn(g, c, conn, SR_CONN_MISMATCH)
 
 
 # A flag that is never set, for a call that waits for connections only: a blocked call has to name a flag.

@@ -16,7 +16,7 @@ from .context cimport (
     Fragment, InterNode, await_confirmations, begin_internode, blocked_on_conns, call_number, confirm, fragment_at,
     inter_of, lay_out, nfragments, node_of_group, rank_at, receive_from, send_to,
 )
-from .local_step cimport begin_local, finish_internode, meet, new_local, step_internode
+from .local_step cimport begin_barrier, begin_local, finish_internode, new_local, step_internode
 from .reductions cimport fragment_count_of, gather_fragment, slice_at, step_large, step_reduce_scatter, step_small
 
 
@@ -145,7 +145,7 @@ cdef int exchange_locally(Group *g, Call *c) noexcept nogil:
     cdef Call *step
     cdef int local, rank
     if c.kind != ALL_TO_ALL and inter.node_of[c.root] != inter.node:
-        return meet(g, c)
+        return begin_barrier(g, c)
     if g.size == 1:
         keep_own(g, c)
         return PROGRESSED
@@ -359,7 +359,7 @@ cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
         if inter.node != inter.node_of[c.root] and inter.local_of[inter.rank] == 0:
             receive_from(g, c, c.root, c.out, c.nbytes, &s.receiving)
         if inter.node != inter.node_of[c.root]:
-            return meet(g, c)
+            return begin_barrier(g, c)
     if inter.stage == 2:
         return finish_internode(g, c)
     if s.receiving > 0:
@@ -388,7 +388,7 @@ cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
                 return blocked_on_conns(g, c)
             begin_fragment(g, c, inter.turn)
         inter.stage = 1
-        return meet(g, c) if inter.turn == 0 and not begins else PROGRESSED
+        return begin_barrier(g, c) if inter.turn == 0 and not begins else PROGRESSED
     if inter.stage == 1:
         if number >= 0:
             if fragment_at(inter, number).receiving > 0:
@@ -485,7 +485,7 @@ cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
 
 # Choose the algorithm of a call. The choice depends only on the call and on values that are equal on all ranks, so all
 # ranks choose the same one.
-cdef void choose_way(Group *g, Call *c) noexcept nogil:
+cdef void choose_algorithm(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if inter == NULL:
         choose_pipeline(g, c)

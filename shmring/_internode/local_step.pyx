@@ -60,7 +60,7 @@ cdef void begin_local(Group *g, Call *c) noexcept nogil:
 
 
 # Begin a local barrier, if there are other local ranks. Return PROGRESSED.
-cdef int meet(Group *g, Call *c) noexcept nogil:
+cdef int begin_barrier(Group *g, Call *c) noexcept nogil:
     if g.size > 1:
         new_local(g, c, BARRIER, 0)
         begin_local(g, c)

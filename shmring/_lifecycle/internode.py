@@ -46,7 +46,7 @@ class InterNodeLinks:
             )
         except OSError as error:
             raise explain(error, "watching the connections to other hosts") from error
-        engine.cross(self._conns, self._notifications)
+        engine.attach_hosts(self._conns, self._notifications)
 
     def agree(self, engine: Engine, slice_nbytes: int) -> None:
         """Collective: use rank 0's slice size for transfers; 0: the tuned size."""

@@ -131,7 +131,7 @@ cdef void withdraw_all(Matching *m) noexcept nogil
 cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil
 cdef int awaited_sides(Matching *m) noexcept nogil
 cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil
-cdef void open_way(Matching *m, int receiver) noexcept nogil
+cdef void open_ring(Matching *m, int receiver) noexcept nogil
 cdef void publish_all_taken(Matching *m) noexcept nogil
 cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil
 cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil

@@ -110,7 +110,7 @@ cdef void unlink_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept
 
 
 # Discard the rest of the message that is being received from this peer.
-cdef void pass_over(Matching *m, Peer *p) noexcept nogil:
+cdef void discard_incoming(Matching *m, Peer *p) noexcept nogil:
     p.receiver = NULL
     p.incoming.data = NULL
     if p.channel != NULL:
@@ -145,7 +145,7 @@ cdef void withdraw(Matching *m, Message *message) noexcept nogil:
     for i in range(m.nsources):
         p = &m.peer[m.source[i]]
         if p.receiver == message:
-            pass_over(m, p)
+            discard_incoming(m, p)
     while unexpected != NULL:
         if unexpected.wanted_by == message:
             unexpected.wanted_by = NULL
@@ -156,7 +156,7 @@ cdef void withdraw(Matching *m, Message *message) noexcept nogil:
 cdef void withdraw_all(Matching *m) noexcept nogil:
     cdef int i
     for i in range(m.nsources):
-        pass_over(m, &m.peer[m.source[i]])
+        discard_incoming(m, &m.peer[m.source[i]])
 
 
 # ---- matching ------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ cdef bint is_awaited(Matching *m, int source) noexcept nogil:
     return False
 
 
-cdef void hand_over(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
+cdef void deliver_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
     cdef Message *message = unexpected.wanted_by
     cdef Failure failure = failure_of(message)
     if failure == NO_FAILURE:
@@ -228,7 +228,7 @@ cdef void post_receive(Matching *m, Message *message) noexcept nogil:
             message.state = MOVING
             unexpected.wanted_by = message
             if unexpected.whole:
-                hand_over(m, unexpected)
+                deliver_unexpected(m, unexpected)
             return
         unexpected = unexpected.next
     message.next = NULL
@@ -368,7 +368,7 @@ cdef void finish_incoming(Matching *m, Peer *p) noexcept nogil:
     elif p.unexpected != NULL:
         p.unexpected.whole = True
         if p.unexpected.wanted_by != NULL:
-            hand_over(m, p.unexpected)
+            deliver_unexpected(m, p.unexpected)
     p.receiver = NULL
     p.unexpected = NULL
 
@@ -413,16 +413,16 @@ cdef void open_end(Matching *m, sr_ring_end *end, int sender, int receiver, int 
 
 
 # Format the ring to a rank of this host, whose pages are populated, and notify that rank.
-cdef void open_way(Matching *m, int receiver) noexcept nogil:
+cdef void open_ring(Matching *m, int receiver) noexcept nogil:
     cdef Peer *p = &m.peer[receiver]
     cdef sr_lane *lane = m.g.lane[p.lane]
     open_end(m, &p.out, m.g.rank, p.lane, p.lane)
-    format_way(&p.out)
+    format_ring(&p.out)
     p.out_open = True
     sr_flag_mark(&lane.p2p_senders[m.g.rank // 64], <uint64_t> 1 << (m.g.rank % 64), &lane.p2p_event)
 
 
-cdef inline void format_way(sr_ring_end *end) noexcept nogil:
+cdef inline void format_ring(sr_ring_end *end) noexcept nogil:
     sr_ring_format(end.ring, end.bytes, end.position)
 
 

@@ -158,6 +158,11 @@ HOUSE_WORDS = {
     r"\bword_(from|due_ns)\b": "reason, report",
     r"(?i)\bstaging rings?\b": "staging buffer",
     r"\bUneven\b|\bFusion\(": "VectorCollectives, FusedCollectives",
+    r"\bcourtesy_ns\b|\bCOURTESY_NS\b": "report_delay",
+    r"\bheed\(|\brouse\(": "warn_if_due, wake_thread",
+    r"\bTOLD_NBYTES\b": "ANNOUNCED_NBYTES",
+    r"\bchoose_way\b|\bopen_way\w*|\bformat_way\b": "choose_algorithm, open_ring",
+    r"\bpost_and_carry\b|\blet_go_of_completed\b": "post_and_wait, release_completed",
 }
 # First words of a relative clause. A comment or docstring begins with none of them, unless it is a question.
 RELATIVE = re.compile(r"(Who|Whom|Whose|Whether|What|Of|Where|How)\b(?![^.!?]*\?)")
