@@ -157,3 +157,8 @@ def agreed(error: E) -> E:
     """
     error.shmring_agreed = True  # type: ignore[attr-defined]
     return error
+
+
+# Tracebacks and pickles name the public place.
+for _error in (Error, RankFailed, Timeout, Mismatch, Truncated, Aborted, Closed, OutOfMemory):
+    _error.__module__ = "shmring"

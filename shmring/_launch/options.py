@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from .. import __version__
 from .._bootstrap.join import check_nprocs
 from .._config.settings import parse_address, whole_number
 from .._system import cpu_topology, cpulist
@@ -39,19 +41,47 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(complain(f"{message} (usage: shmrun -n 4 script.py ...; more with --help)"))
 
 
+class _Alias(argparse.Action):
+    """Another name of a required option."""
+
+    def __init__(self, *arguments: Any, of: argparse.Action, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._of = of
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        value: Any,
+        name: str | None = None,
+    ) -> None:
+        setattr(options, self.dest, value)
+        self._of.required = False
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
     """Parse and check the options; `counts` becomes the number of ranks on each host."""
     parser = _parser()
     options = parser.parse_args(argv)
+    counts = options.counts
     try:
         _count_ranks(options)
         _check_output(options)
         _check_restart(options)
     except (ValueError, argparse.ArgumentTypeError) as error:
         parser.error(str(error))
+    if not options.module and _is_python(options.script):
+        without = " ".join(["shmrun -n", counts, *options.arguments])
+        parser.error(f"shmrun starts Python itself: leave out {options.script!r}, as in {without}")
     if not options.module and not os.path.exists(options.script):
         parser.error(f"there is no script {options.script!r}")
     return options
+
+
+def _is_python(script: str) -> bool:
+    """Return whether SCRIPT is an interpreter, as after other launchers' -n."""
+    is_named_so = re.fullmatch(r"python[\d.]*", os.path.basename(script)) is not None
+    return is_named_so and (os.access(script, os.X_OK) or not os.path.exists(script))
 
 
 def _parser() -> _Parser:
@@ -65,14 +95,18 @@ def _parser() -> _Parser:
         epilog="The exit code is that of the first rank that fails (128 + N for signal N); its traceback is "
         "the last that is printed. Ctrl-C, SIGTERM and SIGHUP are forwarded to the ranks and end the run.",
     )
-    parser.add_argument(
+    counts = parser.add_argument(
         "-n",
         dest="counts",
         required=True,
         metavar="RANKS",
         help="ranks on each host, or `auto`: one for each usable CPU (for each core with --bind "
-        "core); for several hosts also a number for each, as in 2,1,3",
+        "core); for several hosts also a number for each, as in 2,1,3. Other launchers' -np, --np and "
+        "--nproc-per-node mean the same",
     )
+    names = ("-np", "--np", "--nproc-per-node", "--nproc_per_node")
+    parser.add_argument(*names, dest="counts", action=_Alias, of=counts, help=argparse.SUPPRESS)
+    parser.add_argument("--version", action="version", version=f"shmring {__version__}")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .. import __version__
 from .._config import optional_deps
 
 BAD_USAGE = 2
@@ -22,6 +23,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **{"allow_abbrev": False} | keywords)
+        self.add_argument("--version", action="version", version=f"shmring {__version__}")
 
     def error(self, message: str) -> NoReturn:
         raise SystemExit(complain(self.prog, f"{message} (more with {self.prog} --help)", BAD_USAGE))

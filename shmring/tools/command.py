@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
+    except KeyboardInterrupt:  # without a traceback, as other commands end
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader closed the pipe, as `head` does; keep the interpreter silent at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

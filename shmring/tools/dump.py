@@ -21,6 +21,9 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("pid", type=int, metavar="PID")
     parser.add_argument(
+        "--all", action="store_true", help="also show the calls by which the communicator started"
+    )
+    parser.add_argument(
         "--no-stacks", action="store_true", help="do not ask the ranks for their Python stacks"
     )
     _cli.add_json(parser, "a list of communicators")
@@ -35,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = _attach.of_processes([arguments.pid])
     if not found:
         return _fail(f"process {arguments.pid} has no communicator, or has closed it")
-    all_seen = [_seen(one, with_stacks=not arguments.no_stacks) for one in found]
+    all_seen = [_seen(one, with_stacks=not arguments.no_stacks, with_start=arguments.all) for one in found]
     if arguments.json:
         _cli.print_json(all_seen)
     else:
@@ -48,13 +51,14 @@ def _fail(text: str) -> int:
     return _cli.complain("shmring dump", text)
 
 
-def _seen(segment: _attach.Segment, *, with_stacks: bool) -> dict[str, Any]:
+def _seen(segment: _attach.Segment, *, with_stacks: bool, with_start: bool) -> dict[str, Any]:
     told = _attach.seen(segment)
     if segment.flight is None:
         return told
     stacks = _attach.stacks_of(segment) if with_stacks else {}
     for rank, one in enumerate(told["ranks"]):
-        one["calls"] = segment.flight.records_of(rank)
+        calls = segment.flight.records_of(rank)
+        one["calls"] = [call for call in calls if with_start or call["number"] > 0]
         if with_stacks:
             one["stacks"] = _attach.printable(stacks[rank])
     return told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import platform
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -36,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `python -m shmring.selftest` and return the exit status."""
     parser = _cli.Parser(prog="python -m shmring.selftest", description=_ABOUT)
     _cli.add_json(parser, "the checks")
-    return run(parser.parse_args(argv))
+    try:
+        return run(parser.parse_args(argv))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -209,10 +209,18 @@ class Answer:
     part_of_time: float
 
     def __str__(self) -> str:
-        told = f"{self.taken}, {self.part_of_time:.2f} of the time with {self.built_in}"
-        if self.taken == self.built_in:
-            told = f"{self.taken} stays"
-        return f"{self.ranks} ranks, {self.distance}: {self.name}: {told}"
+        built_in, taken = _value_text(self.built_in), _value_text(self.taken)
+        found = f"{taken} stays"
+        if self.taken != self.built_in:
+            found = f"{taken} takes {self.part_of_time:.2f} of the time with {built_in}"
+        return f"{self.ranks} ranks, {self.distance}: {self.name}: {found}"
+
+
+def _value_text(value: int) -> str:
+    """Return a threshold as a person reads it."""
+    if value >= thresholds.NEVER:
+        return "never"
+    return _cli.in_words(value) if value >= KIB else str(value)
 
 
 def tune(
@@ -235,7 +243,8 @@ def tune(
             told.append(Answer(ranks, distance, question.name, present, value, part))
             bar.tell(str(told[-1]))
         if not again:
-            bar.tell(f"{ranks} ranks: {question.name}: {present} stays, too few rounds; give more --seconds")
+            text = f"{_value_text(present)} stays, too few rounds; give more --seconds"
+            bar.tell(f"{ranks} ranks: {question.name}: {text}")
         bar.advance()
     return {distance: values for distance, values in table.items() if values}, told
 

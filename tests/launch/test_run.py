@@ -131,6 +131,15 @@ def test_auto_is_one_rank_for_each_usable_cpu():
     assert run_options.parse(["-n", "auto", os.devnull]).counts == [usable_cpus()]
 
 
+@pytest.mark.parametrize(
+    "names", [["-np", "3"], ["--np", "3"], ["--np=3"], ["--nproc-per-node=3"], ["--nproc_per_node", "3"]]
+)
+def test_the_names_of_other_launchers_mean_the_same(names):
+    options = run_options.parse([*names, os.devnull, "--np", "7"])
+    assert options.counts == [3]
+    assert options.arguments == ["--np", "7"]
+
+
 def test_rank_0_reads_standard_input(tmp_path):
     done = subprocess.run(
         command(tmp_path, "print(repr(sys.stdin.read()))"),
@@ -151,6 +160,8 @@ def test_rank_0_reads_standard_input(tmp_path):
         (["-n", "0", "x.py"], "allowed: 1 to"),
         (["-n", "two", "x.py"], "'two'"),
         (["-n", "2", "no-such-script.py"], "there is no script 'no-such-script.py'"),
+        (["-n", "2", "python", "x.py"], "leave out 'python', as in shmrun -n 2 x.py"),
+        (["-n", "2", "/usr/bin/python3.11", "-m", "x"], "as in shmrun -n 2 -m x"),
         (["-n", "2", "--grace", "-1", "x.py"], "--grace"),
         (["-n", "2", "--no-such-option", "x.py"], "usage: shmrun -n 4 script.py"),
     ],

@@ -18,6 +18,7 @@ import pytest
 from engines import environment
 from ranks import Died, Ranks, turns, until_there, when_there
 
+import shmring
 from shmring._config.settings import Settings
 from shmring._config.thresholds import ring_nbytes, tables
 from shmring._core.segment_format import control_nbytes, format_segment, segment_nbytes
@@ -418,3 +419,22 @@ def test_a_stopped_job_can_be_looked_at(world_of, capsys, dreams):
     wake(dreams)
     assert text.count("(it is stopped)") == 2
     assert ranks.answers() == [0, 1]
+
+
+@pytest.mark.parametrize("arguments", [[], ["ps"], ["tune"], ["bench"], ["selftest"]])
+def test_every_command_says_its_version(capsys, arguments):
+    with pytest.raises(SystemExit) as done:
+        command.main([*arguments, "--version"])
+    assert done.value.code == 0
+    assert capsys.readouterr().out == f"shmring {shmring.__version__}\n"
+
+
+def test_dump_shows_the_calls_of_the_start_only_if_asked(world_of, capsys):
+    ranks = world_of(2)
+    ranks(shmring.Comm.barrier)
+    text = shown(capsys, "dump", str(ranks.pid(0)), "--no-stacks")
+    whole = shown(capsys, "dump", str(ranks.pid(0)), "--no-stacks", "--all")
+    assert "start " not in text
+    assert "start " in whole
+    for both in (text, whole):
+        assert "#1 barrier()" in both

@@ -407,3 +407,11 @@ def test_a_setting_that_would_keep_ranks_from_meeting_is_one_line(path):
 def test_a_user_without_a_home_is_told_at_once(tmp_path):
     done = shmring_tune(HOME="relative", XDG_CACHE_HOME="")
     assert (done.returncode, "give --output" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("built_in", "taken", "text"),
+    [(thresholds.NEVER, 65536, "64 KiB takes 0.80 of the time with never"), (4, 4, "4 stays")],
+)
+def test_answers_are_in_words(built_in, taken, text):
+    assert str(tune.Answer(2, "near", "depth", built_in, taken, 0.8)) == f"2 ranks, near: depth: {text}"
