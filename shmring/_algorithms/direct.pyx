@@ -20,7 +20,7 @@ from .._core.segment cimport (
     sr_descriptor, sr_flag_load_after_reads, sr_flag_reached, sr_slice_begin_grained,
 )
 from .._core.staging cimport (
-    TRADERS, blocked_on_credit, copy_from_far, fold_prefetching, give_credit, goes_backwards, has_credit,
+    SWAPPING_RANKS, blocked_on_credit, copy_from_far, fold_prefetching, give_credit, goes_backwards, has_credit,
     keeps_to_window, next_begin, next_chunk, slot, slot_begin_within, slot_end, slot_nbytes, streams_out, whole_items,
     window_nbytes_of,
 )
@@ -186,7 +186,7 @@ cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
 # to them next. No line then moves only to be overwritten: an all_reduce of 1 MiB in place between far cores takes 0.7
 # of the time (bench/peers/peers.py).
 cdef inline unsigned char *slice_result(Group *g, Call *c, int rank, uint64_t slot_at, size_t begin) noexcept nogil:
-    return slot_data(g, c, 1 - rank if g.size == TRADERS else rank, slot_at) + begin
+    return slot_data(g, c, 1 - rank if g.size == SWAPPING_RANKS else rank, slot_at) + begin
 
 
 # Reduce this rank's slice of a chunk. The result goes to this rank's out and, for the others, to a slot; in a reduce
@@ -212,7 +212,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
             ntargets = 1
         if c.kind != REDUCE or g.rank != c.root:
             stream |= <uint32_t> streams_slots(g, c) << ntargets
-            prefetches = g.far and stream == 0 and g.size > TRADERS
+            prefetches = g.far and stream == 0 and g.size > SWAPPING_RANKS
             g.target[ntargets] = slice_result(g, c, g.rank, slot_at, begin)
             ntargets += 1
             g.stats.bytes_sent += length * c.itemsize

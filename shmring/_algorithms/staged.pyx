@@ -8,7 +8,7 @@
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
-from .._core.descriptor cimport describe, descriptor, finish, hopes_for_zero_copy, may_ping, step_lines
+from .._core.descriptor cimport describe, descriptor, finish, offers_zero_copy, may_ping, step_lines
 from .._core.group cimport (
     ABORTED, ALL_GATHER, ALL_TO_ALL, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE, SCAN,
     SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
@@ -23,7 +23,7 @@ from .._core.segment cimport (
 from .._core.single_copy cimport may_be_single_copy
 from .._core.staging cimport (
     blocked_on_credit, copy_from_far, give_credit, goes_backwards, has_credit, keeps_to_window, next_begin, next_chunk,
-    slot_begin_within, slot_nbytes, streams_out, traded_slot, window_nbytes_of,
+    slot_begin_within, slot_nbytes, streams_out, swapped_slot, window_nbytes_of,
 )
 
 
@@ -96,7 +96,7 @@ cdef inline void advance_piece(Group *g, Call *c, Cursor *cursor) noexcept nogil
 
 cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.stage)
-    cdef unsigned char *there = traded_slot(g, c, g.rank, pieces_slot(g, c, &c.stage))
+    cdef unsigned char *there = swapped_slot(g, c, g.rank, pieces_slot(g, c, &c.stage))
     cdef int taker
     if is_split(c):
         for taker in range(g.size):
@@ -182,7 +182,7 @@ cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
     cdef uint64_t slot_at = pieces_slot(g, c, &c.copy)
     cdef int giver
     for giver in range(g.size):
-        g.source[giver] = traded_slot(g, c, giver, slot_at) + piece_in_slot(c, giver, g.rank, nbytes)
+        g.source[giver] = swapped_slot(g, c, giver, slot_at) + piece_in_slot(c, giver, g.rank, nbytes)
     take_pieces(g, c, next_begin(c, &c.copy), nbytes)
     advance_piece(g, c, &c.copy)
     c.copy_peer = 0
@@ -227,10 +227,10 @@ cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
 
 
 # True if all ranks that give this rank data have shared arrays. Their call lines have arrived.
-cdef inline bint givers_hope_for_zero_copy(Group *g, Call *c) noexcept nogil:
+cdef inline bint givers_offer_zero_copy(Group *g, Call *c) noexcept nogil:
     cdef int giver
     for giver in range(g.size):
-        if takes_from(g, c, g.rank, giver) and not hopes_for_zero_copy(g, c, giver):
+        if takes_from(g, c, g.rank, giver) and not offers_zero_copy(g, c, giver):
             return False
     return True
 
@@ -243,7 +243,7 @@ cdef int step_givers_lines(Group *g, Call *c) noexcept nogil:
         return step_lines(g, c)
     status = await_givers(g, c)
     if status == DONE and c.zero_copy:
-        c.zero_copy = givers_hope_for_zero_copy(g, c)
+        c.zero_copy = givers_offer_zero_copy(g, c)
     return status
 
 
@@ -284,9 +284,10 @@ cdef enum:
 cdef inline void prefetch_next_slot(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = pieces_nbytes(g, c, c.nbytes)
     cdef bint is_one_slot = c.chunk_nbytes == c.nbytes and nbytes <= PREFETCH_SLOT_NBYTES
+    cdef uint64_t slot_at
     if is_one_slot and g.far and not g.oversubscribed and c.nbytes < g.tuning.far_stream_nbytes:
-        sr_prefetch_for_write(traded_slot(g, c, g.rank, slot_begin_within(g, c.stage.position, nbytes,
-                                                                          c.window_nbytes)), nbytes)
+        slot_at = slot_begin_within(g, c.stage.position, nbytes, c.window_nbytes)
+        sr_prefetch_for_write(swapped_slot(g, c, g.rank, slot_at), nbytes)
 
 
 cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
@@ -376,7 +377,7 @@ cdef void stage_and_publish(Group *g, Call *c) noexcept nogil:
 
 # True if the giver's call line announced the chunk. It announces the first one, unless the giver's array is shared.
 cdef inline bint is_announced(Group *g, Call *c, int giver) noexcept nogil:
-    return c.copy.offset == 0 and not hopes_for_zero_copy(g, c, giver)
+    return c.copy.offset == 0 and not offers_zero_copy(g, c, giver)
 
 
 cdef bint pieces_are_there(Group *g, Call *c) noexcept nogil:

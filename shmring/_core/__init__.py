@@ -5,12 +5,14 @@ group            one communicator (Group), one collective in progress (Call), th
   |-- kernels    the reduction, copy and conversion loops; the only extension that links them
 
 staging          chunks and slots in the staging buffer, and the credit for them
-descriptor       what a call line says besides the fingerprint; uses core_distance and single_copy
-schedule         who sends what in which step of a ring or a tree: schedule.h
-spsc_ring        the C declarations of the ring of one producer and one consumer: spsc_ring.h
-core_distance    the measurement of how far apart the cores of the ranks are
-trace            the time slices of a call;    timeouts: seconds of Python to nanoseconds
+descriptor       places of the arrays and rank 0's announcements, in a call line; uses:
+  |-- core_distance    measures whether the ranks' cores are near or far
+  |-- single_copy      decides whether private arrays are read through the kernel
+schedule         the C declarations of schedule.h: the steps of rings and trees
+spsc_ring        the C declarations of spsc_ring.h: the ring of one producer and one consumer
+trace            time slices of a call
+timeouts         seconds of Python as nanoseconds
 segment_format   sizes and first values of a segment, for Python
 
-All but `kernels`, `segment` and `schedule` use `group`. Nothing here uses another folder.
+No module here imports another folder.
 """

@@ -1,6 +1,6 @@
-# How far apart the cores of the ranks are. Rank 0 and each other rank in turn pass a cache line back and forth; the
-# slowest pair decides. The measurement is a collective of its own (enter_ping, step_ping_call), or a part of another
-# call (begin_ping, step_ping: see descriptor.pxd).
+# The distance of the ranks' cores: near or far. Rank 0 and each other rank in turn pass a cache line back and forth,
+# and the slowest pair decides. The measurement is a collective of its own (enter_ping, step_ping_call), or a part of
+# another call (begin_ping, step_ping: see descriptor.pxd).
 
 from libc.stdint cimport uint64_t
 

@@ -1,4 +1,5 @@
-# What the call lines say in all but tiny calls: where the data lie, and rank 0's words on the distance.
+# The descriptors in the call lines of all but tiny calls: the places of the arrays, and what rank 0 announces about the
+# distance.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
@@ -11,38 +12,38 @@ from .single_copy cimport can_be_read, is_worth_single_copy
 
 
 cdef enum:
-    CLOCK_CALLS = 64     # small calls between two looks at the clock, which costs a twentieth of one
+    CLOCK_CALLS = 64     # small calls between two readings of the clock, one of which costs a twentieth of a call
 
 
 cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogil:
     return <sr_descriptor *> line_of(g, rank, c.seq).payload
 
 
-# Whether rank hopes for zero-copy, and so has staged nothing before its line. Where it is read its x is shared, or
-# private and readable; where a result is put into place from outside (all_reduce, reduce) so is its out.
-cdef inline bint hopes_for_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
+# True if `rank` offers zero-copy; it has then staged nothing before its line. Its x, if other ranks read it, and its
+# out, if other ranks put results into it (all_reduce, reduce), are shared, or private and readable.
+cdef inline bint offers_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, rank)
     if c.algorithm != AUTO or (theirs.x_block == 0 and gives(g, c, rank)):
         return False
     return theirs.out_block != 0 or not is_sliced(c) or not takes(g, c, rank)
 
 
-# Of every slot of this call: data that begin as far into a cache line as they do in the user's array are moved by
-# whole lines on both sides. A fifth of the time far, a twentieth near (bench/peers/peers.py, 1 MiB; NumPy's large
-# arrays begin 16 bytes into a line).
+# The skew of this call's slots: data that have the same offset in a cache line as in the user's array are moved by
+# whole lines on both sides. This saves a fifth of the time between far cores, and a twentieth between near ones
+# (bench/peers/peers.py, 1 MiB; large arrays of NumPy begin 16 bytes into a line).
 cdef inline uint32_t skew_of(Call *c) noexcept nogil:
     cdef uint32_t skew = <uint32_t> (<uintptr_t> c.out & (SR_CACHE_LINE - 1))
     return skew if skew % c.itemsize == 0 else 0
 
 
-# Whether rank 0 may have a word on the distance in this call: everyone reads its line then, and waits for it. That is
-# little beside a large call, unless ranks take turns on a CPU: a broadcast of 64 KiB to 4 is a fifth faster without.
+# True if rank 0 may announce something about the distance in this call: all ranks then wait for its line. That costs
+# little in a large call, unless ranks share CPUs: a broadcast of 64 KiB to 4 ranks is a fifth faster without it.
 cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
     cdef bint large = c.nbytes >= g.tuning.ping_nbytes and not g.oversubscribed
     return (large or c.seq % CLOCK_CALLS == 0) and not g.header.forced_path
 
 
-# Fills the own line, to be published; where this rank stands in the call is the beginning.
+# Fill this rank's descriptor, which the caller publishes, and set the call's progress to its begin.
 cdef inline void describe(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *mine = descriptor(g, c, g.rank)
     mine.x_block = c.x_block
@@ -60,7 +61,7 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     mine.ping = 0
     if g.rank == 0 and may_ping(g, c):
         mine.ping = sr_now_ns() - g.pinged_ns >= g.ping_interval_ns
-    c.zero_copy = hopes_for_zero_copy(g, c, g.rank)
+    c.zero_copy = offers_zero_copy(g, c, g.rank)
     c.ping = False
     c.phase = 0
     c.fold_peer = c.copy_peer = 0
@@ -68,14 +69,15 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     c.announced = False
 
 
-# What the lines say together: zero-copy only when everyone can, the new distance, whether to measure it again.
+# Read the descriptors of all ranks: the call is zero-copy only if every rank offers it. Rank 0's descriptor has the new
+# distance, and says whether to measure it again.
 cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *theirs
     cdef int rank
     if c.zero_copy:
         for rank in range(g.size):
             theirs = descriptor(g, c, rank)
-            if not hopes_for_zero_copy(g, c, rank):
+            if not offers_zero_copy(g, c, rank):
                 c.zero_copy = False
             if c.kind == ALL_REDUCE and (theirs.x_block == SR_PRIVATE or theirs.out_block == SR_PRIVATE):
                 c.single_copy = True
@@ -84,7 +86,8 @@ cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
     c.ping = theirs.ping != 0
 
 
-# DONE: the lines are there and agree, and the distance is measured if it is time.
+# Return DONE once the lines of all ranks have arrived and agree, and the distance is measured if rank 0 has asked for
+# it.
 cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
     cdef int status
     if not c.lines_seen:
@@ -102,7 +105,7 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# The call is complete: the path it went, and the distance from the next call on.
+# End a call: count its path, and set the distance from the next call on.
 cdef inline void finish(Group *g, int path) noexcept nogil:
     count_path(g, path)
     if g.far != g.announced_far:

@@ -1,6 +1,5 @@
-# What every pipeline stands on: one communicator's state (Group), one collective in progress (Call), and the steps
-# that all of them share: what they wait for, and the call line. Who knows it knows the C rooms as well.
-# Nothing here touches a Python object.
+# The basis of every algorithm: the state of one communicator (Group), one collective in progress (Call), and the steps
+# that all algorithms share: waiting, and the call line. Nothing here touches a Python object.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
@@ -15,51 +14,52 @@ from .segment cimport (
 )
 
 
+# The outcome of a step, or of a wait.
 cdef enum Status:
-    DONE         # the call is complete here
+    DONE         # the call is complete on this rank
     PROGRESSED   # step again
-    BLOCKED      # nothing to do before call.awaited.flag reaches its target
-    MISMATCHED   # call.awaited.rank calls something else
+    BLOCKED      # there is nothing to do before call.awaited.flag reaches its target
+    MISMATCHED   # call.awaited.rank makes a different call
     ABORTED      # the abort word is set
-    LATE         # call.awaited.rank did not come before the deadline
-    DEAD         # call.awaited.rank is gone
-    UNREADABLE   # the array of call.awaited.rank, because of call.error
-    LEFT         # call.awaited.rank closed the communicator
-    SIGNALLED    # time to let Python look at its signals
-    LOST         # the connection to call.awaited.rank, which is of another host: closed, or failed with call.error
-    REMOTE_MISMATCH       # call.awaited.rank, which is of another host, calls something else
-    UNDESCRIBED  # the queue's next call is for Python to describe, which wants what came of those before it
+    LATE         # call.awaited.rank has not done its part before the deadline
+    DEAD         # call.awaited.rank has died
+    UNREADABLE   # the array of call.awaited.rank cannot be read: call.error
+    LEFT         # call.awaited.rank has closed the communicator
+    SIGNALLED    # Python has to check its signals
+    LOST         # the connection to call.awaited.rank, on another host, is closed or has failed with call.error
+    REMOTE_MISMATCH       # call.awaited.rank, on another host, makes a different call
+    UNDESCRIBED  # Python has to describe the queue's next call, for which it needs the results of the calls before
 
 
 cdef enum Kind:
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN
     BROADCAST, SCATTER, GATHER, ALL_GATHER, ALL_TO_ALL
     BARRIER, ALLOCATE, PING, AGREE, SPLIT, FORM_GROUP, SHARE
-    ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # what the steps of a vector call are named
-    ALL_REDUCE_MANY                                   # what each call of a fused one is named
-    ELECTION                                            # what comes before a call with a priority
+    ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # names of vector calls, for their steps
+    ALL_REDUCE_MANY                                   # name of a fused call, for its steps
+    ELECTION                                          # precedes a call with a priority
     NKINDS, INVALID = 63
 
 
 cdef enum:
-    OPAQUE = SR_DTYPES      # the dtype of items that are only moved, of none of the table's dtypes: see Items
+    OPAQUE = SR_DTYPES      # the dtype of items that are only moved and have no dtype of the table: see Items
 
 
 cdef enum:
-    MOST_PRIORITY = 4095   # 13 bits of a fingerprint, with its negative and none
+    MOST_PRIORITY = 4095   # 13 bits of a fingerprint hold -4095 to 4095 and "none"
 
 
 cdef enum Algorithm:
     AUTO, RING, TREE, MASTER, DIRECT, BIDIRECTIONAL_RING, HALVING_DOUBLING, DOUBLE_TREE, NALGORITHMS   # fit 3 bits
 
 
-cdef enum Path:      # what a call went through, for stats
+cdef enum Path:      # the method that carried a call, for stats
     TINY, SMALL, NEAR, FAR, ZERO_COPY, BY_RING, BY_TREE, BY_MASTER, SINGLE_COPY, BY_CHAIN, ACROSS
     BY_BIDIRECTIONAL_RING, BY_HALVING_DOUBLING, BY_DOUBLE_TREE, NPATHS
 
 
-# One shared array's memory as this process maps it: `stride` bytes for each rank, in rank order. The own part is known
-# to its user at `own`, which is another address of the same memory where that was adopted.
+# The memory of one shared array as this process maps it: `stride` bytes for each rank, in rank order. The user knows
+# this rank's part by the address `own`, which is a second mapping of the same memory if the array was adopted.
 cdef struct Block:
     uint32_t id
     uintptr_t begin
@@ -74,10 +74,10 @@ cdef struct Stats:
 
 
 cdef enum:
-    SCRATCH_NBYTES = 512 << 10   # what the others have for this rank, little beside an L2
+    SCRATCH_NBYTES = 512 << 10   # for data read from other ranks; small in comparison with an L2 cache
 
 
-# One communicator's state on one rank. Private memory; what it points at is shared.
+# The state of one communicator on one rank. It lies in private memory; header and lanes point into the segment.
 cdef struct Group:
     int rank, size
     sr_header *header
@@ -85,61 +85,61 @@ cdef struct Group:
     sr_lane **lane             # by rank
     unsigned char **ring       # by rank
     const sr_kernels *kernels
-    uint64_t seq               # of the last call begun
-    uint64_t first_user_seq    # of the first that is not the engine's own
-    sr_record *recorded        # of the last call begun
-    uint64_t verified          # up to this call everyone's lines are there and agree with this rank's
-    uint64_t position          # where the next slot begins, see layout.h
-    uint64_t credit            # up to here everyone else has copied, as last seen
+    uint64_t seq               # of the last call that has begun
+    uint64_t first_user_seq    # of the first call that is the user's and not the engine's own
+    sr_record *recorded        # record of the last call that has begun
+    uint64_t verified          # up to this call, the call lines of all ranks have arrived and agree with this rank's
+    uint64_t position          # begin of the next slot, see layout.h
+    uint64_t credit            # up to this position all other ranks have copied, as last loaded
     uint64_t pings             # round trips so far, the same on all ranks
-    uint64_t pinged_ns         # when rank 0 measured last
-    uint64_t round_trip_ns     # as rank 0 measured it
-    uint32_t far, next_far     # in force; as measured, to be announced by rank 0
-    uint32_t announced_far     # rank 0's word in the lines of the current call
+    uint64_t pinged_ns         # time of rank 0's last measurement
+    uint64_t round_trip_ns     # result of rank 0's last measurement
+    uint32_t far, next_far     # the distance that holds now; as measured, for rank 0 to announce
+    uint32_t announced_far     # the distance that rank 0 announced in the current call
     size_t ring_nbytes         # of one rank's staging buffer
-    size_t lap_nbytes          # from a position to the same place one time around later
-    int ndead                  # of all ranks, as far as this one has heard
-    bint oversubscribed               # there are more ranks than CPUs, as all have agreed
+    size_t lap_nbytes          # from a position to the same place one lap later
+    int ndead                  # number of ranks that have died, as this rank last counted
+    bint oversubscribed        # there are more ranks than CPUs; all ranks have agreed on this value
     int pauses, brief_pauses, brief_yields
     uint64_t yield_ns, sleep_ns, poll_ns, ping_interval_ns
-    uint64_t next_poll_ns, signal_ns   # when to look around again, and for signals
-    uint64_t polled_ns                # when the wait of a call was looked at last
-    bint checks_liveness       # the kernel does not watch them all, and those that it does not can be looked for
-    uint64_t stall_ns, report_due_ns     # how long a wait may go without a report, 0: for ever; when one is due
-    size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from here on
-    bint single_copy           # every rank can read the private memory of every other
+    uint64_t next_poll_ns, signal_ns   # times of the next poll of the peers, and of Python's signals
+    uint64_t polled_ns         # time of the last poll of a call's wait
+    bint checks_liveness       # the kernel does not watch all ranks, and this rank can look for the others' threads
+    uint64_t stall_ns, report_due_ns   # how long a wait may last without a report (0: for ever); time of the next one
+    size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from this size on
+    bint single_copy           # every rank can read the private memory of every other rank
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step
     unsigned char *scratch     # SCRATCH_NBYTES and a line for each rank, valid within one step
     Block *block               # sorted by own
     int nblocks
     sr_tuning[2] tunings       # near, far
-    sr_tuning *tuning          # in force
+    sr_tuning *tuning          # the one that holds now
     Stats stats
-    void *inter                # to the ranks of other hosts, see _internode/context.pxd; NULL: there are none
-    void *trace                # of what it does and when, see _core/trace.pxd; NULL: there is none
-    void *p2p_trace           # ... of messages
+    void *inter                # InterNode of _internode/context.pxd; NULL: all ranks are on this host
+    void *trace                # Trace of trace.pxd; NULL: calls are not traced
+    void *p2p_trace            # Trace of the messages; NULL: messages are not traced
 
 
-# How far one stage of a pipeline has come.
+# The progress of one stage of a pipeline.
 cdef struct Cursor:
-    uint64_t position   # where its next slot begins, or lies at the earliest
-    size_t offset       # bytes of the message behind it
+    uint64_t position   # begin of its next slot, or a lower bound of it
+    size_t offset       # bytes of the message that are done
 
 
-# What is moved where its dtype is none of the table's: then bytes are what is counted.
+# The items of an array that is only moved and has no dtype of the table. Its `count` counts bytes.
 cdef struct Items:
-    uint32_t signature   # other where dtypes are, the same in every process
-    uint32_t nbytes      # of one
+    uint32_t signature   # differs if the dtypes differ; the same in every process
+    uint32_t nbytes      # of one item
     char[SR_ITEM_NAME_NBYTES] name
 
 
-# Of a vector call: what goes to one rank, or comes from it.
+# In a vector call: the data that go to one rank, or come from it.
 cdef struct Piece:
     unsigned char *data
     size_t nbytes
-    const unsigned char *there   # where the giver's array lies, with zero-copy: as this rank maps it, or ...
-    bint there_is_private        # ... the giver does
+    const unsigned char *there   # with zero-copy the giver's array, as this rank maps it ...
+    bint there_is_private        # ... or, if True, as the giver maps it
 
 
 cdef struct Awaited:
@@ -148,70 +148,71 @@ cdef struct Awaited:
     int rank
 
 
-# One collective in progress: enter begins it, step moves it on; both return at once.
+# One collective in progress. `enter` begins it, `step` advances it; neither waits.
 cdef struct Call:
     void (*enter)(Group *, Call *) noexcept nogil
     int (*step)(Group *, Call *) noexcept nogil
-    # what is called: the first eight bytes as a flight record has them
+    # ---- the arguments; the first eight bytes are also those of a flight record ----
     uint8_t kind, dtype, op, algorithm, order
-    uint8_t named                    # the kind that this call is a step of, 0: it is no step of another
-    uint8_t wire                     # how what crosses is written, see kernels.h
+    uint8_t named                    # the kind of the call of which this one is a step; 0: of none
+    uint8_t wire                     # wire format between hosts, see kernels.h
     uint8_t unused
     int root
-    size_t count, itemsize, nbytes   # of what one rank takes from one other; vector calls: nbytes of the largest piece
-    size_t x_nbytes, out_nbytes      # of the whole arrays where they are used
-    const Items *items               # of OPAQUE; NULL: the dtype is the table's
+    size_t count, itemsize, nbytes   # of the piece that one rank takes from another; vector calls: of the largest one
+    size_t x_nbytes, out_nbytes      # of the whole arrays, if this rank uses them
+    const Items *items               # of OPAQUE items; NULL: the dtype is in the table
     uint64_t fingerprint
     uint64_t timeout_ns
-    const Call *within               # the call of ranks of several hosts that this is a local step of, or NULL
-    uint16_t priority                # 0: none; else it and MOST_PRIORITY + 1
-    uint16_t nodes_in_group          # of hosts that reduce among themselves first; 0: there are no groups
-    float *residual                  # what earlier calls lost by that, see sent_count of allreduce; or NULL
-    # where it lies
+    const Call *within               # the call over several hosts of which this one is a local step, or NULL
+    uint16_t priority                # 0: none; else the priority + MOST_PRIORITY + 1
+    uint16_t nodes_in_group          # number of hosts that first reduce among themselves; 0: there are no groups
+    float *residual                  # error feedback: the rounding errors of earlier calls; or NULL
+    # ---- the arrays ----
     const unsigned char *x
     unsigned char *out
-    bint out_is_new                  # made for this call, large ones in pages that nobody has touched
+    bint out_is_new                  # allocated for this call; the pages of a large one have not been touched
     uint32_t x_block, out_block
     uint64_t x_offset, out_offset
-    const Piece *given               # vector calls: by rank, what it takes of this one; NULL: all pieces are alike
-    const Piece *taken               # vector calls: by rank, what this one takes of it
-    # how far it is
+    const Piece *given               # vector calls: by rank, the data that it takes from this one; NULL: equal pieces
+    const Piece *taken               # vector calls: by rank, the data that this one takes from it
+    # ---- the progress ----
     uint64_t seq
     int64_t number             # among the user's calls
-    uint64_t mismatch_seq        # of the call in which the ranks' calls differ, if they do
-    uint64_t deadline_ns       # 0: nobody has waited long yet
-    uint64_t wait_begin_ns     # of the long wait that is under way
-    bint interrupted           # ... and was left only to look at Python's signals
+    uint64_t mismatch_seq      # of the call in which the ranks' calls differ, if they do
+    uint64_t deadline_ns       # 0: the call has not waited long yet
+    uint64_t wait_begin_ns     # begin of the current long wait
+    bint interrupted           # that wait was interrupted only to check Python's signals
     Awaited awaited
-    int peer, giver            # next ranks whose lines are to be looked at, of all and of those that give something
-    int fold_peer, copy_peer   # next ranks whose counters are to be looked at
-    bint lines_seen            # the lines that this rank needs are there and agree
-    bint announced             # the own line is published
-    bint relayed               # each rank needs what the one before it has made of what that one needed
-    bint zero_copy             # as far as is known nothing is staged: arrays are read where they lie
-    bint single_copy           # ... some of them in private memory, through the kernel
-    int error                  # errno of what could not be read
+    int peer, giver            # next rank whose line is checked: among all ranks, among those that give this one data
+    int fold_peer, copy_peer   # next rank whose counter is checked
+    bint lines_seen            # the lines that this rank needs have arrived and agree
+    bint announced             # this rank's line is published
+    bint relayed               # data pass from rank to rank: a rank may wait for one that waits itself
+    bint zero_copy             # as far as known, nothing is staged: arrays are read in place
+    bint single_copy           # some of them are private and read through the kernel
+    int error                  # errno of a failed read
     bint ping                  # the distance is being measured
-    int phase                  # of zero-copy: 0 working, 1 waiting for the others to be done; fetch has three
+    int phase                  # zero-copy: 0 working, 1 waiting until the other ranks are done; see also direct.pyx
     int round_trips            # of the measurement so far
     size_t chunk_nbytes        # a multiple of itemsize
-    bint backwards             # from the last chunk to the first
-    size_t window_nbytes       # of the rings, that a long message goes through: all of them, or what stays cached
+    bint backwards             # chunks go from the last to the first
+    size_t window_nbytes       # the part of the staging buffers that a long message uses: all, or what stays cached
     Cursor stage, fold, down, copy
 
 
-# Of sequence numbers and positions, which wrap.
+# Return whether a sequence number or position is before another one. Both wrap.
 cdef inline bint is_before(uint64_t one, uint64_t other) noexcept nogil:
     return <int64_t> (one - other) < 0
 
 
-# Positions begin with the sequence numbers, so that a test near the wrap of one is near the wrap of both; in a lap in
-# which each rank has its own ring, as only that is sure to have its pages then.
+# The first position. It is near the first sequence number, so that a test near the wrap of one is near the wrap of
+# both. It lies in a lap in which each rank uses its own staging buffer, since at first only that one is sure to have
+# pages.
 cdef inline uint64_t first_position(const sr_header *header) noexcept nogil:
     return header.first_seq & ~<uint64_t> (2 * sr_layout_lap_nbytes(header.ring_nbytes) - 1)
 
 
-# The cores are near or far from here on: what choices before a call begins depend on is the same for both.
+# Set the distance from here on. Thresholds that are used before a call begins have equal values in both tables.
 cdef inline void set_far(Group *g, bint far) noexcept nogil:
     g.far = far
     g.tuning = &g.tunings[far]
@@ -226,13 +227,13 @@ cdef inline uint8_t name_of(const Call *c) noexcept nogil:
     return c.named if c.named else c.kind
 
 
-# One step of a hash of words: the same in every process.
+# One step of a hash of words. It is the same in every process.
 cdef inline uint64_t mixed(uint64_t word) noexcept nogil:
     word *= <uint64_t> 0x9E3779B97F4A7C15
     return word ^ word >> 29
 
 
-# Of 32 bits: other things stand on the same ones, so counts that are near each other must not differ in few of them.
+# A hash of 32 bits. The fingerprint combines other fields with the same bits, so close counts must differ in many bits.
 cdef inline uint64_t mixed_count(uint64_t count) noexcept nogil:
     return count * <uint64_t> 0x9E3779B97F4A7C15 >> 32
 
@@ -243,23 +244,25 @@ cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
     what |= <uint64_t> c.root << 20 | mixed_count(c.count) << 32
     what ^= <uint64_t> c.wire << 61 ^ <uint64_t> c.nodes_in_group << 45 ^ <uint64_t> c.priority << 32
     if c.items != NULL:
-        what ^= <uint64_t> c.items.signature << 45   # where others have a wire and groups
-    return what   # _flight.described takes it apart
+        what ^= <uint64_t> c.items.signature << 45   # such a call has no wire format and no groups
+    return what   # flight_recorder.pyx decodes it for error messages
 
 
-# ---- what a kind is ------------------------------------------------------------------------------------------
+# ---- properties of a kind ------------------------------------------------------------------------------------
 
-# A *piece* is what one rank takes from one other. Where x is split, each rank takes another piece of it.
+# A *piece* is the data that one rank takes from one other rank.
+
+# True if each rank takes a different piece of x.
 cdef inline bint is_split(const Call *c) noexcept nogil:
     return c.kind == SCATTER or c.kind == ALL_TO_ALL or c.kind == REDUCE_SCATTER
 
 
-# Where results are joined, what comes from rank i is the i-th piece of out.
+# True if the data from rank i become the i-th piece of out.
 cdef inline bint is_joined(const Call *c) noexcept nogil:
     return c.kind == ALL_GATHER or c.kind == GATHER or c.kind == ALL_TO_ALL
 
 
-# Large ones are reduced slice by slice, each by one rank, which puts its result into the place of others.
+# True if a large call is reduced slice by slice: each slice by one rank, which stores its result for other ranks.
 cdef inline bint is_sliced(const Call *c) noexcept nogil:
     return c.kind == ALL_REDUCE or c.kind == REDUCE
 
@@ -272,13 +275,13 @@ cdef inline bint is_folded(const Call *c) noexcept nogil:
     return is_sliced(c) or c.kind == REDUCE_SCATTER or is_scan(c)
 
 
-# Whether what a rank takes is what another has, bit for bit: that of two ranks' exscan is, where an op leaves single
-# values as they are. Logical ones do not, and a bool of 2 becomes 1.
+# True if a rank takes exactly the bits that another rank has. That includes the exscan of two ranks, if the op leaves
+# single values unchanged: logical ops do not, and a bool of 2 becomes 1.
 cdef inline bint is_moved(const Group *g, const Call *c) noexcept nogil:
     return not is_folded(c) or (c.kind == EXSCAN and g.size == 2 and c.op < SR_LAND and c.dtype != SR_BOOL)
 
 
-# Whether others need anything of this rank's x, and whether it gets anything.
+# True if other ranks need data of this rank's x.
 cdef inline bint gives(const Group *g, const Call *c, int rank) noexcept nogil:
     if c.kind == BROADCAST or c.kind == SCATTER:
         return rank == c.root
@@ -287,6 +290,7 @@ cdef inline bint gives(const Group *g, const Call *c, int rank) noexcept nogil:
     return c.kind != GATHER or rank != c.root
 
 
+# True if this rank needs data of other ranks.
 cdef inline bint takes(const Group *g, const Call *c, int rank) noexcept nogil:
     if c.kind == BROADCAST or c.kind == SCATTER:
         return rank != c.root
@@ -295,7 +299,7 @@ cdef inline bint takes(const Group *g, const Call *c, int rank) noexcept nogil:
     return (c.kind != GATHER and c.kind != REDUCE) or rank == c.root
 
 
-# Whether this rank overwrites nothing that others may be reading of its x.
+# True if this rank writes to no part of x that other ranks may be reading.
 cdef inline bint may_be_read_in_place(const Group *g, const Call *c) noexcept nogil:
     return c.out != c.x or not takes(g, c, g.rank) or not (is_scan(c) or c.kind == ALL_TO_ALL)
 
@@ -303,7 +307,7 @@ cdef inline bint may_be_read_in_place(const Group *g, const Call *c) noexcept no
 # ---- waiting -------------------------------------------------------------------------------------------------
 
 cdef enum:
-    SIGNAL_INTERVAL_NS = 5000000   # between two looks of a wait at Python's signals
+    SIGNAL_INTERVAL_NS = 5000000   # between two checks of Python's signals during a wait
 
 
 cdef inline int blocked_on(Call *c, const sr_flag *flag, uint64_t target, int rank) noexcept nogil:
@@ -321,12 +325,13 @@ cdef inline void publish(Group *g, int which, uint64_t value) noexcept nogil:
     sr_flag_publish(&g.me.progress[which].value, value, &g.me.event)
 
 
-# Whether this rank keeps `rank` from its CPU while it waits for it: then pauses are in vain.
+# True if `rank` last ran on the CPU of this rank: while this rank pauses, that one cannot run.
 cdef inline bint runs_here(Group *g, int rank) noexcept nogil:
     return g.oversubscribed and sr_liveness_cpu(&g.lane[rank].liveness) == sr_liveness_set_cpu(&g.me.liveness)
 
 
-# Waits for `first` and ranks after it whose counters have not reached the target: best for one that runs here.
+# Block on the counter of `first` or of a rank after it that has not reached the target: if possible of a rank that runs
+# on this CPU.
 cdef inline int blocked_on_counter(Group *g, Call *c, int which, uint64_t target, int first) noexcept nogil:
     cdef int rank
     if g.oversubscribed:
@@ -336,7 +341,7 @@ cdef inline int blocked_on_counter(Group *g, Call *c, int which, uint64_t target
     return blocked_on(c, counter(g, first, which), target, first)
 
 
-# Everyone else's counter has reached the target; *peer remembers how many ranks are known to have.
+# True if the counters of all other ranks have reached the target. *peer counts the ranks that are known to have.
 cdef inline bint all_reached(Group *g, int which, uint64_t target, int *peer) noexcept nogil:
     while peer[0] < g.size:
         if peer[0] != g.rank and not sr_flag_reached(counter(g, peer[0], which), target):
@@ -345,19 +350,19 @@ cdef inline bint all_reached(Group *g, int which, uint64_t target, int *peer) no
     return True
 
 
-# Sets the abort word, once for all ranks, and wakes whoever sleeps.
+# Set the abort word unless it is set, and wake all ranks that sleep.
 cdef inline void report_abort(sr_header *header, int cause, int culprit, int reporter,
-                              const sr_report *said) noexcept nogil:
+                              const sr_report *report) noexcept nogil:
     cdef uint32_t rank
     if sr_flag_load(&header.abort) == SR_NO_ABORT:
-        sr_layout_lane(header, reporter).report = said[0]
+        sr_layout_lane(header, reporter).report = report[0]
         sr_abort_set(header, sr_abort_pack(cause, culprit, reporter))
     for rank in range(header.nranks):
         sr_event_signal(&sr_layout_lane(header, rank).event)
         sr_event_signal(&sr_layout_lane(header, rank).p2p_event)
 
 
-# Marks ranks that have died where the kernel does not.
+# Mark the ranks that have died and that the kernel does not watch.
 cdef inline void check_liveness(Group *g) noexcept nogil:
     cdef int rank
     if g.checks_liveness:
@@ -366,7 +371,7 @@ cdef inline void check_liveness(Group *g) noexcept nogil:
                 sr_liveness_check(&g.lane[rank].liveness)
 
 
-# What has become of a rank of this host: PROGRESSED, it lives; DEAD, or LEFT.
+# Return the status of a rank of this host: PROGRESSED if it lives, DEAD, or LEFT.
 cdef inline int peer_status(const sr_liveness *liveness) noexcept nogil:
     if sr_liveness_died(liveness):
         return DEAD
@@ -376,8 +381,8 @@ cdef inline int peer_status(const sr_liveness *liveness) noexcept nogil:
 # ---- the call line -------------------------------------------------------------------------------------------
 
 cdef enum:
-    MOST_AHEAD = SR_LINES // 2 - 1   # calls not yet verified when one ends, so that the next line can be published
-    REPEATS = 16                     # a call that was made as often is taken for one of a long loop
+    MOST_AHEAD = SR_LINES // 2 - 1   # calls that may be unverified when a call ends: the next line can be published
+    REPEATS = 16                     # a call that was made so often is expected to be repeated
 
 
 cdef inline sr_call_line *line_of(Group *g, int rank, uint64_t seq) noexcept nogil:
@@ -404,7 +409,7 @@ cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
     record.outcome = SR_UNDER_WAY
 
 
-# What has become of the call that was recorded last.
+# Set the outcome of the call that was recorded last.
 cdef inline void record_outcome(Group *g, int outcome) noexcept nogil:
     g.recorded.outcome = outcome
 
@@ -425,7 +430,7 @@ cdef inline void publish_line(Group *g, Call *c) noexcept nogil:
     sr_flag_publish(&line.seq, c.seq, &g.me.event)
 
 
-# As blocked_on_counter: waits for the line of call seq of c.peer, or of a rank after it.
+# As blocked_on_counter, for the line of call seq of c.peer or of a rank after it.
 cdef inline int blocked_on_line(Group *g, Call *c, uint64_t seq) noexcept nogil:
     cdef sr_flag *flag
     cdef int rank
@@ -437,7 +442,7 @@ cdef inline int blocked_on_line(Group *g, Call *c, uint64_t seq) noexcept nogil:
     return blocked_on(c, &line_of(g, c.peer, seq).seq, seq, c.peer)
 
 
-# DONE once everyone's line of call g.verified + 1 is there and says the same.
+# Return DONE once the lines of all ranks for call g.verified + 1 have arrived and agree.
 cdef inline int verify_next(Group *g, Call *c, uint64_t fingerprint) noexcept nogil:
     cdef uint64_t seq = g.verified + 1
     cdef sr_call_line *line
@@ -456,7 +461,7 @@ cdef inline int verify_next(Group *g, Call *c, uint64_t fingerprint) noexcept no
     return DONE
 
 
-# The same of all calls up to seq, which this rank has published.
+# As verify_next, for all calls up to seq. This rank has published their lines.
 cdef inline int verify(Group *g, Call *c, uint64_t seq) noexcept nogil:
     cdef int status
     while is_before(g.verified, seq):
@@ -466,7 +471,7 @@ cdef inline int verify(Group *g, Call *c, uint64_t seq) noexcept nogil:
     return DONE
 
 
-# DONE once everyone's line of this call is there and says the same.
+# Return DONE once the lines of all ranks for this call have arrived and agree.
 cdef inline int await_lines(Group *g, Call *c) noexcept nogil:
     cdef int status = DONE
     if g.verified != c.seq - 1:
@@ -477,17 +482,17 @@ cdef inline int await_lines(Group *g, Call *c) noexcept nogil:
     return status
 
 
-# Where ranks take turns on a CPU, a rank that repeats its last calls does not wait for those that have nothing for it:
-# it sees some calls later whether they have called the same. A call like no other is seen by all at once.
+# True if this rank may go ahead: ranks share CPUs, and this call repeats the last ones. It then does not wait for ranks
+# that give it no data, and verifies their lines some calls later. The lines of any other call are verified at once.
 cdef inline bint repeats_last(Group *g, Call *c) noexcept nogil:
     return (g.oversubscribed and c.fingerprint == line_of(g, g.rank, c.seq - 1).fingerprint
             and c.fingerprint == line_of(g, g.rank, c.seq - REPEATS).fingerprint)
 
 
-# The end of that for one call, which has seen the lines that it needs; now and then it waits for all.
+# End a call that went ahead and has seen the lines that it needs. If too many calls are unverified, verify all of them.
 cdef inline int see_calls_before(Group *g, Call *c) noexcept nogil:
     cdef int status = DONE
     if is_before(g.verified + MOST_AHEAD, c.seq):
-        status = verify(g, c, c.seq)   # all at once, so that the next calls have nothing to wait for
+        status = verify(g, c, c.seq)   # all of them, so that the next calls need not wait
     c.lines_seen = status == DONE
     return status

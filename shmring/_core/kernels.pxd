@@ -1,5 +1,5 @@
-# The reduction, copy and conversion loops of src/kernels/kernels.h as Cython sees them, and the way to find them: one
-# extension links them for all (they are 1.3 MB of code).
+# The C declarations of src/kernels/kernels.h, and the functions that find the kernels. One extension links the kernels,
+# 1.3 MB of code, for all others.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t
@@ -37,6 +37,7 @@ cdef extern from "kernels/kernels.h" nogil:
     void sr_float_env_leave(sr_float_env)
 
 
-# As sr_kernels_find: NULL, or "", for the best that this machine has; NULL if it has not the one named.
+# As sr_kernels_find. isa: a name; NULL or "" for the best that this machine has. NULL if this machine has not the named
+# one.
 cdef const sr_kernels *find_kernels(const char *isa) noexcept nogil
 cdef size_t dtype_nbytes(uint32_t dtype) noexcept nogil

@@ -1,4 +1,4 @@
-"""The kernels as tests and benchmarks see them: memory comes as contiguous buffers of bytes."""
+"""The kernels, for tests and benchmarks. Memory is passed as contiguous buffers of bytes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,16 +7,16 @@ from numpy.typing import NDArray
 
 _Bytes = NDArray[Any] | bytearray | memoryview
 
-OPS: tuple[str, ...]  # all there are, in the order of their numbers
+OPS: tuple[str, ...]  # all ops, in the order of their numbers
 
 def isas() -> list[str]:
-    """Names of the instruction sets that this machine supports, best first."""
+    """Return the names of the instruction sets that this machine supports, best first."""
 
 def dtypes() -> dict[str, int]:
-    """Bytes of an item by dtype name."""
+    """Return the bytes of an item by dtype name."""
 
 def ops(dtype: str) -> list[str]:
-    """Names of the ops that have a meaning for the dtype."""
+    """Return the names of the ops that have a meaning for the dtype."""
 
 def fold(
     dtype: str,
@@ -28,34 +28,34 @@ def fold(
     stream: int = 0,
     loops: int = 1,
 ) -> float:
-    """dsts[d] = srcs[0] op srcs[1] ... for every d; returns the seconds that `loops` of it took."""
+    """Run dsts[d] = srcs[0] op srcs[1] ... for every d, `loops` times. Return the seconds it took."""
 
 def copy(
     dsts: Sequence[_Bytes], srcs: Sequence[_Bytes], isa: str = "", stream: int = 0, loops: int = 1
 ) -> float:
-    """dsts[i] = srcs[i] for every i; returns the seconds that `loops` of it took."""
+    """Run dsts[i] = srcs[i] for every i, `loops` times. Return the seconds it took."""
 
 def copy_two(
     dsts: Sequence[_Bytes], srcs: Sequence[_Bytes], isa: str = "", streams: tuple[int, int] = (0, 0)
 ) -> None:
-    """dsts[0] = srcs[0] and dsts[1] = srcs[1] in one loop."""
+    """Run dsts[0] = srcs[0] and dsts[1] = srcs[1] in one loop."""
 
 def wire_formats() -> list[str]:
-    """What float32 may travel as between hosts."""
+    """Return the names of the formats in which float32 is sent between hosts."""
 
 def encoded_nbytes(format: str, count: int) -> int:
-    """Bytes of count float32 as they travel."""
+    """Return the bytes of count float32 in a wire format."""
 
 def widen(dtype: str, dst: _Bytes, src: _Bytes, isa: str = "", loops: int = 1) -> float:
-    """dst, of float32, = src, of a 16- or 8-bit float; returns the seconds that `loops` of it took."""
+    """Widen src, 16- or 8-bit floats, to dst, float32, `loops` times. Return the seconds it took."""
 
 def decode(format: str, dst: _Bytes, src: _Bytes, isa: str = "", loops: int = 1) -> float:
-    """dst, of float32, = src as it travels; returns the seconds that `loops` of it took."""
+    """Decode src, in a wire format, to dst, float32, `loops` times. Return the seconds it took."""
 
 def narrow(dtype: str, dst: _Bytes, src: _Bytes, isa: str = "", loops: int = 1) -> float:
-    """dst, of a 16- or 8-bit float, = src, of float32; returns the seconds that `loops` of it took."""
+    """Narrow src, float32, to dst, 16- or 8-bit floats, `loops` times. Return the seconds it took."""
 
 def encode(
     format: str, dst: _Bytes, src: _Bytes, residual: _Bytes | None = None, isa: str = "", loops: int = 1
 ) -> float:
-    """dst = src, of float32, as it travels, with feedback if there is a residual; returns seconds as well."""
+    """Encode src, float32, to dst, `loops` times; with error feedback if residual. Return the seconds."""

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The kernels: the only extension that links them. The functions that Python sees are for tests and benchmarks."""
-# Knows src/kernels/kernels.h only. Memory comes as contiguous buffers of bytes (`array.view(numpy.uint8)`).
+"""The kernels: the only extension that links them. Its Python functions are for tests and benchmarks."""
+# Memory is passed as contiguous buffers of bytes (`array.view(numpy.uint8)`).
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint32_t
@@ -38,7 +38,7 @@ OPS = tuple(sr_op_name[i].decode() for i in range(SR_OPS))
 
 
 def isas() -> list[str]:
-    """Names of the instruction sets that this machine supports, best first."""
+    """Return the names of the instruction sets that this machine supports, best first."""
     names = []
     while sr_kernels_isas(len(names)) is not NULL:
         names.append(sr_kernels_isas(len(names)).decode())
@@ -46,12 +46,12 @@ def isas() -> list[str]:
 
 
 def dtypes() -> dict[str, int]:
-    """Bytes of an item by dtype name."""
+    """Return the bytes of an item by dtype name."""
     return {sr_dtype_name[i].decode(): sr_dtype_nbytes[i] for i in range(SR_DTYPES)}
 
 
 def ops(dtype: str) -> list[str]:
-    """Names of the ops that have a meaning for the dtype."""
+    """Return the names of the ops that have a meaning for the dtype."""
     cdef const sr_kernels *kernels = sr_kernels_find(NULL)
     cdef int d = list(dtypes()).index(dtype)
     return [OPS[i] for i in range(SR_OPS) if kernels.fold[d][i] is not NULL]
@@ -71,7 +71,7 @@ cdef double _now() noexcept nogil:
 
 
 cdef class _Pointers:
-    """The addresses of a few buffers, held for as long as this lives."""
+    """The addresses of a few buffers, which stay exported as long as this object lives."""
     cdef Py_buffer views[MOST]
     cdef void *at[MOST]
     cdef int count
@@ -96,7 +96,7 @@ cdef class _Pointers:
 
 
 def fold(dtype: str, op: str, srcs, dsts, isa: str = "", divisor: int = 1, stream: int = 0, loops: int = 1) -> float:
-    """dsts[d] = srcs[0] op srcs[1] ... for every d; returns the seconds that `loops` of it took."""
+    """Run dsts[d] = srcs[0] op srcs[1] ... for every d, `loops` times. Return the seconds it took."""
     cdef const sr_kernels *kernels = _find(isa)
     cdef int d = list(dtypes()).index(dtype)
     cdef int o = OPS.index(op)
@@ -125,7 +125,7 @@ cdef void _memcpy(void *dst, const void *src, size_t nbytes, uint32_t stream) no
 
 
 def copy(dsts, srcs, isa: str = "", stream: int = 0, loops: int = 1) -> float:
-    """dsts[i] = srcs[i] for every i; returns the seconds that `loops` of it took. isa="memcpy" is the C library's."""
+    """Run dsts[i] = srcs[i] for every i, `loops` times. Return the seconds. isa="memcpy": the C library's function."""
     cdef sr_copy_fn *function = _memcpy if isa == "memcpy" else _find(isa).copy
     cdef _Pointers to = _Pointers(dsts, True)
     cdef _Pointers source = _Pointers(srcs, False)
@@ -147,7 +147,7 @@ def copy(dsts, srcs, isa: str = "", stream: int = 0, loops: int = 1) -> float:
 
 
 def copy_two(dsts, srcs, isa: str = "", streams=(0, 0)) -> None:
-    """dsts[0] = srcs[0] and dsts[1] = srcs[1], all of one size."""
+    """Run dsts[0] = srcs[0] and dsts[1] = srcs[1] in one loop. All buffers have one size."""
     cdef _Pointers to = _Pointers(dsts, True)
     cdef _Pointers source = _Pointers(srcs, False)
     if to.count != 2 or source.count != 2 or to.nbytes() != source.nbytes():
@@ -156,12 +156,12 @@ def copy_two(dsts, srcs, isa: str = "", streams=(0, 0)) -> None:
 
 
 def wire_formats() -> list[str]:
-    """What float32 may travel as between hosts."""
+    """Return the names of the formats in which float32 is sent between hosts."""
     return [sr_wire_name[i].decode() for i in range(SR_WIRE_FORMATS)]
 
 
 def encoded_nbytes(format: str, count: int) -> int:
-    """Bytes of count float32 as they travel."""
+    """Return the bytes of count float32 in a wire format."""
     return sr_encoded_nbytes(wire_formats().index(format), count)
 
 
@@ -189,7 +189,7 @@ cdef double _run_widening(sr_widen_fn *function, _Pointers dst, _Pointers src, l
 
 
 def widen(dtype: str, dst, src, isa: str = "", loops: int = 1) -> float:
-    """dst, of float32, = src, of a 16- or 8-bit float; returns the seconds that `loops` of it took."""
+    """Widen src, 16- or 8-bit floats, to dst, float32, `loops` times. Return the seconds it took."""
     cdef int d = list(dtypes()).index(dtype)
     cdef sr_widen_fn *function = _find(isa).widen[d]
     if function is NULL:
@@ -200,7 +200,7 @@ def widen(dtype: str, dst, src, isa: str = "", loops: int = 1) -> float:
 
 
 def decode(format: str, dst, src, isa: str = "", loops: int = 1) -> float:
-    """dst, of float32, = src as it travels; returns the seconds that `loops` of it took."""
+    """Decode src, in a wire format, to dst, float32, `loops` times. Return the seconds it took."""
     cdef int f = wire_formats().index(format)
     cdef _Pointers to = _Pointers([dst], True), source = _Pointers([src], False)
     _check(source, sr_encoded_nbytes(f, _count_of(to)))
@@ -208,7 +208,7 @@ def decode(format: str, dst, src, isa: str = "", loops: int = 1) -> float:
 
 
 def narrow(dtype: str, dst, src, isa: str = "", loops: int = 1) -> float:
-    """dst, of a 16- or 8-bit float, = src, of float32; returns the seconds that `loops` of it took."""
+    """Narrow src, float32, to dst, 16- or 8-bit floats, `loops` times. Return the seconds it took."""
     cdef int d = list(dtypes()).index(dtype)
     cdef sr_narrow_fn *function = _find(isa).narrow[d]
     if function is NULL:
@@ -228,7 +228,7 @@ def narrow(dtype: str, dst, src, isa: str = "", loops: int = 1) -> float:
 
 
 def encode(format: str, dst, src, residual=None, isa: str = "", loops: int = 1) -> float:
-    """dst = src, of float32, as it travels, with feedback if there is a residual; returns seconds as well."""
+    """Encode src, float32, to dst, `loops` times; with error feedback if residual. Return the seconds."""
     cdef int f = wire_formats().index(format)
     cdef sr_encode_fn *function = _find(isa).encode[f]
     cdef _Pointers to = _Pointers([dst], True), source = _Pointers([src], False)

@@ -1,4 +1,4 @@
-# Who does what in which step of the explicit algorithms, as schedule.h has it.
+# The C declarations of schedule.h: the steps of the algorithms that have a name.
 
 
 cdef extern from "schedule.h" nogil:

@@ -1,4 +1,4 @@
-"""The segment and the schedules as Python sees them."""
+"""Sizes and first values of a segment, and the schedules of the named algorithms, for Python."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
@@ -9,27 +9,27 @@ class _Header(TypedDict):
     tuning: list[dict[str, int]]
 
 def ring_schedule(size: int) -> list[tuple[int, int, int]]:
-    """[(step, rank, slice sent to rank - 1), ...] of the reducing half of the ring."""
+    """Return [(step, rank, slice sent to rank - 1), ...] of the reduce-scatter half of the ring."""
 
 def tree_schedule(size: int) -> list[tuple[int, int, int]]:
-    """[(step, sender, receiver), ...] on the way up; the way down is its mirror image."""
+    """Return [(step, sender, receiver), ...] on the way up; the way down is its mirror image."""
 
 def double_tree(size: int) -> list[list[tuple[int, ...]]]:
-    """Of each of both trees, by rank: its children, in the order in which it folds what they have."""
+    """Return for both trees, by rank: its children, in the order in which it folds their data."""
 
 def slice_bounds(count: int, size: int) -> list[tuple[int, int]]:
-    """Where each slice of the ring begins and ends: they differ by at most one element."""
+    """Return (begin, end) of each slice of the ring. The lengths differ by at most one element."""
 
 KEY_NBYTES: int
 
 def control_nbytes(nranks: int) -> int:
-    """Bytes of a segment before its staging buffers."""
+    """Return the bytes of the header and the lanes, which lie before the staging buffers."""
 
 def message_ring_nbytes(nranks: int) -> int:
-    """Of one message ring unless it is given."""
+    """Return the default length of one message ring."""
 
 def segment_nbytes(nranks: int, ring_nbytes: int, message_nbytes: int = 0) -> int:
-    """Bytes of a whole segment."""
+    """Return the bytes of a whole segment."""
 
 def format_segment(
     address: int,
@@ -42,7 +42,7 @@ def format_segment(
     message_nbytes: int = 0,
     key: bytes = ...,
 ) -> None:
-    """Writes the header and every lane's first values into zeroed memory, before anyone else maps it."""
+    """Write the first values of a segment into zeroed memory, before another process maps it."""
 
 def header_of(address: int) -> _Header:
-    """What rank 0 wrote into the header of a segment."""
+    """Return what rank 0 wrote into the header of a segment."""

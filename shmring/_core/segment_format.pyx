@@ -1,4 +1,4 @@
-# The segment and the schedules as Python sees them: sizes, first values, who sends what in which step.
+# Sizes and first values of a segment, and the schedules of the named algorithms, for Python.
 
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport memcpy
@@ -14,53 +14,53 @@ from .segment cimport (
 # ---- schedules, for tests and models ---------------------------------------------------------------------------
 
 def ring_schedule(int size):
-    """[(step, rank, slice sent to rank - 1), ...] of the reducing half of the ring."""
+    """Return [(step, rank, slice sent to rank - 1), ...] of the reduce-scatter half of the ring."""
     return [(step, rank, sr_ring_reduce_slice(rank, size, step)) for step in range(1, size) for rank in range(size)]
 
 
 def tree_schedule(int size):
-    """[(step, sender, receiver), ...] on the way up; the way down is its mirror image."""
+    """Return [(step, sender, receiver), ...] on the way up; the way down is its mirror image."""
     return [(step, rank, sr_tree_sends_to(rank, step)) for step in range(sr_tree_steps(size)) for rank in range(size)
             if sr_tree_sends_to(rank, step) >= 0]
 
 
 def double_tree(int size):
-    """Of each of both trees, by rank: its children, in the order in which it folds what they have."""
+    """Return for both trees, by rank: its children, in the order in which it folds their data."""
     return [[tuple(child for child in [sr_double_tree_child(rank, size, tree, 0),
                                        sr_double_tree_child(rank, size, tree, 1)] if child >= 0)
              for rank in range(size)] for tree in range(2)]
 
 
 def slice_bounds(size_t count, int size):
-    """Where each slice of the ring begins and ends: they differ by at most one element."""
+    """Return (begin, end) of each slice of the ring. The lengths differ by at most one element."""
     return [(sr_slice_begin(count, size, i), sr_slice_begin(count, size, i + 1)) for i in range(size)]
 
 
 KEY_NBYTES = SR_KEY_NBYTES
 
 
-# ---- the segment as rank 0 begins it ---------------------------------------------------------------------------
+# ---- the segment, for rank 0 -----------------------------------------------------------------------------------
 
 def control_nbytes(int nranks):
-    """Bytes of the header and the lanes: what is allocated when a communicator begins."""
+    """Return the bytes of the header and the lanes, which are allocated when the communicator starts."""
     return sr_layout_control_nbytes(nranks)
 
 
 def message_ring_nbytes(int nranks):
-    """Of one message ring unless it is given: there is one for each pair of ranks, and few of them are used."""
+    """Return the default length of one message ring. There is one for each pair of ranks, and few of them are used."""
     return 1 << (20 if nranks <= 4 else 18 if nranks <= 8 else 16 if nranks <= 64 else 14)
 
 
 def segment_nbytes(int nranks, size_t ring_nbytes, size_t message_nbytes=0):
-    """Bytes of the whole segment, the staging buffers and the message rings included."""
+    """Return the bytes of a whole segment, the staging buffers and the message rings included."""
     return sr_layout_segment_nbytes(nranks, ring_nbytes, message_nbytes or message_ring_nbytes(nranks))
 
 
 def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning, int forced_path=0,
                    uint64_t first_seq=0, size_t message_nbytes=0, bytes key=bytes(SR_KEY_NBYTES)):
-    """Writes the header and every lane's first values into fresh, zeroed memory, before anyone else maps it.
+    """Write the first values of the header and the lanes into zeroed memory, before another process maps it.
 
-    tuning: the tables for near and for far cores, of which the header keeps what the engine reads. key: secret.
+    tuning: the tables for near and for far cores; the header keeps the values that the engine reads. key: secret.
     """
     cdef sr_header *header = <sr_header *> address
     cdef sr_lane *lane
@@ -81,7 +81,7 @@ def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning,
             sr_flag_set(&lane.progress[which].value, first_position(header))
         sr_flag_set(&lane.progress[SR_FINISHED].value, first_seq)
         for i in range(SR_LINES):
-            # One call back, so that no line says that a call has been reached before it has.
+            # One call less, so that no line announces the first call before its rank does.
             sr_flag_set(&lane.line[i].seq, first_seq - 1)
         for i in range(SR_RECORDS):
             lane.record[i].kind = INVALID
@@ -89,7 +89,7 @@ def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning,
 
 
 def header_of(uintptr_t address):
-    """What rank 0 wrote into the header of a segment."""
+    """Return what rank 0 wrote into the header of a segment."""
     cdef sr_header *header = <sr_header *> address
     if header.magic != SR_MAGIC:
         raise ValueError("this is not a segment of this version of shmring")

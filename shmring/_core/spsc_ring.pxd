@@ -1,4 +1,4 @@
-# The ring as Cython sees it, and the two ends of one that lives alone.
+# The C declarations of rings of frames: of layout.h, spsc_ring.h, and what only users of rings need of sync/.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,5 +1,5 @@
-# What a rank does and when, while it is traced: slices of time, noted by who steps its calls. Pipelines know nothing of
-# it: what a step has done is seen in the call afterwards.
+# The trace of a rank: slices of time, recorded by the code that steps its calls. Algorithms know nothing of the trace:
+# the progress of the call shows what a step has done.
 
 from libc.stdint cimport uint8_t, uint64_t
 
@@ -14,22 +14,22 @@ cdef enum Traced:
 
 cdef struct Slice:
     uint64_t begin_ns, end_ns
-    uint64_t nbytes          # that it has moved this call on; of a message
-    sr_record call           # which it is, or is part of
-    int awaited              # in the end, if it is a wait; as Call has it. Of a message the other rank, of the world's
+    uint64_t nbytes          # by which the call has advanced; of a message: its length
+    sr_record call           # of the call, or of the call to which this slice belongs
+    int awaited              # of a wait: Call.awaited.rank at its end; of a message: the other rank, among all hosts
     uint8_t traced, path
     bint is_wait
 
 
-# The last `mask + 1` slices, of `nslices` since it began.
+# The last `mask + 1` of the `nslices` slices since the trace began.
 cdef struct Trace:
     Slice *slice
     uint64_t mask, nslices
-    uint64_t call_begin_ns   # of the one under way; 0: of none that began since
-    uint64_t stepped_ns      # when its last step ended
-    uint64_t blocked_ns      # since when it is blocked; 0: it is not
-    uint64_t over_wire       # g.stats.bytes_over_wire then
-    int awaited
+    uint64_t call_begin_ns   # of the current call; 0: it began before the trace
+    uint64_t stepped_ns      # end of the call's last step
+    uint64_t blocked_ns      # since then the call is blocked; 0: it is not blocked
+    uint64_t over_wire       # g.stats.bytes_over_wire at blocked_ns
+    int awaited              # Call.awaited.rank of the current wait
 
 
 cdef void begin_traced(Trace *t) noexcept nogil
@@ -53,7 +53,7 @@ cdef inline int step_call(Group *g, Call *c) noexcept nogil:
     return c.step(g, c) if g.trace == NULL else step_traced(trace_of(g), g, c)
 
 
-# Of the call that was recorded last.
+# End the call that was recorded last.
 cdef inline void end_call(Group *g, int outcome) noexcept nogil:
     record_outcome(g, outcome)
     if g.trace != NULL:

@@ -1,5 +1,5 @@
-# Slices of time from the outside of a step: what it has moved on says what it did, and being blocked before it is the
-# wait. Two looks at the clock a step.
+# Slices of time, recorded around each step: the cursors that the step has advanced say what it did, and the time for
+# which the call was blocked before is a wait. Each step reads the clock twice.
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
@@ -16,8 +16,8 @@ cdef inline Slice *next_slice(Trace *t, int traced, uint64_t begin_ns, uint64_t 
     return s
 
 
-# What is on its way to other hosts, or awaited from there, moves on while a rank waits. A wait that a local step has
-# begun is none of those that the whole call's step ends.
+# End the slice of a wait. Bytes to and from other hosts move while a rank waits, so such a wait is a slice of the wire.
+# The step of a call over several hosts does not end a wait that one of its local steps has begun.
 cdef void end_wait_traced(Trace *t, Group *g, uint64_t end_ns) noexcept nogil:
     cdef bint over_wire = t.awaited >= g.size or g.stats.bytes_over_wire != t.over_wire
     cdef Slice *s
@@ -38,13 +38,14 @@ cdef inline bint has_begun(const Call *c) noexcept nogil:
     return (c.stage.offset | c.fold.offset | c.copy.offset) != 0
 
 
-# NTRACED: nothing that would be seen. What is taken straight from what others staged is folded or copied as it is
-# taken, by the last rank to come in the step in which it stages its own.
+# Return the kind of work that a step has done, or NTRACED if it has advanced nothing. Data that are taken directly from
+# other ranks' slots are folded or copied at once; the last rank to enter the call does that in the step in which it
+# stages its own data.
 cdef inline int work_of(Group *g, Call *c, const Call *before, int status) noexcept nogil:
     cdef bint stages = c.stage.offset != before.stage.offset
     cdef bint has_more = c.copy.offset != before.copy.offset or c.down.offset != before.down.offset
     cdef bint takes_some = has_more and takes(g, c, g.rank)
-    cdef bint at_once = status == DONE and c.nbytes > 0 and not has_begun(c)   # tiny: all that there is in one step
+    cdef bint at_once = status == DONE and c.nbytes > 0 and not has_begun(c)   # tiny: the whole call in one step
     cdef bint folds = is_folded(c) and c.fold.offset == 0 and (takes_some or at_once)
     if folds or c.fold.offset != before.fold.offset:
         return TRACED_REDUCE
@@ -55,7 +56,8 @@ cdef inline int work_of(Group *g, Call *c, const Call *before, int status) noexc
     return TRACED_COPY if takes_some or at_once else NTRACED
 
 
-# Of what it stages, folds or copies; ways of the literature count chunks or the like.
+# The bytes that a step has staged, folded or copied: the largest of the three. 0 for algorithms whose cursors count
+# something else, such as chunks.
 cdef inline uint64_t moved_nbytes(Call *c, const Call *before) noexcept nogil:
     cdef int64_t most = <int64_t> (c.stage.offset - before.stage.offset)
     if c.algorithm != AUTO and c.algorithm != DIRECT and c.algorithm != MASTER:
@@ -65,7 +67,7 @@ cdef inline uint64_t moved_nbytes(Call *c, const Call *before) noexcept nogil:
 
 
 cdef int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
-    cdef bint is_outer = g.inter != NULL and c.within == NULL   # its local steps are traced themselves
+    cdef bint is_outer = g.inter != NULL and c.within == NULL   # a call over several hosts: its local steps are traced
     cdef uint64_t before_it = t.nslices
     cdef uint64_t over_wire = g.stats.bytes_over_wire
     cdef Call before
@@ -94,7 +96,7 @@ cdef int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
 
 
 cdef void end_traced(Trace *t, Group *g) noexcept nogil:
-    cdef uint64_t now = t.stepped_ns if t.blocked_ns == 0 else sr_now_ns()   # what is blocked has been given up
+    cdef uint64_t now = t.stepped_ns if t.blocked_ns == 0 else sr_now_ns()   # a blocked call has been given up
     cdef Slice *s
     end_wait_traced(t, g, now)
     if t.call_begin_ns != 0:
@@ -104,7 +106,7 @@ cdef void end_traced(Trace *t, Group *g) noexcept nogil:
         t.call_begin_ns = 0
 
 
-# A message that this rank has waited for since begin_ns; returns the time.
+# Record a message for which this rank has waited since begin_ns. Return the time.
 cdef uint64_t note_message(Trace *t, int traced, uint64_t begin_ns, int rank, uint64_t nbytes,
                            int outcome) noexcept nogil:
     cdef uint64_t now = sr_now_ns()

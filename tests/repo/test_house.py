@@ -166,10 +166,6 @@ HOUSE_WORDS = {
 }
 # First words of a relative clause. A comment or docstring begins with none of them, unless it is a question.
 RELATIVE = re.compile(r"(Who|Whom|Whose|Whether|What|Of|Where|How)\b(?![^.!?]*\?)")
-# Folders that still have such comments. An entry is deleted with the last of them.
-WITH_RELATIVE_CLAUSES = {
-    "shmring/_core",
-}
 MAX_LINES = 1000
 MAX_LINE_LENGTH, MAX_C_LINE_LENGTH = 110, 120  # Python's as in ruff's settings
 # Put together here, so that this file does not find itself.
@@ -419,14 +415,7 @@ WITH_COMMENTS = [path for path in SOURCES if path.suffix != ".sh"] + files("docs
 
 @pytest.mark.parametrize("path", WITH_COMMENTS, ids=name_of)
 def test_comments_begin_with_no_relative_clause(path):
-    if not name_of(path).startswith(tuple(f"{folder}/" for folder in WITH_RELATIVE_CLAUSES)):
-        assert not relative_openings(path.read_text(), path.suffix)
-
-
-@pytest.mark.parametrize("folder", sorted(WITH_RELATIVE_CLAUSES))
-def test_folders_without_relative_clauses_are_not_listed(folder):
-    paths = [path for path in SOURCES if name_of(path).startswith(f"{folder}/") and path.suffix != ".sh"]
-    assert any(relative_openings(path.read_text(), path.suffix) for path in paths), "delete the entry"
+    assert not relative_openings(path.read_text(), path.suffix)
 
 
 def reads_of_environment(tree):

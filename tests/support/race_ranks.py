@@ -162,7 +162,7 @@ def issue(comm):
             pass
 
 
-def traded_rings(comm):
+def swapped_buffers(comm):
     algorithms(comm)
     again_and_again(comm)
     uneven(comm)
@@ -220,7 +220,7 @@ WORK = {
     "again and again": (4, again_and_again, TINY),
     "uneven": (3, uneven, TINY),
     "issue": (3, issue, TINY),
-    "traded rings": (2, traded_rings, {**TINY, "SHMRING_PATH": "far"}),
+    "swapped buffers": (2, swapped_buffers, {**TINY, "SHMRING_PATH": "far"}),
     "messages": (3, messages, TINY),
     "locks": (3, locks, TINY),
     "groups": (4, groups, TINY),
