@@ -88,9 +88,9 @@ def large(comm: shmring.Comm, link: model.Link, options: argparse.Namespace) -> 
     cost, way = cost_of(comm, "auto")(4 * options.count), way_of(comm, "auto", 4 * options.count)
     way()
     measured_s = statistics.median(seconds(comm, way, 1) for _ in range(LARGE_CALLS))
-    said = cost.seconds(model.Link(0, options.bandwidth)) if options.bandwidth else None
+    nominal_s = cost.seconds(model.Link(0, options.bandwidth)) if options.bandwidth else None
     return {"nbytes": 4 * options.count, "measured_s": measured_s, "predicted_s": cost.seconds(link),
-            "nominal_s": said}
+            "nominal_s": nominal_s}
 
 
 def show(report: dict[str, Any]) -> None:

@@ -193,12 +193,12 @@ def main(arguments: list[str] | None = None) -> int:
     facts = machine()
     print(f"all_reduce, float32, hosts are network namespaces; {facts['cpu_model']}, "
           f"Linux {facts['kernel']}, {started}")
-    runs, told = [], set()
+    runs, reported = [], set()
     for scene in scenes_of(options):
         run = measure(scene, options, library)
         runs.append(run)
         for name, versions in run["versions"].items():
-            if name not in told and not told.add(name):
+            if name not in reported and not reported.add(name):
                 print(f"  {name}: {versions['library']}")
         print("\n" + internode_tables.report(scene, run["samples"], run["idle_ms_a_second"]), flush=True)
         for problem in run["problems"]:

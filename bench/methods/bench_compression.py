@@ -100,8 +100,8 @@ def main() -> None:
         print(f"{options.nbytes} B, {state_of(comm)}\n", *table_of(times, crossing), sep="\n", flush=True)
         if options.json:
             found = {name: {"s": times[name], "bytes_over_wire": crossing[name]} for name in ways}
-            told = {"nbytes": options.nbytes, "state": state_of(comm), "ways": found}
-            options.json.write_text(json.dumps(told))
+            result = {"nbytes": options.nbytes, "state": state_of(comm), "ways": found}
+            options.json.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -329,8 +329,8 @@ def test_a_missing_package_is_an_error_that_says_how_to_get_it(package, extra, c
         except ModuleNotFoundError as error:
             print(error)
         """
-    says = output_of(start(sys.executable, "-c", textwrap.dedent(code)))
-    assert says == (
+    expected = output_of(start(sys.executable, "-c", textwrap.dedent(code)))
+    assert expected == (
         f"shmring.adapters.{extra} needs the package '{package}', which is not installed here: "
         f"pip install 'shmring[{extra}]'\n"
     )

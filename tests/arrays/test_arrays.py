@@ -148,18 +148,18 @@ def map_in_little(comm):
     if comm.rank == 1:
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + (4 << 20), -1))
-    said = []
+    messages = []
     for make in (comm.empty, comm.shared):
         with pytest.raises(shmring.OutOfMemory) as caught:
             make(1 << 24)
-        said.append((str(caught.value), caught.value.wanted_nbytes))
+        messages.append((str(caught.value), caught.value.wanted_nbytes))
     resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-    return said, float(comm.copy_of(np.ones(3)).sum())
+    return messages, float(comm.copy_of(np.ones(3)).sum())
 
 
 def test_what_one_rank_has_no_room_for_is_out_of_memory_on_all(world_of):
-    for rank, (said, after) in enumerate(world_of(3)(map_in_little)):
-        for text, wanted_nbytes in said:
+    for rank, (messages, after) in enumerate(world_of(3)(map_in_little)):
+        for text, wanted_nbytes in messages:
             assert wanted_nbytes >= 1 << 27
             assert (f"a rank other than {rank} could not map" in text) == (rank != 1)
         assert after == 3.0

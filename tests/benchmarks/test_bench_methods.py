@@ -43,19 +43,19 @@ def test_compression_is_measured_beside_all_reduce(tmp_path):
     few = ["--nbytes", "64K", "--rounds", 1, "--sample-s", 0.001, "--json", tmp_path / "found.json"]
     done = shmrun(2, BENCH / "methods" / "bench_compression.py", *few)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads((tmp_path / "found.json").read_text())
-    assert set(rows_of(done.stdout)) == set(told["ways"])
-    assert told["ways"]["PowerSGD rank 2"]["s"] > 0
+    reported = json.loads((tmp_path / "found.json").read_text())
+    assert set(rows_of(done.stdout)) == set(reported["ways"])
+    assert reported["ways"]["PowerSGD rank 2"]["s"] > 0
 
 
 def test_sparse_is_measured_by_density(tmp_path):
     few = ["--sizes", "4K,64K", "--densities", "0,0.5,1", "--rounds", 1, "--sample-s", 0.001]
     done = shmrun(2, BENCH / "methods" / "bench_sparse.py", *few, "--json", tmp_path / "found.json")
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads((tmp_path / "found.json").read_text())["found"]
-    assert set(told) == {"4096", "65536"}
-    assert set(rows_of(done.stdout)) == set(told["4096"]["s"])
-    for of_size in told.values():
+    reported = json.loads((tmp_path / "found.json").read_text())["found"]
+    assert set(reported) == {"4096", "65536"}
+    assert set(rows_of(done.stdout)) == set(reported["4096"]["s"])
+    for of_size in reported.values():
         assert all(0 <= density <= 1 for density in of_size["break_even"].values())
 
 

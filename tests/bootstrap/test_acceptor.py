@@ -60,13 +60,13 @@ def hosting(meeting, *intruders, then=1):
     answers."""
 
     def intrude():
-        said = [intruder() for intruder in intruders]
+        messages = [intruder() for intruder in intruders]
         time.sleep(0.1)
-        return said, coming(meeting, then, node="b")()
+        return messages, coming(meeting, then, node="b")()
 
-    host, (said, connector) = in_threads(coming(meeting, 0, node="a"), intrude)
+    host, (messages, connector) = in_threads(coming(meeting, 0, node="a"), intrude)
     close([host, connector])
-    return said
+    return messages
 
 
 def saying(meeting, words, *, and_hang_up=False):
@@ -81,9 +81,9 @@ def saying(meeting, words, *, and_hang_up=False):
             sock.close()
             return b""
         sock.connection.setblocking(False)
-        said = answer(sock)
+        text = answer(sock)
         sock.close()
-        return said
+        return text
 
     return intrude
 
@@ -92,7 +92,7 @@ def saying(meeting, words, *, and_hang_up=False):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "the length of a frame as 18245 bytes"),
         (b"\xff" * 4096, "the length of a frame as 65535 bytes"),
@@ -103,20 +103,20 @@ def saying(meeting, words, *, and_hang_up=False):
         (b"\0\x28" + handshake.pack_proof(bytes(32)), "40 bytes that are no frame"),
     ],
 )
-def test_nonsense_is_hung_up_on_and_counted(words, says, turned_away, caplog):
+def test_nonsense_is_hung_up_on_and_counted(words, expected, turned_away, caplog):
     meeting = world_at(2)
     assert hosting(meeting, saying(meeting, words), saying(meeting, words)) == [b"", b""]
     assert turned_away() == {"nonsense": 2}
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1  # once a kind
-    assert says in warnings[0].message
+    assert expected in warnings[0].message
     assert "127.0.0.1 port" in warnings[0].message
 
 
 def test_random_bytes_are_hung_up_on(turned_away):
     meeting = world_at(2)
-    said = hosting(meeting, *(saying(meeting, os.urandom(400)) for _ in range(30)))
-    assert said == [b""] * 30
+    text = hosting(meeting, *(saying(meeting, os.urandom(400)) for _ in range(30)))
+    assert text == [b""] * 30
     assert sum(turned_away().values()) == 30
 
 
@@ -174,9 +174,9 @@ def test_another_key_is_counted(turned_away):
 
     def intrude():
         sock = dial(meeting)
-        said = prove(sock, imposter, 0, COORDINATOR)
+        text = prove(sock, imposter, 0, COORDINATOR)
         sock.close()
-        return said
+        return text
 
     assert hosting(meeting, intrude) == [b""]
     assert turned_away() == {"another key": 1}
@@ -201,9 +201,9 @@ def test_a_recorded_handshake_is_worth_nothing(turned_away):
         sock.send(hello.pack())
         assert answer(sock)
         sock.send(recorded[0])
-        said = answer(sock)
+        text = answer(sock)
         sock.close()
-        return said
+        return text
 
     assert hosting(meeting, record, replay) == [None, b""]
     assert turned_away() == {"another key": 1, "hung up": 1}
@@ -216,9 +216,9 @@ def test_a_proof_of_rank_0_cannot_be_sent_back_to_it(turned_away):
         sock = dial(meeting)
         sock.send(request_of(meeting, 1).hello(0, COORDINATOR).pack())
         sock.send(handshake.pack_proof(Challenge.unpack(answer(sock)).proof))
-        said = answer(sock)
+        text = answer(sock)
         sock.close()
-        return said
+        return text
 
     assert hosting(meeting, reflect) == [b""]
     assert turned_away() == {"another key": 1}
@@ -250,8 +250,8 @@ def test_who_wants_something_else_gets_no_challenge(peer, purpose, turned_away):
 def test_another_worlds_rank_is_told_which_world_it_is_and_no_more(turned_away, caplog):
     meeting = world_at(2)
     hello = request_of(world(2), 1).hello(0, COORDINATOR).pack()
-    (said,) = hosting(meeting, saying(meeting, len(hello).to_bytes(2, "big") + hello))
-    challenge = Challenge.unpack(said)
+    (text,) = hosting(meeting, saying(meeting, len(hello).to_bytes(2, "big") + hello))
+    challenge = Challenge.unpack(text)
     assert (challenge.tag, challenge.nprocs, challenge.proof) == (meeting.tag, 0, bytes(32))
     assert turned_away() == {"another world": 1}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -290,14 +290,14 @@ def test_the_key_without_a_claim_is_refused(rank, nprocs, purpose, why, turned_a
     def intrude():
         come(2, DATA)
         sock = FramedSocket(socket.create_connection(found.listener.getsockname()))
-        said = prove(sock, request_of(World(meeting.id, meeting.key, nprocs), rank), 0, purpose)
+        text = prove(sock, request_of(World(meeting.id, meeting.key, nprocs), rank), 0, purpose)
         sock.close()
         for rest in ((2, CONTROL), (3, DATA), (3, CONTROL)):
             come(*rest)
-        return said
+        return text
 
-    _, said = in_threads(acceptor.accept_all, intrude)
-    kind, error = handshake.unpack_frame(said)
+    _, text = in_threads(acceptor.accept_all, intrude)
+    kind, error = handshake.unpack_frame(text)
     assert kind == handshake.FAILED
     assert why in str(error)
     assert sorted(mesh.data) == sorted(mesh.control) == [2, 3]
@@ -314,14 +314,14 @@ def test_a_lower_rank_does_not_connect():
 
     def intrude():
         sock = FramedSocket(socket.create_connection(found.listener.getsockname()))
-        said = prove(sock, request_of(meeting, 0), 1, DATA)
+        text = prove(sock, request_of(meeting, 0), 1, DATA)
         sock.close()
-        return said, [
+        return text, [
             _MeshConnector(request_of(meeting, 2), 1, purpose, found).connect() for purpose in (DATA, CONTROL)
         ]
 
-    _, (said, held) = in_threads(acceptor.accept_all, intrude)
-    assert "this rank connects to it" in str(handshake.unpack_frame(said)[1])
+    _, (text, held) = in_threads(acceptor.accept_all, intrude)
+    assert "this rank connects to it" in str(handshake.unpack_frame(text)[1])
     acceptor.close()
     mesh.close()
     close([found.listener, *held])

@@ -190,9 +190,9 @@ def test_a_long_wait_for_rank_0_is_told_once(monkeypatch, caplog):
     monkeypatch.setattr(connector, "SILENCE_S", 0.1)
     with pytest.raises(Timeout):
         join(world(2), 1, timeout_s=2)
-    told = [record.getMessage() for record in caplog.records]
+    reported = [record.getMessage() for record in caplog.records]
     what = "rank 1 has tried for 0.1 s to reach rank 0 (it has not come yet)"
-    assert told == [f"{what}, and will try for 2 s in all"]
+    assert reported == [f"{what}, and will try for 2 s in all"]
 
 
 def test_another_key_is_an_error_there_and_does_not_disturb_the_rest():

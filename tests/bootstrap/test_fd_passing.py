@@ -56,7 +56,7 @@ def test_rank_0_has_to_give_one():
 
 
 @pytest.mark.parametrize(
-    ("told", "kind"),
+    ("reported", "kind"),
     [
         ("no memory here", Error),
         (OutOfMemory("full", wanted_nbytes=5), OutOfMemory),
@@ -64,9 +64,9 @@ def test_rank_0_has_to_give_one():
         (ValueError("odd"), Aborted),
     ],
 )
-def test_rank_0_tells_why_there_is_none(told, kind):
+def test_rank_0_tells_why_there_is_none(reported, kind):
     links = meet(3)
-    links[0].fail_descriptor(told)
+    links[0].fail_descriptor(reported)
     for link in links[1:]:
         with pytest.raises(kind) as caught:
             link.broadcast_descriptor(None, check=nothing, deadline=soon())

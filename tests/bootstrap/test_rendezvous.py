@@ -255,8 +255,10 @@ def test_a_long_wait_is_told_once(monkeypatch, caplog):
     monkeypatch.setattr(acceptor, "SILENCE_S", 0.2)
     meeting = world_at(3)
     in_threads(*(coming(meeting, rank, node=str(rank), timeout_s=1.0) for rank in (0, 2)))
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [f"rank 0 has waited 0.2 s at {meeting.address} for rank 1 of 3, and will wait 1 s in all"]
+    reported = [record.getMessage() for record in caplog.records]
+    assert reported == [
+        f"rank 0 has waited 0.2 s at {meeting.address} for rank 1 of 3, and will wait 1 s in all"
+    ]
 
 
 def test_it_is_told_that_rank_0_cannot_be_reached(monkeypatch, caplog):
@@ -264,9 +266,9 @@ def test_it_is_told_that_rank_0_cannot_be_reached(monkeypatch, caplog):
     meeting = world_at(2)
     with pytest.raises(Timeout):
         join(meeting, 1, timeout_s=1.0)
-    told = [record.getMessage() for record in caplog.records]
+    reported = [record.getMessage() for record in caplog.records]
     what = f"rank 1 has tried for 0.2 s to reach rank 0 at {meeting.address} (Connection refused)"
-    assert told == [f"{what}, and will try for 1 s in all"]
+    assert reported == [f"{what}, and will try for 1 s in all"]
 
 
 def test_a_failed_meeting_shows_what_happened_and_not_the_way_there():
@@ -377,7 +379,7 @@ def listening(meeting, speak):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         (b"\0\x0cshmring\x07more", "another version of shmring"),
         (b"\0\x08" + handshake.MAGIC, "another version of shmring"),
@@ -385,13 +387,13 @@ def listening(meeting, speak):
         (b"\0\x05hello", "choose another port"),
     ],
 )
-def test_what_answers_in_rank_0s_place_is_said(words, says):
+def test_what_answers_in_rank_0s_place_is_said(words, expected):
     meeting = world_at(2)
     _, error = in_threads(
         listening(meeting, lambda sock: sock.connection.send(words)), coming(meeting, 1, after_s=0.1)
     )
     assert type(error) is Error
-    assert says in str(error)
+    assert expected in str(error)
 
 
 def test_a_connector_of_another_version_is_told():
@@ -400,12 +402,12 @@ def test_a_connector_of_another_version_is_told():
     def other_version():
         sock = dial(meeting)
         sock.send(b"shmring\x07" + bytes(100))
-        said = answer(sock)
+        text = answer(sock)
         sock.close()
-        return said
+        return text
 
-    host, said = in_threads(coming(meeting, 0, timeout_s=1), other_version)
-    assert said == handshake.MAGIC
+    host, text = in_threads(coming(meeting, 0, timeout_s=1), other_version)
+    assert text == handshake.MAGIC
     assert type(host) is Timeout
 
 

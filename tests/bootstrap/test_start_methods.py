@@ -107,14 +107,16 @@ def run_programs(*commands):
 
 def test_programs_that_got_the_world_in_a_pickle():
     world = pickle.dumps(shmring.world(2)).hex()
-    said = run_programs(*(((PROGRAM, world, str(rank)), None) for rank in range(2)))
-    assert said == [f"3.0 {rank} 2 {rank} 2 0 1\n" for rank in range(2)]
+    outputs = run_programs(*(((PROGRAM, world, str(rank)), None) for rank in range(2)))
+    assert outputs == [f"3.0 {rank} 2 {rank} 2 0 1\n" for rank in range(2)]
 
 
 def test_programs_that_are_told_by_the_environment():
-    told = {"SHMRING_SIZE": "2", "SHMRING_KEY": os.urandom(16).hex(), "SHMRING_ADDR": "127.0.0.1"}
-    told["SHMRING_PORT"] = str(20_000 + os.getpid() % 20_000)
-    commands = [((FROM_ENVIRONMENT,), os.environ | told | {"SHMRING_RANK": str(rank)}) for rank in range(2)]
+    variables = {"SHMRING_SIZE": "2", "SHMRING_KEY": os.urandom(16).hex(), "SHMRING_ADDR": "127.0.0.1"}
+    variables["SHMRING_PORT"] = str(20_000 + os.getpid() % 20_000)
+    commands = [
+        ((FROM_ENVIRONMENT,), os.environ | variables | {"SHMRING_RANK": str(rank)}) for rank in range(2)
+    ]
     assert run_programs(*commands) == [f"3.0 {rank} 2\n" * 2 for rank in range(2)]
 
 

@@ -347,8 +347,8 @@ def differ(comm, waits):
 def test_mismatched_calls(world_of, waits):
     calls = [f"all_reduce(float64[{10 + rank}], sum)" for rank in range(3)]
     for error in assert_all(world_of(3).outcomes(differ, waits), shmring.Mismatch):
-        for told, call in zip(error.calls, calls, strict=True):
-            assert told in (call, "nothing yet")  # its calls were behind then
+        for reported, call in zip(error.calls, calls, strict=True):
+            assert reported in (call, "nothing yet")  # its calls were behind then
         assert error.calls.count("nothing yet") < 2
 
 

@@ -435,18 +435,18 @@ def _overlap(comm):
 
 
 def test_what_is_wrong_is_refused_with_a_reason(world_of):
-    for said in world_of(2)(refusals):
-        assert "3 rows" in said["rows"]
-        assert "0-d" in said["0-d"]
-        assert "Fortran" in said["Fortran"]
-        assert "root is 2" in said["root"]
-        assert "like=" in said["scatter without a shape"]
-        assert "count of 12" in said["out too small"]
-        assert "float32" in said["out of another dtype"]
-        assert "overlap" in said["overlap"]
-        assert said["objects"].startswith("TypeError")
-        assert "avg" in said["avg of a scan"]
-        assert said["sum of text"].startswith("TypeError")
+    for text in world_of(2)(refusals):
+        assert "3 rows" in text["rows"]
+        assert "0-d" in text["0-d"]
+        assert "Fortran" in text["Fortran"]
+        assert "root is 2" in text["root"]
+        assert "like=" in text["scatter without a shape"]
+        assert "count of 12" in text["out too small"]
+        assert "float32" in text["out of another dtype"]
+        assert "overlap" in text["overlap"]
+        assert text["objects"].startswith("TypeError")
+        assert "avg" in text["avg of a scan"]
+        assert text["sum of text"].startswith("TypeError")
 
 
 def mismatched(comm, which):

@@ -173,26 +173,26 @@ def refusals(comm):
         "fuse_nbytes": lambda: comm.all_reduce_many([x], fuse_nbytes=-1),
         "timeout": lambda: comm.all_reduce_many([x], timeout=0),
     }
-    said = what_is_said(comm, attempts)
+    text = what_is_said(comm, attempts)
     assert np.array_equal(x, np.arange(6.0))
-    return said
+    return text
 
 
 def test_what_is_wrong_is_refused_with_a_reason(world_of):
-    for said in world_of(2)(refusals):
-        assert said["no list"].startswith("TypeError: arrays is a int")
-        assert said["number"].startswith("TypeError: arrays[1] is 3.0")
-        assert "arrays[1] is read-only" in said["read-only"]
-        assert "arrays[0] is not contiguous" in said["strides"]
-        assert "op is 'sub'" in said["op"]
-        assert "op avg has no meaning for int32" in said["meaning"]
-        assert "overlap" in said["twice"]
-        assert "overlap" in said["overlap"]
-        assert "1 arrays for 2" in said["out too few"]
-        assert "out[0] is float32[6]" in said["out of another dtype"]
-        assert "overlap" in said["out in the way"]
-        assert "fuse_nbytes" in said["fuse_nbytes"]
-        assert "timeout" in said["timeout"]
+    for text in world_of(2)(refusals):
+        assert text["no list"].startswith("TypeError: arrays is a int")
+        assert text["number"].startswith("TypeError: arrays[1] is 3.0")
+        assert "arrays[1] is read-only" in text["read-only"]
+        assert "arrays[0] is not contiguous" in text["strides"]
+        assert "op is 'sub'" in text["op"]
+        assert "op avg has no meaning for int32" in text["meaning"]
+        assert "overlap" in text["twice"]
+        assert "overlap" in text["overlap"]
+        assert "1 arrays for 2" in text["out too few"]
+        assert "out[0] is float32[6]" in text["out of another dtype"]
+        assert "overlap" in text["out in the way"]
+        assert "fuse_nbytes" in text["fuse_nbytes"]
+        assert "timeout" in text["timeout"]
 
 
 def mismatched(comm, which):

@@ -98,9 +98,9 @@ def in_groups(comm, lists):
 
 def test_groups_are_the_lists_that_were_given(world_of):
     lists = [[2, 0], (3,), [], range(4), np.array([1, 3, 0])]
-    told = [list(map(int, ranks)) for ranks in lists]
+    reported = [list(map(int, ranks)) for ranks in lists]
     for rank, found in enumerate(world_of(4)(in_groups, lists)):
-        assert found == [(tuple(mine), sum(mine)) if rank in mine else None for mine in told]
+        assert found == [(tuple(mine), sum(mine)) if rank in mine else None for mine in reported]
 
 
 def nested(comm):
@@ -296,8 +296,8 @@ CALLS = {
 @pytest.mark.parametrize("what", CALLS)
 def test_ranks_that_call_differently(world_of, what):
     for error in assert_all(world_of(3).outcomes(call_differently, what), shmring.Mismatch):
-        for said, called in zip(error.calls, CALLS[what], strict=True):
-            assert said in (called, "nothing yet")
+        for text, called in zip(error.calls, CALLS[what], strict=True):
+            assert text in (called, "nothing yet")
         assert len(set(error.calls) - {"nothing yet"}) == 2
 
 

@@ -96,9 +96,9 @@ def each_in_a_group_of_its_own(comm, pairs, odd_one, way):
 def assert_told(pairs, by_rank, *, is_near):
     for number, pair in enumerate(pairs):
         for text, calls, seq in (found[number] for found in by_rank):
-            known = {said for said in calls if said not in ("nothing yet", "(on another host)")}
+            known = {output for output in calls if output not in ("nothing yet", "(on another host)")}
             assert len(known) >= 2 or pair in ALIKE, (pair, calls)
-            assert all(said in text for said in known) or not is_near, (pair, text, calls)
+            assert all(output in text for output in known) or not is_near, (pair, text, calls)
             assert seq in (1, 2, 3), (pair, text)  # not 1: a rank that did not wait in its own call
 
 

@@ -114,12 +114,12 @@ def message(comm, step):
     awaited = comm.irecv(got, before, tag=step.value)
     sent = comm.isend(piece(step, comm.rank, after), after, tag=step.value)
 
-    def told():
+    def finish():
         sent.wait()
         awaited.wait()
         return [(piece(step, before, comm.rank), got)]
 
-    return told
+    return finish
 
 
 def barrier(comm, step):
@@ -134,8 +134,8 @@ OVER_HOSTS = tuple(make for make in ON_ONE_HOST if make is not algorithm)
 # ---- the tests ---------------------------------------------------------------------------------------------
 
 
-def is_wrong(told):
-    return any(not np.array_equal(np.ravel(wanted), np.ravel(got)) for wanted, got in told())
+def is_wrong(finish):
+    return any(not np.array_equal(np.ravel(wanted), np.ravel(got)) for wanted, got in finish())
 
 
 def mix(comm, seed, makes):
@@ -146,8 +146,8 @@ def mix(comm, seed, makes):
     wrong = []
     for turn in range(TURNS):
         steps = list(steps_of(1000 * seed + turn, len(comms), [make.__name__ for make in makes]))
-        told = [by_name[step.make](comms[step.where], step) for step in steps]
-        wrong += [step for step, tell in zip(steps, told, strict=True) if is_wrong(tell)]
+        begun = [by_name[step.make](comms[step.where], step) for step in steps]
+        wrong += [step for step, finish in zip(steps, begun, strict=True) if is_wrong(finish)]
     for group in groups:
         group.close()
     return wrong

@@ -60,13 +60,13 @@ def every_call(comm, counts):
     rank, size = comm.rank, comm.size
     own = model(rank, counts[rank])
     root = size - 1
-    told = comm.broadcast_object(own if rank == root else None, root)
+    received = comm.broadcast_object(own if rank == root else None, root)
     everyone = comm.all_gather_object(own)
     gathered = comm.gather_object(own, 0)
     dealt = comm.scatter_object([model(r, counts[r]) for r in range(size)] if rank == root else None, root)
     wanted = [model(r, counts[r]) for r in range(size)]
     return {
-        "broadcast": same(told, wanted[root]) and (rank != root or told is own),
+        "broadcast": same(received, wanted[root]) and (rank != root or received is own),
         "all_gather": all(map(same, everyone, wanted)),
         "gather": all(map(same, gathered, wanted)) if rank == 0 else gathered is None,
         "scatter": same(dealt, wanted[rank]),
@@ -86,7 +86,7 @@ class Unpicklable:
 
 
 def refused(comm):
-    said = {}
+    text = {}
     attempts = {
         "pickle": lambda: comm.all_gather_object(Unpicklable()),
         "root": lambda: comm.broadcast_object(1, comm.size),
@@ -95,16 +95,16 @@ def refused(comm):
     for name, attempt in attempts.items():
         with pytest.raises((TypeError, ValueError)) as caught:
             attempt()
-        said[name] = str(caught.value)
+        text[name] = str(caught.value)
     comm.barrier()
-    return said
+    return text
 
 
 def test_what_is_refused_everywhere_harms_nobody(world_of):
-    for said in world_of(2)(refused):
-        assert "no pickle" in said["pickle"]
-        assert "root is 2" in said["root"]
-        assert "1 items for 2 ranks" in said["items"]
+    for text in world_of(2)(refused):
+        assert "no pickle" in text["pickle"]
+        assert "root is 2" in text["root"]
+        assert "1 items for 2 ranks" in text["items"]
 
 
 def refused_by_one(comm):

@@ -273,29 +273,29 @@ def refusals(comm):
         "read-only": lambda: comm.all_gather_v(x, out=[np.broadcast_to(0.0, 6).copy().data.toreadonly()] * n),
         "timeout": lambda: comm.all_gather_v(x, timeout=-1),
     }
-    said = what_is_said(comm, attempts)
+    text = what_is_said(comm, attempts)
     assert np.array_equal(x, np.arange(6.0))
-    return said
+    return text
 
 
 def test_what_is_wrong_is_refused_with_a_reason(world_of):
-    for said in world_of(2)(refusals):
-        assert "x is 0-d" in said["0-d"]
-        assert said["number"].startswith("TypeError")
-        assert "Fortran" in said["Fortran"]
-        assert "not contiguous" in said["strides"]
-        assert said["objects"].startswith("TypeError")
-        assert "root is 2" in said["root"]
-        assert "1 arrays for 2 ranks" in said["too few"]
-        assert "TypeError: xs is a int" in said["no list"]
-        assert "xs[1] is float32, xs[0] is float64" in said["dtypes"]
-        assert "xs[1] has shape (3, 2), xs[0] has (6,)" in said["rows"]
-        assert "like=" in said["no shape"]
-        assert "out[0] is float32, but the arrays of the call are float64" in said["out of another dtype"]
-        assert "out[0] has 5 elements, but 6 come from rank 0" in said["out too small"]
-        assert "overlap" in said["out overlaps"]
-        assert "out[0] is read-only" in said["read-only"]
-        assert "timeout" in said["timeout"]
+    for text in world_of(2)(refusals):
+        assert "x is 0-d" in text["0-d"]
+        assert text["number"].startswith("TypeError")
+        assert "Fortran" in text["Fortran"]
+        assert "not contiguous" in text["strides"]
+        assert text["objects"].startswith("TypeError")
+        assert "root is 2" in text["root"]
+        assert "1 arrays for 2 ranks" in text["too few"]
+        assert "TypeError: xs is a int" in text["no list"]
+        assert "xs[1] is float32, xs[0] is float64" in text["dtypes"]
+        assert "xs[1] has shape (3, 2), xs[0] has (6,)" in text["rows"]
+        assert "like=" in text["no shape"]
+        assert "out[0] is float32, but the arrays of the call are float64" in text["out of another dtype"]
+        assert "out[0] has 5 elements, but 6 come from rank 0" in text["out too small"]
+        assert "overlap" in text["out overlaps"]
+        assert "out[0] is read-only" in text["read-only"]
+        assert "timeout" in text["timeout"]
 
 
 def mismatched(comm, which):

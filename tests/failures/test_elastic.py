@@ -74,21 +74,21 @@ def test_all_ranks_failing_is_a_failure_with_the_first_ones_code(tmp_path):
     script.write_text(
         "import os, time; r = int(os.environ['SHMRING_RANK']); time.sleep(2 * r); os._exit(7 + r)"
     )
-    code, _, said = keep_going(str(script), nprocs=2)
+    code, _, text = keep_going(str(script), nprocs=2)
     assert code == 7
-    assert "rank 0 of 2 ended: exit status 7" in said
-    assert "rank 1 of 2 ended: exit status 8" in said
-    assert "rank 0 of 2 failed first" in said
+    assert "rank 0 of 2 ended: exit status 7" in text
+    assert "rank 1 of 2 ended: exit status 8" in text
+    assert "rank 0 of 2 failed first" in text
 
 
 def test_training_goes_on_as_if_nothing_had_happened():
     pytest.importorskip("sklearn")
     kills = ["--kill", "2@60", "--kill", "0@150", "--kill", "3@150"]
-    code, out, said = keep_going(str(EXAMPLE), "--steps", "220", "--hidden", "16", *kills)
-    assert code == 0, out + said
+    code, out, text = keep_going(str(EXAMPLE), "--steps", "220", "--hidden", "16", *kills)
+    assert code == 0, out + text
     assert re.search(r"1\| step 220: loss", out), out
     assert float(re.search(r"run of one rank: ([\d.e+-]+)", out)[1]) <= 1e-5
     assert re.search(r"step \d+: rank 2 is gone, 3 go on", out), out
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
     assert losses[-1] < losses[0] / 4
-    assert said.count("killed by SIGKILL") == 3
+    assert text.count("killed by SIGKILL") == 3

@@ -160,7 +160,7 @@ def under(name, value, *around, **environ):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "expected"),
     [
         ("FSIZE", 0, "ulimit -f"),
         ("FSIZE", 1 << 20, "ulimit -f"),
@@ -169,15 +169,15 @@ def under(name, value, *around, **environ):
         ("STACK", 1 << 20, "[2.0, 2.0]"),
     ],
 )
-def test_limits_of_a_process(name, value, says):
-    assert says in under(name, value)
+def test_limits_of_a_process(name, value, expected):
+    assert expected in under(name, value)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")
 def test_no_process_more_says_so():
-    said = under("NPROC", 0)
-    assert "ulimit -u" in said
-    assert "rank 0 of 2" in said
+    text = under("NPROC", 0)
+    assert "ulimit -u" in text
+    assert "rank 0 of 2" in text
 
 
 def no_thread_more(comm):
@@ -185,19 +185,19 @@ def no_thread_more(comm):
     os.setgid(54321)
     os.setuid(54321)
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-    said = []
+    messages = []
     for call in (shmring.init, lambda: comm.all_reduce(np.ones(60_000), async_op=True)):
         with pytest.raises(shmring.Error) as caught:
             call()
-        said.append(str(caught.value))
-    return said
+        messages.append(str(caught.value))
+    return messages
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")
 def test_no_thread_more_says_so():
     with Ranks(2) as ranks:
-        for said in ranks.meet()(no_thread_more):
-            assert all("ulimit -u" in text for text in said), said
+        for messages in ranks.meet()(no_thread_more):
+            assert all("ulimit -u" in text for text in messages), messages
 
 
 def test_a_small_dev_shm_is_an_error_of_all_ranks():
@@ -205,7 +205,7 @@ def test_a_small_dev_shm_is_an_error_of_all_ranks():
     around = ["unshare", "--mount", "sh", "-c", mount]
     if os.geteuid() != 0 or subprocess.run([*around, "true"], capture_output=True).returncode != 0:
         pytest.skip("needs the right to mount a small /dev/shm")
-    said = under("CORE", 0, *around, SHMRING_SEGMENT="posix")
+    text = under("CORE", 0, *around, SHMRING_SEGMENT="posix")
     for words in ("OutOfMemory", "bytes", "has only", "--shm-size", "SHMRING_SEGMENT=memfd"):
-        assert words in said
+        assert words in text
     assert "[2.0, 2.0]" in under("CORE", 0, *around, SHMRING_SEGMENT="memfd")

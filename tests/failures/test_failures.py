@@ -375,25 +375,25 @@ def use_in_child(comm):
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        said = []
+        messages = []
         for call in (lambda: comm.all_reduce(x), lambda: comm.barrier(), lambda: comm.empty(3)):
             try:
                 call()
-                said.append("nothing")
+                messages.append("nothing")
             except BaseException as error:
-                said.append(type(error).__name__)
+                messages.append(type(error).__name__)
         comm.close()
-        os.write(writer, " ".join(said).encode())
+        os.write(writer, " ".join(messages).encode())
         os._exit(0)
     os.waitpid(pid, 0)
-    said = os.read(reader, 1000).decode()
+    messages = os.read(reader, 1000).decode()
     os.close(reader)
     os.close(writer)
     comm.all_reduce(x)
     comm.all_reduce(np.ones(5))
     y = comm.full(5000, 2.0)
     comm.all_reduce(y)
-    return said, float(x[0]), float(y[0])
+    return messages, float(x[0]), float(y[0])
 
 
 def test_a_forked_child_must_not_use_its_parents_communicator(world_of):

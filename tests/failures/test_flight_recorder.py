@@ -257,13 +257,13 @@ def test_a_rank_in_user_code_is_named_with_its_function(world_of, tmp_path):
     ranks = world_of(3)
     ranks.begin(dream_or_wait, tmp_path / "seen")
     place_once_it_waits(ranks, 0)
-    told = stacks_of(ranks)
+    stacks = stacks_of(ranks)
     (tmp_path / "seen").touch()
     assert ranks.answers() == [0, 1, 2]
-    assert ", in dream\n" in told[1]
-    assert all(text.startswith("Thread MainThread (most recent call first):\n") for text in told.values())
-    assert all("in dream_or_wait\n" in text for text in told.values())
-    assert "shmring-life" not in told[1]
+    assert ", in dream\n" in stacks[1]
+    assert all(text.startswith("Thread MainThread (most recent call first):\n") for text in stacks.values())
+    assert all("in dream_or_wait\n" in text for text in stacks.values())
+    assert "shmring-life" not in stacks[1]
 
 
 def hold_the_gil(comm, pipe):
@@ -281,12 +281,12 @@ def test_a_rank_that_holds_the_gil_has_no_stacks(world_of, tmp_path):
     os.mkfifo(tmp_path / "seen")
     ranks.begin(hold_the_gil, tmp_path / "seen")
     place_once_it_waits(ranks, 0)
-    told = stacks_of(ranks)
+    stacks = stacks_of(ranks)
     (tmp_path / "seen").write_bytes(b"x")
     assert ranks.answers() == [0, 1]  # requests that came too late have no effect
-    assert told[1].startswith("(no answer within 1 s")
-    assert "GIL" in told[1]
-    assert "in hold_the_gil" in told[0]
+    assert stacks[1].startswith("(no answer within 1 s")
+    assert "GIL" in stacks[1]
+    assert "in hold_the_gil" in stacks[0]
 
 
 def test_a_stopped_rank_has_no_stacks(world_of, tmp_path):
@@ -295,10 +295,10 @@ def test_a_stopped_rank_has_no_stacks(world_of, tmp_path):
     ranks.kill(1, signal.SIGSTOP)
     while _attach.rank_seen(_attach.of_processes([ranks.pid(0)])[0].flight, 1)["state"] != "stopped":
         time.sleep(0.01)
-    told = stacks_of(ranks)
+    stacks = stacks_of(ranks)
     ranks.kill(1, signal.SIGCONT)
     (tmp_path / "seen").touch()
-    assert told[1] == "(it is stopped)"
+    assert stacks[1] == "(it is stopped)"
     assert ranks.answers() == [0, 1]
 
 
@@ -309,19 +309,19 @@ def many_threads(comm):
         thread.start()
     (segment,) = _attach.of_processes([os.getpid()])
     comm.barrier()
-    told = _attach.stacks_of(segment)[comm.rank] if comm.rank == 0 else ""
+    reported = _attach.stacks_of(segment)[comm.rank] if comm.rank == 0 else ""
     comm.barrier()
     done.set()
     for thread in threads:
         thread.join()
-    return told
+    return reported
 
 
 def test_stacks_that_are_too_long_are_cut_with_a_note(world_of):
-    told = world_of(2)(many_threads)[0]
-    assert 7000 < len(told.encode()) < 8192
-    assert told.endswith("\n(and so on)\n")
-    assert told.startswith("Thread MainThread")
+    reported = world_of(2)(many_threads)[0]
+    assert 7000 < len(reported.encode()) < 8192
+    assert reported.endswith("\n(and so on)\n")
+    assert reported.startswith("Thread MainThread")
 
 
 def close_often(comm, times):
@@ -364,16 +364,16 @@ def warned(comm, how, words=None):
 
     words: a folder for files that announce them.
     """
-    told = []
+    reported = []
 
     def emit(record):
-        told.append((record.levelname, record.getMessage()))
-        (words / f"{len(told)} of rank {comm.rank}").touch()
+        reported.append((record.levelname, record.getMessage()))
+        (words / f"{len(reported)} of rank {comm.rank}").touch()
         if len(list(words.iterdir())) == 2:
             (words / "enough").touch()
 
     handler = logging.Handler()
-    handler.emit = emit if words else told.append
+    handler.emit = emit if words else reported.append
     comm.barrier()
     logging.getLogger("shmring").addHandler(handler)
     try:
@@ -382,7 +382,7 @@ def warned(comm, how, words=None):
         WAYS[how](comm)
     finally:
         logging.getLogger("shmring").removeHandler(handler)
-    return told
+    return reported
 
 
 def wait_in_background(comm):
@@ -454,10 +454,10 @@ def test_an_interrupt_while_it_warns_ends_the_call_for_all(world_of, tmp_path):
 
 @pytest.mark.parametrize("how", WAYS)
 def test_one_rank_warns_of_a_late_one_at_doubling_times(world_of, tmp_path, how):
-    told = world_of(3, SHMRING_STALL=0.5)(warned, how, tmp_path)
-    assert told[2] == []
-    texts = [text for level, text in told[0] + told[1]]
-    assert {level for level, text in told[0] + told[1]} == {"WARNING"}
+    reported = world_of(3, SHMRING_STALL=0.5)(warned, how, tmp_path)
+    assert reported[2] == []
+    texts = [text for level, text in reported[0] + reported[1]]
+    assert {level for level, text in reported[0] + reported[1]} == {"WARNING"}
     for text in texts:
         assert " for rank 2 in " in text
         assert "; rank 2 is after barrier() #1; its process " in text
@@ -474,8 +474,8 @@ def test_nobody_warns_where_it_is_off_or_soon_enough(world_of):
 
 
 def test_of_a_rank_on_another_host_its_name_is_told(world_over_hosts, tmp_path):
-    told = world_over_hosts([0, 0, 1], SHMRING_STALL=0.2)(warned, "barrier", tmp_path)
-    texts = [text for rank in told for _, text in rank]
+    reported = world_over_hosts([0, 0, 1], SHMRING_STALL=0.2)(warned, "barrier", tmp_path)
+    texts = [text for rank in reported for _, text in rank]
     assert texts
     assert any("for rank 2 in barrier() #2; it runs on 127.0.0.1" in text for text in texts), texts
     assert not any("dream" in text for text in texts)

@@ -155,20 +155,20 @@ def fork_with_everything_under_way(comm, where):
     }
     held["done"].wait()
     x = np.full(50_000, comm.rank + 1.0)
-    said = "{}"
+    messages = "{}"
     if comm.rank == 0:
         held["pending"] = comm.all_reduce(x, async_op=True)
         held["receive"] = comm.irecv(np.ones(3), 1)
         held["send"] = comm.isend(np.ones(LONG), 1)
         before = descriptors()
         if where == "a thread":
-            said = []
-            thread = threading.Thread(target=lambda: said.append(in_child(touch, comm, held)))
+            messages = []
+            thread = threading.Thread(target=lambda: messages.append(in_child(touch, comm, held)))
             thread.start()
             thread.join()
-            said = said[0]
+            messages = messages[0]
         else:
-            said = in_child(touch, comm, held, ends_in_order=where == "a child that ends in order")
+            messages = in_child(touch, comm, held, ends_in_order=where == "a child that ends in order")
         assert descriptors() == before
         comm.send(b"now", 1, tag=9)
         held["receive"].wait()
@@ -191,24 +191,24 @@ def fork_with_everything_under_way(comm, where):
         pass
     comm.empty(50)
     comm.split(0).close()
-    return said
+    return messages
 
 
 @pytest.mark.parametrize("where", ["a child", "a child that ends in order", "a thread"])
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]])
 def test_a_forked_child_is_refused_everything_and_disturbs_nobody(world_over_hosts, world_of, nodes, where):
     ranks = world_of(2) if nodes == [0, 0] else world_over_hosts(nodes)
-    for said in ranks(fork_with_everything_under_way, where):
-        assert said == "{}", said
+    for text in ranks(fork_with_everything_under_way, where):
+        assert text == "{}", text
 
 
 def put_and_fork(comm):
     """A ring's side belongs to the process that used it first."""
     with shmring.Ring(1 << 16) as ring:
         ring.put(b"one")
-        said = in_child(lambda: type(_error_of(ring.put, b"two")).__name__)
+        text = in_child(lambda: type(_error_of(ring.put, b"two")).__name__)
         ring.put(b"three")
-        return said, ring.get(), ring.get()
+        return text, ring.get(), ring.get()
 
 
 def _error_of(call, *args):
@@ -219,9 +219,9 @@ def _error_of(call, *args):
 
 
 def test_a_forked_child_does_not_put_into_its_parents_ring(world_of):
-    said, *got = world_of(1)(put_and_fork)[0]
+    text, *got = world_of(1)(put_and_fork)[0]
     assert got == [b"one", b"three"]
-    assert said != "'NoneType'", "put by two processes"
+    assert text != "'NoneType'", "put by two processes"
 
 
 # ---- no false alarms --------------------------------------------------------------------------------------

@@ -165,17 +165,17 @@ def test_a_communicator_may_be_collected_in_another_thread(world_of):
 
 def handle_while_waiting(comm, handled_path, name):
     """A handler that returns lets the call go on; one that calls the communicator itself is refused."""
-    said = []
+    messages = []
 
     def handler(*_):
         for call in (comm.barrier, lambda: comm.empty(3), comm.close):
             try:
                 call()
-                said.append("nothing")
+                messages.append("nothing")
             except shmring.Error as error:
-                said.append(repr(error))
+                messages.append(repr(error))
             except RuntimeError:
-                said.append("refused")
+                messages.append("refused")
         handled_path.touch()
 
     signal.signal(signal.SIGUSR1, handler)
@@ -192,7 +192,7 @@ def handle_while_waiting(comm, handled_path, name):
     else:
         comm.all_reduce_many([x, np.ones(3)])
     comm.barrier()
-    return float(x[0]), said
+    return float(x[0]), messages
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "behind another", "all_reduce_many"])
@@ -204,14 +204,14 @@ def test_a_handler_that_calls_the_communicator_is_refused(world_of, tmp_path, na
 
 def handle_while_arrays_are_made(comm, handled_path):
     """In a call of several steps another one is refused as well."""
-    said = []
+    messages = []
 
     def handler(*_):
         for call in (lambda: comm.empty(3), lambda: comm.split(0), comm.close):
             try:
                 call()
             except RuntimeError as error:
-                said.append(type(error).__name__)
+                messages.append(type(error).__name__)
         handled_path.touch()
 
     signal.signal(signal.SIGUSR1, handler)
@@ -228,7 +228,7 @@ def handle_while_arrays_are_made(comm, handled_path):
     array = comm.full(100, 1.0)
     allocator.Arrays._create = create
     comm.all_reduce(array)
-    return float(array[0]), said
+    return float(array[0]), messages
 
 
 def test_a_handler_between_the_steps_of_a_call_is_refused_another(world_of, tmp_path):
@@ -243,7 +243,7 @@ def test_a_handler_between_the_steps_of_a_call_is_refused_another(world_of, tmp_
 @pytest.mark.parametrize("call", ["comm.all_reduce(x)", "comm.recv(x, 1)", "comm.empty(5)"])
 def test_the_interpreter_may_end_with_daemon_threads_inside_a_call(call):
     """The other ranks then see that its rank has ended."""
-    said = in_process(
+    text = in_process(
         """
         import multiprocessing, sys, threading, time
         import numpy as np, shmring
@@ -270,11 +270,11 @@ def test_the_interpreter_may_end_with_daemon_threads_inside_a_call(call):
         """,
         call,
     )
-    assert said == "0 RankFailed 0"
+    assert text == "0 RankFailed 0"
 
 
 def test_another_interpreter_says_that_it_cannot():
-    said = in_process("""
+    text = in_process("""
         import sys
         import shmring
         try:
@@ -295,4 +295,4 @@ def test_another_interpreter_says_that_it_cannot():
                 print(error)
             ''')
         """)
-    assert "interpreter" in said or said == "works", said
+    assert "interpreter" in text or text == "works", text

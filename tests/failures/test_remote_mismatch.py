@@ -29,7 +29,7 @@ def assert_told(layout, seeds, **environ):
     with Ranks(len(LAYOUTS[layout]), nodes=LAYOUTS[layout]) as ranks:
         ranks.meet(**environ)
         for seed in seeds:
-            wrong = [told for told in ranks(run_odd_program, seed) if told]
+            wrong = [reported for reported in ranks(run_odd_program, seed) if reported]
             assert not wrong, "\n".join((layout, *wrong))
 
 
@@ -182,9 +182,9 @@ def test_another_call_that_waits_for_nobody_is_a_mismatch_with_the_next(kind):
         outcomes = ranks.meet().outcomes(differ_alone, kind)
     made, text = outcomes[2]
     assert made <= 1, text
-    for told in (text, *map(str, assert_all(outcomes[:2], shmring.Mismatch))):
-        assert "reduce(float64[4], sum, root=0)" in told
-        assert f"{kind.removeprefix('large ')}(float64[" in told
+    for reported in (text, *map(str, assert_all(outcomes[:2], shmring.Mismatch))):
+        assert "reduce(float64[4], sum, root=0)" in reported
+        assert f"{kind.removeprefix('large ')}(float64[" in reported
 
 
 # ---- calls that match -------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def keep_on(comm, path_to_tell):
             ranks = tuple(ranks[rank] for rank in comm.parent_ranks)
 
 
-def said(path):
+def state_in(path):
     return path.read_text() if path.exists() else ""
 
 
@@ -136,19 +136,19 @@ def test_deaths_while_those_that_are_left_find_each_other(tmp_path, nodes, seed)
     chance = random.Random(seed)
     victims = chance.sample(range(5), 3)
     left = tuple(rank for rank in range(5) if rank not in victims)
-    path = tmp_path / "says"
+    path = tmp_path / "state"
     with Ranks(5, nodes=nodes) as ranks:
         ranks.meet()
         ranks.begin(keep_on, str(path))
-        while said(path) != repr((0, 1, 2, 3, 4)):
+        while state_in(path) != repr((0, 1, 2, 3, 4)):
             time.sleep(0.002)
         for victim in victims:
             ranks.kill(victim)
             time.sleep(chance.choice([0, 0.001, 0.004, 0.01, 0.03]))
         until = time.monotonic() + 20
-        while said(path) != repr(left) and time.monotonic() < until:
+        while state_in(path) != repr(left) and time.monotonic() < until:
             time.sleep(0.005)
-        (tmp_path / "says.end").touch()
+        (tmp_path / "state.end").touch()
         outcomes = ranks.answers(among=left)
     assert outcomes == [left] * 2
 
@@ -477,13 +477,13 @@ def is_shared(array):
 
 def hear_of_the_end_in_a_thread(comm):
     x = comm.full(1000, 1.0)
-    heard = []
+    received = []
 
     def receive():
         try:
             comm.recv(np.zeros(1), source=1 - comm.rank)
         except shmring.Aborted as error:
-            heard.append(error)
+            received.append(error)
 
     thread = threading.Thread(target=receive)
     thread.start()
@@ -491,7 +491,7 @@ def hear_of_the_end_in_a_thread(comm):
     if comm.rank == 0:
         comm.abort("over")
     thread.join()
-    assert len(heard) == 1
+    assert len(received) == 1
     # This thread has not seen the error yet, and may be writing into x.
     was_shared = is_shared(x) or comm.rank == 0  # which has given up itself
     with pytest.raises(shmring.Aborted):

@@ -52,10 +52,10 @@ class Kept(logging.Handler):
 
     def __init__(self):
         super().__init__()
-        self.said = []
+        self.messages = []
 
     def emit(self, record):
-        self.said.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
 
 def in_a_call(comm, first):
@@ -93,10 +93,10 @@ def live(world, rank, refused, where, pipe):
         array.lock(0).__enter__()
     comm.barrier()
     if rank == 1:
-        pipe.send(log.said)
+        pipe.send(log.messages)
         signal.pause()
     try:
-        pipe.send(log.said)
+        pipe.send(log.messages)
         where(comm, array)
     except shmring.Error as error:
         pipe.send((type(error), error.rank))
@@ -115,9 +115,9 @@ def test_a_death_is_seen_and_that_it_is_looked_for_is_told(refused, where):
         processes[-1].start()
         theirs.close()
     for rank, end in enumerate(ends):
-        said = end.recv()
-        assert len(said) == (rank in refused)
-        assert all("refuses set_robust_list" in line for line in said)
+        messages = end.recv()
+        assert len(messages) == (rank in refused)
+        assert all("refuses set_robust_list" in line for line in messages)
     os.kill(processes[1].pid, signal.SIGKILL)  # it is a zombie when rank 0 is to see its death
     assert ends[0].recv() == (shmring.RankFailed, 1)
     for process in processes:

@@ -173,15 +173,16 @@ def refused(comm, count):
 
 @pytest.mark.parametrize("count", [5, 50_000])
 def test_a_group_size_that_does_not_divide_is_refused(world_over_hosts, count):
-    for said in world_over_hosts(LAYOUTS["1+2+1"])(refused, count):
+    for messages in world_over_hosts(LAYOUTS["1+2+1"])(refused, count):
         for size in (0, -1, 2, 4, 6, 1 << 70):
             assert (
-                said.pop(size) == f"ValueError: group_size is {size}; it must divide the number of hosts, 3"
+                messages.pop(size)
+                == f"ValueError: group_size is {size}; it must divide the number of hosts, 3"
             )
         for size in (1.5, "1"):
-            assert said.pop(size) == f"TypeError: group_size is {size!r}; it must be an integer"
-        assert sorted(said) == ["background", "plan"]
-        assert all("group_size is 2" in text for text in said.values())
+            assert messages.pop(size) == f"TypeError: group_size is {size!r}; it must be an integer"
+        assert sorted(messages) == ["background", "plan"]
+        assert all("group_size is 2" in text for text in messages.values())
 
 
 def on_one_host(comm):
@@ -222,9 +223,9 @@ def give_different(comm, count, own, other):
 @pytest.mark.parametrize("count", [5, 50_000])
 def test_sizes_that_differ_are_a_mismatch_on_every_rank(world_over_hosts, count):
     for own, other in ((1, 2), (None, 2), (4, 1), (2, 3)):
-        for rank, said in enumerate(world_over_hosts(LAYOUTS["1+1+1+1"])(give_different, count, own, other)):
+        for rank, text in enumerate(world_over_hosts(LAYOUTS["1+1+1+1"])(give_different, count, own, other)):
             if other == 3:
-                assert ("must divide" if rank == 1 else "do not match") in said
+                assert ("must divide" if rank == 1 else "do not match") in text
             else:
-                assert ("group_size=2" in said) == (2 in (own, other))
-                assert ("group_size=4" in said) == (own == 4)
+                assert ("group_size=2" in text) == (2 in (own, other))
+                assert ("group_size=4" in text) == (own == 4)

@@ -563,12 +563,12 @@ def refused(comm, count):
 def test_what_cannot_be_is_said(world_over_hosts):
     ranks = world_over_hosts(LAYOUTS["1+1"])
     for count in (5, 50_000):
-        for said, wire in ranks(refused, count):
+        for output, wire in ranks(refused, count):
             assert wire == "native"
             for name in ("unknown", "no name", "reduce", "plan", "of the communicator", "background"):
-                assert said.pop(name).startswith("ValueError: wire is "), name
-            assert sorted(said) == sorted(OTHERS)
-            for (dtype, op), text in said.items():
+                assert output.pop(name).startswith("ValueError: wire is "), name
+            assert sorted(output) == sorted(OTHERS)
+            for (dtype, op), text in output.items():
                 assert text.startswith("ValueError: ")
                 assert f"not for {op} of {dtype}" in text
 
@@ -585,8 +585,8 @@ def give_different(comm, count, own, other, odd_one):
 def test_formats_that_differ_are_a_mismatch_on_every_rank(world_over_hosts, layout, odd_one, count):
     for own, other in (("bf16", "int8"), (None, "fp16"), ("int8", "native"), ("bf16", "fp8")):
         ranks = world_over_hosts(LAYOUTS[layout])
-        for rank, said in enumerate(ranks(give_different, count, own, other, odd_one)):
+        for rank, text in enumerate(ranks(give_different, count, own, other, odd_one)):
             if other == "fp8":
-                assert ("allowed" if rank == odd_one else "do not match") in said
+                assert ("allowed" if rank == odd_one else "do not match") in text
             else:
-                assert all(f"wire={name}" in said for name in (own, other) if name not in (None, "native"))
+                assert all(f"wire={name}" in text for name in (own, other) if name not in (None, "native"))

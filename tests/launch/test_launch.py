@@ -259,7 +259,7 @@ def test_the_start_method_stays_unchosen():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "says"),
+    ("arguments", "error", "expected"),
     [
         ({"nprocs": 0}, ValueError, "allowed: 1 to"),
         ({"nprocs": "2"}, TypeError, "nprocs is '2'"),
@@ -270,8 +270,8 @@ def test_the_start_method_stays_unchosen():
         ({"nprocs": 2, "fn": 3}, TypeError, "callable"),
     ],
 )
-def test_wrong_arguments_are_errors_before_anything_starts(arguments, error, says):
-    with pytest.raises(error, match=says):
+def test_wrong_arguments_are_errors_before_anything_starts(arguments, error, expected):
+    with pytest.raises(error, match=expected):
         shmring.spawn(arguments.pop("fn", place), **arguments)
 
 

@@ -152,7 +152,7 @@ def test_rank_0_reads_standard_input(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         ([], "required: -n, SCRIPT"),
         (["-n", "2"], "SCRIPT"),
@@ -166,7 +166,7 @@ def test_rank_0_reads_standard_input(tmp_path):
         (["-n", "2", "--no-such-option", "x.py"], "usage: shmrun -n 4 script.py"),
     ],
 )
-def test_bad_usage_is_one_helpful_line_and_2(arguments, says):
+def test_bad_usage_is_one_helpful_line_and_2(arguments, expected):
     done = subprocess.run(
         [sys.executable, "-m", "shmring.run", *arguments], capture_output=True, text=True, timeout=50
     )
@@ -174,7 +174,7 @@ def test_bad_usage_is_one_helpful_line_and_2(arguments, says):
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("shmrun: ")
-    assert says in done.stderr
+    assert expected in done.stderr
 
 
 def test_a_wrong_setting_is_said_once(shmrun):
@@ -258,7 +258,7 @@ def test_the_first_failure_is_reported_last_and_alone(shmrun):
 
 
 @pytest.mark.parametrize(
-    ("how", "status", "says"),
+    ("how", "status", "expected"),
     [
         ("sys.exit(7)", 7, "exit status 7, with nothing on stderr"),
         ("os._exit(3)", 3, "exit status 3"),
@@ -267,10 +267,10 @@ def test_the_first_failure_is_reported_last_and_alone(shmrun):
         ("sys.exit('last words')", 1, "exit status 1; the end of its stderr:\nlast words\n"),
     ],
 )
-def test_the_exit_code_is_that_of_the_first_failing_rank(shmrun, how, status, says):
+def test_the_exit_code_is_that_of_the_first_failing_rank(shmrun, how, status, expected):
     done = shmrun(f"if rank == 1: {how}\ntime.sleep(100)")
     assert done.returncode == status
-    assert f"rank 1 of 2 failed first: {says}" in done.stderr
+    assert f"rank 1 of 2 failed first: {expected}" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_failure_has_its_traceback_without_a_decorator(shmrun, how, status, be
 
 def test_modules_that_fail_are_reported_too(tmp_path):
     (tmp_path / "a_module.py").write_text("1 / 0")
-    for name, says in (("a_module", "ZeroDivisionError: division by zero"), ("no_such", "named no_such")):
+    for name, expected in (("a_module", "ZeroDivisionError: division by zero"), ("no_such", "named no_such")):
         done = subprocess.run(
             [sys.executable, "-m", "shmring.run", "-n", "1", "--no-prefix", "-m", name],
             capture_output=True,
@@ -302,7 +302,7 @@ def test_modules_that_fail_are_reported_too(tmp_path):
         )
         assert done.returncode == 1
         report = done.stderr[done.stderr.index("shmrun: rank 0 of 1 failed first: exit status 1") :]
-        assert says in report
+        assert expected in report
 
 
 def test_a_rank_that_ends_early_in_peace_is_fine(shmrun):

@@ -109,7 +109,7 @@ def test_the_key_is_in_no_command_line_and_reaches_the_ranks(hosts, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected"),
     [
         (["--nnodes", "2", "-n", "2"], "several hosts need --rdzv HOST:PORT"),
         (["--nnodes", "2", "-n", "2", "--rdzv", "x:1"], "its own --node-rank"),
@@ -124,12 +124,12 @@ def test_the_key_is_in_no_command_line_and_reaches_the_ranks(hosts, tmp_path):
         (["-n", "2,2", "--rdzv", "x:1", "--node-rank", "1"], "make one with: python -c"),  # no key
     ],
 )
-def test_bad_usage_is_one_helpful_line_and_2(options, says):
+def test_bad_usage_is_one_helpful_line_and_2(options, expected):
     command = [sys.executable, "-m", "shmring.run", *options, os.devnull]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert says in done.stderr
+    assert expected in done.stderr
 
 
 def test_one_host_alone_needs_no_key_and_has_no_port(tmp_path):

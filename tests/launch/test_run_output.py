@@ -172,10 +172,10 @@ def end_of(arguments, **streams):
     environment = {**os.environ, **QUIET}
     with subprocess.Popen(arguments, env=environment, start_new_session=True, **streams) as process:
         try:
-            said = process.communicate(timeout=LIMIT_S)[1]
+            text = process.communicate(timeout=LIMIT_S)[1]
         finally:
             process.kill()
-    return process.returncode, said
+    return process.returncode, text
 
 
 def test_a_terminal_that_is_closed_leaves_the_ranks_their_grace(tmp_path):
@@ -215,9 +215,9 @@ def test_a_terminal_that_is_closed_leaves_the_ranks_their_grace(tmp_path):
 )
 def test_a_full_disk_behind_stdout_is_told(tmp_path, code, statuses):
     with open("/dev/full", "w") as full:
-        status, said = end_of(command(tmp_path, code), stdout=full, stderr=subprocess.PIPE)
+        status, text = end_of(command(tmp_path, code), stdout=full, stderr=subprocess.PIPE)
     assert status in statuses  # the ranks may have ended well before it is noticed
-    assert said == b"shmrun: the output of the ranks cannot be shown: No space left on device\n"
+    assert text == b"shmrun: the output of the ranks cannot be shown: No space left on device\n"
 
 
 def test_a_failure_is_in_the_report_even_if_nobody_reads_stderr(tmp_path):
@@ -238,9 +238,9 @@ def test_it_runs_with_its_standard_streams_closed(tmp_path, closed):
         sys.exit(4)
         """
     shell = ["bash", "-c", f'exec "$@" {closed}', "bash", *command(tmp_path, code, nprocs=1)]
-    status, said = end_of(shell, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    status, text = end_of(shell, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert (status, (tmp_path / "0").read_text()) == (4, "")
-    assert b"Traceback" not in said
+    assert b"Traceback" not in text
 
 
 # --- shown output ---
@@ -338,7 +338,7 @@ def test_a_report_says_how_each_rank_has_ended(shmrun, tmp_path, code, options, 
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected"),
     [
         (["--tee"], "give --log-dir DIR"),
         (["--tee", "--log-dir", "x", "--ranks", "0"], "give one of them"),
@@ -358,12 +358,12 @@ def test_a_report_says_how_each_rank_has_ended(shmrun, tmp_path, code, options, 
         (["--bind", "socket"], "invalid choice: 'socket'"),
     ],
 )
-def test_bad_usage_is_one_helpful_line_and_2(tmp_path, options, says):
+def test_bad_usage_is_one_helpful_line_and_2(tmp_path, options, expected):
     done = subprocess.run(
         command(tmp_path, "pass", *options), capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path
     )
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert says in done.stderr
+    assert expected in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]

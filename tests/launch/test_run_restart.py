@@ -39,8 +39,8 @@ def test_a_world_that_fails_is_started_again_as_a_new_one(shmrun, tmp_path):
     report = tmp_path / "report.json"
     done = shmrun(TWICE_WRONG, "--restart", "3", "--no-prefix", "--report", str(report))
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("shmrun: ")]
-    assert said == [
+    messages = [line for line in done.stderr.splitlines() if line.startswith("shmrun: ")]
+    assert messages == [
         "shmrun: rank 1 of 2 failed first: exit status 1; the end of its stderr:",
         "shmrun: restart 1 of 3: all 2 ranks start again",
         "shmrun: rank 1 of 2 failed first: exit status 1; the end of its stderr:",

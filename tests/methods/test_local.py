@@ -103,7 +103,7 @@ def scaled(comm, bad_rank, bad_value, dtype):
     """Make steps 0 to 7, of which 3 is bad on one rank; return whether each counted, and the scale after
     it."""
     scaler = LossScaler(comm, scale=8.0, growth=4.0, backoff=0.5, growth_interval=2)
-    told = []
+    reported = []
     for step in range(8):
         gradients = [np.full(shape, (comm.rank + 1) * scaler.scale).astype(dtype) for shape in SHAPES]
         out = [np.full(shape, 77.0, "f4") for shape in SHAPES]
@@ -111,8 +111,8 @@ def scaled(comm, bad_rank, bad_value, dtype):
             gradients[3][999] = bad_value
         counted = scaler.unscale(gradients, out)
         assert all((each == (comm.rank + 1 if counted else 77)).all() for each in out)
-        told.append((counted, scaler.scale))
-    return told, scaler.skipped
+        reported.append((counted, scaler.scale))
+    return reported, scaler.skipped
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
@@ -120,8 +120,8 @@ def scaled(comm, bad_rank, bad_value, dtype):
 def test_all_skip_where_one_has_an_overflow(world_of, size, bad_rank, bad):
     scales = [8, 32, 32, 16, 16, 64, 64, 256]  # grows after two good steps, falls at the bad one
     for dtype in ("f2", "f4"):
-        for told, skipped in world_of(size)(scaled, bad_rank, bad, dtype):
-            assert told == [(step != 3, scale) for step, scale in enumerate(scales)]
+        for reported, skipped in world_of(size)(scaled, bad_rank, bad, dtype):
+            assert reported == [(step != 3, scale) for step, scale in enumerate(scales)]
             assert skipped == 1
 
 
@@ -176,7 +176,7 @@ def wrong(comm, case):
 
 
 @pytest.mark.parametrize(
-    ("case", "says"),
+    ("case", "expected"),
     [
         ("every", "ValueError: every is 0"),
         ("integers", "TypeError: the arrays are of dtype int64"),
@@ -189,9 +189,9 @@ def wrong(comm, case):
         ("underflow", "TypeError: unscaled gradients would underflow"),
     ],
 )
-def test_wrong_use_is_told_and_nobody_hangs(world_of, case, says):
+def test_wrong_use_is_told_and_nobody_hangs(world_of, case, expected):
     first, second = world_of(2)(wrong, case)
-    assert first.startswith(says)
+    assert first.startswith(expected)
     assert second.startswith("Mismatch")
 
 

@@ -110,7 +110,7 @@ def refuse(comm, reducers, how):
 
 
 @pytest.mark.parametrize(
-    ("reducers", "how", "says"),
+    ("reducers", "how", "expected"),
     [
         ([], {}, "0 of 2 ranks are reducers"),
         ([0, 1], {}, "2 of 2 ranks are reducers"),
@@ -119,10 +119,10 @@ def refuse(comm, reducers, how):
         ([1], {"depth": 0}, "depth 1 or more"),
     ],
 )
-def test_reducers_that_cannot_be_are_refused_by_all(world_of, reducers, how, says):
+def test_reducers_that_cannot_be_are_refused_by_all(world_of, reducers, how, expected):
     for outcome in world_of(2).outcomes(refuse, reducers, how):
         assert isinstance(outcome, ValueError), outcome
-        assert says in str(outcome)
+        assert expected in str(outcome)
 
 
 def name_other_reducers(comm):

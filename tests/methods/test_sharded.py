@@ -197,7 +197,7 @@ def wrong(comm, case):
 
 
 @pytest.mark.parametrize(
-    ("case", "kind", "says"),
+    ("case", "kind", "expected"),
     [
         ("stage", "ValueError", "it must be 1 or 2"),
         ("op", "ValueError", "'avg' or 'sum'"),
@@ -211,8 +211,8 @@ def wrong(comm, case):
         ("load", "ValueError", "arrays of 7 elements"),
     ],
 )
-def test_wrong_use_is_told_there_and_no_hang_elsewhere(world_of, case, kind, says):
+def test_wrong_use_is_told_there_and_no_hang_elsewhere(world_of, case, kind, expected):
     first, second = world_of(2)(wrong, case)
     assert first.startswith(kind)
-    assert says in first
+    assert expected in first
     assert second.startswith("Mismatch")

@@ -110,7 +110,7 @@ GOOD = np.zeros(5)
 
 
 @pytest.mark.parametrize(
-    ("x", "op", "algorithm", "error", "says"),
+    ("x", "op", "algorithm", "error", "expected"),
     [
         ([0.0], "sum", "ring", TypeError, "x is list; pass a NumPy array"),
         (np.zeros(5, "f2"), "sum", "tree", TypeError, "x is float16"),
@@ -118,11 +118,11 @@ GOOD = np.zeros(5)
         (np.zeros(5, "i4"), "avg", "double_tree", ValueError, "no 'avg' of int32"),
     ],
 )
-def test_a_wrong_argument_ends_it_for_all(x, op, algorithm, error, says):
+def test_a_wrong_argument_ends_it_for_all(x, op, algorithm, error, expected):
     with Ranks(2) as ranks:
         wrong, other = ranks.meet().outcomes(call, [x, GOOD], [op, op], algorithm)
     assert isinstance(wrong, error), wrong
-    assert says in str(wrong)
+    assert expected in str(wrong)
     assert isinstance(other, shmring.Error), other
 
 

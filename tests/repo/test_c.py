@@ -112,7 +112,7 @@ def test_a_text_stays_behind_its_word_on_aarch64_without_atomic_instructions(fol
     source = folder / "tell.c"
     source.write_text(TELL)
     how = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-march=armv8-a", "-mno-outline-atomics", f"-I{ROOT / 'src'}"]
-    said = subprocess.run([compiler, *how, "-S", "-o", "-", str(source)], capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    order = re.findall(r"^\s+(stlxr|ldar|strb)\s", said.stdout, re.MULTILINE)
+    text = subprocess.run([compiler, *how, "-S", "-o", "-", str(source)], capture_output=True, text=True)
+    assert text.returncode == 0, text.stderr
+    order = re.findall(r"^\s+(stlxr|ldar|strb)\s", text.stdout, re.MULTILINE)
     assert order == ["stlxr", "ldar", "strb"]

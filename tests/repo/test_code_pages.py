@@ -82,8 +82,8 @@ def test_the_table_has_every_folder_from_the_ground_up():
 def test_a_walk_has_as_many_files_as_it_says(walk):
     files = steps(walk)
     assert len(files) == len(set(files)) <= WALKS[walk]
-    if said := re.search(r"The list has (\d+) files", sections()[walk]):
-        assert int(said[1]) == len(files)
+    if text := re.search(r"The list has (\d+) files", sections()[walk]):
+        assert int(text[1]) == len(files)
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -111,9 +111,9 @@ def test_the_table_of_algorithms_adds_up():
     section = sections()["From all_reduce to a kernel"]
     rows = re.findall(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \| +(\d+) \|$", section, re.M)
     assert len(rows) > 5
-    for adds, said in rows:
+    for adds, text in rows:
         added = {file for file, _ in mentions(adds)}
-        assert len(steps("From all_reduce to a kernel")) + len(added) == int(said) <= MOST_OF_ANY_ALGORITHM
+        assert len(steps("From all_reduce to a kernel")) + len(added) == int(text) <= MOST_OF_ANY_ALGORITHM
 
 
 # Prints the Python files of shmring that ran. A process of its own has no objects left of other tests.

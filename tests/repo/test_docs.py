@@ -90,8 +90,8 @@ def test_what_the_reference_shows_has_a_docstring_and_no_self(built):
 
 def test_the_commands_page_has_what_the_parsers_say(built):
     text = (built / "reference" / "commands.html").read_text()
-    for said in ("--rdzv HOST:PORT", "usage: shmring ps", "--no-stacks"):
-        assert said in text
+    for output in ("--rdzv HOST:PORT", "usage: shmring ps", "--no-stacks"):
+        assert output in text
 
 
 def flags_shown():
@@ -104,10 +104,10 @@ def flags_shown():
 
 
 def test_the_flags_that_pages_show_are_those_of_the_parsers(built):
-    said = set(re.findall(r"--[a-z-]+", (built / "reference" / "commands.html").read_text()))
+    text = set(re.findall(r"--[a-z-]+", (built / "reference" / "commands.html").read_text()))
     shown = set(flags_shown())
     assert shown
-    assert not {(block, flag) for block, flag in shown if flag not in said}
+    assert not {(block, flag) for block, flag in shown if flag not in text}
 
 
 # ---- it agrees with the code ----------------------------------------------------------------------------

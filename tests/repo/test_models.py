@@ -79,18 +79,18 @@ def checked(name, definitions, folder):
     if SPIN is None or COMPILER is None:
         pytest.skip("needs spin and a C compiler: apt install spin gcc")
     flags = [f"-D{definition}" for definition in definitions.split()]
-    said = run(SPIN, "-a", *flags, MODELS / f"{name}.pml", cwd=folder)
-    assert (folder / "pan.c").exists(), said
-    said = run(COMPILER, *PAN, "pan.c", "-o", "pan", cwd=folder)
-    assert (folder / "pan").exists(), said
+    text = run(SPIN, "-a", *flags, MODELS / f"{name}.pml", cwd=folder)
+    assert (folder / "pan.c").exists(), text
+    text = run(COMPILER, *PAN, "pan.c", "-o", "pan", cwd=folder)
+    assert (folder / "pan").exists(), text
     return run(folder / "pan", f"-m{DEPTH}", cwd=folder)
 
 
-def assert_holds(said):
-    assert "errors: 0" in said, said
+def assert_holds(text):
+    assert "errors: 0" in text, text
     for incomplete in ("Search not completed", "max search depth too small", "out of memory"):
-        assert incomplete not in said, said
-    assert int(re.search(r"(\d+) states, stored", said)[1]) > 1000, said
+        assert incomplete not in text, text
+    assert int(re.search(r"(\d+) states, stored", text)[1]) > 1000, text
 
 
 @pytest.mark.limit(LIMIT_S + 60)
@@ -109,8 +109,8 @@ def test_model_holds_within_wider_bounds(name, definitions, tmp_path):
 @pytest.mark.limit(LIMIT_S + 60)
 @pytest.mark.parametrize(("name", "definitions", "found"), named(BREAKS))
 def test_model_without_a_rule_is_found_out(name, definitions, found, tmp_path):
-    said = checked(name, definitions, tmp_path)
-    assert found in said, said
+    text = checked(name, definitions, tmp_path)
+    assert found in text, text
 
 
 def test_each_rule_that_a_model_names_is_taken_away():
@@ -144,9 +144,9 @@ def is_possible(text, folder, *how):
     if HERD is None:
         pytest.skip("needs herd7: apt install herdtools7")
     (folder / "test.litmus").write_text(text)
-    said = run(HERD, *how, "test.litmus", cwd=folder)
-    found = re.search(r"^Observation \w+ (Never|Sometimes|Always) ", said, re.MULTILINE)
-    assert found, said
+    output = run(HERD, *how, "test.litmus", cwd=folder)
+    found = re.search(r"^Observation \w+ (Never|Sometimes|Always) ", output, re.MULTILINE)
+    assert found, output
     return found[1] != "Never"
 
 

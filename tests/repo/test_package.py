@@ -141,9 +141,9 @@ def test_a_source_tree_that_is_not_built_says_so(tmp_path, arguments):
         [sys.executable, *arguments], cwd=unbuilt(tmp_path), capture_output=True, text=True, timeout=50
     )
     assert done.returncode == 1
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith(f"ImportError: shmring was imported from its source tree, {tmp_path}, in which")
-    assert "pip install -e ." in said
+    text = done.stderr.splitlines()[-1]
+    assert text.startswith(f"ImportError: shmring was imported from its source tree, {tmp_path}, in which")
+    assert "pip install -e ." in text
 
 
 def test_a_package_of_another_python_says_so(tmp_path):

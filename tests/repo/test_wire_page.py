@@ -80,9 +80,9 @@ def test_constants_of_the_handshake():
 
 
 def test_roles_of_the_proofs():
-    said = re.search(r"the role: `(\w+)` in the acceptor's proof, `(\w+)` in the connector's", TEXT)
+    output = re.search(r"the role: `(\w+)` in the acceptor's proof, `(\w+)` in the connector's", TEXT)
     for role, file, prover in zip(
-        said.groups(), ("acceptor", "connector"), ("proof = ", "proof = "), strict=True
+        output.groups(), ("acceptor", "connector"), ("proof = ", "proof = "), strict=True
     ):
         text = (ROOT / "shmring" / "_bootstrap" / f"{file}.py").read_text()
         assert re.search(rf'{prover}request\.prove\(b"{role}"', text), file

@@ -433,10 +433,10 @@ def judge(seen, world, kind, is_last):
     elif any(clock > 0.05 and cpu > 0.5 * clock for cpu, clock in (one.cpu for one in seen)):
         why = f"a thread spins: {[one.cpu for one in seen]}"
     if why:
-        told = (
+        reported = (
             f"rank {at}: {one.trouble or one.ended or 'right'} {one.raised}" for at, one in enumerate(seen)
         )
-        return Verdict(FAILED, faulty.places, has_raised, f"{why} | {'; '.join(told)}")
+        return Verdict(FAILED, faulty.places, has_raised, f"{why} | {'; '.join(reported)}")
     outcome = LOST if is_lost else ENDED if end is not None else AS_IF if faulty.raised else COMPLETE
     return Verdict(outcome, faulty.places, has_raised)
 
@@ -569,10 +569,10 @@ def table(rows):
             cells = (_cell(sums[name, kind]) for kind in kinds)
             lines.append(f"| {name} | {' | '.join(cells)} |")
     whole = sum(sums.values(), collections.Counter())
-    told = ", ".join(f"{whole[outcome]} {outcome}" for outcome in OUTCOMES)
+    totals = ", ".join(f"{whole[outcome]} {outcome}" for outcome in OUTCOMES)
     worlds = len({row["world"] for row in rows})
     head = (
-        f"{time.strftime('%Y-%m-%d')}, {machine()}: {whole.total()} injections in {worlds} worlds: {told}; "
+        f"{time.strftime('%Y-%m-%d')}, {machine()}: {whole.total()} injections in {worlds} worlds: {totals}; "
         f"**{whole[FAILED]} failures.**"
     )
     return "\n".join([head, "", *lines, ""])

@@ -243,11 +243,11 @@ def pairwise(factors, allowed=lambda row: True, *, seed=1, tries=3):
 
 def what_is_said(comm, attempts):
     """Return the error of each attempt, by name; all ranks refuse the same, without any other effect."""
-    said = {}
+    text = {}
     for name, attempt in attempts.items():
         try:
             attempt()
         except (TypeError, ValueError) as error:
-            said[name] = f"{type(error).__name__}: {error}"
+            text[name] = f"{type(error).__name__}: {error}"
     comm.barrier()
-    return said
+    return text

@@ -162,8 +162,8 @@ def run_odd_program(comm, seed):
             for end in ends:
                 end()
         except shmring.Error as error:
-            told = _what_is_wrong(program, error, made)
-            return told and f"seed {seed}, rank {comm.rank}: {told}: {error!r} {program}"
+            reported = _what_is_wrong(program, error, made)
+            return reported and f"seed {seed}, rank {comm.rank}: {reported}: {error!r} {program}"
     return f"seed {seed}, rank {comm.rank}: no error: {program}"
 
 

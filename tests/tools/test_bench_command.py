@@ -239,9 +239,9 @@ def test_what_is_wrong_is_told_and_is_status_1(monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(Turn, "call", broken)
     path = tmp_path / "out.json"
     assert command.main(["bench", "--sizes", "8,4K", "--output", str(path), *SHORT]) == 1
-    told = capfd.readouterr()
-    assert told.err == "shmring bench: 4 items are wrong\n"
-    assert [line.split()[-1] for line in told.out.splitlines()[-2:]] == ["2", "2"]
+    reported = capfd.readouterr()
+    assert reported.err == "shmring bench: 4 items are wrong\n"
+    assert [line.split()[-1] for line in reported.out.splitlines()[-2:]] == ["2", "2"]
     assert wrong_of(json.loads(path.read_text())) == [2, 2]  # one rank, in the calls before and after
 
 
@@ -492,8 +492,8 @@ def by_hand(folders, *arguments):
         )
         for rank, folder in enumerate(folders)
     ]
-    said = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
-    return [(rank.returncode, *texts) for rank, texts in zip(ranks, said, strict=True)]
+    messages = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+    return [(rank.returncode, *texts) for rank, texts in zip(ranks, messages, strict=True)]
 
 
 @pytest.mark.parametrize("wherever", [0, 1], ids=["rank 0 has it", "rank 0 lacks it"])
@@ -504,13 +504,13 @@ def test_files_are_those_of_rank_0(tmp_path, wherever):
     (folders[wherever] / "out").mkdir()
     ranks = by_hand(folders, "--sizes", "8", "--output", "out/x.json", *SHORT)
     if wherever == 0:
-        assert [(status, told) for status, _, told in ranks] == [(0, "")] * 2
+        assert [(status, reported) for status, _, reported in ranks] == [(0, "")] * 2
         jsonschema.validate(json.loads((folders[0] / "out/x.json").read_text()), SCHEMA)
     else:
         assert [(status, text) for status, text, _ in ranks] == [(2, "")] * 2
-        told = [told for _, _, told in ranks]
-        assert "--output out/x.json cannot be written" in told[0]
-        assert (told[0].count("\n"), told[1]) == (1, "")
+        reported = [reported for _, _, reported in ranks]
+        assert "--output out/x.json cannot be written" in reported[0]
+        assert (reported[0].count("\n"), reported[1]) == (1, "")
 
 
 # ---- Ctrl-C -----------------------------------------------------------------------------------------------
@@ -525,15 +525,15 @@ def interrupted(kill, *arguments):
         while " 8 " not in text:
             text = process.stdout.readline()
         kill(process.pid, signal.SIGINT)
-        rest, told = process.communicate(timeout=LIMIT_S)
-    return process.returncode, rest, told
+        rest, reported = process.communicate(timeout=LIMIT_S)
+    return process.returncode, rest, reported
 
 
 @pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["the command alone", "as a terminal does"])
 def test_ctrl_c_ends_it_with_what_there_is(tmp_path, kill):
     path = tmp_path / "out.json"
-    status, rest, told = interrupted(kill, "--output", str(path))
-    assert (status, told) == (130, "")
+    status, rest, reported = interrupted(kill, "--output", str(path))
+    assert (status, reported) == (130, "")
     assert "Traceback" not in rest
     report = json.loads(path.read_text())
     jsonschema.validate(report, SCHEMA)

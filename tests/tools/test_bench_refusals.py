@@ -60,11 +60,11 @@ def test_wrong_flags_are_one_line_and_2_and_start_nobody(monkeypatch, capsys, ar
         pytest.importorskip("matplotlib")
     with pytest.raises(SystemExit) as ended:
         command.main(["bench", *arguments.split()])
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
-    assert WRONG[arguments] in told.err
-    assert told.err.startswith("shmring")
-    assert told.err.count("\n") == 1
+    reported = capsys.readouterr()
+    assert (ended.value.code, reported.out) == (2, "")
+    assert WRONG[arguments] in reported.err
+    assert reported.err.startswith("shmring")
+    assert reported.err.count("\n") == 1
 
 
 OWN = {"program": "shmring bench", "schema": 1, "options": asdict(Job("all_reduce", ()))}
@@ -97,9 +97,9 @@ def test_what_cannot_stand_beside_it_is_refused(monkeypatch, capsys, tmp_path, d
     monkeypatch.setattr(shmring, "spawn", None)
     with pytest.raises(SystemExit, match="2"):
         command.main(["bench", "--compare", str(path)])
-    told = capsys.readouterr().err
-    assert why in told
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert why in reported
+    assert reported.count("\n") == 1
 
 
 @pytest.mark.parametrize(

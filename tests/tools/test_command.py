@@ -303,7 +303,7 @@ def test_an_untouched_segment_has_ranks_that_are_not_here_yet(capsys):
 
 
 @pytest.mark.parametrize(
-    ("offset", "data", "told"),
+    ("offset", "data", "reported"),
     [
         (0, b"1", "another version"),
         (8, b"\0\0\0\0", "0 ranks"),
@@ -314,13 +314,13 @@ def test_an_untouched_segment_has_ranks_that_are_not_here_yet(capsys):
         (24, b"\xff" * 8, "18446744073709551615 bytes"),
     ],
 )
-def test_a_damaged_header_is_a_line_that_says_what_is_wrong(capsys, offset, data, told):
+def test_a_damaged_header_is_a_line_that_says_what_is_wrong(capsys, offset, data, reported):
     with Damaged() as segment:
         segment.write(offset, data)
-        assert told in segment.seen().damage
+        assert reported in segment.seen().damage
         for text in segment.shown(capsys):
             assert "cannot be read: " in text
-            assert told in text
+            assert reported in text
 
 
 def test_what_was_cut_short_is_damaged(capsys):

@@ -58,9 +58,9 @@ def raising(error):
 
 def outcome(capsys, *arguments):
     status = command.main(arguments)
-    said = capsys.readouterr()
-    assert said.err == ""
-    return status, said.out
+    text = capsys.readouterr()
+    assert text.err == ""
+    return status, text.out
 
 
 def test_where_all_is_well_doctor_says_so(well, capsys):

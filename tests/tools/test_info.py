@@ -169,11 +169,13 @@ def test_two_sockets_with_threads(tmp_path, monkeypatch):
         (1, 32 << 10, cores), (2, MIB, cores), (3, 32 * MIB, chiplets),
     ]  # fmt: skip
     assert [node["node"] for node in found["nodes"]] == [0, 1]
-    told = text_of(tmp_path, monkeypatch, allowed=range(12))
-    assert told["cores"].startswith("8 in 2 packages, 2 threads each (CPUs 0,8 | 1,9 | 2,10 | 3,11 | ...)")
-    assert "4 L3 of 32 MiB (CPUs 0-1,8-9 | 2-3,10-11 | " in told["caches"]
-    assert told["NUMA"] == "2 nodes (CPUs 0-3,8-11 | 4-7,12-15)"
-    assert told["CPUs"].endswith("(0-11) of 16")
+    reported = text_of(tmp_path, monkeypatch, allowed=range(12))
+    assert reported["cores"].startswith(
+        "8 in 2 packages, 2 threads each (CPUs 0,8 | 1,9 | 2,10 | 3,11 | ...)"
+    )
+    assert "4 L3 of 32 MiB (CPUs 0-1,8-9 | 2-3,10-11 | " in reported["caches"]
+    assert reported["NUMA"] == "2 nodes (CPUs 0-3,8-11 | 4-7,12-15)"
+    assert reported["CPUs"].endswith("(0-11) of 16")
 
 
 def test_the_pairs_that_are_measured_are_one_of_each_nearness(tmp_path):
@@ -194,10 +196,10 @@ def test_two_kinds_of_cores_and_files_of_older_kernels(tmp_path, monkeypatch):
     )  # fmt: skip
     write_cache(tmp_path, 2, 2, "Unified", "2048K", [[0, 1]])
     write_cache(tmp_path, 2, 2, "Unified", "4096K", [[2, 3, 4, 5]])
-    told = text_of(tmp_path, monkeypatch, allowed=range(6))
-    assert told["cores"].startswith("5, 1 or 2 threads each")
-    assert told["caches"] == "1 L2 of 2 MiB (CPUs 0-1); 1 L2 of 4 MiB (CPUs 2-5)"
-    assert told["NUMA"] == "one node"
+    reported = text_of(tmp_path, monkeypatch, allowed=range(6))
+    assert reported["cores"].startswith("5, 1 or 2 threads each")
+    assert reported["caches"] == "1 L2 of 2 MiB (CPUs 0-1); 1 L2 of 4 MiB (CPUs 2-5)"
+    assert reported["NUMA"] == "one node"
 
 
 def test_an_arm_without_cache_folders(tmp_path, monkeypatch):
@@ -208,9 +210,9 @@ def test_an_arm_without_cache_folders(tmp_path, monkeypatch):
     write(tmp_path, "proc/cpuinfo", cpuinfo)
     found = machine.model(tmp_path)
     assert (found["name"], found["virtual"]) == ("CPU implementer 0x41, CPU part 0xd0c", None)
-    told = text_of(tmp_path, monkeypatch, allowed=range(4))
-    assert told["caches"] == "unknown: the kernel does not report which CPUs share a cache"
-    assert told["cores"] == "4, one thread each"
+    reported = text_of(tmp_path, monkeypatch, allowed=range(4))
+    assert reported["caches"] == "unknown: the kernel does not report which CPUs share a cache"
+    assert reported["cores"] == "4, one thread each"
 
 
 def test_a_hypervisor_shows(tmp_path):
@@ -222,10 +224,10 @@ def test_a_hypervisor_shows(tmp_path):
 
 
 def test_a_machine_of_which_there_is_nothing_to_read(tmp_path, monkeypatch):
-    told = text_of(tmp_path, monkeypatch)
+    reported = text_of(tmp_path, monkeypatch)
     for label in ("model", "cores", "caches", "NUMA", "/dev/shm"):
-        assert told[label].startswith("unknown: "), label
-    assert "an unknown number" in told["CPUs"]
+        assert reported[label].startswith("unknown: "), label
+    assert "an unknown number" in reported["CPUs"]
     found = doctor.findings(info.report(tmp_path, measures=False))
     assert {one.about for one in found} == set(doctor.CHECKS)
 
@@ -248,8 +250,8 @@ def test_files_that_say_something_else_are_as_good_as_none(tmp_path, monkeypatch
     write(tmp_path, "proc/cpuinfo", text)
     write(tmp_path, "proc/meminfo", text)
     write(tmp_path, "proc/sys/kernel/yama/ptrace_scope", text)
-    told = text_of(tmp_path, monkeypatch)
-    assert told["caches"].startswith("unknown")
+    reported = text_of(tmp_path, monkeypatch)
+    assert reported["caches"].startswith("unknown")
 
 
 def test_lists_of_cpus_are_written_as_the_kernel_writes_them():

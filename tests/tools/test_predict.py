@@ -212,10 +212,10 @@ def test_what_no_link_can_be_fitted_to_is_refused(capsys, tmp_path, damage):
 def refused(capsys, arguments, why):
     with pytest.raises(SystemExit) as ended:
         command.main(["predict", *arguments])
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
-    assert why in told.err
-    assert told.err.count("\n") == 1
+    reported = capsys.readouterr()
+    assert (ended.value.code, reported.out) == (2, "")
+    assert why in reported.err
+    assert reported.err.count("\n") == 1
 
 
 # ---- the picture ------------------------------------------------------------------------------------------

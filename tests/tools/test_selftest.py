@@ -94,17 +94,17 @@ BROKEN = """
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "reported"),
     [
         ("sums", "FAILED  memfd, 2 ranks: reductions: rank 0: all_reduce(u1[40], sum): array("),
         ("ranks", "FAILED  memfd, 2 ranks: RankFailed: rank "),
         ("descriptors", "FAILED  nothing is left behind: AssertionError: {'/memfd:shmring (deleted)'}"),
     ],
 )
-def test_says_what_is_wrong(what, told):
+def test_says_what_is_wrong(what, reported):
     done = run("-c", textwrap.dedent(BROKEN), what)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert told in done.stdout
+    assert reported in done.stdout
     lines = done.stdout.splitlines()
     failed = sum(line.startswith("FAILED") for line in lines)
     passed = sum(line.startswith("ok ") for line in lines)

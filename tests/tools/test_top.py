@@ -140,7 +140,7 @@ def test_nobody_is_no_error(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (["--interval", "soon"], "'soon' is no number of seconds"),
         (["--interval", "0"], "'0' is no number of seconds"),
@@ -149,25 +149,25 @@ def test_nobody_is_no_error(capsys, monkeypatch):
         (["--colour"], "--colour"),
     ],
 )
-def test_wrong_flags_are_one_line(capsys, arguments, says):
+def test_wrong_flags_are_one_line(capsys, arguments, expected):
     with pytest.raises(SystemExit) as caught:
         command.main(["top", *arguments])
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     assert caught.value.code == 2
-    assert told.out == ""
-    assert says in told.err
-    assert told.err.count("\n") == 1
+    assert reported.out == ""
+    assert expected in reported.err
+    assert reported.err.count("\n") == 1
 
 
 def read_until(fd, process, wanted, seconds=30):
     """Return the output of a pseudo-terminal as soon as it contains everything wanted."""
-    said, until = b"", time.monotonic() + seconds
-    while not all(word in said for word in wanted):
-        assert time.monotonic() < until, said
-        assert process.poll() is None, said
+    text, until = b"", time.monotonic() + seconds
+    while not all(word in text for word in wanted):
+        assert time.monotonic() < until, text
+        assert process.poll() is None, text
         if select.select([fd], [], [], 0.1)[0]:
-            said += os.read(fd, 4096)
-    return said
+            text += os.read(fd, 4096)
+    return text
 
 
 @pytest.mark.parametrize("has_rich", [True, False])
@@ -183,13 +183,13 @@ def test_in_a_terminal_it_is_drawn_until_ctrl_c(world_of, has_rich):
     process = subprocess.Popen(command_line, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
     os.close(theirs)
     try:
-        said = read_until(ours, process, [b"COMMUNICATOR", b"0/2", b"1/2"])
+        text = read_until(ours, process, [b"COMMUNICATOR", b"0/2", b"1/2"])
         for _ in itertools.repeat(None, 2):  # it goes on
-            said += read_until(ours, process, [b"0/2"])
+            text += read_until(ours, process, [b"0/2"])
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()
         os.close(ours)
-    assert (b"\x1b[?1049h" in said) == has_rich  # a screen of its own
+    assert (b"\x1b[?1049h" in text) == has_rich  # a screen of its own

@@ -206,15 +206,15 @@ def test_messages_have_a_track_of_their_own(world_of, tmp_path):
     world_of(2)(pass_on, path)
     found = tracks(read(path))
     assert calls(found["rank 0 of 2"]) == calls(found["rank 1 of 2"]) == ["barrier()"]
-    told = [
+    reported = [
         [(one["name"], one["args"]) for one in found[f"rank {rank} of 2: calls: messages"]]
         for rank in range(2)
     ]
     ended = {"nbytes": 8000, "outcome": "complete"}
     to_1, from_1 = ended | {"to": "rank 1"}, ended | {"from": "rank 1"}
     to_0, from_0 = ended | {"to": "rank 0"}, ended | {"from": "rank 0"}
-    assert told[0] == [("send", to_1), ("send", to_1), ("recv", from_1)]
-    assert told[1] == [("probe", from_0), ("recv", from_0), ("recv", from_0), ("send", to_0)]
+    assert reported[0] == [("send", to_1), ("send", to_1), ("recv", from_1)]
+    assert reported[1] == [("probe", from_0), ("recv", from_0), ("recv", from_0), ("send", to_0)]
     assert all(one["dur"] >= 0 for rank in range(2) for one in found[f"rank {rank} of 2: calls: messages"])
 
 
@@ -319,7 +319,7 @@ def test_what_goes_wrong_inside_says_more_than_a_trace_that_cannot_be_written(tm
 
 def stop_beside(comm, path):
     trace = comm.trace(path)
-    told = []
+    reported = []
 
     def stop():
         for _ in range(100):
@@ -327,7 +327,7 @@ def stop_beside(comm, path):
                 trace.stop()
                 return
             except RuntimeError as error:
-                told.append(str(error))
+                reported.append(str(error))
                 time.sleep(0.001)
 
     other = threading.Thread(target=stop)
@@ -338,7 +338,7 @@ def stop_beside(comm, path):
                 other.start()
             comm.all_reduce(x, "max")
     other.join()
-    assert all("another thread is inside a call" in text for text in told)
+    assert all("another thread is inside a call" in text for text in reported)
 
 
 def test_another_thread_stops_it_only_between_calls(tmp_path):

@@ -187,7 +187,7 @@ def test_this_machine_can_be_read():
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "says"),
+    ("code", "kind", "expected"),
     [
         (errno.EMFILE, Error, "ulimit -n"),
         (errno.ENFILE, Error, "fs.file-max"),
@@ -196,8 +196,8 @@ def test_this_machine_can_be_read():
         (errno.EACCES, Error, "EACCES"),
     ],
 )
-def test_a_limit_that_was_met_is_explained(code, kind, says):
+def test_a_limit_that_was_met_is_explained(code, kind, expected):
     error = limits.explain(OSError(code, os.strerror(code)), "making a segment")
     assert type(error) is kind
     assert str(error).startswith("making a segment failed")
-    assert says in str(error)
+    assert expected in str(error)

@@ -29,9 +29,9 @@ class Stage:
         self.random = random.Random(seed)
         self.at_once = at_once
         self.living = set(range(size))
-        self.said = {rank: [] for rank in range(size)}
-        self.sent = {(a, b): 0 for a in range(size) for b in range(size)}  # how many words a has sent to b
-        self.heard = dict(self.sent)  # and b has received
+        self.views = {rank: [] for rank in range(size)}
+        self.sent = {(a, b): 0 for a in range(size) for b in range(size)}  # views from a to b
+        self.received = dict(self.sent)  # and b has received
         self.met = {}
         self.killed_at = {}
         self.results = {}
@@ -96,30 +96,30 @@ class Rank:
     def notify(self, view):
         # To one after another: a rank that dies in between has notified only some.
         self.stage.step(self.rank)
-        self.stage.said[self.rank].append(View.unpack(view.pack()))
+        self.stage.views[self.rank].append(View.unpack(view.pack()))
         for other in range(self.size if not self.stage.at_once else 0):
             self.stage.step(self.rank)
-            self.stage.sent[self.rank, other] = len(self.stage.said[self.rank])
+            self.stage.sent[self.rank, other] = len(self.stage.views[self.rank])
 
     def poll(self):
         for rank in range(self.size):
             line = rank, self.rank
-            if self.stage.heard[line] < self.stage.sent[line] and self.stage.random.random() < 0.5:
-                self.stage.heard[line] += 1
+            if self.stage.received[line] < self.stage.sent[line] and self.stage.random.random() < 0.5:
+                self.stage.received[line] += 1
 
     def view_of(self, rank):
         stage = self.stage
         if rank == self.rank or stage.at_once:
-            return stage.said[rank][-1] if stage.said[rank] else None
-        count = stage.heard[rank, self.rank]
-        return stage.said[rank][count - 1] if count else None
+            return stage.views[rank][-1] if stage.views[rank] else None
+        count = stage.received[rank, self.rank]
+        return stage.views[rank][count - 1] if count else None
 
     def has_gone(self, rank):
         stage = self.stage
         if rank in stage.living:
             return False
         # A connection ends after the last message; memory shows the end at once.
-        return stage.at_once or stage.heard[rank, self.rank] == stage.sent[rank, self.rank]
+        return stage.at_once or stage.received[rank, self.rank] == stage.sent[rank, self.rank]
 
     def pause(self):
         self.stage.step(self.rank)

@@ -110,7 +110,7 @@ def test_wrong_values_are_errors_that_name_variable_value_and_what_is_allowed(na
 
 
 @pytest.mark.parametrize(
-    ("variables", "says"),
+    ("variables", "expected"),
     [
         ({"RANK": "0"}, "SHMRING_SIZE is not"),
         ({"SIZE": "2"}, "SHMRING_RANK is not"),
@@ -118,8 +118,8 @@ def test_wrong_values_are_errors_that_name_variable_value_and_what_is_allowed(na
         ({"KEY": KEY, "KEY_FILE": "/nowhere"}, "both set"),
     ],
 )
-def test_variables_have_to_fit_together(variables, says):
-    with pytest.raises(ValueError, match=says):
+def test_variables_have_to_fit_together(variables, expected):
+    with pytest.raises(ValueError, match=expected):
         settings(**variables)
 
 

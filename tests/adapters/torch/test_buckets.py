@@ -102,9 +102,9 @@ def die_in_training(comm):
         try:
             train(model, comm.rank)
         except Exception as error:
-            told = type(error).__name__, "rank 1" in str(error)
+            reported = type(error).__name__, "rank 1" in str(error)
         gradients = [parameter.grad + 1 for parameter in model.parameters()]
-        os._exit(7 if told[1] and len(gradients) == 6 else 8)
+        os._exit(7 if reported[1] and len(gradients) == 6 else 8)
 
 
 def test_those_that_are_left_keep_their_gradients(three):

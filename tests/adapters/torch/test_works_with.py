@@ -273,22 +273,24 @@ def exchange_objects(rank):
     everyone, gathered, got, scattered = [None] * 2, [None] * 2, [None], [None]
     dist.all_gather_object(everyone, mine)
     dist.gather_object(mine, gathered if rank == 1 else None, dst=1)
-    told = [mine, "and", rank]
-    dist.broadcast_object_list(told, src=1)
+    reported = [mine, "and", rank]
+    dist.broadcast_object_list(reported, src=1)
     dist.scatter_object_list(scattered, [("for", 0), ("for", 1)] if rank == 0 else None, src=0)
     if rank == 0:
         dist.send_object_list([mine], dst=1)
     else:
         dist.recv_object_list(got, src=0)
-    return everyone, gathered, told, scattered, got
+    return everyone, gathered, reported, scattered, got
 
 
 def test_objects(world_of):
-    (everyone, nothing, told, _, _), (_, gathered, _, scattered, got) = of_both(world_of(2), exchange_objects)
+    (everyone, nothing, reported, _, _), (_, gathered, _, scattered, got) = of_both(
+        world_of(2), exchange_objects
+    )
     assert nothing == [None] * 2
     assert [one["rank"] for one in everyone] == [one["rank"] for one in gathered] == [0, 1]
     assert len(everyone[1]["much"]) == 10_000
-    assert told[1:] == ["and", 1]
+    assert reported[1:] == ["and", 1]
     assert scattered == [("for", 1)]
     assert list(got[0]["tensor"]) == [0, 1, 2]
 

@@ -91,9 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
         is_late = time.monotonic() - begin_s > arguments.seconds
         if tally.kills >= (arguments.at_least if is_late else arguments.kills):
             break
-        told = tally.kills // 100
+        reported = tally.kills // 100
         tally.add(run_trial(trial))
-        if tally.kills // 100 > told:
+        if tally.kills // 100 > reported:
             print(
                 f"{tally.kills} kills, {time.monotonic() - begin_s:.0f} s, {tally.faults_told()}",
                 file=sys.stderr,

@@ -109,7 +109,7 @@ class Raised:
     kind: str
     culprit: int | None  # by its number in the world
     seq: int | None
-    said: str
+    text: str
     began_ns: int  # the call that raised
     raised_ns: int
 
@@ -443,7 +443,7 @@ class Watched:
 
     def hear(self, outcome: Outcome) -> None:
         until = time.monotonic() + ANSWER_S
-        told = dict.fromkeys(range(self.trial.ranks), b"")
+        reported = dict.fromkeys(range(self.trial.ranks), b"")
         with selectors.DefaultSelector() as selector:
             for rank, pipe in enumerate(self.pipes):
                 selector.register(pipe, selectors.EVENT_READ, rank)
@@ -454,10 +454,10 @@ class Watched:
                     return
                 for key, _ in ready:
                     more = os.read(key.fd, 1 << 16)
-                    told[key.data] += more
+                    reported[key.data] += more
                     if not more:
                         selector.unregister(key.fd)
-        for rank, text in told.items():
+        for rank, text in reported.items():
             self.exits[self.pids[rank]] = os.waitpid(self.pids[rank], 0)[1]
             self.killed_ns[rank] = self.orders[rank].killed_ns
             if text:
@@ -508,9 +508,9 @@ def judge(outcome: Outcome, killed_ns: dict[int, int]) -> None:
             outcome.faults.append(("wrong error", f"rank {seen.rank} is left with {seen.members}"))
     # A rank that has finished may leave before another dies in close; in init ranks see different sides of a
     # death.
-    heard = {tuple((raised.kind, raised.seq, raised.said) for raised in seen.raised) for seen in survivors}
-    if len(heard - {()} if trial.point == "in close" else heard) > 1 and trial.point != "in init":
-        differ = [(seen.rank, [(r.where, r.kind, r.seq, r.said) for r in seen.raised]) for seen in survivors]
+    received = {tuple((raised.kind, raised.seq, raised.text) for raised in seen.raised) for seen in survivors}
+    if len(received - {()} if trial.point == "in close" else received) > 1 and trial.point != "in init":
+        differ = [(seen.rank, [(r.where, r.kind, r.seq, r.text) for r in seen.raised]) for seen in survivors]
         outcome.faults.append(("wrong error", f"they differ: {differ}"))
     for woken in outcome.seen:
         if woken.rank in victims:
@@ -523,16 +523,16 @@ def judge_error(outcome: Outcome, seen: Seen, raised: Raised, victims: list[int]
     )
     if raised.where == "shrink" or raised.kind not in allowed or raised.culprit not in victims:
         outcome.faults.append(
-            ("wrong error", f"rank {seen.rank} in {raised.where}: {raised.kind} {raised.said}")
+            ("wrong error", f"rank {seen.rank} in {raised.where}: {raised.kind} {raised.text}")
         )
 
 
 def judge_woken(outcome: Outcome, woken: Seen, survivors: list[Seen]) -> None:
     """Check that a rank that was stopped has the others' error, and learns that they have gone on without
     it."""
-    said = [(raised.kind, raised.seq, raised.said) for raised in woken.raised]
-    theirs = [(raised.kind, raised.seq, raised.said) for raised in survivors[0].raised] if survivors else []
-    if said[:1] != theirs[:1] or len(said) != 2 or woken.raised[1].where != "shrink":
+    messages = [(raised.kind, raised.seq, raised.text) for raised in woken.raised]
+    theirs = [(raised.kind, raised.seq, raised.text) for raised in survivors[0].raised] if survivors else []
+    if messages[:1] != theirs[:1] or len(messages) != 2 or woken.raised[1].where != "shrink":
         outcome.faults.append(
-            ("wrong error", f"the woken rank {woken.rank} was told {said}, the others {theirs}")
+            ("wrong error", f"the woken rank {woken.rank} was told {messages}, the others {theirs}")
         )
