@@ -1,6 +1,6 @@
-"""For every test: a watchdog that shows all stacks, and at the end nothing may be left behind.
+"""For every test: a watchdog that shows all stacks, and a check at the end that nothing is left behind.
 
-Owns the fixtures that lend ranks and hosts.
+Contains the fixtures that lend ranks and hosts.
 """
 
 import contextlib

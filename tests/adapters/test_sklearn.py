@@ -111,7 +111,7 @@ def refuse(comm, estimator, weight, error):
     ],
     ids=["not fitted", "weight", "average"],
 )
-def test_what_one_rank_refuses_is_a_mismatch_elsewhere(world_of, make, weight, error):
+def test_a_refusal_on_one_rank_is_a_mismatch_on_the_others(world_of, make, weight, error):
     outcomes = world_of(2).outcomes(refuse, make(), weight, error)
     assert isinstance(outcomes[0], shmring.Mismatch), outcomes
     assert outcomes[1] is None, outcomes

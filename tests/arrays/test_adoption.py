@@ -114,7 +114,7 @@ def wrong_arrays(comm):
     return "refused"
 
 
-def test_what_cannot_be_adopted_is_refused():
+def test_unsuitable_arrays_are_refused_by_adopt():
     with shmring.init() as comm:
         assert wrong_arrays(comm) == "refused"
         array, adoption = adopt(comm)
@@ -134,7 +134,7 @@ def one_cannot(comm):
     return "adopted"
 
 
-def test_what_one_rank_cannot_adopt_is_a_mismatch_elsewhere():
+def test_an_adopt_error_on_one_rank_is_a_mismatch_on_the_others():
     with Ranks(3) as ranks:
         assert ranks.meet()(one_cannot) == ["Mismatch", "ValueError", "Mismatch"]
 
@@ -161,7 +161,7 @@ def one_cannot_look(comm):
     return outcome
 
 
-def test_what_the_kernel_does_not_let_one_rank_look_at_is_an_error_of_all():
+def test_memory_that_one_rank_cannot_inspect_is_an_error_on_all():
     with Ranks(3) as ranks:
         outcomes = ranks.meet()(one_cannot_look)
     assert [kind for kind, _ in outcomes] == ["Error"] * 3
@@ -216,7 +216,7 @@ def test_a_rank_that_goes_on_later_writes_to_its_own():
     assert outcomes[0]
 
 
-def test_what_is_adopted_is_not_adopted_again():
+def test_adopted_memory_is_not_adopted_again():
     with shmring.init() as comm, shmring.init() as other:
         array, adoption = adopt(comm)
         for again in (comm, other):

@@ -113,7 +113,7 @@ def refuse(comm):
     return float(comm.copy_of(np.ones(3)).sum())
 
 
-def test_what_cannot_be_made_is_refused_and_does_no_harm(world_of):
+def test_an_impossible_request_is_refused_without_other_effects(world_of):
     assert world_of(2)(refuse) == [3.0] * 2
 
 
@@ -125,7 +125,7 @@ def make_on_rank_0(comm, name, arguments):
 
 
 @pytest.mark.parametrize(("name", "arguments", "error"), REFUSED[:-1])
-def test_what_one_rank_cannot_make_is_a_mismatch_elsewhere(world_of, name, arguments, error):
+def test_an_error_of_construction_is_a_mismatch_on_the_others(world_of, name, arguments, error):
     own, other = world_of(2).outcomes(make_on_rank_0, name, arguments)
     assert isinstance(own, error)
     assert isinstance(other, shmring.Mismatch)
@@ -157,7 +157,7 @@ def map_in_little(comm):
     return messages, float(comm.copy_of(np.ones(3)).sum())
 
 
-def test_what_one_rank_has_no_room_for_is_out_of_memory_on_all(world_of):
+def test_lack_of_memory_on_one_rank_is_out_of_memory_on_all(world_of):
     for rank, (messages, after) in enumerate(world_of(3)(map_in_little)):
         for text, wanted_nbytes in messages:
             assert wanted_nbytes >= 1 << 27

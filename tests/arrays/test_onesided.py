@@ -244,7 +244,7 @@ def tear(comm, times):
     return torn
 
 
-def test_nobody_sees_a_block_half_written(world_of):
+def test_no_rank_sees_a_block_half_written(world_of):
     assert world_of(4)(tear, 500) == [0] * 4
 
 
@@ -281,7 +281,7 @@ def die_inside(comm):
     a.accumulate(BLOCK - 1, 1)
 
 
-def test_who_wants_a_dead_ranks_block_hears_of_it():
+def test_a_wait_for_a_dead_ranks_block_raises():
     with Ranks(3) as ranks:
         first, gone, last = ranks.meet().outcomes(die_inside)
         assert isinstance(gone, Died)
@@ -377,7 +377,7 @@ def refuse(comm):
     return a.tolist()
 
 
-def test_what_is_wrong_is_refused_and_changes_nothing(world_of):
+def test_wrong_arguments_are_refused_and_change_nothing(world_of):
     assert world_of(2)(refuse) == [[[0] * 4] * 3] * 2
 
 

@@ -263,7 +263,7 @@ def die_with_lock(comm, how):
     ("how", "kind"),
     [("killed", shmring.RankFailed), ("closed", shmring.RankFailed), ("aborted", shmring.Aborted)],
 )
-def test_who_waits_for_a_lock_hears_of_its_owners_end(how, kind):
+def test_a_wait_for_a_lock_ends_with_its_owner(how, kind):
     with Ranks(3) as ranks:
         begin = time.monotonic()
         first, gone, last = ranks.meet().outcomes(die_with_lock, how)
@@ -368,7 +368,7 @@ def refuse(comm):
     return True
 
 
-def test_what_cannot_be_made_is_refused_and_does_no_harm(world_of):
+def test_an_impossible_request_is_refused_without_other_effects(world_of):
     assert all(world_of(2)(refuse))
 
 
@@ -377,7 +377,7 @@ def refuse_on_rank_1(comm, name):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_one_rank_cannot_make_is_a_mismatch_elsewhere(world_of, name):
+def test_an_error_of_construction_is_a_mismatch_on_the_others(world_of, name):
     first, wrong, last = world_of(3).outcomes(refuse_on_rank_1, name)
     assert isinstance(wrong, WRONG[name][1])
     for error in assert_all([first, last], shmring.Mismatch):

@@ -103,7 +103,7 @@ def saying(meeting, words, *, and_hang_up=False):
         (b"\0\x28" + handshake.pack_proof(bytes(32)), "40 bytes that are no frame"),
     ],
 )
-def test_nonsense_is_hung_up_on_and_counted(words, expected, turned_away, caplog):
+def test_invalid_bytes_close_the_connection_and_are_counted(words, expected, turned_away, caplog):
     meeting = world_at(2)
     assert hosting(meeting, saying(meeting, words), saying(meeting, words)) == [b"", b""]
     assert turned_away() == {"nonsense": 2}
@@ -240,7 +240,7 @@ def test_a_proof_holds_for_what_was_said_only(what):
 
 
 @pytest.mark.parametrize(("peer", "purpose"), [(1, COORDINATOR), (0, DATA), (0, LOCAL), (0, b"")])
-def test_who_wants_something_else_gets_no_challenge(peer, purpose, turned_away):
+def test_a_misdirected_hello_gets_no_challenge(peer, purpose, turned_away):
     meeting = world_at(2)
     hello = request_of(meeting, 1).hello(peer, purpose).pack()
     assert hosting(meeting, saying(meeting, len(hello).to_bytes(2, "big") + hello)) == [b""]

@@ -208,7 +208,7 @@ def test_jobs_that_chose_the_same_id_and_key_keep_apart_on_a_common_host(monkeyp
     close(meetings)
 
 
-def test_nobody_listens_any_more_when_all_have_met():
+def test_no_rank_listens_after_the_start():
     meeting = world_at(2)
     meetings = meet_on("ab", meeting)
     for connection in meetings[1].mesh.data.values():
@@ -279,7 +279,7 @@ def test_a_failed_meeting_shows_what_happened_and_not_the_way_there():
     assert caught.value.__suppress_context__
 
 
-def test_whoever_takes_the_connection_and_says_nothing_is_not_rank_0():
+def test_a_silent_listener_is_not_rank_0():
     meeting = world_at(2)
     with socket.create_server(parse_address("address", meeting.address)), pytest.raises(Timeout) as caught:
         join(meeting, 1, timeout_s=0.3)
@@ -387,7 +387,7 @@ def listening(meeting, speak):
         (b"\0\x05hello", "choose another port"),
     ],
 )
-def test_what_answers_in_rank_0s_place_is_said(words, expected):
+def test_a_wrong_answer_in_rank_0s_place_is_reported(words, expected):
     meeting = world_at(2)
     _, error = in_threads(
         listening(meeting, lambda sock: sock.connection.send(words)), coming(meeting, 1, after_s=0.1)

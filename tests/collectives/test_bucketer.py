@@ -84,7 +84,7 @@ def test_an_empty_bucket_calls_nothing(world_of):
 
 
 @pytest.mark.parametrize("wrong", [{"nbytes": 0}, {"delay_s": 0}, {"delay_s": float("nan")}])
-def test_what_makes_no_sense_is_refused(wrong):
+def test_meaningless_requests_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         shmring.Bucketer(None, **wrong)
 

@@ -301,7 +301,7 @@ def items_of_any_make(comm):
     ]
 
 
-def test_items_of_opaque_dtypes_may_be_of_any_make(world_of):
+def test_items_of_opaque_dtypes_may_have_any_layout(world_of):
     for found in world_of(3)(items_of_any_make):
         records, times, words, swapped = found
         assert records.dtype == RECORD
@@ -434,7 +434,7 @@ def _overlap(comm):
     comm.reduce_scatter(x, out=x.ravel()[2:6])
 
 
-def test_what_is_wrong_is_refused_with_a_reason(world_of):
+def test_wrong_arguments_are_refused_with_a_reason(world_of):
     for text in world_of(2)(refusals):
         assert "3 rows" in text["rows"]
         assert "0-d" in text["0-d"]

@@ -178,7 +178,7 @@ def refusals(comm):
     return text
 
 
-def test_what_is_wrong_is_refused_with_a_reason(world_of):
+def test_wrong_arguments_are_refused_with_a_reason(world_of):
     for text in world_of(2)(refusals):
         assert text["no list"].startswith("TypeError: arrays is a int")
         assert text["number"].startswith("TypeError: arrays[1] is 3.0")

@@ -104,7 +104,7 @@ def wait_for_others(made):
     return np.delete(made, 1).tolist()
 
 
-def test_nobody_is_too_far_ahead(world_of):
+def test_no_rank_is_too_far_ahead(world_of):
     went_ahead = world_of(8)(go_ahead_of_one, 3 * AHEAD)[1]
     assert min(went_ahead) > 1
     assert max(went_ahead) <= AHEAD

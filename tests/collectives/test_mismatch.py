@@ -231,9 +231,9 @@ def disagree(comm, names, odd_one):
 
 
 @pytest.mark.parametrize("odd_one", [0, 1])
-def test_whatever_ranks_disagree_on_is_a_mismatch(world_of, odd_one):
+def test_any_disagreement_is_a_mismatch(world_of, odd_one):
     assert world_of(SIZE)(disagree, sorted(ARGUMENTS | OF_ONE_HOST), odd_one) == [[]] * SIZE
 
 
-def test_whatever_ranks_disagree_on_is_a_mismatch_over_hosts(world_over_hosts):
+def test_any_disagreement_is_a_mismatch_over_hosts(world_over_hosts):
     assert world_over_hosts([0, 1])(disagree, sorted(ARGUMENTS)[::4] + sorted(OVER_HOSTS), 1) == [[], []]

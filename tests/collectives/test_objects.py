@@ -100,7 +100,7 @@ def refused(comm):
     return text
 
 
-def test_what_is_refused_everywhere_harms_nobody(world_of):
+def test_a_refusal_on_all_ranks_has_no_other_effect(world_of):
     for text in world_of(2)(refused):
         assert "no pickle" in text["pickle"]
         assert "root is 2" in text["root"]
@@ -115,6 +115,6 @@ def refused_by_one(comm):
     return None
 
 
-def test_what_the_root_cannot_pickle_is_a_mismatch_elsewhere():
+def test_a_pickling_error_on_the_root_is_a_mismatch_on_the_others():
     with Ranks(3) as ranks:
         assert ranks.meet()(refused_by_one) == ["TypeError", "Mismatch", "Mismatch"]

@@ -1,8 +1,8 @@
-"""Calls with a priority: the greatest of those that every rank has issued runs next, on all ranks alike,
-large ones in parts; the same results as ever; who gives another priority, dies, comes late or closes is
-dealt with as ever.
+"""Calls with a priority. Of the calls that every rank has issued, the greatest priority runs next, on all
+ranks alike; large calls run in parts. Results are the same as without priorities. Different priorities,
+deaths, late ranks and closing are handled as in other calls.
 
-What every rank has issued is known for certain where one of them is stopped meanwhile: see `issue_held`.
+To be certain which calls every rank has issued, the tests stop one rank in the meantime: see `issue_held`.
 """
 
 import contextlib

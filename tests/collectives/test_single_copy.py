@@ -131,7 +131,7 @@ def read_only_pages(comm):
     return comm.all_to_all(never_touched).sum(), comm.all_to_all(given).sum()
 
 
-def test_what_is_read_need_be_neither_writable_nor_touched(world_of):
+def test_input_memory_may_be_read_only_or_untouched(world_of):
     assert world_of(3, **FROM_64_BYTES)(read_only_pages) == [(0.0, COUNT * 6.0)] * 3
 
 
@@ -152,7 +152,7 @@ def mapped_by_the_kernel(comm, kind):
 
 @pytest.mark.skipif("[vvar]" not in Path("/proc/self/maps").read_text(), reason="there is no such page")
 @pytest.mark.parametrize("kind", ["all_to_all", "all_to_all_v"])
-def test_what_the_kernel_does_not_read_goes_through_slots(world_of, kind):
+def test_memory_that_the_kernel_cannot_read_uses_slots(world_of, kind):
     assert "single_copy" not in world_of(2, **FROM_64_BYTES)(mapped_by_the_kernel, kind)[1:]
 
 
@@ -162,7 +162,7 @@ def swapped_in_place(comm):
     return x[:, 7].tolist(), comm.stats()["path"]
 
 
-def test_what_is_overwritten_meanwhile_is_staged(world_of):
+def test_arrays_that_may_be_overwritten_are_staged(world_of):
     for rank, (found, path) in enumerate(world_of(3, **FROM_64_BYTES)(swapped_in_place)):
         assert found == [10.0 * giver + rank for giver in range(3)]
         assert path != "single_copy"

@@ -278,7 +278,7 @@ def refusals(comm):
     return text
 
 
-def test_what_is_wrong_is_refused_with_a_reason(world_of):
+def test_wrong_arguments_are_refused_with_a_reason(world_of):
     for text in world_of(2)(refusals):
         assert "x is 0-d" in text["0-d"]
         assert text["number"].startswith("TypeError")

@@ -137,7 +137,7 @@ def test_a_rank_that_ends_without_a_word_is_named_soon(how, tmp_path):
             assert 0 < told_s - ended_s < SOON_S
 
 
-def test_who_is_killed_but_waits_for_a_cpu_to_die_on_is_dead(monkeypatch):
+def test_a_killed_rank_that_waits_for_a_cpu_is_dead(monkeypatch):
     pid, start = os.getppid(), procfs.start_time(os.getppid())
     fields = procfs._stat(pid)
     assert "lives" in procfs.how_it_ended(pid, start)
@@ -244,7 +244,7 @@ def leave_after_the_last_call(comm, path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nobody_waits_for_the_others_to_leave(world_of, path):
+def test_no_rank_waits_for_the_others_to_leave(world_of, path):
     for _ in range(10):
         for size in (2, 3):
             assert world_of(size)(leave_after_the_last_call, path) == [float(size * COUNTS[path])] * size
@@ -277,7 +277,7 @@ def be_interrupted_inside_with(comm):
         comm.barrier()
 
 
-def test_what_says_nothing_is_told_without_a_colon(world_of):
+def test_an_empty_message_is_shown_without_a_colon(world_of):
     error, own = world_of(2).outcomes(be_interrupted_inside_with)
     assert isinstance(own, KeyboardInterrupt)
     assert error.reason == "KeyboardInterrupt in rank 1"

@@ -215,7 +215,7 @@ def call_often(comm, times):
 
 
 @pytest.mark.parametrize("first_seq", [0, 2**32 - 30, 2**64 - 30])
-def test_of_many_calls_the_last_64_are_there_in_order(world_of, first_seq):
+def test_the_last_64_calls_are_recorded_in_order(world_of, first_seq):
     for records in world_of(2, SHMRING_FIRST_SEQ=first_seq)(call_often, 90):
         assert len(records) == 64
         assert [record["number"] for record in records] == list(range(29, 93))
@@ -231,7 +231,7 @@ def call_across(comm):
 
 
 @pytest.mark.parametrize("layout", [[0, 1], [0, 0, 1, 1]])
-def test_of_calls_over_hosts_the_whole_call_is_recorded(world_over_hosts, layout):
+def test_a_call_over_hosts_is_recorded_as_one_call(world_over_hosts, layout):
     for record in world_over_hosts(layout)(call_across):
         assert (record["kind"], record["count"], record["wire"]) == ("all_reduce", 50_000, "int8")
         assert (record["number"], record["outcome"]) == (2, "complete")
@@ -330,7 +330,7 @@ def close_often(comm, times):
     return True
 
 
-def test_who_is_asked_while_it_leaves_leaves(world_of):
+def test_a_rank_that_gets_a_request_while_leaving_leaves(world_of):
     ranks = world_of(2)
     ranks.begin(close_often, 40)
     for _ in range(40):

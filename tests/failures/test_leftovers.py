@@ -247,11 +247,11 @@ def kill_often(tmp_path, times):
         assert not names_in_shm() - before
 
 
-def test_whoever_is_killed_while_ranks_begin_nothing_is_left(tmp_path):
+def test_nothing_is_left_after_a_kill_during_the_start(tmp_path):
     kill_often(tmp_path, 2 * len(LAUNCHERS))
 
 
 @pytest.mark.soak
 @pytest.mark.limit(900)
-def test_whoever_is_killed_while_ranks_begin_nothing_is_left_for_long(tmp_path):
+def test_nothing_is_left_long_after_a_kill_during_the_start(tmp_path):
     kill_often(tmp_path, 200)

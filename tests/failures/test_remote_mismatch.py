@@ -210,7 +210,7 @@ def be_the_last_to_come(comm, kind, count):
 
 @pytest.mark.parametrize("count", [1, 3000, 600_000])
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 1, 1, 2]])
-def test_whoever_is_through_with_the_last_call_may_leave_before_others_come(world_over_hosts, nodes, count):
+def test_a_rank_may_leave_after_its_last_call_before_others_come(world_over_hosts, nodes, count):
     size = len(nodes)
     given = [rank + 1.0 for rank in range(size)]
     for kind, of_root in (("reduce", sum(given)), ("gather", given)):

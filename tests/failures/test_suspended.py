@@ -128,7 +128,7 @@ def test_one_stopped_alone_is_late_and_named(tmp_path):
             assert error.rank == 1
 
 
-def test_who_goes_on_alone_names_who_is_still_stopped(tmp_path):
+def test_a_continued_rank_names_the_rank_that_is_still_stopped(tmp_path):
     with Ranks(2) as ranks:
         ranks.meet(timeout_s=TIMEOUT_S)
         ranks.begin(in_a_call, tmp_path / "come")

@@ -36,7 +36,7 @@ def come_late(comm, late, seed):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_nobody_leaves_a_barrier_before_all_have_come(world_of, size):
+def test_no_rank_leaves_a_barrier_before_all_have_come(world_of, size):
     for late in {0, size - 1}:
         for turn in zip(*world_of(size)(come_late, late, 1), strict=True):
             assert max(came for came, _ in turn) <= min(left for _, left in turn)

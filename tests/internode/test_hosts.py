@@ -128,7 +128,7 @@ def test_a_link_that_is_down_stops_traffic_until_it_is_up(hosts):
         assert ranks(is_answered, server, 10)[0]  # the byte that was lost is sent again
 
 
-def test_what_has_started_is_there_to_be_ended(hosts, monkeypatch):
+def test_a_started_process_can_be_ended(hosts, monkeypatch):
     one = hosts(1)[0]
     slow = ["sh", "-c", 'sleep 0.2; exec "$@"', "sh", *one.command("sleep", "100")]
     monkeypatch.setattr(one, "command", lambda *_: slow)
@@ -177,7 +177,7 @@ def test_nothing_is_left_also_after_a_failure(hosts):
     assert ours(stand_ins.our_namespaces()) == before
 
 
-def test_what_a_killed_run_left_is_swept_and_what_runs_is_not(hosts):
+def test_leftovers_of_killed_runs_are_removed_and_running_ones_kept(hosts):
     one = hosts(1)[0]
     code = f"""
         import os, signal, sys
@@ -198,7 +198,7 @@ def test_what_a_killed_run_left_is_swept_and_what_runs_is_not(hosts):
     assert one.namespace in stand_ins.our_namespaces()
 
 
-def test_who_can_make_none_is_told_why(monkeypatch):
+def test_hosts_that_cannot_be_made_give_the_reason(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(stand_ins.shutil, "which", lambda program: program)
     with pytest.raises(stand_ins.NoHosts, match="needs root"), stand_ins.Hosts(1):

@@ -247,7 +247,7 @@ def move_items(comm, dtype, count):
 
 @pytest.mark.parametrize("item", ITEMS)
 @pytest.mark.parametrize("layout", ["1+1", "2+2 interleaved", "2+1+3"])
-def test_items_of_opaque_dtypes_may_be_of_any_make(world_over_hosts, layout, item):
+def test_items_of_opaque_dtypes_may_have_any_layout(world_over_hosts, layout, item):
     for slice_nbytes in (None, TINY_SLICE):
         ranks = world_over_hosts(LAYOUTS[layout], **environment({"slice": slice_nbytes}))
         for nbytes in (1, 50_000, 500_000):

@@ -150,13 +150,13 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, layout, victim, call):
 
 
 @pytest.mark.parametrize(("layout", "victim"), VICTIMS)
-def test_whoever_is_killed_is_named(tmp_path, layout, victim):
+def test_any_killed_rank_is_named(tmp_path, layout, victim):
     assert_a_death_is_named(tmp_path, layout, large, victim)
 
 
 @pytest.mark.parametrize("call", [small, large, in_background])
 @pytest.mark.parametrize(("layout", "victims"), [("2+2", (2, 3)), ("2+2+2", (0, 1)), ("2+1+3", (3, 4, 5))])
-def test_of_a_host_that_is_killed_a_rank_is_named(tmp_path, layout, victims, call):
+def test_a_rank_of_a_killed_host_is_named(tmp_path, layout, victims, call):
     assert_a_death_is_named(tmp_path, layout, call, *victims)
 
 
@@ -202,7 +202,7 @@ def be_impatient(comm):
         comm.barrier(timeout=1 if comm.rank == 1 else 15)
 
 
-def test_who_waits_for_a_waiting_local_rank_names_who_is_late():
+def test_a_wait_for_a_waiting_local_rank_names_the_late_rank():
     with Ranks(3, nodes=[0, 0, 1]) as ranks:
         outcomes = ranks.meet().outcomes(be_impatient)
     assert_named(outcomes[:2], shmring.Timeout, 2)
@@ -366,7 +366,7 @@ def leave_after_the_last_call(comm, count):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nobody_waits_for_the_others_to_leave(world_over_hosts, layout):
+def test_no_rank_waits_for_the_others_to_leave(world_over_hosts, layout):
     for count in (1, 900, 60_000, 600_000):
         for _ in range(2):
             results = world_over_hosts(LAYOUTS[layout])(leave_after_the_last_call, count)

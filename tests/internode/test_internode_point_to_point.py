@@ -137,7 +137,7 @@ def test_order_is_kept_between_a_pair_and_tag(two_apart):
 
 
 @pytest.mark.parametrize("count", [3, 10_000])
-def test_what_does_not_fit_is_an_error_and_lost_alone(two_apart, count):
+def test_a_message_that_does_not_fit_is_an_error_and_only_it_is_lost(two_apart, count):
     calls = two_apart(failures.receive_into_too_little, count)[1]
     assert calls == ("send(float64[4] in Fortran order)", "recv(float64[4])")
 

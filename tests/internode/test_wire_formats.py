@@ -1,7 +1,7 @@
-"""Sums that travel shorter between hosts: bf16 and fp16 bit for bit, int8 within its bound, the same on all
-ranks; what rounding loses is sent the next time, with the array that it is of; what is refused.
+"""Sums in a wire format between hosts: bf16 and fp16 bit for bit, int8 within its bound, the same on all
+ranks. The next call of the same array also sends what rounding lost. Refused arguments.
 
-Hosts are names here, and the wire is loopback: see conftest.world_over_hosts.
+Hosts are names here, and the network is loopback: see conftest.world_over_hosts.
 """
 
 import itertools
@@ -309,7 +309,7 @@ def at_the_same_place(comm, count):
     return found
 
 
-def test_what_is_at_the_place_of_another_starts_from_nothing(world_over_hosts):
+def test_an_array_at_the_address_of_another_starts_without_feedback(world_over_hosts):
     for found in world_over_hosts(LAYOUTS["2+2"], SHMRING_WIRE_SLICE=TINY_SLICE)(at_the_same_place, 5000):
         for results in found.values():
             assert len(set(results)) == 1
@@ -380,7 +380,7 @@ def special_then_ordinary(comm, wire, count):
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("layout", THREE)
-def test_what_is_no_number_spoils_its_own_and_no_later_call(world_over_hosts, layout, wire):
+def test_nan_spoils_its_own_call_and_no_later_one(world_over_hosts, layout, wire):
     nodes, count = LAYOUTS[layout], 9001
     ranks = world_over_hosts(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
     xs = [values_of(count, rank) for rank in range(len(nodes))]

@@ -344,7 +344,7 @@ def test_how_a_rank_died_is_known_under_every_method(method):
     assert failure("SIGKILL", 2, method=method).cause == "killed by SIGKILL"
 
 
-def test_what_the_survivors_make_of_it_does_not_hide_the_cause():
+def test_errors_of_survivors_do_not_hide_the_cause():
     for _ in range(5):
         with pytest.raises(shmring.RankFailed) as caught:
             shmring.spawn(translate, 3)

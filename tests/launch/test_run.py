@@ -227,7 +227,7 @@ def test_on_a_terminal_prefixes_have_colours_and_bars_their_width(tmp_path):
     assert "0| 50%" in shown
 
 
-def test_nobody_reading_any_more_ends_it_quietly(tmp_path):
+def test_a_closed_reader_ends_it_without_a_message(tmp_path):
     line = " ".join(command(tmp_path, "while True: print('line')"))
     done = subprocess.run(
         ["bash", "-c", f"{line} | head -n 3; exit ${{PIPESTATUS[0]}}"], capture_output=True, timeout=50
@@ -310,7 +310,7 @@ def test_a_rank_that_ends_early_in_peace_is_fine(shmrun):
     assert (done.returncode, done.stdout, done.stderr) == (0, "0| done\n", "")
 
 
-def test_what_others_say_of_a_failure_is_not_the_failure(shmrun):
+def test_reports_of_other_ranks_are_not_the_failure(shmrun):
     code = """
         import shmring
         comm = shmring.init()

@@ -99,7 +99,7 @@ def test_a_user_signal_for_ranks_that_have_ended_does_not_reach_the_next(shmrun)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_whoever_ends_it_does_not_want_it_again(tmp_path, number):
+def test_no_restart_after_a_signal_to_end(tmp_path, number):
     # Rank 1 has already failed by itself when the signal comes, and rank 0 is slow.
     code = f"""
         if rank == 1:

@@ -149,7 +149,7 @@ def vectors_and_matrices(comm):
     return xs
 
 
-def test_what_is_no_matrix_or_too_small_a_one_goes_as_it_is(world_of):
+def test_vectors_and_small_matrices_are_sent_uncompressed(world_of):
     for vector, small, matrix in world_of(2)(vectors_and_matrices):
         assert (vector == (1 / 3 + 1 / 3) / 2).all()
         assert (small == (0.1 + 1.1) / 2).all()
@@ -177,7 +177,7 @@ def mean_over_calls(comm, name, with_feedback, ncalls):
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "int8", "top-k", "PowerSGD"])
-def test_what_is_lost_comes_with_later_calls(world_of, name):
+def test_losses_are_sent_with_later_calls(world_of, name):
     ranks = world_of(3)
     without, sent = ranks(mean_over_calls, name, False, 40)[0]
     fed_back, also_sent = ranks(mean_over_calls, name, True, 40)[0]
@@ -332,7 +332,7 @@ def refused(comm, name, compressor):
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("compressor", ["fp16", "int8", "top-k", "PowerSGD"])
-def test_what_is_wrong_is_refused_and_nobody_hangs(world_of, name, compressor):
+def test_wrong_arguments_are_refused_and_no_rank_hangs(world_of, name, compressor):
     assert world_of(2)(refused, name, compressor) == ["refused", "told"]
 
 

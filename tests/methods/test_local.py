@@ -206,7 +206,7 @@ def unlike(comm):
     return found
 
 
-def test_what_has_to_be_alike_is_compared(world_of):
+def test_values_that_must_be_equal_are_compared(world_of):
     assert (
         world_of(2)(unlike)
         == [

@@ -200,7 +200,7 @@ def run_ahead(comm, servers, staleness, steps):
 
 @pytest.mark.parametrize("servers", [1, [0]], ids=str)
 @pytest.mark.parametrize("staleness", [1, 4, None])
-def test_nobody_gets_further_ahead_than_is_allowed(world_of, servers, staleness):
+def test_no_worker_gets_further_ahead_than_allowed(world_of, servers, staleness):
     found = world_of(3)(run_ahead, servers, staleness, 8)
     assert max(most_ahead for most_ahead, _ in found) == (8 if staleness is None else staleness)
     assert found[1][1] < 0.5  # while it waited for a second
@@ -222,7 +222,7 @@ def leave_early(comm, servers):
 
 
 @pytest.mark.parametrize("servers", [1, [0]], ids=str)
-def test_who_leaves_is_not_waited_for(world_of, servers):
+def test_a_leaving_rank_is_not_waited_for(world_of, servers):
     assert world_of(4)(leave_early, servers)[3] == -18
 
 
@@ -270,7 +270,7 @@ def leave_with_an_error(comm, servers, staleness):
 @pytest.mark.parametrize(
     ("servers", "staleness"), [(1, 0), (3, 0), ([0], 0), (1, 2), ([0], 2), ([0, 2], 2)], ids=str
 )
-def test_what_one_rank_raises_ends_it_for_all_and_is_told(world_of, servers, staleness):
+def test_an_exception_on_one_rank_ends_it_for_all_with_its_text(world_of, servers, staleness):
     first, wrong, last = world_of(3).outcomes(leave_with_an_error, servers, staleness)
     assert isinstance(wrong, LookupError), wrong
     for error in assert_all([first, last], shmring.Aborted):
@@ -333,7 +333,7 @@ def refuse(comm):
     return True
 
 
-def test_what_is_wrong_is_refused(world_of):
+def test_wrong_arguments_are_refused(world_of):
     assert all(world_of(2)(refuse))
 
 
@@ -342,7 +342,7 @@ def refuse_one(comm):
         server.push(np.zeros(4 if comm.rank == 1 else 3))
 
 
-def test_what_one_rank_pushes_wrongly_is_a_mismatch_elsewhere(world_of):
+def test_a_wrong_push_is_a_mismatch_on_the_others(world_of):
     first, wrong, last = world_of(3).outcomes(refuse_one)
     assert "params of float64[3]" in str(wrong)
     for error in first, last:  # in either order: the refused call, or its departure
@@ -355,7 +355,7 @@ def construct_wrongly(comm, name):
 
 
 @pytest.mark.parametrize("name", ["too many", "no server", "twice", "staleness", "half a step"])
-def test_what_one_rank_begins_wrongly_is_a_mismatch_elsewhere(world_of, name):
+def test_a_wrong_start_on_one_rank_is_a_mismatch_on_the_others(world_of, name):
     first, wrong = world_of(2).outcomes(construct_wrongly, name)
     assert isinstance(wrong, WRONG[name][1]), wrong
     assert isinstance(first, shmring.Mismatch), first

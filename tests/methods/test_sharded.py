@@ -147,7 +147,7 @@ def same(ours, theirs):
     return all((a == b).all() for a, b in zip(ours, theirs, strict=True))
 
 
-def test_what_was_saved_goes_on_with_the_same_bits(world_of):
+def test_a_saved_state_continues_with_the_same_bits(world_of):
     (other, _), (saved, params) = world_of(2)(train_and_save, 2, 2)
     assert other is None
     went_on = world_of(2)(load_and_train, 1, saved, params, 2)
@@ -155,7 +155,7 @@ def test_what_was_saved_goes_on_with_the_same_bits(world_of):
     assert all(same(ours, uninterrupted) for ours in went_on)
 
 
-def test_what_was_saved_loads_on_another_number_of_ranks(world_of):
+def test_a_saved_state_loads_on_another_number_of_ranks(world_of):
     _, (saved, params) = world_of(2)(train_and_save, 1, 3)
     world_of(3)(load_and_train, 2, saved, params, 0)  # asserts that it saves the same
 

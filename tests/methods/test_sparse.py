@@ -226,7 +226,7 @@ def refused_pairs(comm, name):
 
 
 @pytest.mark.parametrize("name", [*WRONG_ARRAYS, *WRONG_PAIRS])
-def test_what_is_wrong_is_refused_and_nobody_hangs(world_of, name):
+def test_wrong_arguments_are_refused_and_no_rank_hangs(world_of, name):
     world_of(2)(refused_array if name in WRONG_ARRAYS else refused_pairs, name)
 
 

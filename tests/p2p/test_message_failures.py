@@ -94,7 +94,7 @@ def receive_into_too_little(comm, count):
 
 
 @pytest.mark.parametrize("count", [3, 10_000])
-def test_what_does_not_fit_is_an_error_and_lost_alone(world_of, count):
+def test_a_message_that_does_not_fit_is_an_error_and_only_it_is_lost(world_of, count):
     calls = world_of(2, SHMRING_MESSAGE_RING=TINY)(receive_into_too_little, count)[1]
     assert calls == ("send(float64[4] in Fortran order)", "recv(float64[4])")
 
@@ -145,7 +145,7 @@ def leave_a_message(comm):
     return caught.value.rank
 
 
-def test_what_was_sent_before_leaving_arrives(world_of):
+def test_messages_sent_before_closing_arrive(world_of):
     assert world_of(2)(leave_a_message)[1] == 0
 
 

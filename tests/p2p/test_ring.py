@@ -176,7 +176,7 @@ def test_two_threads_may_have_a_side_each():
     assert all(a == b if isinstance(a, bytes) else same(a, b) for a, b in zip(found, items, strict=True))
 
 
-def test_what_is_put_is_copied():
+def test_put_copies():
     with shmring.Ring() as ring:
         x = np.zeros(3)
         ring.put(x)
@@ -309,7 +309,7 @@ def test_wrong_timeouts(timeout):
     ],
     ids=lambda item: type(item).__name__,
 )  # fmt: skip
-def test_what_is_no_bytes_and_no_array_is_refused(item):
+def test_items_other_than_bytes_and_arrays_are_refused(item):
     with shmring.Ring() as ring:
         with pytest.raises(TypeError):
             ring.put(item)
@@ -334,7 +334,7 @@ def test_a_ring_travels_only_while_a_process_is_started():
         pickle.dumps(ring)
 
 
-def test_what_was_never_made_cannot_be_used():
+def test_a_ring_without_init_is_closed():
     with pytest.raises(shmring.Closed):
         shmring.Ring.__new__(shmring.Ring).get()
 
@@ -385,7 +385,7 @@ def put_and_end(ring, how):
 
 
 @pytest.mark.parametrize("how", ["return", "close", "kill", "part"])
-def test_what_was_put_before_the_end_is_got_and_then_the_end_is_told(how):
+def test_items_put_before_the_end_arrive_before_the_error(how):
     with shmring.Ring(4096) as ring:
         child = FORK.Process(target=put_and_end, args=(ring, how))
         child.start()

@@ -1,4 +1,4 @@
-"""Fuzzing what parses bytes from the network: each gives a valid value or BadFrame, and nothing else.
+"""Fuzz the parsers of bytes from the network: each gives a valid value or BadFrame, and nothing else.
 
     python tests/repo/fuzz_frames.py -runs=1000000 [libFuzzer's options]
 

@@ -80,7 +80,7 @@ def test_every_public_name_is_in_the_reference(built):
     assert not missing, f"say something of them in docs/reference/: {missing}"
 
 
-def test_what_the_reference_shows_has_a_docstring_and_no_self(built):
+def test_shown_members_have_a_docstring_and_no_self(built):
     text = (built / "reference" / "api.html").read_text()
     assert "that led to this communicator" in text  # from a stub
     assert not re.search(r'<span class="n"><span class="pre">self</span>', text)
@@ -138,7 +138,7 @@ def test_the_figures_are_what_their_scripts_draw(monkeypatch):
         assert path.stat().st_size < 60_000
 
 
-def test_what_the_readme_links_to_is_there():
+def test_links_of_the_readme_exist():
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text())
     assert links
     for link in links:

@@ -313,7 +313,7 @@ def test_the_launchers_load_no_extension():
 
 
 @pytest.mark.parametrize(("pattern", "places", "reason"), ONLY_IN, ids=[why for _, _, why in ONLY_IN])
-def test_what_only_one_place_may_do(pattern, places, reason):
+def test_restricted_constructs_are_only_in_their_place(pattern, places, reason):
     for path in [*C_FILES, *files("shmring", suffixes={".py", ".pyx", ".pxd"})]:
         if not name_of(path).startswith(tuple(places)):
             found = re.search(pattern, without_comments(path))
@@ -517,7 +517,7 @@ def test_only_the_tests_of_the_benchmarks_need_bench():
             assert not found, f"{name_of(path)} needs bench/: {found[0]!r}"
 
 
-def test_nothing_names_the_machine_it_was_written_on():
+def test_no_file_names_a_path_of_a_developers_machine():
     texts = [path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".in", ".py", ".yaml"}]
     for path in [*SOURCES, *texts, *(ROOT / ".ci").glob("[rw]*"), *(ROOT / ".github").rglob("*.yml")]:
         found = MACHINE_PATH.search(path.read_text())

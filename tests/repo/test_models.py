@@ -1,6 +1,7 @@
-"""The models of the lock-free core under tests/repo/models: Spin visits every state within the bounds that
-each names, herd7 (herdtools7) every execution that a weak memory allows. Each is checked as it is, and with
-an order or a rule taken away, which has to be found out: a model that cannot fail would show nothing.
+"""The models of the lock-free core under tests/repo/models. Spin visits every state within the bounds that
+each model names; herd7 (herdtools7) visits every execution that a weak memory allows. Each model is checked
+unchanged, and with an order or a rule removed, which the check has to find: a model that cannot fail would
+prove nothing.
 
 Debian: apt install spin (herdtools7 from Debian 14 on).
 """
@@ -168,7 +169,7 @@ def test_orders_are_needed(name, weaker, tmp_path):
     assert is_possible(with_orders(name, ORDERS[name] | weaker), tmp_path, "-model", "rc11.cat")
 
 
-def test_what_is_written_after_giving_up_is_seen_after_the_word(tmp_path):
+def test_writes_after_an_abort_are_seen_after_the_word(tmp_path):
     text = (MODELS / "give_up.litmus").read_text()
     look = re.search(r"^ LDAR .*\n", text, re.MULTILINE)[0]
     assert not is_possible(text, tmp_path)

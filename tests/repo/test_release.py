@@ -101,7 +101,7 @@ def test_the_tests_that_workflows_name_exist():
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
-def test_what_runs_at_night_are_soak_tests():
+def test_the_nightly_run_has_soak_tests():
     """pytest fails if it has nothing to run."""
     nightly = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
     parts = nightly["jobs"]["soak"]["strategy"]["matrix"]["tests"]
@@ -124,7 +124,7 @@ def test_only_a_tag_is_published_and_only_after_everything_else():
     assert commands == ['test -f "dist/shmring-${GITHUB_REF_NAME#v}.tar.gz"']
 
 
-def test_what_jobs_hand_on_is_what_others_take():
+def test_jobs_pass_on_the_files_that_other_jobs_use():
     uploads, downloads = set(), set()
     for job in JOBS.values():
         for step in job["steps"]:

@@ -1,10 +1,10 @@
 """The whole engine under ThreadSanitizer: race_ranks.py with an instrumented build of the extensions, made in
 a temporary copy of the checkout. It takes minutes, hence soak.
 
-CPython is not instrumented, but its locks are seen, the GIL's too: each time it changes hands it orders what
-came before with what comes after, and may hide that an order of ours is missing. So everything is run again
-with the interpreter's locks unseen. What the GIL guards is then reported as well, wrongly; what counts is
-only what is reported of modules that run without it.
+CPython is not instrumented, but ThreadSanitizer sees its locks, including the GIL. Each change of the GIL's
+owner orders everything before it and everything after it, and may hide a missing order of ours. So everything
+runs a second time with the interpreter's locks hidden. Accesses that the GIL protects are then reported too,
+wrongly; only reports about modules that run without the GIL count.
 """
 
 import os

@@ -1,9 +1,9 @@
 """Anomaly testing, as SQLite does it: the n-th step of a call raises, for n = 1, 2, 3 … to its end.
 
 A trial runs one case of anomaly_calls on all ranks, with an injection on one of them, the faulty rank. It
-passes if either all ranks go on with right results, where the faulty rank repeats a call that raised, or
-all ranks raise the same error and shrink() then gives a communicator of all of them; and if nothing is left
-behind. The processes live through many trials. `python tests/support/anomalies.py` runs trials and
+passes in two cases: all ranks go on with right results, where the faulty rank repeats a call that raised; or
+all ranks raise the same error and shrink() then gives a communicator of all of them. In both cases nothing
+may be left behind. The processes stay for many trials. `python tests/support/anomalies.py` runs trials and
 writes the table of docs/explanation/reliability.md.
 """
 

@@ -1,7 +1,7 @@
 """The calls into which exceptions are injected, each with its preparation and the check of its result.
 
-A case is a generator: it prepares, yields a callable that makes one call of shmring, is sent what that
-returned on this rank, and checks it. The callable can be called again if the call has not begun.
+A case is a generator. It prepares, yields a callable that makes one call of shmring, receives the result of
+that call on this rank, and checks it. The callable can be called again if the call has not begun.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""Stand-ins for hosts: network namespaces on one switch, whose links have a rate and can be pulled out.
+"""Stand-ins for hosts: network namespaces on one switch, whose links have a rate and can be unplugged.
 
-Owns the namespaces, their names, addresses and links, and that nothing of them stays. Knows nothing of
-shmring: benchmarks use it as well.
+Contains the namespaces, their names, addresses and links, and their removal. Independent of shmring:
+benchmarks use it as well.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Fault injection: the n-th step of a call raises, and then the m-th step of what handles that.
+"""Fault injection: the n-th step of a call raises, and then the m-th step of its handling.
 
-An injection runs a call and raises in it; its `places` then say where. The kinds of steps:
+An injection runs a call and raises in it; its `places` are the places of the raised exceptions. The kinds of
+steps:
 
-- "point": a place in Python code, of shmring or of what it calls, at which the interpreter runs signal
+- "point": a place in Python code, of shmring or of its callees, at which the interpreter runs signal
   handlers; raises KeyboardInterrupt, and then SystemExit;
-- "signal": the handler of a real signal raises, also where no Python code runs;
-- "memory": an allocation of Python's fails;
+- "signal": the handler of a real signal raises, even if no Python code runs;
+- "memory": an allocation of Python fails;
 - "system": a system call that Python code makes fails.
 """
 

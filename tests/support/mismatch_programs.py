@@ -1,8 +1,8 @@
-"""Random programs over hosts in which one rank calls something else once, and what each rank gets then.
+"""Random programs over hosts in which one rank calls something else once, and the result on each rank.
 
-A program is made from its seed alone, so every rank makes the same one: some calls that all make alike, one
-in which the odd rank differs in its kind, root, count, dtype or op, and one more that all make alike. Every
-rank raises Mismatch in one of the last two.
+A program depends only on its seed, so every rank makes the same one: some calls that are the same on all
+ranks, one in which the odd rank differs in kind, root, count, dtype or op, and one more that is the same on
+all. Every rank raises Mismatch in one of the last two.
 """
 
 import random

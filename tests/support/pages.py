@@ -1,17 +1,17 @@
 """The fenced blocks of README.md and docs/, and how each is run.
 
-A comment above a block says what it takes; without one a block is a whole program. What the
-comment has behind its first line is Python that the page need not show, and runs first.
+A comment above a block gives its environment; a block without a comment is a whole program. Further lines
+of the comment are Python code that the page does not show; it runs before the block.
 
-    <!-- in: rank -->    in each of two ranks, with `comm`, `np`, `shmring` and what such blocks above it made
+    <!-- in: rank -->    in each of two ranks, with `comm`, `np`, `shmring` and names of such blocks above it
     <!-- in: main -->    under `if __name__ == "__main__":`, below the lines of the comment
-    <!-- in: torch -->   in a process group of torch's, by adapters/torch/test_page.py
-    <!-- file: a.py -->  is kept as that file, beside which everything else of the page runs
-    <!-- needs: ray -->  a package that not everybody has
+    <!-- in: torch -->   in a process group of torch, by adapters/torch/test_page.py
+    <!-- file: a.py -->  is saved as that file; the other blocks of the page run beside it
+    <!-- needs: ray -->  needs an optional package
     <!-- not run: why -->
 
-Where the comment beside a print() is a Python literal, that is printed. `python pages.py PAGE` runs the first
-kind.
+If the comment beside a print() is a Python literal, the block has to print it. `python pages.py PAGE` runs
+the first kind.
 """
 
 import ast

@@ -1,9 +1,9 @@
 """Random programs of collectives, and the rank that runs them and checks each result against NumPy.
 
-A program is made from its seed alone, so every rank makes the same one: calls of every kind on every dtype,
-on the world and on groups of groups of it, of private and of shared arrays, in the foreground, in the
-background and by plans, with and without a priority; bursts of background calls that each rank makes in an
-order of its own.
+A program depends only on its seed, so every rank makes the same one. It has calls of every kind on every
+dtype, on the world, its groups and their groups, with private and shared arrays, in the foreground, in the
+background and by plans, with and without a priority. It also has bursts of background calls that each rank
+makes in its own order.
 """
 
 import random

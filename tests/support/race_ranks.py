@@ -1,7 +1,6 @@
 """Ranks as threads of one process over one mapping of each segment, so that ThreadSanitizer sees every access
-to it and every order between them: test_tsan.py runs this with an instrumented build. Chunks, slots and rings
-are tiny, so that all of them come around many times. `race_ranks.py NAME...` runs those of WORK, or all.
-"""
+to it and every order between them. test_tsan.py runs this with an instrumented build. Chunks, slots and rings
+are tiny, so that all of them wrap many times. `race_ranks.py NAME...` runs the named ones of WORK, or all."""
 
 import contextlib
 import os

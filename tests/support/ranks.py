@@ -1,4 +1,4 @@
-"""Ranks for tests: processes (or threads) that stay, so that hundreds of cases share one start-up.
+"""Ranks for tests: processes (or threads) that stay, so that hundreds of cases share one start.
 
 `with Ranks(4) as ranks: ranks.meet(SHMRING_CHUNK=256); ranks(function, *args)` runs function(comm, *args) in
 every rank and returns the results by rank.

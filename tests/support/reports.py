@@ -1,6 +1,5 @@
-"""For tests of info and doctor: the schemas of what they print as JSON, a machine on which all is well, and
-how to run the command.
-"""
+"""For tests of info and doctor: the schemas of their JSON output, a machine without problems, and a function
+that runs the command."""
 
 import subprocess
 import sys

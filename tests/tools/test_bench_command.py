@@ -228,7 +228,7 @@ def test_items_that_are_wrong_are_counted(monkeypatch, call):
             assert turn.wrong() > 1000
 
 
-def test_what_is_wrong_is_told_and_is_status_1(monkeypatch, capfd, tmp_path):
+def test_problems_are_reported_with_status_1(monkeypatch, capfd, tmp_path):
     right = Turn.call
 
     def broken(turn):

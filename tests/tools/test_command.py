@@ -323,7 +323,7 @@ def test_a_damaged_header_is_a_line_that_says_what_is_wrong(capsys, offset, data
             assert reported in text
 
 
-def test_what_was_cut_short_is_damaged(capsys):
+def test_a_truncated_table_is_damaged(capsys):
     with Damaged(kind="posix") as segment:
         os.ftruncate(segment.fd, 3 * mmap.PAGESIZE)
         assert "more than the 12288 bytes" in segment.seen().damage

@@ -186,7 +186,7 @@ def test_a_dev_shm_as_large_as_memory_is_no_trouble():
     assert info._shared_memory(report["shared_memory"]) == "as large as memory"
 
 
-def test_what_is_asked_for_decides_whether_it_is_a_problem():
+def test_the_request_decides_whether_it_is_a_problem():
     report = altered("settings", given={"SHMRING_SEGMENT": "posix"})
     report["shared_memory"]["nbytes"] = 64 * MIB
     (small,) = found_of(report, "/dev/shm")

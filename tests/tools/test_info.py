@@ -308,7 +308,7 @@ def test_on_a_terminal_lines_are_broken_below_their_column(rich):
         assert re.search("\x1b\\[1;31m  problem  settings", text)
 
 
-def test_what_others_wrote_does_not_move_the_cursor(capsys):
+def test_output_of_others_does_not_move_the_cursor(capsys):
     sections.show({"": [sections.Row("a", "red \x1b[31m\nline \x07 \udcff [bold]x[/bold]")]})
     assert (
         capsys.readouterr().out.splitlines()[-1] == "  a  red \\x1b[31m\\nline \\x07 \\udcff [bold]x[/bold]"

@@ -174,7 +174,7 @@ def test_a_run_of_bench_tells_its_link(predicted, tmp_path, report):
     assert str(path) in found["source"]
 
 
-def test_what_bench_writes_and_what_is_measured_now_can_be_fitted(predicted, capfd, tmp_path):
+def test_bench_output_and_new_measurements_can_be_fitted(predicted, capfd, tmp_path):
     path = tmp_path / "run.json"
     run = ("bench", "--sizes", "64,64K,16M", "--seconds", "0.002", "--output", str(path))
     assert command.main([*run]) == 0
@@ -202,7 +202,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("damage", UNUSABLE)
-def test_what_no_link_can_be_fitted_to_is_refused(capsys, tmp_path, damage):
+def test_unfittable_measurements_are_refused(capsys, tmp_path, damage):
     text, why = UNUSABLE[damage]
     path = tmp_path / "run.json"
     path.write_text(text)

@@ -154,7 +154,7 @@ def quick_checks(monkeypatch):
     return {check.name: check for check in selftest_checks.checks()}
 
 
-def test_what_cannot_be_seen_is_skipped(monkeypatch):
+def test_a_check_without_proc_is_skipped(monkeypatch):
     def hidden():
         raise FileNotFoundError(2, "No such file", "/proc/self/fd")
 

@@ -115,7 +115,7 @@ def test_it_says_for_whom_all_wait(world_of, capsys, tmp_path):
         ({0: 1, 1: 2, 2: 1, 3: 1}, {1: "stopped"}, 1, [0, 2, 3]),  # it was stopped in a wait that is over
     ],
 )
-def test_whom_all_wait_for_is_who_does_not_wait(waits, states, rank, by):
+def test_the_awaited_rank_is_the_one_that_does_not_wait(waits, states, rank, by):
     def seen(number):
         wait = {"waited_s": 1.0, "until_ns": 0, "awaited": waits.get(number)}
         held = [wait] if number in waits else []
@@ -133,7 +133,7 @@ def test_a_process_that_is_not_there_is_an_error(capsys):
     assert "there is no process" in capsys.readouterr().err
 
 
-def test_nobody_is_no_error(capsys, monkeypatch):
+def test_no_rank_is_no_error(capsys, monkeypatch):
     monkeypatch.setattr("shmring.tools._attach.own_processes", list)
     assert command.main(["top", "--count", "1", "--interval", "0.01"]) == 0
     assert "no communicators" in capsys.readouterr().out

@@ -175,7 +175,7 @@ def come_last(comm, path):
             comm.reduce_scatter(np.ones((2, 100), "f4"))
 
 
-def test_who_comes_last_reduces_too(world_of, tmp_path):
+def test_the_last_rank_reduces_too(world_of, tmp_path):
     """It finds the others' pieces there as it stages its own, and may do both in one step."""
     path = tmp_path / "t.json"
     world_of(2)(come_last, path)
@@ -310,7 +310,7 @@ def raise_inside(comm, folder):
     trace.stop()  # the unwritten slices are still there
 
 
-def test_what_goes_wrong_inside_says_more_than_a_trace_that_cannot_be_written(tmp_path):
+def test_an_exception_inside_precedes_a_trace_that_cannot_be_written(tmp_path):
     folder = tmp_path / "gone"
     with Ranks(2) as ranks:
         ranks.meet()(raise_inside, folder)
@@ -361,7 +361,7 @@ def test_a_message_that_never_came_is_told(world_of, tmp_path):
     assert found["rank 0 of 2: calls: messages"][0]["args"]["outcome"] == "raised"
 
 
-def test_what_is_no_file_is_refused(world_of):
+def test_paths_that_are_no_files_are_refused(world_of):
     with Ranks(1) as ranks:
         (error,) = ranks.meet().outcomes(trace_to, "/dev/null")
     assert isinstance(error, OSError)

@@ -102,7 +102,7 @@ def test_what_is_no_table_at_all_is_not_used(cache, text):
         assert thresholds.tables(Settings(), 2) == (thresholds.built_in(2), thresholds.built_in(2))
 
 
-def test_what_is_no_file_is_not_used_nor_waited_for(cache):
+def test_a_path_that_is_no_file_is_ignored_at_once(cache):
     cache.mkdir(parents=True)
     with pytest.warns(RuntimeWarning, match="no regular file"):
         thresholds.tables(Settings(), 2)
@@ -133,12 +133,12 @@ def test_a_table_is_by_ranks_and_distance(cache):
     assert thresholds.tables(Settings(), 4) == (thresholds.built_in(4), thresholds.built_in(4))
 
 
-def test_what_all_must_know_beforehand_is_the_same_near_and_far(cache):
+def test_settings_known_in_advance_are_equal_near_and_far(cache):
     write(cache, tables={"2": {"near": {"small_nbytes": 4096, "fuse_nbytes": 64, "depth": 8}}})
     assert thresholds.tables(Settings(), 2) == (thresholds.built_in(2), thresholds.built_in(2))
 
 
-def test_what_the_environment_forces_comes_first(cache):
+def test_the_environment_has_precedence(cache):
     tuning_table.save(cache, TABLES, thresholds.LIMITS)
     near, far = thresholds.tables(Settings(chunk_nbytes=1024, depth=5), 2)
     assert near == far
@@ -245,7 +245,7 @@ def test_the_fastest_is_taken_for_the_distance_that_was_seen():
     assert "far" not in found
 
 
-def test_what_is_hardly_faster_or_somewhere_slower_is_not_taken():
+def test_small_gains_and_losses_elsewhere_are_not_taken():
     hardly = [timed(*[[10, 9.9, 9.8]] * 6)]
     assert tune.answers(QUESTION, QUESTION.candidates, hardly)["near"] == (1 << 19, 1.0)
     slower_once = [timed(*[[10, 1, 9]] * 6), timed(*[[10, 11, 9]] * 6)]
@@ -258,7 +258,7 @@ def test_too_few_rounds_say_nothing():
     assert tune.answers(QUESTION, QUESTION.candidates, [unclear]) == {}
 
 
-def test_what_is_the_same_near_and_far_is_judged_by_both():
+def test_settings_equal_near_and_far_are_judged_by_both():
     both = timed(*[[10, 5]] * 6, distances=["near", "far"] * 3)
     assert tune.answers(OF_BOTH, OF_BOTH.candidates, [both]) == {"any": (1 << 13, 0.5)}
 
@@ -389,7 +389,7 @@ def test_the_command_tells_programs_what_it_has_measured_and_taken(path):
 
 
 @pytest.mark.parametrize("output", ["/dev/null/tuning.json", "/dev", "/proc/none/tuning.json"])
-def test_where_nothing_can_be_written_nothing_is_measured(output):
+def test_an_unwritable_path_is_refused_before_measuring(output):
     done = shmring_tune("--seconds", "20", "--output", output)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()

@@ -229,7 +229,7 @@ REFUSED_EVERYWHERE = {
 
 
 @pytest.mark.parametrize("name", REFUSED_EVERYWHERE)
-def test_what_cannot_even_be_moved_is_refused(name):
+def test_dtypes_that_cannot_be_moved_are_refused(name):
     x, error, words = REFUSED_EVERYWHERE[name]
     with shmring.init() as comm, pytest.raises(error, match=words):
         comm.broadcast(x)
@@ -326,7 +326,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_used_is_refused_with_the_fix(name):
+def test_unusable_files_are_refused_with_the_fix(name):
     x, error, words = REFUSED[name]
     with shmring.init() as comm:
         with pytest.raises(error, match=words):
@@ -339,7 +339,7 @@ def test_what_cannot_be_used_is_refused_with_the_fix(name):
         comm.barrier()
 
 
-def test_what_is_read_only_is_refused_where_it_would_be_written():
+def test_read_only_results_are_refused():
     frozen = np.zeros(3)
     frozen.flags.writeable = False
     frozen_small = np.zeros(3, ml_dtypes.bfloat16)

@@ -199,7 +199,7 @@ def test_casts_of_any_count_anywhere(isa, name):
 # ---- wire formats ----
 
 
-def test_what_travels_has_the_size_it_is_said_to_have():
+def test_messages_have_the_documented_size():
     for count in COUNTS:
         blocks = -(-count // INT8_BLOCK)
         want = {"native": 4 * count, "bf16": 2 * count, "fp16": 2 * count, "int8": count + 4 * blocks}

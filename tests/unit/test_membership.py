@@ -1,7 +1,8 @@
-"""Survivors agree who they are, whoever dies at whatever moment: tried with ranks whose every step is chosen.
+"""Survivors agree on their members, whichever rank dies at whatever moment. The tests choose every step of
+the ranks.
 
-The ranks are threads of which one runs at a time; a seeded choice says which at each look and each word. What
-one says the others hear at once, as in shared memory, or later and in order, as over connections.
+The ranks are threads of which one runs at a time; a seeded choice selects it at each poll and each message.
+The others receive a message at once, as in shared memory, or later and in order, as over connections.
 """
 
 import dataclasses
@@ -158,7 +159,7 @@ def meet(ranks, agreement, view):
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["memory", "connections"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_whoever_is_left_is_of_one_mind(size, at_once):
+def test_remaining_ranks_agree(size, at_once):
     for seed in range(150):
         chance = random.Random(seed)
         victims = chance.sample(range(size), chance.randrange(size))
@@ -210,23 +211,23 @@ class Absent:
         pass
 
 
-def test_who_does_not_come_is_left_out():
+def test_an_absent_rank_is_left_out():
     agreement = Agreement(Absent([None, None]), 0.05, lambda view: "here")
     assert agreement.settle().members(3) == [0]
 
 
-def test_who_was_late_already_is_not_waited_for_long():
+def test_a_rank_that_was_late_is_not_waited_for_long():
     agreement = Agreement(Absent([None]), 1e6, lambda view: "here", suspects=frozenset([1]))
     assert agreement.settle().members(2) == [0]
 
 
-def test_who_is_left_out_is_told():
+def test_a_rank_that_is_left_out_gets_an_error():
     agreement = Agreement(Absent([View(1, Phase.COMING, out=1)]), 1e6, lambda view: "here")
     with pytest.raises(RankFailed, match="without rank 0"):
         agreement.settle()
 
 
-def test_who_has_given_up_the_same_rank_a_moment_sooner_is_not_left_out():
+def test_a_rank_that_gave_up_the_same_rank_earlier_is_not_left_out():
     ahead = View(attempt=2, phase=Phase.COMING, out=1 << 2)  # sent since this rank polled
     agreement = Agreement(Absent([ahead, None]), 0.0, lambda view: "here")
     agreement._move(1, 0)
@@ -249,7 +250,7 @@ class Slow(Absent):
 
 
 @pytest.mark.parametrize("suspects", [frozenset(), frozenset([1])])
-def test_what_it_takes_to_begin_is_no_delay_of_the_others(monkeypatch, suspects):
+def test_the_cost_of_beginning_does_not_delay_the_others(monkeypatch, suspects):
     now = 0.0
     monkeypatch.setattr("shmring._system.deadline.time.monotonic", lambda: now)
     agreement = Agreement(Slow(3), 1.0, lambda view: "here", suspects)

@@ -26,7 +26,7 @@ def test_one_rank_has_nothing_to_send(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", model.ALGORITHMS)
-def test_nobody_is_faster_than_both_phases_must_take(algorithm):
+def test_no_algorithm_is_faster_than_the_bound_of_both_phases(algorithm):
     for nbytes, ranks in itertools.product(SIZES, RANKS):
         bound_s = 2 * model.phase_bound_s(nbytes, ranks, WIRE.beta)
         assert model.seconds(algorithm, nbytes, ranks, WIRE) >= bound_s
@@ -120,7 +120,7 @@ def test_the_crossover_by_hand():
     assert model.crossover(8, WIRE) == pytest.approx(4 * 50e-6 * 125e6 / (3 - 7 / 8))
 
 
-def test_where_there_is_no_crossover_it_is_none_or_at_once():
+def test_without_a_crossover_it_is_none_or_the_first_size():
     assert model.crossover(2, WIRE) == 0
     assert model.crossover(8, Link(0, 1e9)) == 0
     assert model.crossover(8, WIRE, short="direct") == math.inf
@@ -141,7 +141,7 @@ def test_the_bound_of_a_phase_does_not_grow_with_the_ranks():
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_what_a_phase_moves_is_the_redundant_memory(ranks):
+def test_a_phase_moves_as_much_as_the_redundant_memory(ranks):
     moved = ranks * model.phase_nbytes(1000, ranks)
     assert moved == pytest.approx(model.redundant_nbytes(1000, ranks))
     assert model.redundant_nbytes(1000, ranks) == ranks * 1000 - 1000
@@ -254,6 +254,6 @@ def test_a_fit_has_no_negative_numbers():
         (lambda: model.fit([8, 9], [1.0, 2.0], lambda _: Cost(1, 8, 0, 8)), "cannot be separated"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, why):
+def test_meaningless_requests_are_refused(call, why):
     with pytest.raises(ValueError, match=why):
         call()

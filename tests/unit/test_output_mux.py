@@ -208,7 +208,7 @@ def test_the_unfinished_line_is_ended_before_something_else_is_printed(terminal)
     assert terminal.printed() == "0| 50%\n"
 
 
-def test_what_is_hidden_leaves_its_last_words():
+def test_hidden_output_leaves_its_last_lines():
     hidden = output_mux.Stream(1, -1, None)
     hidden.feed(b"line\nrest")
     hidden.close()

@@ -109,7 +109,7 @@ def test_a_larger_node_has_more_ranks(tmp_path):
 
 
 @pytest.mark.parametrize("hide", [("node/",), ("cache/",), ("topology/",), ("core_cpus_list",), ("cpu",)])
-def test_what_is_not_told_is_not_needed(tmp_path, hide):
+def test_missing_facts_are_not_needed(tmp_path, hide):
     root = two_sockets(tmp_path, hide=hide)
     for nprocs in (1, 2, 3, 8):
         shares = cpu_topology.by_core(cpu_topology.read(range(16), root), nprocs)
@@ -159,7 +159,7 @@ def test_ranges_are_parsed(text, numbers):
 
 
 @pytest.mark.parametrize("text", ["", "-", "a", "1-", "-1", "3-2", "0,,1", "1.5", "²", "0-9999999"])
-def test_what_is_no_range_is_refused(text):
+def test_wrong_ranges_are_refused(text):
     with pytest.raises(ValueError, match=r"neither a number nor a range|ends before it begins"):
         cpulist.parse(text)
 

@@ -160,7 +160,7 @@ def test_key_file_that_is_missing_empty_or_no_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["open", "stat", "fstat"])
-def test_what_is_checked_of_a_key_file_is_what_is_read(tmp_path, monkeypatch, moment):
+def test_a_key_file_is_checked_and_read_by_one_descriptor(tmp_path, monkeypatch, moment):
     path, other = tmp_path / "key", tmp_path / "other"
     path.write_text(KEY)
     path.chmod(0o600)

@@ -126,7 +126,7 @@ def wrong_models(comm):
     return "refused"
 
 
-def test_what_cannot_be_shared_is_refused(three):
+def test_wrong_models_are_refused(three):
     assert three(wrong_models) == ["refused"] * 3
 
 

@@ -139,12 +139,12 @@ def wrong_on_one_rank(comm):
         adapter.compress_buckets(model, BF16())
 
 
-def test_what_one_rank_gives_wrongly_is_a_mismatch_elsewhere(three):
+def test_a_wrong_argument_on_one_rank_is_a_mismatch_on_the_others(three):
     first, wrong, last = three.outcomes(wrong_on_one_rank)
     assert isinstance(wrong, TypeError), wrong
     assert isinstance(first, shmring.Mismatch), first
     assert isinstance(last, shmring.Mismatch), last
 
 
-def test_what_cannot_be_compressed_is_refused(three):
+def test_wrong_models_are_refused(three):
     assert three(wrong_models) == ["refused"] * 3

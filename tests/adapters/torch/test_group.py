@@ -98,7 +98,7 @@ def reduce_everything(comm, op_name, memory):
 
 
 @pytest.mark.parametrize("op_name", REDUCE_OPS)
-def test_all_reduce_is_what_shmring_makes_of_it(ranks, op_name):
+def test_all_reduce_equals_shmrings(ranks, op_name):
     for memory in MEMORIES if ranks.size == 2 else ("contiguous",):
         assert ranks(reduce_everything, op_name, memory) == [ranks.size] * ranks.size
 

@@ -124,7 +124,7 @@ def wait_in_vain(comm):
         return float(x), named.partition(" failed")[0]
 
 
-def test_who_waits_in_vain(three):
+def test_a_wait_in_vain_names_the_late_rank(three):
     assert three(wait_in_vain) == [(3.0, "Ranks 1, 2"), (3.0, ""), (3.0, "")]
 
 

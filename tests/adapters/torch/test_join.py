@@ -199,7 +199,7 @@ def raised(rank):
         return str(error)
 
 
-def test_what_is_raised_inside_comes_out(world_of):
+def test_exceptions_inside_propagate(world_of):
     assert of_both(world_of(2), raised) == ["on purpose"] * 2
 
 

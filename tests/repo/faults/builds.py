@@ -1,7 +1,7 @@
-"""Builds of the engine for tests alone: with points at which ranks die, and without checks (src/fault.h).
+"""Builds of the engine for tests only: with points at which ranks die, and without checks (src/fault.h).
 
-Owns the folder build/faults, in which each lies under a hash of what went into it. It takes 10 to 30 s of two
-cores, once for each state of the sources.
+They are in the folder build/faults, each under a hash of its inputs. A build takes 10 to 30 s of two cores,
+once for each state of the sources.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Kills ranks in every call at every point, and writes what came of it: python -m tests.faults.report
+"""Kill ranks in every call at every point, and write the results: python -m tests.repo.faults.report
 
-Ends with status 1 if a world hung, a result or an error was wrong, or something was left behind.
+Exit with status 1 if a world hung, a result or an error was wrong, or something was left behind.
 """
 
 from __future__ import annotations

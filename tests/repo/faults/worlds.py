@@ -1,6 +1,7 @@
-"""One world of ranks in which some are killed: forked from here, watched, and asked what each survivor saw.
+"""One world of ranks in which some are killed. This module forks and watches the ranks, and collects what
+each survivor saw.
 
-Runs in a build with points to die at.
+It runs in a build with points to die at.
 """
 
 from __future__ import annotations
