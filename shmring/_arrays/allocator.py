@@ -27,7 +27,7 @@ from . import buffers
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .._bootstrap.fd_passing import Links
+    from .._bootstrap.fd_passing import LocalSockets
     from .._engine.engine import Engine
 
 PAGE_NBYTES = mmap.PAGESIZE
@@ -160,9 +160,9 @@ class _Block:
 class Arrays:
     """The shared blocks of one communicator on one rank."""
 
-    def __init__(self, engine: Engine, links: Links, kind: str) -> None:
+    def __init__(self, engine: Engine, local_sockets: LocalSockets, kind: str) -> None:
         self._engine = engine
-        self._links = links
+        self._local_sockets = local_sockets
         self._kind = kind
         self._blocks: dict[int, _Block] = {}
         self._one_for_all: weakref.WeakSet[segments.Mapping] = weakref.WeakSet()
@@ -345,15 +345,15 @@ class Arrays:
             try:
                 fd = self._create(total)
             except BaseException as error:
-                self._links.fail_descriptor(error)
+                self._local_sockets.fail_descriptor(error)
                 raise
         try:
-            return self._links.broadcast_descriptor(fd, check=self._engine.check, deadline=deadline)
+            return self._local_sockets.broadcast_descriptor(fd, check=self._engine.check, deadline=deadline)
         except BaseException as error:
             if fd is not None:
                 os.close(fd)
             if fd is not None or isinstance(error, (Timeout, RankFailed)):
-                # A descriptor may still be in flight, so these links cannot be used again.
+                # A descriptor may still be in flight, so these sockets cannot be used again.
                 self._engine.report(error)
             raise
 

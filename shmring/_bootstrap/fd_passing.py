@@ -25,7 +25,7 @@ _BUSY = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)  # the peer has not re
 Check = Callable[[], None]
 
 
-class Links:
+class LocalSockets:
     """One rank's end of the connections, with the attributes of a Place.
 
     Rank 0 has a connection to every other rank; the others have one to rank 0. No state is global to the
@@ -98,7 +98,7 @@ class Links:
 
     def introduce(
         self, groups: Sequence[Sequence[int]], *, check: Check, deadline: Deadline
-    ) -> tuple[Links | None, Error | None]:
+    ) -> tuple[LocalSockets | None, Error | None]:
         """Make connections for each of the groups.
 
         groups: disjoint lists of ranks in their new order, the same on every rank. Return this rank's
@@ -115,7 +115,7 @@ class Links:
             return None, failure
         place = group.index(self.rank)
         peers = range(1, len(group)) if place == 0 else [0]
-        return Links(place, len(group), dict(zip(peers, socks, strict=True))), None
+        return LocalSockets(place, len(group), dict(zip(peers, socks, strict=True))), None
 
     def close(self) -> None:
         """Close the connections; a second call does nothing."""

@@ -22,7 +22,7 @@ from ..errors import Error
 from . import local, node_map, tcp
 from .coordinator import Coordinator
 from .environment import Job, find_job
-from .fd_passing import Links
+from .fd_passing import LocalSockets
 from .framed_socket import Check
 from .mesh import Mesh, weave
 from .node_map import Place
@@ -40,14 +40,14 @@ class Meeting:
     open for one more agreement, after the caller has used the rest.
     """
 
-    links: Links
+    local_sockets: LocalSockets
     place: Place
     mesh: Mesh | None = None
     coordinator: Coordinator | None = None
 
     def close(self) -> None:
         """Close everything; a second call does nothing."""
-        for part in (self.links, self.mesh, self.coordinator):
+        for part in (self.local_sockets, self.mesh, self.coordinator):
             if part is not None:
                 part.close()
 
@@ -144,8 +144,8 @@ def join(
         raise local.second_use(rank)
     request = JoinRequest(world, rank, name, timeout_s, Deadline(timeout_s), check, listener, is_invited)
     if world.address is None or world.nprocs == 1:
-        links = local.meet(request, range(world.nprocs))
-        meeting = Meeting(links, node_map.place_of(rank, [0] * world.nprocs))
+        local_sockets = local.meet(request, range(world.nprocs))
+        meeting = Meeting(local_sockets, node_map.place_of(rank, [0] * world.nprocs))
     else:
         request = dataclasses.replace(request, node=node_map.identity(name))
         meeting = _join_hosts(request, settings.ports)
@@ -166,14 +166,14 @@ def _join_hosts(request: JoinRequest, ports: tuple[int, int] | None) -> Meeting:
         undo.callback(coordinator.close)
         request = dataclasses.replace(request, check=coordinator.check)
         with coordinator.together():
-            links = local.meet(_within_node(request, found), place.ranks_of_node[place.node])
-            undo.callback(links.close)
+            local_sockets = local.meet(_within_node(request, found), place.ranks_of_node[place.node])
+            undo.callback(local_sockets.close)
             mesh = weave(request, found) if place.num_nodes > 1 else None
             if mesh is not None:
                 undo.callback(mesh.close)
             coordinator.all_ready(deadline=request.deadline)
         undo.pop_all()
-    return Meeting(links, place, mesh, coordinator)
+    return Meeting(local_sockets, place, mesh, coordinator)
 
 
 def _within_node(request: JoinRequest, found: Found) -> JoinRequest:

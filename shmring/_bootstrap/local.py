@@ -17,21 +17,21 @@ from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake
 from .acceptor import Gathering, ended, most_pending, peer_uid_and_pid
 from .connector import Connector
-from .fd_passing import Links
+from .fd_passing import LocalSockets
 from .framed_socket import FramedSocket
 from .handshake import Hello
 from .world import JoinRequest, World
 
 
-def meet(request: JoinRequest, ranks: Sequence[int]) -> Links:
+def meet(request: JoinRequest, ranks: Sequence[int]) -> LocalSockets:
     """Return this rank's connections to the others of `ranks`, once all of them have connected."""
     if len(ranks) == 1:
-        return Links(0, 1, {})
+        return LocalSockets(0, 1, {})
     if request.rank == ranks[0]:
         with contextlib.closing(_LocalGathering(request, ranks[1:])) as host:
-            return host.links()
+            return host.local_sockets()
     sock = _LocalConnector(request, ranks[0], handshake.LOCAL).connect()
-    return Links(ranks.index(request.rank), len(ranks), {0: sock.connection})
+    return LocalSockets(ranks.index(request.rank), len(ranks), {0: sock.connection})
 
 
 def meeting_point(world: World, suffix: bytes = b"") -> bytes:
@@ -96,7 +96,7 @@ class _LocalGathering(Gathering):
         self._listener = _new_socket()
         super().__init__(request, self._listener, awaited, handshake.LOCAL)
 
-    def links(self) -> Links:
+    def local_sockets(self) -> LocalSockets:
         """Return the connections to all others. Raise the error that all of them get."""
         self._open()
         marker = _new_socket()  # before the others get READY: nothing may fail after that
@@ -107,7 +107,7 @@ class _LocalGathering(Gathering):
             raise
         self._mark(marker)
         peers = {at: sock.connection for at, sock in enumerate(socks.values(), 1)}
-        return Links(0, len(peers) + 1, peers, marker=marker)
+        return LocalSockets(0, len(peers) + 1, peers, marker=marker)
 
     def close(self) -> None:
         super().close()

@@ -3,7 +3,7 @@ from .point_to_point cimport Messages
 
 
 cdef class Comm(Messages):
-    cdef object links, segment, arrays, settings
+    cdef object local_sockets, segment, arrays, settings
     cdef object internode            # InterNodeLinks, or None if all ranks are on one host
     cdef readonly object parent_ranks   # None for a world, which is not a group
     cdef readonly int epoch             # number of `shrink`s that led to this communicator

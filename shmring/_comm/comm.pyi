@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from .._arrays.allocator import Adoption
 from .._arrays.operands import Memory
 from .._arrays.shared_array import SharedArray
-from .._bootstrap.fd_passing import Links
+from .._bootstrap.fd_passing import LocalSockets
 from .._bootstrap.node_map import Place
 from .._config.settings import Settings
 from .._engine.engine import Engine
@@ -31,11 +31,11 @@ class Comm(Messages):
     def __init__(
         self,
         engine: Engine | None = None,
-        links: Links | None = None,
+        local_sockets: LocalSockets | None = None,
         segment: Mapping | None = None,
         fd: int = -1,
         settings: Settings | None = None,
-        place: Place | Links | None = None,
+        place: Place | LocalSockets | None = None,
         internode: InterNodeLinks | None = None,
         parent_ranks: tuple[int, ...] | None = None,
         epoch: int = 0,

@@ -36,7 +36,7 @@ cdef class Comm(Messages):
     the others. Every other error is a `shmring.Error`: it is raised on every rank, and ends the communicator.
     """
 
-    def __init__(self, Engine engine=None, links=None, segment=None, int fd=-1, settings=None, place=None,
+    def __init__(self, Engine engine=None, local_sockets=None, segment=None, int fd=-1, settings=None, place=None,
                  internode=None, parent_ranks=None, Comm parent=None, epoch=0):
         if engine is None:
             raise TypeError("a Comm is made by shmring.init() or shmring.spawn(), and by split(), group(), dup() and "
@@ -44,7 +44,7 @@ cdef class Comm(Messages):
         # Take ownership first: from here on `close` releases everything, whatever raises.
         self.engine = engine
         self.fd = fd
-        self.links = links
+        self.local_sockets = local_sockets
         self.internode = internode
         self.place = place
         self.segment = segment
@@ -56,7 +56,7 @@ cdef class Comm(Messages):
         self.default_algorithm = algorithm_number(settings.algorithm)
         self.residuals = Residuals()
         self.default_timeout_ns = ns_of(engine.timeout_s)
-        self.arrays = Arrays(engine, links, settings.segment)
+        self.arrays = Arrays(engine, local_sockets, settings.segment)
         engine.share(self.arrays)
         self.staging_ready = engine.size == 1
         open_comms.add(self)
@@ -164,7 +164,7 @@ cdef class Comm(Messages):
 
     cdef object form(self, list members, double timeout_s):
         if self.internode is None:
-            formed = groups.form(self.engine, self.links, members, self.settings, timeout_s)
+            formed = groups.form(self.engine, self.local_sockets, members, self.settings, timeout_s)
         else:
             formed = groups.form_across(self, self.engine, self.internode, members, self.settings, timeout_s)
         if formed is None:
@@ -458,7 +458,7 @@ cdef class Comm(Messages):
         self.close_descriptor()   # first: a signal may interrupt what follows
         if self.arrays is not None:
             self.arrays.close()
-        self.links.close()
+        self.local_sockets.close()
         self.staging_ready = True
         try:
             if self.tracer is not None:
@@ -482,7 +482,7 @@ cdef class Comm(Messages):
         """Close the descriptors in a forked child, without touching shared memory."""
         if self.engine.closed_because is None:
             self.engine.disown()
-            self.links.close()
+            self.local_sockets.close()
             self.close_descriptor()
         if self.internode is not None:   # even if a thread of the parent waits in close
             self.internode.disown()

@@ -1,6 +1,6 @@
 """Groups of a communicator's ranks: find the members of each group, and start the groups.
 
-Functions take an engine, links, and the InterNodeLinks to other hosts.
+Functions take an engine, the sockets to local ranks, and the InterNodeLinks to other hosts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import Error, Mismatch, RankFailed
 from .startup import CommParts, begin, begin_where_met
 
 if TYPE_CHECKING:
-    from .._bootstrap.fd_passing import Links
+    from .._bootstrap.fd_passing import LocalSockets
     from .._comm.comm import Comm
     from .._config.settings import Settings
     from .._engine.engine import Engine
@@ -71,13 +71,13 @@ def check_same(lists: Numbers) -> None:
 
 
 def form(
-    engine: Engine, links: Links, groups: list[list[int]], settings: Settings, timeout_s: float
+    engine: Engine, local_sockets: LocalSockets, groups: list[list[int]], settings: Settings, timeout_s: float
 ) -> tuple[CommParts, tuple[int, ...]] | None:
-    """Collective over `engine` and its `links`: return the parts of this rank's group and its ranks, or None.
+    """Collective over `engine`: return the parts of this rank's group and its ranks, or None.
 
-    If a group cannot start, its ranks raise. If a rank gets no links, or dies, all ranks raise.
+    If a group cannot start, its ranks raise. If a rank gets no sockets, or dies, all ranks raise.
     """
-    own = _introduce(engine, links, groups, timeout_s)
+    own = _introduce(engine, local_sockets, groups, timeout_s)
     if own is None:
         return None
     parts = None
@@ -183,11 +183,13 @@ def _why_not_to_come(ndescriptors: int) -> str | None:
     return None
 
 
-def _introduce(engine: Engine, links: Links, groups: list[list[int]], timeout_s: float) -> Links | None:
-    """Return this rank's links in its group, once every rank has its own."""
+def _introduce(
+    engine: Engine, local_sockets: LocalSockets, groups: list[list[int]], timeout_s: float
+) -> LocalSockets | None:
+    """Return this rank's sockets in its group, once every rank has its own."""
     own, deadline = None, Deadline(timeout_s)
     try:
-        own, failure = links.introduce(groups, check=engine.check, deadline=deadline)
+        own, failure = local_sockets.introduce(groups, check=engine.check, deadline=deadline)
         if engine.all_agree(failure is None, timeout_s):
             return own
     except BaseException as error:
@@ -199,7 +201,7 @@ def _introduce(engine: Engine, links: Links, groups: list[list[int]], timeout_s:
         own.close()
     rank = engine.world_rank(engine.rank)
     raise failure or Error(
-        f"a rank other than {rank} could not get its links in its group: its own error says why and "
+        f"a rank other than {rank} could not get its sockets in its group: its own error says why and "
         "what to do"
     )
 

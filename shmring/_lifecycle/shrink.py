@@ -21,7 +21,7 @@ from .membership import Agreement, View, left_behind
 from .startup import CommParts, begin_where_met
 
 if TYPE_CHECKING:
-    from .._bootstrap.fd_passing import Links
+    from .._bootstrap.fd_passing import LocalSockets
     from .._bootstrap.node_map import Place
     from .._config.settings import Settings
     from .._engine.engine import Engine
@@ -35,7 +35,7 @@ class FailedComm(NamedTuple):
     """Parts of a failed communicator, and the ranks that its error names as late."""
 
     engine: Engine
-    place: Place | Links
+    place: Place | LocalSockets
     internode: InterNodeLinks | None
     settings: Settings
     suspects: frozenset[int]

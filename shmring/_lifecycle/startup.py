@@ -1,4 +1,4 @@
-"""Start an engine from links: the ranks share a segment, start on it, and wait until all have started."""
+"""Start an engine: the ranks of a host share a segment, start on it, and wait until all have started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import zlib
 from typing import NamedTuple
 
-from .._bootstrap.fd_passing import Links
+from .._bootstrap.fd_passing import LocalSockets
 from .._bootstrap.join import Meeting
 from .._bootstrap.node_map import Place
 from .._config import thresholds
@@ -29,11 +29,11 @@ class CommParts(NamedTuple):
     """All parts of a communicator."""
 
     engine: Engine
-    links: Links
+    local_sockets: LocalSockets
     segment: segments.Mapping
     fd: int
     settings: Settings
-    place: Place | Links
+    place: Place | LocalSockets
     internode: InterNodeLinks | None = None
 
     def abandon(self) -> None:
@@ -47,7 +47,7 @@ class CommParts(NamedTuple):
             self.engine.close()
         finally:
             os.close(self.fd)
-            self.links.close()
+            self.local_sockets.close()
             if self.internode is not None:
                 self.internode.close(0.0)
 
@@ -82,7 +82,7 @@ def _begin_where_met(
     parent: Engine | None,
 ) -> CommParts:
     if meeting.coordinator is None:
-        return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
+        return begin(meeting.local_sockets, settings, timeout_s, start_s=start_s, parent=parent)
     deadline = Deadline(timeout_s if start_s is None else start_s)
     parts = None
     try:
@@ -109,7 +109,7 @@ def _begin_on_host(
 ) -> CommParts:
     """Run `begin`, and change local ranks in its errors to world ranks."""
     try:
-        return begin(meeting.links, settings, timeout_s, start_s=start_s, parent=parent)
+        return begin(meeting.local_sockets, settings, timeout_s, start_s=start_s, parent=parent)
     except Error as error:
         place = meeting.place
         if error.rank is not None and error.rank < place.local_size:
@@ -119,14 +119,14 @@ def _begin_on_host(
 
 
 def begin(
-    links: Links,
+    local_sockets: LocalSockets,
     settings: Settings,
     timeout_s: float,
     *,
     start_s: float | None = None,
     parent: Engine | None = None,
 ) -> CommParts:
-    """Collective over the links: return the parts on every rank, or raise on every rank.
+    """Collective over the ranks of `local_sockets`: return the parts on every rank, or raise on every rank.
 
     timeout_s: default of every later call. start_s: limit of this call. If the ranks have a `parent`, its
     measurements of distance and CPU competition are used: all its ranks compete, in whatever group.
@@ -137,14 +137,14 @@ def begin(
     fd = engine = None
     others_wait = True
     try:
-        fd = _share_segment(links, settings, deadline)
+        fd = _share_segment(local_sockets, settings, deadline)
         segment = segments.Mapping(fd, os.fstat(fd).st_size)
-        engine = _new_engine(segment, links, settings, start_s)
+        engine = _new_engine(segment, local_sockets, settings, start_s)
         engine.stalls.warn_after(engine, settings.stall_s)
         engine.arrive(os.getpid(), procfs.start_time(os.getpid()))
-        # Until now a death is visible on the links, from now on in the segment.
+        # Until now a death is visible on the sockets, from now on in the segment.
         others_wait = False
-        links.all_ready(check=_nothing_to_check, deadline=deadline)
+        local_sockets.all_ready(check=_nothing_to_check, deadline=deadline)
         _check_liveness(engine, is_known=parent is not None)
         if parent is None:
             oversubscribed = _is_oversubscribed(engine)
@@ -157,18 +157,18 @@ def begin(
         else:
             engine.take_after(parent)
         engine.open_for_calls(timeout_s)
-        return CommParts(engine, links, segment, fd, settings, links)
+        return CommParts(engine, local_sockets, segment, fd, settings, local_sockets)
     except BaseException as error:
         if others_wait and isinstance(error, Exception):
             agreed(error)
-        _undo(links, error, engine, fd)
+        _undo(local_sockets, error, engine, fd)
         raise
 
 
-def _undo(links: Links, error: BaseException, engine: Engine | None, fd: int | None) -> None:
+def _undo(local_sockets: LocalSockets, error: BaseException, engine: Engine | None, fd: int | None) -> None:
     """Report the error to the others and release everything, even if a signal handler raises meanwhile."""
     try:
-        links.fail_descriptor(error)
+        local_sockets.fail_descriptor(error)
     finally:
         try:
             if engine is not None:
@@ -178,12 +178,14 @@ def _undo(links: Links, error: BaseException, engine: Engine | None, fd: int | N
                 os.close(fd)
 
 
-def _new_engine(segment: segments.Mapping, links: Links, settings: Settings, timeout_s: float) -> Engine:
+def _new_engine(
+    segment: segments.Mapping, local_sockets: LocalSockets, settings: Settings, timeout_s: float
+) -> Engine:
     header = header_of(segment.address)
     return Engine(
         segment,
-        links.rank,
-        links.size,
+        local_sockets.rank,
+        local_sockets.size,
         isa="" if settings.isa == "auto" else settings.isa,
         tuning=header["tuning"],
         timeout_s=timeout_s,
@@ -225,10 +227,10 @@ def _all_have(engine: Engine, text: str) -> bool:
     return engine.all_agree(engine.broadcast_word(own) == own, engine.timeout_s)
 
 
-def _share_segment(links: Links, settings: Settings, deadline: Deadline) -> int:
-    fd = _create_segment(links.size, settings) if links.rank == 0 else None
+def _share_segment(local_sockets: LocalSockets, settings: Settings, deadline: Deadline) -> int:
+    fd = _create_segment(local_sockets.size, settings) if local_sockets.rank == 0 else None
     try:
-        return links.broadcast_descriptor(fd, check=_nothing_to_check, deadline=deadline)
+        return local_sockets.broadcast_descriptor(fd, check=_nothing_to_check, deadline=deadline)
     except BaseException:
         if fd is not None:
             os.close(fd)

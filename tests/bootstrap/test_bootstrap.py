@@ -91,12 +91,12 @@ def test_an_address_has_to_be_text():
 
 @pytest.mark.parametrize("nprocs", [1, 2, 3, 8])
 def test_all_ranks_meet_and_know_their_place(nprocs):
-    links = meet(nprocs)
-    assert [(link.rank, link.size, link.local_rank, link.local_size) for link in links] == [
+    sockets = meet(nprocs)
+    assert [(socks.rank, socks.size, socks.local_rank, socks.local_size) for socks in sockets] == [
         (rank, nprocs, rank, nprocs) for rank in range(nprocs)
     ]
-    assert {(link.node, link.num_nodes) for link in links} == {(0, 1)}
-    close(links)
+    assert {(socks.node, socks.num_nodes) for socks in sockets} == {(0, 1)}
+    close(sockets)
 
 
 def test_many_ranks_meet():
@@ -105,8 +105,8 @@ def test_many_ranks_meet():
 
 def test_two_worlds_do_not_mix():
     one, other = world(2), world(2)
-    links = in_threads(*(joining(meeting, rank) for meeting in (one, other) for rank in (0, 1)))
-    close(links)
+    sockets = in_threads(*(joining(meeting, rank) for meeting in (one, other) for rank in (0, 1)))
+    close(sockets)
 
 
 def test_processes_meet():
@@ -115,32 +115,32 @@ def test_processes_meet():
         import pickle, sys
         from shmring._bootstrap.join import join
         from shmring._system.deadline import Deadline
-        links = join(pickle.loads(bytes.fromhex(sys.argv[1])), 1, timeout_s=10).links
-        fd = links.broadcast_descriptor(None, check=lambda: None, deadline=Deadline(10))
+        sockets = join(pickle.loads(bytes.fromhex(sys.argv[1])), 1, timeout_s=10).local_sockets
+        fd = sockets.broadcast_descriptor(None, check=lambda: None, deadline=Deadline(10))
         print(open(fd, "rb").read())
         """
     other = python(code, pickle.dumps(meeting).hex())
-    links = join(meeting, 0, timeout_s=10).links
+    sockets = join(meeting, 0, timeout_s=10).local_sockets
     fd = segments.create(5, kind="memfd")
     os.pwrite(fd, b"hello", 0)
-    assert links.broadcast_descriptor(fd, check=nothing, deadline=soon()) == fd
+    assert sockets.broadcast_descriptor(fd, check=nothing, deadline=soon()) == fd
     out, err = other.communicate(timeout=50)
     assert out.strip() == b"b'hello'", err
     os.close(fd)
-    links.close()
+    sockets.close()
 
 
 def test_nothing_is_in_the_file_system():
     before = set(os.listdir("."))
     meeting = world(2)
-    links = in_threads(joining(meeting, 0), joining(meeting, 1))
+    sockets = in_threads(joining(meeting, 0), joining(meeting, 1))
     name = local.meeting_point(meeting)[1:].decode()
     with open("/proc/net/unix") as table:
         paths = [line.split()[7] for line in table if name in line]
     assert paths
     assert all(path.startswith("@") for path in paths)  # abstract
     assert set(os.listdir(".")) == before
-    close(links)
+    close(sockets)
 
 
 def test_the_name_of_the_meeting_point_does_not_show_the_id():
@@ -307,8 +307,8 @@ def test_a_marker_of_another_user_says_nothing():
 
 def test_a_world_is_single_use_in_one_process():
     meeting = world(2)
-    links = in_threads(joining(meeting, 0), joining(meeting, 1))
-    close(links)
+    sockets = in_threads(joining(meeting, 0), joining(meeting, 1))
+    close(sockets)
     for rank in (0, 1):
         with pytest.raises(Error, match="single-use"):
             join(meeting, rank, timeout_s=1)
@@ -317,11 +317,11 @@ def test_a_world_is_single_use_in_one_process():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_latecomer_to_a_world_that_has_met_is_told_at_once(rank, monkeypatch):
     meeting = world(2)
-    links = in_threads(joining(meeting, 0), joining(meeting, 1))
+    sockets = in_threads(joining(meeting, 0), joining(meeting, 1))
     monkeypatch.setattr(bootstrap, "_used", [])  # as in another process
     with pytest.raises(Error, match="already met"):
         join(meeting, rank, timeout_s=100)
-    close(links)
+    close(sockets)
 
 
 def test_different_nodes_need_an_address():

@@ -15,14 +15,14 @@ from shmring.errors import Aborted, Error, OutOfMemory, RankFailed, Timeout
 # --- descriptors ---
 
 
-def broadcasting(links, fd=None, *, check=nothing, deadline=None):
-    return lambda: links.broadcast_descriptor(fd, check=check, deadline=deadline or soon())
+def broadcasting(sockets, fd=None, *, check=nothing, deadline=None):
+    return lambda: sockets.broadcast_descriptor(fd, check=check, deadline=deadline or soon())
 
 
 def test_a_descriptor_reaches_all_as_one_of_their_own():
-    links = meet(4)
+    sockets = meet(4)
     fd = segments.create(4096, kind="memfd")
-    fds = in_threads(broadcasting(links[0], fd), *(broadcasting(link) for link in links[1:]))
+    fds = in_threads(broadcasting(sockets[0], fd), *(broadcasting(socks) for socks in sockets[1:]))
     assert fds[0] == fd
     assert len(set(fds)) == 4
     for other in fds[1:]:
@@ -30,29 +30,29 @@ def test_a_descriptor_reaches_all_as_one_of_their_own():
         assert not os.get_inheritable(other)
     for one in fds:
         os.close(one)
-    close(links)
+    close(sockets)
 
 
 def test_descriptors_arrive_in_order():
-    links = meet(3)
+    sockets = meet(3)
     fds = [segments.create(4096 * (at + 1), kind="memfd") for at in range(20)]
     for fd in fds:
-        links[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
-    for link in links[1:]:
+        sockets[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
+    for socks in sockets[1:]:
         for at in range(20):
-            got = link.broadcast_descriptor(None, check=nothing, deadline=soon())
+            got = socks.broadcast_descriptor(None, check=nothing, deadline=soon())
             assert os.fstat(got).st_size == 4096 * (at + 1)
             os.close(got)
     for fd in fds:
         os.close(fd)
-    close(links)
+    close(sockets)
 
 
 def test_rank_0_has_to_give_one():
-    links = meet(2)
+    sockets = meet(2)
     with pytest.raises(ValueError, match="rank 0"):
-        links[0].broadcast_descriptor(None, check=nothing, deadline=soon())
-    close(links)
+        sockets[0].broadcast_descriptor(None, check=nothing, deadline=soon())
+    close(sockets)
 
 
 @pytest.mark.parametrize(
@@ -65,17 +65,17 @@ def test_rank_0_has_to_give_one():
     ],
 )
 def test_rank_0_tells_why_there_is_none(reported, kind):
-    links = meet(3)
-    links[0].fail_descriptor(reported)
-    for link in links[1:]:
+    sockets = meet(3)
+    sockets[0].fail_descriptor(reported)
+    for socks in sockets[1:]:
         with pytest.raises(kind) as caught:
-            link.broadcast_descriptor(None, check=nothing, deadline=soon())
+            socks.broadcast_descriptor(None, check=nothing, deadline=soon())
         assert type(caught.value) is kind
-    close(links)
+    close(sockets)
 
 
 def test_the_check_is_called_often_and_may_raise():
-    links = meet(2)
+    sockets = meet(2)
     begin = time.monotonic()
 
     def check():
@@ -83,56 +83,56 @@ def test_the_check_is_called_often_and_may_raise():
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        links[1].broadcast_descriptor(None, check=check, deadline=soon())
-    close(links)
+        sockets[1].broadcast_descriptor(None, check=check, deadline=soon())
+    close(sockets)
 
 
 def test_the_deadline_holds():
-    links = meet(2)
+    sockets = meet(2)
     with pytest.raises(Timeout, match="rank 0") as caught:
-        links[1].broadcast_descriptor(None, check=nothing, deadline=Deadline(0.1))
+        sockets[1].broadcast_descriptor(None, check=nothing, deadline=Deadline(0.1))
     assert caught.value.rank == 0
-    close(links)
+    close(sockets)
 
 
 def test_a_receiver_that_never_takes_them_is_named_by_the_deadline():
-    links = meet(2)
+    sockets = meet(2)
     fd = segments.create(4096, kind="memfd")
 
     def never_taken():
         while True:
-            links[0].broadcast_descriptor(fd, check=nothing, deadline=Deadline(0.1))
+            sockets[0].broadcast_descriptor(fd, check=nothing, deadline=Deadline(0.1))
 
     with pytest.raises(Timeout, match="rank 1 did not take") as caught:
         never_taken()
     assert caught.value.rank == 1
     os.close(fd)
-    close(links)
+    close(sockets)
 
 
 def test_a_closed_peer_is_a_failed_rank():
-    links = meet(3)
+    sockets = meet(3)
     fd = segments.create(4096, kind="memfd")
-    links[2].close()
+    sockets[2].close()
     with pytest.raises(RankFailed) as caught:
-        links[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
+        sockets[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
     assert caught.value.rank == 2
-    links[0].close()
-    os.close(links[1].broadcast_descriptor(None, check=nothing, deadline=soon()))  # that one was sent
+    sockets[0].close()
+    os.close(sockets[1].broadcast_descriptor(None, check=nothing, deadline=soon()))  # that one was sent
     with pytest.raises(RankFailed) as caught:
-        links[1].broadcast_descriptor(None, check=nothing, deadline=soon())
+        sockets[1].broadcast_descriptor(None, check=nothing, deadline=soon())
     assert caught.value.rank == 2  # rank 0 could still send the reason
     with pytest.raises(RankFailed) as caught:
-        links[1].broadcast_descriptor(None, check=nothing, deadline=soon())
+        sockets[1].broadcast_descriptor(None, check=nothing, deadline=soon())
     assert caught.value.rank == 0
     os.close(fd)
-    close(links)
+    close(sockets)
 
 
 def test_no_room_for_a_descriptor_says_so():
-    links = meet(2)
+    sockets = meet(2)
     fd = segments.create(4096, kind="memfd")
-    links[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
+    sockets[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     blockers, limit = [], max(map(int, os.listdir("/proc/self/fd"))) + 8
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -141,38 +141,40 @@ def test_no_room_for_a_descriptor_says_so():
             while True:
                 blockers.append(os.dup(fd))
         with pytest.raises(Error, match="ulimit -n"):
-            links[1].broadcast_descriptor(None, check=nothing, deadline=soon())
+            sockets[1].broadcast_descriptor(None, check=nothing, deadline=soon())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for blocker in (*blockers, fd):
             os.close(blocker)
-    close(links)
+    close(sockets)
 
 
 def test_closing_twice_is_fine_and_closes_everything():
     before = len(os.listdir("/proc/self/fd"))
-    links = meet(3)
-    close(links)
-    close(links)
+    sockets = meet(3)
+    close(sockets)
+    close(sockets)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 # --- sockets for groups, and coming together ---
 
 
-def introducing(links, groups):
-    return lambda: links.introduce(groups, check=nothing, deadline=soon())
+def introducing(sockets, groups):
+    return lambda: sockets.introduce(groups, check=nothing, deadline=soon())
 
 
-def readying(links, deadline=None):
-    return lambda: links.all_ready(check=nothing, deadline=deadline or soon())
+def readying(sockets, deadline=None):
+    return lambda: sockets.all_ready(check=nothing, deadline=deadline or soon())
 
 
 def test_groups_get_stars_of_their_own():
-    links, before = meet(6), len(os.listdir("/proc/self/fd"))
+    sockets, before = meet(6), len(os.listdir("/proc/self/fd"))
     groups = [[4, 0, 2], [5], [1, 3]]
-    coordinators = [found for found, failure in in_threads(*(introducing(link, groups) for link in links))]
-    close(links)
+    coordinators = [
+        found for found, failure in in_threads(*(introducing(socks, groups) for socks in sockets))
+    ]
+    close(sockets)
     assert [(coordinator.rank, coordinator.size) for coordinator in coordinators] == [
         (1, 3),
         (0, 2),
@@ -194,43 +196,45 @@ def test_groups_get_stars_of_their_own():
 
 
 def test_ranks_in_no_group_get_none():
-    links = meet(3)
-    found = in_threads(*(introducing(link, [[1]]) for link in links))
+    sockets = meet(3)
+    found = in_threads(*(introducing(socks, [[1]]) for socks in sockets))
     assert [coordinator is None for coordinator, _ in found] == [True, False, True]
-    close(links)
+    close(sockets)
 
 
 @pytest.mark.parametrize("failing", [0, 2])
 def test_why_one_cannot_begin_reaches_all_that_wait(failing):
-    links = meet(4)
+    sockets = meet(4)
 
     def fail():
-        links[failing].fail_descriptor(OutOfMemory("full", wanted_nbytes=7))
-        links[failing].close()
+        sockets[failing].fail_descriptor(OutOfMemory("full", wanted_nbytes=7))
+        sockets[failing].close()
 
-    others = [readying(link) for at, link in enumerate(links) if at != failing]
+    others = [readying(socks) for at, socks in enumerate(sockets) if at != failing]
     outcomes = in_threads(fail, *others)
     for error in outcomes[1:]:
         assert isinstance(error, OutOfMemory)
         assert error.wanted_nbytes == 7
-    close(links)
+    close(sockets)
 
 
 @pytest.mark.parametrize("gone", [0, 2])
 def test_a_rank_that_ends_before_it_is_ready_is_named_to_all(gone):
-    links = meet(4)
-    outcomes = in_threads(links[gone].close, *(readying(link) for at, link in enumerate(links) if at != gone))
+    sockets = meet(4)
+    outcomes = in_threads(
+        sockets[gone].close, *(readying(socks) for at, socks in enumerate(sockets) if at != gone)
+    )
     for error in outcomes[1:]:
         assert isinstance(error, RankFailed)
         assert error.rank == gone
-    close(links)
+    close(sockets)
 
 
 def test_a_rank_that_is_never_ready_is_named_by_the_deadline():
-    links = meet(3)
+    sockets = meet(3)
     late = Deadline(0.1)
-    outcomes = in_threads(readying(links[0], late), readying(links[2]))
+    outcomes = in_threads(readying(sockets[0], late), readying(sockets[2]))
     for error in outcomes:
         assert isinstance(error, Timeout)
         assert error.rank == 1
-    close(links)
+    close(sockets)

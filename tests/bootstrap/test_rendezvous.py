@@ -74,7 +74,10 @@ def test_all_ranks_meet_and_know_their_place(names):
             num_nodes=len(order),
             ranks_of_node=by_node,
         )
-        assert (meeting.links.rank, meeting.links.size) == (local_ranks.index(rank), len(local_ranks))
+        assert (meeting.local_sockets.rank, meeting.local_sockets.size) == (
+            local_ranks.index(rank),
+            len(local_ranks),
+        )
         others = set(range(len(names))) - set(local_ranks)
         assert set(meeting.mesh.data) == set(meeting.mesh.control) == others
     reach_each_other(meetings)
@@ -86,7 +89,7 @@ def test_the_links_of_a_node_are_its_own():
     fds = {rank: segments.create(4096 * (rank + 1), kind="memfd") for rank in (0, 1)}
     got = in_threads(
         *(
-            lambda rank=rank, meeting=meeting: meeting.links.broadcast_descriptor(
+            lambda rank=rank, meeting=meeting: meeting.local_sockets.broadcast_descriptor(
                 fds.get(rank), check=nothing, deadline=soon()
             )
             for rank, meeting in enumerate(meetings)
@@ -128,7 +131,7 @@ def test_all_on_one_node_is_as_without_an_address():
     meetings = meet_on("aaa")
     for rank, meeting in enumerate(meetings):
         assert meeting.mesh is None
-        assert (meeting.links.rank, meeting.links.size) == (rank, 3)
+        assert (meeting.local_sockets.rank, meeting.local_sockets.size) == (rank, 3)
         assert meeting.place.ranks_of_node == ((0, 1, 2),)
     close(meetings)
     meeting = world_at(2)

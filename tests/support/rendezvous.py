@@ -53,20 +53,20 @@ def once(event, function):
 
 
 def joining(meeting, rank, *, timeout_s=10.0, node=None, after_s=0.0):
-    """The links of a rank that joins a world of one host."""
-    return lambda: time.sleep(after_s) or join(meeting, rank, timeout_s=timeout_s, node=node).links
+    """The sockets of a rank that joins a world of one host."""
+    return lambda: time.sleep(after_s) or join(meeting, rank, timeout_s=timeout_s, node=node).local_sockets
 
 
 def meet(nprocs):
     meeting = world(nprocs)
-    links = in_threads(*(joining(meeting, rank) for rank in range(nprocs)))
-    assert not [error for error in links if isinstance(error, BaseException)]
-    return links
+    sockets = in_threads(*(joining(meeting, rank) for rank in range(nprocs)))
+    assert not [error for error in sockets if isinstance(error, BaseException)]
+    return sockets
 
 
-def close(links):
-    for link in links:
-        link.close()
+def close(sockets):
+    for socks in sockets:
+        socks.close()
 
 
 def soon():

@@ -109,7 +109,7 @@ def test_silent_peers_hold_nobody_up():
 
     def flood():
         silent.extend(knock(meeting) for _ in range(15))
-        return join(meeting, 1, timeout_s=10).links
+        return join(meeting, 1, timeout_s=10).local_sockets
 
     host, connector = in_threads(joining(meeting, 0), flood)
     close([host, connector, *silent])
@@ -130,7 +130,7 @@ def test_a_flood_of_silent_peers_only_delays(monkeypatch):
                 pending.connect(local.meeting_point(meeting))
             except BlockingIOError:
                 break
-        return join(meeting, 1, timeout_s=20).links
+        return join(meeting, 1, timeout_s=20).local_sockets
 
     host, connector = in_threads(joining(meeting, 0, timeout_s=20), flood)
     close([host, connector, *silent])
