@@ -27,6 +27,7 @@ class _Record(TypedDict):
 
 DTYPES: tuple[str, ...]
 OPAQUE_DTYPE: str
+RECORD_DTYPES: tuple[str, ...]  # by number of the dtype in a record
 DTYPE_NBYTES: tuple[int, ...]  # in the order of DTYPES
 KINDS: tuple[str, ...]
 WIRES: tuple[str, ...]
