@@ -20,7 +20,7 @@
      0                  +----------------------------------------------+
                         | sr_header                                    |  geometry, the abort word
      4096               +----------------------------------------------+
-                        | sr_lane of rank 0: call lines, counters,     |  each cache line has one writer
+                        | sr_lane of rank 0: call lines, counters,     |  most cache lines have one writer
                         |   event, liveness, records, waits, stacks    |
                         | sr_lane of rank 1 ...                        |
      page-aligned       +----------------------------------------------+
@@ -49,7 +49,7 @@
 #define SR_STACKS_NBYTES 8192u  /* of the text that describes a rank's Python stacks */
 #define SR_MAX_RANKS 4096u      /* culprit (on any host) and reporter have 16 bits each in the abort word */
 
-typedef _Atomic uint64_t sr_flag; /* only grows; values are compared by signed difference, so that it may wrap */
+typedef _Atomic uint64_t sr_flag; /* flags that only grow are compared by signed difference, so that they may wrap */
 
 /* A rank begins every collective with a call line: one cache line that says which call the rank has entered, and with
    which arguments. Call k uses line k mod SR_LINES. A rank publishes call k only after it has seen every rank's line of

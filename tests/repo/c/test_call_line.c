@@ -1,8 +1,7 @@
-/* The call lines as every collective uses them: publish call k, see everyone's k, read them; and as ranks use them
-   that go ahead: they read what they need and see the other lines of call k some calls later. Payloads are plain
-   memory: that nobody writes a line that is still being read is
-   ThreadSanitizer's to prove. -DONE_LINE breaks the rule on purpose (one line) and leaves it to ThreadSanitizer
-   alone to notice. */
+/* The call lines. Every collective publishes call k, waits for every rank's line of call k, and reads these lines;
+   ranks that go ahead read the lines that they need, and see the other lines some calls later. Payloads are plain
+   memory, so ThreadSanitizer reports a line that is written while it is read. With -DONE_LINE the program breaks the
+   rule (it uses one line), and only ThreadSanitizer can notice. */
 #include "sync/flag.h"
 
 #include <string.h>
@@ -22,8 +21,8 @@ enum { MOST_RANKS = 5, ROUNDS = 4000, WORDS = SR_PAYLOAD_NBYTES / 8 };
 struct meeting {
     struct sr_lane lane[MOST_RANKS];
     uint64_t first;
-    uint64_t odd_seq; /* the call in which odd_rank calls something else */
-    int odd_rank;     /* -1: nobody does */
+    uint64_t odd_seq; /* the call in which odd_rank makes a different call */
+    int odd_rank;     /* -1: no rank does */
 };
 
 static void open_meeting(struct meeting *shared, uint64_t first)
@@ -51,7 +50,7 @@ static uint64_t fingerprint_of(const struct meeting *shared, int rank, uint64_t 
     return seq * 31 + (rank == shared->odd_rank && seq == shared->odd_seq);
 }
 
-/* Alternates between the three things that a tiny call may be. */
+/* Run one of three kinds of tiny call in turn. */
 enum kind { REDUCES, BROADCASTS, SYNCHRONISES };
 
 static enum kind kind_of(uint64_t seq) { return (enum kind)(seq / 2 % 3); }
@@ -82,7 +81,7 @@ static bool await_line(struct check_rank *me, struct meeting *shared, int rank, 
     return line->fingerprint == fingerprint_of(shared, me->rank, seq);
 }
 
-/* The first rank whose line says something else than this rank's, -1 if none does. */
+/* Return the first rank whose line differs from this rank's, or -1. */
 static int await_lines(struct check_rank *me, struct meeting *shared, uint64_t seq)
 {
     for (int rank = 0; rank < me->nranks; rank++)
@@ -91,7 +90,7 @@ static int await_lines(struct check_rank *me, struct meeting *shared, uint64_t s
     return -1;
 }
 
-/* Order matters in it, so that it shows who was folded when. */
+/* A fold that depends on the order, so that the result shows the order in which ranks were folded. */
 static uint64_t fold(uint64_t sum, uint64_t word) { return (sum ^ word) * 0x100000001b3ull; }
 
 static void read_lines(struct check_rank *me, struct meeting *shared, uint64_t seq)
@@ -110,7 +109,7 @@ static void read_lines(struct check_rank *me, struct meeting *shared, uint64_t s
     }
     EXPECT(seen == expected);
     for (int rank = from; rank < to; rank++)
-        EXPECT(sr_flag_load(&line_of(shared, rank, seq)->seq) == seq); /* nobody has written it again */
+        EXPECT(sr_flag_load(&line_of(shared, rank, seq)->seq) == seq); /* the line has not been written again */
 }
 
 static void call_many_times(struct check_rank *me)
@@ -126,7 +125,7 @@ static void call_many_times(struct check_rank *me)
 }
 
 #ifndef ONE_LINE
-/* Only the root's line of a broadcast is needed, and it needs none: all others are seen as late as may be. */
+/* A broadcast needs only the root's line, and the root needs none: all other lines are seen as late as possible. */
 static void call_ahead_many_times(struct check_rank *me)
 {
     struct meeting *shared = me->shared;
@@ -192,7 +191,7 @@ int main(void)
             test_lines_are_read_before_they_are_written_again(start, nranks);
         }
         if (LINES > 1) {
-            check_begin("mismatch is seen by all in the same call");
+            check_begin("all ranks see a mismatch in the same call");
             test_mismatch_is_seen_by_all_in_the_same_call(start);
         }
     }

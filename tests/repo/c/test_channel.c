@@ -1,6 +1,6 @@
-/* Channels between two ranks, each with a thread that reads and one that only listens, as while it is in a collective:
-   what is received is what was sent, in order and whole, however the kernel cuts it; words are heard behind messages
-   that nobody receives; whatever comes, nothing is written where it must not be. */
+/* Channels between two ranks. Each rank has a thread that reads and one that only polls, as during a collective. What
+   is received is what was sent, in order and whole, however the kernel cuts it. Notifications are received behind
+   messages that no rank receives. Whatever bytes arrive, nothing is written outside of its place. */
 #include "../../../src/channel.c"
 
 #include "check.h"
@@ -81,7 +81,7 @@ static unsigned char byte_of(uint64_t message, int sender, uint64_t i)
     return (unsigned char)(message * 31 + (uint64_t)sender * 101 + i * 7 + (i >> 8));
 }
 
-/* ---- both ways at once, by two threads at each side ------------------------------------------------------------- */
+/* ---- both directions at once, two threads at each side ---------------------------------------------------------- */
 
 struct traffic {
     struct check_rank *me;
@@ -89,7 +89,7 @@ struct traffic {
     uint64_t sent, received;
     struct sr_outgoing out;
     unsigned char *sending, *receiving;
-    bool is_sending, is_receiving, is_passed_over;
+    bool is_sending, is_receiving, is_discarded;
 };
 
 static bool step_out(struct traffic *t)
@@ -107,7 +107,7 @@ static bool step_out(struct traffic *t)
     const uint64_t before = t->out.offset;
     if (sr_channel_push(&t->own->channels, &t->own->channel, &t->out) == SR_RING_WAIT)
         return t->out.offset != before;
-    memset(t->sending, 0xee, MOST_NBYTES); /* it is the caller's again */
+    memset(t->sending, 0xee, MOST_NBYTES); /* the message is sent: the memory belongs to the caller again */
     t->is_sending = false;
     t->sent++;
     return true;
@@ -117,7 +117,7 @@ static void check_received(struct traffic *t)
 {
     const int sender = 1 - t->me->rank / 2;
     CHECK(t->own->incoming.nbytes == length_of(t->received, sender));
-    for (uint64_t i = 0; i < t->own->incoming.nbytes && !t->is_passed_over; i++)
+    for (uint64_t i = 0; i < t->own->incoming.nbytes && !t->is_discarded; i++)
         CHECK(t->receiving[i] == byte_of(t->received, sender, i));
 }
 
@@ -134,11 +134,11 @@ static bool step_in(struct traffic *t)
         if (sr_ring_peek(&own->out_of, &head) != SR_RING_WHOLE)
             return false;
         CHECK(head.flags & SR_FRAME_FIRST && head.tag == (uint32_t)t->received);
-        t->is_passed_over = t->received % 11 == 5;
-        own->incoming = (struct sr_incoming){t->is_passed_over ? NULL : t->receiving, head.message_nbytes, 0};
+        t->is_discarded = t->received % 11 == 5;
+        own->incoming = (struct sr_incoming){t->is_discarded ? NULL : t->receiving, head.message_nbytes, 0};
         t->is_receiving = true;
-    } else if (t->received % 11 == 7 && own->incoming.offset > 0 && !t->is_passed_over) {
-        t->is_passed_over = true; /* given up in the middle */
+    } else if (t->received % 11 == 7 && own->incoming.offset > 0 && !t->is_discarded) {
+        t->is_discarded = true; /* withdrawn in the middle */
         own->incoming.data = NULL;
         sr_channel_withdraw(&own->channels, &own->channel);
         memset(t->receiving, 0, MOST_NBYTES);
@@ -180,7 +180,7 @@ static void talk(struct traffic *t)
 static void take_part(struct check_rank *me)
 {
     struct traffic t = {.me = me, .own = &side[me->rank / 2]};
-    if (me->rank % 2) { /* in a collective */
+    if (me->rank % 2) { /* this thread is in a collective */
         while (sr_flag_load(&t.own->done) == 0) {
             CHECK(!sr_channels_poll_abort(&t.own->channels));
             check_dawdle(me);
@@ -201,18 +201,18 @@ static void test_both_ways(const char *name, uint64_t ring_nbytes, uint64_t othe
     connect_ends();
     open_sides(ring_nbytes, other_nbytes, buffer_nbytes, start);
     check_ranks(4, take_part, NULL);
-    CHECK(side[0].channel.bypassed > 0 && side[1].channel.bypassed > 0); /* some went past the rings */
+    CHECK(side[0].channel.bypassed > 0 && side[1].channel.bypassed > 0); /* some pieces bypassed the rings */
     close_sides();
 }
 
-/* ---- words ------------------------------------------------------------------------------------------------------ */
+/* ---- notifications ---------------------------------------------------------------------------------------------- */
 
 static void test_words(void)
 {
     static unsigned char data[RING_MOST_NBYTES];
     struct sr_outgoing out = {.head = {.message_nbytes = sizeof data}, .data = data};
     struct sr_channel_call call = {.seq = 5, .fingerprint = 11, .count = 3}, heard;
-    check_begin("words are heard behind messages that nobody receives");
+    check_begin("notifications are received behind messages that no rank receives");
     connect_ends();
     open_sides(4096, 4096, 1, CHECK_FROM_ZERO);
     sr_channels_step(&side[0].channels);
@@ -236,7 +236,7 @@ static void test_words(void)
     close(ends[0]);
     sr_channels_step(&side[1].channels);
     CHECK(sr_flag_load(&side[1].channel.end) == SR_CHANNEL_CLOSED);
-    CHECK(sr_channel_push(&side[1].channels, &side[1].channel, &out) == SR_RING_WAIT); /* harmless */
+    CHECK(sr_channel_push(&side[1].channels, &side[1].channel, &out) == SR_RING_WAIT); /* without effect */
     sr_channel_notify(&side[1].channels, &side[1].channel, SR_CHANNEL_LEAVING, NULL, 0);
     ends[0] = open("/dev/null", O_RDONLY);
     close_sides();
@@ -248,14 +248,14 @@ static void test_sender_ends(void)
 {
     static unsigned char sent[30000], received[sizeof sent];
     struct sr_outgoing out = {.head = {.message_nbytes = sizeof sent}, .data = sent};
-    check_begin("what the other kernel has is received, though its sender has closed and is written to");
+    check_begin("bytes in the receiver's kernel are received, though the sender has closed and is written to");
     connect_ends_by_tcp();
     open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 0, CHECK_FROM_ZERO);
     for (size_t i = 0; i < sizeof sent; i++)
         sent[i] = byte_of(1, 0, i);
     while (side[0].channel.remote_ring_nbytes == 0)
         sr_channels_step(&side[0].channels);
-    CHECK(!sr_channel_is_delivering(&side[0].channels, &side[0].channel)); /* credit is no message */
+    CHECK(!sr_channel_is_delivering(&side[0].channels, &side[0].channel)); /* only credit is unsent, and no message */
     CHECK(sr_channel_push(&side[0].channels, &side[0].channel, &out) == SR_RING_WHOLE);
     while (sr_channel_is_delivering(&side[0].channels, &side[0].channel))
         sr_yield();
@@ -264,7 +264,7 @@ static void test_sender_ends(void)
     ends[0] = open("/dev/null", O_RDONLY);
     for (int i = 0; i < 3; i++, usleep(1000))
         sr_channel_notify(&side[1].channels, &side[1].channel, SR_CHANNEL_LEAVING, NULL, 0);
-    CHECK(side[1].channel.unwritable); /* it has been reset */
+    CHECK(side[1].channel.unwritable); /* the connection has been reset */
     while (sr_flag_load(&side[1].channel.end) == SR_CHANNEL_OPEN)
         sr_channels_step(&side[1].channels);
     side[1].incoming = (struct sr_incoming){received, sizeof received, 0};
@@ -278,7 +278,7 @@ static void test_receiver_ends(void)
 {
     static unsigned char data[30000];
     struct sr_outgoing out = {.head = {.message_nbytes = sizeof data}, .data = data};
-    check_begin("what nobody takes is on its way, until the other end is gone");
+    check_begin("a message that no rank takes is being delivered until the other end is closed");
     connect_ends();
     open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 1, CHECK_FROM_ZERO);
     sr_channels_step(&side[0].channels);
@@ -292,7 +292,7 @@ static void test_receiver_ends(void)
     close_sides();
 }
 
-/* ---- whatever comes --------------------------------------------------------------------------------------------- */
+/* ---- random bytes ----------------------------------------------------------------------------------------------- */
 
 static struct sr_channel_head random_head(struct check_rank *dice)
 {
@@ -316,7 +316,7 @@ static void test_whatever_comes(void)
 {
     static unsigned char body[70000];
     struct check_rank dice = {.random = 1};
-    check_begin("frames at random: an end, and nothing written where it must not be");
+    check_begin("random frames end the channel, and nothing is written outside of its place");
     for (int round = 0; round < 3000; round++) {
         connect_ends();
         open_sides(4096, 4096, 0, CHECK_FROM_ZERO);

@@ -1,6 +1,6 @@
-/* A connection between two threads: what is received is what was sent, in order, whole, at every length and however
-   the kernel cuts it; a head that is not the expected one is noticed before anything of its message is put into
-   place; the other end's leaving shows, also in the middle of a message. */
+/* A connection between two threads. What is received is what was sent, in order and whole, at every length and however
+   the kernel cuts it. A head that is not the expected one is noticed before any byte of its message is put into place.
+   A closed end is noticed, also in the middle of a message. */
 #include "../../../src/conn.c"
 
 #include "check.h"
@@ -11,7 +11,7 @@ enum { MESSAGES = 4000, MOST_NBYTES = 100000, UNDER_WAY = 40 };
 #define TEN_MINUTES_NS 600000000000u
 
 static int ends[2];
-static const char *lengths; /* of what the messages are in this test: "mixed", "small" */
+static const char *lengths; /* lengths of the messages in this test: "mixed", "small" */
 
 static void connect_ends(int buffer_nbytes)
 {
@@ -46,7 +46,7 @@ static unsigned char byte_of(uint64_t message, int sender, uint64_t i)
     return (unsigned char)(message * 31 + (uint64_t)sender * 101 + i * 7 + (i >> 8));
 }
 
-/* ---- both ways at once ---------------------------------------------------------------------------------------- */
+/* ---- both directions at once ---------------------------------------------------------------------------------- */
 
 struct end {
     struct sr_conn conn;
@@ -101,7 +101,7 @@ static void exchange(struct check_rank *me)
             checked++;
         }
         if (status == SR_CONN_BLOCKED && posted_out == MESSAGES && posted_in == MESSAGES)
-            sr_conn_sleep(epoll, TEN_MINUTES_NS); /* news that went lost would be slept through */
+            sr_conn_sleep(epoll, TEN_MINUTES_NS); /* a lost event would sleep into the watchdog */
         check_dawdle(me);
     }
     CHECK(end->conn.nreceived > MESSAGES * sizeof(struct sr_conn_head));
@@ -122,7 +122,7 @@ static void test_both_ways(const char *name, const char *which, int buffer_nbyte
     close_ends();
 }
 
-/* ---- what is not as expected ---------------------------------------------------------------------------------- */
+/* ---- unexpected messages -------------------------------------------------------------------------------------- */
 
 static struct sr_conn one, other;
 static unsigned char data_of_one[1000], data_of_other[1000];
@@ -160,14 +160,14 @@ static void check_mismatch(struct sr_conn_head sent)
 static void test_unexpected(void)
 {
     struct sr_conn_head head = plain_head(100);
-    check_begin("a message where none is expected");
+    check_begin("a message that is not expected");
     open_both();
     CHECK(!sr_conn_peek(&other));
     sr_conn_post(&one.out, &head, data_of_one, &left_of_one);
     CHECK(sr_conn_step(&one) == SR_CONN_PROGRESSED);
     CHECK(sr_conn_peek(&other) && other.arriving.fingerprint == head.fingerprint);
     sr_conn_post(&other.in, &head, data_of_other, &left_of_other);
-    CHECK(!sr_conn_peek(&other)); /* now it is, and it is still there */
+    CHECK(!sr_conn_peek(&other)); /* now a message is expected, and it is still in the socket */
     CHECK(sr_conn_step(&other) == SR_CONN_PROGRESSED && left_of_other == 0 && data_of_other[99] == 1);
     CHECK(!sr_conn_peek(&other));
     close_ends();
@@ -188,14 +188,14 @@ static void test_other_heads(void)
         wrong.nbytes += field == 5;
         check_mismatch(wrong);
     }
-    head.nbytes = 900; /* longer than what is expected, and than what comes with a head */
+    head.nbytes = 900; /* longer than the expected message, and than one that comes with its head */
     check_mismatch(head);
 }
 
 static void test_closed(void)
 {
     struct sr_conn_head head = plain_head(1000);
-    check_begin("the other end leaves: at once, and within a head, a small message, a large one");
+    check_begin("the other end closes: at once, in a head, in a small message, in a large one");
     for (size_t cut = 0; cut < 600; cut += 20) {
         open_both();
         head.nbytes = cut < 300 ? 100 : 1000;
@@ -216,7 +216,7 @@ static void test_closed(void)
 static void test_last_word(void)
 {
     struct sr_conn_head head = plain_head(100);
-    check_begin("what came before the other end left is received, also by who finds that it cannot send");
+    check_begin("bytes that arrived before the other end closed are received, also if sending fails");
     open_both();
     sr_conn_post(&one.out, &head, data_of_one, &left_of_one);
     CHECK(sr_conn_step(&one) == SR_CONN_PROGRESSED);
@@ -231,7 +231,7 @@ static void test_last_word(void)
 static void test_empty_and_idle(void)
 {
     struct sr_conn_head head = plain_head(0);
-    check_begin("messages of a head alone, and nothing to do");
+    check_begin("messages of a head alone, and idle steps");
     open_both();
     CHECK(sr_conn_step(&one) == SR_CONN_IDLE);
     for (int i = 0; i < 3; i++) {
@@ -255,7 +255,7 @@ static void test_onlooker(void)
 {
     struct epoll_event news = {.events = EPOLLIN | EPOLLET};
     int epoll = epoll_create1(EPOLL_CLOEXEC);
-    check_begin("who looks on leaves the news to who sleeps for them");
+    check_begin("sr_conn_sleep_or leaves the events to the thread that sleeps for them");
     open_both();
     CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, ends[1], &news) == 0);
     CHECK(write(ends[0], "x", 1) == 1);
@@ -263,7 +263,7 @@ static void test_onlooker(void)
     sr_conn_sleep(epoll, TEN_MINUTES_NS);
     CHECK(write(ends[0], "x", 1) == 1);
     sr_conn_take_news(epoll);
-    CHECK(epoll_wait(epoll, &news, 1, 0) == 0); /* though the bytes are still there */
+    CHECK(epoll_wait(epoll, &news, 1, 0) == 0); /* although the bytes are still in the socket */
     close(epoll);
     close_ends();
 }

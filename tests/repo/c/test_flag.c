@@ -1,13 +1,13 @@
-/* Flags, events and the abort word between threads: no wake-up is lost, what was written before a publish is seen
-   after the wait, also where counters wrap. The payloads are plain memory, so under
-   ThreadSanitizer every pair of orders in src/sync/ that does not hold is a reported race. */
+/* Flags, events and the abort word between threads. No wake-up is lost, and what was written before a publish is seen
+   after the wait, also if counters wrap. The payloads are plain memory, so ThreadSanitizer reports every pair of orders
+   in src/sync/ that does not hold. */
 #include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "check.h"
 
-/* Many a wake-up would be lost in the moment before a system call: it is stretched now and then. */
+/* A wake-up would be lost between the last load and the system call, so this interval is sometimes made longer. */
 static bool stretches = true;
 
 static inline void stretch_moment(void)
@@ -29,7 +29,7 @@ static inline void stretch_moment(void)
 enum { AWAITERS = 4, ROUNDS = 600, PAYLOAD_WORDS = 8 };
 #define TEN_MINUTES_NS 600000000000u /* a lost wake-up sleeps into the watchdog */
 
-/* ---- one publisher, several awaiters, each of its own patience ------------------------------------------------ */
+/* ---- one publisher, several awaiters that spin, yield or sleep ------------------------------------------------- */
 
 enum patience { SPINS, YIELDS, SLEEPS, PATIENCES };
 
@@ -48,7 +48,7 @@ static void await(const sr_flag *flag, uint64_t target, struct sr_event *event, 
         if (patience == SLEEPS)
             sr_flag_sleep(flag, target, event, TEN_MINUTES_NS);
         else if (patience == YIELDS || !sr_flag_spin(flag, target, 100))
-            sr_yield(); /* the spinning one too: there may be fewer CPUs than ranks */
+            sr_yield(); /* also after spinning: there may be fewer CPUs than ranks */
     }
 }
 
@@ -108,7 +108,7 @@ struct shared_event {
     uint64_t first;
 };
 
-/* Rank 0 goes on without waiting for anyone; each sleeper wants every STRIDE-th value of its own flag. */
+/* Rank 0 publishes without waiting; each sleeper waits for every STRIDE-th value of its own flag. */
 static void ring_for_all(struct check_rank *me)
 {
     struct shared_event *shared = me->shared;
@@ -134,7 +134,7 @@ static void test_event_wakes_all_sleepers(int start)
     check_ranks(AWAITERS + 1, ring_for_all, &shared);
 }
 
-/* ---- falling asleep in the very moment of the publish --------------------------------------------------------- */
+/* ---- falling asleep during the publish ------------------------------------------------------------------------ */
 
 enum { BALLS = 40000, BALLAST = 8 };
 
@@ -219,7 +219,7 @@ static void test_sleep_ends_at_its_limit_and_not_before(void)
     CHECK(slept_ns(0, UINT64_MAX, TEN_MINUTES_NS) < TEN_MINUTES_NS);
 }
 
-/* ---- one thread that sleeps on the flags of many ------------------------------------------------------------- */
+/* ---- one thread that sleeps on the flags of several owners ---------------------------------------------------- */
 
 enum { SERVED_ROUNDS = 200 };
 
@@ -229,7 +229,7 @@ struct service {
     uint64_t question[AWAITERS + 1], answer[AWAITERS + 1]; /* plain */
 };
 
-/* Rank 0 serves whoever has asked, and sleeps on all that have not. */
+/* Rank 0 answers the ranks that have asked, and sleeps on the flags of all others. */
 static void serve_all(struct check_rank *me, struct service *shared)
 {
     uint64_t served[AWAITERS + 1] = {0}, answers = 0;
@@ -267,11 +267,11 @@ static void ask_and_be_served(struct check_rank *me)
     }
 }
 
-/* ---- taking turns ------------------------------------------------------------------------------------------------ */
+/* ---- words that several threads write ---------------------------------------------------------------------------- */
 
 struct turns {
     sr_flag taken, notify;
-    uint64_t count; /* plain: W who has its turn */
+    uint64_t count; /* plain: W and R the thread that has taken the word */
     uint64_t told;
 };
 
@@ -295,7 +295,7 @@ static void test_turns_exclude_each_other(void)
     CHECK(shared.count == (uint64_t)ROUNDS * AWAITERS);
 }
 
-/* One rank requests a notification, the other finishes: exactly one of the two comes second, and knows it. */
+/* One rank requests a notification while the other finishes: exactly one of the two sees that it came second. */
 static void tell_or_see(struct check_rank *me)
 {
     struct turns *shared = me->shared;
@@ -365,7 +365,7 @@ struct night {
     struct sr_event event;
 };
 
-/* Rank 0 gives up while the others fall asleep on what never comes. */
+/* Rank 0 gives up while the other ranks fall asleep on a flag that is never published. */
 static void sleep_until_abort(struct check_rank *me)
 {
     struct night *shared = me->shared;
@@ -409,26 +409,26 @@ int main(void)
     check_begin("sleep ends at its limit and not before");
     test_sleep_ends_at_its_limit_and_not_before();
     for (int start = 0; start < CHECK_STARTS; start++) {
-        check_begin("payload is seen: one awaiter that sleeps");
+        check_begin("payload is seen: one awaiter, which sleeps");
         test_payload_is_seen_and_no_wake_up_lost(start, 1, true);
-        check_begin("payload is seen: several awaiters that sleep");
+        check_begin("payload is seen: several awaiters, which sleep");
         test_payload_is_seen_and_no_wake_up_lost(start, 3, true);
-        check_begin("payload is seen: awaiters of every patience");
+        check_begin("payload is seen: awaiters that spin, yield or sleep");
         test_payload_is_seen_and_no_wake_up_lost(start, AWAITERS, false);
         check_begin("event wakes all sleepers");
         test_event_wakes_all_sleepers(start);
-        check_begin("sleeper and publisher never miss each other");
+        check_begin("a sleeper never misses a publish");
         test_sleeper_and_publisher_never_miss_each_other(start);
     }
-    check_begin("nobody who sleeps on many misses one");
+    check_begin("a sleep on several flags misses none");
     struct service service;
     memset(&service, 0, sizeof service);
     check_ranks(AWAITERS + 1, ask_and_be_served, &service);
-    check_begin("turns exclude each other");
+    check_begin("only one thread takes a word");
     test_turns_exclude_each_other();
-    check_begin("one of two comes second");
+    check_begin("of a take and a swap, one sees that it is second");
     test_one_of_two_comes_second();
-    check_begin("abort has one winner");
+    check_begin("the first abort word stays");
     test_abort_has_one_winner();
     check_begin("abort ends every sleep");
     test_abort_ends_every_sleep();

@@ -1,6 +1,6 @@
 /* The kernels alone, for sanitizers and for machines without Python: every dtype, op, shape, cast, wire format and
- * instruction set on reproducible numbers. tests/unit/test_kernels.py and test_casts.py prove the results right; this
- * proves them the same everywhere.
+ * instruction set on reproducible numbers. tests/unit/test_kernels.py and test_casts.py check that the results are
+ * right; this program checks that they are the same everywhere.
  *
  * Arm, on another machine (packages qemu-user-static, gcc-aarch64-linux-gnu, libc6-dev-arm64-cross):
  *   aarch64-linux-gnu-gcc -O3 -ffp-contract=off -fno-strict-aliasing -Isrc -static -o /tmp/test_kernels \
@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The digest of all results, with one NaN for all, and positive zeros of min and max. The same on any machine. */
+/* The digest of all results, with one value for all NaNs, and positive zeros of min and max: the same on any machine.
+   */
 #define DIGEST 0xfc366e77869d0dadull
 
 /* The digest of all casts and encodings, with unchanged NaNs. */
@@ -34,7 +35,7 @@ static void fail(const char *what, const char *isa, int dtype, int op, size_t co
     exit(1);
 }
 
-/* ---- what may differ is made equal: NaNs, and zeros of min and max ---- */
+/* ---- results that may differ are made equal: NaNs, and zeros of min and max ---- */
 
 struct format {
     int nbytes;
@@ -57,7 +58,7 @@ static void make_comparable(char *items, size_t nbytes, int dtype, int op) {
     const struct format f = format_of(dtype);
     for (size_t at = 0; f.nbytes != 0 && at < nbytes; at += (size_t)f.nbytes) {
         uint64_t bits = 0;
-        memcpy(&bits, items + at, (size_t)f.nbytes); /* little-endian, as all machines that matter */
+        memcpy(&bits, items + at, (size_t)f.nbytes); /* little-endian, as are all machines that shmring runs on */
         if ((bits & f.magnitude) > f.infinity) bits = f.magnitude;
         if ((op == SR_MIN || op == SR_MAX) && (bits & f.magnitude) == 0) bits = 0;
         memcpy(items + at, &bits, (size_t)f.nbytes);
@@ -69,7 +70,7 @@ static uint64_t digest_of(uint64_t digest, const char *items, size_t nbytes) {
     return digest;
 }
 
-/* ---- one call: exactly allocated, so that a sanitizer sees every byte too many ---- */
+/* ---- one call, with exact allocations, so that a sanitizer sees every access beyond them ---- */
 
 struct place {
     char *block, *items;
@@ -85,7 +86,7 @@ static void fill(char *items, size_t nbytes, int dtype) {
     for (size_t i = 0; i < nbytes; i++) items[i] = (char)(random_bits() & (dtype == SR_BOOL ? 1 : 0xff));
     const int width = format_of(dtype).nbytes;
     if (width < 4) return;
-    /* Exponents near each other, or hardly a sum would round. */
+    /* Close exponents: otherwise hardly any sum would round. */
     for (size_t at = 0; at < nbytes; at += (size_t)width)
         if (random_bits() & 7) items[at + (size_t)width - 1] = (char)(random_bits() & 1 ? 0xbf : 0x40);
 }
@@ -142,7 +143,7 @@ static uint64_t fold_all(const struct sr_kernels *kernels) {
 
 static const size_t cast_counts[] = {0, 1, 2, 7, 8, 9, 15, 31, 64, 100, 255, 256, 257, 519, 1500};
 
-/* Any bits, or sizes near each other, or but the largest of a block would be nothing in int8. */
+/* Any bits, or close magnitudes: otherwise all but the largest item of a block would become 0 in int8. */
 static struct place some_floats(size_t count) {
     const struct place p = allocate(count * 4, random_bits() % 64);
     const int any = random_bits() % 2;
@@ -154,7 +155,7 @@ static struct place some_floats(size_t count) {
     return p;
 }
 
-/* Takes what it digests. */
+/* Frees the place, too. */
 static uint64_t digest_and_free(uint64_t digest, struct place p, size_t nbytes) {
     digest = digest_of(digest, p.items, nbytes);
     free(p.block);
@@ -177,7 +178,7 @@ static uint64_t encode_once(const struct sr_kernels *kernels, int format, size_t
     const struct place x = some_floats(count), residual = allocate(count * 4, random_bits() % 64);
     const struct place sent = allocate(nbytes, random_bits() % 64), kept = allocate(count * 4, random_bits() % 64);
     for (size_t i = 0; i < count; i++) {
-        const float some = (float)(int32_t)random_bits() * 0x1p-40f; /* a number: which of two NaNs wins is not said */
+        const float some = (float)(int32_t)random_bits() * 0x1p-40f; /* a number: the sum of two NaNs may be either */
         memcpy(residual.items + 4 * i, &some, 4);
     }
     float *const left = feeds ? (float *)(void *)residual.items : NULL;

@@ -1,12 +1,13 @@
-/* Locks between threads: one owner at a time, who sees all that the others wrote, no wake-up lost, and a name in the
-   word. What they guard is plain memory, so ThreadSanitizer reports orders that do not hold. */
+/* Locks between threads. A lock has one owner at a time, which sees everything that earlier owners wrote; no wake-up is
+   lost; the word names the owner. The guarded data are plain memory, so ThreadSanitizer reports orders that do not
+   hold. */
 #include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "check.h"
 
-/* Wake-ups would be lost between a look and its system call: that moment is stretched now and then. */
+/* A wake-up would be lost between the last load and the system call, so this interval is sometimes made longer. */
 static inline void stretch_moment(void)
 {
     static _Thread_local uint64_t calls;
@@ -28,7 +29,7 @@ enum patience { TRIES, SPINS, SLEEPS, PATIENCES };
 
 struct guarded {
     struct sr_lock lock;
-    uint64_t word[WORDS]; /* plain: all the same whenever nobody has the lock */
+    uint64_t word[WORDS]; /* plain: all equal while the lock is free */
     bool all_sleep;
 };
 
@@ -83,10 +84,10 @@ static void test_owner_is_named_and_others_wait_in_vain(void)
     begin = sr_now_ns();
     CHECK(!sr_lock_sleep(&lock, 0, 20000000));
     CHECK(sr_now_ns() - begin >= 20000000);
-    CHECK(sr_lock_owner(&lock) == SR_MAX_RANKS - 1); /* also while somebody waits */
+    CHECK(sr_lock_owner(&lock) == SR_MAX_RANKS - 1); /* also while a rank waits */
     sr_lock_leave(&lock);
     CHECK(sr_lock_owner(&lock) == -1);
-    CHECK(sr_lock_sleep(&lock, 0, 0)); /* free: nobody sleeps */
+    CHECK(sr_lock_sleep(&lock, 0, 0)); /* the lock is free: no sleep */
     CHECK(sr_lock_owner(&lock) == 0);
     sr_lock_leave(&lock);
     CHECK(sr_lock_try(&lock, 1));
@@ -94,12 +95,12 @@ static void test_owner_is_named_and_others_wait_in_vain(void)
 
 int main(void)
 {
-    check_begin("owner is named and others wait in vain");
+    check_begin("the word names the owner, and others do not get the lock");
     test_owner_is_named_and_others_wait_in_vain();
     for (int nranks = 2; nranks <= 8; nranks += 3) {
         check_begin("one owner at a time: all sleep");
         test_one_owner_at_a_time(nranks, true);
-        check_begin("one owner at a time: every patience");
+        check_begin("one owner at a time: try, spin or sleep");
         test_one_owner_at_a_time(nranks, false);
     }
     return 0;

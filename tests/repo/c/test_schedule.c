@@ -1,4 +1,4 @@
-/* Slices, rings, trees and halvings as pure functions of integers: every schedule is played with tokens, one for each
+/* Slices, rings, trees and halvings as pure functions of integers. Every schedule is run with tokens, one for each
    rank's contribution to each slice. */
 #include "schedule.h"
 
@@ -40,7 +40,7 @@ static void check_grained(size_t count, int n, size_t grain)
         CHECK(begin <= end);
         CHECK(begin % grain == 0 || begin == count);
         if (end == count)
-            break; /* the last slice with elements may be short, those behind it are empty */
+            break; /* the last slice with elements may be short, the ones after it are empty */
         shortest = end - begin < shortest ? end - begin : shortest;
         longest = end - begin > longest ? end - begin : longest;
     }
@@ -57,7 +57,8 @@ static void test_grained_slices_cover_exactly_and_meet_at_grains(void)
 
 /* ---- ring ----------------------------------------------------------------------------------------------------- */
 
-/* held[rank][slice][source]: how often rank's present value of the slice contains source's contribution. */
+/* held[rank][slice][source]: how often the value that `rank` holds of the slice contains the contribution of `source`.
+   */
 typedef unsigned char tokens[MOST_RANKS][MOST_RANKS][MOST_RANKS];
 static tokens held, before;
 
@@ -77,7 +78,7 @@ static int holds_all_once(int rank, int slice, int n)
     return 1;
 }
 
-/* All ranks at once: what is sent is what was there before the step. Returns the elements sent. */
+/* One step of all ranks at once: each sends the values from before the step. Returns the elements sent. */
 static size_t step_ring_once(int n, int step, int reduces, size_t count)
 {
     size_t sent = 0;
@@ -105,7 +106,7 @@ static void test_ring_brings_every_contribution_everywhere_once(void)
             CHECK(holds_all_once(rank, rank, n));
         for (int step = 1; step < n; step++) {
             for (int rank = 0; rank < n; rank++)
-                CHECK(holds_all_once(rank, sr_ring_gather_slice(rank, n, step), n)); /* only results are passed on */
+                CHECK(holds_all_once(rank, sr_ring_gather_slice(rank, n, step), n)); /* only results are sent on */
             sent += step_ring_once(n, step, 0, count);
         }
         for (int rank = 0; rank < n; rank++)
@@ -124,7 +125,7 @@ static void test_ring_of_four_is_the_published_one(void)
     }
 }
 
-/* A rank's place in the other ring, seen in a mirror: neighbours there are neighbours here, the other way around. */
+/* A rank's place in the mirrored ring: neighbours there are neighbours here, in the opposite direction. */
 static void test_a_mirrored_ring_goes_the_other_way(void)
 {
     for (int n = 1; n <= MOST_RANKS; n++)
@@ -155,7 +156,7 @@ static void take(int to, int from, int first, int nslices)
         memcpy(held[to][slice], before[from][slice], sizeof held[to][slice]);
 }
 
-/* One step of the reduce-scatter; in the first, ranks beyond the power of two give what they have. */
+/* One step of the reduce-scatter. In the first step, the ranks beyond the power of two give their whole arrays. */
 static size_t halve_once(int n, int steps, int step, size_t count)
 {
     int core = 1 << steps, nslices = 1 << (steps - step);
@@ -220,7 +221,7 @@ static void climb_tree(int n)
     for (int step = 0; step < sr_tree_steps(n); step++)
         for (int rank = 0; rank < n; rank++) {
             int to = sr_tree_sends_to(rank, step), from = sr_tree_receives_from(rank, n, step);
-            CHECK(to < 0 || from < 0); /* one message a rank and step */
+            CHECK(to < 0 || from < 0); /* one message for each rank and step */
             CHECK(to < 0 || sr_tree_receives_from(to, n, step) == rank);
             CHECK(from < 0 || sr_tree_sends_to(from, step) == rank);
             if (to >= 0)
@@ -286,7 +287,7 @@ static void check_double_tree(int n, int tree)
             children += child >= 0;
         }
         CHECK((children > 0) == sr_double_tree_is_inner(rank, n, tree));
-        CHECK(sr_double_tree_depth(rank, n, tree) <= sr_tree_steps(n)); /* so everybody hangs from the root */
+        CHECK(sr_double_tree_depth(rank, n, tree) <= sr_tree_steps(n)); /* so every rank is connected with the root */
         roots += parent < 0;
         edges += children;
     }
@@ -328,9 +329,9 @@ int main(void)
     test_grained_slices_cover_exactly_and_meet_at_grains();
     check_begin("ring brings every contribution everywhere once");
     test_ring_brings_every_contribution_everywhere_once();
-    check_begin("ring of four is the published one");
+    check_begin("the ring of four ranks is the published one");
     test_ring_of_four_is_the_published_one();
-    check_begin("a mirrored ring goes the other way");
+    check_begin("a mirrored ring goes in the opposite direction");
     test_a_mirrored_ring_goes_the_other_way();
     check_begin("halving brings every contribution everywhere once");
     test_halving_brings_every_contribution_everywhere_once();

@@ -1,6 +1,6 @@
-/* A ring between two threads: what comes out is what went in, in order, whole, at every length and around every edge;
-   no wake-up is lost; wrong sizes in shared memory are noticed before they are used.
-   The bytes are plain memory, so ThreadSanitizer sees whether frames and credit are published as they must be. */
+/* A ring between two threads. What comes out is what went in, in order and whole, at every length and around every
+   edge. No wake-up is lost. Wrong sizes in shared memory are noticed before they are used. The bytes are plain memory,
+   so ThreadSanitizer reports frames and credit that are not published as they must be. */
 #include "spsc_ring.h"
 
 #include "check.h"
@@ -138,7 +138,7 @@ enum { PRODUCERS = 3, ROUNDS = 800 };
 struct many {
     struct sr_ring ring[PRODUCERS];
     unsigned char bytes[PRODUCERS][SR_RING_LEAST_NBYTES] __attribute__((aligned(128)));
-    struct sr_event event[PRODUCERS + 1]; /* the consumer's first */
+    struct sr_event event[PRODUCERS + 1]; /* the consumer's is the first */
     sr_flag marks;
 };
 
@@ -221,11 +221,11 @@ static void test_wrong_sizes_are_damage(void)
         {.message_nbytes = 1u << 30, .nbytes = 1u << 30, .flags = 3}, /* beyond the ring */
         {.message_nbytes = UINT64_MAX, .nbytes = UINT32_MAX, .flags = 1},
         {.message_nbytes = 8, .nbytes = 9, .flags = 3},               /* a piece larger than its message */
-        {.message_nbytes = 64, .nbytes = 8, .flags = 3},              /* the last, but not all */
-        {.message_nbytes = 8, .nbytes = 8, .flags = 1},               /* all, but not the last */
-        {.message_nbytes = 64, .nbytes = 8, .flags = 0},              /* the middle of nothing */
-        {.message_nbytes = 64, .nbytes = 0, .flags = 1},              /* goes on for ever */
-        {.message_nbytes = 64, .nbytes = 0, .flags = SR_FRAME_CUT},   /* the end of nothing */
+        {.message_nbytes = 64, .nbytes = 8, .flags = 3},              /* marked as the last piece, but is not all */
+        {.message_nbytes = 8, .nbytes = 8, .flags = 1},               /* is all, but not marked as the last piece */
+        {.message_nbytes = 64, .nbytes = 8, .flags = 0},              /* the middle of no message */
+        {.message_nbytes = 64, .nbytes = 0, .flags = 1},              /* an empty piece that is not the last */
+        {.message_nbytes = 64, .nbytes = 0, .flags = SR_FRAME_CUT},   /* the end of no message */
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         unsigned char data[64] = {0};
@@ -264,13 +264,13 @@ int main(void)
 {
     check_begin("messages come out as they went in");
     test_messages_come_out_as_they_went_in();
-    check_begin("one event wakes for every ring");
+    check_begin("a sleep on one event ends for every ring");
     test_one_event_wakes_for_every_ring();
-    check_begin("a full ring has no room until it is told");
+    check_begin("a full ring has no room until the consumer publishes");
     test_a_full_ring_has_no_room_until_it_is_told();
     check_begin("wrong sizes are damage");
     test_wrong_sizes_are_damage();
-    check_begin("credit beyond what was put in is none");
+    check_begin("invalid credit gives no room");
     test_credit_beyond_what_was_put_in_is_none();
     return 0;
 }

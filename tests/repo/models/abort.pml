@@ -1,18 +1,19 @@
-/* The abort word, as src/sync/abort.h and report_abort of shmring/_core/group.pxd set it and sleeps look at it: the first to come
-   decides, everyone sees the same word and all of its report, and nobody sleeps on. May know: nothing; read beside
-   sr_abort_set and the sleep of a wait. No sleep has a limit here, so who sleeps on is a state without end.
+/* The abort word: src/sync/abort.h, report_abort of shmring/_core/group.pxd, and the sleeps that load the word. The
+   first report counts, all ranks see the same word and its whole report, and no rank sleeps on. No sleep has a limit
+   here, so a lost wake-up is a state without end. Read it together with sr_abort_set and with sleep_local of
+   shmring/_engine/wait.pyx.
 
-   Memory is that of x86, as in flag.pml: a rank's plain stores wait in its buffer, locked operations and system calls
-   for the buffer.
+   Memory is that of x86, as in flag.pml: the plain stores of a rank wait in its buffer; locked operations and system
+   calls wait until the buffer is empty.
 
-   Bounds: REPORTERS that give up at any time, of their own accord; SLEEPERS that wait for what never comes, each on the
-   event of another rank; reports of two words.
+   Bounds: REPORTERS ranks that give up at any time; SLEEPERS ranks that wait for a flag that is never published, each
+   on the event of another rank; reports of two words.
 
-   Each of these breaks it, and has to be found:
-     STORE_WORD       the word is looked at and stored instead of compared and swapped
-     REPORT_LAST      the report is written behind the word
-     NO_SECOND_LOOK   the word is not looked at again behind S1
-     NO_RING          the events are not rung */
+   Each of these definitions breaks the model, and Spin must find it:
+     STORE_WORD       the word is loaded and stored, not compared and swapped
+     REPORT_LAST      the report is written after the word
+     NO_SECOND_LOOK   a sleeper does not load the word again after S1
+     NO_RING          the events are not signalled */
 #ifndef REPORTERS
 #define REPORTERS 2
 #endif
@@ -25,8 +26,9 @@ byte abort_word;                 /* 0, or the reporter + 1 */
 byte report[REPORTERS * EITHER];
 byte event[SLEEPERS];             /* of the rank that this sleeper awaits */
 bool asleep[SLEEPERS];
-byte raised;                     /* the word that somebody has raised */
-chan stores[REPORTERS] = [3] of { byte, byte }; /* where, what; where: a word of the own report, EITHER: the abort word */
+byte raised;                     /* the word that a rank has raised */
+/* Place and value; the place is a word of the report, or EITHER for the abort word. */
+chan stores[REPORTERS] = [3] of { byte, byte };
 
 #define raise(word) \
     atomic { \
@@ -94,7 +96,7 @@ proctype reporter(byte me)
     raise(seen)
 }
 
-/* The end of wait_long: poll_call, then a sleep for a flag that does not come. */
+/* The end of wait_long: poll_call, then a sleep on a flag that is never published. */
 proctype sleeper(byte me)
 {
     byte generation, seen;

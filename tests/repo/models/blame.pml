@@ -1,11 +1,12 @@
-/* Whose fault a wait is, as poll_peers of shmring/_engine/wait.pyx finds it: a rank may end, in order or not, as soon as it
-   has done its part, and is blamed only for what it has not done. May know: nothing; read beside is_missed there.
+/* The blame for a wait, as poll_peers of shmring/_engine/wait.pyx finds it. A rank may end, in order or not, as soon as
+   it has done its part of a call, and is blamed only for a part that it has not done. Read it together with is_missed.
 
-   Bounds: one rank that does CALLS of them and ends in between or after, by closing or by dying; one that waits for all.
+   Bounds: one rank that does its part of CALLS calls and ends in between or after, by closing or by dying; one rank
+   that waits for all of them.
 
-   Each of these breaks it, and has to be found:
-     FLAG_FIRST       the flag is looked at before the liveness word instead of behind it
-     CLOSES_FIRST     the rank says that it has closed before its last publish */
+   Each of these definitions breaks the model, and Spin must find it:
+     FLAG_FIRST       the flag is loaded before the liveness word, not after it
+     CLOSES_FIRST     the rank publishes that it has closed before its last flag */
 #ifndef CALLS
 #define CALLS 3
 #endif

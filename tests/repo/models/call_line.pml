@@ -1,19 +1,21 @@
-/* The call lines of src/layout.h, as shmring/_core/group.pxd writes, reads and verifies them: LINES take turns, and a rank
-   publishes call k only after it has seen everyone's lines of call k - LINES / 2. So nobody's line is written while
-   somebody may still read it, and a rank that calls something else is found out by all. May know: nothing; read beside
-   publish_line, verify and see_calls_before.
+/* The call lines of src/layout.h, as shmring/_core/group.pxd writes, reads and verifies them. Call k uses line k mod
+   LINES, and a rank publishes call k only after it has seen every rank's line of call k - LINES / 2. So no line is
+   written while a rank may still read it, and all ranks notice a rank that makes a different call. Read it together
+   with publish_line, verify and see_calls_before.
 
-   A line is torn from when its owner begins to write it until it is whole. In every call each rank may see all lines, or
-   go ahead: it reads one other line, or none, as in a broadcast, a reduction or a chain, and sees the rest later. Lines
-   are read as late in a call as may be. How sequence numbers are published is flag.pml's; here it is one step.
+   A line is torn from the moment that its owner begins to write it until it is whole. In every call each rank may see
+   all lines, or go ahead: it reads one other line, or none, as in a broadcast, a reduction or a chain, and sees the
+   rest later. Lines are read as late in a call as possible. To publish a sequence number is one step here; flag.pml is
+   the model of that step.
 
-   Bounds: RANKS, LINES a rank, CALLS one after another. In at most one of them, any, rank 0 calls something else.
+   Bounds: RANKS ranks, LINES lines of each, CALLS successive calls. In at most one of them, any, rank 0 makes a
+   different call.
 
-   Each of these breaks it, and has to be found:
-     AHEAD_BY_ONE     a call more may be left unverified when one ends
+   Each of these definitions breaks the model, and Spin must find it:
+     AHEAD_BY_ONE     one more call may be unverified when a call ends
      SEQ_FIRST        the line is published before it is written
-     NO_VERIFY        what was passed over is never seen: a mismatch goes unnoticed
-     NO_ABORT         who finds a mismatch tells nobody: the others wait */
+     NO_VERIFY        lines that were not read are never verified: a mismatch goes unnoticed
+     NO_ABORT         a rank that finds a mismatch does not set the abort word: the others wait */
 #ifndef RANKS
 #define RANKS 2
 #endif
@@ -31,19 +33,19 @@
 #define AT(rank, call) ((rank) * LINES + (call) % LINES)
 #define DIFFERS(one, other, call) ((call) == odd_call && ((one) == 0) != ((other) == 0))
 
-byte seq[RANKS * LINES];     /* of each line, published */
-byte content[RANKS * LINES]; /* the call of which it tells; 0: torn */
-byte odd_call;               /* in which rank 0 calls something else; 0: in none */
+byte seq[RANKS * LINES];     /* of each line, as published */
+byte content[RANKS * LINES]; /* the call that the line describes; 0: torn */
+byte odd_call;               /* the call in which rank 0 differs; 0: none */
 byte differs;                /* the abort word: 0, or the call that was found to differ */
 
 #ifdef NO_ABORT
-#define tell(call) skip
+#define set_abort(call) skip
 #else
-#define tell(call) atomic { if :: differs == 0 -> differs = (call) :: else fi }
+#define set_abort(call) atomic { if :: differs == 0 -> differs = (call) :: else fi }
 #endif
-#define part(call) \
+#define report(call) \
     assert((call) == odd_call); \
-    tell(call)
+    set_abort(call)
 
 proctype rank(byte me)
 {
@@ -61,7 +63,7 @@ proctype rank(byte me)
 #endif
         if
         :: atomic { reads_all = true; seen = me }
-        :: atomic { reads_all = false; select (seen : 0 .. RANKS - 1) }; /* the one that is read; me: none */
+        :: atomic { reads_all = false; select (seen : 0 .. RANKS - 1) }; /* the line that is read; me: none */
            if
            :: seen != me ->
                seq[AT(seen, call)] >= call || differs;
@@ -70,7 +72,7 @@ proctype rank(byte me)
                :: else
                fi;
                if
-               :: DIFFERS(me, seen, call) -> part(call); goto over
+               :: DIFFERS(me, seen, call) -> report(call); goto over
                :: else
                fi
            :: else
@@ -95,7 +97,7 @@ proctype rank(byte me)
                         fi;
                         assert(content[AT(peer, verified + 1)] == verified + 1);
                         if
-                        :: DIFFERS(me, peer, verified + 1) -> part(verified + 1); goto over
+                        :: DIFFERS(me, peer, verified + 1) -> report(verified + 1); goto over
                         :: else
                         fi;
                         peer = peer + 1 + (peer + 1 == me)
@@ -107,7 +109,7 @@ proctype rank(byte me)
         :: else
         fi;
         skip;
-        d_step { /* what lies in the lines is read only now */
+        d_step { /* the contents of the lines are read only now */
             for (peer : 0 .. RANKS - 1) {
                 assert(!(reads_all || peer == seen) || content[AT(peer, call)] == call)
             };

@@ -1,19 +1,20 @@
-/* Publish and sleep as in src/sync/flag.h and event.h: no process sleeps on once its flag has reached the value. Here no
-   sleep has a limit, so a lost wake-up is a state without end, and Spin finds all of those.
+/* Publish and sleep: src/sync/flag.h and event.h. No process sleeps on once its flag has reached the value. No sleep
+   has a limit here, so a lost wake-up is a state without end, and Spin finds all of them.
 
-   Memory is that of x86 (TSO): a plain store waits in its process's buffer, first in, first out, until it is taken out
-   at any later time; loads do not wait for it, locked operations and system calls do. No model of a plain store is in
-   the code as it is: -DSTORE_FLAG and -DSTORE_EVENT put one where a locked operation has to be.
+   Memory is that of x86 (TSO): the plain stores of a process wait in its buffer, first in, first out, and leave it at
+   any later time. Loads do not wait for the buffer; locked operations and system calls do. The code has no plain store
+   in these places: -DSTORE_FLAG and -DSTORE_EVENT replace a locked operation by one.
 
-   Bounds: WRITERS with a flag each and one event, SLEEPERS that look at all flags; each flag goes from 0 to VALUES.
-   Sleeper s wants every (s + 1)th value, so that it is also woken in vain. The event begins two rings before its wrap.
+   Bounds: WRITERS processes with a flag each and one event for all, SLEEPERS processes that wait for all flags; each
+   flag goes from 0 to VALUES. Sleeper s waits for every (s + 1)th value, so it is also woken in vain. The event begins
+   two signals before its word wraps.
 
-   Each of these breaks it, and has to be found:
-     STORE_FLAG       the flag is a release store instead of a locked exchange (P1)
-     STORE_EVENT       the sleeper's bit is a load and a store instead of a locked or (S1)
-     NO_SECOND_LOOK   the flag is not looked at again behind S1 (S2)
-     NO_GENERATION    ringing sets the event's word back to 0 instead of to the next even number
-     WAKE_ONE         one sleeper is woken instead of all */
+   Each of these definitions breaks the model, and Spin must find it:
+     STORE_FLAG       the flag is a release store, not a locked exchange (P1)
+     STORE_EVENT      the sleeper's bit is a load and a store, not a locked or (S1)
+     NO_SECOND_LOOK   the flag is not loaded again after S1 (S2)
+     NO_GENERATION    a signal sets the event's word to 0, not to the next even number
+     WAKE_ONE         a signal wakes one sleeper, not all */
 #ifndef WRITERS
 #define WRITERS 1
 #endif
@@ -25,7 +26,7 @@
 #endif
 
 byte flag[WRITERS];
-byte event = 252; /* as a word of 8 bits: a generation | 1 if somebody sleeps */
+byte event = 252; /* a word of 8 bits: a generation | 1 if a process sleeps */
 bool asleep[SLEEPERS];
 chan flag_stores[WRITERS] = [2] of { byte };
 chan event_stores[SLEEPERS] = [1] of { byte };
@@ -91,7 +92,7 @@ proctype writer(byte me)
     }
 }
 
-/* sr_flag_sleep in a loop, and with several writers the sleep on an event for messages. */
+/* sr_flag_sleep in a loop; with several writers, the sleep on one event for messages. */
 proctype sleeper(byte me)
 {
     byte taken[WRITERS], generation, w;
@@ -121,7 +122,7 @@ proctype sleeper(byte me)
 #endif
            if
            :: !moved ->
-               atomic { empty(event_stores[me]) -> /* the kernel compares and enters the sleeper in one */
+               atomic { empty(event_stores[me]) -> /* the kernel compares the word and enters the sleeper in one step */
                    if
                    :: event == generation -> asleep[me] = true
                    :: else

@@ -1,12 +1,13 @@
-/* The lock of src/sync/lock.h (after U. Drepper, "Futexes are tricky", 2011, mutex 3): one owner at a time, and whoever waits
-   gets it in the end. May know: nothing; read beside sr_lock_try, sr_lock_sleep and sr_lock_leave. No sleep has a limit
-   here, so a lost wake-up is a state without end. All its operations are locked ones, so memory is that of one machine.
+/* The lock of src/sync/lock.h (mutex 3 of U. Drepper, "Futexes are tricky", 2011): it has one owner at a time, and
+   every rank that waits gets it in the end. No sleep has a limit here, so a lost wake-up is a state without end. All
+   operations on the word are locked ones, so memory is sequentially consistent. Read it together with sr_lock_try,
+   sr_lock_sleep and sr_lock_leave.
 
-   Bounds: RANKS that take the lock TURNS times each; rank 0 never tries before it sleeps, the others may.
+   Bounds: RANKS ranks that take the lock TURNS times each; rank 0 never tries before it sleeps, the others may.
 
-   Each of these breaks it, and has to be found:
-     FORGETS          who took it after a sleep does not mark that others may be waiting
-     LOOKS_FIRST      whether somebody waits is looked at before it is let go, not with it
+   Each of these definitions breaks the model, and Spin must find it:
+     FORGETS          a rank that takes the lock after a sleep does not mark it as awaited
+     LOOKS_FIRST      the owner loads the awaited bit before it releases the lock, not in the same operation
      LOOKS_AND_TAKES  a free lock is taken by a load and a store
      NO_VALUE         the sleep does not compare the word */
 #ifndef RANKS /* at most MOST_RANKS */
@@ -23,7 +24,7 @@
 #define TAKEN_LATE(rank) (((rank) + 1) | AWAITED)
 #endif
 
-byte word;             /* 0: free; else the owner + 1, and AWAITED if somebody may sleep */
+byte word;             /* 0: free; else the owner + 1, and AWAITED if a rank may sleep */
 bool asleep[MOST_RANKS];
 byte owners;
 
@@ -96,7 +97,7 @@ ours:
         atomic { seen = word; word = 0 }; /* U1 */
 #endif
         if
-        :: seen & AWAITED -> /* any one that sleeps */
+        :: seen & AWAITED -> /* wakes any one of the sleepers */
             if
             :: atomic { asleep[0] -> asleep[0] = false }
             :: atomic { asleep[1] -> asleep[1] = false }
