@@ -97,7 +97,7 @@ def peers():
         x, y = LEFT + 20 + 140 * number, TOP + HEIGHT + 46
         sheet.line([(x, y), (x + 26, y)], colour, 2, "5 4" if name == "copy limit" else "")
         sheet.text(x + 33, y + 4, name, anchor="start", small=True)
-    said = f"{machine()}, medians; lower is faster. MPI: the fastest of three. "
-    said += "Tables: docs/measured/performance.md"
-    sheet.text(LEFT, TOP + HEIGHT + 74, said, anchor="start", small=True, colour=FAINT)
+    note = f"{machine()}, medians; lower is faster. MPI: the fastest of three. "
+    note += "Tables: docs/measured/performance.md"
+    sheet.text(LEFT, TOP + HEIGHT + 74, note, anchor="start", small=True, colour=FAINT)
     return sheet

@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 
 def call_line():
     sheet = Sheet(
-        680, 190, "A call line for each rank: number, fingerprint, payload; everybody reads them all"
+        680, 190, "A call line for each rank: number, fingerprint, payload; every rank reads all lines"
     )
     for rank in range(2):
         y = 30 + 70 * rank
@@ -31,14 +31,18 @@ def call_line():
     for reader in range(2):
         sheet.box(550, 30 + 70 * reader, 118, 44, "folds 0, then 1", small=True)
     sheet.text(
-        70, 172, "payload is written first, seq last: who sees seq sees the rest", anchor="start", small=True
+        70,
+        172,
+        "payload is written first, seq last: a rank that sees seq sees the rest",
+        anchor="start",
+        small=True,
     )
     return sheet
 
 
 def direct():
     sheet = Sheet(
-        680, 250, "Chunks through slots: every rank reduces one slice of everybody's slots, for everybody"
+        680, 250, "Chunks through slots: every rank reduces one slice of all ranks' slots, for all ranks"
     )
     titles = ((95, "x, private"), (300, "slots, shared"), (480, "reduced slices"), (615, "out, private"))
     for x, title in titles:
@@ -63,16 +67,14 @@ def direct():
         sheet.box(565, y, 100, 36, "Σ0 Σ1 Σ2", small=True)
         for target in range(3):
             sheet.arrow(522, y + 18, 561, 52 + 68 * target, FAINT)
-    said = (
-        "A rank's own slice is not staged. While one chunk is staged another is reduced, a third copied out."
-    )
-    sheet.text(12, 240, said, anchor="start", small=True)
+    note = "A rank's own slice is not staged. While one chunk is staged, another is reduced and a third copied out."
+    sheet.text(12, 240, note, anchor="start", small=True)
     return sheet
 
 
 def push():
     sheet = Sheet(
-        680, 220, "Reduce-and-push: rank r loads slice r of every array and stores the sum into every array"
+        680, 220, "Reduce and push: rank r loads slice r of every array and stores the sum into every array"
     )
     for rank in range(3):
         y = 24 + 58 * rank
@@ -100,9 +102,9 @@ def ring():
     sheet.line([(580, 82), (580, 104), (85, 104)])
     sheet.arrow(85, 104, 85, 84)
     steps = (
-        "first each rank sends one slice of its own, each another one",
-        "then it adds its own to what came and sends that on: after N-1 steps every slice's sum is somewhere",
-        "N-1 more: the sums go round. Together 2(N-1) steps, of 1/N of the message each",
+        "first, each rank sends one slice of its own, a different one on each rank",
+        "then it adds its own slice to the received one and sends the sum on: after N-1 steps all sums exist",
+        "in N-1 more steps the sums go around: together 2(N-1) steps, with 1/N of the message each",
     )
     for line, text in enumerate(steps):
         sheet.text(30, 138 + 24 * line, text, anchor="start", small=True)
@@ -125,10 +127,8 @@ def double_tree():
                     sheet.line([(x, y + 12), (50 + 340 * tree + 34 * numbers[child], y + 32)])
                 sheet.box(x - 13, y - 12, 26, 24, str(numbers[node]), SHADES[tree if node % 2 == 0 else 2])
             level, depth = [child for node in level for child in children.get(node, ())], depth + 1
-    said = (
-        "sums go up, results come down, chunk by chunk; who has children in one tree is a leaf of the other"
-    )
-    sheet.text(340, 236, said, small=True)
+    note = "sums go up, results come down, chunk by chunk; a rank with children in one tree is a leaf of the other"
+    sheet.text(340, 236, note, small=True)
     return sheet
 
 
@@ -151,11 +151,11 @@ def hosts():
         y = 68 + 80 * local
         sheet.arrow(306, y, 372, y)
         sheet.arrow(374, y + 14, 308, y + 14)
-    said = (
+    note = (
         "inside: shared memory; between hosts: a TCP connection for each slice and pair of hosts, no leader"
     )
-    sheet.text(340, 234, said, small=True)
-    sheet.text(340, 252, "every byte crosses the wire once for all ranks of a host", small=True)
+    sheet.text(340, 234, note, small=True)
+    sheet.text(340, 252, "every byte is sent to other hosts once for all ranks of a host", small=True)
     return sheet
 
 
@@ -171,11 +171,11 @@ def segment():
         ("lane of rank 1", "each line by one writer", SHADES[1]),
         (
             "staging buffer of rank 0",
-            "slots: chunks on their way; allocated before the first touch",
+            "slots for chunks; allocated before the first touch",
             SHADES[0],
         ),
         ("staging buffer of rank 1", "", SHADES[1]),
-        ("message rings", "one from each rank to each other; pages once they are needed", "#f6f8fa"),
+        ("message rings", "one from each rank to each other; pages allocated at first use", "#f6f8fa"),
     )
     for row, (name, what, shade) in enumerate(rows):
         sheet.box(20, 16 + 37 * row, 240, 37, name, shade)

@@ -222,8 +222,8 @@ class Tally:
         if figures:
             lines += [
                 "",
-                f"Detection, {DETECTION_RANKS} ranks; who has raised rests for {REST_S * 1e3:.0f} ms, "
-                "or goes on to `shrink` at once, on CPUs that the others need:",
+                f"Detection, {DETECTION_RANKS} ranks; a rank that has raised rests for "
+                f"{REST_S * 1e3:.0f} ms, or goes on to `shrink` at once, on CPUs that the others need:",
                 "",
                 "| resident | median ms | p99 | worst | survivors |",
                 "|---|---|---|---|---|",
