@@ -67,7 +67,9 @@ def direct():
         sheet.box(565, y, 100, 36, "Σ0 Σ1 Σ2", small=True)
         for target in range(3):
             sheet.arrow(522, y + 18, 561, 52 + 68 * target, FAINT)
-    note = "A rank's own slice is not staged. While one chunk is staged, another is reduced and a third copied out."
+    note = (
+        "A rank's own slice is not staged. While one chunk is staged, another is reduced, a third copied out."
+    )
     sheet.text(12, 240, note, anchor="start", small=True)
     return sheet
 
@@ -127,7 +129,7 @@ def double_tree():
                     sheet.line([(x, y + 12), (50 + 340 * tree + 34 * numbers[child], y + 32)])
                 sheet.box(x - 13, y - 12, 26, 24, str(numbers[node]), SHADES[tree if node % 2 == 0 else 2])
             level, depth = [child for node in level for child in children.get(node, ())], depth + 1
-    note = "sums go up, results come down, chunk by chunk; a rank with children in one tree is a leaf of the other"
+    note = "sums go up, results down, in chunks; a rank with children in one tree is a leaf of the other"
     sheet.text(340, 236, note, small=True)
     return sheet
 
