@@ -326,7 +326,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_unusable_files_are_refused_with_the_fix(name):
+def test_unusable_objects_are_refused_with_the_fix(name):
     x, error, words = REFUSED[name]
     with shmring.init() as comm:
         with pytest.raises(error, match=words):
