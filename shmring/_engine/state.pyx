@@ -76,7 +76,7 @@ cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) 
 cdef int world_number(Group *g, int rank) noexcept nogil:
     if g.inter == NULL:
         return rank
-    return rank - g.size if rank >= g.size else rank_at(inter_of(g), inter_of(g).node, rank)
+    return rank - g.size if rank >= g.size else rank_at(inter_of(g), inter_of(g).host, rank)
 
 
 # See State.number_of.

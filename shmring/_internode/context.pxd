@@ -1,5 +1,5 @@
 # InterNode: the state of a rank for calls over several hosts: the host of each rank, the connections to ranks of other
-# hosts, and the messages posted on them. A node in a name is a host.
+# hosts, and the messages posted on them.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -56,8 +56,8 @@ cdef struct Fragment:
 # Ranks are numbered over all hosts, unless they are called local.
 cdef struct InterNode:
     int rank, size
-    int node, nnodes
-    int *node_of           # by rank: its host
+    int host, nhosts
+    int *host_of           # by rank: its host
     int *local_of          # by rank: its local rank on its host
     int *nlocal            # by host: number of its ranks
     int *first             # by host: index of its first rank in rank_at
@@ -93,7 +93,7 @@ cdef struct InterNode:
     int fold_lag           # turns from the beginning of a fragment to its first fold
     bint in_parts          # each host folds a part of a slice for all hosts; else each host folds the whole slice
     bint through_room      # received data go through `room`, since they would overwrite data not yet sent
-    int per_group          # hosts of a group, which exchange among themselves first; nnodes if there are no groups
+    int per_group          # hosts of a group, which exchange among themselves first; nhosts if there are no groups
     int dtype              # of partial results
     size_t itemsize        # bytes of an element of partial results
     int format             # wire format of partial results
@@ -110,7 +110,7 @@ cdef struct InterNode:
     size_t pair_nbytes     # half of `room` holds one part of this size for each rank
     size_t even_nbytes     # in a multiple of this size, all ranks of every host own slices of equal length
     int nborders           # the most borders between owners, on any host, within the slice of one rank
-    unsigned char *room    # for fragments in progress: MOST_UNDER_WAY * (OTHER_SLICES + nnodes) slices
+    unsigned char *room    # for fragments in progress: MOST_UNDER_WAY * (OTHER_SLICES + nhosts) slices
     unsigned char *scratch  # valid within one local step or one fold: a fragment, and a slice for each host
 
 
@@ -119,8 +119,8 @@ cdef inline InterNode *inter_of(const Group *g) noexcept nogil:
 
 
 # Return the rank that has this local rank on a host.
-cdef inline int rank_at(const InterNode *inter, int node, int local) noexcept nogil:
-    return inter.rank_at[inter.first[node] + local]
+cdef inline int rank_at(const InterNode *inter, int host, int local) noexcept nogil:
+    return inter.rank_at[inter.first[host] + local]
 
 
 cdef inline Fragment *fragment_at(InterNode *inter, int number) noexcept nogil:
@@ -139,23 +139,23 @@ cdef inline void lay_out(InterNode *inter, const Call *c, int number) noexcept n
 
 
 # Return the number of groups of ranks of a host, if a group has one rank for each local rank of this host.
-cdef inline int ngroups(Group *g, InterNode *inter, int node) noexcept nogil:
-    return (inter.nlocal[node] + g.size - 1) // g.size
+cdef inline int ngroups(Group *g, InterNode *inter, int host) noexcept nogil:
+    return (inter.nlocal[host] + g.size - 1) // g.size
 
 
 # Return the host of a group. Set *first to the group's first local rank there.
-cdef inline int node_of_group(Group *g, InterNode *inter, int group, int *first) noexcept nogil:
-    cdef int node = 0
-    while node < inter.nnodes and group >= ngroups(g, inter, node):
-        group -= ngroups(g, inter, node)
-        node += 1
+cdef inline int host_of_group(Group *g, InterNode *inter, int group, int *first) noexcept nogil:
+    cdef int host = 0
+    while host < inter.nhosts and group >= ngroups(g, inter, host):
+        group -= ngroups(g, inter, host)
+        host += 1
     first[0] = group * g.size
-    return node
+    return host
 
 
 # Return the index of a host among the other hosts: data received from other hosts are stored in this order.
-cdef inline int place_of(const InterNode *inter, int node) noexcept nogil:
-    return node if node < inter.node else node - 1
+cdef inline int place_of(const InterNode *inter, int host) noexcept nogil:
+    return host if host < inter.host else host - 1
 
 
 # Return the number of a rank of another host in waits, where local ranks are numbered first.
@@ -188,7 +188,7 @@ cdef inline void begin_internode(Group *g, Call *c) noexcept nogil:
     inter.is_to_confirm = inter.confirmer != NULL and is_one_sided(c)
     inter.dtype, inter.itemsize = c.dtype, max(c.itemsize, <size_t> 1)
     inter.format = SR_WIRE_NATIVE
-    inter.per_group = inter.nnodes
+    inter.per_group = inter.nhosts
     for i in range(MOST_UNDER_WAY):
         inter.fragment[i].sending = inter.fragment[i].receiving = 0
     c.seq = c.mismatch_seq = g.seq

@@ -13,7 +13,7 @@ class InterNodeConns:
         cls,
         *,
         rank: int,
-        nodes: Sequence[Sequence[int]],
+        hosts: Sequence[Sequence[int]],
         data: Mapping[int, socket],
         channels: Channels,
         cut_s: float,

@@ -73,7 +73,7 @@ cdef int move(Group *g, Call *c) noexcept nogil:
     cdef int at = 0
     cdef int status
     cdef sr_conn *conn
-    if not inter.has_started and inter.nconfirmed < inter.nnodes:   # confirmations arrive on the channels
+    if not inter.has_started and inter.nconfirmed < inter.nhosts:   # confirmations arrive on the channels
         sr_channels_poll_abort(inter.channels)
     while at < inter.nbusy:
         conn = &inter.conns[inter.busy[at]]
@@ -157,13 +157,13 @@ cdef int blocked_on_conns(Group *g, Call *c) noexcept nogil:
 # Confirm the call to the first ranks of all other hosts.
 cdef void confirm(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef int node
+    cdef int host
     inter.due = call_of(g, c)
     inter.nconfirmed = 0
     inter.is_to_confirm = False
-    for node in range(inter.nnodes):
-        if node != inter.node:
-            sr_channel_notify(inter.channels, inter.confirmer[node], SR_CHANNEL_CONFIRMED, &inter.due,
+    for host in range(inter.nhosts):
+        if host != inter.host:
+            sr_channel_notify(inter.channels, inter.confirmer[host], SR_CHANNEL_CONFIRMED, &inter.due,
                               sizeof(inter.due))
 
 
@@ -173,8 +173,8 @@ cdef int await_confirmations(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef sr_channel_call theirs
     cdef sr_channel *channel
-    while inter.nconfirmed < inter.nnodes:
-        if inter.nconfirmed != inter.node:
+    while inter.nconfirmed < inter.nhosts:
+        if inter.nconfirmed != inter.host:
             channel = inter.confirmer[inter.nconfirmed]
             if not sr_flag_reached(&channel.confirmed, inter.due.seq):
                 return blocked_on(c, &channel.confirmed, inter.due.seq, remote(g, channel.rank))
@@ -197,16 +197,16 @@ cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
     cdef sr_channel_call own = call_of(g, c)
     cdef sr_channel_call theirs
     cdef sr_channel *channel
-    cdef int node
-    for node in range(inter.nnodes if inter.confirmer != NULL else 0):
-        channel = inter.confirmer[node]
+    cdef int host
+    for host in range(inter.nhosts if inter.confirmer != NULL else 0):
+        channel = inter.confirmer[host]
         if channel == NULL:
             continue
         if sr_flag_load(&channel.confirmed) == inter.seq:
             sr_channel_last_note(inter.channels, channel, SR_CHANNEL_CONFIRMED, &theirs)
             if differ(&theirs, &own):
                 return remote_mismatch(g, c, remote(g, channel.rank), own, theirs)
-        if node == inter.nconfirmed and not inter.has_started:
+        if host == inter.nconfirmed and not inter.has_started:
             sr_channel_probe(inter.channels, channel, inter.cut_ns)
             if has_gone(channel) and not sr_flag_reached(&channel.confirmed, inter.due.seq):
                 c.awaited.rank = remote(g, channel.rank)
@@ -258,34 +258,34 @@ cdef int most_borders(counts) except -1:
 cdef class InterNodeConns:
     """The connections of one communicator on one rank to ranks of other hosts, and the host of every rank.
 
-    nodes: the ranks of each host, in local order. data: a connected, non-blocking socket to every rank of another
+    hosts: the ranks of each host, in local order. data: a connected, non-blocking socket to every rank of another
     host, by rank. This object keeps the sockets; the caller closes them. channels: the control channels to the same
     ranks, which every wait polls. cut_s: a connection counts as cut if its other end does not answer for so many
     seconds.
     """
 
-    def __cinit__(self, *, int rank, nodes, dict data, Channels channels, double cut_s):
+    def __cinit__(self, *, int rank, hosts, dict data, Channels channels, double cut_s):
         cdef InterNode *inter = &self.inter
-        cdef int size = sum(len(ranks) for ranks in nodes)
-        cdef int at = 0, node, local, number
+        cdef int size = sum(len(ranks) for ranks in hosts)
+        cdef int at = 0, host, local, number
         memset(inter, 0, sizeof(InterNode))
         self.news = select.epoll()
         self.data = data
-        inter.rank, inter.size, inter.nnodes = rank, size, len(nodes)
+        inter.rank, inter.size, inter.nhosts = rank, size, len(hosts)
         inter.nconns = len(data)
         inter.news = self.news.fileno()
         inter.channels, self.channels = channels.channels, channels
         inter.cut_ns = <uint64_t> (cut_s * 1e9)
         self.news.register(channels.fileno(), select.EPOLLIN)
         self.allocate(size)
-        for node, ranks in enumerate(nodes):
-            inter.first[node] = at
-            inter.nlocal[node] = len(ranks)
+        for host, ranks in enumerate(hosts):
+            inter.first[host] = at
+            inter.nlocal[host] = len(ranks)
             for local, number in enumerate(ranks):
                 inter.rank_at[at] = number
-                inter.node_of[number], inter.local_of[number] = node, local
+                inter.host_of[number], inter.local_of[number] = host, local
                 at += 1
-        inter.node = inter.node_of[rank]
+        inter.host = inter.host_of[rank]
         at = 0
         for number, connection in sorted(data.items()):
             inter.conn[number] = &inter.conns[at]
@@ -299,27 +299,27 @@ cdef class InterNodeConns:
 
     cdef int find_confirmers(self, Channels channels) except -1:
         cdef InterNode *inter = &self.inter
-        cdef int node
-        inter.nconfirmed = inter.nnodes   # nothing is due
+        cdef int host
+        inter.nconfirmed = inter.nhosts   # nothing is due
         if inter.local_of[inter.rank] != 0:
             return 0
-        inter.confirmer = <sr_channel **> calloc(inter.nnodes, sizeof(void *))
+        inter.confirmer = <sr_channel **> calloc(inter.nhosts, sizeof(void *))
         if inter.confirmer == NULL:
             raise MemoryError()
-        for node in range(inter.nnodes):
-            if node != inter.node:
-                inter.confirmer[node] = channels.channel_of(rank_at(inter, node, 0))
+        for host in range(inter.nhosts):
+            if host != inter.host:
+                inter.confirmer[host] = channels.channel_of(rank_at(inter, host, 0))
         return 0
 
     def measure_out(self, size_t slice_nbytes):
         """Set the length of a slice, the same on all ranks, and allocate room for slices. Call it between calls."""
         cdef InterNode *inter = &self.inter
-        cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * (OTHER_SLICES + inter.nnodes) * slice_nbytes
+        cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * (OTHER_SLICES + inter.nhosts) * slice_nbytes
         cdef size_t least_nbytes = slice_nbytes // LEAST_PER_SLICE
-        cdef int node
+        cdef int host
         counts = []
-        for node in range(inter.nnodes):
-            counts.append(inter.nlocal[node])
+        for host in range(inter.nhosts):
+            counts.append(inter.nlocal[host])
         inter.nborders = most_borders(counts)
         inter.even_nbytes = common_multiple(counts, least_nbytes) * SR_CACHE_LINE
         inter.small_nbytes = slice_nbytes // SMALL_PER_SLICE
@@ -331,25 +331,25 @@ cdef class InterNodeConns:
         free(inter.room)
         free(inter.scratch)
         inter.room = <unsigned char *> malloc(room_nbytes)   # pages are allocated when touched
-        inter.scratch = <unsigned char *> malloc((min(counts) + inter.nnodes) * slice_nbytes + room_nbytes // 2)
+        inter.scratch = <unsigned char *> malloc((min(counts) + inter.nhosts) * slice_nbytes + room_nbytes // 2)
         if inter.room == NULL or inter.scratch == NULL:
             raise MemoryError()
 
     cdef int allocate(self, int size) except -1:
         cdef InterNode *inter = &self.inter
-        inter.node_of = <int *> calloc(size, sizeof(int))
+        inter.host_of = <int *> calloc(size, sizeof(int))
         inter.local_of = <int *> calloc(size, sizeof(int))
-        inter.nlocal = <int *> calloc(inter.nnodes, sizeof(int))
-        inter.first = <int *> calloc(inter.nnodes, sizeof(int))
+        inter.nlocal = <int *> calloc(inter.nhosts, sizeof(int))
+        inter.first = <int *> calloc(inter.nhosts, sizeof(int))
         inter.rank_at = <int *> calloc(size, sizeof(int))
         inter.conn = <sr_conn **> calloc(size, sizeof(void *))
         inter.conns = <sr_conn *> calloc(inter.nconns + 1, sizeof(sr_conn))
         inter.busy = <int *> calloc(inter.nconns + 1, sizeof(int))
-        inter.source = <const void **> calloc(inter.nnodes, sizeof(void *))
+        inter.source = <const void **> calloc(inter.nhosts, sizeof(void *))
         inter.by_rank = <const void **> calloc(size, sizeof(void *))
         inter.given = <Piece *> calloc(size, sizeof(Piece))
         inter.taken = <Piece *> calloc(size, sizeof(Piece))
-        if (inter.node_of == NULL or inter.local_of == NULL or inter.nlocal == NULL or inter.first == NULL
+        if (inter.host_of == NULL or inter.local_of == NULL or inter.nlocal == NULL or inter.first == NULL
                 or inter.rank_at == NULL or inter.conn == NULL or inter.conns == NULL or inter.busy == NULL
                 or inter.source == NULL or inter.by_rank == NULL or inter.given == NULL or inter.taken == NULL):
             raise MemoryError()
@@ -357,7 +357,7 @@ cdef class InterNodeConns:
 
     def __dealloc__(self):
         cdef InterNode *inter = &self.inter
-        free(inter.node_of)
+        free(inter.host_of)
         free(inter.local_of)
         free(inter.nlocal)
         free(inter.first)

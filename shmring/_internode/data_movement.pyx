@@ -14,7 +14,7 @@ from .._core.group cimport (
 )
 from .context cimport (
     Fragment, InterNode, await_confirmations, begin_internode, blocked_on_conns, call_number, confirm, fragment_at,
-    inter_of, lay_out, nfragments, node_of_group, rank_at, receive_from, send_to,
+    inter_of, lay_out, nfragments, host_of_group, rank_at, receive_from, send_to,
 )
 from .local_step cimport begin_barrier, begin_local, finish_internode, new_local, step_internode
 from .reductions cimport fragment_count_of, gather_fragment, slice_at, step_large, step_reduce_scatter, step_small
@@ -144,13 +144,13 @@ cdef int exchange_locally(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Call *step
     cdef int local, rank
-    if c.kind != ALL_TO_ALL and inter.node_of[c.root] != inter.node:
+    if c.kind != ALL_TO_ALL and inter.host_of[c.root] != inter.host:
         return begin_barrier(g, c)
     if g.size == 1:
         keep_own(g, c)
         return PROGRESSED
     for local in range(g.size):
-        rank = rank_at(inter, inter.node, local)
+        rank = rank_at(inter, inter.host, local)
         inter.given[local].data = <unsigned char *> piece_for(c, rank)
         inter.given[local].nbytes = part_for(c, rank, 0, c.nbytes)
         inter.taken[local].data = piece_from(g, c, rank)
@@ -213,17 +213,17 @@ cdef void exchange_parts(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, number)
     cdef int local = inter.local_of[inter.rank]
-    cdef int node, other
+    cdef int host, other
     cdef size_t nbytes = part_nbytes_of(g, c, inter.rank, number)
-    for node in range(inter.nnodes):
-        if node == inter.node:
+    for host in range(inter.nhosts):
+        if host == inter.host:
             continue
         if nbytes > 0 or number == 0:
-            send_to(g, c, rank_at(inter, node, local % inter.nlocal[node]),
+            send_to(g, c, rank_at(inter, host, local % inter.nlocal[host]),
                     piece_for(c, inter.rank) + <size_t> number * inter.part_nbytes, nbytes, &s.sending)
         other = local
-        while other < inter.nlocal[node]:
-            receive_part(g, c, rank_at(inter, node, other), number)
+        while other < inter.nlocal[host]:
+            receive_part(g, c, rank_at(inter, host, other), number)
             other += g.size
 
 
@@ -261,29 +261,29 @@ cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
     return PROGRESSED
 
 
-# As node_of_group, for the next group to distribute. The ranks of this host are the first group.
-cdef inline int node_handed_out(Group *g, InterNode *inter, int *begin) noexcept nogil:
-    cdef int node
+# As host_of_group, for the next group to distribute. The ranks of this host are the first group.
+cdef inline int host_of_next_group(Group *g, InterNode *inter, int *begin) noexcept nogil:
+    cdef int host
     begin[0] = 0
     if inter.group == 0:
-        return inter.node
-    node = node_of_group(g, inter, inter.group - 1, begin)
-    return node if node < inter.node else node_of_group(g, inter, inter.group, begin)
+        return inter.host
+    host = host_of_group(g, inter, inter.group - 1, begin)
+    return host if host < inter.host else host_of_group(g, inter, inter.group, begin)
 
 
 # Distribute the next group of pieces, of which every local rank holds one. Return False if no group is left.
 cdef bint hand_out_group(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int begin = 0
-    cdef int node = node_handed_out(g, inter, &begin)
-    if node == inter.nnodes:
+    cdef int host = host_of_next_group(g, inter, &begin)
+    if host == inter.nhosts:
         return False
     inter.group += 1
     if g.size == 1:
-        if node == inter.node:
+        if host == inter.host:
             keep_own_part(g, c, number)
     else:
-        begin_group(g, c, number, node, begin)
+        begin_group(g, c, number, host, begin)
     return True
 
 
@@ -295,7 +295,7 @@ cdef inline void keep_own_part(Group *g, Call *c, int number) noexcept nogil:
         memmove(there, own, part_nbytes_of(g, c, inter.rank, number))
 
 
-cdef void begin_group(Group *g, Call *c, int number, int node, int begin) noexcept nogil:
+cdef void begin_group(Group *g, Call *c, int number, int host, int begin) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int own = inter.local_of[inter.rank]
     cdef size_t longest = 0
@@ -303,14 +303,14 @@ cdef void begin_group(Group *g, Call *c, int number, int node, int begin) noexce
     for local in range(g.size):
         inter.taken[local].nbytes = 0
         inter.taken[local].data = inter.room
-        if begin + local < inter.nlocal[node]:
-            rank = rank_at(inter, node, begin + local)
+        if begin + local < inter.nlocal[host]:
+            rank = rank_at(inter, host, begin + local)
             inter.taken[local].data = part_of_rank(g, c, rank, number)
             inter.taken[local].nbytes = part_nbytes_of(g, c, rank, number)
         longest = max(longest, inter.taken[local].nbytes)
     for local in range(g.size):
         inter.given[local] = inter.taken[own]
-        if node == inter.node:
+        if host == inter.host:
             inter.given[local].data = <unsigned char *> piece_for(c, inter.rank) + <size_t> number * inter.part_nbytes
     new_vector_local(g, c, ALL_GATHER, longest)
     begin_local(g, c)
@@ -343,22 +343,22 @@ cdef enum:
 cdef void start_broadcast(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     inter.fragment_count = c.count if c.nbytes <= inter.small_nbytes else fragment_count_of(inter, c.count, c.itemsize)
-    inter.lag = CHAIN_LAG if c.nbytes > inter.small_nbytes and inter.node != inter.node_of[c.root] else 0
+    inter.lag = CHAIN_LAG if c.nbytes > inter.small_nbytes and inter.host != inter.host_of[c.root] else 0
 
 
 cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, 0)
     cdef Call *step
-    cdef int node
+    cdef int host
     if inter.stage == 0:
         inter.stage = 1
-        for node in range(inter.nnodes):
-            if inter.rank == c.root and node != inter.node:
-                send_to(g, c, rank_at(inter, node, 0), c.x, c.nbytes, &s.sending)
-        if inter.node != inter.node_of[c.root] and inter.local_of[inter.rank] == 0:
+        for host in range(inter.nhosts):
+            if inter.rank == c.root and host != inter.host:
+                send_to(g, c, rank_at(inter, host, 0), c.x, c.nbytes, &s.sending)
+        if inter.host != inter.host_of[c.root] and inter.local_of[inter.rank] == 0:
             receive_from(g, c, c.root, c.out, c.nbytes, &s.receiving)
-        if inter.node != inter.node_of[c.root]:
+        if inter.host != inter.host_of[c.root]:
             return begin_barrier(g, c)
     if inter.stage == 2:
         return finish_internode(g, c)
@@ -366,9 +366,9 @@ cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
         return blocked_on_conns(g, c)
     inter.stage = 2
     step = new_local(g, c, BROADCAST, c.count)
-    step.x = c.x if inter.node == inter.node_of[c.root] else c.out
+    step.x = c.x if inter.host == inter.host_of[c.root] else c.out
     step.out = c.out
-    step.root = inter.local_of[c.root] if inter.node == inter.node_of[c.root] else 0
+    step.root = inter.local_of[c.root] if inter.host == inter.host_of[c.root] else 0
     begin_local(g, c)
     return PROGRESSED
 
@@ -379,7 +379,7 @@ cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int last = nfragments(inter, c)
     cdef int number = inter.turn - inter.lag
-    cdef bint begins = inter.node == inter.node_of[c.root]
+    cdef bint begins = inter.host == inter.host_of[c.root]
     if inter.turn == last + inter.lag:
         return finish_internode(g, c)
     if inter.stage == 0:
@@ -409,41 +409,41 @@ cdef void begin_fragment(Group *g, Call *c, int number) noexcept nogil:
     cdef Fragment *s = fragment_at(inter, number)
     cdef Call *step
     lay_out(inter, c, number)
-    if inter.node == inter.node_of[c.root]:
+    if inter.host == inter.host_of[c.root]:
         step = new_local(g, c, BROADCAST, s.count)
         step.x = c.x + s.begin * c.itemsize
         step.out = c.out + s.begin * c.itemsize
         step.root = inter.local_of[c.root]
         begin_local(g, c)
     else:
-        exchange_slice(g, c, number, (inter.node + inter.nnodes - 1) % inter.nnodes, True)
+        exchange_slice(g, c, number, (inter.host + inter.nhosts - 1) % inter.nhosts, True)
 
 
 cdef inline void pass_on(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef int next = (inter.node + 1) % inter.nnodes
-    if next != inter.node_of[c.root]:
+    cdef int next = (inter.host + 1) % inter.nhosts
+    if next != inter.host_of[c.root]:
         exchange_slice(g, c, number, next, False)
 
 
 # Post the sends or receives of the parts of this rank's slice that ranks of another host own.
-cdef void exchange_slice(Group *g, Call *c, int number, int node, bint receives) noexcept nogil:
+cdef void exchange_slice(Group *g, Call *c, int number, int host, bint receives) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, number)
     cdef unsigned char *out = c.out + s.begin * c.itemsize
     cdef int own = inter.local_of[inter.rank]
     cdef size_t begin, end
     cdef int local
-    for local in range(inter.nlocal[node]):
-        begin = max(slice_at(inter, node, local, s.count), slice_at(inter, inter.node, own, s.count))
-        end = min(slice_at(inter, node, local + 1, s.count), slice_at(inter, inter.node, own + 1, s.count))
+    for local in range(inter.nlocal[host]):
+        begin = max(slice_at(inter, host, local, s.count), slice_at(inter, inter.host, own, s.count))
+        end = min(slice_at(inter, host, local + 1, s.count), slice_at(inter, inter.host, own + 1, s.count))
         if begin >= end:
             continue
         if receives:
-            receive_from(g, c, rank_at(inter, node, local), out + begin * c.itemsize, (end - begin) * c.itemsize,
+            receive_from(g, c, rank_at(inter, host, local), out + begin * c.itemsize, (end - begin) * c.itemsize,
                          &s.receiving)
         else:
-            send_to(g, c, rank_at(inter, node, local), out + begin * c.itemsize, (end - begin) * c.itemsize, &s.sending)
+            send_to(g, c, rank_at(inter, host, local), out + begin * c.itemsize, (end - begin) * c.itemsize, &s.sending)
 
 
 cdef int step_small_broadcast(Group *g, Call *c) noexcept nogil:

@@ -15,9 +15,9 @@ cdef int step_internode(Group *g, Call *c, void (*start)(Group *, Call *) noexce
 cdef int finish_internode(Group *g, Call *c) noexcept nogil
 
 
-# True if a rank of the host `node` needs the result.
-cdef inline bint is_wanted_on(InterNode *inter, Call *c, int node) noexcept nogil:
-    return c.kind != REDUCE or node == inter.node_of[c.root]
+# True if a rank of `host` needs the result.
+cdef inline bint is_wanted_on(InterNode *inter, Call *c, int host) noexcept nogil:
+    return c.kind != REDUCE or host == inter.host_of[c.root]
 
 
 cdef void choose_partials(InterNode *inter, Call *c, int wire) noexcept nogil
@@ -29,7 +29,7 @@ cdef void send_partial(Group *g, Call *c, int rank, const unsigned char *partial
                        float *residual, uint32_t *left) noexcept nogil
 cdef void receive_partial(Group *g, Call *c, int rank, unsigned char *arrived, size_t count,
                           uint32_t *left) noexcept nogil
-cdef void fold_nodes(Group *g, Call *c, const unsigned char *own, const unsigned char *arrived, size_t pitch,
+cdef void fold_hosts(Group *g, Call *c, const unsigned char *own, const unsigned char *arrived, size_t pitch,
                      unsigned char *wide, unsigned char *out, size_t count) noexcept nogil
 cdef void fold_some(Group *g, Call *c, int first, int step, bint is_last, const unsigned char *own,
                     const unsigned char *arrived, size_t pitch, unsigned char *wide, unsigned char *out,

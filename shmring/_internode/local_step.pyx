@@ -237,12 +237,12 @@ cdef size_t result_nbytes(InterNode *inter, Call *c, size_t count) noexcept nogi
 
 # Fold the partial results of all hosts in the order of hosts: `own` of this host, and those of the others in `arrived`,
 # `pitch` bytes apart. wide: room for the sum if partial results have another dtype than the call; it may be `own`.
-cdef void fold_nodes(Group *g, Call *c, const unsigned char *own, const unsigned char *arrived, size_t pitch,
+cdef void fold_hosts(Group *g, Call *c, const unsigned char *own, const unsigned char *arrived, size_t pitch,
                      unsigned char *wide, unsigned char *out, size_t count) noexcept nogil:
     fold_some(g, c, 0, 1, True, own, arrived, pitch, wide, out, count)
 
 
-# As fold_nodes, for every step-th host from `first` on. The last fold takes one host of each group, or all hosts if
+# As fold_hosts, for every step-th host from `first` on. The last fold takes one host of each group, or all hosts if
 # there are no groups. An earlier fold takes the hosts of one group; its result is a partial result, too, and is stored
 # in `wide`.
 cdef void fold_some(Group *g, Call *c, int first, int step, bint is_last, const unsigned char *own,
@@ -250,21 +250,21 @@ cdef void fold_some(Group *g, Call *c, int first, int step, bint is_last, const 
                     size_t count) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef unsigned char *decoded = inter.scratch
-    cdef int end = inter.nnodes if is_last else first + inter.per_group
+    cdef int end = inter.nhosts if is_last else first + inter.per_group
     cdef int op = c.op if is_last or c.op != SR_AVG else <int> SR_SUM
     cdef bint narrows = is_last and inter.dtype != c.dtype
     cdef int nsources = 0
-    cdef int node = first
-    while node < end:
+    cdef int host = first
+    while host < end:
         inter.source[nsources] = own
-        if node != inter.node:
-            inter.source[nsources] = arrived + place_of(inter, node) * pitch
+        if host != inter.host:
+            inter.source[nsources] = arrived + place_of(inter, host) * pitch
             if inter.format != SR_WIRE_NATIVE:
                 g.kernels.decode[inter.format](<float *> decoded, inter.source[nsources], count)
                 inter.source[nsources] = decoded
                 decoded += inter.slice_nbytes
         nsources += 1
-        node += step
+        host += step
     g.target[0] = out if is_last and not narrows else wide
     g.kernels.fold[inter.dtype][op](g.target, 1, 0, inter.source, nsources, count, <uint32_t> inter.size)
     if narrows:

@@ -8,6 +8,6 @@ cdef int step_small(Group *g, Call *c) noexcept nogil
 cdef int step_large(Group *g, Call *c) noexcept nogil
 cdef int step_reduce_scatter(Group *g, Call *c) noexcept nogil
 cdef int gather_fragment(Group *g, Call *c, int number) noexcept nogil
-cdef size_t slice_at(InterNode *inter, int node, int local, size_t count) noexcept nogil
+cdef size_t slice_at(InterNode *inter, int host, int local, size_t count) noexcept nogil
 cdef size_t fragment_count_of(InterNode *inter, size_t count, size_t itemsize) noexcept nogil
 cdef size_t residual_count(InterNode *inter, size_t count) noexcept nogil

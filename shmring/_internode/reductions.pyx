@@ -13,10 +13,10 @@ from .._core.kernels cimport SR_AVG, SR_WIRE_NATIVE
 from .._core.segment cimport SR_CACHE_LINE, sr_slice_begin_grained
 from .context cimport (
     MOST_UNDER_WAY, OTHER_SLICES, SR_CONN_QUEUE, Fragment, InterNode, blocked_on_conns, fragment_at, have_room,
-    inter_of, lay_out, nfragments, node_of_group, place_of, rank_at, receive_from, send_to,
+    inter_of, lay_out, nfragments, host_of_group, place_of, rank_at, receive_from, send_to,
 )
 from .local_step cimport (
-    are_results_encoded, begin_local, choose_partials, encode_alike, encode_and_keep, finish_internode, fold_nodes,
+    are_results_encoded, begin_local, choose_partials, encode_alike, encode_and_keep, finish_internode, fold_hosts,
     fold_some, is_partial_itself, is_wanted_on, nbytes_on_wire, new_local, new_reduction, receive_partial,
     result_nbytes, send_partial, step_internode, summands,
 )
@@ -30,12 +30,12 @@ cdef enum:
 
 
 # Return the local rank of the leader of a host: the root of a reduce on its host, else 0.
-cdef inline int leader_on(InterNode *inter, Call *c, int node) noexcept nogil:
-    return inter.local_of[c.root] if c.kind == REDUCE and node == inter.node_of[c.root] else 0
+cdef inline int leader_on(InterNode *inter, Call *c, int host) noexcept nogil:
+    return inter.local_of[c.root] if c.kind == REDUCE and host == inter.host_of[c.root] else 0
 
 
 cdef inline bint leads(InterNode *inter, Call *c) noexcept nogil:
-    return inter.local_of[inter.rank] == leader_on(inter, c, inter.node)
+    return inter.local_of[inter.rank] == leader_on(inter, c, inter.host)
 
 
 cdef void start_small(Group *g, Call *c) noexcept nogil:
@@ -48,7 +48,7 @@ cdef void start_small(Group *g, Call *c) noexcept nogil:
         new_local(g, c, BARRIER, 0)
     else:
         step = new_reduction(g, c, REDUCE, c.count)
-        step.root = leader_on(inter, c, inter.node)
+        step.root = leader_on(inter, c, inter.host)
         step.x = summands(g, c, c.x, c.count, inter.scratch)
         step.out = inter.room
     begin_local(g, c)
@@ -69,8 +69,8 @@ cdef int stage_small(Group *g, Call *c) noexcept nogil:
         if whole.receiving > 0 or whole.sending > 0:
             return blocked_on_conns(g, c)
         inter.stage = SMALL_BROADCASTING
-        if leads(inter, c) and is_wanted_on(inter, c, inter.node) and c.nbytes > 0:
-            fold_nodes(g, c, own_partial(g, c), inter.room + inter.slice_nbytes, inter.slice_nbytes, inter.room, c.out,
+        if leads(inter, c) and is_wanted_on(inter, c, inter.host) and c.nbytes > 0:
+            fold_hosts(g, c, own_partial(g, c), inter.room + inter.slice_nbytes, inter.slice_nbytes, inter.room, c.out,
                        c.count)
         if c.kind != REDUCE and g.size > 1:
             hand_out_small(g, c)
@@ -89,15 +89,15 @@ cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
     cdef Fragment *whole = &inter.fragment[0]
     cdef unsigned char *arrived = inter.room
     cdef size_t count = c.count if c.nbytes > 0 else 0   # if nothing is moved, c.count only identifies the call
-    cdef int node, other
-    for node in range(inter.nnodes):
-        if node == inter.node:
+    cdef int host, other
+    for host in range(inter.nhosts):
+        if host == inter.host:
             continue
         arrived += inter.slice_nbytes
-        other = rank_at(inter, node, leader_on(inter, c, node))
-        if is_wanted_on(inter, c, node):
+        other = rank_at(inter, host, leader_on(inter, c, host))
+        if is_wanted_on(inter, c, host):
             send_partial(g, c, other, own_partial(g, c), count, NULL, NULL, &whole.sending)
-        if is_wanted_on(inter, c, inter.node):
+        if is_wanted_on(inter, c, inter.host):
             receive_partial(g, c, other, arrived, count, &whole.receiving)
 
 
@@ -131,25 +131,25 @@ cdef inline size_t grain_of(InterNode *inter) noexcept nogil:
 
 
 # Return the first element of the slice of a local rank of a host, in a fragment of `count` elements.
-cdef size_t slice_at(InterNode *inter, int node, int local, size_t count) noexcept nogil:
-    return sr_slice_begin_grained(count, inter.nlocal[node], local, grain_of(inter))
+cdef size_t slice_at(InterNode *inter, int host, int local, size_t count) noexcept nogil:
+    return sr_slice_begin_grained(count, inter.nlocal[host], local, grain_of(inter))
 
 
 cdef inline size_t own_slice(InterNode *inter, size_t count) noexcept nogil:
-    return slice_at(inter, inter.node, inter.local_of[inter.rank], count)
+    return slice_at(inter, inter.host, inter.local_of[inter.rank], count)
 
 
 cdef inline size_t end_of_own_slice(InterNode *inter, size_t count) noexcept nogil:
-    return slice_at(inter, inter.node, inter.local_of[inter.rank] + 1, count)
+    return slice_at(inter, inter.host, inter.local_of[inter.rank] + 1, count)
 
 
 # Return the rank of a host that owns an element. Set *end to the end of its slice.
-cdef inline int owner_on(InterNode *inter, int node, size_t element, size_t count, size_t *end) noexcept nogil:
+cdef inline int owner_on(InterNode *inter, int host, size_t element, size_t count, size_t *end) noexcept nogil:
     cdef int local = 0
-    while slice_at(inter, node, local + 1, count) <= element:
+    while slice_at(inter, host, local + 1, count) <= element:
         local += 1
-    end[0] = slice_at(inter, node, local + 1, count)
-    return rank_at(inter, node, local)
+    end[0] = slice_at(inter, host, local + 1, count)
+    return rank_at(inter, host, local)
 
 
 cdef inline bint is_even(Group *g, size_t count) noexcept nogil:
@@ -166,7 +166,7 @@ cdef size_t fragment_count_of(InterNode *inter, size_t count, size_t itemsize) n
 # Return a slice of the room for a fragment: PARTIAL, this rank's partial result if it has no other place; RESULT, its
 # final result; ENCODED, their wire format; ARRIVED and the following slices, the data received from each other host.
 cdef inline unsigned char *room_of(InterNode *inter, int number, int which) noexcept nogil:
-    cdef size_t slice_number = <size_t> (number % MOST_UNDER_WAY) * (OTHER_SLICES + inter.nnodes) + which
+    cdef size_t slice_number = <size_t> (number % MOST_UNDER_WAY) * (OTHER_SLICES + inter.nhosts) + which
     return inter.room + slice_number * inter.slice_nbytes
 
 
@@ -174,8 +174,8 @@ cdef enum:
     PARTIAL, RESULT, ENCODED, ARRIVED   # slices of the room for a fragment
 
 
-cdef inline unsigned char *arrived_from(InterNode *inter, int number, int node) noexcept nogil:
-    return room_of(inter, number, ARRIVED + place_of(inter, node))
+cdef inline unsigned char *arrived_from(InterNode *inter, int number, int host) noexcept nogil:
+    return room_of(inter, number, ARRIVED + place_of(inter, host))
 
 
 # Return this host's partial result of this rank's slice of a fragment. It may be at the place of the final result.
@@ -216,7 +216,7 @@ cdef inline const unsigned char *kept_of(Group *g, Call *c, int number) noexcept
 # Return the number of residuals for this rank's slice of one fragment: one rounding error for each element, and some
 # spare ones.
 cdef inline size_t residual_pitch(InterNode *inter, size_t fragment_count) noexcept nogil:
-    return fragment_count // inter.nlocal[inter.node] + SR_CACHE_LINE
+    return fragment_count // inter.nlocal[inter.host] + SR_CACHE_LINE
 
 
 cdef size_t residual_count(InterNode *inter, size_t count) noexcept nogil:
@@ -231,7 +231,7 @@ cdef inline float *residual_of(InterNode *inter, Call *c, int number) noexcept n
 cdef void start_large(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     inter.in_parts = goes_in_parts(inter, c)
-    choose_partials(inter, c, c.wire if inter.in_parts or inter.nnodes == 2 else <int> SR_WIRE_NATIVE)
+    choose_partials(inter, c, c.wire if inter.in_parts or inter.nhosts == 2 else <int> SR_WIRE_NATIVE)
     inter.fragment_count = fragment_count_of(inter, c.count, inter.itemsize)
     inter.fold_lag = FOLD_LAG
     inter.lag = 2 * FOLD_LAG if inter.in_parts else FOLD_LAG
@@ -246,21 +246,21 @@ cdef void start_large(Group *g, Call *c) noexcept nogil:
 cdef inline bint goes_in_parts(const InterNode *inter, const Call *c) noexcept nogil:
     if inter.nborders > SR_CONN_QUEUE // 2:
         return False
-    return inter.nnodes > 2 or (c.kind != REDUCE and c.nbytes >= inter.parts_nbytes)
+    return inter.nhosts > 2 or (c.kind != REDUCE and c.nbytes >= inter.parts_nbytes)
 
 
 cdef inline bint are_grouped(const InterNode *inter) noexcept nogil:
-    return inter.per_group < inter.nnodes
+    return inter.per_group < inter.nhosts
 
 
 # Return the first host of this host's group.
 cdef inline int own_group(const InterNode *inter) noexcept nogil:
-    return inter.node - inter.node % inter.per_group
+    return inter.host - inter.host % inter.per_group
 
 
 # Return this host's place in its group.
 cdef inline int own_place(const InterNode *inter) noexcept nogil:
-    return inter.node % inter.per_group
+    return inter.host % inter.per_group
 
 
 cdef int step_large(Group *g, Call *c) noexcept nogil:
@@ -317,14 +317,14 @@ cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
     if g.size == 1 and inter.dtype != c.dtype:
         summands(g, c, x, s.count, place_for_partial(g, c, number))
         return DONE
-    step = new_reduction(g, c, REDUCE_SCATTER, slice_at(inter, inter.node, 1, s.count))
+    step = new_reduction(g, c, REDUCE_SCATTER, slice_at(inter, inter.host, 1, s.count))
     step.x = summands(g, c, x, s.count, inter.scratch)
     step.out = place_for_partial(g, c, number)
     if not is_even(g, s.count):
         for local in range(g.size):
-            begin = slice_at(inter, inter.node, local, s.count)
+            begin = slice_at(inter, inter.host, local, s.count)
             inter.given[local].data = <unsigned char *> step.x + begin * inter.itemsize
-            inter.given[local].nbytes = (slice_at(inter, inter.node, local + 1, s.count) - begin) * inter.itemsize
+            inter.given[local].nbytes = (slice_at(inter, inter.host, local + 1, s.count) - begin) * inter.itemsize
         step.given = inter.given
     begin_local(g, c)
     return PROGRESSED
@@ -336,22 +336,22 @@ cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
 cdef inline size_t next_border(InterNode *inter, size_t at, size_t count) noexcept nogil:
     cdef size_t next = count
     cdef size_t end = 0
-    cdef int node
-    for node in range(inter.nnodes):
-        owner_on(inter, node, at, count, &end)
+    cdef int host
+    for host in range(inter.nhosts):
+        owner_on(inter, host, at, count, &end)
         next = min(next, end)
     return next
 
 
 # Return the length of the part of [at, end) that a host folds, and set *begin to its first element. If not in_parts,
 # every host folds all of it.
-cdef inline size_t part_of(InterNode *inter, int node, size_t at, size_t end, size_t *begin) noexcept nogil:
+cdef inline size_t part_of(InterNode *inter, int host, size_t at, size_t end, size_t *begin) noexcept nogil:
     if not inter.in_parts:
         begin[0] = at
         return end - at
-    node %= inter.per_group
-    begin[0] = at + sr_slice_begin_grained(end - at, inter.per_group, node, grain_of(inter))
-    return at + sr_slice_begin_grained(end - at, inter.per_group, node + 1, grain_of(inter)) - begin[0]
+    host %= inter.per_group
+    begin[0] = at + sr_slice_begin_grained(end - at, inter.per_group, host, grain_of(inter))
+    return at + sr_slice_begin_grained(end - at, inter.per_group, host + 1, grain_of(inter)) - begin[0]
 
 
 # Post the exchange of this rank's slice with all ranks of other hosts that own parts of it. If in_parts, each host gets
@@ -361,38 +361,38 @@ cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
     cdef Fragment *s = fragment_at(inter, number)
     cdef size_t end = end_of_own_slice(inter, s.count)
     cdef size_t at, next = 0
-    cdef int node
+    cdef int host
     if not have_room(inter, inter.nborders if inter.in_parts else 1):
         return blocked_on_conns(g, c)
-    for node in range(own_group(inter), own_group(inter) + inter.per_group):
-        at = own_slice(inter, s.count) if node != inter.node else end
+    for host in range(own_group(inter), own_group(inter) + inter.per_group):
+        at = own_slice(inter, s.count) if host != inter.host else end
         while at < end:
-            owner_on(inter, node, at, s.count, &next)
+            owner_on(inter, host, at, s.count, &next)
             next = next_border(inter, at, s.count) if inter.in_parts else min(next, end)
-            exchange_part(g, c, number, node, at, next)
+            exchange_part(g, c, number, host, at, next)
             at = next
     return DONE
 
 
-cdef void exchange_part(Group *g, Call *c, int number, int node, size_t at, size_t end) noexcept nogil:
+cdef void exchange_part(Group *g, Call *c, int number, int host, size_t at, size_t end) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *s = fragment_at(inter, number)
     cdef size_t own = own_slice(inter, s.count)
     cdef float *residual = residual_of(inter, c, number)
     cdef unsigned char *encoded
     cdef size_t begin = 0, length
-    cdef int other = owner_on(inter, node, at, s.count, &begin)
-    length = part_of(inter, node, at, end, &begin)
-    if length > 0 and (inter.in_parts or is_wanted_on(inter, c, node)):
+    cdef int other = owner_on(inter, host, at, s.count, &begin)
+    length = part_of(inter, host, at, end, &begin)
+    if length > 0 and (inter.in_parts or is_wanted_on(inter, c, host)):
         begin -= own
         encoded = room_of(inter, number, ENCODED) + begin * inter.itemsize
         send_partial(g, c, other, partial_of(g, c, number) + begin * inter.itemsize, length, encoded,
                      NULL if residual == NULL else residual + begin, &s.sending)
         if keeps_what_it_sends(inter, c):
             g.kernels.decode[inter.format](<float *> (kept_of(g, c, number) + begin * inter.itemsize), encoded, length)
-    length = part_of(inter, inter.node, at, end, &begin)
-    if length > 0 and (inter.in_parts or is_wanted_on(inter, c, inter.node)):
-        receive_partial(g, c, other, arrived_from(inter, number, node) + (begin - own) * inter.itemsize, length,
+    length = part_of(inter, inter.host, at, end, &begin)
+    if length > 0 and (inter.in_parts or is_wanted_on(inter, c, inter.host)):
+        receive_partial(g, c, other, arrived_from(inter, number, host) + (begin - own) * inter.itemsize, length,
                         &s.receiving)
 
 
@@ -409,8 +409,8 @@ cdef int fold_fragment(Group *g, Call *c, int number) noexcept nogil:
         return blocked_on_conns(g, c)
     while at < end:
         next = next_border(inter, at, s.count)
-        length = part_of(inter, inter.node, at, next, &begin)
-        if length > 0 and (inter.in_parts or is_wanted_on(inter, c, inter.node)):
+        length = part_of(inter, inter.host, at, next, &begin)
+        if length > 0 and (inter.in_parts or is_wanted_on(inter, c, inter.host)):
             begin -= own
             fold_some(g, c, own_group(inter), 1, not are_grouped(inter), kept_of(g, c, number) + begin * inter.itemsize,
                       room_of(inter, number, ARRIVED) + begin * inter.itemsize, inter.slice_nbytes,
@@ -432,19 +432,19 @@ cdef void exchange_between_groups(Group *g, Call *c, int number, size_t at, size
     cdef unsigned char *partial = room_of(inter, number, PARTIAL) + begin * inter.itemsize
     cdef unsigned char *sent = partial
     cdef float *residual = residual_of(inter, c, number)
-    cdef int node = own_place(inter)
+    cdef int host = own_place(inter)
     cdef int other
     cdef size_t unused = 0
     if inter.format != SR_WIRE_NATIVE:
         sent = room_of(inter, number, ENCODED) + begin * inter.itemsize
         encode_and_keep(g, sent, NULL if residual == NULL else residual + begin, <float *> partial, length)
-    while node < inter.nnodes:
-        if node != inter.node:
-            other = owner_on(inter, node, at, s.count, &unused)
+    while host < inter.nhosts:
+        if host != inter.host:
+            other = owner_on(inter, host, at, s.count, &unused)
             send_to(g, c, other, sent, nbytes_on_wire(inter, length), &s.sending)
-            receive_partial(g, c, other, arrived_from(inter, number, node) + begin * inter.itemsize, length,
+            receive_partial(g, c, other, arrived_from(inter, number, host) + begin * inter.itemsize, length,
                             &s.receiving)
-        node += inter.per_group
+        host += inter.per_group
 
 
 # Fold the partial results of all groups, and post the exchange of the results within this group.
@@ -458,7 +458,7 @@ cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
         return blocked_on_conns(g, c)
     while at < end:
         next = next_border(inter, at, s.count)
-        length = part_of(inter, inter.node, at, next, &begin)
+        length = part_of(inter, inter.host, at, next, &begin)
         if length > 0:
             begin -= own
             fold_some(g, c, own_place(inter), inter.per_group, True, room_of(inter, number,
@@ -478,19 +478,19 @@ cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end)
     cdef size_t own = own_slice(inter, s.count)
     cdef size_t begin = 0, length, unused = 0
     cdef const unsigned char *sent
-    cdef int node, other
-    length = part_of(inter, inter.node, at, end, &begin)
+    cdef int host, other
+    length = part_of(inter, inter.host, at, end, &begin)
     sent = write_result(g, c, number, begin - own, length)
-    for node in range(own_group(inter), own_group(inter) + inter.per_group):
-        if node == inter.node:
+    for host in range(own_group(inter), own_group(inter) + inter.per_group):
+        if host == inter.host:
             continue
-        other = owner_on(inter, node, at, s.count, &unused)
-        length = part_of(inter, inter.node, at, end, &begin)
-        if length > 0 and is_wanted_on(inter, c, node):
+        other = owner_on(inter, host, at, s.count, &unused)
+        length = part_of(inter, inter.host, at, end, &begin)
+        if length > 0 and is_wanted_on(inter, c, host):
             send_to(g, c, other, sent, result_nbytes(inter, c, length), &s.sending)
-        length = part_of(inter, node, at, end, &begin)
-        if length > 0 and is_wanted_on(inter, c, inter.node):
-            receive_from(g, c, other, place_of_result(g, c, number, node, begin - own),
+        length = part_of(inter, host, at, end, &begin)
+        if length > 0 and is_wanted_on(inter, c, inter.host):
+            receive_from(g, c, other, place_of_result(g, c, number, host, begin - own),
                          result_nbytes(inter, c, length), &s.receiving)
 
 
@@ -514,10 +514,10 @@ cdef const unsigned char *write_result(Group *g, Call *c, int number, size_t beg
 
 
 # Return the place where the result of another host's part is received: its final place, or room if it is encoded.
-cdef inline unsigned char *place_of_result(Group *g, Call *c, int number, int node, size_t begin) noexcept nogil:
+cdef inline unsigned char *place_of_result(Group *g, Call *c, int number, int host, size_t begin) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if are_results_encoded(inter, c):
-        return arrived_from(inter, number, node) + begin * c.itemsize
+        return arrived_from(inter, number, host) + begin * c.itemsize
     return result_of(g, c, number) + begin * c.itemsize
 
 
@@ -528,14 +528,14 @@ cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
     cdef size_t own = own_slice(inter, s.count)
     cdef size_t at = own, end = end_of_own_slice(inter, s.count)
     cdef size_t next, begin = 0, length
-    cdef int node
+    cdef int host
     while at < end:
         next = next_border(inter, at, s.count)
-        for node in range(own_group(inter), own_group(inter) + inter.per_group):
-            length = part_of(inter, node, at, next, &begin)
-            if node != inter.node and length > 0:
+        for host in range(own_group(inter), own_group(inter) + inter.per_group):
+            length = part_of(inter, host, at, next, &begin)
+            if host != inter.host and length > 0:
                 g.kernels.decode[inter.format](<float *> (result_of(g, c, number) + (begin - own) * c.itemsize),
-                                               place_of_result(g, c, number, node, begin - own), length)
+                                               place_of_result(g, c, number, host, begin - own), length)
         at = next
 
 
@@ -543,7 +543,7 @@ cdef int gather_result(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if fragment_at(inter, number).receiving > 0:
         return blocked_on_conns(g, c)
-    if inter.in_parts and are_results_encoded(inter, c) and is_wanted_on(inter, c, inter.node):
+    if inter.in_parts and are_results_encoded(inter, c) and is_wanted_on(inter, c, inter.host):
         read_results(g, c, number)
     return gather_fragment(g, c, number)
 
@@ -555,13 +555,13 @@ cdef int gather_fragment(Group *g, Call *c, int number) noexcept nogil:
     cdef Fragment *s = fragment_at(inter, number)
     cdef unsigned char *out = c.out + s.begin * c.itemsize
     cdef Call *step
-    if not is_wanted_on(inter, c, inter.node):
+    if not is_wanted_on(inter, c, inter.host):
         return DONE
     if g.size == 1:
         if c.kind == REDUCE:
             g.kernels.copy(out, result_of(g, c, number), s.count * c.itemsize, 0)
         return DONE
-    step = new_local(g, c, GATHER if c.kind == REDUCE else ALL_GATHER, slice_at(inter, inter.node, 1, s.count))
+    step = new_local(g, c, GATHER if c.kind == REDUCE else ALL_GATHER, slice_at(inter, inter.host, 1, s.count))
     step.x = result_of(g, c, number)
     step.out = out
     step.root = inter.local_of[c.root]
@@ -578,8 +578,8 @@ cdef void describe_slices(Group *g, Call *c, int number, Call *step) noexcept no
     cdef size_t begin, end
     cdef int local
     for local in range(g.size):
-        begin = slice_at(inter, inter.node, local, s.count)
-        end = slice_at(inter, inter.node, local + 1, s.count)
+        begin = slice_at(inter, inter.host, local, s.count)
+        end = slice_at(inter, inter.host, local + 1, s.count)
         inter.taken[local].data = step.out + begin * c.itemsize
         inter.taken[local].nbytes = (end - begin) * c.itemsize if takes_them else 0
         inter.given[local].data = <unsigned char *> step.x
@@ -595,8 +595,8 @@ cdef enum:
 
 
 # Return the rank of a host that reduces the piece of `rank` there.
-cdef inline int reducer_on(InterNode *inter, int node, int rank) noexcept nogil:
-    return rank_at(inter, node, inter.local_of[rank] % inter.nlocal[node])
+cdef inline int reducer_on(InterNode *inter, int host, int rank) noexcept nogil:
+    return rank_at(inter, host, inter.local_of[rank] % inter.nlocal[host])
 
 
 # Return the number of elements of this turn's part of every piece.
@@ -626,7 +626,7 @@ cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
         inter.stage = PIECES_FOLDING
     if s.receiving > 0 or s.sending > 0:
         return blocked_on_conns(g, c)
-    fold_nodes(g, c, place_for_own(g, c), inter.room, inter.pair_nbytes, place_for_own(g, c), out, part_count(inter, c))
+    fold_hosts(g, c, place_for_own(g, c), inter.room, inter.pair_nbytes, place_for_own(g, c), out, part_count(inter, c))
     inter.turn += 1
     inter.stage = PIECES_ASKING
     if <size_t> inter.turn * inter.fragment_count < c.count:
@@ -638,10 +638,10 @@ cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
 cdef void await_partials(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef unsigned char *arrived = inter.room
-    cdef int node
-    for node in range(inter.nnodes):
-        if node != inter.node:
-            receive_partial(g, c, reducer_on(inter, node, inter.rank), arrived, part_count(inter, c),
+    cdef int host
+    for host in range(inter.nhosts):
+        if host != inter.host:
+            receive_partial(g, c, reducer_on(inter, host, inter.rank), arrived, part_count(inter, c),
                             &inter.fragment[0].receiving)
             arrived += inter.pair_nbytes
 
@@ -656,7 +656,7 @@ cdef inline unsigned char *place_for_own(Group *g, Call *c) noexcept nogil:
 
 # Return the place of the partial result that this rank reduces in a group, for another host.
 cdef inline unsigned char *place_for_group(InterNode *inter, int group) noexcept nogil:
-    return inter.room + <size_t> (inter.nnodes - 1 + group) * inter.pair_nbytes
+    return inter.room + <size_t> (inter.nhosts - 1 + group) * inter.pair_nbytes
 
 
 # Send the partial result of the previous group to its host, and begin the next group: the pieces of as many ranks of a
@@ -664,12 +664,12 @@ cdef inline unsigned char *place_for_group(InterNode *inter, int group) noexcept
 cdef bint reduce_group(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int first = 0
-    cdef int node = node_of_group(g, inter, inter.group, &first)
+    cdef int host = host_of_group(g, inter, inter.group, &first)
     if inter.group > 0:
         send_group(g, c, inter.group - 1)
-    if node == inter.nnodes:
+    if host == inter.nhosts:
         return False
-    begin_group(g, c, node, first, place_for_own(g, c) if node == inter.node else place_for_group(inter, inter.group))
+    begin_group(g, c, host, first, place_for_own(g, c) if host == inter.host else place_for_group(inter, inter.group))
     inter.group += 1
     return True
 
@@ -677,14 +677,14 @@ cdef bint reduce_group(Group *g, Call *c) noexcept nogil:
 cdef void send_group(Group *g, Call *c, int group) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int first = 0
-    cdef int node = node_of_group(g, inter, group, &first)
+    cdef int host = host_of_group(g, inter, group, &first)
     first += inter.local_of[inter.rank]
-    if node != inter.node and first < inter.nlocal[node]:
-        send_partial(g, c, rank_at(inter, node, first), place_for_group(inter, group), part_count(inter, c), NULL,
+    if host != inter.host and first < inter.nlocal[host]:
+        send_partial(g, c, rank_at(inter, host, first), place_for_group(inter, group), part_count(inter, c), NULL,
                      NULL, &inter.fragment[0].sending)
 
 
-cdef void begin_group(Group *g, Call *c, int node, int first, unsigned char *partial) noexcept nogil:
+cdef void begin_group(Group *g, Call *c, int host, int first, unsigned char *partial) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef size_t count = part_count(inter, c)
     cdef const unsigned char *x = c.x + <size_t> inter.turn * inter.fragment_count * c.itemsize
@@ -693,9 +693,9 @@ cdef void begin_group(Group *g, Call *c, int node, int first, unsigned char *par
     cdef int local
     for local in range(g.size):
         inter.given[local].nbytes = 0
-        if first + local < inter.nlocal[node]:
+        if first + local < inter.nlocal[host]:
             inter.given[local].data = <unsigned char *> summands(
-                g, c, x + rank_at(inter, node, first + local) * c.nbytes, count, wide)
+                g, c, x + rank_at(inter, host, first + local) * c.nbytes, count, wide)
             inter.given[local].nbytes = step.nbytes
             wide += inter.pair_nbytes
     if g.size == 1:

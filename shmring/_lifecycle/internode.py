@@ -39,7 +39,7 @@ class InterNodeLinks:
             self._notifications = Notifications(mesh.control, channels)
             self._conns = InterNodeConns(
                 rank=place.rank,
-                nodes=place.ranks_of_node,
+                hosts=place.ranks_of_node,
                 data=mesh.data,
                 channels=channels,
                 cut_s=framed_socket.CUT_S,
