@@ -329,8 +329,9 @@ REFUSED = {
 def test_unusable_objects_are_refused_with_the_fix(name):
     x, error, words = REFUSED[name]
     with shmring.init() as comm:
-        with pytest.raises(error, match=words):
-            comm.all_reduce(x)
+        if not isinstance(x, (float, np.floating)):  # all_reduce reduces numbers: see test_numbers
+            with pytest.raises(error, match=words):
+                comm.all_reduce(x)
         with pytest.raises(error, match=words):
             comm.plan("all_reduce", x)
         if x is not None:
