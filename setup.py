@@ -12,8 +12,8 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# No FMA contraction and nothing that changes values: the same bits on every instruction set. Without errno
-# and trap bookkeeping the reduction loops vectorise; -fno-strict-aliasing because they load users' buffers.
+# No FMA contraction and no option that changes values: the same bits on every instruction set. The reduction
+# loops vectorise only without errno and trap handling; -fno-strict-aliasing because they load users' buffers.
 COMPILE_ARGS = [
     "-O3",
     "-std=c11",
@@ -73,7 +73,7 @@ def extension(path: str) -> Extension:
         define_macros=MACROS,
         depends=[*HEADERS, "src/kernels/kernels.c", "src/channel.c", "src/conn.c"],
         extra_compile_args=[*COMPILE_ARGS, *(sanitizer_args() or ["-g0"])],
-        extra_link_args=["-pthread", *sanitizer_args()],  # glibc before 2.34 keeps robust mutexes apart
+        extra_link_args=["-pthread", *sanitizer_args()],  # glibc before 2.34 has robust mutexes there
     )
 
 
@@ -88,7 +88,7 @@ class BuildExtensions(build_ext):
         if sys.platform != "linux":
             raise SystemExit(f"shmring runs on Linux only (memfd, futexes); this is {sys.platform}")
         self.run_command("build_clib")
-        # Into build/, so that no generated C lies beside the sources or slips into the sdist.
+        # Into build/, so that no generated C is beside the sources or in the sdist.
         translated = cythonize(self.extensions, build_dir="build/cython", compiler_directives=DIRECTIVES)
         sources = {extension.name: extension.sources for extension in translated}
         for ext in self.extensions:
