@@ -7,7 +7,6 @@ TCP.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import operator
@@ -162,18 +161,20 @@ def _join_hosts(request: JoinRequest, ports: tuple[int, int] | None) -> Meeting:
     """Connect over TCP, within this host, and to the other hosts. All ranks succeed, or none."""
     found = tcp.meet(request, ports)
     coordinator, place = found.coordinator, found.place
-    with found.listener, contextlib.ExitStack() as undo:
-        undo.callback(coordinator.close)
-        request = dataclasses.replace(request, check=coordinator.check)
-        with coordinator.together():
+    local_sockets = mesh = None
+    try:
+        with found.listener, coordinator.together():
+            request = dataclasses.replace(request, check=coordinator.check)
             local_sockets = local.meet(_within_node(request, found), place.ranks_of_node[place.node])
-            undo.callback(local_sockets.close)
-            mesh = weave(request, found) if place.num_nodes > 1 else None
-            if mesh is not None:
-                undo.callback(mesh.close)
+            if place.num_nodes > 1:
+                mesh = weave(request, found)
             coordinator.all_ready(deadline=request.deadline)
-        undo.pop_all()
-    return Meeting(local_sockets, place, mesh, coordinator)
+            return Meeting(local_sockets, place, mesh, coordinator)
+    except BaseException:
+        for opened in (mesh, local_sockets, coordinator):
+            if opened is not None:
+                opened.close()
+        raise
 
 
 def _within_node(request: JoinRequest, found: Found) -> JoinRequest:

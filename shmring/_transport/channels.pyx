@@ -46,9 +46,9 @@ cdef class Channels:
         cdef size_t room_nbytes
         cdef int number, error
         cdef unsigned char *room
+        self.waker = -1   # first: __dealloc__ would close descriptor 0
         self.socks = dict(sorted(socks.items()))
         self.number_of = {rank: number for number, rank in enumerate(self.socks)}
-        self.waker = -1
         self.news = select.epoll()
         self.waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         ring_nbytes = min(ring_nbytes, <uint64_t> (MOST_RING_NBYTES if len(socks) < MANY_RANKS else MANY_RING_NBYTES))

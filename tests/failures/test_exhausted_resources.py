@@ -209,3 +209,23 @@ def test_a_small_dev_shm_is_an_error_of_all_ranks():
     for words in ("OutOfMemory", "bytes", "has only", "--shm-size", "SHMRING_SEGMENT=memfd"):
         assert words in text
     assert "[2.0, 2.0]" in under("CORE", 0, *around, SHMRING_SEGMENT="memfd")
+
+
+def test_channels_that_cannot_be_made_close_no_descriptor_of_others():
+    """A descriptor that is not set yet must not be 0, which is standard input or anything else."""
+    code = """
+        import os
+        from shmring._transport.channels import Channels
+        try:
+            Channels(None, 1, 1)
+        except AttributeError:
+            print(os.fstat(0) is not None)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "True\n", done.stderr
