@@ -206,7 +206,7 @@ def test_a_small_dev_shm_is_an_error_of_all_ranks():
     if os.geteuid() != 0 or subprocess.run([*around, "true"], capture_output=True).returncode != 0:
         pytest.skip("needs the right to mount a small /dev/shm")
     text = under("CORE", 0, *around, SHMRING_SEGMENT="posix")
-    for words in ("OutOfMemory", "bytes", "has only", "--shm-size", "SHMRING_SEGMENT=memfd"):
+    for words in ("OutOfMemory", "MiB", "has only", "--shm-size", "SHMRING_SEGMENT=memfd"):
         assert words in text
     assert "[2.0, 2.0]" in under("CORE", 0, *around, SHMRING_SEGMENT="memfd")
 
