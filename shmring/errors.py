@@ -31,20 +31,20 @@ class Error(RuntimeError):
         self.seq = seq
         self._where: tuple[str, ...] = ()
         self._notes: list[str] = []
-        self._tell: Callable[[], tuple[tuple[str, ...], str]] | None = None
+        self._describe: Callable[[], tuple[tuple[str, ...], str]] | None = None
 
-    def attach_snapshot(self, tell: Callable[[], tuple[tuple[str, ...], str]]) -> None:
-        """Register tell(), which returns `where` and a note, to be called when one of them is first read.
+    def attach_snapshot(self, describe: Callable[[], tuple[tuple[str, ...], str]]) -> None:
+        """Register describe(), which returns `where` and a note, to be called when one of them is first read.
 
         Formatting is postponed, because ranks must raise soon, above all if many of them share few CPUs.
         """
-        self._tell = tell
+        self._describe = describe
 
     def _be_told(self) -> None:
-        if (tell := self._tell) is not None:
-            self._where, note = tell()
+        if (describe := self._describe) is not None:
+            self._where, note = describe()
             self._notes.insert(0, note)
-            self._tell = None
+            self._describe = None
 
     @property
     def where(self) -> tuple[str, ...]:

@@ -146,8 +146,8 @@ def check_same(comm: Comm, wanted: tuple[tuple[int, ...], np.dtype[Any], int], t
     other = next((rank for rank in range(comm.size) if (digests[rank] != digests[0]).any()), None)
     if other is not None:
         calls = tuple(comm.all_gather_object(call, timeout=timeout_s))
-        told = f"rank 0 called {calls[0]}; rank {other} called {calls[other]}"
-        text = f"the ranks' shared arrays do not match: {told}; every rank must give the same arguments"
+        shown = f"rank 0 called {calls[0]}; rank {other} called {calls[other]}"
+        text = f"the ranks' shared arrays do not match: {shown}; every rank must give the same arguments"
         raise Mismatch(text, rank=other, op="shared", calls=calls)
 
 

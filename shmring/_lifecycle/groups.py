@@ -107,9 +107,9 @@ def form_across(
     deadline = Deadline(timeout_s)
     ranks = next((group for group in groups if comm.rank in group), [])
     is_leader = ranks[:1] == [comm.rank]
-    listener, said = _invite(internode, settings, len(ranks)) if is_leader else (None, _why_not_to_come(1))
+    listener, answer = _invite(internode, settings, len(ranks)) if is_leader else (None, _why_not_to_come(1))
     with listener or contextlib.nullcontext():
-        answers = comm.all_gather_object(said, timeout=timeout_s)
+        answers = comm.all_gather_object(answer, timeout=timeout_s)
         if not ranks:
             return None
         for rank in ranks:

@@ -196,8 +196,8 @@ class Agreement:
             self._say(replace(self.view, phase=Phase.AWAY, invitation=""))
 
     def _last_attempt(self) -> int:
-        said = self._ranks.view_of(self._ranks.rank)
-        return said.attempt if said is not None else 0
+        own = self._ranks.view_of(self._ranks.rank)
+        return own.attempt if own is not None else 0
 
     def _move(self, attempt: int, out: int) -> None:
         self._since, self._only_suspects_since = self._clock.now_s(), None

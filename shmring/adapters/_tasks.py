@@ -77,7 +77,7 @@ def collect(
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     waiting = dict(enumerate(futures))
     for rank, future in waiting.items():
-        future.add_done_callback(partial(_tell, ended, rank))
+        future.add_done_callback(partial(_note_end, ended, rank))
     results: dict[int, Any] = {}
     failures: dict[int, BaseException] = {}
     gone: dict[int, BaseException]
@@ -104,7 +104,7 @@ def collect(
     return [results[rank] for rank in range(len(futures))]
 
 
-def _tell(ended: queue.SimpleQueue[int], rank: int, _: object) -> None:
+def _note_end(ended: queue.SimpleQueue[int], rank: int, _: object) -> None:
     ended.put(rank)
 
 

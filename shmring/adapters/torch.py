@@ -81,18 +81,18 @@ def _lead(store: Any, size: int) -> shmring.World:
     answers = [json.loads(store.get(_answer_key(world.id, other))) for other in range(1, size)]
     if any(answer["host"] != shmring.host_id() for answer in answers):
         world = dataclasses.replace(world, address=join_address(_own_address(), free_port()))
-    told = {"id": world.id, "key": world.key.hex(), "nprocs": size, "address": world.address}
+    fields = {"id": world.id, "key": world.key.hex(), "nprocs": size, "address": world.address}
     for answer in answers:
-        store.set(answer["told under"], json.dumps(told))
+        store.set(answer["reply key"], json.dumps(fields))
     return world
 
 
 def _join(store: Any, rank: int, size: int, timeout_s: float) -> shmring.World:
     """Return the world that rank 0 has made."""
-    told_under = f"told to rank {rank} {secrets.token_hex(8)}"
-    answer = json.dumps({"host": shmring.host_id(), "told under": told_under})
+    reply_key = f"reply to rank {rank} {secrets.token_hex(8)}"
+    answer = json.dumps({"host": shmring.host_id(), "reply key": reply_key})
     until, pause_s, asked = time.monotonic() + timeout_s, _FIRST_PAUSE_S, b""
-    while not store.check([told_under]):
+    while not store.check([reply_key]):
         if store.check([_ASKED]) and (latest := store.get(_ASKED)) != asked:
             asked, pause_s = latest, _FIRST_PAUSE_S
             store.set(_answer_key(asked.decode(), rank), answer)
@@ -103,8 +103,13 @@ def _join(store: Any, rank: int, size: int, timeout_s: float) -> shmring.World:
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    told = json.loads(store.get(told_under))
-    return shmring.World(told["id"], bytes.fromhex(told["key"]), told["nprocs"], told["address"])
+    fields = json.loads(store.get(reply_key))
+    return shmring.World(
+        fields["id"],
+        bytes.fromhex(fields["key"]),
+        fields["nprocs"],
+        fields["address"],
+    )
 
 
 def _answer_key(asked: str, rank: int) -> str:

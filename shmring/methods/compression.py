@@ -507,8 +507,8 @@ def _word_of(count: int, op: _Op) -> int:
 def _check_words(words: NDArray[np.uint64]) -> None:
     """Raise the same ValueError on all ranks unless all words are equal."""
     if (words != words[0]).any():
-        told = ", ".join(f"{'avg' if word & 1 else 'sum'} of {word >> 1}" for word in words.tolist())
-        raise agreed(ValueError(f"ranks gave different ops or numbers of elements: by rank {told}"))
+        shown = ", ".join(f"{'avg' if word & 1 else 'sum'} of {word >> 1}" for word in words.tolist())
+        raise agreed(ValueError(f"ranks gave different ops or numbers of elements: by rank {shown}"))
 
 
 def _join(arrays: Sequence[Gradient], losses: Sequence[Floats] | None, vector: Floats) -> None:

@@ -128,8 +128,8 @@ def agree(comm: Comm, **given: float) -> None:
         raise
     for name, by_rank in zip(given, comm.all_gather(own).T.tolist(), strict=True):
         if len(set(by_rank)) > 1:
-            told = ", ".join(repr(value).removesuffix(".0") for value in by_rank)
-            raise agreed(ValueError(f"{name} is {told} by rank; it must be the same on all"))
+            shown = ", ".join(repr(value).removesuffix(".0") for value in by_rank)
+            raise agreed(ValueError(f"{name} is {shown} by rank; it must be the same on all"))
 
 
 def check_alike(arrays: Sequence[NDArray[Any]], like: Sequence[NDArray[Any]], what: str) -> None:

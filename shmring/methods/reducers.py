@@ -110,7 +110,7 @@ class ReductionServers:
 
     def _reduce_by_servers(self, flat: _Array, chunk: int, op: shmring.Op) -> None:
         self._agree(flat.size)
-        self._tell([flat.size, chunk, _DTYPES.index(flat.dtype.name), _OPS.index(op)])
+        self._announce([flat.size, chunk, _DTYPES.index(flat.dtype.name), _OPS.index(op)])
         self._exchange(flat, chunk, shmring.Op.SUM if op is shmring.Op.AVG else op)
 
     def serve(self) -> int:
@@ -138,8 +138,8 @@ class ReductionServers:
         here.all_reduce(counts, "max")
         most, least = counts * (1, -1)
         if most != least:
-            told = f"workers of one host called all_reduce with {least} and with {most} elements"
-            self._comm.abort(f"the workers' calls do not match: {told}")
+            shown = f"workers of one host called all_reduce with {least} and with {most} elements"
+            self._comm.abort(f"the workers' calls do not match: {shown}")
             self._comm.iprobe()  # raises it
 
     def _end(self, error: shmring.Error) -> None:
@@ -154,7 +154,7 @@ class ReductionServers:
     def close(self) -> None:
         """Leave. The workers' `close` ends `serve`. No call may be under way, except after an error."""
         if self._here is not None:
-            self._tell([_END, 0, 0, 0])
+            self._announce([_END, 0, 0, 0])
             self._here.close()
         self._comm.close()
 
@@ -171,7 +171,7 @@ class ReductionServers:
 
     # ---- the description of a call: from the first worker of each host to each reducer ----
 
-    def _tell(self, call: list[int]) -> None:
+    def _announce(self, call: list[int]) -> None:
         if self._workers().rank == 0:
             words = np.array(call)
             for reducer in self.reducers:
@@ -182,10 +182,10 @@ class ReductionServers:
         for number, (host, words) in enumerate(zip(self._hosts, calls, strict=True)):
             self._comm.recv(words, host[0], timeout=None if number else float("inf"))
         if (calls != calls[0]).any():
-            told = ", ".join(
+            shown = ", ".join(
                 f"worker {host[0]} {_said(words)}" for host, words in zip(self._hosts, calls, strict=True)
             )
-            self._comm.abort(f"the workers' calls do not match: {told}")
+            self._comm.abort(f"the workers' calls do not match: {shown}")
             self._comm.iprobe()  # raises it
         first: list[int] = calls[0].tolist()
         return first

@@ -142,11 +142,14 @@ def stacks_of(segment: Segment) -> dict[int, str]:
 
 def seen(segment: Segment) -> dict[str, Any]:
     """Describe a communicator for JSON: names, numbers and texts."""
-    told: dict[str, Any] = {"communicator": segment.name, "pids": segment.pids}
+    state: dict[str, Any] = {"communicator": segment.name, "pids": segment.pids}
     if segment.flight is None:
-        return told | {"damage": segment.damage}
+        return state | {"damage": segment.damage}
     ranks = range(segment.flight.nranks)
-    return told | {"over": over(segment.flight), "ranks": [rank_seen(segment.flight, rank) for rank in ranks]}
+    return state | {
+        "over": over(segment.flight),
+        "ranks": [rank_seen(segment.flight, rank) for rank in ranks],
+    }
 
 
 def rank_seen(seen_from: Flight, rank: int) -> dict[str, Any]:
@@ -212,7 +215,7 @@ def over_text(why: dict[str, Any]) -> str:
         "failed": "failed",
         "timed out": "was late",
         "aborted": "gave up",
-        "told": "was told by another host",
+        "remote": "was notified by another host",
     }
     who = f"rank {why['rank']} {words.get(why['cause'], '')}".rstrip()
     if why["cause"] == "mismatch":

@@ -77,8 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         all_of_it = [one._asdict() for one in found]
         _cli.print_json({"problems": problems, "notes": notes, "findings": all_of_it})
     else:
-        told = f"{_counted(problems, 'problem')}, {_counted(notes, 'note')}"
-        sections.show({f"shmring doctor: {told}": [_row(one) for one in found]})
+        summary = f"{_counted(problems, 'problem')}, {_counted(notes, 'note')}"
+        sections.show({f"shmring doctor: {summary}": [_row(one) for one in found]})
     return 1 if problems else 0
 
 
@@ -217,11 +217,11 @@ def _shared_memory(facts: _Facts) -> Iterator[Finding]:
     if fact["nbytes"] is None:
         yield _ok("it is as large as memory")
         return
-    told = f"{nbytes_text(fact['nbytes'])}, of which {nbytes_text(fact['room_nbytes'])} are left"
+    summary = f"{nbytes_text(fact['nbytes'])}, of which {nbytes_text(fact['room_nbytes'])} are left"
     if fact["nbytes"] <= _DOCKER_SHM_NBYTES or fact["room_nbytes"] < _HARDLY_NBYTES:
-        yield short(f"it has only {told}; {who}", fix)
+        yield short(f"it has only {summary}; {who}", fix)
     else:
-        yield _ok(f"it has {told}")
+        yield _ok(f"it has {summary}")
 
 
 def _descriptors(facts: _Facts) -> Iterator[Finding]:

@@ -52,42 +52,42 @@ def _fail(text: str) -> int:
 
 
 def _seen(segment: _attach.Segment, *, with_stacks: bool, with_start: bool) -> dict[str, Any]:
-    told = _attach.seen(segment)
+    state = _attach.seen(segment)
     if segment.flight is None:
-        return told
+        return state
     stacks = _attach.stacks_of(segment) if with_stacks else {}
-    for rank, one in enumerate(told["ranks"]):
+    for rank, one in enumerate(state["ranks"]):
         calls = segment.flight.records_of(rank)
         one["calls"] = [call for call in calls if with_start or call["number"] > 0]
         if with_stacks:
             one["stacks"] = _attach.printable(stacks[rank])
-    return told
+    return state
 
 
 def _text(one: dict[str, Any], shown: set[int]) -> str:
     if "damage" in one:
         return f"communicator {one['communicator']} cannot be read: {one['damage']}\n"
-    told = [f"communicator {one['communicator']}, {len(one['ranks'])} ranks on this host"]
+    lines = [f"communicator {one['communicator']}, {len(one['ranks'])} ranks on this host"]
     if one["over"]:
-        told.append(f"over: {_attach.over_text(one['over'])}")
+        lines.append(f"over: {_attach.over_text(one['over'])}")
     for rank in one["ranks"]:
         who = f"rank {rank['rank']} of {rank['size']}, process {rank['pid']}, {rank['state']}"
-        told.append(f"\n{who}: {rank['where']}")
-        told += [f"  waits {_wait(wait)}" for wait in rank["waits"]]
-        told.append("  last calls:")
-        told += [f"    {_call(record)}" for record in rank["calls"]] or ["    none"]
+        lines.append(f"\n{who}: {rank['where']}")
+        lines += [f"  waits {_wait(wait)}" for wait in rank["waits"]]
+        lines.append("  last calls:")
+        lines += [f"    {_call(record)}" for record in rank["calls"]] or ["    none"]
         if "stacks" in rank:
             known = rank["pid"] in shown
             shown.add(rank["pid"])
             text = "(as above)" if known else rank["stacks"].rstrip("\n")
-            told += ["  stacks:", textwrap.indent(text, "    ")]
-    return "\n".join(told) + "\n"
+            lines += ["  stacks:", textwrap.indent(text, "    ")]
+    return "\n".join(lines) + "\n"
 
 
 def _wait(wait: dict[str, Any]) -> str:
     where = "at a lock" if wait["where"] == "lock" else f"in a {wait['where']}"
-    whom = "any rank" if wait["awaited"] is None else f"rank {wait['awaited']}"
-    return f"{where} for {whom}: {seconds(wait['waited_s'])}{', then gave up' if wait['until_ns'] else ''}"
+    awaited = "any rank" if wait["awaited"] is None else f"rank {wait['awaited']}"
+    return f"{where} for {awaited}: {seconds(wait['waited_s'])}{', then gave up' if wait['until_ns'] else ''}"
 
 
 def _call(record: dict[str, Any]) -> str:

@@ -111,10 +111,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _row(found: Report, label: str, name: str, tell: Callable[[Fact], str]) -> Row:
+def _row(found: Report, label: str, name: str, describe: Callable[[Fact], str]) -> Row:
     fact = found[name]
     try:
-        text = f"unknown: {fact['unknown']}" if "unknown" in fact else tell(fact)
+        text = f"unknown: {fact['unknown']}" if "unknown" in fact else describe(fact)
     except Exception as error:
         text = f"unknown: {reason(error)}"
     return Row(label, text, "yellow" if text.startswith("unknown") else "cyan")
@@ -136,10 +136,10 @@ def nbytes_text(nbytes: int | None) -> str:
 def trip_text(trip: Fact) -> str:
     """Format the round trip of one pair of CPUs."""
     one, other = trip["cpus"]
-    told = f"CPUs {one} and {other} ({trip['share']} shared)"
+    shown = f"CPUs {one} and {other} ({trip['share']} shared)"
     if trip["round_trip_ns"] is None:
-        return f"{told}: unknown, one of them was busy"
-    return f"{told}: {trip['round_trip_ns']} ns, {trip['distance']}"
+        return f"{shown}: unknown, one of them was busy"
+    return f"{shown}: {trip['round_trip_ns']} ns, {trip['distance']}"
 
 
 def _model(fact: Fact) -> str:
@@ -149,10 +149,10 @@ def _model(fact: Fact) -> str:
 
 def _cpus(fact: Fact) -> str:
     allowed = fact["allowed"]
-    told = f"{fact['usable']} usable"
+    shown = f"{fact['usable']} usable"
     if fact["usable"] < len(allowed):
-        told += f" under the cgroup's quota, {len(allowed)} allowed"
-    return f"{told} ({cpulist.spell(allowed)}) of {fact['online'] or 'an unknown number'}"
+        shown += f" under the cgroup's quota, {len(allowed)} allowed"
+    return f"{shown} ({cpulist.spell(allowed)}) of {fact['online'] or 'an unknown number'}"
 
 
 def _cores(fact: Fact) -> str:
@@ -165,13 +165,13 @@ def _cores(fact: Fact) -> str:
 
 
 def _caches(fact: Fact) -> str:
-    told = [
+    shown = [
         f"{len(cache['shared_by'])} L{cache['level']} of {nbytes_text(cache['nbytes'])}"
         f"{_groups(cache['shared_by'])}"
         for cache in fact["caches"]
         if cache["level"] > 1
     ]
-    return "; ".join(told) or "unknown: the kernel does not report which CPUs share a cache"
+    return "; ".join(shown) or "unknown: the kernel does not report which CPUs share a cache"
 
 
 def _nodes(fact: Fact) -> str:
@@ -184,8 +184,8 @@ def _groups(groups: list[list[int]]) -> str:
     """Format groups of CPUs; empty if every group has one CPU."""
     if max(map(len, groups)) == 1:
         return ""
-    told = " | ".join(cpulist.spell(group) for group in groups[:_SHOWN_GROUPS])
-    return f" (CPUs {told}{' | ...' if len(groups) > _SHOWN_GROUPS else ''})"
+    shown = " | ".join(cpulist.spell(group) for group in groups[:_SHOWN_GROUPS])
+    return f" (CPUs {shown}{' | ...' if len(groups) > _SHOWN_GROUPS else ''})"
 
 
 def _instruction_set(fact: Fact) -> str:
@@ -199,8 +199,8 @@ def _trips(fact: Fact) -> str:
 
 def _copying(fact: Fact) -> str:
     all_of_them = f", {fact['together_gb_per_s']:.3g} GB/s by {fact['ranks']} at once"
-    told = f"{fact['alone_gb_per_s']:.3g} GB/s by one rank{all_of_them if fact['ranks'] > 1 else ''}"
-    return f"{told} ({nbytes_text(fact['nbytes'])} each)"
+    shown = f"{fact['alone_gb_per_s']:.3g} GB/s by one rank{all_of_them if fact['ranks'] > 1 else ''}"
+    return f"{shown} ({nbytes_text(fact['nbytes'])} each)"
 
 
 def _memory(fact: Fact) -> str:
@@ -264,8 +264,8 @@ def _launchers(fact: Fact) -> str:
 
 
 def _threads(fact: Fact) -> str:
-    told = ", ".join(f"{name}={text}" for name, text in fact["given"].items())
-    return told or f"none of {', '.join(software.THREAD_VARIABLES)} is set"
+    shown = ", ".join(f"{name}={text}" for name, text in fact["given"].items())
+    return shown or f"none of {', '.join(software.THREAD_VARIABLES)} is set"
 
 
 def _names_and_versions(fact: Fact) -> str:

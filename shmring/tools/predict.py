@@ -224,13 +224,13 @@ def _training(arguments: argparse.Namespace, link: model.Link) -> dict[str, Any]
 
 def _told(report: dict[str, Any]) -> list[str]:
     """Format the report as paragraphs."""
-    said = [f"{_in_words(report['link'])} ({report['source']})"]
+    shown = [f"{_in_words(report['link'])} ({report['source']})"]
     if report["measured_over_predicted"]:
         least, most = report["measured_over_predicted"]
-        said.append(f"measured / predicted: {least:.2f} to {most:.2f}")
+        shown.append(f"measured / predicted: {least:.2f} to {most:.2f}")
     if report["wire"]:
-        said.append(f"{report['hosts']} hosts, {_in_words(report['wire'])}")
-    paragraphs = ["\n".join(said)]
+        shown.append(f"{report['hosts']} hosts, {_in_words(report['wire'])}")
+    paragraphs = ["\n".join(shown)]
     for ranks in dict.fromkeys(row["ranks"] for row in report["rows"]):
         rows = [row for row in report["rows"] if row["ranks"] == ranks]
         heads = [f"{ranks} ranks", *rows[0]["seconds"]]
@@ -263,8 +263,8 @@ def _training_told(training: dict[str, Any]) -> str:
         figures = (row["transfer_s"], row["step_s"], 100 * row["efficiency"])
         needed = row["bandwidth_for_90_percent"] / 1e6
         rows.append([str(row["ranks"]), *(f"{figure:.4g}" for figure in figures), f"{needed:.0f}"])
-    said = f"{training['compute_s']} s of computing, then a ring over {training['gradient_nbytes']} bytes"
-    return f"{said}:\n{_cli.table(rows, range(5))}"
+    shown = f"{training['compute_s']} s of computing, then a ring over {training['gradient_nbytes']} bytes"
+    return f"{shown}:\n{_cli.table(rows, range(5))}"
 
 
 # ---- the picture ------------------------------------------------------------------------------------------

@@ -155,14 +155,14 @@ def _moves(comm: shmring.Comm, tally: Tally) -> None:
         blocks = by_rank.reshape(comm.size, comm.size, -1)
         x = comm.copy_of(by_rank[rank]) if shared else by_rank[rank].copy()
         every = x.reshape(comm.size, -1)
-        told = f"({dtype}[{len(x)}])"
-        tally.same(f"all_gather{told}", comm.all_gather(x), by_rank)
-        tally.same(f"gather{told}", comm.gather(x, root), by_rank if rank == root else None)
-        tally.same(f"all_to_all{told}", comm.all_to_all(every), np.ascontiguousarray(blocks[:, rank]))
+        shown = f"({dtype}[{len(x)}])"
+        tally.same(f"all_gather{shown}", comm.all_gather(x), by_rank)
+        tally.same(f"gather{shown}", comm.gather(x, root), by_rank if rank == root else None)
+        tally.same(f"all_to_all{shown}", comm.all_to_all(every), np.ascontiguousarray(blocks[:, rank]))
         part = comm.scatter(every if rank == root else None, root, like=every[0])
-        tally.same(f"scatter{told}", part.ravel(), blocks[root, rank])
+        tally.same(f"scatter{shown}", part.ravel(), blocks[root, rank])
         comm.broadcast(x, root)
-        tally.same(f"broadcast{told}", x, by_rank[root])
+        tally.same(f"broadcast{shown}", x, by_rank[root])
     comm.barrier()
 
 

@@ -82,23 +82,23 @@ def _looks(pids: list[int], interval_s: float) -> Iterator[list[dict[str, Any]]]
     next_s = time.monotonic()
     for turn in itertools.count():
         found = _attach.of_processes(pids or _attach.own_processes())
-        told = [_look(segment, before) for segment in found]
-        names = {one["communicator"] for one in told}
+        states = [_look(segment, before) for segment in found]
+        names = {one["communicator"] for one in states}
         before = {key: seen for key, seen in before.items() if key[0] in names}
         if turn > 0:
-            yield told
+            yield states
         next_s = max(next_s + interval_s, time.monotonic())
         time.sleep(max(0.0, next_s - time.monotonic()))
 
 
 def _look(segment: _attach.Segment, before: dict[tuple[str, int], _Before]) -> dict[str, Any]:
-    told = _attach.seen(segment)
+    state = _attach.seen(segment)
     if segment.flight is None:
-        return told
-    for local, rank in enumerate(told["ranks"]):
-        seen = before.setdefault((told["communicator"], local), _Before(time.monotonic()))
+        return state
+    for local, rank in enumerate(state["ranks"]):
+        seen = before.setdefault((state["communicator"], local), _Before(time.monotonic()))
         rank |= _pace(seen, rank, segment.flight.records_of(local))
-    return told | {"awaited": _awaited(told["ranks"])}
+    return state | {"awaited": _awaited(state["ranks"])}
 
 
 def _pace(seen: _Before, rank: dict[str, Any], records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -187,9 +187,9 @@ def _lines(found: list[dict[str, Any]]) -> list[str]:
     if not found:
         return ["no communicators of this user on this host"]
     rows = [row for one in found for row in _rows(one)]
-    heads, *told = _cli.table([_HEADS, *rows], right=_NUMBERS).split("\n")
+    heads, *lines = _cli.table([_HEADS, *rows], right=_NUMBERS).split("\n")
     # The summary comes first: a terminal may have room for the first lines only.
-    return [heads, *(_late(one) for one in found if one.get("awaited")), *told]
+    return [heads, *(_late(one) for one in found if one.get("awaited")), *lines]
 
 
 def _late(one: dict[str, Any]) -> str:

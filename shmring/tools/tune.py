@@ -228,7 +228,7 @@ def tune(
 ) -> tuple[tuning_table.Table, list[Answer]]:
     """Return the table for a number of ranks: only values that beat the built-in value in two trials."""
     table: tuning_table.Table = {distance: {} for distance in tuning_table.DISTANCES}
-    told = []
+    chosen = []
     for question in questions:
         present = thresholds.built_in(ranks)[question.name]
         share = seconds / len(questions)
@@ -240,13 +240,13 @@ def tune(
         for distance, (value, part) in again.items():
             if value != present:
                 table[distance][question.name] = value
-            told.append(Answer(ranks, distance, question.name, present, value, part))
-            bar.tell(str(told[-1]))
+            chosen.append(Answer(ranks, distance, question.name, present, value, part))
+            bar.write_line(str(chosen[-1]))
         if not again:
             text = f"{_value_text(present)} stays, too few rounds; give more --seconds"
-            bar.tell(f"{ranks} ranks: {question.name}: {text}")
+            bar.write_line(f"{ranks} ranks: {question.name}: {text}")
         bar.advance()
-    return {distance: values for distance, values in table.items() if values}, told
+    return {distance: values for distance, values in table.items() if values}, chosen
 
 
 def _beside(question: Question) -> dict[str, int]:
@@ -294,8 +294,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def add_to(commands: Any) -> None:
     """Add this command to a parser's."""
-    told = "measure the best thresholds for this machine and use them"
-    _filled(commands.add_parser("tune", help=told, description=_PURPOSE))
+    purpose = "measure the best thresholds for this machine and use them"
+    _filled(commands.add_parser("tune", help=purpose, description=_PURPOSE))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -334,8 +334,8 @@ def _run(options: argparse.Namespace) -> int:
     answered: list[Answer] = []
     with closing(bar):
         for ranks in options.ranks:
-            table, told = tune(ranks, questions, options.seconds, bar)
-            answered += told
+            table, chosen = tune(ranks, questions, options.seconds, bar)
+            answered += chosen
             for distance, values in tables.get(ranks, {}).items():
                 kept = {name: value for name, value in values.items() if name not in asked}
                 if kept:
@@ -405,19 +405,19 @@ def _kept_so_far(path: Path) -> dict[int, tuning_table.Table]:
 class _Bar:
     """Print lines above a progress bar; without tqdm, print the lines only."""
 
-    def __init__(self, total: int, told: TextIO) -> None:
+    def __init__(self, total: int, stream: TextIO) -> None:
         self._bar: Any = None
-        self._told = told
+        self._stream = stream
         try:
             self._bar = importlib.import_module("tqdm").tqdm(total=total, unit="question")
         except ImportError:
             print(f"{total} questions", file=sys.stderr)
 
-    def tell(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         if self._bar is None:
-            print(text, flush=True, file=self._told)
+            print(text, flush=True, file=self._stream)
         else:
-            self._bar.write(text, file=self._told)
+            self._bar.write(text, file=self._stream)
 
     def advance(self) -> None:
         if self._bar is not None:

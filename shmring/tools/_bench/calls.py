@@ -99,9 +99,9 @@ class Job:
     def what(self) -> str:
         """Return a description such as all_reduce(float32, sum)."""
         form = self.form
-        told = [] if self.call == "barrier" else [self.dtype]
-        told += [self.op] * form.reduces + [f"root {self.root}"] * form.rooted
-        told += [f"algorithm {self.algorithm}"] if self.algorithm else []
+        words = [] if self.call == "barrier" else [self.dtype]
+        words += [self.op] * form.reduces + [f"root {self.root}"] * form.rooted
+        words += [f"algorithm {self.algorithm}"] if self.algorithm else []
         ways = {
             "in the background": self.async_op,
             "by a plan": self.plan,
@@ -109,7 +109,7 @@ class Job:
             "in place": self.in_place,
             "input written before each call": self.written,
         }
-        return f"{self.call}({', '.join(told + [way for way, taken in ways.items() if taken])})"
+        return f"{self.call}({', '.join(words + [way for way, taken in ways.items() if taken])})"
 
 
 def dtype_named(name: str) -> np.dtype[Any]:

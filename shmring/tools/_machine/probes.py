@@ -115,14 +115,14 @@ def _plain_settings() -> Iterator[None]:
 def _between(
     comm: shmring.Comm, pairs: Sequence[Sequence[int]]
 ) -> tuple[list[tuple[int, str]], list[str | None]]:
-    told: list[str | None] = comm.all_gather_object(_refusal(comm))
+    refusals: list[str | None] = comm.all_gather_object(_refusal(comm))
     trips = []
     for pair in pairs:
         os.sched_setaffinity(0, {pair[comm.rank]})
         comm.barrier()
         measured = [_round_trip(comm) for _ in range(_ROUNDS)]
         trips.append(min((trip for trip in measured if trip[0]), default=(0, "unknown")))
-    return trips, told
+    return trips, refusals
 
 
 def _round_trip(comm: shmring.Comm) -> tuple[int, str]:

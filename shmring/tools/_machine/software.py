@@ -61,30 +61,30 @@ def settings() -> dict[str, Any]:
 def tuning_table() -> dict[str, Any]:
     """Return the tuning table of new communicators: a file with its numbers of ranks, or the built-in one."""
     asked = Survey.of().given.get("SHMRING_TUNING", "").strip() or "auto"
-    told: dict[str, Any] = {"path": None, "ranks": [], "state": "off", "why": "SHMRING_TUNING says none"}
+    fact: dict[str, Any] = {"path": None, "ranks": [], "state": "off", "why": "SHMRING_TUNING says none"}
     if asked == "none":
-        return told
+        return fact
     path = measured.default_path() if asked == "auto" else Path(asked)
-    told["path"] = str(path)
+    fact["path"] = str(path)
     try:
         ranks = sorted(measured.load(path, thresholds.LIMITS))
     except measured.Unusable as error:
         absent = asked == "auto" and isinstance(error, measured.Absent)
-        return told | {"state": "absent" if absent else "unusable", "why": str(error)}
-    return told | {"ranks": ranks, "state": "used", "why": None}
+        return fact | {"state": "absent" if absent else "unusable", "why": str(error)}
+    return fact | {"ranks": ranks, "state": "used", "why": None}
 
 
 def job() -> dict[str, Any]:
     """Return the launcher of this process, according to its environment, and the launchers on the PATH."""
-    told: dict[str, Any] = {"launcher": None, "rank": None, "size": None, "local_size": None, "wrong": None}
+    fact: dict[str, Any] = {"launcher": None, "rank": None, "size": None, "local_size": None, "wrong": None}
     try:
         found = find_job(Settings.from_environment() if not Survey.of().wrong else Settings(), os.environ)
     except ValueError as error:
-        told["wrong"], found = str(error), None
+        fact["wrong"], found = str(error), None
     if found is not None:
-        told |= {"launcher": found.launcher, "rank": found.rank, "size": found.size}
-        told["local_size"] = found.local_size
-    return told | {
+        fact |= {"launcher": found.launcher, "rank": found.rank, "size": found.size}
+        fact["local_size"] = found.local_size
+    return fact | {
         "commands": {name: path for name in _LAUNCHERS if (path := shutil.which(name))},
         "kubernetes": "KUBERNETES_SERVICE_HOST" in os.environ,
         "slurm_allocation": "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ,
