@@ -224,7 +224,7 @@ def differ(comm):
         jax.block_until_ready(jax.jit(lambda x: adapter.all_reduce(x, comm))(np.zeros(comm.rank + 1, "f4")))
 
 
-def test_ranks_that_call_different_things_are_told_so(world_of):
+def test_ranks_that_call_different_things_are_reported(world_of):
     world_of(2, timeout_s=SLOW_S)(differ)
 
 

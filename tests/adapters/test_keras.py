@@ -149,7 +149,7 @@ def differ(comm):
         comm.barrier()
 
 
-def test_errors_are_told(world_of):
+def test_errors_are_reported(world_of):
     world_of(2, timeout_s=SLOW_S)(differ)
 
 

@@ -68,7 +68,7 @@ def use(comm, kind):
 
 @pytest.mark.parametrize("kind", ["shared", "private"])
 @pytest.mark.parametrize("segment", ["memfd", "posix"])
-def test_what_is_adopted_is_reduced_where_it_lies(kind, segment):
+def test_adopted_arrays_are_reduced_in_place(kind, segment):
     with Ranks(3) as ranks:
         ranks.meet(SHMRING_SEGMENT=segment)(use, kind)
 

@@ -136,7 +136,7 @@ def test_regress_pairs_what_was_measured_in_the_same_round():
     assert regress.table(samples, ratios, 1.15).splitlines()[1].endswith("TOO SLOW")
 
 
-def test_torch_version_is_exact_unless_told_otherwise():
+def test_torch_version_is_exact_by_default():
     assert install_peers.DEFAULT_TORCH == "2.13.0"
     assert "torch=={torch}" in install_peers.PACKAGES["gloo"]
 
@@ -195,7 +195,7 @@ def test_a_tiny_run_of_shmring_alone(tmp_path):
 
 
 @pytest.mark.limit(120)
-def test_a_contestant_that_cannot_start_is_left_out_and_said_so(tmp_path):
+def test_a_contestant_that_cannot_start_is_left_out_and_reported(tmp_path):
     (tmp_path / "intel" / "bin").mkdir(parents=True)
     (tmp_path / "intel" / "installed").touch()
     mpiexec = tmp_path / "intel" / "bin" / "mpiexec"

@@ -247,7 +247,7 @@ def test_a_misdirected_hello_gets_no_challenge(peer, purpose, turned_away):
     assert turned_away() == {"misled": 1}
 
 
-def test_another_worlds_rank_is_told_which_world_it_is_and_no_more(turned_away, caplog):
+def test_another_worlds_rank_is_reported_which_world_it_is_and_no_more(turned_away, caplog):
     meeting = world_at(2)
     hello = request_of(world(2), 1).hello(0, COORDINATOR).pack()
     (text,) = hosting(meeting, saying(meeting, len(hello).to_bytes(2, "big") + hello))

@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from rendezvous import close, in_threads, joining, meet, nothing, once, python, settle, soon, then_tell
+from rendezvous import close, in_threads, joining, meet, nothing, once, python, settle, soon, then_notify
 
 from shmring._bootstrap import connector as connector
 from shmring._bootstrap import join as bootstrap
@@ -186,7 +186,7 @@ def test_rank_0_missing_is_named():
     assert caught.value.rank == 0
 
 
-def test_a_long_wait_for_rank_0_is_told_once(monkeypatch, caplog):
+def test_a_long_wait_for_rank_0_is_reported_once(monkeypatch, caplog):
     monkeypatch.setattr(connector, "SILENCE_S", 0.1)
     with pytest.raises(Timeout):
         join(world(2), 1, timeout_s=2)
@@ -201,7 +201,7 @@ def test_another_key_is_an_error_there_and_does_not_disturb_the_rest():
     turned_away = threading.Event()
     host, wrong, right = in_threads(
         joining(meeting, 0),
-        then_tell(turned_away, joining(imposter, 1)),
+        then_notify(turned_away, joining(imposter, 1)),
         once(turned_away, joining(meeting, 1)),
     )
     assert type(wrong) is Error
@@ -241,7 +241,7 @@ def test_a_rank_that_comes_twice_ends_it_for_all():
 def test_two_rank_0():
     meeting = world(2)
     turned_away = threading.Event()
-    two = [then_tell(turned_away, joining(meeting, 0)) for _ in range(2)]
+    two = [then_notify(turned_away, joining(meeting, 0)) for _ in range(2)]
     outcomes = in_threads(*two, once(turned_away, joining(meeting, 1)))
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     assert [type(error) for error in errors] == [Error]
@@ -315,7 +315,7 @@ def test_a_world_is_single_use_in_one_process():
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_latecomer_to_a_world_that_has_met_is_told_at_once(rank, monkeypatch):
+def test_a_latecomer_to_a_world_that_has_met_is_reported_at_once(rank, monkeypatch):
     meeting = world(2)
     sockets = in_threads(joining(meeting, 0), joining(meeting, 1))
     monkeypatch.setattr(bootstrap, "_used", [])  # as in another process
@@ -419,7 +419,7 @@ def test_ctrl_c_ends_the_wait(rank):
     assert out == b"interrupted\n"
 
 
-def test_ctrl_c_on_rank_0_is_told_to_the_others():
+def test_ctrl_c_on_rank_0_is_reported_to_the_others():
     meeting = world(3)
     host, connector = visitor(meeting, 0), visitor(meeting, 1)
     wait_for_connections(meeting, 1)

@@ -69,7 +69,7 @@ def test_ranks_that_do_not_connect_are_named_with_who_did_instead():
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_the_star_tells_ends_the_wait(rank):
+def test_a_message_of_the_coordinator_ends_the_wait(rank):
     def check():
         raise RankFailed("rank 7 ended", rank=7)
 

@@ -26,7 +26,7 @@ from rendezvous import (
     python,
     settle,
     soon,
-    then_tell,
+    then_notify,
     world_at,
 )
 
@@ -254,7 +254,7 @@ def test_missing_ranks_are_named_to_all():
         assert error.rank == 1
 
 
-def test_a_long_wait_is_told_once(monkeypatch, caplog):
+def test_a_long_wait_is_reported_once(monkeypatch, caplog):
     monkeypatch.setattr(acceptor, "SILENCE_S", 0.2)
     meeting = world_at(3)
     in_threads(*(coming(meeting, rank, node=str(rank), timeout_s=1.0) for rank in (0, 2)))
@@ -264,7 +264,7 @@ def test_a_long_wait_is_told_once(monkeypatch, caplog):
     ]
 
 
-def test_it_is_told_that_rank_0_cannot_be_reached(monkeypatch, caplog):
+def test_it_is_reported_that_rank_0_cannot_be_reached(monkeypatch, caplog):
     monkeypatch.setattr(connector, "SILENCE_S", 0.2)
     meeting = world_at(2)
     with pytest.raises(Timeout):
@@ -306,7 +306,7 @@ def test_rank_0_missing_is_named_with_the_address():
     assert caught.value.rank == 0
 
 
-def test_an_unknown_name_is_said(monkeypatch):
+def test_an_unknown_name_is_reported(monkeypatch):
     def unknown(*_, **__):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -319,14 +319,14 @@ def test_an_unknown_name_is_said(monkeypatch):
     assert type(caught.value) is Error
 
 
-def test_an_address_of_another_host_is_said_at_once():
+def test_an_address_of_another_host_is_reported_at_once():
     meeting = world(2, address="192.0.2.1:5000")  # an address for documentation: no host has it
     with pytest.raises(Error, match="no address of this host: give the address of the host") as caught:
         join(meeting, 0, timeout_s=100)
     assert type(caught.value) is Error
 
 
-def test_a_port_that_is_taken_is_said_at_once():
+def test_a_port_that_is_taken_is_reported_at_once():
     meeting = world_at(2)
     with socket.socket() as holder:
         holder.bind(bootstrap.tcp.parse_address("address", meeting.address))
@@ -350,7 +350,7 @@ def test_another_key_is_an_error_there_and_does_not_disturb_the_rest():
     turned_away = threading.Event()
     host, wrong, right = in_threads(
         coming(meeting, 0, node="a"),
-        then_tell(turned_away, coming(imposter, 1, node="b")),
+        then_notify(turned_away, coming(imposter, 1, node="b")),
         once(turned_away, coming(meeting, 1, node="b")),
     )
     assert type(wrong) is Error
@@ -399,7 +399,7 @@ def test_a_wrong_answer_in_rank_0s_place_is_reported(words, expected):
     assert expected in str(error)
 
 
-def test_a_connector_of_another_version_is_told():
+def test_a_connector_of_another_version_is_reported():
     meeting = world_at(2)
 
     def other_version():
@@ -491,7 +491,7 @@ def test_what_one_rank_raises_all_raise(weaving, rank, kind):
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_what_is_no_error_of_ours_is_told_as_giving_up(weaving, rank):
+def test_other_exceptions_are_reported_as_aborted(weaving, rank):
     weaving(rank, raising(KeyboardInterrupt()))
     errors = meet_on("aba", timeout_s=100)
     assert type(errors.pop(rank)) is KeyboardInterrupt

@@ -111,7 +111,7 @@ def test_programs_that_got_the_world_in_a_pickle():
     assert outputs == [f"3.0 {rank} 2 {rank} 2 0 1\n" for rank in range(2)]
 
 
-def test_programs_that_are_told_by_the_environment():
+def test_programs_that_are_reported_by_the_environment():
     variables = {"SHMRING_SIZE": "2", "SHMRING_KEY": os.urandom(16).hex(), "SHMRING_ADDR": "127.0.0.1"}
     variables["SHMRING_PORT"] = str(20_000 + os.getpid() % 20_000)
     commands = [

@@ -175,7 +175,7 @@ def go_on_alone(comm):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_calls_go_on_while_nobody_waits(world_of, size):
+def test_calls_go_on_while_no_rank_waits(world_of, size):
     assert world_of(size)(go_on_alone) == [[True] * 3] * size
 
 
@@ -405,9 +405,9 @@ def test_a_rank_that_does_not_come_is_named(world_of, tmp_path):
         assert error.rank == 1
 
 
-def call_for_ever(comm, path_to_tell):
+def call_for_ever(comm, path_when_running):
     x = np.ones(30_000)
-    for turn in turns(comm, path_to_tell):
+    for turn in turns(comm, path_when_running):
         works = [comm.all_reduce(x, "max", async_op=True) for _ in range(3)]
         if turn % 2:
             time.sleep(0.001)
@@ -441,7 +441,7 @@ def die_unwatched(comm):
     work.wait()
 
 
-def test_a_death_ends_calls_that_nobody_waits_for():
+def test_a_death_ends_calls_that_no_rank_waits_for():
     with Ranks(3) as ranks:
         *others, died = ranks.meet().outcomes(die_unwatched)
         assert isinstance(died, Died)
@@ -503,7 +503,7 @@ def fork_behind(comm, forked_path):
     return status, after.result().shape
 
 
-def test_a_forked_child_is_told_that_the_work_is_not_its_own(world_of, tmp_path):
+def test_a_forked_child_is_reported_that_the_work_is_not_its_own(world_of, tmp_path):
     statuses = world_of(2)(fork_behind, tmp_path / "forked")
     assert [shape for _, shape in statuses] == [(2, 100_000)] * 2
     assert statuses[1][0] == 0  # rank 0's call may have been finished before

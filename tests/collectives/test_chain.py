@@ -101,9 +101,9 @@ def test_what_comes_of_it(crowd, chunk, environ):
     assert set(ranks(path_of, "scan", "f8", LARGE)) == {"chain"}
 
 
-def repeat(comm, kind, root, path_to_tell):
+def repeat(comm, kind, root, path_when_running):
     x = np.ones(LARGE)
-    for _ in turns(comm, path_to_tell):
+    for _ in turns(comm, path_when_running):
         getattr(comm, kind)(x, "max", **({"root": root} if kind == "reduce" else {}), timeout=2)
 
 

@@ -14,10 +14,10 @@ from cases import (
     environment,
     numbers,
     pairwise,
+    refusals_of,
     rng_of,
     root_of,
     same_bytes,
-    what_is_said,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -426,7 +426,7 @@ def refusals(comm):
         "avg of a scan": lambda: comm.scan(x, "avg"),
         "sum of text": lambda: comm.reduce_scatter(np.array(["a"] * n)),
     }
-    return what_is_said(comm, attempts)
+    return refusals_of(comm, attempts)
 
 
 def _overlap(comm):

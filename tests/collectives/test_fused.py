@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import DTYPES, assert_same, numbers, rng_of, same_bytes, what_is_said
+from cases import DTYPES, assert_same, numbers, refusals_of, rng_of, same_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import Ranks
@@ -173,7 +173,7 @@ def refusals(comm):
         "fuse_nbytes": lambda: comm.all_reduce_many([x], fuse_nbytes=-1),
         "timeout": lambda: comm.all_reduce_many([x], timeout=0),
     }
-    text = what_is_said(comm, attempts)
+    text = refusals_of(comm, attempts)
     assert np.array_equal(x, np.arange(6.0))
     return text
 

@@ -93,7 +93,7 @@ def each_in_a_group_of_its_own(comm, pairs, odd_one, way):
     return found
 
 
-def assert_told(pairs, by_rank, *, is_near):
+def assert_limit_named(pairs, by_rank, *, is_near):
     for number, pair in enumerate(pairs):
         for text, calls, seq in (found[number] for found in by_rank):
             known = {output for output in calls if output not in ("nothing yet", "(on another host)")}
@@ -106,7 +106,7 @@ def assert_told(pairs, by_rank, *, is_near):
 @pytest.mark.parametrize("way", ["foreground", "background"])
 def test_every_two_collectives_are_a_mismatch(world_of, way, odd_one):
     by_rank = world_of(SIZE)(each_in_a_group_of_its_own, PAIRS, odd_one, way)
-    assert_told(PAIRS, by_rank, is_near=True)
+    assert_limit_named(PAIRS, by_rank, is_near=True)
 
 
 SOME = {"all_reduce", "broadcast", "all_to_all", "scan", "barrier"}
@@ -115,7 +115,7 @@ PLANNED = [pair for pair in PAIRS if set(pair) <= SOME]
 
 def test_plans_of_every_two_kinds_are_a_mismatch(world_of):
     by_rank = world_of(SIZE)(each_in_a_group_of_its_own, PLANNED, 1, "plan")
-    assert_told(PLANNED, by_rank, is_near=True)
+    assert_limit_named(PLANNED, by_rank, is_near=True)
 
 
 # Some of all, others each time it is changed: a group over hosts takes its time to begin.
@@ -129,7 +129,7 @@ STUCK = [("broadcast", "reduce"), ("reduce", "scatter"), ("broadcast_object", "g
 def test_every_two_collectives_are_a_mismatch_over_hosts(world_over_hosts, layout, way):
     nodes = {"1+1": [0, 1], "2+1": [0, 0, 1]}[layout]
     by_rank = world_over_hosts(nodes)(each_in_a_group_of_its_own, FEW, len(nodes) - 1, way)
-    assert_told(FEW, by_rank, is_near=False)
+    assert_limit_named(FEW, by_rank, is_near=False)
 
 
 @pytest.mark.parametrize("way", ["foreground", "background"])

@@ -108,7 +108,7 @@ def refused_on_one_rank(comm):
     return float(x[0])
 
 
-def test_a_refused_plan_concerns_nobody_else(world_of):
+def test_a_refused_plan_concerns_no_other_rank(world_of):
     assert world_of(3)(refused_on_one_rank) == [3.0] * 3
 
 

@@ -255,8 +255,8 @@ def test_memory_that_cannot_be_read_is_an_error_on_all_ranks(world_of, kind):
         assert "SHMRING_SINGLE_COPY=off" in text
 
 
-def call_for_ever(comm, kind, path_to_tell):
-    for _ in turns(comm, path_to_tell):
+def call_for_ever(comm, kind, path_when_running):
+    for _ in turns(comm, path_when_running):
         call(comm, kind)
 
 

@@ -14,10 +14,10 @@ from cases import (
     environment,
     numbers,
     pairwise,
+    refusals_of,
     rng_of,
     root_of,
     same_bytes,
-    what_is_said,
 )
 from ranks import Died, Ranks
 
@@ -273,7 +273,7 @@ def refusals(comm):
         "read-only": lambda: comm.all_gather_v(x, out=[np.broadcast_to(0.0, 6).copy().data.toreadonly()] * n),
         "timeout": lambda: comm.all_gather_v(x, timeout=-1),
     }
-    text = what_is_said(comm, attempts)
+    text = refusals_of(comm, attempts)
     assert np.array_equal(x, np.arange(6.0))
     return text
 

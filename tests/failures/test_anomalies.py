@@ -185,7 +185,7 @@ def npoints(campaign, name):
     return n
 
 
-def test_an_interrupt_at_the_end_of_shrink_is_told():
+def test_an_interrupt_at_the_end_of_shrink_is_reported():
     """The others already have the new communicator; they learn at once that this rank has left it."""
     with Campaign(OTHER_RANK) as campaign:
         campaign.check_without("shrink")

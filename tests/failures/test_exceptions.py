@@ -84,7 +84,7 @@ def test_signals_while_a_signal_is_handled_change_nothing(world_of, name, times,
     assert_all(world_of(2).outcomes(interrupt_the_end, name, times, patient), shmring.Aborted)
 
 
-def tell_in_spite_of(comm, name):
+def notify_in_spite_of(comm, name):
     """As interrupt_the_end, with the other rank waiting for a message on another host."""
     if comm.rank != 0:
         return comm.recv(np.zeros(1), 0)
@@ -92,8 +92,8 @@ def tell_in_spite_of(comm, name):
 
 
 @pytest.mark.parametrize("name", ["end", "_error_of"])
-def test_ranks_of_other_hosts_are_told_whatever_comes_between(world_over_hosts, name):
-    assert_all(world_over_hosts([0, 1]).outcomes(tell_in_spite_of, name), shmring.Aborted)
+def test_ranks_of_other_hosts_are_reported_whatever_comes_between(world_over_hosts, name):
+    assert_all(world_over_hosts([0, 1]).outcomes(notify_in_spite_of, name), shmring.Aborted)
 
 
 # ---- between the steps of a call ---------------------------------------------------------------------------

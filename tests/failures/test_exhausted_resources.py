@@ -77,7 +77,7 @@ def join_another(comm, world, places, concerned, more):
             del os.environ[name]
 
 
-def assert_told(outcomes, concerned):
+def assert_limit_named(outcomes, concerned):
     """Check the outcomes, and return whether the resource sufficed. If not, the rank concerned names the
     limit, and no rank goes on."""
     assert not any(isinstance(outcome, Died) for outcome in outcomes), outcomes
@@ -94,7 +94,7 @@ def test_descriptors_that_run_out_at_each_step(step, concerned):
     for more in range(12):
         with Ranks(2) as ranks:
             outcomes = ranks.meet().outcomes(take_step, step, concerned, more)
-        if assert_told(outcomes, concerned):
+        if assert_limit_named(outcomes, concerned):
             return
     raise AssertionError("still not enough")
 
@@ -104,7 +104,7 @@ def test_descriptors_that_run_out_while_a_group_over_hosts_begins(concerned):
     for more in range(0, 15, 2):
         with Ranks(2, nodes=[0, 1]) as ranks:
             outcomes = ranks.meet().outcomes(take_step, "split", concerned, more)
-        if assert_told(outcomes, concerned):
+        if assert_limit_named(outcomes, concerned):
             return
     raise AssertionError("still not enough")
 
@@ -119,7 +119,7 @@ def test_descriptors_that_run_out_while_ranks_meet(concerned, across):
             if across:
                 world = dataclasses.replace(world, address=f"127.0.0.1:{free_port()}")
                 places = {"SHMRING_NODE": "a"}, {"SHMRING_NODE": "b"}
-            if assert_told(ranks.outcomes(join_another, world, places, concerned, more), concerned):
+            if assert_limit_named(ranks.outcomes(join_another, world, places, concerned, more), concerned):
                 return
     raise AssertionError("still not enough")
 

@@ -47,10 +47,10 @@ def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_of, call, absent
         assert "timeout=" in str(error)
 
 
-def call_for_ever(comm, path, algorithm, path_to_tell, timeout_s=None):
+def call_for_ever(comm, path, algorithm, path_when_running, timeout_s=None):
     """Make calls without end; rank 0 makes a file when they run."""
     x = array_for(comm, path)
-    for _ in turns(comm, path_to_tell):
+    for _ in turns(comm, path_when_running):
         comm.all_reduce(x, "max", algorithm=algorithm, timeout=timeout_s)
 
 
@@ -216,7 +216,7 @@ def use_closed(comm):
     return comm.rank, comm.size
 
 
-def test_a_closed_communicator_says_so(world_of):
+def test_a_closed_communicator_raises_closed(world_of):
     assert world_of(2)(use_closed) == [(0, 2), (1, 2)]
 
 
@@ -260,7 +260,7 @@ def fail_inside_with(comm, path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_an_exception_inside_with_is_told_to_the_others(world_of, path):
+def test_an_exception_inside_with_is_reported_to_the_others(world_of, path):
     first, own, last = world_of(3).outcomes(fail_inside_with, path)
     assert isinstance(own, KeyError)
     for error in assert_all([first, last], shmring.Aborted):
@@ -296,7 +296,7 @@ def fail_oddly(comm, what):
 
 
 @pytest.mark.parametrize(("what", "kind"), [("surrogates", FileNotFoundError), ("no text", Unspeakable)])
-def test_exceptions_with_odd_texts_are_told_as_well(world_of, what, kind):
+def test_exceptions_with_odd_texts_are_reported_as_well(world_of, what, kind):
     first, own, last = world_of(3).outcomes(fail_oddly, what)
     assert isinstance(own, kind)
     for error in assert_all([first, last], shmring.Aborted):

@@ -468,12 +468,12 @@ def test_one_rank_warns_of_a_late_one_at_doubling_times(world_of, tmp_path, how)
     assert all(later >= 1.5 * sooner for sooner, later in itertools.pairwise(waited_s)), waited_s
 
 
-def test_nobody_warns_where_it_is_off_or_soon_enough(world_of):
+def test_no_rank_warns_where_it_is_off_or_soon_enough(world_of):
     for stall in (0, 60):
         assert world_of(2, SHMRING_STALL=stall)(warned, "barrier") == [[], []]
 
 
-def test_of_a_rank_on_another_host_its_name_is_told(world_over_hosts, tmp_path):
+def test_of_a_rank_on_another_host_its_name_is_reported(world_over_hosts, tmp_path):
     reported = world_over_hosts([0, 0, 1], SHMRING_STALL=0.2)(warned, "barrier", tmp_path)
     texts = [text for rank in reported for _, text in rank]
     assert texts

@@ -25,7 +25,7 @@ AT_ONCE = 20  # programs of one set of processes
 SOAK_LIMIT_S = 3600
 
 
-def assert_told(layout, seeds, **environ):
+def assert_limit_named(layout, seeds, **environ):
     with Ranks(len(LAYOUTS[layout]), nodes=LAYOUTS[layout]) as ranks:
         ranks.meet(**environ)
         for seed in seeds:
@@ -37,7 +37,7 @@ def assert_told(layout, seeds, **environ):
 def test_an_odd_rank_is_a_mismatch_on_all(layout):
     for number, environ in enumerate(SETTINGS):
         first = PROGRAMS * sorted(LAYOUTS).index(layout)
-        assert_told(layout, range(first + number, first + PROGRAMS, len(SETTINGS)), **environ)
+        assert_limit_named(layout, range(first + number, first + PROGRAMS, len(SETTINGS)), **environ)
 
 
 @pytest.mark.soak
@@ -49,7 +49,7 @@ def test_an_odd_rank_is_a_mismatch_on_all_in_thousands_of_worlds(capsys):
         environ, layout = next(ways)
         with capsys.disabled():
             print(f"\nprograms {seed} to {seed + AT_ONCE - 1} on {layout}, {environ}", end="", flush=True)
-        assert_told(layout, range(seed, seed + AT_ONCE), **environ)
+        assert_limit_named(layout, range(seed, seed + AT_ONCE), **environ)
 
 
 def scatter_from(comm, root):
@@ -154,7 +154,7 @@ CASES += [("death", name, "background") for name in ("reduce", "broadcast")] + [
 
 
 @pytest.mark.parametrize(("over", "name", "way"), CASES)
-def test_a_rank_that_waits_for_nobody_hears_that_it_is_over(tmp_path, over, name, way):
+def test_a_rank_without_waits_learns_that_it_is_over(tmp_path, over, name, way):
     with Ranks(3, nodes=[0, 0, 1]) as ranks:
         outcomes = ranks.meet().outcomes(go_on_alone, over, name, way, tmp_path / "told")
     assert isinstance(outcomes[1], Died) or over == "abort"
@@ -177,7 +177,7 @@ def differ_alone(comm, kind):
 
 
 @pytest.mark.parametrize("kind", ["gather", "broadcast", "scatter", "large reduce", "large broadcast"])
-def test_another_call_that_waits_for_nobody_is_a_mismatch_with_the_next(kind):
+def test_another_call_that_waits_for_no_rank_is_a_mismatch_with_the_next(kind):
     with Ranks(3, nodes=[0, 0, 1]) as ranks:
         outcomes = ranks.meet().outcomes(differ_alone, kind)
     made, text = outcomes[2]

@@ -44,11 +44,11 @@ def check_works(comm, ranks):
     comm.barrier()
 
 
-def go_on_after(comm, path_to_tell):
+def go_on_after(comm, path_when_running):
     """Call until the communicator is over, then go on; return the error and the state at that time."""
     x = np.ones(20_000, "f4")
     try:
-        for _ in turns(comm, path_to_tell):
+        for _ in turns(comm, path_when_running):
             x[:] = 1
             comm.all_reduce(x)
     except shmring.Error as error:
@@ -107,7 +107,7 @@ def test_one_after_another_down_to_the_last():
     assert survivor[2] == 5
 
 
-def keep_on(comm, path_to_tell):
+def keep_on(comm, path_when_running):
     """Go on after every error, until a file names the ranks that should remain."""
     ranks = tuple(range(comm.size))
     while True:
@@ -116,9 +116,9 @@ def keep_on(comm, path_to_tell):
             comm.all_reduce(x)
             assert (x == comm.size**2).all()
             if comm.rank == 0:
-                with open(path_to_tell, "w") as file:
+                with open(path_when_running, "w") as file:
                     file.write(repr(ranks))
-            word = comm.broadcast_object(os.path.exists(path_to_tell + ".end"))
+            word = comm.broadcast_object(os.path.exists(path_when_running + ".end"))
             if word:
                 return ranks
         except shmring.Error:
@@ -182,7 +182,7 @@ def come_apart(comm, how):
 
 @pytest.mark.parametrize("nodes", WORLDS[:2], ids=str)
 @pytest.mark.parametrize("how", ["mismatch", "aborted", "by shrink"])
-def test_all_go_on_where_nobody_has_died(nodes, how):
+def test_all_go_on_where_no_rank_has_died(nodes, how):
     with world(nodes) as ranks:
         outcomes = ranks.meet()(come_apart, how)
     error = shmring.Mismatch if how == "mismatch" else shmring.Aborted
@@ -232,14 +232,14 @@ def test_a_group_goes_on_by_itself():
 # ---- ranks that stand still --------------------------------------------------------------------------------
 
 
-def stand_still(comm, path_to_tell, gone_on):
+def stand_still(comm, path_when_running, gone_on):
     """Make zero-copy calls until a Timeout; then the arrays are this rank's own, and it goes on with
     others."""
     x = comm.empty(300_000, "f8")
     one = comm.shared(1000, "f8")
     begin = x.ctypes.data
     try:
-        for _ in turns(comm, path_to_tell):
+        for _ in turns(comm, path_when_running):
             x[:] = 1
             one[:] = 1
             comm.all_reduce(x, timeout=1.5)
@@ -380,10 +380,10 @@ def test_after_calls_in_the_background():
         assert ranks.meet()(in_background) == [3, 3, 3]
 
 
-def go_on_until_alone(comm, path_to_tell):
+def go_on_until_alone(comm, path_when_running):
     x = np.ones(1000)
     try:
-        for _ in turns(comm, path_to_tell):
+        for _ in turns(comm, path_when_running):
             comm.all_reduce(x, "max")
     except shmring.Error:
         left = comm.shrink(timeout=4)
@@ -425,7 +425,7 @@ def have_no_room(comm):
     return True
 
 
-def test_where_there_is_no_memory_for_copies_the_error_says_so():
+def test_without_memory_for_copies_the_error_says_so():
     with Ranks(2) as ranks:
         assert ranks.meet()(have_no_room) == [True, True]
 
@@ -475,7 +475,7 @@ def is_shared(array):
     raise AssertionError("it lies nowhere")
 
 
-def hear_of_the_end_in_a_thread(comm):
+def see_the_end_in_a_thread(comm):
     x = comm.full(1000, 1.0)
     received = []
 
@@ -499,6 +499,6 @@ def hear_of_the_end_in_a_thread(comm):
     return was_shared, is_shared(x), x.sum()
 
 
-def test_arrays_stay_shared_until_the_thread_that_uses_them_is_told():
+def test_arrays_stay_shared_until_the_thread_that_uses_them_is_reported():
     with Ranks(2) as ranks:
-        assert ranks.meet()(hear_of_the_end_in_a_thread) == [(True, False, 1000)] * 2
+        assert ranks.meet()(see_the_end_in_a_thread) == [(True, False, 1000)] * 2

@@ -104,7 +104,7 @@ def live(world, rank, refused, where, pipe):
 
 @pytest.mark.parametrize("where", [in_a_call, in_the_background, in_a_message, in_a_lock, in_shrink])
 @pytest.mark.parametrize("refused", [(0, 1), (1,), (0,)], ids=str)
-def test_a_death_is_seen_and_that_it_is_looked_for_is_told(refused, where):
+def test_a_death_is_seen_and_that_it_is_looked_for_is_reported(refused, where):
     world = shmring.world(2)
     ends, processes = [], []
     for rank in range(2):

@@ -66,9 +66,9 @@ def test_connections_that_are_reset_are_a_failure_on_all_sides(layout, victim, e
         assert ends is False or error.rank == victim
 
 
-def call_until(comm, call, path_to_tell):
+def call_until(comm, call, path_when_running):
     call_of = {"small": small, "large": large, "moved": moved, "background": in_background}[call]
-    for _ in turns(comm, path_to_tell):
+    for _ in turns(comm, path_when_running):
         call_of(comm)
 
 

@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 import pytest
-from cases import DTYPES, assert_same, expected, numbers, rng_of, what_is_said
+from cases import DTYPES, assert_same, expected, numbers, refusals_of, rng_of
 
 import shmring
 from shmring._engine import state
@@ -168,7 +168,7 @@ def refused(comm, count):
     }
     attempts["plan"] = lambda: comm.plan("all_reduce", x, group_size=2)
     attempts["background"] = lambda: comm.all_reduce(x, group_size=2, async_op=True)
-    return what_is_said(comm, attempts)
+    return refusals_of(comm, attempts)
 
 
 @pytest.mark.parametrize("count", [5, 50_000])

@@ -90,7 +90,7 @@ def test_ranks_are_where_they_were_put_in_any_order(hosts):
     assert len({*found, os.readlink("/proc/self/ns/net")}) == 3
 
 
-def test_a_command_runs_where_it_is_told(hosts):
+def test_a_command_runs_where_it_is_reported(hosts):
     two = hosts(2)
     shown = two[1].run("ip", "-br", "addr", capture_output=True, text=True).stdout
     assert two[1].address in shown

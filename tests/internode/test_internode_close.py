@@ -180,7 +180,7 @@ def give_up_later(comm):
     return 0
 
 
-def test_a_rank_that_closes_hears_that_it_is_over(world_over_hosts):
+def test_a_rank_that_closes_learns_that_it_is_over(world_over_hosts):
     assert max(world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)(give_up_later)) < SOON_S
 
 

@@ -116,8 +116,8 @@ def in_dup(comm):
 CALLS = (barrier, small, large, moved, scanned, gathered, from_root, in_background, asks_late, together)
 
 
-def for_ever(comm, call, path_to_tell):
-    for _ in turns(comm, path_to_tell):
+def for_ever(comm, call, path_when_running):
+    for _ in turns(comm, path_when_running):
         call(comm)
 
 
@@ -189,7 +189,7 @@ def die_once_met(comm, victim):
         comm.barrier()  # of all, as those do that are in the other group
 
 
-def test_a_death_that_a_group_hears_of_is_that_of_its_parent():
+def test_a_death_that_a_group_learns_of_is_that_of_its_parent():
     with across("2+1+3") as ranks:
         outcomes = survivors(ranks.meet().outcomes(die_once_met, 2), 2)
     assert_named(outcomes, shmring.RankFailed, 2)
@@ -397,11 +397,11 @@ def test_a_rank_that_gives_up_ends_everybodys_call_with_its_reason(world_over_ho
         assert error.reason in str(error)
 
 
-def wait_for_interrupt(comm, count, path_to_tell, priority):
+def wait_for_interrupt(comm, count, path_when_running, priority):
     if comm.rank == comm.size - 1:
         time.sleep(30)
     if comm.rank == 0:
-        with open(path_to_tell, "w"):
+        with open(path_when_running, "w"):
             pass
     comm.all_reduce(ones(count), priority=priority)
 

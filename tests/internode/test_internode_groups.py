@@ -211,7 +211,7 @@ def test_a_rank_that_cannot_lead_its_group_is_named_in_it(world_over_hosts):
     assert world_over_hosts(LAYOUTS["2+2"])(fail_to_lead) == [refused, 4, refused, 4]
 
 
-def tells_its_key(comm):
+def sends_its_key(comm):
     """Return whether the leader of a group sends the key."""
     found = []
 
@@ -229,7 +229,7 @@ def tells_its_key(comm):
 
 def test_an_invitation_to_a_group_does_not_hold_the_key(world_over_hosts):
     """Nothing after the start of a world is encrypted."""
-    assert world_over_hosts(LAYOUTS["1+1"])(tells_its_key) == [[False], []]
+    assert world_over_hosts(LAYOUTS["1+1"])(sends_its_key) == [[False], []]
 
 
 # ---- the cost of waiting ----------------------------------------------------------------------------------

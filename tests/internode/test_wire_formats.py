@@ -9,7 +9,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from cases import DTYPES, expected, numbers, rng_of, what_is_said
+from cases import DTYPES, expected, numbers, refusals_of, rng_of
 
 import shmring
 from tests.internode.test_internode_collectives import LAYOUTS, TINY_SLICE
@@ -557,10 +557,10 @@ def refused(comm, count):
     for dtype, op in OTHERS:
         y = np.ones(count, DTYPES[dtype])
         attempts[dtype, op] = lambda y=y, op=op: comm.all_reduce(y, op, wire="bf16")
-    return what_is_said(comm, attempts), comm.wire
+    return refusals_of(comm, attempts), comm.wire
 
 
-def test_what_cannot_be_is_said(world_over_hosts):
+def test_impossible_settings_are_reported(world_over_hosts):
     ranks = world_over_hosts(LAYOUTS["1+1"])
     for count in (5, 50_000):
         for output, wire in ranks(refused, count):

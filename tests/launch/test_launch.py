@@ -217,7 +217,7 @@ def test_closures_and_lambdas_travel(method):
     assert shmring.spawn(lambda comm, x: x + y + comm.rank, 2, args=(1,), method=method) == [11, 12]
 
 
-def test_without_cloudpickle_a_lambda_says_what_to_do(monkeypatch):
+def test_without_cloudpickle_the_error_of_a_lambda_names_the_fix(monkeypatch):
     monkeypatch.setattr(spawn, "_cloudpickle", lambda: None)
     with pytest.raises(TypeError, match="pip install cloudpickle"):
         shmring.spawn(lambda comm: None, 2, method="spawn")
@@ -493,7 +493,7 @@ def test_sessions_without_cloudpickle_fork():
     assert done.stdout.strip() == "[5, 6]", done.stderr
 
 
-def test_a_script_without_a_main_guard_is_told(tmp_path):
+def test_a_script_without_a_main_guard_is_reported(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SESSION.format(method="spawn"))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50)

@@ -10,7 +10,7 @@ import subprocess
 
 import jsonschema
 import pytest
-from running import LIMIT_S, QUIET, command, hear_hangups, on_a_terminal, run_code, started
+from running import LIMIT_S, QUIET, command, on_a_terminal, restore_sighup, run_code, started
 
 from shmring._launch import log_files
 from shmring._launch import shmrun as run
@@ -53,7 +53,7 @@ def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_so(monkeypatch):
+def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_reported(monkeypatch):
     monkeypatch.setattr(run, "oom_kills", lambda: 4)
     assert run._how_ended(-9, 3).startswith("killed by SIGKILL (out of memory: the kernel has killed")
     assert run._how_ended(-9, 4) == "killed by SIGKILL"
@@ -124,7 +124,7 @@ def test_a_failing_rank_that_is_not_shown_is_reported(shmrun, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
-def test_a_log_that_cannot_be_written_is_told_and_ends_nobody(tmp_path):
+def test_a_log_that_cannot_be_written_is_reported_and_ends_nobody(tmp_path):
     log = log_files.Log(str(tmp_path / "log"))
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, log._fd)
@@ -196,7 +196,7 @@ def test_a_terminal_that_is_closed_leaves_the_ranks_their_grace(tmp_path):
     report = tmp_path / "report.json"
     terminal, ours = pty.openpty()  # not the controlling terminal of a process, so closing it sends no SIGHUP
     arguments = command(tmp_path, code, "--report", str(report))
-    how = {"env": {**os.environ, **QUIET}, "preexec_fn": hear_hangups}
+    how = {"env": {**os.environ, **QUIET}, "preexec_fn": restore_sighup}
     with subprocess.Popen(arguments, stdout=ours, stderr=ours, **how) as process:
         os.close(ours)
         try:
@@ -213,14 +213,14 @@ def test_a_terminal_that_is_closed_leaves_the_ranks_their_grace(tmp_path):
 @pytest.mark.parametrize(
     ("code", "statuses"), [("while True: print('line')", [141]), ("print('line')", [1, 141])]
 )
-def test_a_full_disk_behind_stdout_is_told(tmp_path, code, statuses):
+def test_a_full_disk_behind_stdout_is_reported(tmp_path, code, statuses):
     with open("/dev/full", "w") as full:
         status, text = end_of(command(tmp_path, code), stdout=full, stderr=subprocess.PIPE)
     assert status in statuses  # the ranks may have ended well before it is noticed
     assert text == b"shmrun: the output of the ranks cannot be shown: No space left on device\n"
 
 
-def test_a_failure_is_in_the_report_even_if_nobody_reads_stderr(tmp_path):
+def test_a_failure_is_in_the_report_even_without_a_reader_of_stderr(tmp_path):
     report = tmp_path / "report.json"
     reader, writer = os.pipe()
     os.close(reader)

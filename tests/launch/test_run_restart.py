@@ -160,13 +160,13 @@ def test_by_node_ranks_have_all_cpus_of_one(shmrun):
 
 
 @pytest.mark.parametrize("options", [[], ["--bind", "none"]])
-def test_unasked_nobody_is_bound(shmrun, options):
+def test_by_default_no_rank_is_bound(shmrun, options):
     assert all(
         set(cpus[1:]) == os.sched_getaffinity(0) for cpus in cpus_by_rank(shmrun(CPUS, *options)).values()
     )
 
 
-def test_with_more_ranks_than_cores_that_is_said_and_nobody_is_bound(shmrun):
+def test_with_more_ranks_than_cores_a_line_says_that_no_rank_is_bound(shmrun):
     done = shmrun(CPUS, "--bind", "core", nprocs=CORES + 1)
     assert all(set(cpus[1:]) == os.sched_getaffinity(0) for cpus in cpus_by_rank(done).values())
     assert done.stderr == (

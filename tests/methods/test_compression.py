@@ -357,7 +357,7 @@ def unlike(comm, compressor, what):
 
 @pytest.mark.parametrize("compressor", FORMATS)
 @pytest.mark.parametrize("what", ["op", "empty"])
-def test_ranks_that_want_something_else_are_told(world_of, compressor, what):
+def test_ranks_that_want_something_else_are_reported(world_of, compressor, what):
     world_of(2)(unlike, compressor, what)
 
 

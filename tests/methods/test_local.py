@@ -189,7 +189,7 @@ def wrong(comm, case):
         ("underflow", "TypeError: unscaled gradients would underflow"),
     ],
 )
-def test_wrong_use_is_told_and_nobody_hangs(world_of, case, expected):
+def test_wrong_use_is_an_error_and_no_rank_hangs(world_of, case, expected):
     first, second = world_of(2)(wrong, case)
     assert first.startswith(expected)
     assert second.startswith("Mismatch")

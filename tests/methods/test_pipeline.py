@@ -51,7 +51,7 @@ def test_every_micro_batch_goes_there_and_back_in_order(num_stages, count):
 
 @pytest.mark.parametrize("count", [1, 2, 5, 16])
 @pytest.mark.parametrize("num_stages", STAGES)
-def test_nobody_waits_but_at_the_beginning_and_the_end(num_stages, count):
+def test_no_rank_waits_but_at_the_beginning_and_the_end(num_stages, count):
     assert played(num_stages, count)[-1][0] + 1 == 2 * (count + num_stages - 1)
 
 
@@ -255,7 +255,7 @@ def wrong(comm, case):
         ("inputs", "ValueError: rank 0 needs inputs", "Mismatch"),
     ],
 )
-def test_wrong_use_is_told_and_nobody_hangs(world_of, case, first_says, second_says):
+def test_wrong_use_is_an_error_and_no_rank_hangs(world_of, case, first_says, second_says):
     first, second = world_of(2)(wrong, case)
     assert first.startswith(first_says)
     assert second.startswith(second_says)
@@ -271,7 +271,7 @@ def without_a_gradient(comm):
     return raised(pipeline.run, 1, inputs=lambda _: np.ones((2, 2)), loss_gradient=loss_gradient_of)
 
 
-def test_a_stage_that_gives_no_gradient_is_told_of(world_of):
+def test_a_stage_that_gives_no_gradient_is_reported_of(world_of):
     first, second = world_of(2)(without_a_gradient)
     assert second.startswith("ValueError: backward returned no gradient of x")
     assert first.startswith("Aborted")

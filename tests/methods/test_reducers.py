@@ -129,7 +129,7 @@ def name_other_reducers(comm):
     refuse(comm, [comm.rank], {})
 
 
-def test_ranks_that_name_other_reducers_are_told(world_of):
+def test_ranks_that_name_other_reducers_are_reported(world_of):
     for outcome in world_of(2).outcomes(name_other_reducers):
         assert "the ranks give different reducers" in str(outcome), outcome
 
@@ -155,7 +155,7 @@ def give_a_list(rank):
 
 
 @pytest.mark.parametrize("give", [give_other_counts, give_another_op])
-def test_hosts_that_call_different_things_are_told(world_over_hosts, give):
+def test_hosts_that_call_different_things_are_reported(world_over_hosts, give):
     for outcome in world_over_hosts([0, 0, 1, 2]).outcomes(disagree, give):
         assert isinstance(outcome, shmring.Aborted), outcome
         assert "the workers' calls do not match: worker 0 called all_reduce(float64[5], sum)" in str(outcome)
@@ -181,7 +181,7 @@ def give_nothing(rank):
 
 @pytest.mark.parametrize("give", [give_one_less, give_nothing])
 @pytest.mark.parametrize("nodes", [[0, 0, 1, 2], [0, 0, 0, 1], [0, 0, 0, 0]])
-def test_workers_of_one_host_that_give_other_counts_are_told(world_over_hosts, nodes, give):
+def test_workers_of_one_host_with_other_counts_get_an_error(world_over_hosts, nodes, give):
     for outcome in world_over_hosts(nodes).outcomes(disagree, give):
         assert isinstance(outcome, shmring.Aborted), outcome
         counts = f"{give(1)[0].size} and with {give(0)[0].size} elements"

@@ -211,7 +211,7 @@ def wrong(comm, case):
         ("load", "ValueError", "arrays of 7 elements"),
     ],
 )
-def test_wrong_use_is_told_there_and_no_hang_elsewhere(world_of, case, kind, expected):
+def test_wrong_use_is_an_error_there_and_no_hang_elsewhere(world_of, case, kind, expected):
     first, second = world_of(2)(wrong, case)
     assert first.startswith(kind)
     assert expected in first

@@ -242,7 +242,7 @@ def unlike(comm):
         SparseAllReduce(comm)(np.ones(1000 + comm.rank))
 
 
-def test_unlike_arrays_are_told(world_of):
+def test_unlike_arrays_are_an_error(world_of):
     world_of(3)(unlike)
 
 
@@ -259,7 +259,7 @@ def wrong_on_rank_0(comm, wrong, words):
     ("wrong", "words"),
     [({"block": 0}, "1 element or more"), ({"block": 2.5}, "integer"), ({"dense_above": "half"}, "float")],
 )
-def test_a_wrong_number_is_told_where_it_is_and_is_a_mismatch_elsewhere(world_of, wrong, words):
+def test_a_wrong_number_is_reported_where_it_is_and_is_a_mismatch_elsewhere(world_of, wrong, words):
     """Each case has a world: the others' error is final for it."""
     world_of(2)(wrong_on_rank_0, wrong, words)
 
@@ -274,5 +274,5 @@ def other_numbers(comm):
         all_reduce_pairs(comm, np.empty(0, int), np.empty(0), -5)
 
 
-def test_unlike_numbers_are_told_to_all(world_of):
+def test_unlike_numbers_are_an_error_on_all(world_of):
     world_of(2)(other_numbers)

@@ -132,7 +132,7 @@ def test_a_wrong_argument_ends_it_for_all(x, op, algorithm, error, expected):
     [([GOOD, np.zeros(6)], ["sum"] * 2), ([GOOD] * 2, ["sum", "max"])],
     ids=["other counts", "other ops"],
 )
-def test_calls_that_differ_are_told(world_of, algorithm, x, op):
+def test_calls_that_differ_are_reported(world_of, algorithm, x, op):
     outcomes = world_of(2).outcomes(call, x, op, algorithm)
     assert any("do not make the same call" in str(each) for each in outcomes), outcomes
     assert all(isinstance(each, shmring.Error) for each in outcomes), outcomes

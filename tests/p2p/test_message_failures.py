@@ -123,7 +123,7 @@ def use_after_close(comm):
             call()
 
 
-def test_a_closed_communicator_says_so(world_of):
+def test_a_closed_communicator_raises_closed(world_of):
     world_of(2)(use_after_close)
 
 

@@ -244,7 +244,7 @@ def receive_the_second_first(comm, count):
     assert (x == big).all()
 
 
-def test_a_message_that_nobody_waits_for_makes_way(world_of):
+def test_a_message_that_no_rank_waits_for_makes_way(world_of):
     world_of(2, SHMRING_MESSAGE_RING=TINY)(receive_the_second_first, 50_000)
 
 

@@ -54,7 +54,7 @@ def test_wherever_a_rank_dies_the_others_say_so_and_go_on(tmp_path):
 
 
 @pytest.mark.limit(2 * FAR_TOO_LONG_S)
-def test_a_rank_that_was_stopped_is_told_the_same_and_harms_nobody(tmp_path):
+def test_a_rank_that_was_stopped_is_reported_the_same_and_harms_nobody(tmp_path):
     calls = "all_reduce shared,gather"
     found = assert_faultless(tmp_path / "found", "--kills", 0, "--stops", 3, "--calls", calls)
     assert found["stops"] == 3

@@ -68,7 +68,7 @@ def test_every_python_that_is_promised_is_tested():
     assert JOBS["test"]["strategy"]["matrix"]["python"] == pythons()
 
 
-def test_the_oldest_python_is_the_one_that_tools_are_told():
+def test_the_oldest_python_is_the_one_that_tools_are_reported():
     assert PYPROJECT["tool"]["mypy"]["python_version"] == pythons()[0]
     assert PYPROJECT["tool"]["ruff"]["target-version"] == f"py{pythons()[0].replace('.', '')}"
 

@@ -241,7 +241,7 @@ def pairwise(factors, allowed=lambda row: True, *, seed=1, tries=3):
 # ---- refusals ---------------------------------------------------------------------------------------------
 
 
-def what_is_said(comm, attempts):
+def refusals_of(comm, attempts):
     """Return the error of each attempt, by name; all ranks refuse the same, without any other effect."""
     text = {}
     for name, attempt in attempts.items():

@@ -49,7 +49,7 @@ class Call(NamedTuple):
         found += ["count"] * (self.kind not in UNEVEN)
         return found + ["op"] * (self.kind in FOLDING)
 
-    def is_told_by(self, text):
+    def is_described_by(self, text):
         """Return whether a text describes this call, as errors do."""
         words = [] if self.kind == "barrier" else [f"{self.dtype}["]
         words += [f"root={self.root})"] * (self.kind in ROOTED)
@@ -177,7 +177,7 @@ def _what_is_wrong(program, error, made):
     for ranks, call in _TOLD.findall(str(error)):
         for rank in map(int, ranks.split(",")):
             named.add(rank)
-            if not program.call_of(rank).is_told_by(call):
+            if not program.call_of(rank).is_described_by(call):
                 return f"rank {rank} did not call {call}"
     if program.odd_rank not in named or len(named) < 2:
         return "it does not tell both calls"

@@ -27,12 +27,12 @@ FIRST_PORT, PORTS = 29555, 1000  # of worlds over hosts: each has its own, for a
 FORK = multiprocessing.get_context("fork")
 
 
-def turns(comm, path_to_tell):
+def turns(comm, path_when_running):
     """Yield 0, 1, 2 … without end, for calls that a test interrupts; rank 0 makes a file when they run, see
     when_there."""
     for turn in itertools.count():
         if turn == 20 and comm.rank == 0:
-            with open(path_to_tell, "w"):
+            with open(path_when_running, "w"):
                 pass
         yield turn
 

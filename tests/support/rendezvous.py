@@ -36,7 +36,7 @@ def in_threads(*functions):
     return outcomes
 
 
-def then_tell(event, function):
+def then_notify(event, function):
     """Call it, then notify those that are `once(event, …)`, whatever the outcome."""
 
     def call():

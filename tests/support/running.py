@@ -39,7 +39,7 @@ def run_code(tmp_path, code, *options, nprocs=2, arguments=(), **environment):
     )
 
 
-def hear_hangups():
+def restore_sighup():
     """Restore in a child the effect of SIGHUP, if it is ignored here (nohup)."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -53,7 +53,7 @@ def started(tmp_path, code, *options, nprocs=2):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **QUIET},
-        preexec_fn=hear_hangups,
+        preexec_fn=restore_sighup,
     )
     with process:
         yield process
@@ -65,7 +65,7 @@ def on_a_terminal(arguments, **environment):
     shown = b""
     pid, terminal = pty.fork()
     if pid == 0:
-        hear_hangups()
+        restore_sighup()
         os.environ.update(environment)
         os.execv(arguments[0], arguments)
     with contextlib.suppress(OSError):  # EIO: its end

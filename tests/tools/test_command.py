@@ -215,7 +215,7 @@ def waits_for(one, rank):
 # ---- dump -------------------------------------------------------------------------------------------------
 
 
-def test_dump_tells_all_of_every_rank(world_of, capsys, dreams):
+def test_dump_describes_all_of_every_rank(world_of, capsys, dreams):
     ranks = world_of(2)
     ranks.begin(dream_or_wait, dreams)
     once(lambda: "waiting" in shown_of(capsys, ranks, "ps")[0]["ranks"][0]["where"])

@@ -63,7 +63,7 @@ def outcome(capsys, *arguments):
     return status, text.out
 
 
-def test_where_all_is_well_doctor_says_so(well, capsys):
+def test_without_problems_doctor_says_so(well, capsys):
     assert set(WELL) == set(info.FACTS) == set(FACTS)
     status, text = outcome(capsys, "doctor")
     assert status == 0
@@ -215,7 +215,7 @@ def test_single_copies_that_are_refused_are_a_note_unless_asked_for(scope, way_o
 # ---- troubles, provoked -----------------------------------------------------------------------------------
 
 
-def test_wrong_settings_are_all_told_and_the_rest_is_measured():
+def test_wrong_settings_are_all_reported_and_the_rest_is_measured():
     wrong = {"SHMRING_TIMEOUT": "abc", "SHMRING_DEPTH": "0", "SHMRING_TIMOUT": "3", "SHMRING_ISA": "avx9"}
     found, status = diagnosed(**wrong, SHMRING_KEY=KEY)
     assert status == 1

@@ -25,7 +25,7 @@ KEY = "0123456789abcdef0123456789abcdef"
 # ---- this machine -----------------------------------------------------------------------------------------
 
 
-def test_info_tells_all_of_this_machine():
+def test_info_describes_all_of_this_machine():
     done = run("info", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -63,7 +63,7 @@ def test_commands_import_no_library_that_they_look_for():
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
 
 
-def test_a_rank_may_read_another_s_memory_or_the_reason_is_told():
+def test_a_rank_may_read_another_s_memory_or_the_reason_is_reported():
     found = probes.between([])["single_copy"]
     scope = machine.ptrace_scope()
     assert found["works"] == (found["why"] is None)

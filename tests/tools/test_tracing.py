@@ -353,7 +353,7 @@ def receive_in_vain(comm, path):
         comm.recv(np.empty(4), 1 - comm.rank, timeout=0.1)
 
 
-def test_a_message_that_never_came_is_told(world_of, tmp_path):
+def test_a_message_that_never_came_is_reported(world_of, tmp_path):
     path = tmp_path / "t.json"
     with Ranks(2) as ranks:
         ranks.meet()(receive_in_vain, path)

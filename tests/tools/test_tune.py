@@ -404,7 +404,7 @@ def test_a_setting_that_would_keep_ranks_from_meeting_is_one_line(path):
     assert not path.exists()
 
 
-def test_a_user_without_a_home_is_told_at_once(tmp_path):
+def test_a_user_without_a_home_is_reported_at_once(tmp_path):
     done = shmring_tune(HOME="relative", XDG_CACHE_HOME="")
     assert (done.returncode, "give --output" in done.stderr) == (2, True)
 

@@ -114,7 +114,7 @@ def test_on_a_terminal_a_prompt_stays_below(terminal):
     assert terminal.after(1) == "\r\x1b[K1-2| news\n  0| name? "
 
 
-def test_on_a_terminal_a_finished_line_stays_until_it_is_told_whose_it_is(terminal):
+def test_on_a_terminal_a_finished_line_stays_until_it_is_reported_whose_it_is(terminal):
     assert terminal.printed((0, b"epoch 1")) == "  0| epoch 1"  # print() writes the end of a line by itself
     assert terminal.printed((0, b"\n"), (1, b"epoch 1\n")) == ""
     assert terminal.printed((2, b"epoch 1\n")) == "\r\x1b[K0-2| epoch 1\n"

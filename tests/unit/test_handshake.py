@@ -9,7 +9,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rendezvous import close, in_threads, joining, knock, once, python, then_tell
+from rendezvous import close, in_threads, joining, knock, once, python, then_notify
 
 from shmring._bootstrap import acceptor, handshake, local
 from shmring._bootstrap.handshake import Hello
@@ -64,7 +64,7 @@ def test_peers_that_talk_nonsense_are_turned_away(packet):
     turned_away = threading.Event()
     host, answer, connector = in_threads(
         joining(meeting, 0),
-        then_tell(turned_away, lambda: speak(knock(meeting), packet)),
+        then_notify(turned_away, lambda: speak(knock(meeting), packet)),
         once(turned_away, joining(meeting, 1)),
     )
     assert answer == b""
@@ -77,7 +77,7 @@ def test_a_peer_without_the_key_gets_no_further_than_the_challenge():
     turned_away = threading.Event()
     host, answer, connector = in_threads(
         joining(meeting, 0),
-        then_tell(turned_away, lambda: speak(knock(meeting), hello, handshake.pack_proof(bytes(32)))),
+        then_notify(turned_away, lambda: speak(knock(meeting), hello, handshake.pack_proof(bytes(32)))),
         once(turned_away, joining(meeting, 1)),
     )
     assert answer == b""
@@ -97,13 +97,13 @@ def test_rank_0s_own_proof_cannot_be_sent_back_to_it():
 
     turned_away = threading.Event()
     host, answer, connector = in_threads(
-        joining(meeting, 0), then_tell(turned_away, reflect), once(turned_away, joining(meeting, 1))
+        joining(meeting, 0), then_notify(turned_away, reflect), once(turned_away, joining(meeting, 1))
     )
     assert answer == b""
     close([host, connector])
 
 
-def test_silent_peers_hold_nobody_up():
+def test_silent_peers_delay_no_rank():
     meeting = world(2)
     silent = []
 

@@ -158,7 +158,7 @@ def test_without_prefix_every_byte_of_a_bar_is_passed_on(plain):
     assert plain.printed((0, b"next\n")) == "next\n"
 
 
-def test_when_nobody_reads_any_more_that_is_kept_and_nothing_raised(terminal):
+def test_without_a_reader_output_is_kept_and_nothing_raised(terminal):
     nobody, fd = os.pipe()
     os.close(nobody)
     stream = output_mux.Stream(0, fd, terminal.screen, live=True)

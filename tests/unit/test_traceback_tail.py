@@ -109,7 +109,7 @@ GROUP = "raise ExceptionGroup('unhandled', [{}])"
         ("ExceptionGroup('inner', [RankFailed('rank 1 has gone'), ValueError('mine')])", False),
     ],
 )
-def test_a_group_is_told_whole_and_is_a_consequence_if_all_of_it_is(tmp_path, members, consequence):
+def test_a_group_is_reported_whole_and_is_a_consequence_if_all_of_it_is(tmp_path, members, consequence):
     lines, is_one = words_of(tmp_path, GROUP.format(members))
     assert lines[0] == "  + Exception Group Traceback (most recent call last):"
     assert any("unhandled" in line for line in lines)

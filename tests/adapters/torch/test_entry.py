@@ -43,7 +43,7 @@ def test_being_found_loads_nothing_else():
     assert done.returncode == 0, done.stderr
 
 
-def test_what_goes_wrong_there_is_only_said():
+def test_errors_there_are_only_logged():
     done = run("""if True:
         import sys, types
         sys.modules["torch"] = types.ModuleType("torch")

@@ -508,12 +508,12 @@ def die_in_function(rank, path):
 
 
 @pytest.mark.parametrize("function", [die_in_backward, die_in_wait, die_in_function])
-def test_survivors_hear_of_a_death(world_of, tmp_path, function):
+def test_survivors_learn_of_a_death(world_of, tmp_path, function):
     for error in news_of_death(world_of(3), tmp_path / "died", function):
         assert "rank 2" in error
 
 
 @pytest.mark.parametrize("hook", ["builtin-fp16", "bf16"])
-def test_survivors_hear_of_a_death_through_hooks(world_of, tmp_path, hook):
+def test_survivors_learn_of_a_death_through_hooks(world_of, tmp_path, hook):
     for error in news_of_death(world_of(3), tmp_path / "died", die_in_backward, hook):
         assert "rank 2" in error

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         tally.add(run_trial(trial))
         if tally.kills // 100 > reported:
             print(
-                f"{tally.kills} kills, {time.monotonic() - begin_s:.0f} s, {tally.faults_told()}",
+                f"{tally.kills} kills, {time.monotonic() - begin_s:.0f} s, {tally.faults_printed()}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -180,7 +180,7 @@ class Tally:
         if trial.point != "in init":
             self.took[trial.ranks].took_s += outcome.took_s
 
-    def faults_told(self) -> str:
+    def faults_printed(self) -> str:
         counted = collections.Counter(kind for kind, _, _ in self.faults)
         return ", ".join(f"{counted[kind]} {kind}s" for kind in FAULT_KINDS)
 
@@ -193,7 +193,7 @@ class Tally:
             f"{self.in_turn} of them one after another in the same; {self.calls_checked} calls checked; "
             f"{lasted_s:.0f} s.",
             "",
-            f"**{self.faults_told()}.** {self.stops} ranks were stopped and woken.",
+            f"**{self.faults_printed()}.** {self.stops} ranks were stopped and woken.",
             "",
             "| killed in | " + " | ".join(POINTS) + " |",
             "|---|" + "---|" * len(POINTS),
