@@ -12,6 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .._config.settings import MAX_RANKS, Settings, whole_number
+from ..errors import RankFailed
+from .framed_socket import Check
+from .world import nothing_to_check
+
+ENDED_NAME = "shmrun-ended"  # of the memfd in which shmrun records the ranks that have ended, a byte for each
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,33 @@ def find_job(settings: Settings, environ: Mapping[str, str]) -> Job | None:
     if job is not None and job.rank >= job.size:
         raise ValueError(f"{job.launcher} says rank {job.rank} of {job.size}; allowed: 0 to {job.size - 1}")
     return job
+
+
+def ended_ranks_check(settings: Settings) -> Check:
+    """Return a function that raises RankFailed once shmrun has recorded the end of a rank."""
+    fd = settings.ended_fd
+    if fd is None or not _is_shmruns(fd):
+        return nothing_to_check
+
+    def check() -> None:
+        rank = os.pread(fd, MAX_RANKS, 0).find(1)
+        if rank >= 0:
+            raise RankFailed(
+                f"rank {rank} ended without joining: its program did not call shmring.init(), or not as often "
+                "as the others",
+                rank=rank,
+                cause="ended without joining",
+            )
+
+    return check
+
+
+def _is_shmruns(fd: int) -> bool:
+    """Return whether the descriptor is shmrun's. A process that a rank has started does not inherit it."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{ENDED_NAME}")
+    except OSError:
+        return False
 
 
 def _from_shmrun(settings: Settings) -> Job | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+from .._bootstrap.environment import ended_ranks_check
+from .._bootstrap.framed_socket import Check
 from .._bootstrap.join import World, join, world_from_environment
+from .._bootstrap.world import nothing_to_check
 from .._config.settings import Settings
 from .._lifecycle.startup import begin_where_met
 from .._system.limits import explain
@@ -21,7 +24,9 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
     """
     settings = Settings.from_environment()
     timeout_s = settings.timeout_s if timeout is None else float(timeout)
+    check = nothing_to_check
     if world is None:
+        check = ended_ranks_check(settings)
         if rank is not None:
             raise ValueError(f"rank is {rank}, without a world: give both, shmring.init(world, rank={rank})")
         world, rank = world_from_environment() or (World(id="alone", key=bytes(32), nprocs=1), 0)
@@ -34,7 +39,7 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
     elif rank is None:
         raise ValueError("a world needs this process' rank in it: shmring.init(world, rank=...)")
     try:
-        return _join(world, rank, settings, timeout_s)
+        return _join(world, rank, settings, timeout_s, check)
     except Error as error:
         # The message is enough. A traceback through the bootstrap would hide it, on every rank.
         raise error.with_traceback(None) from None
@@ -42,8 +47,8 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
         raise explain(error, f"joining a world as rank {rank}") from error
 
 
-def _join(world: World, rank: int, settings: Settings, timeout_s: float) -> Comm:
-    meeting = join(world, rank, timeout_s=timeout_s)
+def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: Check) -> Comm:
+    meeting = join(world, rank, timeout_s=timeout_s, check=check)
     parts = None
     try:
         parts = begin_where_met(meeting, settings, timeout_s, key=world.key)

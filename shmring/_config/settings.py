@@ -52,6 +52,7 @@ class Settings:
     path: str = "auto"
     single_copy_nbytes: int | None = None  # least size of a single copy; 0: never
     trace: str | None = None
+    ended_fd: int | None = None  # where shmrun records which ranks have ended
     restart: int = 0  # restarts of this job by shmrun so far, for the script
     tuning: str = "auto"  # "none", or a file; rank 0's value holds
     wire_slice_nbytes: int = 0  # bytes sent between hosts at once; 0: as tuned; rank 0's value holds
@@ -84,6 +85,7 @@ class Settings:
             algorithm=read("SHMRING_ALGORITHM", _choice(ALGORITHMS), "auto"),
             path=read("SHMRING_PATH", _choice(PATHS), "auto"),
             single_copy_nbytes=read("SHMRING_SINGLE_COPY", _size_or_off(64, 1 << 40), None),
+            ended_fd=read("SHMRING_ENDED_FD", _integer(0, 2**31 - 1), None),
             restart=read("SHMRING_RESTART", _integer(0, 1_000_000), 0),
             trace=read("SHMRING_TRACE", _text(4096), None),
             tuning=read("SHMRING_TUNING", _text(4096), "auto"),

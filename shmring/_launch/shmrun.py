@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from .._bootstrap.environment import ENDED_NAME
 from .._bootstrap.join import world
 from .._config.settings import Settings, parse_address
 from .._system.limits import oom_kills
@@ -228,6 +229,10 @@ class _Run:
         self._files = files
         self._signals = signals
         self._ranks: list[_Rank] = []
+        self._ended_fd = os.memfd_create(
+            ENDED_NAME
+        )  # tells ranks that wait in init() of one that will not come
+        os.set_inheritable(self._ended_fd, True)
         self._shown = [rank for rank in share.ranks if options.ranks is None or rank in options.ranks]
         self._screens = screens(_OUT, _ERR, self._screen)
         self._selector = selectors.DefaultSelector()
@@ -299,6 +304,7 @@ class _Run:
                 # Each rank has a group of its own, so that signals reach its children, too. So it is not in
                 # the terminal's foreground group: Ctrl-C reaches shmrun only, which forwards it.
                 process_group=0,
+                pass_fds=(self._ended_fd,),
                 preexec_fn=parent_death_tie(os.getpid()),
             )
             out, err = self._streams(rank)
@@ -320,6 +326,7 @@ class _Run:
     def _environment_of(self, rank: int) -> dict[str, str]:
         environment = dict(self._environment)
         self._share.place(rank, environment)
+        environment["SHMRING_ENDED_FD"] = str(self._ended_fd)
         environment.setdefault("PYTHONUNBUFFERED", "1")  # Python would buffer 8 KiB for a pipe
         environment.setdefault("PYTHONFAULTHANDLER", "1")  # prints a traceback on a segmentation fault
         threads = self._cpus[rank].threads
@@ -415,6 +422,7 @@ class _Run:
         if status is None:
             return
         rank.exit_code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+        os.pwrite(self._ended_fd, b"\1", rank.rank)
         self._drain(rank)
         stopped = self._stopping and rank.exit_code in (-signal.SIGTERM, -signal.SIGKILL)
         if rank.exit_code == 0 or stopped or self._forwarded is not None:
@@ -450,6 +458,7 @@ class _Run:
         for screen in self._screens:
             screen.finish()
         self._selector.close()
+        os.close(self._ended_fd)
         for rank in self._ranks:
             for pipe in (rank.process.stdout, rank.process.stderr):
                 assert pipe is not None

@@ -532,3 +532,28 @@ def test_a_rank_that_was_started_is_swept_when_it_cannot_be_listened_to(tmp_path
     assert run.main(command(tmp_path, "time.sleep(100)")[3:]) == 1
     assert "rank 1 of 2 could not be started: " in capfd.readouterr().err
     assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+
+
+def test_a_rank_that_never_joins_is_named_at_once(shmrun):
+    code = """
+        import shmring
+        if os.environ["SHMRING_RANK"] != "1":
+            shmring.init()
+        """
+    begin = time.monotonic()
+    done = shmrun(textwrap.dedent(code))
+    assert done.returncode == 1
+    assert "rank 1 ended without joining" in done.stderr
+    assert time.monotonic() - begin < 30  # the timeout is half an hour
+
+
+def test_a_rank_that_joins_less_often_is_named_too(shmrun):
+    code = """
+        import shmring
+        shmring.init().close()
+        if os.environ["SHMRING_RANK"] != "0":
+            shmring.init()
+        """
+    done = shmrun(textwrap.dedent(code))
+    assert done.returncode == 1
+    assert "rank 0 ended without joining" in done.stderr
