@@ -22,7 +22,7 @@ cdef inline void begin_ping(Group *g, Call *c) noexcept nogil:
         g.round_trip_ns = 0
 
 
-# Rank 0's part: time round trips with each other rank in turn.
+# Rank 0's part: time round trips with each other rank in turn. Its publish and its wait pair with those of step_pong.
 cdef inline int step_ping_rank0(Group *g, Call *c, uint64_t base) noexcept nogil:
     cdef int peer
     cdef uint64_t begin, took

@@ -321,6 +321,7 @@ cdef inline sr_flag *counter(Group *g, int rank, int which) noexcept nogil:
     return &g.lane[rank].progress[which].value
 
 
+# Publish a counter of this rank. Pairs with sr_flag_reached on it, and with the sleeps of a blocked call.
 cdef inline void publish(Group *g, int which, uint64_t value) noexcept nogil:
     sr_flag_publish(&g.me.progress[which].value, value, &g.me.event)
 
@@ -424,6 +425,8 @@ cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     record_call(g, c, False)
 
 
+# Publish this rank's line of the call. Its payload has been written before. Pairs with verify_next, and with
+# await_givers of _algorithms/staged.pyx.
 cdef inline void publish_line(Group *g, Call *c) noexcept nogil:
     cdef sr_call_line *line = line_of(g, g.rank, c.seq)
     line.fingerprint = c.fingerprint
@@ -442,7 +445,7 @@ cdef inline int blocked_on_line(Group *g, Call *c, uint64_t seq) noexcept nogil:
     return blocked_on(c, &line_of(g, c.peer, seq).seq, seq, c.peer)
 
 
-# Return DONE once the lines of all ranks for call g.verified + 1 have arrived and agree.
+# Return DONE once the lines of all ranks for call g.verified + 1 have arrived and agree. Pairs with publish_line.
 cdef inline int verify_next(Group *g, Call *c, uint64_t fingerprint) noexcept nogil:
     cdef uint64_t seq = g.verified + 1
     cdef sr_call_line *line

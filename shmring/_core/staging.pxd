@@ -45,7 +45,7 @@ cdef inline uint64_t slot_nbytes(size_t nbytes) noexcept nogil:
 
 
 cdef enum:
-    WINDOW_SLOTS = 4   # CACHED_SLOTS of shmring/_config/thresholds.py
+    WINDOW_SLOTS = 4     # CACHED_SLOTS of shmring/_config/thresholds.py
     SWAPPING_RANKS = 2   # so many ranks swap the places to which they write: swapped_slot, and slice_result of direct
 
 
@@ -94,8 +94,8 @@ cdef inline unsigned char *swapped_slot(Group *g, Call *c, int rank, uint64_t be
     return slot(g, 1 - rank if are_swapped else rank, begin)
 
 
-# True if no rank reads any more where the bytes up to `end` will be written: no other rank, and, if two ranks may have
-# swapped buffers, not this rank either. Pairs with give_credit.
+# True if no rank still reads the memory to which this rank writes up to `end`. If two ranks may have swapped buffers,
+# the readers include this rank. Pairs with give_credit.
 cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
     cdef uint64_t needed = end - g.lap_nbytes
     cdef uint64_t seen
@@ -111,7 +111,8 @@ cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
     return not is_before(g.credit, needed)
 
 
-# Block on the first rank that has not given credit. For a rank that can do nothing else, not even read.
+# Block on the first rank that has not given credit. For a rank that can do nothing else, not even read. Pairs with
+# give_credit.
 cdef inline int blocked_on_credit(Group *g, Call *c, uint64_t end) noexcept nogil:
     cdef uint64_t needed = end - g.lap_nbytes
     cdef int rank
