@@ -64,8 +64,8 @@ def ended_ranks_check(settings: Settings) -> Check:
         rank = os.pread(fd, MAX_RANKS, 0).find(1)
         if rank >= 0:
             raise RankFailed(
-                f"rank {rank} ended without joining: its program did not call shmring.init(), or not as often "
-                "as the others",
+                f"rank {rank} ended without joining: its program did not call shmring.init(), or not as "
+                "often as the others",
                 rank=rank,
                 cause="ended without joining",
             )
