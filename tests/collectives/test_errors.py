@@ -39,7 +39,7 @@ WRONG = {  # error → (the call, its type, words that name the fix)
     "read-only out": (lambda comm, x: comm.all_reduce(x, out=read_only(x)), ValueError, "writable"),
     "objects": (lambda comm, x: comm.all_reduce(x.astype(object)), TypeError, "allowed: bool, int8"),
     "byte order": (lambda comm, x: comm.all_reduce(x.astype(">f8")), TypeError, "newbyteorder"),
-    "a number": (lambda comm, x: comm.all_reduce(3.0), TypeError, "0-d"),
+    "a text": (lambda comm, x: comm.all_reduce("3.0"), TypeError, "broadcast_object"),
     "a list": (lambda comm, x: comm.all_reduce([1.0]), TypeError, "asarray"),
     "no such op": (lambda comm, x: comm.all_reduce(x, "sub"), ValueError, "allowed: sum, prod"),
     "an op of another kind": (lambda comm, x: comm.all_reduce(x, 3), ValueError, "allowed: sum, prod"),

@@ -259,8 +259,12 @@ def fork_and_leave_it(*_):
 
 
 def use_a_pool(*_):
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        return sum(pool.map(abs, range(5))) - 10
+    # Not `with`: its terminate() may kill a worker that holds the queue's lock, and then waits for ever.
+    pool = multiprocessing.get_context("fork").Pool(2)
+    total = sum(pool.map(abs, range(5)))
+    pool.close()
+    pool.join()
+    return total - 10
 
 
 CHILDREN = (run_a_program, spawn_a_program, fork_and_exec, fork_and_end, fork_and_leave_it, use_a_pool)

@@ -431,7 +431,7 @@ def test_ctrl_c_ends_a_wait_for_another_host(tmp_path, layout, count, priority):
 
 OF_ONE_HOST = {"algorithm", "direct and master", "halving and double tree", "rings", "two algorithms"}
 APART = sorted(set(DIFFERENT) - OF_ONE_HOST)
-ARGUMENTS = "every other", "a number", "no such op", "float band", "timeout of 0", "out overlaps"
+ARGUMENTS = "every other", "a text", "no such op", "float band", "timeout of 0", "out overlaps"
 REFUSED = *ARGUMENTS, "no such root"
 
 
