@@ -35,6 +35,7 @@ cdef enum:
     FORTRAN = 1 << 8         # bits of a kind above the dtype's number: memory order, then for opaque items
     ITEM_SHIFT = 9           # ... their size
     SIGNATURE_SHIFT = 32     # ... and 24 bits of their signature
+    OUT_OF_RANGE = -3        # neither a rank nor a tag
 
 cdef int64_t MOST_TAG = (<int64_t> 1 << 31) - 1
 
@@ -97,14 +98,18 @@ cdef Status status_of(Message *message):
     return status
 
 
-cdef int64_t tag_number(object tag, bint may_be_any) except -2:
-    cdef int64_t number
+# Return the number; OUT_OF_RANGE if 64 bits cannot hold it.
+cdef int64_t integer_of(object number, str what) except? OUT_OF_RANGE:
     try:
-        number = tag if PyLong_CheckExact(tag) else operator.index(tag)
+        return number if PyLong_CheckExact(number) else operator.index(number)
     except TypeError:
-        raise TypeError(f"tag is {tag!r}; it must be an integer") from None
+        raise TypeError(f"{what} is {number!r}; it must be an integer") from None
     except OverflowError:
-        number = -3
+        return OUT_OF_RANGE
+
+
+cdef int64_t tag_number(object tag, bint may_be_any) except -2:
+    cdef int64_t number = integer_of(tag, "tag")
     if number < 0 and not (may_be_any and number == ANY) or number > MOST_TAG:
         raise ValueError(f"tag is {tag!r}; tags are 0 to {MOST_TAG}" + (", or ANY_TAG" if may_be_any else ""))
     return number
@@ -318,14 +323,8 @@ cdef class Messages(Endpoint):
         return 0
 
     cdef int rank_number(self, object rank, str what, bint may_be_any) except -2:
-        cdef int64_t number
+        cdef int64_t number = integer_of(rank, what)
         cdef int size = self.nranks
-        try:
-            number = rank if PyLong_CheckExact(rank) else operator.index(rank)
-        except TypeError:
-            raise TypeError(f"{what} is {rank!r}; it must be an integer") from None
-        except OverflowError:
-            number = -3
         if not 0 <= number < size and not (may_be_any and number == ANY):
             raise ValueError(f"{what} is {rank!r}; the ranks are 0 to {size - 1}"
                              + (", or ANY_SOURCE" if may_be_any else ""))
