@@ -60,7 +60,7 @@ cdef inline bint is_in_place(int kind) noexcept:
 
 
 cdef inline bint is_reduced_in_place(int kind) noexcept:
-    return kind == ALL_REDUCE or kind == REDUCE or kind == SCAN or kind == EXSCAN
+    return is_in_place(kind) and kind != BROADCAST
 
 
 cdef inline bint is_number(object x) noexcept:
