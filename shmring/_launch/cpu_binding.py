@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .._system import cpu_topology, cpulist
-from .._system.limits import usable_cpus
+from .._system.limits import cpus_for_each, usable_cpus
 from .options import say
 
 
@@ -46,7 +46,7 @@ def share_cpus(environment: dict[str, str], bind: str, ranks: range) -> dict[int
     if nprocs > 1 and not environment.get("OMP_NUM_THREADS"):
         # A cgroup's quota may be below the number of allowed CPUs.
         bound = [max(1, count * cpus // len(allowed)) for count in cpu_topology.threads_of(shares)]
-        threads = [*(bound or [max(1, cpus // nprocs)] * nprocs)]
+        threads = [*(bound or [cpus_for_each(nprocs)] * nprocs)]
         where = f", bound by {bind}" if shares else ""
         set_to = cpulist.spell(count for count in threads if count)
         say(f"{nprocs} ranks on {cpus} usable CPU(s){where}: OMP_NUM_THREADS={set_to} unless you set it")

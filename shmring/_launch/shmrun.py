@@ -229,10 +229,8 @@ class _Run:
         self._files = files
         self._signals = signals
         self._ranks: list[_Rank] = []
-        self._ended_fd = os.memfd_create(
-            ENDED_NAME
-        )  # tells ranks that wait in init() of one that will not come
-        os.set_inheritable(self._ended_fd, True)
+        # Ranks that wait in init() see in it which ranks have ended.
+        self._ended_fd = os.memfd_create(ENDED_NAME)
         self._shown = [rank for rank in share.ranks if options.ranks is None or rank in options.ranks]
         self._screens = screens(_OUT, _ERR, self._screen)
         self._selector = selectors.DefaultSelector()

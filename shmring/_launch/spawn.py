@@ -22,7 +22,7 @@ from typing import Any
 
 from .._bootstrap.join import World, check_nprocs, world
 from .._system.deadline import Deadline
-from .._system.limits import explain, usable_cpus
+from .._system.limits import cpus_for_each, explain
 from .._system.processes import describe_exit, die_with, parent_death_tie
 from ..errors import Aborted, Error, RankFailed, Timeout
 
@@ -94,15 +94,11 @@ def _threads_shared(nprocs: int) -> Iterator[None]:
     if nprocs == 1 or os.environ.get("OMP_NUM_THREADS"):
         yield
         return
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cpus() // nprocs))
+    os.environ["OMP_NUM_THREADS"] = str(cpus_for_each(nprocs))
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop("OMP_NUM_THREADS", None)
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        del os.environ["OMP_NUM_THREADS"]  # it was not set, or empty, which means the same
 
 
 # --- the call and the start method ---

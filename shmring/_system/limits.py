@@ -48,6 +48,11 @@ def usable_cpus(allowed: int | None = None) -> int:
     return max(1, int(cpus))
 
 
+def cpus_for_each(nprocs: int) -> int:
+    """Return the share of the usable CPUs for each of `nprocs` processes, at least 1."""
+    return max(1, usable_cpus() // nprocs)
+
+
 class MemoryLimits:
     """The memory limits of this process, found once; `headroom()` reads their current use."""
 
