@@ -12,17 +12,15 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from .._system.deadline import Deadline
 from .._system.limits import explain
 from ..errors import Error, RankFailed, Timeout, agreed
 from . import handshake
+from .framed_socket import CHECK_S, Check
 
-_POLL_S = 0.02  # `check` is called at least this often
 _BUSY = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)  # the peer has not read its messages yet
-
-Check = Callable[[], None]
 
 
 class LocalSockets:
@@ -232,7 +230,7 @@ class LocalSockets:
                     raise explain(error, f"sending a descriptor to rank {rank}") from error
             if deadline.is_over():
                 raise Timeout(f"rank {rank} did not take the descriptors that it was sent", rank=rank)
-            time.sleep(_POLL_S / 4)
+            time.sleep(CHECK_S / 4)
 
     def _await_readable(self, ranks: set[int], check: Check, deadline: Deadline) -> list[int]:
         """Wait until sockets of the ranks are readable. Return these ranks, at least one."""
@@ -243,7 +241,7 @@ class LocalSockets:
         while True:
             check()
             left_s = deadline.left_s()
-            readable = poll.poll(min(_POLL_S, left_s) * 1000)
+            readable = poll.poll(min(CHECK_S, left_s) * 1000)
             if readable:
                 return [rank_of[sock] for sock, _ in readable]
             if left_s <= 0:

@@ -20,6 +20,7 @@ Check = Callable[[], None]
 Address = tuple[str, int] | tuple[str, int, int, int]  # as sockets have it, for IPv4 and IPv6
 
 POLL_S = 0.05  # the longest wait in one piece: deadlines are polled more often than Deadline requires
+CHECK_S = 0.02  # a wait calls `check` at least this often
 _LENGTH = struct.Struct("!H")
 _BACKLOG = 1024  # length of the kernel's queue: ranks stay in it during a flood of connections
 CUT_S = 20  # seconds without any packet after which a connection counts as cut

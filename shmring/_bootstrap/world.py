@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from .._config.settings import MAX_RANKS, parse_address
 from .._system.deadline import Deadline
 from . import handshake
-from .framed_socket import POLL_S, Check, FramedSocket
+from .framed_socket import CHECK_S, POLL_S, Check, FramedSocket
 from .handshake import Hello
 
 SILENCE_S = 10.0  # a wait for ranks is logged after this time, long before its timeout
-_CHECK_S = 0.02  # `check` is called at least this often
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class JoinRequest:
 
     def poll_s(self) -> float:
         """Return the longest wait in one piece."""
-        return POLL_S if self.check is nothing_to_check else _CHECK_S
+        return POLL_S if self.check is nothing_to_check else CHECK_S
 
     def now_s(self) -> float:
         """Return the time by the deadline's clock."""

@@ -120,7 +120,7 @@ def form_across(
             meeting = join(
                 world,
                 ranks.index(comm.rank),
-                timeout_s=max(deadline.left_s(), 0.001),
+                timeout_s=deadline.timeout_s(),
                 node=settings.node,
                 check=engine.poll,
                 listener=listener,
@@ -128,7 +128,7 @@ def form_across(
             )
     parent_ranks = tuple(ranks)
     with _a_death_is_the_parents(engine):
-        start_s = max(deadline.left_s(), 0.001)
+        start_s = deadline.timeout_s()
         parts = begin_where_met(
             meeting, settings, engine.timeout_s, key=world.key, start_s=start_s, parent=engine
         )

@@ -124,7 +124,7 @@ class _Meetings:
                 check=check,
                 listener=listener,
             )
-        start_s = max(deadline.left_s(), 0.001)
+        start_s = deadline.timeout_s()
         return begin_where_met(meeting, failed.settings, failed.engine.timeout_s, key=key, start_s=start_s)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from .._bootstrap.fd_passing import LocalSockets
 from .._bootstrap.join import Meeting
 from .._bootstrap.node_map import Place
+from .._bootstrap.world import nothing_to_check
 from .._config import thresholds
 from .._config.settings import Settings
 from .._core.segment_format import KEY_NBYTES, control_nbytes, format_segment, header_of, segment_nbytes
@@ -91,7 +92,7 @@ def _begin_where_met(
             if meeting.mesh is not None:
                 engine = parts.engine
                 internode = InterNodeLinks(engine, meeting.place, meeting.mesh, key)
-                engine.open_for_calls(max(deadline.left_s(), 0.001))
+                engine.open_for_calls(deadline.timeout_s())
                 internode.agree(engine, settings.wire_slice_nbytes)
                 engine.open_for_calls(timeout_s)
                 parts = parts._replace(place=meeting.place, internode=internode)
@@ -144,7 +145,7 @@ def begin(
         engine.arrive(os.getpid(), procfs.start_time(os.getpid()))
         # Until now a death is visible on the sockets, from now on in the segment.
         others_wait = False
-        local_sockets.all_ready(check=_nothing_to_check, deadline=deadline)
+        local_sockets.all_ready(check=nothing_to_check, deadline=deadline)
         _check_liveness(engine, is_known=parent is not None)
         if parent is None:
             oversubscribed = _is_oversubscribed(engine)
@@ -230,7 +231,7 @@ def _all_have(engine: Engine, text: str) -> bool:
 def _share_segment(local_sockets: LocalSockets, settings: Settings, deadline: Deadline) -> int:
     fd = _create_segment(local_sockets.size, settings) if local_sockets.rank == 0 else None
     try:
-        return local_sockets.broadcast_descriptor(fd, check=_nothing_to_check, deadline=deadline)
+        return local_sockets.broadcast_descriptor(fd, check=nothing_to_check, deadline=deadline)
     except BaseException:
         if fd is not None:
             os.close(fd)
@@ -261,7 +262,3 @@ def _create_segment(size: int, settings: Settings) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def _nothing_to_check() -> None:
-    """Check nothing: there is no communicator yet that could have failed."""

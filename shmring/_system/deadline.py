@@ -40,6 +40,10 @@ class Deadline:
     def left_s(self) -> float:
         return max(0.0, self.at_s - self.clock.now_s())
 
+    def timeout_s(self) -> float:
+        """Return `left_s` as the timeout of a call, which must be more than 0."""
+        return max(self.left_s(), 0.001)
+
     def is_over(self) -> bool:
         return self.left_s() <= 0
 
