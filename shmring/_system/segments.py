@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import secrets
 from collections.abc import Callable
 
@@ -198,14 +199,12 @@ def check_own_mapping(address: int, nbytes: int) -> None:
     """
     begin, end = address, address + nbytes
     try:
-        with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
-            for line in maps:
-                place, access = line.split(maxsplit=2)[:2]
-                first, last = (int(text, 16) for text in place.split("-"))
-                if first == begin and begin < last <= end and access.startswith("rw"):
-                    begin = last
+        with open("/proc/self/maps", "rb") as maps:
+            listed = maps.read()
     except OSError as error:
         raise explain(error, "reading /proc/self/maps, to check that an array can be shared") from error
+    while begin < end and (there := re.search(b"^%08x-([0-9a-f]+) rw" % begin, listed, re.MULTILINE)):
+        begin = int(there[1], 16)
     if begin != end or nbytes == 0:
         raise ValueError(
             f"the {nbytes} bytes at {address:#x} are not a writable mapping of their own, whose pages could "
