@@ -17,13 +17,13 @@ static void send_credit(struct sr_channels *channels, struct sr_channel *channel
 
 /* ---- the channels --------------------------------------------------------------------------------------------- */
 
-static void take_turn(struct sr_channels *channels)
+static void lock(struct sr_channels *channels)
 {
-    while (!sr_flag_take(&channels->turn, 1))
-        sr_yield(); /* turns are short: one or two system calls */
+    while (!sr_flag_take(&channels->lock, 1))
+        sr_yield(); /* it is held for a short time: one or two system calls */
 }
 
-static void leave_turn(struct sr_channels *channels) { sr_flag_set(&channels->turn, 0); }
+static void unlock(struct sr_channels *channels) { sr_flag_set(&channels->lock, 0); }
 
 void sr_channels_open(struct sr_channels *channels, struct sr_channel *channel, int nchannels, int news)
 {
@@ -149,11 +149,11 @@ void sr_channel_notify(struct sr_channels *channels, struct sr_channel *channel,
                        const void *body, uint32_t nbytes)
 {
     const struct sr_channel_head head = {.magic = SR_CHANNEL_MAGIC, .what = what, .nbytes = nbytes};
-    take_turn(channels);
+    lock(channels);
     send_frame(channels, channel, &head, body);
     if (what == SR_CHANNEL_VIEW)
         channel->messages_end = channel->put + (channel->rest_end - channel->rest_begin);
-    leave_turn(channels);
+    unlock(channels);
 }
 
 /* Send credit if the limit has grown by a quarter of the ring. The reader publishes `taken` at least every quarter. So
@@ -209,45 +209,45 @@ enum sr_ring_status sr_channel_push(struct sr_channels *channels, struct sr_chan
                                     struct sr_outgoing *message)
 {
     enum sr_ring_status status = SR_RING_WAIT;
-    take_turn(channels);
+    lock(channels);
     if (has_rest(channel))
         send_rest(channels, channel);
     while (status == SR_RING_WAIT && !channel->unwritable && !has_rest(channel) &&
            push_piece(channels, channel, message))
         if (message->head.flags & SR_FRAME_LAST)
             status = SR_RING_WHOLE;
-    leave_turn(channels);
+    unlock(channels);
     return status;
 }
 
 void sr_channel_probe(struct sr_channels *channels, struct sr_channel *channel, uint64_t limit_ns)
 {
-    take_turn(channels);
+    lock(channels);
     if (sr_flag_load(&channel->end) == SR_CHANNEL_OPEN && sr_tcp_probe_is_cut(&channel->probe, channel->fd, limit_ns))
         end_channel(channels, channel, SR_CHANNEL_FAILED, ETIMEDOUT);
-    leave_turn(channels);
+    unlock(channels);
 }
 
 bool sr_channel_has_unsent(struct sr_channels *channels, struct sr_channel *channel)
 {
-    take_turn(channels);
+    lock(channels);
     send_rest(channels, channel);
     const bool has_unsent = has_rest(channel);
-    leave_turn(channels);
+    unlock(channels);
     return has_unsent;
 }
 
 bool sr_channel_is_delivering(struct sr_channels *channels, struct sr_channel *channel)
 {
     int unacknowledged = 0;
-    take_turn(channels);
+    lock(channels);
     send_rest(channels, channel);
     const bool is_open = !channel->unwritable && sr_flag_load(&channel->end) == SR_CHANNEL_OPEN;
     const bool is_delivering =
         is_open && (channel->put < channel->messages_end ||
                     (ioctl(channel->fd, SIOCOUTQ, &unacknowledged) == 0 &&
                      (uint64_t)unacknowledged > channel->put - channel->messages_end));
-    leave_turn(channels);
+    unlock(channels);
     return is_delivering;
 }
 
@@ -511,19 +511,19 @@ static bool poll_sockets(struct sr_channels *channels, bool by_reader)
 
 bool sr_channels_step(struct sr_channels *channels)
 {
-    if (!sr_flag_take(&channels->turn, 1))
+    if (!sr_flag_take(&channels->lock, 1))
         return false;
     const bool moved = poll_sockets(channels, true);
-    leave_turn(channels);
+    unlock(channels);
     return moved;
 }
 
 bool sr_channels_attend(struct sr_channels *channels)
 {
-    take_turn(channels);
+    lock(channels);
     sr_flag_set(&channels->attended, 1);
     const bool moved = poll_sockets(channels, true);
-    leave_turn(channels);
+    unlock(channels);
     return moved;
 }
 
@@ -531,41 +531,41 @@ void sr_channels_wake(struct sr_channels *channels) { sr_flag_set(&channels->att
 
 bool sr_channels_poll_abort(struct sr_channels *channels)
 {
-    if (sr_flag_load(&channels->aborted_by) == 0 && sr_flag_take(&channels->turn, 1)) {
+    if (sr_flag_load(&channels->aborted_by) == 0 && sr_flag_take(&channels->lock, 1)) {
         if (sr_flag_load(&channels->attended) == 0)
             poll_sockets(channels, false);
-        leave_turn(channels);
+        unlock(channels);
     }
     return sr_flag_load(&channels->aborted_by) != 0;
 }
 
 void sr_channels_poll(struct sr_channels *channels)
 {
-    take_turn(channels);
+    lock(channels);
     poll_sockets(channels, false);
-    leave_turn(channels);
+    unlock(channels);
 }
 
 uint64_t sr_channel_last_note(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
                               void *note)
 {
-    take_turn(channels);
+    lock(channels);
     const uint64_t count = sr_channel_note_of(channel, what)->count;
     memcpy(note, sr_channel_note_of(channel, what)->last, sr_channel_note_nbytes(what));
-    leave_turn(channels);
+    unlock(channels);
     return count;
 }
 
 void sr_channels_shut(struct sr_channels *channels)
 {
-    take_turn(channels);
+    lock(channels);
     for (int i = 0; i < channels->nchannels; i++) {
         if (sr_flag_load(&channels->channel[i].end) == SR_CHANNEL_OPEN)
             sr_flag_set(&channels->channel[i].end, SR_CHANNEL_CLOSED);
         channels->channel[i].unwritable = true;
     }
     channels->news = -1; /* another file may soon have its number */
-    leave_turn(channels);
+    unlock(channels);
 }
 
 /* ---- the reader --------------------------------------------------------------------------------------------- */
@@ -575,20 +575,20 @@ void sr_channel_read(struct sr_channels *channels, struct sr_channel *channel, s
 {
     sr_ring_open_end(out_of, channel->in.ring, channel->in.bytes, channel->in.nbytes, channel->first, &channels->nobody,
                      copy, SR_CHANNEL_PIECE_NBYTES);
-    take_turn(channels);
+    lock(channels);
     channel->out_of = out_of;
     channel->incoming = incoming;
-    leave_turn(channels);
+    unlock(channels);
 }
 
 /* Add the bytes that bypassed the ring to the message's offset. Return whether more of the piece is still to arrive. */
 static bool count_bypassed(struct sr_channels *channels, struct sr_channel *channel)
 {
-    take_turn(channels);
+    lock(channels);
     channel->incoming->offset += channel->uncounted;
     channel->uncounted = 0;
     const bool more = channel->bypasses && is_midway(channel);
-    leave_turn(channels);
+    unlock(channels);
     return more;
 }
 
@@ -605,16 +605,16 @@ enum sr_ring_status sr_channel_pull(struct sr_channels *channels, struct sr_chan
     const uint64_t taken = sr_flag_load(&channel->in.ring->taken.value);
     if (taken != channel->seen_taken) {
         channel->seen_taken = taken;
-        take_turn(channels);
+        lock(channels);
         send_credit(channels, channel);
-        leave_turn(channels);
+        unlock(channels);
     }
     return status;
 }
 
 void sr_channel_withdraw(struct sr_channels *channels, struct sr_channel *channel)
 {
-    take_turn(channels);
+    lock(channels);
     channel->target = NULL;
-    leave_turn(channels);
+    unlock(channels);
 }

@@ -5,7 +5,7 @@
  * empty the socket, and no notification waits long behind a message.
  *
  * This file owns no descriptor: its user passes connected, non-blocking sockets and an epoll descriptor. Nothing here
- * waits but for the turn. Any thread may call the functions below; one thread at a time, the *reader*, reads the rings.
+ * waits but for the lock. Any thread may call the functions below; one thread at a time, the *reader*, reads the rings.
  *
  *   sender                                       receiver
  *   array --sr_channel_push--> socket ~~~~~~> poll --+--> ring --sr_channel_pull--> array
@@ -67,14 +67,14 @@ enum sr_channel_end {
     SR_CHANNEL_DAMAGED, /* bytes arrived that no rank of this version sends */
 };
 
-/* One connection. Unless a field says otherwise, only the thread that holds `turn` reads and writes it. */
+/* One connection. Unless a field says otherwise, only the thread that holds `lock` reads and writes it. */
 struct sr_channel {
     int fd;
     int rank;              /* of the other end */
-    sr_flag end;           /* enum sr_channel_end. W the turn; R all threads */
-    sr_flag left;          /* 1: the other end has notified that it leaves. W the turn; R all threads */
-    sr_flag opened;        /* 1: the first piece has arrived. W the turn; R all threads */
-    sr_flag confirmed;     /* number of the last confirmed call. W the turn, after the call's note; R all threads */
+    sr_flag end;           /* enum sr_channel_end. W the holder; R all threads */
+    sr_flag left;          /* 1: the other end has notified that it leaves. W the holder; R all threads */
+    sr_flag opened;        /* 1: the first piece has arrived. W the holder; R all threads */
+    sr_flag confirmed;     /* number of the last confirmed call. W the holder, after the call's note; R all threads */
     int error;
     struct sr_tcp_probe probe;
     /* sending: positions are those of the other end's ring, from 0 */
@@ -108,7 +108,7 @@ struct sr_channel {
 
 /* All connections of one rank. */
 struct sr_channels {
-    sr_flag turn; /* 1: a thread works on the channels */
+    sr_flag lock; /* 1: a thread works on the channels */
     sr_flag attended; /* 1: the reader waits for news, so other threads need not poll. W reader; R all threads */
     sr_flag aborted_by; /* 1 + number of the channel on which the reason of an abort came; 0: none. R all threads */
     sr_flag nopened; /* number of channels on which a first piece has arrived. R all threads */

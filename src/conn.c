@@ -48,7 +48,7 @@ static void advance(struct sr_conn_queue *queue, size_t nbytes) {
     }
 }
 
-static enum sr_conn_status trouble(struct sr_conn *conn, int error) {
+static enum sr_conn_status status_of_error(struct sr_conn *conn, int error) {
     if (error == EAGAIN || error == EWOULDBLOCK || error == EINTR) return SR_CONN_BLOCKED;
     if (error == ECONNRESET || error == EPIPE) return SR_CONN_CLOSED;
     conn->error = error;
@@ -81,7 +81,7 @@ static enum sr_conn_status step_out(struct sr_conn *conn) {
     if (!sr_conn_is_busy(&conn->out)) return SR_CONN_IDLE;
     all.msg_iovlen = (size_t)gather(&conn->out, places);
     ssize_t nbytes = sendmsg(conn->fd, &all, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (nbytes < 0) return trouble(conn, errno);
+    if (nbytes < 0) return status_of_error(conn, errno);
     conn->nsent += (uint64_t)nbytes;
     advance(&conn->out, (size_t)nbytes);
     return SR_CONN_PROGRESSED;
@@ -112,7 +112,7 @@ static enum sr_conn_status step_in(struct sr_conn *conn) {
     struct iovec place = next_place(conn, message);
     ssize_t received = recv(conn->fd, place.iov_base, place.iov_len, MSG_DONTWAIT);
     if (received == 0) return SR_CONN_CLOSED;
-    if (received < 0) return trouble(conn, errno);
+    if (received < 0) return status_of_error(conn, errno);
     size_t nbytes = (size_t)received;
     conn->nreceived += nbytes;
     if (before < sizeof message->head) {

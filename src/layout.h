@@ -127,7 +127,7 @@ struct sr_record {
     uint8_t wire;      /* wire format between hosts */
     uint8_t unused;
     uint32_t root;
-    uint16_t nodes_in_group;
+    uint16_t hosts_in_group;
     uint8_t invalid;   /* 1: the call was refused with an error on its own rank */
     uint8_t outcome;   /* enum sr_outcome */
     uint16_t priority; /* 0: none */

@@ -454,7 +454,7 @@ cdef int find_taking(Group *g, Call *c, size_t skip) noexcept nogil:
 
 
 # As find_given. The addresses of the pieces came with their lengths, and were checked on arrival.
-cdef void find_given_uneven(Group *g, Call *c) noexcept nogil:
+cdef void find_pieces(Group *g, Call *c) noexcept nogil:
     cdef int giver
     for giver in range(g.size):
         g.source[giver] = c.taken[giver].there + c.copy.offset
@@ -528,7 +528,7 @@ cdef int pull(Group *g, Call *c) noexcept nogil:
     cdef int status = DONE
     if takes(g, c, g.rank):
         if c.taken != NULL:
-            find_given_uneven(g, c)
+            find_pieces(g, c)
         else:
             status = find_given(g, c, piece_of_x(c, g.rank) + c.copy.offset)
         if status == DONE:

@@ -66,12 +66,12 @@ def list_for(arrays: Any, size: int, what: str) -> list[Any]:
     return found
 
 
-def check_group_size(group_size: SupportsIndex, num_nodes: int) -> int:
+def check_group_size(group_size: SupportsIndex, num_hosts: int) -> int:
     """Return the number of hosts in a group, checked."""
     try:
         size = operator.index(group_size)
     except TypeError:
         raise TypeError(f"group_size is {group_size!r}; it must be an integer") from None
-    if not 1 <= size <= num_nodes or num_nodes % size:
-        raise ValueError(f"group_size is {size}; it must divide the number of hosts, {num_nodes}")
+    if not 1 <= size <= num_hosts or num_hosts % size:
+        raise ValueError(f"group_size is {size}; it must divide the number of hosts, {num_hosts}")
     return size

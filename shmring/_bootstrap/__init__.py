@@ -3,7 +3,7 @@
 join                     one rank joins a world; `init` and `spawn` call it
   |-- environment        the launcher of this process, and the rank that it gave
   |-- local              the ranks of one host connect over a Unix socket -> fd_passing
-  |-- tcp                the ranks of several hosts connect to rank 0 -> node_map, coordinator
+  |-- tcp                the ranks of several hosts connect to rank 0 -> host_map, coordinator
   |-- mesh               connections for every pair of ranks of different hosts
 
 local, tcp, mesh  ->  acceptor, connector     the two sides of a new connection

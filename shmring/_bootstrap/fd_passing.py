@@ -38,9 +38,9 @@ class LocalSockets:
         self.size = size
         self.local_rank = rank
         self.local_size = size
-        self.node = 0
-        self.num_nodes = 1
-        self.ranks_of_node = (tuple(range(size)),)
+        self.host = 0
+        self.num_hosts = 1
+        self.ranks_of_host = (tuple(range(size)),)
         self._peers = peers
         self._marker = marker  # a listening name by which late ranks see that the world has started
         for peer in peers.values():

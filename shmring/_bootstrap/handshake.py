@@ -14,7 +14,7 @@ from ..errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, 
 
 MAGIC = b"shmring\x02"  # the last byte is the version of the protocol
 NONCE_NBYTES = 32
-NODE_NBYTES = 64
+IDENTITY_NBYTES = 64
 TAG_NBYTES = 16
 PROOF_NBYTES = 32
 UNPROVEN_NBYTES = 256  # longest frame read from a pending peer
@@ -25,11 +25,11 @@ READY, FAILED, GIVING_UP, DESCRIPTOR, SOCKET, ENDPOINT, TABLE = 1, 2, 3, 4, 5, 6
 # Purposes of connections: among the ranks of one host, of all ranks to rank 0, and the two between hosts.
 LOCAL, COORDINATOR, DATA, CONTROL = b"local", b"coord", b"data", b"control"
 
-_HELLO = struct.Struct(f"!8s8sIII{TAG_NBYTES}s{NONCE_NBYTES}s{NODE_NBYTES}s")
+_HELLO = struct.Struct(f"!8s8sIII{TAG_NBYTES}s{NONCE_NBYTES}s{IDENTITY_NBYTES}s")
 _CHALLENGE = struct.Struct(f"!8sI{TAG_NBYTES}s{NONCE_NBYTES}s32s")
 _PROOF = struct.Struct("!8s32s")
 _FRAME = struct.Struct("!8sBBiqqH")
-_TRANSCRIPT = struct.Struct(f"!8s8s8sIIII{TAG_NBYTES}s{NODE_NBYTES}s{NONCE_NBYTES}s{NONCE_NBYTES}s")
+_TRANSCRIPT = struct.Struct(f"!8s8s8sIIII{TAG_NBYTES}s{IDENTITY_NBYTES}s{NONCE_NBYTES}s{NONCE_NBYTES}s")
 _TEXT_NBYTES = 1024
 _UNKNOWN = -1
 
@@ -52,19 +52,21 @@ class Hello:
     rank: int
     nprocs: int
     nonce: bytes
-    node: str
+    identity: str  # of the rank's host
     purpose: bytes = LOCAL
     peer: int = 0
     tag: bytes = bytes(TAG_NBYTES)
 
     def pack(self) -> bytes:
-        node = self.node.encode()
-        return _HELLO.pack(MAGIC, self.purpose, self.rank, self.peer, self.nprocs, self.tag, self.nonce, node)
+        identity = self.identity.encode()
+        return _HELLO.pack(
+            MAGIC, self.purpose, self.rank, self.peer, self.nprocs, self.tag, self.nonce, identity
+        )
 
     @classmethod
     def unpack(cls, packet: bytes) -> Hello:
-        purpose, rank, peer, nprocs, tag, nonce, node = _unpack(_HELLO, packet)
-        text = node.rstrip(b"\0").decode("utf-8", "replace")
+        purpose, rank, peer, nprocs, tag, nonce, identity = _unpack(_HELLO, packet)
+        text = identity.rstrip(b"\0").decode("utf-8", "replace")
         return cls(rank, nprocs, nonce, text, purpose.rstrip(b"\0"), peer, tag)
 
 
@@ -109,7 +111,7 @@ def prove(key: bytes, world_id: str, role: bytes, hello: Hello, nprocs: int, non
         hello.nprocs,
         nprocs,
         hello.tag,
-        hello.node.encode(),
+        hello.identity.encode(),
         hello.nonce,
         nonce,
     )

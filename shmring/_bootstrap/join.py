@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from .._config.settings import Settings, address_text, parse_address
 from .._system.deadline import Deadline
 from ..errors import Error
-from . import local, node_map, tcp
+from . import host_map, local, tcp
 from .coordinator import Coordinator
 from .environment import Job, find_job
 from .fd_passing import LocalSockets
 from .framed_socket import Check
-from .mesh import Mesh, weave
-from .node_map import Place
+from .host_map import Place
+from .mesh import Mesh, connect_mesh
 from .tcp import Found
 from .world import JoinRequest, World, check_nprocs, nothing_to_check, world
 
-__all__ = ["Meeting", "World", "check_nprocs", "host_id", "join", "world", "world_from_environment"]
+__all__ = ["Joined", "World", "check_nprocs", "host_id", "join", "world", "world_from_environment"]
 
 
 @dataclass
-class Meeting:
+class Joined:
     """The result of `join`: connections to the ranks of this host and of other hosts, and this rank's place.
 
     `mesh` is None if all ranks are on one host. `coordinator` is None if the world has no address, else it is
@@ -53,7 +53,7 @@ class Meeting:
 
 def host_id() -> str:
     """Return a text that is equal for processes on one host: a world of such processes needs no address."""
-    return node_map.identity(Settings.from_environment().node or "")
+    return host_map.identity(Settings.from_environment().node or "")
 
 
 def world_from_environment(environ: Mapping[str, str] = os.environ) -> tuple[World, int] | None:
@@ -123,7 +123,7 @@ def join(
     check: Check = nothing_to_check,
     listener: socket.socket | None = None,
     is_invited: bool = False,
-) -> Meeting:
+) -> Joined:
     """Connect to the other ranks of the world. Return when all have joined, within `timeout_s` seconds.
 
     `node` overrides SHMRING_NODE. `check` may raise while ranks are missing. `listener` is rank 0's listener
@@ -143,13 +143,13 @@ def join(
         raise local.second_use(rank)
     request = JoinRequest(world, rank, name, timeout_s, Deadline(timeout_s), check, listener, is_invited)
     if world.address is None or world.nprocs == 1:
-        local_sockets = local.meet(request, range(world.nprocs))
-        meeting = Meeting(local_sockets, node_map.place_of(rank, [0] * world.nprocs))
+        local_sockets = local.connect_ranks(request, range(world.nprocs))
+        joined = Joined(local_sockets, host_map.place_of(rank, [0] * world.nprocs))
     else:
-        request = dataclasses.replace(request, node=node_map.identity(name))
-        meeting = _join_hosts(request, settings.ports)
+        request = dataclasses.replace(request, identity=host_map.identity(name))
+        joined = _join_hosts(request, settings.ports)
     _used.append((world.id, rank))
-    return meeting
+    return joined
 
 
 # The last worlds joined from this process, to detect the common mistake of using one twice. The marker that
@@ -157,19 +157,19 @@ def join(
 _used: collections.deque[tuple[str, int]] = collections.deque(maxlen=1024)
 
 
-def _join_hosts(request: JoinRequest, ports: tuple[int, int] | None) -> Meeting:
+def _join_hosts(request: JoinRequest, ports: tuple[int, int] | None) -> Joined:
     """Connect over TCP, within this host, and to the other hosts. All ranks succeed, or none."""
-    found = tcp.meet(request, ports)
+    found = tcp.connect_ranks(request, ports)
     coordinator, place = found.coordinator, found.place
     local_sockets = mesh = None
     try:
         with found.listener, coordinator.together():
             request = dataclasses.replace(request, check=coordinator.check)
-            local_sockets = local.meet(_within_node(request, found), place.ranks_of_node[place.node])
-            if place.num_nodes > 1:
-                mesh = weave(request, found)
+            local_sockets = local.connect_ranks(_within_host(request, found), place.ranks_of_host[place.host])
+            if place.num_hosts > 1:
+                mesh = connect_mesh(request, found)
             coordinator.all_ready(deadline=request.deadline)
-            return Meeting(local_sockets, place, mesh, coordinator)
+            return Joined(local_sockets, place, mesh, coordinator)
     except BaseException:
         for opened in (mesh, local_sockets, coordinator):
             if opened is not None:
@@ -177,12 +177,12 @@ def _join_hosts(request: JoinRequest, ports: tuple[int, int] | None) -> Meeting:
         raise
 
 
-def _within_node(request: JoinRequest, found: Found) -> JoinRequest:
+def _within_host(request: JoinRequest, found: Found) -> JoinRequest:
     """Return the same request in a world of this host only.
 
     "Hosts" on one machine, and jobs with the same port on different hosts, may share abstract socket names.
     """
     world = request.world
-    own = f"shmring node {found.place.node} of {found.nonce.hex()} {world.id}"
+    own = f"shmring host {found.place.host} of {found.nonce.hex()} {world.id}"
     own_id = hashlib.sha256(own.encode()).hexdigest()
     return dataclasses.replace(request, world=World(own_id, world.key, world.nprocs))

@@ -23,13 +23,13 @@ from .handshake import Hello
 from .world import JoinRequest, World
 
 
-def meet(request: JoinRequest, ranks: Sequence[int]) -> LocalSockets:
+def connect_ranks(request: JoinRequest, ranks: Sequence[int]) -> LocalSockets:
     """Return this rank's connections to the others of `ranks`, once all of them have connected."""
     if len(ranks) == 1:
         return LocalSockets(0, 1, {})
     if request.rank == ranks[0]:
-        with contextlib.closing(_LocalGathering(request, ranks[1:])) as host:
-            return host.local_sockets()
+        with contextlib.closing(_LocalGathering(request, ranks[1:])) as gathering:
+            return gathering.local_sockets()
     sock = _LocalConnector(request, ranks[0], handshake.LOCAL).connect()
     return LocalSockets(ranks.index(request.rank), len(ranks), {0: sock.connection})
 
@@ -133,10 +133,10 @@ class _LocalGathering(Gathering):
 
     def _objection(self, hello: Hello, sock: FramedSocket) -> Error | None:
         own, error = self._request, super()._objection(hello, sock)
-        if error is None and hello.node != own.node:
+        if error is None and hello.identity != own.identity:
             return Error(
-                f"rank {own.rank} is on node {own.node!r}, rank {hello.rank} on node {hello.node!r} "
-                "(SHMRING_NODE): ranks of several nodes need an address to meet at, "
+                f"rank {own.rank} is on host {own.identity!r}, rank {hello.rank} on host {hello.identity!r} "
+                "(SHMRING_NODE): ranks of several hosts need an address to meet at, "
                 "shmring.world(nprocs, address='host:port')",
                 rank=hello.rank,
             )

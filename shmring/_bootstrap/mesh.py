@@ -53,10 +53,10 @@ class Mesh:
         self.control.clear()
 
 
-def weave(request: JoinRequest, found: Found) -> Mesh:
+def connect_mesh(request: JoinRequest, found: Found) -> Mesh:
     """Return this rank's connections to all ranks of other hosts; collective over the world."""
     place, mesh = found.place, Mesh()
-    local_ranks = set(place.ranks_of_node[place.node])
+    local_ranks = set(place.ranks_of_host[place.host])
     try:
         for rank in range(place.rank):
             if rank not in local_ranks:
@@ -120,7 +120,7 @@ class _MeshAcceptor:
         self._found = found
         self._place = found.place
         self._mesh = mesh
-        local_ranks = found.place.ranks_of_node[found.place.node]
+        local_ranks = found.place.ranks_of_host[found.place.host]
         higher = [rank for rank in range(request.rank + 1, found.place.size) if rank not in local_ranks]
         self._awaited = {(rank, purpose) for rank in higher for purpose in (DATA, CONTROL)}
         # Rank 0 also accepts ranks that are late for the rendezvous, to send them an error.
@@ -150,7 +150,7 @@ class _MeshAcceptor:
             return f"rank {rank} of {hello.nprocs} is none of this world's {place.size} ranks"
         if hello.purpose == COORDINATOR or rank in self._mesh.data or rank in self._mesh.control:
             return f"rank {rank} has joined already: each process needs a rank of its own"
-        if rank in place.ranks_of_node[place.node]:
+        if rank in place.ranks_of_host[place.host]:
             return f"rank {rank} is on the same host: it connects through shared memory"
         return f"rank {rank} is lower: this rank connects to it"
 

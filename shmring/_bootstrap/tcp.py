@@ -18,13 +18,13 @@ from typing import cast
 from .._config.settings import parse_address
 from .._system.limits import NO_DESCRIPTOR, explain
 from ..errors import WAIT_LONGER, Error, Timeout
-from . import handshake, node_map
+from . import handshake, host_map
 from .acceptor import Gathering, ended
 from .connector import Connector
 from .coordinator import Coordinator
 from .framed_socket import Address, FramedSocket, connect, listen, watch_link
 from .handshake import BadFrame, Hello
-from .node_map import Endpoint, Place, Row
+from .host_map import Endpoint, Place, Row
 from .world import JoinRequest
 
 _CONNECT_S = 5.0  # limit of one attempt: the kernel's pauses between its own attempts keep growing
@@ -51,7 +51,7 @@ class Found:
         return bool(self.machines) and self.machines[rank] == self.machines[self.place.rank]
 
 
-def meet(request: JoinRequest, ports: tuple[int, int] | None) -> Found:
+def connect_ranks(request: JoinRequest, ports: tuple[int, int] | None) -> Found:
     """Connect all ranks of a world with an address to rank 0. Each rank has a listener when this returns."""
     if request.rank == 0:
         return _gather(request)
@@ -67,11 +67,14 @@ def meet(request: JoinRequest, ports: tuple[int, int] | None) -> Found:
 def _gather(request: JoinRequest) -> Found:
     listener = request.listener or _listen_at_address(request)
     try:
-        with contextlib.closing(_TcpGathering(request, listener)) as host:
-            coordinator = Coordinator(0, request.world.nprocs, host.gather())
-            place = node_map.place_of(0, [row.node for row in host.rows])
-            endpoints, machines = [row.endpoint for row in host.rows], [row.machine for row in host.rows]
-            return Found(coordinator, place, endpoints, host.nonce, 0, listener, machines)
+        with contextlib.closing(_TcpGathering(request, listener)) as gathering:
+            coordinator = Coordinator(0, request.world.nprocs, gathering.gather())
+            place = host_map.place_of(0, [row.host for row in gathering.rows])
+            endpoints, machines = (
+                [row.endpoint for row in gathering.rows],
+                [row.machine for row in gathering.rows],
+            )
+            return Found(coordinator, place, endpoints, gathering.nonce, 0, listener, machines)
     except BaseException:
         listener.close()
         raise
@@ -82,21 +85,21 @@ class _TcpGathering(Gathering):
 
     def __init__(self, request: JoinRequest, listener: socket.socket) -> None:
         self.rows: list[Row] = []
-        self.nonce = os.urandom(node_map.NONCE_NBYTES)
-        self._identities = {0: request.node}
+        self.nonce = os.urandom(host_map.NONCE_NBYTES)
+        self._identities = {0: request.identity}
         host, port, *_ = listener.getsockname()
         self._endpoints = {0: Endpoint(host, port)}
         super().__init__(request, listener, range(1, request.world.nprocs), handshake.COORDINATOR)
 
     def _take_in(self, hello: Hello, sock: FramedSocket) -> None:
         super()._take_in(hello, sock)
-        self._identities[hello.rank] = hello.node
+        self._identities[hello.rank] = hello.identity
         watch_link(sock.connection, is_always_read=True)
 
     def _handle_frame(self, rank: int, packet: bytes) -> None:
         if rank in self._endpoints or handshake.kind_of(packet) != handshake.ENDPOINT:
             super()._handle_frame(rank, packet)
-        self._endpoints[rank] = node_map.unpack_endpoint(packet)
+        self._endpoints[rank] = host_map.unpack_endpoint(packet)
 
     def _is_complete(self) -> bool:
         return len(self._endpoints) == len(self._awaited) + 1
@@ -108,9 +111,9 @@ class _TcpGathering(Gathering):
         """Number the hosts and send the table to all ranks."""
         ranks = range(self._request.world.nprocs)
         identities = [self._identities[rank] for rank in ranks]
-        numbers, machines = node_map.number(identities), node_map.number_machines(identities)
+        numbers, machines = host_map.number(identities), host_map.number_machines(identities)
         self.rows = [Row(numbers[rank], self._endpoints[rank], machines[rank]) for rank in ranks]
-        for page in node_map.pack_table(self.rows, self.nonce):
+        for page in host_map.pack_table(self.rows, self.nonce):
             for rank, sock in list(socks.items()):
                 if not sock.send(page):
                     raise self._lose(rank)
@@ -138,7 +141,7 @@ class _TcpConnector(Connector):
     def found(self, sock: FramedSocket) -> Found:
         assert self._listener is not None
         coordinator = Coordinator(self._request.rank, self._request.world.nprocs, {0: sock})
-        place = node_map.place_of(self._request.rank, [row.node for row in self._rows])
+        place = host_map.place_of(self._request.rank, [row.host for row in self._rows])
         endpoints = [row.endpoint for row in self._rows]
         endpoints[0] = self._rank_0
         machines = [row.machine for row in self._rows]
@@ -198,7 +201,7 @@ class _TcpConnector(Connector):
             sock.send(handshake.pack_frame(handshake.FAILED, error, self._request.rank))
             raise
         host, port, *_ = self._listener.getsockname()
-        if not sock.send(node_map.pack_endpoint(Endpoint(host, port))):
+        if not sock.send(host_map.pack_endpoint(Endpoint(host, port))):
             return False
         while len(self._rows) < self._request.world.nprocs:
             packet = self._await_verdict_frame(sock)
@@ -210,7 +213,7 @@ class _TcpConnector(Connector):
     def _take_page(self, packet: bytes) -> None:
         try:
             if handshake.kind_of(packet) == handshake.TABLE:
-                self._nonce, page = node_map.unpack_page(packet, self._rows, self._request.world.nprocs)
+                self._nonce, page = host_map.unpack_page(packet, self._rows, self._request.world.nprocs)
                 self._rows += page
                 return
         except BadFrame as error:

@@ -74,7 +74,7 @@ def nothing_to_check() -> None:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """One rank's attempt to join a world: its identity, its deadline, and the check that may end it early.
+    """One rank's attempt to join a world: the identity of its host, a deadline, and a check that may end it.
 
     A wait calls `check` at least every 20 ms; it may raise. listener: rank 0's listener at the world's
     address, if it has one already. is_invited: True on other ranks in that case; if rank 0 does not listen,
@@ -83,7 +83,7 @@ class JoinRequest:
 
     world: World
     rank: int
-    node: str
+    identity: str
     timeout_s: float
     deadline: Deadline
     check: Check = nothing_to_check
@@ -117,7 +117,7 @@ class JoinRequest:
 
     def hello(self, peer: int, purpose: bytes) -> Hello:
         nonce = os.urandom(handshake.NONCE_NBYTES)
-        return Hello(self.rank, self.world.nprocs, nonce, self.node, purpose, peer, self.world.tag)
+        return Hello(self.rank, self.world.nprocs, nonce, self.identity, purpose, peer, self.world.tag)
 
     def prove(self, role: bytes, hello: Hello, nprocs: int, nonce: bytes) -> bytes:
         return handshake.prove(self.world.key, self.world.id, role, hello, nprocs, nonce)

@@ -423,7 +423,7 @@ cdef class Collectives:
     cdef object describe_internode(self, Call *c, object x, object how):
         wire, group_size, _ = how or (None, None, None)
         if group_size is not None:
-            c.nodes_in_group = shapes.check_group_size(group_size, self.place.num_nodes)
+            c.hosts_in_group = shapes.check_group_size(group_size, self.place.num_hosts)
         return self.describe_wire(c, x, c.x, wire)
 
     # address: of the reduced data in x, or of the first of several arrays.

@@ -12,7 +12,7 @@ from .._arrays.allocator import Adoption
 from .._arrays.operands import Memory
 from .._arrays.shared_array import SharedArray
 from .._bootstrap.fd_passing import LocalSockets
-from .._bootstrap.node_map import Place
+from .._bootstrap.host_map import Place
 from .._config.settings import Settings
 from .._engine.engine import Engine
 from .._engine.state import _Stats

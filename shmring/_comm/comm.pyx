@@ -66,7 +66,7 @@ cdef class Comm(Messages):
     cdef int descend_from(self, Comm parent) except -1:
         ranks = self.parent_ranks
         if parent is None:
-            self.origin = self.engine.flight.nonce, self.own_rank, self.nranks, self.place.node
+            self.origin = self.engine.flight.nonce, self.own_rank, self.nranks, self.place.host
         else:
             self.origin = parent.origin
             self.world_ranks = tuple(
@@ -96,12 +96,12 @@ cdef class Comm(Messages):
     @property
     def node(self):
         """This host's number, 0 to num_nodes - 1."""
-        return self.place.node
+        return self.place.host
 
     @property
     def num_nodes(self):
         """Number of hosts."""
-        return self.place.num_nodes
+        return self.place.num_hosts
 
     def run_steps(self, function, *arguments, bint begun=False, **keywords):
         """Run function(*arguments, **keywords), which makes several calls of this communicator, as one call.

@@ -24,7 +24,7 @@ cdef class Endpoint(FusedCollectives):
 
     cdef int begin_messaging(self) except -1
     cdef void end_messaging(self) noexcept
-    cdef void take_turn(self) noexcept
+    cdef void acquire_stepper(self) noexcept
     cdef void release_completed(self) noexcept
     cdef PendingMessage next_completed(self)
     cdef int enlist(self) except -1

@@ -98,7 +98,7 @@ cdef class Endpoint(FusedCollectives):
             self.is_messaging = False
             raise
         if self.is_enlisted:
-            self.take_turn()
+            self.acquire_stepper()
         self.matching.begun_ns = sr_now_ns() if self.engine.g.p2p_trace != NULL else 0
         return 0
 
@@ -114,7 +114,7 @@ cdef class Endpoint(FusedCollectives):
             self.release_completed()
 
     # Take the stepper from the progress thread, which holds it for one step at a time. That step does not need the GIL.
-    cdef void take_turn(self) noexcept:
+    cdef void acquire_stepper(self) noexcept:
         if not sr_flag_take(&self.matching.stepper, WAITER):
             with nogil:
                 while not sr_flag_take(&self.matching.stepper, WAITER):
@@ -124,7 +124,7 @@ cdef class Endpoint(FusedCollectives):
     cdef int enlist(self) except -1:  # no-cython-lint: a method of that name
         start_thread()
         self.matching.pollable.step = poll_messages
-        self.take_turn()
+        self.acquire_stepper()
         sr_flag_set(&self.matching.resting, 1)
         self.is_enlisted = True
         enlist(&self.matching.pollable, self)
@@ -152,7 +152,7 @@ cdef class Endpoint(FusedCollectives):
     cdef void release_completed(self) noexcept:
         cdef PendingMessage pending
         while True:
-            self.take_turn()
+            self.acquire_stepper()
             pending = self.next_completed()
             sr_flag_set(&self.matching.stepper, 0)
             if pending is None:

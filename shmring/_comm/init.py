@@ -9,7 +9,7 @@ from .._bootstrap.framed_socket import Check
 from .._bootstrap.join import World, join, world_from_environment
 from .._bootstrap.world import nothing_to_check
 from .._config.settings import Settings
-from .._lifecycle.startup import begin_where_met
+from .._lifecycle.startup import begin_joined
 from .._system.limits import explain
 from ..errors import Error
 from .comm import Comm
@@ -48,17 +48,17 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
 
 
 def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: Check) -> Comm:
-    meeting = join(world, rank, timeout_s=timeout_s, check=check)
+    joined = join(world, rank, timeout_s=timeout_s, check=check)
     parts = None
     try:
-        parts = begin_where_met(meeting, settings, timeout_s, key=world.key)
+        parts = begin_joined(joined, settings, timeout_s, key=world.key)
         comm = Comm(*parts)
     except BaseException:
         try:
             if parts is not None:
                 parts.abandon()
         finally:
-            meeting.close()
+            joined.close()
         raise
     if settings.trace is not None:
         _trace(comm, settings.trace)

@@ -165,7 +165,7 @@ cdef struct Call:
     uint64_t timeout_ns
     const Call *within               # the call over several hosts of which this one is a local step, or NULL
     uint16_t priority                # 0: none; else the priority + MOST_PRIORITY + 1
-    uint16_t nodes_in_group          # number of hosts that first reduce among themselves; 0: there are no groups
+    uint16_t hosts_in_group          # number of hosts that first reduce among themselves; 0: there are no groups
     float *residual                  # error feedback: the rounding errors of earlier calls; or NULL
     # ---- the arrays ----
     const unsigned char *x
@@ -242,7 +242,7 @@ cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
     cdef uint64_t what = name_of(c) | <uint64_t> c.dtype << 6 | <uint64_t> c.op << 12
     what |= <uint64_t> c.algorithm << 16 | <uint64_t> c.order << 19
     what |= <uint64_t> c.root << 20 | mixed_count(c.count) << 32
-    what ^= <uint64_t> c.wire << 61 ^ <uint64_t> c.nodes_in_group << 45 ^ <uint64_t> c.priority << 32
+    what ^= <uint64_t> c.wire << 61 ^ <uint64_t> c.hosts_in_group << 45 ^ <uint64_t> c.priority << 32
     if c.items != NULL:
         what ^= <uint64_t> c.items.signature << 45   # such a call has no wire format and no groups
     return what   # flight_recorder.pyx decodes it for error messages
@@ -401,7 +401,7 @@ cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
     record.number = called.number
     memcpy(&record.kind, &called.kind, 8)   # one word: see Call
     record.root = <uint32_t> called.root
-    record.nodes_in_group = called.nodes_in_group
+    record.hosts_in_group = called.hosts_in_group
     record.priority = called.priority
     if called.items != NULL:
         record.item_nbytes = called.items.nbytes

@@ -29,7 +29,7 @@ cdef extern from "layout.h" nogil:
         int64_t number
         uint8_t kind, dtype, op, algorithm, order, named, wire
         uint32_t root
-        uint16_t nodes_in_group
+        uint16_t hosts_in_group
         uint8_t invalid, outcome
         uint16_t priority
         uint32_t item_nbytes

@@ -105,8 +105,8 @@ def end(engine: Engine, *, beside: bool = False) -> Error:
     error = _error_of(engine, engine.abort_report())
     error.attach_snapshot(_see(engine))
     engine.notify_others(error)
-    if (trouble := engine.end_sharing(beside=beside)) is not None:
-        error.add_note(trouble)
+    if (warning := engine.end_sharing(beside=beside)) is not None:
+        error.add_note(warning)
     return error
 
 

@@ -88,7 +88,7 @@ cdef dict words_of_record(const sr_record *record):
     if record.dtype == OPAQUE and record.item_nbytes > 0:
         words |= {"dtype": text_in(record.item_name, SR_ITEM_NAME_NBYTES), "count": record.count // record.item_nbytes}
     return words | {"seq": record.seq, "number": record.number, "invalid": bool(record.invalid),
-                    "wire": WIRES[record.wire % len(WIRES)], "group_size": record.nodes_in_group,
+                    "wire": WIRES[record.wire % len(WIRES)], "group_size": record.hosts_in_group,
                     "priority": priority_of(record.priority), "outcome": OUTCOMES[record.outcome % len(OUTCOMES)]}
 
 

@@ -35,7 +35,7 @@ from .blame cimport Stalls, await_same_call, find_remote_mismatch, last_call_of,
 from .liveness_thread cimport ParkedThread
 from .progress cimport (
     Issued, append, copy_begun, delist, enlist, finish_all, free_queue, is_background, linger, new_queue, reap,
-    start_thread, step_briefly, step_until, take_trouble, take_turn, wake_thread,
+    start_thread, step_briefly, step_until, fetch_failure, acquire_stepper, wake_thread,
 )
 from .queue cimport BEING_DESCRIBED, DESCRIBED, TO_BE_DESCRIBED, WAITER, Queue, Task, is_finished, is_pending, oldest
 from .state cimport begin_report, world_number
@@ -665,7 +665,7 @@ cdef class Engine(State):
     cdef int end_issued(self) except -1:
         cdef Queue *q = self.queue
         cdef Call c
-        cdef int status = take_trouble(q, &c)
+        cdef int status = fetch_failure(q, &c)
         if status == DONE:
             return 0
         try:
@@ -694,7 +694,7 @@ cdef class Engine(State):
         """Do the work of the progress thread that needs the GIL. It raises nothing."""
         try:
             self.describe_oldest()
-            if self.queue.trouble != DONE:
+            if self.queue.failed_status != DONE:
                 self.end_issued()
             elif is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:   # else the waiting threads do
                 self.stalls.warn_if_due(self, SR_WAIT_CALL)
@@ -818,7 +818,7 @@ cdef class Engine(State):
             table[i].begin = begin
             table[i].own = own
             table[i].stride = stride
-        take_turn(self.queue, WAITER)
+        acquire_stepper(self.queue, WAITER)
         free(g.block)
         g.block = table
         g.nblocks = len(blocks)

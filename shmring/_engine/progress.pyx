@@ -107,7 +107,7 @@ cdef int grow(Queue *q) except -1:
     cdef Task **old = q.task
     if task == NULL:
         raise MemoryError()
-    take_turn(q, WAITER)
+    acquire_stepper(q, WAITER)
     for number in range(sr_flag_load(&q.reaped) + 1, sr_flag_load(&q.issued) + 1):
         task[number & mask] = old[number & q.mask]
     q.task, q.mask = task, mask
@@ -130,34 +130,34 @@ cdef void reap(Queue *q) noexcept:
 
 # ---- stepping: by the thread that has taken the stepper --------------------------------------------------------
 
-cdef void note_trouble(Queue *q, Task *t, int status) noexcept nogil:
-    q.trouble = status
-    q.trouble_number = sr_flag_load(&t.number)
-    q.troubled = t.call
+cdef void record_failure(Queue *q, Task *t, int status) noexcept nogil:
+    q.failed_status = status
+    q.failed_number = sr_flag_load(&t.number)
+    q.failed_call = t.call
 
 
 # Return the status that ended a step, and copy its call. Return DONE if there is none, or if the call has ended since.
-cdef int take_trouble(Queue *q, Call *c) noexcept nogil:
+cdef int fetch_failure(Queue *q, Call *c) noexcept nogil:
     cdef int status
-    take_turn(q, WAITER)
-    status = q.trouble
-    c[0] = q.troubled
-    if not is_pending(q) or not is_troubled(q, next_of(q)):
+    acquire_stepper(q, WAITER)
+    status = q.failed_status
+    c[0] = q.failed_call
+    if not is_pending(q) or not is_failed(q, next_of(q)):
         status = DONE
     if status == DONE or status == SIGNALLED:   # SIGNALLED only asks to poll notifications of other hosts
-        q.trouble = DONE
+        q.failed_status = DONE
     sr_flag_set(&q.stepper, 0)
     return status
 
 
 # True if t is the task with the recorded status. An election has the number of the oldest call, so seq is compared,
 # too.
-cdef inline bint is_troubled(const Queue *q, const Task *t) noexcept nogil:
-    return sr_flag_load(&t.number) == q.trouble_number and t.begun and t.call.seq == q.troubled.seq
+cdef inline bint is_failed(const Queue *q, const Task *t) noexcept nogil:
+    return sr_flag_load(&t.number) == q.failed_number and t.begun and t.call.seq == q.failed_call.seq
 
 
 # Take the stepper, for a short time.
-cdef void take_turn(Queue *q, uint64_t who) noexcept nogil:
+cdef void acquire_stepper(Queue *q, uint64_t who) noexcept nogil:
     while not sr_flag_take(&q.stepper, who):
         sr_yield()
 
@@ -206,8 +206,8 @@ cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
 
 
 # Finish a task whose call is done. An election, or a part of a call that is not the last, makes the queue continue.
-cdef inline void conclude(Queue *q, Task *t) noexcept nogil:
-    if t.turn == IN_ORDER or not goes_on(q, t):
+cdef inline void finish_or_continue(Queue *q, Task *t) noexcept nogil:
+    if t.turn == IN_ORDER or not continue_task(q, t):
         finish_oldest(q, t, DONE)
 
 
@@ -230,7 +230,7 @@ cdef int step_queue(Queue *q) noexcept nogil:
             t.call.interrupted = False   # the wait has ended
             end_wait(q.group, SR_WAIT_CALL)
         elif status == DONE:
-            conclude(q, t)
+            finish_or_continue(q, t)
             status = PROGRESSED
         steps += 1
     return status
@@ -250,7 +250,7 @@ cdef void step_briefly(Queue *q) noexcept:
             break
         status = try_briefly(q.group, &t.call)
         if status == DONE:
-            conclude(q, t)
+            finish_or_continue(q, t)
     sr_float_env_leave(env)
     sr_flag_set(&q.stepper, 0)
 
@@ -278,9 +278,9 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
             first = next_of(q)
             status = run_steps(q.group, &first.call) if begin(q, first) else UNDESCRIBED
             if status == DONE:
-                conclude(q, first)
+                finish_or_continue(q, first)
             elif status != SIGNALLED and status != UNDESCRIBED:
-                note_trouble(q, first, status)
+                record_failure(q, first, status)
         sr_float_env_leave(env)
         sr_flag_set(&q.stepper, 0)
         if sr_flag_load(&q.nwaiters) > 1:
@@ -305,7 +305,7 @@ cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
 # ranks shows it; an election in progress has recorded it already.
 cdef void finish_all(Queue *q, int status) noexcept nogil:
     cdef Task *t
-    take_turn(q, WAITER)
+    acquire_stepper(q, WAITER)
     while is_pending(q):
         t = oldest(q)
         if not next_of(q).begun:
@@ -533,7 +533,7 @@ cdef int step_in_background(Queue *q, sr_waitset *waitset) noexcept nogil:
                 return ACTIVE
             return WAITING
     if status != UNDESCRIBED:
-        note_trouble(q, next_of(q), status)
+        record_failure(q, next_of(q), status)
         give_up_wait(q.group, SR_WAIT_CALL, sr_now_ns())
     return WANTS_PYTHON
 
@@ -631,7 +631,7 @@ cdef void record_candidate(sr_record *record, const Task *first) noexcept nogil:
     memcpy(&record.kind, &c.kind, 8)
     record.named = ELECTION
     record.root, record.count = <uint32_t> c.root, c.count + first.left
-    record.nodes_in_group, record.priority = c.nodes_in_group, c.priority
+    record.hosts_in_group, record.priority = c.hosts_in_group, c.priority
 
 
 # Move the chosen call to the front. Every rank has issued the first q.nready calls.
@@ -694,7 +694,7 @@ cdef void become_candidate(Queue *q, Task *t) noexcept:
 
 
 # Continue after an election or a part of a call. Return False if the task is finished instead.
-cdef bint goes_on(Queue *q, Task *t) noexcept nogil:
+cdef bint continue_task(Queue *q, Task *t) noexcept nogil:
     cdef Group *g = q.group
     cdef bint is_election = t == &q.election
     if not is_election and t.left == 0:

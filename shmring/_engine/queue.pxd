@@ -46,7 +46,7 @@ cdef struct Pollable:
 
 
 # The issued calls of one communicator, the oldest first. Only a thread that has taken `stepper` may step them, and
-# touch the group, `trouble` and the tasks. A thread that holds the GIL appends tasks, and reaps finished ones.
+# touch the group, `failed_status` and the tasks. A thread that holds the GIL appends tasks, and reaps finished ones.
 cdef struct Queue:
     Pollable pollable         # first, so that a pointer to it is one to the queue
     Group *group
@@ -55,9 +55,9 @@ cdef struct Queue:
     sr_flag issued, finished, reaped   # numbers of the last task appended, finished, and reaped
     sr_flag stepper       # 0, or the kind of thread that steps: enum below
     sr_flag nwaiters      # number of threads that wait for a task; they step while there are any
-    int trouble           # the status that ends the communicator; DONE while there is none
-    uint64_t trouble_number   # number of the task with that status
-    Call troubled         # copy of its call at that time: a later step may change the awaited rank
+    int failed_status        # the status that ends the communicator; DONE while there is none
+    uint64_t failed_number   # number of the task with that status
+    Call failed_call         # copy of its call at that time: a later step may change the awaited rank
     sr_event *event       # signalled when tasks are finished
     # for calls with a priority, see progress.pyx
     Task election         # the call by which ranks agree on the next one, while the oldest is a CANDIDATE

@@ -9,7 +9,7 @@ from .._core.segment cimport sr_flag_set
 from .._core.trace cimport NTRACED, TRACED_CALL, TRACED_SEND, Slice, Trace
 from .._diagnostics.flight_recorder cimport words_of_record
 from .engine cimport Engine
-from .progress cimport take_turn
+from .progress cimport acquire_stepper
 from .queue cimport WAITER
 
 from .._diagnostics.flight_recorder import OUTCOMES
@@ -62,7 +62,7 @@ cdef class Recorder:
 
     cdef int set_in_force(self, bint is_running) except -1:
         with nogil:   # the thread that has the stepper may need the GIL
-            take_turn(self.engine.queue, WAITER)
+            acquire_stepper(self.engine.queue, WAITER)
         self.engine.g.trace = &self.calls if is_running else NULL
         sr_flag_set(&self.engine.queue.stepper, 0)
         self.engine.g.p2p_trace = &self.messages if is_running else NULL   # read with the GIL held

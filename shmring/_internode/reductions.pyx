@@ -235,8 +235,8 @@ cdef void start_large(Group *g, Call *c) noexcept nogil:
     inter.fragment_count = fragment_count_of(inter, c.count, inter.itemsize)
     inter.fold_lag = FOLD_LAG
     inter.lag = 2 * FOLD_LAG if inter.in_parts else FOLD_LAG
-    if c.nodes_in_group > 0 and inter.in_parts:
-        inter.per_group = c.nodes_in_group
+    if c.hosts_in_group > 0 and inter.in_parts:
+        inter.per_group = c.hosts_in_group
         inter.fold_lag = FOLD_LAG_IN_GROUPS
         inter.lag = 3 * FOLD_LAG_IN_GROUPS
 

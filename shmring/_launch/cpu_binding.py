@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .._system import cpu_topology, cpulist
 from .._system.limits import cpus_for_each, usable_cpus
-from .options import say
+from .options import print_message
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ def share_cpus(environment: dict[str, str], bind: str, ranks: range) -> dict[int
         shares = (cpu_topology.by_core if bind == "core" else cpu_topology.by_node)(topology, nprocs)
         if not shares:
             cores = len(cpu_topology.cores_of(topology))
-            say(f"--bind core: {nprocs} ranks are more than the {cores} usable core(s), so none is bound")
+            print_message(
+                f"--bind core: {nprocs} ranks are more than the {cores} usable core(s), so none is bound"
+            )
     threads: list[int | None] = [None] * nprocs
     if nprocs > 1 and not environment.get("OMP_NUM_THREADS"):
         # A cgroup's quota may be below the number of allowed CPUs.
@@ -49,5 +51,7 @@ def share_cpus(environment: dict[str, str], bind: str, ranks: range) -> dict[int
         threads = [*(bound or [cpus_for_each(nprocs)] * nprocs)]
         where = f", bound by {bind}" if shares else ""
         set_to = cpulist.spell(count for count in threads if count)
-        say(f"{nprocs} ranks on {cpus} usable CPU(s){where}: OMP_NUM_THREADS={set_to} unless you set it")
+        print_message(
+            f"{nprocs} ranks on {cpus} usable CPU(s){where}: OMP_NUM_THREADS={set_to} unless you set it"
+        )
     return dict(zip(ranks, map(Cpus, shares or [[]] * nprocs, threads), strict=True))

@@ -19,12 +19,12 @@ BAD_USAGE = 2
 _GRACE_S = 5.0  # time from SIGTERM to SIGKILL
 
 
-def say(message: str) -> None:
+def print_message(message: str) -> None:
     """Print a line of shmrun's own."""
-    tell(f"shmrun: {message}")
+    print_line(f"shmrun: {message}")
 
 
-def tell(line: str) -> None:
+def print_line(line: str) -> None:
     """Write a line to stderr; ignore errors. Not by sys.stderr, which buffers what it cannot write."""
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode(errors="backslashreplace"))
@@ -32,7 +32,7 @@ def tell(line: str) -> None:
 
 def complain(message: str) -> int:
     """Print an error in the command line; return the exit code."""
-    say(message)
+    print_message(message)
     return BAD_USAGE
 
 

@@ -30,7 +30,7 @@ from .._system.processes import describe_exit, parent_death_tie
 from .cpu_binding import Cpus, share_cpus
 from .dedupe import Dedupe
 from .log_files import Log, create_logs, restart_directory
-from .options import complain, parse, say, tell
+from .options import complain, parse, print_line, print_message
 from .output_mux import Front, Screen, Stream, screens
 from .traceback_tail import is_consequence, traceback_tail
 
@@ -89,12 +89,12 @@ def _attempts(
         try:
             files = _logs_of(options, share, attempt + 1)
         except OSError as error:
-            say(f"no restart: {error}")
+            print_message(f"no restart: {error}")
             break
         if not run.may_start_again:  # a signal has ended the job meanwhile
             break
         signals.forget(_PASSED_ON)
-        say(f"restart {attempt + 1} of {options.restart}: all {share.size} ranks start again")
+        print_message(f"restart {attempt + 1} of {options.restart}: all {share.size} ranks start again")
     return status, {"restarts": attempt, **run.outcome()}
 
 
@@ -129,7 +129,7 @@ def _write_report(path: str, outcome: dict[str, Any]) -> None:
             json.dump(outcome, file, indent=1)
             file.write("\n")
     except OSError as error:
-        say(f"{path} is not complete: {error.strerror}")
+        print_message(f"{path} is not complete: {error.strerror}")
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class _Run:
                 self._start(rank)
             except (OSError, subprocess.SubprocessError) as error:
                 self._sweep()
-                say(f"rank {rank} of {self._share.size} could not be started: {error}")
+                print_message(f"rank {rank} of {self._share.size} could not be started: {error}")
                 return 1
         try:
             while any(rank.exit_code is None for rank in self._ranks) and not self._is_unread():
@@ -427,7 +427,7 @@ class _Run:
             return
         rank.failed_at = sum(other.failed_at is not None for other in self._ranks)
         if self._options.keep_going:
-            say(f"rank {rank.rank} of {self._share.size} ended: {describe_exit(rank.exit_code)}")
+            print_message(f"rank {rank.rank} of {self._share.size} ended: {describe_exit(rank.exit_code)}")
         elif not self._stopping:
             patience_s = _CAUSE_S if is_consequence(rank.traceback_tail) else 0.0
             self._terminate_at = min(self._terminate_at, time.monotonic() + patience_s)
@@ -472,11 +472,11 @@ class _Run:
     def _conclude(self) -> int:
         for log in itertools.chain(*self._files.values()):
             if log.error is not None:
-                say(f"{log.path} is not complete: {log.error.strerror}")
+                print_message(f"{log.path} is not complete: {log.error.strerror}")
         unshown = {screen.error for screen in self._screens if not screen.tty}
         lost = [error for error in unshown if error is not None and not isinstance(error, BrokenPipeError)]
         for error in lost:
-            say(f"the output of the ranks cannot be shown: {error.strerror}")
+            print_message(f"the output of the ranks cannot be shown: {error.strerror}")
         failed = self._failed()
         goes_on = self._options.keep_going and any(rank.exit_code == 0 for rank in self._ranks)
         if failed and not goes_on:
@@ -484,7 +484,7 @@ class _Run:
         if self._forwarded is None or all(rank.exit_code == 0 for rank in self._ranks):
             return 1 if lost else 0
         if self._forwarded != signal.SIGPIPE:
-            say(f"stopped by {signal.Signals(self._forwarded).name}")
+            print_message(f"stopped by {signal.Signals(self._forwarded).name}")
         return 128 + self._forwarded
 
     def _report(self, rank: _Rank) -> int:
@@ -495,9 +495,9 @@ class _Run:
         words = ", with nothing on stderr"
         if rank.err.tail:
             words = f"; the end of {'its stderr' if rank.err.log is None else rank.err.log.path}:"
-        say(f"rank {rank.rank} of {self._share.size} failed first: {how}{words}")
+        print_message(f"rank {rank.rank} of {self._share.size} failed first: {how}{words}")
         for line in rank.traceback_tail:
-            tell(line)
+            print_line(line)
         return rank.status
 
 

@@ -18,7 +18,7 @@ from .._bootstrap.join import join
 from .._system.deadline import Deadline
 from .._system.limits import explain
 from ..errors import Error, Mismatch, RankFailed
-from .startup import CommParts, begin, begin_where_met
+from .startup import CommParts, begin, begin_joined
 
 if TYPE_CHECKING:
     from .._bootstrap.fd_passing import LocalSockets
@@ -117,7 +117,7 @@ def form_across(
                 raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
         world = internode.world(len(ranks), answers[ranks[0]])
         with _a_death_is_the_parents(engine):
-            meeting = join(
+            joined = join(
                 world,
                 ranks.index(comm.rank),
                 timeout_s=deadline.timeout_s(),
@@ -129,8 +129,8 @@ def form_across(
     parent_ranks = tuple(ranks)
     with _a_death_is_the_parents(engine):
         start_s = deadline.timeout_s()
-        parts = begin_where_met(
-            meeting, settings, engine.timeout_s, key=world.key, start_s=start_s, parent=engine
+        parts = begin_joined(
+            joined, settings, engine.timeout_s, key=world.key, start_s=start_s, parent=engine
         )
     return parts, parent_ranks
 

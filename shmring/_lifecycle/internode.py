@@ -19,8 +19,8 @@ from .._transport.channels import Channels
 from .._transport.notifications import Notifications
 
 if TYPE_CHECKING:
+    from .._bootstrap.host_map import Place
     from .._bootstrap.mesh import Mesh
-    from .._bootstrap.node_map import Place
     from .._engine.engine import Engine
 
 Invitation = tuple[str, str]  # a world's id and address
@@ -39,7 +39,7 @@ class InterNodeLinks:
             self._notifications = Notifications(mesh.control, channels)
             self._conns = InterNodeConns(
                 rank=place.rank,
-                hosts=place.ranks_of_node,
+                hosts=place.ranks_of_host,
                 data=mesh.data,
                 channels=channels,
                 cut_s=framed_socket.CUT_S,

@@ -18,11 +18,11 @@ from .._bootstrap.world import World
 from .._system.deadline import Deadline
 from ..errors import Error, RankFailed, Timeout
 from .membership import Agreement, View, left_behind
-from .startup import CommParts, begin_where_met
+from .startup import CommParts, begin_joined
 
 if TYPE_CHECKING:
     from .._bootstrap.fd_passing import LocalSockets
-    from .._bootstrap.node_map import Place
+    from .._bootstrap.host_map import Place
     from .._config.settings import Settings
     from .._engine.engine import Engine
     from .internode import InterNodeLinks
@@ -47,7 +47,7 @@ class _Survivors:
     def __init__(self, failed: FailedComm) -> None:
         self._engine, self._internode = failed.engine, failed.internode
         self.rank, self.size = failed.place.rank, failed.place.size
-        local_ranks = failed.place.ranks_of_node[failed.place.node]
+        local_ranks = failed.place.ranks_of_host[failed.place.host]
         self._local = {rank: at for at, rank in enumerate(local_ranks)}
         self._pause_s = _SHORTEST_PAUSE_S
 
@@ -116,7 +116,7 @@ class _Meetings:
         listener, self._listener = self._listener, None
         deadline = Deadline(self._timeout_s)
         with listener or contextlib.nullcontext():
-            meeting = join(
+            joined = join(
                 World(world_id, key, len(members), address or None),
                 members.index(self._ranks.rank),
                 timeout_s=self._timeout_s,
@@ -125,7 +125,7 @@ class _Meetings:
                 listener=listener,
             )
         start_s = deadline.timeout_s()
-        return begin_where_met(meeting, failed.settings, failed.engine.timeout_s, key=key, start_s=start_s)
+        return begin_joined(joined, failed.settings, failed.engine.timeout_s, key=key, start_s=start_s)
 
     def close(self) -> None:
         if self._listener is not None:

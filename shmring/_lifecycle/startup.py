@@ -8,8 +8,8 @@ import zlib
 from typing import NamedTuple
 
 from .._bootstrap.fd_passing import LocalSockets
-from .._bootstrap.join import Meeting
-from .._bootstrap.node_map import Place
+from .._bootstrap.host_map import Place
+from .._bootstrap.join import Joined
 from .._bootstrap.world import nothing_to_check
 from .._config import thresholds
 from .._config.settings import Settings
@@ -53,8 +53,8 @@ class CommParts(NamedTuple):
                 self.internode.close(0.0)
 
 
-def begin_where_met(
-    meeting: Meeting,
+def begin_joined(
+    joined: Joined,
     settings: Settings,
     timeout_s: float,
     *,
@@ -62,19 +62,19 @@ def begin_where_met(
     start_s: float | None = None,
     parent: Engine | None = None,
 ) -> CommParts:
-    """Run `begin` on every host of a meeting. Either every rank gets an engine, or every rank raises.
+    """Run `begin` on every host of a joined world. Either every rank gets an engine, or every rank raises.
 
-    After an error the meeting is closed.
+    After an error its connections are closed.
     """
     try:
-        return _begin_where_met(meeting, settings, timeout_s, key=key, start_s=start_s, parent=parent)
+        return _begin_joined(joined, settings, timeout_s, key=key, start_s=start_s, parent=parent)
     except BaseException:
-        meeting.close()
+        joined.close()
         raise
 
 
-def _begin_where_met(
-    meeting: Meeting,
+def _begin_joined(
+    joined: Joined,
     settings: Settings,
     timeout_s: float,
     *,
@@ -82,22 +82,22 @@ def _begin_where_met(
     start_s: float | None,
     parent: Engine | None,
 ) -> CommParts:
-    if meeting.coordinator is None:
-        return begin(meeting.local_sockets, settings, timeout_s, start_s=start_s, parent=parent)
+    if joined.coordinator is None:
+        return begin(joined.local_sockets, settings, timeout_s, start_s=start_s, parent=parent)
     deadline = Deadline(timeout_s if start_s is None else start_s)
     parts = None
     try:
-        with meeting.coordinator.together():
-            parts = _begin_on_host(meeting, settings, timeout_s, start_s=start_s, parent=parent)
-            if meeting.mesh is not None:
+        with joined.coordinator.together():
+            parts = _begin_on_host(joined, settings, timeout_s, start_s=start_s, parent=parent)
+            if joined.mesh is not None:
                 engine = parts.engine
-                internode = InterNodeLinks(engine, meeting.place, meeting.mesh, key)
+                internode = InterNodeLinks(engine, joined.place, joined.mesh, key)
                 engine.open_for_calls(deadline.timeout_s())
                 internode.agree(engine, settings.wire_slice_nbytes)
                 engine.open_for_calls(timeout_s)
-                parts = parts._replace(place=meeting.place, internode=internode)
-            meeting.coordinator.all_ready(deadline=deadline)
-        meeting.coordinator.close()
+                parts = parts._replace(place=joined.place, internode=internode)
+            joined.coordinator.all_ready(deadline=deadline)
+        joined.coordinator.close()
         return parts
     except BaseException:
         if parts is not None:
@@ -106,15 +106,15 @@ def _begin_where_met(
 
 
 def _begin_on_host(
-    meeting: Meeting, settings: Settings, timeout_s: float, *, start_s: float | None, parent: Engine | None
+    joined: Joined, settings: Settings, timeout_s: float, *, start_s: float | None, parent: Engine | None
 ) -> CommParts:
     """Run `begin`, and change local ranks in its errors to world ranks."""
     try:
-        return begin(meeting.local_sockets, settings, timeout_s, start_s=start_s, parent=parent)
+        return begin(joined.local_sockets, settings, timeout_s, start_s=start_s, parent=parent)
     except Error as error:
-        place = meeting.place
+        place = joined.place
         if error.rank is not None and error.rank < place.local_size:
-            error.rank = place.ranks_of_node[place.node][error.rank]
+            error.rank = place.ranks_of_host[place.host][error.rank]
             error.args = (f"{error} (by its host's numbers; it is rank {error.rank})",)
         raise
 

@@ -25,11 +25,11 @@ from rendezvous import (
 )
 
 from shmring._bootstrap import acceptor as acceptor
-from shmring._bootstrap import framed_socket, handshake, node_map
+from shmring._bootstrap import framed_socket, handshake, host_map
 from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.handshake import CONTROL, COORDINATOR, DATA, LOCAL, BadFrame, Challenge, Hello
+from shmring._bootstrap.host_map import Endpoint
 from shmring._bootstrap.mesh import Mesh, _MeshAcceptor, _MeshConnector
-from shmring._bootstrap.node_map import Endpoint
 from shmring._bootstrap.tcp import Found
 from shmring._bootstrap.world import JoinRequest, World, world
 from shmring._system.deadline import Deadline
@@ -225,7 +225,7 @@ def test_a_proof_of_rank_0_cannot_be_sent_back_to_it(turned_away):
 
 
 @pytest.mark.parametrize(
-    "what", [{"rank": 0}, {"nprocs": 3}, {"node": "b"}, {"purpose": CONTROL}, {"peer": 1}]
+    "what", [{"rank": 0}, {"nprocs": 3}, {"identity": "b"}, {"purpose": CONTROL}, {"peer": 1}]
 )
 def test_a_proof_holds_for_what_was_said_only(what):
     own = request_of(world(2), 1)
@@ -260,7 +260,7 @@ def test_another_worlds_rank_is_reported_which_world_it_is_and_no_more(turned_aw
 def accepting(meeting, names, rank):
     """Return a rank's results of the rendezvous, its mesh, and the acceptor that fills the mesh."""
     listener = framed_socket.listen(socket.AF_INET, ("127.0.0.1", 0))
-    place = node_map.place_of(rank, node_map.number(names))
+    place = host_map.place_of(rank, host_map.number(names))
     endpoints = [Endpoint(*listener.getsockname())] * len(names)
     found = Found(None, place, endpoints, bytes(16), 0, listener)
     mesh = Mesh()

@@ -95,7 +95,7 @@ def test_all_ranks_meet_and_know_their_place(nprocs):
     assert [(socks.rank, socks.size, socks.local_rank, socks.local_size) for socks in sockets] == [
         (rank, nprocs, rank, nprocs) for rank in range(nprocs)
     ]
-    assert {(socks.node, socks.num_nodes) for socks in sockets} == {(0, 1)}
+    assert {(socks.host, socks.num_hosts) for socks in sockets} == {(0, 1)}
     close(sockets)
 
 

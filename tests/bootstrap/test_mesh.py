@@ -8,10 +8,10 @@ import socket
 import pytest
 from rendezvous import close, free_port, meet_on, nothing, soon
 
-from shmring._bootstrap import framed_socket, mesh, node_map
+from shmring._bootstrap import framed_socket, host_map, mesh
 from shmring._bootstrap.framed_socket import FramedSocket
-from shmring._bootstrap.mesh import Mesh, weave
-from shmring._bootstrap.node_map import Endpoint
+from shmring._bootstrap.host_map import Endpoint
+from shmring._bootstrap.mesh import Mesh, connect_mesh
 from shmring._bootstrap.tcp import Found
 from shmring._bootstrap.world import JoinRequest, world
 from shmring._system.deadline import Deadline
@@ -25,7 +25,7 @@ def request_of(meeting, rank, timeout_s=20.0, **how):
 def found_by(rank, names, port):
     """Return a rank's results of the rendezvous, in which all others listen at one port of this host."""
     listener = framed_socket.listen(socket.AF_INET, ("127.0.0.1", 0))
-    place = node_map.place_of(rank, node_map.number(names))
+    place = host_map.place_of(rank, host_map.number(names))
     return Found(None, place, [Endpoint("127.0.0.1", port)] * len(names), bytes(16), 0, listener)
 
 
@@ -45,7 +45,7 @@ def test_a_rank_that_cannot_be_reached_is_named_with_what_to_do(monkeypatch):
     monkeypatch.setattr(mesh, "_REFUSED_S", 0.1)
     found = found_by(1, "ab", free_port())
     with pytest.raises(Error, match=r"rank 1 cannot connect to rank 0 .*refused; .*SHMRING_PORTS"):
-        weave(request_of(world(2), 1), found)
+        connect_mesh(request_of(world(2), 1), found)
     found.listener.close()
 
 
@@ -53,7 +53,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_to_the_deadline():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = found_by(1, "ab", silent.getsockname()[1])
         with pytest.raises(Timeout, match=r"cannot connect to rank 0 .*no answer within 0\.3 s") as caught:
-            weave(request_of(world(2), 1, timeout_s=0.3), found)
+            connect_mesh(request_of(world(2), 1, timeout_s=0.3), found)
     assert caught.value.rank == 0
     found.listener.close()
 
@@ -63,7 +63,7 @@ def test_ranks_that_do_not_connect_are_named_with_who_did_instead():
     pending = FramedSocket(socket.create_connection(found.listener.getsockname()))
     pending.send(b"hello")
     with pytest.raises(Timeout) as caught:
-        weave(request_of(world(4), 0, timeout_s=0.5), found)
+        connect_mesh(request_of(world(4), 0, timeout_s=0.5), found)
     assert "ranks 1, 2, 3 did not connect to rank 0 within 0.5 s; 127.0.0.1 port" in str(caught.value)
     close([pending, found.listener])
 
@@ -76,13 +76,13 @@ def test_a_message_of_the_coordinator_ends_the_wait(rank):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = found_by(rank, "ab", silent.getsockname()[1])
         with pytest.raises(RankFailed, match="rank 7 ended"):
-            weave(request_of(world(2), rank, timeout_s=100, check=check), found)
+            connect_mesh(request_of(world(2), rank, timeout_s=100, check=check), found)
     found.listener.close()
 
 
 def test_ranks_of_one_host_are_not_connected():
     found = found_by(1, "aaa", 1)
-    assert weave(request_of(world(3), 1), found) == Mesh()
+    assert connect_mesh(request_of(world(3), 1), found) == Mesh()
     found.listener.close()
 
 

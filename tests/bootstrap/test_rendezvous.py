@@ -31,7 +31,7 @@ from rendezvous import (
 )
 
 import shmring
-from shmring._bootstrap import acceptor, handshake, node_map
+from shmring._bootstrap import acceptor, handshake, host_map
 from shmring._bootstrap import connector as connector
 from shmring._bootstrap import join as bootstrap
 from shmring._bootstrap.framed_socket import FramedSocket
@@ -65,14 +65,14 @@ def test_all_ranks_meet_and_know_their_place(names):
     by_node = tuple(tuple(r for r, name in enumerate(names) if name == node) for node in order)
     for rank, meeting in enumerate(meetings):
         local_ranks = by_node[order.index(names[rank])]
-        assert meeting.place == node_map.Place(
+        assert meeting.place == host_map.Place(
             rank=rank,
             size=len(names),
             local_rank=local_ranks.index(rank),
             local_size=len(local_ranks),
-            node=order.index(names[rank]),
-            num_nodes=len(order),
-            ranks_of_node=by_node,
+            host=order.index(names[rank]),
+            num_hosts=len(order),
+            ranks_of_host=by_node,
         )
         assert (meeting.local_sockets.rank, meeting.local_sockets.size) == (
             local_ranks.index(rank),
@@ -132,7 +132,7 @@ def test_all_on_one_node_is_as_without_an_address():
     for rank, meeting in enumerate(meetings):
         assert meeting.mesh is None
         assert (meeting.local_sockets.rank, meeting.local_sockets.size) == (rank, 3)
-        assert meeting.place.ranks_of_node == ((0, 1, 2),)
+        assert meeting.place.ranks_of_host == ((0, 1, 2),)
     close(meetings)
     meeting = world_at(2)
     comms = in_threads(*(lambda rank=rank: shmring.init(meeting, rank, timeout=20) for rank in range(2)))
@@ -141,10 +141,10 @@ def test_all_on_one_node_is_as_without_an_address():
 
 
 def test_without_an_address_there_is_no_tcp(monkeypatch):
-    monkeypatch.setattr(bootstrap.tcp, "meet", None)
+    monkeypatch.setattr(bootstrap.tcp, "connect_ranks", None)
     meetings = meet_on("aa", world(2))
     assert [(meeting.mesh, meeting.coordinator) for meeting in meetings] == [(None, None)] * 2
-    assert meetings[1].place.ranks_of_node == ((0, 1),)
+    assert meetings[1].place.ranks_of_host == ((0, 1),)
     close(meetings)
 
 
@@ -460,14 +460,14 @@ def weaving(monkeypatch):
     """Call a function on one rank at the point where it would connect to other hosts."""
 
     def on(rank, action):
-        weave = bootstrap.weave
+        original = bootstrap.connect_mesh
 
         def instead(request, found):
             if request.rank == rank:
                 action(request, found)
-            return weave(request, found)
+            return original(request, found)
 
-        monkeypatch.setattr(bootstrap, "weave", instead)
+        monkeypatch.setattr(bootstrap, "connect_mesh", instead)
 
     return on
 
@@ -533,7 +533,7 @@ def test_ranks_that_fail_at_once_raise_the_same(monkeypatch):
         together.wait(timeout=30)
         raise Error(f"rank {request.rank}'s own reason", rank=request.rank)
 
-    monkeypatch.setattr(bootstrap, "weave", fail)
+    monkeypatch.setattr(bootstrap, "connect_mesh", fail)
     errors = meet_on("abcd")
     assert len(set(map(str, errors))) == 1
 

@@ -184,7 +184,7 @@ def die_once_met(comm, victim):
         os.kill(os.getpid(), signal.SIGKILL)
 
     if comm.rank == victim:
-        groups.begin_where_met = leave
+        groups.begin_joined = leave
     with comm.split(comm.rank % 2):
         comm.barrier()  # of all, as those do that are in the other group
 

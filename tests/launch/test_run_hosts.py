@@ -51,13 +51,13 @@ def test_ranks_follow_each_other_from_host_to_host(hosts):
         assert len(lines) == 2
         for local_rank, line in enumerate(lines):
             rank = 2 * node + local_rank
-            place = f"{rank}| Place(rank={rank}, size=4, local_rank={local_rank}, local_size=2, node={node}, "
+            place = f"{rank}| Place(rank={rank}, size=4, local_rank={local_rank}, local_size=2, host={node}, "
             assert line.startswith(place)
 
 
 def test_hosts_may_have_different_numbers_of_ranks(hosts):
     own = (["--node-rank", str(index), "-n", "1,3,2"] for index in range(3))
-    done = hosts("print(join().ranks_of_node)", *own)
+    done = hosts("print(join().ranks_of_host)", *own)
     for (out, err, code), count in zip(done, (1, 3, 2), strict=True):
         assert code == 0, err
         assert [line[3:] for line in out.splitlines()] == ["((0,), (1, 2, 3), (4, 5))"] * count

@@ -13,21 +13,21 @@ import tempfile
 import types
 from pathlib import Path
 
-from shmring._bootstrap import framed_socket, handshake, node_map, world
+from shmring._bootstrap import framed_socket, handshake, host_map, world
 from shmring._bootstrap.handshake import BadFrame, Challenge, Hello
 from shmring._config import settings
 from shmring._system.deadline import Deadline
 
-ROWS = [node_map.Row(0, node_map.Endpoint("10.0.0.1", 1))]
+ROWS = [host_map.Row(0, host_map.Endpoint("10.0.0.1", 1))]
 PARSERS = (
     Hello.unpack,
     Challenge.unpack,
     handshake.unpack_proof,
     handshake.unpack_frame,
     handshake.kind_of,
-    node_map.unpack_endpoint,
-    lambda packet: node_map.unpack_page(packet, [], 4096),
-    lambda packet: node_map.unpack_page(packet, ROWS, 3),
+    host_map.unpack_endpoint,
+    lambda packet: host_map.unpack_page(packet, [], 4096),
+    lambda packet: host_map.unpack_page(packet, ROWS, 3),
 )
 KINDS = bytes([handshake.FAILED, handshake.ENDPOINT, handshake.TABLE])
 
@@ -43,15 +43,15 @@ def parse(data):
 
 def check(value):
     """Check that an accepted value is usable: it can be proven and packed again, and its size is allowed."""
-    if isinstance(value, Hello) and len(value.node.encode()) <= handshake.NODE_NBYTES:
+    if isinstance(value, Hello) and len(value.node.encode()) <= handshake.IDENTITY_NBYTES:
         handshake.prove(bytes(32), "id", b"connect", value, 2, bytes(32))
         assert Hello.unpack(value.pack()) == value
-    if isinstance(value, node_map.Endpoint):
-        assert node_map.unpack_endpoint(node_map.pack_endpoint(value)) == value
+    if isinstance(value, host_map.Endpoint):
+        assert host_map.unpack_endpoint(host_map.pack_endpoint(value)) == value
     if isinstance(value, tuple) and isinstance(value[1], list):
         assert 1 <= len(value[1]) <= 4096
-        numbers = [row.node for row in value[1]]
-        node_map.place_of(0, numbers if numbers[0] == 0 else [0, *numbers])
+        numbers = [row.host for row in value[1]]
+        host_map.place_of(0, numbers if numbers[0] == 0 else [0, *numbers])
 
 
 def stream(data):
@@ -95,8 +95,8 @@ def seeds():
         Challenge(2, bytes(32), bytes(32), bytes(16)).pack(),
         handshake.pack_proof(bytes(32)),
         handshake.pack_frame(handshake.FAILED, TimeoutError("late")),
-        node_map.pack_endpoint(node_map.Endpoint("::1", 5000)),
-        *node_map.pack_table(ROWS * 4, bytes(16)),
+        host_map.pack_endpoint(host_map.Endpoint("::1", 5000)),
+        *host_map.pack_table(ROWS * 4, bytes(16)),
     ]
     return [frame[len(handshake.MAGIC) :] for frame in frames] + [b"[::1]:5000", b"\0\x05hello"]
 
@@ -104,7 +104,7 @@ def seeds():
 def main():
     import atheris
 
-    ours = {module.__name__ for module in (handshake, framed_socket, node_map, settings)}
+    ours = {module.__name__ for module in (handshake, framed_socket, host_map, settings)}
     for function in gc.get_objects():
         if isinstance(function, types.FunctionType) and function.__module__ in ours:
             atheris.instrument_func(function)  # the fuzzer sees which lines an input reaches

@@ -55,7 +55,7 @@ def test_a_frame_of_python(frame):
 
 
 def test_every_layout_of_the_handshake_is_on_the_page():
-    for path in ("_bootstrap/handshake.py", "_bootstrap/node_map.py"):
+    for path in ("_bootstrap/handshake.py", "_bootstrap/host_map.py"):
         made = re.findall(r"^(_[A-Z]+) = struct\.Struct", (ROOT / "shmring" / path).read_text(), re.M)
         assert made
         assert set(made) == {name for name, where, *_ in PYTHON if where == path}

@@ -17,7 +17,7 @@ from shmring._bootstrap.join import join, world
 from shmring.errors import Error, Mismatch, OutOfMemory, RankFailed, Timeout
 
 MEETING = ("handshake", "framed_socket", "fd_passing", "acceptor", "connector", "local")
-OVER_HOSTS = ("node_map", "coordinator", "tcp", "mesh")
+OVER_HOSTS = ("host_map", "coordinator", "tcp", "mesh")
 
 
 def speak(pending, *packets):
@@ -177,7 +177,7 @@ def test_no_packet_confuses_the_parsers(packet):
 @given(st.binary(min_size=200, max_size=200))
 def test_every_claim_can_be_checked(body):
     hello = Hello.unpack((handshake.MAGIC + body)[: len(Hello(0, 0, bytes(32), "").pack())])
-    if len(hello.node.encode()) <= handshake.NODE_NBYTES:
+    if len(hello.identity.encode()) <= handshake.IDENTITY_NBYTES:
         handshake.prove(bytes(32), "id", b"connect", hello, 2, bytes(32))
 
 

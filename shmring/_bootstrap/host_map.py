@@ -1,7 +1,6 @@
 """The host and the address of every rank, and the frames in which ranks exchange them.
 
-A host is the set of ranks that can share memory: ranks of one kernel, namespaces and user. In names here it
-is a node.
+A host is the set of ranks that can share memory: ranks of one kernel, namespaces and user.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NONCE_NBYTES = 16
 _KIND = struct.Struct("!8sB")
 _ENDPOINT = struct.Struct("!B16sH")  # 4 or 6, address, port
 _PAGE = struct.Struct(f"!8sB{NONCE_NBYTES}sHH")  # magic, kind, the table's nonce, first rank, count
-_ROW = struct.Struct("!HH" + _ENDPOINT.format[1:])  # node, machine, endpoint
+_ROW = struct.Struct("!HH" + _ENDPOINT.format[1:])  # host, machine, endpoint
 _MACHINE_CHARACTERS = 16  # of an identity
 _PAGE_ROWS = (handshake.FRAME_NBYTES - _PAGE.size) // _ROW.size
 _FAMILIES = {4: (socket.AF_INET, 4), 6: (socket.AF_INET6, 16)}  # family, bytes of an address
@@ -31,16 +30,16 @@ _FAMILIES = {4: (socket.AF_INET, 4), 6: (socket.AF_INET6, 16)}  # family, bytes 
 class Endpoint(NamedTuple):
     """The address where a rank listens: a numeric address and a port."""
 
-    host: str
+    address: str
     port: int
 
 
 class Row(NamedTuple):
     """The row of a rank in rank 0's table."""
 
-    node: int
+    host: int
     endpoint: Endpoint
-    machine: int = 0  # one machine may have several nodes that share no memory, such as containers
+    machine: int = 0  # one machine may have several hosts that share no memory, such as containers
 
 
 @dataclass(frozen=True)
@@ -51,25 +50,25 @@ class Place:
     size: int
     local_rank: int
     local_size: int
-    node: int
-    num_nodes: int
-    ranks_of_node: tuple[tuple[int, ...], ...]
+    host: int
+    num_hosts: int
+    ranks_of_host: tuple[tuple[int, ...], ...]
 
 
-def place_of(rank: int, nodes: Sequence[int]) -> Place:
-    """Return the place of `rank`. nodes: the host of every rank."""
-    ranks_of_node: list[list[int]] = [[] for _ in range(max(nodes) + 1)]
-    for other, node in enumerate(nodes):
-        ranks_of_node[node].append(other)
-    own = ranks_of_node[nodes[rank]]
+def place_of(rank: int, hosts: Sequence[int]) -> Place:
+    """Return the place of `rank`. hosts: the host of every rank."""
+    ranks_of_host: list[list[int]] = [[] for _ in range(max(hosts) + 1)]
+    for other, host in enumerate(hosts):
+        ranks_of_host[host].append(other)
+    own = ranks_of_host[hosts[rank]]
     return Place(
         rank,
-        len(nodes),
+        len(hosts),
         own.index(rank),
         len(own),
-        nodes[rank],
-        len(ranks_of_node),
-        tuple(map(tuple, ranks_of_node)),
+        hosts[rank],
+        len(ranks_of_host),
+        tuple(map(tuple, ranks_of_host)),
     )
 
 
@@ -124,7 +123,7 @@ def pack_table(rows: Sequence[Row], nonce: bytes) -> list[bytes]:
     for first in range(0, len(rows), _PAGE_ROWS):
         some = rows[first : first + _PAGE_ROWS]
         head = _PAGE.pack(handshake.MAGIC, handshake.TABLE, nonce, first, len(some))
-        packed = (_ROW.pack(row.node, row.machine, *_packed(row.endpoint)) for row in some)
+        packed = (_ROW.pack(row.host, row.machine, *_packed(row.endpoint)) for row in some)
         pages.append(head + b"".join(packed))
     return pages
 
@@ -138,19 +137,19 @@ def unpack_page(packet: bytes, rows: Sequence[Row], nprocs: int) -> tuple[bytes,
     if first != len(rows) or not fits:
         raise BadFrame(packet, f"a page of {count} ranks from rank {first} on, which is out of turn")
     page = []
-    num_nodes = max((row.node for row in rows), default=-1) + 1
-    for node, machine, *endpoint in _ROW.iter_unpack(packet[_PAGE.size :]):
-        if node > num_nodes:  # nodes are numbered in the order of their lowest ranks
-            raise BadFrame(packet, f"a table with node {node} before node {num_nodes}")
-        num_nodes = max(num_nodes, node + 1)
-        page.append(Row(node, _unpacked(packet, *endpoint), machine))
+    num_hosts = max((row.host for row in rows), default=-1) + 1
+    for host, machine, *endpoint in _ROW.iter_unpack(packet[_PAGE.size :]):
+        if host > num_hosts:  # hosts are numbered in the order of their lowest ranks
+            raise BadFrame(packet, f"a table with host {host} before host {num_hosts}")
+        num_hosts = max(num_hosts, host + 1)
+        page.append(Row(host, _unpacked(packet, *endpoint), machine))
     return nonce, page
 
 
 def _packed(endpoint: Endpoint) -> tuple[int, bytes, int]:
-    version = 6 if ":" in endpoint.host else 4
-    host = endpoint.host.partition("%")[0]  # the interface is valid on its own host only
-    return version, socket.inet_pton(_FAMILIES[version][0], host), endpoint.port
+    version = 6 if ":" in endpoint.address else 4
+    address = endpoint.address.partition("%")[0]  # the interface is valid on its own host only
+    return version, socket.inet_pton(_FAMILIES[version][0], address), endpoint.port
 
 
 def _unpacked(packet: bytes, version: int, address: bytes, port: int) -> Endpoint:
