@@ -219,13 +219,15 @@ cdef bint take_exchanged(Operand *operand, object x) except -1:
     cdef int64_t count = 1
     cdef int axis
     cdef int dtype
+    cdef bint is_described = False
     if type(x) is not exchanging_type and not find_exchange(type(x)):
         return False
     try:
         describe_exchanged(<void *> x, &tensor)
+        is_described = True
     except (BufferError, RuntimeError):   # on another device, or sparse
-        return False
-    if tensor.device != DLPACK_CPU or tensor.lanes != 1:
+        pass
+    if not is_described or tensor.device != DLPACK_CPU or tensor.lanes != 1:
         return False
     dtype = dtype_of_dlpack(tensor.code, tensor.bits)
     for axis in range(tensor.ndim):
@@ -337,7 +339,8 @@ cdef object dtype_of_buffer(object x, const char *format):
     try:
         return np.asarray(x).dtype
     except (TypeError, ValueError, RuntimeError):
-        return format.decode()
+        pass
+    return format.decode()
 
 
 cdef str dtype_name(const Operand *operand):
@@ -368,11 +371,13 @@ cdef object take_buffer(Operand *operand, object x, bint writable, str what, bin
     cdef int dtype
     try:
         PyObject_GetBuffer(x, &operand.view, flags)
+        operand.held = True
     except (BufferError, ValueError, TypeError) as error:
-        if getattr(getattr(x, "dtype", None), "name", None) in DTYPE_NUMBERS and "buffer" in str(error):
-            return take_slowly(operand, x, writable, what, moves)   # ml_dtypes: no format letter for these dtypes
-        raise buffers.explain_refusal(x, what, writable, moves, error, state.DTYPES) from None
-    operand.held = True
+        # ml_dtypes has no format letter for its dtypes.
+        if getattr(getattr(x, "dtype", None), "name", None) not in DTYPE_NUMBERS or "buffer" not in str(error):
+            raise buffers.explain_refusal(x, what, writable, moves, error, state.DTYPES) from None
+    if not operand.held:
+        return take_slowly(operand, x, writable, what, moves)
     operand.data = <unsigned char *> operand.view.buf
     operand.fortran = operand.view.ndim > 1 and not PyBuffer_IsContiguous(&operand.view, b"C")
     dtype = dtype_of_format(operand.view.format, operand.view.itemsize)

@@ -161,6 +161,8 @@ def over(
 ) -> SharedArray:
     """Return the array in `room`, memory that all ranks map."""
     array = SharedArray(shape, dtype, buffer=room)
+    if not array.flags.writeable:  # NumPy takes a buffer that it cannot describe for read-only
+        raise MemoryError("no memory to describe a shared array")
     begin, nstripes = room.ctypes.data, locks.count_for(array.nbytes)
     locks_begin = begin + _locks_begin(array.nbytes)
     stripes_begin = locks_begin + nlocks * LOCK_NBYTES

@@ -423,12 +423,16 @@ cdef class Comm(Messages):
 
     # Abort if no rank has. Return a set with the rank that a Timeout names, else an empty set.
     cdef object lost(self):
+        cdef object named = None
         if self.engine.abort_report() is None:
             self.engine.abort(f"rank {self.rank} goes on with fewer ranks")
         try:
             self.engine.raise_over()
-        except Error as error:
-            return frozenset([error.rank] if isinstance(error, Timeout) and error.rank is not None else [])
+        except Timeout as error:
+            named = error.rank
+        except Error:
+            pass
+        return frozenset() if named is None else frozenset((named,))
 
     def close(self):
         """Leave the communicator. Local; ranks that still call it get RankFailed. A second close does nothing.

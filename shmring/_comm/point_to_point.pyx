@@ -105,7 +105,8 @@ cdef int64_t integer_of(object number, str what) except? OUT_OF_RANGE:
     except TypeError:
         raise TypeError(f"{what} is {number!r}; it must be an integer") from None
     except OverflowError:
-        return OUT_OF_RANGE
+        pass
+    return OUT_OF_RANGE
 
 
 cdef int64_t tag_number(object tag, bint may_be_any) except -2:

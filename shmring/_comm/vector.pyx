@@ -438,8 +438,7 @@ cdef class _VectorWork(Work):
             self.refusal = error
             memset(c, 0, sizeof(Call))
             self.engine.describe_refusal(c, kind)
-            return 0
-        if c.nbytes <= ANNOUNCED_NBYTES:
+        if self.refusal is None and c.nbytes <= ANNOUNCED_NBYTES:
             take_announced(c, self.parts, self.comm.own_rank)
             c.enter, c.step = enter_nothing, step_nothing
         return 0

@@ -1,6 +1,5 @@
 # Find the rank that this rank waits for, on this host or on others: for errors, and for the warning about a long wait.
 
-import contextlib
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -227,6 +226,8 @@ cdef class Stalls:
         self.next_ns[place] = now + (now - since)
         # Other ranks that have waited about as long log nothing until shortly before this rank's next warning is due.
         if state.flight.take_report_turn(now, now + (now - since) // 4 * 3):
-            with contextlib.suppress(Exception):   # an exception of a log handler is not an error of the call
+            try:
                 stall_warning.warn(engine, place, since)
+            except Exception:   # an exception of a log handler is not an error of the call
+                pass
         return 0

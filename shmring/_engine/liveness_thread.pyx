@@ -80,10 +80,9 @@ cdef class ParkedThread:
         cdef sr_lane *lane = self.lane
         cdef sr_hold hold   # must not move: this function returns only after sr_liveness_let_go
         cdef bint asked = True
-        try:
-            _owner = self.kept.pop()
-        except IndexError:   # a signal has interrupted the start of this thread, and the rank has left
+        if not self.kept:   # a signal has interrupted the start of this thread, and the rank has left
             return 0
+        _owner = self.kept.pop()
         sr_liveness_hold(&lane.liveness, &hold)
         try:
             while asked:

@@ -199,8 +199,9 @@ def check_own_mapping(address: int, nbytes: int) -> None:
     """
     begin, end = address, address + nbytes
     try:
-        with open("/proc/self/maps", "rb") as maps:
-            listed = maps.read()
+        # Unbuffered: without memory for its lock, a buffer would raise RuntimeError, not MemoryError.
+        with open("/proc/self/maps", "rb", buffering=0) as maps:
+            listed = maps.readall()
     except OSError as error:
         raise explain(error, "reading /proc/self/maps, to check that an array can be shared") from error
     while begin < end and (there := re.search(b"^%08x-([0-9a-f]+) rw" % begin, listed, re.MULTILINE)):

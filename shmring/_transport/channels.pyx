@@ -1,6 +1,5 @@
 # A rank's channels to ranks of other hosts: their memory, and sending and receiving notifications.
 
-import contextlib
 import os
 import select
 import time
@@ -133,8 +132,10 @@ cdef class Channels:
         if self.news.closed:
             time.sleep(within_s)
             return
-        with contextlib.suppress(InterruptedError):
+        try:
             self.news.poll(within_s)
+        except InterruptedError:
+            pass
 
     def notify_view(self, bytes view):
         """Send this rank's view to all others. See membership."""

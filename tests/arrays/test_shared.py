@@ -16,6 +16,7 @@ import pytest
 from ranks import Died, Ranks, interrupted, until_there
 
 import shmring
+from shmring._arrays import shared_array
 from tests.arrays.test_arrays import own_shared_nbytes, resources
 from tests.collectives.test_errors import assert_all
 
@@ -511,3 +512,11 @@ def in_a_group(comm):
 
 def test_a_group_has_its_own(world_of):
     assert world_of(4)(in_a_group) == [400] * 4
+
+
+def test_no_memory_to_describe_it_is_a_memory_error():
+    """NumPy makes a read-only array where it has no memory to describe a buffer, as of a read-only one."""
+    room = np.zeros(4096, np.uint8)
+    room.flags.writeable = False
+    with pytest.raises(MemoryError, match="describe a shared array"):
+        shared_array.over(room, (4,), np.dtype("f4"), 0, None, None)

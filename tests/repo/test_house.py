@@ -464,6 +464,33 @@ def test_no_list_comprehension_is_translated(path):
         assert list(list_comprehensions(path.read_text())) == []
 
 
+def unsafe_without_memory(text):
+    """Yield the lines that leave an except clause early, and with statements other than those for the GIL."""
+    clauses = []  # indentations of the except clauses around a line
+    for line in filter(str.strip, text.splitlines()):
+        indent = len(line) - len(line.lstrip())
+        while clauses and indent <= clauses[-1]:
+            clauses.pop()
+        word = line.split(maxsplit=1)[0].rstrip(":")
+        if (clauses and word in ("return", "break", "continue")) or re.match(r"\s*with (?!nogil|gil)", line):
+            yield line.strip()
+        if word == "except":
+            clauses.append(indent)
+
+
+def test_the_lines_that_are_unsafe_without_memory_are_found():
+    text = (
+        "try:\n    x\nexcept A:\n    if b:\n        return 0\nwith nogil:\n    return 1\nwith c:\n    pass\n"
+    )
+    assert list(unsafe_without_memory(text)) == ["return 0", "with c:"]
+
+
+@pytest.mark.parametrize("path", files("shmring", suffixes={".pyx"}), ids=name_of)
+def test_no_line_is_unsafe_without_memory(path):
+    """Cython 3.3.1 then relies on the traceback of an exception, which has none without memory."""
+    assert list(unsafe_without_memory(path.read_text())) == []
+
+
 def test_a_constant_has_one_meaning():
     """Check enumerators: of two with one name the later import would hide the other, without any error."""
     found = {}

@@ -707,7 +707,7 @@ def compressed_powersgd(place):
     assert np.allclose(x, sum(range(1, comm.size + 1)), rtol=0.01), x[:2]
 
 
-@case
+@case(ends_in_python=True)
 def sparse_all_reduce(place):
     comm = place.comm
     reduce = sparse.SparseAllReduce(comm)
@@ -717,7 +717,7 @@ def sparse_all_reduce(place):
     same(x[995:1015], [0] * 5 + [sum(range(1, comm.size + 1))] * 10 + [0] * 5)
 
 
-@case
+@case(ends_in_python=True)
 def sparse_pairs(place):
     comm = place.comm
     indices = np.array([comm.rank, 100])
