@@ -25,8 +25,8 @@ from .._engine.state cimport world_number
 from .._internode.context cimport inter_of, remote
 from .._p2p.matching cimport (
     ANY, COMPLETE, DAMAGED, NEEDS_ROOM, Matching, Message, Peer, UnexpectedMessage, Wait, deliver_briefly,
-    deliver_patiently, deliver_to_self, has_moved, keep_unexpected, open_ring, poll_messages, post_receive, post_send,
-    step_messages, withdraw, withdraw_all,
+    deliver_patiently, deliver_to_self, frame_tag, has_moved, keep_unexpected, open_ring, poll_messages, post_receive,
+    post_send, step_messages, withdraw, withdraw_all,
 )
 from .._transport.channel cimport sr_channels_poll_abort
 
@@ -45,6 +45,8 @@ cdef str op_of(Message *message):
 
 cdef str pattern_text(Message *message):
     tag = "any tag" if message.tag == ANY else f"tag {message.tag}"
+    if message.context != 0:
+        tag += f" in context {message.context}"
     if message.is_send:
         return f"{op_of(message)} to rank {message.peer} with {tag}"
     source = "any rank" if message.peer == ANY else f"rank {message.peer}"
@@ -229,7 +231,7 @@ cdef class Endpoint(FusedCollectives):
         return 0
 
     cdef int keep_own_message(self, Message *message) except -1:
-        cdef UnexpectedMessage *unexpected = new_unexpected(self.own_rank, <uint32_t> message.tag, message.kind,
+        cdef UnexpectedMessage *unexpected = new_unexpected(self.own_rank, frame_tag(message), message.kind,
                                                             message.nbytes)
         if unexpected == NULL:
             raise no_room(self.own_rank, message.nbytes)

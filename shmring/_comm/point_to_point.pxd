@@ -16,9 +16,9 @@ cdef class Status:
 
 cdef class Messages(Endpoint):
     cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
-                                 object tag, str what)
-    cdef int set_pattern(self, Message *message, object source, object tag) except -1
-    cdef object begin_transfer(self, object x, bint is_send, object peer, object tag)
+                                 object tag, object context, str what)
+    cdef int set_pattern(self, Message *message, object source, object tag, object context) except -1
+    cdef object begin_transfer(self, object x, bint is_send, object peer, object tag, object context)
     cdef object result_of(self, Message *message)
     cdef object result_of_received(self, Message *message)
     cdef int rank_number(self, object rank, str what, bint may_be_any) except -2

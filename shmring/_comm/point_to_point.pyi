@@ -48,7 +48,13 @@ class Messages(Endpoint):
     """Point-to-point messages of a communicator."""
 
     def send(
-        self, x: _Array, dest: SupportsIndex, tag: SupportsIndex = 0, *, timeout: float | None = None
+        self,
+        x: _Array,
+        dest: SupportsIndex,
+        tag: SupportsIndex = 0,
+        *,
+        context: Literal[0, 1] = 0,
+        timeout: float | None = None,
     ) -> None:
         """Send x to rank `dest`. Return when x may be changed."""
 
@@ -58,6 +64,7 @@ class Messages(Endpoint):
         source: SupportsIndex = ...,
         tag: SupportsIndex = ...,
         *,
+        context: Literal[0, 1] = 0,
         timeout: float | None = None,
     ) -> Status:
         """Receive a message into x and return its `Status`."""
@@ -71,26 +78,44 @@ class Messages(Endpoint):
         sendtag: SupportsIndex = 0,
         recvtag: SupportsIndex = ...,
         *,
+        context: Literal[0, 1] = 0,
         timeout: float | None = None,
     ) -> Status:
         """Send x to `dest`, receive a message into `out` at the same time, and return its `Status`."""
 
-    def isend(self, x: _Array, dest: SupportsIndex, tag: SupportsIndex = 0) -> Transfer:
+    def isend(
+        self, x: _Array, dest: SupportsIndex, tag: SupportsIndex = 0, *, context: Literal[0, 1] = 0
+    ) -> Transfer:
         """Begin to send x and return a `Transfer`. Do not change x until it is complete."""
 
-    def irecv(self, x: _Array, source: SupportsIndex = ..., tag: SupportsIndex = ...) -> Transfer:
+    def irecv(
+        self, x: _Array, source: SupportsIndex = ..., tag: SupportsIndex = ..., *, context: Literal[0, 1] = 0
+    ) -> Transfer:
         """Begin to receive into x and return a `Transfer`; its `wait` returns the `Status`."""
 
     def probe(
-        self, source: SupportsIndex = ..., tag: SupportsIndex = ..., *, timeout: float | None = None
+        self,
+        source: SupportsIndex = ...,
+        tag: SupportsIndex = ...,
+        *,
+        context: Literal[0, 1] = 0,
+        timeout: float | None = None,
     ) -> Status:
         """Block until a message can be received, and return its `Status`. The message stays for `recv`."""
 
-    def iprobe(self, source: SupportsIndex = ..., tag: SupportsIndex = ...) -> Status | None:
+    def iprobe(
+        self, source: SupportsIndex = ..., tag: SupportsIndex = ..., *, context: Literal[0, 1] = 0
+    ) -> Status | None:
         """Return the `Status` of a message as `probe` does, or None if there is no such message yet."""
 
     def send_object(
-        self, item: Any, dest: SupportsIndex, tag: SupportsIndex = 0, *, timeout: float | None = None
+        self,
+        item: Any,
+        dest: SupportsIndex,
+        tag: SupportsIndex = 0,
+        *,
+        context: Literal[0, 1] = 0,
+        timeout: float | None = None,
     ) -> None:
         """Send any object that can be pickled. Arrays in it are sent outside the pickle."""
 
@@ -101,6 +126,7 @@ class Messages(Endpoint):
         tag: SupportsIndex = ...,
         *,
         with_status: Literal[False] = False,
+        context: Literal[0, 1] = 0,
         timeout: float | None = None,
     ) -> Any:
         """Receive an object that was sent by `send_object`, and return a copy of it."""
@@ -112,5 +138,6 @@ class Messages(Endpoint):
         tag: SupportsIndex = ...,
         *,
         with_status: Literal[True],
+        context: Literal[0, 1] = 0,
         timeout: float | None = None,
     ) -> tuple[Any, Status]: ...

@@ -116,6 +116,13 @@ cdef int64_t tag_number(object tag, bint may_be_any) except -2:
     return number
 
 
+cdef uint32_t context_number(object context) except? 2:
+    cdef int64_t number = integer_of(context, "context")
+    if not 0 <= number <= 1:
+        raise ValueError(f"context is {context!r}; it must be 0, or 1 for messages of a library")
+    return number
+
+
 cdef object mismatch(Message *message, int rank, str what_now):
     came = described(message.came_kind, message.came_nbytes)
     wanted = "an object" if message.kind == OBJECT else described(message.kind, message.nbytes)
@@ -140,9 +147,13 @@ cdef class Messages(Endpoint):
     """Point-to-point messages of a communicator. Messages of one tag between two ranks are received in sending order.
 
     These calls never wait for a collective. One thread at a time may make them, while another one calls collectives.
+
+    context: 0 or 1. A message that is sent in one context is received and probed only in the same context, also by
+    ANY_TAG. Programs use 0. A library that sends messages on a communicator of the program uses 1, so that wildcards
+    of the program do not receive them.
     """
 
-    def send(self, x, dest, tag=0, *, timeout=None):
+    def send(self, x, dest, tag=0, *, context=0, timeout=None):
         """Send x to rank `dest`. Return when x may be changed: it is then received, or in the ring to `dest`.
 
         x: a contiguous array with items of a fixed size. tag: 0 to 2**31 - 1. timeout: seconds. A message that does
@@ -155,14 +166,14 @@ cdef class Messages(Endpoint):
         operand.held = False
         self.begin_messaging()
         try:
-            _kept = self.describe_message(&message, &operand, x, True, dest, tag, "x")
+            _kept = self.describe_message(&message, &operand, x, True, dest, tag, context, "x")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
             self.end_messaging()
 
-    def recv(self, x, source=ANY, tag=ANY, *, timeout=None):
+    def recv(self, x, source=ANY, tag=ANY, *, context=0, timeout=None):
         """Receive a message into x and return its `Status`: `.source`, `.tag`, `.count` (elements), `.nbytes`.
 
         x: a writable contiguous array of the message's dtype and at least of its length. Elements beyond the message
@@ -175,7 +186,7 @@ cdef class Messages(Endpoint):
         operand.held = False
         self.begin_messaging()
         try:
-            _kept = self.describe_message(&message, &operand, x, False, source, tag, "x")
+            _kept = self.describe_message(&message, &operand, x, False, source, tag, context, "x")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_wait(&message, timeout_ns)
         finally:
@@ -183,7 +194,7 @@ cdef class Messages(Endpoint):
             self.end_messaging()
         return self.result_of_received(&message)
 
-    def sendrecv(self, x, dest, out, source=ANY, sendtag=0, recvtag=ANY, *, timeout=None):
+    def sendrecv(self, x, dest, out, source=ANY, sendtag=0, recvtag=ANY, *, context=0, timeout=None):
         """Send x to `dest`, receive a message into `out` at the same time, and return the `Status` of the latter.
 
         x: as in `send`. out: as in `recv`, disjoint from x. timeout: seconds. Two ranks can exchange messages of any
@@ -194,8 +205,8 @@ cdef class Messages(Endpoint):
         a.held = b.held = False
         self.begin_messaging()
         try:
-            _kept = self.describe_message(&sent, &a, x, True, dest, sendtag, "x")
-            _kept_out = self.describe_message(&received, &b, out, False, source, recvtag, "out")
+            _kept = self.describe_message(&sent, &a, x, True, dest, sendtag, context, "x")
+            _kept_out = self.describe_message(&received, &b, out, False, source, recvtag, context, "out")
             if sent.data < received.data + received.nbytes and received.data < sent.data + sent.nbytes:
                 raise ValueError("out and x have memory in common; receive into another array")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
@@ -213,19 +224,19 @@ cdef class Messages(Endpoint):
             self.end_messaging()
         return self.result_of_received(&received)
 
-    def isend(self, x, dest, tag=0):
+    def isend(self, x, dest, tag=0, *, context=0):
         """Begin to send x and return a `Transfer`. Do not change x until it is complete. Arguments: as in `send`.
 
         Every call that sends or receives on this communicator advances it. Without such a call it advances in the
         background.
         """
-        return self.begin_transfer(x, True, dest, tag)
+        return self.begin_transfer(x, True, dest, tag, context)
 
-    def irecv(self, x, source=ANY, tag=ANY):
+    def irecv(self, x, source=ANY, tag=ANY, *, context=0):
         """Begin to receive into x and return a `Transfer`; its `wait` returns the `Status`. Arguments: as in `recv`."""
-        return self.begin_transfer(x, False, source, tag)
+        return self.begin_transfer(x, False, source, tag, context)
 
-    def probe(self, source=ANY, tag=ANY, *, timeout=None):
+    def probe(self, source=ANY, tag=ANY, *, context=0, timeout=None):
         """Block until a message can be received, and return its `Status`. The message stays for `recv`.
 
         source, tag and timeout: as in `recv`.
@@ -233,19 +244,19 @@ cdef class Messages(Endpoint):
         cdef Message message
         self.begin_messaging()
         try:
-            self.set_pattern(&message, source, tag)
+            self.set_pattern(&message, source, tag, context)
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_wait(&message, timeout_ns)
         finally:
             self.end_messaging()
         return status_of(&message)
 
-    def iprobe(self, source=ANY, tag=ANY):
+    def iprobe(self, source=ANY, tag=ANY, *, context=0):
         """Return the `Status` of a message as `probe` does, or None if there is no such message yet."""
         cdef Message message
         self.begin_messaging()
         try:
-            self.set_pattern(&message, source, tag)
+            self.set_pattern(&message, source, tag, context)
             self.post(&message)
             try:
                 self.advance()
@@ -255,7 +266,7 @@ cdef class Messages(Endpoint):
             self.end_messaging()
         return status_of(&message) if message.state == COMPLETE else None
 
-    def send_object(self, item, dest, tag=0, *, timeout=None):
+    def send_object(self, item, dest, tag=0, *, context=0, timeout=None):
         """Send any object that can be pickled. Arrays in it are sent outside the pickle. Otherwise as `send`."""
         cdef Message message
         cdef Operand operand
@@ -263,7 +274,7 @@ cdef class Messages(Endpoint):
         frame = objects.pack(item)
         self.begin_messaging()
         try:
-            _kept = self.describe_message(&message, &operand, frame, True, dest, tag, "item")
+            _kept = self.describe_message(&message, &operand, frame, True, dest, tag, context, "item")
             message.kind = OBJECT
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_wait(&message, timeout_ns)
@@ -271,7 +282,7 @@ cdef class Messages(Endpoint):
             release(&operand)
             self.end_messaging()
 
-    def recv_object(self, source=ANY, tag=ANY, *, with_status=False, timeout=None):
+    def recv_object(self, source=ANY, tag=ANY, *, with_status=False, context=0, timeout=None):
         """Receive an object that was sent by `send_object`, and return a copy of it. Otherwise as `recv`.
 
         with_status: return (copy, `Status`). Raises `Mismatch` if the message is an array, which then stays for `recv`.
@@ -281,14 +292,15 @@ cdef class Messages(Endpoint):
         operand.held = False
         self.begin_messaging()
         try:
-            self.set_pattern(&message, source, tag)
+            self.set_pattern(&message, source, tag, context)
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_wait(&message, timeout_ns)
             message.kind = OBJECT
             if message.came_kind != OBJECT:
                 raise mismatch(&message, self.own_rank, "it stays for recv")
             frame = np.empty(message.came_nbytes, np.uint8)
-            _kept = self.describe_message(&message, &operand, frame, False, message.source, message.came_tag, "item")
+            _kept = self.describe_message(&message, &operand, frame, False, message.source, message.came_tag,
+                                          context, "item")
             message.kind = OBJECT
             self.post_and_wait(&message, timeout_ns)
         finally:
@@ -305,22 +317,24 @@ cdef class Messages(Endpoint):
     # -- from arguments to messages --
 
     cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
-                                 object tag, str what):
+                                 object tag, object context, str what):
         memset(message, 0, sizeof(Message))
         kept = take(operand, x, not is_send, what, True)
         message.is_send = is_send
         message.peer = self.rank_number(peer, "dest" if is_send else "source", not is_send)
         message.tag = tag_number(tag, not is_send)
+        message.context = context_number(context)
         message.kind = kind_of(operand)
         message.data = operand.data
         message.nbytes = operand.count * operand.itemsize
         return kept
 
-    cdef int set_pattern(self, Message *message, object source, object tag) except -1:
+    cdef int set_pattern(self, Message *message, object source, object tag, object context) except -1:
         memset(message, 0, sizeof(Message))
         message.is_probe = True
         message.peer = self.rank_number(source, "source", True)
         message.tag = tag_number(tag, True)
+        message.context = context_number(context)
         return 0
 
     cdef int rank_number(self, object rank, str what, bint may_be_any) except -2:
@@ -331,12 +345,12 @@ cdef class Messages(Endpoint):
                              + (", or ANY_SOURCE" if may_be_any else ""))
         return number
 
-    cdef object begin_transfer(self, object x, bint is_send, object peer, object tag):
+    cdef object begin_transfer(self, object x, bint is_send, object peer, object tag, object context):
         cdef Transfer transfer = Transfer.__new__(Transfer)
         self.begin_messaging()
         try:
             transfer.comm = self
-            kept = self.describe_message(&transfer.message, &transfer.operand, x, is_send, peer, tag, "x")
+            kept = self.describe_message(&transfer.message, &transfer.operand, x, is_send, peer, tag, context, "x")
             transfer.kept = x, kept
             transfer.message.owner = <void *> transfer
             if not self.is_enlisted:

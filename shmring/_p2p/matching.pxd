@@ -15,6 +15,11 @@ cdef enum:
     ANY = -1
 
 
+# The highest bit of a frame's tag: the context of the message. Tags have the other 31 bits.
+cdef enum:
+    CONTEXT_SHIFT = 31
+
+
 cdef enum State:
     POSTED      # no byte has moved yet
     MOVING
@@ -39,6 +44,7 @@ cdef struct Message:
     bint is_send, is_probe
     int peer                 # destination; source, or ANY
     int64_t tag              # or ANY
+    uint32_t context         # 0 or 1; messages of different contexts never match
     uint64_t kind            # 56 bits that describe the items and must be equal at both ends
     unsigned char *data
     size_t nbytes            # bytes to send, or room at `data`
@@ -55,7 +61,7 @@ cdef struct Message:
 cdef struct UnexpectedMessage:
     UnexpectedMessage *next
     int source
-    uint32_t tag
+    uint32_t tag             # with the bit of its context
     uint64_t kind
     size_t nbytes
     bint whole               # the whole message has arrived
@@ -120,6 +126,10 @@ cdef struct Wait:
     uint64_t poll_ns          # time of the next poll of peers and the deadline
     uint64_t signal_ns
     int culprit               # rank whose end or lateness ends the wait
+
+
+cdef inline uint32_t frame_tag(const Message *message) noexcept nogil:
+    return <uint32_t> message.tag | message.context << CONTEXT_SHIFT
 
 
 cdef int step_messages(Matching *m) noexcept nogil

@@ -3,7 +3,7 @@
 # receive waits for, it is kept in private memory. deliver_patiently waits until a message is complete. Nothing here
 # touches a Python object.
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
@@ -161,14 +161,22 @@ cdef void withdraw_all(Matching *m) noexcept nogil:
 
 # ---- matching ------------------------------------------------------------------------------------------------
 
+# tag: that of a frame. ANY matches every tag of the pattern's context.
 cdef inline bint matches(const Message *pattern, int source, uint32_t tag) noexcept nogil:
-    return (pattern.peer == source or pattern.peer == ANY) and (pattern.tag == ANY or pattern.tag == <int64_t> tag)
+    if tag >> CONTEXT_SHIFT != pattern.context:
+        return False
+    return ((pattern.peer == source or pattern.peer == ANY)
+            and (pattern.tag == ANY or <uint32_t> pattern.tag == tag_within(tag)))
+
+
+cdef inline uint32_t tag_within(uint32_t tag) noexcept nogil:
+    return tag & ((<uint32_t> 1 << CONTEXT_SHIFT) - 1)
 
 
 cdef inline void set_envelope(Message *message, int source, uint32_t tag, uint64_t kind,
                               size_t nbytes) noexcept nogil:
     message.source = source
-    message.came_tag = tag
+    message.came_tag = tag_within(tag)
     message.came_kind = kind
     message.came_nbytes = nbytes
 
@@ -243,7 +251,7 @@ cdef void post_receive(Matching *m, Message *message) noexcept nogil:
 
 # Copy the message into the memory of a posted receive. Return False if none matches: the message is unexpected.
 cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil:
-    cdef uint32_t tag = <uint32_t> message.tag
+    cdef uint32_t tag = frame_tag(message)
     cdef Message *receiver = take_receiver(m, m.rank, tag, message.kind, message.nbytes)
     cdef Failure failure
     if receiver == NULL:
@@ -266,7 +274,7 @@ cdef inline int push(Matching *m, Peer *p, Message *message) noexcept nogil:
 
 cdef void post_send(Matching *m, Message *message) noexcept nogil:
     cdef Peer *p = &m.peer[message.peer]
-    message.out.head.tag = <uint32_t> message.tag
+    message.out.head.tag = frame_tag(message)
     message.out.head.kind = message.kind
     message.out.head.message_nbytes = message.nbytes
     message.out.data = message.data

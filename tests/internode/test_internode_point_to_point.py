@@ -146,6 +146,10 @@ def test_a_wait_that_comes_too_early_harms_nothing(two_apart):
     assert all(two_apart(transfers.wait_too_briefly))
 
 
+def test_contexts_are_apart(world_over_hosts, nodes):
+    world_over_hosts(nodes, SHMRING_MESSAGE_RING=4096)(one_host.use_two_contexts)
+
+
 def test_a_ring_of_ranks(world_over_hosts, nodes):
     world_over_hosts(nodes, SHMRING_MESSAGE_RING=TINY)(one_host.pass_around, 50)
 

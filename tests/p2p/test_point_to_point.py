@@ -12,6 +12,7 @@ from shmring import ANY_SOURCE, ANY_TAG
 
 RECORD = np.dtype([("id", "<i4"), ("at", "<f8", (2,)), ("name", "S3")])
 TINY = 512
+LAST_TAG = 2**31 - 1
 SOON_S = 10
 
 
@@ -321,6 +322,42 @@ def gather_objects(comm, root):
 
 def test_objects(world_of):
     assert world_of(3, SHMRING_MESSAGE_RING=TINY)(gather_objects, 1)[1] == [0, 2]
+
+
+# ---- contexts --------------------------------------------------------------------------------------------
+
+
+def use_two_contexts(comm):
+    """Wildcards of one context never see a message of the other one, also among unexpected messages."""
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for count in (1, 1000):  # the second does not fit into the ring
+        of_program, of_library = np.full(count, 1), np.full(count, 2)
+        x, y, end = np.zeros(count, "i8"), np.zeros(count, "i8"), np.zeros(1, "i8")
+        waiting = comm.irecv(x)
+        sends = [comm.isend(of_library, after, 3, context=1), comm.isend(of_program, after, 3)]
+        comm.sendrecv(np.array([3]), after, end, before, 4, 4, context=1)  # what came before it is set aside
+        assert waiting.wait().tag == 3
+        assert (x == 1).all()
+        assert comm.iprobe() is None
+        assert comm.iprobe(before, 3) is None
+        found = comm.probe(context=1)
+        assert (found.source, found.tag, found.count) == (before, 3, count)
+        assert comm.recv(y, context=1).tag == 3
+        assert (y == 2).all()
+        assert comm.iprobe(context=1) is None
+        for send in sends:
+            send.wait()
+        comm.barrier()
+    comm.send_object("library", comm.rank, LAST_TAG, context=1)
+    comm.send_object("program", comm.rank, LAST_TAG)
+    item, status = comm.recv_object(context=1, with_status=True)
+    return item, status.tag, comm.recv_object(tag=LAST_TAG)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_contexts_are_apart(world_of, size):
+    found = world_of(size, SHMRING_MESSAGE_RING=4096)(use_two_contexts)
+    assert found == [("library", LAST_TAG, "program")] * size
 
 
 # ---- probe ------------------------------------------------------------------------------------------------
