@@ -53,10 +53,12 @@ class _Part:
 class Adoption:
     """An array of another library whose memory all ranks of the host map; returned by `Comm.adopt`."""
 
+    _block: _Block | None = None  # also if __init__ raises first
+
     def __init__(self, arrays: Arrays, block: _Block, owner: object) -> None:
         self._arrays = arrays
-        self._block: _Block | None = block
         self._owner: object = owner
+        self._block = block
 
     def release(self) -> None:
         """Make the array private to this rank again, and keep its contents. Local.
@@ -201,10 +203,14 @@ class Arrays:
             finally:
                 block.mapping.close()
             raise self._failure_of_another(failure, "adopt its array", nbytes, timeout_s)
-        adoption = Adoption(self, block, owner)  # before _keep: if a signal interrupts, it releases the block
-        self._keep(block)
-        _adopted.add(block)
-        return adoption
+        _adopted.add(block)  # until it is given back: a garbage collection must not unmap it before
+        try:
+            adoption = Adoption(self, block, owner)
+            self._keep(block)
+            return adoption
+        except BaseException:
+            self.leave(block, owner)
+            raise
 
     def check_not_adopted(self, address: int, nbytes: int) -> None:
         """Raise ValueError if any of the bytes are already adopted by a communicator of this process."""

@@ -48,9 +48,9 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
 
 
 def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: Check) -> Comm:
-    joined = join(world, rank, timeout_s=timeout_s, check=check)
-    parts = None
+    joined = parts = None
     try:
+        joined = join(world, rank, timeout_s=timeout_s, check=check)
         parts = begin_joined(joined, settings, timeout_s, key=world.key)
         comm = Comm(*parts)
     except BaseException:
@@ -58,7 +58,8 @@ def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: 
             if parts is not None:
                 parts.abandon()
         finally:
-            joined.close()
+            if joined is not None:
+                joined.close()
         raise
     if settings.trace is not None:
         _trace(comm, settings.trace)

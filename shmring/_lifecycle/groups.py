@@ -116,23 +116,29 @@ def form_across(
             if isinstance(answers[rank], str):
                 raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
         world = internode.world(len(ranks), answers[ranks[0]])
-        with _a_death_is_the_parents(engine):
-            joined = join(
-                world,
-                ranks.index(comm.rank),
-                timeout_s=deadline.timeout_s(),
-                node=settings.node,
-                check=engine.poll,
-                listener=listener,
-                is_invited=True,
-            )
-    parent_ranks = tuple(ranks)
-    with _a_death_is_the_parents(engine):
-        start_s = deadline.timeout_s()
-        parts = begin_joined(
-            joined, settings, engine.timeout_s, key=world.key, start_s=start_s, parent=engine
-        )
-    return parts, parent_ranks
+        joined = parts = None
+        try:
+            with _a_death_is_the_parents(engine):
+                joined = join(
+                    world,
+                    ranks.index(comm.rank),
+                    timeout_s=deadline.timeout_s(),
+                    node=settings.node,
+                    check=engine.poll,
+                    listener=listener,
+                    is_invited=True,
+                )
+                start_s = deadline.timeout_s()
+                parts = begin_joined(
+                    joined, settings, engine.timeout_s, key=world.key, start_s=start_s, parent=engine
+                )
+                return parts, tuple(ranks)
+        except BaseException:
+            if parts is not None:
+                parts.abandon()
+            if joined is not None:
+                joined.close()  # the others wait for this rank on its connections
+            raise
 
 
 @contextlib.contextmanager

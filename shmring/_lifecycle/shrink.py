@@ -115,17 +115,23 @@ class _Meetings:
         key = failed.engine.key() if failed.internode is None else failed.internode.key
         listener, self._listener = self._listener, None
         deadline = Deadline(self._timeout_s)
-        with listener or contextlib.nullcontext():
-            joined = join(
-                World(world_id, key, len(members), address or None),
-                members.index(self._ranks.rank),
-                timeout_s=self._timeout_s,
-                node=failed.settings.node,
-                check=check,
-                listener=listener,
-            )
-        start_s = deadline.timeout_s()
-        return begin_joined(joined, failed.settings, failed.engine.timeout_s, key=key, start_s=start_s)
+        joined = None
+        try:
+            with listener or contextlib.nullcontext():
+                joined = join(
+                    World(world_id, key, len(members), address or None),
+                    members.index(self._ranks.rank),
+                    timeout_s=self._timeout_s,
+                    node=failed.settings.node,
+                    check=check,
+                    listener=listener,
+                )
+            start_s = deadline.timeout_s()
+            return begin_joined(joined, failed.settings, failed.engine.timeout_s, key=key, start_s=start_s)
+        except BaseException:
+            if joined is not None:
+                joined.close()  # the others wait for this rank on its connections
+            raise
 
     def close(self) -> None:
         if self._listener is not None:

@@ -13,6 +13,7 @@ import pytest
 from ranks import Ranks, until_there
 
 import shmring
+from shmring._arrays import allocator
 from shmring._system import segments
 
 PAGES = 100
@@ -250,6 +251,41 @@ def release_early(comm, refused_path):
 def test_nothing_is_given_back_in_the_middle_of_a_call(tmp_path):
     with Ranks(2) as ranks:
         ranks.meet()(release_early, tmp_path / "refused")
+
+
+def fail_to_keep(comm):
+    """The exception, its traceback, the Adoption and the mapping are garbage in a cycle."""
+    keep, array = allocator.Arrays._keep, own_array()
+    array[:] = comm.rank + 1
+
+    def raise_in_a_cycle(arrays, block):
+        if comm.rank > 0:
+            return keep(arrays, block)
+        error = MemoryError()
+        error.itself = error
+        raise error
+
+    allocator.Arrays._keep = raise_in_a_cycle
+    try:
+        comm.adopt(memory_of(array))
+    except MemoryError:
+        assert comm.rank == 0
+    else:
+        assert comm.rank > 0
+    finally:
+        allocator.Arrays._keep = keep
+    gc.collect()
+    with pytest.raises(shmring.Aborted):
+        comm.barrier()
+    comm.close()
+    assert (array == comm.rank + 1).all()
+    array[:] = 7
+    return np.array(array).sum().item()
+
+
+def test_an_adoption_that_failed_late_is_given_back():
+    with Ranks(2) as ranks:
+        assert ranks.meet()(fail_to_keep) == [7 * NBYTES] * 2
 
 
 def release_in_a_child(comm):
