@@ -176,19 +176,64 @@ def has_any(page):
 @pytest.mark.limit(240)
 @pytest.mark.parametrize("page", **ids([page for page in pages.pages() if has_any(page)]))
 def test_the_blocks_of_a_page_run(page, tmp_path):
-    path = f"{shims(tmp_path)}{os.pathsep}{os.environ['PATH']}"
-    missing = {}
-    for block in filter(is_run, pages.blocks(page)):
-        if need := pages.lacks(block):
-            missing[block.name] = need
-        elif block.how.get("in") != "rank":
-            printed = run_block(block, tmp_path, path)
-            assert set(block.promised) <= set(printed.splitlines()), f"{block.name} printed {printed}"
-    if ranked := pages.in_ranks(page):
-        printed = run([sys.executable, pages.__file__, page], tmp_path, PATH=path).splitlines()
-        assert {text for block in ranked for text in block.promised} <= set(printed)
+    missing = run_page(page, tmp_path)
     if missing:
         pytest.skip(f"all but these ran: {missing}")
+
+
+def run_page(page, folder):
+    """Run the blocks, compare what they print, and return the packages that blocks lack."""
+    path = f"{shims(folder)}{os.pathsep}{os.environ['PATH']}"
+    missing, printed = {}, None
+    for block in filter(is_run, pages.blocks(page)):
+        if "output" in block.how:
+            shown = None if printed is None else sorted(pages.without_marks(printed).splitlines())
+            assert shown in (None, sorted(block.code.splitlines())), block.name
+        elif need := pages.lacks(block):
+            missing[block.name], printed = need, None
+        elif block.how.get("in") != "rank":
+            printed = run_block(block, folder, path)
+            assert not block.broken_promises(printed), block.name
+    if ranked := pages.in_ranks(page):
+        printed = run([sys.executable, pages.__file__, page], folder, PATH=path)
+        for block in ranked:
+            assert not block.broken_promises(printed), block.name
+    return missing
+
+
+PAGE = """
+```python
+print(1 < 2)  # True
+print("a",
+      "b")
+print(1 < 2)  # {first}: an explanation
+```
+
+<!-- output -->
+```text
+a b
+{third}
+True
+```
+
+<!-- in: rank -->
+```python
+print(comm.size == 2)  # True
+if comm.rank == 1:
+    print(comm.rank if "é" else "")  # {second}
+```
+"""
+
+
+@pytest.mark.parametrize("wrong", [{}, {"first": "False"}, {"second": "2"}, {"third": "b a"}])
+def test_a_block_is_compared_with_its_own_promises(wrong, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format_map({"first": "True", "second": "1", "third": "True"} | wrong))
+    if wrong:
+        with pytest.raises(AssertionError, match=r"page\.md:"):
+            run_page(page, tmp_path)
+    else:
+        run_page(page, tmp_path)
 
 
 def shims(folder):
@@ -207,7 +252,7 @@ def run_block(block, folder, path):
     if block.language != "python":
         return ""
     if name := block.how.get("file"):
-        (folder / name).write_text(block.code)
+        (folder / name).write_text(block.code)  # other blocks run it
         return ""
     (folder / "block.py").write_text(program(block))
     return run([sys.executable, "block.py"], folder, PATH=path)
@@ -215,6 +260,6 @@ def run_block(block, folder, path):
 
 def program(block):
     if block.how.get("in") != "main":
-        return f"{block.hidden}\n{block.code}"
-    body = "".join(f"    {line}\n" for line in block.code.splitlines())
+        return f"{block.hidden}\n{block.marked}"
+    body = "".join(f"    {line}\n" for line in block.marked.splitlines())
     return f'{block.hidden}\n\nif __name__ == "__main__":\n{body}'

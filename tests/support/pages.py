@@ -9,9 +9,11 @@ of the comment are Python code that the page does not show; it runs before the b
     <!-- file: a.py -->  is saved as that file; the other blocks of the page run beside it
     <!-- needs: ray -->  needs an optional package
     <!-- not run: why -->
+    <!-- output -->      is not run: the block above it prints exactly these lines, in any order
 
-If the comment beside a print() is a Python literal, the block has to print it. `python pages.py PAGE` runs
-the first kind.
+If the comment beside a print() is a Python literal, or a literal and an explanation after a colon, this
+print() has to print the literal, and nothing else, each time it runs. To check this, `marked` makes it end its
+line with the print's own line number. `python pages.py PAGE` runs the first kind of block.
 """
 
 import ast
@@ -29,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
 COMMENT = r"<!--(?:(?!-->).)*-->"
 FENCED = re.compile(rf"^((?:{COMMENT}\n)*)```([^\n]*)\n(.*?)^```$", re.M | re.S)
-WAYS = {"in", "file", "needs", "not run", "command"}
+WAYS = {"in", "file", "needs", "not run", "command", "output"}
+MARK = "  # line "
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,49 @@ class Block:
 
     @property
     def promised(self):
-        """Return the expected output, as given by its comments."""
-        return [text for text in re.findall(r"^ *print\(.*\) +# (.+)$", self.code, re.M) if is_literal(text)]
+        """Return a dict from the line of a print() to the text that it has to print."""
+        if self.language != "python":
+            return {}
+        return {self.line + number - 1: text for number, text in promises(self.code).items()}
+
+    @property
+    def marked(self):
+        """Return the code; each print() that promises something also prints its line of the page."""
+        lines = [line.encode() for line in self.code.splitlines()]  # columns count bytes
+        for call in prints(self.code):
+            if call.end_lineno in promises(self.code):
+                end, column = call.end_lineno - 1, call.end_col_offset - 1
+                mark = f', end="{MARK}{self.line + end}\\n"'.encode()
+                lines[end] = lines[end][:column] + mark + lines[end][column:]
+        return b"\n".join(lines).decode() + "\n"
+
+    def broken_promises(self, printed):
+        """Return (line, promise, printed) of each print() of the marked code that printed something else."""
+        found = {line: set() for line in self.promised}
+        for text, line in re.findall(rf"^(.*){MARK}(\d+)$", printed, re.M):
+            found.get(int(line), set()).add(text)
+        return [(line, text, found[line]) for line, text in self.promised.items() if found[line] != {text}]
+
+
+def without_marks(printed):
+    return re.sub(rf"{MARK}\d+$", "", printed, flags=re.M)
+
+
+def prints(code):
+    nodes = ast.walk(ast.parse(code))
+    return [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"]
+
+
+def promises(code):
+    """Return a dict from the last line of a print() to the literal beside it."""
+    found = {}
+    for call in prints(code):
+        after = code.splitlines()[call.end_lineno - 1].encode()[call.end_col_offset :].decode()
+        text = after.strip().removeprefix("# ")
+        literal = next(filter(is_literal, (text, text.partition(": ")[0])), None)
+        if literal:
+            found[call.end_lineno] = literal
+    return found
 
 
 def is_literal(text):
@@ -94,7 +138,7 @@ def run_in_rank(comm, page):
     names = {"comm": comm, "np": np, "shmring": shmring}
     for block in in_ranks(page):
         exec(block.hidden, names)
-        exec(compile("\n" * (block.line - 1) + block.code, block.page, "exec"), names)
+        exec(compile("\n" * (block.line - 1) + block.marked, block.page, "exec"), names)
 
 
 if __name__ == "__main__":
