@@ -1,6 +1,7 @@
 """The documentation builds without a warning, is complete, and what it shows runs."""
 
 import importlib
+import itertools
 import os
 import pkgutil
 import re
@@ -159,6 +160,9 @@ def test_every_block_is_run_or_says_why_not(page):
         assert set(block.how) <= pages.WAYS, f"{block.name}: {set(block.how) - pages.WAYS}"
         assert block.how.get("in", "rank") in ("rank", "main", "torch"), f"{block.name}: in what?"
         assert block.how.get("not run", "why"), f"{block.name} does not say why it is not run"
+    for above, block in itertools.pairwise(shown):
+        if "output" in block.how:
+            assert is_run(above) and above.how.get("in") != "rank", f"{block.name} is the output of what?"
     for block in shown:
         if name := block.how.get("file"):
             runs = [other.code for other in shown if other.language == "sh" and is_run(other)]

@@ -12,8 +12,8 @@ of the comment are Python code that the page does not show; it runs before the b
     <!-- output -->      is not run: the block above it prints exactly these lines, in any order
 
 If the comment beside a print() is a Python literal, or a literal and an explanation after a colon, this
-print() has to print the literal, and nothing else, each time it runs. To check this, `marked` makes it end its
-line with the print's own line number. `python pages.py PAGE` runs the first kind of block.
+print() has to print the literal, and nothing else, each time it runs. To check this, `marked` makes it
+end its line with the print's own line number. `python pages.py PAGE` runs the first kind of block.
 """
 
 import ast
