@@ -162,7 +162,8 @@ def test_every_block_is_run_or_says_why_not(page):
         assert block.how.get("not run", "why"), f"{block.name} does not say why it is not run"
     for above, block in itertools.pairwise(shown):
         if "output" in block.how:
-            assert is_run(above) and above.how.get("in") != "rank", f"{block.name} is the output of what?"
+            assert is_run(above), f"{block.name}: the block above is not run"
+            assert above.how.get("in") != "rank", f"{block.name}: the output of several ranks is mixed"
     for block in shown:
         if name := block.how.get("file"):
             runs = [other.code for other in shown if other.language == "sh" and is_run(other)]
