@@ -394,10 +394,10 @@ cdef class Comm(Messages):
         left or cannot be reached, and ranks that do not call shrink within timeout seconds (by default the
         communicator's timeout). A rank that a Timeout has named has only one second, counted from the time when every
         other rank has called shrink; if it calls shrink before, it is included. An excluded rank that calls shrink
-        later raises RankFailed for itself. The new communicator's `parent_ranks` are the ranks' numbers in this communicator. This communicator is
-        closed, and its shared arrays become private. The survivors may differ by one call, which some have completed
-        and others have not, so they have to agree from which step to continue. See MPI_Comm_shrink in the ULFM
-        proposal for MPI.
+        later raises RankFailed for itself. The new communicator's `parent_ranks` are the ranks' numbers in this
+        communicator. This communicator is closed, and its shared arrays become private. The survivors may differ by
+        one call, which some have completed and others have not, so they have to agree from which step to continue.
+        See MPI_Comm_shrink in the ULFM proposal for MPI.
         """
         timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         self.engine.check_idle()
