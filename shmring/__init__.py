@@ -46,6 +46,7 @@ _HOMES = {
     "Work": "_comm.collectives",
     "Op": "_comm.ops",
     "Ring": "_p2p.ring",
+    "MPI": "mpi4py.MPI",
     "model": "model",
     "SharedArray": "_arrays.shared_array",
     "Trace": "_comm.trace_file",
@@ -63,6 +64,7 @@ _HOMES = {
     "Truncated": "errors",
     "OutOfMemory": "errors",
 }
+_MODULES = ("MPI", "model")
 
 __all__ = [
     "ANY_SOURCE",
@@ -120,7 +122,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module = import_module(f".{home}", __name__)
-    value = globals()[name] = module if name == home else getattr(module, name)
+    value = globals()[name] = module if name in _MODULES else getattr(module, name)
     return value
 
 

@@ -79,7 +79,16 @@ FOLDERS = {
     | {"_arrays"},
     "_comm": {"errors", "_config", "_core", "_system", "_algorithms", "_transport", "_bootstrap"}
     | {"_diagnostics", "_internode", "_engine", "_arrays", "_lifecycle", "_p2p"},
-    "__init__": {"errors", "model", "_arrays", "_bootstrap", "_comm", "_launch", "_p2p"},  # the public names
+    "__init__": {
+        "errors",
+        "model",
+        "_arrays",
+        "_bootstrap",
+        "_comm",
+        "_launch",
+        "_p2p",
+        "mpi4py",
+    },  # public names
     "_launch": {
         "errors",
         "_config",
@@ -90,6 +99,9 @@ FOLDERS = {
     "run": {"_launch"},
     # Users of the public names, and of little else.
     "methods": {"__init__", "errors", "_comm"},  # error feedback of the wire, which is the collectives' too
+    # The calls go to `_comm` without a Python call between, and are as short as MPI's because of this. The
+    # numbers of kinds, and the table of operations, are `_core`'s.
+    "mpi4py": {"__init__", "errors", "_comm", "_core"},
     "adapters": {"__init__", "methods", "_config"},  # libraries that need not be there
     "tools": {"__init__", "model", "_config", "_core", "_system", "_bootstrap", "_diagnostics"},
     "selftest": {"tools"},

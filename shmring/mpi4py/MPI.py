@@ -1,0 +1,124 @@
+"""MPI for Python on shmring: `from shmring import MPI`."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from . import handles, refused, types
+from .comm import COMM_NULL, Comm, Intercomm
+from .constants import INTEGERS
+from .environment import (
+    COMM_SELF,
+    COMM_WORLD,
+    Aint_add,
+    Aint_diff,
+    Alloc_mem,
+    Compute_dims,
+    Finalize,
+    Free_mem,
+    Get_abi_fortran_info,
+    Get_abi_info,
+    Get_abi_version,
+    Get_address,
+    Get_hw_resource_info,
+    Get_library_version,
+    Get_processor_name,
+    Get_version,
+    Init,
+    Init_thread,
+    Is_finalized,
+    Is_initialized,
+    Is_thread_main,
+    Pcontrol,
+    Query_thread,
+    Wtick,
+    Wtime,
+    get_vendor,
+)
+from .errhandlers import ERRHANDLERS, Errhandler
+from .errors import (
+    Add_error_class,
+    Add_error_code,
+    Add_error_string,
+    Exception,
+    Get_error_class,
+    Get_error_string,
+    Remove_error_class,
+    Remove_error_code,
+    Remove_error_string,
+)
+from .groups import GROUP_EMPTY, GROUP_NULL, Group
+from .handles import addressof as _addressof
+from .handles import handleof as _handleof
+from .handles import sizeof as _sizeof
+from .info import INFO_ENV, INFO_NULL, Info
+from .intracomm import Cartcomm, Distgraphcomm, Graphcomm, Intracomm, Topocomm
+from .memory import (
+    BOTTOM,
+    BUFFER_AUTOMATIC,
+    IN_PLACE,
+    BottomType,
+    BufferAutomaticType,
+    InPlaceType,
+    buffer,
+)
+from .messages import Status
+from .messages import register as _register
+from .objects import Pickle, pickle
+from .ops import OPS, Op
+from .point_to_point import (
+    MESSAGE_NO_PROC,
+    MESSAGE_NULL,
+    Attach_buffer,
+    Detach_buffer,
+    Flush_buffer,
+    Iflush_buffer,
+    Message,
+)
+from .rc import rc
+from .refused import FILE_NULL, SESSION_NULL, File, Session
+from .requests import REQUEST_NULL, Grequest, Prequest, Request
+from .types import Datatype
+from .windows import WIN_NULL, Win
+
+memory = buffer
+globals().update(INTEGERS)
+globals().update(types.DATATYPES)
+globals().update(OPS)
+globals().update(ERRHANDLERS)
+globals().update(refused.FUNCTIONS)
+_typedict_c = types.TYPEDICT_C
+_typedict_f = types.TYPEDICT_F
+_typedict = types.BY_CODE
+_comm_locks: dict[int, dict[Any, threading.Lock]] = {}
+
+
+def _comm_lock_table(comm: Comm) -> dict[Any, threading.Lock]:
+    """Return the locks of a communicator by key."""
+    return _comm_locks.setdefault(comm.handle, {})
+
+
+def _comm_lock(comm: Comm, key: Any = None) -> threading.Lock:
+    """Return the lock of a communicator for a key."""
+    return _comm_lock_table(comm).setdefault(key, threading.Lock())
+
+
+def _typecode(datatype: Datatype) -> str | None:
+    """Return the character of a datatype."""
+    return datatype.typechar or None
+
+
+def _typealign(datatype: Datatype) -> int | None:
+    """Return the alignment of a datatype."""
+    return datatype._ref.dtype.alignment if datatype else None
+
+
+_register(types.BY_CODE, types.BY_NUMBER, types.BYTE, OPS["SUM"], Request, Prequest, pickle)
+for _class in (
+    Cartcomm, Comm, Datatype, Distgraphcomm, Errhandler, File, Graphcomm, Grequest, Group, Info, Intercomm,
+    Intracomm, Message, Op, Pickle, Prequest, Request, Session, Topocomm, Win,
+):  # fmt: skip
+    _class.__module__ = handles.MODULE
+if rc.initialize:
+    Init()

@@ -1,0 +1,182 @@
+"""The collectives on buffers, in three forms each. Those with pieces of equal length are in `messages`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .forms import add_forms
+from .memory import IN_PLACE
+from .messages import Call, simple, typed_pieces, vector
+from .ops import SUM, Op
+from .point_to_point import PointToPoint
+
+# As the engine numbers the collectives.
+_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER, _SCAN, _EXSCAN, _BROADCAST, _SCATTER, _GATHER, _ALL_GATHER = range(9)
+_ALL_TO_ALL, _BARRIER = 9, 10
+
+
+class VectorCall(Call):
+    """A collective of shmring whose pieces differ in length: a method, and its arguments."""
+
+    def __init__(self, context: Any, name: str, *arguments: Any, **keywords: Any) -> None:
+        self.context, self.name, self.arguments, self.keywords = context, name, arguments, keywords
+
+    def perform(self) -> None:
+        """Run it."""
+        getattr(self.context.comm, self.name)(*self.arguments, **self.keywords)
+
+    def begin(self) -> Any:
+        """Begin it."""
+        return getattr(self.context.comm, self.name)(*self.arguments, **self.keywords, async_op=True)
+
+
+@add_forms
+class Collectives(PointToPoint):
+    """The collectives of a communicator."""
+
+    def _prepare_Barrier(self) -> Any:
+        """Block until all ranks have called this."""
+        return self._collective(_BARRIER, None, None)
+
+    def _prepare_Bcast(self, buf: Any, root: int = 0) -> Any:
+        """Copy the root's message to all ranks."""
+        return self._collective(_BROADCAST, None, buf, None, root)
+
+    def _prepare_Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        """Collect the messages of all ranks on the root."""
+        return self._collective(_GATHER, sendbuf, recvbuf, None, root)
+
+    def _prepare_Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        """Give each rank its part of the root's message."""
+        return self._collective(_SCATTER, sendbuf, recvbuf, None, root)
+
+    def _prepare_Allgather(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Collect the messages of all ranks on each rank."""
+        return self._collective(_ALL_GATHER, sendbuf, recvbuf)
+
+    def _prepare_Alltoall(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Give part j of each rank's message to rank j."""
+        return self._collective(_ALL_TO_ALL, sendbuf, recvbuf)
+
+    def _prepare_Reduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Any:
+        """Combine the messages of all ranks; the root gets the result."""
+        return self._collective(_REDUCE, sendbuf, recvbuf, op, root)
+
+    def _prepare_Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+        """Combine the messages of all ranks; every rank gets the result."""
+        return self._collective(_ALL_REDUCE, sendbuf, recvbuf, op)
+
+    def _prepare_Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+        """Combine the messages of all ranks; each rank gets its part of the result, all of one length."""
+        return self._collective(_REDUCE_SCATTER, sendbuf, recvbuf, op)
+
+    def _prepare_Reduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
+    ) -> Any:
+        """Combine the messages of all ranks; each rank gets its part of the result."""
+        return self._refusing("reduce_scatter", self._reduce_scatter, sendbuf, recvbuf, recvcounts, op)
+
+    def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Op) -> Any:
+        taken = simple(recvbuf, True)
+        counts = self._counts_of(taken, recvcounts, sendbuf is IN_PLACE)
+        given = taken if sendbuf is IN_PLACE else simple(sendbuf, False)
+        own = counts[self._ref.rank]
+        if given.type.dtype != taken.type.dtype:
+            raise ValueError("both messages must have the same datatype")
+        if given.count != sum(counts) or (given is not taken and taken.count != own):
+            raise ValueError(f"{given.count} items are combined into {counts}, {taken.count} of them here")
+        items = given.items.reshape(-1)
+        result = np.empty_like(items)
+        call = self._collective(_ALL_REDUCE, items, result, op)
+        combine, first = call.finish, sum(counts[: self._ref.rank])
+
+        def finish() -> None:
+            if combine is not None:
+                combine()
+            taken.items.reshape(-1)[:own] = result[first : first + own]
+
+        call.finish = finish
+        return call
+
+    def _counts_of(self, taken: Any, recvcounts: Any, in_place: bool) -> list[int]:
+        if recvcounts is not None:
+            counts = [int(count.__index__()) for count in recvcounts]
+            if len(counts) != self._ref.size:
+                raise ValueError(f"{len(counts)} counts are given for {self._ref.size} ranks")
+            return counts
+        if in_place:
+            if taken.count % self._ref.size:
+                raise ValueError(f"{taken.count} items are not a multiple of {self._ref.size} ranks")
+            return [taken.count // self._ref.size] * self._ref.size
+        counts_of_all = np.empty(self._ref.size, np.int64)
+        self._ref.comm.all_gather(np.array([taken.count], np.int64), out=counts_of_all)
+        return [int(count) for count in counts_of_all]
+
+    def _prepare_Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        """Collect the messages of all ranks, of different lengths, on the root."""
+        return self._refusing("gather", self._gatherv, sendbuf, recvbuf, root)
+
+    def _gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> Any:
+        pieces = None
+        if self._root(root) == self._ref.rank:
+            _, pieces = vector(recvbuf, True, self._ref.size)
+        x = pieces[root] if pieces and sendbuf is IN_PLACE else simple(sendbuf, False).bytes
+        return VectorCall(self._ref, "gather_v", x, root, out=pieces)
+
+    def _prepare_Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        """Give each rank its part of the root's message, of different lengths."""
+        return self._refusing("scatter", self._scatterv, sendbuf, recvbuf, root)
+
+    def _scatterv(self, sendbuf: Any, recvbuf: Any, root: int) -> Any:
+        pieces = None
+        if self._root(root) == self._ref.rank:
+            _, pieces = vector(sendbuf, False, self._ref.size)
+        if pieces and recvbuf is IN_PLACE:
+            return VectorCall(self._ref, "scatter_v", pieces, root)
+        return VectorCall(self._ref, "scatter_v", pieces, root, out=simple(recvbuf, True).bytes)
+
+    def _prepare_Allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Collect the messages of all ranks, of different lengths, on each rank."""
+        return self._refusing("all_gather", self._allgatherv, sendbuf, recvbuf)
+
+    def _allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
+        _, pieces = vector(recvbuf, True, self._ref.size)
+        x = pieces[self._ref.rank] if sendbuf is IN_PLACE else simple(sendbuf, False).bytes
+        return VectorCall(self._ref, "all_gather_v", x, out=pieces)
+
+    def _prepare_Alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Give part j of each rank's message to rank j; the parts differ in length."""
+        return self._refusing("all_to_all", self._alltoallv, sendbuf, recvbuf)
+
+    def _alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
+        _, taken = vector(recvbuf, True, self._ref.size)
+        given = taken if sendbuf is IN_PLACE else vector(sendbuf, False, self._ref.size)[1]
+        return VectorCall(self._ref, "all_to_all_v", given, out=taken)
+
+    def _prepare_Alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Give part j of each rank's message to rank j; the parts differ in length and datatype."""
+        return self._refusing("all_to_all", self._alltoallw, sendbuf, recvbuf)
+
+    def _alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
+        taken = typed_pieces(recvbuf, True, self._ref.size)
+        given = taken if sendbuf is IN_PLACE else typed_pieces(sendbuf, False, self._ref.size)
+        return VectorCall(self._ref, "all_to_all_v", given, out=taken)
+
+    def _root(self, root: int) -> int:
+        return int(self._check_root(root))
+
+    def _refusing(self, kind: str, prepare: Any, *arguments: Any) -> Any:
+        """Prepare a call. If an argument is wrong, refuse it, so that no other rank waits for this one."""
+        self.Get_rank()
+        try:
+            return prepare(*arguments)
+        except Exception:
+            self._ref.comm.refuse(kind)
+            raise
+
+    def barrier(self) -> None:
+        """Block until all ranks have called this."""
+        self.Barrier()

@@ -1,0 +1,309 @@
+"""Communicators: how they are made, compared and freed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from typing import Any, NoReturn
+
+import shmring
+
+from ..errors import Error
+from . import errors, handles
+from .constants import INTEGERS
+from .errhandlers import DEFAULT, Handling, run
+from .groups import Group, Members
+from .info import INFO_NULL, Hints, Info
+from .messages import Context, handle
+from .object_calls import Objects
+from .point_to_point import BufferedSends, completed
+from .requests import Request
+
+_UNDEFINED = INTEGERS["UNDEFINED"]
+FOREVER_S = 3e9  # the timeout of calls, as MPI has none
+
+
+class Communicator(Context):
+    """A communicator: that of shmring, its processes, and what the program attached to it."""
+
+    def __init__(
+        self,
+        rank: int,
+        processes: tuple[int, ...],
+        secret: bytes,
+        engine: Any = None,
+        open_engine: Any = None,
+    ) -> None:
+        super().__init__(rank, len(processes), engine, open_engine)
+        self.processes, self.secret = processes, secret
+        self.children: dict[Any, int] = {}
+        self.name = ""
+        self.hints = Hints()
+        self.errhandler = DEFAULT
+        self.attributes: dict[int, Any] | None = None
+        self.topology: Any = None
+        self.buffered = BufferedSends()
+        self.constant: Any = None  # the predefined handle, if there is one
+
+    def failure(self, code: int | None, reason: Any) -> BaseException:
+        """Return the exception for an error, after the error handler ran."""
+        if code is None:
+            code = errors.code_of(reason)
+        run(self, self.constant or handle(Intra.cls, self), code)
+        return errors.Exception(code, str(reason))
+
+    def end_job(self, code: int) -> NoReturn:
+        """End the processes of this communicator."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            self.comm.abort(f"Abort({code}) on rank {self.rank}")
+        finally:
+            os._exit(code or 1)
+
+    def child_secret(self, *what: Any) -> bytes:
+        """Return the same new secret on all processes that make the same child, without communication."""
+        number = self.children[what] = self.children.get(what, 0) + 1
+        return hashlib.sha256(self.secret + repr((what, number)).encode()).digest()
+
+    def child(self, engine: Any, *what: Any) -> Communicator | None:
+        """Return the communicator of a child that shmring made; None if this process is not in it."""
+        secret = self.child_secret(*what)
+        if engine is None:
+            return None
+        ranks = engine.parent_ranks or range(self.size)
+        return Communicator(engine.rank, tuple(self.processes[rank] for rank in ranks), secret, engine)
+
+    def group_child(self, members: tuple[int, ...], tag: int) -> Communicator:
+        """Return the communicator of some processes, which all call this; no other process does."""
+        secret = self.child_secret("group", members, tag)
+        world = shmring.World(id=f"group-{secret[:16].hex()}", key=secret, nprocs=len(members))
+        rank = members.index(self.processes[self.rank])
+        return Communicator(rank, members, secret, shmring.init(world, rank, timeout=FOREVER_S))
+
+
+class Intra:
+    """The class Intracomm, which a module above this one sets."""
+
+    cls: Any = None
+
+
+class Comm(handles.Named, handles.Attributed, Handling, Objects):
+    """A communicator."""
+
+    def _comm(self) -> Communicator:
+        if self._ref is None:
+            raise errors.Exception(errors.ERR_COMM)
+        found: Communicator = self._ref
+        return found
+
+    size = property(Objects.Get_size)
+    rank = property(Objects.Get_rank)
+
+    def _new(self, child: Communicator | None) -> Any:
+        """Return a handle of this handle's class; a null handle for None."""
+        return handle(type(self) if not issubclass(type(self), Topological) else Intra.cls, child)
+
+    def _made(self, make: Any, *what: Any) -> Communicator | None:
+        context = self._comm()
+        try:
+            return context.child(make(context.comm), *what)
+        except Error as error:
+            raise context.failure(None, error) from error
+
+    def Get_group(self) -> Group:
+        """Return the group of the processes."""
+        context = self._comm()
+        made: Group = handle(Group, Members(context.processes, context.processes[context.rank]))
+        return made
+
+    group = property(Get_group)
+
+    def Compare(self, comm: Any) -> int:
+        """Return IDENT, CONGRUENT (the same processes), SIMILAR (in another order) or UNEQUAL."""
+        a, b = self._comm(), comm._comm()
+        if a is b:
+            return INTEGERS["IDENT"]
+        if a.processes == b.processes:
+            return INTEGERS["CONGRUENT"]
+        return INTEGERS["SIMILAR" if sorted(a.processes) == sorted(b.processes) else "UNEQUAL"]
+
+    def Dup(self, info: Info | None = None) -> Any:
+        """Return a communicator of the same processes, with the same attributes and topology."""
+        child = self._made(lambda comm: comm.dup(), "dup")
+        assert child is not None
+        child.topology, child.errhandler = self._ref.topology, self._ref.errhandler
+        child.hints.update(self._ref.hints if info is None else info.items())
+        dup = handle(type(self), child)
+        handles.copy_attributes(self, dup)
+        return dup
+
+    Clone = Dup
+
+    def Dup_with_info(self, info: Info) -> Any:
+        """Return a communicator of the same processes, with other hints."""
+        return self.Dup(info)
+
+    def Idup(self, info: Info | None = None) -> tuple[Any, Request]:
+        """Return a communicator of the same processes, and a request, which is complete."""
+        dup = self.Dup(info)
+        return dup, completed(dup._ref)
+
+    Idup_with_info = Idup
+
+    def Create(self, group: Group) -> Any:
+        """Return the communicator of a group; a null one to processes outside. All processes call this."""
+        context = self._comm()
+        members = group._members().processes
+        me = context.processes[context.rank]
+        unknown = [process for process in members if process not in context.processes]
+        if unknown:
+            context.comm.refuse("barrier")
+            raise context.failure(errors.ERR_GROUP, f"processes {unknown} are not in the communicator")
+        color = context.processes.index(members[0]) if me in members else None
+        key = members.index(me) if me in members else 0
+        return self._new(self._made(lambda comm: comm.split(color, key), "create"))
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        """Return the communicator of the processes of one color, in the order of their keys."""
+        number = None if color == _UNDEFINED else color
+        return self._new(self._made(lambda comm: comm.split(number, key), "split"))
+
+    def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> Any:
+        """Return the communicator of the processes that share something: memory, for COMM_TYPE_SHARED."""
+        names = ("SHARED", "HW_GUIDED", "HW_UNGUIDED", "RESOURCE_GUIDED")
+        shared, guided, unguided, resource = (INTEGERS[f"COMM_TYPE_{name}"] for name in names)
+        if split_type not in (_UNDEFINED, shared, guided, unguided, resource):
+            raise self._comm().failure(errors.ERR_ARG, f"{split_type} is no type of a split")
+        is_shared = split_type == shared or (
+            split_type in (guided, resource) and info.get("mpi_hw_resource_type") == "mpi_shared_memory"
+        )
+        return self._new(
+            self._made(lambda comm: comm.split(comm.node if is_shared else None, key), "split_type")
+        )
+
+    def Free(self) -> None:
+        """Free the communicator."""
+        context = self._comm()
+        if context.constant is not None:
+            raise context.failure(errors.ERR_COMM, "a predefined communicator is not freed")
+        handles.delete_attributes(self)
+        context.buffered.flush()
+        context.comm.close()
+        self._ref = None
+
+    Disconnect = Free
+
+    def Is_inter(self) -> bool:
+        """Return whether this is an intercommunicator; shmring's MPI has none."""
+        self._comm()
+        return False
+
+    def Is_intra(self) -> bool:
+        """Return whether this is no intercommunicator."""
+        return not self.Is_inter()
+
+    is_inter = property(Is_inter)
+    is_intra = property(Is_intra)
+
+    def Get_topology(self) -> int:
+        """Return CART, GRAPH, DIST_GRAPH or UNDEFINED."""
+        topology = self._comm().topology
+        return _UNDEFINED if topology is None else int(topology.kind)
+
+    topology = property(Get_topology)
+
+    @property
+    def is_topo(self) -> bool:
+        """True if the processes have a topology."""
+        return self._ref is not None and self._ref.topology is not None
+
+    @classmethod
+    def Get_parent(cls) -> Any:
+        """Return the null intercommunicator: no process was spawned."""
+        return Intercomm()
+
+    def Set_info(self, info: Info) -> None:
+        """Set hints, which have no effect."""
+        self._comm().hints.update(info.items())
+
+    def Get_info(self) -> Info:
+        """Return the hints."""
+        made: Info = handle(Info, Hints(self._comm().hints))
+        return made
+
+    info = property(Get_info, Set_info)
+
+    def Get_name(self) -> str:
+        """Return the name."""
+        return "MPI_COMM_NULL" if self._ref is None else str(self._ref.name)
+
+    def Set_name(self, name: str) -> None:
+        """Set the name."""
+        self._comm().name = name
+
+    name = property(Get_name, Set_name)
+
+    def Abort(self, errorcode: int = 0) -> NoReturn:
+        """End all processes of the communicator, with this exit code."""
+        self._comm().end_job(errorcode)
+
+    def _predefined_attributes(self) -> dict[int, Any]:
+        return {
+            INTEGERS["TAG_UB"]: 2**31 - 1,
+            INTEGERS["WTIME_IS_GLOBAL"]: True,
+            INTEGERS["IO"]: INTEGERS["ANY_SOURCE"],
+            INTEGERS["UNIVERSE_SIZE"]: None,
+            INTEGERS["APPNUM"]: None,
+            INTEGERS["LASTUSEDCODE"]: errors.last_used_code(),
+        }
+
+
+class Topological:
+    """Mark of the classes whose processes have a topology: what is split off them has none."""
+
+    __slots__ = ()
+
+
+class Intercomm(Comm):
+    """A communicator of two groups. shmring's MPI has only null ones."""
+
+    def Get_remote_group(self) -> Any:
+        """Refused: there are no intercommunicators."""
+        self._comm()
+
+    def Get_remote_size(self) -> Any:
+        """Refused: there are no intercommunicators."""
+        self._comm()
+
+    def Merge(self, high: bool = False) -> Any:
+        """Refused: there are no intercommunicators."""
+        self._comm()
+
+    remote_group = property(Get_remote_group)
+    remote_size = property(Get_remote_size)
+
+    @classmethod
+    def Create_from_groups(cls, *_: Any, **__: Any) -> Any:
+        """Refused: there are no intercommunicators."""
+        raise errors.refuse("intercommunicators", "use one communicator of both groups")
+
+
+def _refused(name: str, what: str, instead: str) -> Any:
+    def method(*_: Any, **__: Any) -> Any:
+        raise errors.refuse(f"{what} (Comm.{name})", instead)
+
+    method.__name__, method.__doc__ = name, f"Refused: shmring's MPI has no {what}."
+    return method
+
+
+_FAILURES = "recovery from failures", "catch shmring's RankFailed and use shmring.Comm.shrink"
+for _name in ["Revoke", "Is_revoked", "Get_failed", "Ack_failed", "Agree", "Iagree", "Shrink", "Ishrink"]:
+    setattr(Comm, _name, _refused(_name, *_FAILURES))
+for _name in ("Psend_init", "Precv_init"):
+    setattr(Comm, _name, _refused(_name, "partitioned messages", "send each part as a message of its own"))
+Comm.Join = _refused("Join", "connections between jobs", "start all processes as ranks of one job")  # type: ignore[attr-defined]
+
+COMM_NULL = Comm()
+handles.predefine({"COMM_NULL": COMM_NULL})

@@ -1,0 +1,196 @@
+"""The process: joining the world, leaving it, and what MPI says about itself."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from typing import Any
+
+import shmring
+
+from ..errors import Error
+from . import errors, handles
+from .comm import FOREVER_S, Communicator
+from .constants import INTEGERS
+from .info import Info
+from .intracomm import Intracomm
+from .memory import buffer, get_address
+from .point_to_point import BUFFERED
+
+_SECRET_NBYTES = 32
+_state = {"is_initialized": False, "is_finalized": False, "pid": 0}
+_main_thread = threading.main_thread()
+
+COMM_WORLD: Intracomm = Intracomm()
+COMM_SELF: Intracomm = Intracomm()
+
+
+def Init() -> None:
+    """Join the world; collective over all ranks."""
+    if _state["is_initialized"]:
+        raise errors.Exception(errors.ERR_OTHER, "Init was called already")
+    comm = shmring.init(timeout=FOREVER_S)
+    rank, size = comm.rank, comm.size
+    secret = comm.broadcast_object(secrets.token_bytes(_SECRET_NBYTES))
+    world = Communicator(rank, tuple(range(size)), secret, comm)
+    alone = Communicator(
+        0, (rank,), secret, open_engine=lambda: shmring.init(shmring.world(1), 0, timeout=FOREVER_S)
+    )
+    for name, constant, context in (("WORLD", COMM_WORLD, world), ("SELF", COMM_SELF, alone)):
+        context.name, context.constant, constant._ref = f"MPI_COMM_{name}", constant, context
+    handles.predefine({"COMM_WORLD": COMM_WORLD, "COMM_SELF": COMM_SELF})
+    _state.update(is_initialized=True, pid=os.getpid())
+    atexit.register(_leave)
+
+
+def Init_thread(required: int = INTEGERS["THREAD_MULTIPLE"]) -> int:
+    """Join the world, and return the support for threads."""
+    Init()
+    return Query_thread()
+
+
+def Finalize() -> None:
+    """Wait for all ranks, and leave the world."""
+    if _state["is_finalized"] or not _state["is_initialized"]:
+        raise errors.Exception(errors.ERR_OTHER, "MPI is not initialized, or was finalized already")
+    BUFFERED.flush()
+    COMM_WORLD.Barrier()
+    _leave()
+
+
+def _leave() -> None:
+    if _state["is_finalized"] or _state["pid"] != os.getpid():
+        return
+    _state["is_finalized"] = True
+    with contextlib.suppress(Error):  # receivers that have ended
+        BUFFERED.flush()
+    for constant in (COMM_SELF, COMM_WORLD):
+        context = constant._ref
+        if context.is_open:
+            context.comm.close()
+
+
+def Is_initialized() -> bool:
+    """Return whether this process has joined the world."""
+    return bool(_state["is_initialized"])
+
+
+def Is_finalized() -> bool:
+    """Return whether this process has left the world."""
+    return bool(_state["is_finalized"])
+
+
+def Query_thread() -> int:
+    """Return the support for threads: one thread at a time may call MPI."""
+    return INTEGERS["THREAD_SERIALIZED"]
+
+
+def Is_thread_main() -> bool:
+    """Return whether this is the thread that has joined the world."""
+    return threading.current_thread() is _main_thread
+
+
+def Get_version() -> tuple[int, int]:
+    """Return the version of the MPI standard."""
+    return INTEGERS["VERSION"], INTEGERS["SUBVERSION"]
+
+
+def Get_library_version() -> str:
+    """Return the name and the version of the library."""
+    return f"shmring {shmring.__version__}"
+
+
+def get_vendor() -> tuple[str, tuple[int, int, int]]:
+    """Return the name and the version of the library."""
+    major, minor, patch = (int(part) for part in shmring.__version__.split(".")[:3])
+    return "shmring", (major, minor, patch)
+
+
+def Get_processor_name() -> str:
+    """Return the name of the host."""
+    return socket.gethostname()
+
+
+def Get_hw_resource_info() -> Info:
+    """Return what the ranks of a host share."""
+    return Info.Create({"mpi_hw_resource_type": "mpi_shared_memory"})
+
+
+def Wtime() -> float:
+    """Return the time in seconds; it is the same clock for all ranks of a host."""
+    return time.perf_counter()
+
+
+def Wtick() -> float:
+    """Return the resolution of `Wtime` in seconds."""
+    return time.get_clock_info("perf_counter").resolution
+
+
+def Pcontrol(level: int) -> None:
+    """Do nothing: there is no profiler."""
+
+
+def Get_address(location: Any) -> int:
+    """Return the address of an object's memory."""
+    return int(get_address(location))
+
+
+def Aint_add(base: int, disp: int) -> int:
+    """Return an address and a displacement, added."""
+    return base + disp
+
+
+def Aint_diff(addr1: int, addr2: int) -> int:
+    """Return the difference of two addresses."""
+    return addr1 - addr2
+
+
+def Alloc_mem(size: int, info: Any = None) -> buffer:
+    """Return new memory."""
+    return buffer.allocate(size)
+
+
+def Free_mem(mem: buffer) -> None:
+    """Free memory of `Alloc_mem`."""
+    mem.release()
+
+
+def Compute_dims(nnodes: int, dims: Any) -> list[int]:
+    """Return extents of a grid of `nnodes` ranks, as equal as they can be. Extents other than 0 are kept."""
+    found = [0] * dims if isinstance(dims, int) else list(dims)
+    left = nnodes
+    for extent in found:
+        if extent < 0 or (extent > 0 and left % extent):
+            raise errors.Exception(errors.ERR_DIMS, f"{nnodes} ranks do not form a grid of {found}")
+        left //= extent or 1
+    free = found.count(0)
+    if free == 0 and left != 1:
+        raise errors.Exception(errors.ERR_DIMS, f"{nnodes} ranks do not form a grid of {found}")
+    extents = [1] * free
+    for factor in reversed(_factors(left)):
+        extents.sort()
+        extents[0] *= factor
+    extents.sort()
+    return [extent or extents.pop() for extent in found]
+
+
+def _factors(number: int) -> list[int]:
+    found, factor = [], 2
+    while number > 1:
+        while number % factor == 0:
+            found.append(factor)
+            number //= factor
+        factor += 1
+    return found
+
+
+def _abi(*_: Any) -> Any:
+    raise errors.refuse("binary interface of C", "use the Python classes")
+
+
+Get_abi_version = Get_abi_info = Get_abi_fortran_info = _abi

@@ -1,0 +1,86 @@
+"""Error handlers, which run when a call fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import errors, handles
+from .messages import Handle, handle
+
+_MOST_FUNCTIONS = 32
+_functions: set[Any] = set()
+
+
+class Handler:
+    """An action on an error: one of MPI's, or a function of the program."""
+
+    def __init__(self, constant: str | None, function: Callable[..., Any] | None = None) -> None:
+        self.constant, self.function = constant, function
+
+
+class Errhandler(handles.Named, Handle):
+    """An error handler, which runs when a call fails."""
+
+    def Free(self) -> None:
+        """Free the error handler; those of MPI stay."""
+        if self._ref is None:
+            raise errors.Exception(errors.ERR_ERRHANDLER)
+        _functions.discard(self._ref)
+        self._ref = None
+
+
+_PREDEFINED = ("ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")
+ERRHANDLERS: dict[str, Errhandler] = {
+    "ERRHANDLER_NULL": Errhandler(),
+    **{name: handle(Errhandler, Handler(name)) for name in _PREDEFINED},
+}
+handles.predefine(ERRHANDLERS)
+DEFAULT: Handler = ERRHANDLERS["ERRORS_RETURN"]._ref
+
+
+class Handling:
+    """Methods of what has an error handler: `_ref.errhandler` is a Handler."""
+
+    __slots__ = ()
+    _family: Any
+    _ref: Any
+
+    @classmethod
+    def Create_errhandler(cls, errhandler_fn: Callable[..., Any]) -> Errhandler:
+        """Return the error handler that calls errhandler_fn(handle, code)."""
+        if len(_functions) >= _MOST_FUNCTIONS:
+            raise RuntimeError(f"a program may have {_MOST_FUNCTIONS} error handlers at a time: free some")
+        handler = Handler(None, errhandler_fn)
+        _functions.add(handler)
+        made: Errhandler = handle(Errhandler, handler)
+        return made
+
+    def Get_errhandler(self) -> Errhandler:
+        """Return the error handler."""
+        made: Errhandler = handle(Errhandler, self._handled().errhandler)
+        return made
+
+    def Set_errhandler(self, errhandler: Errhandler) -> None:
+        """Set the error handler."""
+        if errhandler._ref is None:
+            raise errors.Exception(errors.ERR_ARG, "ERRHANDLER_NULL")
+        self._handled().errhandler = errhandler._ref
+
+    def Call_errhandler(self, errorcode: int) -> None:
+        """Call the error handler."""
+        run(self._handled(), self, errorcode)
+
+    def _handled(self) -> Any:
+        if self._ref is None:
+            raise errors.Exception(errors.ERR_COMM)
+        return self._ref
+
+
+def run(what: Any, its_handle: Any, code: int) -> None:
+    """Do what the error handler does: nothing, a function's call, or the end of all ranks."""
+    handler: Handler = what.errhandler
+    if handler.function is not None:
+        handler.function(its_handle, code)
+    elif handler.constant != "ERRORS_RETURN":
+        what.end_job(code)

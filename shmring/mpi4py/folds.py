@@ -1,0 +1,62 @@
+"""Reductions that shmring has no operation for: the ranks' arrays are gathered, and combined in rank order.
+
+They need the memory of all ranks' arrays on each rank that gets a result. All ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .messages import Call, Data, handle
+from .types import Datatype
+
+ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN = range(5)  # as the engine numbers them
+
+
+class FoldCall(Call):
+    """A reduction by a gather and a fold."""
+
+    def __init__(
+        self, op: Any, context: Any, kind: int, root: int, given: Data, taken: Data | None, blocks: int
+    ) -> None:
+        self.op, self.kind, self.root, self.blocks = op, kind, root, blocks
+        self.context = context
+        self.given, self.taken = given, taken
+        self.datatype = handle(Datatype, given.type)
+        self.finish = self._fold
+        self.gathered: Any = None
+
+    def perform(self) -> Any:
+        """Gather the arrays."""
+        return self._gather(False)
+
+    def begin(self) -> Any:
+        """Begin to gather the arrays."""
+        return self._gather(True)
+
+    def _gather(self, async_op: bool) -> Any:
+        comm, x = self.context.comm, self.given.bytes
+        gets_result = self.kind != REDUCE or self.context.rank == self.root
+        self.gathered = np.empty(self.context.size * x.nbytes, np.uint8) if gets_result else None
+        if self.kind == REDUCE:
+            return comm.gather(x, self.root, out=self.gathered, async_op=async_op)
+        return comm.all_gather(x, out=self.gathered, async_op=async_op)
+
+    def _fold(self) -> None:
+        if self.gathered is None or self.taken is None:
+            return
+        arrays = self.gathered.view(self.given.type.dtype).reshape(self.context.size, -1)
+        first, last = {SCAN: (0, self.context.rank + 1), EXSCAN: (0, self.context.rank)}.get(
+            self.kind, (0, self.context.size)
+        )
+        if first == last:
+            return
+        result = arrays[first].copy()
+        for higher in arrays[first + 1 : last]:
+            self.op.fold(result, higher, self.datatype)
+            result = higher
+        if self.kind == REDUCE_SCATTER:
+            result = result.reshape(self.blocks, -1)[self.context.rank]
+        self.taken.items.reshape(-1)[: result.size] = result

@@ -1,0 +1,137 @@
+"""Groups: ordered sets of processes. A process is an integer, its number in COMM_WORLD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from . import errors, handles
+from .constants import INTEGERS
+from .messages import Handle, handle
+
+_UNDEFINED, _PROC_NULL = INTEGERS["UNDEFINED"], INTEGERS["PROC_NULL"]
+
+
+class Members:
+    """The processes of a group, by rank, and which of them is this process."""
+
+    def __init__(self, processes: Iterable[int], me: int) -> None:
+        self.processes, self.me = tuple(processes), me
+
+
+class Group(handles.Named, Handle):
+    """An ordered set of processes."""
+
+    def _members(self) -> Members:
+        if self._ref is None:
+            raise errors.Exception(errors.ERR_GROUP)
+        found: Members = self._ref
+        return found
+
+    def _with(self, processes: Iterable[int]) -> Group:
+        new: Group = handle(type(self), Members(processes, self._members().me))
+        return new
+
+    def Get_size(self) -> int:
+        """Return the number of processes."""
+        return len(self._members().processes)
+
+    def Get_rank(self) -> int:
+        """Return the rank of this process; UNDEFINED if it is not in the group."""
+        processes, me = self._members().processes, self._ref.me
+        return processes.index(me) if me in processes else _UNDEFINED
+
+    size = property(Get_size)
+    rank = property(Get_rank)
+
+    def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
+        """Return the ranks that processes of this group have in another one, or in this one."""
+        mine = self._members().processes
+        others = mine if group is None else group._members().processes
+        ranks = range(len(mine)) if ranks is None else ranks
+        return [
+            _PROC_NULL
+            if rank == _PROC_NULL
+            else others.index(mine[rank])
+            if mine[self._checked(rank)] in others
+            else _UNDEFINED
+            for rank in ranks
+        ]
+
+    def Compare(self, group: Group) -> int:
+        """Return IDENT, SIMILAR (another order) or UNEQUAL."""
+        a, b = self._members().processes, group._members().processes
+        return INTEGERS["IDENT" if a == b else "SIMILAR" if sorted(a) == sorted(b) else "UNEQUAL"]
+
+    def Dup(self) -> Group:
+        """Return a group of the same processes."""
+        return self._with(self._members().processes)
+
+    @classmethod
+    def Union(cls, group1: Group, group2: Group) -> Group:
+        """Return the processes of the first group, then those that are only in the second."""
+        first = group1._members().processes
+        return group1._with([*first, *(p for p in group2._members().processes if p not in first)])
+
+    @classmethod
+    def Intersection(cls, group1: Group, group2: Group) -> Group:
+        """Return the processes of the first group that are in the second, too."""
+        return group1._with(p for p in group1._members().processes if p in group2._members().processes)
+
+    Intersect = Intersection
+
+    @classmethod
+    def Difference(cls, group1: Group, group2: Group) -> Group:
+        """Return the processes of the first group that are not in the second."""
+        return group1._with(p for p in group1._members().processes if p not in group2._members().processes)
+
+    def Incl(self, ranks: Sequence[int]) -> Group:
+        """Return the processes of some ranks, in their order."""
+        self._check_distinct(ranks)
+        return self._with(self._members().processes[self._checked(rank)] for rank in ranks)
+
+    def Excl(self, ranks: Sequence[int]) -> Group:
+        """Return the processes of all other ranks."""
+        self._check_distinct(ranks)
+        left_out = {self._checked(rank) for rank in ranks}
+        return self._with(p for rank, p in enumerate(self._members().processes) if rank not in left_out)
+
+    def Range_incl(self, ranks: Sequence[tuple[int, int, int]]) -> Group:
+        """Return the processes of ranges (first, last, step) of ranks."""
+        return self.Incl(self._expanded(ranks))
+
+    def Range_excl(self, ranks: Sequence[tuple[int, int, int]]) -> Group:
+        """Return the processes outside ranges (first, last, step) of ranks."""
+        return self.Excl(self._expanded(ranks))
+
+    def _expanded(self, ranges: Sequence[tuple[int, int, int]]) -> list[int]:
+        found: list[int] = []
+        for first, last, step in ranges:
+            if step == 0:
+                raise errors.Exception(errors.ERR_ARG, "a range of ranks has step 0")
+            found += range(first, last + (1 if step > 0 else -1), step)
+        return found
+
+    def _checked(self, rank: int) -> int:
+        if not 0 <= rank < len(self._members().processes):
+            raise errors.Exception(errors.ERR_RANK, f"{rank} is no rank of the group, which has {self.size}")
+        return rank
+
+    def _check_distinct(self, ranks: Sequence[int]) -> None:
+        if len(set(ranks)) != len(ranks):
+            raise errors.Exception(errors.ERR_RANK, f"the ranks {list(ranks)} are not distinct")
+
+    @classmethod
+    def Create_from_session_pset(cls, session: Any, pset_name: str) -> Group:
+        """Refused: there are no sessions."""
+        raise errors.refuse("sessions", "COMM_WORLD.Get_group() has all processes")
+
+    def Free(self) -> None:
+        """Free the group."""
+        self._members()
+        self._ref = None
+
+
+GROUP_NULL = Group()
+GROUP_EMPTY: Group = handle(Group, Members((), -1))
+handles.predefine({"GROUP_NULL": GROUP_NULL, "GROUP_EMPTY": GROUP_EMPTY})

@@ -1,0 +1,394 @@
+"""Communicators of one group, the topologies of their processes, and collectives among neighbours."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from . import errors
+from .comm import Comm, Intra, Topological
+from .constants import INTEGERS
+from .forms import add_forms
+from .groups import Group
+from .info import INFO_NULL, Info
+from .messages import handle
+from .ops import SUM, Op
+
+_PROC_NULL = INTEGERS["PROC_NULL"]
+_SCAN, _EXSCAN = 3, 4  # as the engine numbers the collectives
+
+
+class Cartesian:
+    """A grid of ranks, numbered in row-major order."""
+
+    kind = INTEGERS["CART"]
+
+    def __init__(self, dims: Sequence[int], periods: Sequence[bool], rank: int) -> None:
+        self.dims, self.periods, self.rank = list(dims), [bool(period) for period in periods], rank
+
+    def coords_of(self, rank: int) -> list[int]:
+        """Return the coordinates of a rank."""
+        coords = []
+        for extent in reversed(self.dims):
+            rank, at = divmod(rank, extent)
+            coords.append(at)
+        return coords[::-1]
+
+    def rank_of(self, coords: Sequence[int]) -> int:
+        """Return the rank at coordinates; PROC_NULL outside the grid."""
+        rank = 0
+        for at, extent, is_periodic in zip(coords, self.dims, self.periods, strict=True):
+            if not is_periodic and not 0 <= at < extent:
+                return _PROC_NULL
+            rank = rank * extent + at % extent
+        return rank
+
+    def shifted(self, direction: int, disp: int) -> tuple[int, int]:
+        """Return the ranks from which and to which a shift along a dimension goes."""
+        coords = self.coords_of(self.rank)
+        found = []
+        for step in (-disp, disp):
+            moved = [*coords]
+            moved[direction] += step
+            found.append(self.rank_of(moved))
+        return found[0], found[1]
+
+    def edges(self) -> tuple[list[int], list[int]]:
+        """Return the ranks from which and to which messages among neighbours go."""
+        pairs = [self.shifted(direction, 1) for direction in range(len(self.dims))]
+        both = [rank for pair in pairs for rank in pair]
+        return both, both
+
+
+class Graph:
+    """A graph of ranks, which all of them know."""
+
+    kind = INTEGERS["GRAPH"]
+
+    def __init__(self, index: Sequence[int], edges: Sequence[int], rank: int) -> None:
+        self.index, self.all_edges, self.rank = list(index), list(edges), rank
+
+    def neighbors_of(self, rank: int) -> list[int]:
+        """Return the neighbours of a rank."""
+        return self.all_edges[self.index[rank - 1] if rank else 0 : self.index[rank]]
+
+    def edges(self) -> tuple[list[int], list[int]]:
+        """Return the ranks from which and to which messages among neighbours go."""
+        found = self.neighbors_of(self.rank)
+        return found, found
+
+
+class DistGraph:
+    """A graph of ranks, of which each rank knows its own edges."""
+
+    kind = INTEGERS["DIST_GRAPH"]
+
+    def __init__(
+        self, sources: Sequence[int], destinations: Sequence[int], weights: tuple[list[int], list[int]] | None
+    ) -> None:
+        self.sources, self.destinations, self.weights = list(sources), list(destinations), weights
+
+    def edges(self) -> tuple[list[int], list[int]]:
+        """Return the ranks from which and to which messages among neighbours go."""
+        return self.sources, self.destinations
+
+
+@add_forms
+class Intracomm(Comm):
+    """A communicator of one group."""
+
+    def Create_group(self, group: Group, tag: int = 0) -> Any:
+        """Return the communicator of a group; only its processes call this."""
+        context, members = self._comm(), group._members().processes
+        if context.processes[context.rank] not in members:
+            return self._new(None)
+        return self._new(context.group_child(members, tag))
+
+    @classmethod
+    def Create_from_group(
+        cls, group: Group, stringtag: str = "org.mpi4py", info: Info = INFO_NULL, errhandler: Any = None
+    ) -> Any:
+        """Return the communicator of a group; only its processes call this."""
+        raise NotImplementedError("a module above sets this")
+
+    def _prepare_Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+        """Combine the messages of rank 0 to this rank."""
+        return self._collective(_SCAN, sendbuf, recvbuf, op)
+
+    def _prepare_Exscan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+        """Combine the messages of the ranks below this one; rank 0 gets nothing."""
+        return self._collective(_EXSCAN, sendbuf, recvbuf, op)
+
+    def scan(self, sendobj: Any, op: Any = SUM) -> Any:
+        """Combine the objects of rank 0 to this rank."""
+        return functools.reduce(op, self.allgather(sendobj)[: self.Get_rank() + 1])
+
+    def exscan(self, sendobj: Any, op: Any = SUM) -> Any:
+        """Combine the objects of the ranks below this one; rank 0 gets None."""
+        objects = self.allgather(sendobj)[: self.Get_rank()]
+        return functools.reduce(op, objects) if objects else None
+
+    def Create_cart(
+        self, dims: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
+    ) -> Any:
+        """Return the communicator of a grid; a null one to the ranks that the grid does not need."""
+        dims = [dims] if isinstance(dims, int) else list(dims)
+        periods = (
+            [bool(periods)] * len(dims) if periods is None or isinstance(periods, bool) else list(periods)
+        )
+        self._check_grid(dims, periods)
+        count = math.prod(dims)
+        return self._arranged(Cartcomm, count, lambda: Cartesian(dims, periods, self.Get_rank()))
+
+    def _check_grid(self, dims: list[int], periods: Sequence[bool]) -> None:
+        if len(periods) != len(dims):
+            raise ValueError(f"{len(periods)} periods are given for {len(dims)} dimensions")
+        if any(extent < 1 for extent in dims) or math.prod(dims) > self.Get_size():
+            raise self._comm().failure(
+                errors.ERR_DIMS, f"a grid of {dims} does not fit {self.Get_size()} ranks"
+            )
+
+    def _arranged(self, cls: Any, count: int, topology: Any) -> Any:
+        """Return the communicator of the first `count` ranks, with a topology."""
+        color = 0 if self.Get_rank() < count else None
+        child = self._made(lambda comm: comm.split(color, 0), "arrange")
+        if child is not None:
+            child.topology = topology()
+        return handle(cls, child)
+
+    def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
+        """Return the communicator of a graph, whose edges end at `index` for each rank."""
+        return self._arranged(Graphcomm, len(index), lambda: Graph(index, edges, self.Get_rank()))
+
+    def Create_dist_graph_adjacent(
+        self,
+        sources: Sequence[int] | None,
+        destinations: Sequence[int] | None,
+        sourceweights: Any = None,
+        destweights: Any = None,
+        info: Info = INFO_NULL,
+        reorder: bool = False,
+    ) -> Any:
+        """Return the communicator of a graph of which each rank gives its own edges."""
+        sources, destinations = list(sources or ()), list(destinations or ())
+        weights = _weights(sourceweights, len(sources)), _weights(destweights, len(destinations))
+        both = None if weights[0] is None or weights[1] is None else (weights[0], weights[1])
+        return self._arranged(Distgraphcomm, self.Get_size(), lambda: DistGraph(sources, destinations, both))
+
+    def Create_dist_graph(
+        self,
+        sources: Sequence[int],
+        degrees: Sequence[int],
+        destinations: Sequence[int],
+        weights: Any = None,
+        info: Info = INFO_NULL,
+        reorder: bool = False,
+    ) -> Any:
+        """Return the communicator of a graph of which each rank gives any edges."""
+        edges, at = [], 0
+        given = _weights(weights, len(destinations))
+        for source, degree in zip(sources, degrees, strict=True):
+            for place in range(at, at + degree):
+                edges.append((source, destinations[place], None if given is None else given[place]))
+            at += degree
+        everything = [edge for part in self.allgather(edges) for edge in part]
+        rank = self.Get_rank()
+        ins = [edge for edge in everything if edge[1] == rank]
+        outs = [edge for edge in everything if edge[0] == rank]
+        both = None if given is None else ([edge[2] for edge in ins], [edge[2] for edge in outs])
+        graph = DistGraph([edge[0] for edge in ins], [edge[1] for edge in outs], both)
+        return self._arranged(Distgraphcomm, self.Get_size(), lambda: graph)
+
+    def Cart_map(self, dims: Sequence[int], periods: Sequence[bool] | None = None) -> int:
+        """Return this process' rank in a grid; UNDEFINED if the grid does not need it."""
+        dims = [dims] if isinstance(dims, int) else list(dims)
+        self._check_grid(dims, [False] * len(dims))
+        return self.Get_rank() if self.Get_rank() < math.prod(dims) else INTEGERS["UNDEFINED"]
+
+    def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:
+        """Return this process' rank in a graph; UNDEFINED if the graph does not need it."""
+        return self.Get_rank() if self.Get_rank() < len(index) else INTEGERS["UNDEFINED"]
+
+
+def _refused(name: str, what: str, instead: str) -> Any:
+    def method(*_: Any, **__: Any) -> Any:
+        raise errors.refuse(f"{what} (Intracomm.{name})", instead)
+
+    method.__name__, method.__doc__ = name, f"Refused: shmring's MPI has no {what}."
+    return method
+
+
+for _name in ("Spawn", "Spawn_multiple"):
+    setattr(
+        Intracomm, _name, _refused(_name, "spawned processes", "start all processes as ranks with shmrun -n")
+    )
+for _name in ("Accept", "Connect"):
+    setattr(Intracomm, _name, _refused(_name, "connections between jobs", "start all processes as one job"))
+for _name in ("Create_intercomm",):
+    setattr(Intracomm, _name, _refused(_name, "intercommunicators", "use one communicator of both groups"))
+
+
+def _weights(weights: Any, count: int) -> list[int] | None:
+    if weights is None or (isinstance(weights, int) and weights == INTEGERS["UNWEIGHTED"]):
+        return None
+    if isinstance(weights, int):
+        return []
+    if len(weights) != count:
+        raise ValueError(f"{len(weights)} weights are given for {count} edges")
+    return list(weights)
+
+
+class Topocomm(Topological, Intracomm):
+    """A communicator whose ranks have a topology."""
+
+    def _topology(self) -> Any:
+        topology = self._comm().topology
+        if topology is None:
+            raise self._comm().failure(errors.ERR_TOPOLOGY, "the communicator has no topology")
+        return topology
+
+    @property
+    def inoutedges(self) -> tuple[list[int], list[int]]:
+        """The ranks from which and to which messages among neighbours go."""
+        found: tuple[list[int], list[int]] = self._topology().edges()
+        return found
+
+    @property
+    def inedges(self) -> list[int]:
+        """The ranks from which messages of neighbours come."""
+        return self.inoutedges[0]
+
+    @property
+    def outedges(self) -> list[int]:
+        """The ranks to which messages of neighbours go."""
+        return self.inoutedges[1]
+
+    @property
+    def degrees(self) -> tuple[int, int]:
+        """The numbers of edges to this rank and from it."""
+        return len(self.inedges), len(self.outedges)
+
+    @property
+    def indegree(self) -> int:
+        """The number of edges to this rank."""
+        return len(self.inedges)
+
+    @property
+    def outdegree(self) -> int:
+        """The number of edges from this rank."""
+        return len(self.outedges)
+
+
+class Cartcomm(Topocomm):
+    """A communicator whose ranks form a grid."""
+
+    def Get_dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self._topology().dims)
+
+    dim = property(Get_dim)
+    ndim = property(Get_dim)
+
+    def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
+        """Return the extents, whether each dimension is periodic, and this rank's coordinates."""
+        grid = self._topology()
+        return list(grid.dims), [int(period) for period in grid.periods], grid.coords_of(self.Get_rank())
+
+    topo = property(Get_topo)
+    dims = property(lambda self: self.Get_topo()[0])
+    periods = property(lambda self: self.Get_topo()[1])
+    coords = property(lambda self: self.Get_topo()[2])
+
+    def Get_cart_rank(self, coords: Sequence[int]) -> int:
+        """Return the rank at coordinates."""
+        grid = self._topology()
+        if len(coords) != len(grid.dims):
+            raise ValueError(f"{len(coords)} coordinates are given for {len(grid.dims)} dimensions")
+        rank: int = grid.rank_of(coords)
+        if rank == _PROC_NULL:
+            raise self._comm().failure(errors.ERR_ARG, f"{list(coords)} is outside the grid {grid.dims}")
+        return rank
+
+    def Get_coords(self, rank: int) -> list[int]:
+        """Return the coordinates of a rank."""
+        self._check_rank(rank)
+        coords: list[int] = self._topology().coords_of(rank)
+        return coords
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.Get_size():
+            raise self._comm().failure(errors.ERR_RANK, f"{rank} is no rank of the grid")
+
+    def Shift(self, direction: int, disp: int) -> tuple[int, int]:
+        """Return the ranks from which and to which a shift along a dimension goes."""
+        grid = self._topology()
+        if not 0 <= direction < len(grid.dims):
+            raise self._comm().failure(errors.ERR_DIMS, f"there is no dimension {direction}")
+        found: tuple[int, int] = grid.shifted(direction, disp)
+        return found
+
+    def Sub(self, remain_dims: Sequence[bool]) -> Any:
+        """Return the communicator of this rank's slice along the dimensions that remain."""
+        grid = self._topology()
+        remain = [bool(remain_dims)] * len(grid.dims) if isinstance(remain_dims, bool) else list(remain_dims)
+        if len(remain) != len(grid.dims):
+            raise ValueError(f"{len(remain)} flags are given for {len(grid.dims)} dimensions")
+        coords, color = grid.coords_of(self.Get_rank()), 0
+        for at, extent, remains in zip(coords, grid.dims, remain, strict=True):
+            color = color if remains else color * extent + at
+        child = self._made(lambda comm: comm.split(color, self.Get_rank()), "sub")
+        assert child is not None
+        kept = [place for place, remains in enumerate(remain) if remains]
+        dims, periods = [grid.dims[place] for place in kept], [grid.periods[place] for place in kept]
+        child.topology = Cartesian(dims, periods, child.rank)
+        return handle(Cartcomm, child)
+
+
+class Graphcomm(Topocomm):
+    """A communicator whose ranks form a graph, which all of them know."""
+
+    def Get_dims(self) -> tuple[int, int]:
+        """Return the numbers of nodes and of edges."""
+        return len(self._topology().index), len(self._topology().all_edges)
+
+    dims = property(Get_dims)
+    nnodes = property(lambda self: self.Get_dims()[0])
+    nedges = property(lambda self: self.Get_dims()[1])
+
+    def Get_topo(self) -> tuple[list[int], list[int]]:
+        """Return the index and the edges."""
+        return list(self._topology().index), list(self._topology().all_edges)
+
+    topo = property(Get_topo)
+    index = property(lambda self: self.Get_topo()[0])
+    edges = property(lambda self: self.Get_topo()[1])
+
+    def Get_neighbors(self, rank: int) -> list[int]:
+        """Return the neighbours of a rank."""
+        found: list[int] = self._topology().neighbors_of(rank)
+        return found
+
+    def Get_neighbors_count(self, rank: int) -> int:
+        """Return the number of neighbours of a rank."""
+        return len(self.Get_neighbors(rank))
+
+    neighbors = property(lambda self: self.Get_neighbors(self.Get_rank()))
+    nneighbors = property(lambda self: len(self.neighbors))
+
+
+class Distgraphcomm(Topocomm):
+    """A communicator whose ranks form a graph, of which each knows its own edges."""
+
+    def Get_dist_neighbors_count(self) -> tuple[int, int, bool]:
+        """Return the numbers of edges to this rank and from it, and whether they have weights."""
+        return (*self.degrees, self._topology().weights is not None)
+
+    def Get_dist_neighbors(self) -> tuple[list[int], list[int], tuple[list[int], list[int]] | None]:
+        """Return the ranks of the edges to this rank and from it, and the weights, if there are any."""
+        graph = self._topology()
+        return list(graph.sources), list(graph.destinations), graph.weights
+
+
+Intra.cls = Intracomm

@@ -1,0 +1,214 @@
+"""The calls on Python objects, in lower case."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import Error
+from .collectives import Collectives
+from .messages import Call, Status, simple
+from .objects import pickle
+from .ops import SUM
+from .point_to_point import ANY_SOURCE, ANY_TAG, PICKLER, PROC_NULL
+from .requests import Request
+
+_ROOM_NBYTES = 32768  # of irecv without a buffer
+_FIRST_NBYTES = 48  # of a broadcast object: what a call line of the engine holds
+_LENGTH_NBYTES = 8
+PICKLER.loads = lambda data: pickle.loads(data)
+
+
+def _bytes_of(obj: Any) -> Any:
+    return np.frombuffer(pickle.dumps(obj), np.uint8)
+
+
+def _object_in(data: Any) -> Any:
+    return pickle.loads(data) if data.nbytes else None
+
+
+class Ask(Call):
+    """The receive of an object: a probe returns its length."""
+
+    def __init__(self, context: Any, source: int, tag: int) -> None:
+        self.context, self.source, self.tag = context, source, tag
+        self.data: Any = None
+        self.finish = lambda: _object_in(self.data)
+
+    def perform(self) -> Any:
+        """Receive the object."""
+        source = -1 if self.source == ANY_SOURCE else self.source
+        found = self.context.comm.probe(source, self.tag)
+        self.data = np.empty(found.nbytes, np.uint8)
+        return self.context.comm.recv(self.data, found.source, found.tag)
+
+
+class Objects(Collectives):
+    """The calls of a communicator on Python objects."""
+
+    def _sending_object(self, obj: Any, dest: int, tag: int) -> Any:
+        return self._sending(None if dest == PROC_NULL else _bytes_of(obj), dest, tag)
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object."""
+        self._sending_object(obj, dest, tag).run()
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Begin to send an object, and return a request."""
+        made: Request = self._sending_object(obj, dest, tag).issue()
+        return made
+
+    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object; return once the receiver has taken it."""
+        self._synchronous(self._sending_object(obj, dest, tag)).run()
+
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Begin to send an object, and return a request that is complete once the receiver has taken it."""
+        made: Request = self._synchronous(self._sending_object(obj, dest, tag)).issue()
+        return made
+
+    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object, without waiting for the receiver."""
+        self._buffered(self._sending_object(obj, dest, tag)).run()
+
+    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Send an object, without waiting for the receiver, and return a request."""
+        made: Request = self._buffered(self._sending_object(obj, dest, tag)).issue()
+        return made
+
+    def recv(
+        self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> Any:
+        """Receive an object, and return it."""
+        if buf is not None:
+            warnings.warn("the 'buf' argument is ignored", UserWarning, stacklevel=2)
+        return self._asking(source, tag).run(status)
+
+    def _asking(self, source: int, tag: int) -> Any:
+        checked = self._receiving(None, source, tag)
+        return checked if checked.empty is not None else Ask(self._ref, source, tag)
+
+    def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+        """Begin to receive an object, and return a request. buf: memory for its bytes, or their number."""
+        if buf is None or isinstance(buf, int):
+            room = np.empty(buf or _ROOM_NBYTES, np.uint8)
+        else:
+            room = simple(buf, True).bytes
+        call = self._receiving(room, source, tag)
+        if call.empty is None:
+            call.finish = lambda: pickle.loads(room)
+        made: Request = call.issue()
+        return made
+
+    def sendrecv(
+        self,
+        sendobj: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> Any:
+        """Send an object and receive another one at the same time."""
+        request = self.isend(sendobj, dest, sendtag)
+        received = self._asking(source, recvtag).run(status)
+        request.wait()
+        return received
+
+    def bcast(self, obj: Any = None, root: int = 0) -> Any:
+        """Return the root's object on all ranks."""
+        comm, is_root = self._entered(), self._check_root(root) == self._ref.rank
+        first = np.zeros(_FIRST_NBYTES, np.uint8)
+        if is_root:
+            data = self._pickled("broadcast", obj)
+            first[:_LENGTH_NBYTES].view(np.int64)[0] = data.nbytes
+            begin = data[: _FIRST_NBYTES - _LENGTH_NBYTES]
+            first[_LENGTH_NBYTES : _LENGTH_NBYTES + begin.nbytes] = begin
+        comm.broadcast(first, root)
+        nbytes = int(first[:_LENGTH_NBYTES].view(np.int64)[0])
+        if nbytes <= _FIRST_NBYTES - _LENGTH_NBYTES:
+            return obj if is_root else pickle.loads(first[_LENGTH_NBYTES : _LENGTH_NBYTES + nbytes])
+        if is_root:
+            comm.broadcast(data, root)
+            return obj
+        data = np.empty(nbytes, np.uint8)
+        comm.broadcast(data, root)
+        return pickle.loads(data)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """Return the objects of all ranks on the root, and None on the others."""
+        pieces = self._entered().gather_v(self._pickled("gather", sendobj), self._check_root(root))
+        return None if pieces is None else [pickle.loads(piece) for piece in pieces]
+
+    def scatter(self, sendobj: Sequence[Any] | None = None, root: int = 0) -> Any:
+        """Return this rank's object of the root's sequence."""
+        comm, pieces = self._entered(), None
+        if self._check_root(root) == self._ref.rank:
+            pieces = self._pickled_all("scatter", sendobj)
+        return pickle.loads(comm.scatter_v(pieces, root, like=np.empty(0, np.uint8)))
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """Return the objects of all ranks."""
+        return [
+            pickle.loads(piece)
+            for piece in self._entered().all_gather_v(self._pickled("all_gather", sendobj))
+        ]
+
+    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+        """Give object j of each rank to rank j, and return the objects that came."""
+        pieces = self._entered().all_to_all_v(self._pickled_all("all_to_all", sendobj))
+        return [pickle.loads(piece) for piece in pieces]
+
+    def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
+        """Combine the objects of all ranks in rank order; the root gets the result."""
+        objects = self.gather(sendobj, root)
+        return None if objects is None else functools.reduce(op, objects)
+
+    def allreduce(self, sendobj: Any, op: Any = SUM) -> Any:
+        """Combine the objects of all ranks in rank order; every rank gets the result."""
+        return functools.reduce(op, self.allgather(sendobj))
+
+    def _entered(self) -> Any:
+        """Return the communicator of shmring, whose errors become those of MPI."""
+        self.Get_rank()
+        return _Translating(self._ref)
+
+    def _pickled(self, kind: str, obj: Any) -> Any:
+        try:
+            return _bytes_of(obj)
+        except Exception:
+            self._ref.comm.refuse(kind)
+            raise
+
+    def _pickled_all(self, kind: str, objects: Any) -> Any:
+        try:
+            pieces = [_bytes_of(obj) for obj in objects]
+            if len(pieces) != self._ref.size:
+                raise ValueError(f"{len(pieces)} objects are given for {self._ref.size} ranks")
+            return pieces
+        except Exception:
+            self._ref.comm.refuse(kind)
+            raise
+
+
+class _Translating:
+    """The methods of a communicator of shmring, whose errors become those of MPI."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._context.comm, name)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                return method(*arguments, **keywords)
+            except Error as error:
+                raise self._context.failure(None, error) from error
+
+        return call

@@ -1,0 +1,356 @@
+"""Messages between two ranks: the ways of sending, probes, and messages that a probe took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import errors, handles
+from .constants import INTEGERS
+from .forms import add_forms
+from .memory import BUFFER_AUTOMATIC, buffer
+from .messages import Call, Caller, Handle, Status, handle, simple
+from .requests import Request
+
+ANY_SOURCE, ANY_TAG, PROC_NULL = INTEGERS["ANY_SOURCE"], INTEGERS["ANY_TAG"], INTEGERS["PROC_NULL"]
+
+
+class Both:
+    """The works of a message that is sent and of one that is received; the result is that of the latter."""
+
+    def __init__(self, sent: Any, received: Any) -> None:
+        self.sent, self.received = sent, received
+
+    def done(self) -> bool:
+        """Return whether both are complete."""
+        return all(work is None or work.done() for work in (self.sent, self.received))
+
+    def wait(self) -> Any:
+        """Wait for both."""
+        if self.sent is not None:
+            self.sent.wait()
+        return None if self.received is None else self.received.wait()
+
+
+class Exchange(Call):
+    """A message that is sent and one that is received at the same time."""
+
+    def __init__(self, context: Any, sent: Call, received: Call) -> None:
+        self.context, self.sent, self.received, self.empty = context, sent, received, received.empty
+
+    def perform(self) -> Any:
+        """Send and receive."""
+        return self.begin().wait()
+
+    def begin(self) -> Both:
+        """Begin to send and to receive."""
+        received = self.received.begin()
+        return Both(self.sent.begin(), received)
+
+
+class BufferedSends:
+    """Copies of messages whose senders did not wait, until they are received."""
+
+    def __init__(self) -> None:
+        self.attached: Any = None
+        self._pending: list[Any] = []
+
+    def attach(self, memory: Any) -> None:
+        """Let messages be copied, as if to this memory."""
+        if self.attached is not None:
+            raise errors.Exception(errors.ERR_BUFFER, "a buffer is attached already")
+        self.attached = memory if memory is BUFFER_AUTOMATIC else buffer(memory)
+        if getattr(self.attached, "readonly", False):
+            self.attached = None
+            raise BufferError("the buffer is read-only")
+
+    def detach(self) -> Any:
+        """Wait until all messages were received, and return the memory."""
+        self.flush()
+        found, self.attached = self.attached, None
+        return found
+
+    def keep(self, transfer: Any) -> None:
+        """Keep a message until it is received."""
+        self._pending = [pending for pending in self._pending if not pending.done()]
+        self._pending.append(transfer)
+
+    def flush(self) -> None:
+        """Wait until all messages were received."""
+        while self._pending:
+            self._pending.pop(0).wait()
+
+
+BUFFERED = BufferedSends()  # of the process: MPI.Attach_buffer
+
+
+class Buffered(Call):
+    """A message that is copied, so that its sender need not wait."""
+
+    def __init__(self, context: Any, sent: Any, sends: BufferedSends) -> None:
+        self.context, self.sent, self.sends, self.empty = context, sent, sends, sent.empty
+
+    def perform(self) -> None:
+        """Copy the message, and begin to send it."""
+        if self.sends.attached is None:
+            raise self.context.failure(errors.ERR_BUFFER, "no buffer is attached: call Attach_buffer")
+        original, self.sent.x = self.sent.x, self.sent.x.copy()
+        try:
+            self.sends.keep(self.sent.begin())
+        finally:
+            self.sent.x = original
+
+    begin = perform
+
+
+class Synchronous(Call):
+    """A message whose send is complete only once the receiver has taken it."""
+
+    def __init__(self, context: Any, sent: Any) -> None:
+        self.context, self.sent, self.empty = context, sent, sent.empty
+
+    def perform(self) -> None:
+        """Send the message, and wait until it is received."""
+        self.begin().wait()
+
+    def begin(self) -> Any:
+        """Begin to send the message."""
+        return self.context.comm.isend(self.sent.x, self.sent.peer, self.sent.tag)
+
+
+class Arrived:
+    """A message that a probe took: its bytes and its status."""
+
+    def __init__(self, context: Any, data: Any, status: Any) -> None:
+        self.context, self.data, self.status = context, data, status
+
+
+class Taking(Call):
+    """The receive of a message that a probe took."""
+
+    def __init__(self, arrived: Arrived, room: Any) -> None:
+        self.context, self.arrived, self.room = arrived.context, arrived, room
+        self.empty = Status(arrived.status)
+
+    def perform(self) -> None:
+        """Copy the message."""
+        data = self.arrived.data
+        if data.nbytes > self.room.nbytes:
+            raise self.context.failure(
+                errors.NUMBERS["ERR_TRUNCATE"], f"it has {data.nbytes} bytes, the buffer {self.room.nbytes}"
+            )
+        self.room[: data.nbytes] = data
+
+    begin = perform
+
+
+class Message(handles.Named, Handle):
+    """A message that `Mprobe` took out of the queue: only this object can receive it."""
+
+    @classmethod
+    def Probe(
+        cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> Message:
+        """Block until there is a message, and take it."""
+        return _take(cls, comm, source, tag, status, comm.Probe)
+
+    @classmethod
+    def Iprobe(
+        cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> Message | None:
+        """Take a message if there is one; else return None."""
+        return _take(cls, comm, source, tag, status, comm.Iprobe)
+
+    probe, iprobe = Probe, Iprobe
+
+    def _taking(self, buf: Any) -> Call:
+        if self._ref is None:
+            raise errors.Exception(errors.ERR_REQUEST, "the message was received already, or is null")
+        call = Taking(self._ref, simple(buf, True).bytes)
+        if self is not MESSAGE_NO_PROC:
+            self._ref = None
+        return call
+
+    def Recv(self, buf: Any, status: Status | None = None) -> None:
+        """Receive the message."""
+        self._taking(buf).run(status)
+
+    def Irecv(self, buf: Any) -> Request:
+        """Receive the message, and return a request."""
+        made: Request = self._taking(buf).issue()
+        return made
+
+    def recv(self, status: Status | None = None) -> Any:
+        """Receive the object that the message is."""
+        return self._taking_object().run(status)
+
+    def irecv(self) -> Request:
+        """Receive the object that the message is, and return a request."""
+        made: Request = self._taking_object().issue()
+        return made
+
+    def _taking_object(self) -> Call:
+        if self._ref is None:
+            raise errors.Exception(errors.ERR_REQUEST, "the message was received already, or is null")
+        data = self._ref.data
+        room = np.empty(data.nbytes, np.uint8)
+        call = self._taking(room)
+        call.finish = lambda: PICKLER.loads(room) if room.nbytes else None
+        return call
+
+
+class _Pickler:
+    """The object `MPI.pickle`, which a module above this one sets."""
+
+    loads: Any = None
+
+
+PICKLER = _Pickler()
+
+
+def _take(cls: Any, comm: Any, source: int, tag: int, status: Status | None, probe: Any) -> Any:
+    found = Status()
+    if not probe(source, tag, found):
+        return None
+    if status is not None:
+        status.source, status.tag, status.count = found.source, found.tag, found.count
+    if found.source == PROC_NULL:
+        return handle(cls, MESSAGE_NO_PROC._ref)
+    data = np.empty(found.count, np.uint8)
+    comm._ref.comm.recv(data, found.source, found.tag)
+    return handle(cls, Arrived(comm._ref, data, found))
+
+
+def _no_proc() -> Message:
+    status = Status()
+    status.source = PROC_NULL
+    made: Message = handle(Message, Arrived(None, np.empty(0, np.uint8), status))
+    return made
+
+
+MESSAGE_NULL, MESSAGE_NO_PROC = Message(), _no_proc()
+handles.predefine({"MESSAGE_NULL": MESSAGE_NULL, "MESSAGE_NO_PROC": MESSAGE_NO_PROC})
+
+
+@add_forms
+class PointToPoint(Caller):
+    """Messages of a communicator."""
+
+    def _prepare_Send(self, buf: Any, dest: int, tag: int = 0) -> Any:
+        """Send a message."""
+        return self._sending(buf, dest, tag)
+
+    _prepare_Rsend = _prepare_Send
+
+    def _prepare_Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Any:
+        """Receive a message."""
+        return self._receiving(buf, source, tag)
+
+    def _prepare_Ssend(self, buf: Any, dest: int, tag: int = 0) -> Any:
+        """Send a message; the call is complete once the receiver has taken it."""
+        return self._synchronous(self._sending(buf, dest, tag))
+
+    def _prepare_Bsend(self, buf: Any, dest: int, tag: int = 0) -> Any:
+        """Send a copy of a message, without waiting for the receiver."""
+        return self._buffered(self._sending(buf, dest, tag))
+
+    def _synchronous(self, sent: Call) -> Call:
+        return sent if sent.empty is not None else Synchronous(self._ref, sent)
+
+    def _buffered(self, sent: Call) -> Call:
+        own = self._ref.buffered
+        return (
+            sent
+            if sent.empty is not None
+            else Buffered(self._ref, sent, own if own.attached is not None else BUFFERED)
+        )
+
+    def _prepare_Sendrecv(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+    ) -> Any:
+        """Send a message and receive another one at the same time."""
+        received = self._receiving(recvbuf, source, recvtag)
+        return Exchange(self._ref, self._sending(sendbuf, dest, sendtag), received)
+
+    def _prepare_Sendrecv_replace(
+        self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
+    ) -> Any:
+        """Send a message and receive another one at its place."""
+        received = self._receiving(buf, source, recvtag)
+        copy = simple(buf, False).bytes.copy()
+        return Exchange(self._ref, self._sending(copy, dest, sendtag), received)
+
+    def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
+        """Block until a message can be received, and return True."""
+        return self._probe(source, tag, status, True)
+
+    def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
+        """Return whether a message can be received."""
+        return self._probe(source, tag, status, False)
+
+    probe, iprobe = Probe, Iprobe
+
+    def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
+        """Block until there is a message, and take it."""
+        return Message.Probe(self, source, tag, status)
+
+    def Improbe(
+        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> Message | None:
+        """Take a message if there is one; else return None."""
+        return Message.Iprobe(self, source, tag, status)
+
+    mprobe, improbe = Mprobe, Improbe
+
+    def Attach_buffer(self, buf: Any) -> None:
+        """Let `Bsend` on this communicator copy messages."""
+        self._ref.buffered.attach(buf)
+
+    def Detach_buffer(self) -> Any:
+        """Wait until the copied messages were received, and return the buffer."""
+        return self._ref.buffered.detach()
+
+    def Flush_buffer(self) -> None:
+        """Wait until the copied messages were received."""
+        self._ref.buffered.flush()
+
+    def Iflush_buffer(self) -> Request:
+        """Wait until the copied messages were received, and return a request that is complete."""
+        self._ref.buffered.flush()
+        return completed(self._ref)
+
+
+def completed(context: Any) -> Request:
+    """Return a request that is complete."""
+    call = Call()
+    call.context = context
+    made: Request = call.issue()
+    return made
+
+
+def Attach_buffer(buf: Any) -> None:
+    """Let `Bsend` copy messages."""
+    BUFFERED.attach(buf)
+
+
+def Detach_buffer() -> Any:
+    """Wait until the copied messages were received, and return the buffer."""
+    return BUFFERED.detach()
+
+
+def Flush_buffer() -> None:
+    """Wait until the copied messages were received."""
+    BUFFERED.flush()
+
+
+def Iflush_buffer() -> Request:
+    """Wait until the copied messages were received, and return a request that is complete."""
+    BUFFERED.flush()
+    return completed(None)

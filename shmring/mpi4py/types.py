@@ -1,0 +1,382 @@
+"""Datatypes: the predefined ones, by name, by code and by NumPy's dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._core import kernels
+from . import errors, handles
+from .constants import INTEGERS
+from .messages import Handle, TypeInfo, handle, simple
+
+_BASIC = {  # name in MPI: NumPy's character, and other names
+    "PACKED": ("B", ""),
+    "BYTE": ("B", ""),
+    "AINT": ("p", ""),
+    "OFFSET": ("p", ""),
+    "COUNT": ("p", ""),
+    "CHAR": ("c", ""),
+    "WCHAR": ("U1", ""),
+    "SIGNED_CHAR": ("b", ""),
+    "SHORT": ("h", "SIGNED_SHORT"),
+    "INT": ("i", "SIGNED_INT"),
+    "LONG": ("l", "SIGNED_LONG"),
+    "LONG_LONG": ("q", "SIGNED_LONG_LONG"),
+    "UNSIGNED_CHAR": ("B", ""),
+    "UNSIGNED_SHORT": ("H", ""),
+    "UNSIGNED": ("I", "UNSIGNED_INT"),
+    "UNSIGNED_LONG": ("L", ""),
+    "UNSIGNED_LONG_LONG": ("Q", ""),
+    "FLOAT": ("f", "FLOAT32_T"),
+    "DOUBLE": ("d", "FLOAT64_T"),
+    "LONG_DOUBLE": ("g", ""),
+    "C_BOOL": ("?", "BOOL"),
+    "INT8_T": ("b", "SINT8_T"),
+    "INT16_T": ("h", "SINT16_T"),
+    "INT32_T": ("i", "SINT32_T"),
+    "INT64_T": ("l", "SINT64_T"),
+    "UINT8_T": ("B", ""),
+    "UINT16_T": ("H", ""),
+    "UINT32_T": ("I", ""),
+    "UINT64_T": ("L", ""),
+    "FLOAT16_T": ("e", ""),
+    "C_COMPLEX": ("F", "C_FLOAT_COMPLEX"),
+    "C_DOUBLE_COMPLEX": ("D", ""),
+    "C_LONG_DOUBLE_COMPLEX": ("G", ""),
+    "CXX_BOOL": ("?", ""),
+    "CXX_FLOAT_COMPLEX": ("F", ""),
+    "CXX_DOUBLE_COMPLEX": ("D", ""),
+    "CXX_LONG_DOUBLE_COMPLEX": ("G", ""),
+    "CHARACTER": ("c", ""),
+    "LOGICAL": ("i", "F_BOOL"),
+    "INTEGER": ("i", "F_INT"),
+    "REAL": ("f", "F_FLOAT"),
+    "DOUBLE_PRECISION": ("d", "F_DOUBLE"),
+    "COMPLEX": ("F", "F_COMPLEX F_FLOAT_COMPLEX"),
+    "DOUBLE_COMPLEX": ("D", "F_DOUBLE_COMPLEX"),
+    "INTEGER1": ("b", ""),
+    "INTEGER2": ("h", ""),
+    "INTEGER4": ("i", ""),
+    "INTEGER8": ("l", ""),
+    "REAL2": ("e", ""),
+    "REAL4": ("f", ""),
+    "REAL8": ("d", ""),
+    "REAL16": ("g", ""),
+    "COMPLEX8": ("F", ""),
+    "COMPLEX16": ("D", ""),
+    "COMPLEX32": ("G", ""),
+}
+_PAIRS = {  # of a value and a place; NumPy's character of the value, and other names
+    "SHORT_INT": ("h", ""),
+    "INT_INT": ("i", "TWOINT"),
+    "LONG_INT": ("l", ""),
+    "FLOAT_INT": ("f", ""),
+    "DOUBLE_INT": ("d", ""),
+    "LONG_DOUBLE_INT": ("g", ""),
+}
+# Types that NumPy does not have. They are null, as in MPI libraries without them.
+_MISSING = [
+    "DATATYPE_NULL",
+    "BFLOAT16_T",
+    "LOGICAL1",
+    "LOGICAL2",
+    "LOGICAL4",
+    "LOGICAL8",
+    "LOGICAL16",
+    "INTEGER16",
+    "COMPLEX4",
+]
+_MPI_NAMES = {"LONG_LONG": "LONG_LONG_INT", "INT_INT": "2INT"}
+
+
+class Datatype(handles.Named, handles.Attributed, Handle):
+    """A type of the items of a message."""
+
+    def _info(self) -> TypeInfo:
+        if self._ref is None:
+            raise errors.Exception(errors.ERR_TYPE)
+        return self._ref
+
+    def Get_size(self) -> int:
+        """Return the number of bytes of an item, without gaps."""
+        return self._info().size
+
+    def Get_extent(self) -> tuple[int, int]:
+        """Return the lower bound, which is 0, and the distance of two items in memory."""
+        return 0, self._info().extent
+
+    Get_true_extent = Get_extent
+    size = property(Get_size)
+    extent = property(lambda self: self.Get_extent()[1])
+    ub = true_extent = true_ub = extent
+    lb = true_lb = property(lambda self: self.Get_extent()[0])
+
+    def Dup(self) -> Datatype:
+        """Return another datatype with the same properties."""
+        info = self._info()
+        constant = None
+        new = TypeInfo(info.size, info.dtype, constant, info.letter, info.code, info.name, info.ops)
+        dup = handle(type(self), new)
+        handles.copy_attributes(self, dup)
+        return dup
+
+    Create_dup = Dup
+
+    def Commit(self) -> Datatype:
+        """Return this datatype, which is ready for messages."""
+        self._info()
+        return self
+
+    def Free(self) -> None:
+        """Free a datatype that the program made by `Dup`."""
+        if self._info().constant is not None:
+            raise errors.Exception(errors.ERR_TYPE, f"{self.name} is predefined")
+        handles.delete_attributes(self)
+        self._ref = None
+
+    def tocode(self) -> str:
+        """Return the code, as NumPy writes it: "i4"."""
+        return self._info().code
+
+    @classmethod
+    def fromcode(cls, code: str) -> Datatype:
+        """Return the datatype of a code such as "i" or "f8"."""
+        try:
+            return BY_CODE[code]
+        except KeyError:
+            raise ValueError(f"there is no datatype for the code {code!r}") from None
+
+    @property
+    def typestr(self) -> str:
+        """The code, as NumPy writes it; empty for DATATYPE_NULL."""
+        return "" if self._ref is None else self._ref.code
+
+    @property
+    def typechar(self) -> str:
+        """The code of one character; empty for DATATYPE_NULL."""
+        return "" if self._ref is None else self._ref.letter
+
+    def Get_envelope(self) -> tuple[int, int, int, int, int]:
+        """Return the numbers of integers, addresses, counts and datatypes that made it, and how it was "
+        "made."""
+        if self._info().constant is None:
+            return 0, 0, 0, 1, INTEGERS["COMBINER_DUP"]
+        return 0, 0, 0, 0, INTEGERS["COMBINER_NAMED"]
+
+    def Get_contents(self) -> tuple[list[int], list[int], list[int], list[Datatype]]:
+        """Return what a duplicate was made of."""
+        if self._info().constant is not None:
+            raise errors.Exception(errors.ERR_TYPE, "a predefined datatype has no contents")
+        return [], [], [], [BY_CODE[self._info().letter]]
+
+    envelope = property(Get_envelope)
+    contents = property(Get_contents)
+    combiner = property(lambda self: self.Get_envelope()[-1])
+
+    def decode(self) -> tuple[Datatype, str, dict[str, Any]]:
+        """Return the datatype that this one was made of, how, and with which arguments."""
+        if self._info().constant is None:
+            return self.Get_contents()[-1][0], "DUP", {}
+        return self, "NAMED", {}
+
+    @property
+    def is_named(self) -> bool:
+        """True if the datatype is one of MPI's."""
+        return self.combiner == INTEGERS["COMBINER_NAMED"]
+
+    @property
+    def is_predefined(self) -> bool:
+        """True if the datatype is one of MPI's, or null."""
+        return self._ref is None or self.is_named
+
+    @classmethod
+    def Match_size(cls, typeclass: int, size: int) -> Datatype:
+        """Return the datatype of a class and a size."""
+        letters = {"REAL": "f", "INTEGER": "i", "COMPLEX": "c"}
+        for name, letter in letters.items():
+            if typeclass == INTEGERS["TYPECLASS_" + name] and f"{letter}{size}" in BY_CODE:
+                return BY_CODE[f"{letter}{size}"]
+        raise errors.Exception(errors.ERR_ARG, f"there is no datatype of class {typeclass} with {size} bytes")
+
+    @classmethod
+    def Get_value_index(cls, value: Datatype, index: Datatype) -> Datatype:
+        """Return the datatype of pairs of a value and an index; DATATYPE_NULL if there is none."""
+        if index._info().dtype == np.dtype("i"):
+            for pair in PAIRS:
+                if pair._info().dtype["value"] == value._info().dtype:
+                    return pair
+        return DATATYPE_NULL
+
+    def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
+        """Append items to packed memory at a position, and return the position behind them."""
+        source = simple(inbuf, False).bytes
+        nbytes = source.nbytes // self.extent * self.extent
+        target = simple(outbuf, True).bytes
+        if position < 0 or position + nbytes > target.nbytes:
+            raise errors.Exception(errors.NUMBERS["ERR_TRUNCATE"], f"{nbytes} bytes do not fit at {position}")
+        target[position : position + nbytes] = source[:nbytes]
+        return position + nbytes
+
+    def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
+        """Copy items from packed memory at a position, and return the position behind them."""
+        target = simple(outbuf, True).bytes
+        nbytes = target.nbytes // self.extent * self.extent
+        source = simple(inbuf, False).bytes
+        if position < 0 or position + nbytes > source.nbytes:
+            raise errors.Exception(
+                errors.NUMBERS["ERR_TRUNCATE"], f"there are no {nbytes} bytes at {position}"
+            )
+        target[:nbytes] = source[position : position + nbytes]
+        return position + nbytes
+
+    def Pack_size(self, count: int, comm: Any) -> int:
+        """Return the number of bytes of `count` packed items."""
+        return count * self.Get_extent()[1]
+
+    def Get_name(self) -> str:
+        """Return the name."""
+        return "MPI_DATATYPE_NULL" if self._ref is None else self._ref.name
+
+    def Set_name(self, name: str) -> None:
+        """Set the name."""
+        self._info().name = name
+
+    name = property(Get_name, Set_name)
+
+
+def _refused(name: str) -> Any:
+    def method(*_: Any, **__: Any) -> Any:
+        raise errors.refuse(
+            f"datatypes made by the program (Datatype.{name})",
+            "copy the part to a contiguous array, and send that",
+        )
+
+    method.__name__, method.__doc__ = name, "Refused: shmring's MPI has only predefined datatypes."
+    return staticmethod(method)
+
+
+for _name in [
+    "Create_contiguous",
+    "Create_vector",
+    "Create_hvector",
+    "Create_indexed",
+    "Create_hindexed",
+    "Create_indexed_block",
+    "Create_hindexed_block",
+    "Create_struct",
+    "Create_subarray",
+    "Create_darray",
+    "Create_f90_integer",
+    "Create_f90_real",
+    "Create_f90_complex",
+    "Create_resized",
+    "Resized",
+    "Pack_external",
+    "Unpack_external",
+    "Pack_external_size",
+]:
+    setattr(Datatype, _name, _refused(_name))
+
+
+def _ops_of(dtype: np.dtype[Any]) -> frozenset[str]:
+    return frozenset(kernels.ops(dtype.name) if dtype.name in kernels.dtypes() else ())
+
+
+def _make(constant: str, dtype: np.dtype[Any], size: int, char: str, code: str) -> Datatype:
+    name = "MPI_" + _MPI_NAMES.get(constant, constant)
+    info = TypeInfo(size, dtype, constant, char, code, name, _ops_of(dtype))
+    made: Datatype = handle(Datatype, info)
+    return made
+
+
+def _predefined() -> dict[str, Datatype]:
+    found = {name: Datatype() for name in _MISSING}
+    for constant, (char, aliases) in _BASIC.items():
+        dtype = np.dtype("S1" if char == "c" else char)
+        char = "U" if char == "U1" else char
+        code = "U1" if char == "U" else "S1" if char == "c" else dtype.str[1:]
+        made = _make(constant, dtype, dtype.itemsize, char, code)
+        found.update(dict.fromkeys([constant, *aliases.split()], made))
+    for constant, (char, aliases) in _PAIRS.items():
+        dtype = np.dtype([("value", char), ("place", "i")], align=True)
+        size = np.dtype(char).itemsize + 4
+        made = _make(constant, dtype, size, "V", f"V{dtype.itemsize}")
+        found.update(dict.fromkeys([constant, *aliases.split()], made))
+    return found
+
+
+DATATYPES = _predefined()
+DATATYPE_NULL, BYTE, INT = DATATYPES["DATATYPE_NULL"], DATATYPES["BYTE"], DATATYPES["INT"]
+PAIRS = [DATATYPES[name] for name in _PAIRS]
+handles.predefine(DATATYPES)
+
+# The datatypes of NumPy's characters in C, as the buffer protocol and array.array have them, then with sizes.
+_C_CODES = {
+    char: DATATYPES[name]
+    for char, name in {
+        "c": "CHAR",
+        "b": "SIGNED_CHAR",
+        "B": "UNSIGNED_CHAR",
+        "h": "SHORT",
+        "H": "UNSIGNED_SHORT",
+        "i": "INT",
+        "I": "UNSIGNED",
+        "l": "LONG",
+        "L": "UNSIGNED_LONG",
+        "q": "LONG_LONG",
+        "Q": "UNSIGNED_LONG_LONG",
+        "f": "FLOAT",
+        "d": "DOUBLE",
+        "g": "LONG_DOUBLE",
+        "?": "C_BOOL",
+        "e": "FLOAT16_T",
+        "p": "AINT",
+        "P": "AINT",
+        "n": "AINT",
+        "N": "COUNT",
+        "F": "C_FLOAT_COMPLEX",
+        "D": "C_DOUBLE_COMPLEX",
+        "G": "C_LONG_DOUBLE_COMPLEX",
+        "Zf": "C_FLOAT_COMPLEX",
+        "Zd": "C_DOUBLE_COMPLEX",
+        "Zg": "C_LONG_DOUBLE_COMPLEX",
+        "U": "WCHAR",
+        "S": "CHAR",
+        "w": "WCHAR",
+        "u": "WCHAR",
+        "s": "CHAR",
+    }.items()
+}
+_SIZED_CODES = {
+    code: DATATYPES[name]
+    for code, name in {
+        "S1": "CHAR",
+        "U1": "WCHAR",
+        "i1": "INT8_T",
+        "i2": "INT16_T",
+        "i4": "INT32_T",
+        "i8": "INT64_T",
+        "u1": "UINT8_T",
+        "u2": "UINT16_T",
+        "u4": "UINT32_T",
+        "u8": "UINT64_T",
+        "f2": "FLOAT16_T",
+        "f4": "FLOAT",
+        "f8": "DOUBLE",
+        "f16": "LONG_DOUBLE",
+        "c8": "C_FLOAT_COMPLEX",
+        "c16": "C_DOUBLE_COMPLEX",
+        "c32": "C_LONG_DOUBLE_COMPLEX",
+        "b1": "C_BOOL",
+    }.items()
+}
+_SIGNED_CODES = {
+    order + code: found for order in "|<=@" for code, found in {**_SIZED_CODES, **_C_CODES}.items()
+}
+BY_CODE: dict[str, Datatype] = {**_SIGNED_CODES, **_SIZED_CODES, **_C_CODES}
+_FORTRAN_CODES = {"i": "INTEGER", "f": "REAL", "d": "DOUBLE_PRECISION", "F": "COMPLEX", "D": "DOUBLE_COMPLEX"}
+BY_NUMBER = {np.dtype(char).num: BY_CODE[char] for char in "bBhHiIlLqQfdg?eFDG"}
+TYPEDICT_C = _C_CODES
+TYPEDICT_F = {code: DATATYPES[name] for code, name in _FORTRAN_CODES.items()}
