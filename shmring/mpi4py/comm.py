@@ -303,7 +303,8 @@ for _name in ["Revoke", "Is_revoked", "Get_failed", "Ack_failed", "Agree", "Iagr
     setattr(Comm, _name, _refused(_name, *_FAILURES))
 for _name in ("Psend_init", "Precv_init"):
     setattr(Comm, _name, _refused(_name, "partitioned messages", "send each part as a message of its own"))
-Comm.Join = _refused("Join", "connections between jobs", "start all processes as ranks of one job")  # type: ignore[attr-defined]
+for _name in ("Join",):
+    setattr(Comm, _name, _refused(_name, "connections between jobs", "start all processes as one job"))
 
 COMM_NULL = Comm()
 handles.predefine({"COMM_NULL": COMM_NULL})
