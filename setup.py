@@ -5,6 +5,7 @@ SHMRING_SANITIZE=address|thread|undefined adds a sanitizer (build with --force, 
 
 import os
 import sys
+import sysconfig
 from glob import glob
 
 import numpy
@@ -77,6 +78,11 @@ def extension(path: str) -> Extension:
     )
 
 
+def beside_packages() -> str:
+    """Return the folder of site-packages below the prefix: Python reads .pth files in it when it starts."""
+    return os.path.relpath(sysconfig.get_path("purelib"), sysconfig.get_path("data"))
+
+
 class BuildExtensions(build_ext):
     """Translates the Cython sources and builds the kernels first, only when extensions are really built."""
 
@@ -99,5 +105,7 @@ class BuildExtensions(build_ext):
 setup(
     libraries=[library("kernels/kernels"), library("channel"), library("conn")],
     ext_modules=[extension(path) for path in sorted(glob("shmring/**/*.pyx", recursive=True))],
+    # An editable installation gets this file as well, which it would not from a package.
+    data_files=[(beside_packages(), ["shmring_mpi4py.pth"])],
     cmdclass={"build_ext": BuildExtensions},
 )

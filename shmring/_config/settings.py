@@ -54,14 +54,21 @@ class Settings:
     trace: str | None = None
     ended_fd: int | None = None  # where shmrun records which ranks have ended
     restart: int = 0  # restarts of this job by shmrun so far, for the script
+    joined: int | None = None  # the process that has joined as this rank, for processes that it starts
+    mpi4py: bool = False  # let `import mpi4py` mean shmring's stand-in
     tuning: str = "auto"  # "none", or a file; rank 0's value holds
     wire_slice_nbytes: int = 0  # bytes sent between hosts at once; 0: as tuned; rank 0's value holds
     message_ring_nbytes: int = 0  # 0: by the number of ranks; tests use small rings
     first_seq: int = 0  # first sequence number; tests start near the wrap of 32 and 64 bits
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Read and check every variable. Raises ValueError, which names the first wrong variable."""
+    def from_environment(
+        cls, environ: Mapping[str, str] = os.environ, *, timeout_s: float = 1800.0
+    ) -> Settings:
+        """Read and check every variable. Raises ValueError, which names the first wrong variable.
+
+        `timeout_s` is the timeout without SHMRING_TIMEOUT.
+        """
 
         def read(name: str, parse: Callable[[str, str], T], default: D) -> T | D:
             # An empty variable counts as unset: `SHMRING_CHUNK= python …` is how a shell removes one.
@@ -76,7 +83,7 @@ class Settings:
             ports=read("SHMRING_PORTS", _range(1, 65535), None),
             key=_key(environ),
             node=read("SHMRING_NODE", _text(64), None),
-            timeout_s=read("SHMRING_TIMEOUT", _seconds, 1800.0),
+            timeout_s=read("SHMRING_TIMEOUT", _seconds, timeout_s),
             stall_s=read("SHMRING_STALL", _seconds_or_none, 60.0),
             segment=read("SHMRING_SEGMENT", _choice(SEGMENTS), "memfd"),
             chunk_nbytes=read("SHMRING_CHUNK", _size(64, 1 << 30), None),
@@ -87,6 +94,8 @@ class Settings:
             single_copy_nbytes=read("SHMRING_SINGLE_COPY", _size_or_off(64, 1 << 40), None),
             ended_fd=read("SHMRING_ENDED_FD", _integer(0, 2**31 - 1), None),
             restart=read("SHMRING_RESTART", _integer(0, 1_000_000), 0),
+            joined=read("SHMRING_JOINED", _integer(1, 2**31 - 1), None),
+            mpi4py=read("SHMRING_MPI4PY", _integer(0, 1), 0) == 1,
             trace=read("SHMRING_TRACE", _text(4096), None),
             tuning=read("SHMRING_TUNING", _text(4096), "auto"),
             wire_slice_nbytes=read("SHMRING_WIRE_SLICE", _size(4096, 1 << 28), 0),

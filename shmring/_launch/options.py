@@ -108,6 +108,11 @@ def _parser() -> _Parser:
     parser.add_argument(*names, dest="counts", action=_Alias, of=counts, help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"shmring {__version__}")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    parser.add_argument(
+        "--mpi4py",
+        action="store_true",
+        help="let `import mpi4py` mean shmring's stand-in, so that a program for mpi4py runs without MPI",
+    )
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
     _add_output(parser.add_argument_group("output"))

@@ -32,6 +32,7 @@ from .dedupe import Dedupe
 from .log_files import Log, create_logs, restart_directory
 from .options import complain, parse, print_line, print_message
 from .output_mux import Front, Screen, Stream, screens
+from .stand_in import with_stand_in
 from .traceback_tail import is_consequence, traceback_tail
 
 _CAUSE_S = 1.0  # time for the cause to appear if the first failure is a consequence of another rank's
@@ -53,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     _open_standard()
     options = parse(sys.argv[1:] if argv is None else argv)
     environment = dict(os.environ)
+    if options.mpi4py:
+        environment["PYTHONPATH"] = with_stand_in(environment.get("PYTHONPATH", ""))
     share = _share_of(options, 0)
     share.place(share.ranks[0], environment)
     try:
@@ -151,7 +154,8 @@ class _Share:
 def _share_of(options: argparse.Namespace, attempt: int) -> _Share:
     # Pass the key in the environment, which only this user can read, never in argv, which all users can read.
     size = sum(options.counts)
-    variables: dict[str, str | None] = {"SHMRING_RESTART": str(attempt)}
+    # SHMRING_JOINED is for the processes of a rank that has run this shmrun, not for these ranks.
+    variables: dict[str, str | None] = {"SHMRING_RESTART": str(attempt), "SHMRING_JOINED": None}
     if options.nnodes == 1:
         meeting = world(size)
         variables |= {"SHMRING_ADDR": meeting.id, "SHMRING_PORT": None}

@@ -1,6 +1,8 @@
-"""mpi4py's interface on shmring: `MPI` is what `from shmring import MPI` gives.
+"""A stand-in for mpi4py: programs written for it run on shmring, without MPI.
 
-MPI.py            the names, and joining at import
+    shmrun --mpi4py -n 4 script.py
+
+MPI               the names, and joining at import; `shmring.MPI` is the same module
   environment     Init, Finalize, versions, time, memory
   intracomm       Intracomm, grids and graphs of ranks      windows   memory that other ranks access
   comm            communicators: how they are made and freed
@@ -12,4 +14,34 @@ MPI.py            the names, and joining at import
   types, groups, info, errhandlers, handles, errors, constants, rc, refused
   messages        specifications of messages; calls; handles (Cython)
   memory          MPI.buffer (Cython); device_arrays: DLPack and __cuda_array_interface__
+finder            makes the name `mpi4py` mean this package; run: the command line
+process           joins the world, and ends the job if the process fails
 """
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from .rc import rc
+
+__version__ = "4.1.2"  # the version of mpi4py whose names and behaviour this package has
+__all__ = ["get_config", "get_include", "profile", "rc"]
+
+
+def get_config() -> dict[str, str]:
+    """Return an empty dict: no MPI was used to build this package."""
+    return {}
+
+
+def get_include() -> NoReturn:
+    """Refuse: there are no headers of C."""
+    raise NotImplementedError(
+        "shmring's MPI has no headers: what is compiled against mpi4py needs mpi4py and an MPI"
+    )
+
+
+def profile(name: Any, *, path: Any = None) -> NoReturn:
+    """Refuse: there is no library of MPI to profile."""
+    raise NotImplementedError(
+        "shmring's MPI has no profiling interface: use SHMRING_TRACE, which writes a trace of all calls"
+    )

@@ -14,7 +14,7 @@ from typing import Any
 import shmring
 
 from ..errors import Error
-from . import errors, handles
+from . import errors, handles, process
 from .comm import FOREVER_S, Communicator
 from .constants import INTEGERS
 from .info import Info
@@ -34,7 +34,7 @@ def Init() -> None:
     """Join the world; collective over all ranks."""
     if _state["is_initialized"]:
         raise errors.Exception(errors.ERR_OTHER, "Init was called already")
-    comm = shmring.init(timeout=FOREVER_S)
+    comm = process.join()
     rank, size = comm.rank, comm.size
     secret = comm.broadcast_object(secrets.token_bytes(_SECRET_NBYTES))
     world = Communicator(rank, tuple(range(size)), secret, comm)

@@ -1,41 +1,55 @@
-"""Settings that take effect when `MPI` is imported: `mpi4py.rc`."""
+"""The settings of mpi4py, `mpi4py.rc`."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
-
-_DEFAULTS: dict[str, Any] = {
-    "initialize": True,
-    "threads": True,
-    "thread_level": "multiple",
-    "finalize": None,
-    "fast_reduce": True,
-    "recv_mprobe": True,
-    "irecv_bufsz": 32768,
-    "errors": "exception",
-}
 
 
 class Rc:
-    """The settings. Calling it with keywords sets several of them."""
+    """The settings that `MPI` reads when it is imported. A call with keywords changes several at once."""
 
-    def __init__(self) -> None:
-        self.__dict__.update(_DEFAULTS)
+    initialize: bool = True  # join the world on import, not in MPI.Init()
+    threads: bool = True
+    thread_level: str = "multiple"
+    finalize: bool | None = None
+    fast_reduce: bool = True
+    recv_mprobe: bool = True
+    irecv_bufsz: int = 32768  # the most bytes of an object that `irecv` can receive
+    errors: str = "exception"
+
+    def __init__(self, **settings: Any) -> None:
+        self(**settings)
 
     def __call__(self, **settings: Any) -> None:
         for name, value in settings.items():
             setattr(self, name, value)
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"mpi4py.rc has no setting {name!r}")
-
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _DEFAULTS:
-            raise TypeError(f"mpi4py.rc has no setting {name!r}; it has {', '.join(_DEFAULTS)}")
-        self.__dict__[name] = value
+        if name not in Rc.__annotations__:
+            raise TypeError(f"mpi4py.rc has no setting {name!r}; it has: {', '.join(Rc.__annotations__)}")
+        object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        return f"<mpi4py.rc {self.__dict__}>"
+        return "<mpi4py.rc>"
 
 
-rc = Rc()
+def from_environment() -> Rc:
+    """Return the settings with the changes that MPI4PY_RC_INITIALIZE, MPI4PY_RC_ERRORS and so on make."""
+    rc = Rc()
+    for name in Rc.__annotations__:
+        text = os.environ.get(f"MPI4PY_RC_{name.upper()}", "")
+        if text:
+            setattr(rc, name, _value(text, getattr(Rc, name)))
+    return rc
+
+
+def _value(text: str, default: Any) -> Any:
+    if isinstance(default, str):
+        return text
+    truth = {"1": True, "true": True, "yes": True, "on": True, "y": True}
+    truth |= {"0": False, "false": False, "no": False, "off": False, "n": False}
+    return int(text) if type(default) is int else truth.get(text.lower(), default)
+
+
+rc = from_environment()
